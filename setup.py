@@ -1,0 +1,41 @@
+"""Packaging of slime-ext. Torch is pinned to the release whose CPU build the launcher is tested with."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+TORCH = "torch>=2.5"
+MEGATRON = ["megatron-core==0.16.1"]
+TRAIN = [
+    *MEGATRON,
+    "transformers==5.19.0",
+    "tokenizers",
+    "safetensors",
+    "tensorboard",
+    "matplotlib",
+    "httpx",
+    "numpy",
+]
+SGLANG = (ROOT / "slime_ext/launcher/rollout/requirements-sglang-cpu.txt").read_text().split()
+
+setup(
+    name="slime-ext",
+    version="0.1.0",
+    description="Off-policy correction for Megatron RL: composable, validated hooks at slime's policy-loss boundary",
+    long_description=(ROOT / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["slime_ext", "slime_ext.*"]),
+    package_data={"slime_ext.launcher.rollout": ["requirements-*.txt"]},
+    install_requires=[TORCH, "pydantic>=2.7", "PyYAML", "rich", "libcst"],
+    extras_require={
+        "megatron": MEGATRON,
+        "te": ["transformer-engine[pytorch]"],
+        "sglang": SGLANG,
+        "train": TRAIN,
+        "dev": ["pytest", "pytest-xdist", "hypothesis", "ruff", "pre-commit", "psutil"],
+    },
+    entry_points={"console_scripts": ["slime-ext=slime_ext.cli:main"]},
+)
