@@ -1,0 +1,66 @@
+"""Per-token divergences between the behavior policy and the numerator, from the sampled token alone.
+
+With l = log numerator - log behavior: k1, k2 and k3 estimate KL(behavior || numerator). tv and binary_kl look
+at the probability of the sampled token against all others. All take and return [T].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+EDGE = 1e-6  # KPop clamps probabilities to [1e-6, 1 - 1e-6]
+
+
+def k1(log_ratio: Tensor) -> Tensor:
+    """-l: unbiased, of either sign. Source: Schulman, http://joschu.net/blog/kl-approx.html."""
+    return -log_ratio
+
+
+def k2(log_ratio: Tensor) -> Tensor:
+    """l^2 / 2: biased, never negative, the same for both directions. Source: as k1."""
+    return log_ratio.square() / 2
+
+
+def k3(log_ratio: Tensor) -> Tensor:
+    """e^l - 1 - l: unbiased and never negative. Source: as k1."""
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def chi2(log_ratio: Tensor) -> Tensor:
+    """e^2l - 1: its mean under the behavior policy is the chi-square divergence of the numerator from it."""
+    return torch.expm1(2 * log_ratio)
+
+
+def tv(numerator: Tensor, behavior: Tensor) -> Tensor:
+    """|p - q|: total variation of the two-outcome distributions "this token" and "another one".
+
+    Source: DPPO, https://arxiv.org/abs/2602.04879.
+    """
+    return (numerator.exp() - behavior.exp()).abs()
+
+
+def _bernoulli_kl(a: Tensor, b: Tensor) -> Tensor:
+    return a * (a / b).log() + (1 - a) * ((1 - a) / (1 - b)).log()
+
+
+def binary_kl(numerator: Tensor, behavior: Tensor) -> Tensor:
+    """D_B(q || p), D_B(a || b) = a log(a/b) + (1-a) log((1-a)/(1-b)), p numerator, q behavior probability.
+
+    Probabilities are clamped to [1e-6, 1 - 1e-6] in float64, where 1 - p still tells them apart.
+    """
+    p, q = (x.double().exp().clamp(EDGE, 1 - EDGE) for x in (numerator, behavior))
+    return _bernoulli_kl(q, p)
+
+
+def binary_kl_max(numerator: Tensor, behavior: Tensor) -> Tensor:
+    """max(D_B(p || q), D_B(q || p)), symmetric; strict where the model is confident, lenient on rare tokens.
+
+    Source: KPop, https://ringtech.notion.site/kpop; Ring-2.6, https://arxiv.org/abs/2606.15079.
+    """
+    p, q = (x.double().exp().clamp(EDGE, 1 - EDGE) for x in (numerator, behavior))
+    return torch.maximum(_bernoulli_kl(p, q), _bernoulli_kl(q, p))
+
+
+OF_RATIO = {"k1": k1, "k2": k2, "k3": k3}
+OF_BOTH = {"tv": tv, "binary_kl": binary_kl, "binary_kl_max": binary_kl_max}

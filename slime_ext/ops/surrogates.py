@@ -1,0 +1,112 @@
+"""Per-token policy losses, the one definition of each equation: detached weights multiply them, gradients
+flow only through the target.
+
+Every function takes packed tensors of shape [T] and returns ``(loss, clipped)``: the loss per token in nats
+times advantage, and a bool that says where the surrogate bounded something. ``log_ratio`` is log target - log
+anchor; the anchor is the proximal policy (decoupled) or the behavior policy (bypass).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def reinforce(target_log_probs: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+    """Score-function loss: -A log pi_target.
+
+    Times a detached sequence weight it is the off-policy policy gradient; times a clipped token weight it is
+    CISPO.
+
+    Args:
+        target_log_probs: [T] log-probs of the sampled tokens, nats, with grad.
+        advantages: [T] advantages.
+
+    Source: Williams 1992, https://doi.org/10.1007/BF00992696.
+    """
+    return -advantages * target_log_probs, torch.zeros_like(advantages, dtype=torch.bool)
+
+
+def ppo_clip(log_ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> tuple[Tensor, Tensor]:
+    """Pessimistic clipped surrogate: max(-r A, -clip(r, 1 - eps_low, 1 + eps_high) A), r = e^log_ratio.
+
+    Args:
+        log_ratio: [T] log target - log anchor, nats, with grad.
+        advantages: [T] advantages.
+        eps_low: width of the trust region below 1; 1 or more drops the lower bound.
+        eps_high: width above 1.
+
+    Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7; asymmetric bounds: DAPO,
+    2503.14476.
+    """
+    ratio = log_ratio.exp()
+    plain = -ratio * advantages
+    bounded = -ratio.clamp(1 - eps_low, 1 + eps_high) * advantages
+    return torch.maximum(plain, bounded), bounded > plain
+
+
+def dual_clip(
+    log_ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float, eps_c: float
+) -> tuple[Tensor, Tensor]:
+    """``ppo_clip`` with a floor for negative advantages: where A < 0, min(ppo_clip, -eps_c A).
+
+    Keeps one very unlikely token with a negative advantage from an unbounded loss. ``clipped`` is that of
+    ``ppo_clip`` or the new bound.
+
+    Args:
+        log_ratio: [T] log target - log anchor, nats, with grad.
+        advantages: [T] advantages.
+        eps_low: as in ``ppo_clip``.
+        eps_high: as in ``ppo_clip``.
+        eps_c: largest ratio that a negative advantage may be multiplied with, > 1.
+
+    Source: Ye et al. 2020, https://arxiv.org/abs/1912.09729.
+    """
+    loss, clipped = ppo_clip(log_ratio, advantages, eps_low, eps_high)
+    ceiling = -eps_c * advantages
+    over = (advantages < 0) & (loss > ceiling)
+    return torch.where(over, ceiling, loss), clipped | over
+
+
+def cispo(
+    log_ratio: Tensor, target_log_probs: Tensor, advantages: Tensor, eps_low: float, eps_high: float
+) -> tuple[Tensor, Tensor]:
+    """Clipped-weight REINFORCE: -sg(clip(r, 1 - eps_low, 1 + eps_high)) A log pi_target.
+
+    Clipped tokens keep a gradient, unlike in ``ppo_clip``. The MiniMax paper sets eps_low so that there is no
+    lower bound.
+
+    Args:
+        log_ratio: [T] log target - log anchor, nats; its gradient is cut here.
+        target_log_probs: [T] nats, with grad.
+        advantages: [T] advantages.
+        eps_low: width below 1; 1 or more drops the lower bound.
+        eps_high: width above 1.
+
+    Source: MiniMax-M1, https://arxiv.org/abs/2506.13585.
+    """
+    ratio = log_ratio.detach().exp()
+    weight = ratio.clamp(1 - eps_low, 1 + eps_high)
+    loss, _ = reinforce(target_log_probs, advantages)
+    return weight * loss, weight != ratio
+
+
+def sapo(
+    log_ratio: Tensor, advantages: Tensor, tau_pos: float = 1.0, tau_neg: float = 1.05
+) -> tuple[Tensor, Tensor]:
+    """Soft adaptive gate: -A (4 / tau) sigmoid(tau (r - 1)), tau = tau_pos where A > 0, else tau_neg.
+
+    The gate's slope at r = 1 is 1, so on-policy tokens get the plain policy gradient; far from 1 it fades
+    smoothly where ``ppo_clip`` would cut. Nothing is ever clipped.
+
+    Args:
+        log_ratio: [T] log target - log anchor, nats, with grad.
+        advantages: [T] advantages.
+        tau_pos: temperature for positive advantages, > 0.
+        tau_neg: temperature for the others, > 0.
+
+    Source: Gao et al. 2025, https://arxiv.org/abs/2511.20347; defaults as in SkyRL's example.
+    """
+    tau = torch.full_like(log_ratio, tau_neg).masked_fill(advantages > 0, tau_pos)
+    gate = torch.sigmoid(tau * (log_ratio.exp() - 1)) * (4.0 / tau)
+    return -gate * advantages, torch.zeros_like(advantages, dtype=torch.bool)
