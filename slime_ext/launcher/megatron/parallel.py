@@ -1,0 +1,117 @@
+"""Process groups of one training rank: torch.distributed, Megatron's parallel state, random seeds.
+
+Groups are fetched at each call and never kept: they are others after ``destroy`` and a new ``initialize``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+
+from slime_ext.errors import ConfigError
+from slime_ext.launcher.megatron import shims
+
+
+def device() -> torch.device:
+    """This rank's device: its CUDA device where there is one, the CPU otherwise."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def initialize(args: argparse.Namespace, init_method: str = "env://") -> None:
+    """Joins the process group (RANK, WORLD_SIZE, LOCAL_RANK of the environment) and builds Megatron's groups.
+
+    gloo and the CPU shims without CUDA, nccl with it. A process group that exists already is used as it is.
+
+    Raises:
+        ConfigError: a world size that the parallel sizes do not divide, or what ``shims.install`` refuses.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    else:
+        shims.install()
+    if not dist.is_initialized():
+        _join(init_method)
+    _check_world(args)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=args.tensor_model_parallel_size,
+        pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        context_parallel_size=args.context_parallel_size,
+    )
+    torch.manual_seed(args.seed)
+    # Without CUDA the tracker's fork() must do nothing: there is no CUDA generator to save. Dropout is refused there.
+    tensor_parallel.model_parallel_cuda_manual_seed(
+        args.seed, inference_rng_tracker=not torch.cuda.is_available(), force_reset_rng=True
+    )
+
+
+def _join(init_method: str) -> None:
+    dist.init_process_group(
+        backend="nccl" if torch.cuda.is_available() else "gloo",
+        init_method=init_method,
+        rank=int(os.environ.get("RANK", "0")),
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+    )
+
+
+def _check_world(args: argparse.Namespace) -> None:
+    sizes = {
+        "--tensor-model-parallel-size": args.tensor_model_parallel_size,
+        "--pipeline-model-parallel-size": args.pipeline_model_parallel_size,
+        "--context-parallel-size": args.context_parallel_size,
+    }
+    product, world = 1, dist.get_world_size()
+    for size in sizes.values():
+        product *= size
+    if world % product:
+        spelled = " x ".join(f"{flag} {size}" for flag, size in sizes.items())
+        raise ConfigError(
+            f"world size: expected a multiple of {product} ({spelled}), got {world}: change the number of ranks"
+        )
+
+
+def destroy() -> None:
+    """Leaves Megatron's groups and the process group; safe to call twice."""
+    parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def tp_group() -> dist.ProcessGroup:
+    """Ranks that hold the parts of one tensor."""
+    return parallel_state.get_tensor_model_parallel_group()
+
+
+def pp_group() -> dist.ProcessGroup:
+    """Ranks that hold the stages of one pipeline."""
+    return parallel_state.get_pipeline_model_parallel_group()
+
+
+def cp_group() -> dist.ProcessGroup:
+    """Ranks that hold the parts of one sequence."""
+    return parallel_state.get_context_parallel_group()
+
+
+def dp_group(with_context_parallel: bool = False) -> dist.ProcessGroup:
+    """Ranks that hold other samples of the same step, and with the flag the other parts of their sequences too."""
+    return parallel_state.get_data_parallel_group(with_context_parallel=with_context_parallel)
+
+
+def model_group() -> dist.ProcessGroup:
+    """Ranks that together hold one copy of the weights (tensor x pipeline)."""
+    return parallel_state.get_model_parallel_group()
+
+
+def is_first_stage() -> bool:
+    """Whether this rank embeds the tokens."""
+    return pp_group().rank() == 0
+
+
+def is_last_stage() -> bool:
+    """Whether this rank computes logits and loss."""
+    return pp_group().rank() == pp_group().size() - 1

@@ -1,0 +1,127 @@
+"""What megatron-core needs to train without CUDA: one list of small replacements, each with the lines it stands for.
+
+Nothing is faked beyond these lines: any other use of CUDA on a CPU machine still fails loudly. A shim that
+megatron no longer needs is deleted here; the ablation test shows that each one still is.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import megatron.core
+import torch
+
+from slime_ext.errors import ConfigError, did_you_mean
+
+PINNED_VERSION = "0.16.1"
+
+
+@dataclass(frozen=True)
+class Shim:
+    """One replacement: ``apply`` does the work of the megatron-core lines named by ``stands_for``."""
+
+    name: str
+    stands_for: str
+    apply: Callable[[], None]
+
+
+class _ModuleView(types.ModuleType):
+    """A module as one importer sees it: the given attributes replaced, all others those of the original."""
+
+    def __init__(self, original: types.ModuleType, **replaced: object) -> None:
+        super().__init__(original.__name__)
+        self.__dict__.update(replaced, _original=original)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.__dict__["_original"], name)
+
+
+def _current_device_is_cpu() -> None:
+    torch.cuda.current_device = lambda: torch.device("cpu")
+
+
+def _schedule_counters_on_cpu() -> None:
+    from megatron.core.pipeline_parallel import schedules
+
+    def zeros(*size: object, device: object = None, **options: object) -> torch.Tensor:
+        return torch.zeros(*size, device="cpu" if device == "cuda" else device, **options)
+
+    schedules.torch = _ModuleView(torch, zeros=zeros)
+
+
+def _no_device_synchronize() -> None:
+    from megatron.core.pipeline_parallel import p2p_communication
+
+    cuda = _ModuleView(torch.cuda, synchronize=lambda: None)
+    p2p_communication.torch = _ModuleView(torch, cuda=cuda)
+
+
+def _no_copy_of_tied_embedding() -> None:
+    from megatron.core.models.common.language_module.language_module import LanguageModule
+
+    LanguageModule._is_in_embd_group = lambda self: False
+
+
+SHIMS = (
+    Shim(
+        "current_device",
+        "device=torch.cuda.current_device() in tensor_parallel/mappings.py:91-181, utils.py:631, "
+        "pipeline_parallel/p2p_communication.py:190-202 and 313-321, distributed/param_and_grad_buffer.py:783-806, "
+        "models/common/embeddings/rotary_pos_embedding.py:162",
+        _current_device_is_cpu,
+    ),
+    Shim(
+        "schedule_zeros",
+        'torch.zeros([], device="cuda") in pipeline_parallel/schedules.py:596, 983, 2138',
+        _schedule_counters_on_cpu,
+    ),
+    Shim(
+        "shape_exchange",
+        "torch.cuda.synchronize() after the exchange of tensor shapes (micro-batches of different lengths), "
+        "pipeline_parallel/p2p_communication.py:242",
+        _no_device_synchronize,
+    ),
+    Shim(
+        "tied_embedding",
+        "weight.data.cuda() before the copy of a tied embedding to the last stage, "
+        "models/common/language_module/language_module.py:244; here both stages load the same weights instead",
+        _no_copy_of_tied_embedding,
+    ),
+)
+
+_installed: set[str] = set()
+
+
+def install(without: Collection[str] = ()) -> tuple[str, ...]:
+    """Installs the CPU shims, each at most once, and returns the names of all that are now in place.
+
+    Args:
+        without: names to leave out (the ablation test).
+
+    Raises:
+        ConfigError: with CUDA present, with another megatron-core than the pinned one, or for an unknown name.
+    """
+    _check(without)
+    for shim in SHIMS:
+        if shim.name not in _installed and shim.name not in without:
+            shim.apply()
+            _installed.add(shim.name)
+    return tuple(shim.name for shim in SHIMS if shim.name in _installed)
+
+
+def _check(without: Collection[str]) -> None:
+    if torch.cuda.is_available():
+        raise ConfigError(
+            "CPU shims: expected a machine without CUDA, got one with CUDA: do not install them here"
+        )
+    if megatron.core.__version__ != PINNED_VERSION:
+        raise ConfigError(
+            f"CPU shims: expected megatron-core {PINNED_VERSION}, got {megatron.core.__version__}: "
+            f"pip install megatron-core=={PINNED_VERSION}"
+        )
+    names = [shim.name for shim in SHIMS]
+    for name in without:
+        if name not in names:
+            raise ConfigError(f"CPU shims: expected one of {names}, got {name!r}{did_you_mean(name, names)}")

@@ -1,0 +1,245 @@
+"""Qwen3 weights between Megatron and Hugging Face, for every tensor- and pipeline-parallel layout.
+
+A Megatron parameter is one or several Hugging Face tensors interleaved in groups and then cut into equal parts:
+``full = interleave(tensors, groups)``, ``part = full.chunk(tp, dim)[rank]``. Query, key and value are interleaved
+per query group, gate and up projection per tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.utils import get_attr_wrapped_model
+from torch import Tensor, nn
+
+from slime_ext.errors import DataError
+from slime_ext.launcher.megatron import parallel
+
+GetTensor = Callable[[str], Tensor]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which Hugging Face tensors make up one Megatron parameter.
+
+    Attributes:
+        names: Hugging Face names, in the order of interleaving.
+        groups: number of groups that they are interleaved in along dimension 0.
+        dim: dimension that tensor parallelism cuts, None for a parameter that every rank holds whole.
+        rows: dimension-0 size of each tensor; empty for a single one.
+    """
+
+    names: tuple[str, ...]
+    groups: int = 1
+    dim: int | None = None
+    rows: tuple[int, ...] = ()
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The whole Megatron tensor."""
+        if len(tensors) == 1:
+            return tensors[0]
+        return torch.cat([t.unflatten(0, (self.groups, -1)) for t in tensors], dim=1).flatten(0, 1)
+
+    def split(self, full: Tensor) -> dict[str, Tensor]:
+        """Inverse of ``join``: {Hugging Face name: tensor}."""
+        if len(self.names) == 1:
+            return {self.names[0]: full}
+        parts = full.unflatten(0, (self.groups, -1)).split([r // self.groups for r in self.rows], dim=1)
+        return {name: part.flatten(0, 1) for name, part in zip(self.names, parts, strict=True)}
+
+    def shard(self, full: Tensor, rank: int, size: int) -> Tensor:
+        """The part of ``full`` that one tensor-parallel rank holds."""
+        return full if self.dim is None else full.chunk(size, self.dim)[rank]
+
+
+# Megatron name inside a layer -> (Hugging Face name, dimension cut by tensor parallelism). Transformer Engine's layers
+# hold the two layer norms in the linear layers that follow them, hence two spellings.
+_SINGLE = {
+    "input_layernorm.weight": ("input_layernorm.weight", None),
+    "self_attention.linear_qkv.layer_norm_weight": ("input_layernorm.weight", None),
+    "self_attention.q_layernorm.weight": ("self_attn.q_norm.weight", None),
+    "self_attention.k_layernorm.weight": ("self_attn.k_norm.weight", None),
+    "self_attention.linear_proj.weight": ("self_attn.o_proj.weight", 1),
+    "pre_mlp_layernorm.weight": ("post_attention_layernorm.weight", None),
+    "mlp.linear_fc1.layer_norm_weight": ("post_attention_layernorm.weight", None),
+    "mlp.linear_fc2.weight": ("mlp.down_proj.weight", 1),
+}
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+
+
+def part_of(name: str, hf_config: Any, tp_size: int) -> Part:
+    """The Part for a Megatron parameter name with global layer numbers.
+
+    Raises:
+        DataError: a parameter that a Qwen3 model does not have.
+    """
+    outside = {
+        "embedding.word_embeddings.weight": Part(("model.embed_tokens.weight",), dim=0),
+        "output_layer.weight": Part((output_name(hf_config),), dim=0),
+        "decoder.final_layernorm.weight": Part(("model.norm.weight",)),
+    }
+    if name in outside:
+        return outside[name]
+    layer = _LAYER.fullmatch(name)
+    part = _layer_part(f"model.layers.{layer[1]}.", layer[2], hf_config, tp_size) if layer else None
+    if part is None:
+        raise DataError(
+            f"weight conversion: expected a parameter of Qwen3, got {name!r}: this model is not supported"
+        )
+    return part
+
+
+def _layer_part(prefix: str, name: str, hf_config: Any, tp_size: int) -> Part | None:
+    if name in _SINGLE:
+        hf_name, dim = _SINGLE[name]
+        return Part((prefix + hf_name,), dim=dim)
+    if name == "self_attention.linear_qkv.weight":
+        heads, groups, width = (
+            hf_config.num_attention_heads,
+            hf_config.num_key_value_heads,
+            hf_config.head_dim,
+        )
+        names = tuple(f"{prefix}self_attn.{kind}_proj.weight" for kind in "qkv")
+        return Part(names, groups=groups, dim=0, rows=(heads * width, groups * width, groups * width))
+    if name == "mlp.linear_fc1.weight":
+        names = (prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight")
+        return Part(names, groups=tp_size, dim=0, rows=(hf_config.intermediate_size,) * 2)
+    return None
+
+
+def output_name(hf_config: Any) -> str:
+    """Hugging Face name of the tensor that makes the logits."""
+    return "model.embed_tokens.weight" if hf_config.tie_word_embeddings else "lm_head.weight"
+
+
+def named_parts(model_chunks: Sequence[nn.Module], hf_config: Any) -> Iterator[tuple[nn.Parameter, Part]]:
+    """(parameter, Part) of every parameter of this pipeline stage, in the order of the model."""
+    tp_size = parallel.tp_group().size()
+    for chunk in model_chunks:
+        model = get_attr_wrapped_model(chunk, "decoder", return_model_obj=True)
+        for name, parameter in model.named_parameters():
+            yield parameter, part_of(_global_name(name, model), hf_config, tp_size)
+
+
+def _global_name(name: str, model: nn.Module) -> str:
+    """``decoder.layers.<place in this stage>.x`` -> ``decoder.layers.<place in the whole model>.x``."""
+    layer = _LAYER.fullmatch(name)
+    if layer is None:
+        return name
+    return f"decoder.layers.{model.decoder.layers[int(layer[1])].layer_number - 1}.{layer[2]}"
+
+
+@torch.no_grad()
+def load_hf_state(model_chunks: Sequence[nn.Module], get_tensor: GetTensor, hf_config: Any) -> None:
+    """Fills this rank's parameters from full Hugging Face tensors, asked for by name, each as it is needed.
+
+    Raises:
+        DataError: a tensor of another shape than the model's.
+    """
+    group = parallel.tp_group()
+    for parameter, part in named_parts(model_chunks, hf_config):
+        tensors = [get_tensor(name) for name in part.names]
+        shard = part.shard(part.join(tensors), group.rank(), group.size())
+        if shard.shape != parameter.shape:
+            raise DataError(
+                f"weights: expected {', '.join(part.names)} to give {tuple(parameter.shape)} per rank, "
+                f"got {tuple(shard.shape)}: the weights belong to another model configuration"
+            )
+        parameter.copy_(shard)
+
+
+@torch.no_grad()
+def gather_hf_state(model_chunks: Sequence[nn.Module], hf_config: Any) -> dict[str, Tensor] | None:
+    """The full Hugging Face state dict on the CPU of global rank 0; None on every other rank.
+
+    Only the ranks of the first model copy (data- and context-parallel rank 0) talk to each other; the others
+    return at once. A tied output layer is left out, as Hugging Face leaves it out.
+    """
+    if parallel.dp_group(with_context_parallel=True).rank() != 0:
+        return None
+    stage = _gather_stage(model_chunks, hf_config)
+    if parallel.tp_group().rank() != 0:
+        return None
+    return _gather_stages(stage)
+
+
+def _gather_stage(model_chunks: Sequence[nn.Module], hf_config: Any) -> dict[str, Tensor]:
+    """This pipeline stage's tensors, made whole on its tensor-parallel rank 0."""
+    group, state = parallel.tp_group(), {}
+    for parameter, part in named_parts(model_chunks, hf_config):
+        if getattr(parameter, "shared", False):  # the last stage's copy of a tied embedding
+            continue
+        state.update(part.split(_gather_shards(parameter.detach(), part, group)))
+    return state
+
+
+def _gather_shards(local: Tensor, part: Part, group: dist.ProcessGroup) -> Tensor:
+    if part.dim is None or group.size() == 1:
+        return local
+    shards = [torch.empty_like(local) for _ in range(group.size())]
+    dist.all_gather(shards, local.contiguous(), group=group)
+    return torch.cat(shards, dim=part.dim)
+
+
+def _gather_stages(stage: dict[str, Tensor]) -> dict[str, Tensor] | None:
+    """All stages' tensors on the first stage, one at a time, each stage announcing names and shapes first."""
+    group = parallel.pp_group()
+    state = {name: tensor.cpu().clone() for name, tensor in stage.items()} if group.rank() == 0 else None
+    for sender in range(1, group.size()):
+        source = dist.get_global_rank(group, sender)
+        header = [[(name, tensor.shape, tensor.dtype) for name, tensor in stage.items()]]
+        dist.broadcast_object_list(header, src=source, group=group)
+        for name, shape, dtype in header[0]:
+            mine = group.rank() == sender
+            tensor = (
+                stage[name].contiguous()
+                if mine
+                else torch.empty(shape, dtype=dtype, device=parallel.device())
+            )
+            dist.broadcast(tensor, src=source, group=group)
+            if state is not None:
+                state[name] = tensor.cpu()
+    return state
+
+
+def read_hf_checkpoint(path: str | Path) -> GetTensor:
+    """``get_tensor`` over the safetensors files of a Hugging Face directory (one file, or several with an index).
+
+    Raises:
+        DataError: no safetensors file there, or a tensor that none of them holds.
+    """
+    from safetensors import safe_open
+
+    where = _tensor_files(Path(path))
+    opened = {file: safe_open(file, framework="pt") for file in set(where.values())}
+
+    def get_tensor(name: str) -> Tensor:
+        if name not in where:
+            raise DataError(
+                f"{path}: expected the tensor {name!r}, got none: the checkpoint is of another model"
+            )
+        return opened[where[name]].get_tensor(name)
+
+    return get_tensor
+
+
+def _tensor_files(path: Path) -> dict[str, Path]:
+    """{tensor name: file that holds it}"""
+    from safetensors import safe_open
+
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        return {name: path / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+    if not (path / "model.safetensors").exists():
+        raise DataError(
+            f"{path}: expected model.safetensors or its index, got neither: give a Hugging Face directory"
+        )
+    with safe_open(path / "model.safetensors", framework="pt") as file:
+        return dict.fromkeys(file.keys(), path / "model.safetensors")
