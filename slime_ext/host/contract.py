@@ -1,0 +1,115 @@
+"""slime's contract at the policy-loss boundary, as data: what the hook is called with and what it must
+return.
+
+Shapes: ``T`` local response tokens of the micro-batch, ``N`` samples, ``R_i`` full response length, ``L_i``
+the part of it that this context-parallel rank holds. The contract is the same from slime v0.2.0 to 624b824.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from slime_ext.errors import ConfigError, DataError
+
+REQUIRED = (
+    "args",
+    "pg_loss",  # [T] with grad, local
+    "train_log_probs",  # N x [L_i], proximal policy
+    "rollout_log_probs",  # N x [L_i], behavior policy
+    "loss_masks",  # N x [R_i] int32, full on every rank
+    "total_lengths",  # N host integers
+    "response_lengths",  # N host integers
+)
+OPTIONAL = (
+    "cur_log_probs",  # N x [L_i] with grad, target policy
+    "advantages",  # N x [L_i], or [T]
+)
+ALIASES = {"current_log_probs": "cur_log_probs"}
+RETURNED = ("pg_loss", "loss_masks", "metrics")
+METRICS = ("off_policy/host/ratio", "off_policy/host/clipped", "off_policy/host/rejected")
+
+
+@dataclass(frozen=True)
+class HookCall:
+    """One call of the hook, as the host made it."""
+
+    args: Any
+    pg_loss: Tensor
+    train_log_probs: Sequence[Tensor]
+    rollout_log_probs: Sequence[Tensor]
+    loss_masks: Sequence[Tensor]
+    total_lengths: Sequence[int]
+    response_lengths: Sequence[int]
+    cur_log_probs: Sequence[Tensor] | None = None
+    advantages: Sequence[Tensor] | Tensor | None = None
+
+    @classmethod
+    def of(cls, args: Any, arguments: dict[str, Any]) -> HookCall:
+        """Sorts the host's keywords: aliases resolved, unknown ones ignored (a newer host may pass more).
+
+        Raises:
+            ConfigError: a required keyword is missing, or the rollout recorded no log-probs.
+        """
+        named = {ALIASES.get(key, key): value for key, value in arguments.items() if value is not None}
+        if "rollout_log_probs" not in named and "rollout_log_probs" in arguments:
+            raise ConfigError(
+                "rollout_log_probs: expected one tensor per sample, got None: the rollout must record "
+                "the log-probs "
+                "of the sampled tokens (return_logprob); a custom generate function has to fill them in"
+            )
+        missing = [key for key in REQUIRED[1:] if key not in named]
+        if missing:
+            raise ConfigError(
+                f"hook call: expected the keywords {', '.join(REQUIRED)}, got no {', '.join(missing)}: "
+                "call it as slime's policy loss does"
+            )
+        return cls(args, **{key: named[key] for key in (*REQUIRED[1:], *OPTIONAL) if key in named})
+
+    def require_target(self, who: str) -> Sequence[Tensor]:
+        """The target policy's log-probs, for ``who`` cannot work without them.
+
+        Raises:
+            ConfigError: the host did not pass ``cur_log_probs``.
+        """
+        if self.cur_log_probs is None:
+            raise ConfigError(
+                f"{who}: expected cur_log_probs (the trainer's log-probs with gradient), got none: slime "
+                f"passes them "
+                "after slime PR 2084; train with slime_ext's launcher, patch the host, or use numerator: "
+                "proximal"
+            )
+        return self.cur_log_probs
+
+    def require_advantages(self, who: str) -> Sequence[Tensor] | Tensor:
+        """The advantages, for ``who`` cannot work without them.
+
+        Raises:
+            ConfigError: the host did not pass ``advantages``.
+        """
+        if self.advantages is None:
+            raise ConfigError(
+                f"{who}: expected advantages, got none: slime's own hook call does not carry them; train "
+                f"with "
+                "slime_ext's launcher or patch the host"
+            )
+        return self.advantages
+
+
+def check_lengths(name: str, got: Sequence[Tensor], expected: Sequence[int]) -> None:
+    """Every sample's tensor must have as many tokens as this rank holds of it.
+
+    Raises:
+        DataError: naming the sample and both lengths.
+    """
+    if len(got) != len(expected):
+        raise DataError(f"{name}: expected {len(expected)} samples, got {len(got)}: one tensor per sample")
+    for i, (tensor, length) in enumerate(zip(got, expected, strict=True)):
+        if tensor.numel() != length:
+            raise DataError(
+                f"{name}, sequence {i} of {len(expected)}: expected {length} tokens on this rank, got "
+                f"{tensor.numel()}: every log-prob list must come from the same context-parallel slice"
+            )
