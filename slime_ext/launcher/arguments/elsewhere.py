@@ -1,7 +1,8 @@
 """Flags that slime or Megatron has and this launcher does not act on: the one table of them.
 
-Three kinds: `NO_EFFECT` is accepted with a note (placement, memory and logging services, which change no
-number here), `FIXED` is accepted with the value that this launcher has built in, `REFUSED` is an error that says so.
+Three kinds: `NO_EFFECT` is accepted with a note (placement, memory and logging services, which change
+no number here), `FIXED` is accepted with the value that this launcher has built in, `REFUSED` is an error
+that says so.
 """
 
 from __future__ import annotations

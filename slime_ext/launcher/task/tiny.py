@@ -1,0 +1,154 @@
+"""The small task that comes with the launcher: letters, a label that rearranges them, a small model.
+
+``python -m slime_ext.launcher.task.tiny --out DIR`` writes DIR/train.jsonl, DIR/heldout.jsonl and DIR/model
+(config.json of a Qwen3 and the tokenizer, no weights). The same settings give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import string
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from slime_ext.errors import ConfigError
+from slime_ext.launcher.task import tokenizer
+
+END_OF_PROMPT = ">"
+
+
+def _successor(text: str, alphabet: str) -> str:
+    return "".join(alphabet[(alphabet.index(letter) + 1) % len(alphabet)] for letter in text)
+
+
+TRANSFORMS: dict[str, Callable[[str, str], str]] = {
+    "copy": lambda text, alphabet: text,
+    "reverse": lambda text, alphabet: text[::-1],
+    "sorted": lambda text, alphabet: "".join(sorted(text)),
+    "successor": _successor,
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """The prompts: `length` of `alphabet` letters; the label is `transform` of them."""
+
+    alphabet: int = 8
+    length: int = 4
+    transform: str = "reverse"
+    train: int = 512
+    heldout: int = 64
+    seed: int = 0
+
+    @property
+    def letters(self) -> str:
+        return string.ascii_lowercase[: self.alphabet]
+
+
+@dataclass(frozen=True)
+class Model:
+    """The sizes of the Qwen3-shaped model."""
+
+    layers: int = 2
+    hidden: int = 64
+    ffn: int = 128
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    positions: int = 128
+
+
+def prompts(task: Task) -> tuple[list[str], list[str]]:
+    """Training and held-out texts, all different.
+
+    Raises:
+        ConfigError: a transform that does not exist, more prompts than there are texts.
+    """
+    if task.transform not in TRANSFORMS:
+        raise ConfigError(f"--transform: expected one of {', '.join(TRANSFORMS)}, got {task.transform}")
+    if not 1 <= task.alphabet <= 26:
+        raise ConfigError(f"--alphabet: expected 1 to 26 letters, got {task.alphabet}")
+    wanted, possible = task.train + task.heldout, task.alphabet**task.length
+    if wanted > possible:
+        raise ConfigError(f"--train + --heldout: expected at most {possible} different prompts, got {wanted}")
+    numbers = random.Random(task.seed).sample(range(possible), wanted)
+    texts = [_text(number, task) for number in numbers]
+    return texts[: task.train], texts[task.train :]
+
+
+def _text(number: int, task: Task) -> str:
+    """`number` written with `task.letters` as digits."""
+    letters = []
+    for _ in range(task.length):
+        number, digit = divmod(number, task.alphabet)
+        letters.append(task.letters[digit])
+    return "".join(letters)
+
+
+def lines(texts: list[str], task: Task) -> str:
+    """JSONL with the keys input and label."""
+    transform = TRANSFORMS[task.transform]
+    rows = ({"input": text + END_OF_PROMPT, "label": transform(text, task.letters)} for text in texts)
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def model_config(model: Model, vocab_size: int) -> dict[str, object]:
+    """config.json of a Qwen3ForCausalLM."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": vocab_size,
+        "hidden_size": model.hidden,
+        "intermediate_size": model.ffn,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "max_position_embeddings": model.positions,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "initializer_range": 0.02,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "float32",
+    }
+
+
+def write_all(out: Path, task: Task | None = None, model: Model | None = None) -> None:
+    """Writes the two prompt files and the model directory below `out`."""
+    task, model = task or Task(), model or Model()
+    train, heldout = prompts(task)
+    alphabet = END_OF_PROMPT + task.letters
+    directory = out / "model"
+    directory.mkdir(parents=True, exist_ok=True)
+    (out / "train.jsonl").write_text(lines(train, task))
+    (out / "heldout.jsonl").write_text(lines(heldout, task))
+    settings = model_config(model, len(tokenizer.vocabulary(alphabet)))
+    (directory / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    tokenizer.save(directory, alphabet)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Flags are the fields of `Task` and `Model`."""
+    parser = argparse.ArgumentParser(description="Write the small task and its model directory.")
+    parser.add_argument("--out", type=Path, required=True)
+    for default in (Task(), Model()):
+        for name, value in asdict(default).items():
+            parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    given = vars(parser.parse_args(argv))
+    pick = lambda kind: kind(**{f.name: given[f.name] for f in fields(kind)})  # noqa: E731
+    write_all(given["out"], pick(Task), pick(Model))
+
+
+if __name__ == "__main__":
+    main()
