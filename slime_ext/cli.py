@@ -1,0 +1,51 @@
+"""``slime-ext``: one name per sub-command, imported when it is called, so that --help needs nothing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("slime_ext.launcher.supervisor:main", "train with Megatron on rollouts of SGLang"),
+}
+USER_ERROR, INTERRUPTED = 2, 130
+
+
+def usage() -> str:
+    """What ``slime-ext --help`` prints."""
+    rows = "\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())
+    return f"usage: slime-ext COMMAND [FLAG ...]\n\n{rows}\n\nslime-ext COMMAND --help names its flags."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command named first; a user's mistake is one line on stderr and exit status 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    try:
+        return _run(words[0], words[1:])
+    except SlimeExtError as error:
+        print(f"slime-ext: {error}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(name: str, argv: list[str]) -> int:
+    if name not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        near = did_you_mean(name, COMMANDS) or f": one of {known}"
+        raise ConfigError(f"command line: expected a command, got '{name}'{near}")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # functions that flags name may lie in the working directory, as with slime
+    module, _, function = COMMANDS[name][0].partition(":")
+    return int(getattr(importlib.import_module(module), function)(argv) or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
