@@ -1,0 +1,110 @@
+"""Ports, process marks and log files: what it takes to run a server and to leave nothing of it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from slime_ext.errors import ConfigError
+
+MARK = "SLIME_EXT_ENGINE"
+
+# PR_SET_PDEATHSIG survives exec, so a Python of a few milliseconds sets it and then becomes the program; a
+# preexec_fn would do the same inside a fork of a threaded process, which may deadlock. The signal comes when
+# the *thread* that started the child ends. The check afterwards closes the gap before the call.
+_BIND_TO_PARENT = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port of `host` that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuses a port that cannot be opened.
+
+    Raises:
+        ConfigError: something listens on it, or the system does not allow it.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not matter
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"rollout engine port: expected a free port on {host}, got {port} "
+                f"({getattr(error, 'strerror', None) or error}): choose another or stop what listens there"
+            ) from error
+
+
+def spawn_bound(command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen:
+    """Starts a program in a session of its own; the kernel kills it when the calling thread ends."""
+    return subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", _BIND_TO_PARENT, str(os.getpid()), *command],
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def engine_processes(mark: str, session: int) -> list[int]:
+    """Ids of the living processes in `session` or with `SLIME_EXT_ENGINE=<mark>` in their environment.
+
+    Either would do for most: the mark finds those that moved to another session, the session those that wrote
+    their title over their environment.
+    """
+    entry = f"{MARK}={mark}".encode()
+    processes = [p for p in Path("/proc").iterdir() if p.name.isdigit()]
+    return [int(p.name) for p in processes if _session(p) == session or entry in _environment(p)]
+
+
+def _environment(process: Path) -> list[bytes]:
+    with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+        return (process / "environ").read_bytes().split(b"\0")
+    return []
+
+
+def _session(process: Path) -> int | None:
+    """Session of a process, None when it is gone or a zombie."""
+    with contextlib.suppress(OSError):
+        state, _, _, session, *_ = (process / "stat").read_text().rpartition(")")[2].split()
+        return None if state == "Z" else int(session)
+    return None
+
+
+def kill_engine(mark: str, session: int, timeout: float = 10.0) -> list[int]:
+    """Kills every process of the engine, again until none is left; returns those that would not go."""
+    deadline = time.monotonic() + timeout
+    while (left := engine_processes(mark, session)) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    return left
+
+
+def last_lines(path: Path, start: str, count: int = 4, limit: int = 800) -> str:
+    """The last lines of a log as one line, of the part after the last line that begins with `start`."""
+    if not path.exists():
+        return "(no log)"
+    part = path.read_text(errors="replace").rpartition(start)[2].splitlines()[1:]
+    lines = [line.strip() for line in part if line.strip()]
+    return " | ".join(lines[-count:])[-limit:] or "(nothing logged)"

@@ -1,0 +1,63 @@
+"""Entry that runs a real SGLang server on a machine without CUDA, from the wheels of PyPI.
+
+Executed by path with the Python of the SGLang environment, therefore it imports nothing of slime_ext. Python
+runs the top level of this file again in every process that SGLang spawns; all of them need the stand-ins.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+import types
+
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")  # read while sglang is imported
+
+import torch
+
+
+def _declare_torchvision_ops() -> object:
+    """Declares the two operators whose library in PyPI's torchvision links against CUDA."""
+    library = torch.library.Library("torchvision", "DEF")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
+
+
+def _refuse(name: str) -> object:
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def call(*args: object, **kwargs: object) -> None:
+        raise NotImplementedError(f"sgl_kernel.{name}: no CPU build of sgl_kernel is installed")
+
+    return call
+
+
+def _absent_sgl_kernel() -> types.ModuleType:
+    """A package whose functions all raise: SGLang imports the name, nothing of it is reached on this path."""
+    module = types.ModuleType("sgl_kernel")
+    module.__spec__ = importlib.machinery.ModuleSpec("sgl_kernel", None, is_package=True)
+    module.__path__ = []
+    module.__getattr__ = _refuse
+    return module
+
+
+_torchvision_ops = _declare_torchvision_ops()  # the declaration lives as long as this object
+sys.modules.setdefault("sgl_kernel", _absent_sgl_kernel())
+
+
+def main(argv: list[str]) -> None:
+    """Serves until it is told to stop; takes the flags of `python -m sglang.launch_server`."""
+    from sglang.launch_server import run_server
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    try:
+        run_server(prepare_server_args(argv))
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
