@@ -44,7 +44,6 @@ PARALLEL = (
         "what is above that is data parallel (slime's default is 8)",
     ),
     Flag("--distributed-timeout-minutes", integer, 10, help="how long a collective may wait"),
-    Flag("--distributed-backend", one_of("gloo", "nccl"), help="default nccl with CUDA, else gloo"),
 )
 
 PRECISION = (

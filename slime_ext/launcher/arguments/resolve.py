@@ -9,6 +9,7 @@ from pathlib import Path
 from slime_ext.errors import ConfigError
 
 SURROGATE_OF = {"grpo": "ppo_clip", "gspo": "gspo", "cispo": "cispo"}
+VANILLA = "slime_ext.tis.vanilla_tis_function"
 EVAL_DEFAULTS = {
     "eval_reward_key": "reward_key",
     "eval_input_key": "input_key",
@@ -80,7 +81,11 @@ def _steps(args: argparse.Namespace) -> None:
 
 def _loss(args: argparse.Namespace) -> None:
     _fill(args, "eps_clip_high", args.eps_clip)
+    if args.eps_clip_c is not None and args.advantage_estimator == "grpo":
+        _fill(args, "policy_loss", "dual_clip")  # in slime the bound alone switches it on
     _fill(args, "policy_loss", SURROGATE_OF[args.advantage_estimator])
+    if args.use_tis:
+        _fill(args, "custom_tis_function_path", VANILLA)
     if args.n_samples_per_prompt == 1:
         args.grpo_std_normalization = False
     if args.advantage_estimator == "cispo" and args.eps_clip < 1.0:
@@ -102,8 +107,10 @@ def _evaluation(args: argparse.Namespace) -> None:
 
 
 def _engine(args: argparse.Namespace) -> None:
+    half = "bfloat16" if args.bf16 else "float16" if args.fp16 else None
+    args.params_dtype = half or args.params_dtype
     if args.sglang_dtype == "auto":
-        args.sglang_dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
+        args.sglang_dtype = half or "float32"
     _fill(args, "rollout_stop_token_ids", [])
 
 

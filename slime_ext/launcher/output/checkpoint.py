@@ -6,6 +6,7 @@ layout.json and one rank_N.pt per rank.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -85,6 +86,16 @@ def load(directory: str | Path, rank: int, *, layout: Mapping[str, int]) -> tupl
         return iteration, torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise DataError(f"{path}: expected a checkpoint of this rank, got {_line(error)}") from error
+
+
+def layout_of(args: argparse.Namespace) -> dict[str, int]:
+    """The sizes that a checkpoint depends on."""
+    return {
+        "tensor": args.tensor_model_parallel_size,
+        "pipeline": args.pipeline_model_parallel_size,
+        "context": args.context_parallel_size,
+        "data": args.data_parallel_size,
+    }
 
 
 def latest(directory: str | Path) -> int | None:

@@ -1,0 +1,62 @@
+"""Directories, ports and programs that the run will use."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+from slime_ext.errors import ConfigError
+from slime_ext.launcher.output import checkpoint
+from slime_ext.launcher.output.metrics_log import FILE
+
+REPOSITORY = Path(__file__).parents[3]
+SGLANG_PYTHON = ".venv-sglang/bin/python"
+
+
+def check_run(args: argparse.Namespace) -> None:
+    """A checkpoint to load is there; nothing of another run would be overwritten."""
+    if args.load:
+        checkpoint.check(args.load, checkpoint.layout_of(args))
+    continues = bool(args.load) and Path(args.load).resolve() == Path(args.save).resolve()
+    if not continues and checkpoint.latest(args.save) is not None:
+        raise ConfigError(
+            f"--save {args.save}: expected no checkpoint yet, got one of another run: --load it, or save elsewhere"
+        )
+    if not continues and (Path(args.run_path) / FILE).exists():
+        raise ConfigError(
+            f"--run-name {args.run_name}: expected a new run, got {args.run_path}/{FILE}: choose another "
+            "name, or --load its checkpoints"
+        )
+
+
+def check_engine(args: argparse.Namespace) -> None:
+    """The server's address, or a free port and an interpreter to start one with."""
+    if args.sglang_server_url is not None:
+        _check_url(args.sglang_server_url)
+        return
+    if args.sglang_port is not None:
+        from slime_ext.launcher.rollout.processes import check_port
+
+        check_port("127.0.0.1", args.sglang_port)
+    args.sglang_python = args.sglang_python or default_python()
+    if not Path(args.sglang_python).is_file():
+        raise ConfigError(
+            f"--sglang-python: expected the interpreter of the SGLang environment, got {args.sglang_python}: "
+            "make install creates it"
+        )
+
+
+def default_python() -> str:
+    """The SGLang environment here or beside the package, else this interpreter if it has SGLang."""
+    for directory in (Path.cwd(), REPOSITORY):
+        if (directory / SGLANG_PYTHON).is_file():
+            return str(directory / SGLANG_PYTHON)
+    return sys.executable if importlib.util.find_spec("sglang") else SGLANG_PYTHON
+
+
+def _check_url(url: str) -> None:
+    if not re.fullmatch(r"https?://[^/\s]+/?", url):
+        raise ConfigError(f"--sglang-server-url: expected http://host:port, got {url}")

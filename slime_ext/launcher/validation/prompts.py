@@ -1,0 +1,95 @@
+"""The prompt files: every line readable, every prompt short enough, a reward for each."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from slime_ext.errors import ConfigError, DataError
+from slime_ext.launcher.task.prompts import Prompt, read_prompts
+from slime_ext.launcher.task.rewards import check_rm_type
+from slime_ext.launcher.validation.model import read_config
+
+Count = Callable[[str], int]
+
+
+def check_prompts(args: argparse.Namespace) -> None:
+    """Reads training and held-out prompts; turns --num-epoch into --num-rollout."""
+    count = token_counter(args.hf_checkpoint)
+    context = _context(args)
+    train = read_prompts(args.prompt_data, args.input_key, args.label_key, args.metadata_key)
+    _check_rewards(args, args.prompt_data, train)
+    used = _check_lengths(args.prompt_data, train, count, context - args.rollout_max_response_len, args)
+    for _, path in args.eval_datasets:
+        heldout = read_prompts(path, args.eval_input_key, args.eval_label_key, args.metadata_key)
+        _check_rewards(args, path, heldout)
+        _check_lengths(path, heldout, count, context - args.eval_max_response_len, args)
+    if args.num_rollout is None:
+        args.num_rollout = args.num_epoch * used // args.rollout_batch_size
+    if args.num_rollout < 1:
+        raise ConfigError(
+            f"--num-epoch: expected prompts for one rollout of {args.rollout_batch_size}, got {used} prompts"
+        )
+
+
+def token_counter(directory: str) -> Count:
+    """Counts the tokens of a text with the tokenizer in `directory`; needs no torch for tokenizer.json."""
+    path = Path(directory) / "tokenizer.json"
+    if path.is_file():
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(path))
+        return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+    from transformers import AutoTokenizer
+
+    slow = AutoTokenizer.from_pretrained(directory)
+    return lambda text: len(slow.encode(text, add_special_tokens=False))
+
+
+def _context(args: argparse.Namespace) -> int:
+    """Most tokens of prompt and response that model, engine and flags all allow."""
+    positions = read_config(args.hf_checkpoint)["max_position_embeddings"]
+    limits = (positions, args.sglang_context_length, args.rollout_max_context_len)
+    return min(limit for limit in limits if limit is not None)
+
+
+def _check_rewards(args: argparse.Namespace, path: str, prompts: list[Prompt]) -> None:
+    if args.custom_rm_path:
+        return
+    for prompt in prompts:
+        check_rm_type(prompt.metadata.get("rm_type") or args.rm_type)
+        if prompt.label is None:
+            raise ConfigError(
+                f"--label-key: expected the key of the label in {path}, got nothing: the reward needs it"
+            )
+
+
+def _check_lengths(
+    path: str, prompts: list[Prompt], count: Count, room: int, args: argparse.Namespace
+) -> int:
+    """How many prompts are used; those above --rollout-max-prompt-len are not."""
+    longest = args.rollout_max_prompt_len
+    used = 0
+    for prompt in prompts:
+        length = _length(f"{path}:{prompt.line}", prompt.text, count)
+        if longest is not None and length > longest:
+            continue
+        if length > room:
+            raise ConfigError(
+                f"{path}:{prompt.line}: expected a prompt of at most {room} tokens (context less longest "
+                f"response), got {length}: shorten --rollout-max-response-len or give --rollout-max-prompt-len"
+            )
+        used += 1
+    if not used:
+        raise DataError(
+            f"{path}: expected a prompt of at most {longest} tokens (--rollout-max-prompt-len), got none"
+        )
+    return used
+
+
+def _length(where: str, text: str, count: Count) -> int:
+    try:
+        return count(text)
+    except Exception as error:
+        raise DataError(f"{where}: expected text of the tokenizer's characters, got {text[:40]!r}") from error
