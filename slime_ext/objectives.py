@@ -1,0 +1,134 @@
+"""Surrogates as configuration: frozen dataclasses that say which policy loss the weights multiply.
+
+``host`` takes the loss that the host computed. The others compute their own from the target log-probs and the
+advantages; an ``eps`` of None means the host's ``--eps-clip`` (``--eps-clip-high``, ``--eps-clip-c``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from slime_ext.errors import ConfigError
+from slime_ext.ops import surrogates
+
+Anchor = Literal["proximal", "behavior"]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The host's clip range, for surrogates that name none of their own."""
+
+    low: float = 0.2
+    high: float = 0.2
+    c: float | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a surrogate computes from, [T] each: finite at every token, whatever stood at masked positions."""
+
+    target: Tensor
+    proximal: Tensor
+    behavior: Tensor
+    advantages: Tensor
+
+    def log_ratio(self, anchor: Anchor) -> Tensor:
+        """[T] log target - log anchor, with the target's gradient."""
+        return self.target - (self.proximal if anchor == "proximal" else self.behavior)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Multiplies the loss that the host computed."""
+
+
+@dataclass(frozen=True)
+class Reinforce:
+    """-A log pi_target: with weights it is pure importance sampling (verl), with a clipped token weight
+    CISPO."""
+
+    def __call__(self, evidence: Evidence, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        return surrogates.reinforce(evidence.target, evidence.advantages)
+
+
+@dataclass(frozen=True)
+class PpoClip:
+    """PPO's clipped surrogate around ``anchor``: proximal is decoupled PPO, behavior is verl's bypass.
+
+    Source: Hilton et al. 2021, https://arxiv.org/abs/2110.00641 (decoupled); verl PR 3984 (bypass).
+    """
+
+    anchor: Anchor = "proximal"
+    eps_low: float | None = None
+    eps_high: float | None = None
+
+    def __call__(self, evidence: Evidence, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        low, high = _range(self, bounds)
+        return surrogates.ppo_clip(evidence.log_ratio(self.anchor), evidence.advantages, low, high)
+
+
+@dataclass(frozen=True)
+class DualClip:
+    """``PpoClip`` with a floor for negative advantages."""
+
+    anchor: Anchor = "proximal"
+    eps_low: float | None = None
+    eps_high: float | None = None
+    eps_c: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.eps_c <= 1:
+            raise ConfigError(
+                f"dual_clip.eps_c: expected a number > 1, got {self.eps_c}: it would clip on-policy"
+            )
+
+    def __call__(self, evidence: Evidence, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        low, high = _range(self, bounds)
+        ratio = evidence.log_ratio(self.anchor)
+        return surrogates.dual_clip(ratio, evidence.advantages, low, high, self.eps_c)
+
+
+@dataclass(frozen=True)
+class Sapo:
+    """The soft gate of SAPO around ``anchor``."""
+
+    anchor: Anchor = "proximal"
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
+
+    def __post_init__(self) -> None:
+        if min(self.tau_pos, self.tau_neg) <= 0:
+            raise ConfigError(
+                f"sapo.tau: expected numbers > 0, got {self.tau_pos}, {self.tau_neg}: tau is a temperature"
+            )
+
+    def __call__(self, evidence: Evidence, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        ratio = evidence.log_ratio(self.anchor)
+        return surrogates.sapo(ratio, evidence.advantages, self.tau_pos, self.tau_neg)
+
+
+Surrogate = Host | Reinforce | PpoClip | DualClip | Sapo
+SURROGATES = {"host": Host, "reinforce": Reinforce, "ppo_clip": PpoClip, "dual_clip": DualClip, "sapo": Sapo}
+
+
+def gather(target: Tensor, proximal: Tensor, behavior: Tensor, advantages: Tensor, valid: Tensor) -> Evidence:
+    """Inputs [T] -> evidence that is finite everywhere: tokens outside ``valid`` read as log-prob 0,
+    advantage 0.
+
+    Args:
+        valid: [T] bool, response tokens whose behavior log-prob is finite.
+    """
+    chosen = (
+        torch.where(valid, x, 0) for x in (target, proximal.detach(), behavior.detach(), advantages.detach())
+    )
+    return Evidence(*chosen)
+
+
+def _range(surrogate: PpoClip | DualClip, bounds: Bounds) -> tuple[float, float]:
+    low = bounds.low if surrogate.eps_low is None else surrogate.eps_low
+    high = bounds.high if surrogate.eps_high is None else surrogate.eps_high
+    return low, high

@@ -1,0 +1,174 @@
+"""The functions that ``--custom-tis-function-path`` names: the seeds' own, ``correct``, and one per preset.
+
+Each takes slime's keyword call and returns ``(pg_loss, loss_masks, metrics)``, see
+``slime_ext.host.contract``. Unless ``args.use_tis``, loss and masks come back as the very objects that went
+in. ``slime_ext.tis.<preset>`` exists for every name in ``slime_ext.presets``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext import presets
+from slime_ext.errors import did_you_mean
+from slime_ext.host.contract import HookCall
+from slime_ext.host.guards import require_finite, warn_once
+from slime_ext.host.hook import POISONED, Result, bounds_of, correction_for, run
+from slime_ext.host.packing import Packed, context_parallel, pack
+from slime_ext.ops.ratios import selected
+
+Body = Callable[[HookCall], Result]
+
+
+def _hook(body: Body) -> Callable[..., Result]:
+    """Gives a body the signature that every host calls."""
+
+    def function(
+        args: Any,
+        *,
+        pg_loss: Tensor,
+        train_log_probs: list[Tensor],
+        rollout_log_probs: list[Tensor],
+        loss_masks: list[Tensor],
+        total_lengths: list[int],
+        response_lengths: list[int],
+        cur_log_probs: list[Tensor] | None = None,
+        advantages: list[Tensor] | Tensor | None = None,
+        **kwargs: Any,
+    ) -> Result:
+        given = {
+            "pg_loss": pg_loss,
+            "train_log_probs": train_log_probs,
+            "rollout_log_probs": rollout_log_probs,
+            "loss_masks": loss_masks,
+            "total_lengths": total_lengths,
+            "response_lengths": response_lengths,
+            "advantages": advantages,
+            **({"cur_log_probs": cur_log_probs} if cur_log_probs is not None else kwargs),
+        }
+        return body(HookCall.of(args, given))
+
+    function.__name__ = function.__qualname__ = body.__name__
+    function.__doc__, function.__module__ = body.__doc__, __name__
+    return function
+
+
+@_hook
+def vanilla_tis_function(call: HookCall) -> Result:
+    """Clipped token weights: w_t = clip(proximal / behavior, --tis-clip-low, --tis-clip), slime's default.
+
+    Metrics: ``tis`` the ratio, ``tis_clipfrac`` where it was clipped, ``tis_abs`` |ratio - 1|,
+    ``nonfinite_fraction``.
+
+    Source: slime, loss.py; Yao et al. 2025, https://fengyao.notion.site/off-policy-rl.
+    """
+    return _tis(call, lambda ratio, low, high: ratio.clamp(low, high))
+
+
+@_hook
+def icepop_function(call: HookCall) -> Result:
+    """Token weights that are 0 outside the band: w_t = rho_t if --tis-clip-low <= rho_t <= --tis-clip else 0.
+
+    Metrics as ``vanilla_tis_function``. Source: slime, loss.py; IcePop, https://ringtech.notion.site/icepop.
+    """
+    return _tis(call, lambda ratio, low, high: torch.where((ratio >= low) & (ratio <= high), ratio, 0))
+
+
+@_hook
+def off_policy_is_function(call: HookCall) -> Result:
+    """One detached weight for mismatch and staleness: w_t = clip(target / behavior, 1 - eps_clip, 1 +
+    eps_clip_high).
+
+    On a REINFORCE loss it is CISPO. On a loss that carries target / proximal already the weight counts that
+    ratio twice; the preset ``off_policy_is`` does not. Metrics: ``is_weight``, ``is_clipfrac``,
+    ``nonfinite_fraction``.
+
+    Raises:
+        ConfigError: the host passes no ``cur_log_probs``.
+
+    Source: slime PR 2084; MiniMax-M1, https://arxiv.org/abs/2506.13585.
+    """
+    call.require_target("off_policy_is_function")
+    _warn_of_double_count(call.args)
+    packed = _packed(call)
+    bounds = bounds_of(call.args)
+    ratio, finite = _ratio(packed, packed.target)
+    weight = torch.where(finite, ratio.clamp(1 - bounds.low, 1 + bounds.high), 0)
+    metrics = {"is_weight": weight, "is_clipfrac": (weight != ratio).to(weight.dtype)}
+    return _weighted(call, packed, weight, finite, metrics)
+
+
+@_hook
+def correct(call: HookCall) -> Result:
+    """The correction that stands under ``slime_ext:`` in the file of ``--custom-config-path``."""
+    return run(call, correction_for(call.args))
+
+
+def _tis(call: HookCall, bound: Callable[[Tensor, float, float], Tensor]) -> Result:
+    packed = _packed(call)
+    ratio, finite = _ratio(packed, packed.proximal)
+    weight = torch.where(finite, bound(ratio, call.args.tis_clip_low, call.args.tis_clip), 0)
+    off = torch.where(finite, (ratio - 1).abs(), 0)
+    metrics = {"tis": ratio, "tis_clipfrac": (weight != ratio).to(ratio.dtype), "tis_abs": off}
+    return _weighted(call, packed, weight, finite, metrics)
+
+
+def _packed(call: HookCall) -> Packed:
+    packed = pack(call, context_parallel())
+    for name, values in (("train_log_probs", packed.proximal), ("cur_log_probs", packed.target)):
+        if values is not None:
+            require_finite(name, values, packed.segments, POISONED)
+    return packed
+
+
+def _ratio(packed: Packed, numerator: Tensor) -> tuple[Tensor, Tensor]:
+    numerator, behavior, finite = selected(numerator, packed.behavior, packed.segments.mask)
+    return torch.where(finite, (numerator - behavior).exp(), 0), finite
+
+
+def _weighted(
+    call: HookCall, packed: Packed, weight: Tensor, finite: Tensor, metrics: dict[str, Tensor]
+) -> Result:
+    metrics["nonfinite_fraction"] = (packed.segments.mask & ~finite).to(weight.dtype)
+    if not getattr(call.args, "use_tis", False):
+        return call.pg_loss, call.loss_masks, metrics
+    loss = torch.where(finite, call.pg_loss * weight.to(call.pg_loss.dtype), 0)
+    return loss, call.loss_masks, metrics
+
+
+def _warn_of_double_count(args: Any) -> None:
+    steps = getattr(args, "num_steps_per_rollout", None) or 1
+    plain = getattr(args, "policy_loss", None) == "reinforce"
+    if plain or not (steps > 1 or getattr(args, "keep_old_actor", False)):
+        return
+    warn_once(
+        f"off_policy_is_function: expected one optimizer step per rollout, got {steps}: the host's loss "
+        f"carries "
+        "target / proximal already, so that ratio is counted twice; use slime_ext.tis.off_policy_is instead"
+    )
+
+
+@functools.cache
+def _preset(name: str) -> Callable[..., Result]:
+    def body(call: HookCall) -> Result:
+        return run(call, correction_for(call.args, name))
+
+    entry = presets.PRESETS[presets.ALIASES.get(name, name)]
+    body.__name__, body.__doc__ = name, f"{entry.formula}.\n\nSource: {entry.source}."
+    return _hook(body)
+
+
+def __getattr__(name: str) -> Callable[..., Result]:
+    names = [*presets.PRESETS, *presets.ALIASES]
+    if name in names:
+        return _preset(name)
+    raise AttributeError(f"module 'slime_ext.tis' has no function '{name}'{did_you_mean(name, names)}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *presets.PRESETS, *presets.ALIASES])
