@@ -25,7 +25,7 @@ _PRELOAD = [
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 120.0) -> list[Any]:
-    """``[function(*args) on rank 0, on rank 1, …]``: torch.distributed (gloo) is initialised, one thread per rank.
+    """``[function(*args) on rank 0, on rank 1, …]``, in an initialised gloo group, one thread per rank.
 
     Args:
         function: importable by name (module level).

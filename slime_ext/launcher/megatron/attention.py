@@ -26,7 +26,7 @@ class PackedLayout:
         query_slot: [T] row of each local token in the padded queries [S * Lq].
         key_slot: [A] row of each gathered token in the padded keys [S * L].
         sequences, query_length, key_length: S, Lq = L / cp, L.
-        mask: [S, 1, Lq, L] query may see key, by position in its own sequence; None where plain causal says it.
+        mask: [S, 1, Lq, L] query may see key, by position in its sequence; None where plain causal says it.
     """
 
     query_slot: Tensor
@@ -64,8 +64,8 @@ def packed_layout(cu_seqlens: Tensor, rank: int, size: int) -> PackedLayout:
     cu_seqlens = cu_seqlens.long()
     if size > 1 and bool((cu_seqlens % (2 * size)).any()):
         raise ConfigError(
-            f"packed attention: expected lengths that are multiples of {2 * size} (2 x context parallel size), "
-            f"got {cu_seqlens.diff().tolist()}: pad each sequence"
+            f"packed attention: expected lengths in multiples of {2 * size} (2 x context parallel size), got "
+            f"{cu_seqlens.diff().tolist()}: pad each sequence"
         )
     shards = [zigzag_positions(cu_seqlens, r, size) for r in range(size)]
     key_length = int(cu_seqlens.diff().max())
@@ -90,7 +90,7 @@ def _causal_mask(slot: Tensor, position: Tensor, sequences: int, queries: int, k
 
 
 class PackedAttention(torch.nn.Module):
-    """Megatron's ``core_attention`` for ``qkv_format='thd'``: softmax(q k^T / sqrt(D)) v, causal inside each sequence.
+    """Megatron's ``core_attention`` for packed sequences: softmax(q k^T / sqrt(D)) v, causal per sequence.
 
     Keys and values are gathered over the context-parallel group (the gradient is scattered back); a constant
     number of operations, whatever the number of sequences.

@@ -18,7 +18,7 @@ def vocab_parallel_log_probs(
     """log p(target) = x[target] - log sum_v exp(x[v]), x = logits / temperature.
 
     Args:
-        logits: [T, V / n]; never written to. Half precision is computed in float32, float32 and float64 in their own.
+        logits: [T, V / n]; never written to. Half precision is computed in float32, all else in its own.
         targets: [T] global token ids.
         temperature: the one that the tokens were sampled with.
         group: tensor-parallel group, Megatron's by default.
@@ -32,7 +32,7 @@ def vocab_parallel_log_probs(
 def vocab_parallel_entropy(
     logits: Tensor, temperature: float = 1.0, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """H = -sum_v p[v] log p[v] of softmax(logits / temperature), [T]. Arguments as vocab_parallel_log_probs."""
+    """H = -sum_v p[v] log p[v], p = softmax(logits / temperature), [T]; arguments as above."""
     return log_probs_and_entropy(
         logits, torch.zeros_like(logits[..., 0], dtype=torch.long), temperature, group
     )[1]

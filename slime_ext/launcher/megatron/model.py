@@ -1,7 +1,7 @@
 """One pipeline stage of a Qwen3-shaped GPT on megatron-core, with weights that do not depend on the layout.
 
-RMSNorm, SwiGLU, RoPE, grouped-query attention, query and key norm, no bias, tied or untied embeddings; Megatron's
-local layers with our packed attention, or Transformer Engine's on CUDA where it is installed.
+RMSNorm, SwiGLU, RoPE, grouped-query attention, query and key norm, no bias, tied or untied embeddings;
+Megatron's local layers with our packed attention, or Transformer Engine's on CUDA where it is installed.
 """
 
 from __future__ import annotations

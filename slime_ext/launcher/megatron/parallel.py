@@ -44,7 +44,7 @@ def initialize(args: argparse.Namespace, init_method: str = "env://") -> None:
         context_parallel_size=args.context_parallel_size,
     )
     torch.manual_seed(args.seed)
-    # Without CUDA the tracker's fork() must do nothing: there is no CUDA generator to save. Dropout is refused there.
+    # Without CUDA the tracker's fork() must do nothing: there is no generator to save; dropout is refused.
     tensor_parallel.model_parallel_cuda_manual_seed(
         args.seed, inference_rng_tracker=not torch.cuda.is_available(), force_reset_rng=True
     )
@@ -71,7 +71,7 @@ def _check_world(args: argparse.Namespace) -> None:
     if world % product:
         spelled = " x ".join(f"{flag} {size}" for flag, size in sizes.items())
         raise ConfigError(
-            f"world size: expected a multiple of {product} ({spelled}), got {world}: change the number of ranks"
+            f"world size: expected a multiple of {product} ({spelled}), got {world}: change either"
         )
 
 
@@ -98,7 +98,7 @@ def cp_group() -> dist.ProcessGroup:
 
 
 def dp_group(with_context_parallel: bool = False) -> dist.ProcessGroup:
-    """Ranks that hold other samples of the same step, and with the flag the other parts of their sequences too."""
+    """Ranks that hold other samples of the same step; with the flag, other parts of their sequences too."""
     return parallel_state.get_data_parallel_group(with_context_parallel=with_context_parallel)
 
 

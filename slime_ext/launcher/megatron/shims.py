@@ -1,4 +1,4 @@
-"""What megatron-core needs to train without CUDA: one list of small replacements, each with the lines it stands for.
+"""What megatron-core needs to train without CUDA: small replacements, each with the lines it stands for.
 
 Nothing is faked beyond these lines: any other use of CUDA on a CPU machine still fails loudly. A shim that
 megatron no longer needs is deleted here; the ablation test shows that each one still is.
@@ -68,7 +68,8 @@ SHIMS = (
     Shim(
         "current_device",
         "device=torch.cuda.current_device() in tensor_parallel/mappings.py:91-181, utils.py:631, "
-        "pipeline_parallel/p2p_communication.py:190-202 and 313-321, distributed/param_and_grad_buffer.py:783-806, "
+        "pipeline_parallel/p2p_communication.py:190-202, 313-321, "
+        "distributed/param_and_grad_buffer.py:783-806, "
         "models/common/embeddings/rotary_pos_embedding.py:162",
         _current_device_is_cpu,
     ),
@@ -86,7 +87,7 @@ SHIMS = (
     Shim(
         "tied_embedding",
         "weight.data.cuda() before the copy of a tied embedding to the last stage, "
-        "models/common/language_module/language_module.py:244; here both stages load the same weights instead",
+        "models/common/language_module/language_module.py:244; here both stages load the same weights",
         _no_copy_of_tied_embedding,
     ),
 )
@@ -101,7 +102,7 @@ def install(without: Collection[str] = ()) -> tuple[str, ...]:
         without: names to leave out (the ablation test).
 
     Raises:
-        ConfigError: with CUDA present, with another megatron-core than the pinned one, or for an unknown name.
+        ConfigError: CUDA is present, megatron-core is not the pinned version, or a name is unknown.
     """
     _check(without)
     for shim in SHIMS:

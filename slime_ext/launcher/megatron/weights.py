@@ -1,8 +1,8 @@
 """Qwen3 weights between Megatron and Hugging Face, for every tensor- and pipeline-parallel layout.
 
-A Megatron parameter is one or several Hugging Face tensors interleaved in groups and then cut into equal parts:
-``full = interleave(tensors, groups)``, ``part = full.chunk(tp, dim)[rank]``. Query, key and value are interleaved
-per query group, gate and up projection per tensor-parallel rank.
+A Megatron parameter is one or several Hugging Face tensors, interleaved in groups and then cut into equal
+parts: ``full = interleave(tensors, groups)``, ``part = full.chunk(tp, dim)[rank]``. Query, key and value are
+interleaved per query group, gate and up projection per tensor-parallel rank.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Part:
         return full if self.dim is None else full.chunk(size, self.dim)[rank]
 
 
-# Megatron name inside a layer -> (Hugging Face name, dimension cut by tensor parallelism). Transformer Engine's layers
-# hold the two layer norms in the linear layers that follow them, hence two spellings.
+# Megatron name inside a layer -> (Hugging Face name, dimension cut by tensor parallelism). Transformer
+# Engine's layers hold the two layer norms in the linear layers after them, hence two spellings.
 _SINGLE = {
     "input_layernorm.weight": ("input_layernorm.weight", None),
     "self_attention.linear_qkv.layer_norm_weight": ("input_layernorm.weight", None),
@@ -210,7 +210,7 @@ def _gather_stages(stage: dict[str, Tensor]) -> dict[str, Tensor] | None:
 
 
 def read_hf_checkpoint(path: str | Path) -> GetTensor:
-    """``get_tensor`` over the safetensors files of a Hugging Face directory (one file, or several with an index).
+    """``get_tensor`` over the safetensors of a Hugging Face directory (one file, or several with an index).
 
     Raises:
         DataError: no safetensors file there, or a tensor that none of them holds.

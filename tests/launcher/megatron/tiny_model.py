@@ -1,12 +1,22 @@
-"""A tiny Qwen3 model, its arguments and ragged packed batches, shared by the Megatron tests."""
+"""A tiny Qwen3 model in both worlds, its arguments, ragged packed batches and one step through Megatron's schedule."""
 
 from __future__ import annotations
 
+import types
+import zlib
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from slime_ext.launcher.megatron import log_probs, model, parallel
 
 LAYOUTS = {  # name: (ranks, tensor, pipeline, context)
     "one": (1, 1, 1, 1),
@@ -16,32 +26,28 @@ LAYOUTS = {  # name: (ranks, tensor, pipeline, context)
     "dp2": (2, 1, 1, 1),
     "tp2pp2": (4, 2, 2, 1),
 }
-SEQUENCES = [list(range(3, 14)), [5, 1, 8], [40, 2, 9, 9, 7, 33, 21]]  # ragged; the shortest is below 2 * cp
+SEQUENCES = [
+    list(range(3, 14)),
+    [5, 1, 8],
+    [40, 2, 9, 9, 7, 33, 21],
+    [11, 12],
+]  # ragged, none a multiple of 4
 
 
 def tiny_args(
     tp: int = 1, pp: int = 1, cp: int = 1, dtype: torch.dtype = torch.float64, **more: Any
 ) -> Namespace:
     """Arguments of a layout, spelled as the launcher spells them."""
-    return Namespace(
-        **{
-            "tensor_model_parallel_size": tp,
-            "pipeline_model_parallel_size": pp,
-            "context_parallel_size": cp,
-            "params_dtype": dtype,
-            "seed": 7,
-            "bf16": False,
-            "fp16": False,
-            "init_method_std": 0.2,
-            **more,
-        }
-    )
+    sizes = {
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": pp,
+        "context_parallel_size": cp,
+    }
+    return Namespace(**{**sizes, "params_dtype": dtype, "seed": 7, "bf16": False, "fp16": False, **more})
 
 
-def tiny_config(tied: bool = False) -> Any:
+def tiny_config(tied: bool = False) -> Qwen3Config:
     """Four query heads in two groups, heads wider than hidden_size / heads, two layers."""
-    from transformers import Qwen3Config
-
     return Qwen3Config(
         vocab_size=48,
         hidden_size=32,
@@ -56,28 +62,125 @@ def tiny_config(tied: bool = False) -> Any:
     )
 
 
-def pack(
-    sequences: list[list[int]], cp_rank: int = 0, cp_size: int = 1
-) -> tuple[torch.Tensor, PackedSeqParams]:
-    """([1, T] token ids of one context-parallel rank, parameters): plain Python, chunk by chunk."""
-    local, ends = [], [0]
-    for sequence in sequences:
-        chunk = -(-len(sequence) // (2 * cp_size)) if cp_size > 1 else len(sequence)
-        total = 2 * cp_size * chunk if cp_size > 1 else chunk
-        padded = sequence + [0] * (total - len(sequence))
-        if cp_size > 1:
-            for index in (cp_rank, 2 * cp_size - 1 - cp_rank):
-                local += padded[index * chunk : (index + 1) * chunk]
-        else:
-            local += padded
-        ends.append(ends[-1] + total)
-    cu_seqlens = torch.tensor(ends, dtype=torch.int32)
-    longest = int(cu_seqlens.diff().max())
+def hf_model(tied: bool = False, dtype: torch.dtype = torch.float64) -> Qwen3ForCausalLM:
+    """transformers' model with weights (norms too) drawn per name, the oracle of everything here."""
+    oracle = Qwen3ForCausalLM._from_config(tiny_config(tied), attn_implementation="sdpa").to(dtype).eval()
+    with torch.no_grad():
+        for name, parameter in oracle.named_parameters():
+            noise = torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            )
+            parameter.copy_(noise * 0.2 + (1 if "norm" in name else 0))
+    if dtype is torch.float64:
+        _keep_norms_in_float64(oracle)
+    return oracle
+
+
+def _keep_norms_in_float64(oracle: Qwen3ForCausalLM) -> None:
+    """transformers computes its norms in float32, whatever the weights."""
+
+    def forward(self: Qwen3RMSNorm, x: Tensor) -> Tensor:
+        return self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+
+    for module in oracle.modules():
+        if isinstance(module, Qwen3RMSNorm):
+            module.forward = types.MethodType(forward, module)
+
+
+def hf_state(oracle: Qwen3ForCausalLM) -> dict[str, Tensor]:
+    """Its parameters by name, a tied one once, cut off from the model."""
+    return {name: parameter.detach().clone() for name, parameter in oracle.named_parameters()}
+
+
+def start(layout: str, tied: bool = False, dtype: torch.dtype = torch.float64, **more: Any) -> list[Any]:
+    """Joins the layout's groups and builds this rank's model with the oracle's weights."""
+    args = tiny_args(*LAYOUTS[layout][1:], dtype, **more)
+    parallel.initialize(args)
+    return model.build_model(args, tiny_config(tied), hf_state(hf_model(tied, dtype)).__getitem__)
+
+
+def slice_for_rank(sequence: list[int], rank: int, size: int) -> list[int]:
+    """What a context-parallel rank holds of a sequence: chunk by chunk, zero padded."""
+    if size == 1:
+        return sequence
+    chunk = -(-len(sequence) // (2 * size))
+    padded = sequence + [0] * (2 * size * chunk - len(sequence))
+    return [token for i in (rank, 2 * size - 1 - rank) for token in padded[i * chunk : (i + 1) * chunk]]
+
+
+def pack(sequences: list[list[int]], rank: int = 0, size: int = 1) -> tuple[Tensor, PackedSeqParams]:
+    """([1, T] token ids of one context-parallel rank, parameters)."""
+    local = [slice_for_rank(sequence, rank, size) for sequence in sequences]
+    lengths = torch.tensor([len(part) * size for part in local])
+    cu_seqlens = F.pad(lengths.cumsum(0), (1, 0)).int()
     params = PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=cu_seqlens,
         cu_seqlens_kv=cu_seqlens,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
+        max_seqlen_q=int(lengths.max()),
+        max_seqlen_kv=int(lengths.max()),
     )
-    return torch.tensor([local]), params
+    return torch.tensor([sum(local, [])]), params
+
+
+def micro_batches() -> list[list[list[int]]]:
+    """Two micro-batches of different length, other sequences on each data-parallel rank."""
+    group = parallel.dp_group()
+    return (
+        [SEQUENCES[:2], SEQUENCES[2:]] if group.size() == 1 else [[s] for s in SEQUENCES[group.rank() :: 2]]
+    )
+
+
+def run_schedule(
+    chunks: list[Any], loss_of: Callable[..., tuple[Tensor, dict]], forward_only: bool
+) -> list[dict]:
+    """One pass of all micro-batches through Megatron's schedule: loss_of(logits [T, V/tp], sequences) per micro-batch."""
+    cp = parallel.cp_group()
+    batches = micro_batches()
+
+    def forward(iterator: Any, chunk: Any) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, dict]]]:
+        sequences = next(iterator)
+        ids, params = pack(sequences, cp.rank(), cp.size())
+        return chunk(ids, None, None, packed_seq_params=params), lambda logits: loss_of(logits[0], sequences)
+
+    return get_forward_backward_func()(
+        forward_step_func=forward,
+        data_iterator=iter(batches),
+        model=chunks,
+        num_microbatches=len(batches),
+        seq_length=1,
+        micro_batch_size=1,
+        forward_only=forward_only,
+    )
+
+
+def sequence_loss(logits: Tensor, sequences: list[list[int]]) -> tuple[Tensor, dict]:
+    """-sum of log p(next token) * (1 + token id / 50) / 10 over all sequences of all ranks, after Megatron's scaling."""
+    cp, dp = parallel.cp_group(), parallel.dp_group()
+
+    def local(values: Callable[[list[int]], list[float]]) -> Tensor:
+        return torch.tensor(sum((slice_for_rank(values(s), cp.rank(), cp.size()) for s in sequences), []))
+
+    targets, weights = local(next_tokens), local(weights_of).double()
+    loss = -(log_probs.vocab_parallel_log_probs(logits, targets) * weights).sum()
+    return loss * len(micro_batches()) * dp.size(), {"loss": loss.detach().clone()}
+
+
+def next_tokens(sequence: list[int]) -> list[int]:
+    """The targets of a sequence; the last position has none and weighs nothing."""
+    return [*sequence[1:], 0]
+
+
+def weights_of(sequence: list[int]) -> list[float]:
+    """Weight of each position's log-prob."""
+    return [(1 + token / 50) / 10 for token in sequence[1:]] + [0.0]
+
+
+def hf_loss(oracle: Qwen3ForCausalLM) -> Tensor:
+    """The loss of ``sequence_loss`` from transformers, sequence by sequence."""
+    total = torch.zeros((), dtype=torch.float64)
+    for sequence in SEQUENCES:
+        logits = oracle(torch.tensor([sequence])).logits[0].double()
+        chosen = logits.log_softmax(-1).gather(-1, torch.tensor(next_tokens(sequence))[:, None])[:, 0]
+        total = total - (chosen * torch.tensor(weights_of(sequence)).double()).sum()
+    return total

@@ -1,0 +1,244 @@
+"""One optimizer over two engines: torch's AdamW without CUDA, Megatron's distributed optimizer with it.
+
+Both read the gradients that Megatron's DistributedDataParallel left in ``param.main_grad``, clip them by
+their norm over the whole model, and follow Megatron's learning-rate schedule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+from megatron.core.transformer.module import param_is_not_shared
+from torch import nn
+
+from slime_ext.errors import ConfigError, NonFiniteError
+from slime_ext.launcher.megatron import parallel
+from slime_ext.launcher.megatron.model import params_dtype
+
+Chunks = Sequence[DistributedDataParallel]
+
+
+class Engine(Protocol):
+    """What an optimizer engine must offer; ``param_groups`` is what the schedule writes to."""
+
+    param_groups: list[dict[str, Any]]
+
+    def update(self) -> tuple[bool, float]:
+        """Clips and applies the gradients: (False where a loss scale was too large, norm before clipping)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back a state of the same layout."""
+
+
+class Optimizer:
+    """An engine and its learning-rate schedule, advanced together, one optimizer step at a time."""
+
+    def __init__(self, engine: Engine, schedule: OptimizerParamScheduler, chunks: Chunks) -> None:
+        self._engine, self._schedule, self._chunks = engine, schedule, chunks
+
+    @property
+    def lr(self) -> float:
+        """The learning rate that the next step uses."""
+        return self._engine.param_groups[0]["lr"]
+
+    def zero_grad(self) -> None:
+        """Clears the gradient buffers of the model; call before the first micro-batch of a step."""
+        for chunk in self._chunks:
+            chunk.zero_grad_buffer()
+
+    def step(self) -> tuple[bool, float]:
+        """(whether the weights were updated, gradient norm over the whole model before clipping).
+
+        Only ``--fp16`` answers False: Megatron then lowers the loss scale and skips the step.
+
+        Raises:
+            NonFiniteError: a gradient is NaN or infinite; without CUDA the weights are untouched.
+        """
+        successful, norm = self._engine.update()
+        if not successful:
+            return False, norm
+        if not math.isfinite(norm):
+            raise NonFiniteError(
+                f"optimizer step {self._schedule.num_steps}: expected a finite gradient norm, got {norm}: "
+                "look for NaN or infinite log-probs and advantages in this step's batch"
+            )
+        self._schedule.step(increment=1)
+        return True, norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the engine (this rank's shard) and of the schedule."""
+        return {"engine": self._engine.state_dict(), "schedule": self._schedule.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where ``state_dict`` was taken, in the same layout."""
+        self._engine.load_state_dict(state["engine"])
+        self._schedule.num_steps = 0  # loading adds the saved steps to it
+        self._schedule.load_state_dict(state["schedule"])
+
+
+def build_optimizer(args: argparse.Namespace, model_chunks: Chunks) -> Optimizer:
+    """The optimizer of this rank's parameters, as they are loaded now.
+
+    Reads ``lr``, ``min_lr``, ``weight_decay``, ``adam_beta1``, ``adam_beta2``, ``adam_eps``, ``clip_grad``,
+    ``lr_decay_style``, ``lr_warmup_iters``, ``lr_decay_iters``; missing ones as Megatron, style constant.
+
+    Raises:
+        ConfigError: half-precision parameters without CUDA, or a schedule that cannot be.
+    """
+    engine = (_CudaEngine if torch.cuda.is_available() else _CpuEngine)(args, model_chunks)
+    return Optimizer(engine, _schedule(args, engine), model_chunks)
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
+    """L2 norm of ``.grad`` over the whole model; scales them by max_norm / norm where the norm is larger.
+
+    sqrt(sum over the ranks of one model copy of sum_p |g_p|^2). What several tensor-parallel ranks hold whole,
+    and the last stage's copy of a tied embedding, count once. ``max_norm`` 0 only measures.
+    """
+    squares = [p.grad.square().sum() for p in parameters if _counts(p)]
+    total = torch.stack(squares).sum() if squares else parameters[0].grad.new_zeros(())
+    dist.all_reduce(total, group=parallel.model_group())
+    norm = float(total.sqrt())
+    scale = max_norm / (norm + 1e-6)  # Megatron's formula
+    if 0 < scale < 1:  # neither without a limit nor for a norm that is not finite
+        for parameter in parameters:
+            parameter.grad *= scale
+    return norm
+
+
+def _counts(parameter: nn.Parameter) -> bool:
+    return param_is_not_shared(parameter) and param_is_not_tensor_parallel_duplicate(parameter)
+
+
+class _CpuEngine:
+    """torch.optim.AdamW on the parameters themselves; no weight decay on vectors (norms), as in Megatron."""
+
+    def __init__(self, args: argparse.Namespace, chunks: Chunks) -> None:
+        dtype = params_dtype(args)
+        if dtype.itemsize < 4:
+            raise ConfigError(
+                f"optimizer: expected float32 parameters without CUDA, got {dtype}: remove --bf16 and --fp16"
+            )
+        self._parameters = [p for chunk in chunks for p in chunk.parameters() if p.requires_grad]
+        self._max_norm = _get(args, "clip_grad", 1.0)
+        self._adam = torch.optim.AdamW(
+            _decay_groups(self._parameters),
+            lr=args.lr,
+            betas=(_get(args, "adam_beta1", 0.9), _get(args, "adam_beta2", 0.999)),
+            eps=_get(args, "adam_eps", 1e-8),
+            weight_decay=_get(args, "weight_decay", 0.01),
+        )
+        self.param_groups = self._adam.param_groups
+
+    def update(self) -> tuple[bool, float]:
+        for parameter in self._parameters:
+            parameter.grad = parameter.main_grad
+        norm = clip_gradients(self._parameters, self._max_norm)
+        if math.isfinite(norm):
+            self._adam.step()
+        self._adam.zero_grad(set_to_none=True)
+        return True, norm
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._adam.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._adam.load_state_dict(state)
+        self.param_groups = self._adam.param_groups
+
+
+def _decay_groups(parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+    """Two groups, matrices and vectors; ``wd_mult`` is the factor that Megatron's schedule applies."""
+    matrices = [p for p in parameters if p.ndim > 1]
+    vectors = [p for p in parameters if p.ndim <= 1]
+    return [{"params": group, "wd_mult": mult} for group, mult in ((matrices, 1.0), (vectors, 0.0)) if group]
+
+
+class _CudaEngine:
+    """Megatron's mixed-precision Adam, its state split over the data-parallel ranks.
+
+    ``state_dict`` is a collective call that gathers the moments on data-parallel rank 0.
+    """
+
+    def __init__(self, args: argparse.Namespace, chunks: Chunks) -> None:
+        dtype = params_dtype(args)
+        config = OptimizerConfig(
+            optimizer="adam",
+            lr=args.lr,
+            min_lr=_get(args, "min_lr", 0.0),
+            weight_decay=_get(args, "weight_decay", 0.01),
+            adam_beta1=_get(args, "adam_beta1", 0.9),
+            adam_beta2=_get(args, "adam_beta2", 0.999),
+            adam_eps=_get(args, "adam_eps", 1e-8),
+            clip_grad=_get(args, "clip_grad", 1.0),
+            bf16=dtype is torch.bfloat16,
+            fp16=dtype is torch.float16,
+            params_dtype=dtype,
+            use_distributed_optimizer=True,
+        )
+        self._optimizer = get_megatron_optimizer(config, list(chunks))
+        for chunk in chunks:
+            chunk.config.grad_scale_func = self._optimizer.scale_loss
+        self.param_groups = self._optimizer.param_groups
+
+    def update(self) -> tuple[bool, float]:
+        successful, norm, _ = self._optimizer.step()
+        return successful, math.nan if norm is None else float(norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "moments": [part.get_parameter_state_dp_zero() for part in self._optimizer.chained_optimizers],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state["optimizer"])
+        for part, saved in zip(self._optimizer.chained_optimizers, state["moments"], strict=True):
+            part.load_parameter_state_from_dp_zero(saved)
+        self.param_groups = self._optimizer.param_groups
+
+
+def _schedule(args: argparse.Namespace, engine: Engine) -> OptimizerParamScheduler:
+    decay = _get(args, "lr_decay_iters", None) or _get(args, "train_iters", None) or 1_000_000
+    warmup = _get(args, "lr_warmup_iters", 0)
+    style, minimum = _get(args, "lr_decay_style", "constant"), _get(args, "min_lr", 0.0)
+    if warmup >= decay:
+        raise ConfigError(
+            f"--lr-warmup-iters: expected less than the {decay} decay steps, got {warmup}: lower it"
+        )
+    if minimum > args.lr:
+        raise ConfigError(f"--min-lr: expected at most --lr {args.lr}, got {minimum}: lower it")
+    weight_decay = _get(args, "weight_decay", 0.01)
+    return OptimizerParamScheduler(
+        engine,
+        init_lr=0.0,
+        max_lr=args.lr,
+        min_lr=minimum,
+        lr_warmup_steps=warmup,
+        lr_decay_steps=decay,
+        lr_decay_style=style,
+        start_wd=weight_decay,
+        end_wd=weight_decay,
+        wd_incr_steps=decay,
+        wd_incr_style="constant",
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,  # after --load the flags of the new command hold
+    )
+
+
+def _get(args: argparse.Namespace, name: str, default: Any) -> Any:
+    """A flag's value, or the default where the namespace lacks it or holds None."""
+    value = getattr(args, name, None)
+    return default if value is None else value

@@ -1,0 +1,135 @@
+"""Logits of every layout against transformers on the same weights, and what the builder refuses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from slime_ext.errors import ConfigError
+from slime_ext.launcher.megatron import model, parallel, weights
+from tests.launcher.distributed import run_ranks
+from tests.launcher.megatron import tiny_model as tiny
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
+
+
+def _logits(layout, tied, dtype):
+    """{(dp, cp, tp rank): ([T, V/tp] of each micro-batch, its sequences)} where the last stage is."""
+    chunks = tiny.start(layout, tied, dtype)
+    out = tiny.run_schedule(chunks, lambda x, s: (x.sum(), {"logits": x.clone(), "sequences": s}), True)
+    return (parallel.dp_group().rank(), parallel.cp_group().rank(), parallel.tp_group().rank()), out
+
+
+def _assemble(results):
+    """{tuple(sequence): [R, V] logits}: vocabulary parts side by side, zig-zag chunks back in order."""
+    ranks = {where: batches for where, batches in results if batches}
+    found, cp = {}, 1 + max(where[1] for where in ranks)
+    for dp, batch in {(where[0], i) for where, batches in ranks.items() for i in range(len(batches))}:
+        rows = [
+            torch.cat([b[batch]["logits"] for w, b in sorted(ranks.items()) if w[:2] == (dp, r)], -1)
+            for r in range(cp)
+        ]
+        at = 0
+        for sequence in ranks[dp, 0, 0][batch]["sequences"]:
+            where = [tiny.slice_for_rank(list(range(1, len(sequence) + 1)), r, cp) for r in range(cp)]
+            full = torch.zeros(
+                len(sequence) + 1, rows[0].size(1), dtype=rows[0].dtype
+            )  # row 0 takes the padding
+            for r in range(cp):
+                full[torch.tensor(where[r])] = rows[r][at : at + len(where[r])]
+            found[tuple(sequence)] = full[1:]
+            at += len(where[0])
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("layout", tiny.LAYOUTS)
+def test_logits_are_those_of_transformers(layout, tied, dtype):
+    found = _assemble(run_ranks(_logits, tiny.LAYOUTS[layout][0], layout, tied, dtype))
+    oracle = tiny.hf_model(tied, dtype)
+    assert len(found) == len(tiny.SEQUENCES)
+    for sequence, logits in found.items():
+        expected = oracle(torch.tensor([sequence])).logits[0]
+        torch.testing.assert_close(
+            logits, expected, rtol=0, atol=TOLERANCE[dtype] * expected.abs().max().item()
+        )
+
+
+def _initial(layout, seed):
+    args = tiny.tiny_args(*tiny.LAYOUTS[layout][1:], torch.float32, init_method_std=0.05, seed=seed)
+    parallel.initialize(args)
+    return weights.gather_hf_state(model.build_model(args, tiny.tiny_config()), tiny.tiny_config())
+
+
+def test_initial_weights_do_not_depend_on_the_layout():
+    one = run_ranks(_initial, 1, "one", 7)[0]
+    four = run_ranks(_initial, 4, "tp2pp2", 7)[0]
+    other = run_ranks(_initial, 1, "one", 8)[0]
+    assert one.keys() == four.keys()
+    assert all(torch.equal(one[name], four[name]) for name in one)
+    assert not torch.equal(one["lm_head.weight"], other["lm_head.weight"])
+
+
+def test_initial_weights_have_megatrons_scale():
+    draw = model.random_weights(tiny.tiny_args(init_method_std=0.05), tiny.tiny_config())
+    assert draw("model.layers.0.mlp.up_proj.weight").std().item() == pytest.approx(0.05, rel=0.05)
+    assert draw("model.layers.0.mlp.down_proj.weight").std().item() == pytest.approx(0.05 / 2, rel=0.05)
+    assert draw("model.layers.1.self_attn.q_norm.weight").tolist() == [1.0] * 16
+
+
+def test_shapes_by_name_are_those_of_transformers():
+    config = tiny.tiny_config()
+    for name, parameter in tiny.hf_model().named_parameters():
+        assert model.hf_shape(name, config) == tuple(parameter.shape)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "config", "message"),
+    [
+        ({"tp": 4}, {}, "divisor of the 2 key/value heads, got 4"),
+        ({"tp": 3}, {}, "divisor of the 4 attention heads, got 3"),
+        ({"tp": 2}, {"vocab_size": 47}, "divisor of the 47 vocabulary entries, got 2"),
+        ({"tp": 2}, {"intermediate_size": 41}, "divisor of the 41 MLP channels, got 2"),
+        ({"pp": 3}, {}, "--pipeline-model-parallel-size: expected a divisor of the 2 layers, got 3"),
+        ({"sequence_parallel": True}, {}, "--sequence-parallel: expected off, got on"),
+        ({"attention_dropout": 0.1}, {}, "--attention-dropout: expected 0 without CUDA, got 0.1"),
+    ],
+)
+def test_refuses_in_one_line(arguments, config, message):
+    hf_config = tiny.tiny_config()
+    for name, value in config.items():
+        setattr(hf_config, name, value)
+    with pytest.raises(ConfigError, match=message) as caught:
+        model.check_model(tiny.tiny_args(**arguments), hf_config)
+    assert "\n" not in str(caught.value)
+
+
+def test_reads_rope_theta_of_both_transformers_versions():
+    assert model.rope_theta(tiny.tiny_config()) == 5000.0
+    assert model.rope_theta(SimpleNamespace(rope_theta=7.0, rope_scaling=None)) == 7.0
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "yarn", "rope_theta": 1.0}, {}])
+def test_refuses_a_scaled_or_missing_rope(rope):
+    with pytest.raises(ConfigError, match="rope_t"):
+        model.rope_theta(SimpleNamespace(rope_parameters=rope))
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [({}, torch.float32), ({"bf16": True}, torch.bfloat16), ({"fp16": True}, torch.float16)],
+)
+def test_dtype_follows_megatrons_flags(flags, dtype):
+    assert model.params_dtype(tiny.tiny_args(dtype=None, **flags)) is dtype
+
+
+def _refused_world():
+    parallel.initialize(tiny.tiny_args(tp=2))
+
+
+def test_refuses_a_world_that_the_layout_does_not_divide():
+    with pytest.raises(AssertionError, match=r"world size: expected a multiple of 2 \(.*\), got 1"):
+        run_ranks(_refused_world, 1)

@@ -1,0 +1,69 @@
+"""Each CPU shim is still needed: without it a real two-process training step fails."""
+
+from __future__ import annotations
+
+import megatron.core
+import pytest
+import torch
+
+from slime_ext.errors import ConfigError
+from slime_ext.launcher.megatron import optimizer, shims
+from tests.launcher.distributed import run_ranks
+from tests.launcher.megatron import tiny_model as tiny
+
+
+def _step(without):
+    """One step of a tied model over two pipeline stages, micro-batches of different length."""
+    install = shims.install
+    shims.install = lambda: install(without=without)
+    chunks = tiny.start("pp2", tied=True, lr=1e-3)
+    adam = optimizer.build_optimizer(tiny.tiny_args(lr=1e-3), chunks)
+    adam.zero_grad()
+    tiny.run_schedule(chunks, tiny.sequence_loss, forward_only=False)
+    return adam.step()
+
+
+def test_with_all_shims_a_step_succeeds():
+    assert [successful for successful, _ in run_ranks(_step, 2, ())] == [True, True]
+
+
+@pytest.mark.parametrize("name", [shim.name for shim in shims.SHIMS])
+def test_without_one_shim_a_step_fails_for_want_of_cuda(name):
+    with pytest.raises(AssertionError, match="CUDA"):
+        run_ranks(_step, 2, (name,))
+
+
+def _install_twice():
+    names = shims.install(), shims.install()
+    device = torch.cuda.current_device
+    shims.install()
+    return names, device is torch.cuda.current_device
+
+
+def test_installing_twice_is_installing_once():
+    (first, second), same = run_ranks(_install_twice, 1)[0]
+    assert first == second == tuple(shim.name for shim in shims.SHIMS)
+    assert same
+
+
+def test_every_shim_says_what_it_stands_for():
+    for shim in shims.SHIMS:
+        assert ".py:" in shim.stands_for
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "value", "message"),
+    [
+        (torch.cuda, "is_available", lambda: True, "expected a machine without CUDA"),
+        (megatron.core, "__version__", "0.17.0", "expected megatron-core 0.16.1, got 0.17.0: pip install"),
+    ],
+)
+def test_refuses_other_machines_and_versions(monkeypatch, target, name, value, message):
+    monkeypatch.setattr(target, name, value)
+    with pytest.raises(ConfigError, match=message):
+        shims.install()
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="got 'current_devices'; did you mean 'current_device'"):
+        shims.install(without={"current_devices"})
