@@ -133,6 +133,8 @@ def _run_path(args: argparse.Namespace) -> Path:
     """The named run; else the run that --load continues; else a new one after the --config file's name."""
     runs = Path(args.run_dir)
     if args.run_name:
+        if args.run_name != Path(args.run_name).name:
+            raise ConfigError(f"--run-name: expected one name below --run-dir, got '{args.run_name}'")
         return runs / args.run_name
     if args.load and (load := Path(args.load)).name == "checkpoints" and load.parent.parent == runs:
         return load.parent

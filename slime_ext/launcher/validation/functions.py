@@ -70,7 +70,7 @@ def _check_call(flag: str, path: str, positional: tuple[str, ...], keywords: dic
         signature.bind(*positional, **keywords)
     except TypeError as error:
         wanted = ", ".join(positional) if positional else f"the keywords {', '.join(keywords)}"
-        hint = ": add **kwargs to it" if keywords else ""
+        hint = ": add **kwargs to it" if "unexpected keyword" in str(error) else ""
         raise ConfigError(
             f"{flag} {path}: expected a function of {wanted}, got {signature}: {error}{hint}"
         ) from error

@@ -123,7 +123,10 @@ def check_batches(args: argparse.Namespace) -> None:
             )
         return
     _divide(
-        "--micro-batch-size: samples of a minibatch on a rank", local // parts, args.micro_batch_size, "each"
+        "--micro-batch-size: samples of a minibatch",
+        local // parts,
+        args.micro_batch_size,
+        "a micro-batch each",
     )
 
 
@@ -156,8 +159,8 @@ def _correction_rules(args: argparse.Namespace) -> list[tuple[bool, str]]:
         ),
         (
             named and not (args.use_tis or args.get_mismatch_metrics),
-            "--custom-tis-function-path: expected --use-tis or --get-mismatch-metrics beside it, got neither: "
-            "without one of them it is never called",
+            "--custom-tis-function-path: expected --use-tis or --get-mismatch-metrics beside it, got none: "
+            "it is never called without one of them",
         ),
     ]
 

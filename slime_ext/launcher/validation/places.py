@@ -23,7 +23,7 @@ def check_run(args: argparse.Namespace) -> None:
     continues = bool(args.load) and Path(args.load).resolve() == Path(args.save).resolve()
     if not continues and checkpoint.latest(args.save) is not None:
         raise ConfigError(
-            f"--save {args.save}: expected no checkpoint yet, got one of another run: --load it, or save elsewhere"
+            f"--save {args.save}: expected no checkpoint yet, got one: --load it, or save elsewhere"
         )
     if not continues and (Path(args.run_path) / FILE).exists():
         raise ConfigError(

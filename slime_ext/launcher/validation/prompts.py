@@ -69,6 +69,10 @@ def _check_lengths(
     path: str, prompts: list[Prompt], count: Count, room: int, args: argparse.Namespace
 ) -> int:
     """How many prompts are used; those above --rollout-max-prompt-len are not."""
+    if room < 1:
+        raise ConfigError(
+            f"--rollout-max-response-len: expected room for a prompt in the context, got {room} tokens"
+        )
     longest = args.rollout_max_prompt_len
     used = 0
     for prompt in prompts:
@@ -78,7 +82,7 @@ def _check_lengths(
         if length > room:
             raise ConfigError(
                 f"{path}:{prompt.line}: expected a prompt of at most {room} tokens (context less longest "
-                f"response), got {length}: shorten --rollout-max-response-len or give --rollout-max-prompt-len"
+                f"response), got {length}: lower --rollout-max-response-len or --rollout-max-prompt-len"
             )
         used += 1
     if not used:

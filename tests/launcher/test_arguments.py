@@ -1,0 +1,252 @@
+"""Flags: slime's spelling and defaults, files that equal flags, one line for what is wrong."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slime_ext.errors import ConfigError
+from slime_ext.launcher.arguments import parse_args
+from slime_ext.launcher.arguments.parser import FLAGS
+
+REPOSITORY = Path(__file__).parents[2]
+NEEDED = shlex.split("--hf-checkpoint m --prompt-data p --rollout-batch-size 4 --rollout-max-response-len 5")
+
+# flag: default, as in slime's arguments.py at 624b824 and in Megatron's
+HOST_DEFAULTS = {
+    "advantage_estimator": "grpo",
+    "calculate_per_token_loss": False,
+    "clip_grad": 1.0,
+    "distributed_timeout_minutes": 10,
+    "entropy_coef": 0.0,
+    "eps_clip": 0.2,
+    "eps_clip_c": None,
+    "get_mismatch_metrics": False,
+    "init_method_std": 0.02,
+    "input_key": "input",
+    "label_key": None,
+    "lr": 1e-6,
+    "lr_decay_style": "linear",
+    "adam_beta2": 0.999,
+    "adam_eps": 1e-8,
+    "weight_decay": 0.01,
+    "metadata_key": "metadata",
+    "micro_batch_size": 1,
+    "n_samples_per_eval_prompt": 1,
+    "n_samples_per_prompt": 1,
+    "normalize_advantages": False,
+    "rewards_normalization": True,
+    "rollout_seed": 42,
+    "rollout_temperature": 1.0,
+    "rollout_top_k": -1,
+    "seed": 1234,
+    "sglang_server_concurrency": 512,
+    "tis_clip": 2.0,
+    "tis_clip_low": 0,
+    "update_weights_interval": 1,
+    "use_rollout_logprobs": False,
+    "use_tis": False,
+}
+
+
+def parse(line: str = ""):
+    return parse_args(NEEDED + shlex.split(line))
+
+
+def resolved(args) -> dict:
+    return {key: value for key, value in vars(args).items() if key != "config"}
+
+
+@pytest.mark.parametrize("name", HOST_DEFAULTS)
+def test_default_is_the_hosts(name):
+    assert getattr(parse(), name) == HOST_DEFAULTS[name]
+
+
+def test_no_flag_twice():
+    assert len({flag.name for flag in FLAGS}) == len({flag.dest for flag in FLAGS}) == len(FLAGS)
+
+
+def test_arguments_need_no_torch():
+    code = "import sys; from slime_ext.launcher.arguments import parse_args; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--clip-gradd 1", "did you mean '--clip-grad'?"),
+        ("--eps-clipp 1", "did you mean '--eps-clip'?"),
+        ("--use-kl-loss", "that only slime does"),
+        ("--moe-grouped-gemm", "that only Megatron does"),
+        ("--optimizer sgd", "--optimizer: expected adam, got sgd"),
+        ("--kl-loss-coef 0.1", "--kl-loss-coef: expected 0.0, got 0.1"),
+        ("--attention-dropout", "expected 0.0, got nothing"),
+        ("--lr much", "--lr: expected a number, got 'much'"),
+        ("--lr nan", "--lr: expected a finite number"),
+        ("--seed 1.5", "--seed: expected an integer, got '1.5'"),
+        ("--advantage-estimator ppo", "exists in slime but not in this launcher"),
+        ("--policy-loss ppo_clipp", "did you mean 'ppo_clip'?"),
+        ("--roll 3", "expected a known flag"),
+        ("stray", "got 'stray'"),
+        ("--num-steps-per-rollout 3", "divisor of the 4 samples"),
+        ("--global-batch-size 3", "divisor of the 4 samples"),
+        ("--num-steps-per-rollout 2 --global-batch-size 4", "--global-batch-size: expected 2"),
+        ("--context-parallel-size 0", "--context-parallel-size: expected at least 1"),
+        ("--eval-prompt-data a b c", "expected pairs of name and path"),
+        ("--run-name a/b", "--run-name: expected one name"),
+    ],
+)
+def test_a_mistake_is_one_line(line, said):
+    with pytest.raises(ConfigError) as error:
+        parse(line)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "flag", ["--hf-checkpoint", "--prompt-data", "--rollout-batch-size", "--rollout-max-response-len"]
+)
+def test_a_needed_flag_is_named(flag):
+    at = NEEDED.index(flag)
+    with pytest.raises(ConfigError, match=f"{flag}: expected a value, got nothing"):
+        parse_args(NEEDED[:at] + NEEDED[at + 2 :])
+
+
+def test_placement_flags_are_accepted_with_a_note():
+    args = parse(
+        "--colocate --rollout-num-gpus 8 --attention-backend flash --no-offload-train --attention-dropout 0.0"
+    )
+    assert args.notes == [
+        "--colocate, --rollout-num-gpus, --attention-backend, --no-offload-train: no effect here"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("", "eps_clip_high", 0.2),
+        ("--eps-clip 0.3 --eps-clip-high 4", "eps_clip_high", 4.0),
+        ("--n-samples-per-prompt 4 --num-steps-per-rollout 8", "global_batch_size", 2),
+        ("--n-samples-per-prompt 4 --global-batch-size 8", "num_steps_per_rollout", 2),
+        ("--n-samples-per-prompt 4", "global_batch_size", 16),
+        ("", "grpo_std_normalization", False),
+        ("--n-samples-per-prompt 2", "grpo_std_normalization", True),
+        ("--n-samples-per-prompt 2 --disable-grpo-std-normalization", "grpo_std_normalization", False),
+        ("--advantage-estimator cispo --eps-clip 1", "policy_loss", "cispo"),
+        ("--advantage-estimator grpo --policy-loss sapo", "policy_loss", "sapo"),
+        ("--eps-clip-c 3", "policy_loss", "dual_clip"),
+        ("--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2", "world_size", 4),
+        ("--tensor-model-parallel-size 2 --actor-num-gpus-per-node 8", "data_parallel_size", 4),
+        ("--bf16", "sglang_dtype", "bfloat16"),
+        ("--sglang-dtype bfloat16", "params_dtype", "float32"),
+        ("--rollout-temperature 0.7", "eval_temperature", 0.7),
+        ("--eval-prompt-data a b c d", "eval_datasets", [("a", "b"), ("c", "d")]),
+        ("--use-tis", "custom_tis_function_path", "slime_ext.tis.vanilla_tis_function"),
+        ("--dump-details d", "save_debug_rollout_data", "d/rollout_data/{rollout_id}.pt"),
+        ("--no-dump-details", "save_debug_train_data", None),
+        ("--rollout-stop-token-ids 2 -1", "rollout_stop_token_ids", [2, -1]),
+    ],
+)
+def test_what_is_left_open_follows_from_the_rest(line, name, value):
+    assert getattr(parse(line), name) == value
+
+
+def test_a_config_file_equals_its_flags(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "lr: 1e-4\nuse_tis: true\nget-mismatch-metrics: false\ngrpo_std_normalization: false\n"
+        "rollout_top_k: -1\n"
+        "n_samples_per_prompt: 4\neval_prompt_data: [a, b]\nrollout_stop_token_ids: 2\ncolocate: true\n"
+        "disable_rewards_normalization: true\nrun_name: r\n"
+    )
+    line = (
+        "--lr 1e-4 --use-tis --disable-grpo-std-normalization --rollout-top-k -1 --n-samples-per-prompt 4 "
+        "--eval-prompt-data a b --rollout-stop-token-ids 2 --colocate "
+        "--disable-rewards-normalization --run-name r"
+    )
+    assert resolved(parse(f"--config {file}")) == resolved(parse(line))
+
+
+def test_the_small_run_equals_its_flags(monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    words = []
+    for key, value in yaml.safe_load(Path("configs/tiny.yaml").read_text()).items():
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        words += ["--" + key.replace("_", "-"), *map(str, values)]
+    name = ["--run-name", "r"]
+    from_file, from_flags = parse_args(["--config", "configs/tiny.yaml", *name]), parse_args(words + name)
+    assert resolved(from_file) == resolved(from_flags)
+
+
+def test_the_command_line_wins_over_the_config_file(tmp_path):
+    (tmp_path / "c.yaml").write_text("lr: 1.0\nseed: 7\n")
+    args = parse(f"--config {tmp_path}/c.yaml --lr 2")
+    assert (args.lr, args.seed) == (2.0, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("clip_gradd: 1", "did you mean 'clip_grad'?"),
+        ("use_kl_loss: true", "got one that it does not"),
+        ("use_tis: 1", "expected true or false, got 1"),
+        ("lr: [1, 2]", "expected one value"),
+        ("seed: 1.5", "--seed: expected an integer"),
+        ("- lr", "expected a mapping"),
+        ("a: [", "got a syntax error at line"),
+    ],
+)
+def test_a_wrong_config_file_is_one_line(tmp_path, text, said):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        parse(f"--config {tmp_path}/c.yaml")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_custom_config_goes_over_flags_as_in_slime(tmp_path):
+    (tmp_path / "c.yaml").write_text("tis_clip: 5\nuse_tis: true\nslime_ext: {preset: tis}\n")
+    args = parse(f"--tis-clip 3 --custom-config-path {tmp_path}/c.yaml")
+    assert (args.tis_clip, args.use_tis, args.slime_ext) == (5.0, True, {"preset": "tis"})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tis_clipp: 2", "did you mean 'tis_clip'?"),
+        ("tis_mode: truncate", "belong under the key slime_ext"),
+        ("tis_clip: 1e-4", "write it as 1.0e-4"),
+        ("seed: 1.5", "expected an integer, got 1.5"),
+        ("seed: true", "expected an integer, got True"),
+        ("use_tis: 1", "expected true or false, got 1"),
+        ("policy_loss: sapoo", "did you mean 'sapo'?"),
+        ("kl_loss_type: k1", "got one that it does not"),
+    ],
+)
+def test_a_custom_config_is_checked_where_slime_is_silent(tmp_path, text, said):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        parse(f"--custom-config-path {tmp_path}/c.yaml")
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("there", "line", "path"),
+    [
+        ([], "", "run"),
+        (["run"], "", "run-2"),
+        (["run", "run-2", "run-11", "other"], "", "run-12"),
+        (["run"], "--run-name mine", "mine"),
+        (["mine"], "--load {runs}/mine/checkpoints", "mine"),
+    ],
+)
+def test_a_run_gets_a_directory_of_its_own(tmp_path, there, line, path):
+    for name in there:
+        (tmp_path / name).mkdir()
+    args = parse(f"--run-dir {tmp_path} " + line.format(runs=tmp_path))
+    assert args.run_path == str(tmp_path / path)

@@ -1,0 +1,211 @@
+"""What is wrong is said in one line before anything starts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime_ext.errors import SlimeExtError
+from slime_ext.launcher.arguments import parse_args
+from slime_ext.launcher.output import checkpoint
+from slime_ext.launcher.task import tiny
+from slime_ext.launcher.validation import validate
+from slime_ext.launcher.validation.functions import CORRECTION
+
+PYTHON = "/bin/sh"  # any file: nothing is started here
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """The small task in the working directory."""
+    tiny.write_all(tmp_path, tiny.Task(train=8, heldout=4))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return tmp_path
+
+
+def check(line: str = ""):
+    flags = (
+        "--hf-checkpoint model --prompt-data train.jsonl --label-key label --rm-type characters "
+        "--num-rollout 2 "
+        "--rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 8 "
+        f"--sglang-python {PYTHON} "
+    )
+    return validate(parse_args(shlex.split(flags + line)))
+
+
+def said(line: str) -> str:
+    with pytest.raises(SlimeExtError) as error:
+        check(line)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_right_command_line_passes_and_is_completed(place):
+    args = check("--eval-prompt-data heldout heldout.jsonl")
+    assert (args.num_layers, args.vocab_size, args.kv_channels, args.rotary_base) == (2, 16, 16, 10000.0)
+    assert args.untie_embeddings_and_output_weights is True
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "--tensor-model-parallel-size 3",
+            "--tensor-model-parallel-size: expected a divisor of num attention heads 4",
+        ),
+        ("--tensor-model-parallel-size 4", "divisor of num query groups 2, got 4"),
+        ("--pipeline-model-parallel-size 4", "divisor of layers 2, got 4"),
+        ("--tensor-model-parallel-size 2 --actor-num-gpus-per-node 3", "expected a multiple of 2"),
+        ("--actor-num-nodes 2", "--actor-num-nodes: expected 1"),
+        ("--num-layers 3", "--num-layers: expected 2 (num_hidden_layers of config.json), got 3"),
+        ("--rotary-base 5000", "--rotary-base: expected 10000.0"),
+        ("--hf-checkpoint nowhere", "--hf-checkpoint nowhere: expected config.json"),
+        ("--prompt-data nowhere", "nowhere: expected a readable JSONL file"),
+        ("--label-key answer", "train.jsonl:1: expected the key 'answer' of --label-key"),
+        ("--rm-type exactt", "did you mean 'exact'?"),
+        ("--rollout-max-response-len 125", "train.jsonl:1: expected a prompt of at most 3 tokens"),
+        ("--sglang-context-length 12", "expected a prompt of at most 4 tokens"),
+        ("--rollout-max-response-len 500", "expected room for a prompt"),
+        (
+            "--rollout-max-prompt-len 3",
+            "expected a prompt of at most 3 tokens (--rollout-max-prompt-len), got none",
+        ),
+        ("--eval-prompt-data heldout gone.jsonl", "gone.jsonl: expected a readable"),
+        ("--actor-num-gpus-per-node 3", "--global-batch-size: expected a multiple of 3"),
+        (
+            "--ppo-n-minibatches 3",
+            "--ppo-n-minibatches: samples of a step on a rank: expected a multiple of 3",
+        ),
+        ("--micro-batch-size 3", "--micro-batch-size: samples of a minibatch: expected a multiple of 3"),
+        ("--ppo-n-minibatches 4 --micro-batch-size 8", "expected a multiple of 8"),
+        ("--use-dynamic-batch-size", "--max-tokens-per-gpu: expected a number"),
+        ("--rollout-temperature 0", "--rollout-temperature: expected a number above 0, got 0.0"),
+        ("--eps-clip 1.1", "--eps-clip: expected a number in [0, 1]"),
+        ("--eps-clip-high -1", "--eps-clip-high: expected 0 or more"),
+        ("--tis-clip 1 --tis-clip-low 2", "--tis-clip-low: expected at most --tis-clip 1.0"),
+        ("--use-tis --use-rollout-logprobs", "--use-tis: expected no --use-rollout-logprobs"),
+        ("--get-mismatch-metrics", "expected --custom-tis-function-path beside it"),
+        ("--custom-tis-function-path a.b", "expected --use-tis or --get-mismatch-metrics beside it"),
+        ("--policy-loss dual_clip", "expected --eps-clip-c beside it"),
+        ("--policy-loss sapo --eps-clip-c 3", "expected --policy-loss dual_clip beside it, got sapo"),
+        ("--eval-interval 3", "expected --eval-prompt-data beside it"),
+        ("--load nowhere", "--load nowhere: expected a directory with latest_checkpointed_iteration.txt"),
+        ("--sglang-python nowhere", "--sglang-python: expected the interpreter"),
+        ("--sglang-server-url localhost", "--sglang-server-url: expected http://host:port"),
+        ("--save-debug-rollout-data a.pt", "expected a path with {rollout_id}, got a.pt"),
+    ],
+)
+def test_a_mistake_is_named(place, line, expected):
+    assert expected in said(line)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ("{", "train.jsonl:9: expected a JSON object"),
+        ('{"input": 3, "label": "a"}', "train.jsonl:9: expected text under 'input', got 3"),
+        ('{"label": "a"}', "train.jsonl:9: expected the key 'input'"),
+        ('{"input": "xyz>", "label": "a"}', "train.jsonl:9: expected text of the tokenizer's characters"),
+        ('{"input": "ab>", "label": "a", "metadata": {"rm_type": "math"}}', "--rm-type: expected one of"),
+    ],
+)
+def test_a_bad_line_is_named_with_its_number(place, row, expected):
+    with Path("train.jsonl").open("a") as file:
+        file.write(row + "\n")
+    assert expected in said("")
+
+
+FUNCTIONS = """
+def ok(args, *, pg_loss, train_log_probs, **kwargs): ...
+def narrow(args, pg_loss, train_log_probs, rollout_log_probs, loss_masks,
+           total_lengths, response_lengths): ...
+def two(args, sample): ...
+VALUE = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--use-tis --custom-tis-function-path mine.narrow", "'cur_log_probs': add **kwargs to it"),
+        ("--use-tis --custom-tis-function-path mine.okk", "did you mean 'ok'?"),
+        ("--use-tis --custom-tis-function-path mine.VALUE", "expected a function, got a int"),
+        ("--use-tis --custom-tis-function-path yours.ok", "No module named 'yours'"),
+        ("--use-tis --custom-tis-function-path broken.ok", "expected a module that imports, got SyntaxError"),
+        ("--use-tis --custom-tis-function-path mine.py:ok", "expected package.module.function"),
+        ("--custom-rm-path mine.narrow", "expected a function of args, sample"),
+        ("--custom-megatron-init-path mine.two", "expected a function of args, got (args, sample)"),
+        ("--rollout-data-postprocess-path mine.two", "expected a function of args, rollout_id, rollout_data"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_named(place, line, expected):
+    Path("mine.py").write_text(FUNCTIONS)
+    Path("broken.py").write_text("def")
+    assert expected in said(line)
+
+
+def test_functions_with_slimes_signatures_pass(place):
+    Path("mine.py").write_text(FUNCTIONS)
+    check("--use-tis --custom-tis-function-path mine.ok --custom-rm-path mine.two")
+
+
+def test_the_correction_is_bound_to_the_contracts_keywords():
+    contract = pytest.importorskip("slime_ext.host.contract")
+    assert CORRECTION == (*contract.REQUIRED, *contract.OPTIONAL)
+
+
+def test_a_port_in_use_is_named(place):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"got {port}" in said(f"--sglang-port {port}")
+
+
+@pytest.mark.parametrize(("key", "value"), [("model_type", "llama"), ("hidden_size", None)])
+def test_another_model_is_named(place, key, value):
+    file = Path("model/config.json")
+    config = json.loads(file.read_text()) | {key: value}
+    file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    assert key in said("")
+
+
+def test_a_missing_tokenizer_is_named(place):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        Path("model", name).unlink()
+    assert "expected a tokenizer" in said("")
+
+
+def _saved(line: str, where: str) -> None:
+    args = check(line)
+    checkpoint.save(where, 3, 0, {}, layout=checkpoint.layout_of(args))
+
+
+def test_another_runs_files_are_not_overwritten(place):
+    _saved("", "elsewhere")
+    assert "--save elsewhere: expected no checkpoint yet" in said("--save elsewhere")
+    Path("runs/mine").mkdir(parents=True)
+    Path("runs/mine/metrics.jsonl").write_text("")
+    assert "--run-name mine: expected a new run" in said("--run-name mine")
+
+
+def test_a_run_goes_on_from_its_own_checkpoints(place):
+    _saved("", "runs/mine/checkpoints")
+    Path("runs/mine/metrics.jsonl").write_text("")
+    assert check("--load runs/mine/checkpoints").run_name == "mine"
+    assert "expected the sizes tensor 2" in said(
+        "--load runs/mine/checkpoints --tensor-model-parallel-size 2"
+    )
+
+
+def test_epochs_become_rollouts(place):
+    line = "--hf-checkpoint model --prompt-data train.jsonl --label-key label --rm-type exact --num-epoch 3 "
+    line += f"--rollout-batch-size 5 --rollout-max-response-len 8 --sglang-python {PYTHON}"
+    assert validate(parse_args(shlex.split(line))).num_rollout == 3 * 8 // 5
