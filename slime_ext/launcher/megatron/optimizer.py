@@ -104,8 +104,8 @@ def build_optimizer(args: argparse.Namespace, model_chunks: Chunks) -> Optimizer
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
     """L2 norm of ``.grad`` over the whole model; scales them by max_norm / norm where the norm is larger.
 
-    sqrt(sum over the ranks of one model copy of sum_p |g_p|^2). What several tensor-parallel ranks hold whole,
-    and the last stage's copy of a tied embedding, count once. ``max_norm`` 0 only measures.
+    sqrt(sum of |g|^2 over the ranks of one model copy). What several tensor-parallel ranks hold
+    whole, and the last stage's copy of a tied embedding, count once. ``max_norm`` 0 only measures.
     """
     squares = [p.grad.square().sum() for p in parameters if _counts(p)]
     total = torch.stack(squares).sum() if squares else parameters[0].grad.new_zeros(())

@@ -99,10 +99,9 @@ def test_outputs_and_gradients_are_those_of_a_loop(size):
 def test_positions_are_those_of_the_zigzag_slices(size):
     for rank in range(size):
         sequence, _, position = attention.zigzag_positions(_params(LENGTHS).cu_seqlens_q.long(), rank, size)
-        pairs = [
-            [(s, p) for p in tiny.slice_for_rank(list(range(n)), rank, size)] for s, n in enumerate(LENGTHS)
-        ]
-        assert list(zip(sequence.tolist(), position.tolist(), strict=True)) == sum(pairs, [])
+        slices = [tiny.slice_for_rank(list(range(n)), rank, size) for n in LENGTHS]
+        pairs = [(s, p) for s, positions in enumerate(slices) for p in positions]
+        assert list(zip(sequence.tolist(), position.tolist(), strict=True)) == pairs
 
 
 def test_refuses_lengths_that_do_not_cut_into_chunks():

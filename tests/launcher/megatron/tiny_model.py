@@ -1,4 +1,4 @@
-"""A tiny Qwen3 model in both worlds, its arguments, ragged packed batches and one step through Megatron's schedule."""
+"""A tiny Qwen3 model in both worlds, its arguments, ragged packed batches, one pass of the schedule."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import types
 import zlib
 from argparse import Namespace
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -120,7 +121,7 @@ def pack(sequences: list[list[int]], rank: int = 0, size: int = 1) -> tuple[Tens
         max_seqlen_q=int(lengths.max()),
         max_seqlen_kv=int(lengths.max()),
     )
-    return torch.tensor([sum(local, [])]), params
+    return torch.tensor([list(chain.from_iterable(local))]), params
 
 
 def micro_batches() -> list[list[list[int]]]:
@@ -134,7 +135,7 @@ def micro_batches() -> list[list[list[int]]]:
 def run_schedule(
     chunks: list[Any], loss_of: Callable[..., tuple[Tensor, dict]], forward_only: bool
 ) -> list[dict]:
-    """One pass of all micro-batches through Megatron's schedule: loss_of(logits [T, V/tp], sequences) per micro-batch."""
+    """One pass of all micro-batches through the schedule, loss_of(logits [T, V/tp], sequences) for each."""
     cp = parallel.cp_group()
     batches = micro_batches()
 
@@ -155,11 +156,12 @@ def run_schedule(
 
 
 def sequence_loss(logits: Tensor, sequences: list[list[int]]) -> tuple[Tensor, dict]:
-    """-sum of log p(next token) * (1 + token id / 50) / 10 over all sequences of all ranks, after Megatron's scaling."""
+    """-sum of weighted log p(next token) over all sequences of all ranks, after Megatron's scaling."""
     cp, dp = parallel.cp_group(), parallel.dp_group()
 
     def local(values: Callable[[list[int]], list[float]]) -> Tensor:
-        return torch.tensor(sum((slice_for_rank(values(s), cp.rank(), cp.size()) for s in sequences), []))
+        parts = (slice_for_rank(values(sequence), cp.rank(), cp.size()) for sequence in sequences)
+        return torch.tensor(list(chain.from_iterable(parts)))
 
     targets, weights = local(next_tokens), local(weights_of).double()
     loss = -(log_probs.vocab_parallel_log_probs(logits, targets) * weights).sum()
