@@ -51,7 +51,7 @@ def build_model(
     config = transformer_config(args, hf_config)
     model = GPTModel(
         config,
-        _layer_spec(),
+        _layer_spec(args),
         vocab_size=hf_config.vocab_size,
         max_sequence_length=hf_config.max_position_embeddings,
         pre_process=parallel.is_first_stage(),
@@ -69,13 +69,13 @@ def build_model(
 
 
 def params_dtype(args: argparse.Namespace) -> torch.dtype:
-    """``args.params_dtype`` (tests), else bfloat16, float16 or float32 as ``--bf16`` and ``--fp16`` say."""
-    explicit = getattr(args, "params_dtype", None)
-    if explicit is not None:
-        return explicit
+    """bfloat16 or float16 where ``--bf16`` or ``--fp16`` says so, else ``--params-dtype``, else float32."""
     if getattr(args, "bf16", False):
         return torch.bfloat16
-    return torch.float16 if getattr(args, "fp16", False) else torch.float32
+    if getattr(args, "fp16", False):
+        return torch.float16
+    explicit = getattr(args, "params_dtype", None) or torch.float32
+    return getattr(torch, explicit) if isinstance(explicit, str) else explicit
 
 
 def rope_theta(hf_config: Any) -> float:
@@ -164,8 +164,9 @@ def transformer_config(args: argparse.Namespace, hf_config: Any) -> TransformerC
     return config
 
 
-def _layer_spec() -> ModuleSpec:
-    if HAVE_TE and torch.cuda.is_available():
+def _layer_spec(args: argparse.Namespace) -> ModuleSpec:
+    """Transformer Engine's layers on CUDA where it is installed, unless ``transformer_impl`` is "local"."""
+    if HAVE_TE and torch.cuda.is_available() and getattr(args, "transformer_impl", None) != "local":
         return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=True)
     spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = PackedAttention

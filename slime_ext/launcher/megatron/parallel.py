@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -36,12 +37,13 @@ def initialize(args: argparse.Namespace, init_method: str = "env://") -> None:
     else:
         shims.install()
     if not dist.is_initialized():
-        _join(init_method)
+        _join(init_method, timedelta(minutes=_timeout(args)))
     _check_world(args)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
         context_parallel_size=args.context_parallel_size,
+        distributed_timeout_minutes=_timeout(args),
     )
     torch.manual_seed(args.seed)
     # Without CUDA the tracker's fork() must do nothing: there is no generator to save; dropout is refused.
@@ -50,12 +52,18 @@ def initialize(args: argparse.Namespace, init_method: str = "env://") -> None:
     )
 
 
-def _join(init_method: str) -> None:
+def _timeout(args: argparse.Namespace) -> int:
+    """Minutes that a collective may wait, 10 where the flag is missing (Megatron's default)."""
+    return getattr(args, "distributed_timeout_minutes", None) or 10
+
+
+def _join(init_method: str, timeout: timedelta) -> None:
     dist.init_process_group(
         backend="nccl" if torch.cuda.is_available() else "gloo",
         init_method=init_method,
         rank=int(os.environ.get("RANK", "0")),
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        timeout=timeout,
     )
 
 

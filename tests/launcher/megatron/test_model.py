@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
@@ -120,10 +121,15 @@ def test_refuses_a_scaled_or_missing_rope(rope):
 
 @pytest.mark.parametrize(
     ("flags", "dtype"),
-    [({}, torch.float32), ({"bf16": True}, torch.bfloat16), ({"fp16": True}, torch.float16)],
+    [
+        ({"params_dtype": None}, torch.float32),
+        ({"params_dtype": "float64"}, torch.float64),
+        ({"params_dtype": "float32", "bf16": True}, torch.bfloat16),
+        ({"params_dtype": "float32", "fp16": True}, torch.float16),
+    ],
 )
 def test_dtype_follows_megatrons_flags(flags, dtype):
-    assert model.params_dtype(tiny.tiny_args(dtype=None, **flags)) is dtype
+    assert model.params_dtype(Namespace(**flags)) is dtype
 
 
 def _refused_world():

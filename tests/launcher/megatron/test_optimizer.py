@@ -123,7 +123,7 @@ def test_learning_rate_follows_megatrons_schedule(flags, expected):
 
 
 def _refused(flags):
-    chunks = tiny.start("one", dtype=flags.get("params_dtype", torch.float64))
+    chunks = tiny.start("one")
     with pytest.raises(ConfigError) as caught:
         optimizer.build_optimizer(tiny.tiny_args(**{"lr": 0.1, **flags}), chunks)
     return str(caught.value)
