@@ -1,4 +1,5 @@
-"""The errors that a user of slime_ext can meet. Importable by every room; imports nothing but the standard library."""
+"""The errors that a user of slime_ext can meet. Importable by every room; imports nothing but the standard
+library."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Iterable
 
 
 class SlimeExtError(Exception):
-    """Base of every error raised on purpose. Its text is one line: ``<where>: expected X, got Y: what to do``."""
+    """Base of every error raised on purpose. Its text is one line: ``<where>: expected X, got Y: what to
+    do``."""
 
 
 class ConfigError(SlimeExtError, ValueError):

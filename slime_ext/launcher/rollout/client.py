@@ -119,7 +119,12 @@ class EngineClient:
         Raises:
             EngineError: it refused, or reports another version afterwards.
         """
-        body = {"model_path": str(Path(path).resolve()), "weight_version": str(version), "flush_cache": True}
+        body = {
+            "model_path": str(Path(path).resolve()),
+            "load_format": "auto",
+            "weight_version": str(version),
+            "flush_cache": True,
+        }
         self._call("POST", "/update_weights_from_disk", body)
         self.pushed_version = str(version)
         self.pushed_versions.add(str(version))

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -53,14 +53,19 @@ def check_port(host: str, port: int) -> None:
             ) from error
 
 
-def spawn_bound(command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen:
-    """Starts a program in a session of its own; the kernel kills it when the calling thread ends."""
+def spawn_bound(
+    command: Sequence[str], env: Mapping[str, str], output: IO, errors: IO | None = None
+) -> subprocess.Popen:
+    """Starts a program in a session of its own; the kernel kills it when the calling thread ends.
+
+    Standard error goes to `errors`, by default where the output goes.
+    """
     return subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _BIND_TO_PARENT, str(os.getpid()), *command],
         env=dict(env),
         stdin=subprocess.DEVNULL,
         stdout=output,
-        stderr=subprocess.STDOUT,
+        stderr=errors or subprocess.STDOUT,
         start_new_session=True,
     )
 
@@ -99,6 +104,18 @@ def kill_engine(mark: str, session: int, timeout: float = 10.0) -> list[int]:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
     return left
+
+
+def shared_memory_of(pids: Iterable[int]) -> set[Path]:
+    """SGLang's shared memory files that these processes hold open; nobody removes them when a server is killed."""
+    links = [link for pid in pids for link in _open_files(pid)]
+    return {Path(link) for link in links if link.startswith("/dev/shm/sglang_")}
+
+
+def _open_files(pid: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        return [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    return []
 
 
 def last_lines(path: Path, start: str, count: int = 4, limit: int = 800) -> str:

@@ -23,6 +23,7 @@ from slime_ext.launcher.rollout.processes import (
     free_port,
     kill_engine,
     last_lines,
+    shared_memory_of,
     spawn_bound,
 )
 
@@ -35,8 +36,9 @@ _DEVICE_FLAGS = {
     "cpu": (
         *("--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph"),
         "--sleep-on-idle",  # the scheduler otherwise polls without pause and takes a core from the trainer
+        *("--log-level-http", "warning"),  # one line per request otherwise
     ),
-    "cuda": ("--sleep-on-idle",),
+    "cuda": ("--sleep-on-idle", "--log-level-http", "warning"),
 }
 _DEVICE_VARIABLES = {
     # More threads than one make tiny matrix products fifty times slower.
@@ -105,7 +107,7 @@ class EngineProcess:
         }
         self._extra, self._program, self._env = tuple(extra_args), program, dict(env or {})
         self._process: subprocess.Popen | None = None
-        self._mark, self._scratch = "", ""
+        self._mark, self._scratch, self._shared = "", "", set()
         self._stopping, self._lock = threading.Event(), threading.RLock()
         self._watcher: threading.Thread | None = None
         self._started_at = 0.0
@@ -164,6 +166,10 @@ class EngineProcess:
         Raises:
             ConfigError: as for `start`.
         """
+        self._stopping.clear()
+        return self._launch()
+
+    def _launch(self) -> EngineProcess:
         if shutil.which(self.command[0]) is None:
             raise ConfigError(
                 f"rollout engine: expected the Python of the SGLang environment, got {self.command[0]!r}: "
@@ -207,6 +213,7 @@ class EngineProcess:
             if not self.alive() or time.monotonic() > deadline or self._stopping.is_set():
                 raise self._start_failure()
             time.sleep(_POLL_S)
+        self._shared = shared_memory_of(self.pids)
         return self
 
     def _start_failure(self) -> EngineError:
@@ -227,7 +234,11 @@ class EngineProcess:
         with self._lock:
             self._clear()
             self.restarts += 1
-            self.launch()
+            if self._stopping.is_set():
+                raise EngineError(
+                    f"rollout engine: expected no restart of {self.url} while it stops, got one"
+                )
+            self._launch()
         return self.wait_ready(timeout)
 
     def stop(self) -> None:
@@ -251,6 +262,8 @@ class EngineProcess:
         self._process.wait()
         self._process = None
         shutil.rmtree(self._scratch, ignore_errors=True)
+        for file in self._shared:
+            file.unlink(missing_ok=True)
 
     def supervise(
         self,

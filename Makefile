@@ -1,0 +1,56 @@
+# Everything a new user needs: `make train` and `make test`. PYTHON must be 3.11 (torch's CPU build is tested with it).
+PYTHON ?= python3
+# On a CPU machine 2.13.0 is the build that is tested; with CUDA set TORCH to what your driver wants.
+TORCH ?= torch==2.13.0
+VENV := .venv
+SGLANG_VENV := .venv-sglang
+PIP := -m pip --disable-pip-version-check install -qq
+CONFIG ?= configs/tiny.yaml
+WORKERS ?= 2
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE := 1
+
+.PHONY: install train test test-fast test-gpu lint format clean
+
+install: $(VENV)/.ready $(SGLANG_VENV)/.ready
+
+$(VENV)/.ready: setup.py
+	@echo "slime-ext: creating the trainer's environment ($(VENV))"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python $(PIP) "$(TORCH)"
+	@$(VENV)/bin/python $(PIP) "$(TORCH)" -e ".[train,dev]"
+	@touch $@
+
+$(SGLANG_VENV)/.ready: slime_ext/launcher/rollout/requirements-sglang-cpu.txt slime_ext/launcher/rollout/requirements-sglang-cpu-nodeps.txt
+	@echo "slime-ext: creating SGLang's environment ($(SGLANG_VENV))"
+	@$(PYTHON) -m venv $(SGLANG_VENV)
+	@$(SGLANG_VENV)/bin/python $(PIP) "$(TORCH)"
+	@$(SGLANG_VENV)/bin/python $(PIP) -r slime_ext/launcher/rollout/requirements-sglang-cpu.txt
+	@$(SGLANG_VENV)/bin/python $(PIP) --no-deps -r slime_ext/launcher/rollout/requirements-sglang-cpu-nodeps.txt
+	@touch $@
+
+train:
+	@$(MAKE) -s -j2 install
+	@$(VENV)/bin/slime-ext train --config $(CONFIG)
+
+test:
+	@$(MAKE) -s -j2 install
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/python -m pytest tests -q -n $(WORKERS) --dist loadgroup
+
+test-fast:
+	@$(MAKE) -s $(VENV)/.ready
+	@$(VENV)/bin/python -m pytest tests -q -n $(WORKERS) -m "not slow and not sglang"
+
+test-gpu:
+	@$(VENV)/bin/python -m pytest tests_gpu -q
+
+lint:
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+
+format:
+	@$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
+
+clean:
+	rm -rf $(VENV) $(SGLANG_VENV) build *.egg-info .pytest_cache .ruff_cache

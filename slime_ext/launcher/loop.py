@@ -1,0 +1,244 @@
+"""The training loop, the same program on every rank: sample, advantages, proximal forward, steps, weight sync.
+
+Rank 0 talks to the rollout engine and to the disk; its samples are broadcast, the rest is collective.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from transformers import AutoConfig, AutoTokenizer
+
+from slime_ext.launcher.functions import load_function
+from slime_ext.launcher.megatron import parallel
+from slime_ext.launcher.megatron.model import build_model, unwrap
+from slime_ext.launcher.megatron.optimizer import build_optimizer
+from slime_ext.launcher.megatron.step import Minibatches, Trainer, needs_proximal_forward
+from slime_ext.launcher.megatron.weights import gather_hf_state, read_hf_checkpoint
+from slime_ext.launcher.output import checkpoint
+from slime_ext.launcher.output.dumps import save_rollout
+from slime_ext.launcher.output.metrics_log import MetricsLog
+from slime_ext.launcher.output.progress import Progress
+from slime_ext.launcher.rollout.sample import Sample
+from slime_ext.launcher.sampler import Sampler
+from slime_ext.launcher.train_dump import dump_training
+from slime_ext.launcher.training_data import train_samples
+
+
+@dataclass
+class Clock:
+    """Seconds spent per part of a rollout step."""
+
+    parts: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Adds the block's wall time to ``perf/<name>_time``."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            key = f"perf/{name}_time"
+            self.parts[key] = self.parts.get(key, 0.0) + time.perf_counter() - start
+
+
+class Loop:
+    """One run on one rank."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.rank = args, dist.get_rank()
+        hf_config = AutoConfig.from_pretrained(args.hf_checkpoint)
+        self.hf_config = hf_config
+        if args.custom_megatron_init_path:
+            load_function(args.custom_megatron_init_path, "--custom-megatron-init-path")(args)
+        has_weights = any(Path(args.hf_checkpoint).glob("*.safetensors"))
+        get_tensor = read_hf_checkpoint(args.hf_checkpoint) if has_weights else None
+        chunks = build_model(args, hf_config, get_tensor)
+        self.trainer = Trainer(args, chunks, build_optimizer(args, chunks))
+        self.step = self.start = 0
+        self.engine_step = -1
+        self.sampler = self._sampler() if self.rank == 0 else None
+        if args.load:
+            self._load()
+        self.log = self._log() if self.rank == 0 else None
+        self.progress = Progress(args.num_rollout, self.start) if self.rank == 0 else None
+
+    def run(self) -> None:
+        """All rollouts from where the run stands, an evaluation around them, checkpoints and the report."""
+        args = self.args
+        self._on_rank0(lambda: self.sampler.wait())
+        self._push(self.step)
+        if self.start == 0 and not args.skip_eval_before_train:
+            self._evaluate(0)
+        for rollout_id in range(self.start, args.num_rollout):
+            self._rollout(rollout_id)
+            done = rollout_id + 1
+            if args.save_interval and done % args.save_interval == 0 or done == args.num_rollout:
+                self._save(done)
+            if args.eval_interval and done % args.eval_interval == 0 and done < args.num_rollout:
+                self._evaluate(done)
+        self._push(self.step)
+        self._evaluate(args.num_rollout)
+        self._on_rank0(self._finish)
+
+    def _rollout(self, rollout_id: int) -> None:
+        args, clock, start = self.args, Clock(), time.perf_counter()
+        samples, metrics = self._sample(rollout_id)
+        batch = train_samples(args, samples)
+        with clock.part("pack"):
+            steps = self.trainer.cut(batch)
+        proximal: dict[int, Any] = {}
+        with clock.part("proximal_forward"):
+            if needs_proximal_forward(args):
+                proximal = self.trainer.proximal(steps)
+        self._postprocess(rollout_id, batch, steps, proximal)
+        target: dict[int, Any] = {}
+        hook = 0.0
+        with clock.part("train"):
+            for index, step in enumerate(steps):
+                self._before_step(rollout_id, index)
+                values, log = self.trainer.train_step(step, proximal, self.step)
+                self.step += 1
+                hook += log.hook_seconds
+                target |= log.target
+                self._write("step", values, rollout_id)
+        if args.save_debug_train_data:
+            with clock.part("dump"):
+                dump_training(args, rollout_id, batch, samples, proximal or target)
+        with clock.part("weight_sync"):
+            if (rollout_id + 1) % args.update_weights_interval == 0:
+                self._push(self.step)
+        seconds = time.perf_counter() - start
+        tokens = sum(s.response_length for s in samples)
+        perf = {"perf/hook_time": hook, "perf/step_time": seconds, "perf/tokens_per_s": tokens / seconds}
+        self._write("rollout", {**metrics, **clock.parts, **perf}, rollout_id)
+        if self.progress:
+            self.progress.update(rollout_id + 1, metrics.get("rollout/raw_reward"), tokens / seconds)
+
+    def _sample(self, rollout_id: int) -> tuple[list[Sample], dict[str, float]]:
+        box: list[Any] = [None]
+        if self.sampler:
+            samples, metrics = self.sampler.sample(rollout_id)
+            if self.args.save_debug_rollout_data:
+                save_rollout(self.args.save_debug_rollout_data, rollout_id, samples)
+            self._log_rollout(rollout_id, samples, metrics)
+            box = [(samples, metrics)]
+        if dist.get_world_size() > 1:
+            dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def _log_rollout(self, rollout_id: int, samples: list[Sample], metrics: dict[str, float]) -> None:
+        path = self.args.custom_rollout_log_function_path
+        if path:
+            function = load_function(path, "--custom-rollout-log-function-path")
+            function(rollout_id, self.args, samples, metrics, metrics["perf/rollout_time"])
+
+    def _before_step(self, rollout_id: int, index: int) -> None:
+        path = self.args.custom_megatron_before_train_step_hook_path
+        if path:
+            function = load_function(path, "--custom-megatron-before-train-step-hook-path")
+            optimizer = self.trainer.optimizer
+            function(self.args, rollout_id, index, self.trainer.chunks, optimizer, optimizer.schedule)
+
+    def _postprocess(self, rollout_id: int, batch: list, steps: list[Minibatches], proximal: dict) -> None:
+        """slime's --rollout-data-postprocess-path: fn(args, rollout_id, rollout_data), data by sample."""
+        path = self.args.rollout_data_postprocess_path
+        if not path:
+            return
+        mine = [b for step in steps for minibatch in step for b in minibatch]
+        data = {
+            "loss_masks": [m for b in mine for m in b.loss_masks],
+            "total_lengths": [n for b in mine for n in b.total_lengths],
+            "response_lengths": [n for b in mine for n in b.response_lengths],
+            "rollout_log_probs": [x for b in mine for x in b.rollout_log_probs],
+            "advantages": [x for b in mine for x in b.advantages],
+            "sample_indices": [p for b in mine for p in b.positions],
+        }
+        if proximal:
+            data["log_probs"] = [proximal[p] for p in data["sample_indices"]]
+        load_function(path, "--rollout-data-postprocess-path")(self.args, rollout_id, data)
+
+    def _push(self, version: int) -> None:
+        """The trainer's weights to the engine, if it has others."""
+        if self.engine_step == version:
+            return
+        state = gather_hf_state(self.trainer.chunks, self.hf_config)
+        if self.sampler:
+            self.sampler.push(state, version)
+        self.engine_step = version
+
+    def _evaluate(self, rollout_id: int) -> None:
+        if self.sampler and self.args.eval_datasets:
+            values = self.sampler.evaluate()
+            self.log.log("eval", values, rollout_id=max(rollout_id - 1, 0), step=self.step)
+            for name, value in values.items():
+                self.progress.note(f"{name} after {rollout_id} rollouts: {value:.3f}")
+        dist.barrier()
+
+    def _write(self, kind: str, values: dict[str, float], rollout_id: int) -> None:
+        if self.log:
+            self.log.log(kind, values, rollout_id=rollout_id, step=self.step)
+
+    def _on_rank0(self, action: Callable[[], None]) -> None:
+        if self.rank == 0:
+            action()
+        dist.barrier()
+
+    def _finish(self) -> None:
+        from slime_ext.launcher.output.report import write_report  # matplotlib takes a second to import
+
+        self.progress.close()
+        self.log.close()
+        write_report(self.args.run_path)
+
+    def _sampler(self) -> Sampler:
+        tokenizer = AutoTokenizer.from_pretrained(self.args.hf_checkpoint)
+        return Sampler(self.args, tokenizer, self.hf_config.vocab_size)
+
+    def _log(self) -> MetricsLog:
+        return MetricsLog(self.args.run_path, self.args.tensorboard_dir, self.start or None)
+
+    def _save(self, rollouts_done: int) -> None:
+        payload = {
+            "model": unwrap(self.trainer.chunks[0]).state_dict(),
+            "optimizer": None if self.args.no_save_optim else self.trainer.optimizer.state_dict(),
+            "step": self.step,
+            "engine_step": self.engine_step,
+            "data": self.sampler.dataset.state_dict() if self.sampler else None,
+        }
+        checkpoint.save(
+            self.args.save,
+            rollouts_done,
+            self.rank,
+            payload,
+            layout=checkpoint.layout_of(self.args),
+            keep=self.args.save_keep,
+            barrier=dist.barrier,
+        )
+
+    def _load(self) -> None:
+        layout = checkpoint.layout_of(self.args)
+        self.start, payload = checkpoint.load(self.args.load, self.rank, layout=layout)
+        unwrap(self.trainer.chunks[0]).load_state_dict(payload["model"])
+        if payload["optimizer"] is not None:
+            self.trainer.optimizer.load_state_dict(payload["optimizer"])
+        self.step = payload["step"]
+        if self.sampler:
+            self.sampler.dataset.load_state_dict(payload["data"])
+
+
+def run(args: argparse.Namespace) -> None:
+    """Joins the process group, runs, leaves it."""
+    parallel.initialize(args)
+    try:
+        Path(args.run_path).mkdir(parents=True, exist_ok=True)
+        Loop(args).run()
+    finally:
+        parallel.destroy()

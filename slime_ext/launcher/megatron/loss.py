@@ -1,0 +1,255 @@
+"""The policy loss and its boundary: where the function named by ``--custom-tis-function-path`` is called.
+
+Same keywords, denominators, masks and metric reduction as slime (host-contract: slime 624b824, loss.py), so
+that a correction which works here works there. Shapes: T local response tokens of a micro-batch, N samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed.nn  # all_reduce with a gradient, for GSPO under context parallelism
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from slime_ext.errors import NonFiniteError
+from slime_ext.host.packing import pack_segments
+from slime_ext.launcher.megatron import parallel
+from slime_ext.launcher.megatron.batching import MicroBatch
+from slime_ext.launcher.megatron.log_probs import log_probs_and_entropy, vocab_parallel_log_probs
+from slime_ext.metrics import TokenStatistics
+from slime_ext.ops import ratios, surrogates
+
+Hook = Callable[..., tuple[Tensor, list[Tensor], Mapping[str, Tensor]]]
+Metrics = dict[str, Tensor]
+
+
+@dataclass
+class StepLog:
+    """What the micro-batches of one optimizer step leave behind, reduced once per step."""
+
+    statistics: TokenStatistics
+    hook_seconds: float = 0.0
+    hook_calls: int = 0
+    target: dict[int, Tensor] = field(default_factory=dict)  # position -> [L_i], for the train dump
+    seen: set[int] = field(default_factory=set)  # micro-batches counted, for the recomputed loss
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """The loss of one optimizer step: configuration, the resolved functions and the proximal log-probs.
+
+    Attributes:
+        hook: the correction, or None where neither --use-tis nor --get-mismatch-metrics is set.
+        reducer: --custom-pg-loss-reducer-function-path, resolved.
+        proximal: position -> [L_i] of the recomputed proximal policy; empty: the training forward is it.
+        step_size: rollouts in the optimizer step over all ranks, the loss's denominator.
+        optimizer_step: steps taken before this one, from which staleness counts.
+    """
+
+    args: argparse.Namespace
+    hook: Hook | None
+    reducer: Callable[..., Callable[[Tensor], Tensor]] | None
+    proximal: Mapping[int, Tensor]
+    step_size: int
+    optimizer_step: int
+    log: StepLog
+
+    def __call__(self, batch: MicroBatch, micro_batches: int, logits: Tensor) -> tuple[Tensor, Tensor, dict]:
+        """(loss scaled for Megatron's schedule, its token count, metrics by name), slime's scaling.
+
+        Megatron divides by ``micro_batches`` and averages over data and context parallel ranks; the factor
+        undoes both, so that the gradient is that of sum over rollouts / ``step_size``.
+        """
+        args = self.args
+        if args.recompute_loss_function:
+            loss, metrics = checkpoint(self.policy, batch, logits, use_reentrant=False)
+        else:
+            loss, metrics = self.policy(batch, logits)
+        tokens = sum(mask.sum().clamp_min(1) for mask in batch.loss_masks)
+        if args.calculate_per_token_loss:
+            scale, count = parallel.cp_group().size(), tokens
+        else:
+            ranks = parallel.dp_group(with_context_parallel=True).size()
+            scale, count = micro_batches / self.step_size * ranks, torch.ones_like(tokens)
+        return loss * scale, count, {"tokens": tokens, **metrics}
+
+    def policy(self, batch: MicroBatch, logits: Tensor) -> tuple[Tensor, Metrics]:
+        """Unscaled loss and slime's metrics, each the sum over rollouts of its mean over tokens."""
+        args = self.args
+        cur, entropy = self._current(batch, logits)
+        proximal = self._proximal(batch, cur)
+        anchor = torch.cat(batch.rollout_log_probs) if args.use_rollout_logprobs else proximal
+        log_ratio = self._log_ratio(batch, cur - anchor)
+        pg_loss, clipped = self._surrogate(log_ratio, cur, torch.cat(batch.advantages))
+        self._observe(batch, cur, proximal)
+
+        reduce = plain = make_reducer(args, batch, batch.loss_masks)
+        masks, extra = batch.loss_masks, {}
+        if self.hook is not None:
+            pg_loss, masks, extra = self._call_hook(batch, pg_loss, proximal, cur)
+            extra = {"ois": log_ratio.detach().exp(), **extra}
+            reduce = make_reducer(args, batch, masks)
+        pg_reduce = self._pg_reducer(batch, masks) or reduce
+
+        losses = {"pg_loss": pg_reduce(pg_loss), "entropy_loss": reduce(entropy)}
+        loss = losses["pg_loss"] - args.entropy_coef * losses["entropy_loss"]
+        if cur.numel() == 0:
+            loss = loss + 0.0 * logits.sum()  # a shard without response tokens still joins the backward pass
+        gap = ((cur if args.use_rollout_logprobs else proximal) - torch.cat(batch.rollout_log_probs)).abs()
+        means = {
+            "loss": loss,
+            **losses,
+            "pg_clipfrac": reduce(clipped.to(cur.dtype)),
+            "ppo_kl": reduce(-log_ratio),
+            "train_rollout_logprob_abs_diff": reduce(gap),
+            "staleness": plain(self._ages(batch).to(cur.dtype)),
+            "rollouts": plain(torch.ones_like(cur)),
+            **{name: plain(value) for name, value in extra.items()},
+        }
+        return loss, {name: value.detach().clone() for name, value in means.items()}
+
+    def _current(self, batch: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
+        rows = logits[0].index_select(0, batch.logit_rows)
+        cur, entropy = log_probs_and_entropy(rows, batch.targets, self.args.rollout_temperature)
+        return cur, entropy if self.args.entropy_coef else entropy.detach()
+
+    def _proximal(self, batch: MicroBatch, cur: Tensor) -> Tensor:
+        """slime's train_log_probs: the recomputed ones, or this very forward pass."""
+        if not self.proximal:
+            return cur.detach()
+        return torch.cat([self.proximal[p] for p in batch.positions])
+
+    def _log_ratio(self, batch: MicroBatch, log_ratio: Tensor) -> Tensor:
+        if self.args.policy_loss != "gspo":
+            return log_ratio
+        segments = pack_segments(
+            batch.loss_masks,
+            batch.total_lengths,
+            batch.response_lengths,
+            cp_rank=batch.cp_rank,
+            cp_size=batch.cp_size,
+            all_sum=_differentiable_sum if batch.cp_size > 1 else lambda x: x,
+        )
+        return ratios.sequence_mean(log_ratio, segments)
+
+    def _surrogate(self, log_ratio: Tensor, cur: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+        args = self.args
+        low, high = args.eps_clip, args.eps_clip_high
+        match args.policy_loss:
+            case "cispo":
+                return surrogates.cispo(log_ratio, cur, advantages, low, high)
+            case "sapo":
+                return surrogates.sapo(log_ratio, advantages, args.sapo_tau_pos, args.sapo_tau_neg)
+            case _ if args.eps_clip_c is not None:
+                return surrogates.dual_clip(log_ratio, advantages, low, high, args.eps_clip_c)
+            case _:
+                return surrogates.ppo_clip(log_ratio, advantages, low, high)
+
+    def _call_hook(
+        self, batch: MicroBatch, pg_loss: Tensor, proximal: Tensor, cur: Tensor
+    ) -> tuple[Tensor, list[Tensor], Mapping[str, Tensor]]:
+        """slime's keywords, plus ``cur_log_probs`` and ``advantages``."""
+        start = time.perf_counter()
+        out = self.hook(
+            args=self.args,
+            pg_loss=pg_loss,
+            train_log_probs=batch.split(proximal),
+            rollout_log_probs=batch.rollout_log_probs,
+            loss_masks=batch.loss_masks,
+            total_lengths=batch.total_lengths,
+            response_lengths=batch.response_lengths,
+            cur_log_probs=batch.split(cur),
+            advantages=batch.advantages,
+        )
+        self.log.hook_seconds += time.perf_counter() - start
+        self.log.hook_calls += 1
+        return out
+
+    def _pg_reducer(self, batch: MicroBatch, masks: list[Tensor]) -> Callable[[Tensor], Tensor] | None:
+        if self.reducer is None:
+            return None
+        lengths = batch.total_lengths, batch.response_lengths
+        return self.reducer(*lengths, masks, self.args.calculate_per_token_loss)
+
+    def _ages(self, batch: MicroBatch) -> Tensor:
+        """[T] optimizer steps between the sampling weights and the trained ones; 0 where unknown."""
+        return torch.where(batch.versions >= 0, self.optimizer_step - batch.versions, 0)
+
+    @torch.no_grad()
+    def _observe(self, batch: MicroBatch, cur: Tensor, proximal: Tensor) -> None:
+        """Mismatch statistics and the dump's log-probs, once per micro-batch also under recompute."""
+        if id(batch) in self.log.seen:
+            return
+        self.log.seen.add(id(batch))
+        mask = batch.local(batch.loss_masks) != 0
+        check_finite("trainer log-probs", cur, mask, batch)
+        self.log.statistics.add(proximal - torch.cat(batch.rollout_log_probs), mask)
+        self.log.target.update(zip(batch.positions, batch.split(cur.detach()), strict=True))
+
+
+def make_reducer(
+    args: argparse.Namespace, batch: MicroBatch, masks: list[Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """x [T] -> sum_i sum_t x_t m_t / D_i (D_i: response tokens of the sample's rollout, at least 1).
+
+    D_i is that of the host's masks whatever ``masks`` are, so rejection shrinks the numerator only.
+    ``--calculate-per-token-loss``: no division. A masked position may hold anything: it is selected away.
+    """
+    weight = batch.local(masks).to(batch.denominators.dtype)
+    if not args.calculate_per_token_loss:
+        per_token = torch.repeat_interleave(
+            batch.denominators.clamp_min(1),
+            torch.tensor(batch.local_lengths, device=weight.device),
+            output_size=sum(batch.local_lengths),
+        )
+        weight = weight / per_token
+    return lambda x: torch.where(weight != 0, x * weight, 0).sum()
+
+
+def proximal_log_probs(args: argparse.Namespace, batch: MicroBatch, logits: Tensor) -> dict[int, Tensor]:
+    """position -> [L_i] log-probs of this forward pass, for the frozen proximal policy."""
+    rows = logits[0].index_select(0, batch.logit_rows)
+    flat = vocab_parallel_log_probs(rows, batch.targets, args.rollout_temperature)
+    return dict(zip(batch.positions, batch.split(flat.detach()), strict=True))
+
+
+def check_finite(what: str, values: Tensor, mask: Tensor, batch: MicroBatch) -> None:
+    """Stops at the first non-finite value under the mask.
+
+    Raises:
+        NonFiniteError: naming the sample of the rollout and the position in its response.
+    """
+    bad = mask & ~torch.isfinite(values)
+    if not bool(bad.any()):
+        return
+    at = int(bad.nonzero()[0])
+    for position, length in zip(batch.positions, batch.local_lengths, strict=True):
+        if at < length:
+            raise NonFiniteError(
+                f"{what}: expected finite numbers, got {float(values[bad][0])} in sample {position}, local "
+                f"response token {at}: the weights have diverged; go back to a checkpoint or lower --lr"
+            )
+        at -= length
+
+
+def _differentiable_sum(values: Tensor) -> Tensor:
+    return torch.distributed.nn.functional.all_reduce(values, group=parallel.cp_group())
+
+
+def resolved(args: argparse.Namespace) -> dict[str, Any]:
+    """The functions that the flags name, imported once."""
+    from slime_ext.launcher.functions import load_function
+
+    wanted = args.use_tis or args.get_mismatch_metrics
+    path = args.custom_tis_function_path or "slime_ext.tis.vanilla_tis_function"
+    reducer = args.custom_pg_loss_reducer_function_path
+    return {
+        "hook": load_function(path, "--custom-tis-function-path") if wanted else None,
+        "reducer": load_function(reducer, "--custom-pg-loss-reducer-function-path") if reducer else None,
+    }

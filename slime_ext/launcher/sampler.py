@@ -1,0 +1,141 @@
+"""What rank 0 does beside training: prompts, the rollout engine, rewards, evaluation, weight push."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_ext.launcher.rollout.client import EngineClient
+from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams
+from slime_ext.launcher.rollout.sample import Sample
+from slime_ext.launcher.rollout.weight_sync import push_weights
+from slime_ext.launcher.task.prompts import Prompt, PromptDataset, read_prompts
+from slime_ext.launcher.task.rewards import score
+
+Metrics = dict[str, float]
+
+
+class Sampler:
+    """Samples scored rollouts from a running engine."""
+
+    def __init__(self, args: argparse.Namespace, tokenizer: Any, vocab_size: int) -> None:
+        self.args, self.tokenizer = args, tokenizer
+        self.dataset = PromptDataset.from_args(args, tokenizer)
+        self.client = EngineClient(
+            args.sglang_server_url,
+            concurrency=args.sglang_server_concurrency,
+            timeout=args.sglang_request_timeout,
+            recovery_timeout=args.sglang_start_timeout,
+            ensure_weights=self.push_again,
+            vocab_size=vocab_size,
+            decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+        )
+        self.version = -1
+        self._pushed: Path | None = None
+
+    def wait(self) -> None:
+        """Until the engine answers.
+
+        Raises:
+            EngineError: not within ``--sglang-start-timeout``.
+        """
+        self.client.wait_healthy(self.args.sglang_start_timeout)
+
+    def push(self, state: dict[str, Any], version: int) -> None:
+        """The engine continues with these weights; ``version`` is the trainer's optimizer step."""
+        directory = Path(self.args.run_path) / "weights"
+        self._pushed = push_weights(self.client, state, self.args.hf_checkpoint, directory, version)
+        self.version = version
+
+    def push_again(self) -> None:
+        """After a restart of the engine: the weights that it had."""
+        if self._pushed is not None:
+            self.client.update_weights_from_disk(self._pushed, self.version)
+
+    def sample(self, rollout_id: int) -> tuple[list[Sample], Metrics]:
+        """The next prompts' samples, group by group, scored."""
+        args, start = self.args, time.perf_counter()
+        groups = self._generate(
+            self.dataset.next_batch(args.rollout_batch_size),
+            args.n_samples_per_prompt,
+            SamplingParams(
+                max_new_tokens=args.rollout_max_response_len,
+                temperature=args.rollout_temperature,
+                top_p=args.rollout_top_p,
+                top_k=args.rollout_top_k,
+                stop_token_ids=self._stop_ids(),
+            ),
+            rollout_id,
+        )
+        samples = [s for group in groups for s in group]
+        for sample in samples:
+            sample.rollout_id = sample.index
+        self._score(samples)
+        seconds = time.perf_counter() - start
+        return samples, {**rollout_metrics(samples), "perf/rollout_time": seconds}
+
+    def evaluate(self) -> Metrics:
+        """Mean reward of each held-out set under the engine's present weights."""
+        out: Metrics = {}
+        for name, path in self.args.eval_datasets:
+            prompts = read_prompts(path, self.args.input_key, self.args.label_key, self.args.metadata_key)
+            out[f"eval/{name}"] = self._evaluate(prompts)
+        return out
+
+    def _evaluate(self, prompts: Sequence[Prompt]) -> float:
+        args = self.args
+        params = SamplingParams(
+            max_new_tokens=args.eval_max_response_len,
+            temperature=args.eval_temperature,
+            top_p=args.eval_top_p,
+            top_k=args.eval_top_k,
+            stop_token_ids=self._stop_ids(),
+        )
+        groups = self._generate(prompts, args.n_samples_per_eval_prompt, params, None)
+        samples = [s for group in groups for s in group]
+        self._score(samples, evaluation=True)
+        return sum(s.reward or 0.0 for s in samples) / max(len(samples), 1)
+
+    def _generate(
+        self, prompts: Sequence[Prompt], n: int, params: SamplingParams, rollout_id: int | None
+    ) -> list[list[Sample]]:
+        requests = [
+            GenerateRequest(
+                prompt_ids=self.tokenizer.encode(p.text, add_special_tokens=False),
+                group_index=p.group_index,
+                n=n,
+                prompt=p.text,
+                label=p.label,
+                metadata=p.metadata,
+            )
+            for p in prompts
+        ]
+        return self.client.generate(requests, params, rollout_id=rollout_id)
+
+    def _score(self, samples: Sequence[Sample], evaluation: bool = False) -> None:
+        """Rewards of the samples that were not dropped; a dropped one has none."""
+        score(self.args, [s for s in samples if not s.remove_sample], evaluation)
+
+    def _stop_ids(self) -> tuple[int, ...]:
+        chosen = tuple(self.args.rollout_stop_token_ids or ())
+        return chosen or (self.tokenizer.eos_token_id,)
+
+
+def rollout_metrics(samples: Sequence[Sample]) -> Metrics:
+    """Means over the samples that count, and how many were dropped."""
+    kept = [s for s in samples if not s.remove_sample]
+    if not kept:
+        return {"rollout/dropped": float(len(samples))}
+
+    def mean(of: Callable[[Sample], float]) -> float:
+        return sum(of(s) for s in kept) / len(kept)
+
+    return {
+        "rollout/raw_reward": mean(lambda s: s.reward),
+        "rollout/response_len": mean(lambda s: s.response_length),
+        "rollout/truncated": mean(lambda s: s.status == "truncated"),
+        "rollout/dropped": float(len(samples) - len(kept)),
+    }

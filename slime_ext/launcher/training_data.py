@@ -1,0 +1,116 @@
+"""From scored samples to what the trainer needs of them: group-relative advantages and the masks' sums.
+
+Pure Python: every rank computes the same from the broadcast samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slime_ext.launcher.rollout.sample import Sample
+
+
+@dataclass
+class TrainSample:
+    """One sample as the trainer sees it; R = its response length.
+
+    Attributes:
+        position: index in the rollout, the key of everything that is kept per sample.
+        rollout_id: samples of one rollout share a denominator (slime: one sample unless it was split).
+        tokens: prompt and response ids.
+        loss_mask: R x 0 or 1, 1 where the behavior policy sampled the token.
+        rollout_log_probs: R behavior log-probs, nats.
+        advantage: of every response token, dimensionless.
+        mask_sum: response tokens of the whole rollout, the sample's denominator.
+        versions: R optimizer steps at which the sampling weights were pushed; empty where unknown.
+    """
+
+    position: int
+    rollout_id: int
+    tokens: list[int]
+    response_length: int
+    loss_mask: list[int]
+    rollout_log_probs: list[float]
+    advantage: float = 0.0
+    mask_sum: float = 0.0
+    versions: list[int] = field(default_factory=list)
+
+    @property
+    def total_length(self) -> int:
+        """Prompt and response tokens."""
+        return len(self.tokens)
+
+
+def train_samples(args: argparse.Namespace, samples: Sequence[Sample]) -> list[TrainSample]:
+    """The rollout in the order of ``samples``, with its advantages and denominators."""
+    advantages = group_advantages(
+        [None if s.remove_sample else s.reward for s in samples],
+        args.n_samples_per_prompt,
+        normalize=args.rewards_normalization,
+        by_std=args.grpo_std_normalization,
+    )
+    if args.normalize_advantages:
+        advantages = whiten(advantages, [sum(s.loss_mask or ()) for s in samples])
+    out = [
+        TrainSample(
+            position=i,
+            rollout_id=i if s.rollout_id is None else s.rollout_id,
+            tokens=s.tokens,
+            response_length=s.response_length,
+            loss_mask=[0] * s.response_length if s.remove_sample else list(s.loss_mask or ()),
+            rollout_log_probs=list(s.rollout_log_probs or ()),
+            advantage=advantages[i],
+            versions=[int(v) for v in s.token_weight_versions if str(v).isdigit()],
+        )
+        for i, s in enumerate(samples)
+    ]
+    _fill_mask_sums(out)
+    return out
+
+
+def group_advantages(
+    rewards: Sequence[float | None], group_size: int, *, normalize: bool = True, by_std: bool = True
+) -> list[float]:
+    """GRPO: A_i = (r_i - mean_G r) / (std_G r + 1e-6) over the group G of the same prompt, unbiased std.
+
+    Args:
+        rewards: group by group; None for a dropped sample, which neither gets an advantage nor counts.
+        group_size: samples per prompt.
+        normalize: False: A_i = r_i.
+        by_std: False: no division (slime's --disable-grpo-std-normalization).
+
+    Source: Shao et al. 2024, https://arxiv.org/abs/2402.03300; epsilon and estimator as slime.
+
+    >>> group_advantages([0.0, 1.0, None, 2.0], 4, by_std=False)
+    [-1.0, 0.0, 0.0, 1.0]
+    """
+    if not normalize:
+        return [0.0 if r is None else float(r) for r in rewards]
+    out: list[float] = []
+    for start in range(0, len(rewards), group_size):
+        group = rewards[start : start + group_size]
+        present = [r for r in group if r is not None]
+        mean = statistics.fmean(present) if present else 0.0
+        std = statistics.stdev(present) if by_std and len(present) > 1 else 0.0
+        scale = 1.0 / (std + 1e-6) if by_std and len(present) > 1 else 1.0
+        out += [0.0 if r is None else (r - mean) * scale for r in group]
+    return out
+
+
+def whiten(advantages: Sequence[float], counts: Sequence[int]) -> list[float]:
+    """(A - mean) / (std + 1e-8), over response tokens, population variance (``--normalize-advantages``)."""
+    total = max(sum(counts), 1)
+    mean = sum(a * n for a, n in zip(advantages, counts, strict=True)) / total
+    variance = sum((a - mean) ** 2 * n for a, n in zip(advantages, counts, strict=True)) / total
+    return [(a - mean) / (variance**0.5 + 1e-8) for a in advantages]
+
+
+def _fill_mask_sums(samples: list[TrainSample]) -> None:
+    sums: dict[int, float] = {}
+    for s in samples:
+        sums[s.rollout_id] = sums.get(s.rollout_id, 0.0) + sum(s.loss_mask)
+    for s in samples:
+        s.mask_sum = sums[s.rollout_id]
