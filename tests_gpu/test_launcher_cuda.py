@@ -12,8 +12,6 @@ from argparse import Namespace
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
 pytest.importorskip("megatron.core")
 transformers = pytest.importorskip("transformers")
 
@@ -23,6 +21,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E
 
 from slime_ext.errors import ConfigError  # noqa: E402
 from slime_ext.launcher.megatron import log_probs, model, optimizer, parallel, shims, weights  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 SEQUENCES = [[3, 4, 5, 6, 7, 8, 9], [40, 2, 9], list(range(20, 44))]
 IMPLEMENTATIONS = [
