@@ -70,15 +70,10 @@ def spawn_bound(
     )
 
 
-def engine_processes(mark: str, session: int) -> list[int]:
-    """Ids of the living processes in `session` or with `SLIME_EXT_ENGINE=<mark>` in their environment.
-
-    Either would do for most: the mark finds those that moved to another session, the session those that wrote
-    their title over their environment.
-    """
+def marked_processes(mark: str) -> list[int]:
+    """Ids of the living processes with `SLIME_EXT_ENGINE=<mark>` in their environment, in whatever session."""
     entry = f"{MARK}={mark}".encode()
-    processes = [p for p in Path("/proc").iterdir() if p.name.isdigit()]
-    return [int(p.name) for p in processes if _session(p) == session or entry in _environment(p)]
+    return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and entry in _environment(p)]
 
 
 def _environment(process: Path) -> list[bytes]:
@@ -87,18 +82,10 @@ def _environment(process: Path) -> list[bytes]:
     return []
 
 
-def _session(process: Path) -> int | None:
-    """Session of a process, None when it is gone or a zombie."""
-    with contextlib.suppress(OSError):
-        state, _, _, session, *_ = (process / "stat").read_text().rpartition(")")[2].split()
-        return None if state == "Z" else int(session)
-    return None
-
-
-def kill_engine(mark: str, session: int, timeout: float = 10.0) -> list[int]:
-    """Kills every process of the engine, again until none is left; returns those that would not go."""
+def kill_marked(mark: str, timeout: float = 10.0) -> list[int]:
+    """Kills every process with the mark, again until none is left; returns those that would not go."""
     deadline = time.monotonic() + timeout
-    while (left := engine_processes(mark, session)) and time.monotonic() < deadline:
+    while (left := marked_processes(mark)) and time.monotonic() < deadline:
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -107,14 +94,14 @@ def kill_engine(mark: str, session: int, timeout: float = 10.0) -> list[int]:
 
 
 def shared_memory_of(pids: Iterable[int]) -> set[Path]:
-    """SGLang's shared memory files that these processes hold open; nobody removes them when a server is killed."""
-    links = [link for pid in pids for link in _open_files(pid)]
-    return {Path(link) for link in links if link.startswith("/dev/shm/sglang_")}
+    """SGLang's shared memory files that these processes hold open; a killed server leaves them."""
+    files = [file for pid in pids for file in _open_files(pid)]
+    return {file for file in files if file.match("/dev/shm/sglang_*")}
 
 
-def _open_files(pid: int) -> list[str]:
+def _open_files(pid: int) -> list[Path]:
     with contextlib.suppress(OSError):
-        return [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        return [link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir()]
     return []
 
 

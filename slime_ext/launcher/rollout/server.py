@@ -19,10 +19,10 @@ from slime_ext.errors import ConfigError, EngineError
 from slime_ext.launcher.rollout.processes import (
     MARK,
     check_port,
-    engine_processes,
     free_port,
-    kill_engine,
+    kill_marked,
     last_lines,
+    marked_processes,
     shared_memory_of,
     spawn_bound,
 )
@@ -125,7 +125,7 @@ class EngineProcess:
     @property
     def pids(self) -> list[int]:
         """Ids of all living processes of this server."""
-        return engine_processes(self._mark, self._process.pid) if self._process else []
+        return marked_processes(self._mark) if self._mark else []
 
     @property
     def command(self) -> list[str]:
@@ -254,7 +254,7 @@ class EngineProcess:
     def _clear(self) -> None:
         if self._process is None:
             return
-        left = kill_engine(self._mark, self._process.pid)
+        left = kill_marked(self._mark)
         if left:
             raise EngineError(
                 f"rollout engine: expected its processes to end, got {left} alive: kill them by hand"

@@ -53,8 +53,8 @@ sys.modules.setdefault("sgl_kernel", _absent_sgl_kernel())
 def _fork_processes() -> None:
     """Makes SGLang fork its scheduler and detokenizer where it asks for "spawn".
 
-    Spawned, each imports all of SGLang again: 26 CPU seconds for a start instead of 13. SGLang spawns because a
-    fork would inherit CUDA; here there is none, and the fork comes while the process has one thread.
+    Spawned, each imports all of SGLang again: 26 CPU seconds for a start instead of 13. SGLang spawns because
+    a fork would inherit CUDA; here there is none, and the fork comes while the process has one thread.
     """
     spawn = multiprocessing.set_start_method
 
