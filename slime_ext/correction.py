@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -10,14 +10,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from slime_ext.errors import ConfigError
+from slime_ext.coupled import Normalize
+from slime_ext.facts import Facts, State, Step, expect
 from slime_ext.objectives import Bounds, Host, Surrogate, gather
 from slime_ext.ops.ratios import selected
-from slime_ext.ops.segments import Segments
+from slime_ext.ops.segments import AllSum, Segments, identity
 from slime_ext.ops.statistics import Need, tabulate
-from slime_ext.steps import Facts, Reweight, State, Step
+from slime_ext.steps import MinPrefixReweight, Reweight, Taper
 
 Numerator = Literal["proximal", "target"]
+Plan = Mapping[Step, Tensor]  # coupled step -> the number it settled over the whole optimizer step
+WEIGHTS = (Reweight, MinPrefixReweight, Taper)
 
 HOST = Host()
 
@@ -69,25 +72,61 @@ class Correction:
     on_nonfinite: Literal["reject", "raise"] = "reject"
 
     def __post_init__(self) -> None:
+        self._forbid_double_count()
+        for i, step in enumerate(self.steps):
+            if not step.is_coupled:
+                continue
+            expect(
+                step not in self.steps[:i],
+                f"steps[{i}]",
+                "a coupled step once",
+                step,
+                "it settles one number",
+            )
+            expect(
+                self.numerator == "proximal",
+                "numerator",
+                f"proximal with {step}",
+                self.numerator,
+                "a number for the whole optimizer step must be known before it begins",
+            )
+            bounded = any(before.is_bound for before in self.steps[:i])
+            expect(
+                bounded or not isinstance(step, Normalize),
+                f"steps[{i}].normalize",
+                "a truncate or clip step before it",
+                "none",
+                "an unbounded weight would decide the mean alone",
+            )
+
+    def _forbid_double_count(self) -> None:
         anchor = getattr(self.surrogate, "anchor", None)
-        weighted = any(isinstance(step, Reweight) for step in self.steps)
-        if weighted and anchor == "behavior":
-            raise ConfigError(
-                "surrogate.anchor: expected proximal beside a reweight step, got behavior: this "
-                "surrogate already "
-                "divides by the behavior policy; drop the reweight step"
-            )
-        if weighted and anchor == "proximal" and self.numerator == "target":
-            raise ConfigError(
-                "numerator: expected proximal with this surrogate, got target: target / proximal would "
-                "be counted "
-                "twice; use numerator: proximal, or surrogate: reinforce"
-            )
+        if anchor is None or not any(isinstance(step, WEIGHTS) for step in self.steps):
+            return
+        expect(
+            anchor != "behavior",
+            "surrogate.anchor",
+            "proximal beside a step that sets weights",
+            anchor,
+            "this surrogate divides by the behavior policy already; drop the step, or surrogate: reinforce",
+        )
+        expect(
+            self.numerator != "target",
+            "numerator",
+            "proximal with this surrogate",
+            self.numerator,
+            "target / proximal would be counted twice; use numerator: proximal, or surrogate: reinforce",
+        )
 
     @property
     def is_identity(self) -> bool:
         """Whether it leaves the host's loss alone (metrics only)."""
         return not self.steps and isinstance(self.surrogate, Host)
+
+    @property
+    def is_coupled(self) -> bool:
+        """Whether a step settles a number over the whole optimizer step."""
+        return any(step.is_coupled for step in self.steps)
 
     @property
     def needs_target(self) -> bool:
@@ -99,26 +138,39 @@ class Correction:
         """Whether the advantages must be there."""
         return not isinstance(self.surrogate, Host) or any(step.reads_advantages for step in self.steps)
 
-    def __call__(self, tokens: Tokens, *, observe: bool = False) -> Outcome:
+    def __call__(self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False) -> Outcome:
         """Weights and keep for packed tokens, all detached.
 
         Args:
+            plan: what ``plan_step`` settled; None makes these tokens an optimizer step of their own.
             observe: also record where bounds acted (for metrics).
         """
-        segments = tokens.segments
-        source = tokens.target if self.numerator == "target" else tokens.proximal
-        numerator, behavior, finite = selected(source, tokens.behavior, segments.mask)
-        advantages = None if tokens.advantages is None else tokens.advantages.detach()
-        facts = Facts(segments, numerator - behavior, numerator, behavior, finite, advantages)
-        facts = replace(facts, table=tabulate(self._needs, facts.value_of, segments))
-        keep = finite
-        for need in self._nonfinite_needs:
-            keep = keep & facts.spread(need.unit, facts.table[need] == 0)
-        state = State(torch.ones_like(facts.log_ratio), keep, torch.zeros_like(keep) if observe else None)
-        for step in self.steps:
-            state = step(state, facts)
+        if plan is None and self.is_coupled:
+            plan = plan_step(self, [tokens], tokens.segments.all_sum)
+        facts = replace(self.facts(tokens), plan=plan or {})
+        state = self.run(facts, self.steps, observe=observe)
         weights = torch.where(state.keep, state.weights, 0)
-        return Outcome(weights, state.keep, finite, facts.log_ratio, state.clipped)
+        return Outcome(weights, state.keep, facts.finite, facts.log_ratio, state.clipped)
+
+    def facts(self, tokens: Tokens) -> Facts:
+        """Everything the steps may look at, with one all-reduce at most."""
+        source = tokens.target if self.numerator == "target" else tokens.proximal
+        numerator, behavior, finite = selected(source, tokens.behavior, tokens.segments.mask)
+        advantages = None if tokens.advantages is None else tokens.advantages.detach()
+        facts = Facts(tokens.segments, numerator - behavior, numerator, behavior, finite, advantages)
+        facts = replace(facts, table=tabulate(self._needs, facts.value_of, tokens.segments))
+        usable = finite
+        for need in self._nonfinite_needs:
+            usable = usable & facts.spread(need.unit, facts.table[need] == 0)
+        return replace(facts, usable=usable)
+
+    def run(self, facts: Facts, steps: Sequence[Step], *, observe: bool = False) -> State:
+        """The state after ``steps``: the only loop over them."""
+        clipped = torch.zeros_like(facts.usable) if observe else None
+        state = State(torch.ones_like(facts.log_ratio), facts.usable, clipped)
+        for step in steps:
+            state = step(state, facts)
+        return state
 
     def loss(
         self, outcome: Outcome, tokens: Tokens, host_loss: Tensor, bounds: Bounds
@@ -153,3 +205,24 @@ class Correction:
         yield from self._nonfinite_needs
         for step in self.steps:
             yield from step.needs
+
+
+def plan_step(correction: Correction, batches: Sequence[Tokens], all_sum: AllSum = identity) -> Plan:
+    """Settles the numbers of the coupled steps over all micro-batches of an optimizer step, on all ranks.
+
+    Args:
+        batches: the step's micro-batches on this rank; every rank must have at least one.
+        all_sum: SUM over all ranks that train the step, each token once (data x context parallel).
+
+    Returns:
+        step -> [] float64. Steps settle in their order, each seeing what those before it did.
+    """
+    plan: dict[Step, Tensor] = {}
+    seen = [correction.facts(tokens) for tokens in batches]
+    for i, step in enumerate(correction.steps):
+        if step.is_coupled:
+            now = [replace(facts, plan=plan) for facts in seen]
+            plan[step] = step.settle(
+                [(correction.run(facts, correction.steps[:i]), facts) for facts in now], all_sum
+            )
+    return plan

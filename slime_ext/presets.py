@@ -1,4 +1,9 @@
-"""One table: name -> correction, formula and source; other systems' names are aliases."""
+"""One table: name -> correction, formula and source; other systems' names are aliases.
+
+In the formulas l = log numerator - log behavior per token, rho = e^l, Pi the product and geo the geometric
+mean over the response tokens of a sequence. Without "target" the numerator is the proximal policy; without a
+loss the weights multiply the host's. Numbers are the sources' defaults unless the formula says "ours".
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,33 @@ from dataclasses import dataclass
 
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.facts import Step
 from slime_ext.objectives import PpoClip, Reinforce
-from slime_ext.steps import Clip, Reject, Reweight, Truncate, Veto
+from slime_ext.steps import (
+    Clip,
+    MinPrefixReweight,
+    Reject,
+    Reweight,
+    SecondMoment,
+    Taper,
+    Truncate,
+    Veto,
+)
 
-VERL = "verl PR 3984, https://github.com/volcengine/verl/pull/3984"
+PR3984 = "verl PR 3984, https://github.com/volcengine/verl/pull/3984"
+VERL = "verl, verl/trainer/config/algorithm.py, https://github.com/verl-project/verl"
+SKYRL = "SkyRL PR 849, https://github.com/NovaSky-AI/SkyRL/pull/849"
+FIREWORKS = "fw-ai cookbook PR 169, https://github.com/fw-ai/cookbook/pull/169"
+ICEPOP = "IcePop, https://ringtech.notion.site/icepop; Ring-1T, https://arxiv.org/abs/2510.18855"
+
+TOKEN, SEQUENCE = Reweight("token"), Reweight("sequence")
+CAP = Truncate(2.0)
+BAND = Reject("token", "ratio", low=0.5, high=5.0)
+GEO = Reject("sequence", "ratio", "mean", 0.999, 1.001)
+K3 = Reject("sequence", "k3", "mean", high=0.01)
+TARGET = {"numerator": "target"}
+PURE = {"numerator": "target", "surrogate": Reinforce()}
+BYPASS = {"numerator": "target", "surrogate": PpoClip(anchor="behavior")}
 
 
 @dataclass(frozen=True)
@@ -21,71 +49,213 @@ class Preset:
     source: str
 
 
-def _steps(*steps, **fields) -> Correction:
-    return Correction(steps=steps, **fields)
+def _preset(formula: str, source: str, *steps: Step, **fields) -> Preset:
+    return Preset(Correction(steps=steps, **fields), formula, source)
 
 
-PRESETS: dict[str, Preset] = {
-    "metrics_only": Preset(Correction(), "w = 1; only metrics", VERL),
-    "token_is": Preset(_steps(Reweight("token"), Truncate(2.0)), "w_t = min(rho_t, 2)", VERL),
-    "seq_is": Preset(_steps(Reweight("sequence"), Truncate(2.0)), "w = min(prod rho, 2)", VERL),
-    "seq_is_rs": Preset(
-        _steps(Reweight("sequence"), Truncate(2.0), Reject("sequence", "ratio", "sum", 0.5, 2.0)),
-        "w = min(prod rho, 2), sequence kept iff 0.5 <= prod rho <= 2",
-        VERL,
+SEEDS = {
+    "metrics_only": _preset("w = 1: only metrics", PR3984),
+    "token_is": _preset("w_t = min(rho_t, 2)", PR3984, TOKEN, CAP),
+    "seq_is": _preset("w = min(Pi, 2)", PR3984, SEQUENCE, CAP),
+    "seq_is_rs": _preset(
+        "w = min(Pi, 2), sequence kept iff 0.5 <= Pi <= 2",
+        PR3984,
+        SEQUENCE,
+        CAP,
+        Reject("sequence", "ratio", "sum", 0.5, 2.0),
     ),
-    "seq_mis": Preset(
-        _steps(Reweight("sequence"), Truncate(2.0), Reject("sequence", "ratio", "sum", 0.0, 2.0)),
-        "w = prod rho, sequence kept iff prod rho <= 2",
-        VERL,
+    "seq_mis": _preset(
+        "w = Pi, sequence kept iff Pi <= 2",
+        PR3984,
+        SEQUENCE,
+        CAP,
+        Reject("sequence", "ratio", "sum", 0.0, 2.0),
     ),
-    "geo_rs": Preset(
-        _steps(Reject("sequence", "ratio", "mean", 1 / 1.001, 1.001), Veto(low=1e-4)),
-        "w = 1, sequence kept iff 1/1.001 <= exp(mean l) <= 1.001 and every rho_t >= 1e-4",
-        VERL,
+    "geo_rs": _preset(
+        "w = 1, sequence kept iff 1/1.001 <= geo <= 1.001 and every rho_t >= 1e-4",
+        PR3984,
+        Reject("sequence", "ratio", "mean", 1 / 1.001, 1.001),
+        Veto(low=1e-4),
     ),
-    "geo_mis": Preset(
-        _steps(Reject("sequence", "ratio", "mean", 0.999, 1.001), Veto(low=1e-4)),
-        "w = 1, sequence kept iff 0.999 <= exp(mean l) <= 1.001 and every rho_t >= 1e-4",
-        VERL,
+    "geo_mis": _preset(
+        "w = 1, sequence kept iff 0.999 <= geo <= 1.001 and every rho_t >= 1e-4", PR3984, GEO, Veto(low=1e-4)
     ),
-    "ppo_is_bypass": Preset(
-        Correction(surrogate=PpoClip(anchor="behavior")),
-        "PPO clips target / behavior; no weight, which would count the ratio twice",
-        VERL,
+    "ppo_is_bypass": _preset(
+        "PPO clips target / behavior; its weight (cap 2) would count that ratio twice and is left out",
+        PR3984,
+        **BYPASS,
     ),
-    "pure_is": Preset(
-        _steps(Reweight("sequence"), Truncate(2.0), numerator="target", surrogate=Reinforce()),
-        "-min(prod rho, 2) A log pi_target, rho = target / behavior",
-        VERL,
+    "pure_is": _preset("-min(Pi, 2) A log pi, target", PR3984, SEQUENCE, CAP, **PURE),
+    "off_policy_is": _preset(
+        "-clip(rho_t, 0.8, 1.2) A log pi, target",
+        "slime PR 2084; CISPO, 2506.13585",
+        TOKEN,
+        Clip(0.8, 1.2),
+        **PURE,
     ),
-    "icepop": Preset(
-        _steps(Reweight("token"), Reject("token", "ratio", low=0.5, high=5.0)),
-        "w_t = rho_t, token kept iff 0.5 <= rho_t <= 5",
-        "IcePop, https://ringtech.notion.site/icepop; Ring-1T, https://arxiv.org/abs/2510.18855",
+    "off_policy_is_one_sided": _preset(
+        "-min(rho_t, 1.2) A log pi, target", "slime PR 2084; CISPO, 2506.13585", TOKEN, Truncate(1.2), **PURE
     ),
-    "off_policy_is": Preset(
-        _steps(Reweight("token"), Clip(0.8, 1.2), numerator="target", surrogate=Reinforce()),
-        "-clip(rho_t, 0.8, 1.2) A log pi_target, rho = target / behavior",
-        "slime PR 2084; MiniMax-M1, https://arxiv.org/abs/2506.13585",
+    "fireworks_token": _preset("w_t = min(rho_t, 5)", FIREWORKS, TOKEN, Truncate(5.0)),
+    "fireworks_geometric": _preset("w = min(geo, 5)", FIREWORKS, Reweight("geometric"), Truncate(5.0)),
+    "skyrl_seq_tis": _preset("w = min(Pi, 5)", SKYRL, SEQUENCE, Truncate(5.0)),
+    "skyrl_geo_mask": _preset(
+        "w = 1, sequence kept iff 0.99 <= geo <= 1.01", SKYRL, Reject("sequence", "ratio", "mean", 0.99, 1.01)
+    ),
+    "skyrl_product_mask": _preset(
+        "w = 1, sequence kept iff 0.5 <= Pi <= 2", SKYRL, Reject("sequence", "ratio", "sum", 0.5, 2.0)
+    ),
+    "skyrl_outlier_mask": _preset(
+        "w = 1, sequence kept iff 1e-4 <= every rho_t <= 100", SKYRL, Veto(1e-4, 100.0)
     ),
 }
+
+VERL_HEAD = {
+    "decoupled_geo_rs": _preset("w = 1, sequence kept iff 0.999 <= geo <= 1.001", VERL, GEO),
+    "decoupled_geo_rs_seq_tis": _preset(
+        "w = min(Pi, 2), sequence kept iff 0.999 <= geo <= 1.001", VERL, SEQUENCE, CAP, GEO
+    ),
+    "decoupled_geo_rs_token_tis": _preset(
+        "w_t = min(rho_t, 2), sequence kept iff 0.999 <= geo <= 1.001", VERL, TOKEN, CAP, GEO
+    ),
+    "decoupled_k3_rs": _preset("w = 1, sequence kept iff mean k3 <= 0.01", VERL, K3),
+    "decoupled_k3_rs_seq_tis": _preset(
+        "w = min(Pi, 2), sequence kept iff mean k3 <= 0.01", VERL, SEQUENCE, CAP, K3
+    ),
+    "decoupled_k3_rs_token_tis": _preset(
+        "w_t = min(rho_t, 2), sequence kept iff mean k3 <= 0.01", VERL, TOKEN, CAP, K3
+    ),
+    "bypass_ppo_clip_geo_rs": _preset(
+        "PPO clips target / behavior, sequence kept iff 0.999 <= geo <= 1.001, target", VERL, GEO, **BYPASS
+    ),
+    "bypass_ppo_clip_k3_rs": _preset(
+        "PPO clips target / behavior, sequence kept iff mean k3 <= 0.01, target", VERL, K3, **BYPASS
+    ),
+    "bypass_pg_geo_rs": _preset(
+        "-A log pi, sequence kept iff 0.999 <= geo <= 1.001, target", VERL, GEO, **PURE
+    ),
+    "bypass_pg_geo_rs_seq_tis": _preset(
+        "-min(Pi, 2) A log pi, sequence kept iff 0.999 <= geo <= 1.001, target",
+        VERL,
+        SEQUENCE,
+        CAP,
+        GEO,
+        **PURE,
+    ),
+    "bypass_pg_geo_rs_token_tis": _preset(
+        "-min(rho_t, 2) A log pi, sequence kept iff 0.999 <= geo <= 1.001, target",
+        VERL,
+        TOKEN,
+        CAP,
+        GEO,
+        **PURE,
+    ),
+    "bypass_pg_token_icepop": _preset(
+        "-rho_t A log pi, token kept iff 0.5 <= rho_t <= 5, target", VERL, TOKEN, BAND, **PURE
+    ),
+}
+
+LITERATURE = {
+    "icepop": _preset("w_t = rho_t, token kept iff 0.5 <= rho_t <= 5", ICEPOP, TOKEN, BAND),
+    "kpop": _preset(
+        "w_t = rho_t, token kept iff max(D_B(p||q), D_B(q||p)) <= 0.1, p and q the token's probabilities",
+        "KPop, https://ringtech.notion.site/kpop; Ring-2.6, https://arxiv.org/abs/2606.15079",
+        TOKEN,
+        Reject("token", "binary_kl_max", high=0.1),
+    ),
+    "trm": _preset(
+        "w = 1, sequence kept iff max k2 <= 0.5 and mean k3 <= 0.01 (thresholds ours: the survey gives none)",
+        "Trust region masking, https://arxiv.org/abs/2512.23075; slime PR 1568",
+        Reject("sequence", "k2", "max", high=0.5),
+        K3,
+    ),
+    "min_prefix": _preset(
+        "w_t = min(rho_t min_{i<t} rho_i, 2) (cap ours)",
+        "MinPRO, https://arxiv.org/abs/2601.22718",
+        MinPrefixReweight(),
+        CAP,
+    ),
+    "turn_tis": _preset(
+        "w = min(product of rho over the turn, 2) (cap ours)",
+        "ST-PPO, https://arxiv.org/abs/2511.20718; ROLL, segment level",
+        Reweight("turn"),
+        CAP,
+    ),
+    "m2": _preset(
+        "w = 1, the largest l^2 of the step dropped until the mean of the rest is below 0.04",
+        "M2PO, https://arxiv.org/abs/2510.01161; AReaL's all-sign variant",
+        SecondMoment(0.04),
+    ),
+    "cispo": _preset(
+        "-min(rho_t, 5) A log pi, target",
+        "MiniMax-M1, https://arxiv.org/abs/2506.13585; bounds of ScaleRL, https://arxiv.org/abs/2510.13786",
+        TOKEN,
+        Truncate(5.0),
+        **PURE,
+    ),
+    "opsm": _preset(
+        "sequence dropped iff mean k1 > 1e-4 and its mean advantage < 0, target",
+        "DeepSeek-V3.2, https://arxiv.org/abs/2512.02556; delta of slime's --opsm-delta",
+        Reject("sequence", "k1", "mean", high=1e-4, when="negative_advantage"),
+        **TARGET,
+    ),
+    "topr": _preset(
+        "-w A log pi, w = 1 where A >= 0, clip(Pi, 0, 1) where A < 0, target",
+        "TOPR, https://arxiv.org/abs/2503.14286",
+        Taper(),
+        **PURE,
+    ),
+    "dppo_tv": _preset(
+        "-min(rho_t, 20) A log pi, token dropped iff |p - q| > 0.2 and A l > 0, target",
+        "DPPO, https://arxiv.org/abs/2602.04879; verl's dppo_tv; threshold of SkyRL and prime-rl",
+        TOKEN,
+        Truncate(20.0),
+        Reject("token", "tv", high=0.2, when="outward"),
+        **PURE,
+    ),
+    "glm5": _preset(
+        "-rho_t A log pi, token kept iff 0.5 <= rho_t <= 2, target (bounds ours: the report gives none)",
+        "GLM-5, https://arxiv.org/abs/2602.15763",
+        TOKEN,
+        Reject("token", "ratio", low=0.5, high=2.0),
+        **PURE,
+    ),
+    "seq_mask_tis": _preset(
+        "w_t = rho_t without a cap, sequence kept iff 0.999 <= geo <= 1.002",
+        "NeMo-RL, seq-mask-tis; OpenRLHF, seq-mask-tis",
+        TOKEN,
+        Reject("sequence", "ratio", "mean", 0.999, 1.002),
+    ),
+}
+
+PRESETS: dict[str, Preset] = {**SEEDS, **VERL_HEAD, **LITERATURE}
 
 ALIASES: dict[str, str] = {
     "disabled": "metrics_only",
     "token_tis": "token_is",
+    "skyrl_token_tis": "token_is",
+    "fireworks_sequence": "fireworks_geometric",
+    "decoupled_token_is": "token_is",
+    "decoupled_seq_is": "seq_is",
+    "decoupled_seq_is_rs": "seq_is_rs",
+    "decoupled_token_icepop": "icepop",
+    "bypass_ppo_clip": "ppo_is_bypass",
+    "bypass_pg_is": "pure_is",
 }
 
 
-def get(name: str) -> Correction:
-    """The correction of a preset or an alias.
+def find(name: str) -> Preset:
+    """The entry of a name or an alias.
 
     Raises:
         ConfigError: unknown, with the nearest name.
     """
     if (known := ALIASES.get(name, name)) in PRESETS:
-        return PRESETS[known].correction
-    names = [*PRESETS, *ALIASES]
-    raise ConfigError(
-        f"preset: expected one of {', '.join(sorted(names))}, got '{name}'{did_you_mean(name, names)}"
-    )
+        return PRESETS[known]
+    names = sorted([*PRESETS, *ALIASES])
+    raise ConfigError(f"preset: expected one of {', '.join(names)}, got '{name}'{did_you_mean(name, names)}")
+
+
+def get(name: str) -> Correction:
+    """The correction of a name or an alias. Raises ConfigError as ``find`` does."""
+    return find(name).correction

@@ -158,7 +158,7 @@ def _preset(name: str) -> Callable[..., Result]:
     def body(call: HookCall) -> Result:
         return run(call, correction_for(call.args, name))
 
-    entry = presets.PRESETS[presets.ALIASES.get(name, name)]
+    entry = presets.find(name)
     body.__name__, body.__doc__ = name, f"{entry.formula}.\n\nSource: {entry.source}."
     return _hook(body)
 

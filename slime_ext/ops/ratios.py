@@ -51,7 +51,7 @@ def at_level(log_ratio: Tensor, level: Level, segments: Segments) -> Tensor:
     """The log-ratio of the unit that ``level`` names, at each of its tokens.
 
     token: itself; turn and sequence: the sum over the unit (the ratio's product); geometric: the mean over
-        the sequence.
+    the sequence.
 
     Args:
         log_ratio: [T] nats.

@@ -1,0 +1,133 @@
+"""Steps that couple samples: each settles one number over the whole optimizer step, before any micro-batch is
+trained.
+
+``settle`` sees every micro-batch of this rank and an ``all_sum`` over all ranks, so the number does not
+depend on how tokens are packed or split. ``slime_ext.correction.plan_step`` calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from slime_ext.facts import Facts, State, Step, expect
+from slime_ext.ops.segments import AllSum
+from slime_ext.ops.statistics import Need
+
+Seen = Sequence[tuple[State, Facts]]
+TOP = 0x7FEFFFFFFFFFFFFF  # the bits of the largest finite float64; order of bits is order of values from 0 up
+
+
+@dataclass(frozen=True)
+class Normalize(Step):
+    """Divides the weights by their mean, so that the mean weight of the optimizer step is 1.
+
+    ``level`` says what the mean counts alike: tokens, or sequences (each token by 1 / response tokens of its
+    sequence). Rejected tokens count, tokens with a non-finite behavior log-prob do not. Biased, of low
+    variance.
+
+    Source: Owen 2013, Monte Carlo theory, section 9.2; verl PR 3980 (rollout_is_batch_normalize).
+    """
+
+    level: Literal["token", "sequence"] = "token"
+
+    is_coupled = True
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return () if self.level == "token" else (Need("sum", "sequence", "one"),)
+
+    def settle(self, seen: Seen, all_sum: AllSum) -> Tensor:
+        """[] float64: the mean weight of the step; 1 where there is no weight at all."""
+        total, count = all_sum(sum(self._share(state, facts) for state, facts in seen)).unbind()
+        return torch.where(total > 0, total / count, 1)
+
+    def __call__(self, state: State, facts: Facts) -> State:
+        return replace(state, weights=(state.weights / facts.plan[self]).to(state.weights.dtype))
+
+    def _share(self, state: State, facts: Facts) -> Tensor:
+        per_token = facts.usable.double()
+        if self.level == "sequence":
+            count = facts.table[Need("sum", "sequence", "one")].clamp_min(1)
+            per_token = per_token / facts.spread("sequence", count)
+        weighted = torch.where(facts.usable, state.weights, 0).double() * per_token
+        return torch.stack([weighted.sum(), per_token.sum()])
+
+
+@dataclass(frozen=True)
+class SecondMoment(Step):
+    """Drops the tokens with the largest squared log-ratio of the step until the mean of the rest is <
+    ``threshold``.
+
+    Tokens with equal values stay or go together, and the smallest always stay. This is the all-sign variant;
+    the paper restricts it to the tokens that PPO would clip.
+
+    Source: M2PO, https://arxiv.org/abs/2510.01161; AReaL (m2_threshold).
+    """
+
+    threshold: float = 0.04
+
+    is_coupled = True
+
+    def __post_init__(self) -> None:
+        expect(
+            self.threshold > 0,
+            "second_moment.threshold",
+            "a number > 0",
+            self.threshold,
+            "nothing would be kept",
+        )
+
+    def settle(self, seen: Seen, all_sum: AllSum) -> Tensor:
+        """[] float64: the largest squared log-ratio that stays.
+
+        Bisects over the bits of the threshold with one SUM of two numbers per round: exact, and no rank has
+        to see another's tokens.
+        """
+        ranked = [_ranked(facts) for _, facts in seen]
+
+        def below(cut: Tensor) -> Tensor:
+            """[count, sum] of the squared log-ratios up to ``cut``, over all ranks."""
+            return all_sum(sum(_up_to(cut, values, sums) for values, sums in ranked))
+
+        def small(cut: Tensor) -> Tensor:
+            count, total = below(cut).unbind()
+            return (count == 0) | (total < self.threshold * count)
+
+        device = seen[0][1].log_ratio.device
+        smallest = _last(lambda cut: below(cut)[0] == 0, device) + 1
+        return torch.maximum(_last(small, device), smallest).view(torch.float64)
+
+    def __call__(self, state: State, facts: Facts) -> State:
+        return replace(state, keep=state.keep & (facts.log_ratio.double().square() <= facts.plan[self]))
+
+
+def _ranked(facts: Facts) -> tuple[Tensor, Tensor]:
+    """Squared log-ratios of usable tokens in ascending order, padded with inf, and their sums from the
+    left."""
+    values = torch.where(facts.usable, facts.log_ratio.double().square(), torch.inf).sort().values
+    return values, torch.cat([values.new_zeros(1), values.cumsum(0)])
+
+
+def _up_to(cut: Tensor, values: Tensor, sums: Tensor) -> Tensor:
+    count = torch.searchsorted(values, cut.view(torch.float64).view(1), right=True)
+    return torch.cat([count.double(), sums.index_select(0, count)])
+
+
+def _last(holds, device: torch.device) -> Tensor:
+    """[] int64, the bits of the largest value for which ``holds`` (first true, then false); -1 if there is
+    none."""
+    low = torch.full((), -1, dtype=torch.int64, device=device)
+    high = torch.full((), TOP + 1, dtype=torch.int64, device=device)
+    for _ in range(64):
+        middle = low + (high - low) // 2
+        good = holds(middle.clamp(0, TOP)) & (middle > low)
+        low, high = (
+            torch.where(good, middle, low),
+            torch.where(good, high, torch.where(middle > low, middle, high)),
+        )
+    return low

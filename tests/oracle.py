@@ -1,0 +1,346 @@
+"""The definitions once more, in plain Python floats and loops: what every tensor implementation is compared
+with.
+
+A batch is a list of sequences; a sequence is a dict of equally long lists: proximal, behavior, target
+(log-probs in nats), advantage, host_loss, mask (0 or 1). Specifications are written down here by hand from
+the sources, never read from the package, which this file does not import.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import groupby
+
+INF = math.inf
+
+
+def exp(x):
+    return INF if x > 709.78 else math.exp(x)
+
+
+def spec(*steps, numerator="proximal", loss=("host",)):
+    return {"steps": steps, "numerator": numerator, "loss": loss}
+
+
+CAP2 = ("truncate", 2.0)
+TOKEN, SEQ = ("reweight", "token"), ("reweight", "sequence")
+GEO = ("reject", "sequence", "ratio", "mean", 0.999, 1.001, "always")
+K3 = ("reject", "sequence", "k3", "mean", -INF, 0.01, "always")
+BAND = ("reject", "token", "ratio", "-", 0.5, 5.0, "always")
+PURE = {"numerator": "target", "loss": ("reinforce",)}
+BYPASS = {"numerator": "target", "loss": ("ppo_clip", "behavior")}
+
+
+def product(low, high):
+    return ("reject", "sequence", "ratio", "sum", low, high, "always")
+
+
+SPECS = {
+    "metrics_only": spec(),
+    "token_is": spec(TOKEN, CAP2),
+    "seq_is": spec(SEQ, CAP2),
+    "seq_is_rs": spec(SEQ, CAP2, product(0.5, 2.0)),
+    "seq_mis": spec(SEQ, CAP2, product(0.0, 2.0)),
+    "geo_rs": spec(("reject", "sequence", "ratio", "mean", 1 / 1.001, 1.001, "always"), ("veto", 1e-4, INF)),
+    "geo_mis": spec(GEO, ("veto", 1e-4, INF)),
+    "ppo_is_bypass": spec(**BYPASS),
+    "pure_is": spec(SEQ, CAP2, **PURE),
+    "off_policy_is": spec(TOKEN, ("clip", 0.8, 1.2), **PURE),
+    "off_policy_is_one_sided": spec(TOKEN, ("truncate", 1.2), **PURE),
+    "fireworks_token": spec(TOKEN, ("truncate", 5.0)),
+    "fireworks_geometric": spec(("reweight", "geometric"), ("truncate", 5.0)),
+    "skyrl_seq_tis": spec(SEQ, ("truncate", 5.0)),
+    "skyrl_geo_mask": spec(("reject", "sequence", "ratio", "mean", 0.99, 1.01, "always")),
+    "skyrl_product_mask": spec(product(0.5, 2.0)),
+    "skyrl_outlier_mask": spec(("veto", 1e-4, 100.0)),
+    "decoupled_geo_rs": spec(GEO),
+    "decoupled_geo_rs_seq_tis": spec(SEQ, CAP2, GEO),
+    "decoupled_geo_rs_token_tis": spec(TOKEN, CAP2, GEO),
+    "decoupled_k3_rs": spec(K3),
+    "decoupled_k3_rs_seq_tis": spec(SEQ, CAP2, K3),
+    "decoupled_k3_rs_token_tis": spec(TOKEN, CAP2, K3),
+    "bypass_ppo_clip_geo_rs": spec(GEO, **BYPASS),
+    "bypass_ppo_clip_k3_rs": spec(K3, **BYPASS),
+    "bypass_pg_geo_rs": spec(GEO, **PURE),
+    "bypass_pg_geo_rs_seq_tis": spec(SEQ, CAP2, GEO, **PURE),
+    "bypass_pg_geo_rs_token_tis": spec(TOKEN, CAP2, GEO, **PURE),
+    "bypass_pg_token_icepop": spec(TOKEN, BAND, **PURE),
+    "icepop": spec(TOKEN, BAND),
+    "kpop": spec(TOKEN, ("reject", "token", "binary_kl_max", "-", -INF, 0.1, "always")),
+    "trm": spec(("reject", "sequence", "k2", "max", -INF, 0.5, "always"), K3),
+    "min_prefix": spec(("min_prefix",), CAP2),
+    "turn_tis": spec(("reweight", "turn"), CAP2),
+    "m2": spec(("second_moment", 0.04)),
+    "cispo": spec(TOKEN, ("truncate", 5.0), **PURE),
+    "opsm": spec(
+        ("reject", "sequence", "k1", "mean", -INF, 1e-4, "negative_advantage"),
+        numerator="target",
+        loss=("host",),
+    ),
+    "topr": spec(("taper", "sequence", (1.0, 1.0), (0.0, 1.0)), **PURE),
+    "dppo_tv": spec(TOKEN, ("truncate", 20.0), ("reject", "token", "tv", "-", -INF, 0.2, "outward"), **PURE),
+    "glm5": spec(TOKEN, ("reject", "token", "ratio", "-", 0.5, 2.0, "always"), **PURE),
+    "seq_mask_tis": spec(TOKEN, ("reject", "sequence", "ratio", "mean", 0.999, 1.002, "always")),
+}
+
+
+# ---- units ----
+
+
+def turns(mask):
+    """Index lists of the maximal runs of 1."""
+    runs = [(bit, [i for i, _ in run]) for bit, run in groupby(enumerate(mask), key=lambda pair: pair[1])]
+    return [indices for bit, indices in runs if bit]
+
+
+def units(unit, mask):
+    tokens = [i for i, bit in enumerate(mask) if bit]
+    return {"token": [[i] for i in tokens], "turn": turns(mask), "sequence": [tokens] if tokens else []}[unit]
+
+
+def unit_of(step):
+    if step[0] in ("reweight", "taper"):
+        return "sequence" if step[1] == "geometric" else step[1]
+    if step[0] == "reject":
+        return step[1]
+    return "sequence" if step[0] in ("veto", "min_prefix") else "token"
+
+
+# ---- per-token quantities ----
+
+
+def bernoulli_kl(a, b):
+    return a * math.log(a / b) + (1 - a) * math.log((1 - a) / (1 - b))
+
+
+def probability(log_prob):
+    return min(max(exp(log_prob), 1e-6), 1 - 1e-6)
+
+
+def statistic(name, numerator, behavior):
+    log_ratio = numerator - behavior
+    if name == "ratio":
+        return log_ratio
+    if name in ("k1", "k2", "k3"):
+        return {"k1": -log_ratio, "k2": log_ratio**2 / 2, "k3": exp(log_ratio) - 1 - log_ratio}[name]
+    if name == "tv":
+        return abs(exp(numerator) - exp(behavior))
+    p, q = probability(numerator), probability(behavior)
+    return bernoulli_kl(q, p) if name == "binary_kl" else max(bernoulli_kl(p, q), bernoulli_kl(q, p))
+
+
+def aggregate(how, values):
+    if how == "max":
+        return max(values)
+    return math.fsum(values) / (len(values) if how == "mean" else 1)
+
+
+# ---- the correction ----
+
+
+def correct(specification, batch):
+    """Per sequence: weights, keep, loss. Steps that couple samples take the batch as the whole optimizer
+    step."""
+    seqs = [prepare(s, specification) for s in batch]
+    for step in specification["steps"]:
+        apply(step, seqs)
+    for s in seqs:
+        s["weights"] = [w if k else 0.0 for w, k in zip(s["weights"], s["keep"], strict=True)]
+        s["loss"] = [token_loss(specification, s, i) if k else 0.0 for i, k in enumerate(s["keep"])]
+    return seqs
+
+
+def prepare(sequence, specification):
+    s = dict(sequence)
+    n = len(s["mask"])
+    s["numerator"] = s[specification["numerator"]]
+    s["finite"] = [bool(m) and math.isfinite(b) for m, b in zip(s["mask"], s["behavior"], strict=True)]
+    s["usable"] = list(s["finite"])
+    for step in specification["steps"]:
+        for unit in units(unit_of(step), s["mask"]):
+            if not all(s["finite"][i] for i in unit):
+                for i in unit:
+                    s["usable"][i] = False
+    # A token without a behavior log-prob counts as on-policy in the statistics of others.
+    s["behavior_read"] = [
+        b if f else p for b, f, p in zip(s["behavior"], s["finite"], s["numerator"], strict=True)
+    ]
+    s["l"] = [
+        p - b if m else 0.0 for p, b, m in zip(s["numerator"], s["behavior_read"], s["mask"], strict=True)
+    ]
+    s["weights"], s["keep"] = [1.0] * n, list(s["usable"])
+    return s
+
+
+def apply(step, seqs):
+    coupled = {"second_moment": second_moment, "normalize": normalize}
+    if step[0] in coupled:
+        return coupled[step[0]](seqs, step)
+    for s in seqs:
+        {"reweight": reweight, "min_prefix": min_prefix, "taper": taper, "reject": reject, "veto": veto}.get(
+            step[0], bound
+        )(s, step)
+
+
+def bound(s, step):
+    low, high = (0.0, step[1]) if step[0] == "truncate" else step[1:]
+    s["weights"] = [min(max(w, low), high) for w in s["weights"]]
+
+
+def level_ratio(s, level):
+    ratio = [1.0] * len(s["l"])
+    for unit in units({"geometric": "sequence"}.get(level, level), s["mask"]):
+        value = aggregate("mean" if level == "geometric" else "sum", [s["l"][i] for i in unit])
+        for i in unit:
+            ratio[i] = exp(value)
+    return ratio
+
+
+def reweight(s, step):
+    s["weights"] = level_ratio(s, step[1])
+
+
+def min_prefix(s, step):
+    lowest = INF
+    for i, bit in enumerate(s["mask"]):
+        if bit:
+            s["weights"][i] = exp(s["l"][i] + (0.0 if lowest == INF else lowest))
+            lowest = min(lowest, s["l"][i])
+
+
+def taper(s, step):
+    _, level, positive, negative = step
+    for i, ratio in enumerate(level_ratio(s, level)):
+        low, high = negative if s["advantage"][i] < 0 else positive
+        s["weights"][i] = min(max(ratio, low), high)
+
+
+def reject(s, step):
+    _, unit, name, how, low, high, when = step
+    if name == "ratio":
+        low, high = math.log(low) if low else -INF, math.log(high)
+    for tokens in units(unit, s["mask"]):
+        values = [statistic(name, s["numerator"][i], s["behavior_read"][i]) for i in tokens]
+        value = values[0] if unit == "token" else aggregate(how, values)
+        advantage = math.fsum(s["advantage"][i] for i in tokens)
+        drift = math.fsum(s["l"][i] for i in tokens)
+        applies = {"always": True, "negative_advantage": advantage < 0, "outward": advantage * drift > 0}[
+            when
+        ]
+        if applies and not low <= value <= high:
+            for i in tokens:
+                s["keep"][i] = False
+
+
+def veto(s, step):
+    _, low, high = step
+    tokens = [i for i, bit in enumerate(s["mask"]) if bit]
+    if any(exp(s["l"][i]) < low or exp(s["l"][i]) > high for i in tokens):
+        s["keep"] = [False] * len(s["keep"])
+
+
+def second_moment(seqs, step):
+    values = sorted(s["l"][i] ** 2 for s in seqs for i, u in enumerate(s["usable"]) if u)
+    while len(values) > 1 and math.fsum(values) / len(values) >= step[1]:
+        dropped = values[-1]
+        rest = [v for v in values if v < dropped]
+        if not rest:
+            break
+        values = rest
+    cut = values[-1] if values else INF
+    for s in seqs:
+        s["keep"] = [k and x**2 <= cut for k, x in zip(s["keep"], s["l"], strict=True)]
+
+
+def normalize(seqs, step):
+    total = count = 0.0
+    for s in seqs:
+        share = 1 if step[1] == "token" else 1 / max(sum(s["mask"]), 1)
+        total += math.fsum(w * share for w, u in zip(s["weights"], s["usable"], strict=True) if u)
+        count += share * sum(s["usable"])
+    mean = total / count if total else 1.0
+    for s in seqs:
+        s["weights"] = [w / mean for w in s["weights"]]
+
+
+def token_loss(specification, s, i, eps=0.2):
+    kind = specification["loss"]
+    if kind[0] == "host":
+        return s["host_loss"][i] * s["weights"][i]
+    if kind[0] == "reinforce":
+        return -s["advantage"][i] * s["target"][i] * s["weights"][i]
+    ratio = exp(s["target"][i] - s[kind[1]][i])
+    return ppo(ratio, s["advantage"][i], eps) * s["weights"][i]
+
+
+def ppo(ratio, advantage, eps):
+    return max(-ratio * advantage, -min(max(ratio, 1 - eps), 1 + eps) * advantage)
+
+
+# ---- metrics ----
+
+
+def mismatch(batch):
+    """What the accumulated statistics must say about the proximal policy."""
+    tokens = [
+        (p, b) for s in batch for p, b, m in zip(s["proximal"], s["behavior"], s["mask"], strict=True) if m
+    ]
+    l = [p - b for p, b in tokens if math.isfinite(b)]  # noqa: E741 - the letter of the definitions
+    ratio, n = [exp(x) for x in l], max(len(l), 1)
+    return {
+        "mismatch/k1": math.fsum(-x for x in l) / n,
+        "mismatch/k3": math.fsum(exp(x) - 1 - x for x in l) / n,
+        "mismatch/ratio_mean": math.fsum(ratio) / n,
+        "mismatch/ess": ess(ratio),
+        "mismatch/nonfinite_fraction": (len(tokens) - len(l)) / max(len(tokens), 1),
+    }
+
+
+def ess(values):
+    square = math.fsum(v * v for v in values)
+    return math.fsum(values) ** 2 / (len(values) * square) if square else 0.0
+
+
+# ---- batches ----
+
+
+def random_batch(seed, *, wild=True):
+    """1 to 6 ragged sequences: several turns, one fully masked, one of length 1, some extreme or broken
+    tokens."""
+    rng = random.Random(seed)
+    lengths = [rng.randint(0, 40) for _ in range(rng.randint(1, 4))] + [1, rng.randint(1, 8)]
+    batch = [
+        random_sequence(rng, n, rng.choice([0.001, 0.05, 0.5]), wild=wild and rng.random() < 0.5)
+        for n in lengths
+    ]
+    batch[-1]["mask"] = [0] * lengths[-1]
+    rng.shuffle(batch)
+    return batch
+
+
+def random_sequence(rng, n, scale, *, wild):
+    advantage = rng.choice([-1.3, 0.0, 0.7, 2.0])
+    s = {
+        "proximal": [-rng.expovariate(1.0) for _ in range(n)],
+        "advantage": [advantage + (rng.gauss(0, 0.3) if wild else 0.0) for _ in range(n)],
+        "host_loss": [rng.gauss(0, 1) for _ in range(n)],
+        "mask": random_mask(rng, n),
+    }
+    s["behavior"] = [p + rng.gauss(0, scale) for p in s["proximal"]]
+    s["target"] = [p + rng.gauss(0, scale) for p in s["proximal"]]
+    for i in range(n):
+        if wild and rng.random() < 0.08:
+            s["behavior"][i] = s["proximal"][i] + rng.choice([50.0, -50.0, INF, -INF, math.nan])
+        if not s["mask"][i] and rng.random() < 0.3:
+            for key in ("behavior", "proximal", "target", "advantage", "host_loss"):
+                s[key][i] = rng.choice([math.nan, INF, -INF, 1e30])
+    return s
+
+
+def random_mask(rng, n):
+    mask, bit = [], rng.random() < 0.8
+    while len(mask) < n:
+        mask += [int(bit)] * rng.randint(1, 9)
+        bit = not bit
+    return mask[:n]

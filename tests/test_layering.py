@@ -1,0 +1,106 @@
+"""Imports run one way, and nothing on the hook path waits for the device."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "slime_ext"
+# A room may import rooms of a lower rank, and its own.
+RANK = {
+    "errors": 0,
+    "ops": 1,
+    "kernels": 1,
+    "facts": 2,
+    "objectives": 2,
+    "coupled": 3,
+    "steps": 4,
+    "correction": 5,
+    "presets": 6,
+    "metrics": 6,
+    "dialects": 7,
+    "config": 8,
+    "host": 9,
+    "patching": 9,
+    "tis": 10,
+    "analysis": 11,
+    "launcher": 12,
+    "cli": 13,
+    "__main__": 14,
+}
+MATHEMATICS = ("ops", "facts", "objectives", "coupled", "steps", "correction", "presets")
+HOOK_PATH = (*MATHEMATICS, "host", "tis")
+FORBIDDEN_IN_MATHEMATICS = {"megatron", "slime", "yaml", "argparse", "pydantic", "torch.distributed"}
+SYNCS = {"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique"}
+GUARDS = "host/guards.py"  # its checks read the device on CPU only
+
+
+def modules(*rooms):
+    paths = [p for p in sorted(ROOT.rglob("*.py")) if p != ROOT / "__init__.py"]
+    return [p for p in paths if not rooms or room(p) in rooms]
+
+
+def room(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(tree, *, top_level_only=False):
+    nodes = tree.body if top_level_only else ast.walk(tree)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def named(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", modules(), ids=named)
+def test_imports_run_downhill(path):
+    ours = {
+        name.split(".")[1] for name in imported(ast.parse(path.read_text())) if name.startswith("slime_ext.")
+    }
+    uphill = {name for name in ours if name in RANK and RANK[name] > RANK[room(path)]}
+    assert not uphill
+
+
+@pytest.mark.parametrize("path", modules(*MATHEMATICS), ids=named)
+def test_the_mathematics_knows_torch_alone(path):
+    names = set(imported(ast.parse(path.read_text())))
+    assert not {n for n in names for bad in FORBIDDEN_IN_MATHEMATICS if n == bad or n.startswith(bad + ".")}
+
+
+@pytest.mark.parametrize("path", modules("host", "tis", "config", "metrics"), ids=named)
+def test_no_host_framework_at_import_time(path):
+    names = imported(ast.parse(path.read_text()), top_level_only=True)
+    assert not [n for n in names if n.split(".")[0] in ("megatron", "slime")]
+
+
+@pytest.mark.parametrize("path", [p for p in modules(*HOOK_PATH) if named(p) != GUARDS], ids=named)
+def test_nothing_on_the_hook_path_waits_for_the_device(path):
+    calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+    syncs = [n.lineno for n in calls if isinstance(n.func, ast.Attribute) and n.func.attr in SYNCS]
+    tests = [
+        n.lineno
+        for n in calls
+        if isinstance(n.func, ast.Attribute) and n.func.attr in ("any", "all") and not n.args
+    ]
+    assert not syncs + tests
+
+
+@pytest.mark.parametrize("path", modules(*MATHEMATICS), ids=named)
+def test_only_host_and_launcher_touch_the_hosts_arguments(path):
+
+    assert "args." not in path.read_text()
+
+
+def test_the_oracle_is_independent():
+    oracle = Path(__file__).with_name("oracle.py")
+    assert not [
+        n for n in imported(ast.parse(oracle.read_text())) if n.split(".")[0] in ("slime_ext", "torch")
+    ]

@@ -1,0 +1,121 @@
+"""Every preset against the oracle, and the table itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from slime_ext import presets, tis
+from slime_ext.errors import ConfigError
+from slime_ext.objectives import Bounds
+from tests import oracle
+from tests.batches import flat, tokens
+
+BATCHES = 200
+BOUNDS = Bounds(0.2, 0.2)
+
+
+def same(got, expected, rel, abs_):
+    expected = torch.tensor([x for s in expected for x in s], dtype=torch.float64)
+    torch.testing.assert_close(got.detach().double(), expected, rtol=rel, atol=abs_, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_matches_the_oracle(name):
+    correction = presets.get(name)
+    for seed in range(BATCHES):
+        batch = oracle.random_batch(seed)
+        expected = oracle.correct(oracle.SPECS[name], batch)
+        packed, host_loss = tokens(batch)
+        outcome = correction(packed)
+        assert outcome.keep.tolist() == [k for s in expected for k in s["keep"]], f"seed {seed}"
+        same(outcome.weights, [s["weights"] for s in expected], 1e-12, 1e-12)
+        loss, _ = correction.loss(outcome, packed, host_loss, BOUNDS)
+        if correction.steps or correction.needs_target:
+            same(loss, [s["loss"] for s in expected], 1e-11, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["token_is", "seq_is", "fireworks_geometric", "turn_tis", "off_policy_is"])
+def test_lower_precision_costs_what_its_inputs_cost(name, dtype):
+    """Compared with the oracle on the rounded inputs: what is left is the float32 arithmetic, 255 u per
+    block."""
+    for seed in range(30):
+        batch = oracle.random_batch(seed, wild=False)
+        rounded = [
+            {k: torch.tensor(v, dtype=dtype).tolist() if k != "mask" else v for k, v in s.items()}
+            for s in batch
+        ]
+        expected = oracle.correct(oracle.SPECS[name], rounded)
+        outcome = presets.get(name)(tokens(batch, dtype)[0])
+        assert outcome.weights.dtype == torch.float32
+        same(outcome.weights, [s["weights"] for s in expected], 2e-5, 1e-6)
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_on_policy_data_is_left_alone(name):
+    batch = oracle.random_batch(3, wild=False)
+    for s in batch:
+        s["proximal"] = s["target"] = s["behavior"]
+    outcome = presets.get(name)(tokens(batch)[0])
+    mask = flat(batch, "mask") > 0
+    assert torch.equal(outcome.keep, mask) and torch.equal(outcome.weights, mask.double())
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_weights_carry_no_gradient_and_the_loss_does(name):
+    packed, host_loss = tokens(oracle.random_batch(5, wild=False))
+    correction = presets.get(name)
+    outcome = correction(packed)
+    loss, _ = correction.loss(outcome, packed, host_loss * packed.target, BOUNDS)
+    assert not outcome.weights.requires_grad and loss.requires_grad
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_gradients_are_finite_whatever_stands_at_masked_positions(name):
+    for seed in range(20):
+        batch = oracle.random_batch(seed)
+        packed, _ = tokens(batch)
+        correction = presets.get(name)
+        outcome = correction(packed)
+        host_loss = torch.where(packed.segments.mask, packed.target, 0)
+        loss, _ = correction.loss(outcome, packed, host_loss, BOUNDS)
+        (gradient,) = torch.autograd.grad(loss.sum(), packed.target)
+        assert gradient.isfinite().all()
+        assert correction.is_identity or not gradient[~outcome.keep].any()
+
+
+def test_the_oracle_knows_every_preset():
+    assert set(oracle.SPECS) == set(presets.PRESETS)
+
+
+@pytest.mark.parametrize("name", [*presets.PRESETS, *presets.ALIASES])
+def test_every_name_is_a_function_with_formula_and_source(name):
+    function = getattr(tis, name)
+    assert function.__name__ == name and "Source: " in function.__doc__
+
+
+def test_an_alias_is_its_preset():
+    assert presets.get("disabled") == presets.get("metrics_only")
+    assert all(
+        target in presets.PRESETS and alias not in presets.PRESETS
+        for alias, target in presets.ALIASES.items()
+    )
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'geo_mis'"):
+        presets.get("geo_mi")
+    with pytest.raises(AttributeError, match="did you mean 'icepop'"):
+        tis.icepopp  # noqa: B018
+
+
+def test_a_truncated_weight_is_exactly_the_cap_even_where_the_ratio_overflows():
+    batch = [
+        {k: [x] for k, x in {"proximal": 0.0, "behavior": -800.0, "target": 0.0, "advantage": 1.0}.items()}
+    ]
+    batch[0] |= {"mask": [1], "host_loss": [1.0]}
+    assert presets.get("token_is")(tokens(batch)[0]).weights.tolist() == [2.0]
+    assert math.isinf(oracle.exp(800.0))
