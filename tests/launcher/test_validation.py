@@ -122,6 +122,11 @@ def test_a_bad_line_is_named_with_its_number(place, row, expected):
     assert expected in said("")
 
 
+@pytest.mark.parametrize("line", ["--rollout-max-response-len 123", "--rollout-max-prompt-len 5"])
+def test_a_prompt_that_just_fits_passes(place, line):
+    check(line)  # 5 tokens, 128 positions
+
+
 FUNCTIONS = """
 def ok(args, *, pg_loss, train_log_probs, **kwargs): ...
 def narrow(args, pg_loss, train_log_probs, rollout_log_probs, loss_masks,

@@ -187,5 +187,5 @@ def _sync_directory(path: Path) -> None:
 
 def _prune(root: Path, keep: int) -> None:
     saved = sorted(path for path in root.iterdir() if re.fullmatch(r"iter_\d{7,}", path.name))
-    for path in saved[:-keep] if keep > 0 else ():
+    for path in saved[:-keep]:  # all stay for 0
         shutil.rmtree(path)

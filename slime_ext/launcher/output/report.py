@@ -110,7 +110,7 @@ def _draw_panel(panel: Panel, ax: Any, runs: list[Run]) -> None:
     ax.set_ylabel(panel.title, fontsize=9)
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.tick_params(labelsize=8)
+    ax.tick_params(which="both", labelsize=8)
     ax.legend(fontsize=7.5, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
