@@ -148,6 +148,7 @@ def transformer_config(args: argparse.Namespace, hf_config: Any) -> TransformerC
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=pp,
         context_parallel_size=args.context_parallel_size,
+        calculate_per_token_loss=getattr(args, "calculate_per_token_loss", False),
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,

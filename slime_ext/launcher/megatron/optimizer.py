@@ -53,6 +53,11 @@ class Optimizer:
         """The learning rate that the next step uses."""
         return self._engine.param_groups[0]["lr"]
 
+    @property
+    def schedule(self) -> OptimizerParamScheduler:
+        """Megatron's learning-rate schedule."""
+        return self._schedule
+
     def zero_grad(self) -> None:
         """Clears the gradient buffers of the model; call before the first micro-batch of a step."""
         for chunk in self._chunks:

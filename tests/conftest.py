@@ -1,0 +1,19 @@
+"""Markers, and the numbers of threads that make two workers share two cores."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+
+torch.set_num_threads(1)
+
+
+def pytest_configure(config):
+    for module in ("megatron", "transformers", "torch"):  # what they say of absent accelerators
+        config.addinivalue_line("filterwarnings", f"ignore:::{module}")
+    config.addinivalue_line("markers", "slow: takes more than five seconds")
+    config.addinivalue_line("markers", "sglang: needs SGLang's environment and starts a real server")

@@ -1,0 +1,91 @@
+"""Every layout trains the same model: losses, first gradients and weights against one process, in float64.
+
+The bound 1e-10 is far above float64's reduction noise over ten AdamW steps (about 1e-12) and far below any
+error of scale, mask or gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from tests.launcher.distributed import run_ranks
+from tests.launcher.megatron import tiny_model as tiny
+from tests.launcher.megatron.tiny_rollout import largest_difference, train
+
+BOUND = 1e-10
+LAYOUTS = ["tp2", "pp2", "cp2", "dp2", "tp2pp2"]
+pytestmark = pytest.mark.slow
+
+
+def run(layout, more):
+    return run_ranks(_train, tiny.LAYOUTS[layout][0], layout, more)[0]
+
+
+def _train(layout, more):
+    return train(layout, **more)
+
+
+@functools.cache
+def alone(more=()):
+    return run("one", dict(more))
+
+
+def differences(result, reference):
+    losses = [
+        abs(a[k] - b[k])
+        for a, b in zip(result["steps"], reference["steps"], strict=True)
+        for k in b
+        if k[:5] == "train"
+    ]
+    return {
+        "metrics": max(losses),
+        "gradients": largest_difference(result["gradients"], reference["gradients"]),
+        "weights": largest_difference(result["weights"], reference["weights"]),
+    }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ten_steps_equal_one_process(layout):
+    ten = {"rollouts": 10}
+    found = differences(run(layout, ten), alone(tuple(ten.items())))
+    assert max(found.values()) < BOUND, found
+
+
+VARIANTS = {
+    "decoupled": {"num_steps_per_rollout": 2, "global_batch_size": 4},
+    "minibatches": {"ppo_n_minibatches": 2, "micro_batch_size": 1},
+    "gspo": {"policy_loss": "gspo", "num_steps_per_rollout": 2, "global_batch_size": 4},
+    "cispo": {"policy_loss": "cispo"},
+    "sapo": {"policy_loss": "sapo"},
+    "per_token": {"calculate_per_token_loss": True},
+    "recompute": {"recompute_loss_function": True},
+    "bypass": {"use_rollout_logprobs": True, "use_tis": False},
+    "is": {"custom_tis_function_path": "slime_ext.tis.off_policy_is_function"},
+    "dynamic": {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 12},
+    "whole": {"micro_batch_size": 8},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("layout", ["cp2", "dp2"])
+def test_every_kind_of_step_equals_one_process(layout, variant):
+    more = {"rollouts": 2, **VARIANTS[variant]}
+    if variant == "whole" and layout == "dp2":
+        more["micro_batch_size"] = 4
+    found = differences(run(layout, more), alone(tuple(({"rollouts": 2} | VARIANTS[variant]).items())))
+    assert max(found.values()) < BOUND, found
+
+
+@pytest.mark.parametrize("variant", ["recompute", "dynamic", "minibatches"])
+def test_how_the_step_is_cut_changes_nothing(variant):
+    cut = alone(tuple(({"rollouts": 2} | VARIANTS[variant]).items()))
+    found = differences(cut, alone((("rollouts", 2),)))
+    assert max(found.values()) < BOUND, found
+
+
+def test_control_one_scaled_parameter_is_seen():
+    ten = {"rollouts": 10}
+    found = differences(run("tp2", {**ten, "scale_one": 1.001}), alone(tuple(ten.items())))
+    assert min(found.values()) > 1e3 * BOUND, found
