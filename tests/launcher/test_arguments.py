@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from slime_ext.errors import ConfigError
-from slime_ext.launcher.arguments import parse_args
+from slime_ext.launcher.arguments import elsewhere, parse_args
 from slime_ext.launcher.arguments.parser import FLAGS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -69,6 +69,11 @@ def test_default_is_the_hosts(name):
 
 def test_no_flag_twice():
     assert len({flag.name for flag in FLAGS}) == len({flag.dest for flag in FLAGS}) == len(FLAGS)
+
+
+def test_a_flag_is_either_implemented_or_not():
+    ours = {flag.name.removeprefix("--") for flag in FLAGS}
+    assert not ours & (elsewhere.REFUSED | elsewhere.NO_EFFECT | set(elsewhere.FIXED))
 
 
 def test_arguments_need_no_torch():

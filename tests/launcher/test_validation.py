@@ -95,6 +95,7 @@ def test_a_right_command_line_passes_and_is_completed(place):
         ("--custom-tis-function-path a.b", "expected --use-tis or --get-mismatch-metrics beside it"),
         ("--policy-loss dual_clip", "expected --eps-clip-c beside it"),
         ("--policy-loss sapo --eps-clip-c 3", "expected --policy-loss dual_clip beside it, got sapo"),
+        ("--lr-warmup-iters 2", "--lr-warmup-iters: expected fewer than the 2 steps"),
         ("--eval-interval 3", "expected --eval-prompt-data beside it"),
         ("--load nowhere", "--load nowhere: expected a directory with latest_checkpointed_iteration.txt"),
         ("--sglang-python nowhere", "--sglang-python: expected the interpreter"),
@@ -213,4 +214,6 @@ def test_a_run_goes_on_from_its_own_checkpoints(place):
 def test_epochs_become_rollouts(place):
     line = "--hf-checkpoint model --prompt-data train.jsonl --label-key label --rm-type exact --num-epoch 3 "
     line += f"--rollout-batch-size 5 --rollout-max-response-len 8 --sglang-python {PYTHON}"
-    assert validate(parse_args(shlex.split(line))).num_rollout == 3 * 8 // 5
+    args = validate(parse_args(shlex.split(line + " --num-steps-per-rollout 5")))
+    assert args.num_rollout == 3 * 8 // 5
+    assert args.train_iters == args.lr_decay_iters == 4 * 5

@@ -29,6 +29,12 @@ MODEL = (
     Flag("--untie-embeddings-and-output-weights", help="input and output embedding are two tables" + AGREE),
     Flag("--vocab-size", integer, help="rows of the embedding" + AGREE),
     Flag("--padded-vocab-size", integer, help="the same; this launcher adds no padding rows" + AGREE),
+    Flag(
+        "--transformer-impl",
+        one_of("local", "transformer_engine"),
+        "transformer_engine",
+        help="whose layers; Transformer Engine's need CUDA, without it they are Megatron's local ones",
+    ),
     Flag("--init-method-std", number, 0.02, help="standard deviation of random initial weights"),
 )
 

@@ -76,7 +76,6 @@ def _steps(args: argparse.Namespace) -> None:
             f"(--rollout-batch-size x --n-samples-per-prompt), got {args.global_batch_size}"
         )
     args.num_steps_per_rollout = samples // args.global_batch_size
-    _fill(args, "log_probs_max_tokens_per_gpu", args.max_tokens_per_gpu)
 
 
 def _loss(args: argparse.Namespace) -> None:

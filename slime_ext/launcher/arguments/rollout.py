@@ -11,7 +11,6 @@ DATA = (
     Flag("--metadata-key", str, "metadata", help="key of the metadata in a line"),
     Flag("--num-rollout", integer, help="number of rollouts"),
     Flag("--num-epoch", integer, help="passes over the prompts, when --num-rollout is not given"),
-    Flag("--start-rollout-id", integer, help="first rollout; default: where --load stopped, or 0"),
     Flag("--rollout-shuffle", help="a new order of the prompts each epoch"),
     Flag("--rollout-seed", integer, 42, help="seed of that order and of sampling"),
 )
@@ -27,14 +26,12 @@ SAMPLING = (
     Flag("--rollout-max-context-len", integer, help="most tokens of prompt and response"),
     Flag("--rollout-max-prompt-len", integer, help="longer prompts are left out"),
     Flag("--rollout-max-response-len", integer, required=True, help="most tokens of a response"),
-    Flag("--rollout-stop", str, nargs="+", help="strings that end a response"),
     Flag(
         "--rollout-stop-token-ids",
         integer,
         nargs="+",
         help="tokens that end a response; default: the tokenizer's end of sequence",
     ),
-    Flag("--rollout-skip-special-tokens", help="leave special tokens out of the response text"),
     Flag(
         "--update-weights-interval", integer, 1, help="rollouts between two pushes of weights to the engine"
     ),

@@ -48,7 +48,4 @@ OUTPUT = (
     Flag("--use-tensorboard", help="accepted; events are always written to the run's directory"),
     Flag("--tb-project-name", str, help="directory of TensorBoard events; default: tensorboard in the run's"),
     Flag("--tb-experiment-name", str, help="directory below it"),
-    Flag(
-        "--log-interval", integer, 1, help="optimizer steps between printed lines (Megatron's default is 100)"
-    ),
 )

@@ -14,11 +14,6 @@ STEPS = (
     Flag("--micro-batch-size", integer, 1, help="samples in a forward pass"),
     Flag("--use-dynamic-batch-size", help="fill forward passes up to --max-tokens-per-gpu instead"),
     Flag("--max-tokens-per-gpu", integer, help="most tokens of a forward pass on a rank"),
-    Flag(
-        "--log-probs-max-tokens-per-gpu",
-        integer,
-        help="the same without gradients; default --max-tokens-per-gpu",
-    ),
     Flag("--ppo-n-minibatches", integer, 1, help="forward-backward passes in an optimizer step; ours"),
 )
 

@@ -22,7 +22,6 @@ RANGES: dict[str, Range] = {
     "distributed_timeout_minutes": AT_LEAST_ONE,
     "num_rollout": AT_LEAST_ONE,
     "num_epoch": AT_LEAST_ONE,
-    "start_rollout_id": NOT_NEGATIVE,
     "rollout_batch_size": AT_LEAST_ONE,
     "n_samples_per_prompt": AT_LEAST_ONE,
     "n_samples_per_eval_prompt": AT_LEAST_ONE,
@@ -40,7 +39,6 @@ RANGES: dict[str, Range] = {
     "eval_max_response_len": AT_LEAST_ONE,
     "micro_batch_size": AT_LEAST_ONE,
     "max_tokens_per_gpu": AT_LEAST_ONE,
-    "log_probs_max_tokens_per_gpu": AT_LEAST_ONE,
     "ppo_n_minibatches": AT_LEAST_ONE,
     "eps_clip": ("a number in [0, 1]; 1 drops the lower bound", lambda x: 0 <= x <= 1),
     "eps_clip_high": NOT_NEGATIVE,
@@ -71,7 +69,6 @@ RANGES: dict[str, Range] = {
     "sglang_max_restarts": NOT_NEGATIVE,
     "save_interval": AT_LEAST_ONE,
     "save_keep": NOT_NEGATIVE,
-    "log_interval": AT_LEAST_ONE,
 }
 
 
@@ -133,6 +130,17 @@ def check_batches(args: argparse.Namespace) -> None:
 def _divide(where: str, total: int, parts: int, of_what: str) -> None:
     if total % parts:
         raise ConfigError(f"{where}: expected a multiple of {parts} ({of_what}), got {total}")
+
+
+def check_schedule(args: argparse.Namespace) -> None:
+    """Fills train_iters, the optimizer steps of the run; the warm-up ends before the decay does."""
+    args.train_iters = args.num_rollout * args.num_steps_per_rollout
+    args.lr_decay_iters = args.lr_decay_iters or args.train_iters
+    if args.lr_warmup_iters >= args.lr_decay_iters:
+        raise ConfigError(
+            f"--lr-warmup-iters: expected fewer than the {args.lr_decay_iters} steps of --lr-decay-iters, "
+            f"got {args.lr_warmup_iters}"
+        )
 
 
 def check_combinations(args: argparse.Namespace) -> None:
