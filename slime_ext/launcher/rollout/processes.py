@@ -71,7 +71,7 @@ def spawn_bound(
 
 
 def marked_processes(mark: str) -> list[int]:
-    """Ids of the living processes with `SLIME_EXT_ENGINE=<mark>` in their environment, in whatever session."""
+    """Ids of the living processes with `SLIME_EXT_ENGINE=<mark>` in their environment, of any session."""
     entry = f"{MARK}={mark}".encode()
     return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and entry in _environment(p)]
 

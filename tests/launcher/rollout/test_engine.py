@@ -1,0 +1,150 @@
+"""A real SGLang server: right log-probs, and nothing lost when it is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from slime_ext.errors import DataError
+from slime_ext.launcher.rollout.client import EngineClient, GenerateRequest, SamplingParams
+from slime_ext.launcher.rollout.processes import check_port
+from slime_ext.launcher.rollout.weight_sync import push_weights
+from tests.launcher.engine import VOCAB, make_tiny_qwen3, tiny_engine
+from tests.launcher.rollout.test_processes import wait_for
+
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("models")
+    return {seed: make_tiny_qwen3(directory / str(seed), seed) for seed in (1, 2)}
+
+
+@pytest.fixture
+def client(sglang_engine):
+    return EngineClient(sglang_engine.url, concurrency=8, vocab_size=VOCAB, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def bf16_engine(tmp_path_factory):
+    with tiny_engine(tmp_path_factory.mktemp("bf16"), dtype="bfloat16").start() as engine:
+        yield engine
+
+
+def prompts(count=8, n=2, length=12):
+    draw = random.Random(0)
+    return [GenerateRequest([draw.randrange(3, VOCAB) for _ in range(length)], g, n) for g in range(count)]
+
+
+def mean_difference(model_dir, samples, temperature=1.0):
+    """Mean over all sampled tokens of |log-prob of the server − log-prob of transformers in fp32|."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    total, count = 0.0, 0
+    for sample in samples:
+        ids = torch.tensor([sample.tokens])
+        with torch.no_grad():
+            logits = model(ids).logits[0, sample.prompt_length - 1 : -1] / temperature
+        response = ids[0, sample.prompt_length :, None]
+        expected = torch.log_softmax(logits.double(), -1).gather(1, response)[:, 0]
+        total += (expected - torch.tensor(sample.rollout_log_probs).double()).abs().sum().item()
+        count += sample.response_length
+    return total / count
+
+
+def flat(groups):
+    return [sample for group in groups for sample in group]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_are_those_of_transformers(client, models, temperature):
+    client.update_weights_from_disk(models[1], 1)
+    samples = flat(client.generate(prompts(), SamplingParams(16, temperature=temperature, ignore_eos=True)))
+    assert len(samples) == 16 and not any(sample.dropped for sample in samples)
+    assert mean_difference(models[1], samples, temperature) < 1e-5
+    assert mean_difference(models[2], samples, temperature) > 1e-2  # the comparison can fail
+
+
+def test_in_bfloat16_they_are_not(bf16_engine, models):
+    client = EngineClient(bf16_engine.url)
+    client.update_weights_from_disk(models[1], 1)
+    samples = flat(client.generate(prompts(), SamplingParams(16, ignore_eos=True)))
+    assert 1e-5 < mean_difference(models[1], samples) < 1e-1
+
+
+def test_new_weights_change_what_is_sampled(client, models):
+    greedy = SamplingParams(12, temperature=0.0, ignore_eos=True)
+    responses = []
+    for seed in (1, 2, 1):
+        client.update_weights_from_disk(models[seed], 10 + len(responses))
+        responses.append([sample.response_tokens for sample in flat(client.generate(prompts(), greedy))])
+    assert responses[0] == responses[2] != responses[1]
+
+
+def test_weights_changed_in_the_middle_leave_two_spans(client, models):
+    client.update_weights_from_disk(models[1], 1)
+    sampled = []
+    sampling = SamplingParams(400, ignore_eos=True)
+    asking = threading.Thread(target=lambda: sampled.extend(flat(client.generate(prompts(1), sampling))))
+    asking.start()
+    time.sleep(0.3)
+    client.pause("retract")
+    client.update_weights_from_disk(models[2], 2)
+    client.resume()
+    asking.join()
+    assert len(sampled) == 2 and all(sample.weight_versions == ["1", "2"] for sample in sampled)
+    assert all(s.token_weight_versions == sorted(s.token_weight_versions) for s in sampled)
+    assert all(len(s.token_weight_versions) == s.response_length == 400 for s in sampled)
+
+
+def test_an_id_outside_of_the_vocabulary_does_not_reach_the_server(client):
+    with pytest.raises(DataError):
+        client.generate([GenerateRequest([VOCAB], 0)], SamplingParams(2))
+    assert client.health()
+
+
+def process_named(engine, name):
+    return next(pid for pid in engine.pids if name in Path(f"/proc/{pid}/comm").read_text())
+
+
+@pytest.mark.parametrize("victim", ["python", "sglang::schedul"])
+def test_a_server_killed_in_the_middle_loses_nothing(sglang_engine, client, models, tmp_path, victim):
+    from safetensors.torch import load_file
+
+    pushes, finished, state = [], [], load_file(models[2] / "model.safetensors")
+
+    def push():
+        pushes.append(push_weights(client, state, models[2], tmp_path / "weights", 7))
+
+    def kill_once(done, total):
+        finished.append(done)
+        if done == 5:
+            os.kill(process_named(sglang_engine, victim), signal.SIGKILL)
+
+    client.ensure_weights = push
+    push()
+    requests = prompts(24)
+    samples = flat(client.generate(requests, SamplingParams(60, ignore_eos=True), on_finish=kill_once))
+    assert [sample.index for sample in samples] == list(range(48)) and finished == list(range(1, 25))
+    assert len(pushes) == 2 and client.last_stats.outages == 1
+    assert {tuple(sample.weight_versions) for sample in samples} == {("7",)}
+    assert (
+        mean_difference(models[2], samples[-4:]) < 1e-5
+    )  # after the restart: the pushed weights, not the first
+
+
+def test_stop_leaves_no_process_and_no_port(bf16_engine):
+    pids = bf16_engine.pids
+    assert len(pids) >= 3
+    bf16_engine.stop()
+    assert bf16_engine.pids == [] and wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    check_port(bf16_engine.host, bf16_engine.port)

@@ -1,0 +1,77 @@
+"""Ports, marks and the bond between parent and child."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from slime_ext.errors import ConfigError
+from slime_ext.launcher.rollout.processes import (
+    MARK,
+    check_port,
+    free_port,
+    kill_marked,
+    last_lines,
+    marked_processes,
+)
+
+PARENT = """
+import os, sys, time
+from slime_ext.launcher.rollout.processes import spawn_bound
+child = spawn_bound(["sleep", "60"], os.environ, open(os.devnull, "wb"))
+time.sleep(60)
+"""
+
+
+def wait_for(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_a_free_port_is_accepted():
+    check_port("127.0.0.1", free_port())
+
+
+@pytest.mark.parametrize("port", [None, 99999])
+def test_a_port_that_cannot_be_opened_is_one_line(port):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(
+            ConfigError, match=r"rollout engine port: expected a free port .*, got \d+"
+        ) as error:
+            check_port("127.0.0.1", port or taken.getsockname()[1])
+    assert "\n" not in str(error.value)
+
+
+def test_the_child_dies_with_a_parent_that_is_killed():
+    mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], env={**os.environ, MARK: mark})
+    names = lambda: sorted(open(f"/proc/{p}/comm").read().strip() for p in marked_processes(mark))  # noqa
+    try:
+        assert wait_for(lambda: "sleep" in names())
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        assert wait_for(lambda: not marked_processes(mark))
+    finally:
+        kill_marked(mark)
+
+
+def test_marked_processes_are_killed_in_any_session():
+    mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    child = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: mark}, start_new_session=True)
+    assert marked_processes(mark) == [child.pid]
+    assert kill_marked(mark) == [] and child.wait() == -signal.SIGKILL
+
+
+def test_last_lines_are_of_the_latest_start(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("== start 1\nbefore\n== start 2\nfirst\n\nsecond\nthird\n")
+    assert last_lines(log, "== start", count=2) == "second | third"
+    assert last_lines(tmp_path / "absent", "== start") == "(no log)"

@@ -1,0 +1,117 @@
+"""What is asked and what is accepted as an answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_ext.errors import DataError
+from slime_ext.launcher.rollout.protocol import (
+    GenerateRequest,
+    SamplingParams,
+    check_prompts,
+    n_dropped,
+    read_group,
+)
+from tests.launcher.rollout.stand_in import FAULTS, one_sample
+
+PROMPT = [5, 6, 7]
+REASONS = {
+    "nan": "non-finite log-prob",
+    "null": "non-finite log-prob",
+    "infinite": "non-finite log-prob",
+    "short": "as many log-probs as tokens expected",
+    "long": "as many log-probs as tokens expected",
+    "other token": "log-prob of another token",
+    "not pairs": "malformed answer",
+    "missing": "no log-probs in the answer",
+    "abort": "aborted by the engine",
+    "no reason": "no finish reason in the answer",
+    "too few": "no output ids in the answer",
+    "no ids": "no output ids in the answer",
+    "no meta": "no meta_info in the answer",
+}
+
+
+def answers(fault=None, n=2, length=4):
+    body = {"input_ids": PROMPT, "sampling_params": SamplingParams(length).payload(n)}
+    samples = [one_sample(body, "7") for _ in range(n)]
+    return FAULTS[fault](samples) if fault else samples
+
+
+def read(answer, n=2, **request):
+    return read_group(GenerateRequest(PROMPT, 3, n, **request), answer, rollout_id=9)
+
+
+def test_a_good_answer_becomes_trainable_samples():
+    first, second = read(answers(), prompt="abc", label="x", metadata={"source_name": "y"})
+    assert (first.index, second.index, first.group_index, first.rollout_id) == (6, 7, 3, 9)
+    assert first.tokens == [*PROMPT, 18, 19, 20, 21] and first.response == "18 19 20 21"
+    assert first.rollout_log_probs == [-0.1, -0.2, -0.3, -0.4] and first.loss_mask == [1, 1, 1, 1]
+    assert (first.status, first.label, first.metadata) == ("truncated", "x", {"source_name": "y"})
+
+
+def test_every_fault_of_the_stand_in_has_its_reason():
+    assert set(REASONS) == set(FAULTS)
+
+
+@pytest.mark.parametrize("fault", REASONS)
+def test_a_damaged_sample_is_dropped_in_place(fault):
+    group = read(answers(fault))
+    bad, good = sorted(group, key=lambda sample: not sample.remove_sample)
+    assert bad.dropped == REASONS[fault] and not any(bad.loss_mask)
+    assert len(bad.rollout_log_probs) == len(bad.token_weight_versions) == bad.response_length
+    assert good.dropped is None and all(good.loss_mask)
+
+
+def test_dropped_samples_are_counted_by_reason():
+    assert n_dropped([read(answers("nan")), read(answers())]) == {"non-finite log-prob": 1}
+
+
+@pytest.mark.parametrize("answer", [None, [], "text", [None, 3], {"error": "x"}])
+def test_an_answer_of_another_kind_drops_the_group(answer):
+    assert [sample.status for sample in read(answer)] == ["failed", "failed"]
+
+
+def test_extra_samples_are_not_taken():
+    assert len(read(answers(n=3))) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("stop", "completed"), ("length", "truncated"), ("abort", "aborted")]
+)
+def test_finish_reason_becomes_status(kind, status):
+    answer = answers()
+    answer[0]["meta_info"]["finish_reason"] = {"type": kind}
+    assert read(answer)[0].status == status
+
+
+def test_an_empty_response_cannot_be_trained_on():
+    assert read(answers(length=0))[0].dropped == "empty response"
+
+
+def test_spans_give_every_token_its_version():
+    answer = answers()
+    spans = [{"version": "6", "start": 0, "end": 3}, {"version": "7", "start": 3, "end": 4}]
+    answer[0]["meta_info"]["weight_versions"] = spans
+    sample = read(answer)[0]
+    assert (sample.weight_versions, sample.token_weight_versions) == (["6", "7"], ["6", "6", "6", "7"])
+
+
+def test_without_spans_the_last_version_holds_for_all():
+    answer = answers()
+    del answer[0]["meta_info"]["weight_versions"]
+    sample = read(answer)[0]
+    assert (sample.weight_versions, sample.token_weight_versions) == (["7"], ["7"] * 4)
+
+
+def test_text_is_decoded_when_the_server_sends_none():
+    answer = answers()
+    del answer[0]["text"]
+    request = GenerateRequest(PROMPT, 3, 1)
+    assert read_group(request, answer[:1], decode=lambda ids: f"{len(ids)} ids")[0].response == "4 ids"
+
+
+@pytest.mark.parametrize(("ids", "n"), [([], 1), ([64], 1), ([5, -1], 1), ([5], 0)])
+def test_a_prompt_that_would_end_the_server_is_refused(ids, n):
+    with pytest.raises(DataError, match=r"prompt of group 4 .'<abc>'.: expected"):
+        check_prompts([GenerateRequest([5], 0), GenerateRequest(ids, 4, n, prompt="<abc>")], 64)

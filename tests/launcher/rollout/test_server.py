@@ -1,0 +1,115 @@
+"""Starting, watching and stopping a server program; the stand-in takes SGLang's place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime_ext.errors import ConfigError, EngineError
+from slime_ext.launcher.rollout.processes import check_port
+from slime_ext.launcher.rollout.server import START_LINE, EngineProcess
+from tests.launcher.rollout.test_processes import wait_for
+
+PROGRAM = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
+
+
+@pytest.fixture
+def engine(tmp_path):
+    process = EngineProcess("model", program=PROGRAM, log_path=tmp_path / "logs/sglang.log")
+    yield process
+    process.stop()
+
+
+def test_start_waits_until_it_answers(engine):
+    assert not engine.healthy() and not engine.alive()
+    engine.start(20)
+    assert engine.healthy() and engine.alive() and engine.pids == [engine.pid]
+
+
+def test_stop_leaves_no_process_and_no_port(engine):
+    pid = engine.start(20).pid
+    engine.stop()
+    assert engine.pids == [] and not Path(f"/proc/{pid}").exists()
+    check_port(engine.host, engine.port)
+
+
+def test_it_starts_again_after_a_stop(engine):
+    engine.start(20).stop()
+    assert engine.start(20).healthy()
+
+
+def test_restart_keeps_the_port_and_takes_the_new_weights(engine):
+    url, first = engine.start(20).url, engine.pid
+    engine.set_model_path("newer")
+    engine.restart(20)
+    assert engine.url == url and engine.pid != first and engine.healthy()
+    starts = [line for line in engine.log_path.read_text().splitlines() if line.startswith(START_LINE)]
+    assert ["--model-path model " in starts[0], "--model-path newer " in starts[1]] == [True, True]
+
+
+def test_a_killed_server_comes_back(engine):
+    came_back = []
+    engine.start(20).supervise(came_back.append, timeout=20)
+    for _ in range(2):
+        known = len(came_back)
+        os.kill(engine.pid, signal.SIGKILL)
+        assert wait_for(lambda known=known: len(came_back) > known, 20) and engine.healthy()
+    assert engine.restarts == 2 and engine.failure is None
+
+
+def test_the_watcher_gives_up(engine):
+    engine.start(20).supervise(max_restarts=0)
+    os.kill(engine.pid, signal.SIGKILL)
+    assert wait_for(lambda: engine.failure is not None)
+    assert "got exit status -9 after" in str(engine.failure)
+
+
+def test_a_server_that_ends_at_once_shows_its_last_words(tmp_path):
+    engine = EngineProcess("m", program=PROGRAM, log_path=tmp_path / "log", extra_args=["--exit-with", "3"])
+    with pytest.raises(
+        EngineError, match=r"got exit status 3 after .*: RuntimeError: asked to fail"
+    ) as error:
+        engine.start(20)
+    assert "\n" not in str(error.value) and engine.pids == []
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path):
+    engine = EngineProcess("m", program=("sh", "-c", "sleep 30"), log_path=tmp_path / "log")
+    with pytest.raises(EngineError, match=r"got none after 0 s"):
+        engine.start(0.3)
+    assert engine.pids == []
+
+
+def test_a_taken_port_is_refused_before_anything_starts(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        engine = EngineProcess("m", program=PROGRAM, port=taken.getsockname()[1], log_path=tmp_path / "log")
+        with pytest.raises(ConfigError, match=r"expected a free port"):
+            engine.start()
+    assert engine.pid is None and not engine.log_path.exists()
+
+
+def test_a_missing_interpreter_is_one_line(tmp_path):
+    engine = EngineProcess("m", python=tmp_path / "python", log_path=tmp_path / "log")
+    with pytest.raises(ConfigError, match=r"expected the Python of the SGLang environment, got"):
+        engine.start()
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(ConfigError, match=r"expected cpu or cuda, got 'tpu'"):
+        EngineProcess("m", device="tpu")
+
+
+@pytest.mark.parametrize(("device", "entry"), [("cpu", "sglang_cpu.py"), ("cuda", "-m sglang.launch_server")])
+def test_the_command_line_names_what_was_asked_for(device, entry):
+    options = {"context_length": 64, "mem_fraction": 0.2, "extra_args": ["--log-level", "warning"]}
+    line = " ".join(EngineProcess("m", device=device, dtype="bfloat16", **options).command)
+    assert entry in line and line.endswith("--log-level warning")
+    assert all(
+        flag in line for flag in ("--dtype bfloat16", "--context-length 64", "--mem-fraction-static 0.2")
+    )
+    assert "--random-seed" not in line and "None" not in line
