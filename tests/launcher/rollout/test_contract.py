@@ -1,4 +1,4 @@
-"""What the client relies on, asked of the stand-in and of a real SGLang server: the stand-in may not drift away."""
+"""What the client relies on, asked of the stand-in and of a real SGLang server, so that they stay alike."""
 
 from __future__ import annotations
 

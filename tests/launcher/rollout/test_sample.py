@@ -8,8 +8,8 @@ from slime_ext.launcher.rollout.sample import Sample
 SLIME_KEYS = """group_index index rollout_id prompt tokens multimodal_inputs multimodal_train_inputs
 multimodal_train_input_id apply_chat_template_kwargs response response_length label reward loss_mask
 weight_versions rollout_log_probs rollout_top_p_token_ids rollout_top_p_token_offsets rollout_routed_experts
-remove_sample teacher_log_probs status metadata generate_function_path custom_rm_path train_metadata session_id
-non_generation_time spec_info prefix_cache_info""".split()
+remove_sample teacher_log_probs status metadata generate_function_path custom_rm_path train_metadata
+session_id non_generation_time spec_info prefix_cache_info""".split()
 
 
 def sample():
