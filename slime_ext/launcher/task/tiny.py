@@ -38,9 +38,9 @@ class Task:
 
     alphabet: int = 8
     length: int = 4
-    transform: str = "reverse"
-    train: int = 512
-    heldout: int = 64
+    transform: str = "copy"
+    train: int = 2048
+    heldout: int = 128
     seed: int = 0
 
     @property
@@ -53,11 +53,11 @@ class Model:
     """The sizes of the Qwen3-shaped model."""
 
     layers: int = 2
-    hidden: int = 64
-    ffn: int = 128
+    hidden: int = 128
+    ffn: int = 256
     heads: int = 4
     kv_heads: int = 2
-    head_dim: int = 16
+    head_dim: int = 32
     positions: int = 128
 
 

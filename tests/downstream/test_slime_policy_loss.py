@@ -1,0 +1,119 @@
+"""The launcher's policy loss and slime's own, on the same logits: what works at one boundary works at the other.
+
+    SLIME_DIR=path/to/slime make test     (or pytest tests/downstream); without it these tests say that they skip.
+
+Bound: slime computes in float32; sums of about 40 terms of size 1 differ by less than 1e-5.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+import torch
+
+from slime_ext.launcher.megatron import parallel
+from slime_ext.launcher.megatron.batching import Layout, pack_micro_batch
+from slime_ext.launcher.megatron.loss import PolicyLoss, StepLog, resolved
+from slime_ext.metrics import TokenStatistics
+from tests.launcher.distributed import run_ranks
+from tests.launcher.megatron.tiny_model import LAYOUTS
+from tests.launcher.megatron.tiny_rollout import arguments, rollout
+
+SLIME_DIR = os.environ.get("SLIME_DIR")
+BOUND = 1e-5
+VOCAB = 48
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SLIME_DIR, reason="SLIME_DIR names no slime checkout"),
+]
+VARIANTS = {
+    "vanilla": {},
+    "token_tis": {"custom_tis_function_path": "slime_ext.tis.token_tis"},
+    "geo_rs": {"custom_tis_function_path": "slime_ext.tis.geo_rs"},
+    "icepop": {"custom_tis_function_path": "slime_ext.tis.icepop_function", "tis_clip_low": 0.5},
+    "slime_vanilla": {"custom_tis_function_path": "slime.backends.megatron_utils.loss.vanilla_tis_function"},
+    "none": {"use_tis": False},
+    "metrics_only": {"use_tis": False, "get_mismatch_metrics": True},
+    "gspo": {"advantage_estimator": "gspo", "policy_loss": "gspo"},
+    "cispo": {"advantage_estimator": "cispo", "policy_loss": "cispo"},
+    "dual_clip": {"eps_clip_c": 3.0},
+    "per_token": {"calculate_per_token_loss": True},
+    "bypass": {"use_tis": False, "use_rollout_logprobs": True},
+    "recompute": {"recompute_loss_function": True},
+}
+SLIME_ONLY = {
+    "use_opsm": False,
+    "use_kl_loss": False,
+    "log_probs_chunk_size": -1,
+    "allgather_cp": False,
+    "loss_type": "policy_loss",
+    "use_rollout_top_p_replay": False,
+    "rollout_top_p": 1.0,
+}
+
+
+def both(layout, variant):
+    """(loss, gradient, metrics) of ours and of slime's on this rank."""
+    sys.path.insert(0, SLIME_DIR)
+    args = arguments(layout, dtype=torch.float32, **VARIANTS[variant])
+    vars(args).update(SLIME_ONLY)
+    parallel.initialize(args)
+    samples, cp, tp = rollout(8), parallel.cp_group(), parallel.tp_group()
+    batch = pack_micro_batch(samples, Layout(cp_rank=cp.rank(), cp_size=cp.size()))
+    generator = torch.Generator().manual_seed(cp.rank())
+    logits = torch.randn(1, batch.input_ids.size(1), VOCAB, generator=generator).chunk(tp.size(), -1)[
+        tp.rank()
+    ]
+    proximal = {
+        p: torch.rand(n, generator=generator) * -4
+        for p, n in zip(batch.positions, batch.local_lengths, strict=True)
+    }
+    mine, theirs = (logits.clone().requires_grad_() for _ in range(2))
+    return ours(args, batch, proximal, mine), slimes(args, batch, samples, proximal, theirs)
+
+
+def ours(args, batch, proximal, logits):
+    log = StepLog(TokenStatistics(torch.device("cpu")))
+    loss, count, metrics = PolicyLoss(
+        args, proximal=proximal, step_size=8, optimizer_step=0, log=log, **resolved(args)
+    )(batch, 2, logits)
+    loss.backward()
+    return loss.detach(), logits.grad, {k: float(v) for k, v in metrics.items()}, float(count)
+
+
+def slimes(args, batch, samples, proximal, logits):
+    from slime.backends.megatron_utils.loss import loss_function
+
+    tensors = {
+        "advantages": batch.advantages,
+        "log_probs": None if args.use_rollout_logprobs else list(proximal.values()),
+        "rollout_log_probs": batch.rollout_log_probs,
+        "unconcat_tokens": [torch.tensor(s.tokens) for s in samples],
+        "total_lengths": batch.total_lengths,
+        "response_lengths": batch.response_lengths,
+        "loss_masks": batch.loss_masks,
+        "rollout_mask_sums": list(batch.denominators),
+    }
+    loss, count, log = loss_function(args, tensors, 2, 8, logits)
+    loss.backward()
+    values = dict(zip(["tokens", *log["keys"]], log["values"].tolist(), strict=True))
+    return loss.detach(), logits.grad, values, float(count)
+
+
+@pytest.mark.parametrize("layout", ["one", "cp2", "tp2"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_same_loss_gradient_and_metrics(layout, variant):
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    for (loss, gradient, metrics, count), (
+        their_loss,
+        their_gradient,
+        their_metrics,
+        their_count,
+    ) in run_ranks(both, LAYOUTS[layout][0], layout, variant):
+        assert abs(float(loss - their_loss)) < BOUND
+        assert float((gradient - their_gradient).abs().max()) < BOUND
+        assert count == their_count
+        del their_metrics["tokens"]
+        assert {k: metrics[k] for k in their_metrics} == pytest.approx(their_metrics, rel=BOUND, abs=BOUND)
