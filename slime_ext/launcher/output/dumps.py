@@ -95,7 +95,7 @@ def save_train(
         "format_version": FORMAT_VERSION,
         "rollout_id": rollout_id,
         "rank": rank,
-        "samples": sorted(map(dict, samples), key=lambda sample: sample["rollout_position"]),
+        "samples": _pooled(sorted(map(dict, samples), key=lambda sample: sample["rollout_position"])),
         "dp_shards": [dict(shard) for shard in dp_shards],
         "raw_reward": list(raw_reward),
     }
@@ -121,6 +121,18 @@ def _plain(key: str, value: Any) -> Any:
         return value.item() if isinstance(value, torch.Tensor) else value
     dtype = getattr(torch, DTYPES.get(key, "float32"))
     return torch.as_tensor(value).detach().to("cpu", dtype).clone()
+
+
+def _pooled(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same samples, each field's tensors as parts of one storage: a file entry per field, not per tensor."""
+    import torch
+
+    for key in [k for k, v in samples[0].items() if isinstance(v, torch.Tensor)] if samples else []:
+        values = [sample[key] for sample in samples]
+        parts = torch.cat([v.reshape(-1) for v in values]).split([v.numel() for v in values])
+        for sample, value, part in zip(samples, values, parts, strict=True):
+            sample[key] = part.view(value.shape)
+    return samples
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> Path:
