@@ -7,7 +7,7 @@ depend on how tokens are packed or split. ``slime_ext.correction.plan_step`` cal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -85,21 +85,24 @@ class SecondMoment(Step):
     def settle(self, seen: Seen, all_sum: AllSum) -> Tensor:
         """[] float64: the largest squared log-ratio that stays.
 
-        Bisects over the bits of the threshold with one SUM of two numbers per round: exact, and no rank has
-        to see another's tokens.
+        Searches the bits of the cut byte by byte, with one SUM of 256 counts and sums per byte: exact, and no
+        rank has to see another's tokens.
         """
         ranked = [_ranked(facts) for _, facts in seen]
 
-        def below(cut: Tensor) -> Tensor:
-            """[count, sum] of the squared log-ratios up to ``cut``, over all ranks."""
-            return all_sum(sum(_up_to(cut, values, sums) for values, sums in ranked))
+        def below(cuts: Tensor) -> Tensor:
+            """[cuts, 2] count and sum of the squared log-ratios up to each cut, over all ranks."""
+            return all_sum(sum(_up_to(cuts, values, sums) for values, sums in ranked))
 
-        def small(cut: Tensor) -> Tensor:
-            count, total = below(cut).unbind()
+        def none(cuts: Tensor) -> Tensor:
+            return below(cuts)[:, 0] == 0
+
+        def small(cuts: Tensor) -> Tensor:
+            count, total = below(cuts).unbind(1)
             return (count == 0) | (total < self.threshold * count)
 
         device = seen[0][1].log_ratio.device
-        smallest = _last(lambda cut: below(cut)[0] == 0, device) + 1
+        smallest = _last(none, device) + 1
         return torch.maximum(_last(small, device), smallest).view(torch.float64)
 
     def __call__(self, state: State, facts: Facts) -> State:
@@ -113,21 +116,18 @@ def _ranked(facts: Facts) -> tuple[Tensor, Tensor]:
     return values, torch.cat([values.new_zeros(1), values.cumsum(0)])
 
 
-def _up_to(cut: Tensor, values: Tensor, sums: Tensor) -> Tensor:
-    count = torch.searchsorted(values, cut.view(torch.float64).view(1), right=True)
-    return torch.cat([count.double(), sums.index_select(0, count)])
+def _up_to(cuts: Tensor, values: Tensor, sums: Tensor) -> Tensor:
+    count = torch.searchsorted(values, cuts, right=True)
+    return torch.stack([count.double(), sums.index_select(0, count)], 1)
 
 
-def _last(holds, device: torch.device) -> Tensor:
-    """[] int64, the bits of the largest value for which ``holds`` (first true, then false); -1 if there is
-    none."""
-    low = torch.full((), -1, dtype=torch.int64, device=device)
-    high = torch.full((), TOP + 1, dtype=torch.int64, device=device)
-    for _ in range(64):
-        middle = low + (high - low) // 2
-        good = holds(middle.clamp(0, TOP)) & (middle > low)
-        low, high = (
-            torch.where(good, middle, low),
-            torch.where(good, high, torch.where(middle > low, middle, high)),
-        )
-    return low
+def _last(holds: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
+    """[] int64, the bits of the largest finite value >= 0 for which ``holds`` (true, then false), or -1."""
+    found = torch.zeros((), dtype=torch.int64, device=device)
+    digits = torch.arange(256, device=device)
+    for shift in range(56, -8, -8):
+        bits = found + (digits[:128] if shift == 56 else digits) * 2**shift
+        good = holds(bits.clamp(max=TOP).view(torch.float64)) & (bits <= TOP)
+        last = good.sum() - 1
+        found = bits.index_select(0, last.clamp_min(0).view(1)).squeeze(0)
+    return torch.where(last < 0, -1, found)

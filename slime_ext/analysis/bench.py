@@ -1,0 +1,25 @@
+"""``slime-ext bench``: tables that anyone can print again."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs ``bench fidelity [PRESET ...] [--seed N]`` and prints its table."""
+    parser = argparse.ArgumentParser(prog="slime-ext bench", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    fidelity = commands.add_parser(
+        "fidelity", help="exact bias and variance of every preset, nothing sampled"
+    )
+    fidelity.add_argument("preset", nargs="*", help="all that do not couple samples, if none is named")
+    fidelity.add_argument("--seed", type=int, default=0, help="of the random policies")
+    args = parser.parse_args(list(argv))
+
+    from rich.console import Console
+
+    from slime_ext.analysis.fidelity import table
+
+    Console(width=140).print(table(args.preset, args.seed))
+    return 0

@@ -1,0 +1,176 @@
+"""Corrections beyond the presets: random stacks of steps against the oracle, combinations that are refused,
+plans."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from slime_ext.correction import Correction, plan_step
+from slime_ext.errors import ConfigError
+from slime_ext.objectives import DualClip, Host, PpoClip, Reinforce, Sapo
+from slime_ext.steps import (
+    Clip,
+    MinPrefixReweight,
+    Normalize,
+    Reject,
+    Reweight,
+    SecondMoment,
+    Taper,
+    Truncate,
+    Veto,
+)
+from tests import oracle
+from tests.batches import tokens
+
+INF = math.inf
+
+
+def open_end(bound):
+    return None if math.isinf(bound) else bound
+
+
+def random_step(rng):
+    """A random step, as the package and as the oracle spell it."""
+    unit = rng.choice(["token", "turn", "sequence"])
+    level = rng.choice(["token", "turn", "sequence", "geometric"])
+    statistic = rng.choice(["ratio", "k1", "k2", "k3", "binary_kl", "binary_kl_max", "tv"])
+    how, when = rng.choice(["sum", "mean", "max"]), rng.choice(["always", "negative_advantage", "outward"])
+    neutral = 1.0 if statistic == "ratio" else 0.0
+    low, high = neutral - rng.choice([0.01, 0.3, INF]), neutral + rng.choice([0.01, 0.4])
+    if statistic == "ratio" and low < 0:
+        low = 0.0
+    choices = [
+        (Reweight(level), ("reweight", level)),
+        (MinPrefixReweight(), ("min_prefix",)),
+        (Truncate(1.5), ("truncate", 1.5)),
+        (Clip(0.7, 1.3), ("clip", 0.7, 1.3)),
+        (Taper(level), ("taper", level, (1.0, 1.0), (0.0, 1.0))),
+        (Veto(0.1, 9.0), ("veto", 0.1, 9.0)),
+    ]
+    reject = (
+        Reject(unit, statistic, how, open_end(low), high, when),
+        ("reject", unit, statistic, how, low, high, when),
+    )
+    return rng.choice([*choices, *[reject] * 6])
+
+
+@pytest.mark.parametrize("numerator", ["proximal", "target"])
+def test_random_stacks_match_the_oracle(numerator):
+    for seed in range(300):
+        rng = random.Random(seed)
+        pairs = [random_step(rng) for _ in range(rng.randint(1, 4))] + [(Truncate(8.0), ("truncate", 8.0))]
+        ours, theirs = zip(*pairs, strict=True)
+        batch = oracle.random_batch(seed)
+        expected = oracle.correct(oracle.spec(*theirs, numerator=numerator), batch)
+        outcome = Correction(numerator, steps=ours)(tokens(batch)[0])
+        assert outcome.keep.tolist() == [k for s in expected for k in s["keep"]], (seed, ours)
+        weights = torch.tensor([w for s in expected for w in s["weights"]], dtype=torch.float64)
+        assert torch.allclose(outcome.weights, weights, rtol=1e-11, atol=1e-12), (seed, ours)
+
+
+COUPLED = [
+    (
+        (Reweight("token"), Truncate(2.0), Normalize()),
+        (("reweight", "token"), ("truncate", 2.0), ("normalize", "token")),
+    ),
+    (
+        (Reweight("sequence"), Truncate(2.0), Normalize("sequence")),
+        (("reweight", "sequence"), ("truncate", 2.0), ("normalize", "sequence")),
+    ),
+    ((SecondMoment(0.001),), (("second_moment", 0.001),)),
+    ((SecondMoment(1e-9),), (("second_moment", 1e-9),)),
+]
+
+
+@pytest.mark.parametrize(("steps", "theirs"), COUPLED)
+def test_coupled_steps_match_the_oracle(steps, theirs):
+    for seed in range(60):
+        batch = oracle.random_batch(seed)
+        expected = oracle.correct(oracle.spec(*theirs), batch)
+        outcome = Correction(steps=steps)(tokens(batch)[0])
+        assert outcome.keep.tolist() == [k for s in expected for k in s["keep"]], seed
+        weights = torch.tensor([w for s in expected for w in s["weights"]], dtype=torch.float64)
+        torch.testing.assert_close(outcome.weights, weights, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("steps", "theirs"), COUPLED)
+def test_a_plan_makes_micro_batches_equal_to_the_whole(steps, theirs):
+    batch = [s for seed in range(4) for s in oracle.random_batch(seed)]
+    whole = Correction(steps=steps)(tokens(batch)[0])
+    parts = [tokens(batch[i : i + 3])[0] for i in range(0, len(batch), 3)]
+    plan = plan_step(Correction(steps=steps), parts)
+    outcomes = [Correction(steps=steps)(part, plan) for part in parts]
+    assert torch.equal(torch.cat([o.keep for o in outcomes]), whole.keep)
+    torch.testing.assert_close(torch.cat([o.weights for o in outcomes]), whole.weights, rtol=1e-13, atol=0)
+
+
+def test_a_normalized_step_has_mean_weight_one():
+    packed = tokens(oracle.random_batch(1, wild=False))[0]
+    outcome = Correction(steps=(Reweight("token"), Truncate(2.0), Normalize()))(packed)
+    assert outcome.weights[packed.segments.mask].mean().item() == pytest.approx(1, abs=1e-12)
+
+
+WEIGHTED = (Reweight("token"), Truncate(2.0))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"surrogate": PpoClip("behavior"), "steps": WEIGHTED}, "surrogate.anchor: expected proximal"),
+        (
+            {"surrogate": Sapo("behavior"), "steps": (MinPrefixReweight(),)},
+            "surrogate.anchor: expected proximal",
+        ),
+        ({"surrogate": PpoClip(), "steps": WEIGHTED, "numerator": "target"}, "would be counted twice"),
+        ({"surrogate": DualClip(), "steps": (Taper(),), "numerator": "target"}, "would be counted twice"),
+        ({"steps": (SecondMoment(), SecondMoment())}, r"steps\[1\]: expected a coupled step once"),
+        (
+            {"steps": (SecondMoment(),), "numerator": "target"},
+            "numerator: expected proximal with SecondMoment",
+        ),
+        (
+            {"steps": (Reweight(), Normalize())},
+            r"steps\[1\].normalize: expected a truncate or clip step before it",
+        ),
+    ],
+)
+def test_impossible_combinations_are_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        Correction(**fields)
+
+
+def test_what_a_correction_needs_from_the_host():
+    assert not Correction(steps=WEIGHTED).needs_target
+    assert Correction(numerator="target").needs_target and Correction(surrogate=Reinforce()).needs_advantages
+    assert Correction(steps=(Taper(),)).needs_advantages
+    assert Correction(steps=(Reject("token", "tv", high=0.1, when="outward"),)).needs_advantages
+
+
+def test_corrections_print_compare_and_hash():
+    one, other = (Correction(steps=WEIGHTED) for _ in range(2))
+    assert one == other and hash(one) == hash(other) and eval(repr(one)) == one and Host() == one.surrogate
+
+
+def test_an_empty_batch_has_an_empty_outcome():
+    packed, _ = tokens([])
+    for steps in (
+        (Reweight("sequence"), Veto(0.1)),
+        (MinPrefixReweight(),),
+        (Reweight("turn"),),
+        (SecondMoment(),),
+    ):
+        assert Correction(steps=steps)(packed).weights.shape == (0,)
+
+
+def test_a_broken_token_takes_its_unit_with_it():
+    s = {k: [-1.0] * 6 for k in ("proximal", "target", "behavior", "advantage", "host_loss")}
+    s |= {"mask": [1, 1, 0, 1, 1, 1], "behavior": [-1.0, math.nan, 0.0, -1.0, -1.0, -1.0]}
+    packed = tokens([s])[0]
+    kept = {
+        u: Correction(steps=(Reweight(u),))(packed).keep.int().tolist() for u in ("token", "turn", "sequence")
+    }
+    assert kept == {"token": [1, 0, 0, 1, 1, 1], "turn": [0, 0, 0, 1, 1, 1], "sequence": [0] * 6}
