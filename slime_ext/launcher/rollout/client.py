@@ -151,14 +151,26 @@ class EngineClient:
         self._call("POST", "/continue_generation", {})
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        try:
-            reply = httpx.request(method, self.url + path, json=body, timeout=self.timeout)
-        except httpx.HTTPError as error:
-            raise EngineError(
-                f"rollout engine: expected an answer from {self.url}{path}, got {type(error).__name__}: "
-                "does the server run?"
-            ) from error
+        """The answer to one request; a server that is away is waited for, as it is in `generate`."""
+        reply = self._reply(method, path, body)
         if reply.status_code >= 400:
             raise refusal(path, reply)
         is_json = reply.headers.get("content-type", "").startswith("application/json")
         return reply.json() if is_json else {}
+
+    def _reply(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+        for attempt in range(self.retries + 1):
+            if attempt:
+                time.sleep(self.backoff)
+                self.wait_healthy(self.recovery_timeout)
+            try:
+                reply = httpx.request(method, self.url + path, json=body, timeout=self.timeout)
+            except httpx.HTTPError as error:
+                reason: Exception = error
+            else:
+                if reply.status_code < 500 or attempt == self.retries:
+                    return reply
+        raise EngineError(
+            f"rollout engine: expected an answer from {self.url}{path}, got {type(reason).__name__} "
+            f"{self.retries + 1} times: see sglang.log"
+        ) from reason

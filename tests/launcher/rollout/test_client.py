@@ -105,6 +105,18 @@ def test_weights_that_the_server_refuses_are_an_error(stand_in, tmp_path):
         client(stand_in).update_weights_from_disk(tmp_path / "absent", 3)
 
 
+def test_weights_pushed_while_the_server_is_away_arrive_when_it_is_back(stand_in, tmp_path):
+    asked = client(stand_in)
+    stand_in.close()
+    back = []
+    later = threading.Timer(0.4, lambda: back.append(StandIn(stand_in.server_port)))
+    later.start()
+    asked.update_weights_from_disk(tmp_path, 3)
+    later.join()
+    assert back[0].version == "3"
+    back[0].close()
+
+
 def test_weights_that_did_not_arrive_are_an_error(stand_in, tmp_path, monkeypatch):
     asked = client(stand_in)
     monkeypatch.setattr(asked, "weight_version", lambda: "2")
