@@ -17,13 +17,14 @@ from slime_ext.launcher.task import tiny
 from slime_ext.launcher.validation import validate
 from slime_ext.launcher.validation.functions import CORRECTION
 
+MODEL = tiny.Model(layers=2, heads=4, kv_heads=2)
 PYTHON = "/bin/sh"  # any file: nothing is started here
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
     """The small task in the working directory."""
-    tiny.write_all(tmp_path, tiny.Task(train=8, heldout=4))
+    tiny.write_all(tmp_path, tiny.Task(length=4, train=8, heldout=4), MODEL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "mine", raising=False)
@@ -49,7 +50,9 @@ def said(line: str) -> str:
 
 def test_a_right_command_line_passes_and_is_completed(place):
     args = check("--eval-prompt-data heldout heldout.jsonl")
-    assert (args.num_layers, args.vocab_size, args.kv_channels, args.rotary_base) == (2, 16, 16, 10000.0)
+    config = json.loads(Path("model/config.json").read_text())
+    filled = (args.num_layers, args.num_query_groups, args.rotary_base)
+    assert filled == (config["num_hidden_layers"], config["num_key_value_heads"], config["rope_theta"])
     assert args.untie_embeddings_and_output_weights is True
 
 
