@@ -43,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Every flag, in groups, for parsing and for ``--help``."""
     parser = OneLineParser(
         prog="slime-ext train",
+        usage="slime-ext train [--config FILE] [FLAG ...]",
         allow_abbrev=False,
         description="Train with Megatron on rollouts of SGLang.",
         epilog="Flags of slime or Megatron that change nothing here are accepted and named at start.",

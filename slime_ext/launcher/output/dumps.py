@@ -124,7 +124,7 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def _pooled(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same samples, each field's tensors as parts of one storage: a file entry per field, not per tensor."""
+    """The same samples, a field's tensors as parts of one storage: a file entry per field, not per tensor."""
     import torch
 
     for key in [k for k, v in samples[0].items() if isinstance(v, torch.Tensor)] if samples else []:
