@@ -1,0 +1,112 @@
+"""slime's slices and lists <-> flat tensors: what each rank holds, what comes back, what is refused."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate
+
+import pytest
+import torch
+
+from slime_ext.errors import DataError
+from slime_ext.host.contract import HookCall
+from slime_ext.host.packing import Parallel, locate, pack, pack_segments, slice_response, unpack_masks, zigzag
+from slime_ext.ops.segments import Segments
+
+# total, response; slime always has a prompt, so the first response token has a logit before it
+SHAPES = [(12, 7), (9, 1), (18, 12), (8, 5), (31, 3), (6, 5), (3, 0), (40, 39)]
+
+
+def by_hand(total, response, rank, size):
+    """Response positions of a rank: the token at position p is predicted at p - 1, which chunk holds that?"""
+    chunk = -(-total // (2 * size))
+    prompt = total - response
+    held = [r for r in range(response) if (prompt + r - 1) // chunk == rank]
+    return held + [r for r in range(response) if (prompt + r - 1) // chunk == 2 * size - 1 - rank]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("total", "response"), SHAPES)
+def test_zigzag_slices_match_their_definition(total, response, size):
+    for rank in range(size):
+        (a, b), (c, d) = zigzag(total, response, rank, size)
+        assert [*range(a, b), *range(c, d)] == by_hand(total, response, rank, size)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_slices_of_all_ranks_cover_every_token_once(size):
+    for total, response in SHAPES:
+        values = list(range(response))
+        parts = [slice_response(values, total, response, rank, size) for rank in range(size)]
+        assert sorted(x for part in parts for x in part) == values
+
+
+def test_slices_of_lists_and_tensors_agree():
+    values = list(range(12))
+    tensor = slice_response(torch.tensor(values), 18, 12, 1, 2)
+    assert tensor.tolist() == slice_response(values, 18, 12, 1, 2)
+    assert slice_response(values, 18, 12, 0, 1) is values
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_local_masks_and_positions_are_the_slices(rank):
+    rng = random.Random(0)
+    masks = [torch.tensor([rng.randint(0, 1) for _ in range(r)], dtype=torch.int32) for _, r in SHAPES]
+    totals, responses = map(list, zip(*SHAPES, strict=True))
+    segments = pack_segments(masks, totals, responses, cp_rank=rank, cp_size=2)
+    begins = [0, *accumulate(responses)]
+    held = [slice_response(list(range(r)), t, r, rank, 2) for t, r in SHAPES]
+    assert segments.positions.tolist() == [b + i for b, part in zip(begins, held, strict=False) for i in part]
+    assert segments.ids.tolist() == [s for s, part in enumerate(held) for _ in part]
+    assert torch.equal(segments.mask, torch.cat(masks)[segments.positions] != 0)
+
+
+def hook_call(**changes):
+    fields = {
+        "pg_loss": torch.zeros(3),
+        "train_log_probs": [torch.zeros(2), torch.zeros(1)],
+        "rollout_log_probs": [torch.zeros(2), torch.zeros(1)],
+        "loss_masks": [torch.ones(2), torch.ones(1)],
+        "total_lengths": [4, 3],
+        "response_lengths": [2, 1],
+    }
+    return HookCall.of(None, fields | changes)
+
+
+def test_advantages_may_be_one_tensor():
+    assert pack(hook_call(advantages=torch.arange(3.0))).advantages.tolist() == [0, 1, 2]
+    assert pack(hook_call(advantages=[torch.zeros(2), torch.ones(1)])).advantages.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_log_probs": [torch.zeros(2)]}, "train_log_probs: expected 2 samples, got 1"),
+        ({"loss_masks": [torch.ones(2), torch.ones(2)]}, "loss_masks, sequence 1 of 2: expected 1 tokens"),
+        ({"advantages": torch.zeros(2)}, "advantages: expected 3 tokens on this rank, got 2"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(changes, message):
+    with pytest.raises(DataError, match=message):
+        pack(hook_call(**changes))
+
+
+def test_full_lists_under_context_parallel_are_refused():
+    with pytest.raises(DataError, match="same context-parallel slice"):
+        pack(hook_call(), Parallel(rank=0, size=2))
+
+
+def test_reduced_masks_keep_dtype_and_leave_the_hosts_alone():
+    masks = [torch.tensor([1, 0, 1], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)]
+    segments = Segments.whole([3, 1], torch.cat(masks))
+    reduced = unpack_masks(torch.tensor([False, False, True, True]), masks, segments)
+    assert [m.tolist() for m in reduced] == [[0, 0, 1], [1]] and reduced[0].dtype == torch.int32
+    assert masks[0].tolist() == [1, 0, 1]
+
+
+def test_a_local_index_is_located_in_its_response():
+    segments = pack_segments([torch.ones(7), torch.ones(12)], [12, 18], [7, 12], cp_rank=1, cp_size=2)
+    places = [locate(i, segments) for i in range(segments.size)]
+    assert places == [
+        (int(s), int(p) - 7 * int(s)) for s, p in zip(segments.ids, segments.positions, strict=True)
+    ]

@@ -1,0 +1,162 @@
+"""Divergences, log-ratios, summaries and surrogates against their definitions in floats."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from slime_ext import ops
+from slime_ext.ops import surrogates
+from slime_ext.ops.segments import Segments
+from tests import oracle
+
+PAIRS = [(-0.1, -0.1), (-0.1, -3.0), (-7.0, -0.01), (-1e-9, -1e-9), (-40.0, -1.0), (-1.0, -40.0)]
+
+
+def column(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["k1", "k2", "k3"])
+def test_divergences_of_the_ratio(name):
+    p, q = map(list, zip(*PAIRS, strict=True))
+    expected = [oracle.statistic(name, a, b) for a, b in PAIRS]
+    torch.testing.assert_close(
+        getattr(ops, name)(column(p) - column(q)), column(expected), rtol=1e-12, atol=1e-15
+    )
+
+
+@pytest.mark.parametrize("name", ["tv", "binary_kl", "binary_kl_max"])
+def test_divergences_of_both_probabilities(name):
+    p, q = map(list, zip(*PAIRS, strict=True))
+    expected = [oracle.statistic(name, a, b) for a, b in PAIRS]
+    torch.testing.assert_close(
+        getattr(ops, name)(column(p), column(q)), column(expected), rtol=1e-9, atol=1e-15
+    )
+
+
+def test_chi_square_is_the_second_moment_less_one():
+    assert ops.chi2(column([math.log(3.0)])).item() == pytest.approx(8.0, rel=1e-14)
+
+
+@pytest.mark.parametrize("name", ["k3", "chi2"])
+def test_small_log_ratios_lose_no_digits(name):
+    tiny = 1e-6
+    expected = {"k3": tiny**2 / 2, "chi2": 2 * tiny}[name]
+    assert getattr(ops, name)(column([tiny])).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_estimators_of_the_same_divergence_agree_in_expectation():
+    p, q = column([0.2, 0.5, 0.3]), column([0.4, 0.4, 0.2])
+    kl = (q * (q / p).log()).sum()
+    for name in ("k1", "k3"):
+        torch.testing.assert_close(
+            (q * getattr(ops, name)(p.log() - q.log())).sum(), kl, rtol=1e-12, atol=1e-14
+        )
+
+
+def test_log_ratios_have_one_direction_and_read_no_masked_token():
+    got = ops.log_ratio(
+        column([-1.0, math.nan, -1.0]), column([-3.0, 0.0, math.nan]), torch.tensor([True, False, True])
+    )
+    assert got.tolist() == [2.0, 0.0, 0.0]
+
+
+def test_bfloat16_log_probs_are_compared_in_float32():
+    got = ops.log_ratio(
+        torch.zeros(1, dtype=torch.bfloat16), torch.ones(1, dtype=torch.bfloat16), torch.ones(1) > 0
+    )
+    assert got.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [("token", [1, 2, 4]), ("turn", [3, 3, 4]), ("sequence", [7, 7, 7]), ("geometric", [7 / 3] * 3)],
+)
+def test_levels(level, expected):
+    segments = Segments.whole([4], torch.tensor([1, 1, 0, 1]))
+    got = ops.at_level(column([1, 2, 9, 4]), level, segments)
+    assert got[[0, 1, 3]].tolist() == pytest.approx(expected)
+
+
+def test_ess_is_a_fraction():
+    mask = torch.tensor([True, True, False])
+    assert ops.ess(column([3, 3, math.nan]), mask).item() == 1
+    assert ops.ess(column([1, 0, 5]), mask).item() == 0.5
+    assert ops.ess(column([0, 0, 0]), mask).item() == 0
+
+
+def test_perplexity_and_masked_mean():
+    mask = torch.tensor([True, False])
+    assert ops.perplexity(column([-2.0, math.nan]), mask).item() == pytest.approx(math.exp(2))
+    assert ops.masked_mean(column([math.nan]), torch.tensor([False])).item() == 0
+
+
+def random_tokens(seed, n=50):
+    rng = random.Random(seed)
+    return [(rng.gauss(0, 0.5), rng.choice([-1.2, 0.0, 0.8]), -rng.expovariate(1)) for _ in range(n)]
+
+
+def sapo(ratio, advantage, pos, neg):
+    tau = pos if advantage > 0 else neg
+    return -advantage * 4 / tau / (1 + math.exp(-tau * (ratio - 1)))
+
+
+def dual(ratio, advantage, c):
+    loss = oracle.ppo(ratio, advantage, 0.2)
+    return min(loss, -c * advantage) if advantage < 0 else loss
+
+
+FORMULAS = {
+    "reinforce": (lambda x, a, t: surrogates.reinforce(t, a), lambda r, a, t: -a * t),
+    "ppo_clip": (lambda x, a, t: surrogates.ppo_clip(x, a, 0.2, 0.2), lambda r, a, t: oracle.ppo(r, a, 0.2)),
+    "dual_clip": (lambda x, a, t: surrogates.dual_clip(x, a, 0.2, 0.2, 1.5), lambda r, a, t: dual(r, a, 1.5)),
+    "cispo": (
+        lambda x, a, t: surrogates.cispo(x, t, a, 0.3, 0.4),
+        lambda r, a, t: -min(max(r, 0.7), 1.4) * a * t,
+    ),
+    "sapo": (lambda x, a, t: surrogates.sapo(x, a, 1.0, 1.05), lambda r, a, t: sapo(r, a, 1.0, 1.05)),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_surrogates_match_their_formula(name):
+    ours, formula = FORMULAS[name]
+    rows = random_tokens(0)
+    loss, clipped = ours(*map(column, zip(*rows, strict=True)))
+    expected = [formula(math.exp(x), a, t) for x, a, t in rows]
+    torch.testing.assert_close(loss, column(expected), rtol=1e-13, atol=1e-14)
+    assert clipped.dtype == torch.bool and clipped.shape == loss.shape
+
+
+def test_clipped_marks_where_the_pessimistic_bound_acts():
+    ratio, advantage = column([1.5, 1.5, 0.5, 0.5]), column([1.0, -1.0, 1.0, -1.0])
+    assert surrogates.ppo_clip(ratio.log(), advantage, 0.2, 0.2)[1].tolist() == [True, False, False, True]
+    far = column([9.0]).log()
+    assert surrogates.dual_clip(far, column([-1.0]), 0.2, 0.2, 3.0)[1].tolist() == [True]
+
+
+def test_cispo_takes_its_gradient_through_the_log_prob_alone():
+    target = column([-1.0]).requires_grad_()
+    loss, _ = surrogates.cispo(target - column([-3.0]), target, column([2.0]), 0.2, 0.2)
+    loss.sum().backward()
+    assert target.grad.item() == pytest.approx(-1.2 * 2.0)
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_sapo_is_the_policy_gradient_on_policy(advantage):
+    log_ratio = column([0.0]).requires_grad_()
+    surrogates.sapo(log_ratio, column([advantage]))[0].sum().backward()
+    assert log_ratio.grad.item() == pytest.approx(-advantage, abs=1e-14)
+
+
+def test_gspo_shares_the_gradient_over_the_response():
+    log_ratio = column([0.3, 5.0, -0.1]).requires_grad_()
+    segments = Segments.whole([3], torch.tensor([1, 0, 1]))
+    mean = ops.sequence_mean(log_ratio, segments)
+    assert mean.tolist() == pytest.approx([0.1] * 3)
+    mean[0].backward()
+    assert log_ratio.grad.tolist() == [0.5, 0.0, 0.5]

@@ -1,0 +1,190 @@
+"""The functions that a flag names: slime's call, the seeds' literal behaviour, refusals, metrics-only."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from slime_ext import presets, tis
+from slime_ext.errors import ConfigError, NonFiniteError
+from slime_ext.host.contract import METRICS, REQUIRED
+from tests import oracle
+from tests.batches import tokens
+
+SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")
+NAMES = (*SEEDS, *presets.PRESETS)
+
+
+def arguments(**fields):
+    defaults = {"use_tis": True, "tis_clip": 2.0, "tis_clip_low": 0.0, "eps_clip": 0.2, "eps_clip_high": 0.2}
+    return SimpleNamespace(**defaults | fields)
+
+
+def as_slime_calls(batch, **changes):
+    """slime's keywords for an oracle batch, in float64."""
+    lengths = [len(s["mask"]) for s in batch]
+    packed, host_loss = tokens(batch)
+
+    def split(values):
+        return list(values.split(lengths))
+
+    call = {
+        "pg_loss": host_loss,
+        "train_log_probs": split(packed.proximal),
+        "rollout_log_probs": split(packed.behavior),
+        "loss_masks": [torch.tensor(s["mask"], dtype=torch.int32) for s in batch],
+        "total_lengths": [n + 5 for n in lengths],
+        "response_lengths": lengths,
+        "cur_log_probs": split(packed.target),
+        "advantages": split(packed.advantages),
+    }
+    return call | changes
+
+
+def column(seqs, key):
+    return torch.tensor([x for s in seqs for x in s[key]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_presets_through_the_hook_match_the_oracle(name):
+    for seed in range(20):
+        batch = oracle.random_batch(seed)
+        call = as_slime_calls(batch)
+        loss, masks, metrics = getattr(tis, name)(arguments(), **call)
+        expected = oracle.correct(oracle.SPECS[name], batch)
+        assert all(a is b for a, b in zip(masks, call["loss_masks"], strict=True))
+        assert list(metrics) == list(METRICS) and all(m.shape == loss.shape for m in metrics.values())
+        rejected = torch.tensor(
+            [bool(m) and not k for s in expected for m, k in zip(s["mask"], s["keep"], strict=True)]
+        )
+        assert torch.equal(metrics[METRICS[2]] > 0, rejected)
+        if name == "metrics_only":
+            assert loss is call["pg_loss"]
+        else:
+            torch.testing.assert_close(loss.detach(), column(expected, "loss"), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 2.0), (0.8, 1.1)])
+def test_vanilla_clips_and_icepop_drops(low, high):
+    batch = oracle.random_batch(2)
+    args = arguments(tis_clip_low=low, tis_clip=high)
+    clip = oracle.correct(oracle.spec(oracle.TOKEN, ("clip", low, high)), batch)
+    band = oracle.correct(
+        oracle.spec(oracle.TOKEN, ("reject", "token", "ratio", "-", low, high, "always")), batch
+    )
+    for name, expected in (("vanilla_tis_function", clip), ("icepop_function", band)):
+        loss, _, metrics = getattr(tis, name)(args, **as_slime_calls(batch))
+        torch.testing.assert_close(loss, column(expected, "loss"), rtol=1e-12, atol=1e-13)
+        assert list(metrics) == ["tis", "tis_clipfrac", "tis_abs", "nonfinite_fraction"]
+
+
+def test_the_seeds_metrics_are_slimes():
+    batch = [{"proximal": [0.0, 0.0], "behavior": [-1.0, 0.0], "mask": [1, 1]}]
+    batch[0] |= {"target": [0.0] * 2, "advantage": [1.0] * 2, "host_loss": [1.0] * 2}
+    _, _, metrics = tis.vanilla_tis_function(arguments(), **as_slime_calls(batch))
+    assert metrics["tis"].tolist() == pytest.approx([math.e, 1.0])
+    assert metrics["tis_clipfrac"].tolist() == [1.0, 0.0]
+    assert metrics["tis_abs"].tolist() == pytest.approx([math.e - 1, 0.0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_use_tis_loss_and_masks_are_the_same_objects(name):
+    call = as_slime_calls(oracle.random_batch(0))
+    loss, masks, metrics = getattr(tis, name)(arguments(use_tis=False), **call)
+    assert loss is call["pg_loss"] and masks is call["loss_masks"] and metrics
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_metrics_are_finite_whatever_stands_at_masked_positions(name):
+    for seed in range(10):
+        batch = oracle.random_batch(seed)
+        _, _, metrics = getattr(tis, name)(arguments(), **as_slime_calls(batch))
+        assert all(m.isfinite().all() and not m.requires_grad for m in metrics.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_masks_are_never_written_to(name):
+    call = as_slime_calls(oracle.random_batch(0))
+    before = [m.clone() for m in call["loss_masks"]]
+    getattr(tis, name)(arguments(), **call)
+    assert all(torch.equal(a, b) for a, b in zip(before, call["loss_masks"], strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calling_twice_changes_nothing(name):
+    """slime's --recompute-loss-function calls the hook twice per micro-batch."""
+    call = as_slime_calls(oracle.random_batch(1))
+    first, second = (getattr(tis, name)(arguments(), **call)[0] for _ in range(2))
+    torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+
+
+def test_correct_reads_the_mapping_of_the_arguments():
+    call = as_slime_calls(oracle.random_batch(1))
+    by_mapping = tis.correct(arguments(slime_ext={"preset": "icepop"}), **call)[0]
+    assert torch.equal(by_mapping, tis.icepop(arguments(), **call)[0])
+
+
+def test_other_arguments_are_read_anew():
+    call = as_slime_calls(oracle.random_batch(1))
+    losses = [
+        tis.correct(arguments(slime_ext={"preset": p}), **call)[0] for p in ("icepop", "geo_rs", "icepop")
+    ]
+    assert torch.equal(losses[0], losses[2]) and not torch.equal(losses[0], losses[1])
+
+
+def test_mask_scope_all_returns_reduced_masks():
+    call = as_slime_calls(oracle.random_batch(1))
+    args = arguments(slime_ext={"preset": "geo_rs", "mask_scope": "all"})
+    _, masks, metrics = tis.correct(args, **call)
+    kept = (torch.cat(call["loss_masks"]) > 0) & (metrics[METRICS[2]] == 0)
+    assert torch.equal(torch.cat(masks) > 0, kept) and masks[0].dtype == torch.int32
+
+
+def test_on_nonfinite_raise_names_the_token():
+    batch = [{k: [-1.0, -1.0] for k in ("proximal", "target", "advantage", "host_loss")}]
+    batch[0] |= {"behavior": [-1.0, math.nan], "mask": [1, 1]}
+    args = arguments(slime_ext={"preset": "token_is", "on_nonfinite": "raise"})
+    with pytest.raises(
+        NonFiniteError, match=r"rollout_log_probs, sequence 0 of 1, response token 1: .* got nan"
+    ):
+        tis.correct(args, **as_slime_calls(batch))
+
+
+@pytest.mark.parametrize("missing", ["cur_log_probs", "advantages"])
+def test_a_surrogate_of_ours_says_what_it_lacks(missing):
+    call = as_slime_calls(oracle.random_batch(0), **{missing: None})
+    with pytest.raises(ConfigError, match=f"expected {missing}"):
+        tis.pure_is(arguments(), **call)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"use_opsm": True}, "--use-opsm: expected off beside a surrogate of slime_ext"),
+        ({"advantage_estimator": "gspo"}, "--advantage-estimator: expected another than gspo"),
+        ({"slime_ext": {"preset": "icepop"}}, "slime_ext.preset: expected pure_is .* got icepop"),
+    ],
+)
+def test_settings_whose_work_would_be_lost_are_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        tis.pure_is(arguments(**fields), **as_slime_calls(oracle.random_batch(0)))
+
+
+def test_correct_without_a_configuration_says_where_it_goes():
+    with pytest.raises(ConfigError, match="slime_ext: expected a mapping in --custom-config-path, got none"):
+        tis.correct(arguments(), **as_slime_calls(oracle.random_batch(0)))
+
+
+def test_a_host_that_passes_less_than_slime_is_a_type_error():
+    with pytest.raises(TypeError, match="total_lengths"):
+        call = as_slime_calls([])
+        tis.token_is(arguments(), **{k: call[k] for k in REQUIRED[1:] if k != "total_lengths"})
+
+
+def test_an_empty_micro_batch():
+    for name in NAMES:
+        loss, masks, _ = getattr(tis, name)(arguments(), **as_slime_calls([]))
+        assert loss.shape == (0,) and list(masks) == []
