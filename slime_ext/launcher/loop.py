@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ from slime_ext.launcher.output.metrics_log import MetricsLog
 from slime_ext.launcher.output.progress import Progress
 from slime_ext.launcher.rollout.sample import Sample
 from slime_ext.launcher.sampler import Sampler
-from slime_ext.launcher.train_dump import dump_training
+from slime_ext.launcher.train_dump import train_dump
 from slime_ext.launcher.training_data import train_samples
 
 
@@ -67,6 +68,8 @@ class Loop:
         self.sampler = self._sampler() if self.rank == 0 else None
         if args.load:
             self._load()
+        self.writer, self.writing = ThreadPoolExecutor(1), Future()
+        self.writing.set_result(None)
         self.log = self._log() if self.rank == 0 else None
         self.progress = Progress(args.num_rollout, self.start) if self.rank == 0 else None
 
@@ -111,7 +114,9 @@ class Loop:
                 self._write("step", values, rollout_id)
         if args.save_debug_train_data:
             with clock.part("dump"):
-                dump_training(args, rollout_id, batch, samples, proximal or target)
+                self.writing.result()  # an error of the dump before, or its end
+                write = train_dump(args, rollout_id, batch, samples, proximal or target)
+                self.writing = self.writer.submit(write)  # rank 0 waits for the engine next: time to write
         with clock.part("weight_sync"):
             if (rollout_id + 1) % args.update_weights_interval == 0:
                 self._push(self.step)
@@ -194,6 +199,7 @@ class Loop:
     def _finish(self) -> None:
         from slime_ext.launcher.output.report import write_report  # matplotlib takes a second to import
 
+        self.writing.result()
         self.progress.close()
         self.log.close()
         write_report(self.args.run_path)

@@ -80,8 +80,9 @@ class Sampler:
     def evaluate(self) -> Metrics:
         """Mean reward of each held-out set under the engine's present weights."""
         out: Metrics = {}
-        for name, path in self.args.eval_datasets:
-            prompts = read_prompts(path, self.args.input_key, self.args.label_key, self.args.metadata_key)
+        args = self.args
+        for name, path in args.eval_datasets:
+            prompts = read_prompts(path, args.eval_input_key, args.eval_label_key, args.metadata_key)
             out[f"eval/{name}"] = self._evaluate(prompts)
         return out
 

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs validated arguments: engine and ranks side by side, until the ranks are done or something fails."""
+    """Runs validated arguments: engine and ranks side by side until the ranks are done or something fails."""
     directory = Path(args.run_path)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / ERROR_FILE).unlink(missing_ok=True)

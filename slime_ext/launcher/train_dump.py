@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,30 +18,43 @@ from slime_ext.launcher.rollout.sample import Sample
 from slime_ext.launcher.training_data import TrainSample
 
 
-def dump_training(
+def train_dump(
+    args: argparse.Namespace,
+    rollout_id: int,
+    batch: Sequence[TrainSample],
+    samples: Sequence[Sample],
+    log_probs: Mapping[int, Tensor],
+) -> Callable[[], None]:
+    """What writes the dump, to be called whenever there is time; nothing to do but on rank 0. Collective.
+
+    Args:
+        log_probs: position -> this rank's part [L_i] of the proximal log-probs.
+    """
+    full = gather_whole(batch, log_probs)
+    if dist.get_rank() != 0:
+        return lambda: None
+    return lambda: _write(args, rollout_id, batch, samples, full)
+
+
+def _write(
     args: argparse.Namespace,
     rollout_id: int,
     batch: Sequence[TrainSample],
     samples: Sequence[Sample],
     log_probs: Mapping[int, Tensor],
 ) -> None:
-    """Collective. ``log_probs``: position -> this rank's part [L_i] of the proximal log-probs."""
-    full = gather_whole(batch, log_probs)
-    if dist.get_rank() != 0:
-        return
     dp_size = args.data_parallel_size
     lengths = [s.total_length for s in batch]
     steps = step_slices(len(batch), args.global_batch_size)
     cuts = [[micro_batches(args, step, lengths, r, dp_size) for step in steps] for r in range(dp_size)]
-    shards = [[[mb for part in step for mb in part] for step in cut] for cut in cuts]
     rows: list[dict[str, Any]] = []
     described = []
-    for rank, shard in enumerate(shards):
+    for rank, cut in enumerate(cuts):
+        shard = [[batch for minibatch in step for batch in minibatch] for step in cut]
         mine = [p for step in shard for mb in step for p in mb]
-        rows += shard_samples(_fields(args, batch, samples, full, mine), rank)
+        rows += shard_samples(_fields(args, batch, samples, log_probs, mine), rank)
         described.append(_describe(args, rank, shard, mine))
     rewards = [0.0 if s.reward is None else s.reward for s in samples]
-    rows.sort(key=lambda row: row["rollout_position"])
     save_train(args.save_debug_train_data, rollout_id, 0, rows, described, rewards)
 
 

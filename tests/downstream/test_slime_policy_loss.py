@@ -1,6 +1,6 @@
-"""The launcher's policy loss and slime's own, on the same logits: what works at one boundary works at the other.
+"""The launcher's policy loss and slime's own on the same logits: a hook that works at one works at the other.
 
-    SLIME_DIR=path/to/slime make test     (or pytest tests/downstream); without it these tests say that they skip.
+``SLIME_DIR=path/to/slime pytest tests/downstream``; without it these tests say that they skip.
 
 Bound: slime computes in float32; sums of about 40 terms of size 1 differ by less than 1e-5.
 """

@@ -65,7 +65,6 @@ class Rollout:
         self.client, self.sampling, self.rollout_id, self.on_finish = client, sampling, rollout_id, on_finish
         self.stats = RolloutStats()
         self.finished = 0
-        self.recoveries = 0
         self.places = asyncio.Semaphore(client.concurrency)
         self.recovering = asyncio.Lock()
 
@@ -75,7 +74,7 @@ class Rollout:
         self.stats.requests = len(requests)
         limits = httpx.Limits(max_connections=self.client.concurrency + 1)  # one more for the probes
         async with httpx.AsyncClient(timeout=self.client.timeout, limits=limits) as self.http:
-            await self._recover(seen=0)
+            await self._recover()
             groups = await _all_or_error([self._group(request) for request in requests])
         samples = [sample for group in groups for sample in group]
         self.stats.samples = len(samples)
@@ -97,8 +96,8 @@ class Rollout:
         """The answer to one request, however often it must be asked for."""
         attempt = 0
         while True:
-            async with self.recovering:  # a server that came back without its weights must not be asked
-                seen = self.recoveries
+            async with self.recovering:
+                pass  # a server that came back must not be asked before it has its weights again
             try:
                 return await self._ask(request)
             except _Again as reason:
@@ -109,7 +108,7 @@ class Rollout:
                     ) from reason
             self.stats.retried += 1
             await asyncio.sleep(min(self.client.backoff * 2**attempt, _MAX_BACKOFF_S))
-            await self._recover(seen)
+            await self._recover()
             attempt += 1
 
     async def _ask(self, request: GenerateRequest) -> Any:
@@ -136,20 +135,16 @@ class Rollout:
             raise _Again(f"samples of weight version {min(versions - known)}")
         return answer
 
-    async def _recover(self, seen: int) -> None:
-        """Waits until the server answers with the right weights; once for all requests that failed together.
+    async def _recover(self) -> None:
+        """Waits until the server answers with the right weights.
 
-        Args:
-            seen: `recoveries` when the failed request was sent: a later recovery was its own.
+        Every failed request comes here, one after the other: the first one finds the outage, the others nothing.
         """
         async with self.recovering:
-            if seen != self.recoveries:
-                return
             was_away = await self._wait_back()
             if was_away or not await self._has_our_weights():
                 self.stats.outages += 1
                 await self._push_weights()
-            self.recoveries += 1
 
     async def _wait_back(self) -> bool:
         """Whether the server was away; returns when it is back."""

@@ -69,6 +69,7 @@ def _interrupted():
     _step(chunks, adam)
     straight = weights.gather_hf_state(chunks, tiny.tiny_config()), adam.lr
     again = optimizer.build_optimizer(tiny.tiny_args(**FLAGS), chunks)
+    _step(chunks, again)  # what it did before it was loaded must not matter
     weights.load_hf_state(chunks, saved.__getitem__, tiny.tiny_config())
     again.load_state_dict(state)
     _step(chunks, again)

@@ -171,6 +171,12 @@ def test_after_an_outage_nothing_is_lost_and_nothing_asked_twice(stand_in, tmp_p
     assert len(first & second) <= 2  # only what was under way when the server died
 
 
+def test_after_an_outage_the_trainer_is_asked_even_if_it_never_pushed(stand_in, tmp_path):
+    outage = Outage(stand_in, tmp_path, away_s=0.6)
+    outage.asked.pushed_version, outage.asked.pushed_versions = None, set()
+    assert indices(outage.generate()) == list(range(24)) and outage.pushes == 1
+
+
 def test_a_restarted_server_gets_its_weights_before_the_first_request(stand_in, tmp_path):
     outage = Outage(stand_in, tmp_path, after=-1)
     stand_in.version = "default"

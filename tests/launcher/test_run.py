@@ -1,0 +1,186 @@
+"""Whole runs of `slime-ext train`, engine and trainer real: what they leave, and what they survive."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from slime_ext.launcher.output.metrics_log import read_metrics
+from tests.launcher.engine import ROOT, sglang_python
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.sglang,
+    pytest.mark.xdist_group("engine"),
+    pytest.mark.skipif(sglang_python() is None, reason="no SGLang environment: make install"),
+]
+SMALL = [
+    "--rollout-batch-size",
+    "4",
+    "--n-samples-per-prompt",
+    "4",
+    "--micro-batch-size",
+    "4",
+    "--num-rollout",
+    "3",
+]
+DEADLINE = 240.0
+
+
+def command(directory: Path, *more: str) -> list[str]:
+    config = ["--config", "configs/tiny.yaml", "--run-dir", str(directory), "--run-name", "run"]
+    engine = ["--sglang-python", str(sglang_python()), "--eval-interval", "100", "--save-interval", "1"]
+    return [sys.executable, "-m", "slime_ext.cli", "train", *config, *engine, *SMALL, *more]
+
+
+def start(directory: Path, *more: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        command(directory, *more), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def finish(process: subprocess.Popen) -> str:
+    try:
+        return process.communicate(timeout=DEADLINE)[0]
+    finally:
+        process.kill()
+
+
+def train(directory: Path, *more: str) -> str:
+    process = start(directory, *more)
+    output = finish(process)
+    assert process.returncode == 0, output
+    return output
+
+
+def rows(directory: Path, kind: str) -> list[dict]:
+    return [row for row in read_metrics(directory / "run") if row["kind"] == kind]
+
+
+def wait_for(condition, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.02)
+
+
+def has_steps(directory: Path, count: int) -> bool:
+    path = directory / "run" / "metrics.jsonl"
+    return path.exists() and path.read_text().count('"kind": "step"') >= count
+
+
+def processes_of(directory: Path) -> list[int]:
+    """Living processes whose command line or environment names the run's directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            words = (entry / "cmdline").read_bytes()
+            if str(directory).encode() in words and state != "Z" and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+    return found
+
+
+def engine_pid(directory: Path) -> int:
+    """The server's first process, named in sglang.log's start line by its port."""
+    port = json.loads((directory / "run" / "args.json").read_text())["sglang_server_url"].rpartition(":")[2]
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if port.encode() in words and any(b"sglang_cpu" in word for word in words):
+                return int(entry.name)
+    raise AssertionError(f"no server on port {port}")
+
+
+def test_a_run_leaves_what_the_readme_says(tmp_path):
+    output = train(tmp_path, "--sglang-dtype", "float32")
+    run = tmp_path / "run"
+    for name in (
+        "args.json",
+        "metrics.jsonl",
+        "report.png",
+        "sglang.log",
+        "checkpoints/iter_0000003/rank_0.pt",
+    ):
+        assert (run / name).stat().st_size > 0, name
+    assert list((run / "tensorboard").iterdir())
+    assert len(list((run / "rollout_data").glob("*.pt"))) == len(list((run / "train_data").glob("*.pt"))) == 3
+    assert [row["step"] for row in rows(tmp_path, "step")] == list(range(1, 13))
+    assert [row["train/staleness"] for row in rows(tmp_path, "step")] == pytest.approx(
+        [0, 1, 2, 3] * 3, abs=1e-3
+    )
+    assert max(row["train/train_rollout_logprob_abs_diff"] for row in rows(tmp_path, "step")) < 1e-5
+    assert "rollout 3/3" in output and "tokens/s" in output
+    assert not processes_of(tmp_path)
+    dump = torch.load(run / "train_data" / "2.pt", weights_only=True)
+    sample = dump["samples"][0]
+    assert float((sample["log_probs"] - sample["rollout_log_probs"]).abs().mean()) < 1e-5
+
+
+def test_a_half_precision_sampler_is_seen_and_a_lagging_one_too(tmp_path):
+    train(tmp_path, "--sglang-dtype", "bfloat16", "--update-weights-interval", "2")
+    steps = rows(tmp_path, "step")
+    assert steps[0]["train/train_rollout_logprob_abs_diff"] > 1e-5
+    assert [row["train/staleness"] for row in steps] == pytest.approx([*range(8), *range(4)], abs=1e-3)
+
+
+def test_a_killed_engine_is_restarted_and_nothing_is_lost(tmp_path):
+    process = start(tmp_path, "--num-rollout", "6")
+    wait_for(lambda: has_steps(tmp_path, 5), process)
+    os.kill(engine_pid(tmp_path), signal.SIGKILL)
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert "rollout engine restarted (1)" in output
+    assert [row["step"] for row in rows(tmp_path, "step")] == list(range(1, 25))
+    for rollout in range(6):
+        samples = torch.load(tmp_path / f"run/rollout_data/{rollout}.pt", weights_only=False)["samples"]
+        assert [s["index"] for s in samples] == list(range(16 * rollout, 16 * rollout + 16))
+        assert all(set(s["weight_versions"]) == {str(4 * rollout)} for s in samples)
+
+
+def test_a_killed_trainer_continues_at_its_checkpoint(tmp_path):
+    whole = tmp_path / "whole"
+    train(whole, "--num-rollout", "4")
+    process = start(tmp_path, "--num-rollout", "4")
+    wait_for(lambda: (tmp_path / "run/checkpoints/iter_0000002").exists(), process)
+    [rank] = [p for p in processes_of(tmp_path) if b"worker" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    os.kill(rank, signal.SIGKILL)
+    output = finish(process)
+    assert process.returncode == 2 and "killed by signal 9" in output and "--load" in output
+    assert not processes_of(tmp_path)
+    train(tmp_path, "--num-rollout", "4", "--load", str(tmp_path / "run/checkpoints"))
+    assert [row["step"] for row in rows(tmp_path, "step")] == list(range(1, 17))
+    for rollout in range(4):
+        there, here = (
+            torch.load(base / f"run/rollout_data/{rollout}.pt", weights_only=False)["samples"]
+            for base in (whole, tmp_path)
+        )
+        assert [s["prompt"] for s in there] == [s["prompt"] for s in here]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_leaves_no_process(tmp_path, number):
+    process = start(tmp_path, "--num-rollout", "50")
+    wait_for(lambda: has_steps(tmp_path, 1), process)
+    process.send_signal(number)
+    finish(process)
+    deadline = time.monotonic() + 15
+    while processes_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 130)
+    assert not processes_of(tmp_path)
+
+
+@pytest.mark.parametrize("layout", [("--tensor-model-parallel-size", "2"), ("--context-parallel-size", "2")])
+def test_a_parallel_run_agrees_with_the_sampler(tmp_path, layout):
+    train(tmp_path, *layout, "--sglang-dtype", "float32", "--num-rollout", "2")
+    assert max(row["train/train_rollout_logprob_abs_diff"] for row in rows(tmp_path, "step")) < 1e-5
