@@ -13,6 +13,7 @@ from tests.launcher.distributed import run_ranks
 from tests.launcher.megatron import tiny_model as tiny
 
 FLAGS = {"lr": 1e-2, "clip_grad": 0.3, "weight_decay": 0.1, "lr_warmup_iters": 2, "lr_decay_iters": 10}
+DECAYING = {**FLAGS, "lr_decay_style": "linear"}
 STEPS = 3
 
 
@@ -61,14 +62,14 @@ def test_steps_are_those_of_torch_on_transformers(layout, tied):
 
 
 def _interrupted():
-    chunks = tiny.start("one", **FLAGS)
-    adam = optimizer.build_optimizer(tiny.tiny_args(**FLAGS), chunks)
+    chunks = tiny.start("one", **DECAYING)
+    adam = optimizer.build_optimizer(tiny.tiny_args(**DECAYING), chunks)
     for _ in range(2):
         _step(chunks, adam)
     saved, state = weights.gather_hf_state(chunks, tiny.tiny_config()), copy.deepcopy(adam.state_dict())
     _step(chunks, adam)
     straight = weights.gather_hf_state(chunks, tiny.tiny_config()), adam.lr
-    again = optimizer.build_optimizer(tiny.tiny_args(**FLAGS), chunks)
+    again = optimizer.build_optimizer(tiny.tiny_args(**DECAYING), chunks)
     _step(chunks, again)  # what it did before it was loaded must not matter
     weights.load_hf_state(chunks, saved.__getitem__, tiny.tiny_config())
     again.load_state_dict(state)
