@@ -96,8 +96,6 @@ class Rollout:
         """The answer to one request, however often it must be asked for."""
         attempt = 0
         while True:
-            async with self.recovering:
-                pass  # a server that came back must not be asked before it has its weights again
             try:
                 return await self._ask(request)
             except _Again as reason:
@@ -138,7 +136,7 @@ class Rollout:
     async def _recover(self) -> None:
         """Waits until the server answers with the right weights.
 
-        Every failed request comes here, one after the other: the first one finds the outage, the others nothing.
+        Every failed request comes here, one after the other: the first finds the outage, the others nothing.
         """
         async with self.recovering:
             was_away = await self._wait_back()
