@@ -182,14 +182,14 @@ class Segments:
         return counted.new_zeros(self.turn_bound).index_add(0, self.turn_ids, counted)
 
     def turn_max_shares(self, values: Tensor) -> Tensor:
-        """[T] -> [U, slots] float64, as ``max_shares`` but for turns."""
+        """[T] -> [U, slots, 2] float64: the maximum of each part of a turn, and 1 where this rank holds any
+        of it."""
         counted = torch.where(self.mask, values, -torch.inf).double()
         index = self.turn_ids * self.slots + self.token_slots
         table = counted.new_full((self.turn_bound * self.slots,), -torch.inf)
         table = table.scatter_reduce(0, index, counted, "amax").view(self.turn_bound, self.slots)
-        held = {slot for _, _, _, slot in self.pieces}
-        others = host_ints([slot for slot in range(self.slots) if slot not in held], self.device)
-        return table.index_fill(1, others, 0)
+        held = table > -torch.inf
+        return torch.stack([torch.where(held, table, 0), held.double()], 2)
 
     @cached_property
     def token_slots(self) -> Tensor:

@@ -57,9 +57,11 @@ def _share(need: Need, values: Tensor, segments: Segments) -> Tensor:
 
 
 def _finish(need: Need, share: Tensor) -> Tensor:
-    if need.aggregate == "max":
-        return share.amax(1)
-    return -share.amax(1) if need.aggregate == "min" else share
+    if need.aggregate in ("sum", "slots"):
+        return share
+    if need.unit == "turn":
+        share = torch.where(share[..., 1] > 0, share[..., 0], -torch.inf)
+    return share.amax(1) if need.aggregate == "max" else -share.amax(1)
 
 
 def _all_sum(shares: list[Tensor], segments: Segments) -> list[Tensor]:

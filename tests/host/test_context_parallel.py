@@ -1,0 +1,181 @@
+"""Any split over real gloo processes gives the weights, losses and gradients of one process."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from slime_ext import presets, tis
+from slime_ext.correction import Correction, Tokens, plan_step
+from slime_ext.host.contract import METRICS
+from slime_ext.host.packing import slice_response
+from slime_ext.objectives import Bounds
+from slime_ext.ops.segments import Segments
+from slime_ext.steps import Clip, Normalize, Reject, Reweight, Truncate
+from tests import oracle
+from tests.batches import tokens
+from tests.test_tis import arguments, as_slime_calls
+
+EXTRA = {
+    "turn maxima": Correction(steps=(Reject("turn", "k2", "max", high=0.01),)),
+    "normalized": Correction(steps=(Reweight("sequence"), Clip(0.5, 2.0), Normalize("sequence"))),
+    "normalized tokens": Correction(steps=(Reweight("token"), Truncate(2.0), Normalize())),
+}
+CORRECTIONS = {name: preset.correction for name, preset in presets.PRESETS.items()} | EXTRA
+SEEDS = range(4)
+LOCAL = ("proximal", "behavior", "target", "advantages")
+
+
+def random_pieces(seed, lengths, size):
+    """Every sequence cut at random into 2 x size runs, each owned by a random rank; many are empty."""
+    rng = random.Random(seed)
+    owned = [[] for _ in range(size)]
+    for i, n in enumerate(lengths):
+        cuts = [0, *sorted(rng.randint(0, n) for _ in range(2 * size - 1)), n]
+        owners = [*range(size)] * 2
+        rng.shuffle(owners)
+        for slot, ((start, stop), owner) in enumerate(zip(pairwise(cuts), owners, strict=True)):
+            owned[owner].append((i, start, stop, slot))
+    return owned
+
+
+def evaluate(correction, packed, host_loss):
+    outcome = correction(packed)
+    loss, _ = correction.loss(outcome, packed, host_loss * packed.target, Bounds())
+    (gradient,) = torch.autograd.grad(torch.where(packed.segments.mask, loss, 0).sum(), packed.target)
+    return torch.stack([outcome.weights, outcome.keep.double(), loss.detach(), gradient])
+
+
+def shard(packed, pieces, slots, all_sum):
+    """The part of one process's tokens that a rank holds."""
+    lengths = packed.segments.lengths
+    segments = Segments(lengths, tuple(pieces), packed.segments.full_mask, slots, all_sum)
+    begins = [0, *accumulate(lengths)]
+    index = [begins[s] + i for s, start, stop, _ in pieces for i in range(start, stop)]
+    fields = {key: getattr(packed, key).detach()[index] for key in LOCAL}
+    fields["target"].requires_grad_()
+    return replace(packed, segments=segments, **fields), index
+
+
+def split_anyhow(rank, size):
+    """{(name, seed): largest difference to one process, number of all-reduces}."""
+    found = {}
+    for seed in SEEDS:
+        packed, host_loss = tokens(oracle.random_batch(seed))
+        pieces = random_pieces(seed, packed.segments.lengths, size)[rank]
+        for name, correction in CORRECTIONS.items():
+            calls = []
+
+            def all_sum(values, calls=calls):
+                calls.append(values.numel())
+                dist.all_reduce(values)
+                return values
+
+            local, index = shard(packed, pieces, 2 * size, all_sum)
+            whole, part = (
+                evaluate(correction, packed, host_loss)[:, index],
+                evaluate(correction, local, host_loss[index]),
+            )
+            close = torch.isclose(part, whole, rtol=1e-10, atol=1e-12, equal_nan=True)
+            found[name, seed] = (bool(close.all()), len(calls))
+    return found
+
+
+def through_megatron(rank, size):
+    """The same through the hook with slime's zig-zag slices and Megatron's groups."""
+    from megatron.core import parallel_state
+
+    names = ("token_is", "geo_rs", "trm", "turn_tis", "min_prefix", "topr")
+    cases = {(name, seed): as_slime_calls(oracle.random_batch(seed)) for name in names for seed in SEEDS}
+    args = {name: arguments(slime_ext={"preset": name, "mask_scope": "all"}) for name in names}
+    alone = {case: tis.correct(args[case[0]], **call) for case, call in cases.items()}
+    parallel_state.initialize_model_parallel(context_parallel_size=size)
+    return {case: (agrees(args[case[0]], call, alone[case], rank, size), 0) for case, call in cases.items()}
+
+
+def agrees(args, call, alone, rank, size):
+    """Whether this rank's loss, masks and metric are its slices of those of one process."""
+
+    def part(values):
+        return torch.cat(slices(call, values.split(call["response_lengths"]), rank, size))
+
+    listed = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
+    local = call | {key: slices(call, call[key], rank, size) for key in listed} | {"pg_loss": part(call["pg_loss"])}
+    loss, masks, metrics = tis.correct(args, **local)
+    same_masks = all(torch.equal(a, b) for a, b in zip(masks, alone[1], strict=True))
+    close = torch.allclose(loss, part(alone[0]), rtol=1e-10, atol=1e-12)
+    return same_masks and close and torch.equal(metrics[METRICS[2]], part(alone[2][METRICS[2]]))
+
+
+def slices(call, values, rank, size):
+    shapes = zip(values, call["total_lengths"], call["response_lengths"], strict=True)
+    return [slice_response(v, total, response, rank, size) for v, total, response in shapes]
+
+
+def data_parallel_plan(rank, size):
+    """A step plan over data-parallel ranks is that of one process with all micro-batches."""
+    batches = [tokens(oracle.random_batch(seed))[0] for seed in range(2 * size)]
+
+    def all_sum(values):
+        dist.all_reduce(values)
+        return values
+
+    found = {}
+    for name in ("m2", "normalized", "normalized tokens"):
+        whole = plan_step(CORRECTIONS[name], batches)
+        local = plan_step(CORRECTIONS[name], batches[rank::size], all_sum)
+        found[name, 0] = (all(torch.allclose(whole[s], local[s], rtol=1e-13, atol=0) for s in whole), 0)
+    return found
+
+
+def worker(rank, size, folder, body):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=size)
+    torch.save(body(rank, size), f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run(tmp_path, size, body):
+    mp.start_processes(worker, (size, tmp_path, body), nprocs=size, start_method="spawn")
+    return [torch.load(tmp_path / f"{rank}.pt") for rank in range(size)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_any_split_equals_one_process_with_one_all_reduce(tmp_path, size):
+    for rank, found in enumerate(run(tmp_path, size, split_anyhow)):
+        assert {case for case, (close, _) in found.items() if not close} == set(), rank
+        calls = {name: n for (name, _), (_, n) in found.items()}
+        assert max(n for name, n in calls.items() if not CORRECTIONS[name].is_coupled) == 1
+        assert calls["token_is"] == 0 and calls["seq_is_rs"] == 1
+
+
+@pytest.mark.slow
+def test_the_hook_under_megatrons_groups_equals_one_process(tmp_path):
+    for found in run(tmp_path, 2, through_megatron):
+        assert {case for case, (close, _) in found.items() if not close} == set()
+
+
+@pytest.mark.slow
+def test_a_step_plan_over_data_parallel_ranks(tmp_path):
+    for found in run(tmp_path, 2, data_parallel_plan):
+        assert {case for case, (close, _) in found.items() if not close} == set()
+
+
+def test_a_split_without_the_all_reduce_is_seen():
+    packed, host_loss = tokens(oracle.random_batch(1))
+    pieces = random_pieces(1, packed.segments.lengths, 2)[0]
+    local, index = shard(packed, pieces, 4, lambda values: values)
+    correction: Correction = presets.get("seq_is")
+    whole, part = (
+        evaluate(correction, packed, host_loss)[:, index],
+        evaluate(correction, local, host_loss[index]),
+    )
+    assert isinstance(local, Tokens) and not torch.allclose(part, whole)
