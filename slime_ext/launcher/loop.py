@@ -1,4 +1,4 @@
-"""The training loop, the same program on every rank: sample, advantages, proximal forward, steps, weight sync.
+"""The training loop, one program on every rank: sample, advantages, proximal forward, steps, weight sync.
 
 Rank 0 talks to the rollout engine and to the disk; its samples are broadcast, the rest is collective.
 """
@@ -83,7 +83,7 @@ class Loop:
         for rollout_id in range(self.start, args.num_rollout):
             self._rollout(rollout_id)
             done = rollout_id + 1
-            if args.save_interval and done % args.save_interval == 0 or done == args.num_rollout:
+            if done == args.num_rollout or (args.save_interval and done % args.save_interval == 0):
                 self._save(done)
             if args.eval_interval and done % args.eval_interval == 0 and done < args.num_rollout:
                 self._evaluate(done)

@@ -43,6 +43,11 @@ class TrainSample:
         """Prompt and response tokens."""
         return len(self.tokens)
 
+    @property
+    def response_tokens(self) -> list[int]:
+        """The last R ids."""
+        return self.tokens[self.total_length - self.response_length :]
+
 
 def train_samples(args: argparse.Namespace, samples: Sequence[Sample]) -> list[TrainSample]:
     """The rollout in the order of ``samples``, with its advantages and denominators."""
@@ -54,21 +59,24 @@ def train_samples(args: argparse.Namespace, samples: Sequence[Sample]) -> list[T
     )
     if args.normalize_advantages:
         advantages = whiten(advantages, [sum(s.loss_mask or ()) for s in samples])
-    out = [
-        TrainSample(
-            position=i,
-            rollout_id=i if s.rollout_id is None else s.rollout_id,
-            tokens=s.tokens,
-            response_length=s.response_length,
-            loss_mask=[0] * s.response_length if s.remove_sample else list(s.loss_mask or ()),
-            rollout_log_probs=list(s.rollout_log_probs or ()),
-            advantage=advantages[i],
-            versions=[int(v) for v in s.token_weight_versions if str(v).isdigit()],
-        )
-        for i, s in enumerate(samples)
-    ]
+    out = [_train_sample(i, s, advantages[i]) for i, s in enumerate(samples)]
     _fill_mask_sums(out)
     return out
+
+
+def _train_sample(position: int, sample: Sample, advantage: float) -> TrainSample:
+    removed = [0] * sample.response_length
+    versions = [str(v) for v in sample.token_weight_versions]
+    return TrainSample(
+        position=position,
+        rollout_id=position if sample.rollout_id is None else sample.rollout_id,
+        tokens=sample.tokens,
+        response_length=sample.response_length,
+        loss_mask=removed if sample.remove_sample else list(sample.loss_mask or ()),
+        rollout_log_probs=list(sample.rollout_log_probs or ()),
+        advantage=advantage,
+        versions=[int(v) for v in versions] if all(v.isdigit() for v in versions) else [],
+    )
 
 
 def group_advantages(
@@ -89,15 +97,16 @@ def group_advantages(
     """
     if not normalize:
         return [0.0 if r is None else float(r) for r in rewards]
-    out: list[float] = []
-    for start in range(0, len(rewards), group_size):
-        group = rewards[start : start + group_size]
-        present = [r for r in group if r is not None]
-        mean = statistics.fmean(present) if present else 0.0
-        std = statistics.stdev(present) if by_std and len(present) > 1 else 0.0
-        scale = 1.0 / (std + 1e-6) if by_std and len(present) > 1 else 1.0
-        out += [0.0 if r is None else (r - mean) * scale for r in group]
-    return out
+    groups = (rewards[start : start + group_size] for start in range(0, len(rewards), group_size))
+    return [a for group in groups for a in _centered(group, by_std)]
+
+
+def _centered(group: Sequence[float | None], by_std: bool) -> list[float]:
+    present = [r for r in group if r is not None]
+    mean = statistics.fmean(present) if present else 0.0
+    divides = by_std and len(present) > 1
+    scale = 1.0 / (statistics.stdev(present) + 1e-6) if divides else 1.0
+    return [0.0 if r is None else (r - mean) * scale for r in group]
 
 
 def whiten(advantages: Sequence[float], counts: Sequence[int]) -> list[float]:

@@ -7,9 +7,9 @@ zig-zag context-parallel slices are slime's (``slime_ext.host.packing``).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -128,74 +128,70 @@ def _fill(share: Sequence[int], lengths: Sequence[int], limit: int) -> list[list
     return out
 
 
+@dataclass(frozen=True)
+class _Share:
+    """One sample's part on a context-parallel rank: its tokens, and where its response tokens' logits are.
+
+    Attributes:
+        tokens: the two zig-zag chunks, padded with token 0; the whole sequence on one rank.
+        rows: offset in ``tokens`` of each local response token's logit, one position before it.
+    """
+
+    tokens: list[int]
+    rows: list[int]
+
+
+def _share(sample: TrainSample, layout: Layout) -> _Share:
+    first_logit = sample.total_length - sample.response_length - 1
+    if layout.cp_size == 1:
+        return _Share(sample.tokens, list(range(first_logit, sample.total_length - 1)))
+    chunk = -(-sample.total_length // (2 * layout.cp_size))
+    padded = sample.tokens + [0] * (2 * layout.cp_size * chunk - sample.total_length)
+    slots = (layout.cp_rank, 2 * layout.cp_size - 1 - layout.cp_rank)
+    runs = zigzag(sample.total_length, sample.response_length, layout.cp_rank, layout.cp_size)
+    rows: list[int] = []
+    for place, (slot, (start, stop)) in enumerate(zip(slots, runs, strict=True)):
+        moved = first_logit + (place - slot) * chunk
+        rows += range(start + moved, stop + moved)
+    return _Share([t for slot in slots for t in padded[slot * chunk : (slot + 1) * chunk]], rows)
+
+
 def pack_micro_batch(samples: Sequence[TrainSample], layout: Layout) -> MicroBatch:
     """Concatenates the samples' local tokens and everything that goes with them."""
-    chunks = [_chunk(s.total_length, layout.cp_size) for s in samples]
-    begins = list(accumulate((c * (2 if layout.cp_size > 1 else 1) for c in chunks), initial=0))
-    lengths = [(s.total_length, s.response_length) for s in samples]
-    pieces = [zigzag(total, response, layout.cp_rank, layout.cp_size) for total, response in lengths]
-    if layout.cp_size == 1:
-        pieces = [((0, response), (0, 0)) for _, response in lengths]
-    rows = [
-        begin + _row(s, at, chunk, layout)
-        for s, begin, chunk, runs in zip(samples, begins, chunks, pieces, strict=False)
-        for run in runs
-        for at in range(*run)
-    ]
-    local = [sum(stop - start for start, stop in runs) for runs in pieces]
-
-    def long(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=layout.device)
-
-    def floats(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=layout.dtype, device=layout.device)
+    shares = [_share(s, layout) for s in samples]
+    begins = list(accumulate((len(share.tokens) for share in shares), initial=0))
+    place = {"device": layout.device}
 
     def cut(values: list, s: TrainSample) -> list:
         return slice_response(values, s.total_length, s.response_length, layout.cp_rank, layout.cp_size)
 
-    responses = [cut(s.tokens[s.total_length - s.response_length :], s) for s in samples]
-    versions = [cut(s.versions or [-1] * s.response_length, s) for s in samples]
+    def long(parts: Iterable[list[int]]) -> Tensor:
+        return torch.tensor(list(chain.from_iterable(parts)), dtype=torch.long, **place)
+
+    def floats(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=layout.dtype, **place)
+
     return MicroBatch(
         positions=[s.position for s in samples],
-        input_ids=long([t for s, c in zip(samples, chunks, strict=True) for t in _tokens(s, c, layout)])[
-            None
-        ],
-        logit_rows=long(rows),
-        targets=long([t for r in responses for t in r]),
+        input_ids=long(share.tokens for share in shares)[None],
+        logit_rows=long(
+            [begin + row for row in share.rows] for begin, share in zip(begins, shares, strict=False)
+        ),
+        targets=long(cut(s.response_tokens, s) for s in samples),
         packed_seq_params=_packed_seq_params([b * layout.cp_size for b in begins], layout.device),
-        total_lengths=[total for total, _ in lengths],
-        response_lengths=[response for _, response in lengths],
-        local_lengths=local,
-        loss_masks=[torch.tensor(s.loss_mask, dtype=torch.int32, device=layout.device) for s in samples],
+        total_lengths=[s.total_length for s in samples],
+        response_lengths=[s.response_length for s in samples],
+        local_lengths=[len(share.rows) for share in shares],
+        loss_masks=[torch.tensor(s.loss_mask, dtype=torch.int32, **place) for s in samples],
         rollout_log_probs=[floats(cut(s.rollout_log_probs, s)) for s in samples],
-        advantages=[floats([s.advantage] * n) for s, n in zip(samples, local, strict=True)],
+        advantages=[
+            floats([s.advantage] * len(share.rows)) for s, share in zip(samples, shares, strict=True)
+        ],
         denominators=floats([s.mask_sum for s in samples]),
-        versions=long([v for vs in versions for v in vs]),
+        versions=long(cut(s.versions or [-1] * s.response_length, s) for s in samples),
         cp_rank=layout.cp_rank,
         cp_size=layout.cp_size,
     )
-
-
-def _chunk(total: int, cp_size: int) -> int:
-    """Tokens of one zig-zag chunk: ceil(total / 2 cp); the whole sequence on one rank."""
-    return total if cp_size == 1 else -(-total // (2 * cp_size))
-
-
-def _tokens(sample: TrainSample, chunk: int, layout: Layout) -> list[int]:
-    """The sample's tokens on this rank, padded with token 0 to two chunks."""
-    if layout.cp_size == 1:
-        return sample.tokens
-    padded = sample.tokens + [0] * (2 * layout.cp_size * chunk - sample.total_length)
-    first, second = layout.cp_rank, 2 * layout.cp_size - 1 - layout.cp_rank
-    return padded[first * chunk : (first + 1) * chunk] + padded[second * chunk : (second + 1) * chunk]
-
-
-def _row(sample: TrainSample, at: int, chunk: int, layout: Layout) -> int:
-    """Local offset of the logit that predicts response token ``at``: one position before it."""
-    position = sample.total_length - sample.response_length + at - 1
-    if layout.cp_size == 1 or position // chunk == layout.cp_rank:
-        return position - layout.cp_rank * chunk
-    return chunk + position - (2 * layout.cp_size - 1 - layout.cp_rank) * chunk
 
 
 def _packed_seq_params(cumulative: list[int], device: torch.device | str) -> PackedSeqParams:

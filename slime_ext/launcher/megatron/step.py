@@ -99,7 +99,7 @@ class Trainer:
         finalize: bool = True,
         scale: int | None = None,
     ) -> list[Any]:
-        """One pass of Megatron's schedule (1F1B with a pipeline): what ``function`` returned, last stage only."""
+        """One pass of Megatron's schedule (1F1B with a pipeline); what ``function`` gave, last stage only."""
 
         def forward(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Callable]:
             batch = next(iterator)
@@ -126,7 +126,7 @@ class Trainer:
             self.config.finalize_model_grads_func = held
 
     def _reduce(self, reported: list[dict[str, Tensor]], log: StepLog) -> dict[str, float]:
-        """slime's reduction: one SUM over data and context parallel ranks, one division; all stages get it."""
+        """slime's reduction: one SUM over data and context parallel ranks, one division, for all stages."""
         metrics: dict[str, float] = {}
         if parallel.is_last_stage():
             names = list(reported[0])
