@@ -20,7 +20,7 @@ def requests(count=6, n=2):
 
 
 def client(server, **options):
-    return EngineClient(server.url, **{"timeout": 5.0, "backoff": 0.01, "recovery_timeout": 5.0, **options})
+    return EngineClient(server.url, **{"timeout": 20.0, "backoff": 0.01, "recovery_timeout": 30.0, **options})
 
 
 def indices(groups):
@@ -47,8 +47,8 @@ def test_a_passing_failure_repeats_only_its_own_request(stand_in, fault):
 
 def test_a_request_that_hangs_is_repeated_after_its_timeout(stand_in):
     stand_in.faults.append("hang")
-    asked = client(stand_in, timeout=0.3)
-    assert indices(asked.generate(requests(), SAMPLING)) == list(range(12))
+    asked = client(stand_in, timeout=1.0)
+    assert indices(asked.generate(requests(2), SAMPLING)) == list(range(4))
     assert asked.last_stats.retried == 1
 
 

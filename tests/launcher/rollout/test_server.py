@@ -27,26 +27,26 @@ def engine(tmp_path):
 
 def test_start_waits_until_it_answers(engine):
     assert not engine.healthy() and not engine.alive()
-    engine.start(20)
+    engine.start(60)
     assert engine.healthy() and engine.alive() and engine.pids == [engine.pid]
 
 
 def test_stop_leaves_no_process_and_no_port(engine):
-    pid = engine.start(20).pid
+    pid = engine.start(60).pid
     engine.stop()
     assert engine.pids == [] and not Path(f"/proc/{pid}").exists()
     check_port(engine.host, engine.port)
 
 
 def test_it_starts_again_after_a_stop(engine):
-    engine.start(20).stop()
-    assert engine.start(20).healthy()
+    engine.start(60).stop()
+    assert engine.start(60).healthy()
 
 
 def test_restart_keeps_the_port_and_takes_the_new_weights(engine):
-    url, first = engine.start(20).url, engine.pid
+    url, first = engine.start(60).url, engine.pid
     engine.set_model_path("newer")
-    engine.restart(20)
+    engine.restart(60)
     assert engine.url == url and engine.pid != first and engine.healthy()
     starts = [line for line in engine.log_path.read_text().splitlines() if line.startswith(START_LINE)]
     assert ["--model-path model " in starts[0], "--model-path newer " in starts[1]] == [True, True]
@@ -54,16 +54,16 @@ def test_restart_keeps_the_port_and_takes_the_new_weights(engine):
 
 def test_a_killed_server_comes_back(engine):
     came_back = []
-    engine.start(20).supervise(came_back.append, timeout=20)
+    engine.start(60).supervise(came_back.append, timeout=60)
     for _ in range(2):
         known = len(came_back)
         os.kill(engine.pid, signal.SIGKILL)
-        assert wait_for(lambda known=known: len(came_back) > known, 20) and engine.healthy()
+        assert wait_for(lambda known=known: len(came_back) > known, 60) and engine.healthy()
     assert engine.restarts == 2 and engine.failure is None
 
 
 def test_the_watcher_gives_up(engine):
-    engine.start(20).supervise(max_restarts=0)
+    engine.start(60).supervise(max_restarts=0)
     os.kill(engine.pid, signal.SIGKILL)
     assert wait_for(lambda: engine.failure is not None)
     assert "got exit status -9 after" in str(engine.failure)
@@ -74,13 +74,13 @@ def test_a_server_that_ends_at_once_shows_its_last_words(tmp_path):
     with pytest.raises(
         EngineError, match=r"got exit status 3 after .*: RuntimeError: asked to fail"
     ) as error:
-        engine.start(20)
+        engine.start(60)
     assert "\n" not in str(error.value) and engine.pids == []
 
 
 def test_a_server_that_never_answers_is_given_up(tmp_path):
     engine = EngineProcess("m", program=("sh", "-c", "sleep 30"), log_path=tmp_path / "log")
-    with pytest.raises(EngineError, match=r"got none after 0 s"):
+    with pytest.raises(EngineError, match=r"got none after \d+ s"):
         engine.start(0.3)
     assert engine.pids == []
 
