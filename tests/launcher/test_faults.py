@@ -1,0 +1,85 @@
+"""Whole runs against a server that answers wrongly on request: what is dropped, counted, asked again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from slime_ext.launcher.output.metrics_log import read_metrics
+from tests.launcher.engine import ROOT, make_tiny_qwen3
+from tests.launcher.rollout.stand_in import StandIn
+
+pytestmark = pytest.mark.slow
+FAULTS = ("nan", "missing", "short", "abort", 500, "drop")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("task")
+    make_tiny_qwen3(directory / "model")
+    rows = [json.dumps({"input": chr(51 + i) * 3, "label": "777"}) for i in range(16)]
+    (directory / "prompts.jsonl").write_text("\n".join(rows) + "\n")
+    return directory
+
+
+def train(task, tmp_path, url, *more):
+    sizes = {
+        "rollout-batch-size": 4,
+        "n-samples-per-prompt": 2,
+        "num-rollout": 3,
+        "rollout-max-response-len": 4,
+        "micro-batch-size": 4,
+    }
+    flags = {
+        "hf-checkpoint": task / "model",
+        "prompt-data": task / "prompts.jsonl",
+        "label-key": "label",
+        "rm-type": "characters",
+        "run-dir": tmp_path,
+        "run-name": "run",
+        "sglang-server-url": url,
+        "lr": 1e-3,
+        **sizes,
+    }
+    words = [str(word) for flag, value in flags.items() for word in (f"--{flag}", value)]
+    return subprocess.run(
+        [sys.executable, "-m", "slime_ext.cli", "train", *words, *more],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=240,
+    )
+
+
+@pytest.fixture
+def server():
+    running = StandIn(faults=FAULTS)
+    yield running
+    running.close()
+
+
+def test_wrong_answers_are_dropped_and_counted_and_lost_ones_asked_again(task, tmp_path, server):
+    done = train(
+        task, tmp_path, server.url, "--use-tis", "--custom-tis-function-path", "slime_ext.tis.token_tis"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = read_metrics(tmp_path / "run")
+    assert [r["rollout/dropped"] for r in rows if r["kind"] == "rollout"] == [4.0, 0.0, 0.0]
+    assert all(r["train/grad_norm"] is not None for r in rows if r["kind"] == "step")
+    dump = torch.load(tmp_path / "run/rollout_data/0.pt", weights_only=False)["samples"]
+    dropped = [s for s in dump if s["remove_sample"]]
+    assert len(dump) == 8 and len(dropped) == 4
+    assert all(s["metadata"]["dropped"] and not any(s["loss_mask"]) for s in dropped)
+    assert server.version == "3"  # the weights after the last step arrived
+
+
+def test_a_reward_that_is_no_number_stops_with_one_line(task, tmp_path, server):
+    server.faults.clear()
+    done = train(task, tmp_path, server.url, "--custom-rm-path", "tests.launcher.bad_reward.score")
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1 and "nan" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
