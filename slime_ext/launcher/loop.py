@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,7 @@ class Loop:
                 self._write("step", values, rollout_id)
         if args.save_debug_train_data:
             with clock.part("dump"):
-                self.writing.result()  # an error of the dump before, or its end
-                write = train_dump(args, rollout_id, batch, samples, proximal or target)
-                self.writing = self.writer.submit(write)  # rank 0 waits for the engine next: time to write
+                self._write_later(train_dump(args, rollout_id, batch, samples, proximal or target))
         with clock.part("weight_sync"):
             if (rollout_id + 1) % args.update_weights_interval == 0:
                 self._push(self.step)
@@ -132,12 +131,19 @@ class Loop:
         if self.sampler:
             samples, metrics = self.sampler.sample(rollout_id)
             if self.args.save_debug_rollout_data:
-                save_rollout(self.args.save_debug_rollout_data, rollout_id, samples)
+                self._write_later(
+                    partial(save_rollout, self.args.save_debug_rollout_data, rollout_id, samples)
+                )
             self._log_rollout(rollout_id, samples, metrics)
             box = [(samples, metrics)]
         if dist.get_world_size() > 1:
             dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def _write_later(self, write: Callable[[], Any]) -> None:
+        """In another thread, while this one waits or trains; a failure of the one before comes up here."""
+        self.writing.result()
+        self.writing = self.writer.submit(write)
 
     def _log_rollout(self, rollout_id: int, samples: list[Sample], metrics: dict[str, float]) -> None:
         path = self.args.custom_rollout_log_function_path

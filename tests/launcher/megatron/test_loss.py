@@ -13,6 +13,7 @@ from slime_ext.errors import NonFiniteError
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import Layout, pack_micro_batch
 from slime_ext.launcher.megatron.loss import PolicyLoss, StepLog
+from slime_ext.launcher.training_data import TrainSample
 from slime_ext.metrics import TokenStatistics
 from slime_ext.tis import vanilla_tis_function
 from tests.launcher.megatron.tiny_rollout import arguments, rollout
@@ -165,6 +166,16 @@ def test_masked_behavior_log_probs_may_hold_anything(value):
     found, metrics = make(hook=vanilla_tis_function).policy(dirty, logits)
     assert float(found) == float(expected)
     assert all(math.isfinite(v) for v in metrics.values())
+
+
+def test_a_sample_without_a_response_changes_nothing():
+    batch, logits = batch_and_logits()
+    empty = TrainSample(8, 8, [4, 5], 0, [], [])
+    longer = pack_micro_batch([*rollout(8), empty], Layout(dtype=torch.float64))
+    more = torch.cat([logits, torch.zeros(1, 2, VOCAB, dtype=torch.float64)], dim=1)
+    expected, _ = make(hook=vanilla_tis_function).policy(batch, logits)
+    found, _ = make(hook=vanilla_tis_function).policy(longer, more)
+    assert float(found) == float(expected)
 
 
 def test_a_diverged_model_stops_and_names_the_token():
