@@ -13,7 +13,7 @@ from torch import Tensor
 from slime_ext.coupled import Normalize
 from slime_ext.facts import Facts, State, Step, expect
 from slime_ext.objectives import Bounds, Host, Surrogate, gather
-from slime_ext.ops.ratios import selected
+from slime_ext.ops.ratios import finite_tokens, in_common
 from slime_ext.ops.segments import AllSum, Segments, identity
 from slime_ext.ops.statistics import Need, tabulate
 from slime_ext.steps import MinPrefixReweight, Reweight, Taper
@@ -101,7 +101,7 @@ class Correction:
 
     def _forbid_double_count(self) -> None:
         anchor = getattr(self.surrogate, "anchor", None)
-        if anchor is None or not any(isinstance(step, WEIGHTS) for step in self.steps):
+        if anchor is None or not self._sets_weights:
             return
         expect(
             anchor != "behavior",
@@ -149,28 +149,31 @@ class Correction:
             plan = plan_step(self, [tokens], tokens.segments.all_sum)
         facts = replace(self.facts(tokens), plan=plan or {})
         state = self.run(facts, self.steps, observe=observe)
-        weights = torch.where(state.keep, state.weights, 0)
-        return Outcome(weights, state.keep, facts.finite, facts.log_ratio, state.clipped)
+        keep = facts.kept(state)
+        return Outcome(self._final(state.weights, keep), keep, facts.finite, facts.log_ratio, state.clipped)
 
     def facts(self, tokens: Tokens) -> Facts:
         """Everything the steps may look at, with one all-reduce at most."""
         source = tokens.target if self.numerator == "target" else tokens.proximal
-        numerator, behavior, finite = selected(source, tokens.behavior, tokens.segments.mask)
+        numerator, behavior = in_common(source, tokens.behavior)
+        finite = finite_tokens(behavior, tokens.segments.mask)
         advantages = None if tokens.advantages is None else tokens.advantages.detach()
-        facts = Facts(tokens.segments, numerator - behavior, numerator, behavior, finite, advantages)
-        facts = replace(facts, table=tabulate(self._needs, facts.value_of, tokens.segments))
-        usable = finite
-        for need in self._nonfinite_needs:
-            usable = usable & facts.spread(need.unit, facts.table[need] == 0)
-        return replace(facts, usable=usable)
+        log_ratio = torch.where(finite, numerator - behavior, 0)
+        facts = Facts(tokens.segments, log_ratio, finite, numerator, behavior, advantages)
+        return replace(facts, table=tabulate(self._needs, facts.value_of, tokens.segments))
 
     def run(self, facts: Facts, steps: Sequence[Step], *, observe: bool = False) -> State:
         """The state after ``steps``: the only loop over them."""
-        clipped = torch.zeros_like(facts.usable) if observe else None
-        state = State(torch.ones_like(facts.log_ratio), facts.usable, clipped)
+        state = facts.untouched
+        if observe:
+            state = replace(state, clipped=torch.zeros_like(facts.finite))
         for step in steps:
             state = step(state, facts)
         return state
+
+    def _final(self, weights: Tensor, keep: Tensor) -> Tensor:
+        """Weights, 0 at tokens that are not kept. Only an unbounded weight can be infinite there."""
+        return weights * keep.to(weights.dtype) if self._is_bounded else torch.where(keep, weights, 0)
 
     def loss(
         self, outcome: Outcome, tokens: Tokens, host_loss: Tensor, bounds: Bounds
@@ -191,6 +194,16 @@ class Correction:
         evidence = gather(tokens.target, tokens.proximal, tokens.behavior, tokens.advantages, outcome.finite)
         loss, clipped = self.surrogate(evidence, bounds)
         return torch.where(outcome.keep, loss * outcome.weights.to(loss.dtype), 0), clipped & outcome.keep
+
+    @cached_property
+    def _sets_weights(self) -> bool:
+        return any(isinstance(step, WEIGHTS) for step in self.steps)
+
+    @cached_property
+    def _is_bounded(self) -> bool:
+        """Whether a bound comes after the last step that sets weights, or none does."""
+        last = [step for step in self.steps if step.is_bound or isinstance(step, WEIGHTS)]
+        return not last or last[-1].is_bound
 
     @cached_property
     def _nonfinite_needs(self) -> tuple[Need, ...]:

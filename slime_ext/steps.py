@@ -182,7 +182,7 @@ class Reject(Step):
 
     unit: Unit = "token"
     statistic: Statistic = "ratio"
-    aggregate: Aggregate = "mean"
+    aggregate: Literal["sum", "mean", "max"] = "mean"
     low: float | None = None
     high: float | None = None
     when: When = "always"
@@ -202,7 +202,7 @@ class Reject(Step):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        own = needs_of(self.unit, self.aggregate, self.statistic)
+        own = needs_of(self.unit, self._how, self.statistic)
         if self.when == "always":
             return own
         signs = ("advantage",) if self.when == "negative_advantage" else ("advantage", "ratio")
@@ -212,11 +212,16 @@ class Reject(Step):
         low, high = self._interval
         if self.statistic == "ratio":
             low, high = _log(low), _log(high)
-        value = facts.total(self.unit, self.aggregate, self.statistic)
+        value = facts.total(self.unit, self._how, self.statistic)
         inside = (value >= low) & (value <= high)
         if self.when != "always":
             inside = inside | ~self._applies(facts)
-        return replace(state, keep=state.keep & facts.spread(self.unit, inside))
+        return state.reject(self.unit, inside)
+
+    @property
+    def _how(self) -> Aggregate:
+        """A maximum that is only bounded from above may start at 0, which is inside."""
+        return "peak" if self.aggregate == "max" and self.low is None else self.aggregate
 
     @property
     def _interval(self) -> tuple[float, float]:
@@ -250,18 +255,22 @@ class Veto(Step):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        ends = (("min", self.low), ("max", self.high))
-        return tuple(Need(end, "sequence", "ratio") for end, bound in ends if bound is not None)
+        return tuple(self._limits)
 
     def __call__(self, state: State, facts: Facts) -> State:
-        low, high = (_log(bound) for bound in self._interval)
-        keep = state.keep
-        for need in self.needs:
-            extreme = facts.table[need]
-            keep = keep & facts.spread(
-                "sequence", extreme >= low if need.aggregate == "min" else extreme <= high
-            )
-        return replace(state, keep=keep)
+        for need, limit in self._limits.items():
+            state = state.reject("sequence", facts.table[need] <= limit)
+        return state
+
+    @property
+    def _limits(self) -> dict[Need, float]:
+        """Peaks of -l and l, and what they must not exceed."""
+        limits = {}
+        if self.low is not None:
+            limits[Need("peak", "sequence", "k1")] = -_log(self.low)
+        if self.high is not None:
+            limits[Need("peak", "sequence", "ratio")] = _log(self.high)
+        return limits
 
     @property
     def _interval(self) -> tuple[float, float]:

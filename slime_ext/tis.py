@@ -20,7 +20,7 @@ from slime_ext.host.contract import HookCall
 from slime_ext.host.guards import require_finite, warn_once
 from slime_ext.host.hook import POISONED, Result, bounds_of, correction_for, run
 from slime_ext.host.packing import Packed, context_parallel, pack
-from slime_ext.ops.ratios import selected
+from slime_ext.ops.ratios import finite_tokens, in_common
 
 Body = Callable[[HookCall], Result]
 
@@ -127,7 +127,9 @@ def _packed(call: HookCall) -> Packed:
 
 
 def _ratio(packed: Packed, numerator: Tensor) -> tuple[Tensor, Tensor]:
-    numerator, behavior, finite = selected(numerator, packed.behavior, packed.segments.mask)
+    """[T] ratio, 0 where there is none, and [T] bool, where there is one."""
+    numerator, behavior = in_common(numerator, packed.behavior)
+    finite = finite_tokens(behavior, packed.segments.mask)
     return torch.where(finite, (numerator - behavior).exp(), 0), finite
 
 

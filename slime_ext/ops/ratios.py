@@ -13,27 +13,19 @@ Level = Literal["token", "turn", "sequence", "geometric"]
 LEVELS: tuple[str, ...] = get_args(Level)
 
 
-def selected(numerator: Tensor, behavior: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The two log-probs, detached and in float32 or better, with everything that must not be read put to a
-    ratio of 1.
+def finite_tokens(behavior: Tensor, mask: Tensor) -> Tensor:
+    """[T] bool: response tokens whose behavior log-prob is finite."""
+    return mask & (behavior.detach().abs() < torch.inf)  # half the passes of isfinite
 
-    Args:
-        numerator: [T] log-probs, nats; anything where ``mask`` is false.
-        behavior: [T] log-probs, nats; may be NaN or infinite, which makes the token not finite.
-        mask: [T] bool.
 
-    Returns:
-        numerator, behavior, and [T] bool: a response token whose behavior log-prob is finite.
-    """
+def in_common(numerator: Tensor, behavior: Tensor) -> tuple[Tensor, Tensor]:
+    """Both log-probs detached, in float32 or the wider dtype of the two."""
     dtype = torch.promote_types(torch.promote_types(numerator.dtype, behavior.dtype), torch.float32)
-    numerator = torch.where(mask, numerator.detach().to(dtype), 0)
-    finite = mask & behavior.isfinite()
-    return numerator, torch.where(finite, behavior.detach().to(dtype), numerator), finite
+    return numerator.detach().to(dtype), behavior.detach().to(dtype)
 
 
 def log_ratio(numerator: Tensor, behavior: Tensor, mask: Tensor) -> Tensor:
-    """log numerator - log behavior at response tokens, 0 elsewhere and where the behavior log-prob is not
-    finite.
+    """log numerator - log behavior at response tokens, 0 elsewhere and where behavior is not finite.
 
     Args:
         numerator: [T] log-probs of the sampled tokens, nats.
@@ -43,8 +35,8 @@ def log_ratio(numerator: Tensor, behavior: Tensor, mask: Tensor) -> Tensor:
     Returns:
         [T] nats, detached, float32 or the wider dtype of the inputs.
     """
-    numerator, behavior, _ = selected(numerator, behavior, mask)
-    return numerator - behavior
+    numerator, behavior = in_common(numerator, behavior)
+    return torch.where(finite_tokens(behavior, mask), numerator - behavior, 0)
 
 
 def at_level(log_ratio: Tensor, level: Level, segments: Segments) -> Tensor:
@@ -62,7 +54,8 @@ def at_level(log_ratio: Tensor, level: Level, segments: Segments) -> Tensor:
     if level == "token":
         return log_ratio
     if level == "turn":
-        return segments.all_sum(segments.turn_sum_shares(log_ratio)).index_select(0, segments.turn_ids)
+        totals = segments.all_sum(segments.turn_sum_shares(segments.zeroed(log_ratio)))
+        return totals.index_select(0, segments.turn_ids)
     return segments.spread(segments.sum(log_ratio) if level == "sequence" else segments.mean(log_ratio))
 
 

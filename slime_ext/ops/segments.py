@@ -79,7 +79,7 @@ class Segments:
         """One process that holds every token. ``mask``: [T], not 0 where the behavior policy sampled the
         token."""
         pieces = tuple((i, 0, n, 0) for i, n in enumerate(lengths))
-        return cls(tuple(lengths), pieces, mask != 0)
+        return cls(tuple(lengths), pieces, mask.to(torch.bool))
 
     @property
     def count(self) -> int:
@@ -111,7 +111,8 @@ class Segments:
     @cached_property
     def ids(self) -> Tensor:
         """[T] int64, the sequence of each local token."""
-        return self._repeat(torch.arange(self.count, device=self.device), self.local_lengths)
+        # The index form of repeat_interleave is four times as fast as repeating an arange.
+        return torch.repeat_interleave(host_ints(self.local_lengths, self.device), output_size=self.size)
 
     @cached_property
     def positions(self) -> Tensor:
@@ -145,40 +146,41 @@ class Segments:
         """U, an upper bound of the number of turns that needs no look at the device."""
         return sum((n + 1) // 2 for n in self.lengths)
 
+    def zeroed(self, values: Tensor) -> Tensor:
+        """[T] -> [T] with 0 at masked tokens, which may hold NaN: selected away, never multiplied."""
+        return torch.where(self.mask, values, 0)
+
     def sum_shares(self, values: Sequence[Tensor]) -> Tensor:
-        """K tensors [T] -> [S, K] float64, this rank's share of the sums over response tokens.
+        """K tensors [T], 0 at masked tokens -> [S, K] float64, this rank's share of the sums over each
+        sequence.
 
         Two levels: blocks of 256 tokens aligned to sequence starts are added in the values' own dtype, the
         blocks in float64. With u the unit roundoff of that dtype, |error| <= 255 u sum|x| + (number of
         blocks) 2^-53 sum|x|: in float32 1.6e-5 of sum|x| at any length, where one sequential float32 sum of
-        128k tokens guarantees 7.9e-3. Masked tokens are selected away, never multiplied: they may hold NaN.
+        128k tokens guarantees 7.9e-3.
         """
         blocks, sequences = self._blocks
-        inside = [
-            torch.segment_reduce(torch.where(self.mask, v, 0), "sum", offsets=blocks, unsafe=True, initial=0)
-            for v in values
-        ]
+        inside = [torch.segment_reduce(v, "sum", offsets=blocks, unsafe=True, initial=0) for v in values]
         table = torch.stack(inside, 1).double()
         return torch.segment_reduce(table, "sum", offsets=sequences, unsafe=True, axis=0, initial=0)
 
-    def max_shares(self, values: Tensor) -> Tensor:
-        """[T] -> [S, slots] float64: the maximum over the response tokens of each part of a sequence.
+    def max_shares(self, values: Tensor, floor: float = -torch.inf) -> Tensor:
+        """[T] -> [S, slots] float64: the maximum of ``floor`` and each part of a sequence.
 
-        -inf for a part without response tokens, 0 for the parts that other ranks hold, so that adding up over
-        the ranks gives the whole table.
+        Masked tokens must hold ``floor`` or less. 0 for the parts that other ranks hold, so that adding up
+        over the ranks gives the whole table.
         """
         lengths = [stop - start for _, start, stop, _ in self.pieces]
         offsets = host_ints([0, *accumulate(lengths)], self.device)
-        counted = torch.where(self.mask, values, -torch.inf)
-        highest = torch.segment_reduce(
-            counted, "max", offsets=offsets, unsafe=True, initial=-torch.inf
-        ).double()
+        highest = torch.segment_reduce(values, "max", offsets=offsets, unsafe=True, initial=floor).double()
+        if self.is_whole:
+            return highest.view(self.count, 1)
         table = highest.new_zeros(self.count * self.slots).index_copy(0, self._piece_slots, highest)
         return table.view(self.count, self.slots)
 
     def turn_sum_shares(self, values: Tensor) -> Tensor:
-        """[T] -> [U] float64, this rank's share of the sums over each turn, added in float64."""
-        counted = torch.where(self.mask, values, 0).double()
+        """[T], 0 at masked tokens -> [U] float64, this rank's share of the sums over each turn."""
+        counted = values.double()
         return counted.new_zeros(self.turn_bound).index_add(0, self.turn_ids, counted)
 
     def turn_max_shares(self, values: Tensor) -> Tensor:
@@ -203,7 +205,8 @@ class Segments:
 
         Args:
             values: [T] on local tokens.
-            max_of_negative: [S, slots] of ``max_shares(-values)``, summed over the ranks.
+            max_of_negative: [S, slots] of ``max_shares`` of the negative response tokens, summed over the
+                ranks.
         """
         counted = torch.where(self.mask, values, torch.inf)
         ordered, order = counted.sort(stable=True)
@@ -221,16 +224,16 @@ class Segments:
     def sum(self, values: Tensor) -> Tensor:
         """[T] -> [S] float64, over the response tokens of every rank; see ``sum_shares`` for the error
         bound."""
-        return self.all_sum(self.sum_shares([values])).squeeze(1)
+        return self.all_sum(self.sum_shares([self.zeroed(values)])).squeeze(1)
 
     def mean(self, values: Tensor) -> Tensor:
         """[T] -> [S] float64; 0 for a sequence without response tokens."""
-        table = self.all_sum(self.sum_shares([values, self.mask.to(values.dtype)]))
+        table = self.all_sum(self.sum_shares([self.zeroed(values), self.mask.to(values.dtype)]))
         return table[:, 0] / table[:, 1].clamp_min(1)
 
     def max(self, values: Tensor) -> Tensor:
         """[T] -> [S] float64; -inf for a sequence without response tokens."""
-        return self.all_sum(self.max_shares(values)).amax(1)
+        return self.all_sum(self.max_shares(torch.where(self.mask, values, -torch.inf))).amax(1)
 
     def min(self, values: Tensor) -> Tensor:
         """[T] -> [S] float64; inf for a sequence without response tokens."""

@@ -21,7 +21,7 @@ class Need(NamedTuple):
     ``slots`` is the table [S, slots] of minima per part of a sequence that ``Segments.prefix_min`` reads.
     """
 
-    aggregate: Literal["sum", "max", "min", "slots"]
+    aggregate: Literal["sum", "max", "peak", "slots"]
     unit: Literal["turn", "sequence"]
     name: str
 
@@ -33,7 +33,7 @@ def tabulate(
 
     Args:
         needs: what to compute; duplicates cost nothing.
-        value_of: the per-token quantity [T] of a name.
+        value_of: the per-token quantity [T] of a name, 0 at masked tokens.
 
     Returns:
         need -> [S] or [U] float64 (``slots``: [S, slots]). Maxima of a unit without response tokens are -inf.
@@ -52,8 +52,12 @@ def tabulate(
 def _share(need: Need, values: Tensor, segments: Segments) -> Tensor:
     if need.aggregate == "sum":
         return segments.turn_sum_shares(values)
+    if need.unit == "turn":
+        return segments.turn_max_shares(values)
+    if need.aggregate == "peak":
+        return segments.max_shares(values, 0.0)
     signed = values if need.aggregate == "max" else -values
-    return segments.turn_max_shares(signed) if need.unit == "turn" else segments.max_shares(signed)
+    return segments.max_shares(torch.where(segments.mask, signed, -torch.inf))
 
 
 def _finish(need: Need, share: Tensor) -> Tensor:
@@ -61,7 +65,7 @@ def _finish(need: Need, share: Tensor) -> Tensor:
         return share
     if need.unit == "turn":
         share = torch.where(share[..., 1] > 0, share[..., 0], -torch.inf)
-    return share.amax(1) if need.aggregate == "max" else -share.amax(1)
+    return share.amax(1)
 
 
 def _all_sum(shares: list[Tensor], segments: Segments) -> list[Tensor]:

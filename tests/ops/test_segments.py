@@ -60,7 +60,8 @@ def test_prefix_minima_match_a_loop():
                 expected.append(lowest)
                 lowest = min(lowest, values[at].item()) if m else lowest
                 at += 1
-        got = segments.prefix_min(values, segments.max_shares(-values))
+        response = torch.where(segments.mask, -values, -math.inf)
+        got = segments.prefix_min(values, segments.max_shares(response))
         assert got.tolist() == expected
 
 
