@@ -13,28 +13,18 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from slime_ext.ops import divergences
-
 PER_DECADE, SMALLEST, DECADES = 32, -6, 8
+BINS = DECADES * PER_DECADE  # on each side; with one around 0 and one beyond each end 2 BINS + 3 in all
 QUANTILES = {"ratio_p01": 0.01, "ratio_p50": 0.5, "ratio_p99": 0.99}
-SUMS = (
-    "count",
-    "nonfinite",
-    "k1",
-    "k3",
-    "ratio",
-    "ratio_squared",
-    "weight_count",
-    "weight",
-    "weight_squared",
-)
+SUMS = ("count", "nonfinite", "l", "excess", "excess_squared", "weight_count", "weight", "weight_squared")
 
 
-def edges(device: torch.device | str = "cpu") -> Tensor:
-    """Borders of the log-ratio histogram: 32 per decade of |l| from 1e-6 to 100 nats, on both sides of 0."""
-    steps = DECADES * PER_DECADE + 1
-    positive = torch.logspace(SMALLEST, SMALLEST + DECADES, steps, dtype=torch.float64, device=device)
-    return torch.cat([-positive.flip(0), positive])
+def bins(log_ratio: Tensor) -> Tensor:
+    """[T] -> [T] int64, the bin of each log-ratio: 32 per decade of |l| from 1e-6 to 100 nats, on both sides
+    of 0."""
+    decades = log_ratio.abs().log10_()
+    distance = decades.sub_(SMALLEST).mul_(PER_DECADE).floor_().add_(1).clamp_(0, BINS + 1)
+    return distance.copysign_(log_ratio).add_(BINS + 1).long()
 
 
 class TokenStatistics:
@@ -44,9 +34,8 @@ class TokenStatistics:
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self._edges = edges(device)
         self._sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
-        self._histogram = torch.zeros(len(self._edges) + 1, dtype=torch.float64, device=device)
+        self._histogram = torch.zeros(2 * BINS + 3, dtype=torch.float64, device=device)
 
     def add(self, log_ratio: Tensor, mask: Tensor, *, weights: Tensor | None = None) -> None:
         """Adds the tokens of one micro-batch, without waiting for the device.
@@ -56,23 +45,15 @@ class TokenStatistics:
             mask: [T] response mask.
             weights: [T] the weights that multiplied the loss, 0 at rejected tokens.
         """
-        mask = mask != 0
-        finite = mask & log_ratio.isfinite()
-        l = torch.where(finite, log_ratio.detach(), 0).double()  # noqa: E741 - the letter of the definitions
-        ratio = torch.where(finite, l.exp(), 0)
-        w, counted = (
-            (ratio.new_zeros(()),) * 2
-            if weights is None
-            else (
-                torch.where(mask, weights.detach(), 0).double(),
-                mask.sum(),
-            )
-        )
-        sums = (finite, mask & ~finite, divergences.k1(l), divergences.k3(l), ratio, ratio.square())
-        parts = [x.sum(dtype=torch.float64) for x in sums]
-        parts += [x.sum(dtype=torch.float64) for x in (counted, w, w.square())]
-        self._sums += torch.stack(parts)
-        self._histogram.index_add_(0, torch.bucketize(l, self._edges), finite.double())
+        mask = mask.to(torch.bool)
+        finite = mask & (log_ratio.detach().abs() < torch.inf)
+        log_ratio = torch.where(finite, log_ratio.detach(), 0)
+        excess = torch.expm1(log_ratio)  # the ratio less 1: its sums lose no digits where policies are close
+        counted = finite.double()
+        count = counted.sum()
+        parts = [count, _sum(mask) - count, _sum(log_ratio), _sum(excess), _sum(excess.double().square())]
+        self._sums += torch.stack([*parts, *self._of_weights(mask, weights)])
+        self._histogram.index_add_(0, bins(log_ratio), counted)
 
     def reduce(self, all_sum: Callable[[Tensor], Tensor] = lambda x: x) -> dict[str, float]:
         """The metrics of everything that was added on all ranks; the only place that waits for the device.
@@ -87,28 +68,42 @@ class TokenStatistics:
         """
         values = all_sum(torch.cat([self._sums, self._histogram])).tolist()
         total = dict(zip(SUMS, values, strict=False))
-        count = max(total["count"], 1)
+        count = total["count"]
+        n = max(count, 1)
         metrics = {
-            "k1": total["k1"] / count,
-            "k3": total["k3"] / count,
-            "ratio_mean": total["ratio"] / count,
-            "ess": _ess(total["count"], total["ratio"], total["ratio_squared"]),
-            "nonfinite_fraction": total["nonfinite"] / max(total["count"] + total["nonfinite"], 1),
-            **self._quantiles(values[len(SUMS) :]),
+            "k1": -total["l"] / n,
+            "k3": (total["excess"] - total["l"]) / n,
+            "ratio_mean": (total["excess"] + count) / n,
+            "ess": _ess(
+                count, total["excess"] + count, total["excess_squared"] + 2 * total["excess"] + count
+            ),
+            "nonfinite_fraction": total["nonfinite"] / max(count + total["nonfinite"], 1),
+            **_quantiles(values[len(SUMS) :]),
         }
         if total["weight_count"]:
             metrics["weight_mean"] = total["weight"] / total["weight_count"]
             metrics["ess_weight"] = _ess(total["weight_count"], total["weight"], total["weight_squared"])
         return {f"mismatch/{name}": value for name, value in metrics.items()}
 
-    def _quantiles(self, histogram: list[float]) -> dict[str, float]:
-        below = list(accumulate(histogram))
-        if not below[-1]:
-            return dict.fromkeys(QUANTILES, 0.0)
-        bins = {
-            name: next(i for i, c in enumerate(below) if c >= q * below[-1]) for name, q in QUANTILES.items()
-        }
-        return {name: math.exp(_middle(i)) for name, i in bins.items()}
+    def _of_weights(self, mask: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        if weights is None:
+            return (self._sums.new_zeros(()),) * 3
+        weights = torch.where(mask, weights.detach(), 0).double()
+        return _sum(mask), weights.sum(), weights.square().sum()
+
+
+def _sum(values: Tensor) -> Tensor:
+    return values.sum(dtype=torch.float64)
+
+
+def _quantiles(histogram: list[float]) -> dict[str, float]:
+    below = list(accumulate(histogram))
+    if not below[-1]:
+        return dict.fromkeys(QUANTILES, 0.0)
+    found = {
+        name: next(i for i, c in enumerate(below) if c >= q * below[-1]) for name, q in QUANTILES.items()
+    }
+    return {name: math.exp(_middle(i)) for name, i in found.items()}
 
 
 def _ess(count: float, total: float, square: float) -> float:
@@ -119,8 +114,5 @@ def _ess(count: float, total: float, square: float) -> float:
 
 def _middle(index: int) -> float:
     """The log-ratio that stands for a bin: its geometric middle, 0 for the one around 0."""
-    half = DECADES * PER_DECADE + 1
-    if index == half:
-        return 0.0
-    distance = abs(index - half) - 0.5
-    return math.copysign(10 ** (SMALLEST + distance / PER_DECADE), index - half)
+    side = index - BINS - 1
+    return math.copysign(10 ** (SMALLEST + (abs(side) - 0.5) / PER_DECADE), side) if side else 0.0
