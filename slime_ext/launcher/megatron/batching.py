@@ -15,8 +15,9 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from slime_ext.host.packing import slice_response, zigzag
+from slime_ext.host.packing import pack_segments, slice_response, zigzag
 from slime_ext.launcher.training_data import TrainSample
+from slime_ext.ops.segments import AllSum, Segments, identity
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,17 @@ class MicroBatch:
             for x, total, response in zip(full, self.total_lengths, self.response_lengths, strict=True)
         ]
         return torch.cat(parts)
+
+    def segments(self, all_sum: AllSum = identity) -> Segments:
+        """The host's packing of these samples."""
+        return pack_segments(
+            self.loss_masks,
+            self.total_lengths,
+            self.response_lengths,
+            cp_rank=self.cp_rank,
+            cp_size=self.cp_size,
+            all_sum=all_sum,
+        )
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """[sum L_i] -> N x [L_i]."""

@@ -18,12 +18,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from slime_ext.errors import NonFiniteError
-from slime_ext.host.packing import pack_segments
+from slime_ext.host.packing import locate
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import MicroBatch
 from slime_ext.launcher.megatron.log_probs import log_probs_and_entropy, vocab_parallel_log_probs
 from slime_ext.metrics import TokenStatistics
 from slime_ext.ops import ratios, surrogates
+from slime_ext.ops.segments import identity
 
 Hook = Callable[..., tuple[Tensor, list[Tensor], Mapping[str, Tensor]]]
 Metrics = dict[str, Tensor]
@@ -128,14 +129,7 @@ class PolicyLoss:
     def _log_ratio(self, batch: MicroBatch, log_ratio: Tensor) -> Tensor:
         if self.args.policy_loss != "gspo":
             return log_ratio
-        segments = pack_segments(
-            batch.loss_masks,
-            batch.total_lengths,
-            batch.response_lengths,
-            cp_rank=batch.cp_rank,
-            cp_size=batch.cp_size,
-            all_sum=_differentiable_sum if batch.cp_size > 1 else lambda x: x,
-        )
+        segments = batch.segments(_differentiable_sum if batch.cp_size > 1 else identity)
         return ratios.sequence_mean(log_ratio, segments)
 
     def _surrogate(self, log_ratio: Tensor, cur: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,22 +214,21 @@ def proximal_log_probs(args: argparse.Namespace, batch: MicroBatch, logits: Tens
 
 
 def check_finite(what: str, values: Tensor, mask: Tensor, batch: MicroBatch) -> None:
-    """Stops at the first non-finite value under the mask.
+    """Stops at the first non-finite value under the mask. Without CUDA: there the look would be a sync, and
+    the optimizer stops at the gradient's norm instead.
 
     Raises:
         NonFiniteError: naming the sample of the rollout and the position in its response.
     """
     bad = mask & ~torch.isfinite(values)
-    if not bool(bad.any()):
+    if values.is_cuda or not bool(bad.any()):
         return
     at = int(bad.nonzero()[0])
-    for position, length in zip(batch.positions, batch.local_lengths, strict=True):
-        if at < length:
-            raise NonFiniteError(
-                f"{what}: expected finite numbers, got {float(values[bad][0])} in sample {position}, local "
-                f"response token {at}: the weights have diverged; go back to a checkpoint or lower --lr"
-            )
-        at -= length
+    sequence, position = locate(at, batch.segments())
+    raise NonFiniteError(
+        f"{what}: expected finite numbers, got {float(values[at])} in sample {batch.positions[sequence]}, "
+        f"response token {position}: the weights have diverged; go back to a checkpoint or lower --lr"
+    )
 
 
 def _differentiable_sum(values: Tensor) -> Tensor:

@@ -182,7 +182,7 @@ def test_a_diverged_model_stops_and_names_the_token():
     batch, logits = batch_and_logits()
     broken = logits.detach().clone()
     broken[0, batch.logit_rows[0]] = math.nan
-    with pytest.raises(NonFiniteError, match="sample 0, local response token 0"):
+    with pytest.raises(NonFiniteError, match="sample 0, response token 0"):
         make().policy(batch, broken)
 
 
