@@ -1,0 +1,124 @@
+"""Typed reading of another system's block: closed, with the full key in every refusal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from slime_ext.errors import ConfigError, did_you_mean
+
+KEPT = "on-policy data (ratio 1) must be kept"
+SAFE = 20.0  # these systems clamp log-ratios to [-20, 20] before the exponential
+SHRINK = "below 1 it would shrink on-policy tokens"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A block in our words.
+
+    Args:
+        mapping: native keys, as under ``slime_ext:``.
+        notes: one line wherever the meaning could surprise.
+        args: what the host's arguments must say for the block to mean what it says, by dest name.
+    """
+
+    mapping: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Another system's mapping, and the path that leads to it."""
+
+    where: str
+    values: Mapping[str, Any]
+
+    @classmethod
+    def closed(cls, where: str, values: Mapping[str, Any], keys: Sequence[str]) -> Block:
+        """Raises ConfigError for a key that is not among ``keys``."""
+        for key in values:
+            if key not in keys:
+                near = did_you_mean(str(key), keys)
+                raise ConfigError(f"{where}: unknown key '{key}'{near} (known: {', '.join(keys)})")
+        return cls(where, values)
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there and not null."""
+        return self.values.get(key) is not None
+
+    def number(self, key: str, default: float | None = None, *, least: float | None = None) -> float | None:
+        """A number, also as text ("1e-4" is text in YAML 1.1); ``least`` is the smallest that is allowed."""
+        value = self.values.get(key, default)
+        if value is None:
+            return None
+        found = as_number(value)
+        if found is None:
+            self.refuse(key, "a finite number")
+        if least is not None and found < least:
+            self.refuse(key, f"a number >= {least:g}", SHRINK if least == 1 else "")
+        return found
+
+    def positive(self, key: str, default: float | None = None) -> float | None:
+        """A number above 0."""
+        found = self.number(key, default)
+        if found is not None and found <= 0:
+            self.refuse(key, "a number > 0")
+        return found
+
+    def choice(self, key: str, allowed: Sequence[str], default: str | None = None) -> str | None:
+        """One of some words, or null."""
+        value = self.values.get(key, default)
+        if value is None or value in allowed:
+            return value
+        near = did_you_mean(str(value), allowed).removeprefix("; ")
+        self.refuse(key, f"{', '.join(allowed)} or null", near)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """true or false."""
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            self.refuse(key, "true or false")
+        return value
+
+    def required(self, key: str, why: str) -> None:
+        """Raises ConfigError when the key is absent or null."""
+        if not self.has(key):
+            self.refuse(key, "a value", why)
+
+    def refuse(self, key: str, expected: str, why: str = "") -> NoReturn:
+        """Raises the one-line ConfigError for a key."""
+        got = repr(self.values[key]) if key in self.values else "nothing"
+        raise ConfigError(f"{self.where}.{key}: expected {expected}, got {got}{': ' if why else ''}{why}")
+
+    def interval(self, key: str, low: float, high: float) -> tuple[float, float]:
+        """Bounds of a ratio that ``key`` decides; they must contain 1."""
+        if low > high:
+            self.refuse(key, f"low <= high, which here means {low:g} <= {high:g}")
+        if not low <= 1 <= high:
+            self.refuse(key, f"bounds around 1, which here are {low:g} and {high:g}", KEPT)
+        return low, high
+
+
+def as_number(value: Any) -> float | None:
+    """A finite float, or None. Text counts, booleans do not.
+
+    >>> as_number("1e-4"), as_number(True), as_number("two"), as_number("nan")
+    (0.0001, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        found = float(value)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def reject(unit: str, aggregate: str, low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
+    """The native step that drops units whose ratio leaves [low, high]."""
+    how = {} if unit == "token" else {"aggregate": aggregate}
+    bounds = {k: v for k, v in {"low": low, "high": high}.items() if v is not None}
+    return {"reject": {"unit": unit, "statistic": "ratio", **how, **bounds, **more}}

@@ -1,0 +1,61 @@
+"""fw-ai cookbook: ``ISConfig`` of PR 169 and ``TISConfig`` of today, told apart by their field names.
+
+Source: https://github.com/fw-ai/cookbook/pull/169; training/utils/rl/tis.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_ext.dialects.block import SAFE, Block, Reading
+
+IS_CONFIG = ("eps_clip", "eps_clip_high", "tis_cap", "tis_level")
+TIS_CONFIG = ("cap", "level", "icepop_threshold")
+KEYS = (*TIS_CONFIG, *IS_CONFIG)
+LEVELS = ("token", "sequence")
+GEOMETRIC = "level sequence is the geometric mean of the clamped token ratios here, not their product"
+
+
+def read(block: Block) -> Reading:
+    """One weight per token: min(ratio, cap), the ratio at the level; outside IcePop's band it is 0.
+
+    Raises:
+        ConfigError: fields of both configurations, a cap below 1, or IcePop at level sequence.
+    """
+    now, then = ([k for k in block.values if k in keys] for keys in (TIS_CONFIG, IS_CONFIG))
+    if now and then:
+        block.refuse(then[0], f"the fields of ISConfig or of TISConfig alone (beside it: {', '.join(now)})")
+    return _is_config(block) if then else _tis_config(block)
+
+
+def _tis_config(block: Block) -> Reading:
+    level = block.choice("level", LEVELS, "token") or "token"
+    cap = block.number("cap", 5.0, least=1)
+    band = block.number("icepop_threshold", least=1)
+    if band is not None and level != "token":
+        block.refuse("icepop_threshold", "null at level sequence", "the cookbook has it for tokens only")
+    steps = _weights(level, cap)
+    if band is not None:
+        steps.insert(1, {"zero_outside": {"unit": "token", "low": 1 / band, "high": band}})
+    return Reading(_native(steps), _notes(level))
+
+
+def _is_config(block: Block) -> Reading:
+    level = block.choice("tis_level", LEVELS, "token") or "token"
+    clip = {"eps_clip": block.number("eps_clip"), "eps_clip_high": block.number("eps_clip_high")}
+    args = {key: value for key, value in clip.items() if value is not None}
+    return Reading(_native(_weights(level, block.number("tis_cap", 5.0, least=1))), _notes(level), args)
+
+
+def _weights(level: str, cap: float) -> list[dict[str, Any]]:
+    # A clamp of +-20 can only be seen in a mean: every cap is far below e^20.
+    reweight = {"level": "token"} if level == "token" else {"level": "geometric", "clamp": SAFE}
+    return [{"reweight": reweight}, {"truncate": {"high": cap}}]
+
+
+def _native(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"numerator": "proximal", "surrogate": "host", "steps": steps}
+
+
+def _notes(level: str) -> tuple[str, ...]:
+    return (GEOMETRIC,) if level == "sequence" else ()

@@ -1,0 +1,158 @@
+"""verl of today: divergence options with thresholds as text, IcePop, batch normalisation, bypass mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_ext.dialects.block import SAFE, Block, Reading, as_number, reject
+from slime_ext.dialects.verl_past import (
+    BYPASS,
+    DECOUPLED,
+    DENOMINATOR,
+    IS_LEVELS,
+    PURE,
+    UNWEIGHTED,
+)
+
+OPTIONS = (
+    *(f"token_k{i}" for i in (1, 2, 3)),
+    *(f"seq_{how}_k{i}" for how in ("sum", "mean") for i in (1, 2, 3)),
+    "seq_max_k2",
+    "seq_max_k3",
+)
+INVERTED = (
+    "rollout_rs {option}: verl applies {low:g} .. {high:g} to rollout / train, so train / rollout is kept in "
+    "{ours_low:g} .. {ours_high:g}; read as train / rollout (verl PR 3984) it would be {low:g} .. {high:g}"
+)
+STEP_WIDE = (
+    "rollout_is_batch_normalize: the mean is over the whole optimizer step; verl takes the whole batch"
+)
+
+
+def read(block: Block) -> Reading:
+    """Weights (cap or IcePop), every option of rollout_rs, and the loss of bypass mode.
+
+    Raises:
+        ConfigError: an unknown option, a threshold that does not fit it, rollout_rs without a threshold (or
+            the reverse), batch normalisation without weights or of weights that are not known before the
+            step.
+    """
+    bypass = block.flag("bypass_mode")
+    loss = block.choice("loss_type", ("ppo_clip", "reinforce"), "ppo_clip")
+    if loss == "reinforce" and not bypass:
+        block.refuse(
+            "loss_type", "ppo_clip without bypass_mode: true", "verl looks at it in bypass mode only"
+        )
+    weights, (masks, notes) = _weights(block), _rejection(block)
+    normalize = _normalize(block, bypass)
+    where = (BYPASS if loss == "ppo_clip" else PURE) if bypass else DECOUPLED
+    if where is BYPASS and weights:
+        weights, notes = [], (UNWEIGHTED, *notes)
+    if masks:
+        notes = (*notes, DENOMINATOR)
+    scope = {"mask_scope": "all"} if masks else {}
+    notes = (*notes, *((STEP_WIDE,) if normalize else ()))
+    return Reading({**where, **scope, "steps": weights + normalize + masks}, notes)
+
+
+def _weights(block: Block) -> list[dict[str, Any]]:
+    level = block.choice("rollout_is", IS_LEVELS)
+    low, cap = _is_threshold(block)
+    if level is None:
+        return []
+    reweight = {"reweight": {"level": level}}
+    if low is None:
+        return [reweight, {"truncate": {"high": cap}}]
+    unit = {"unit": level} if level == "token" else {"unit": level, "aggregate": "sum"}
+    return [reweight, {"zero_outside": {**unit, "low": low, "high": cap}}]
+
+
+def _is_threshold(block: Block) -> tuple[float | None, float]:
+    value = block.values.get("rollout_is_threshold", 2.0)
+    if isinstance(value, str) and "_" in value:
+        return block.interval("rollout_is_threshold", *_pair(block, "rollout_is_threshold", value))
+    cap = block.number("rollout_is_threshold", 2.0, least=1)
+    if cap is None and block.has("rollout_is"):
+        block.refuse("rollout_is_threshold", "a number", "verl sets no weights without")
+    return None, cap
+
+
+def _pair(block: Block, key: str, text: str) -> tuple[float, float]:
+    low, high = (as_number(part) for part in text.split("_", 1))
+    if low is None or high is None or low <= 0:
+        block.refuse(key, 'two numbers > 0, as in "0.5_2.0"')
+    return low, high
+
+
+def _normalize(block: Block, bypass: bool) -> list[dict[str, Any]]:
+    if not block.flag("rollout_is_batch_normalize"):
+        return []
+    if not block.has("rollout_is"):
+        block.refuse("rollout_is_batch_normalize", "rollout_is beside it", "there is no weight to normalise")
+    if bypass:
+        why = "the target's weights are not known before the optimizer step, so their mean is not either"
+        block.refuse("rollout_is_batch_normalize", "false in bypass mode", why)
+    return [{"normalize": {"level": block.values["rollout_is"]}}]
+
+
+def _rejection(block: Block) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    options = _options(block)
+    if not options:
+        if block.has("rollout_rs_threshold"):
+            block.refuse("rollout_rs_threshold", "rollout_rs beside it", "verl rejects nothing without")
+        return [], ()
+    specs = _specs(block, len(options))
+    read = [_option(block, option, spec) for option, spec in zip(options, specs, strict=True)]
+    return [step for step, _ in read], tuple(note for _, note in read if note)
+
+
+def _options(block: Block) -> list[str]:
+    if not block.has("rollout_rs"):
+        return []
+    listed = [part.strip() for part in str(block.values["rollout_rs"]).split(",") if part.strip()]
+    for option in listed:
+        if option not in OPTIONS:
+            Block(block.where, {"rollout_rs": option}).choice("rollout_rs", OPTIONS)
+    return list(dict.fromkeys(listed))
+
+
+def _specs(block: Block, count: int) -> list[str]:
+    block.required("rollout_rs_threshold", "silent before verl PR 3984, a ValueError since")
+    specs = [part.strip() for part in str(block.values["rollout_rs_threshold"]).split(",") if part.strip()]
+    if len(specs) not in (1, count):
+        block.refuse("rollout_rs_threshold", f"one threshold, or {count}, one per option of rollout_rs")
+    return specs * count if len(specs) == 1 else specs
+
+
+def _option(block: Block, option: str, spec: str) -> tuple[dict[str, Any], str]:
+    """One option of rollout_rs -> a native step, and a note where its bounds could surprise."""
+    scope, _, statistic = option.rpartition("_")
+    unit, _, aggregate = scope.partition("_")
+    unit = {"seq": "sequence"}.get(unit, unit)
+    if statistic == "k1":
+        return _ratio(block, option, unit, aggregate, spec)
+    high = as_number(spec)
+    if high is None or high <= 0:
+        block.refuse(
+            "rollout_rs_threshold", f"one number > 0 for {option}", "divergences have no lower bound"
+        )
+    how = {"aggregate": aggregate} if aggregate else {}
+    return {"reject": {"unit": unit, "statistic": statistic, **how, "high": high, "clamp": SAFE}}, ""
+
+
+def _ratio(block: Block, option: str, unit: str, aggregate: str, spec: str) -> tuple[dict[str, Any], str]:
+    low, high = _k1_bounds(block, option, spec)
+    block.interval("rollout_rs_threshold", low, high)
+    step = reject(unit, aggregate, 1 / high, 1 / low, **({"clamp": SAFE} if aggregate else {}))
+    same = abs(low * high - 1) < 1e-9
+    inverted = INVERTED.format(option=option, low=low, high=high, ours_low=1 / high, ours_high=1 / low)
+    return step, "" if same else inverted
+
+
+def _k1_bounds(block: Block, option: str, spec: str) -> tuple[float, float]:
+    if "_" in spec:
+        return _pair(block, "rollout_rs_threshold", spec)
+    high = as_number(spec)
+    if high is None or high <= 0:
+        block.refuse("rollout_rs_threshold", f'a number > 0 or "lower_upper" for {option}')
+    return 1 / high, high

@@ -1,0 +1,146 @@
+"""verl before PR 3984 (flat keys, with the new spelling given) and at PR 3984."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from slime_ext.dialects.block import Block, Reading, reject
+
+RS_LEVELS = ("token", "sequence", "geometric")
+IS_LEVELS = ("token", "sequence")
+AGGREGATE = {"token": "sum", "sequence": "sum", "geometric": "mean"}
+BYPASS = {"numerator": "target", "surrogate": {"ppo_clip": {"anchor": "behavior"}}}
+PURE = {"numerator": "target", "surrogate": "reinforce"}
+DECOUPLED = {"numerator": "proximal", "surrogate": "host"}
+UNWEIGHTED = (
+    "rollout_is sets no weight in bypass mode: PPO clips target / behavior there, and a weight would count "
+    "that ratio twice (in verl PR 3984 it is 1)"
+)
+DETACHED = "weights are detached; at PR 3984 their gradient leaked into the loss (fixed by verl PR 4105)"
+DENOMINATOR = "rejected tokens leave the denominator in verl; here the denominator stays the host's"
+
+
+def read_flat(block: Block) -> Reading:
+    """``rollout_is: true``, level, mode: accepted, with the spelling of PR 3984 as a note.
+
+    rollout_is_threshold null switches everything off; rollout_is false leaves the rejection of mode mask and
+    of the veto in force, as in verl's trainer.
+    """
+    applies = block.flag("rollout_is")
+    high = block.number("rollout_is_threshold", least=1)
+    if high is None:
+        return _flat_off(block, applies)
+    level = block.choice("rollout_is_level", RS_LEVELS, "token")
+    mode = block.choice("rollout_is_mode", ("truncate", "mask"), "truncate")
+    low = block.positive("rollout_is_threshold_lower")
+    if low is not None and mode == "truncate":
+        block.refuse("rollout_is_threshold_lower", "null in mode truncate", "verl never looks at it there")
+    masks = [_band(level, *block.interval("rollout_is_threshold", 1 / high if low is None else low, high))]
+    masks = (masks if mode == "mask" else []) + _veto(block, "rollout_is_veto_threshold")
+    # In mode mask the kept weights are inside the band: the cap cannot act there.
+    weights = [{"reweight": {"level": level}}, {"truncate": {"high": high}}] if applies else []
+    return Reading(
+        {**DECOUPLED, **_scope(masks), "steps": weights + masks}, (_spelling(block), *_divided(masks))
+    )
+
+
+def _flat_off(block: Block, applies: bool) -> Reading:
+    if applies:
+        block.refuse("rollout_is", "rollout_is_threshold beside it", "without one verl corrects nothing")
+    return Reading({"preset": "metrics_only"}, ("write rollout_correction: null, the spelling of PR 3984",))
+
+
+def _spelling(block: Block) -> str:
+    """The same block in the words of PR 3984."""
+    level, cap = block.values.get("rollout_is_level", "token"), block.values["rollout_is_threshold"]
+    words = {"rollout_is": level if block.flag("rollout_is") else "null", "rollout_is_threshold": cap}
+    if block.values.get("rollout_is_mode") == "mask":
+        words |= {"rollout_rs": level, "rollout_rs_threshold": cap}
+        words |= {"rollout_rs_threshold_lower": block.values.get("rollout_is_threshold_lower", "null")}
+    if block.has("rollout_is_veto_threshold"):
+        words["rollout_token_veto_threshold"] = block.values["rollout_is_veto_threshold"]
+    inside = ", ".join(f"{key}: {value}" for key, value in words.items())
+    return f"these keys are older than PR 3984; write rollout_correction: {{{inside}}}"
+
+
+def read_pr3984(block: Block) -> Reading:
+    """Decoupled, bypass (PPO clips around the behavior policy) or pure (REINFORCE with weights).
+
+    Raises:
+        ConfigError: pure without bypass, rejection in bypass (the ratio is 1 there and it never acts), a veto
+            without rollout_rs in pure mode (verl ignores it), rollout_rs without a threshold.
+    """
+    bypass, pure = block.flag("bypass_old_logprob_for_rollout"), block.flag("use_pure_rollout_correction")
+    if pure and not bypass:
+        block.refuse(
+            "use_pure_rollout_correction",
+            "bypass_old_logprob_for_rollout: true beside it",
+            "verl applies it in bypass mode only",
+        )
+    masks = _rejection(block) + _veto(block, "rollout_token_veto_threshold")
+    if bypass and not pure:
+        return _bypassed(block)
+    if pure and block.has("rollout_token_veto_threshold") and not block.has("rollout_rs"):
+        block.refuse(
+            "rollout_token_veto_threshold",
+            "rollout_rs beside it in pure mode",
+            "verl ignores the veto without",
+        )
+    notes = ((DETACHED,) if pure else ()) + _divided(masks)
+    return Reading(
+        {**(PURE if pure else DECOUPLED), **_scope(masks), "steps": _weights(block) + masks}, notes
+    )
+
+
+def _bypassed(block: Block) -> Reading:
+    for key in ("rollout_rs", "rollout_token_veto_threshold"):
+        if block.has(key):
+            why = "the proximal policy is the behavior policy then, every ratio is 1 and nothing is rejected"
+            block.refuse(key, "null in bypass mode without use_pure_rollout_correction", why)
+    _weights(block)  # its values must be right all the same
+    return Reading({**BYPASS, "steps": []}, (UNWEIGHTED,) if block.has("rollout_is") else ())
+
+
+def _weights(block: Block) -> list[dict[str, Any]]:
+    level = block.choice("rollout_is", IS_LEVELS)
+    cap = block.number("rollout_is_threshold", 2.0, least=1)
+    if level is None:
+        return []
+    if cap is None:
+        block.refuse("rollout_is_threshold", "a number", "verl sets no weights without")
+    return [{"reweight": {"level": level}}, {"truncate": {"high": cap}}]
+
+
+def _rejection(block: Block) -> list[dict[str, Any]]:
+    level = block.choice("rollout_rs", RS_LEVELS)
+    if level is None:
+        for key in ("rollout_rs_threshold", "rollout_rs_threshold_lower"):
+            if block.has(key):
+                block.refuse(key, "rollout_rs beside it", "verl rejects nothing without")
+        return []
+    block.required("rollout_rs_threshold", "silent before verl PR 3984, a ValueError since")
+    high = block.positive("rollout_rs_threshold")
+    low = block.number("rollout_rs_threshold_lower")
+    key = "rollout_rs_threshold" if low is None else "rollout_rs_threshold_lower"
+    return [_band(level, *block.interval(key, 1 / high if low is None else low, high))]
+
+
+def _band(level: str, low: float, high: float) -> dict[str, Any]:
+    return reject("token" if level == "token" else "sequence", AGGREGATE[level], low, high)
+
+
+def _veto(block: Block, key: str) -> list[dict[str, Any]]:
+    low = block.positive(key)
+    if low is None:
+        return []
+    block.interval(key, low, math.inf)
+    return [{"veto": {"low": low}}]
+
+
+def _scope(masks: list[dict[str, Any]]) -> dict[str, str]:
+    return {"mask_scope": "all"} if masks else {}
+
+
+def _divided(masks: list[dict[str, Any]]) -> tuple[str, ...]:
+    return (DENOMINATOR,) if masks else ()
