@@ -14,7 +14,7 @@ from slime_ext.coupled import Normalize
 from slime_ext.facts import Facts, State, Step, expect
 from slime_ext.objectives import Bounds, Host, Surrogate, gather
 from slime_ext.ops.ratios import finite_tokens, in_common
-from slime_ext.ops.segments import AllSum, Segments, identity
+from slime_ext.ops.segments import AllSum, Segments, as_numbers, identity
 from slime_ext.ops.statistics import Need, tabulate
 from slime_ext.steps import MinPrefixReweight, Reweight, Taper
 
@@ -149,8 +149,9 @@ class Correction:
             plan = plan_step(self, [tokens], tokens.segments.all_sum)
         facts = replace(self.facts(tokens), plan=plan or {})
         state = self.run(facts, self.steps, observe=observe)
-        keep = facts.kept(state)
-        return Outcome(self._final(state.weights, keep), keep, facts.finite, facts.log_ratio, state.clipped)
+        keep, weights = facts.kept(state), facts.spread(state.unit, state.weights)
+        clipped = facts.spread(state.unit, state.clipped) if observe else None
+        return Outcome(self._final(weights, keep), keep, facts.finite, facts.log_ratio, clipped)
 
     def facts(self, tokens: Tokens) -> Facts:
         """Everything the steps may look at, with one all-reduce at most."""
@@ -173,7 +174,9 @@ class Correction:
 
     def _final(self, weights: Tensor, keep: Tensor) -> Tensor:
         """Weights, 0 at tokens that are not kept. Only an unbounded weight can be infinite there."""
-        return weights * keep.to(weights.dtype) if self._is_bounded else torch.where(keep, weights, 0)
+        return (
+            weights * as_numbers(keep, weights.dtype) if self._is_bounded else torch.where(keep, weights, 0)
+        )
 
     def loss(
         self, outcome: Outcome, tokens: Tokens, host_loss: Tensor, bounds: Bounds
@@ -206,16 +209,16 @@ class Correction:
         return not last or last[-1].is_bound
 
     @cached_property
-    def _nonfinite_needs(self) -> tuple[Need, ...]:
+    def _soundness(self) -> tuple[Need, ...]:
         units = dict.fromkeys(step.unit for step in self.steps if step.unit != "token")
-        return tuple(Need("sum", unit, "nonfinite") for unit in units)
+        return tuple(Need("sum", unit, "sound") for unit in units)
 
     @cached_property
     def _needs(self) -> tuple[Need, ...]:
         return tuple(self._every_need())
 
     def _every_need(self) -> Iterator[Need]:
-        yield from self._nonfinite_needs
+        yield from self._soundness
         for step in self.steps:
             yield from step.needs
 

@@ -39,7 +39,7 @@ class Normalize(Step):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        return () if self.level == "token" else (Need("sum", "sequence", "one"),)
+        return () if self.level == "token" else (Need("sum", "sequence", "count"),)
 
     def settle(self, seen: Seen, all_sum: AllSum) -> Tensor:
         """[] float64: the mean weight of the step; 1 where there is no weight at all."""
@@ -52,9 +52,9 @@ class Normalize(Step):
     def _share(self, state: State, facts: Facts) -> Tensor:
         per_token = facts.usable.double()
         if self.level == "sequence":
-            count = facts.table[Need("sum", "sequence", "one")].clamp_min(1)
+            count = facts.table[Need("sum", "sequence", "count")].clamp_min(1)
             per_token = per_token / facts.spread("sequence", count)
-        weighted = torch.where(facts.usable, state.weights, 0).double() * per_token
+        weighted = torch.where(facts.usable, facts.spread(state.unit, state.weights), 0).double() * per_token
         return torch.stack([weighted.sum(), per_token.sum()])
 
 

@@ -12,22 +12,34 @@ from torch import Tensor
 
 from slime_ext.errors import ConfigError
 from slime_ext.ops import divergences
-from slime_ext.ops.segments import Segments
-from slime_ext.ops.statistics import Need, Unit
+from slime_ext.ops.segments import Segments, as_numbers
+from slime_ext.ops.statistics import Need, Over, Unit
 
-Aggregate = Literal["sum", "mean", "max", "peak"]
+Aggregate = Literal["sum", "mean", "max"]
 
 
 @dataclass(frozen=True)
 class State:
     """What steps hand on."""
 
-    weights: Tensor  # [T], multiplies the loss; ratios until something bounds them
+    weights: Tensor  # [T], or one per ``unit``: multiplies the loss; ratios until something bounds them
     keep: Tensor  # [T] bool, false where a step rejected the token alone
     units: Mapping[Unit, Tensor] = field(
         default_factory=dict
     )  # unit -> bool per unit, false where it was rejected
-    clipped: Tensor | None = None  # [T] bool, where a bound acted; None when nobody asked
+    clipped: Tensor | None = None  # bool, shaped like weights, where a bound acted; None when nobody asked
+    unit: Unit = "token"  # what weights and clipped are one per
+
+    def reweight(self, unit: Unit, ratio: Tensor) -> State:
+        """Starts over with a ratio per unit; only the last state is spread over the tokens."""
+        clipped = None if self.clipped is None else torch.zeros_like(ratio, dtype=torch.bool)
+        return replace(self, weights=ratio, unit=unit, clipped=clipped)
+
+    def bound(self, weights: Tensor) -> State:
+        """Takes bounded weights, and notes where they differ if anybody asked."""
+        if self.clipped is None:
+            return replace(self, weights=weights)
+        return replace(self, weights=weights, clipped=self.clipped | (weights != self.weights))
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
         """Keeps the units that are ``inside``; only the last state is spread over the tokens."""
@@ -52,8 +64,10 @@ class Facts:
         default_factory=dict
     )  # coupled step -> number settled for the whole step
 
-    def value_of(self, name: str) -> Tensor:
+    def value_of(self, name: str | Over) -> Tensor:
         """The per-token quantity [T] that a statistic's name stands for, 0 at masked tokens."""
+        if isinstance(name, Over):
+            return (self.value_of(name.name) - name.limit).clamp_min_(0)
         if name in divergences.OF_RATIO:
             return divergences.OF_RATIO[name](self.log_ratio)
         if name in divergences.OF_BOTH:
@@ -62,11 +76,18 @@ class Facts:
             )
         plain = {
             "ratio": lambda: self.log_ratio,
-            "one": lambda: self.segments.mask.to(self.log_ratio.dtype),
-            "nonfinite": lambda: (self.segments.mask & ~self.finite).to(self.log_ratio.dtype),
+            "count": lambda: as_numbers(self.segments.mask, self.log_ratio.dtype),
+            "sound": self._sound,
             "advantage": lambda: self.segments.zeroed(self.advantages),
         }
         return plain[name]()
+
+    def _sound(self) -> Tensor:
+        """1 per response token, but infinite for one without a behavior log-prob: its sum counts a unit and
+        tells whether it can be trusted, in one."""
+        mask = self.segments.mask
+        dtype = self.log_ratio.dtype
+        return as_numbers(mask, dtype).div_(as_numbers(mask == self.finite, dtype))
 
     def spread(self, unit: Unit, values: Tensor) -> Tensor:
         """A value per unit -> the same at each of its tokens [T]."""
@@ -79,7 +100,7 @@ class Facts:
         if unit == "token":
             return self.value_of(name)
         if aggregate == "mean":
-            return self.table[Need("sum", unit, name)] / self.table[Need("sum", unit, "one")].clamp_min(1)
+            return self.table[Need("sum", unit, name)] / self.table[Need("sum", unit, "sound")].clamp_min(1)
         return self.table[Need(aggregate, unit, name)]
 
     def kept(self, state: State) -> Tensor:
@@ -92,7 +113,7 @@ class Facts:
     @cached_property
     def untouched(self) -> State:
         """The state before any step: units with a non-finite behavior log-prob are out."""
-        sound = {n.unit: self.table[n] == 0 for n in self.table if n.name == "nonfinite"}
+        sound = {n.unit: self.table[n] < torch.inf for n in self.table if n.name == "sound"}
         return State(torch.ones_like(self.log_ratio), self.finite, sound)
 
     @cached_property
@@ -120,7 +141,7 @@ def needs_of(unit: Unit, aggregate: Aggregate, name: str) -> tuple[Need, ...]:
     if unit == "token":
         return ()
     if aggregate == "mean":
-        return Need("sum", unit, name), Need("sum", unit, "one")
+        return Need("sum", unit, name), Need("sum", unit, "sound")
     return (Need(aggregate, unit, name),)
 
 

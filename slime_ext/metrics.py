@@ -13,6 +13,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from slime_ext.ops.segments import as_numbers
+
 PER_DECADE, SMALLEST, DECADES = 32, -6, 8
 BINS = DECADES * PER_DECADE  # on each side; with one around 0 and one beyond each end 2 BINS + 3 in all
 QUANTILES = {"ratio_p01": 0.01, "ratio_p50": 0.5, "ratio_p99": 0.99}
@@ -49,7 +51,7 @@ class TokenStatistics:
         finite = mask & (log_ratio.detach().abs() < torch.inf)
         log_ratio = torch.where(finite, log_ratio.detach(), 0)
         excess = torch.expm1(log_ratio)  # the ratio less 1: its sums lose no digits where policies are close
-        counted = finite.double()
+        counted = as_numbers(finite, torch.float64)
         count = counted.sum()
         parts = [count, _sum(mask) - count, _sum(log_ratio), _sum(excess), _sum(excess.double().square())]
         self._sums += torch.stack([*parts, *self._of_weights(mask, weights)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from slime_ext.coupled import Normalize, SecondMoment
 from slime_ext.facts import Aggregate, Facts, State, Step, expect, needs_of
 from slime_ext.ops.ratios import Level
-from slime_ext.ops.statistics import Need, Unit
+from slime_ext.ops.statistics import Need, Over, Unit
 
 Statistic = Literal["ratio", "k1", "k2", "k3", "binary_kl", "binary_kl_max", "tv"]
 When = Literal["always", "negative_advantage", "outward"]
@@ -43,9 +43,8 @@ class _AtLevel(Step):
         return "mean" if self.level == "geometric" else "sum"
 
     def _ratio(self, facts: Facts) -> Tensor:
-        """[T] exp(log-ratio of the unit), the same at every token of it."""
-        ratio = facts.total(self.unit, self._aggregate, "ratio").exp().to(facts.log_ratio.dtype)
-        return facts.spread(self.unit, ratio)
+        """exp(log-ratio), one per unit."""
+        return facts.total(self.unit, self._aggregate, "ratio").exp().to(facts.log_ratio.dtype)
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Reweight(_AtLevel):
     level: Level = "token"
 
     def __call__(self, state: State, facts: Facts) -> State:
-        return replace(state, weights=self._ratio(facts))
+        return state.reweight(self.unit, self._ratio(facts))
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class MinPrefixReweight(Step):
     def __call__(self, state: State, facts: Facts) -> State:
         lowest = facts.segments.prefix_min(facts.log_ratio, facts.table[self.needs[0]])
         before = torch.where(lowest.isinf(), 0, lowest)
-        return replace(state, weights=(facts.log_ratio + before).exp())
+        return state.reweight("token", (facts.log_ratio + before).exp())
 
 
 @dataclass(frozen=True)
@@ -112,10 +111,10 @@ class Taper(_AtLevel):
             expect(0 <= low <= 1 <= high, f"taper.{sign}", "0 <= low <= 1 <= high", [low, high], KEPT)
 
     def __call__(self, state: State, facts: Facts) -> State:
-        ratio = self._ratio(facts)
+        ratio = facts.spread(self.unit, self._ratio(facts))
         positive = ratio.clamp(self.positive_low, self.positive_high)
         negative = ratio.clamp(self.negative_low, self.negative_high)
-        return _bounded(replace(state, weights=ratio), torch.where(facts.advantages < 0, negative, positive))
+        return state.reweight("token", ratio).bound(torch.where(facts.advantages < 0, negative, positive))
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class Truncate(Step):
         )
 
     def __call__(self, state: State, facts: Facts) -> State:
-        return _bounded(state, state.weights.clamp(max=self.high))
+        return state.bound(state.weights.clamp(max=self.high))
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ class Clip(Step):
         expect(self.high >= 1, "clip.high", "a number >= 1", self.high, "it would shrink on-policy tokens")
 
     def __call__(self, state: State, facts: Facts) -> State:
-        return _bounded(state, state.weights.clamp(self.low, self.high))
+        return state.bound(state.weights.clamp(self.low, self.high))
 
 
 @dataclass(frozen=True)
@@ -202,31 +201,42 @@ class Reject(Step):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        own = needs_of(self.unit, self._how, self.statistic)
+        own = (self._over,) if self._over else needs_of(self.unit, self.aggregate, self.statistic)
         if self.when == "always":
             return own
         signs = ("advantage",) if self.when == "negative_advantage" else ("advantage", "ratio")
         return own + tuple(need for name in signs for need in needs_of(self.unit, "sum", name))
 
     def __call__(self, state: State, facts: Facts) -> State:
-        low, high = self._interval
-        if self.statistic == "ratio":
-            low, high = _log(low), _log(high)
-        value = facts.total(self.unit, self._how, self.statistic)
-        inside = (value >= low) & (value <= high)
+        inside = self._inside(facts)
         if self.when != "always":
             inside = inside | ~self._applies(facts)
         return state.reject(self.unit, inside)
 
+    def _inside(self, facts: Facts) -> Tensor:
+        if self._over:
+            return facts.table[self._over] == 0
+        low, high = self._limits
+        value = facts.total(self.unit, self.aggregate, self.statistic)
+        return (value >= low) & (value <= high)
+
     @property
-    def _how(self) -> Aggregate:
-        """A maximum that is only bounded from above may start at 0, which is inside."""
-        return "peak" if self.aggregate == "max" and self.low is None else self.aggregate
+    def _over(self) -> Need | None:
+        """A maximum with an upper bound alone needs no maximum: no token may exceed it."""
+        if self.unit == "token" or self.aggregate != "max" or self.low is not None:
+            return None
+        return Need("sum", self.unit, Over(self.statistic, self._limits[1]))
 
     @property
     def _interval(self) -> tuple[float, float]:
         low = -math.inf if self.low is None else self.low
         return low, math.inf if self.high is None else self.high
+
+    @property
+    def _limits(self) -> tuple[float, float]:
+        """The interval as the statistic is compared with it: logarithms for ratios."""
+        low, high = self._interval
+        return (_log(low), _log(high)) if self.statistic == "ratio" else (low, high)
 
     def _applies(self, facts: Facts) -> Tensor:
         advantage = facts.total(self.unit, "sum", "advantage")
@@ -255,22 +265,14 @@ class Veto(Step):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        return tuple(self._limits)
+        low = () if self.low is None else (Over("k1", -_log(self.low)),)
+        high = () if self.high is None else (Over("ratio", _log(self.high)),)
+        return tuple(Need("sum", "sequence", over) for over in low + high)
 
     def __call__(self, state: State, facts: Facts) -> State:
-        for need, limit in self._limits.items():
-            state = state.reject("sequence", facts.table[need] <= limit)
+        for need in self.needs:
+            state = state.reject("sequence", facts.table[need] == 0)
         return state
-
-    @property
-    def _limits(self) -> dict[Need, float]:
-        """Peaks of -l and l, and what they must not exceed."""
-        limits = {}
-        if self.low is not None:
-            limits[Need("peak", "sequence", "k1")] = -_log(self.low)
-        if self.high is not None:
-            limits[Need("peak", "sequence", "ratio")] = _log(self.high)
-        return limits
 
     @property
     def _interval(self) -> tuple[float, float]:
@@ -292,9 +294,3 @@ STEPS: dict[str, Callable[..., Step]] = {
 
 def _log(bound: float) -> float:
     return math.log(bound) if bound > 0 else -math.inf
-
-
-def _bounded(state: State, weights: Tensor) -> State:
-    if state.clipped is None:
-        return replace(state, weights=weights)
-    return replace(state, weights=weights, clipped=state.clipped | (weights != state.weights))

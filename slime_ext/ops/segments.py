@@ -36,6 +36,11 @@ def host_ints(values: Sequence[int], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
 
 
+def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bool -> 0 and 1; through bytes, which on CPU is four times as fast as from bool."""
+    return flags.view(torch.uint8).to(dtype)
+
+
 def cut_blocks(lengths: Sequence[int]) -> tuple[list[int], list[int]]:
     """Cuts packed segments into blocks of at most 256 tokens, none of which crosses a segment border.
 
@@ -164,15 +169,16 @@ class Segments:
         table = torch.stack(inside, 1).double()
         return torch.segment_reduce(table, "sum", offsets=sequences, unsafe=True, axis=0, initial=0)
 
-    def max_shares(self, values: Tensor, floor: float = -torch.inf) -> Tensor:
-        """[T] -> [S, slots] float64: the maximum of ``floor`` and each part of a sequence.
+    def max_shares(self, values: Tensor) -> Tensor:
+        """[T], -inf at masked tokens -> [S, slots] float64: the maximum of each part of a sequence.
 
-        Masked tokens must hold ``floor`` or less. 0 for the parts that other ranks hold, so that adding up
-        over the ranks gives the whole table.
+        0 for the parts that other ranks hold, so that adding up over the ranks gives the whole table.
         """
         lengths = [stop - start for _, start, stop, _ in self.pieces]
         offsets = host_ints([0, *accumulate(lengths)], self.device)
-        highest = torch.segment_reduce(values, "max", offsets=offsets, unsafe=True, initial=floor).double()
+        highest = torch.segment_reduce(
+            values, "max", offsets=offsets, unsafe=True, initial=-torch.inf
+        ).double()
         if self.is_whole:
             return highest.view(self.count, 1)
         table = highest.new_zeros(self.count * self.slots).index_copy(0, self._piece_slots, highest)
@@ -228,7 +234,7 @@ class Segments:
 
     def mean(self, values: Tensor) -> Tensor:
         """[T] -> [S] float64; 0 for a sequence without response tokens."""
-        table = self.all_sum(self.sum_shares([self.zeroed(values), self.mask.to(values.dtype)]))
+        table = self.all_sum(self.sum_shares([self.zeroed(values), as_numbers(self.mask, values.dtype)]))
         return table[:, 0] / table[:, 1].clamp_min(1)
 
     def max(self, values: Tensor) -> Tensor:

@@ -14,6 +14,13 @@ from slime_ext.ops.segments import Segments, identity
 Unit = Literal["token", "turn", "sequence"]
 
 
+class Over(NamedTuple):
+    """The quantity max(0, ``name`` - ``limit``): its sum is 0 where no token exceeds the limit."""
+
+    name: str
+    limit: float
+
+
 class Need(NamedTuple):
     """One statistic: ``aggregate`` of the per-token quantity ``name`` over the response tokens of each
     ``unit``.
@@ -21,13 +28,13 @@ class Need(NamedTuple):
     ``slots`` is the table [S, slots] of minima per part of a sequence that ``Segments.prefix_min`` reads.
     """
 
-    aggregate: Literal["sum", "max", "peak", "slots"]
+    aggregate: Literal["sum", "max", "slots"]
     unit: Literal["turn", "sequence"]
-    name: str
+    name: str | Over
 
 
 def tabulate(
-    needs: Iterable[Need], value_of: Callable[[str], Tensor], segments: Segments
+    needs: Iterable[Need], value_of: Callable[[str | Over], Tensor], segments: Segments
 ) -> dict[Need, Tensor]:
     """Every need as one tensor over its units, after at most one call of ``segments.all_sum``.
 
@@ -54,8 +61,6 @@ def _share(need: Need, values: Tensor, segments: Segments) -> Tensor:
         return segments.turn_sum_shares(values)
     if need.unit == "turn":
         return segments.turn_max_shares(values)
-    if need.aggregate == "peak":
-        return segments.max_shares(values, 0.0)
     signed = values if need.aggregate == "max" else -values
     return segments.max_shares(torch.where(segments.mask, signed, -torch.inf))
 

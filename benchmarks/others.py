@@ -1,0 +1,150 @@
+"""verl, SkyRL, TRL and AReaL as installed from PyPI, each behind one function per configuration.
+
+Only the module that corrects is run: parents whose ``__init__`` starts engines are replaced by bare packages,
+and TRL's correction, which stands inside a method, is compiled from the installed source. Inputs are padded
+[S, L] tensors (AReaL: packed [T]), prepared outside the measured time.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import math
+import sys
+import types
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+GEO, CAP, VETO = (0.999, 1.001), 2.0, 1e-4
+
+
+def bare(package: str) -> None:
+    """Registers a package and its parents with their folder, without running any ``__init__``."""
+    parts = package.split(".")
+    known = sys.modules.get(parts[0])
+    root = Path(
+        (known.__path__ if known else importlib.util.find_spec(parts[0]).submodule_search_locations)[0]
+    )
+    for i in range(len(parts)):
+        name = ".".join(parts[: i + 1])
+        if name not in sys.modules:
+            module = types.ModuleType(name)
+            module.__path__ = [str(root.joinpath(*parts[1 : i + 1]))]
+            sys.modules[name] = module
+
+
+def need(package: str) -> None:
+    """Raises ImportError where a system is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise ImportError(f"no package {package}")
+
+
+def verl() -> dict:
+    helper = importlib.import_module("verl.trainer.ppo.rollout_corr_helper")
+    correct = helper.compute_rollout_correction_and_rejection_mask
+
+    def token(batch):
+        return correct(batch.proximal, batch.behavior, batch.mask, "token", CAP)
+
+    def sequence(batch):
+        # No veto since PR 4544; the two-sided seq_max_k2 stands in for it, as verl's documentation says.
+        rules, bounds = "seq_mean_k1,seq_max_k2", f"{GEO[0]}_{GEO[1]},{math.log(VETO) ** 2 / 2}"
+        return correct(
+            batch.proximal,
+            batch.behavior,
+            batch.mask,
+            "sequence",
+            CAP,
+            rollout_rs=rules,
+            rollout_rs_threshold=bounds,
+        )
+
+    return {"T": token, "S": sequence}
+
+
+def skyrl() -> dict:
+    need("skyrl")
+    bare("skyrl.backends.skyrl_train.utils")
+    utils = importlib.import_module("skyrl.backends.skyrl_train.utils.off_policy_correction_utils")
+    off = dict.fromkeys(
+        ("sequence_mask_metric", "outlier_token_is_threshold_high", "token_mask_is_threshold_low"), None
+    )
+    off |= {
+        "outlier_token_is_threshold_low": None,
+        "token_mask_is_threshold_high": None,
+        "tis_ratio_type": "token",
+    }
+    off |= {"token_tis_ratio_clip_high": CAP, "sequence_tis_ratio_clip_high": CAP}
+    token = SimpleNamespace(**off)
+    masks = {"sequence_mask_metric": "geometric", "geo_mask_low": GEO[0], "geo_mask_high": GEO[1]}
+    sequence = SimpleNamespace(
+        **off | masks | {"tis_ratio_type": "sequence", "outlier_token_is_threshold_low": VETO}
+    )
+
+    def run(config):
+        return lambda b: utils.compute_off_policy_correction(b.proximal, b.behavior, b.mask, config)
+
+    return {"T": run(token), "S": run(sequence)}
+
+
+def trl() -> dict:
+    """The block of GRPOTrainer that makes the importance ratio (weights alone; it has no geometric mask, no
+    veto)."""
+    need("trl")
+    path = importlib.util.find_spec("trl").submodule_search_locations[0]
+    tree = ast.parse(Path(path, "trainer", "grpo_trainer.py").read_text())
+    condition = "self.use_vllm and self.vllm_importance_sampling_correction"
+    blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == condition]
+    block = next(n for n in blocks if "per_token_logps_diff" in ast.unparse(n))
+    code = compile(ast.Module([block], []), "trl/trainer/grpo_trainer.py", "exec")
+
+    def run(mode):
+        trainer = SimpleNamespace(
+            use_vllm=True,
+            vllm_importance_sampling_correction=True,
+            vllm_importance_sampling_mode=mode,
+            vllm_importance_sampling_clip_min=None,
+            vllm_importance_sampling_clip_max=CAP,
+        )
+
+        def body(b):
+            names = {"completion_mask": b.mask, "old_per_token_logps": b.proximal, "tool_mask": None}
+            scope = {
+                "self": trainer,
+                "torch": torch,
+                "math": math,
+                "sampling_per_token_logps": b.behavior,
+                **names,
+            }
+            exec(code, scope)
+            return scope["vllm_importance_sampling_ratio"]
+
+        return body
+
+    return {"T": run("token_truncate"), "S": run("sequence_truncate")}
+
+
+def areal() -> dict:
+    """Clamped token weights, or the geometric mask (weights are token weights there too; no veto)."""
+    need("areal")
+    for package in ("areal.utils.functional", "areal.api", "areal.utils"):
+        bare(package)
+    functional = importlib.import_module("areal.utils.functional.functional")
+    config = functional.RejectionSamplingConfig
+    token = config(level="token", action="clamp", metric="ratio", upper=CAP)
+    geometric = config(
+        level="sequence", action="mask", metric="ratio", agg="mean", lower=GEO[0], upper=GEO[1]
+    )
+
+    def run(chosen):
+        return lambda b: functional.apply_rejection_sampling(
+            b.flat_proximal, b.flat_behavior, b.flat_mask, b.offsets, chosen
+        )
+
+    return {"T": run(token), "S": run(geometric)}
+
+
+SYSTEMS = {"verl": verl, "SkyRL": skyrl, "TRL": trl, "AReaL": areal}
