@@ -11,6 +11,7 @@ from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("slime_ext.launcher.supervisor:main", "train with Megatron on rollouts of SGLang"),
+    "patch": ("slime_ext.patching.main:main", "cur_log_probs and staleness for a slime or miles checkout"),
 }
 USER_ERROR, INTERRUPTED = 2, 130
 
