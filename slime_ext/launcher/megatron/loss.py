@@ -72,7 +72,7 @@ class PolicyLoss:
             loss, metrics = checkpoint(self.policy, batch, logits, use_reentrant=False)
         else:
             loss, metrics = self.policy(batch, logits)
-        tokens = sum(mask.sum().clamp_min(1) for mask in batch.loss_masks)
+        tokens = token_count(batch)
         if args.calculate_per_token_loss:
             scale, count = parallel.cp_group().size(), tokens
         else:
@@ -185,6 +185,11 @@ class PolicyLoss:
         check_finite("trainer log-probs", cur, mask, batch)
         self.log.statistics.add(proximal - torch.cat(batch.rollout_log_probs), mask)
         self.log.target.update(zip(batch.positions, batch.split(cur.detach()), strict=True))
+
+
+def token_count(batch: MicroBatch) -> Tensor:
+    """Response tokens of the host's masks, a sample at least 1: what the per-token loss is divided by."""
+    return sum(mask.sum().clamp_min(1) for mask in batch.loss_masks)
 
 
 def make_reducer(

@@ -20,7 +20,7 @@ from slime_ext.launcher.megatron.batching import (
     pack_micro_batch,
     step_slices,
 )
-from slime_ext.launcher.megatron.loss import PolicyLoss, StepLog, proximal_log_probs, resolved
+from slime_ext.launcher.megatron.loss import PolicyLoss, StepLog, proximal_log_probs, resolved, token_count
 from slime_ext.launcher.megatron.model import params_dtype
 from slime_ext.launcher.megatron.optimizer import Optimizer
 from slime_ext.launcher.training_data import TrainSample
@@ -78,8 +78,8 @@ class Trainer:
         self.optimizer.zero_grad()
         reported: list[dict[str, Tensor]] = []
         for minibatch in step:
-            last = minibatch is step[-1]
-            reported += self._run(minibatch, loss, finalize=last, scale=len(minibatch))
+            finish = self._finish(step[:-1]) if minibatch is step[-1] else None
+            reported += self._run(minibatch, loss, finish=finish, scale=len(minibatch))
         lr = self.optimizer.lr
         updated, grad_norm = self.optimizer.step()
         metrics = self._reduce(reported, log)
@@ -90,13 +90,26 @@ class Trainer:
             "train/skipped": float(not updated),
         }, log
 
+    def _finish(self, earlier: Minibatches) -> Callable[..., Any]:
+        """Megatron's reduction of the gradients, told the tokens of the whole step where it divides by them.
+
+        Its schedule counts those of the pass that it runs, the last minibatch only.
+        """
+        reduce = self.config.finalize_model_grads_func
+        before = sum(token_count(batch) for minibatch in earlier for batch in minibatch)
+
+        def finish(model: list, tokens: Tensor | None, **more: Any) -> None:
+            reduce(model, None if tokens is None else tokens + before, **more)
+
+        return finish
+
     def _run(
         self,
         batches: list[MicroBatch],
         function: Callable[..., Any],
         *,
         forward_only: bool = False,
-        finalize: bool = True,
+        finish: Callable[..., Any] | None = None,
         scale: int | None = None,
     ) -> list[Any]:
         """One pass of Megatron's schedule (1F1B with a pipeline); what ``function`` gave, last stage only."""
@@ -108,9 +121,7 @@ class Trainer:
                 return logits, lambda out, non_loss_data=True: function(batch, out)
             return logits, lambda out: function(batch, scale, out)
 
-        held, self.config.finalize_model_grads_func = self.config.finalize_model_grads_func, None
-        if finalize:
-            self.config.finalize_model_grads_func = held
+        held, self.config.finalize_model_grads_func = self.config.finalize_model_grads_func, finish
         try:
             return get_forward_backward_func()(
                 forward_step_func=forward,

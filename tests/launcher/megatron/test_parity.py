@@ -79,9 +79,10 @@ def test_every_kind_of_step_equals_one_process(layout, variant):
 
 
 @pytest.mark.parametrize("variant", ["recompute", "dynamic", "minibatches"])
-def test_how_the_step_is_cut_changes_nothing(variant):
-    cut = alone(tuple(({"rollouts": 2} | VARIANTS[variant]).items()))
-    found = differences(cut, alone((("rollouts", 2),)))
+@pytest.mark.parametrize("per_token", [False, True])
+def test_how_the_step_is_cut_changes_nothing(variant, per_token):
+    base = {"rollouts": 2, "calculate_per_token_loss": per_token}
+    found = differences(alone(tuple((base | VARIANTS[variant]).items())), alone(tuple(base.items())))
     assert max(found.values()) < BOUND, found
 
 
