@@ -17,17 +17,23 @@ import torch.distributed.nn  # all_reduce with a gradient, for GSPO under contex
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from slime_ext.errors import NonFiniteError
+from slime_ext.errors import DataError, NonFiniteError
 from slime_ext.host.packing import locate
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import MicroBatch
 from slime_ext.launcher.megatron.log_probs import log_probs_and_entropy, vocab_parallel_log_probs
+from slime_ext.launcher.megatron.returned import check_hook, check_reducer
 from slime_ext.metrics import TokenStatistics
 from slime_ext.ops import ratios, surrogates
 from slime_ext.ops.segments import identity
 
 Hook = Callable[..., tuple[Tensor, list[Tensor], Mapping[str, Tensor]]]
 Metrics = dict[str, Tensor]
+# Names that the loss reports itself; slime lets a hook overwrite them, and then logs something else.
+REPORTED = frozenset(
+    "tokens rollouts staleness loss pg_loss entropy_loss pg_clipfrac ppo_kl "
+    "train_rollout_logprob_abs_diff".split()
+)
 
 
 @dataclass
@@ -37,6 +43,7 @@ class StepLog:
     statistics: TokenStatistics
     hook_seconds: float = 0.0
     hook_calls: int = 0
+    metric_names: list[str] | None = None  # the hook's, in its order, the same in every micro-batch
     target: dict[int, Tensor] = field(default_factory=dict)  # position -> [L_i], for the train dump
     seen: set[int] = field(default_factory=set)  # micro-batches counted, for the recomputed loss
 
@@ -163,13 +170,22 @@ class PolicyLoss:
         )
         self.log.hook_seconds += time.perf_counter() - start
         self.log.hook_calls += 1
+        path = self.args.custom_tis_function_path
+        out = check_hook(path, out, pg_loss, batch.response_lengths, REPORTED)
+        if (names := list(out[2])) != (first := self.log.metric_names or names):
+            raise DataError(
+                f"--custom-tis-function-path {path}: expected the metrics {', '.join(first)} in every "
+                f"micro-batch, got {', '.join(names) or 'none'}"
+            )
+        self.log.metric_names = names
         return out
 
     def _pg_reducer(self, batch: MicroBatch, masks: list[Tensor]) -> Callable[[Tensor], Tensor] | None:
         if self.reducer is None:
             return None
         lengths = batch.total_lengths, batch.response_lengths
-        return self.reducer(*lengths, masks, self.args.calculate_per_token_loss)
+        reducer = self.reducer(*lengths, masks, self.args.calculate_per_token_loss)
+        return check_reducer(self.args.custom_pg_loss_reducer_function_path, reducer)
 
     def _ages(self, batch: MicroBatch) -> Tensor:
         """[T] optimizer steps between the sampling weights and the trained ones; 0 where unknown."""
