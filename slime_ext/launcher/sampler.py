@@ -13,7 +13,7 @@ from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams
 from slime_ext.launcher.rollout.sample import Sample
 from slime_ext.launcher.rollout.weight_sync import push_weights
 from slime_ext.launcher.task.prompts import Prompt, PromptDataset, read_prompts
-from slime_ext.launcher.task.rewards import score
+from slime_ext.launcher.task.rewards import score, value_of
 
 Metrics = dict[str, float]
 
@@ -75,7 +75,7 @@ class Sampler:
             sample.rollout_id = sample.index
         self._score(samples)
         seconds = time.perf_counter() - start
-        return samples, {**rollout_metrics(samples), "perf/rollout_time": seconds}
+        return samples, {**rollout_metrics(samples, args.reward_key), "perf/rollout_time": seconds}
 
     def evaluate(self) -> Metrics:
         """Mean reward of each held-out set under the engine's present weights."""
@@ -97,8 +97,7 @@ class Sampler:
         )
         groups = self._generate(prompts, args.n_samples_per_eval_prompt, params, None)
         samples = [s for group in groups for s in group]
-        self._score(samples, evaluation=True)
-        return sum(s.reward or 0.0 for s in samples) / max(len(samples), 1)
+        return sum(self._score(samples, evaluation=True)) / max(len(samples), 1)  # a dropped one counts as 0
 
     def _generate(
         self, prompts: Sequence[Prompt], n: int, params: SamplingParams, rollout_id: int | None
@@ -116,16 +115,16 @@ class Sampler:
         ]
         return self.client.generate(requests, params, rollout_id=rollout_id)
 
-    def _score(self, samples: Sequence[Sample], evaluation: bool = False) -> None:
+    def _score(self, samples: Sequence[Sample], evaluation: bool = False) -> list[float]:
         """Rewards of the samples that were not dropped; a dropped one has none."""
-        score(self.args, [s for s in samples if not s.remove_sample], evaluation)
+        return score(self.args, [s for s in samples if not s.remove_sample], evaluation)
 
     def _stop_ids(self) -> tuple[int, ...]:
         chosen = tuple(self.args.rollout_stop_token_ids or ())
         return chosen or (self.tokenizer.eos_token_id,)
 
 
-def rollout_metrics(samples: Sequence[Sample]) -> Metrics:
+def rollout_metrics(samples: Sequence[Sample], reward_key: str | None = None) -> Metrics:
     """Means over the samples that count, and how many were dropped."""
     kept = [s for s in samples if not s.remove_sample]
     if not kept:
@@ -135,7 +134,7 @@ def rollout_metrics(samples: Sequence[Sample]) -> Metrics:
         return sum(of(s) for s in kept) / len(kept)
 
     return {
-        "rollout/raw_reward": mean(lambda s: s.reward),
+        "rollout/raw_reward": mean(lambda s: value_of(s.reward, reward_key)),
         "rollout/response_len": mean(lambda s: s.response_length),
         "rollout/truncated": mean(lambda s: s.status == "truncated"),
         "rollout/dropped": float(len(samples) - len(kept)),

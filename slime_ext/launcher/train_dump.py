@@ -15,6 +15,7 @@ from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import micro_batches, step_slices
 from slime_ext.launcher.output.dumps import save_train, shard_samples
 from slime_ext.launcher.rollout.sample import Sample
+from slime_ext.launcher.task.rewards import value_of
 from slime_ext.launcher.training_data import TrainSample
 
 
@@ -53,8 +54,8 @@ def _write(
         shard = [[batch for minibatch in step for batch in minibatch] for step in cut]
         mine = [p for step in shard for mb in step for p in mb]
         rows += shard_samples(_fields(args, batch, samples, log_probs, mine), rank)
-        described.append(_describe(args, rank, shard, mine))
-    rewards = [0.0 if s.reward is None else s.reward for s in samples]
+        described.append(_describe(args, rank, shard, mine, samples))
+    rewards = [value_of(s.reward, args.reward_key) or 0.0 for s in samples]
     save_train(args.save_debug_train_data, rollout_id, 0, rows, described, rewards)
 
 
@@ -105,17 +106,19 @@ def _fields(
         "returns": [torch.full((s.response_length,), s.advantage) for s in own],
         "kl": [torch.zeros(s.response_length) for s in own],  # no reference policy here
         "source_names": [str(args.prompt_data) for _ in own],
-        "local_raw_reward": [samples[p].reward or 0.0 for p in mine],
+        "local_raw_reward": [value_of(samples[p].reward, args.reward_key) or 0.0 for p in mine],
     }
 
 
-def _describe(args: argparse.Namespace, rank: int, shard: list, mine: Sequence[int]) -> dict[str, Any]:
+def _describe(
+    args: argparse.Namespace, rank: int, shard: list, mine: Sequence[int], samples: Sequence[Sample]
+) -> dict[str, Any]:
     """slime's entry of ``dp_shards``: micro-batches as indices into the shard's samples."""
     at = {position: i for i, position in enumerate(mine)}
     return {
         "rank": rank,
         "data_parallel_rank": rank,
-        "sample_indices": list(mine),
+        "sample_indices": [samples[p].index for p in mine],
         "partition": list(mine),
         "micro_batch_indices": [[at[p] for p in mb] for step in shard for mb in step],
         "num_microbatches": [len(step) for step in shard],

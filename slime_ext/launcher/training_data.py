@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slime_ext.launcher.rollout.sample import Sample
+from slime_ext.launcher.task.rewards import value_of
 
 
 @dataclass
@@ -52,7 +53,7 @@ class TrainSample:
 def train_samples(args: argparse.Namespace, samples: Sequence[Sample]) -> list[TrainSample]:
     """The rollout in the order of ``samples``, with its advantages and denominators."""
     advantages = group_advantages(
-        [None if s.remove_sample else s.reward for s in samples],
+        [None if s.remove_sample else value_of(s.reward, args.reward_key) for s in samples],
         args.n_samples_per_prompt,
         normalize=args.rewards_normalization,
         by_std=args.grpo_std_normalization,

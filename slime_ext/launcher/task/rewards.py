@@ -49,7 +49,7 @@ def check_rm_type(rm_type: str | None) -> None:
 
 
 async def score_all(args: Namespace, samples: Sequence[Any], evaluation: bool = False) -> list[float]:
-    """The reward of each sample, dimensionless; sets ``sample.reward`` to what the function returned.
+    """The reward of each sample, dimensionless; sets ``sample.reward`` to it, or to the mapping it is in.
 
     A custom function is called as slime calls it, ``fn(args, sample)``, and may be async or not.
 
@@ -60,9 +60,19 @@ async def score_all(args: Namespace, samples: Sequence[Any], evaluation: bool = 
     key = args.eval_reward_key if evaluation else args.reward_key
     values = []
     for sample, answer in zip(samples, answers, strict=True):
-        sample.reward = answer
-        values.append(_value(f"reward of sample {sample.index}", answer, key))
+        value = _value(f"reward of sample {sample.index}", answer, key)
+        sample.reward = answer if isinstance(answer, dict) else value
+        values.append(value)
     return values
+
+
+def value_of(reward: Any, key: str | None) -> float | None:
+    """The number in a sample's reward: itself, or what a mapping has under ``--reward-key``; None stays.
+
+    >>> value_of({"score": 0.5, "format": 1.0}, "score")
+    0.5
+    """
+    return reward[key] if isinstance(reward, dict) else reward
 
 
 def score(args: Namespace, samples: Sequence[Any], evaluation: bool = False) -> list[float]:

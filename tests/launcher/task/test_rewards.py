@@ -49,6 +49,12 @@ def test_a_batch_is_scored_in_order_and_kept_on_the_samples():
     assert [s.reward for s in batch] == pytest.approx([1.0, 0.8, 0.0])
 
 
+def test_a_reward_that_reads_as_a_number_is_kept_as_one(monkeypatch):
+    batch = [sample(), sample()]
+    rewards.score(custom(monkeypatch, lambda args, one: "0.5"), batch)
+    assert [s.reward for s in batch] == [0.5, 0.5]
+
+
 def test_a_line_may_name_its_own_reward():
     one = sample(status="truncated")
     one.metadata = {"rm_type": "exact"}
