@@ -144,9 +144,10 @@ class ZeroOutside(Step):
     def __call__(self, state: State, facts: Facts) -> State:
         fresh = replace(state, keep=torch.ones_like(state.keep), units={})
         inside = facts.kept(self._band(fresh, facts))
-        weights = torch.where(inside, state.weights, 0)
-        clipped = None if state.clipped is None else state.clipped | ~inside
-        return replace(state, weights=weights, clipped=clipped)
+        weights = facts.spread(state.unit, state.weights)
+        before = None if state.clipped is None else facts.spread(state.unit, state.clipped)
+        spread = replace(state, weights=weights, clipped=before, unit="token")
+        return spread.bound(torch.where(inside, weights, 0))
 
     @property
     def _band(self) -> Reject:
