@@ -138,17 +138,17 @@ def mis(folder: str) -> dict:
 
 
 def measure(bodies: dict, batch, repeat: int) -> dict[str, float]:
-    """Median milliseconds, interleaved, the order reversed every other time; slow ones run less often."""
+    """Median milliseconds of processor time (one thread), interleaved, the order reversed every other time."""
     times: dict[str, list[float]] = {name: [] for name in bodies}
     for i in range(repeat + 1):
         order = list(bodies) if i % 2 else list(bodies)[::-1]
         for name in order:
             if i > 3 and statistics.median(times[name]) > 250:
                 continue
-            begin = time.perf_counter()
+            begin = time.process_time()
             bodies[name](batch)
             if i:
-                times[name].append((time.perf_counter() - begin) * 1e3)
+                times[name].append((time.process_time() - begin) * 1e3)
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 

@@ -130,8 +130,8 @@ def trl() -> dict:
 def areal() -> dict:
     """Clamped token weights, or the geometric mask (weights are token weights there too; no veto)."""
     need("areal")
-    for package in ("areal.utils.functional", "areal.api", "areal.utils"):
-        bare(package)
+    bare("areal.utils.functional")
+    importlib.import_module("areal.api")
     functional = importlib.import_module("areal.utils.functional.functional")
     config = functional.RejectionSamplingConfig
     token = config(level="token", action="clamp", metric="ratio", upper=CAP)

@@ -81,6 +81,15 @@ def test_vanilla_clips_and_icepop_drops(low, high):
         assert list(metrics) == ["tis", "tis_clipfrac", "tis_abs", "nonfinite_fraction"]
 
 
+def test_both_ends_of_the_band_are_inside():
+    batch = [
+        {k: [-1.0] for k in ("proximal", "behavior", "target", "advantage")}
+        | {"mask": [1], "host_loss": [3.0]}
+    ]
+    args = arguments(tis_clip_low=1.0, tis_clip=1.0)
+    assert tis.icepop_function(args, **as_slime_calls(batch))[0].tolist() == [3.0]
+
+
 def test_the_seeds_metrics_are_slimes():
     batch = [{"proximal": [0.0, 0.0], "behavior": [-1.0, 0.0], "mask": [1, 1]}]
     batch[0] |= {"target": [0.0] * 2, "advantage": [1.0] * 2, "host_loss": [1.0] * 2}

@@ -1,0 +1,148 @@
+"""Breaks the mathematics on purpose, one line at a time, and expects the tests to notice.
+
+    python tests/mutations.py [NAME ...]
+
+Each mutation replaces one piece of text in a copy of the package and runs the tests that should fail. Prints
+one line per mutation and exits with 1 if any survives. Takes some minutes; not part of the test run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Mutation(NamedTuple):
+    file: str
+    before: str
+    after: str
+    tests: str
+
+
+SUITE = "tests/test_presets.py tests/test_correction.py"
+CONTEXT_PARALLEL = "tests/host/test_context_parallel.py"
+MUTATIONS = {
+    "flip the ratio": Mutation(
+        "correction.py", "numerator - behavior, 0)", "behavior - numerator, 0)", SUITE
+    ),
+    "flip the hook's ratio": Mutation(
+        "tis.py",
+        "(numerator - behavior).exp()",
+        "(behavior - numerator).exp()",
+        "tests/test_off_policy_is.py",
+    ),
+    "drop the mask": Mutation("ops/ratios.py", "return mask & (", "return mask.bool() | True & (", SUITE),
+    "multiply instead of select": Mutation(
+        "ops/segments.py", "torch.where(self.mask, values, 0)", "values * self.mask", "tests/ops"
+    ),
+    "< for <=": Mutation(
+        "coupled.py", "square() <= facts.plan", "square() < facts.plan", "tests/test_correction.py"
+    ),
+    "exclude the bound": Mutation(
+        "tis.py", "(ratio >= low) & (ratio <= high)", "(ratio > low) & (ratio < high)", "tests/test_tis.py"
+    ),
+    "exclude the rejection bound": Mutation(
+        "steps.py", "(value <= high)", "(value < high)", "tests/test_steps.py"
+    ),
+    "skip the all-reduce": Mutation(
+        "ops/statistics.py",
+        "if segments.all_sum is identity or",
+        "if True or segments.all_sum is identity or",
+        CONTEXT_PARALLEL,
+    ),
+    "forget the detach": Mutation(
+        "ops/ratios.py",
+        "return numerator.detach().to(dtype), behavior.detach()",
+        "return numerator.to(dtype), behavior.detach()",
+        "tests/test_presets.py tests/test_off_policy_is.py",
+    ),
+    "clamp at 20": Mutation("steps.py", '"ratio").exp()', '"ratio").clamp(-20, 20).exp()', SUITE),
+    "let a rejection shrink a later statistic": Mutation(
+        "correction.py",
+        "            state = step(state, facts)\n",
+        "            state = step(state, facts)\n"
+        "            fewer = replace(facts, log_ratio=facts.log_ratio * facts.kept(state))\n"
+        "            facts = replace(facts, table=tabulate(self._needs, fewer.value_of, facts.segments))\n",
+        "tests/test_laws.py",
+    ),
+    "mean over all tokens": Mutation(
+        "facts.py",
+        "return as_numbers(mask, dtype).div_(",
+        "return torch.ones_like(self.log_ratio).div_(",
+        SUITE,
+    ),
+    "turns run on through sequences": Mutation("ops/segments.py", "(first | ~", "(~", "tests/ops"),
+    "the prefix includes the token": Mutation(
+        "ops/segments.py", "inclusive.roll(1)", "inclusive", "tests/ops"
+    ),
+    "keep what is not finite": Mutation(
+        "facts.py", "as_numbers(mask == self.finite, dtype)", "as_numbers(mask == mask, dtype)", SUITE
+    ),
+    "reject whatever the sign": Mutation(
+        "steps.py", "return advantage < 0", "return advantage < torch.inf", SUITE
+    ),
+    "inward for outward": Mutation("steps.py", '"sum", "ratio") > 0', '"sum", "ratio") < 0', SUITE),
+    "k3 of the other direction": Mutation(
+        "ops/divergences.py",
+        "torch.expm1(log_ratio) - log_ratio",
+        "torch.expm1(-log_ratio) + log_ratio",
+        "tests/ops",
+    ),
+    "touch the loss without --use-tis": Mutation(
+        "host/hook.py", 'not getattr(call.args, "use_tis", False) or', "", "tests/test_tis.py"
+    ),
+    "sum a micro-batch for a step": Mutation(
+        "coupled.py", "for state, facts in seen)).unbind()", "for state, facts in seen[:1])).unbind()", SUITE
+    ),
+}
+
+
+def killed(mutation: Mutation) -> bool:
+    """Whether the tests fail on a copy with the mutation."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("slime_ext", "tests"):
+            shutil.copytree(
+                ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__", "launcher")
+            )
+        path = Path(folder, "slime_ext", mutation.file)
+        text = path.read_text()
+        if text.count(mutation.before) != 1:
+            raise SystemExit(
+                f"{mutation.file}: expected {mutation.before!r} once, found {text.count(mutation.before)}"
+            )
+        path.write_text(text.replace(mutation.before, mutation.after))
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            *mutation.tests.split(),
+        ]
+        environment = os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
+        run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
+        if run.returncode not in (0, 1):
+            raise SystemExit(run.stdout.decode()[-2000:])
+        return run.returncode == 1
+
+
+def main(names: list[str]) -> int:
+    survivors = []
+    for name in names or MUTATIONS:
+        dead = killed(MUTATIONS[name])
+        print(f"{'killed  ' if dead else 'SURVIVED'}  {name}", flush=True)
+        survivors += [] if dead else [name]
+    return int(bool(survivors))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
