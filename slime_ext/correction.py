@@ -101,7 +101,7 @@ class Correction:
 
     def _forbid_double_count(self) -> None:
         anchor = getattr(self.surrogate, "anchor", None)
-        if anchor is None or not self._sets_weights:
+        if anchor is None or not self.sets_weights:
             return
         expect(
             anchor != "behavior",
@@ -199,7 +199,8 @@ class Correction:
         return torch.where(outcome.keep, loss * outcome.weights.to(loss.dtype), 0), clipped & outcome.keep
 
     @cached_property
-    def _sets_weights(self) -> bool:
+    def sets_weights(self) -> bool:
+        """Whether a step makes weights other than 1 out of ratios."""
         return any(isinstance(step, WEIGHTS) for step in self.steps)
 
     @cached_property

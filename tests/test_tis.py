@@ -182,6 +182,17 @@ def test_settings_whose_work_would_be_lost_are_refused(fields, message):
         tis.pure_is(arguments(**fields), **as_slime_calls(oracle.random_batch(0)))
 
 
+def test_weights_on_a_loss_that_clips_against_behavior_are_refused():
+    call = as_slime_calls(oracle.random_batch(0))
+    args = arguments(use_rollout_logprobs=True)
+    with pytest.raises(
+        ConfigError, match="--use-rollout-logprobs: expected off beside a step that sets weights"
+    ):
+        tis.token_is(args, **call)
+    tis.geo_rs(args, **call)
+    tis.pure_is(args, **call)
+
+
 def test_correct_without_a_configuration_says_where_it_goes():
     with pytest.raises(ConfigError, match="slime_ext: expected a mapping in --custom-config-path, got none"):
         tis.correct(arguments(), **as_slime_calls(oracle.random_batch(0)))

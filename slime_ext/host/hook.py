@@ -102,7 +102,7 @@ def _refuse(call: HookCall, correction: Correction) -> None:
     if correction.needs_advantages:
         call.require_advantages("this correction")
     if isinstance(correction.surrogate, Host):
-        return
+        return _refuse_weights_on_bypass(call.args, correction)
     if getattr(call.args, "use_opsm", False):
         raise ConfigError(
             "--use-opsm: expected off beside a surrogate of slime_ext, got on: its mask would be discarded"
@@ -112,6 +112,18 @@ def _refuse(call: HookCall, correction: Correction) -> None:
             "--advantage-estimator: expected another than gspo beside a surrogate of slime_ext, got "
             "gspo: its "
             "sequence ratio would be discarded; use surrogate: host"
+        )
+
+
+def _refuse_weights_on_bypass(args: Any, correction: Correction) -> None:
+    if (
+        correction.sets_weights
+        and getattr(args, "use_tis", False)
+        and getattr(args, "use_rollout_logprobs", False)
+    ):
+        raise ConfigError(
+            "--use-rollout-logprobs: expected off beside a step that sets weights, got on: the host's loss divides "
+            "by the behavior policy already; keep rejections only, or use surrogate: reinforce"
         )
 
 
