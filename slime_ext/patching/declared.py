@@ -30,9 +30,9 @@ class Place:
 class Anchor:
     """The one piece of syntax in a function that a line is inserted into.
 
-    ``dict``: the dict literal that has all keys of ``having``; ``strings``: the list, tuple or set literal that
-    has all those strings; ``return``: ``return <before>``. The line goes in front of the entry, string or
-    statement ``before``.
+    ``dict``: the dict literal that has all keys of ``having``; ``strings``: the list, tuple or set literal
+    that has all those strings; ``return``: ``return <before>``. The line goes in front of the entry, string
+    or statement ``before``.
     """
 
     kind: str
@@ -48,8 +48,8 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Edit:
-    """One line at one anchor, in the one of ``places`` that this host has. ``needs`` are the names that the line
-    reads, each with the function whose result it must be bound to, or ``parameter``."""
+    """One line at one anchor, in the one of ``places`` that this host has. ``needs`` are the names that the
+    line reads, each with the function whose result it must be bound to, or ``parameter``."""
 
     name: str
     places: tuple[Place, ...]

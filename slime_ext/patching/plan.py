@@ -63,8 +63,8 @@ def apply(tree: Tree, patches: tuple[Patch, ...], *, allow_dirty: bool = False) 
 
 
 def revert(tree: Tree, patches: tuple[Patch, ...]) -> None:
-    """Removes from the tree's memory every line that the patches inserted, last patch first; what the host has
-    of its own stays."""
+    """Removes from the tree's memory every line that the patches inserted, last patch first; what the host
+    has of its own stays."""
     for patch in reversed(patches):
         for file in reversed(patch.files()):
             source = tree.read(file)
@@ -83,9 +83,8 @@ def _check_clean(tree: Tree, file: str, source: bytes, allow_dirty: bool) -> Non
     if allow_dirty or file in tree.after:
         return
     without = b"".join(line for line in source.splitlines(keepends=True) if b"# slime-ext patch " not in line)
-    if all(
-        is_dirty(tree.root, file, text) for text in (source, without)
-    ):  # our lines may be committed, or not
+    texts = (source, without)  # our lines may be committed, or not
+    if all(is_dirty(tree.root, file, text) for text in texts):
         raise DataError(
-            f"{file}: expected a file as committed, got uncommitted changes: commit them, or use --allow-dirty"
+            f"{file}: expected a file as committed, got uncommitted changes: commit, or use --allow-dirty"
         )

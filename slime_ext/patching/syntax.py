@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ def functions(source: bytes, where: str) -> dict[str, list[Function]]:
         DataError: the file does not parse, or libcst would not print it back byte for byte.
     """
     try:
+        source.decode()  # offsets below are those of UTF-8
         module = cst.parse_module(source)
         intact = module.bytes == source
     except (cst.ParserSyntaxError, UnicodeError, SyntaxError) as error:
@@ -51,7 +53,7 @@ def functions(source: bytes, where: str) -> dict[str, list[Function]]:
         raise DataError(f"{where}: expected Python, got '{reason}': repair the file first") from error
     if not intact:
         raise DataError(f"{where}: expected a file that parses without loss, got another: patch it by hand")
-    reader = _Reader()
+    reader = _Reader(len(codecs.BOM_UTF8) if source.startswith(codecs.BOM_UTF8) else 0)
     MetadataWrapper(module, unsafe_skip_copy=True).visit(reader)
     return reader.found
 
@@ -59,13 +61,14 @@ def functions(source: bytes, where: str) -> dict[str, list[Function]]:
 class _Reader(cst.CSTVisitor):
     METADATA_DEPENDENCIES = (ByteSpanPositionProvider,)
 
-    def __init__(self) -> None:
+    def __init__(self, first: int) -> None:
+        self.first = first  # offset of what libcst counts from
         self.found: dict[str, list[Function]] = {}
         self.inside: list[Function] = []
         self.named: dict[cst.CSTNode, str] = {}
 
     def offset(self, node: cst.CSTNode) -> int:
-        return self.get_metadata(ByteSpanPositionProvider, node).start
+        return self.first + self.get_metadata(ByteSpanPositionProvider, node).start
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
         every = (*node.params.posonly_params, *node.params.params, *node.params.kwonly_params)

@@ -49,9 +49,9 @@ class Tree:
     def commit(self) -> list[str]:
         """Writes every changed file, or none.
 
-        All new texts are on disk beside the old ones before the first old one is replaced; a failure puts back
-        what was replaced. A process killed between two renames leaves whole files, which apply and revert both
-        understand.
+        All new texts are on disk beside the old ones before the first old one is replaced; a failure puts
+        back what was replaced. A process killed between two renames leaves whole files, which apply and
+        revert both understand.
 
         Raises:
             DataError: a file changed under us, or cannot be written.
@@ -111,8 +111,8 @@ class Tree:
 
 
 def is_dirty(root: Path, file: str, source: bytes) -> bool:
-    """Whether git knows this file with another content than ``source``. Without git, or for a file that git does
-    not know, there is nothing to compare with and the answer is no."""
+    """Whether git knows this file with another content than ``source``. Without git, or for a file that git
+    does not know, there is nothing to compare with and the answer is no."""
     committed = _git(root, ["rev-parse", "--verify", "--quiet", f"HEAD:./{file}"])
     if committed is None:
         return False
