@@ -11,6 +11,9 @@ from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("slime_ext.launcher.supervisor:main", "train with Megatron on rollouts of SGLang"),
+    "presets": ("slime_ext.commands.presets:main", "corrections by name, with formula and flags"),
+    "check": ("slime_ext.commands.check:main", "whether a configuration or a launch script is right"),
+    "convert": ("slime_ext.commands.convert:main", "another system's correction in native keys"),
     "patch": ("slime_ext.patching.main:main", "cur_log_probs and staleness for a slime or miles checkout"),
 }
 USER_ERROR, INTERRUPTED = 2, 130

@@ -1,0 +1,1 @@
+"""Sub-commands around configurations: ``presets``, ``check``, ``convert``. Imported when they are called."""

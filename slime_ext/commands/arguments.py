@@ -1,0 +1,119 @@
+"""The arguments of a launch that a correction has to agree with, read out of a shell script, YAML or JSON."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+
+from slime_ext.errors import ConfigError
+
+VALUES = {
+    "eps_clip": float,
+    "eps_clip_high": float,
+    "tis_clip": float,
+    "tis_clip_low": float,
+    "num_steps_per_rollout": int,
+    "global_batch_size": int,
+    "rollout_batch_size": int,
+    "n_samples_per_prompt": int,
+    "advantage_estimator": str,
+    "custom_tis_function_path": str,
+    "custom_config_path": str,
+}
+SWITCHES = ("use_tis", "get_mismatch_metrics", "use_rollout_logprobs", "keep_old_actor", "use_opsm")
+SCRIPT = (".sh", ".bash", "")
+Arguments = dict[str, Any]
+
+
+def read_mapping(path: str) -> dict[str, Any]:
+    """A YAML or JSON file that holds a mapping.
+
+    Raises:
+        ConfigError: it cannot be read, is not YAML, or holds something else.
+    """
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: expected a readable file, got {error.strerror or error}") from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f"line {where.line + 1}" if where else "it"
+        raise ConfigError(f"{path}: expected YAML, got an error at {line}: {error.problem}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"{path}: expected a mapping, got {type(found).__name__}: see the files in configs/"
+        )
+    return found
+
+
+def is_script(path: str) -> bool:
+    """Whether a file is a launch script rather than a mapping."""
+    return Path(path).suffix in SCRIPT
+
+
+def read_arguments(path: str) -> Arguments:
+    """The arguments by dest name that a launch script or a file of arguments gives; the rest is left out.
+
+    Raises:
+        ConfigError: the file cannot be read, or a number is none.
+    """
+    if not is_script(path):
+        return {
+            k: v for k, v in read_mapping(path).items() if k in VALUES or k in SWITCHES or k == "slime_ext"
+        }
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: expected a readable file, got {error.strerror or error}") from None
+    return _of_words(path, _words(text))
+
+
+def namespace(arguments: Arguments) -> SimpleNamespace:
+    """Arguments as the host would hold them; the number of optimizer steps follows from the batch sizes."""
+    derived = {"num_steps_per_rollout": _steps(arguments)} if "num_steps_per_rollout" not in arguments else {}
+    return SimpleNamespace(**{**arguments, **{k: v for k, v in derived.items() if v}})
+
+
+def _words(text: str) -> list[str]:
+    """Shell words, comments and array brackets dropped; lines that are no words are passed over."""
+    words = []
+    for line in text.replace("\\\n", " ").splitlines():
+        bare = re.sub(r"(^|\s)#.*", "", line)
+        try:
+            words += [word.strip("()") for word in shlex.split(bare)]
+        except ValueError:  # a quote that spans lines: not a line of flags
+            continue
+    return words
+
+
+def _of_words(path: str, words: list[str]) -> Arguments:
+    found: Arguments = {}
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        flag, _, attached = word.partition("=")
+        dest = flag.removeprefix("--").replace("-", "_")
+        if not flag.startswith("--"):
+            continue
+        if dest in SWITCHES:
+            found[dest] = True
+        elif dest in VALUES:
+            found[dest] = _value(path, flag, VALUES[dest], attached or after)
+    return found
+
+
+def _value(path: str, flag: str, kind: type, text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        if text.startswith("$"):  # a shell variable: unknown here
+            return None
+        raise ConfigError(f"{path}: {flag}: expected a number, got '{text}'") from None
+
+
+def _steps(arguments: Arguments) -> int | None:
+    sizes = [arguments.get(k) for k in ("rollout_batch_size", "n_samples_per_prompt", "global_batch_size")]
+    return sizes[0] * sizes[1] // sizes[2] if all(sizes) else None

@@ -1,0 +1,39 @@
+"""The configuration rooms without torch, whose import alone takes longer than a check may.
+
+Configuration computes nothing, so a stand-in with the names that those rooms look at while they are defined
+is enough. Nothing of it stays in ``sys.modules``; a process that has torch already uses it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+
+@contextmanager
+def config() -> Iterator[Any]:
+    """``slime_ext.config``, quickly; what it gives may be used inside the ``with`` block alone."""
+    if "torch" in sys.modules:
+        yield importlib.import_module("slime_ext.config")
+        return
+    before = set(sys.modules)
+    sys.modules["torch"] = _stand_in()
+    try:
+        yield importlib.import_module("slime_ext.config")
+    finally:
+        for name in set(sys.modules) - before:
+            if name == "torch" or name.startswith("slime_ext."):
+                del sys.modules[name]
+                sys.modules["slime_ext"].__dict__.pop(name.removeprefix("slime_ext."), None)
+
+
+def _stand_in() -> ModuleType:
+    """The names that the configuration rooms look at while they are defined."""
+    torch = ModuleType("torch")
+    torch.Tensor, torch.device, torch.dtype, torch.inf = object, object, object, math.inf
+    return torch

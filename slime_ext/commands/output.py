@@ -1,0 +1,46 @@
+"""What the sub-commands print: rich on a terminal, plain text anywhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+INLINE = 88
+
+
+def console() -> Console:
+    """Wide enough for a pipe to keep one line per row."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=160)
+
+
+def yaml_of(value: Any) -> str:
+    """YAML in the order of the mapping, small mappings on one line."""
+    return yaml.safe_dump(value, sort_keys=False, default_flow_style=None, width=INLINE).rstrip()
+
+
+def brief(steps: list[dict[str, Any]]) -> str:
+    """Steps in one line: name(field value, ...)."""
+    return " > ".join(f"{name}({_fields(fields)})" for step in steps for name, fields in step.items()) or "-"
+
+
+def needs(correction: Any) -> str:
+    """What a correction needs from the host beside log-probs and masks."""
+    found = {
+        "cur_log_probs": correction.needs_target,
+        "advantages": correction.needs_advantages,
+        "whole step": correction.is_coupled,
+    }
+    return ", ".join(name for name, is_needed in found.items() if is_needed) or "-"
+
+
+def _fields(fields: dict[str, Any]) -> str:
+    return ", ".join(_value(key, value) for key, value in fields.items())
+
+
+def _value(key: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{key} {value:.6g}" if isinstance(value, float) else f"{key} {value}"

@@ -1,0 +1,55 @@
+"""``slime-ext presets``: the table; ``slime-ext presets NAME``: formula, resolved keys, what to paste."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.table import Table
+
+from slime_ext.commands import light
+from slime_ext.commands.output import brief, console, needs, yaml_of
+
+
+def main(argv: list[str]) -> int:
+    """Prints the table, or one preset."""
+    parser = argparse.ArgumentParser(prog="slime-ext presets", description="Corrections by name.")
+    parser.add_argument("name", nargs="?", help="show one: its formula, its keys, what to paste")
+    args = parser.parse_args(argv)
+    with light.config() as config:
+        if args.name is None:
+            _table(config)
+        else:
+            _one(config, args.name)
+    return 0
+
+
+def _table(config: Any) -> None:
+    table = Table("name", "numerator", "loss", "steps", "needs", "source", box=None, pad_edge=False)
+    aliases: dict[str, list[str]] = {}
+    for alias, name in config.presets.ALIASES.items():
+        aliases.setdefault(name, []).append(alias)
+    for name, preset in config.presets.PRESETS.items():
+        keys = config.to_mapping(preset.correction)
+        loss = keys["surrogate"] if isinstance(keys["surrogate"], str) else brief([keys["surrogate"]])
+        shown = "\n".join([name, *(f"= {alias}" for alias in aliases.get(name, ()))])
+        source = preset.source.split(", http")[0]
+        table.add_row(shown, keys["numerator"], loss, brief(keys["steps"]), needs(preset.correction), source)
+    console().print(table)
+
+
+def _one(config: Any, name: str) -> None:
+    preset = config.presets.find(name)
+    out = console()
+    out.print(f"[bold]{name}[/bold]  {preset.formula}", markup=True)
+    out.print(f"source: {preset.source}", markup=False)
+    out.print(f"needs:  {needs(preset.correction)}\n", markup=False)
+    out.print(yaml_of({"slime_ext": config.to_mapping(preset.correction)}), markup=False)
+    flag = (
+        "--use-tis" if preset.correction.steps or preset.correction.needs_target else "--get-mismatch-metrics"
+    )
+    out.print(
+        f"\nflags:  {flag} --custom-tis-function-path slime_ext.tis.{name}", markup=False, soft_wrap=True
+    )
+    canonical = config.presets.ALIASES.get(name, name)
+    out.print(f"or:     --custom-config-path configs/presets/{canonical}.yaml", markup=False)

@@ -1,0 +1,143 @@
+"""``presets``, ``check`` and ``convert`` as a user meets them: text, exit codes, and no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slime_ext import cli, load_config, presets
+from slime_ext.dialects import DIALECTS
+from tests.test_configs import FILES
+
+SCRIPT = """
+ARGS=(
+   --eps-clip 0.2  # the clip range
+   --rollout-batch-size 32
+   --n-samples-per-prompt 8
+   --global-batch-size 64
+   #--keep-old-actor
+   {more}
+)
+"""
+GOOD = "--use-tis --custom-tis-function-path slime_ext.tis.token_tis"
+
+
+def run(capsys, *words):
+    status = cli.main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def written(path, text):
+    path.write_text(text if isinstance(text, str) else yaml.safe_dump(text))
+    return path
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_every_file_of_configs_passes(capsys, path):
+    status, out, err = run(capsys, "check", path)
+    assert (status, err) == (0, "") and out.rstrip().endswith("ok")
+
+
+def test_a_wrong_file_is_one_line_and_status_1(capsys, tmp_path):
+    path = written(tmp_path / "c.yaml", {"slime_ext": {"preset": "geo_r"}, "use_tis": True})
+    status, out, err = run(capsys, "check", path)
+    assert status == 1 and out == "" and err.count("\n") == 1 and "did you mean 'geo_rs'" in err
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ("--use-tis", "--custom-tis-function-path: expected slime_ext.tis.correct"),
+        (GOOD.replace("token_tis", "token_tsi"), "did you mean 'token_tis'?"),
+        (GOOD.replace("token_tis", "correct"), "slime_ext: expected a mapping in --custom-config-path"),
+        (GOOD.removeprefix("--use-tis"), "--use-tis: expected on beside --custom-tis-function-path"),
+        (f"{GOOD} --use-rollout-logprobs", "--use-rollout-logprobs: expected off beside --use-tis"),
+        (f"{GOOD.replace('token_tis', 'cispo')} --use-opsm", "--use-opsm: expected off"),
+        (f"{GOOD} --eps-clip-high much", "--eps-clip-high: expected a number, got 'much'"),
+    ],
+)
+def test_a_launch_script_is_checked_as_a_whole(capsys, tmp_path, more, line):
+    status, _, err = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=more)))
+    assert status == 1 and line in err
+
+
+def test_a_right_launch_script_passes(capsys, tmp_path):
+    status, out, _ = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=GOOD)))
+    assert status == 0 and "truncate(high 2)" in out
+
+
+def test_a_script_leads_to_its_configuration(capsys, tmp_path):
+    written(tmp_path / "c.yaml", {"use_tis": True, "slime_ext": {"fireworks": {"eps_clip": 0.3}}})
+    more = "--custom-config-path c.yaml --custom-tis-function-path slime_ext.tis.correct"
+    status, _, err = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=more)))
+    assert status == 1 and "fireworks.eps_clip: expected 0.2" in err
+
+
+def test_arguments_of_another_file_count(capsys, tmp_path):
+    mapping = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
+    path = written(tmp_path / "c.yaml", {"use_tis": True, "slime_ext": mapping})
+    assert run(capsys, "check", path)[0] == 0
+    script = written(tmp_path / "run.sh", SCRIPT.format(more=""))  # 256 samples in steps of 64
+    status, _, err = run(capsys, "check", path, "--args", script)
+    assert status == 1 and "--num-steps-per-rollout 4" in err
+
+
+def test_another_systems_file_is_sent_to_convert(capsys, tmp_path):
+    path = written(tmp_path / "mis.yaml", {"use_tis": True, "tis_level": "token", "tis_mode": "mask"})
+    status, _, err = run(capsys, "check", path)
+    assert status == 1 and "slime-ext convert --from slime_mis" in err
+
+
+def test_the_table_names_every_preset_and_alias(capsys):
+    status, out, _ = run(capsys, "presets")
+    assert status == 0 and all(name in out for name in (*presets.PRESETS, *presets.ALIASES))
+
+
+@pytest.mark.parametrize("name", ["geo_rs", "token_tis", "metrics_only", "ppo_is_bypass"])
+def test_one_preset_shows_keys_that_load_and_flags(capsys, name):
+    _, out, _ = run(capsys, "presets", name)
+    keys = yaml.safe_load(out[out.index("slime_ext:") : out.index("\nflags:")])
+    assert load_config(keys["slime_ext"]) == presets.get(name)
+    assert f"--custom-tis-function-path slime_ext.tis.{name}" in out
+
+
+BLOCKS = {
+    "verl": {"algorithm": {"rollout_correction": {"rollout_is": "token", "rollout_rs": "token_k1",
+                                                  "rollout_rs_threshold": "0.5_1.5"}}},
+    "skyrl": {"trainer": {"algorithm": {"off_policy_correction": {"tis_ratio_type": "sequence"}, "lr": 1}}},
+    "fireworks": {"cap": 5.0, "level": "sequence"},
+    "slime_mis": {"use_tis": True, "use_rs": False, "tis_level": "token", "tis_mode": "clip",
+                  "tis_upper_bound": 2.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("system", DIALECTS)
+def test_what_convert_prints_is_what_the_block_means(capsys, tmp_path, system):
+    status, out, _ = run(capsys, "convert", "--from", system, written(tmp_path / "c.yaml", BLOCKS[system]))
+    native = yaml.safe_load(out)
+    block = BLOCKS[system]
+    block = block.get("algorithm", block).get("rollout_correction", block)
+    block = block["trainer"]["algorithm"]["off_policy_correction"] if system == "skyrl" else block
+    assert status == 0 and native["custom_tis_function_path"] == "slime_ext.tis.correct"
+    assert load_config(native["slime_ext"]) == load_config({system: block})
+
+
+def test_convert_says_what_could_surprise(capsys, tmp_path):
+    _, out, _ = run(capsys, "convert", "--from", "verl", written(tmp_path / "c.yaml", BLOCKS["verl"]))
+    assert "# note: rollout_rs token_k1: verl applies 0.5 .. 1.5 to rollout / train" in out
+
+
+@pytest.mark.parametrize("words", [["check", FILES[0]], ["presets"], ["presets", "geo_rs"]])
+def test_no_command_imports_torch_or_leaves_a_stand_in(words):
+    code = (
+        f"import sys; from slime_ext import cli; cli.main({[str(w) for w in words]!r});"
+        "print([n for n in sys.modules if n.split('.')[0] == 'torch' or n == 'slime_ext.config'])"
+    )
+    root = Path(__file__).parents[2]
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert out.stdout.splitlines()[-1] == "[]"
