@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import socket
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slime_ext.errors import DataError, NonFiniteError
+from slime_ext.errors import NonFiniteError
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import Layout, pack_micro_batch
 from slime_ext.launcher.megatron.loss import PolicyLoss, StepLog
