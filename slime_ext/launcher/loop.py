@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
+from slime_ext.errors import DataError
 from slime_ext.launcher.functions import load_function
 from slime_ext.launcher.megatron import parallel
+from slime_ext.launcher.megatron.batching import MicroBatch
 from slime_ext.launcher.megatron.model import build_model, unwrap
 from slime_ext.launcher.megatron.optimizer import build_optimizer
 from slime_ext.launcher.megatron.step import Minibatches, Trainer, needs_proximal_forward
@@ -175,6 +178,7 @@ class Loop:
         if proximal:
             data["log_probs"] = [proximal[p] for p in data["sample_indices"]]
         load_function(path, "--rollout-data-postprocess-path")(self.args, rollout_id, data)
+        take_back(mine, proximal, data)
 
     def _push(self, version: int) -> None:
         """The trainer's weights to the engine, if it has others."""
@@ -239,11 +243,43 @@ class Loop:
         layout = checkpoint.layout_of(self.args)
         self.start, payload = checkpoint.load(self.args.load, self.rank, layout=layout)
         unwrap(self.trainer.chunks[0]).load_state_dict(payload["model"])
-        if payload["optimizer"] is not None:
-            self.trainer.optimizer.load_state_dict(payload["optimizer"])
+        if payload["optimizer"] is None:
+            raise DataError(
+                f"--load {self.args.load}: expected the optimizer's state, got a checkpoint of "
+                "--no-save-optim: go on from another one"
+            )
+        self.trainer.optimizer.load_state_dict(payload["optimizer"])
         self.step = payload["step"]
         if self.sampler:
             self.sampler.dataset.load_state_dict(payload["data"])
+
+
+def take_back(batches: Sequence[MicroBatch], proximal: dict[int, Tensor], data: Mapping[str, Any]) -> None:
+    """Entries of ``data`` that --rollout-data-postprocess-path replaced, put where the steps read them.
+
+    Raises:
+        DataError: one of another shape than it was.
+    """
+    at = 0
+    for batch in batches:
+        for i, position in enumerate(batch.positions):
+            for key in ("loss_masks", "rollout_log_probs", "advantages"):
+                getattr(batch, key)[i] = _same_shape(data, key, at, getattr(batch, key)[i])
+            if position in proximal:
+                proximal[position] = _same_shape(data, "log_probs", at, proximal[position])
+            at += 1
+
+
+def _same_shape(data: Mapping[str, Any], key: str, at: int, was: Tensor) -> Tensor:
+    values = data.get(key, ())
+    value = values[at] if at < len(values) else None
+    if not isinstance(value, Tensor) or value.shape != was.shape:
+        got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise DataError(
+            f"--rollout-data-postprocess-path: {key}[{at}]: expected a tensor of shape {list(was.shape)}, "
+            f"got {got}"
+        )
+    return value
 
 
 def run(args: argparse.Namespace) -> None:
