@@ -22,7 +22,7 @@ def load_function(path: str, flag: str) -> Callable[..., Any]:
         raise ConfigError(f"{where}: expected package.module.function, got something else: use dots only")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that was meant to be run, not imported
         reason = str(error).splitlines()[0] if str(error) else ""
         raise ConfigError(
             f"{where}: expected a module that imports, got {type(error).__name__}: {reason}"

@@ -6,6 +6,8 @@ Imports no torch. Engine and ranks run in sessions of their own and die with thi
 from __future__ import annotations
 
 import argparse
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -17,13 +19,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
-from slime_ext.errors import SlimeExtError
+from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.launcher.arguments import parse_args
 from slime_ext.launcher.rollout.processes import free_port, spawn_bound
 from slime_ext.launcher.rollout.server import EngineProcess
 from slime_ext.launcher.validation import validate
+from slime_ext.launcher.validation.places import has_cuda
 from slime_ext.launcher.worker import ERROR_FILE
 
+LOCK_FILE = ".lock"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
 
@@ -42,11 +46,12 @@ def main(argv: Sequence[str]) -> int:
 def run(args: argparse.Namespace) -> int:
     """Runs validated arguments: engine and ranks side by side until the ranks are done or something fails."""
     directory = Path(args.run_path)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / ERROR_FILE).unlink(missing_ok=True)
+    make_directories(args)
     signal.signal(signal.SIGTERM, _interrupt)
     started = time.monotonic()
     with ExitStack() as stack:
+        claim(directory, stack)
+        (directory / ERROR_FILE).unlink(missing_ok=True)
         engine = None
         if args.sglang_server_url is None:
             engine = start_engine(args)
@@ -67,6 +72,43 @@ def run(args: argparse.Namespace) -> int:
         flush=True,
     )
     return 0
+
+
+def make_directories(args: argparse.Namespace) -> None:
+    """Those that the run writes to, before anything is started.
+
+    Raises:
+        ConfigError: one that cannot be made or written.
+    """
+    wanted = {"--run-dir": args.run_path, "--save": args.save, "--tb-project-name": args.tensorboard_dir}
+    for dest in ("save_debug_rollout_data", "save_debug_train_data"):
+        if template := getattr(args, dest):
+            wanted["--" + dest.replace("_", "-")] = template.partition("{")[0].rpartition("/")[0] or "."
+    for flag, path in wanted.items():
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True)
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise ConfigError(
+                f"{flag} {path}: expected a directory that can be written, got {error.strerror}"
+            ) from error
+
+
+def claim(directory: Path, stack: ExitStack) -> None:
+    """Holds the run's directory until `stack` is left or this process ends, however it ends.
+
+    Raises:
+        ConfigError: another run holds it.
+    """
+    lock = stack.enter_context((directory / LOCK_FILE).open("w"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ConfigError(
+            f"--run-name {directory.name}: expected no other run in {directory}, got one that is under way: "
+            "choose another name"
+        ) from error
 
 
 def start_engine(args: argparse.Namespace) -> EngineProcess:
@@ -100,11 +142,6 @@ def start_engine(args: argparse.Namespace) -> EngineProcess:
     )
 
 
-def has_cuda() -> bool:
-    """Whether the driver shows a device, without importing torch."""
-    return Path("/proc/driver/nvidia/gpus").is_dir() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
-
-
 def start_ranks(args: argparse.Namespace, directory: Path) -> list[subprocess.Popen]:
     """One process per rank; rank 0 keeps the terminal, every rank's errors go to rank_N.log."""
     port = free_port()
@@ -135,7 +172,7 @@ def watch(ranks: Sequence[subprocess.Popen], engine: EngineProcess | None, direc
         failed = next((i for i, rank in enumerate(ranks) if rank.poll() not in (None, 0)), None)
         if failed is not None:
             break
-        if engine is not None and engine.failure is not None and engine.restarts > 0:
+        if engine is not None and engine.failure is not None:
             raise engine.failure
         time.sleep(POLL_SECONDS)
     failed = next((i for i, rank in enumerate(ranks) if rank.poll() not in (None, 0)), None)

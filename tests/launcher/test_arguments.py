@@ -204,6 +204,7 @@ def test_the_command_line_wins_over_the_config_file(tmp_path):
         ("seed: 1.5", "--seed: expected an integer"),
         ("- lr", "expected a mapping"),
         ("a: [", "got a syntax error at line"),
+        ("lr: 1\nseed: 2\nlr: 3", "expected each key once, got 'lr' twice"),
     ],
 )
 def test_a_wrong_config_file_is_one_line(tmp_path, text, said):
@@ -212,6 +213,11 @@ def test_a_wrong_config_file_is_one_line(tmp_path, text, said):
         parse(f"--config {tmp_path}/c.yaml")
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_one_value_is_a_list_of_one(tmp_path):
+    (tmp_path / "c.yaml").write_text("rollout_stop_token_ids: 3\n")
+    assert parse(f"--custom-config-path {tmp_path}/c.yaml").rollout_stop_token_ids == [3]
 
 
 def test_a_custom_config_goes_over_flags_as_in_slime(tmp_path):
@@ -231,6 +237,9 @@ def test_a_custom_config_goes_over_flags_as_in_slime(tmp_path):
         ("use_tis: 1", "expected true or false, got 1"),
         ("policy_loss: sapoo", "did you mean 'sapo'?"),
         ("kl_loss_type: k1", "got one that it does not"),
+        ("lr: null", "lr: expected a finite number, got None"),
+        ("tis_clip: .inf", "tis_clip: expected a finite number, got inf"),
+        ("run_name: ''", "run_name: expected text, got ''"),
     ],
 )
 def test_a_custom_config_is_checked_where_slime_is_silent(tmp_path, text, said):

@@ -104,6 +104,21 @@ def test_a_right_command_line_passes_and_is_completed(place):
         ("--sglang-python nowhere", "--sglang-python: expected the interpreter"),
         ("--sglang-server-url localhost", "--sglang-server-url: expected http://host:port"),
         ("--save-debug-rollout-data a.pt", "expected a path with {rollout_id}, got a.pt"),
+        ("--save-debug-rollout-data {rollout_id}_{rank}.pt", "expected a path with {rollout_id}"),
+        ("--save-debug-train-data {rollout_id}_{rnk}.pt", "expected a path with {rollout_id}"),
+        ("--sglang-server-url http://localhost:99999", "--sglang-server-url: expected http://host:port"),
+        ("--sglang-server-url http://a:1 --sglang-port 3000", "expected no --sglang-server-url beside it"),
+        ("--sglang-python model/config.json", "--sglang-python: expected the interpreter"),
+        ("--sglang-context-length 500", "--sglang-context-length: expected at most 128"),
+        ("--sglang-max-total-tokens 12", "expected a prompt of at most 4 tokens"),
+        ("--rollout-stop-token-ids 3 4000", "--rollout-stop-token-ids: expected ids in [0, 16), got 4000"),
+        ("--eval-prompt-data a heldout.jsonl a train.jsonl", "expected each name once, got a a"),
+        ("--seed -1", "--seed: expected a number in [0, 2^32), got -1"),
+        ("--rollout-seed 99999999999", "--rollout-seed: expected a number in [0, 2^32)"),
+        ("--run-name ..", "--run-name: expected one name below --run-dir, got '..'"),
+        ("--run-name ''", "--run-name: expected some text, got ''"),
+        ("--use-tis --custom-tis-function-path ''", "--custom-tis-function-path: expected some text"),
+        ("--use-tis --custom-tis-function-path slime_ext.tis.correct", "slime_ext: expected a mapping in"),
     ],
 )
 def test_a_mistake_is_named(place, line, expected):
@@ -131,6 +146,11 @@ def test_a_prompt_that_just_fits_passes(place, line):
     check(line)  # 5 tokens, 128 positions
 
 
+def test_half_precision_needs_cuda(place, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "--bf16: expected a CUDA device, got none" in said("--bf16")
+
+
 FUNCTIONS = """
 def ok(args, *, pg_loss, train_log_probs, **kwargs): ...
 def narrow(args, pg_loss, train_log_probs, rollout_log_probs, loss_masks,
@@ -148,6 +168,7 @@ VALUE = 3
         ("--use-tis --custom-tis-function-path mine.VALUE", "expected a function, got a int"),
         ("--use-tis --custom-tis-function-path yours.ok", "No module named 'yours'"),
         ("--use-tis --custom-tis-function-path broken.ok", "expected a module that imports, got SyntaxError"),
+        ("--use-tis --custom-tis-function-path exits.ok", "expected a module that imports, got SystemExit"),
         ("--use-tis --custom-tis-function-path mine.py:ok", "expected package.module.function"),
         ("--custom-rm-path mine.narrow", "expected a function of args, sample"),
         ("--custom-megatron-init-path mine.two", "expected a function of args, got (args, sample)"),
@@ -157,6 +178,7 @@ VALUE = 3
 def test_a_function_that_cannot_be_called_is_named(place, line, expected):
     Path("mine.py").write_text(FUNCTIONS)
     Path("broken.py").write_text("def")
+    Path("exits.py").write_text("raise SystemExit(3)")
     assert expected in said(line)
 
 
@@ -178,12 +200,26 @@ def test_a_port_in_use_is_named(place):
         assert f"got {port}" in said(f"--sglang-port {port}")
 
 
-@pytest.mark.parametrize(("key", "value"), [("model_type", "llama"), ("hidden_size", None)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", "llama"),
+        ("hidden_size", None),
+        ("num_attention_heads", "4"),
+        ("num_key_value_heads", 3),
+        ("num_hidden_layers", 0),
+        ("hidden_act", "gelu"),
+        ("attention_bias", True),
+        ("use_sliding_window", True),
+        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4}),
+        ("vocab_size", 4),
+    ],
+)
 def test_another_model_is_named(place, key, value):
     file = Path("model/config.json")
     config = json.loads(file.read_text()) | {key: value}
     file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
-    assert key in said("")
+    assert ("rope_type" if key == "rope_parameters" else key) in said("")
 
 
 def test_a_missing_tokenizer_is_named(place):
@@ -192,9 +228,23 @@ def test_a_missing_tokenizer_is_named(place):
     assert "expected a tokenizer" in said("")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("config.json", "[1]", "expected a JSON object, got a list"),
+        ("tokenizer.json", "{", "expected a tokenizer that loads"),
+        ("tokenizer_config.json", "{}", "expected eos_token in tokenizer_config.json"),
+        ("model.safetensors", "abc", "expected safetensors weights, got a damaged file"),
+    ],
+)
+def test_a_damaged_file_of_the_model_is_named(place, name, text, expected):
+    Path("model", name).write_text(text)
+    assert expected in said("")
+
+
 def _saved(line: str, where: str) -> None:
     args = check(line)
-    checkpoint.save(where, 3, 0, {}, layout=checkpoint.layout_of(args))
+    checkpoint.save(where, 1, 0, {}, layout=checkpoint.layout_of(args))
 
 
 def test_another_runs_files_are_not_overwritten(place):
@@ -212,6 +262,23 @@ def test_a_run_goes_on_from_its_own_checkpoints(place):
     assert "expected the sizes tensor 2" in said(
         "--load runs/mine/checkpoints --tensor-model-parallel-size 2"
     )
+
+
+def test_a_complete_run_is_not_continued(place):
+    _saved("", "runs/mine/checkpoints")
+    line = "--load runs/mine/checkpoints --num-rollout 1"
+    assert "--num-rollout: expected more than the 1 rollouts that --load" in said(line)
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [("layout.json", "expected JSON, got a damaged file"), ("rank_0.pt", "rank_0.pt, got none")],
+)
+def test_a_damaged_checkpoint_is_named(place, file, expected):
+    _saved("", "there")
+    path = Path("there/iter_0000001", file)
+    path.write_text("{") if file == "layout.json" else path.unlink()
+    assert expected in said("--load there")
 
 
 def test_epochs_become_rollouts(place):

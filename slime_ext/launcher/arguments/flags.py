@@ -32,6 +32,13 @@ def number(text: str) -> float:
     return value
 
 
+def text(word: str) -> str:
+    """Any text but none."""
+    if not word.strip():
+        raise argparse.ArgumentTypeError(f"expected some text, got '{word}'")
+    return word
+
+
 def one_of(*choices: str) -> Convert:
     """A word out of `choices`, kept on the converter so that a YAML value can be checked against them too."""
 
@@ -81,18 +88,18 @@ class Flag:
         return self.convert is None
 
     def add_to(self, parser: argparse._ActionsContainer) -> None:
-        text = self.help.replace("%", "%%")
+        words = self.help.replace("%", "%%")
         if self.clears:
-            parser.add_argument(self.name, dest=self.dest, action="store_false", help=text)
+            parser.add_argument(self.name, dest=self.dest, action="store_false", help=words)
         elif self.is_switch:
-            parser.add_argument(self.name, action="store_true", help=text)
+            parser.add_argument(self.name, action="store_true", help=words)
         else:
             shown = "" if self.default is None else f" (default {self.default})"
             options = {
-                "type": self.convert,
+                "type": text if self.convert is str else self.convert,
                 "default": self.default,
                 "nargs": self.nargs,
-                "help": text + shown,
+                "help": words + shown,
             }
             parser.add_argument(self.name, metavar=_metavar(self), **options)
 

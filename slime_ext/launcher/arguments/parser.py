@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -103,8 +104,20 @@ def read_mapping(path: str, flag: str) -> dict[str, Any]:
     """The mapping in a YAML file; `flag` is named in errors."""
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """SafeLoader lets the last of two equal keys win."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            if twice := next((key for i, key in enumerate(keys) if key in keys[:i]), None):
+                line = node.start_mark.line + 1
+                raise ConfigError(
+                    f"{flag} {path}: expected each key once, got '{twice}' twice (mapping at line {line})"
+                )
+            return super().construct_mapping(node, deep)
+
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        data = yaml.load(Path(path).read_text(encoding="utf-8"), Loader)
     except OSError as error:
         raise ConfigError(f"{flag} {path}: expected a readable file, got {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -187,8 +200,11 @@ def _custom_flag(where: str, key: str) -> Flag:
 def _checked(where: str, flag: Flag, value: Any) -> Any:
     """`value` if YAML gave it the flag's type."""
     wanted, fits = _yaml_type(flag)
+    if flag.nargs and value is not None and not isinstance(value, list):
+        value = [value]
     values = value if flag.nargs and isinstance(value, list) else [value]
-    if value is None or all(fits(v) for v in values):
+    may_be_open = flag.default is None and not flag.is_switch
+    if (value is None and may_be_open) or all(fits(v) for v in values):
         choices = getattr(flag.convert, "choices", None)
         if choices and value is not None and value not in choices:
             raise ConfigError(
@@ -210,5 +226,8 @@ def _yaml_type(flag: Flag) -> tuple[str, Any]:
     if flag.convert is integer:
         return "an integer", lambda v: isinstance(v, int) and not isinstance(v, bool)
     if flag.convert is number:
-        return "a number", lambda v: isinstance(v, int | float) and not isinstance(v, bool)
-    return "text", lambda v: isinstance(v, str)
+        return (
+            "a finite number",
+            lambda v: isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v),
+        )
+    return "text", lambda v: isinstance(v, str) and bool(v.strip())

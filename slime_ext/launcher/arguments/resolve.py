@@ -99,6 +99,8 @@ def _evaluation(args: argparse.Namespace) -> None:
     if len(words) % 2:
         raise ConfigError(f"--eval-prompt-data: expected pairs of name and path, got {' '.join(words)}")
     args.eval_datasets = list(zip(words[::2], words[1::2], strict=True))
+    if len(names := words[::2]) != len(set(names)):
+        raise ConfigError(f"--eval-prompt-data: expected each name once, got {' '.join(names)}")
     for name, source in EVAL_DEFAULTS.items():
         _fill(args, name, getattr(args, source))
     if args.rollout_max_context_len is not None:
@@ -132,7 +134,7 @@ def _run_path(args: argparse.Namespace) -> Path:
     """The named run; else the run that --load continues; else a new one after the --config file's name."""
     runs = Path(args.run_dir)
     if args.run_name:
-        if args.run_name != Path(args.run_name).name:
+        if args.run_name != Path(args.run_name).name or args.run_name == "..":
             raise ConfigError(f"--run-name: expected one name below --run-dir, got '{args.run_name}'")
         return runs / args.run_name
     if args.load and (load := Path(args.load)).name == "checkpoints" and load.parent.parent == runs:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -121,12 +122,18 @@ def check(directory: str | Path, layout: Mapping[str, int]) -> int:
     path = Path(directory) / _name(iteration) / LAYOUT
     if not path.is_file():
         raise ConfigError(f"--load {directory}: expected {_name(iteration)}/{LAYOUT}, got no such file")
-    saved = json.loads(path.read_text())
+    try:
+        saved = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path}: expected JSON, got a damaged file") from error
     if saved != dict(layout):
         raise ConfigError(
             f"--load {directory}: expected the sizes {_sizes(layout)}, got a checkpoint of {_sizes(saved)}: "
             "load it with the sizes it was saved with"
         )
+    for rank in range(math.prod(layout.values())):
+        if not (path.parent / f"rank_{rank}.pt").is_file():
+            raise ConfigError(f"--load {directory}: expected {_name(iteration)}/rank_{rank}.pt, got none")
     return iteration
 
 

@@ -84,8 +84,21 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
+def _check_correction(args: argparse.Namespace) -> None:
+    """One of our own functions finds under ``slime_ext:`` what it will read there."""
+    module, _, name = (args.custom_tis_function_path or "").rpartition(".")
+    if module != "slime_ext.tis":
+        return
+    from slime_ext import presets
+    from slime_ext.host.hook import correction_for
+
+    if name == "correct" or name in (*presets.PRESETS, *presets.ALIASES):
+        correction_for(args, None if name == "correct" else name)
+
+
 def check_config(args: argparse.Namespace) -> None:
     """The mapping under ``slime_ext:`` is one that `load_config` accepts, and a hook that reads it is set."""
+    _check_correction(args)
     if args.slime_ext is None:
         return
     from slime_ext.config import load_config

@@ -24,6 +24,8 @@ SIZES = {
     "padded_vocab_size": "vocab_size",
     "rotary_base": "rope_theta",
 }
+# config.json's key: the only value that the model here has
+BUILT_IN = {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False}
 SPLIT_BY_TENSOR = ("num_attention_heads", "num_query_groups", "vocab_size", "ffn_hidden_size")
 
 
@@ -34,6 +36,9 @@ def check_model(args: argparse.Namespace) -> None:
     """
     config = read_config(args.hf_checkpoint)
     _check_tokenizer(Path(args.hf_checkpoint))
+    _check_weights(Path(args.hf_checkpoint))
+    _check_shape(Path(args.hf_checkpoint) / "config.json", config)
+    _check_engine_limits(args, config)
     for dest, key in SIZES.items():
         _agree(args, dest, key, config[key])
     if args.untie_embeddings_and_output_weights and config["tie_word_embeddings"]:
@@ -57,6 +62,8 @@ def read_config(directory: str) -> dict[str, Any]:
         raise ConfigError(f"--hf-checkpoint {directory}: expected config.json in it, got none") from error
     except ValueError as error:
         raise ConfigError(f"{path}: expected JSON, got a syntax error") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: expected a JSON object, got a {type(config).__name__}")
     if config.get("model_type") != "qwen3":
         kind = config.get("model_type")
         raise ConfigError(f"{path}: expected model_type qwen3, got {kind}: this launcher builds only that")
@@ -76,6 +83,57 @@ def _check_tokenizer(directory: Path) -> None:
         raise ConfigError(
             f"--hf-checkpoint {directory}: expected a tokenizer in it ({TOKENIZER_FILES[0]}), got none"
         )
+
+
+def _check_shape(path: Path, config: dict[str, Any]) -> None:
+    """Sizes are whole numbers above 0, and nothing is asked for that the model here does not have."""
+    for key in (*SIZES.values(), "max_position_embeddings"):
+        kind = int | float if key in ("rms_norm_eps", "rope_theta") else int
+        if not isinstance(config[key], kind) or isinstance(config[key], bool) or config[key] <= 0:
+            raise ConfigError(f"{path}: {key}: expected a number above 0, got {config[key]!r}")
+    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+    if heads % groups:
+        raise ConfigError(f"{path}: num_key_value_heads: expected a divisor of {heads} heads, got {groups}")
+    for key, built_in in BUILT_IN.items():
+        if config.get(key, built_in) not in (built_in, None):
+            raise ConfigError(f"{path}: {key}: expected {built_in!r}, got {config[key]!r}: not implemented")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if (kind := rope.get("rope_type", rope.get("type", "default"))) != "default":
+        raise ConfigError(f"{path}: rope_type: expected 'default', got {kind!r}: not implemented")
+
+
+def _check_weights(directory: Path) -> None:
+    """Every safetensors file is at least as long as its own header says."""
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= path.stat().st_size - 8:
+            raise ConfigError(f"{path}: expected safetensors weights, got a damaged file: copy it again")
+
+
+def _check_engine_limits(args: argparse.Namespace, config: dict[str, Any]) -> None:
+    positions, vocabulary = config["max_position_embeddings"], config["vocab_size"]
+    if (args.sglang_context_length or 0) > positions:
+        raise ConfigError(
+            f"--sglang-context-length: expected at most {positions} (max_position_embeddings), "
+            f"got {args.sglang_context_length}"
+        )
+    for token in args.rollout_stop_token_ids:
+        if not 0 <= token < vocabulary:
+            raise ConfigError(f"--rollout-stop-token-ids: expected ids in [0, {vocabulary}), got {token}")
+    if not args.rollout_stop_token_ids and not _has_end(Path(args.hf_checkpoint)):
+        raise ConfigError(
+            f"--hf-checkpoint {args.hf_checkpoint}: expected eos_token in tokenizer_config.json, got none: "
+            "name the tokens that end a response with --rollout-stop-token-ids"
+        )
+
+
+def _has_end(directory: Path) -> bool:
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        path = directory / name
+        if path.is_file() and '"eos_token"' in path.read_text(encoding="utf-8"):
+            return True
+    return False
 
 
 def _agree(args: argparse.Namespace, dest: str, key: str, value: Any) -> None:

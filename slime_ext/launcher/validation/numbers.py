@@ -15,6 +15,7 @@ AT_LEAST_ONE: Range = ("at least 1", lambda x: x >= 1)
 SHARE: Range = ("a number above 0, at most 1", lambda x: 0 < x <= 1)
 BETA: Range = ("a number in [0, 1)", lambda x: 0 <= x < 1)
 TOP_K: Range = ("-1 or at least 1", lambda x: x == -1 or x >= 1)
+SEED: Range = ("a number in [0, 2^32)", lambda x: 0 <= x < 2**32)
 PORT: Range = ("a port between 1 and 65535", lambda x: 1 <= x <= 65535)
 
 RANGES: dict[str, Range] = {
@@ -22,6 +23,8 @@ RANGES: dict[str, Range] = {
     "distributed_timeout_minutes": AT_LEAST_ONE,
     "num_rollout": AT_LEAST_ONE,
     "num_epoch": AT_LEAST_ONE,
+    "seed": SEED,
+    "rollout_seed": SEED,
     "rollout_batch_size": AT_LEAST_ONE,
     "n_samples_per_prompt": AT_LEAST_ONE,
     "n_samples_per_eval_prompt": AT_LEAST_ONE,
@@ -196,6 +199,10 @@ def _other_rules(args: argparse.Namespace) -> list[tuple[bool, str]]:
             "--policy-loss dual_clip: expected --eps-clip-c beside it, got none",
         ),
         (
+            None not in (args.sglang_server_url, args.sglang_port),
+            "--sglang-port: expected no --sglang-server-url beside it, got both: no server is started",
+        ),
+        (
             train_dump is not None and train_dump == rollout_dump,
             "--save-debug-train-data: expected another path than --save-debug-rollout-data, got the same",
         ),
@@ -209,5 +216,14 @@ def _other_rules(args: argparse.Namespace) -> list[tuple[bool, str]]:
 def _check_templates(args: argparse.Namespace) -> None:
     for dest in ("save_debug_rollout_data", "save_debug_train_data"):
         template = getattr(args, dest)
-        if template is not None and "{rollout_id}" not in template:
+        if template is not None and ("{rollout_id}" not in template or not _formats(template, dest)):
             raise ConfigError(f"{flag_of(dest)}: expected a path with {{rollout_id}}, got {template}")
+
+
+def _formats(template: str, dest: str) -> bool:
+    names = {"rollout_id": 0} | ({"rank": 0} if dest == "save_debug_train_data" else {})
+    try:
+        template.format(**names)
+    except (KeyError, ValueError, IndexError, AttributeError):
+        return False
+    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from slime_ext.launcher.output import checkpoint
 from slime_ext.launcher.output.metrics_log import FILE
 
 REPOSITORY = Path(__file__).parents[3]
+HALF = {"bfloat16": "bf16", "float16": "fp16"}
 SGLANG_PYTHON = ".venv-sglang/bin/python"
 
 
@@ -32,6 +34,30 @@ def check_run(args: argparse.Namespace) -> None:
         )
 
 
+def check_left_to_do(args: argparse.Namespace) -> None:
+    """The run that --load continues is not complete."""
+    if args.load and (done := checkpoint.latest(args.load)) >= args.num_rollout:
+        raise ConfigError(
+            f"--num-rollout: expected more than the {done} rollouts that --load {args.load} has done, "
+            f"got {args.num_rollout}: nothing is left to do"
+        )
+
+
+def check_device(args: argparse.Namespace) -> None:
+    """Half precision is trained on CUDA only."""
+    if args.params_dtype in HALF and not has_cuda():
+        raise ConfigError(
+            f"--{HALF[args.params_dtype]}: expected a CUDA device, got none: without one train in float32; "
+            "the engine alone may use --sglang-dtype"
+        )
+
+
+def has_cuda() -> bool:
+    """Whether a driver shows a device, without importing torch."""
+    shown = any(Path(path).exists() for path in ("/proc/driver/nvidia/gpus", "/dev/nvidiactl", "/dev/dxg"))
+    return shown and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+
+
 def check_engine(args: argparse.Namespace) -> None:
     """The server's address, or a free port and an interpreter to start one with."""
     if args.sglang_server_url is not None:
@@ -42,7 +68,7 @@ def check_engine(args: argparse.Namespace) -> None:
 
         check_port("127.0.0.1", args.sglang_port)
     args.sglang_python = args.sglang_python or default_python()
-    if not Path(args.sglang_python).is_file():
+    if not (Path(args.sglang_python).is_file() and os.access(args.sglang_python, os.X_OK)):
         raise ConfigError(
             f"--sglang-python: expected the interpreter of the SGLang environment, got {args.sglang_python}: "
             "make install creates it"
@@ -58,5 +84,6 @@ def default_python() -> str:
 
 
 def _check_url(url: str) -> None:
-    if not re.fullmatch(r"https?://[^/\s]+/?", url):
+    port = re.fullmatch(r"https?://[^/:\s]+(?::(\d{1,5}))?/?", url)
+    if port is None or int(port[1] or 80) > 65535:
         raise ConfigError(f"--sglang-server-url: expected http://host:port, got {url}")

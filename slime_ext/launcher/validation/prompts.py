@@ -16,7 +16,7 @@ Count = Callable[[str], int]
 
 def check_prompts(args: argparse.Namespace) -> None:
     """Reads training and held-out prompts; turns --num-epoch into --num-rollout."""
-    count = token_counter(args.hf_checkpoint)
+    count = token_counter(args.hf_checkpoint, args.vocab_size)
     context = _context(args)
     train = read_prompts(args.prompt_data, args.input_key, args.label_key, args.metadata_key)
     _check_rewards(args, args.prompt_data, train)
@@ -33,24 +33,50 @@ def check_prompts(args: argparse.Namespace) -> None:
         )
 
 
-def token_counter(directory: str) -> Count:
-    """Counts the tokens of a text with the tokenizer in `directory`; needs no torch for tokenizer.json."""
+def token_counter(directory: str, vocab_size: int) -> Count:
+    """Counts the tokens of a text with the tokenizer in `directory`; needs no torch for tokenizer.json.
+
+    Raises:
+        ConfigError: a tokenizer that does not load, or has more tokens than the model's `vocab_size`.
+    """
+    where = f"--hf-checkpoint {directory}"
+    try:
+        size, count = _tokenizer(directory)
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{where}: expected a tokenizer that loads, got {reason}") from error
+    if size > vocab_size:
+        raise ConfigError(
+            f"{where}: expected a tokenizer of at most {vocab_size} tokens (vocab_size of config.json), "
+            f"got {size}: it belongs to another model"
+        )
+    return count
+
+
+def _tokenizer(directory: str) -> tuple[int, Count]:
     path = Path(directory) / "tokenizer.json"
     if path.is_file():
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(path))
-        return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+        return tokenizer.get_vocab_size(), lambda text: len(
+            tokenizer.encode(text, add_special_tokens=False).ids
+        )
     from transformers import AutoTokenizer
 
     slow = AutoTokenizer.from_pretrained(directory)
-    return lambda text: len(slow.encode(text, add_special_tokens=False))
+    return len(slow), lambda text: len(slow.encode(text, add_special_tokens=False))
 
 
 def _context(args: argparse.Namespace) -> int:
     """Most tokens of prompt and response that model, engine and flags all allow."""
     positions = read_config(args.hf_checkpoint)["max_position_embeddings"]
-    limits = (positions, args.sglang_context_length, args.rollout_max_context_len)
+    limits = (
+        positions,
+        args.sglang_context_length,
+        args.sglang_max_total_tokens,
+        args.rollout_max_context_len,
+    )
     return min(limit for limit in limits if limit is not None)
 
 

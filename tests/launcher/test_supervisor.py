@@ -1,0 +1,52 @@
+"""What the parent of a run does before anything is started."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from slime_ext.errors import ConfigError, EngineError
+from slime_ext.launcher import supervisor
+
+
+def arguments(tmp_path: Path, **more: object) -> Namespace:
+    places = {"run_path": "run", "save": "run/save", "tensorboard_dir": "run/events"}
+    values = {name: str(tmp_path / path) for name, path in places.items()}
+    dumps = {"save_debug_rollout_data": None, "save_debug_train_data": None}
+    return Namespace(**{**values, **dumps, **more})
+
+
+def test_directories_are_made(tmp_path):
+    template = f"{tmp_path}/dumps/rollout_{{rollout_id}}.pt"
+    supervisor.make_directories(arguments(tmp_path, save_debug_rollout_data=template))
+    assert all((tmp_path / name).is_dir() for name in ("run", "run/save", "run/events", "dumps"))
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [("run_path", "--run-dir"), ("save", "--save"), ("save_debug_train_data", "--save-debug-train-data")],
+)
+def test_a_directory_that_cannot_be_made_is_named(tmp_path, name, flag):
+    (tmp_path / "file").write_text("")
+    path = f"{tmp_path}/file/x/{{rollout_id}}.pt" if "data" in name else f"{tmp_path}/file/x"
+    with pytest.raises(ConfigError, match=f"{flag} .*file/x: expected a directory that can be written"):
+        supervisor.make_directories(arguments(tmp_path, **{name: path}))
+
+
+def test_two_runs_do_not_share_a_directory(tmp_path):
+    with ExitStack() as first, ExitStack() as second:
+        supervisor.claim(tmp_path, first)
+        with pytest.raises(ConfigError, match="expected no other run in"):
+            supervisor.claim(tmp_path, second)
+    with ExitStack() as again:
+        supervisor.claim(tmp_path, again)
+
+
+def test_an_engine_that_may_not_be_restarted_ends_the_run(tmp_path):
+    rank = Namespace(poll=lambda: None)
+    engine = Namespace(failure=EngineError("gone"), restarts=0)
+    with pytest.raises(EngineError, match="gone"):
+        supervisor.watch([rank], engine, tmp_path)
