@@ -131,13 +131,18 @@ def areal() -> dict:
     """Clamped token weights, or the geometric mask (weights are token weights there too; no veto)."""
     need("areal")
     bare("areal.utils.functional")
-    importlib.import_module("areal.api")
+    bare("areal.api")
+    # These two import AReaL's engines. The ratio metric reads only the fields of the one, and not the other.
+    for module, name in (
+        ("areal.api.cli_args", "RejectionSamplingConfig"),
+        ("areal.utils.data", "KLEstimator"),
+    ):
+        sys.modules[module] = types.ModuleType(module)
+        setattr(sys.modules[module], name, SimpleNamespace)
     functional = importlib.import_module("areal.utils.functional.functional")
-    config = functional.RejectionSamplingConfig
-    token = config(level="token", action="clamp", metric="ratio", upper=CAP)
-    geometric = config(
-        level="sequence", action="mask", metric="ratio", agg="mean", lower=GEO[0], upper=GEO[1]
-    )
+    ratio = {"metric": "ratio", "agg": "mean"}
+    token = SimpleNamespace(level="token", action="clamp", upper=CAP, lower=None, **ratio)
+    geometric = SimpleNamespace(level="sequence", action="mask", lower=GEO[0], upper=GEO[1], **ratio)
 
     def run(chosen):
         return lambda b: functional.apply_rejection_sampling(

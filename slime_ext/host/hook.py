@@ -116,14 +116,11 @@ def _refuse(call: HookCall, correction: Correction) -> None:
 
 
 def _refuse_weights_on_bypass(args: Any, correction: Correction) -> None:
-    if (
-        correction.sets_weights
-        and getattr(args, "use_tis", False)
-        and getattr(args, "use_rollout_logprobs", False)
-    ):
+    on = all(getattr(args, flag, False) for flag in ("use_tis", "use_rollout_logprobs"))
+    if on and correction.sets_weights:
         raise ConfigError(
-            "--use-rollout-logprobs: expected off beside a step that sets weights, got on: the host's loss divides "
-            "by the behavior policy already; keep rejections only, or use surrogate: reinforce"
+            "--use-rollout-logprobs: expected off beside a step that sets weights, got on: the host's loss "
+            "divides by the behavior policy already; keep rejections only, or use surrogate: reinforce"
         )
 
 
