@@ -10,6 +10,7 @@ import torch
 
 from slime_ext import presets, tis
 from slime_ext.errors import ConfigError, NonFiniteError
+from slime_ext.host import guards
 from slime_ext.host.contract import METRICS, REQUIRED
 from tests import oracle
 from tests.batches import tokens
@@ -191,6 +192,13 @@ def test_weights_on_a_loss_that_clips_against_behavior_are_refused():
         tis.token_is(args, **call)
     tis.geo_rs(args, **call)
     tis.pure_is(args, **call)
+
+
+def test_a_coupled_step_without_a_plan_says_once_that_it_is_alone(caplog):
+    guards.warn_once.cache_clear()
+    for _ in range(2):
+        tis.m2(arguments(), **as_slime_calls(oracle.random_batch(0)))
+    assert len([r for r in caplog.records if "a step of its own" in r.getMessage()]) == 1
 
 
 def test_correct_without_a_configuration_says_where_it_goes():

@@ -12,13 +12,18 @@ from slime_ext.config import load_config
 from slime_ext.correction import Correction, Outcome, Tokens
 from slime_ext.errors import ConfigError
 from slime_ext.host.contract import METRICS, HookCall
-from slime_ext.host.guards import require_finite
+from slime_ext.host.guards import require_finite, warn_once
 from slime_ext.host.packing import Packed, context_parallel, pack, unpack_masks
 from slime_ext.objectives import Bounds, Host
 
 Result = tuple[Tensor, list[Tensor], dict[str, Tensor]]
 POISONED = (
     "the host's surrogate is poisoned by it already; look for an overflow in the trainer's forward pass"
+)
+
+ALONE_WARNING = (
+    "second_moment, normalize: expected a plan for the whole optimizer step, got a hook call alone: each "
+    "micro-batch is treated as a step of its own, so the result depends on how samples are packed"
 )
 
 _loaded: dict[str | None, tuple[Any, Any, Correction]] = {}  # preset -> args, their mapping, correction
@@ -77,6 +82,8 @@ def run(call: HookCall, correction: Correction) -> Result:
     packed = pack(call, context_parallel())
     _check_finite(packed, correction)
     tokens = Tokens(packed.segments, packed.proximal, packed.behavior, packed.target, packed.advantages)
+    if correction.is_coupled:
+        warn_once(ALONE_WARNING)
     outcome = correction(tokens, observe=True)
     metrics = _metrics(outcome, packed.segments.mask)
     if not getattr(call.args, "use_tis", False) or correction.is_identity:

@@ -28,7 +28,10 @@ def k3(log_ratio: Tensor) -> Tensor:
 
 
 def chi2(log_ratio: Tensor) -> Tensor:
-    """e^2l - 1: its mean under the behavior policy is the chi-square divergence of the numerator from it."""
+    """e^2l - 1: its mean under the behavior policy is the chi-square divergence of the numerator from it.
+
+    Of tokens for per-token log-ratios, of whole sequences for their sums over each sequence.
+    """
     return torch.expm1(2 * log_ratio)
 
 
