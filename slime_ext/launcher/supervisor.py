@@ -38,8 +38,13 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         SlimeExtError: one line that says what is wrong, before anything is started where that is possible.
     """
-    args = parse_args(list(argv))
-    validate(args)
+    # Validation imports the user's functions and with them torch, whose import swallows a KeyboardInterrupt.
+    before = signal.signal(signal.SIGINT, _leave)
+    try:
+        args = parse_args(list(argv))
+        validate(args)
+    finally:
+        signal.signal(signal.SIGINT, before)
     return run(args)
 
 
@@ -214,6 +219,10 @@ def stop_ranks(ranks: Sequence[subprocess.Popen]) -> None:
 
 def _write_args(args: argparse.Namespace, path: Path) -> None:
     path.write_text(json.dumps(vars(args), indent=1, sort_keys=True, default=str) + "\n")
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    os._exit(128 + signum)  # nothing has been started
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from argparse import Namespace
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +15,8 @@ import pytest
 
 from slime_ext.errors import ConfigError, EngineError
 from slime_ext.launcher import supervisor
+from slime_ext.launcher.task import tiny
+from tests.launcher.engine import ROOT
 
 
 def arguments(tmp_path: Path, **more: object) -> Namespace:
@@ -50,3 +57,32 @@ def test_an_engine_that_may_not_be_restarted_ends_the_run(tmp_path):
     engine = Namespace(failure=EngineError("gone"), restarts=0)
     with pytest.raises(EngineError, match="gone"):
         supervisor.watch([rank], engine, tmp_path)
+
+
+SWALLOWS = """
+import pathlib, time
+pathlib.Path("ready").touch()
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    pass
+def tis(**call): ...
+"""
+
+
+def test_an_interrupt_ends_a_command_that_still_imports(tmp_path):
+    tiny.write_all(tmp_path)
+    (tmp_path / "mine.py").write_text(SWALLOWS)
+    line = (
+        "train --hf-checkpoint model --prompt-data train.jsonl --label-key label --rm-type exact "
+        "--num-rollout 1 "
+        "--rollout-batch-size 4 --rollout-max-response-len 8 --sglang-server-url http://127.0.0.1:9 "
+        "--use-tis --custom-tis-function-path mine.tis"
+    )
+    command = [sys.executable, "-m", "slime_ext.cli", *line.split()]
+    process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    while not (tmp_path / "ready").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
