@@ -1,0 +1,256 @@
+"""Weights and masks of the dialects against the real packages, on random batches; prints a Markdown table.
+
+    python -m tests.downstream.compare --verl --skyrl DIR --slime CHECKOUT --fireworks FILE ... --batches 1000
+
+Run it from the repository, in an environment of its own that has verl, and slime_ext's requirements. Systems
+that are not given are left out. Exit status 1 when a mask differs, or a weight by more than ``TOLERANCE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext import load_config
+from tests.batches import tokens
+from tests.dialects.common import batch_of
+
+TOLERANCE = 1e-5  # SkyRL computes its ratios in float32
+Rows = tuple[Tensor, Tensor, Tensor]  # [S, R] proximal, behavior, mask
+Found = tuple[Tensor | None, Tensor]  # [S, R] weights (None: 1) and mask
+
+HEAD = (
+    {"rollout_is": "token", "rollout_is_threshold": 2.0},
+    {"rollout_is": "sequence", "rollout_is_threshold": 2.0},
+    {"rollout_is": "token", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": True},
+    {"rollout_is": "sequence", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": True},
+    {"rollout_is": "token", "rollout_is_threshold": "0.5_5.0"},
+    {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_1.2"},
+    {"rollout_rs": "seq_sum_k1", "rollout_rs_threshold": 2.0},
+    {"rollout_is": "token", "rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.95_1.2"},
+    {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.05},
+    {"rollout_rs": "seq_max_k2,token_k3", "rollout_rs_threshold": "0.5,0.3"},
+)
+PR3984 = (
+    {"rollout_is": "sequence", "rollout_rs": "sequence", "rollout_rs_threshold": 2.0},
+    {
+        "rollout_rs": "geometric",
+        "rollout_rs_threshold": 1.1,
+        "rollout_rs_threshold_lower": 0.95,
+        "rollout_token_veto_threshold": 1e-4,
+    },
+    {"rollout_is": "token", "rollout_rs": "token", "rollout_rs_threshold": 2.0},
+)
+FLAT = tuple(
+    {
+        "rollout_is": True,
+        "rollout_is_threshold": 2.0,
+        "rollout_is_level": level,
+        "rollout_is_mode": mode,
+        "rollout_is_veto_threshold": 1e-4,
+    }
+    for level in ("token", "sequence", "geometric")
+    for mode in ("truncate", "mask")
+)
+OUTLIERS = {"outlier_token_is_threshold_low": 1e-4, "outlier_token_is_threshold_high": 100.0}
+TOKENS = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
+SKYRL = (
+    {"tis_ratio_type": "token"},
+    {"tis_ratio_type": "sequence", **TOKENS},
+    {"sequence_mask_metric": "geometric", **OUTLIERS},
+    {"tis_ratio_type": "token", "sequence_mask_metric": "product", **OUTLIERS, **TOKENS},
+)
+SKYRL_DEFAULTS = {
+    "tis_ratio_type": None,
+    "token_tis_ratio_clip_high": 2.0,
+    "sequence_tis_ratio_clip_high": 5.0,
+    "sequence_mask_metric": None,
+    "geo_mask_high": 1.01,
+    "geo_mask_low": 0.99,
+    "product_mask_high": 2.0,
+    "product_mask_low": 0.5,
+    **dict.fromkeys((*OUTLIERS, *TOKENS)),
+}
+MIS = tuple(
+    {
+        "use_tis": True,
+        "use_rs": rs,
+        "tis_level": level,
+        "rs_level": "token",
+        "tis_mode": mode,
+        "tis_lower_bound": 0.5,
+        "tis_upper_bound": 2.0,
+        "rs_lower_bound": None,
+        "rs_upper_bound": None,
+        "rs_veto_threshold": 1.0e-4 if rs else None,
+        "tis_batch_normalize": level == "token",
+    }
+    for level in ("token", "sequence", "geometric")
+    for mode, rs in (("truncate", True), ("clip", False), ("mask", True))
+)
+FIREWORKS = (
+    {"cap": 5.0, "level": "token"},
+    {"cap": 5.0, "level": "sequence"},
+    {"cap": 5.0, "level": "token", "icepop_threshold": 2.0},
+)
+PR169 = ({"tis_cap": 5.0, "tis_level": "token"}, {"tis_cap": 5.0, "tis_level": "sequence"})
+
+
+def verl_block(module: ModuleType, block: dict[str, Any], rows: Rows) -> Found:
+    """PR 3984 and today: one function, the block's fields as its keywords."""
+    call = module.compute_rollout_correction_and_rejection_mask
+    weights, mask, _ = call(*rows, **{"rollout_is": None, **block})
+    return None if weights is None else weights.batch["rollout_is_weights"], mask
+
+
+def verl_flat(module: ModuleType, block: dict[str, Any], rows: Rows) -> Found:
+    """Before PR 3984; the trainer multiplies by the weights when rollout_is is true."""
+    fields = {key: value for key, value in block.items() if key != "rollout_is"}
+    weights, mask, _ = module.compute_rollout_importance_weights(*rows, **fields)
+    return weights.batch["rollout_is_weights"], mask
+
+
+def skyrl(module: ModuleType, block: dict[str, Any], rows: Rows) -> Found:
+    weights, _, mask = module.compute_off_policy_correction(*rows, SimpleNamespace(**SKYRL_DEFAULTS | block))
+    return None if weights is None else weights.expand_as(mask), mask
+
+
+def slime_mis(module: ModuleType, block: dict[str, Any], rows: Rows) -> Found:
+    """One list entry per sequence, those without response tokens left out: its mean counts them as 0."""
+    held = [i for i in range(len(rows[2])) if rows[2][i].any()]
+    lists = [[x[i] for i in held] for x in rows]
+    names = ("train_log_probs", "rollout_log_probs", "loss_masks")
+    weights, masks, _ = module.compute_mis_weights(
+        SimpleNamespace(**block), **dict(zip(names, lists, strict=True))
+    )
+    found = [torch.zeros_like(rows[2]) for _ in range(2)]
+    for i, w, m in zip(held, weights, masks, strict=True):
+        found[0][i], found[1][i] = w, m
+    return found[0], found[1]
+
+
+def fireworks(module: ModuleType, block: dict[str, Any], rows: Rows) -> Found:
+    """One sequence at a time, its response tokens alone, as run_loss_loop does."""
+    config = (module.ISConfig if hasattr(module, "ISConfig") else module.TISConfig)(**block)
+    weights = torch.ones_like(rows[0])
+    for i, mask in enumerate(rows[2].bool()):
+        if mask.any():
+            weights[i, mask] = module.compute_tis_weight(rows[0][i, mask], rows[1][i, mask], config)[0]
+    return weights, rows[2]
+
+
+@functools.cache
+def batch(seed: int) -> tuple[Rows, Any]:
+    """The same batch padded [S, R] and packed."""
+    sequences = batch_of(seed)
+    longest = max(len(s["mask"]) for s in sequences)
+    rows = [
+        torch.tensor([list(s[k]) + [0] * (longest - len(s["mask"])) for s in sequences], dtype=torch.float64)
+        for k in ("proximal", "behavior", "mask")
+    ]
+    return (rows[0], rows[1], rows[2]), tokens(sequences)[0]
+
+
+def compare(mapping: dict[str, Any], theirs: Callable[[Rows], Found], batches: int) -> tuple[int, float, int]:
+    """Batches compared, largest difference of a kept token's weight, tokens whose mask differs."""
+    correction = load_config(mapping)
+    count, largest, masks = 0, 0.0, 0
+    for seed in range(batches):
+        rows, packed = batch(seed)
+        if not rows[2].any():
+            continue  # verl raises on a batch without response tokens
+        weights, mask = theirs(rows)
+        inside = torch.zeros_like(rows[2], dtype=torch.bool)
+        for i, length in enumerate(packed.segments.lengths):
+            inside[i, :length] = True
+        outcome = correction(packed)
+        count, masks = count + 1, masks + int((outcome.keep != mask[inside].bool()).sum())
+        expected = torch.ones_like(rows[0]) if weights is None else weights
+        apart = torch.where(outcome.keep, outcome.weights - expected[inside], 0).abs()
+        largest = max(largest, float(apart.max()))
+    return count, largest, masks
+
+
+def load(name: str, path: str) -> ModuleType:
+    """A module from a file."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_skyrl(directory: str) -> ModuleType:
+    """Its correction without the package's __init__ files, which start the whole trainer."""
+    name = "skyrl"
+    for part in ("", "backends", "skyrl_train", "utils"):
+        directory, name = str(Path(directory) / part), f"{name}.{part}".rstrip(".")
+        package = ModuleType(name)
+        package.__path__ = [directory]
+        sys.modules[name] = package
+    return importlib.import_module(f"{name}.off_policy_correction_utils")
+
+
+def cases(args: argparse.Namespace) -> Iterator[tuple[str, str, Any, ModuleType, tuple]]:
+    """Name, dialect, adapter, module, blocks: for every system that was given."""
+    if args.verl:
+        yield (
+            "verl",
+            "verl",
+            verl_block,
+            importlib.import_module("verl.trainer.ppo.rollout_corr_helper"),
+            HEAD,
+        )
+    for flag, adapter, blocks in (("verl_3984", verl_block, PR3984), ("verl_flat", verl_flat, FLAT)):
+        if path := getattr(args, flag):
+            yield flag.replace("_", " "), "verl", adapter, load(flag, path), blocks
+    if args.skyrl:
+        yield "SkyRL", "skyrl", skyrl, load_skyrl(args.skyrl), SKYRL
+    if args.slime:
+        path = Path(args.slime) / "examples/train_infer_mismatch_helper/mis.py"
+        yield "slime mis.py", "slime_mis", slime_mis, load("slime_mis", str(path)), MIS
+    for path in args.fireworks:
+        module = load(Path(path).stem, path)
+        blocks = PR169 if hasattr(module, "ISConfig") else FIREWORKS
+        yield f"fw-ai {Path(path).name}", "fireworks", fireworks, module, blocks
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--verl", action="store_true", help="the installed package")
+    parser.add_argument("--verl-3984", metavar="FILE", help="rollout_corr_helper.py of commit 418f964")
+    parser.add_argument("--verl-flat", metavar="FILE", help="mismatch_helper.py of the commit before")
+    parser.add_argument("--skyrl", metavar="DIR", help="the package's directory")
+    parser.add_argument("--slime", metavar="DIR", help="a checkout")
+    parser.add_argument(
+        "--fireworks", metavar="FILE", nargs="*", default=[], help="tis.py, importance_sampling.py"
+    )
+    parser.add_argument("--batches", type=int, default=1000)
+    args = parser.parse_args()
+    logging.getLogger("slime_ext").setLevel(logging.ERROR)
+    print("| system | block | batches | largest difference of a weight | masks that differ |")
+    print("| --- | --- | --- | --- | --- |")
+    bad = False
+    for name, dialect, adapter, module, blocks in cases(args):
+        for block in blocks:
+            theirs = functools.partial(adapter, module, block)
+            count, largest, masks = compare({dialect: block}, theirs, args.batches)
+            bad |= masks > 0 or largest > TOLERANCE
+            shown = ", ".join(f"{k}: {v}" for k, v in block.items() if v is not None)
+            print(f"| {name} | {shown} | {count} | {largest:.1e} | {masks} |", flush=True)
+    return int(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""The documents: every formula runs, every key and preset that they name exists, links between them hold."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slime_ext import config, dialects, load_config, presets
+from slime_ext.config import ABSENT, KEYS, KNOWN_STEPS
+from slime_ext.dialects import DIALECTS, block
+
+DOCS = Path(__file__).parents[1] / "docs"
+CORRECTIONS, CONFIGURATION = (DOCS / name for name in ("corrections.md", "configuration.md"))
+# Sections of corrections.md that state a formula.
+SECTIONS = (
+    "From REINFORCE to decoupled PPO",
+    "Levels",
+    "Bounds",
+    "Rejection",
+    "Where systems disagree",
+)
+
+
+def section(path, title):
+    text = path.read_text()
+    start = text.index(f"# {title}\n")
+    end = text.find("\n## ", start)
+    return text[start : end if end > 0 else None]
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_the_formulas_of_a_section_run(title):
+    parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(verbose=False)
+    names = {"math": __import__("math")}
+    test = parser.get_doctest(section(CORRECTIONS, title), names, title, str(CORRECTIONS), 0)
+    assert test.examples and runner.run(test).failed == 0
+
+
+def test_the_decision_tree_is_five_lines_that_name_what_exists():
+    lines = re.findall(r"^\d\. .*$", section(CORRECTIONS, "Start here"), re.M)
+    names = {word for line in lines for word in re.findall(r"`([a-z_0-9]+)`", line)}
+    assert len(lines) == 5
+    assert names - {"mismatch"} <= {*presets.PRESETS, *presets.ALIASES}
+
+
+def test_every_key_and_step_is_in_the_tables():
+    text = section(CONFIGURATION, "Native keys")
+    assert all(f"`{name}`" in text for name in (*KEYS, *KNOWN_STEPS, *ABSENT))
+
+
+@pytest.mark.parametrize("system", DIALECTS)
+def test_every_field_of_a_system_is_in_its_table(system):
+    title = {"verl": "verl", "skyrl": "SkyRL"}.get(system, system)
+    text = CONFIGURATION.read_text()
+    start = re.search(rf"^### {title}", text, re.M).start()
+    own = text[start : text.find("\n### ", start + 1)]
+    assert not [key for key in DIALECTS[system][0] if not re.search(rf"\b{key}\b", own)]
+
+
+@pytest.mark.parametrize("path", [CONFIGURATION], ids=lambda p: p.name)
+def test_the_yaml_of_the_documents_loads(path):
+    blocks = re.findall(r"\n\n((?:    .*\n)+)", path.read_text())
+    mappings = [yaml.safe_load("\n".join(line[4:] for line in b.splitlines())) for b in blocks]
+    assert len(mappings) == 2
+    for mapping in mappings:
+        load_config(mapping["slime_ext"])
+
+
+@pytest.mark.parametrize("path", [CORRECTIONS, CONFIGURATION], ids=lambda p: p.name)
+def test_links_between_files_hold(path):
+    targets = re.findall(r"\]\(([^):]+)\)", path.read_text())
+    assert all((path.parent / target.split("#")[0]).exists() for target in targets)
+
+
+@pytest.mark.parametrize("module", [dialects, block, config], ids=lambda m: m.__name__)
+def test_the_examples_of_a_module_run(module):
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed
