@@ -245,6 +245,7 @@ class EngineProcess:
     def _clear(self) -> None:
         if self._process is None:
             return
+        self._shared |= shared_memory_of(self.pids)
         left = kill_marked(self._mark)
         if left:
             raise EngineError(
@@ -255,6 +256,7 @@ class EngineProcess:
         shutil.rmtree(self._scratch, ignore_errors=True)
         for file in self._shared:
             file.unlink(missing_ok=True)
+        self._shared = set()
 
     def supervise(
         self,
@@ -275,8 +277,13 @@ class EngineProcess:
         return self
 
     def _watch(self, on_restart: Callable[[EngineProcess], None] | None, limit: int, timeout: float) -> None:
+        looked_at = 0.0
         while not self._stopping.wait(_POLL_S):
             if self.alive():
+                if (
+                    not self._shared and time.monotonic() - looked_at > 1
+                ):  # a server that dies takes the names
+                    self._shared, looked_at = shared_memory_of(self.pids), time.monotonic()
                 continue
             if self.restarts >= limit:
                 self.failure = self.failure or self._start_failure()

@@ -113,3 +113,29 @@ def test_the_command_line_names_what_was_asked_for(device, entry):
         flag in line for flag in ("--dtype bfloat16", "--context-length 64", "--mem-fraction-static 0.2")
     )
     assert "--random-seed" not in line and "None" not in line
+
+
+HOLDS = "import sys, time; file = open(sys.argv[1], 'w'); open(sys.argv[1] + '.open', 'w'); time.sleep(60)"
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no shared memory file system")
+@pytest.mark.parametrize("dies", [False, True])
+def test_shared_memory_of_a_server_that_was_never_ready_is_removed(tmp_path, dies):
+    held = Path(f"/dev/shm/sglang_test_{os.getpid()}_{dies}")
+    opened = Path(f"{held}.open")
+    program = [sys.executable, "-c", HOLDS, str(held)]
+    engine = (
+        EngineProcess(tmp_path, log_path=tmp_path / "log", program=program).launch().supervise(max_restarts=0)
+    )
+    try:
+        wait_for(opened.exists)
+        if dies:
+            wait_for(lambda: held in engine._shared)
+            os.kill(engine.pid, signal.SIGKILL)
+            wait_for(lambda: engine.failure is not None)
+        engine.stop()
+        assert not held.exists()
+    finally:
+        engine.stop()
+        opened.unlink(missing_ok=True)
+        held.unlink(missing_ok=True)
