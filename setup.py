@@ -28,6 +28,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["slime_ext", "slime_ext.*"]),
+    data_files=[("share/slime-ext/patches", [str(p.relative_to(ROOT)) for p in ROOT.glob("patches/*.yaml")])],
     package_data={"slime_ext.launcher.rollout": ["requirements-*.txt"]},
     install_requires=[TORCH, "pydantic>=2.7", "PyYAML", "rich", "libcst"],
     extras_require={

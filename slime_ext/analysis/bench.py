@@ -21,5 +21,5 @@ def main(argv: Sequence[str]) -> int:
 
     from slime_ext.analysis.fidelity import table
 
-    Console(width=140).print(table(args.preset, args.seed))
+    Console(width=160).print(table(args.preset, args.seed))
     return 0

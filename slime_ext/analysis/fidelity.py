@@ -91,6 +91,7 @@ class Fidelity:
 
     bias: float  # norm of E[estimate] - true gradient
     true: float  # norm of the true gradient
+    cosine: float  # between E[estimate] and the true gradient; 0 where nothing is left
     variance: float  # trace of the covariance of the estimate
     ess: float  # (E w)^2 / E w^2 over tokens, rejected ones included as 0
     kept: float  # expected fraction of tokens that stay
@@ -154,10 +155,13 @@ def _estimates(
 def _summary(world: World, probability: Tensor, estimates: Tensor, weights: Tensor, keep: Tensor) -> Fidelity:
     mean = probability @ estimates
     variance = probability @ (estimates - mean).square().sum(1)
+    true = world.true_gradient
+    lengths = mean.norm() * true.norm()
     first, second = (probability @ w.mean(1) for w in (weights, weights.square()))
     return Fidelity(
-        bias=float((mean - world.true_gradient).norm()),
-        true=float(world.true_gradient.norm()),
+        bias=float((mean - true).norm()),
+        true=float(true.norm()),
+        cosine=float(mean @ true / lengths) if lengths > 0 else 0.0,
         variance=float(variance),
         ess=float(first.square() / second) if second > 0 else 0.0,
         kept=float(probability @ keep.double().mean(1)),
@@ -183,7 +187,7 @@ PREFIXES = _all_prefixes(TOKENS)
 
 
 def table(names: Sequence[str] = (), seed: int = 0):
-    """The rich table preset x mismatch: relative bias, variance, effective sample size, kept fraction.
+    """The rich table preset x mismatch: relative bias, cosine, variance, effective sample size, kept fraction.
 
     Args:
         names: presets; all that do not couple samples when empty (those take all pairs, some seconds each).
@@ -193,7 +197,7 @@ def table(names: Sequence[str] = (), seed: int = 0):
 
     chosen = list(names) or [name for name, p in presets.PRESETS.items() if not p.correction.is_coupled]
     worlds = {name: World.of(name, seed) for name in MISMATCHES}
-    result = Table(title="bias / |true gradient|, variance, ESS, kept: exact, over all 81 sequences")
+    result = Table(title="bias / |true gradient|, cosine, variance, ESS, kept: exact, over all 81 sequences")
     for column in ("preset", *worlds):
         result.add_column(column)
     for name in chosen:
@@ -201,6 +205,10 @@ def table(names: Sequence[str] = (), seed: int = 0):
         batch = 2 if correction.is_coupled else 1
         cells = (evaluate(correction, world, batch=batch) for world in worlds.values())
         result.add_row(
-            name, *(f"{f.bias / f.true:.1e} {f.variance:.2f} {f.ess:.2f} {f.kept:.2f}" for f in cells)
+            name,
+            *(
+                f"{f.bias / f.true:.1e} {f.cosine:.2f} {f.variance:.2f} {f.ess:.2f} {f.kept:.2f}"
+                for f in cells
+            ),
         )
     return result
