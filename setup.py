@@ -23,7 +23,7 @@ setup(
     name="slime-ext",
     version="0.1.0",
     description="Off-policy correction for Megatron RL: composable, validated hooks at slime's policy loss",
-    long_description="Off-policy correction for Megatron RL: composable, validated hooks at slime's policy loss",
+    long_description=(ROOT / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",

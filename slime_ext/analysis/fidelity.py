@@ -187,7 +187,7 @@ PREFIXES = _all_prefixes(TOKENS)
 
 
 def table(names: Sequence[str] = (), seed: int = 0):
-    """The rich table preset x mismatch: relative bias, cosine, variance, effective sample size, kept fraction.
+    """The rich table preset x mismatch: relative bias, cosine, variance, effective sample size, kept part.
 
     Args:
         names: presets; all that do not couple samples when empty (those take all pairs, some seconds each).
