@@ -138,7 +138,7 @@ def mis(folder: str) -> dict:
 
 
 def measure(bodies: dict, batch, repeat: int) -> dict[str, float]:
-    """Median milliseconds of processor time (one thread), interleaved, the order reversed every other time."""
+    """Median milliseconds of processor time (one thread), interleaved, the order turned every other time."""
     times: dict[str, list[float]] = {name: [] for name in bodies}
     for i in range(repeat + 1):
         order = list(bodies) if i % 2 else list(bodies)[::-1]

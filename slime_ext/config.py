@@ -96,11 +96,23 @@ def check_args(loaded: Loaded, args: Any) -> None:
     weighs = any(isinstance(step, WEIGHTS) for step in correction.steps)
     if weighs and correction.numerator == "target" and not own_loss:
         _forbid_double_count(args)
-    if own_loss and getattr(args, "use_opsm", False):
+    if (
+        correction.sets_weights
+        and not own_loss
+        and _on(args, "use_tis")
+        and _on(args, "use_rollout_logprobs")
+    ):
+        why = "the host's loss divides by the behavior policy already; keep rejections only"
+        _refuse_flag("--use-rollout-logprobs", "off beside a step that sets weights", "on", why)
+    if own_loss and _on(args, "use_opsm"):
         _refuse_flag("--use-opsm", "off beside a surrogate of slime_ext", "on", "its mask would be discarded")
     if own_loss and getattr(args, "advantage_estimator", None) == "gspo":
         why = "its sequence ratio would be discarded; use surrogate: host"
         _refuse_flag("--advantage-estimator", "another beside a surrogate of slime_ext", "gspo", why)
+
+
+def _on(args: Any, flag: str) -> bool:
+    return bool(getattr(args, flag, False))
 
 
 def to_mapping(correction: Correction) -> dict[str, Any]:

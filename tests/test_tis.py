@@ -174,7 +174,7 @@ def test_a_surrogate_of_ours_says_what_it_lacks(missing):
     ("fields", "message"),
     [
         ({"use_opsm": True}, "--use-opsm: expected off beside a surrogate of slime_ext"),
-        ({"advantage_estimator": "gspo"}, "--advantage-estimator: expected another than gspo"),
+        ({"advantage_estimator": "gspo"}, "--advantage-estimator: expected another beside"),
         ({"slime_ext": {"preset": "icepop"}}, "slime_ext.preset: expected pure_is .* got icepop"),
     ],
 )

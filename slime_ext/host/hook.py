@@ -14,7 +14,7 @@ from slime_ext.errors import ConfigError
 from slime_ext.host.contract import METRICS, HookCall
 from slime_ext.host.guards import require_finite, warn_once
 from slime_ext.host.packing import Packed, context_parallel, pack, unpack_masks
-from slime_ext.objectives import Bounds, Host
+from slime_ext.objectives import Bounds
 
 Result = tuple[Tensor, list[Tensor], dict[str, Tensor]]
 POISONED = (
@@ -36,13 +36,13 @@ def correction_for(args: Any, preset: str | None = None) -> Correction:
         preset: the preset that a flag names; the mapping may then only add to it.
 
     Raises:
-        ConfigError: no configuration at all, or one that does not load.
+        ConfigError: no configuration at all, one that does not load, or one that the flags contradict.
     """
     mapping = getattr(args, "slime_ext", None)
     owner, known, correction = _loaded.get(preset, (None, None, None))
     if correction is not None and owner is args and known is mapping:
         return correction
-    correction = load_config(_with_preset(mapping, preset))
+    correction = load_config(_with_preset(mapping, preset), args)
     _loaded[preset] = (args, mapping, correction)
     return correction
 
@@ -74,7 +74,7 @@ def run(call: HookCall, correction: Correction) -> Result:
         ``args.use_tis`` the loss and the masks are the very objects of the call.
 
     Raises:
-        ConfigError: the correction needs something that the host did not pass, or forbids something it does.
+        ConfigError: the correction needs something that the host did not pass.
         DataError: a tensor has another length than this rank holds.
         NonFiniteError: a proximal or target log-prob is not finite at a response token.
     """
@@ -108,27 +108,6 @@ def _refuse(call: HookCall, correction: Correction) -> None:
         call.require_target("numerator: target" if correction.numerator == "target" else "this surrogate")
     if correction.needs_advantages:
         call.require_advantages("this correction")
-    if isinstance(correction.surrogate, Host):
-        return _refuse_weights_on_bypass(call.args, correction)
-    if getattr(call.args, "use_opsm", False):
-        raise ConfigError(
-            "--use-opsm: expected off beside a surrogate of slime_ext, got on: its mask would be discarded"
-        )
-    if getattr(call.args, "advantage_estimator", None) == "gspo":
-        raise ConfigError(
-            "--advantage-estimator: expected another than gspo beside a surrogate of slime_ext, got "
-            "gspo: its "
-            "sequence ratio would be discarded; use surrogate: host"
-        )
-
-
-def _refuse_weights_on_bypass(args: Any, correction: Correction) -> None:
-    on = all(getattr(args, flag, False) for flag in ("use_tis", "use_rollout_logprobs"))
-    if on and correction.sets_weights:
-        raise ConfigError(
-            "--use-rollout-logprobs: expected off beside a step that sets weights, got on: the host's loss "
-            "divides by the behavior policy already; keep rejections only, or use surrogate: reinforce"
-        )
 
 
 def _check_finite(packed: Packed, correction: Correction) -> None:

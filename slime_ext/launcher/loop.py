@@ -69,6 +69,7 @@ class Loop:
         self.trainer = Trainer(args, chunks, build_optimizer(args, chunks))
         self.step = self.start = 0
         self.engine_step = -1
+        self.lagging: int | None = None
         self.sampler = self._sampler() if self.rank == 0 else None
         if args.load:
             self._load()
@@ -81,7 +82,7 @@ class Loop:
         """All rollouts from where the run stands, an evaluation around them, checkpoints and the report."""
         args = self.args
         self._on_rank0(lambda: self.sampler.wait())
-        self._push(self.step)
+        self._first_push()
         if self.start == 0 and not args.skip_eval_before_train:
             self._evaluate(0)
         for rollout_id in range(self.start, args.num_rollout):
@@ -180,6 +181,14 @@ class Loop:
         load_function(path, "--rollout-data-postprocess-path")(self.args, rollout_id, data)
         take_back(mine, proximal, data)
 
+    def _first_push(self) -> None:
+        """A new run's weights, or those that the engine of the resumed run had, if they are still there."""
+        lagging = Path(self.args.run_path) / "weights" / f"version_{self.lagging}"
+        if self.lagging in (None, self.step) or not lagging.is_dir():
+            return self._push(self.step)
+        self.engine_step = self.lagging
+        self._on_rank0(lambda: self.sampler.push_kept(lagging, self.lagging))
+
     def _push(self, version: int) -> None:
         """The trainer's weights to the engine, if it has others."""
         if self.engine_step == version:
@@ -249,7 +258,7 @@ class Loop:
                 "--no-save-optim: go on from another one"
             )
         self.trainer.optimizer.load_state_dict(payload["optimizer"])
-        self.step = payload["step"]
+        self.step, self.lagging = payload["step"], payload["engine_step"]
         if self.sampler:
             self.sampler.dataset.load_state_dict(payload["data"])
 

@@ -50,6 +50,11 @@ class Sampler:
         self._pushed = push_weights(self.client, state, self.args.hf_checkpoint, directory, version)
         self.version = version
 
+    def push_kept(self, directory: Path, version: int) -> None:
+        """The engine continues with weights that an earlier push left on the disk."""
+        self._pushed, self.version = directory, version
+        self.push_again()
+
     def push_again(self) -> None:
         """After a restart of the engine: the weights that it had."""
         if self._pushed is not None:

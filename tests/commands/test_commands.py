@@ -56,7 +56,7 @@ def test_a_wrong_file_is_one_line_and_status_1(capsys, tmp_path):
         (GOOD.replace("token_tis", "token_tsi"), "did you mean 'token_tis'?"),
         (GOOD.replace("token_tis", "correct"), "slime_ext: expected a mapping in --custom-config-path"),
         (GOOD.removeprefix("--use-tis"), "--use-tis: expected on beside --custom-tis-function-path"),
-        (f"{GOOD} --use-rollout-logprobs", "--use-rollout-logprobs: expected off beside --use-tis"),
+        (f"{GOOD} --use-rollout-logprobs", "--use-rollout-logprobs: expected off beside"),
         (f"{GOOD.replace('token_tis', 'cispo')} --use-opsm", "--use-opsm: expected off"),
         (f"{GOOD} --eps-clip-high much", "--eps-clip-high: expected a number, got 'much'"),
     ],

@@ -106,7 +106,11 @@ def agrees(args, call, alone, rank, size):
         return torch.cat(slices(call, values.split(call["response_lengths"]), rank, size))
 
     listed = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
-    local = call | {key: slices(call, call[key], rank, size) for key in listed} | {"pg_loss": part(call["pg_loss"])}
+    local = (
+        call
+        | {key: slices(call, call[key], rank, size) for key in listed}
+        | {"pg_loss": part(call["pg_loss"])}
+    )
     loss, masks, metrics = tis.correct(args, **local)
     same_masks = all(torch.equal(a, b) for a, b in zip(masks, alone[1], strict=True))
     close = torch.allclose(loss, part(alone[0]), rtol=1e-10, atol=1e-12)

@@ -167,6 +167,13 @@ def test_a_killed_trainer_continues_at_its_checkpoint(tmp_path):
         assert [s["prompt"] for s in there] == [s["prompt"] for s in here]
 
 
+def test_a_resumed_run_keeps_the_lag_of_its_engine(tmp_path):
+    lag = ("--update-weights-interval", "3", "--sglang-dtype", "float32")
+    train(tmp_path, *lag, "--num-rollout", "2")
+    train(tmp_path, *lag, "--num-rollout", "3", "--load", str(tmp_path / "run/checkpoints"))
+    assert [row["train/staleness"] for row in rows(tmp_path, "step")] == pytest.approx(range(12), abs=1e-3)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_leaves_no_process(tmp_path, number):
     process = start(tmp_path, "--num-rollout", "50")

@@ -91,9 +91,15 @@ def _check_correction(args: argparse.Namespace) -> None:
         return
     from slime_ext import presets
     from slime_ext.host.hook import correction_for
+    from slime_ext.objectives import Host
 
     if name == "correct" or name in (*presets.PRESETS, *presets.ALIASES):
-        correction_for(args, None if name == "correct" else name)
+        correction = correction_for(args, None if name == "correct" else name)
+        if args.use_tis and args.policy_loss == "gspo" and not isinstance(correction.surrogate, Host):
+            raise ConfigError(
+                f"--policy-loss: expected another than gspo beside slime_ext.tis.{name}, got gspo: the "
+                "correction brings a loss of its own and would discard its sequence ratio"
+            )
 
 
 def check_config(args: argparse.Namespace) -> None:
@@ -103,7 +109,7 @@ def check_config(args: argparse.Namespace) -> None:
         return
     from slime_ext.config import load_config
 
-    load_config(args.slime_ext)
+    load_config(args.slime_ext, args)
     hooks = (*POSITIONAL, "custom_tis_function_path")
     if not any(str(getattr(args, dest)).startswith("slime_ext.") for dest in hooks):
         raise ConfigError(
