@@ -36,7 +36,7 @@ setup(
         "te": ["transformer-engine[pytorch]"],
         "sglang": SGLANG,
         "train": TRAIN,
-        "dev": ["pytest", "pytest-xdist", "hypothesis", "ruff", "pre-commit", "psutil"],
+        "dev": ["pytest", "pytest-xdist", "hypothesis", "ruff==0.17.5", "pre-commit", "psutil"],
     },
     entry_points={"console_scripts": ["slime-ext=slime_ext.cli:main"]},
 )
