@@ -82,7 +82,7 @@ def test_loss_equals_the_definition(per_token, recomputed):
     loss = make(proximal=proximal, calculate_per_token_loss=per_token)
     value, _ = loss.policy(batch, logits)
     expected = oracle(rollout(8), logits, loss.args, proximal)
-    assert float(value) == pytest.approx(expected, abs=1e-12)
+    assert value.item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_vanilla_tis_multiplies_by_the_truncated_ratio():
@@ -91,7 +91,7 @@ def test_vanilla_tis_multiplies_by_the_truncated_ratio():
     loss = make(hook=vanilla_tis_function, proximal=proximal)
     value, metrics = loss.policy(batch, logits)
     expected = oracle(rollout(8), logits, loss.args, proximal, weight=lambda ratio: min(ratio, 2.0))
-    assert float(value) == pytest.approx(expected, abs=1e-12)
+    assert value.item() == pytest.approx(expected, abs=1e-12)
     assert {"ois", "tis", "tis_clipfrac", "tis_abs"} <= metrics.keys()
 
 
@@ -104,7 +104,7 @@ def test_rejected_tokens_leave_the_numerator_only():
     loss = make(hook=reject_even_samples)
     value, metrics = loss.policy(batch, logits)
     expected = oracle(rollout(8), logits, loss.args, keep=lambda i, t: i % 2 == 1)
-    assert float(value) == pytest.approx(expected, abs=1e-12)
+    assert value.item() == pytest.approx(expected, abs=1e-12)
     assert float(metrics["kept"]) == pytest.approx(
         7.0
     )  # reduced with the host's masks; one sample is masked out
