@@ -164,7 +164,7 @@ def test_masked_behavior_log_probs_may_hold_anything(value):
     dirty = pack_micro_batch(samples, Layout(dtype=torch.float64))
     expected, _ = make(hook=vanilla_tis_function).policy(reference, logits)
     found, metrics = make(hook=vanilla_tis_function).policy(dirty, logits)
-    assert float(found) == float(expected)
+    assert found.item() == expected.item()
     assert all(math.isfinite(v) for v in metrics.values())
 
 
@@ -175,7 +175,7 @@ def test_a_sample_without_a_response_changes_nothing():
     more = torch.cat([logits, torch.zeros(1, 2, VOCAB, dtype=torch.float64)], dim=1)
     expected, _ = make(hook=vanilla_tis_function).policy(batch, logits)
     found, _ = make(hook=vanilla_tis_function).policy(longer, more)
-    assert float(found) == float(expected)
+    assert found.item() == expected.item()
 
 
 def test_a_diverged_model_stops_and_names_the_token():

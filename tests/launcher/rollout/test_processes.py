@@ -66,7 +66,7 @@ def test_the_child_dies_with_a_parent_that_is_killed():
 def test_marked_processes_are_killed_in_any_session():
     mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
     child = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: mark}, start_new_session=True)
-    assert marked_processes(mark) == [child.pid]
+    assert wait_for(lambda: marked_processes(mark) == [child.pid])  # its environment shows once it runs
     assert kill_marked(mark) == [] and child.wait() == -signal.SIGKILL
 
 
