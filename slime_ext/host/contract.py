@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError, DataError
+
+if TYPE_CHECKING:  # the names alone are read before torch is worth importing
+    from torch import Tensor
 
 REQUIRED = (
     "args",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,21 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
 from slime_ext.errors import DataError
 from slime_ext.launcher.functions import load_function
 from slime_ext.launcher.megatron import parallel
-from slime_ext.launcher.megatron.batching import MicroBatch
 from slime_ext.launcher.megatron.model import build_model, unwrap
 from slime_ext.launcher.megatron.optimizer import build_optimizer
-from slime_ext.launcher.megatron.step import Minibatches, Trainer, needs_proximal_forward
+from slime_ext.launcher.megatron.step import Trainer, needs_proximal_forward
 from slime_ext.launcher.megatron.weights import gather_hf_state, read_hf_checkpoint
 from slime_ext.launcher.output import checkpoint
 from slime_ext.launcher.output.dumps import save_rollout
 from slime_ext.launcher.output.metrics_log import MetricsLog
 from slime_ext.launcher.output.progress import Progress
+from slime_ext.launcher.postprocess import postprocess
 from slime_ext.launcher.rollout.sample import Sample
 from slime_ext.launcher.sampler import Sampler
 from slime_ext.launcher.train_dump import train_dump
@@ -106,7 +105,7 @@ class Loop:
         with clock.part("proximal_forward"):
             if needs_proximal_forward(args):
                 proximal = self.trainer.proximal(steps)
-        self._postprocess(rollout_id, batch, steps, proximal)
+        postprocess(args, rollout_id, steps, proximal)
         target: dict[int, Any] = {}
         hook = 0.0
         with clock.part("train"):
@@ -161,25 +160,6 @@ class Loop:
             function = load_function(path, "--custom-megatron-before-train-step-hook-path")
             optimizer = self.trainer.optimizer
             function(self.args, rollout_id, index, self.trainer.chunks, optimizer, optimizer.schedule)
-
-    def _postprocess(self, rollout_id: int, batch: list, steps: list[Minibatches], proximal: dict) -> None:
-        """slime's --rollout-data-postprocess-path: fn(args, rollout_id, rollout_data), data by sample."""
-        path = self.args.rollout_data_postprocess_path
-        if not path:
-            return
-        mine = [b for step in steps for minibatch in step for b in minibatch]
-        data = {
-            "loss_masks": [m for b in mine for m in b.loss_masks],
-            "total_lengths": [n for b in mine for n in b.total_lengths],
-            "response_lengths": [n for b in mine for n in b.response_lengths],
-            "rollout_log_probs": [x for b in mine for x in b.rollout_log_probs],
-            "advantages": [x for b in mine for x in b.advantages],
-            "sample_indices": [p for b in mine for p in b.positions],
-        }
-        if proximal:
-            data["log_probs"] = [proximal[p] for p in data["sample_indices"]]
-        load_function(path, "--rollout-data-postprocess-path")(self.args, rollout_id, data)
-        take_back(mine, proximal, data)
 
     def _first_push(self) -> None:
         """A new run's weights, or those that the engine of the resumed run had, if they are still there."""
@@ -263,39 +243,10 @@ class Loop:
             self.sampler.dataset.load_state_dict(payload["data"])
 
 
-def take_back(batches: Sequence[MicroBatch], proximal: dict[int, Tensor], data: Mapping[str, Any]) -> None:
-    """Entries of ``data`` that --rollout-data-postprocess-path replaced, put where the steps read them.
-
-    Raises:
-        DataError: one of another shape than it was.
-    """
-    at = 0
-    for batch in batches:
-        for i, position in enumerate(batch.positions):
-            for key in ("loss_masks", "rollout_log_probs", "advantages"):
-                getattr(batch, key)[i] = _same_shape(data, key, at, getattr(batch, key)[i])
-            if position in proximal:
-                proximal[position] = _same_shape(data, "log_probs", at, proximal[position])
-            at += 1
-
-
-def _same_shape(data: Mapping[str, Any], key: str, at: int, was: Tensor) -> Tensor:
-    values = data.get(key, ())
-    value = values[at] if at < len(values) else None
-    if not isinstance(value, Tensor) or value.shape != was.shape:
-        got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise DataError(
-            f"--rollout-data-postprocess-path: {key}[{at}]: expected a tensor of shape {list(was.shape)}, "
-            f"got {got}"
-        )
-    return value
-
-
 def run(args: argparse.Namespace) -> None:
     """Joins the process group, runs, leaves it."""
     parallel.initialize(args)
     try:
-        Path(args.run_path).mkdir(parents=True, exist_ok=True)
         Loop(args).run()
     finally:
         parallel.destroy()

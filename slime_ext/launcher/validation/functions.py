@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slime_ext.errors import ConfigError
+from slime_ext.host import contract
 from slime_ext.launcher.functions import load_function
 from slime_ext.launcher.validation.numbers import flag_of
 
@@ -39,17 +40,7 @@ POSITIONAL = {
     ),
 }
 # the correction is called with keywords only
-CORRECTION = (
-    "args",
-    "pg_loss",
-    "train_log_probs",
-    "rollout_log_probs",
-    "loss_masks",
-    "total_lengths",
-    "response_lengths",
-    "cur_log_probs",
-    "advantages",
-)
+CORRECTION = (*contract.REQUIRED, *contract.OPTIONAL)
 
 
 def check_functions(args: argparse.Namespace) -> None:

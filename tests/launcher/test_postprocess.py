@@ -1,13 +1,15 @@
-"""What the loop does around a user's functions."""
+"""What a user's postprocess function is given, and what it gives back."""
 
 from __future__ import annotations
+
+from argparse import Namespace
 
 import pytest
 import torch
 
 from slime_ext.errors import DataError
-from slime_ext.launcher.loop import take_back
 from slime_ext.launcher.megatron.batching import Layout, pack_micro_batch
+from slime_ext.launcher.postprocess import postprocess, take_back
 from tests.launcher.megatron.tiny_rollout import rollout
 
 
@@ -37,3 +39,17 @@ def test_another_shape_is_named(value):
     data["advantages"][5] = value
     with pytest.raises(DataError, match=r"advantages\[5\]: expected a tensor of shape"):
         take_back(batches, proximal, data)
+
+
+def double(args, rollout_id, data):
+    assert rollout_id == 7 and data["sample_indices"] == [0, 1, 2, 3]
+    data["advantages"] = [2 * x for x in data["advantages"]]
+
+
+@pytest.mark.parametrize("path", ["tests.launcher.test_postprocess.double", None])
+def test_the_function_that_the_flag_names_is_called_with_the_rollout(path):
+    batch = pack_micro_batch(rollout(4), Layout())
+    before = [x.clone() for x in batch.advantages]
+    postprocess(Namespace(rollout_data_postprocess_path=path), 7, [[[batch]]], {})
+    factor = 2 if path else 1
+    assert all(torch.equal(x, factor * y) for x, y in zip(batch.advantages, before, strict=True))
