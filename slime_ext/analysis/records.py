@@ -1,0 +1,119 @@
+"""One rollout as the analysis sees it, whatever file it came from.
+
+``T`` counts the response tokens of the rollout, packed sample after sample, ``S`` the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from slime_ext.correction import Tokens
+from slime_ext.errors import DataError
+from slime_ext.ops.ratios import log_ratio
+from slime_ext.ops.segments import Segments
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """The samples of one rollout, in the order of their positions, everything on the CPU.
+
+    Args:
+        rollout_id: number of the rollout in its run.
+        source: file or files that it was read from, for messages.
+        lengths: [S] response lengths, tokens.
+        prompt_lengths: [S] prompt lengths, tokens.
+        positions: [S] place of each sample in the rollout dump.
+        behavior: [T] log-probs under the policy that sampled, nats; NaN where none was recorded.
+        proximal: [T] log-probs under the trainer's policy before the optimizer step, nats.
+        mask: [T] bool, the host's response mask.
+        tokens: [T] int64 ids of the response, or None.
+        advantages: [T], or None.
+        rewards: [S] float64 raw rewards, NaN for none, or None.
+        versions: [T] int64, which weights sampled each token, -1 for unknown, or None.
+        ages: [T] float32, by how many versions the weights that sampled a token are behind the trainer's
+            (the embedded launcher records them) or behind the newest in the rollout; NaN for unknown; or
+            None.
+        groups: [S] prompt that each sample answers, or None.
+        steps: [S] optimizer step of the rollout, from 0, that trained each sample, or None.
+        prompts: [S] texts, "" for none.
+        responses: [S] texts, "" for none.
+        entropy: [T] of the trainer's policy at each position, nats, or None.
+        notes: what the reader had to leave out, one line each.
+    """
+
+    rollout_id: int
+    source: str
+    lengths: tuple[int, ...]
+    prompt_lengths: tuple[int, ...]
+    positions: tuple[int, ...]
+    behavior: Tensor
+    proximal: Tensor
+    mask: Tensor
+    tokens: Tensor | None = None
+    advantages: Tensor | None = None
+    rewards: Tensor | None = None
+    versions: Tensor | None = None
+    ages: Tensor | None = None
+    groups: tuple[int, ...] | None = None
+    steps: tuple[int, ...] | None = None
+    prompts: Sequence[str] = ()
+    responses: Sequence[str] = ()
+    entropy: Tensor | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        size = sum(self.lengths)
+        for name in ("behavior", "proximal", "mask", "tokens", "advantages", "versions", "ages", "entropy"):
+            values = getattr(self, name)
+            if values is not None and values.numel() != size:
+                raise DataError(
+                    f"{self.source}: {name}: expected {size} response tokens, got {values.numel()}"
+                )
+
+    @property
+    def count(self) -> int:
+        """S."""
+        return len(self.lengths)
+
+    @property
+    def size(self) -> int:
+        """T."""
+        return sum(self.lengths)
+
+    @cached_property
+    def segments(self) -> Segments:
+        """Where each sample lies in the packed tokens."""
+        return Segments.whole(self.lengths, self.mask)
+
+    @cached_property
+    def log_ratio(self) -> Tensor:
+        """[T] log proximal - log behavior, nats; 0 at masked tokens and where either is not finite."""
+        return torch.where(self.finite, log_ratio(self.proximal, self.behavior, self.mask), 0)
+
+    @cached_property
+    def finite(self) -> Tensor:
+        """[T] bool, response tokens with both log-probs finite."""
+        return self.mask & (self.behavior.abs() < torch.inf) & (self.proximal.abs() < torch.inf)
+
+    def tokens_of(self) -> Tokens:
+        """What a correction takes. The target is the proximal policy: a dump holds no other, and at the first
+        optimizer step they are the same."""
+        return Tokens(
+            self.segments, self.proximal, self.behavior, target=self.proximal, advantages=self.advantages
+        )
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A file, or a part of one, that was not analysed."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
