@@ -1,0 +1,200 @@
+"""What an analysis found, as plain data: the JSON of ``--json``, and all that the page is drawn from.
+
+The page shows nothing that is not in here, so both tell the same. Unless said otherwise l is log numerator -
+log behavior of a response token in nats, the numerator is the proximal policy, and a number that cannot be
+known is null. ``Document.model_json_schema()`` is the schema.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+VERSION = 1
+Severity = Literal["error", "warning", "note"]
+CurveName = Literal["position", "staleness", "probability", "length", "turn", "outcome"]
+
+
+class Part(BaseModel):
+    """Closed and unchangeable; NaN and infinity become null in JSON."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
+
+
+class Finding(Part):
+    """Something that is wrong, or that a reader must know."""
+
+    name: str = Field(description="what --fail-on names, e.g. temperature")
+    severity: Severity
+    title: str = Field(description="one plain sentence")
+    evidence: str = Field(description="the figures that it rests on")
+    fix: str = Field(description="what to do about it")
+    rollouts: tuple[int, ...] = Field((), description="ids of the rollouts that show it; empty: all")
+
+
+class Numbers(Part):
+    """Sizes and distances of a rollout, or of all of them."""
+
+    tokens: int = Field(0, description="response tokens with mask 1")
+    sequences: int = 0
+    nonfinite: int = Field(0, description="of the tokens, those without a finite behavior log-prob")
+    mean: float | None = Field(None, description="mean l; k1 is its negative")
+    absolute: float | None = Field(None, description="mean |l|")
+    k3: float | None = Field(None, description="mean e^l - 1 - l, estimates KL(behavior || proximal)")
+    chi2_token: float | None = Field(None, description="mean e^2l - 1")
+    chi2_sequence: float | None = Field(None, description="the same of the sums of l over sequences")
+    ess_token: float | None = Field(None, description="effective sample size of e^l, in (0, 1]")
+    ess_geometric: float | None = Field(None, description="of the geometric means of sequences")
+    ess_sequence: float | None = Field(None, description="of the products over sequences")
+    ratio_p01: float | None = Field(None, description="1st percentile of e^l")
+    ratio_p50: float | None = None
+    ratio_p99: float | None = None
+    perplexity_behavior: float | None = None
+    perplexity_proximal: float | None = None
+    reward: float | None = Field(None, description="mean over sequences")
+    response_length: float | None = Field(None, description="mean, tokens")
+    staleness: float | None = Field(None, description="mean age of the sampling weights, weight versions")
+
+
+class Moment(Part):
+    """One rollout of the timeline."""
+
+    rollout_id: int
+    numbers: Numbers
+
+
+class Bin(Part):
+    """One bar of the distribution of l: low <= l < high."""
+
+    low: float
+    high: float
+    count: int
+
+
+class Point(Part):
+    """One place on a curve: the tokens (of an outcome or a length: of the sequences) around x."""
+
+    x: float
+    count: int = Field(description="tokens")
+    mean: float = Field(description="mean l")
+    absolute: float = Field(description="mean |l|")
+    label: str | None = Field(None, description="what to write instead of x, e.g. correct")
+
+
+class Curve(Part):
+    """How l depends on something."""
+
+    name: CurveName
+    points: tuple[Point, ...]
+
+
+class Span(Part):
+    """A token of a worst sample, for its text to be coloured by l."""
+
+    text: str
+    log_ratio: float | None = Field(None, description="null: prompt, tool output or not finite")
+
+
+class Worst(Part):
+    """A sample or a token that is far off."""
+
+    kind: Literal["sequence", "token"]
+    rollout_id: int
+    position: int = Field(description="in the rollout's dump")
+    token: int | None = Field(None, description="position in the response, of a token")
+    log_ratio: float = Field(description="of the token; of a sequence its sum of l")
+    tokens: int = Field(description="response tokens of the sample")
+    reward: float | None = None
+    text: str = Field("", description="response, or what surrounds the token")
+    spans: tuple[Span, ...] = ()
+
+
+class Effect(Part):
+    """What a correction would have done to all rollouts."""
+
+    name: str
+    formula: str = ""
+    source: str = ""
+    numerator: Literal["proximal", "target"] = "proximal"
+    unavailable: str | None = Field(None, description="why there are no numbers")
+    tokens: int = Field(0, description="response tokens that it saw")
+    kept_tokens: int = 0
+    sequences: int = Field(0, description="sequences with a response token")
+    kept_sequences: int = Field(0, description="sequences that keep a token")
+    clipped_tokens: int = Field(0, description="tokens whose weight or ratio a bound changed")
+    weight_mean: float | None = Field(None, description="of kept tokens")
+    weight_quantiles: dict[str, float] = Field(
+        default_factory=dict, description="exact up to 0.4%, kept tokens; keys min p01 p50 p99 max"
+    )
+    ess: float | None = Field(None, description="of the weights, rejected tokens as 0: (sum w)^2 / n sum w^2")
+    kept_positive: float | None = Field(None, description="share of sum A over A > 0 that is kept")
+    kept_negative: float | None = Field(None, description="share of sum |A| over A < 0 that is kept")
+    gradient_scale: float | None = Field(
+        None, description="sum |d loss / d log target| / sum |A| where target = proximal; 1 is uncorrected"
+    )
+    rejected: dict[str, str] = Field(
+        default_factory=dict, description="rollout id -> positions of wholly rejected sequences, as 0-3,7"
+    )
+
+
+class Candidate(Part):
+    """A correction that was considered, and what became of it."""
+
+    name: str
+    chosen: bool
+    reason: str
+
+
+class Recommendation(Part):
+    """Which correction to train with."""
+
+    name: str
+    reasons: tuple[str, ...]
+    flags: str = Field(description="what to add to the launch command")
+    candidates: tuple[Candidate, ...] = ()
+
+
+class Suggestion(Part):
+    """Thresholds at which a rejection drops a wished share of its units."""
+
+    name: str
+    unit: Literal["token", "sequence"]
+    wished: float
+    reached: float = Field(description="the largest share not above the wished one that ties allow")
+    low: float | None = None
+    high: float | None = None
+    units: int = Field(description="tokens or sequences that the quantiles are over")
+    config: str = Field(description="YAML for --custom-config-path")
+
+
+class Skipped(Part):
+    """A file that was not read."""
+
+    path: str
+    reason: str
+
+
+class Document(Part):
+    """One analysed run."""
+
+    version: int = VERSION
+    name: str
+    paths: tuple[str, ...] = ()
+    made_with: str = ""
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
+    total: Numbers = Numbers()
+    findings: tuple[Finding, ...] = ()
+    distribution: tuple[Bin, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    timeline: tuple[Moment, ...] = ()
+    worst: tuple[Worst, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    recommendation: Recommendation | None = None
+    suggestions: tuple[Suggestion, ...] = ()
+
+
+def to_json(document: Document) -> str:
+    """A document as JSON text; ``Document.model_validate_json`` reads it back."""
+    return document.model_dump_json(indent=1)
