@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -19,7 +19,8 @@ from slime_ext.ops.statistics import Need, tabulate
 from slime_ext.steps import MinPrefixReweight, Reweight, Taper
 
 Numerator = Literal["proximal", "target"]
-Plan = Mapping[Step, Tensor]  # coupled step -> the number it settled over the whole optimizer step
+Denominator = Literal["host", "kept"]
+Grouping = Literal["ignore", "rebaseline", "atomic"]
 WEIGHTS = (Reweight, MinPrefixReweight, Taper)
 
 HOST = Host()
@@ -37,6 +38,24 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """What was settled over the whole optimizer step before any of its micro-batches is trained.
+
+    Args:
+        numbers: coupled step -> its number, [] float64.
+        scale: [S] factor of each sequence's loss (``denominator: kept``); None: 1.
+        keep: [S] bool, false where the sequence's whole group is rejected (``group: atomic``); None: true.
+    """
+
+    numbers: Mapping[Step, Tensor] = field(default_factory=dict)
+    scale: Tensor | None = None
+    keep: Tensor | None = None
+
+
+NO_PLAN = Plan()
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a correction decided, [T] each, detached."""
 
@@ -45,6 +64,12 @@ class Outcome:
     finite: Tensor  # bool, response tokens whose behavior log-prob is finite
     log_ratio: Tensor  # 0 at tokens that are not finite
     clipped: Tensor | None = None  # bool, where a bound changed a weight
+    scale: Tensor | None = None  # [T] the plan's factors of the loss; None: 1
+
+    @property
+    def factor(self) -> Tensor:
+        """[T] what multiplies the loss: weights, scaled where the plan says so."""
+        return self.weights if self.scale is None else self.weights * self.scale
 
 
 @dataclass(frozen=True)
@@ -60,9 +85,14 @@ class Correction:
         mask_scope: ``policy`` takes rejected tokens out of the policy loss only; ``all`` returns reduced
             masks, so that entropy and reference-KL terms lose them too.
         on_nonfinite: a NaN or infinite behavior log-prob rejects its token or unit, or raises.
+        denominator: ``host`` leaves the loss divided by what the host's release divides by; ``kept`` divides
+            by the kept tokens instead: of the rollout, or of the optimizer step where the host's loss is per
+            token.
+        group: what a rejected sample means for the samples of the same prompt: ``ignore`` nothing,
+            ``rebaseline`` their advantages are computed without it, ``atomic`` they are rejected too.
 
     Raises:
-        ConfigError: the combination would count a ratio twice.
+        ConfigError: the combination would count a ratio twice, or could not act.
     """
 
     numerator: Numerator = "proximal"
@@ -70,9 +100,12 @@ class Correction:
     steps: tuple[Step, ...] = ()
     mask_scope: Literal["policy", "all"] = "policy"
     on_nonfinite: Literal["reject", "raise"] = "reject"
+    denominator: Denominator = "host"
+    group: Grouping = "ignore"
 
     def __post_init__(self) -> None:
         self._forbid_double_count()
+        self._check_plan()
         for i, step in enumerate(self.steps):
             if not step.is_coupled:
                 continue
@@ -97,6 +130,29 @@ class Correction:
                 "a truncate or clip step before it",
                 "none",
                 "an unbounded weight would decide the mean alone",
+            )
+
+    def _check_plan(self) -> None:
+        """Whether what couples samples can be known before the optimizer step, and can act."""
+        for key, value, idle in (("denominator", self.denominator, "host"), ("group", self.group, "ignore")):
+            if value == idle:
+                continue
+            expect(not self.is_identity, key, f"{idle} without steps", value, "nothing would be rejected")
+            expect(
+                self.numerator == "proximal",
+                "numerator",
+                f"proximal with {key}: {value}",
+                self.numerator,
+                "what is rejected must be known before the optimizer step begins",
+            )
+        if self.group == "rebaseline":
+            reading = any(step.reads_advantages for step in self.steps)
+            expect(
+                not reading,
+                "group",
+                "ignore or atomic beside a step that reads advantages",
+                self.group,
+                "what is rejected would depend on the advantages that it changes",
             )
 
     def _forbid_double_count(self) -> None:
@@ -129,6 +185,11 @@ class Correction:
         return any(step.is_coupled for step in self.steps)
 
     @property
+    def needs_plan(self) -> bool:
+        """Whether something is to be settled over the whole optimizer step before it begins."""
+        return self.is_coupled or self.denominator != "host" or self.group != "ignore"
+
+    @property
     def needs_target(self) -> bool:
         """Whether the target policy's log-probs must be there."""
         return self.numerator == "target" or not isinstance(self.surrogate, Host)
@@ -142,16 +203,20 @@ class Correction:
         """Weights and keep for packed tokens, all detached.
 
         Args:
-            plan: what ``plan_step`` settled; None makes these tokens an optimizer step of their own.
+            plan: what was settled for the optimizer step; None makes these tokens a step of their own, in
+                which ``denominator`` and ``group`` are the host's.
             observe: also record where bounds acted (for metrics).
         """
-        if plan is None and self.is_coupled:
-            plan = plan_step(self, [tokens], tokens.segments.all_sum)
-        facts = replace(self.facts(tokens), plan=plan or {})
+        if plan is None:
+            plan = plan_step(self, [tokens], tokens.segments.all_sum) if self.is_coupled else NO_PLAN
+        facts = replace(self.facts(tokens), plan=plan.numbers)
         state = self.run(facts, self.steps, observe=observe)
+        if plan.keep is not None:
+            state = state.reject("sequence", plan.keep)
         keep, weights = facts.kept(state), facts.spread(state.unit, state.weights)
         clipped = facts.spread(state.unit, state.clipped) if observe else None
-        return Outcome(self._final(weights, keep), keep, facts.finite, facts.log_ratio, clipped)
+        scale = None if plan.scale is None else facts.spread("sequence", plan.scale)
+        return Outcome(self._final(weights, keep), keep, facts.finite, facts.log_ratio, clipped, scale)
 
     def facts(self, tokens: Tokens) -> Facts:
         """Everything the steps may look at, with one all-reduce at most."""
@@ -192,11 +257,12 @@ class Correction:
         """
         if self.is_identity:
             return host_loss, None
+        factor = outcome.factor.to(host_loss.dtype)
         if isinstance(self.surrogate, Host):
-            return torch.where(outcome.keep, host_loss * outcome.weights.to(host_loss.dtype), 0), None
+            return torch.where(outcome.keep, host_loss * factor, 0), None
         evidence = gather(tokens.target, tokens.proximal, tokens.behavior, tokens.advantages, outcome.finite)
         loss, clipped = self.surrogate(evidence, bounds)
-        return torch.where(outcome.keep, loss * outcome.weights.to(loss.dtype), 0), clipped & outcome.keep
+        return torch.where(outcome.keep, loss * factor.to(loss.dtype), 0), clipped & outcome.keep
 
     @cached_property
     def sets_weights(self) -> bool:
@@ -232,14 +298,14 @@ def plan_step(correction: Correction, batches: Sequence[Tokens], all_sum: AllSum
         all_sum: SUM over all ranks that train the step, each token once (data x context parallel).
 
     Returns:
-        step -> [] float64. Steps settle in their order, each seeing what those before it did.
+        The numbers. Steps settle in their order, each seeing what those before it did.
     """
-    plan: dict[Step, Tensor] = {}
+    numbers: dict[Step, Tensor] = {}
     seen = [correction.facts(tokens) for tokens in batches]
     for i, step in enumerate(correction.steps):
         if step.is_coupled:
-            now = [replace(facts, plan=plan) for facts in seen]
-            plan[step] = step.settle(
+            now = [replace(facts, plan=numbers) for facts in seen]
+            numbers[step] = step.settle(
                 [(correction.run(facts, correction.steps[:i]), facts) for facts in now], all_sum
             )
-    return plan
+    return Plan(numbers)

@@ -9,9 +9,9 @@ import random
 import pytest
 import torch
 
-from slime_ext.correction import Correction, plan_step
+from slime_ext.correction import Correction, Plan, plan_step
 from slime_ext.errors import ConfigError
-from slime_ext.objectives import DualClip, Host, PpoClip, Reinforce, Sapo
+from slime_ext.objectives import Bounds, DualClip, Host, PpoClip, Reinforce, Sapo
 from slime_ext.steps import (
     Clip,
     MinPrefixReweight,
@@ -108,6 +108,19 @@ def test_a_plan_makes_micro_batches_equal_to_the_whole(steps, theirs):
     torch.testing.assert_close(torch.cat([o.weights for o in outcomes]), whole.weights, rtol=1e-13, atol=0)
 
 
+def test_a_plan_scales_the_loss_and_rejects_sequences():
+    packed = tokens(oracle.random_batch(2))[0]
+    correction = Correction(steps=WEIGHTED, denominator="kept", group="atomic")
+    sequences = torch.arange(packed.segments.count)
+    plan = Plan(scale=1.0 + sequences.double(), keep=sequences % 2 == 0)
+    alone, planned = correction(packed), correction(packed, plan)
+    assert torch.equal(planned.keep, alone.keep & (packed.segments.ids % 2 == 0))
+    host = torch.randn(packed.segments.size, dtype=torch.float64)
+    loss, _ = correction.loss(planned, packed, host, Bounds(0.2, 0.2))
+    expected = torch.where(planned.keep, host * alone.weights * (1 + packed.segments.ids), 0)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+
+
 def test_a_normalized_step_has_mean_weight_one():
     packed = tokens(oracle.random_batch(1, wild=False))[0]
     outcome = Correction(steps=(Reweight("token"), Truncate(2.0), Normalize()))(packed)
@@ -121,6 +134,16 @@ WEIGHTED = (Reweight("token"), Truncate(2.0))
     ("fields", "message"),
     [
         ({"surrogate": PpoClip("behavior"), "steps": WEIGHTED}, "surrogate.anchor: expected proximal"),
+        ({"denominator": "kept"}, "denominator: expected host without steps, got kept"),
+        ({"group": "atomic"}, "group: expected ignore without steps, got atomic"),
+        (
+            {"numerator": "target", "steps": (Reject(high=2.0),), "denominator": "kept"},
+            "numerator: expected proximal with denominator: kept",
+        ),
+        (
+            {"steps": (Reject(high=2.0, when="outward"),), "group": "rebaseline"},
+            "group: expected ignore or atomic beside a step that reads advantages, got rebaseline",
+        ),
         (
             {"surrogate": Sapo("behavior"), "steps": (MinPrefixReweight(),)},
             "surrogate.anchor: expected proximal",
