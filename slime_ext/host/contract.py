@@ -31,6 +31,39 @@ OPTIONAL = (
 )
 ALIASES = {"current_log_probs": "cur_log_probs"}
 RETURNED = ("pg_loss", "loss_masks", "metrics")
+# Argument that names a function -> what the host passes to it, by position. Those that a training rank or the
+# rollout's bookkeeping calls; generation, rewards and data sources are not ours to look at.
+CALLS = {
+    "custom_megatron_init_path": ("args",),
+    "custom_megatron_before_log_prob_hook_path": ("args", "model", "store_prefix"),
+    "custom_megatron_before_train_step_hook_path": (
+        "args",
+        "rollout_id",
+        "step_id",
+        "model",
+        "optimizer",
+        "opt_param_scheduler",
+    ),
+    "rollout_data_postprocess_path": ("args", "rollout_id", "rollout_data"),  # (args) before v0.2.4
+    "custom_advantage_function_path": ("args", "rollout_data"),  # since v0.3.0
+    "custom_loss_function_path": ("args", "batch", "logits", "sum_of_sample_mean"),
+    "custom_pg_loss_reducer_function_path": (
+        "total_lengths",
+        "response_lengths",
+        "loss_masks",
+        "calculate_per_token_loss",
+    ),
+    "custom_convert_samples_to_train_data_path": ("args", "samples"),
+    "custom_reward_post_process_path": ("args", "samples"),
+    "custom_rollout_log_function_path": (
+        "rollout_id",
+        "args",
+        "samples",
+        "rollout_extra_metrics",
+        "rollout_time",
+    ),
+    "custom_eval_rollout_log_function_path": ("rollout_id", "args", "data", "extra_metrics"),
+}
 METRICS = ("off_policy/host/ratio", "off_policy/host/clipped", "off_policy/host/rejected")
 
 

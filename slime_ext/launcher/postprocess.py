@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from slime_ext.errors import DataError
-from slime_ext.launcher.functions import load_function
+from slime_ext.host.functions import load_function
 from slime_ext.launcher.megatron.batching import MicroBatch
 
 PER_SAMPLE = ("loss_masks", "total_lengths", "response_lengths", "rollout_log_probs", "advantages")

@@ -258,7 +258,7 @@ def _differentiable_sum(values: Tensor) -> Tensor:
 
 def resolved(args: argparse.Namespace) -> dict[str, Any]:
     """The functions that the flags name, imported once."""
-    from slime_ext.launcher.functions import load_function
+    from slime_ext.host.functions import load_function
 
     wanted = args.use_tis or args.get_mismatch_metrics
     path = args.custom_tis_function_path or "slime_ext.tis.vanilla_tis_function"

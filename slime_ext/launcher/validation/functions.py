@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import inspect
-from collections.abc import Callable
-from typing import Any
 
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract
-from slime_ext.launcher.functions import load_function
-from slime_ext.launcher.validation.numbers import flag_of
+from slime_ext.host.functions import check_call, flag_of
 
-# slime's call of each hook: names of the positional arguments
-POSITIONAL = {
-    "custom_rm_path": ("args", "sample"),
-    "custom_pg_loss_reducer_function_path": (
-        "total_lengths",
-        "response_lengths",
-        "loss_masks",
-        "calculate_per_token_loss",
-    ),
-    "custom_megatron_init_path": ("args",),
-    "rollout_data_postprocess_path": ("args", "rollout_id", "rollout_data"),
-    "custom_megatron_before_train_step_hook_path": (
-        "args",
-        "rollout_id",
-        "step_id",
-        "model",
-        "optimizer",
-        "opt_param_scheduler",
-    ),
-    "custom_rollout_log_function_path": (
-        "rollout_id",
-        "args",
-        "samples",
-        "rollout_extra_metrics",
-        "rollout_time",
-    ),
-}
+# The host's call of each hook that this launcher has: names of the positional arguments.
+HOOKS = (
+    "custom_pg_loss_reducer_function_path",
+    "custom_megatron_init_path",
+    "rollout_data_postprocess_path",
+    "custom_megatron_before_train_step_hook_path",
+    "custom_rollout_log_function_path",
+)
+POSITIONAL = {"custom_rm_path": ("args", "sample"), **{dest: contract.CALLS[dest] for dest in HOOKS}}
 # the correction is called with keywords only
 CORRECTION = (*contract.REQUIRED, *contract.OPTIONAL)
 
@@ -47,32 +25,9 @@ def check_functions(args: argparse.Namespace) -> None:
     """Imports every function that a flag names and binds the launcher's call to its signature."""
     for dest, names in POSITIONAL.items():
         if path := getattr(args, dest):
-            _check_call(flag_of(dest), path, names, {})
+            check_call(flag_of(dest), path, names)
     if path := args.custom_tis_function_path:
-        _check_call("--custom-tis-function-path", path, (), dict.fromkeys(CORRECTION))
-
-
-def _check_call(flag: str, path: str, positional: tuple[str, ...], keywords: dict[str, Any]) -> None:
-    function = load_function(path, flag)
-    signature = _signature(function)
-    if signature is None:
-        return
-    try:
-        signature.bind(*positional, **keywords)
-    except TypeError as error:
-        wanted = ", ".join(positional) if positional else f"the keywords {', '.join(keywords)}"
-        hint = ": add **kwargs to it" if "unexpected keyword" in str(error) else ""
-        raise ConfigError(
-            f"{flag} {path}: expected a function of {wanted}, got {signature}: {error}{hint}"
-        ) from error
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """None for what has no signature to look at, such as a builtin."""
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
+        check_call("--custom-tis-function-path", path, (), CORRECTION)
 
 
 def _check_correction(args: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_ext.errors import ConfigError
-from slime_ext.launcher.validation.numbers import flag_of
+from slime_ext.host.functions import flag_of
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 # Megatron's dest: key of config.json

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slime_ext.errors import ConfigError
+from slime_ext.host.functions import flag_of
 
 Range = tuple[str, Callable[[Any], bool]]
 POSITIVE: Range = ("a number above 0", lambda x: x > 0)
@@ -73,11 +74,6 @@ RANGES: dict[str, Range] = {
     "save_interval": AT_LEAST_ONE,
     "save_keep": NOT_NEGATIVE,
 }
-
-
-def flag_of(dest: str) -> str:
-    """The flag that sets `dest`."""
-    return "--" + dest.replace("_", "-")
 
 
 def check_ranges(args: argparse.Namespace) -> None:
