@@ -1,0 +1,169 @@
+"""What-if: the same numbers as the hook itself, exactly; merging; what a dump cannot tell."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from slime_ext import load_config, presets, tis
+from slime_ext.analysis import whatif
+from slime_ext.analysis.whatif import NO_ADVANTAGES, Tally, WhatIf
+from slime_ext.errors import NonFiniteError
+from tests.analysis.rollouts import rollout
+
+ARGS = SimpleNamespace(use_tis=True, eps_clip=0.2, eps_clip_high=0.2)
+HOLES = {2: float("nan"), 5: float("inf"), 9: float("-inf")}
+
+
+def with_holes(r):
+    behavior = r.behavior.clone()
+    for at, value in HOLES.items():
+        behavior[at] = value
+    return rollout(behavior=behavior)
+
+
+def run_hook(name, r):
+    """The function of the flag, called as slime does at the first step: target = proximal, ratio 1."""
+    lengths = list(r.lengths)
+
+    def split(values):
+        return list(values.split(lengths))
+
+    target = r.proximal.clone().requires_grad_()
+    host_loss = torch.where(r.mask, -r.advantages * (target - r.proximal).exp(), 0)
+    loss, _, metrics = getattr(tis, name)(
+        ARGS,
+        pg_loss=host_loss,
+        train_log_probs=split(r.proximal),
+        rollout_log_probs=split(r.behavior),
+        loss_masks=split(r.mask.int()),
+        total_lengths=[n + 5 for n in lengths],
+        response_lengths=lengths,
+        cur_log_probs=split(target),
+        advantages=split(r.advantages),
+    )
+    (slope,) = torch.autograd.grad(loss.sum(), target)
+    return slope, metrics
+
+
+def sizes(effect):
+    return effect.kept_tokens, effect.clipped_tokens, effect.tokens
+
+
+@pytest.mark.parametrize("make", [rollout, lambda: with_holes(rollout())], ids=["whole", "holes"])
+@pytest.mark.parametrize("name", [n for n in presets.PRESETS if n != "metrics_only"])
+def test_it_is_the_hook_exactly(name, make):
+    r = make()
+    slope, metrics = run_hook(name, r)
+    applied = whatif.apply(presets.get(name), r)
+    rejected, clipped = (metrics[f"off_policy/host/{key}"].bool() for key in ("rejected", "clipped"))
+    assert torch.equal(applied.slope, slope)
+    assert torch.equal(applied.keep, r.mask & ~rejected) and torch.equal(applied.clipped, clipped)
+    (effect,) = whatif.whatif([r], {name: presets.get(name)})
+    assert sizes(effect) == (int((r.mask & ~rejected).sum()), int(clipped.sum()), int(r.mask.sum()))
+    scale = slope.double().abs().sum() / torch.where(r.mask, r.advantages, 0).double().abs().sum()
+    assert effect.gradient_scale == float(scale)
+
+
+def test_metrics_only_leaves_everything_as_it_is():
+    r = with_holes(rollout())
+    slope, _ = run_hook("metrics_only", r)
+    effect = whatif.whatif([r], {"metrics_only": presets.get("metrics_only")})[0]
+    assert torch.equal(whatif.apply(presets.get("metrics_only"), r).slope, slope)
+    assert (effect.kept_tokens, effect.gradient_scale, effect.ess) == (effect.tokens, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["token_is", "seq_mis", "kpop", "topr", "off_policy_is", "m2", "min_prefix"])
+def test_numbers_are_those_of_plain_loops(name):
+    r, correction = rollout(seed=3), presets.get(name)
+    applied, effect = whatif.apply(correction, r), whatif.whatif([r], {name: correction})[0]
+    kept = [float(w) for w, k in zip(applied.weights, applied.keep, strict=True) if k]
+    up = [
+        (float(a), bool(k)) for a, k, m in zip(r.advantages, applied.keep, r.mask, strict=True) if m and a > 0
+    ]
+    assert effect.weight_mean == pytest.approx(sum(kept) / len(kept))
+    assert effect.ess == pytest.approx(sum(kept) ** 2 / (effect.tokens * sum(w * w for w in kept)))
+    assert effect.kept_positive == pytest.approx(sum(a for a, k in up if k) / sum(a for a, _ in up))
+    middle = sorted(kept)[(len(kept) + 1) // 2 - 1]
+    assert middle * (1 - 2**-7) <= effect.weight_quantiles["p50"] <= middle
+    assert effect.weight_quantiles["max"] == max(kept)
+
+
+def test_rejected_sequences_are_named_by_rollout_and_position():
+    r = rollout(seed=1, rollout_id=7, positions=tuple(range(100, 112)))
+    correction = presets.get("skyrl_geo_mask")
+    keep = whatif.apply(correction, r).keep
+    gone, begin = [], 0
+    for position, n in zip(r.positions, r.lengths, strict=True):
+        part = slice(begin, begin := begin + n)
+        if r.mask[part].any() and not keep[part].any():
+            gone.append(position)
+    effect = whatif.whatif([r], {"x": correction})[0]
+    assert gone and effect.rejected == {"7": whatif.spans(gone)}
+    assert effect.sequences - effect.kept_sequences == len(gone)
+
+
+def test_tallies_of_parts_merge_into_the_whole():
+    parts = [rollout(seed=i, rollout_id=i) for i in range(4)]
+    whole, left, right = WhatIf(), WhatIf(), WhatIf()
+    for r in parts:
+        whole.add(r)
+    for i, r in enumerate(parts):
+        (left, right)[i % 2].add(r)
+    left.merge(pickle.loads(pickle.dumps(right)))
+    for a, b in zip(whole.effects(), left.effects(), strict=True):
+        assert (a.rejected, a.weight_quantiles, sizes(a)) == (b.rejected, b.weight_quantiles, sizes(b))
+        assert (a.ess, a.gradient_scale) == pytest.approx((b.ess, b.gradient_scale))
+
+
+def test_a_step_that_couples_samples_settles_one_number_per_optimizer_step():
+    steps = tuple(i % 3 for i in range(12))
+    r, correction = (
+        rollout(seed=2, steps=steps),
+        load_config({"steps": [{"second_moment": {"threshold": 0.1}}]}),
+    )
+    of_token = torch.tensor(steps).repeat_interleave(torch.tensor(r.lengths))
+    applied = whatif.apply(correction, r)
+    for step in range(3):
+        chosen = [i for i, s in enumerate(steps) if s == step]
+        at = of_token == step
+        alone = rollout(
+            samples=12,
+            lengths=tuple(r.lengths[i] for i in chosen),
+            **{name: getattr(r, name)[at] for name in ("behavior", "proximal", "mask", "advantages")},
+        )
+        assert torch.equal(applied.keep[at], whatif.apply(correction, alone).keep)
+    assert not torch.equal(applied.keep, whatif.apply(correction, rollout(seed=2)).keep)
+
+
+def test_without_advantages_what_needs_them_says_so():
+    r = rollout(advantages=None)
+    effects = {e.name: e for e in whatif.whatif([r])}
+    assert {n for n, e in effects.items() if e.unavailable == NO_ADVANTAGES} == {"opsm", "topr", "dppo_tv"}
+    assert effects["token_is"].kept_tokens == effects["token_is"].tokens
+    assert effects["token_is"].gradient_scale is None
+
+
+def test_a_rollout_at_which_the_hook_stops_is_left_out_and_named():
+    proximal = rollout().proximal.clone()
+    proximal[rollout().mask.nonzero()[0, 0]] = float("nan")
+    broken = rollout(proximal=proximal, rollout_id=4)
+    with pytest.raises(NonFiniteError):
+        run_hook("token_is", broken)
+    found = WhatIf({"token_is": presets.get("token_is")})
+    for r in (rollout(), broken):
+        found.add(r)
+    assert found.stopped == [4]
+    assert found.effects() == whatif.whatif([rollout()], {"token_is": presets.get("token_is")})
+
+
+def test_memory_does_not_grow_with_rollouts():
+    tally = Tally(presets.get("token_is"))
+    tally.add(rollout())
+    before = len(pickle.dumps(tally))
+    for i in range(20):
+        tally.add(rollout(rollout_id=i))
+    assert len(pickle.dumps(tally)) <= before + 16
