@@ -1,0 +1,39 @@
+"""Dumps of slime, of the embedded launcher, and JSONL, as a stream of ``Rollout``.
+
+One ``Job`` at a time is in memory: the files of one rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from slime_ext.analysis.readers.find import Job, Wanted, find
+from slime_ext.analysis.readers.jsonl import read_jsonl
+from slime_ext.analysis.readers.torch_files import read_job
+from slime_ext.analysis.records import Rollout, Skipped
+
+__all__ = ["Job", "Rollout", "Skipped", "Wanted", "find", "load", "read"]
+
+
+def read(paths: Iterable[str | Path], rollouts: str | None = None) -> Iterator[Rollout | Skipped]:
+    """Every rollout of the files, in order; what cannot be read comes as ``Skipped`` in its place.
+
+    Args:
+        paths: directories (a --dump-details folder, a run of the launcher), files, or glob patterns.
+        rollouts: numbers and ranges of rollouts, such as ``100-200`` or ``0,5,10-``; None for all.
+
+    Raises:
+        DataError: a path does not exist, holds no dump, or the range is none.
+    """
+    wanted = Wanted.parse(rollouts)
+    for job in find(paths, wanted):
+        yield from load(job, wanted)
+
+
+def load(job: Job, wanted: Wanted | None = None) -> Iterator[Rollout | Skipped]:
+    """The rollouts of one job's files: one, but for JSONL."""
+    wanted = wanted or Wanted()
+    for found in read_jsonl(job.paths[0]) if job.is_jsonl else read_job(job):
+        if isinstance(found, Skipped) or found.rollout_id in wanted:
+            yield found

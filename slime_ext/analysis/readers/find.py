@@ -1,0 +1,149 @@
+"""Which files belong together: those of one rollout, by folder and by the number in their name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slime_ext.errors import DataError
+
+KINDS = ("rollout_data", "train_data")
+SUFFIXES = (".pt", ".jsonl")
+NAMED = re.compile(r"(?:rollout|train)\D*(\d+)")
+NUMBER = re.compile(r"\d+")
+RANGE = re.compile(r"(\d*)-(\d*)|(\d+)")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Rollout numbers in ranges, both ends included; no range wants all."""
+
+    ranges: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str | None) -> Wanted:
+        """``100-200``, ``7``, ``0,5,10-``.
+
+        Raises:
+            DataError: it is something else.
+
+        >>> Wanted.parse("0,5,10-").ranges
+        ((0, 0), (5, 5), (10, inf))
+        """
+        parts = [] if text is None else text.replace(" ", "").split(",")
+        return cls(tuple(_range(part, text) for part in parts))
+
+    def __contains__(self, rollout_id: int | None) -> bool:
+        """A file whose name does not tell its number is wanted until its content does."""
+        if rollout_id is None or not self.ranges:
+            return True
+        return any(low <= rollout_id <= high for low, high in self.ranges)
+
+
+@dataclass(frozen=True)
+class Job:
+    """The files of one rollout (or one JSONL file), and how many bytes they are."""
+
+    paths: tuple[Path, ...]
+    rollout_id: int | None
+    size: int
+
+    @property
+    def is_jsonl(self) -> bool:
+        return self.paths[0].suffix == ".jsonl"
+
+    def __str__(self) -> str:
+        """The common folder once, then the names under it."""
+        first, *others = self.paths
+        if not others:
+            return str(first)
+        root = _root(first)
+        return f"{root}/{{{','.join(str(p.relative_to(root)) for p in self.paths)}}}"
+
+
+def find(paths: Iterable[str | Path], wanted: Wanted | None = None) -> list[Job]:
+    """The jobs of the wanted rollouts, in the order of run and rollout number.
+
+    Raises:
+        DataError: a path does not exist or holds no dump.
+    """
+    wanted = wanted or Wanted()
+    together: dict[tuple, list[Path]] = {}
+    for path in dict.fromkeys(file for given in paths for file in _files(str(given))):
+        number = _number(path)
+        key = (_root(path), number, "") if path.suffix == ".pt" else (path.parent, None, path.name)
+        together.setdefault(key, []).append(path)
+    ordered = sorted(together, key=lambda k: (str(k[0]), -1 if k[1] is None else k[1], k[2]))
+    jobs = [_job(together[key], key[1]) for key in ordered]
+    chosen = [job for job in jobs if job.rollout_id in wanted]
+    if jobs and not chosen:
+        known = [job.rollout_id for job in jobs if job.rollout_id is not None]
+        raise DataError(f"--rollouts: expected some of {min(known)}-{max(known)}, got none of them")
+    return chosen
+
+
+def _job(paths: list[Path], number: int | None) -> Job:
+    return Job(tuple(sorted(paths, key=_rank)), number, sum(path.stat().st_size for path in paths))
+
+
+def _files(given: str) -> list[Path]:
+    path = Path(given).expanduser()
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        found = _of_folder(path)
+    else:
+        found = sorted(file for name in _matches(path) for file in _within(name))
+    if not found and not path.exists() and not set(given) & set("*?["):
+        raise DataError(f"{given}: expected a folder, a file or a pattern, got nothing of that name")
+    if not found:
+        raise DataError(
+            f"{given}: expected rollout_data/*.pt, train_data/*.pt or *.jsonl, got no such file: give the "
+            "folder of --dump-details, or of a run of slime-ext train"
+        )
+    return found
+
+
+def _matches(pattern: Path) -> list[Path]:
+    return list(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
+
+
+def _within(path: Path) -> list[Path]:
+    return _of_folder(path) if path.is_dir() else [path] if path.suffix in SUFFIXES else []
+
+
+def _of_folder(path: Path) -> list[Path]:
+    """Dumps of a folder: of its rollout_data and train_data where it has them, else of itself."""
+    inner = path / "dumps" if (path / "dumps").is_dir() else path
+    folders = [inner / kind for kind in KINDS if (inner / kind).is_dir()] or [inner]
+    files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in SUFFIXES]
+    return [file for file in files if not file.name.startswith((".", "eval_")) and file.is_file()]
+
+
+def _root(path: Path) -> Path:
+    return path.parent.parent if path.parent.name in KINDS else path.parent
+
+
+def _number(path: Path) -> int | None:
+    found = NAMED.search(path.stem)
+    if found:
+        return int(found[1])
+    first = NUMBER.search(path.stem)
+    return int(first[0]) if first else None
+
+
+def _rank(path: Path) -> tuple[str, list[int]]:
+    """Rollout dumps first, then train dumps by rank."""
+    return path.parent.name, [int(n) for n in NUMBER.findall(path.stem)]
+
+
+def _range(part: str, text: str | None) -> tuple[int, float]:
+    found = RANGE.fullmatch(part)
+    if not found or part in ("", "-"):
+        raise DataError(f"--rollouts: expected numbers and ranges such as 100-200 or 0,5,10-, got '{text}'")
+    low, high, single = found.groups()
+    if single is not None:
+        return int(single), int(single)
+    return int(low or 0), int(high) if high else float("inf")

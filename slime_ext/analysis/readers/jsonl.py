@@ -1,0 +1,94 @@
+"""JSONL: one sample per line, log-probs as plain lists.
+
+Keys of a line (lists have one entry per response token; None is a missing log-prob):
+
+    rollout_log_probs  (or behavior)                    required: of the policy that sampled
+    log_probs          (or train_log_probs, proximal)   required: of the trainer, before its step
+    loss_mask, tokens (response, or prompt + response), advantages (a list, or one number), entropy,
+    token_weight_versions                               lists, optional
+    rollout_id (0), prompt_length, reward, group_index, weight_versions, prompt, response   optional
+
+Lines of one rollout are neighbours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from slime_ext.analysis.readers.rows import Row, assemble
+from slime_ext.analysis.records import Rollout, Skipped
+
+ALIASES = {
+    "behavior": ("rollout_log_probs", "behavior"),
+    "proximal": ("log_probs", "train_log_probs", "proximal"),
+    "mask": ("loss_mask", "mask"),
+}
+
+
+def read_jsonl(path: Path) -> Iterator[Rollout | Skipped]:
+    """The rollouts of a file, as they follow each other; a line that is no sample comes as ``Skipped``."""
+    rows: list[Row] = []
+    current: int | None = None
+    for found in _lines(path):
+        if isinstance(found, Skipped):
+            yield found
+            continue
+        rollout_id, row = found
+        if rows and rollout_id != current:
+            yield assemble(current or 0, str(path), rows)
+            rows = []
+        current = rollout_id
+        row.position = len(rows)
+        rows.append(row)
+    if rows:
+        yield assemble(current or 0, str(path), rows)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Row] | Skipped]:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, line in zip(count(1), file, strict=False):
+                if line.strip():
+                    yield _sample(line, f"{path}:{number}")
+    except OSError as error:
+        yield Skipped(str(path), f"cannot be read: {error.strerror or error}")
+
+
+def _sample(line: str, where: str) -> tuple[int, Row] | Skipped:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        return Skipped(where, f"is no JSON: {error}")
+    if not isinstance(found, dict):
+        return Skipped(where, f"expected a JSON object, got {type(found).__name__}")
+    try:
+        return int(found.get("rollout_id") or 0), _row(found)
+    except (TypeError, ValueError) as error:
+        return Skipped(where, f"holds a value of another kind: {error}")
+
+
+def _row(found: Mapping[str, Any]) -> Row:
+    lists = {ours: next((found[k] for k in keys if k in found), None) for ours, keys in ALIASES.items()}
+    known = next((v for v in lists.values() if v is not None), None)
+    length = int(found["response_length"]) if "response_length" in found else len(known or [])
+    tokens, advantages, reward = (found.get(k) for k in ("tokens", "advantages", "reward"))
+    prompt_length = int(found.get("prompt_length") or max(len(tokens or []) - length, 0))
+    return Row(
+        position=0,
+        response_length=length,
+        **lists,
+        tokens=tokens[len(tokens) - length :] if tokens else None,
+        advantages=[advantages] * length if isinstance(advantages, (int, float)) else advantages,
+        entropy=found.get("entropy"),
+        prompt_length=prompt_length,
+        reward=float(reward) if isinstance(reward, (int, float)) else None,
+        group=found.get("group_index"),
+        prompt=str(found.get("prompt") or ""),
+        response=str(found.get("response") or ""),
+        weight_versions=found.get("weight_versions") or (),
+        token_versions=found.get("token_weight_versions") or (),
+    )

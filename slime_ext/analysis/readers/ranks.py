@@ -1,0 +1,124 @@
+"""Per-rank train dumps of slime v0.3.1 and older -> whole responses.
+
+Every rank wrote a file: tensor-parallel ranks the same one, context-parallel ranks their zig-zag part of each
+response, pipeline stages before the last one without log-probs. No file says what its rank was; the lengths
+do. Source: slime/utils/train_dump_utils.py and actor.py at v0.3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext.analysis.readers.rows import Row, as_tensor
+from slime_ext.analysis.readers.train_files import row_of
+from slime_ext.errors import DataError
+from slime_ext.host.packing import zigzag
+
+Data = Mapping[str, Any]
+CUT = ("log_probs", "rollout_log_probs", "advantages", "entropy")  # local slices; masks and tokens are whole
+
+
+def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[Row]:
+    """All samples of a rollout from the files of its ranks.
+
+    Raises:
+        DataError: a context-parallel part is missing, or the lengths fit no zig-zag layout.
+    """
+    last_stage = [data for _, data in sorted(ranks, key=lambda r: r[0]) if data.get("log_probs")]
+    if ranks and not last_stage:
+        raise DataError(
+            f"{len(ranks)} per-rank files, none with log_probs: slime v0.3.0 and v0.3.1 write them only if "
+            "they are recomputed (--get-mismatch-metrics), and only on the last pipeline stage"
+        )
+    shards: dict[tuple, list[Data]] = {}
+    for data in last_stage:
+        shards.setdefault(_identity(data), []).append(data)
+    return [row for parts in shards.values() for row in _whole(parts)]
+
+
+def _identity(data: Data) -> tuple:
+    """The same for ranks that hold the same samples."""
+    indices = data.get("sample_indices")
+    if indices is not None and all(i is not None for i in indices):
+        return tuple(int(i) for i in indices)
+    return tuple(
+        (int(n), hash(tuple(as_tensor(t, torch.int64).tolist())))
+        for n, t in zip(data["response_lengths"], data["tokens"], strict=True)
+    )
+
+
+def _whole(parts: list[Data]) -> list[Row]:
+    size = _context_parallel_size(parts)
+    copies = len(parts) // size
+    cut = parts[::copies]  # tensor-parallel ranks are neighbours, and their files are the same
+    columns = [_columns(data) for data in cut]
+    rows = []
+    for i, (total, response) in enumerate(_lengths(cut[0])):
+        sample = {key: values[i] for key, values in columns[0].items()}
+        for key in CUT:
+            if sample.get(key) is not None:
+                sample[key] = _interleave([c[key][i] for c in columns], total, response)
+        index = sample.get("sample_indices")
+        rows.append(row_of(sample, i if index is None else -1 - int(index)))
+    return rows
+
+
+def _columns(data: Data) -> dict[str, Any]:
+    """The fields with one value per sample."""
+    count = len(data["response_lengths"])
+    return {
+        key: values for key, values in data.items() if hasattr(values, "__len__") and len(values) == count
+    }
+
+
+def _lengths(data: Data) -> list[tuple[int, int]]:
+    responses = [int(n) for n in data["response_lengths"]]
+    totals = data.get("total_lengths")
+    return list(
+        zip([len(t) for t in data["tokens"]] if totals is None else map(int, totals), responses, strict=True)
+    )
+
+
+def _context_parallel_size(parts: list[Data]) -> int:
+    """The size for which every file holds what its rank would; a rank's copies are neighbours."""
+    lengths = _lengths(parts[0])
+    for size in range(1, len(parts) + 1):
+        if len(parts) % size == 0 and _explains(parts, lengths, size):
+            return size
+    held = [sum(len(x) for x in data["log_probs"]) for data in parts]
+    raise DataError(
+        f"{len(parts)} ranks with {held} of {sum(r for _, r in lengths)} log-probs: no context-parallel "
+        "layout explains these lengths; is the file of a rank missing?"
+    )
+
+
+def _explains(parts: list[Data], lengths: list[tuple[int, int]], size: int) -> bool:
+    copies = len(parts) // size
+    return all(
+        [len(x) for x in data["log_probs"]] == [_held(*both, k // copies, size) for both in lengths]
+        for k, data in enumerate(parts)
+    )
+
+
+def _held(total: int, response: int, rank: int, size: int) -> int:
+    return sum(stop - start for start, stop in _runs(total, response, rank, size))
+
+
+def _runs(total: int, response: int, rank: int, size: int) -> tuple[tuple[int, int], ...]:
+    return ((0, response),) if size == 1 else zigzag(total, response, rank, size)
+
+
+def _interleave(parts: Sequence[Any], total: int, response: int) -> Tensor:
+    """The local slices of all context-parallel ranks -> [R]."""
+    if len(parts) == 1:
+        return as_tensor(parts[0], torch.float32)
+    out = torch.full((response,), torch.nan)
+    for rank, part in enumerate(parts):
+        (a, b), (c, d) = zigzag(total, response, rank, len(parts))
+        values = as_tensor(part, torch.float32)
+        out[a:b], out[c:d] = values[: b - a], values[b - a :]
+    return out

@@ -1,0 +1,221 @@
+"""Samples of any format -> one ``Rollout``. Work per sample, never per token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext.analysis.records import Rollout, Skipped
+
+UNKNOWN = -1  # version of the weights of a token
+
+
+@dataclass
+class Row:
+    """One sample: every value as its file had it, lists or tensors over the response ([R])."""
+
+    position: int
+    response_length: int
+    behavior: Any = None
+    proximal: Any = None
+    mask: Any = None
+    tokens: Any = None
+    advantages: Any = None
+    entropy: Any = None
+    prompt_length: int = 0
+    reward: float | None = None
+    group: int | None = None
+    step: int | None = None
+    prompt: str = ""
+    response: str = ""
+    weight_versions: Sequence[str] = ()
+    token_versions: Sequence[str] = ()
+
+
+@dataclass
+class Notes:
+    """Remarks of one kind are one line: how often, and the first."""
+
+    kinds: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, kind: str, text: str) -> None:
+        self.kinds.setdefault(kind, []).append(text)
+
+    def lines(self) -> tuple[str, ...]:
+        return tuple(f"{len(v)} samples {kind}, first: {v[0]}" for kind, v in self.kinds.items())
+
+
+def assemble(
+    rollout_id: int, source: str, rows: Sequence[Row], trainer_version: int | None = None
+) -> Rollout | Skipped:
+    """Packs samples, leaving out those whose lists do not fit.
+
+    Args:
+        trainer_version: version of the trainer's weights when the rollout was trained on, if it is known.
+    """
+    if not rows:
+        return Skipped(source, "holds no sample")
+    if reason := _without_log_probs(rows):
+        return Skipped(source, reason)
+    notes = Notes()
+    sound = [row for row in rows if _fits(row, notes)]
+    if not sound:
+        return Skipped(source, "no sample whose lists have the length of its response; " + notes.lines()[0])
+    return _pack(rollout_id, source, sound, trainer_version, notes)
+
+
+def _without_log_probs(rows: Sequence[Row]) -> str | None:
+    if all(row.proximal is None for row in rows):
+        return (
+            "has no log-probs of the trainer (log_probs): give the train dump of the same rollout too; slime "
+            "v0.3.0 and v0.3.1 write them only if they are recomputed (--get-mismatch-metrics)"
+        )
+    if all(row.behavior is None for row in rows):
+        return "has no log-probs of the sampler (rollout_log_probs): slime records them with --use-tis"
+    return None
+
+
+def _fits(row: Row, notes: Notes) -> bool:
+    if row.proximal is None:
+        notes.add("without log-probs of the trainer were left out", f"position {row.position}")
+        return False
+    for name in ("behavior", "proximal", "mask", "tokens", "advantages", "entropy"):
+        values = getattr(row, name)
+        if values is not None and len(values) != row.response_length:
+            notes.add(
+                "whose lists have another length than the response were left out",
+                f"position {row.position} has {len(values)} of {name} for {row.response_length} tokens",
+            )
+            return False
+    if row.behavior is None:
+        notes.add("have no log-probs of the sampler", f"position {row.position}")
+    return True
+
+
+def _pack(
+    rollout_id: int, source: str, rows: list[Row], trainer_version: int | None, notes: Notes
+) -> Rollout:
+    lengths = tuple(row.response_length for row in rows)
+    pack = _Packer(rows, lengths)
+    mask = pack.whole("mask", torch.float32, 1.0) != 0
+    versions = _versions(rows, mask, notes)
+    return Rollout(
+        rollout_id=rollout_id,
+        source=source,
+        lengths=lengths,
+        prompt_lengths=tuple(row.prompt_length for row in rows),
+        positions=tuple(row.position for row in rows),
+        behavior=pack.whole("behavior", torch.float32, torch.nan),
+        proximal=pack.whole("proximal", torch.float32, torch.nan),
+        mask=mask,
+        tokens=pack.maybe("tokens", torch.int64, UNKNOWN),
+        advantages=pack.maybe("advantages", torch.float32, 0.0),
+        entropy=pack.maybe("entropy", torch.float32, torch.nan),
+        rewards=_rewards(rows),
+        versions=versions,
+        ages=None if versions is None else _ages(versions, trainer_version),
+        groups=_all([row.group for row in rows]),
+        steps=_all([row.step for row in rows]),
+        prompts=[row.prompt for row in rows],
+        responses=[row.response for row in rows],
+        notes=notes.lines(),
+    )
+
+
+@dataclass(frozen=True)
+class _Packer:
+    """Takes a field of all rows into one flat tensor, and drops it from the rows, so that a rollout is not
+    held twice."""
+
+    rows: list[Row]
+    lengths: tuple[int, ...]
+
+    def maybe(self, name: str, dtype: torch.dtype, missing: float) -> Tensor | None:
+        if all(getattr(row, name) is None for row in self.rows):
+            return None
+        return self.whole(name, dtype, missing)
+
+    def whole(self, name: str, dtype: torch.dtype, missing: float) -> Tensor:
+        out = torch.full((sum(self.lengths),), missing, dtype=dtype)
+        begin = 0
+        for row, length in zip(self.rows, self.lengths, strict=True):
+            values = getattr(row, name)
+            if values is not None:
+                out[begin : begin + length] = as_tensor(values, dtype)
+                setattr(row, name, None)
+            begin += length
+        return out
+
+
+def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
+    """A list (None means NaN) or tensor -> CPU tensor [R]."""
+    if isinstance(values, Tensor):
+        return values.detach().reshape(-1).to("cpu", dtype)
+    try:
+        return torch.tensor(values, dtype=dtype)
+    except (TypeError, RuntimeError):
+        return torch.tensor([torch.nan if v is None else v for v in values], dtype=dtype)
+
+
+def _rewards(rows: list[Row]) -> Tensor | None:
+    if all(row.reward is None for row in rows):
+        return None
+    return torch.tensor([torch.nan if r.reward is None else r.reward for r in rows], dtype=torch.float64)
+
+
+def _all(values: list[int | None]) -> tuple[int, ...] | None:
+    return None if any(v is None for v in values) else tuple(values)  # type: ignore[arg-type]
+
+
+def number_of(version: Any) -> int:
+    """slime's versions are numbers written as text; anything else is unknown."""
+    text = str(version)
+    return int(text) if text.isdecimal() else UNKNOWN
+
+
+def _versions(rows: list[Row], mask: Tensor, notes: Notes) -> Tensor | None:
+    if not any(row.weight_versions or row.token_versions for row in rows):
+        return None
+    out = torch.full(mask.shape, UNKNOWN, dtype=torch.int64)
+    begin = 0
+    for row in rows:
+        end = begin + row.response_length
+        _fill(out[begin:end], row, mask[begin:end], notes)
+        begin = end
+    return out
+
+
+def _fill(out: Tensor, row: Row, mask: Tensor, notes: Notes) -> None:
+    """The versions of one sample, in place."""
+    per_token = row.token_versions
+    if len(per_token) == len(out) and len(out):
+        runs = [(number_of(version), sum(1 for _ in run)) for version, run in groupby(per_token)]
+        numbers, counts = zip(*runs, strict=True)
+        out.copy_(torch.tensor(numbers).repeat_interleave(torch.tensor(counts)))
+        return
+    numbers = [number_of(version) for version in row.weight_versions]
+    if len(set(numbers)) <= 1:
+        out.fill_(numbers[0] if numbers else UNKNOWN)
+        return
+    turns = (mask & ~torch.cat([mask.new_zeros(1), mask[:-1]])).cumsum(0)
+    if len(out) and int(turns[-1]) == len(numbers):  # one call of the engine for each turn
+        out.copy_(torch.tensor(numbers)[(turns - 1).clamp_min(0)])
+        return
+    out.fill_(min(numbers))
+    notes.add(
+        "mix weight versions and do not say where: counted as the first of them", f"position {row.position}"
+    )
+
+
+def _ages(versions: Tensor, trainer_version: int | None) -> Tensor | None:
+    known = versions != UNKNOWN
+    if not known.any():
+        return None
+    newest = int(versions.max())
+    reference = newest if trainer_version is None or trainer_version < newest else trainer_version
+    return torch.where(known, (reference - versions).float(), torch.nan)

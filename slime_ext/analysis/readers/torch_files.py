@@ -1,0 +1,138 @@
+"""slime's dumps: which of a rollout's files holds what, joined by the position in the rollout.
+
+Nothing but plain data is ever unpickled: a dump is somebody's pickle, and unpickling another object may run
+code. Formats: slime/observability/{rollout_data_utils,train_data_utils}.py at 624b824, and
+slime/utils/train_dump_utils.py up to v0.3.1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+
+from slime_ext.analysis.readers.find import Job
+from slime_ext.analysis.readers.ranks import merge_ranks
+from slime_ext.analysis.readers.rows import Row, assemble
+from slime_ext.analysis.readers.train_files import about_samples, rows_of_train, trainer_version
+from slime_ext.analysis.records import Rollout, Skipped
+from slime_ext.errors import DataError
+
+FORMAT_VERSION = 2
+FORBIDDEN = re.compile(r"(?:Unsupported global: GLOBAL|class) ([\w.]+)")
+
+
+def load_plain(path: Path) -> Mapping[str, Any]:
+    """A torch file of plain data, its tensors on the CPU.
+
+    Raises:
+        DataError: it cannot be read, is cut off, or holds objects that are not data.
+    """
+    try:
+        with torch.serialization.safe_globals(_numpy_scalars()):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise DataError(f"{path}: {_why(str(error))}") from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, IndexError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path}: is cut off or no torch file ({first[:80]})") from None
+    if not isinstance(found, Mapping):
+        raise DataError(f"{path}: expected a mapping, got {type(found).__name__}: not a dump of slime")
+    return found
+
+
+def _numpy_scalars() -> list[Any]:
+    """What a number of numpy unpickles through: rewards are often such."""
+    import numpy
+
+    core = getattr(numpy, "_core", None) or numpy.core
+    kinds = {type(numpy.dtype(kind)) for kind in ("f2", "f4", "f8", "i4", "i8", "u1", "?")}
+    return [core.multiarray.scalar, numpy.dtype, *kinds]
+
+
+def _why(message: str) -> str:
+    if found := FORBIDDEN.search(message):
+        return f"holds {found[1]}, which is no plain data: not loaded, since loading it could run code"
+    return f"is no plain data ({message.splitlines()[0][:80]}): not loaded, since loading it could run code"
+
+
+def kind_of(found: Mapping[str, Any], path: Path) -> str:
+    """``rollout``, ``train`` (format version 2) or ``rank`` (v0.3.1 and older).
+
+    Raises:
+        DataError: it is neither.
+    """
+    if "rollout_data" in found:
+        return "rank"
+    if "format_version" in found:
+        if found["format_version"] != FORMAT_VERSION:
+            raise DataError(
+                f"{path}: format version {found['format_version']}: this reads version {FORMAT_VERSION} and "
+                "the per-rank files of slime v0.3.1 and older"
+            )
+        return "train"
+    if "samples" not in found:
+        raise DataError(f"{path}: no key samples or rollout_data: not a dump of slime")
+    return "rollout"
+
+
+def read_job(job: Job) -> Iterator[Rollout | Skipped]:
+    """The rollout of a job's files, after what had to be skipped of them."""
+    about: list[dict[str, Any]] = []
+    ranks: list[tuple[int, Mapping[str, Any]]] = []
+    rows: list[Row] = []
+    rollout_id, version, failed, done = job.rollout_id, None, False, []
+    for path in job.paths:
+        try:
+            found = load_plain(path)
+            kind = kind_of(found, path)
+        except DataError as error:
+            failed = True
+            yield Skipped(str(path), str(error).removeprefix(f"{path}: "))
+            continue
+        done.append(path)
+        rollout_id = found.get("rollout_id", rollout_id)
+        if kind == "rollout":
+            about = about_samples(found["samples"])
+        elif kind == "train":
+            rows, version = rows_of_train(found), trainer_version(found, rollout_id)
+        else:
+            ranks.append((int(found.get("rank", len(ranks))), found["rollout_data"]))
+        del found
+    if failed and not rows and not ranks:
+        return  # the file that would have held the log-probs has been named
+    source = str(Job(tuple(done), job.rollout_id, 0))
+    try:
+        rows = rows or merge_ranks(ranks)
+    except DataError as error:
+        yield Skipped(source, str(error))
+        return
+    _join(rows, about)
+    rows = rows or [_bare(i, sample) for i, sample in enumerate(about)]
+    is_ours = any(sample["token_versions"] for sample in about)
+    yield assemble(int(rollout_id or 0), source, rows, version if is_ours else None)
+
+
+def _bare(position: int, sample: Mapping[str, Any]) -> Row:
+    """A sample that only a rollout dump knows."""
+    return Row(position, int(sample["response_length"]))
+
+
+def _join(rows: list[Row], about: list[dict[str, Any]]) -> None:
+    """Text, versions, group and reward of the rollout dump, by position; for files without positions by
+    sample index."""
+    by_index = {sample["index"]: i for i, sample in enumerate(about) if sample["index"] is not None}
+    for row in rows:
+        if row.position < 0:  # a per-rank file: minus one, minus the sample's index
+            row.position = by_index.get(-1 - row.position, -1 - row.position)
+        if row.position < len(about) and about[row.position]["response_length"] == row.response_length:
+            sample = about[row.position]
+            for name in ("prompt", "response", "weight_versions", "token_versions", "group"):
+                setattr(row, name, sample[name])
+            row.reward = sample["reward"] if sample["reward"] is not None else row.reward
+            if row.behavior is None and sample["behavior"] is not None:
+                row.behavior = sample["behavior"]
