@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ Denominator = Literal["host", "kept"]
 Grouping = Literal["ignore", "rebaseline", "atomic"]
 WEIGHTS = (Reweight, MinPrefixReweight, Taper)
 
+OBSERVED = (Need("sum", "sequence", "ratio"), Need("sum", "sequence", "count"))
 HOST = Host()
 
 
@@ -35,6 +36,7 @@ class Tokens:
     behavior: Tensor  # log-probs under the policy that sampled the tokens, nats
     target: Tensor | None = None  # log-probs under the policy that is being trained, nats, with grad
     advantages: Tensor | None = None
+    ages: Tensor | None = None  # [S] trainer's weight version - that of the sample; NaN where unknown
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,15 @@ NO_PLAN = Plan()
 
 
 @dataclass(frozen=True)
+class Sequences:
+    """What metrics look at per sequence, [S] each, the same on every rank that shares them."""
+
+    log_ratio: Tensor  # float64, the sum over the response tokens with a finite behavior log-prob, nats
+    count: Tensor  # float64, response tokens
+    keep: Tensor  # bool, false where a step or the plan rejected the whole sequence
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a correction decided, [T] each, detached."""
 
@@ -63,7 +74,9 @@ class Outcome:
     keep: Tensor  # bool, response tokens that stay in the policy loss
     finite: Tensor  # bool, response tokens whose behavior log-prob is finite
     log_ratio: Tensor  # 0 at tokens that are not finite
-    clipped: Tensor | None = None  # bool, where a bound changed a weight
+    clipped: Tensor | None = None  # bool, where a bound changed a weight; None unless observed, as the next
+    acted: Tensor | None = None  # int32, bit i: step i (from 1) rejected or bounded here; ``Facts.acted``
+    sequences: Sequences | None = None
     scale: Tensor | None = None  # [T] the plan's factors of the loss; None: 1
 
     @property
@@ -195,6 +208,11 @@ class Correction:
         return self.numerator == "target" or not isinstance(self.surrogate, Host)
 
     @property
+    def needs_ages(self) -> bool:
+        """Whether the samples' ages must be there."""
+        return any(step.reads_ages for step in self.steps)
+
+    @property
     def needs_advantages(self) -> bool:
         """Whether the advantages must be there."""
         return not isinstance(self.surrogate, Host) or any(step.reads_advantages for step in self.steps)
@@ -205,35 +223,46 @@ class Correction:
         Args:
             plan: what was settled for the optimizer step; None makes these tokens a step of their own, in
                 which ``denominator`` and ``group`` are the host's.
-            observe: also record where bounds acted (for metrics).
+            observe: also record what each step did, and the sequences' log-ratios (for metrics).
         """
         if plan is None:
             plan = plan_step(self, [tokens], tokens.segments.all_sum) if self.is_coupled else NO_PLAN
-        facts = replace(self.facts(tokens), plan=plan.numbers)
+        facts = replace(self.facts(tokens, observe=observe), plan=plan.numbers)
         state = self.run(facts, self.steps, observe=observe)
         if plan.keep is not None:
-            state = state.reject("sequence", plan.keep)
+            state = replace(state, step=len(self.steps) + 1).reject("sequence", plan.keep)
         keep, weights = facts.kept(state), facts.spread(state.unit, state.weights)
-        clipped = facts.spread(state.unit, state.clipped) if observe else None
+        seen = self._seen(facts, state) if observe else {}
         scale = None if plan.scale is None else facts.spread("sequence", plan.scale)
-        return Outcome(self._final(weights, keep), keep, facts.finite, facts.log_ratio, clipped, scale)
+        return Outcome(self._final(weights, keep), keep, facts.finite, facts.log_ratio, scale=scale, **seen)
 
-    def facts(self, tokens: Tokens) -> Facts:
+    def _seen(self, facts: Facts, state: State) -> dict[str, Any]:
+        keep = state.units.get("sequence")
+        log_ratio, count = (facts.table[need] for need in OBSERVED)
+        return {
+            "clipped": facts.spread(state.unit, state.clipped),
+            "acted": facts.acted(state),
+            "sequences": Sequences(log_ratio, count, torch.ones_like(count) > 0 if keep is None else keep),
+        }
+
+    def facts(self, tokens: Tokens, *, observe: bool = False) -> Facts:
         """Everything the steps may look at, with one all-reduce at most."""
         source = tokens.target if self.numerator == "target" else tokens.proximal
         numerator, behavior = in_common(source, tokens.behavior)
         finite = finite_tokens(behavior, tokens.segments.mask)
         advantages = None if tokens.advantages is None else tokens.advantages.detach()
         log_ratio = torch.where(finite, numerator - behavior, 0)
-        facts = Facts(tokens.segments, log_ratio, finite, numerator, behavior, advantages)
-        return replace(facts, table=tabulate(self._needs, facts.value_of, tokens.segments))
+        facts = Facts(tokens.segments, log_ratio, finite, numerator, behavior, advantages, tokens.ages)
+        needs = self._needs + OBSERVED if observe else self._needs
+        return replace(facts, table=tabulate(needs, facts.value_of, tokens.segments))
 
     def run(self, facts: Facts, steps: Sequence[Step], *, observe: bool = False) -> State:
         """The state after ``steps``: the only loop over them."""
         state = facts.untouched
         if observe:
             state = replace(state, clipped=torch.zeros_like(facts.finite))
-        for step in steps:
+        for number, step in enumerate(steps, 1):
+            state = replace(state, step=number) if observe else state
             state = step(state, facts)
         return state
 

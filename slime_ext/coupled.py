@@ -72,6 +72,7 @@ class SecondMoment(Step):
     threshold: float = 0.04
 
     is_coupled = True
+    rejects = True
 
     def __post_init__(self) -> None:
         expect(
@@ -106,7 +107,7 @@ class SecondMoment(Step):
         return torch.maximum(_last(small, device), smallest).view(torch.float64)
 
     def __call__(self, state: State, facts: Facts) -> State:
-        return replace(state, keep=state.keep & (facts.log_ratio.double().square() <= facts.plan[self]))
+        return state.reject("token", facts.log_ratio.double().square() <= facts.plan[self])
 
 
 def _ranked(facts: Facts) -> tuple[Tensor, Tensor]:

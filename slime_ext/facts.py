@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from slime_ext.ops.segments import Segments, as_numbers
 from slime_ext.ops.statistics import Need, Over, Unit
 
 Aggregate = Literal["sum", "mean", "max"]
+Act = tuple[int, Unit, Tensor]  # the number of a step, and where (bool per unit) it rejected or bounded
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class State:
     )  # unit -> bool per unit, false where it was rejected
     clipped: Tensor | None = None  # bool, shaped like weights, where a bound acted; None when nobody asked
     unit: Unit = "token"  # what weights and clipped are one per
+    step: int = 0  # the number, from 1, of the step at work; 0 before any
+    acts: tuple[Act, ...] = ()  # what each step did, if anybody asked
 
     def reweight(self, unit: Unit, ratio: Tensor) -> State:
         """Starts over with a ratio per unit; only the last state is spread over the tokens."""
@@ -39,14 +43,20 @@ class State:
         """Takes bounded weights, and notes where they differ if anybody asked."""
         if self.clipped is None:
             return replace(self, weights=weights)
-        return replace(self, weights=weights, clipped=self.clipped | (weights != self.weights))
+        changed = weights != self.weights
+        return replace(self.noted(self.unit, changed), weights=weights, clipped=self.clipped | changed)
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
         """Keeps the units that are ``inside``; only the last state is spread over the tokens."""
+        state = self if self.clipped is None else self.noted(unit, ~inside)
         if unit == "token":
-            return replace(self, keep=self.keep & inside)
+            return replace(state, keep=self.keep & inside)
         before = self.units.get(unit)
-        return replace(self, units={**self.units, unit: inside if before is None else before & inside})
+        return replace(state, units={**self.units, unit: inside if before is None else before & inside})
+
+    def noted(self, unit: Unit, where: Tensor) -> State:
+        """Remembers which units the step at work rejected or bounded, whatever other steps did to them."""
+        return replace(self, acts=(*self.acts, (self.step, unit, where)))
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,7 @@ class Facts:
     numerator: Tensor  # [T] log-probs, nats; anything where not finite
     behavior: Tensor  # [T] log-probs, nats; anything where not finite
     advantages: Tensor | None = None  # [T]; anything at masked tokens
+    ages: Tensor | None = None  # [S] trainer's weight version - that of the sample; NaN where unknown
     table: Mapping[Need, Tensor] = field(default_factory=dict)
     plan: Mapping[Any, Tensor] = field(
         default_factory=dict
@@ -110,6 +121,16 @@ class Facts:
             keep = keep & self.spread(unit, inside)
         return keep
 
+    def acted(self, state: State) -> Tensor:
+        """[T] int32, bit i set where step i (from 1) rejected the token or bounded its weight; bit 0: where
+        a non-finite behavior log-prob took the token or its unit out. Anything at masked tokens."""
+        sound = [(0, unit, ~inside) for unit, inside in self.untouched.units.items()]
+        bits: dict[Unit, Tensor] = {}
+        for step, unit, where in ((0, "token", ~self.finite), *sound, *state.acts):
+            bit = as_numbers(where, torch.int32) << step
+            bits[unit] = bits[unit] | bit if unit in bits else bit
+        return functools.reduce(torch.bitwise_or, (self.spread(unit, bit) for unit, bit in bits.items()))
+
     @cached_property
     def untouched(self) -> State:
         """The state before any step: units with a non-finite behavior log-prob are out."""
@@ -129,7 +150,9 @@ class Step:
     unit: Unit = "token"  # what one non-finite behavior log-prob takes with it
     needs: tuple[Need, ...] = ()  # the statistics that the call reads
     reads_advantages: bool = False
+    reads_ages: bool = False
     is_bound: bool = False  # whether weights are finite after it
+    rejects: bool = False  # whether it takes tokens out
     is_coupled: bool = False  # whether it settles a scalar over the whole optimizer step
 
     def __call__(self, state: State, facts: Facts) -> State:

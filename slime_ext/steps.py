@@ -173,6 +173,8 @@ class Reject(Step):
     max the largest ratio. At unit token nothing is aggregated. ``when`` limits the rejection:
     ``negative_advantage`` to units whose mean advantage is negative, ``outward`` to those whose mean
     advantage and log-ratio have the same sign, so that the update would push the ratio further out.
+    ``max_staleness`` also drops whole sequences sampled by weights that are more versions older than that,
+    whatever ``when`` says; a sequence of unknown age stays.
 
     Source: token ratio: IcePop, https://arxiv.org/abs/2510.18855; sequence and geometric: Liu and Li 2025,
     https://richardli.xyz/rl-collapse; divergences: TRM, https://arxiv.org/abs/2512.23075; negative_advantage:
@@ -185,13 +187,22 @@ class Reject(Step):
     low: float | None = None
     high: float | None = None
     when: When = "always"
+    max_staleness: int | None = None
+
+    rejects = True
 
     def __post_init__(self) -> None:
         neutral = 1 if self.statistic == "ratio" else 0
         bounds = [self.low, self.high]
         expect(
-            bounds != [None, None], "reject", "low or high or both", "neither", "nothing would be rejected"
+            bounds != [None, None] or self.max_staleness is not None,
+            "reject",
+            "low or high or both",
+            "neither",
+            "nothing would be rejected",
         )
+        stale = self.max_staleness
+        expect(stale is None or stale >= 0, "reject.max_staleness", "a number >= 0", stale, KEPT)
         low, high = self._interval
         expect(low <= neutral <= high, "reject", f"low <= {neutral} <= high", bounds, KEPT)
 
@@ -200,7 +211,13 @@ class Reject(Step):
         return self.when != "always"
 
     @property
+    def reads_ages(self) -> bool:
+        return self.max_staleness is not None
+
+    @property
     def needs(self) -> tuple[Need, ...]:
+        if not self._reads_ratio:
+            return ()
         own = (self._over,) if self._over else needs_of(self.unit, self.aggregate, self.statistic)
         if self.when == "always":
             return own
@@ -208,10 +225,18 @@ class Reject(Step):
         return own + tuple(need for name in signs for need in needs_of(self.unit, "sum", name))
 
     def __call__(self, state: State, facts: Facts) -> State:
+        if self.max_staleness is not None:
+            state = state.reject("sequence", ~(facts.ages > self.max_staleness))
+        if not self._reads_ratio:
+            return state
         inside = self._inside(facts)
         if self.when != "always":
             inside = inside | ~self._applies(facts)
         return state.reject(self.unit, inside)
+
+    @property
+    def _reads_ratio(self) -> bool:
+        return (self.low, self.high) != (None, None)
 
     def _inside(self, facts: Facts) -> Tensor:
         if self._over:
@@ -256,6 +281,7 @@ class Veto(Step):
     high: float | None = None
 
     unit = "sequence"
+    rejects = True
 
     def __post_init__(self) -> None:
         bounds = [self.low, self.high]
