@@ -16,9 +16,10 @@ from torch import Tensor
 
 from slime_ext import presets
 from slime_ext.errors import did_you_mean
+from slime_ext.host.configured import correction_for
 from slime_ext.host.contract import HookCall
 from slime_ext.host.guards import require_finite, warn_once
-from slime_ext.host.hook import POISONED, Result, bounds_of, correction_for, run
+from slime_ext.host.hook import POISONED, Result, bounds_of, run
 from slime_ext.host.packing import Packed, context_parallel, pack
 from slime_ext.ops.ratios import finite_tokens, in_common
 

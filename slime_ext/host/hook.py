@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from slime_ext.config import load_config
 from slime_ext.correction import Correction, Outcome, Tokens
-from slime_ext.errors import ConfigError
 from slime_ext.host.contract import METRICS, HookCall
 from slime_ext.host.guards import require_finite, warn_once
 from slime_ext.host.packing import Packed, context_parallel, pack, unpack_masks
@@ -25,45 +22,6 @@ ALONE_WARNING = (
     "second_moment, normalize: expected a plan for the whole optimizer step, got a hook call alone: each "
     "micro-batch is treated as a step of its own, so the result depends on how samples are packed"
 )
-
-_loaded: dict[str | None, tuple[Any, Any, Correction]] = {}  # preset -> args, their mapping, correction
-
-
-def correction_for(args: Any, preset: str | None = None) -> Correction:
-    """The correction that ``args.slime_ext`` describes, read once per args object.
-
-    Args:
-        preset: the preset that a flag names; the mapping may then only add to it.
-
-    Raises:
-        ConfigError: no configuration at all, one that does not load, or one that the flags contradict.
-    """
-    mapping = getattr(args, "slime_ext", None)
-    owner, known, correction = _loaded.get(preset, (None, None, None))
-    if correction is not None and owner is args and known is mapping:
-        return correction
-    correction = load_config(_with_preset(mapping, preset), args)
-    _loaded[preset] = (args, mapping, correction)
-    return correction
-
-
-def _with_preset(mapping: Mapping[str, Any] | None, preset: str | None) -> Mapping[str, Any]:
-    if preset is None:
-        if mapping is None:
-            raise ConfigError(
-                "slime_ext: expected a mapping in --custom-config-path, got none: slime_ext.tis.correct "
-                "reads its "
-                "configuration there; or name a preset, as in --custom-tis-function-path "
-                "slime_ext.tis.token_tis"
-            )
-        return mapping
-    named = (mapping or {}).get("preset", preset)
-    if named != preset:
-        raise ConfigError(
-            f"slime_ext.preset: expected {preset} (which --custom-tis-function-path names), got {named}: "
-            f"name one"
-        )
-    return {**(mapping or {}), "preset": preset}
 
 
 def run(call: HookCall, correction: Correction) -> Result:

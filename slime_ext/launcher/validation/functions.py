@@ -36,7 +36,7 @@ def _check_correction(args: argparse.Namespace) -> None:
     if module != "slime_ext.tis":
         return
     from slime_ext import presets
-    from slime_ext.host.hook import correction_for
+    from slime_ext.host.configured import correction_for
     from slime_ext.objectives import Host
 
     if name == "correct" or name in (*presets.PRESETS, *presets.ALIASES):
