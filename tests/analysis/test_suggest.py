@@ -1,0 +1,116 @@
+"""Suggested thresholds: pasted back they reject exactly what was promised."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import yaml
+
+from slime_ext import load_config
+from slime_ext.analysis.quantiles import BitHistogram, ExactRank
+from slime_ext.analysis.suggest import between, suggest
+from slime_ext.analysis.whatif import whatif
+from slime_ext.errors import ConfigError
+from tests.analysis.rollouts import rollout
+
+
+def dumps(noise=0.3, **changes):
+    return [rollout(seed=i, rollout_id=i, samples=40, noise=noise, **changes) for i in range(5)]
+
+
+def rejected(found, suggestion):
+    correction = load_config(yaml.safe_load(suggestion.config)["slime_ext"])
+    effect = whatif(found, {"x": correction})[0]
+    if suggestion.unit == "token":
+        return effect.tokens - effect.kept_tokens, effect.tokens
+    return effect.sequences - effect.kept_sequences, effect.sequences
+
+
+@pytest.mark.parametrize("noise", [1e-4, 0.3, 5.0])
+@pytest.mark.parametrize("rate", [0.001, 0.01, 0.1, 0.5])
+def test_what_is_pasted_rejects_what_was_promised(rate, noise):
+    found = dumps(noise)
+    suggestions = suggest(lambda: iter(found), rate)
+    assert len(suggestions) == 6
+    for s in suggestions:
+        gone, units = rejected(found, s)
+        assert (units, gone) == (s.units, round(s.reached * s.units))
+        assert gone == int(rate * units)  # no ties here: as much as the rate allows
+
+
+def test_equal_values_are_rejected_together_or_not_at_all():
+    base = rollout(samples=40)
+    proximal = base.behavior + torch.where(torch.arange(base.size) % 5 == 0, 0.5, 0.0)
+    tied = rollout(samples=40, proximal=proximal)
+    token = next(s for s in suggest(lambda: [tied], 0.1) if s.name == "ratio of a token")
+    assert rejected([tied], token)[0] == round(token.reached * token.units) < 0.1 * token.units
+
+
+def test_tokens_without_a_log_prob_are_no_units():
+    base = rollout(samples=40)
+    behavior = base.behavior.clone()
+    behavior[base.mask.nonzero()[3, 0]] = float("nan")
+    token = next(
+        s for s in suggest(lambda: [rollout(samples=40, behavior=behavior)], 0.1) if s.unit == "token"
+    )
+    assert token.units == int(base.mask.sum()) - 1
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0, -1.0, float("nan")])
+def test_a_rate_is_between_0_and_1(rate):
+    with pytest.raises(ConfigError, match="--suggest"):
+        suggest(lambda: [rollout()], rate)
+
+
+@pytest.mark.parametrize("rate", [0.0005, 0.3, 0.9999])
+def test_ranks_over_several_files_are_exact(rate):
+    parts = [torch.rand(n) ** 3 * 10 for n in (1, 700, 3000)]
+    rank = ExactRank(rate)
+    for part in parts:
+        rank.first(part)
+    rank.choose()
+    for part in parts:
+        rank.second(part)
+    ordered = torch.cat(parts).sort().values
+    allowed = int(rate * len(ordered))
+    kept, after, above = rank.result()
+    assert (kept, above) == (float(ordered[len(ordered) - 1 - allowed]), allowed)
+    assert after == (float(ordered[len(ordered) - allowed]) if allowed else math.inf)
+
+
+@pytest.mark.parametrize("q", [0.01, 0.5, 0.99, 1.0])
+def test_histogram_quantiles_are_within_a_bucket(q):
+    values = torch.rand(5000) * 4
+    histogram = BitHistogram()
+    for part in values.split(999):
+        histogram.add(part)
+    exact = float(values.sort().values[max(math.ceil(q * 5000), 1) - 1])
+    assert exact * (1 - 2**-7) <= histogram.quantile(q) <= exact
+
+
+def test_histogram_reads_round_weights_as_they_are():
+    histogram = BitHistogram()
+    histogram.add(torch.tensor([0.0, 0.5, 1.0, 1.0, 2.0, 5.0]))
+    assert [histogram.quantile(q) for q in (0.1, 0.3, 0.6, 0.8, 1.0)] == [0.0, 0.5, 1.0, 2.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("kept", "gone"), [(1.0, 1.5), (0.999, 0.99), (1e-9, 2e-9), (3.0, math.inf), (0.5, 0)]
+)
+def test_a_threshold_lies_between(kept, gone):
+    found = between(kept, gone)
+    assert min(kept, gone) < found < max(kept, gone)
+
+
+def test_there_is_no_limit_at_two_to_the_24():
+    values = torch.arange(2**24 + 3, dtype=torch.float64).sqrt().float()
+    with pytest.raises(RuntimeError, match="too large"):
+        torch.quantile(values, 0.5)
+    rank = ExactRank(0.25)
+    rank.first(values)
+    rank.choose()
+    rank.second(values)
+    kept, _, above = rank.result()
+    assert above == int((values > kept).sum()) <= 0.25 * len(values)
