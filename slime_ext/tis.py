@@ -16,6 +16,7 @@ from torch import Tensor
 
 from slime_ext import presets
 from slime_ext.errors import did_you_mean
+from slime_ext.host.carriers import completed
 from slime_ext.host.configured import correction_for
 from slime_ext.host.contract import HookCall
 from slime_ext.host.guards import require_finite, warn_once
@@ -52,7 +53,7 @@ def _hook(body: Body) -> Callable[..., Result]:
             "advantages": advantages,
             **({"cur_log_probs": cur_log_probs} if cur_log_probs is not None else kwargs),
         }
-        return body(HookCall.of(args, given))
+        return body(HookCall.of(args, completed(given)))
 
     function.__name__ = function.__qualname__ = body.__name__
     function.__doc__, function.__module__ = body.__doc__, __name__

@@ -20,8 +20,10 @@ from slime_ext.commands.arguments import (
     read_arguments,
     read_mapping,
 )
-from slime_ext.commands.output import brief, console, needs
+from slime_ext.commands.output import console, needs
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
+from slime_ext.host.flags import HOOK, check_flags
+from slime_ext.host.summary import brief
 
 HOOKS = ("correct", "vanilla_tis_function", "icepop_function", "off_policy_is_function")
 ROOM = "slime_ext.tis."
@@ -58,7 +60,7 @@ def check(config: Any, path: str, args_path: str | None = None) -> tuple[Any, An
     mapping = _mapping(config, arguments)
     loaded = config.read_config(mapping)
     config.check_args(loaded, namespace(arguments))
-    _check_flags(arguments)
+    check_flags(namespace(arguments), HOOK)
     return mapping, loaded, _notes(loaded, arguments)
 
 
@@ -115,20 +117,6 @@ def _mapping(config: Any, arguments: Arguments) -> Any:
     if name in HOOKS:
         return {"preset": "metrics_only"} if mapping is None else mapping
     return {"preset": name} | (mapping or {})
-
-
-def _check_flags(arguments: Arguments) -> None:
-    """Flags that make the hook impossible, or that nothing ever calls."""
-    if arguments.get("use_tis") and arguments.get("use_rollout_logprobs"):
-        raise ConfigError(
-            "--use-rollout-logprobs: expected off beside --use-tis, got on: the ratio would be counted twice"
-        )
-    called = arguments.get("use_tis") or arguments.get("get_mismatch_metrics")
-    if arguments.get("custom_tis_function_path") and not called:
-        raise ConfigError(
-            "--use-tis: expected on beside --custom-tis-function-path, got off: the function would never be "
-            "called; for metrics alone set --get-mismatch-metrics"
-        )
 
 
 def _notes(loaded: Any, arguments: Arguments) -> list[str]:

@@ -21,11 +21,6 @@ def yaml_of(value: Any) -> str:
     return yaml.safe_dump(value, sort_keys=False, default_flow_style=None, width=INLINE).rstrip()
 
 
-def brief(steps: list[dict[str, Any]]) -> str:
-    """Steps in one line: name(field value, ...)."""
-    return " > ".join(f"{name}({_fields(fields)})" for step in steps for name, fields in step.items()) or "-"
-
-
 def needs(correction: Any) -> str:
     """What a correction needs from the host beside log-probs and masks."""
     found = {
@@ -34,13 +29,3 @@ def needs(correction: Any) -> str:
         "whole step": correction.is_coupled,
     }
     return ", ".join(name for name, is_needed in found.items() if is_needed) or "-"
-
-
-def _fields(fields: dict[str, Any]) -> str:
-    return ", ".join(_value(key, value) for key, value in fields.items())
-
-
-def _value(key: str, value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{key} {value:.6g}" if isinstance(value, float) else f"{key} {value}"

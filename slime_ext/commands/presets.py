@@ -8,7 +8,8 @@ from typing import Any
 from rich.table import Table
 
 from slime_ext.commands import light
-from slime_ext.commands.output import brief, console, needs, yaml_of
+from slime_ext.commands.output import console, needs, yaml_of
+from slime_ext.host.summary import brief
 
 
 def main(argv: list[str]) -> int:

@@ -64,6 +64,7 @@ CALLS = {
     ),
     "custom_eval_rollout_log_function_path": ("rollout_id", "args", "data", "extra_metrics"),
 }
+CARRY = "--custom-megatron-init-path slime_ext.host.init"
 METRICS = ("off_policy/host/ratio", "off_policy/host/clipped", "off_policy/host/rejected")
 
 
@@ -111,10 +112,8 @@ class HookCall:
         """
         if self.cur_log_probs is None:
             raise ConfigError(
-                f"{who}: expected cur_log_probs (the trainer's log-probs with gradient), got none: slime "
-                f"passes them "
-                "after slime PR 2084; train with slime_ext's launcher, patch the host, or use numerator: "
-                "proximal"
+                f"{who}: expected cur_log_probs (the trainer's log-probs with gradient), got none: add "
+                f"{CARRY}, which carries them on every slime since v0.2.0, or use numerator: proximal"
             )
         return self.cur_log_probs
 
@@ -126,9 +125,8 @@ class HookCall:
         """
         if self.advantages is None:
             raise ConfigError(
-                f"{who}: expected advantages, got none: slime's own hook call does not carry them; train "
-                f"with "
-                "slime_ext's launcher or patch the host"
+                f"{who}: expected advantages, got none: add {CARRY}, which carries them on every slime "
+                "since v0.2.0"
             )
         return self.advantages
 

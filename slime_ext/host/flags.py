@@ -1,0 +1,162 @@
+"""Rules between the host's flags: those that a correction needs, and slime's own that a file goes around.
+
+slime asserts on its flags first and sets the keys of --custom-config-path afterwards; whatever it derives
+from a flag or forbids beside it no longer holds for a key of that file. A rule looks only at arguments that
+the host has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from slime_ext.errors import ConfigError
+
+AFTERWARDS = "a key of --custom-config-path comes after slime has read it; give it as a flag"
+
+
+class Given:
+    """Arguments of any host; one that it does not have is None."""
+
+    def __init__(self, args: Any) -> None:
+        self._args = args
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._args, name, None)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One line of refusal and what it refuses."""
+
+    line: str
+    is_broken: Callable[[Any], Any]
+
+
+# What the hook itself needs: also what ``slime-ext check`` looks for.
+HOOK = (
+    Rule(
+        "--use-rollout-logprobs: expected off beside --use-tis, got on: the ratio would be counted twice",
+        lambda a: a.use_tis and a.use_rollout_logprobs,
+    ),
+    Rule(
+        "--use-tis: expected on beside --custom-tis-function-path, got off: the function would never be "
+        "called; for metrics alone set --get-mismatch-metrics",
+        lambda a: a.custom_tis_function_path and not (a.use_tis or a.get_mismatch_metrics),
+    ),
+    Rule(
+        "--custom-tis-function-path: expected a function beside --get-mismatch-metrics, got none: slime has "
+        "no function of its own for it",
+        lambda a: a.get_mismatch_metrics and not a.custom_tis_function_path,
+    ),
+)
+# slime/utils/arguments.py, slime_validate_args: what it asserts or derives before it merges the file.
+BEFORE_THE_MERGE = (
+    Rule(
+        "--rollout-temperature: expected a number above 0, got one that is not: greedy decoding has no "
+        "probabilities to correct",
+        lambda a: a.rollout_temperature is not None and a.rollout_temperature <= 0,
+    ),
+    Rule(
+        "--kl-coef: expected 0 beside --kl-loss-coef, got another number: the reference counts once",
+        lambda a: a.kl_coef and a.kl_loss_coef,
+    ),
+    Rule(
+        "--normalize-advantages: expected on with this --advantage-estimator, got off: REINFORCE++ needs it",
+        lambda a: (
+            a.advantage_estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+            and a.normalize_advantages is False
+        ),
+    ),
+    Rule(
+        f"--advantage-estimator: expected another than ppo without a critic, got ppo: {AFTERWARDS}",
+        lambda a: a.advantage_estimator == "ppo" and a.use_critic is False,
+    ),
+    Rule(
+        f"--grpo-std-normalization: expected off with --n-samples-per-prompt 1, got on: {AFTERWARDS}",
+        lambda a: a.n_samples_per_prompt == 1 and a.grpo_std_normalization,
+    ),
+    Rule(
+        "--max-tokens-per-gpu: expected a number with --use-dynamic-batch-size, got none: it bounds a "
+        "micro-batch",
+        lambda a: a.use_dynamic_batch_size and a.max_tokens_per_gpu is None,
+    ),
+    Rule(
+        "--balance-by-flops: expected --use-dynamic-batch-size beside it, got none: it cuts micro-batches",
+        lambda a: a.balance_by_flops and not a.use_dynamic_batch_size,
+    ),
+    Rule(
+        f"--global-batch-size: expected rollout batch size x samples per prompt / "
+        f"--num-steps-per-rollout, got another number: {AFTERWARDS}",
+        lambda a: _steps_disagree(a),
+    ),
+    Rule(
+        "--over-sampling-batch-size: expected at least --rollout-batch-size, got less: a rollout would "
+        "never be full",
+        lambda a: (a.over_sampling_batch_size or a.rollout_batch_size or 0) < (a.rollout_batch_size or 0),
+    ),
+    Rule(
+        "--save-debug-train-data: expected another path than --save-debug-rollout-data, got the same: one "
+        "would overwrite the other",
+        lambda a: a.save_debug_train_data and a.save_debug_train_data == a.save_debug_rollout_data,
+    ),
+    Rule(
+        f"--dump-details: expected the paths of the dumps beside it, got none: {AFTERWARDS}",
+        lambda a: a.dump_details and not (a.save_debug_rollout_data and a.save_debug_train_data),
+    ),
+    Rule(
+        "--debug-train-only: expected off beside --debug-rollout-only, got on: nothing would run",
+        lambda a: a.debug_rollout_only and a.debug_train_only,
+    ),
+    Rule(
+        "--save: expected a folder with --save-interval, got none: there is nowhere to save to",
+        lambda a: a.save_interval is not None and a.save is None,
+    ),
+    Rule(
+        "--eval-prompt-data: expected prompts with --eval-interval, got none: there is nothing to evaluate",
+        lambda a: a.eval_interval is not None and a.eval_datasets is not None and not a.eval_datasets,
+    ),
+    Rule(
+        "--mtp-num-layers: expected a number with --enable-mtp-training, got none: there is no such layer",
+        lambda a: a.enable_mtp_training and not a.mtp_num_layers,
+    ),
+    Rule(
+        f"--use-routing-replay: expected on with --use-rollout-routing-replay, got off: {AFTERWARDS}",
+        lambda a: a.use_rollout_routing_replay and a.use_routing_replay is False,
+    ),
+    Rule(
+        "--opd-type: expected sglang or megatron with --use-opd, got none: it says where the teacher runs",
+        lambda a: a.use_opd and a.opd_type is None,
+    ),
+    Rule(
+        "--use-opd: expected on beside --opd-teacher-load, got off: the teacher would never be asked",
+        lambda a: a.opd_teacher_load and a.use_opd is False,
+    ),
+)
+
+
+def check_flags(args: Any, rules: tuple[Rule, ...] = (*HOOK, *BEFORE_THE_MERGE)) -> None:
+    """Holds the arguments against the rules.
+
+    Raises:
+        ConfigError: the line of the first rule that they break.
+    """
+    given = Given(args)
+    for rule in rules:
+        if rule.is_broken(given):
+            raise ConfigError(rule.line)
+
+
+def steps_per_rollout(args: Any) -> int:
+    """Optimizer steps that a rollout is cut into; 1 where the arguments do not say."""
+    a = Given(args)
+    if a.num_steps_per_rollout:
+        return a.num_steps_per_rollout
+    sizes = (a.rollout_batch_size, a.n_samples_per_prompt, a.global_batch_size)
+    return max(1, sizes[0] * sizes[1] // sizes[2]) if all(sizes) else 1
+
+
+def _steps_disagree(a: Any) -> bool:
+    sizes = (a.rollout_batch_size, a.n_samples_per_prompt, a.global_batch_size, a.num_steps_per_rollout)
+    return all(sizes) and sizes[0] * sizes[1] // sizes[3] != sizes[2]

@@ -1,0 +1,160 @@
+"""``slime_ext.host.init`` for ``--custom-megatron-init-path``, which slime calls before it builds the model.
+
+Everything that can be wrong is said there, and what the hook needs from the host is put in place.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from slime_ext import presets
+from slime_ext.config import to_mapping
+from slime_ext.correction import Correction
+from slime_ext.errors import ConfigError
+from slime_ext.host import carriers, contract, hosts
+from slime_ext.host.configured import correction_for
+from slime_ext.host.flags import Given, check_flags, steps_per_rollout
+from slime_ext.host.functions import check_call, flag_of
+from slime_ext.host.summary import one_line
+from slime_ext.steps import Reject, Veto
+
+ROOM = "slime_ext.tis"
+POSTPROCESS = "slime_ext.host.rollout_data_postprocess"
+SEEDS = {  # functions with a formula of their own -> what they compute, from the arguments
+    "vanilla_tis_function": "clip(proximal / behavior, {tis_clip_low:g}, {tis_clip:g}) per token",
+    "icepop_function": "proximal / behavior inside [{tis_clip_low:g}, {tis_clip:g}], else 0, per token",
+    "off_policy_is_function": "clip(target / behavior, 1 - {eps_clip:g}, 1 + {eps_clip_high:g}) per token",
+}
+log = logging.getLogger("slime_ext")
+
+
+def init(args: Any) -> None:
+    """Checks the run's arguments, puts the carriers and the metrics in place, says what will run.
+
+    Called again it checks again and installs nothing twice.
+
+    Raises:
+        ConfigError: one line that names the flag or key, what was expected, and what to do.
+    """
+    check_flags(args)
+    check_functions(args)
+    correction = correction_of(args)
+    has_host = carriers.install()
+    if correction is not None:
+        _check_plan(args, correction)
+        for warning in _warnings(args, correction):
+            log.warning(warning)
+    if _is_first_rank():
+        print(f"slime_ext: {_said(args, correction)}; {_host_said(has_host)}", flush=True)
+
+
+def check_functions(args: Any) -> None:
+    """Imports every function that a flag names and that training calls; binds the host's call to each.
+
+    Raises:
+        ConfigError: naming the flag, the function and what does not fit.
+    """
+    for dest, positional in contract.CALLS.items():
+        if path := getattr(args, dest, None):
+            check_call(flag_of(dest), path, positional)
+    if path := getattr(args, "custom_tis_function_path", None):
+        host = hosts.current()
+        more = contract.OPTIONAL if host is None or host.passes_target else ()
+        check_call("--custom-tis-function-path", path, (), (*contract.REQUIRED, *more))
+
+
+def correction_of(args: Any) -> Correction | None:
+    """The correction that the arguments name; None for a function with a formula of its own.
+
+    Raises:
+        ConfigError: it does not load, contradicts the flags, or no function of ours would read it.
+    """
+    module, _, name = str(getattr(args, "custom_tis_function_path", None) or "").rpartition(".")
+    if module == ROOM and (name == "correct" or name in (*presets.PRESETS, *presets.ALIASES)):
+        return correction_for(args, None if name == "correct" else name)
+    if getattr(args, "slime_ext", None) is not None:
+        raise ConfigError(
+            "--custom-tis-function-path: expected slime_ext.tis.correct beside the key slime_ext, got "
+            f"{'.'.join(filter(None, (module, name))) or 'none'}: nothing would read that key"
+        )
+    return None
+
+
+def _check_plan(args: Any, correction: Correction) -> None:
+    """What couples samples is settled in --rollout-data-postprocess-path, where all of a step is at hand."""
+    if not correction.needs_plan:
+        return
+    path, host, a = getattr(args, "rollout_data_postprocess_path", None), hosts.current(), Given(args)
+    if path != POSTPROCESS:
+        raise ConfigError(
+            f"--rollout-data-postprocess-path: expected {POSTPROCESS} with a correction that couples the "
+            f"samples of an optimizer step, got {path or 'none'}: add it"
+        )
+    if host and not host.hands_out_data:
+        raise ConfigError(
+            f"{host.name}: expected a release whose --rollout-data-postprocess-path sees the rollout (slime "
+            "since v0.2.4), got one that calls it with args alone: a correction that couples samples needs it"
+        )
+    if host and host.may_skip_proximal and _skips_proximal(a):
+        raise ConfigError(
+            "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
+            "step, got off: with one step per rollout slime computes no proximal log-probs before it trains"
+        )
+
+
+def _skips_proximal(a: Given) -> bool:
+    """slime's condition for a rollout without recomputed log-probs, as far as flags decide it."""
+    needed = (a.get_mismatch_metrics, a.kl_coef, a.use_rollout_logprobs, a.keep_old_actor, a.use_opd)
+    others = a.use_critic or a.advantage_estimator == "gspo" or a.loss_type not in (None, "policy_loss")
+    replayed = a.use_routing_replay and not a.use_rollout_routing_replay
+    return steps_per_rollout(a) == 1 and not (any(needed) or others or replayed)
+
+
+def _warnings(args: Any, correction: Correction) -> Iterator[str]:
+    a = Given(args)
+    rejects = any(isinstance(step, Reject | Veto) for step in correction.steps)
+    reducer = a.custom_pg_loss_reducer_function_path
+    if rejects and reducer and correction.mask_scope == "policy":
+        yield (
+            f"--custom-pg-loss-reducer-function-path {reducer}: expected slime's reducer beside mask_scope: "
+            "policy, got one of yours: if it divides by the masks it still counts rejected tokens; "
+            "mask_scope: all hands it the reduced ones"
+        )
+    if not correction.is_identity and not a.use_tis:
+        yield "--use-tis: expected on beside a correction, got off: the loss stays as it is, only metrics"
+
+
+def _said(args: Any, correction: Correction | None) -> str:
+    a = Given(args)
+    path = a.custom_tis_function_path
+    if not (a.use_tis or a.get_mismatch_metrics):
+        return "no correction (--use-tis is off)"
+    if correction is not None:
+        acts = "" if a.use_tis else "metrics only, the loss stays as it is: "
+        return f"{acts}{_name(args, path)}: {one_line(to_mapping(correction))}"
+    module, _, name = str(path or "").rpartition(".")
+    if module == ROOM and name in SEEDS:
+        return f"{name}: weight {SEEDS[name].format(**vars(args))}"
+    return f"the correction is {path or 'the host' + chr(39) + 's own'}, not one of slime_ext"
+
+
+def _name(args: Any, path: str) -> str:
+    mapping = getattr(args, "slime_ext", None) or {}
+    return str(mapping.get("preset") or path.rpartition(".")[2])
+
+
+def _host_said(has_host: bool) -> str:
+    if not has_host:
+        return "no slime in this process: the caller passes cur_log_probs and advantages"
+    host = hosts.current()
+    how = "passes cur_log_probs itself" if host.passes_target else "cur_log_probs and advantages are carried"
+    return f"{host.name} {host.version}: {how}"
+
+
+def _is_first_rank() -> bool:
+    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return not ready or torch.distributed.get_rank() == 0
