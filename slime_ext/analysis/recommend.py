@@ -1,0 +1,162 @@
+"""Which correction to train with: the decision tree of docs/corrections.md, each candidate checked against
+what it would have done to this run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from slime_ext import presets
+from slime_ext.analysis.document import Candidate, Effect, Finding, Numbers, Recommendation
+
+LONG = 1000  # response tokens from which single bad tokens decide a sequence
+LAG = 4.0  # weight versions from which one weight for mismatch and lag is better than two
+HARMLESS = 0.98  # effective sample size of whole sequences above which nothing needs correcting
+# What a correction may cost.
+LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
+LEAST_SCALE, MOST_SCALE = 0.67, 1.5
+SPIKES = frozenset({"moe_routing", "moe", "routing"})  # findings of few tokens that are far off
+LAST_RESORT = ("token_is", "fireworks_token", "icepop", "cispo")
+
+
+def recommend(
+    effects: Sequence[Effect],
+    total: Numbers,
+    findings: Iterable[Finding] = (),
+    files: Mapping[str, str] | None = None,
+) -> Recommendation:
+    """The first candidate that does not cost too much, with the reasons.
+
+    Args:
+        effects: of all presets, and of what ``--config`` names.
+        total: the run's numbers.
+        findings: errors among them are faults that no correction mends.
+        files: name -> file of --custom-config-path, of effects that are no presets.
+    """
+    faults = [f for f in findings if f.severity == "error"]
+    if faults:
+        return _nothing(
+            *(f"{f.title.rstrip('.')}: a fault to mend, which a correction would only hide" for f in faults),
+            "mend this first, and analyse again",
+        )
+    if _is_harmless(total):
+        return _nothing(
+            f"effective sample size of whole sequences {_said(total.ess_sequence)}, k3 {_said(total.k3)}: "
+            "the policies are so close that no correction would change the gradient noticeably"
+        )
+    names, why = _candidates(total, {f.name for f in findings})
+    by_name = {effect.name: effect for effect in effects}
+    wanted = [*(files or {}), *names]
+    considered = [
+        Candidate(name=name, chosen=not (cost := _cost(by_name[name])), reason=cost or "costs little")
+        for name in dict.fromkeys(wanted)
+        if name in by_name
+    ]
+    chosen = next((c for c in considered if c.chosen), None)
+    if chosen is None:
+        return _too_far(considered, total)
+    until = considered[: considered.index(chosen) + 1]
+    return Recommendation(
+        name=chosen.name,
+        reasons=(*why, _gain(by_name[chosen.name])),
+        flags=flags(chosen.name, (files or {}).get(chosen.name)),
+        candidates=tuple(until),
+    )
+
+
+def flags(name: str, file: str | None = None) -> str:
+    """What to add to the launch command of slime."""
+    if file is not None:
+        return f"--custom-config-path {file}"
+    correction = presets.get(name)
+    switch = "--get-mismatch-metrics" if correction.is_identity else "--use-tis"
+    return f"{switch} --custom-tis-function-path slime_ext.tis.{name}"
+
+
+def _nothing(*reasons: str) -> Recommendation:
+    return Recommendation(name="metrics_only", reasons=reasons, flags=flags("metrics_only"))
+
+
+def _too_far(considered: list[Candidate], total: Numbers) -> Recommendation:
+    return Recommendation(
+        name="metrics_only",
+        reasons=(
+            f"every candidate costs too much: with k3 {_said(total.k3)} and an effective sample size of "
+            f"tokens {_said(total.ess_token)} the policies are too far apart for a correction",
+            "bring them closer: push weights more often, sample in a wider dtype, fewer optimizer steps per "
+            "rollout; then analyse again",
+        ),
+        flags=flags("metrics_only"),
+        candidates=tuple(considered),
+    )
+
+
+def _is_harmless(total: Numbers) -> bool:
+    return total.ess_sequence is not None and total.ess_sequence >= HARMLESS
+
+
+def _candidates(total: Numbers, found: set[str]) -> tuple[list[str], list[str]]:
+    """Names in the order in which they are tried, and what that order rests on."""
+    names: list[str] = []
+    why: list[str] = []
+    if spikes := found & SPIKES:
+        names += ["icepop", "kpop"]
+        why.append(f"{', '.join(sorted(spikes))}: few tokens are far off, which a band drops one by one")
+    if (total.staleness or 0) >= LAG:
+        names += ["cispo"]
+        why.append(
+            f"the weights lag {_said(total.staleness)} versions: one clipped weight for mismatch and lag (it "
+            "needs cur_log_probs: slime-ext train, or slime patched by slime-ext patch)"
+        )
+    if (total.response_length or 0) >= LONG:
+        names += ["decoupled_geo_rs_token_tis", "skyrl_geo_mask"]
+        why.append(
+            f"responses of {_said(total.response_length)} tokens: sequences that drifted go, the rest is "
+            "weighted token by token"
+        )
+    if not names:
+        why.append("neither long responses nor a long lag: one capped weight per token is enough")
+    return [*names, *LAST_RESORT], why
+
+
+def _cost(effect: Effect) -> str:
+    """Why an effect is not acceptable; empty if it is."""
+    if effect.unavailable:
+        return effect.unavailable
+    kept = effect.kept_sequences / max(effect.sequences, 1)
+    clipped = effect.clipped_tokens / effect.tokens
+    complaints = {
+        f"would reject {1 - kept:.0%} of the sequences": kept < LEAST_KEPT,
+        f"would clip {clipped:.0%} of the weights": clipped > MOST_CLIPPED,
+        f"effective sample size {_said(effect.ess)}": (effect.ess or 0) < LEAST_ESS,
+        f"would keep {_percent(effect.kept_positive)} of the positive but "
+        f"{_percent(effect.kept_negative)} of the negative advantages": _one_sided(effect) > MOST_ONE_SIDED,
+        f"would scale the gradient by {_said(effect.gradient_scale)}": not (
+            LEAST_SCALE <= _or_1(effect.gradient_scale) <= MOST_SCALE
+        ),
+    }
+    return next((text for text, holds in complaints.items() if holds), "")
+
+
+def _gain(effect: Effect) -> str:
+    kept, clipped = effect.kept_sequences / max(effect.sequences, 1), effect.clipped_tokens / effect.tokens
+    scale = "" if effect.gradient_scale is None else f", gradient scale {_said(effect.gradient_scale)}"
+    return (
+        f"it would have kept {kept:.1%} of the sequences, clipped {clipped:.2%} of the weights{scale}, with "
+        f"an effective sample size of {_said(effect.ess)}"
+    )
+
+
+def _one_sided(effect: Effect) -> float:
+    return abs(_or_1(effect.kept_positive) - _or_1(effect.kept_negative))
+
+
+def _or_1(value: float | None) -> float:
+    return 1.0 if value is None else value
+
+
+def _percent(value: float | None) -> str:
+    return "none" if value is None else f"{value:.0%}"
+
+
+def _said(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"

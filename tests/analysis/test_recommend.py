@@ -1,0 +1,85 @@
+"""The recommendation: what it says of runs of which the answer is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_ext import tis
+from slime_ext.analysis.document import Effect, Finding, Numbers
+from slime_ext.analysis.recommend import flags, recommend
+
+SHORT = Numbers(tokens=1000, sequences=100, k3=1e-3, ess_sequence=0.6, ess_token=0.9, response_length=10)
+ALL = (
+    "token_is",
+    "fireworks_token",
+    "icepop",
+    "kpop",
+    "cispo",
+    "decoupled_geo_rs_token_tis",
+    "skyrl_geo_mask",
+)
+
+
+def effect(name, **changes):
+    good = {"tokens": 1000, "kept_tokens": 1000, "sequences": 100, "kept_sequences": 100, "ess": 0.9}
+    return Effect(
+        name=name, **good | {"kept_positive": 1.0, "kept_negative": 1.0, "gradient_scale": 1.0} | changes
+    )
+
+
+def effects(**changes):
+    return [effect(name, **changes.get(name, {})) for name in ALL]
+
+
+def finding(name="temperature", severity="error"):
+    return Finding(name=name, severity=severity, title="T", evidence="E", fix="F")
+
+
+@pytest.mark.parametrize(
+    ("changes", "findings", "name"),
+    [
+        ({}, (), "token_is"),
+        ({"response_length": 4000.0}, (), "decoupled_geo_rs_token_tis"),
+        ({"staleness": 9.0}, (), "cispo"),
+        ({}, (finding("moe_routing", "warning"),), "icepop"),
+        ({"ess_sequence": 0.995}, (), "metrics_only"),
+        ({}, (finding(),), "metrics_only"),
+    ],
+)
+def test_the_situation_decides(changes, findings, name):
+    assert recommend(effects(), SHORT.model_copy(update=changes), findings).name == name
+
+
+@pytest.mark.parametrize(
+    ("cost", "word"),
+    [
+        ({"kept_sequences": 60}, "reject 40%"),
+        ({"clipped_tokens": 300}, "clip 30%"),
+        ({"ess": 0.2}, "effective sample size 0.2"),
+        ({"kept_negative": 0.5}, "50% of the negative"),
+        ({"gradient_scale": 0.1}, "gradient by 0.1"),
+        ({"unavailable": "needs advantages"}, "needs advantages"),
+    ],
+)
+def test_a_candidate_that_costs_too_much_is_passed_over_with_the_reason(cost, word):
+    found = recommend(effects(token_is=cost), SHORT)
+    assert [c.name for c in found.candidates] == ["token_is", "fireworks_token"]
+    assert word in found.candidates[0].reason and found.name == "fireworks_token"
+
+
+def test_where_everything_costs_too_much_it_says_so():
+    bad = {name: {"ess": 0.01} for name in ALL}
+    found = recommend(effects(**bad), SHORT)
+    assert found.name == "metrics_only" and "too far apart" in found.reasons[0]
+
+
+def test_the_users_own_file_is_tried_first():
+    found = recommend([*effects(), effect("mine.yaml")], SHORT, files={"mine.yaml": "configs/mine.yaml"})
+    assert (found.name, found.flags) == ("mine.yaml", "--custom-config-path configs/mine.yaml")
+
+
+@pytest.mark.parametrize("name", ["token_is", "metrics_only"])
+def test_flags_name_a_function_that_exists(name):
+    switch, option, path = flags(name).split()
+    assert option == "--custom-tis-function-path" and callable(getattr(tis, path.rpartition(".")[2]))
+    assert switch == {"token_is": "--use-tis", "metrics_only": "--get-mismatch-metrics"}[name]
