@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -16,6 +16,9 @@ from slime_ext.correction import Tokens
 from slime_ext.errors import DataError
 from slime_ext.ops.ratios import log_ratio
 from slime_ext.ops.segments import Segments
+
+PER_TOKEN = ("behavior", "proximal", "mask", "tokens", "advantages", "versions", "ages", "entropy")
+PER_SAMPLE = ("lengths", "prompt_lengths", "positions", "rewards", "groups", "steps", "prompts", "responses")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +71,7 @@ class Rollout:
 
     def __post_init__(self) -> None:
         size = sum(self.lengths)
-        for name in ("behavior", "proximal", "mask", "tokens", "advantages", "versions", "ages", "entropy"):
+        for name in PER_TOKEN:
             values = getattr(self, name)
             if values is not None and values.numel() != size:
                 raise DataError(
@@ -99,6 +102,23 @@ class Rollout:
     def finite(self) -> Tensor:
         """[T] bool, response tokens with both log-probs finite."""
         return self.mask & (self.behavior.abs() < torch.inf) & (self.proximal.abs() < torch.inf)
+
+    def parts(self, limit: int = 1 << 18) -> Iterator[Rollout]:
+        """Runs of whole samples with at most ``limit`` tokens (or one longer sample): what is computed
+        from one stays small. Tensors are views."""
+        first, begin, end = 0, 0, 0
+        for i, length in enumerate(self.lengths):
+            if end > begin and end + length - begin > limit:
+                yield self._part(first, i, begin, end)
+                first, begin = i, end
+            end += length
+        if self.count:
+            yield self._part(first, self.count, begin, end)
+
+    def _part(self, first: int, last: int, begin: int, end: int) -> Rollout:
+        fields = {name: getattr(self, name) for name in (*PER_TOKEN, *PER_SAMPLE)}
+        cuts = dict.fromkeys(PER_TOKEN, (begin, end)) | dict.fromkeys(PER_SAMPLE, (first, last))
+        return replace(self, **{k: None if v is None else v[slice(*cuts[k])] for k, v in fields.items()})
 
     def tokens_of(self) -> Tokens:
         """What a correction takes. The target is the proximal policy: a dump holds no other, and at the first

@@ -1,0 +1,200 @@
+"""Sums over response tokens and sequences from which the mismatch numbers follow; they add up over parts of a
+rollout, rollouts and processes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from slime_ext.analysis.document import Bin, Numbers
+from slime_ext.analysis.records import Rollout
+from slime_ext.metrics.layout import BINS, PER_DECADE, SIDE, SMALLEST
+from slime_ext.metrics.measure import bins
+from slime_ext.ops.divergences import k3
+from slime_ext.ops.segments import as_numbers
+
+NAMES = (
+    "tokens",  # response tokens
+    "finite",  # of them, those with both log-probs finite: what every other sum is over
+    "no_behavior",
+    "no_proximal",
+    "log_ratio",
+    "absolute",
+    "squared",
+    "k3",
+    "ratio",
+    "ratio_squared",
+    "behavior",
+    "proximal",
+    "sequences",
+    "length",
+    "rewarded",
+    "reward",
+    "aged",
+    "age",
+)
+LEVELS = ("sequence", "geometric")
+
+
+def _logs() -> Tensor:
+    return torch.full((len(LEVELS), 2), -torch.inf, dtype=torch.float64)
+
+
+@dataclass
+class Sums:
+    """What the numbers of a rollout, or of a run, are made of.
+
+    Args:
+        values: [NAMES] float64 sums.
+        logs: [2, 2] float64, for the sequence and the geometric level the logs of sum x and sum x^2 over
+            sequences, x the ratio of the level, which overflows where its log does not.
+        histogram: of log-ratios, in the bins of ``slime_ext.metrics``.
+        lowest, highest: extremes of the log-ratio, exact.
+    """
+
+    values: Tensor = field(default_factory=lambda: torch.zeros(len(NAMES), dtype=torch.float64))
+    logs: Tensor = field(default_factory=_logs)
+    histogram: Tensor = field(default_factory=lambda: torch.zeros(BINS, dtype=torch.float64))
+    lowest: float = math.inf
+    highest: float = -math.inf
+
+    def add(self, part: Rollout) -> None:
+        """Counts a part of a rollout."""
+        found = part.log_ratio[part.finite].double()
+        self.values += _values(part, found)
+        self.histogram += torch.bincount(bins(found), minlength=len(self.histogram)).double()
+        self.logs = torch.logaddexp(self.logs, _log_sums(part))
+        if found.numel():
+            low, high = found.aminmax()
+            self.lowest, self.highest = min(self.lowest, float(low)), max(self.highest, float(high))
+
+    def merge(self, other: Sums) -> None:
+        """Adds what another one counted."""
+        self.values += other.values
+        self.histogram += other.histogram
+        self.logs = torch.logaddexp(self.logs, other.logs)
+        self.lowest, self.highest = min(self.lowest, other.lowest), max(self.highest, other.highest)
+
+    def __getitem__(self, name: str) -> float:
+        return float(self.values[NAMES.index(name)])
+
+    def mean(self, name: str, over: str = "finite") -> float | None:
+        """A sum over the tokens (or what ``over`` counts); None for none."""
+        return self[name] / self[over] if self[over] else None
+
+    def numbers(self) -> Numbers:
+        """The numbers for the page and JSON."""
+        count = self["finite"]
+        if not count:
+            return Numbers(tokens=int(self["tokens"]), nonfinite=int(self["tokens"]))
+        second = self["ratio_squared"]
+        return Numbers(
+            tokens=int(self["tokens"]),
+            sequences=int(self["sequences"]),
+            nonfinite=int(self["tokens"] - count),
+            mean=self.mean("log_ratio"),
+            absolute=self.mean("absolute"),
+            k3=self.mean("k3"),
+            chi2_token=second / count - 1,
+            chi2_sequence=self._chi2("sequence"),
+            ess_token=1 / count if math.isinf(second) else self["ratio"] ** 2 / (count * second),
+            ess_geometric=self._ess("geometric"),
+            ess_sequence=self._ess("sequence"),
+            perplexity_behavior=_exp(-(self.mean("behavior") or 0)),
+            perplexity_proximal=_exp(-(self.mean("proximal") or 0)),
+            reward=self.mean("reward", "rewarded"),
+            response_length=self.mean("length", "sequences"),
+            staleness=self.mean("age", "aged"),
+            **{f"ratio_p{q:02d}": _exp(self.quantile(q / 100)) for q in (1, 50, 99)},
+        )
+
+    def quantile(self, q: float) -> float:
+        """Log-ratio at rank ``q`` of the tokens, off by at most half a bin (3.7%), within the extremes."""
+        below = list(accumulate(self.histogram.tolist()))
+        index = next((i for i, c in enumerate(below) if c >= q * below[-1]), len(below) - 1)
+        low, high = edges(index)
+        return min(max((low + high) / 2 if math.isfinite(low + high) else high, self.lowest), self.highest)
+
+    def distribution(self) -> tuple[Bin, ...]:
+        """The histogram, from the first to the last bin that holds a token; the ends are the extremes."""
+        held = self.histogram.nonzero()[:, 0].tolist()
+        if not held:
+            return ()
+        found = [(*edges(i), int(self.histogram[i])) for i in range(held[0], held[-1] + 1)]
+        return tuple(
+            Bin(low=max(low, self.lowest), high=min(high, self.highest), count=count)
+            if low < self.lowest or high > self.highest
+            else Bin(low=low, high=high, count=count)
+            for low, high, count in found
+        )
+
+    def _chi2(self, level: str) -> float | None:
+        second = float(self.logs[LEVELS.index(level), 1])
+        return _exp(second - math.log(self["sequences"])) - 1 if math.isfinite(second) else None
+
+    def _ess(self, level: str) -> float | None:
+        first, second = self.logs[LEVELS.index(level)].tolist()
+        return math.exp(2 * first - second - math.log(self["sequences"])) if math.isfinite(second) else None
+
+
+def edges(index: int) -> tuple[float, float]:
+    """Ends of a histogram bin of log-ratios, nats.
+
+    >>> [round(x, 7) for x in edges(SIDE + 1)]
+    [-1e-06, 1e-06]
+    """
+    side = index - SIDE - 1
+    if not side:
+        return -(10.0**SMALLEST), 10.0**SMALLEST
+    near, far = (10 ** (SMALLEST + (abs(side) - k) / PER_DECADE) for k in (1, 0))
+    far = math.inf if abs(side) > SIDE else far
+    return (near, far) if side > 0 else (-far, -near)
+
+
+def _values(part: Rollout, log_ratio: Tensor) -> Tensor:
+    finite, mask = part.finite, part.mask
+    ratio = log_ratio.exp()
+    lengths = torch.tensor(part.lengths, dtype=torch.float64)
+    responding = part.segments.sum(torch.ones_like(part.behavior)) > 0
+    rewards = torch.zeros(0) if part.rewards is None else part.rewards[part.rewards.isfinite()]
+    ages = torch.zeros(0) if part.ages is None else part.ages[mask & part.ages.isfinite()]
+    found = (
+        mask.sum(),
+        finite.sum(),
+        (mask & ~(part.behavior.abs() < torch.inf)).sum(),
+        (mask & ~(part.proximal.abs() < torch.inf)).sum(),
+        log_ratio.sum(),
+        log_ratio.abs().sum(),
+        log_ratio.square().sum(),
+        k3(log_ratio).sum(),
+        ratio.sum(),
+        ratio.square().sum(),
+        part.behavior[finite].sum(dtype=torch.float64),
+        part.proximal[finite].sum(dtype=torch.float64),
+        responding.sum(),
+        lengths[responding].sum(),
+        torch.tensor(rewards.numel()),
+        rewards.sum(dtype=torch.float64),
+        torch.tensor(ages.numel()),
+        ages.sum(dtype=torch.float64),
+    )
+    return torch.stack([x.double() for x in found])
+
+
+def _log_sums(part: Rollout) -> Tensor:
+    """[2, 2]: logs of the sums over sequences of the ratio and its square, sequence and geometric level."""
+    segments = part.segments
+    count = segments.sum(as_numbers(part.finite, torch.float64))
+    total = segments.sum(part.log_ratio)[count > 0]
+    levels = torch.stack([total, total / count[count > 0]])
+    if not total.numel():
+        return _logs()
+    return torch.stack([levels.logsumexp(1), (2 * levels).logsumexp(1)], 1)
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 700 else math.inf
