@@ -15,7 +15,7 @@ Unit = Literal["token", "turn", "sequence"]
 
 
 class Over(NamedTuple):
-    """The quantity max(0, ``name`` - ``limit``): its sum is 0 where no token exceeds the limit."""
+    """By how much ``name`` exceeds ``limit``: its sum is 0 where no token does, and that is all it tells."""
 
     name: str
     limit: float
@@ -50,10 +50,16 @@ def tabulate(
     others = [n for n in wanted if n not in totals]
     shares = [_share(n, value_of(n.name), segments) for n in others]
     if totals:
-        shares.append(segments.sum_shares([value_of(n.name) for n in totals]))
+        shares.append(segments.grid.totals([_partial(n.name, value_of, segments) for n in totals]).t())
     shares = _all_sum(shares, segments)
     table = {n: _finish(n, share) for n, share in zip(others, shares, strict=False)}
     return table | {n: shares[-1][:, k] for k, n in enumerate(totals)}
+
+
+def _partial(name: str | Over, value_of: Callable[[str | Over], Tensor], segments: Segments) -> Tensor:
+    if isinstance(name, Over):  # no token of a block exceeds the limit where its largest does not
+        return (segments.grid.partial(value_of(name.name), "amax") - name.limit).clamp_min_(0)
+    return segments.grid.partial(value_of(name))
 
 
 def _share(need: Need, values: Tensor, segments: Segments) -> Tensor:
