@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class Segments:
     def whole(cls, lengths: Sequence[int], mask: Tensor) -> Segments:
         """One process that holds every token. ``mask``: [T], not 0 where the behavior policy sampled the
         token."""
-        pieces = tuple((i, 0, n, 0) for i, n in enumerate(lengths))
+        pieces = tuple(zip(range(len(lengths)), repeat(0), lengths, repeat(0), strict=False))
         return cls(tuple(lengths), pieces, mask.to(torch.bool))
 
     @property
@@ -76,6 +76,8 @@ class Segments:
     @cached_property
     def local_lengths(self) -> tuple[int, ...]:
         """[S] how many tokens of each sequence this rank holds."""
+        if self.is_whole:
+            return self.lengths
         held = [0] * self.count
         for sequence, start, stop, _ in self.pieces:
             held[sequence] += stop - start
