@@ -281,19 +281,77 @@ def ppo(ratio, advantage, eps):
 # ---- metrics ----
 
 
-def mismatch(batch):
-    """What the accumulated statistics must say about the proximal policy."""
-    tokens = [
-        (p, b) for s in batch for p, b, m in zip(s["proximal"], s["behavior"], s["mask"], strict=True) if m
+def metrics(batch, weights, keep, numerator):
+    """What docs/metrics.md says, from the weights and keep of every token."""
+    rows = [
+        (p - b if math.isfinite(b) else None, p, b, w, k)
+        for s, ws, ks in zip(batch, weights, keep, strict=True)
+        for p, b, m, w, k in zip(s[numerator], s["behavior"], s["mask"], ws, ks, strict=True)
+        if m
     ]
-    l = [p - b for p, b in tokens if math.isfinite(b)]  # noqa: E741 - the letter of the definitions
-    ratio, n = [exp(x) for x in l], max(len(l), 1)
+    l = [row[0] for row in rows if row[0] is not None]  # noqa: E741 - the letter of the definitions
+    ratio, n, response = [exp(x) for x in l], max(len(l), 1), max(len(rows), 1)
+    kept = [row[3] if row[4] else 0.0 for row in rows]
     return {
-        "mismatch/k1": math.fsum(-x for x in l) / n,
-        "mismatch/k3": math.fsum(exp(x) - 1 - x for x in l) / n,
-        "mismatch/ratio_mean": math.fsum(ratio) / n,
-        "mismatch/ess": ess(ratio),
-        "mismatch/nonfinite_fraction": (len(tokens) - len(l)) / max(len(tokens), 1),
+        "tokens": len(rows),
+        "sequences": sum(any(s["mask"]) for s in batch),
+        "k1_kl": math.fsum(-x for x in l) / n,
+        "k3_kl": math.fsum(math.expm1(x) - x for x in l) / n,
+        "ratio_mean": math.fsum(ratio) / n,
+        "ratio_min": min(ratio, default=0.0),
+        "ratio_max": max(ratio, default=0.0),
+        "chi2_token": math.fsum(r * r - 1 for r in ratio) / n,
+        "ess_ratio": ess(ratio),
+        "ess_weight": ess(kept),
+        "weight_mean": math.fsum(kept) / response,
+        "weight_max": max(kept, default=0.0),
+        "kept_fraction": sum(row[4] for row in rows) / response,
+        "nonfinite_fraction": (len(rows) - len(l)) / response,
+        "perplexity_behavior": exp(math.fsum(-row[2] for row in rows if row[0] is not None) / n)
+        if l
+        else 0.0,
+        "perplexity_numerator": exp(math.fsum(-row[1] for row in rows if row[0] is not None) / n)
+        if l
+        else 0.0,
+        **sequence_metrics(batch, numerator),
+    }
+
+
+def sequence_metrics(batch, numerator):
+    """The same over whole sequences; a token without a behavior log-prob has ratio 1 in its product."""
+    sums = [
+        math.fsum(
+            p - b
+            for p, b, m in zip(s[numerator], s["behavior"], s["mask"], strict=True)
+            if m and math.isfinite(b)
+        )
+        for s in batch
+        if any(s["mask"])
+    ]
+    if not sums:
+        return {"chi2_sequence": 0.0, "log1p_chi2_sequence": 0.0, "ess_sequence": 0.0}
+    top = max(sums)
+    log_second = 2 * top + math.log(math.fsum(exp(2 * (x - top)) for x in sums) / len(sums))
+    return {
+        "chi2_sequence": exp(log_second) - 1,
+        "log1p_chi2_sequence": log_second,
+        "ess_sequence": ess([exp(x - top) for x in sums]),
+    }
+
+
+def curve(batch, weights, keep, of, numerator="proximal"):
+    """bin -> [tokens, mean k3, mean ratio, mean weight, share kept] over the finite tokens that
+    ``of(sequence, position)`` puts there."""
+    bins = {}
+    for s, ws, ks in zip(batch, weights, keep, strict=True):
+        for t, (p, b, m, w, k) in enumerate(zip(s[numerator], s["behavior"], s["mask"], ws, ks, strict=True)):
+            if m and math.isfinite(b):
+                bins.setdefault(of(s, t), []).append(
+                    (math.expm1(p - b) - (p - b), exp(p - b), w if k else 0.0, k)
+                )
+    return {
+        key: [len(rows), *(math.fsum(column) / len(rows) for column in zip(*rows, strict=True))]
+        for key, rows in bins.items()
     }
 
 

@@ -1,0 +1,136 @@
+"""Adds up what micro-batches measured, and reduces it over the ranks: once per optimizer step, the only place
+that waits for the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from slime_ext.metrics.layout import (
+    BINS,
+    CURVE_BINS,
+    CURVE_COLUMNS,
+    CURVES,
+    HIGHEST,
+    LOG_SUMS,
+    PER_DECADE,
+    SIDE,
+    SMALLEST,
+    Layout,
+)
+from slime_ext.metrics.measure import Measured, nothing
+
+AllSum = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Everything measured in an optimizer step on all ranks, as Python numbers."""
+
+    sums: dict[str, float]
+    highest: dict[str, float]  # the smallest are there negated
+    log_sums: dict[str, float]
+    histogram: list[float]
+    curves: dict[str, dict[str, dict[str, float]]]  # curve -> bin -> column -> sum
+
+    def __getitem__(self, name: str) -> float:
+        return self.sums[name]
+
+    def mean(self, name: str, over: str = "counted") -> float:
+        """A sum over another; 0 where there is nothing."""
+        return self[name] / self[over] if self[over] else 0.0
+
+    def ess(self, total: str, square: str, over: str) -> float:
+        """(sum x)^2 / (n sum x^2)."""
+        squares = self[over] * self[square]
+        return self[total] ** 2 / squares if squares else 0.0
+
+    def quantile(self, q: float) -> float:
+        """The log-ratio below which a share ``q`` of the tokens lies, off by at most 3.7% of itself."""
+        below = list(accumulate(self.histogram))
+        if not below[-1]:
+            return 0.0
+        index = next(i for i, count in enumerate(below) if count >= q * below[-1])
+        return min(max(_middle(index), -self.highest["log_ratio_min"]), self.highest["log_ratio_max"])
+
+
+class Accumulator:
+    """The statistics of one optimizer step on this rank."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.measured: Measured | None = None
+
+    def add(self, measured: Measured) -> None:
+        """Adds a micro-batch, without waiting for the device."""
+        self.measured = measured if self.measured is None else self.measured + measured
+
+    def reduce(
+        self,
+        all_sum: AllSum = lambda values: values,
+        rank: int = 0,
+        size: int = 1,
+        *,
+        device: torch.device | str = "cpu",
+        extra: Tensor | None = None,
+    ) -> tuple[Totals, list[list[float]]]:
+        """The totals of all ranks after one SUM; what is not a sum travels in a slot per rank.
+
+        Args:
+            all_sum: SUM over the data- and context-parallel ranks of a float64 vector.
+            rank, size: this rank's place among them.
+            device: where a rank that measured nothing has to bring its zeros.
+            extra: [E] float64 of this rank's own.
+
+        Returns:
+            The totals, and ``extra`` of every rank.
+        """
+        sums, highest, log_sums = self.measured or nothing(self.layout, device)
+        own = torch.cat([highest, log_sums, *([] if extra is None else [extra.double()])])
+        slots = own.new_zeros(size, own.numel())
+        slots[rank] = own
+        flat = all_sum(torch.cat([sums, slots.reshape(-1)])).tolist()
+        width, head = own.numel(), sums.numel()
+        per_rank = [flat[i : i + width] for i in range(head, len(flat), width)] if width else []
+        split = len(HIGHEST) + len(LOG_SUMS)
+        return self._totals(flat[:head], per_rank), [slot[split:] for slot in per_rank]
+
+    def _totals(self, sums: list[float], per_rank: list[list[float]]) -> Totals:
+        names = self.layout.names
+        columns = list(zip(*per_rank, strict=True))
+        highest = {name: max(values) for name, values in zip(HIGHEST, columns, strict=False)}
+        log_sums = {name: _log_sum(v) for name, v in zip(LOG_SUMS, columns[len(HIGHEST) :], strict=False)}
+        begin = len(names)
+        histogram, curves = sums[begin : begin + BINS], sums[begin + BINS :]
+        return Totals(dict(zip(names, sums, strict=False)), highest, log_sums, histogram, _curves(curves))
+
+
+def _curves(values: Sequence[float]) -> dict[str, dict[str, dict[str, float]]]:
+    width = len(CURVE_COLUMNS)
+    rows = [
+        dict(zip(CURVE_COLUMNS, values[i : i + width], strict=True)) for i in range(0, len(values), width)
+    ]
+    starts = range(0, len(rows), CURVE_BINS)
+    return {
+        curve: dict(zip(CURVES[curve], rows[start : start + CURVE_BINS], strict=True))
+        for curve, start in zip(CURVES, starts, strict=False)
+    }
+
+
+def _log_sum(logs: Sequence[float]) -> float:
+    """log of the sum of exp, -inf for none."""
+    highest = max(logs)
+    if math.isinf(highest):
+        return highest
+    return highest + math.log(math.fsum(math.exp(x - highest) for x in logs))
+
+
+def _middle(index: int) -> float:
+    """The log-ratio that stands for a bin: its geometric middle, 0 for the one around 0."""
+    side = index - SIDE - 1
+    return math.copysign(10 ** (SMALLEST + (abs(side) - 0.5) / PER_DECADE), side) if side else 0.0

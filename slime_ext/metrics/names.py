@@ -1,0 +1,319 @@
+"""The frozen names: what each metric is, its unit, what is healthy, and its value from the totals of a step.
+
+docs/metrics.md holds the same table; a test compares them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from slime_ext.metrics.accumulator import Totals
+
+PREFIX = "off_policy/"
+HUGE = 700.0  # exp of more nats overflows a float64
+
+
+class Metric(NamedTuple):
+    """One name under ``off_policy/``."""
+
+    name: str
+    unit: str
+    definition: str
+    healthy: str
+    value: Callable[[Totals], float]
+
+
+def _mean(column: str, over: str = "counted") -> Callable[[Totals], float]:
+    return lambda t: t.mean(column, over)
+
+
+def _exp(log: float) -> float:
+    return math.exp(log) if log < HUGE else math.inf
+
+
+def _ratio_at(q: float) -> Callable[[Totals], float]:
+    return lambda t: _exp(t.quantile(q)) if t["counted"] else 0.0
+
+
+def _extreme(name: str, sign: int) -> Callable[[Totals], float]:
+    return lambda t: _exp(sign * t.highest[name]) if t["counted"] else 0.0
+
+
+def _share_gone(kept: str, of: str) -> Callable[[Totals], float]:
+    return lambda t: 1 - t.mean(kept, of) if t[of] else 0.0
+
+
+def _perplexity(sign: int) -> Callable[[Totals], float]:
+    return lambda t: _exp(-t.mean("log_behavior") - sign * t.mean("log_ratio")) if t["counted"] else 0.0
+
+
+def _second_moment(t: Totals) -> float:
+    """log of the mean squared ratio of sequences."""
+    return t.log_sums["log_squared_ratios"] - math.log(t["sequences"]) if t["sequences"] else 0.0
+
+
+def _ess_sequence(t: Totals) -> float:
+    if not t["sequences"]:
+        return 0.0
+    return math.exp(2 * t.log_sums["log_ratios"] - t.log_sums["log_squared_ratios"]) / t["sequences"]
+
+
+METRICS = (
+    Metric("tokens", "tokens", "n, response tokens", "the batch's", lambda t: t["response"]),
+    Metric("sequences", "samples", "samples with response tokens", "the batch's", lambda t: t["sequences"]),
+    Metric(
+        "k1_kl",
+        "nats per token",
+        "mean of -l: unbiased estimate of KL(behavior || numerator), of either sign",
+        "near 0; of the size of k3_kl",
+        lambda t: -t.mean("log_ratio"),
+    ),
+    Metric(
+        "k3_kl",
+        "nats per token",
+        "mean of e^l - 1 - l: unbiased estimate of the same KL, never negative",
+        "below 1e-3; above 1e-2 the policies differ much",
+        _mean("k3"),
+    ),
+    Metric(
+        "ratio_mean",
+        "ratio",
+        "mean of e^l; 1 in expectation, whatever the policies",
+        "0.99 to 1.01; far from 1 the estimate has broken down",
+        lambda t: 1 + t.mean("excess") if t["counted"] else 0.0,
+    ),
+    Metric(
+        "ratio_min",
+        "ratio",
+        "smallest e^l of the step, all ranks",
+        "above 1e-4",
+        _extreme("log_ratio_min", -1),
+    ),
+    Metric(
+        "ratio_max", "ratio", "largest e^l of the step, all ranks", "below 100", _extreme("log_ratio_max", 1)
+    ),
+    *(
+        Metric(
+            f"ratio_p{q:02d}",
+            "ratio",
+            f"e^l below which {q}% of the tokens lie, l off by at most 3.7% of itself",
+            healthy,
+            _ratio_at(q / 100),
+        )
+        for q, healthy in (
+            (1, "above 0.5"),
+            (10, "above 0.9"),
+            (50, "1"),
+            (90, "below 1.1"),
+            (99, "below 2"),
+        )
+    ),
+    Metric(
+        "chi2_token",
+        "none",
+        "mean of e^2l - 1: chi-square divergence per token",
+        "below 0.1",
+        lambda t: t.mean("excess_squared") + 2 * t.mean("excess"),
+    ),
+    Metric(
+        "chi2_sequence",
+        "none",
+        "mean over sequences of e^2L - 1, L the sum of l over the sequence; infinite beyond e^700",
+        "below 10; grows exponentially with length",
+        lambda t: math.expm1(s) if (s := _second_moment(t)) < HUGE else math.inf,
+    ),
+    Metric(
+        "log1p_chi2_sequence",
+        "nats",
+        "log(1 + chi2_sequence), formed in log space: the Renyi divergence of order 2",
+        "below 2",
+        _second_moment,
+    ),
+    Metric(
+        "ess_ratio",
+        "fraction",
+        "(sum rho)^2 / (n sum rho^2) of token ratios",
+        "above 0.9",
+        lambda t: _ess_ratio(t),
+    ),
+    Metric(
+        "ess_sequence",
+        "fraction",
+        "the same of sequence ratios e^L, n sequences",
+        "above 0.1; what token weights cannot see",
+        _ess_sequence,
+    ),
+    Metric(
+        "ess_weight",
+        "fraction",
+        "the same of the weights that multiplied the loss, 0 at rejected tokens; 0 when nothing is kept",
+        "above 0.5",
+        lambda t: t.ess("weight", "weight_squared", "response"),
+    ),
+    Metric(
+        "weight_mean",
+        "weight",
+        "mean weight over response tokens, 0 at rejected ones",
+        "0.9 to 1.1",
+        _mean("weight", "response"),
+    ),
+    Metric(
+        "weight_max",
+        "weight",
+        "largest weight of the step, all ranks",
+        "at most the cap",
+        lambda t: max(t.highest["weight_max"], 0.0),
+    ),
+    Metric(
+        "kept_fraction",
+        "fraction",
+        "response tokens that stay in the policy loss",
+        "above 0.9; below 0.5 the run learns from little",
+        _mean("kept", "response"),
+    ),
+    Metric(
+        "rejected_fraction", "fraction", "1 - kept_fraction", "below 0.1", _share_gone("kept", "response")
+    ),
+    Metric(
+        "rejected_sequence_fraction",
+        "fraction",
+        "samples that a step at unit sequence, a veto, a non-finite log-prob or their group took out",
+        "below 0.3",
+        _share_gone("kept_sequences", "sequences"),
+    ),
+    Metric(
+        "clipped_fraction",
+        "fraction",
+        "response tokens whose weight a bound changed",
+        "below 0.05",
+        _mean("clipped", "response"),
+    ),
+    Metric(
+        "surrogate_clipped_fraction",
+        "fraction",
+        "response tokens at which a surrogate of ours clipped; 0 with the host's own loss",
+        "below 0.3",
+        _mean("surrogate_clipped", "response"),
+    ),
+    Metric(
+        "nonfinite_fraction",
+        "fraction",
+        "response tokens whose behavior log-prob is NaN or infinite",
+        "0",
+        _share_gone("counted", "response"),
+    ),
+    Metric(
+        "perplexity_behavior",
+        "perplexity",
+        "exp of the mean of -log behavior",
+        "that of the numerator within 1%",
+        _perplexity(0),
+    ),
+    Metric(
+        "perplexity_numerator",
+        "perplexity",
+        "exp of the mean of -log numerator; the log of their quotient is k1_kl",
+        "slowly falling; a jump is a broken update",
+        _perplexity(1),
+    ),
+)
+STALENESS = (
+    Metric(
+        "staleness_mean",
+        "weight versions",
+        "mean age of samples: the trainer's version less that of the oldest weights that sampled it",
+        "at most the configured lag",
+        _mean("age", "aged"),
+    ),
+    Metric(
+        "staleness_max",
+        "weight versions",
+        "largest such age",
+        "at most max_staleness",
+        lambda t: max(t.highest["age_max"], 0.0),
+    ),
+    Metric(
+        "staleness_known_fraction",
+        "fraction",
+        "samples whose age is known",
+        "1",
+        _mean("aged", "sequences"),
+    ),
+)
+PER_STEP = (
+    Metric(
+        "rejected_fraction",
+        "fraction",
+        "response tokens that this step rejects, whatever the others do",
+        "below 0.1",
+        lambda t: 0.0,
+    ),
+    Metric(
+        "kept_fraction",
+        "fraction",
+        "response tokens that are left after this step and those before it",
+        "above 0.9",
+        lambda t: 0.0,
+    ),
+    Metric(
+        "clipped_fraction",
+        "fraction",
+        "response tokens whose weight this step changed",
+        "below 0.05",
+        lambda t: 0.0,
+    ),
+)
+CURVE_METRICS = (
+    Metric("share", "fraction", "of the tokens with a finite behavior log-prob", "-", lambda t: 0.0),
+    Metric("k3_kl", "nats per token", "as above, over the bin", "flat", lambda t: 0.0),
+    Metric("ratio_mean", "ratio", "as above, over the bin", "1 in every bin", lambda t: 0.0),
+    Metric("weight_mean", "weight", "as above, over the bin", "flat", lambda t: 0.0),
+    Metric("kept_fraction", "fraction", "as above, over the bin", "flat", lambda t: 0.0),
+)
+
+
+def scalars(totals: Totals) -> dict[str, float]:
+    """Every metric of one number, by its full name."""
+    known = METRICS + STALENESS if totals["aged"] else METRICS
+    found = {metric.name: metric.value(totals) for metric in known}
+    return {f"{PREFIX}{name}": value for name, value in {**found, **dict(_steps(totals))}.items()}
+
+
+def curves(totals: Totals) -> dict[str, float]:
+    """Every bin of every curve that holds tokens, by its full name."""
+    return {
+        f"{PREFIX}{curve}/{label}/{metric.name}": value
+        for curve, rows in totals.curves.items()
+        for label, row in rows.items()
+        if row["counted"]
+        for metric, value in zip(CURVE_METRICS, _of_bin(row, totals), strict=True)
+    }
+
+
+def _of_bin(row: dict[str, float], totals: Totals) -> Iterator[float]:
+    n = row["counted"]
+    yield n / totals["counted"]
+    yield row["k3"] / n
+    yield 1 + row["excess"] / n
+    yield row["weight"] / n
+    yield row["kept"] / n
+
+
+def _steps(totals: Totals) -> Iterator[tuple[str, float]]:
+    for name in totals.sums:
+        if name.startswith("steps/"):
+            share = totals.mean(name, "response")
+            kept = name.removesuffix("lost_fraction") + "kept_fraction"
+            yield (
+                (kept, 1 - share if totals["response"] else 0.0)
+                if name.endswith("/lost_fraction")
+                else (name, share)
+            )
+
+
+def _ess_ratio(t: Totals) -> float:
+    n = t["counted"]
+    square = t["excess_squared"] + 2 * t["excess"] + n
+    return (t["excess"] + n) ** 2 / (n * square) if n and square else 0.0

@@ -1,0 +1,200 @@
+"""Accumulated statistics against the oracle: independent of micro-batches, robust to broken tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slime_ext import metrics, presets
+from slime_ext.correction import Correction
+from slime_ext.metrics import Accumulator, Layout, layout, measure
+from slime_ext.steps import Reject, Reweight, Truncate
+from tests import oracle
+from tests.batches import tokens
+
+NAMES = ("metrics_only", "token_is", "seq_is_rs", "geo_rs", "trm", "turn_tis", "off_policy_is", "icepop")
+
+
+def accumulated(correction, batch, size=100, *, ages=None):
+    """The totals of a batch, ``size`` sequences per micro-batch."""
+    plan = Layout.of(correction)
+    accumulator = Accumulator(plan)
+    for i in range(0, len(batch), size):
+        packed, _ = tokens(batch[i : i + size])
+        if ages is not None:
+            packed = replace(packed, ages=torch.tensor(ages[i : i + size], dtype=torch.float64))
+        accumulator.add(measure(packed, correction(packed, observe=True), plan))
+    return accumulator.reduce()[0]
+
+
+def scalars(*args, **kwargs):
+    found = metrics.scalars(accumulated(*args, **kwargs))
+    return {name.removeprefix("off_policy/"): value for name, value in found.items()}
+
+
+def one_long(values, mask=None):
+    """A batch of one sequence with these log-ratios."""
+    n = len(values)
+    zeros = dict.fromkeys(("target", "advantage", "host_loss"), [0.0] * n)
+    return [{"proximal": list(values), "behavior": [0.0] * n, "mask": mask or [1] * n, **zeros}]
+
+
+def bin_of(curve, value, edges):
+    return layout.CURVES[curve][sum(value >= edge for edge in edges)]
+
+
+PLACES = {
+    "by_position": lambda s, t: bin_of("by_position", t, layout.POSITIONS),
+    "by_staleness": lambda s, t: bin_of("by_staleness", s["age"], layout.AGES),
+    "by_probability": lambda s, t: bin_of("by_probability", math.exp(s["behavior"][t]), layout.PROBABILITIES),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scalars_match_the_oracle(name):
+    correction = presets.get(name)
+    for seed in range(60):
+        batch = oracle.random_batch(seed)
+        expected = oracle.correct(oracle.SPECS[name], batch)
+        weights, keep = ([s[key] for s in expected] for key in ("weights", "keep"))
+        wanted = oracle.metrics(batch, weights, keep, correction.numerator)
+        got = scalars(correction, batch)
+        for key, value in wanted.items():
+            assert got[key] == pytest.approx(value, rel=1e-10, abs=1e-12), (seed, key)
+
+
+@pytest.mark.parametrize("name", ["token_is", "geo_rs"])
+def test_curves_match_the_oracle(name):
+    correction = presets.get(name)
+    for seed in range(30):
+        batch = oracle.random_batch(seed)
+        ages = [(7 * i + seed) % 5 for i in range(len(batch))]
+        expected = oracle.correct(oracle.SPECS[name], batch)
+        weights, keep = ([s[key] for s in expected] for key in ("weights", "keep"))
+        for s, age in zip(batch, ages, strict=True):
+            s["age"] = age
+        got = metrics.curves(accumulated(correction, batch, ages=ages))
+        wanted = {}
+        for curve, of in PLACES.items():
+            rows = oracle.curve(batch, weights, keep, of)
+            total = sum(row[0] for row in rows.values())
+            for label, (n, *values) in rows.items():
+                prefix = f"off_policy/{curve}/{label}/"
+                columns = ("share", "k3_kl", "ratio_mean", "weight_mean", "kept_fraction")
+                wanted |= {prefix + c: v for c, v in zip(columns, [n / total, *values], strict=True)}
+        assert got == pytest.approx(wanted, rel=1e-10, abs=1e-12), seed
+
+
+def test_steps_are_counted_one_by_one():
+    steps = (
+        Reject("token", "ratio", high=2.0),
+        Reweight("token"),
+        Truncate(1.5),
+        Reject("sequence", "k2", high=0.1),
+    )
+    got = scalars(Correction(steps=steps), one_long([1.0, 0.5, 0.1, 0.0]))
+    expected = {
+        "steps/0_reject/rejected_fraction": 0.25,
+        "steps/0_reject/kept_fraction": 0.75,
+        "steps/2_truncate/clipped_fraction": 0.5,  # also where the token is rejected
+        "steps/3_reject/rejected_fraction": 1.0,
+        "steps/3_reject/kept_fraction": 0.0,
+    }
+    assert {k: v for k, v in got.items() if k.startswith("steps/")} == expected
+    assert got["rejected_sequence_fraction"] == 1 and got["clipped_fraction"] == 0.5
+
+
+def test_a_non_finite_log_prob_is_lost_before_the_first_step():
+    batch = one_long([0.0] * 4)
+    batch[0]["behavior"][1] = math.nan
+    got = scalars(Correction(steps=(Reject("sequence", "ratio", high=2.0),)), batch)
+    assert got["steps/0_reject/rejected_fraction"] == 0 and got["steps/0_reject/kept_fraction"] == 0
+    assert got["nonfinite_fraction"] == 0.25 and got["kept_fraction"] == 0
+
+
+@pytest.mark.parametrize("name", ["token_is", "seq_is_rs"])
+def test_micro_batches_add_up(name):
+    batch = oracle.random_batch(7)
+    whole, parts = scalars(presets.get(name), batch), scalars(presets.get(name), batch, 1)
+    assert parts == pytest.approx(whole, rel=1e-12)
+
+
+def test_ranks_add_up():
+    correction = presets.get("geo_rs")
+    plan, vectors = Layout.of(correction), []
+    for seed in (1, 2):
+        packed, _ = tokens(oracle.random_batch(seed))
+        accumulator = Accumulator(plan)
+        accumulator.add(measure(packed, correction(packed, observe=True), plan))
+        vectors.append(accumulator)
+    seen = []
+    vectors[1].reduce(lambda x: (seen.append(x.clone()), x)[1], rank=1, size=2)
+    merged, extra = vectors[0].reduce(lambda x: x + seen[0], rank=0, size=2, extra=torch.ones(0))
+    whole = accumulated(correction, oracle.random_batch(1) + oracle.random_batch(2))
+    assert metrics.scalars(merged) == pytest.approx(metrics.scalars(whole), rel=1e-12) and len(extra) == 2
+
+
+def test_quantiles_are_within_their_bound():
+    torch.manual_seed(0)
+    log_ratio = torch.randn(20000, dtype=torch.float64) * 0.3
+    got = scalars(Correction(), one_long(log_ratio.tolist()))
+    for percent in (1, 10, 50, 90, 99):
+        exact = log_ratio.sort().values[math.ceil(percent * 200) - 1].item()
+        assert math.log(got[f"ratio_p{percent:02d}"]) == pytest.approx(exact, rel=0.0367)
+
+
+@pytest.mark.parametrize("correction", [Correction(), presets.get("seq_is_rs")])
+def test_nothing_is_all_zero(correction):
+    for batch in ([], one_long([]), one_long([1.0], mask=[0])):
+        assert set(scalars(correction, batch).values()) <= {0.0}
+
+
+def test_a_ratio_beyond_all_others_leaves_one_sample():
+    got = scalars(Correction(), one_long([0.0, 400.0]))
+    assert got["ess_ratio"] == 0.5 and got["ratio_max"] == math.exp(400) and got["k3_kl"] > 1e100
+
+
+def test_log_ratios_beyond_the_exponential_stay_numbers_in_log_space():
+    got = scalars(Correction(), one_long([500.0, 500.0]) + one_long([0.0]))
+    assert got["log1p_chi2_sequence"] == pytest.approx(2000 - math.log(2))
+    assert got["ess_sequence"] == 0.5 and math.isinf(got["chi2_sequence"])
+
+
+def test_ages_are_counted_by_sample():
+    batch = [s for x in (0.1, 0.2, 0.3) for s in one_long([x])]
+    got = scalars(Correction(), batch, ages=[3.0, math.nan, 1.0])
+    assert (got["staleness_mean"], got["staleness_max"]) == (2, 3)
+    assert got["staleness_known_fraction"] == pytest.approx(2 / 3)
+
+
+def test_only_the_first_of_the_ranks_that_share_sequences_counts_them():
+    packed, _ = tokens(oracle.random_batch(5))
+    correction = presets.get("seq_is_rs")
+    plan = Layout.of(correction)
+    second = measure(packed, correction(packed, observe=True), plan, first=False)
+    accumulator = Accumulator(plan)
+    accumulator.add(second)
+    assert accumulator.reduce()[0]["sequences"] == 0
+
+
+def test_the_sums_do_not_depend_on_the_number_of_sequences():
+    class Ops(torch.utils._python_dispatch.TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.seen += 1
+            return function(*args, **(kwargs or {}))
+
+    counts = set()
+    correction = presets.get("geo_rs")
+    for sequences in (1, 10):
+        packed, _ = tokens([s for _ in range(sequences) for s in one_long([0.1, 0.2])])
+        outcome = correction(packed, observe=True)
+        _ = packed.segments.mask, packed.segments.within
+        with Ops() as ops:
+            measure(packed, outcome, Layout.of(correction))
+        counts.add(ops.seen)
+    assert len(counts) == 1
