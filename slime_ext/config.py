@@ -26,9 +26,9 @@ from slime_ext.steps import STEPS, Clip, Truncate
 
 ROOT = "slime_ext"
 CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-PLAIN = ("numerator", "mask_scope", "on_nonfinite")
+PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
 # Keys of the design that this version has no mechanism for -> the values that mean what it does anyway.
-ABSENT = {"denominator": ("host",), "group": ("ignore",), "guards": ({}, None), "metrics": ({}, [], None)}
+ABSENT = {"guards": ({}, None), "metrics": ({}, [], None)}
 KEYS = ("preset", "surrogate", "steps", *PLAIN, *ABSENT)
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **FORMS}
 log = logging.getLogger("slime_ext")
@@ -133,6 +133,8 @@ def to_mapping(correction: Correction) -> dict[str, Any]:
         "surrogate": surrogate if any(surrogate.values()) else next(iter(surrogate)),
         "steps": [described(step) for step in correction.steps],
         "mask_scope": correction.mask_scope,
+        "denominator": correction.denominator,
+        "group": correction.group,
         "on_nonfinite": correction.on_nonfinite,
     }
 

@@ -9,18 +9,14 @@ from torch import Tensor
 
 from slime_ext.correction import Correction, Outcome, Tokens
 from slime_ext.host.contract import METRICS, HookCall
-from slime_ext.host.guards import require_finite, warn_once
+from slime_ext.host.guards import require_finite
 from slime_ext.host.packing import Packed, context_parallel, pack, unpack_masks
+from slime_ext.host.step_plan import plan_for
 from slime_ext.objectives import Bounds
 
 Result = tuple[Tensor, list[Tensor], dict[str, Tensor]]
 POISONED = (
     "the host's surrogate is poisoned by it already; look for an overflow in the trainer's forward pass"
-)
-
-ALONE_WARNING = (
-    "second_moment, normalize: expected a plan for the whole optimizer step, got a hook call alone: each "
-    "micro-batch is treated as a step of its own, so the result depends on how samples are packed"
 )
 
 
@@ -40,9 +36,7 @@ def run(call: HookCall, correction: Correction) -> Result:
     packed = pack(call, context_parallel())
     _check_finite(packed, correction)
     tokens = Tokens(packed.segments, packed.proximal, packed.behavior, packed.target, packed.advantages)
-    if correction.is_coupled:
-        warn_once(ALONE_WARNING)
-    outcome = correction(tokens, observe=True)
+    outcome = correction(tokens, plan_for(call, correction, tokens), observe=True)
     metrics = _metrics(outcome, packed.segments.mask)
     if not getattr(call.args, "use_tis", False) or correction.is_identity:
         return call.pg_loss, call.loss_masks, metrics

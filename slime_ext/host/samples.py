@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from slime_ext.host.rollout_data import ROLLOUT_IDS, column, first_of
+
 
 @dataclass(frozen=True)
 class Record:
@@ -73,11 +75,9 @@ def forget() -> None:
 def records_of(rollout_data: Mapping[str, Any]) -> tuple[Record, ...]:
     """One record per sample of the rollout data, from whatever keys this host's release fills in."""
     count = len(rollout_data["loss_masks"])
-    # v0.3.0 says group_ids for what every other release calls rollout_ids.
-    ids = rollout_data.get("rollout_ids", rollout_data.get("group_ids"))
     columns = (
         column(rollout_data.get("sample_indices"), count),
-        column(ids, count),
+        column(first_of(rollout_data, ROLLOUT_IDS), count),
         column(rollout_data.get("partition"), count),
     )
     versions = rollout_data.get("weight_versions") or [()] * count
@@ -85,14 +85,3 @@ def records_of(rollout_data: Mapping[str, Any]) -> tuple[Record, ...]:
         Record(place, index, rollout, position, tuple(str(v) for v in spans or ()))
         for place, (index, rollout, position, spans) in enumerate(zip(*columns, versions, strict=True))
     )
-
-
-def column(values: Any, count: int) -> list[Any]:
-    """A per-sample column as Python numbers: a list, a range or a tensor; None where the host has none."""
-    if values is None:
-        return [None] * count
-    return values.tolist() if isinstance(values, Tensor) else [_plain(value) for value in values]
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) else value

@@ -1,0 +1,50 @@
+"""Where this process stands among those that train, and their sums; asked anew each time."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slime_ext.host.packing import ALONE, Parallel, context_parallel
+from slime_ext.ops.segments import AllSum, identity
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the ranks that train one optimizer step.
+
+    Args:
+        is_last_stage: whether it is on the pipeline's last stage, where the loss is.
+        dp_rank, dp_size: among the ranks that hold different samples.
+        context: among those that share its samples' tokens.
+        all_sum: SUM over all of them, data x context parallel: each token once.
+    """
+
+    is_last_stage: bool = True
+    dp_rank: int = 0
+    dp_size: int = 1
+    context: Parallel = ALONE
+    all_sum: AllSum = identity
+
+
+def ranks() -> Ranks:
+    """What Megatron says; one process alone where Megatron is not initialised. Never imports Megatron."""
+    state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")
+    if state is None or not state.model_parallel_is_initialized():
+        return Ranks()
+    group = state.get_data_parallel_group(with_context_parallel=True)
+
+    def all_sum(values: Tensor) -> Tensor:
+        torch.distributed.all_reduce(values, group=group)
+        return values
+
+    return Ranks(
+        is_last_stage=state.is_pipeline_last_stage(),
+        dp_rank=state.get_data_parallel_rank(),
+        dp_size=state.get_data_parallel_world_size(),
+        context=context_parallel(),
+        all_sum=all_sum if group.size() > 1 else identity,
+    )

@@ -1,0 +1,222 @@
+"""What couples samples is the same over the whole optimizer step however a rollout is cut; by an oracle."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from slime_ext import tis
+from slime_ext.errors import ConfigError, NonFiniteError
+from slime_ext.host import guards, rollout_data_postprocess, step_plan
+from tests.host import slime_rollouts as slime
+from tests.launcher.distributed import run_ranks
+
+GEO = {"reject": {"unit": "sequence", "aggregate": "mean", "low": 0.97, "high": 1.03}}
+BAND = {"reject": {"low": 0.8, "high": 1.25}}
+GEO_ORACLE = ("reject", "sequence", "ratio", "mean", 0.97, 1.03, "always")
+BAND_ORACLE = ("reject", "token", "ratio", "-", 0.8, 1.25, "always")
+TIS = ["reweight", {"truncate": {"high": 1.1}}]
+TIS_ORACLE = (("reweight", "token"), ("truncate", 1.1))
+KEPT = {"denominator": "kept"}
+CASES = {  # name -> native keys, the oracle's steps, how the oracle divides
+    "normalize": ({"steps": [*TIS, "normalize"]}, (*TIS_ORACLE, ("normalize", "token")), {}),
+    "second_moment": (
+        {"steps": [{"second_moment": {"threshold": 0.002}}]},
+        (("second_moment", 0.002),),
+        {},
+    ),
+    "kept": ({"steps": [BAND], **KEPT}, (BAND_ORACLE,), {"kept": True}),
+    "kept_all": (
+        {"steps": [GEO, BAND], **KEPT, "mask_scope": "all"},
+        (GEO_ORACLE, BAND_ORACLE),
+        {"kept": True},
+    ),
+    "atomic": ({"steps": [GEO], "group": "atomic"}, (GEO_ORACLE,), {"group": "atomic"}),
+    "rebaseline": ({"steps": [GEO], "group": "rebaseline"}, (GEO_ORACLE,), {"group": "rebaseline"}),
+    "everything": (
+        {"steps": [*TIS, "normalize", BAND, GEO], **KEPT, "group": "atomic"},
+        (*TIS_ORACLE, ("normalize", "token"), BAND_ORACLE, GEO_ORACLE),
+        {"kept": True, "group": "atomic"},
+    ),
+}
+
+
+def close(found, expected):
+    return found == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def spec(name):
+    return {"steps": CASES[name][1], "numerator": "proximal", "loss": ("host",)}
+
+
+def by_position(rollout, shares, release="head"):
+    """The ranks' shares of each sample's loss, added up."""
+    total = dict.fromkeys(range(len(rollout)), 0.0)
+    for positions, losses in shares:
+        for position, loss in zip(positions, losses, strict=True):
+            total[position] += loss
+    return [total[position] for position in range(len(rollout))]
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_every_sample_contributes_what_the_oracle_says(name, per_token):
+    mapping, _, how = CASES[name]
+    for seed in range(3):
+        rollout = slime.samples(seed)
+        data = slime.data_of(rollout)
+        args = slime.arguments(mapping, calculate_per_token_loss=per_token)
+        found = by_position(rollout, [(data["partition"], slime.train(args, data))])
+        assert close(found, slime.expected(rollout, spec(name), per_token=per_token, **how)), seed
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("cut", [{"batch": 1}, {"batch": 100}, {"batch": 4, "seed": 1}, {"seed": 2}], ids=str)
+def test_neither_packing_nor_order_changes_anything(name, cut):
+    rollout = slime.samples(1)
+    args = slime.arguments(CASES[name][0])
+    both = []
+    for data in (slime.data_of(rollout), slime.data_of(rollout, **cut)):
+        both.append(by_position(rollout, [(data["partition"], slime.train(args, data))]))
+    assert both[1] == pytest.approx(both[0], rel=1e-12, abs=1e-14)
+
+
+def on_a_rank(dp, cp):
+    """Every case's shares of the losses on one rank of a real layout."""
+    from slime_ext.launcher.megatron import parallel
+    from tests.launcher.megatron.tiny_model import tiny_args
+
+    parallel.initialize(tiny_args(1, 1, cp))
+    from megatron.core import parallel_state
+
+    dp_rank, cp_rank = parallel_state.get_data_parallel_rank(), parallel_state.get_context_parallel_rank()
+    found = {}
+    for name, (mapping, _, _) in CASES.items():
+        data = slime.data_of(slime.samples(1), dp=(dp_rank, dp), cp=(cp_rank, cp))
+        found[name] = data["partition"], slime.train(slime.arguments(mapping), data, (cp_rank, cp))
+    return found
+
+
+@pytest.mark.parametrize(("dp", "cp"), [(2, 1), (1, 2), (2, 2)])
+def test_every_layout_gives_the_losses_of_one_process(dp, cp):
+    rollout = slime.samples(1)
+    ranks = run_ranks(on_a_rank, dp * cp, dp, cp)
+    for name, (_, _, how) in CASES.items():
+        found = by_position(rollout, [rank[name] for rank in ranks])
+        assert close(found, slime.expected(rollout, spec(name), **how)), name
+
+
+@pytest.mark.parametrize("release", ["v0.3.0", "v0.3.1"])
+@pytest.mark.parametrize("name", CASES)
+def test_releases_name_the_same_things_differently(name, release):
+    rollout = slime.samples(0)
+    data = slime.data_of(rollout, release=release)
+    positions = slime.data_of(rollout)["partition"]
+    found = by_position(rollout, [(positions, slime.train(slime.arguments(CASES[name][0]), data))])
+    assert close(found, slime.expected(rollout, spec(name), **CASES[name][2]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_before_v030_a_sample_divides_by_its_own_returned_mask(name):
+    rollout = slime.samples(0, split=False)
+    data = slime.data_of(rollout, release="v0.2.4")
+    found = by_position(rollout, [(range(len(rollout)), slime.train(slime.arguments(CASES[name][0]), data))])
+    assert close(found, slime.expected(rollout, spec(name), own=True, **CASES[name][2]))
+
+
+def test_metrics_alone_leave_advantages_and_loss_alone():
+    data = slime.data_of(slime.samples(0))
+    before = data["advantages"]
+    args = slime.arguments(CASES["rebaseline"][0], use_tis=False, get_mismatch_metrics=True)
+    rollout_data_postprocess(args, 0, data)
+    assert data["advantages"] is before
+
+
+def test_a_group_without_rejected_samples_keeps_its_advantages():
+    data = slime.data_of(slime.samples(0))
+    before = list(data["advantages"])
+    rollout_data_postprocess(slime.arguments(CASES["rebaseline"][0]), 0, data)
+    same = [was is now for was, now in zip(before, data["advantages"], strict=True)]
+    assert any(same) and not all(same)
+
+
+@pytest.mark.parametrize(
+    ("args", "data", "message"),
+    [
+        ({}, None, "expected a call with the rollout's data, got one with the arguments alone: normalize"),
+        (
+            {},
+            {"log_probs": False},
+            "normalize.*: expected the proximal policy's log-probs.*--get-mismatch-metrics",
+        ),
+        ({"n_samples_per_prompt": 1}, {}, "group: expected ignore with --n-samples-per-prompt 1"),
+        ({"custom_pg_loss_reducer_function_path": "a.b"}, {}, "denominator: expected host beside"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(args, data, message):
+    given = slime.arguments(CASES["everything"][0], **args)
+    rollout_data = None if data is None else slime.data_of(slime.samples(0), **data)
+    with pytest.raises(ConfigError, match=message):
+        rollout_data_postprocess(given, 0, rollout_data)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("advantage_estimator", "reinforce_plus_plus"),
+        ("rewards_normalization", False),
+        ("normalize_advantages", True),
+        ("use_opd", True),
+        ("custom_advantage_function_path", "a.b"),
+        ("custom_reward_post_process_path", "a.b"),
+    ],
+)
+def test_a_baseline_that_is_not_known_is_refused(flag, value):
+    args = slime.arguments(CASES["rebaseline"][0], **{flag: value})
+    with pytest.raises(ConfigError, match="group: expected ignore or atomic with"):
+        rollout_data_postprocess(args, 0, slime.data_of(slime.samples(0)))
+
+
+def test_a_broken_proximal_log_prob_is_named():
+    data = slime.data_of(slime.samples(0))
+    data["log_probs"][0][data["loss_masks"][0].argmax()] = math.nan
+    with pytest.raises(NonFiniteError, match="log_probs, sequence 0"):
+        rollout_data_postprocess(slime.arguments(CASES["normalize"][0]), 0, data)
+
+
+def hook_call(data):
+    keys = ("loss_masks", "total_lengths", "response_lengths", "rollout_log_probs")
+    return {key: data[key] for key in keys} | {
+        "train_log_probs": data["log_probs"],
+        "pg_loss": torch.cat(data["host_loss"]),
+    }
+
+
+def test_a_call_without_a_plan_is_a_step_of_its_own_and_says_so(caplog):
+    guards.warn_once.cache_clear()
+    rollout = slime.samples(0, split=False)[:8]
+    data = slime.data_of(rollout)
+    step_plan.forget()
+    loss, _, _ = tis.correct(slime.arguments(CASES["kept"][0]), **hook_call(data))
+    tis.correct(slime.arguments(CASES["kept"][0]), **hook_call(data))
+    sums = torch.tensor([float(part.sum()) for part in loss.split(data["response_lengths"])])
+    for s in rollout:
+        s["normalised"] = 1.0
+    wanted = slime.expected(rollout, spec("kept"), kept=True)
+    assert close((sums / data["rollout_mask_sums"].clamp_min(1)).tolist(), wanted)
+    assert len([r for r in caplog.records if "got a hook call alone" in r.message]) == 1
+
+
+def test_a_group_without_a_plan_is_refused():
+    step_plan.forget()
+    with pytest.raises(ConfigError, match="group: expected --rollout-data-postprocess-path"):
+        tis.correct(slime.arguments(CASES["atomic"][0]), **hook_call(slime.data_of(slime.samples(0))))
+
+
+def test_another_corrections_plan_is_not_taken():
+    data = slime.data_of(slime.samples(0))
+    rollout_data_postprocess(slime.arguments(CASES["normalize"][0]), 0, data)
+    with pytest.raises(ConfigError, match="group: expected --rollout-data"):
+        tis.correct(slime.arguments(CASES["atomic"][0]), **hook_call(data))
