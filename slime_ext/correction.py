@@ -227,7 +227,11 @@ class Correction:
         """
         if plan is None:
             plan = plan_step(self, [tokens], tokens.segments.all_sum) if self.is_coupled else NO_PLAN
-        facts = replace(self.facts(tokens, observe=observe), plan=plan.numbers)
+        return self.decide(self.facts(tokens, observe=observe), plan, observe=observe)
+
+    def decide(self, facts: Facts, plan: Plan, *, observe: bool = False) -> Outcome:
+        """The second half of a call: from the facts with their table to weights and keep."""
+        facts = replace(facts, plan=plan.numbers)
         state = self.run(facts, self.steps, observe=observe)
         if plan.keep is not None:
             state = replace(state, step=len(self.steps) + 1).reject("sequence", plan.keep)
@@ -247,14 +251,21 @@ class Correction:
 
     def facts(self, tokens: Tokens, *, observe: bool = False) -> Facts:
         """Everything the steps may look at, with one all-reduce at most."""
+        facts = self.look(tokens)
+        return replace(facts, table=tabulate(self.needs(observe=observe), facts.value_of, tokens.segments))
+
+    def needs(self, *, observe: bool = False) -> tuple[Need, ...]:
+        """The statistics over units that a call reads."""
+        return tuple(dict.fromkeys(self._needs + OBSERVED if observe else self._needs))
+
+    def look(self, tokens: Tokens) -> Facts:
+        """What there is to know token by token, without a table."""
         source = tokens.target if self.numerator == "target" else tokens.proximal
         numerator, behavior = in_common(source, tokens.behavior)
         finite = finite_tokens(behavior, tokens.segments.mask)
         advantages = None if tokens.advantages is None else tokens.advantages.detach()
         log_ratio = torch.where(finite, numerator - behavior, 0)
-        facts = Facts(tokens.segments, log_ratio, finite, numerator, behavior, advantages, tokens.ages)
-        needs = self._needs + OBSERVED if observe else self._needs
-        return replace(facts, table=tabulate(needs, facts.value_of, tokens.segments))
+        return Facts(tokens.segments, log_ratio, finite, numerator, behavior, advantages, tokens.ages)
 
     def run(self, facts: Facts, steps: Sequence[Step], *, observe: bool = False) -> State:
         """The state after ``steps``: the only loop over them."""

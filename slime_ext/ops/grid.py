@@ -40,18 +40,24 @@ class Grid:
     lengths: tuple[int, ...]
     device: torch.device
 
-    @cached_property
-    def blocks(self) -> int:
-        """How many whole blocks there are; the tokens after them are added one by one."""
-        return sum(self.lengths) >> SHIFT
+    @property
+    def count(self) -> int:
+        """S."""
+        return len(self.lengths)
 
     @cached_property
-    def _index(self) -> tuple[Tensor, Tensor]:
-        """The shared blocks; and where, among all block sums and all single tokens, each segment begins: its
-        blocks [S + 1], its single tokens [S] and the end of all."""
+    def blocks(self) -> int:
+        """How many whole blocks there are; the tokens after them, 2 or more, are added one by one."""
+        return max(sum(self.lengths) - 2, 0) >> SHIFT
+
+    @cached_property
+    def index(self) -> tuple[Tensor, Tensor]:
+        """The shared blocks, blocks 0 and 1 among them; and where, among all block sums and all single
+        tokens, each segment begins: its blocks [S + 1], its single tokens [S] and the end of all."""
         bounds = list(accumulate(self.lengths, initial=0))
-        block = [bound >> SHIFT for bound in bounds]
-        singles = dict(zip(dict.fromkeys(block), range(self.blocks, 1 << 62, BLOCK), strict=False))
+        block = [min(bound >> SHIFT, self.blocks) for bound in bounds]
+        keys = dict.fromkeys((0, 1, *block)) if self.blocks else dict.fromkeys(block)
+        singles = dict(zip(keys, range(self.blocks, 1 << 62, BLOCK), strict=False))
         begins = [singles[b] + bound - (b << SHIFT) for b, bound in zip(block, bounds, strict=True)]
         shared = [b for b in singles if b < self.blocks]
         both = host_ints([*shared, *block, *begins[1:]], self.device)
@@ -59,15 +65,15 @@ class Grid:
 
     def partial(self, values: Tensor, inside: str = "sum") -> Tensor:
         """[T] -> [N], the sum (or ``amax``) of each block, then the single tokens of the shared blocks."""
-        shared, _ = self._index
+        shared, _ = self.index
         whole = values[: self.blocks << SHIFT].view(-1, BLOCK)
         single = whole.index_select(0, shared).view(-1)
         return torch.cat([getattr(whole, inside)(1), single, values[self.blocks << SHIFT :]])
 
     def totals(self, partials: Sequence[Tensor]) -> Tensor:
         """K results of ``partial`` -> [K, S] float64, their sums over each segment."""
-        shared, begins = self._index
-        count = len(self.lengths)
+        shared, begins = self.index
+        count = self.count
         table = torch.stack(list(partials))
         table.index_fill_(1, shared, 0)  # their tokens are counted one by one
         rows, width = table.shape
