@@ -29,8 +29,11 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["slime_ext", "slime_ext.*"]),
     data_files=[("share/slime-ext/patches", [str(p.relative_to(ROOT)) for p in ROOT.glob("patches/*.yaml")])],
-    package_data={"slime_ext.launcher.rollout": ["requirements-*.txt"]},
-    install_requires=[TORCH, "pydantic>=2.7", "PyYAML", "rich", "libcst"],
+    package_data={
+        "slime_ext.launcher.rollout": ["requirements-*.txt"],
+        "slime_ext.analysis.report": ["page.html.j2", "style.css"],
+    },
+    install_requires=[TORCH, "pydantic>=2.7", "PyYAML", "rich", "libcst", "Jinja2>=3.1,<4"],
     extras_require={
         "megatron": MEGATRON,
         "te": ["transformer-engine[pytorch]"],

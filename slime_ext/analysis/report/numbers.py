@@ -1,0 +1,73 @@
+"""Numbers as the page writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+NONE = "–"
+
+
+def number(value: float | None) -> str:
+    """Three digits that count.
+
+    >>> number(0.00012345), number(1234.5), number(None)
+    ('0.000123', '1234', '–')
+    """
+    if value is None:
+        return NONE
+    if 1000 <= abs(value) < 1e7:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def percent(value: float | None) -> str:
+    """A share; what is not all is never written as all.
+
+    >>> percent(0.99999), percent(1.0), percent(0.00004), percent(0.0), percent(0.1234)
+    ('>99.99%', '100%', '<0.01%', '0%', '12.3%')
+    """
+    if value is None:
+        return NONE
+    if value in (0, 1):
+        return f"{value:.0%}"
+    if 0 < value < 1e-4:
+        return "<0.01%"
+    if 0.9999 < value < 1:
+        return ">99.99%"
+    digits = 1 if 0.1 <= value < 0.99 else 2
+    return f"{value:.{digits}%}"
+
+
+def whole(value: int) -> str:
+    """With thin spaces between thousands.
+
+    >>> whole(1234567)
+    '1\\u202f234\\u202f567'
+    """
+    return f"{value:,}".replace(",", "\u202f")
+
+
+def listed(values: Iterable[int], most: int = 12) -> str:
+    """The first of them, and how many there are.
+
+    >>> listed(range(3)), listed(range(20), 2)
+    ('0, 1, 2', '0, 1 and 18 more')
+    """
+    found = list(values)
+    text = ", ".join(str(v) for v in found[:most])
+    return text if len(found) <= most else f"{text} and {len(found) - most} more"
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop.
+
+    >>> sentence("mend this first")
+    'Mend this first.'
+    """
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def depth(log_ratio: float) -> str:
+    """How strongly a token is coloured, 0 to 0.85."""
+    size = abs(log_ratio)
+    return f"{0.85 * size / (size + 0.5):.2f}"

@@ -1,0 +1,175 @@
+"""Documents -> HTML. Jinja escapes whatever came out of a dump, and the page's own policy forbids scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import DictLoader, Environment, StrictUndefined
+from markupsafe import Markup
+
+from slime_ext.analysis.document import Document, Effect, Numbers
+from slime_ext.analysis.report.curves import CURVES, curve
+from slime_ext.analysis.report.distribution import distribution
+from slime_ext.analysis.report.numbers import NONE, depth, listed, number, percent, sentence, whole
+from slime_ext.analysis.report.picture import Picture
+from slime_ext.analysis.report.timeline import timeline
+
+MOST_NAMED = 300  # characters of rejected sequences on the page; JSON has all
+TEMPLATE, STYLE = "page.html.j2", "style.css"
+
+
+def write_report(document: Document, path: str | Path, against: Document | None = None) -> Path:
+    """Writes the page of one document, or of two side by side, and returns its path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render(document, against), encoding="utf-8")
+    return path
+
+
+def render(document: Document, against: Document | None = None) -> str:
+    """The page as text."""
+    documents = [document] if against is None else [document, against]
+    return (
+        _environment()
+        .get_template(TEMPLATE)
+        .render(
+            style=Markup(_text(STYLE)),
+            documents=documents,
+            both=against is not None,
+            tiles=tiles([d.total for d in documents]),
+            pictures=pictures(documents),
+            columns=COLUMNS,
+            rows=rows(documents),
+            suggestions=[(d.name, s) for d in documents for s in d.suggestions],
+            worst=[(d.name, w) for d in documents for w in d.worst],
+            skipped=[s for d in documents for s in d.skipped],
+            notes=list(dict.fromkeys(n for d in documents for n in d.notes)),
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=DictLoader({TEMPLATE: _text(TEMPLATE)}), autoescape=True, undefined=StrictUndefined
+    )
+    # ``markup`` is for our own pictures alone: their text went through ElementTree, which escapes it.
+    environment.filters |= {f.__name__: f for f in (number, percent, whole, listed, sentence, depth)}
+    environment.filters["markup"] = Markup
+    return environment
+
+
+def _text(name: str) -> str:
+    return files("slime_ext.analysis.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def pictures(documents: Sequence[Document]) -> list[Picture]:
+    """Every picture of the page, in its order."""
+    found = (distribution(documents), *(curve(kind, documents) for kind in CURVES), timeline(documents))
+    return [picture for picture in found if picture is not None]
+
+
+TILES: tuple[tuple[str, Callable[[Numbers], str]], ...] = (
+    ("k3, nats per token", lambda n: number(n.k3)),
+    ("mean l, nats per token", lambda n: number(n.mean)),
+    ("mean |l|, nats per token", lambda n: number(n.absolute)),
+    ("ratio, 1st to 99th percentile", lambda n: f"{number(n.ratio_p01)} to {number(n.ratio_p99)}"),
+    ("ESS of tokens", lambda n: percent(n.ess_token)),
+    ("ESS of geometric means", lambda n: percent(n.ess_geometric)),
+    ("ESS of whole sequences", lambda n: percent(n.ess_sequence)),
+    ("χ², token", lambda n: number(n.chi2_token)),
+    ("χ², sequence", lambda n: number(n.chi2_sequence)),
+    ("perplexity, sampler", lambda n: number(n.perplexity_behavior)),
+    ("perplexity, trainer", lambda n: number(n.perplexity_proximal)),
+    ("mean reward", lambda n: number(n.reward)),
+    ("mean response, tokens", lambda n: number(n.response_length)),
+    ("mean age, weight versions", lambda n: number(n.staleness)),
+    ("tokens without a log-prob", lambda n: whole(n.nonfinite)),
+)
+
+
+def tiles(totals: Sequence[Numbers]) -> list[tuple[str, list[str]]]:
+    """Name and the value of each run, without those that no run knows."""
+    found = [(name, [say(n) for n in totals]) for name, say in TILES]
+    return [(name, values) for name, values in found if set(values) != {NONE}]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the what-if table."""
+
+    name: str
+    value: Callable[[Effect], float | None]
+    say: Callable[[float | None], str] = percent
+    gauge: bool = True
+
+    def text(self, effect: Effect) -> str:
+        """The cell."""
+        return self.say(self.value(effect))
+
+    def width(self, effect: Effect) -> str:
+        """Per cent of the bar."""
+        return f"{100 * min(max(self.value(effect) or 0, 0), 1):.1f}"
+
+
+@dataclass(frozen=True)
+class Weights(Column):
+    """The column of weight quantiles: three numbers, no bar."""
+
+    def text(self, effect: Effect) -> str:
+        found = effect.weight_quantiles
+        return " / ".join(number(found[key]) for key in ("p01", "p50", "p99")) if found else NONE
+
+
+COLUMNS = (
+    Column("sequences kept", lambda e: _share(e.kept_sequences, e.sequences)),
+    Column("tokens kept", lambda e: _share(e.kept_tokens, e.tokens)),
+    Column("A > 0 kept", lambda e: e.kept_positive),
+    Column("A < 0 kept", lambda e: e.kept_negative),
+    Column("clipped", lambda e: _share(e.clipped_tokens, e.tokens)),
+    Weights("weights", lambda e: None, gauge=False),
+    Column("ESS", lambda e: e.ess),
+    Column("gradient", lambda e: e.gradient_scale, number, gauge=False),
+)
+
+
+def rows(documents: Sequence[Document]) -> list[dict[str, Any]]:
+    """What the table's rows need: one per correction of any document, the recommended one first."""
+    chosen = {d.recommendation.name for d in documents if d.recommendation}
+    by_name: dict[str, list[Effect]] = {}
+    for effect in (e for d in documents for e in d.effects):
+        by_name.setdefault(effect.name, []).append(effect)
+    ordered = sorted(by_name.items(), key=lambda item: item[0] not in chosen)
+    return [_row(name, effects, name in chosen) for name, effects in ordered]
+
+
+def _row(name: str, effects: list[Effect], chosen: bool) -> dict[str, Any]:
+    first, known = effects[0], [e for e in effects if not e.unavailable]
+    return {
+        "name": name,
+        "formula": first.formula,
+        "target": first.numerator == "target",
+        "chosen": chosen,
+        "effects": known,
+        "unavailable": None if known else first.unavailable,
+        "rejected_count": first.sequences - first.kept_sequences,
+        "rejected": _named(f"rollout {rollout}: {where}" for rollout, where in first.rejected.items()),
+    }
+
+
+def _named(parts: Iterable[str]) -> str:
+    text = "; ".join(parts)
+    return (
+        text
+        if len(text) <= MOST_NAMED
+        else f"{text[:MOST_NAMED].rpartition(',')[0]} … (all of them in --json)"
+    )
+
+
+def _share(part: int, of: int) -> float | None:
+    return part / of if of else None
