@@ -12,8 +12,6 @@ from torch import Tensor
 
 from slime_ext.analysis.document import Bin, Numbers
 from slime_ext.analysis.records import Rollout
-from slime_ext.metrics.layout import BINS, PER_DECADE, SIDE, SMALLEST
-from slime_ext.metrics.measure import bins
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.segments import as_numbers
 
@@ -38,6 +36,9 @@ NAMES = (
     "age",
 )
 LEVELS = ("sequence", "geometric")
+PER_DECADE, SMALLEST, DECADES = 32, -6, 8
+SIDE = DECADES * PER_DECADE  # bins of log-ratios on each side of 0, from 1e-6 to 100 nats
+BINS = 2 * SIDE + 3  # and one around 0, one beyond each end
 
 
 def _logs() -> Tensor:
@@ -52,7 +53,7 @@ class Sums:
         values: [NAMES] float64 sums.
         logs: [2, 2] float64, for the sequence and the geometric level the logs of sum x and sum x^2 over
             sequences, x the ratio of the level, which overflows where its log does not.
-        histogram: of log-ratios, in the bins of ``slime_ext.metrics``.
+        histogram: of log-ratios, 32 bins per decade on both sides of 0.
         lowest, highest: extremes of the log-ratio, exact.
     """
 
@@ -139,6 +140,12 @@ class Sums:
     def _ess(self, level: str) -> float | None:
         first, second = self.logs[LEVELS.index(level)].tolist()
         return math.exp(2 * first - second - math.log(self["sequences"])) if math.isfinite(second) else None
+
+
+def bins(log_ratio: Tensor) -> Tensor:
+    """[N] -> [N] int64, the histogram bin of each log-ratio."""
+    distance = ((log_ratio.abs().log10() - SMALLEST) * PER_DECADE).floor().add(1).clamp(0, SIDE + 1)
+    return distance.copysign(log_ratio).add(SIDE + 1).long()
 
 
 def edges(index: int) -> tuple[float, float]:

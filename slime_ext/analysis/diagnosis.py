@@ -1,0 +1,62 @@
+"""Everything that is measured of a run: the collector behind the report's numbers, curves and findings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from slime_ext.analysis.curves import Curves, midway
+from slime_ext.analysis.document import Curve, Finding, Moment, Numbers, Worst
+from slime_ext.analysis.evidence import Evidence
+from slime_ext.analysis.measures import Sums
+from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.worst import Worsts
+
+
+@dataclass
+class Diagnosis:
+    """A collector (see ``pipeline``): sums, curves, evidence, worst samples, and the numbers of each
+    rollout."""
+
+    sums: Sums = field(default_factory=Sums)
+    curves: Curves = field(default_factory=Curves)
+    evidence: Evidence = field(default_factory=Evidence)
+    worsts: Worsts = field(default_factory=Worsts)
+    timeline: list[Moment] = field(default_factory=list)
+
+    def add(self, rollout: Rollout) -> None:
+        """Counts a rollout, part by part, so that what is computed of it stays small."""
+        own, correct_above = Sums(), midway(rollout)
+        for part in rollout.parts():
+            own.add(part)
+            self.curves.add(part, correct_above)
+            self.evidence.add(part)
+            self.worsts.add(part)
+        self.evidence.close(rollout, own)
+        self.sums.merge(own)
+        self.timeline.append(Moment(rollout_id=rollout.rollout_id, numbers=own.numbers()))
+
+    def merge(self, other: Diagnosis) -> None:
+        """Adds what another one counted."""
+        self.sums.merge(other.sums)
+        self.curves.merge(other.curves)
+        self.evidence.merge(other.evidence)
+        self.worsts.merge(other.worsts)
+        self.timeline = sorted([*self.timeline, *other.timeline], key=lambda moment: moment.rollout_id)
+
+    def numbers(self) -> Numbers:
+        """Of all rollouts."""
+        return self.sums.numbers()
+
+    def curve(self, name: str) -> Curve:
+        """One curve of all rollouts."""
+        return self.curves.curve(name)
+
+    def worst(self) -> tuple[Worst, ...]:
+        """The samples and tokens that are furthest off."""
+        return self.worsts.found()
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong, the gravest first."""
+        from slime_ext.analysis.findings import find
+
+        return find(self)

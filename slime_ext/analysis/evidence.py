@@ -1,0 +1,231 @@
+"""What detectors look at beside the numbers and the curves: means with their errors, shifted log-probs,
+weight versions, zeros that stand for log-probs. All of it adds up over rollouts and processes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from slime_ext.analysis.measures import Sums
+from slime_ext.analysis.records import Rollout
+from slime_ext.ops.divergences import k3
+
+SHIFTS = (-2, -1, 1, 2)
+QUANTITIES = ("excess", "log_ratio", "surprise")
+LARGEST_RATIO = 10.0  # a ratio counts as this much at most, so that one token does not make a mean
+EXACT = 1e-4  # nats; what arithmetic alone does to equal log-probs stays below
+TOP = 0.01  # the share of tokens whose part in sum l^2 is remembered
+
+
+class Mean(NamedTuple):
+    """A mean over tokens and its standard error, sequences being independent of each other."""
+
+    value: float
+    error: float
+    count: int
+
+    @property
+    def z(self) -> float:
+        """How many standard errors it is away from 0."""
+        return (
+            self.value / self.error if self.error else math.copysign(math.inf, self.value) * bool(self.value)
+        )
+
+
+@dataclass
+class Means:
+    """Per quantity sum a, sum a^2, sum a n over sequences (a its sum over a sequence of n tokens), and sum n,
+    sum n^2."""
+
+    sums: Tensor = field(default_factory=lambda: torch.zeros(len(QUANTITIES), 5, dtype=torch.float64))
+
+    def add(self, part: Rollout) -> None:
+        """Counts a part of a rollout."""
+        ratio = part.log_ratio.clamp(max=math.log(LARGEST_RATIO))
+        self._add("excess", torch.expm1(ratio), part.finite, part)
+        self._add("log_ratio", part.log_ratio, part.finite, part)
+        if part.entropy is not None:
+            known = part.finite & part.entropy.isfinite()
+            self._add("surprise", torch.where(known, -part.behavior - part.entropy, 0), known, part)
+
+    def _add(self, name: str, values: Tensor, counted: Tensor, part: Rollout) -> None:
+        total = part.segments.sum(torch.where(counted, values, 0))
+        n = part.segments.sum(counted.float())
+        sums = (total.sum(), total.square().sum(), (total * n).sum(), n.sum(), n.square().sum())
+        self.sums[QUANTITIES.index(name)] += torch.stack(sums)
+
+    def __getitem__(self, name: str) -> Mean:
+        total, square, cross, n, n_square = self.sums[QUANTITIES.index(name)].tolist()
+        if not n:
+            return Mean(0.0, 0.0, 0)
+        mean = total / n
+        return Mean(mean, math.sqrt(max(square - 2 * mean * cross + mean * mean * n_square, 0)) / n, int(n))
+
+
+class Cell(NamedTuple):
+    """The tokens of a rollout that one version of the weights sampled."""
+
+    rollout_id: int
+    version: int
+    count: int
+    absolute: float  # sum |l|
+    k3: float
+
+
+class Seen(NamedTuple):
+    """One rollout in short."""
+
+    rollout_id: int
+    tokens: int
+    absolute: float  # mean |l|
+    k3: float
+    top_share: float  # of sum l^2, in the 1% of tokens with the largest |l|
+    median: float  # of |l|
+
+
+COUNTS = ("above", "below", "padded", "positive", "silent", "partial")
+
+
+@dataclass
+class Evidence:
+    """Of a run.
+
+    ``above`` and ``below`` count tokens with l beyond +-1e-4, ``padded`` response tokens whose behavior
+    log-prob is exactly 0 beside another such while the trainer finds them unlikely, ``positive`` log-probs
+    above 0, ``silent`` sequences without any behavior log-prob, ``partial`` those that lack some. ``shifts``
+    holds count and sum |proximal_t - behavior_(t + shift)|. ``switched`` holds count, sum |l| and sum k3 of
+    tokens after a change of weights inside their response, and of the same versions in responses without.
+    """
+
+    means: Means = field(default_factory=Means)
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    shifts: Tensor = field(default_factory=lambda: torch.zeros(len(SHIFTS), 2, dtype=torch.float64))
+    switched: Tensor = field(default_factory=lambda: torch.zeros(2, 3, dtype=torch.float64))
+    cells: list[Cell] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+
+    def add(self, part: Rollout) -> None:
+        """Counts a part of a rollout."""
+        self.means.add(part)
+        for name, count in _counts(part).items():
+            self.counts[name] += count
+        self.shifts += _shifted(part)
+
+    def close(self, rollout: Rollout, sums: Sums) -> None:
+        """Counts what only a whole rollout tells, after its parts.
+
+        Args:
+            sums: of this rollout alone.
+        """
+        if sums["finite"]:
+            self.seen.append(
+                Seen(
+                    rollout.rollout_id,
+                    int(sums["finite"]),
+                    sums.mean("absolute") or 0.0,
+                    sums.mean("k3") or 0.0,
+                    *_tail(sums.histogram),
+                )
+            )
+        if rollout.versions is not None:
+            self.cells += _cells(rollout)
+            self.switched += _switched(rollout)
+
+    def merge(self, other: Evidence) -> None:
+        """Adds what another one counted."""
+        self.means.sums += other.means.sums
+        for name, count in other.counts.items():
+            self.counts[name] += count
+        self.shifts += other.shifts
+        self.switched += other.switched
+        self.cells += other.cells
+        self.seen = sorted([*self.seen, *other.seen])
+
+
+def _counts(part: Rollout) -> dict[str, int]:
+    found, mask = part.log_ratio, part.mask
+    zero = mask & (part.behavior == 0) & (part.proximal < -0.1)
+    neighbour = zero[1:] & zero[:-1] & (part.segments.ids[1:] == part.segments.ids[:-1])
+    nothing = torch.zeros_like(mask[:1])
+    beside = torch.cat([neighbour, nothing]) | torch.cat([nothing, neighbour])
+    length = part.segments.sum(mask.float())
+    finite = part.segments.sum((mask & (part.behavior.abs() < torch.inf)).float())
+    counted = {
+        "above": found > EXACT,
+        "below": found < -EXACT,
+        "padded": beside & zero if part.size else zero,
+        "positive": mask & (part.behavior > EXACT) & (part.behavior < torch.inf),
+        "silent": (length > 0) & (finite == 0),
+        "partial": (finite > 0) & (finite < length),
+    }
+    return {name: int(flags.sum()) for name, flags in counted.items()}
+
+
+def _shifted(part: Rollout) -> Tensor:
+    """[SHIFTS, 2] count and sum |proximal_t - behavior_(t + shift)|, both inside one sample."""
+    out = torch.zeros(len(SHIFTS), 2, dtype=torch.float64)
+    ids, finite = part.segments.ids, part.finite
+    for row, shift in enumerate(SHIFTS):
+        s = abs(shift)
+        early, late = slice(None, -s), slice(s, None)
+        here, there = (early, late) if shift > 0 else (late, early)
+        both = finite[here] & finite[there] & (ids[here] == ids[there])
+        distance = torch.where(both, part.proximal[here] - part.behavior[there], 0).abs()
+        out[row] += torch.stack([both.sum().double(), distance.sum(dtype=torch.float64)])
+    return out
+
+
+def _cells(rollout: Rollout) -> list[Cell]:
+    known = rollout.finite & (rollout.versions >= 0)
+    versions, index = rollout.versions[known].unique(return_inverse=True)
+    found = rollout.log_ratio[known].double()
+    sums = [torch.bincount(index, weights=w, minlength=len(versions)) for w in (found.abs(), k3(found))]
+    rows = zip(
+        versions.tolist(),
+        index.bincount(minlength=len(versions)).tolist(),
+        *map(Tensor.tolist, sums),
+        strict=True,
+    )
+    return [Cell(rollout.rollout_id, *row) for row in rows]
+
+
+def _switched(rollout: Rollout) -> Tensor:
+    """[2, 3]: tokens after a switch, and tokens of the same versions in responses that never switched; count,
+    sum |l|, sum k3."""
+    segments, versions = rollout.segments, rollout.versions.double()
+    first, last = (segments.spread(-segments.max(-versions)), segments.spread(segments.max(versions)))
+    mixed = rollout.finite & (first != last) & (first >= 0)
+    after = mixed & (rollout.versions == last)
+    if not after.any():
+        return torch.zeros(2, 3, dtype=torch.float64)
+    same = torch.isin(rollout.versions, rollout.versions[after].unique())
+    pure = rollout.finite & (first == last) & same
+    found = rollout.log_ratio.double()
+    rows = [
+        torch.stack([flags.sum().double(), found[flags].abs().sum(), k3(found[flags]).sum()])
+        for flags in (after, pure)
+    ]
+    return torch.stack(rows)
+
+
+def _tail(histogram: Tensor) -> tuple[float, float]:
+    """Share of sum l^2 that the 1% of tokens with the largest |l| hold, and the median of |l|; from bins."""
+    side = len(histogram) // 2
+    counts = histogram[side:].clone()
+    counts[1:] += histogram[:side].flip(0)
+    sizes = 10.0 ** (-6 + (torch.arange(len(counts), dtype=torch.float64) - 0.5) / 32)
+    sizes[0] = 0
+    squares = (counts * sizes.square()).flip(0)
+    reached = counts.flip(0).cumsum(0)
+    wanted = TOP * float(counts.sum())
+    whole = reached <= wanted
+    rest = wanted - float(reached[whole][-1] if whole.any() else 0)
+    edge = int(whole.sum())
+    top = float(squares[whole].sum()) + rest * float(sizes.flip(0)[min(edge, len(sizes) - 1)].square())
+    total = float(squares.sum())
+    median = float(sizes[int((counts.cumsum(0) < counts.sum() / 2).sum())])
+    return (top / total if total else 0.0), median

@@ -1,0 +1,145 @@
+"""The samples and the tokens that are furthest off, with their text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from heapq import nlargest
+from pathlib import Path
+
+import torch
+
+from slime_ext.analysis.document import Span, Worst
+from slime_ext.analysis.records import Rollout
+from slime_ext.errors import DataError
+
+KEPT = 10  # samples, and as many tokens
+AROUND = 8  # tokens on each side of a worst one
+SPANS = 160  # tokens of a worst sample, around its worst one
+TEXT = 600  # characters
+
+Decode = Callable[[Sequence[int]], list[str]]
+
+
+def as_ids(tokens: Sequence[int]) -> list[str]:
+    """What a token is called without a tokenizer."""
+    return [f" {token}" for token in tokens]
+
+
+@cache
+def decoder(path: str | None) -> Decode:
+    """Token ids -> their texts, by the tokenizer in a folder; their numbers for None.
+
+    Raises:
+        DataError: there is no tokenizer.
+    """
+    if path is None:
+        return as_ids
+    if not Path(path).exists():
+        raise DataError(f"--tokenizer: expected a folder with a tokenizer, got '{path}'")
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, ImportError) as error:
+        first = str(error).splitlines()[0][:120]
+        raise DataError(f"--tokenizer: expected a folder with a tokenizer, got '{path}': {first}") from None
+    return lambda tokens: [tokenizer.decode([token]) for token in tokens]
+
+
+@dataclass
+class Worsts:
+    """A collector of the largest |sum of l| of samples and |l| of tokens.
+
+    Args:
+        tokenizer: folder of the tokenizer, or None.
+    """
+
+    tokenizer: str | None = None
+    samples: list[Worst] = field(default_factory=list)
+    tokens: list[Worst] = field(default_factory=list)
+
+    def add(self, part: Rollout) -> None:
+        """Looks at a part of a rollout."""
+        totals = part.segments.sum(part.log_ratio)
+        for i in _largest(totals, _floor(self.samples)):
+            self.samples.append(self._sample(part, i, float(totals[i])))
+        for at in _largest(part.log_ratio, _floor(self.tokens)):
+            self.tokens.append(self._token(part, at))
+        self._trim()
+
+    def merge(self, other: Worsts) -> None:
+        """Adds what another one found."""
+        self.samples += other.samples
+        self.tokens += other.tokens
+        self._trim()
+
+    def found(self) -> tuple[Worst, ...]:
+        """Samples, then tokens, the furthest off first."""
+        return (*self.samples, *self.tokens)
+
+    def _trim(self) -> None:
+        for name in ("samples", "tokens"):
+            setattr(self, name, nlargest(KEPT, getattr(self, name), key=lambda worst: abs(worst.log_ratio)))
+
+    def _sample(self, part: Rollout, i: int, total: float) -> Worst:
+        begin = sum(part.lengths[:i])
+        own = part.log_ratio[begin : begin + part.lengths[i]]
+        peak = int(own.abs().argmax())
+        first = max(0, min(peak - SPANS // 2, part.lengths[i] - SPANS))
+        return Worst(
+            kind="sequence",
+            **_place(part, i),
+            log_ratio=total,
+            text=_cut(part.responses[i] if part.responses else ""),
+            spans=self._spans(part, begin + first, min(begin + first + SPANS, begin + part.lengths[i])),
+        )
+
+    def _token(self, part: Rollout, at: int) -> Worst:
+        i = int(part.segments.ids[at])
+        begin = sum(part.lengths[:i])
+        first, last = max(begin, at - AROUND), min(begin + part.lengths[i], at + AROUND + 1)
+        spans = self._spans(part, first, last)
+        return Worst(
+            kind="token",
+            **_place(part, i),
+            token=at - begin,
+            log_ratio=float(part.log_ratio[at]),
+            text="".join(span.text for span in spans),
+            spans=spans,
+        )
+
+    def _spans(self, part: Rollout, first: int, last: int) -> tuple[Span, ...]:
+        if part.tokens is None:
+            return ()
+        texts = decoder(self.tokenizer)(part.tokens[first:last].tolist())
+        values, finite = part.log_ratio[first:last].tolist(), part.finite[first:last].tolist()
+        return tuple(
+            Span(text=text, log_ratio=value if known else None)
+            for text, value, known in zip(texts, values, finite, strict=True)
+        )
+
+
+def _floor(kept: list[Worst]) -> float:
+    """What a newcomer must exceed."""
+    return abs(kept[-1].log_ratio) if len(kept) >= KEPT else 0.0
+
+
+def _largest(values: torch.Tensor, floor: float) -> list[int]:
+    found = values.abs().topk(min(KEPT, values.numel()))
+    return found.indices[found.values > floor].tolist()
+
+
+def _place(part: Rollout, i: int) -> dict:
+    reward = None if part.rewards is None or part.rewards[i].isnan() else float(part.rewards[i])
+    return {
+        "rollout_id": part.rollout_id,
+        "position": part.positions[i],
+        "tokens": part.lengths[i],
+        "reward": reward,
+    }
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT else f"{text[:TEXT]}…"
