@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slime_ext.analysis.document import Document, Point
 from slime_ext.analysis.report.picture import Picture
 from slime_ext.analysis.report.scales import Kind, around, is_wide, reach, say
-from slime_ext.analysis.report.svg import Canvas, Plot, frame
+from slime_ext.analysis.report.svg import HEIGHT, Canvas, Plot, frame
 
 NATS = "nats per token"
 
@@ -86,8 +86,9 @@ def curve(kind: CurveKind, documents: Sequence[Document]) -> Picture | None:
     x_kind = kind.x_kind or ("symlog" if is_wide(xs) else "linear")
     x = (min(xs) - 0.5, max(xs) + 0.5) if labels else reach(xs, x_kind)
     y = around([v for p in points for v in (p.mean, p.absolute)], 0.0)
-    plot = Plot(canvas, *frame(x, y, x_kind=x_kind, knee=1.0))
+    plot = Plot(canvas, *frame(x, y, top=24, height=HEIGHT - 12, x_kind=x_kind, knee=1.0))
     plot.axes(kind.x_name, NATS, labels or None)
+    _legend(plot)
     for i, run in enumerate(found):
         _two_lines(plot, run, i)
     return about.drawn(canvas)
@@ -95,6 +96,13 @@ def curve(kind: CurveKind, documents: Sequence[Document]) -> Picture | None:
 
 def _find(document: Document, name: str) -> tuple[Point, ...]:
     return next((c.points for c in document.curves if c.name == name), ())
+
+
+def _legend(plot: Plot) -> None:
+    """Which line is which, above the plot."""
+    for x, kind, name in ((plot.x.start, "", "mean |l|"), (plot.x.start + 90, " dashed", "mean l")):
+        plot.canvas.line([(x, 7), (x + 22, 7)], f"plain{kind}")
+        plot.canvas.write(x + 27, 10.5, name)
 
 
 def _two_lines(plot: Plot, points: Sequence[Point], i: int) -> None:

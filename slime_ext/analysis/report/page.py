@@ -70,7 +70,7 @@ def _text(name: str) -> str:
 
 def pictures(documents: Sequence[Document]) -> list[Picture]:
     """Every picture of the page, in its order."""
-    found = (distribution(documents), *(curve(kind, documents) for kind in CURVES), timeline(documents))
+    found = (distribution(documents), timeline(documents), *(curve(kind, documents) for kind in CURVES))
     return [picture for picture in found if picture is not None]
 
 

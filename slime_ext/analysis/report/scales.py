@@ -18,6 +18,7 @@ class Scale:
 
     Args:
         knee: of a ``symlog`` axis, the distance from 0 up to which it is about linear.
+        many: ticks that there is room for.
     """
 
     low: float
@@ -26,6 +27,7 @@ class Scale:
     stop: float
     kind: Kind = "linear"
     knee: float = 1.0
+    many: int = MANY
 
     def __call__(self, value: float) -> float:
         """The place of a number; outside the axis it lies on the edge."""
@@ -36,7 +38,7 @@ class Scale:
     def ticks(self) -> list[float]:
         """Round numbers on the axis, few enough to read."""
         if self.kind == "linear":
-            return round_numbers(self.low, self.high)
+            return round_numbers(self.low, self.high, self.many)
         exponents = range(
             math.floor(_log10(self.knee if self.kind == "symlog" else self.low)),
             math.ceil(_log10(max(abs(self.low), abs(self.high)))) + 1,
@@ -44,7 +46,7 @@ class Scale:
         signs = (1,) if self.kind == "log" else (-1, 1)
         powers = sorted([s * 10.0**e for s in signs for e in exponents] + ([0.0] if len(signs) > 1 else []))
         inside = [p for p in powers if self.low * 0.999 <= p <= self.high * 1.001 or p == 0]
-        return _thinned(inside)
+        return _thinned(inside, self.many)
 
     def _bent(self, value: float) -> float:
         if self.kind == "log":
@@ -117,8 +119,8 @@ def _log10(value: float) -> float:
     return math.log10(max(value, 1e-300))
 
 
-def _thinned(values: list[float]) -> list[float]:
+def _thinned(values: list[float], many: int) -> list[float]:
     """Every n-th, 0 among them where it is there."""
-    every = max(1, -(-len(values) // MANY))
+    every = max(1, -(-len(values) // many))
     at = values.index(0.0) if 0.0 in values else 0
     return [v for i, v in enumerate(values) if (i - at) % every == 0]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
-from slime_ext.analysis.report.scales import Scale, say
+from slime_ext.analysis.report.scales import MANY, Scale, say
 
 WIDTH, HEIGHT = 460, 250
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 42
@@ -101,7 +101,8 @@ class Plot:
 
 
 def frame(x: tuple[float, float], y: tuple[float, float], top: float = TOP, height: float = HEIGHT, **kinds):
-    """Scales of a plot in the usual margins: ``x_kind``, ``y_kind`` and ``knee`` (of x) change the axes."""
+    """Scales of a plot in the usual margins: ``x_kind``, ``y_kind``, ``knee`` (of x) and
+    ``y_many`` change the axes."""
     bottom = top + height - TOP - BOTTOM
     across = Scale(*x, LEFT, WIDTH - RIGHT, kinds.get("x_kind", "linear"), kinds.get("knee", 1.0))
-    return across, Scale(*y, bottom, top, kinds.get("y_kind", "linear"))
+    return across, Scale(*y, bottom, top, kinds.get("y_kind", "linear"), many=kinds.get("y_many", MANY))

@@ -33,7 +33,8 @@ PANELS = (
     Panel("reward", lambda n: n.reward),
     Panel("age, versions", lambda n: n.staleness, fixed=(0.0,)),
 )
-ROW = 112.0
+ROW = 108.0
+GAP = 22.0
 
 
 def timeline(documents: Sequence[Document]) -> Picture:
@@ -50,7 +51,7 @@ def timeline(documents: Sequence[Document]) -> Picture:
     ids = [m.rollout_id for d in documents for m in d.timeline]
     if not panels or not ids:
         return about.without("No rollout could be analysed.")
-    canvas = Canvas(about.name, about.title, TOP + ROW * len(panels) + BOTTOM - 14)
+    canvas = Canvas(about.name, about.title, TOP + ROW * len(panels) + BOTTOM - GAP)
     for k, panel in enumerate(panels):
         _panel(canvas, panel, documents, TOP + ROW * k, ids, k == len(panels) - 1)
     return about.drawn(canvas)
@@ -63,10 +64,12 @@ def _panel(
     values = [v for d in documents for part in parts for _, v in _row(d, part)]
     is_log = panel.may_be_log and is_wide(values) and min(values) > 0
     y = (min(values) / 1.5, max(values) * 1.5) if is_log else around(values, *panel.fixed)
-    height = ROW - 14 + TOP + BOTTOM
+    height = ROW - GAP + TOP + BOTTOM
     plot = Plot(
         canvas,
-        *frame(reach(ids, "linear"), y, top=top, height=height, y_kind="log" if is_log else "linear"),
+        *frame(
+            reach(ids, "linear"), y, top=top, height=height, y_kind="log" if is_log else "linear", y_many=5
+        ),
     )
     rounded = {float(t): say(t) for t in plot.x.ticks() if t == int(t)}
     plot.axes("rollout" if is_last else "", panel.name, rounded or None)
