@@ -16,20 +16,21 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, create_model
 
-from slime_ext import dialects, presets
+from slime_ext import dialects, presets, rails
 from slime_ext.correction import WEIGHTS, Correction
 from slime_ext.dialects.scoped import FORMS, ZeroOutside
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.facts import Step
+from slime_ext.metrics.names import known_names
+from slime_ext.metrics.options import Options
 from slime_ext.objectives import SURROGATES, Host
+from slime_ext.rails import Guard
 from slime_ext.steps import STEPS, Clip, Truncate
 
 ROOT = "slime_ext"
 CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
-# Keys of the design that this version has no mechanism for -> the values that mean what it does anyway.
-ABSENT = {"guards": ({}, None), "metrics": ({}, [], None)}
-KEYS = ("preset", "surrogate", "steps", *PLAIN, *ABSENT)
+KEYS = ("preset", "surrogate", "steps", *PLAIN, "guards", "metrics")
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **FORMS}
 log = logging.getLogger("slime_ext")
 
@@ -41,6 +42,8 @@ class Loaded:
     correction: Correction
     notes: tuple[str, ...] = ()
     args: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what the host's arguments must say
+    guards: Mapping[str, Guard] = dataclasses.field(default_factory=lambda: rails.DEFAULT)
+    metrics: Options = dataclasses.field(default_factory=Options)
 
 
 def load_config(mapping: Mapping[str, Any], args: Any = None) -> Correction:
@@ -71,7 +74,9 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
         raise ConfigError(f"{ROOT}: expected a mapping, got {mapping!r}: see the files in configs/")
     systems = [key for key in mapping if key in dialects.DIALECTS]
     if not systems:
-        return Loaded(_native(mapping))
+        correction = _native(mapping)
+        guards = _guards(mapping.get("guards"), correction)
+        return Loaded(correction, guards=guards, metrics=_options(mapping.get("metrics")))
     if len(mapping) > 1:
         others = ", ".join(str(key) for key in mapping if key != systems[0])
         raise ConfigError(
@@ -143,12 +148,6 @@ def _native(mapping: Mapping[str, Any]) -> Correction:
     for key in mapping:
         if key not in KEYS:
             raise ConfigError(_unknown(ROOT, "key", key, (*KEYS, *dialects.DIALECTS)))
-    for key, meaningless in ABSENT.items():
-        if key in mapping and mapping[key] not in meaningless:
-            raise ConfigError(
-                f"{ROOT}.{key}: expected {meaningless[0] or 'nothing'}, got {mapping[key]!r}: "
-                "this version has no mechanism for anything else"
-            )
     fields = {}
     if "preset" in mapping:
         base = _preset(mapping["preset"])
@@ -159,6 +158,36 @@ def _native(mapping: Mapping[str, Any]) -> Correction:
     if "steps" in mapping:
         fields["steps"] = _steps(mapping["steps"])
     return _built(ROOT, Correction, fields)
+
+
+def _options(mapping: Any) -> Options:
+    where, allowed = f"{ROOT}.metrics", tuple(f.name for f in dataclasses.fields(Options))
+    return _built(ROOT, Options, _checked(where, Options, _mapping(where, mapping), allowed))
+
+
+def _guards(mapping: Any, correction: Correction) -> dict[str, Guard]:
+    """The default guards and those of the mapping; None takes one away."""
+    where = f"{ROOT}.guards"
+    allowed = tuple(f.name for f in dataclasses.fields(Guard))
+    guards = dict(rails.DEFAULT)
+    for name, fields in _mapping(where, mapping).items():
+        guards.pop(name, None)
+        if fields is not None:
+            at = f"{where}.{name}"
+            checked = _checked(at, Guard, _mapping(at, fields), allowed)
+            guards[name] = _built(f"{ROOT}.guards.{name}", Guard, checked)
+    for name in (*_mapping(where, mapping), *guards):
+        if name not in (known := known_names(correction)):
+            raise ConfigError(
+                f"{where}: unknown metric '{name}'{did_you_mean(name, known)} (see docs/metrics.md)"
+            )
+    return guards
+
+
+def _mapping(where: str, value: Any) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: expected a mapping, got {value!r}")
+    return value or {}
 
 
 def _preset(name: Any) -> Correction:

@@ -20,6 +20,7 @@ RANK = {
     "correction": 5,
     "presets": 6,
     "metrics": 6,
+    "rails": 7,
     "dialects": 7,
     "config": 8,
     "host": 9,

@@ -9,7 +9,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from slime_ext.correction import Correction
 from slime_ext.metrics.accumulator import Totals
+from slime_ext.metrics.layout import Layout
 
 PREFIX = "off_policy/"
 HUGE = 700.0  # exp of more nats overflows a float64
@@ -272,6 +274,13 @@ CURVE_METRICS = (
     Metric("weight_mean", "weight", "as above, over the bin", "flat", lambda t: 0.0),
     Metric("kept_fraction", "fraction", "as above, over the bin", "flat", lambda t: 0.0),
 )
+
+
+def known_names(correction: Correction) -> list[str]:
+    """The names, without ``off_policy/``, of every metric of one number that a correction can have."""
+    sums = dict.fromkeys((name for name, _ in Layout.of(correction).flags), 0.0)
+    of_steps = [name for name, _ in _steps(Totals({**sums, "response": 0.0}, {}, {}, [], {}))]
+    return [*(metric.name for metric in METRICS + STALENESS), *of_steps]
 
 
 def scalars(totals: Totals) -> dict[str, float]:

@@ -1,0 +1,28 @@
+"""The key ``metrics``: what is measured and where it goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slime_ext.facts import expect
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured and where it goes.
+
+    Args:
+        enabled: false: nothing is measured but the three means of the host's own channel; no guards either.
+        curves: per position, staleness and probability: ``none``, to the ``file`` alone, or also to the
+            host's ``log``.
+        file: JSON lines, one per optimizer step; None: off_policy.jsonl in the folder of --save, if there is
+            one.
+    """
+
+    enabled: bool = True
+    curves: Literal["none", "file", "log"] = "file"
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        expect(self.file != "", "metrics.file", "a path", "''", "leave it out for the folder of --save")

@@ -1,0 +1,68 @@
+"""Guard rails: when they act, what they say, and what the configuration makes of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from slime_ext import rails
+from slime_ext.config import read_config
+from slime_ext.metrics.options import Options
+from slime_ext.rails import Guard, Watch
+
+
+def alarms(guard, values, name="kept_fraction"):
+    watch = Watch({name: guard})
+    return [list(watch.look({f"off_policy/{name}": value}, "step 0")) for value in values]
+
+
+def test_a_guard_waits_for_its_steps_in_a_row():
+    said = alarms(Guard(min=0.1, steps=3), [0.0, 0.0, 0.5, 0.0, 0.0, 0.0])
+    assert [len(step) for step in said] == [0, 0, 0, 0, 0, 1]
+
+
+def test_it_is_said_again_ever_more_rarely():
+    said = alarms(Guard(max=1.0), [2.0] * 10)
+    assert [i + 1 for i, step in enumerate(said) if step] == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("guard", "value"), [(Guard(min=0.1), 0.05), (Guard(max=0.1), math.nan), (Guard(max=1), math.inf)]
+)
+def test_outside_is_outside(guard, value):
+    assert alarms(guard, [value])[0] and not guard.holds(value)
+
+
+def test_the_line_says_what_was_expected_and_what_follows():
+    ((alarm,),) = alarms(Guard(min=0.1, action="stop"), [0.03])
+    assert alarm.line == (
+        "off_policy/kept_fraction: expected at least 0.1, got 0.03 in one optimizer step (step 0): the run "
+        "stops, as guards asks"
+    )
+
+
+def test_a_metric_that_is_not_there_is_not_judged():
+    assert not list(Watch({"staleness_max": Guard(max=1)}).look({}, "step 0"))
+
+
+def test_the_default_warns_of_a_run_that_rejects_nearly_everything():
+    assert read_config({"preset": "geo_rs"}).guards == {
+        "kept_fraction": Guard(min=0.1, steps=3, action="warn")
+    }
+
+
+def test_a_guard_of_the_configuration_replaces_the_default_of_its_metric():
+    mapping = {"kept_fraction": {"min": 0.5, "action": "stop"}, "k3_kl": {"max": 1}}
+    guards = read_config({"preset": "geo_rs", "guards": mapping}).guards
+    assert guards == {"kept_fraction": Guard(min=0.5, action="stop"), "k3_kl": Guard(max=1)}
+    assert read_config({"preset": "geo_rs", "guards": {"kept_fraction": None}}).guards == {}
+
+
+def test_another_systems_block_has_the_default_guards():
+    assert read_config({"fireworks": {"level": "token"}}).guards == rails.DEFAULT
+
+
+def test_what_is_measured_is_configured_too():
+    read = read_config({"preset": "geo_rs", "metrics": {"curves": "log", "file": "a.jsonl"}})
+    assert read.metrics == Options(curves="log", file="a.jsonl")
