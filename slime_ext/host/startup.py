@@ -15,7 +15,7 @@ from slime_ext import presets
 from slime_ext.config import to_mapping
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
-from slime_ext.host import carriers, contract, hosts
+from slime_ext.host import carriers, contract, hosts, step_plan
 from slime_ext.host.configured import correction_for
 from slime_ext.host.flags import Given, check_flags, steps_per_rollout
 from slime_ext.host.functions import check_call, flag_of
@@ -23,7 +23,10 @@ from slime_ext.host.summary import one_line
 from slime_ext.steps import Reject, Veto
 
 ROOM = "slime_ext.tis"
-POSTPROCESS = "slime_ext.host.rollout_data_postprocess"
+REDUCED = {  # mask_scope -> what a reducer that divides by its masks then does
+    "policy": "it still counts rejected tokens; mask_scope: all hands it the reduced ones",
+    "all": "rejected tokens leave its denominator; mask_scope: policy hands it the host's",
+}
 SEEDS = {  # functions with a formula of their own -> what they compute, from the arguments
     "vanilla_tis_function": "clip(proximal / behavior, {tis_clip_low:g}, {tis_clip:g}) per token",
     "icepop_function": "proximal / behavior inside [{tis_clip_low:g}, {tis_clip:g}], else 0, per token",
@@ -88,10 +91,11 @@ def _check_plan(args: Any, correction: Correction) -> None:
     """What couples samples is settled in --rollout-data-postprocess-path, where all of a step is at hand."""
     if not correction.needs_plan:
         return
+    step_plan.check_flags(correction, args)
     path, host, a = getattr(args, "rollout_data_postprocess_path", None), hosts.current(), Given(args)
-    if path != POSTPROCESS:
+    if path != step_plan.PATH:
         raise ConfigError(
-            f"--rollout-data-postprocess-path: expected {POSTPROCESS} with a correction that couples the "
+            f"--rollout-data-postprocess-path: expected {step_plan.PATH} with a correction that couples the "
             f"samples of an optimizer step, got {path or 'none'}: add it"
         )
     if host and not host.hands_out_data:
@@ -118,11 +122,11 @@ def _warnings(args: Any, correction: Correction) -> Iterator[str]:
     a = Given(args)
     rejects = any(isinstance(step, Reject | Veto) for step in correction.steps)
     reducer = a.custom_pg_loss_reducer_function_path
-    if rejects and reducer and correction.mask_scope == "policy":
+    if rejects and reducer:
         yield (
             f"--custom-pg-loss-reducer-function-path {reducer}: expected slime's reducer beside mask_scope: "
-            "policy, got one of yours: if it divides by the masks it still counts rejected tokens; "
-            "mask_scope: all hands it the reduced ones"
+            f"{correction.mask_scope}, got one of yours: if it divides by the masks, "
+            f"{REDUCED[correction.mask_scope]}"
         )
     if not correction.is_identity and not a.use_tis:
         yield "--use-tis: expected on beside a correction, got off: the loss stays as it is, only metrics"
