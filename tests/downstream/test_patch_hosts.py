@@ -7,11 +7,9 @@ the repository may be bare. Without them these tests say that they skip.
 from __future__ import annotations
 
 import ast
-import io
 import os
 import subprocess
 import sys
-import tarfile
 
 import pytest
 import torch
@@ -22,6 +20,7 @@ from slime_ext.patching.declared import load_patches
 from slime_ext.patching.main import main
 from slime_ext.patching.plan import status
 from slime_ext.patching.tree import Tree
+from tests.downstream.checkouts import extract, git
 from tests.launcher.distributed import run_ranks
 from tests.launcher.megatron.tiny_model import LAYOUTS
 from tests.launcher.megatron.tiny_rollout import arguments, rollout
@@ -34,20 +33,10 @@ pytestmark = [pytest.mark.slow]
 needs_slime = pytest.mark.skipif(not SLIME_GIT, reason="SLIME_GIT names no slime repository")
 
 
-def git(*words):
-    return subprocess.run(["git", "-C", SLIME_GIT, *words], check=True, capture_output=True).stdout
-
-
 def releases():
     if not SLIME_GIT:
         return [pytest.param("", marks=pytest.mark.skip("SLIME_GIT names no slime repository"))]
-    return [*(tag for tag in git("tag").decode().split() if tag.startswith("v")), "HEAD"]
-
-
-def extract(release, folder):
-    with tarfile.open(fileobj=io.BytesIO(git("archive", release, "slime"))) as archive:
-        archive.extractall(folder, filter="data")
-    return folder
+    return [*(tag for tag in git(SLIME_GIT, "tag").decode().split() if tag.startswith("v")), "HEAD"]
 
 
 def python_files(folder):
@@ -77,7 +66,7 @@ def goes_on_and_comes_off(folder, missing):
 
 @pytest.mark.parametrize("release", releases())
 def test_slime(release, tmp_path, capsys):
-    folder = extract(release, tmp_path)
+    folder = extract("slime", release, tmp_path)
     if release in TOO_OLD:  # before the hook existed
         assert states(folder)[0] == "unknown host"
         return
@@ -145,7 +134,9 @@ def slime_batch(batch, samples, draw):
 @pytest.fixture(scope="module")
 def head(tmp_path_factory):
     """slime's newest commit as it is, and patched."""
-    stock, patched = (extract("HEAD", tmp_path_factory.mktemp(name)) for name in ("stock", "patched"))
+    stock, patched = (
+        extract("slime", "HEAD", tmp_path_factory.mktemp(name)) for name in ("stock", "patched")
+    )
     main(["apply", str(patched)])
     return stock, patched
 

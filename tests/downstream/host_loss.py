@@ -1,0 +1,324 @@
+"""A host's own ``loss_function`` on one rank of a layout, on a batch cut from the same samples everywhere.
+
+The host's modules are the real ones; packages whose ``__init__`` pulls in engines are entered without running
+it, and where ray is not installed an empty module of that name stands in (``slime.utils.misc`` imports it for
+functions that the loss never calls).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import sys
+import types
+from argparse import Namespace
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core import mpu
+from torch import Tensor
+
+VOCAB, PAD = 32, 8
+# (total, response): ragged; one response of length 1; two siblings; a long prompt, so that a context-parallel
+# rank holds nothing of its response.
+SHAPES = [(12, 7), (9, 1), (18, 12), (8, 5), (15, 9), (11, 4), (31, 3), (6, 5)]
+ROLLOUT_IDS = [0, 1, 2, 3, 4, 4, 5, 6]
+MASKED_OUT, WITH_NAN, MASKED_AT, VALID_AT = 3, 2, 2, 1
+DEFAULTS = {
+    "loss_type": "policy_loss",
+    "advantage_estimator": "grpo",
+    "eps_clip": 0.2,
+    "eps_clip_high": 0.28,
+    "eps_clip_c": None,
+    "kl_coef": 0.0,
+    "use_kl_loss": False,
+    "kl_loss_coef": 0.0,
+    "entropy_coef": 0.0,
+    "use_rollout_logprobs": False,
+    "use_rollout_entropy": False,
+    "use_unbiased_kl": False,
+    "use_tis": True,
+    "tis_clip": 2.0,
+    "tis_clip_low": 0.0,
+    "custom_tis_function_path": "slime_ext.tis.correct",
+    "get_mismatch_metrics": False,
+    "custom_pg_loss_reducer_function_path": None,
+    "use_opsm": False,
+    "use_opd": False,
+    "use_critic": False,
+    "calculate_per_token_loss": False,
+    "recompute_loss_function": False,
+    "rollout_temperature": 1.0,
+    "rollout_top_p": 1.0,
+    "use_rollout_top_p_replay": False,
+    "log_probs_chunk_size": -1,
+    "allgather_cp": False,
+    "qkv_format": "thd",
+    "global_batch_size": len(SHAPES),
+    "use_dynamic_global_batch_size": False,
+    "true_on_policy_mode": False,
+    # miles
+    "skip_actor_forward_only": False,
+    "observe_training_entropy": False,
+    "dump_details": None,
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many ranks of what; ``flags`` go to every case."""
+
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    dp: int = 1
+    micro_batches: int = 1
+    flags: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.cp * self.pp * self.dp
+
+
+@dataclass(frozen=True)
+class Case:
+    """One loss: a correction, flags, and where a log-prob is NaN (behavior or proximal, masked or valid)."""
+
+    correction: dict[str, Any] | None = None
+    flags: dict[str, Any] = field(default_factory=dict)
+    nan: tuple[str, str] | None = None
+    init: str | None = "slime_ext.host.init"
+
+
+def one(
+    args: Namespace, batch: Any, logits: Tensor, sum_of_sample_mean: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """A loss of 1: what loss_function makes of it is the factor that it scales by."""
+    return logits.sum() * 0 + 1, {"loss": torch.ones(())}
+
+
+def measure(name: str, folder: str, layout: Layout, cases: list[Case]) -> list[dict[str, Any]] | None:
+    """Loss and gradient norm over all ranks, and the host's metrics, of every case; None off rank 0."""
+    torch._dynamo.config.disable = True
+    mpu.initialize_model_parallel(layout.tp, layout.pp, context_parallel_size=layout.cp)
+    host = HOSTS[name](folder)
+    with contextlib.redirect_stdout(io.StringIO()):  # one line per case from host.init
+        found = [_measured(host, layout, case) for case in cases]
+    return found if dist.get_rank() == 0 else None
+
+
+def _measured(host: Any, layout: Layout, case: Case) -> dict[str, Any]:
+    args = Namespace(**DEFAULTS, slime_ext=case.correction)
+    vars(args).update(layout.flags | case.flags)
+    if case.init:
+        module, _, function = case.init.rpartition(".")
+        getattr(importlib.import_module(module), function)(args)
+    try:
+        return _summed(args, host, layout, case)
+    except Exception as error:  # what a wrong input must lead to is a measurement too
+        if layout.ranks > 1:
+            raise
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _summed(args: Namespace, host: Any, layout: Layout, case: Case) -> dict[str, Any]:
+    total = torch.zeros(2, dtype=torch.float64)
+    logs: list[dict[str, Any]] = []
+    mine = samples(case.nan)[mpu.get_data_parallel_rank() :: mpu.get_data_parallel_world_size()]
+    parts = [mine[i :: layout.micro_batches] for i in range(layout.micro_batches)]
+    for part in parts if mpu.is_pipeline_last_stage() else ():
+        logits = host.logits(args, part)
+        loss, _, log = host.loss(args, host.batch(args, part), len(parts), logits)
+        scale = host.loss(_as_one(args), host.batch(args, part), len(parts), logits.detach())[0]
+        loss.backward()
+        logs.append(log)
+        total += torch.stack(
+            [loss.detach().double() / scale / layout.tp, (logits.grad.double() / scale).square().sum()]
+        )
+    dist.all_reduce(total)
+    return {"loss": float(total[0]), "gradient": float(total[1].sqrt()), "metrics": _metrics(logs, layout)}
+
+
+def _as_one(args: Namespace) -> Namespace:
+    values = {"loss_type": "custom_loss", "custom_loss_function_path": f"{__name__}.one"}
+    return Namespace(**{**vars(args), **values, "recompute_loss_function": False})
+
+
+def _metrics(logs: list[dict[str, Any]], layout: Layout) -> dict[str, float]:
+    """The host's own reduction: SUM over data and context parallel, by the number of rollouts."""
+    if not logs or layout.flags.get("calculate_per_token_loss"):
+        return {}
+    values = torch.stack([log["values"].double() for log in logs]).sum(0)
+    dist.all_reduce(values, group=mpu.get_data_parallel_group(with_context_parallel=True))
+    return dict(zip(logs[0]["keys"], (values[1:] / len(set(ROLLOUT_IDS))).tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample, whole: logits [total, V], log-probs and mask [R]."""
+
+    total: int
+    response: int
+    tokens: Tensor
+    logits: Tensor
+    proximal: Tensor
+    behavior: Tensor
+    mask: Tensor
+    advantage: Tensor
+    mask_sum: Tensor
+
+
+def samples(nan: tuple[str, str] | None = None, seed: int = 0) -> list[Sample]:
+    """The same samples on every rank: stale by 0.1 nats, mismatched by 0.3, tool tokens, one masked out."""
+    draw, made = torch.Generator().manual_seed(seed), []
+    masks = [_mask(i, response) for i, (_, response) in enumerate(SHAPES)]
+    sums = [
+        sum(int(m.sum()) for m, r in zip(masks, ROLLOUT_IDS, strict=True) if r == own) for own in ROLLOUT_IDS
+    ]
+    for i, (total, response) in enumerate(SHAPES):
+        tokens = torch.randint(0, VOCAB, (total,), generator=draw)
+        logits = torch.randn(total, VOCAB, generator=draw) * 1.5
+        before = logits + 0.1 * torch.randn(total, VOCAB, generator=draw)
+        made_by = slice(total - response - 1, total - 1)
+        proximal = before.log_softmax(-1)[made_by].gather(1, tokens[-response:, None])[:, 0]
+        behavior = proximal + 0.3 * torch.randn(response, generator=draw)
+        if nan and i == WITH_NAN:
+            at = MASKED_AT if nan[1] == "masked" else VALID_AT
+            (behavior if nan[0] == "behavior" else proximal)[at] = torch.nan
+        advantage = torch.randn((), generator=draw).expand(response).clone()
+        made.append(
+            Sample(
+                total,
+                response,
+                tokens,
+                logits,
+                proximal,
+                behavior,
+                masks[i],
+                advantage,
+                torch.tensor(float(sums[i])),
+            )
+        )
+    return made
+
+
+def _mask(i: int, response: int) -> Tensor:
+    mask = torch.ones(response, dtype=torch.int)
+    mask[MASKED_AT : MASKED_AT + 2] = int(response < 7)
+    return mask * int(i != MASKED_OUT)
+
+
+def _enter(folder: str, packages: tuple[str, ...]) -> None:
+    """Makes packages importable without running their ``__init__``."""
+    sys.path.insert(0, folder)
+    sys.modules.setdefault("ray", types.ModuleType("ray")) if importlib.util.find_spec(
+        "ray"
+    ) is None else None
+    for name in packages:
+        module = types.ModuleType(name)
+        module.__path__ = [str(Path(folder, *name.split(".")))]
+        sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(importlib.import_module(parent), child, module)
+
+
+class Slime:
+    """slime's loss, v0.2.0 to HEAD."""
+
+    packages = ("slime.utils", "slime.backends.megatron_utils")
+    room = "slime.backends.megatron_utils"
+    losses = f"{room}.loss"
+
+    def __init__(self, folder: str) -> None:
+        _enter(folder, self.packages)
+        self.module = importlib.import_module(self.losses)
+        self.dispatch = importlib.import_module(f"{self.room}.loss")
+        self.cut = importlib.import_module(f"{self.room}.cp_utils")
+        assert Path(self.module.__file__).is_relative_to(Path(folder).resolve()), self.module.__file__
+
+    def loss(self, args: Namespace, batch: Any, count: int, logits: Tensor) -> Any:
+        """What loss_function returns, whose parameters differ from release to release."""
+        values = (args, batch, count)
+        if "step_global_batch_size" in self.dispatch.loss_function.__code__.co_varnames:
+            values = (*values, len(set(ROLLOUT_IDS)))
+        return self.dispatch.loss_function(*values, logits)
+
+    def logits(self, args: Namespace, part: list[Sample]) -> Tensor:
+        """[1, T, V / tp] that the model would hand over on this rank."""
+        cp, tp = mpu.get_context_parallel_world_size(), mpu.get_tensor_model_parallel_world_size()
+        if args.allgather_cp and cp > 1:
+            whole = torch.cat([s.logits for s in part])
+            whole = F.pad(whole, (0, 0, 0, -len(whole) % (cp * PAD * tp)))
+            local = whole.chunk(cp)[mpu.get_context_parallel_rank()]
+        else:
+            local = torch.cat([self.cut.slice_with_cp(s.logits, 0) for s in part])
+            local = F.pad(local, (0, 0, 0, -len(local) % (PAD * tp)))
+        shard = local.chunk(tp, -1)[mpu.get_tensor_model_parallel_rank()]
+        return shard.clone().unsqueeze(0).requires_grad_()
+
+    def batch(self, args: Namespace, part: list[Sample]) -> dict[str, Any]:
+        """A micro-batch as the host's actor makes it: masks and lengths whole, all else this rank's slice."""
+
+        def local(name: str) -> list[Tensor]:
+            return [
+                self.cut.slice_log_prob_with_cp(getattr(s, name), s.total, s.response).clone() for s in part
+            ]
+
+        sums = [s.mask_sum for s in part]
+        return {
+            "unconcat_tokens": [s.tokens for s in part],
+            "tokens": [s.tokens for s in part],
+            "total_lengths": [s.total for s in part],
+            "response_lengths": [s.response for s in part],
+            "loss_masks": [s.mask for s in part],
+            "rollout_mask_sums": sums,
+            "group_mask_sums": sums,  # its name in v0.3.0
+            "advantages": local("advantage"),
+            "log_probs": local("proximal"),
+            "rollout_log_probs": local("behavior"),
+            "max_seq_lens": None,
+            "ref_log_probs": None,
+        }
+
+
+class Miles(Slime):
+    """miles' loss; its parallel state is an object of its own."""
+
+    packages = (
+        "miles",
+        "miles.utils",
+        "miles.backends",
+        "miles.backends.training_utils",
+        "miles.backends.training_utils.loss_hub",
+        "miles.backends.megatron_utils",
+    )
+    room = "miles.backends.training_utils"
+    losses = f"{room}.loss_hub.losses"
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        parallel = importlib.import_module(f"{self.room}.parallel")
+        info = importlib.import_module("miles.utils.ft_utils.process_group_utils").GroupInfo
+        groups = {
+            "intra_dp": mpu.get_data_parallel_group(),
+            "intra_dp_cp": mpu.get_data_parallel_group(with_context_parallel=True),
+            "cp": mpu.get_context_parallel_group(),
+            "tp": mpu.get_tensor_model_parallel_group(),
+            "pp": mpu.get_pipeline_model_parallel_group(),
+        }
+        known = {name: info(rank=g.rank(), size=g.size(), group=g) for name, g in groups.items()}
+        alone = info(rank=0, size=1, group=None)
+        parallel.set_parallel_state(parallel.ParallelState(**known, ep=alone, etp=alone, indep_dp=alone))
+
+    def loss(self, args: Namespace, batch: Any, count: int, logits: Tensor) -> Any:
+        return self.dispatch.loss_function(args, batch, count, logits, apply_megatron_loss_scaling=True)
+
+
+HOSTS = {"slime": Slime, "miles": Miles}
