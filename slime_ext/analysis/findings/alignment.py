@@ -1,0 +1,39 @@
+"""Log-probs recorded for another token than their own."""
+
+from __future__ import annotations
+
+from slime_ext.analysis.document import Finding
+from slime_ext.analysis.evidence import SHIFTS
+from slime_ext.analysis.findings import Detector
+from slime_ext.analysis.findings.words import nats
+
+CLOSER = 0.5  # a shift explains the difference when it takes away half of it
+FEWEST = 50  # tokens
+
+
+def off_by_one(d) -> Finding | None:
+    distances = {s: float(v / n) for s, (n, v) in zip(SHIFTS, d.evidence.shifts, strict=True) if n >= FEWEST}
+    here = d.sums.mean("absolute")
+    if not distances or not here:
+        return None
+    best = min(distances, key=distances.__getitem__)
+    if distances[best] >= CLOSER * here:
+        return None
+    where = "before" if best < 0 else "after"
+    return Finding(
+        name="off_by_one",
+        severity="error",
+        title=f"The sampler's log-probs are shifted by {abs(best)} token{'s' * (abs(best) > 1)}.",
+        evidence=(
+            f"The trainer's log-prob of a token differs by {nats(here)} from the one recorded for it, by "
+            f"only {nats(distances[best])} from the one recorded {abs(best)} {where} it."
+        ),
+        fix=(
+            "Check what is cut off where prompt and response meet: the log-prob of token t is made by the "
+            "logits at t - 1. In a custom generate function, take output_token_logprobs as it comes and "
+            "append it in the order of the tokens, tool tokens included (as 0)."
+        ),
+    )
+
+
+DETECTORS = (Detector("off_by_one", off_by_one, after=("tool_tokens",)),)

@@ -1,0 +1,35 @@
+"""A KV cache that outlives the weights that wrote it."""
+
+from __future__ import annotations
+
+from slime_ext.analysis.document import Finding
+from slime_ext.analysis.findings import Detector
+from slime_ext.analysis.findings.words import factor, nats
+
+FEWEST = 100  # tokens on each side
+TIMES, MATTERS = 3.0, 2e-4  # of k3
+
+
+def stale_cache(d) -> Finding | None:
+    after, pure = d.evidence.switched.tolist()
+    if min(after[0], pure[0]) < FEWEST:
+        return None
+    k3_after, k3_pure = after[2] / after[0], pure[2] / pure[0]
+    if k3_after < max(MATTERS, TIMES * k3_pure):
+        return None
+    return Finding(
+        name="stale_cache",
+        severity="error",
+        title="After a weight update inside a response, the engine goes on with the KV cache of before.",
+        evidence=(
+            f"k3 {nats(k3_after)} at tokens behind an update inside their response, {nats(k3_pure)} at "
+            f"tokens of the same weights in responses without one: {factor(k3_after / max(k3_pure, 1e-12))}."
+        ),
+        fix=(
+            "Flush the cache when weights change and let running requests be prefilled again (SGLang: "
+            "flush_cache, or abort and resume with the tokens so far)."
+        ),
+    )
+
+
+DETECTORS = (Detector("stale_cache", stale_cache, after=("off_by_one", "tool_tokens")),)

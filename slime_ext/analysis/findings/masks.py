@@ -1,0 +1,31 @@
+"""Tokens in the response mask that no policy sampled."""
+
+from __future__ import annotations
+
+from slime_ext.analysis.document import Finding
+from slime_ext.analysis.findings import Detector
+from slime_ext.analysis.findings.words import share
+
+FEWEST = 4  # tokens
+
+
+def tool_tokens(d) -> Finding | None:
+    padded = d.evidence.counts["padded"]
+    if padded < FEWEST:
+        return None
+    return Finding(
+        name="tool_tokens",
+        severity="error",
+        title="Tokens that the policy did not sample are trained on.",
+        evidence=(
+            f"{padded} response tokens ({share(padded, d.sums['tokens'])}) stand in runs whose recorded "
+            "log-prob is exactly 0 while the trainer finds them unlikely: filled in, not sampled."
+        ),
+        fix=(
+            "Tool output and environment turns belong outside the loss: set sample.loss_mask to 0 at these "
+            "tokens in the custom generate function."
+        ),
+    )
+
+
+DETECTORS = (Detector("tool_tokens", tool_tokens),)

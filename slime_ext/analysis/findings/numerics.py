@@ -1,0 +1,89 @@
+"""The same weights in other arithmetic: quantised engines, experts that are routed differently."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+from slime_ext.analysis.document import Finding
+from slime_ext.analysis.findings import Detector
+from slime_ext.analysis.findings.sampling import by_probability
+from slime_ext.analysis.findings.staleness import Side, fresh_and_stale
+from slime_ext.analysis.findings.words import nats, share
+
+FEWEST = 300  # tokens
+NOISY = 0.015  # nats, mean |l|; two engines in bfloat16 stay below
+LOUD = 0.1  # nats, so much that even likely tokens are far off
+GROWS = 1.3  # |l| of unlikely tokens over |l| of likely ones
+BIASED = 0.3  # share of the variance that the probability may explain
+FEW, FAR, QUIET = 0.75, 0.5, 0.02  # flips: share of l^2 in 1% of the tokens, their size, the median of |l|
+LIKELY, UNLIKELY = 1, 8  # bins of probability: above 0.75, below 0.1
+
+
+def routing_flips(d) -> Finding | None:
+    seen = [s for s in d.evidence.seen if s.tokens >= FEWEST]
+    if not seen:
+        return None
+    held, size = median(s.top_share for s in seen), median(s.median for s in seen)
+    squared = (d.sums.mean("squared") or 0.0) * held
+    far = math.sqrt(squared / 0.01)
+    if held < FEW or size > QUIET or far < FAR:
+        return None
+    return Finding(
+        name="routing_flips",
+        severity="warning",
+        title="A few tokens are far off while all others agree: in a mixture of experts, routing that flips.",
+        evidence=(
+            f"1% of the tokens hold {share(held, 1)} of the squared log-ratio ({nats(far)} each, in the "
+            f"quadratic mean); the median token is off by {nats(size)}. Extremes {d.sums.lowest:+.3g} and "
+            f"{d.sums.highest:+.3g}."
+        ),
+        fix=(
+            "Replay the sampler's routing in the trainer (slime: --use-rollout-routing-replay), or take "
+            "these tokens out (icepop, trm). A dense model has this from single corrupted positions: read "
+            "the worst tokens."
+        ),
+    )
+
+
+def quantised(d) -> Finding | None:
+    fresh = Side.of(fresh_and_stale(d.evidence.cells)[0])
+    distance = fresh.absolute if fresh.count >= FEWEST else d.sums.mean("absolute") or 0.0
+    if d.evidence.seen and d.evidence.seen[0].rollout_id == 0:  # where nothing is stale
+        distance = min(distance, d.evidence.seen[0].absolute)
+    if d.sums["finite"] < FEWEST or distance < NOISY or by_probability(d) > BIASED:
+        return None
+    count, absolute = d.curves.column("probability", "count"), d.curves.column("probability", "absolute")
+    likely = float(absolute[:LIKELY].sum() / count[:LIKELY].sum().clamp_min(1))
+    unlikely = float(absolute[UNLIKELY:].sum() / count[UNLIKELY:].sum().clamp_min(1))
+    if unlikely < GROWS * likely and distance < LOUD:
+        return None
+    return Finding(
+        name="quantised",
+        severity="warning",
+        title="The sampler is noisy, most at unlikely tokens: lower precision than the trainer's.",
+        evidence=(
+            f"Mean |log-ratio| {nats(distance)} with no preferred sign: {nats(likely)} at tokens likelier "
+            f"than 0.75, {nats(unlikely)} at those below 0.1. Two bfloat16 engines differ by less than "
+            f"{NOISY}."
+        ),
+        fix=(
+            "fp8 or int8 weights or KV cache in the engine (--quantization, --kv-cache-dtype), or bfloat16 "
+            "logits: turn them off, train with the same, or correct for it. A lag of weights that is the "
+            "same in every rollout looks alike; the first rollout of a run has none."
+        ),
+    )
+
+
+BEFORE = (
+    "off_by_one",
+    "tool_tokens",
+    "temperature",
+    "before_temperature",
+    "truncated_sampling",
+    "resumed_wrong_weights",
+)
+DETECTORS = (
+    Detector("routing_flips", routing_flips, after=(*BEFORE, "stale_weights", "stale_cache")),
+    Detector("quantised", quantised, after=(*BEFORE, "routing_flips", "position_drift")),
+)

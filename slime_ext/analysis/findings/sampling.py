@@ -1,0 +1,152 @@
+"""The sampler draws from another distribution than the one whose log-probs are compared.
+
+What tells the cases apart is exact. If q is the distribution that was drawn from and recorded, the mean of
+the ratio p / q over its tokens is 1 and the mean log-ratio is below 0 (Gibbs), whatever p is. A temperature
+between the two keeps both. Recording another distribution than was drawn from (before temperature) breaks
+both. Top-p and top-k leave p mass outside what was drawn from: every ratio is at most 1, their mean is the
+mass.
+"""
+
+from __future__ import annotations
+
+from slime_ext.analysis.document import Finding
+from slime_ext.analysis.findings import Detector
+from slime_ext.analysis.findings.words import nats, share
+
+FEWEST = 300  # tokens
+EXPLAINED = 0.5  # share of the variance of l that the probability explains under a temperature
+SURE = 6.0  # standard errors
+SMALL = 0.01  # nats, mean |l| that arithmetic alone may make
+ONE_SIDED, EVEN = 0.7, 0.3  # of top-p: |mean l| over mean |l|; most that the largest 1% of l^2 may hold
+APART = 0.05  # of the entropy
+
+
+def by_probability(d) -> float:
+    """Share of the variance of the log-ratio that the behavior probability explains (correlation ratio)."""
+    count, sums = d.curves.column("probability", "count"), d.curves.column("probability", "log_ratio")
+    total, n = float(d.curves.column("probability", "squared").sum()), float(count.sum())
+    if not n:
+        return 0.0
+    mean = float(sums.sum()) / n
+    between = float((sums.square() / count.clamp_min(1)).sum()) - n * mean**2
+    within = total - n * mean**2
+    return between / within if within > 0 else 0.0
+
+
+def _is_scaled(d) -> bool:
+    distance = d.sums.mean("absolute") or 0.0
+    return d.sums["finite"] >= FEWEST and distance >= SMALL and by_probability(d) >= EXPLAINED
+
+
+def truncated_sampling(d) -> Finding | None:
+    mean, distance, excess = d.sums.mean("log_ratio"), d.sums.mean("absolute"), d.evidence.means["excess"]
+    if not distance or d.sums["finite"] < FEWEST or mean > -SMALL or mean > -ONE_SIDED * distance:
+        return None
+    shares = sorted(seen.top_share for seen in d.evidence.seen)
+    if excess.z > -SURE or shares[len(shares) // 2] > EVEN:
+        return None
+    return Finding(
+        name="truncated_sampling",
+        severity="error",
+        title="The sampler's log-probs are renormalised to the tokens that top-p or top-k left.",
+        evidence=(
+            f"{share(d.evidence.counts['below'], d.sums['finite'])} of the tokens are less likely for the "
+            f"trainer, {share(d.evidence.counts['above'], d.sums['finite'])} more. The mean ratio is "
+            f"{1 + excess.value:.4f} ± {excess.error:.1g} instead of 1: the probability mass that was "
+            "sampled from."
+        ),
+        fix=(
+            "Sample with --rollout-top-p 1 --rollout-top-k -1, or replay the sampling mask in the trainer "
+            "(slime: rollout_top_p_token_ids). Min-p and penalties do the same."
+        ),
+    )
+
+
+def before_temperature(d) -> Finding | None:
+    log_ratio, excess = d.evidence.means["log_ratio"], d.evidence.means["excess"]
+    if not _is_scaled(d) or log_ratio.z < SURE or excess.z < SURE:
+        return None
+    return Finding(
+        name="before_temperature",
+        severity="error",
+        title="The sampler's log-probs are from before the temperature (or another processor) was applied.",
+        evidence=(
+            "The recorded policy is not the one that sampled: its mean log-ratio is "
+            f"+{nats(log_ratio.value)}, its mean ratio {1 + excess.value:.3f} ± {excess.error:.1g}; sampled "
+            f"from, they would be below 0 and 1. {share(by_probability(d), 1)} of the variance of the "
+            "log-ratio follows from the probability."
+        ),
+        fix=(
+            "Have the engine return log-probs after temperature (SGLang: do not set "
+            "SGLANG_RETURN_ORIGINAL_LOGPROB; vLLM: logprobs_mode=processed_logprobs)."
+        ),
+    )
+
+
+def temperature(d) -> Finding | None:
+    if not _is_scaled(d):
+        return None
+    slope = _slope(d)
+    sharper = "lower" if slope < 0 else "higher"
+    return Finding(
+        name="temperature",
+        severity="error",
+        title=f"The sampler runs at a {sharper} temperature than the trainer scores with.",
+        evidence=(
+            f"{share(by_probability(d), 1)} of the variance of the log-ratio follows from the probability of "
+            f"the token alone: {nats(slope)} for each nat of log-probability. Mean |log-ratio| "
+            f"{nats(d.sums.mean('absolute'))}."
+        ),
+        fix=(
+            "Use one temperature for both: the trainer divides its logits by --rollout-temperature; a "
+            "temperature in sampling_params of a custom generate function, or in the model's "
+            "generation_config.json, reaches the sampler alone."
+        ),
+    )
+
+
+def _slope(d) -> float:
+    """Of the log-ratio against the log-probability, over the means of the bins."""
+    count, x, y = (d.curves.column("probability", c) for c in ("count", "x", "log_ratio"))
+    held = count > 0
+    n = count[held]
+    x, y = (x[held] / n).clamp_min(1e-30).log(), y[held] / n
+    x_mean, y_mean = (n * x).sum() / n.sum(), (n * y).sum() / n.sum()
+    spread = (n * (x - x_mean).square()).sum()
+    return float((n * (x - x_mean) * (y - y_mean)).sum() / spread) if spread > 0 else 0.0
+
+
+def unlike_entropy(d) -> Finding | None:
+    surprise = d.evidence.means["surprise"]
+    entropy = -(d.sums.mean("behavior") or 0.0) - surprise.value
+    if surprise.count < FEWEST or abs(surprise.z) < SURE or abs(surprise.value) < APART * entropy:
+        return None
+    side, word = ("narrower", "likelier") if surprise.value < 0 else ("wider", "less likely")
+    return Finding(
+        name="unlike_entropy",
+        severity="error",
+        title=f"The sampler draws from a {side} distribution than the one it records.",
+        evidence=(
+            f"Sampled tokens are {word} than the recorded policy says: mean -log-prob "
+            f"{nats(entropy + surprise.value)}, entropy {nats(entropy)} ({abs(surprise.z):.0f} standard "
+            "errors apart)."
+        ),
+        fix=(
+            "A temperature, top-p, top-k or min-p acts on sampling, and neither the recorded log-probs nor "
+            "the trainer know of it: no ratio can show or correct it. Compare the request's sampling_params "
+            "with the trainer's --rollout-temperature."
+        ),
+    )
+
+
+BEFORE = ("off_by_one", "tool_tokens")
+DETECTORS = (
+    Detector("truncated_sampling", truncated_sampling, after=BEFORE),
+    Detector("before_temperature", before_temperature, after=(*BEFORE, "truncated_sampling")),
+    Detector("temperature", temperature, after=(*BEFORE, "truncated_sampling", "before_temperature")),
+    Detector(
+        "unlike_entropy",
+        unlike_entropy,
+        after=(*BEFORE, "truncated_sampling", "before_temperature", "temperature"),
+    ),
+)

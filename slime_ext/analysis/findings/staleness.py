@@ -1,0 +1,125 @@
+"""Weights that are not the ones they should be: old ones, or the wrong ones after a resume."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import NamedTuple
+
+from slime_ext.analysis.document import Finding
+from slime_ext.analysis.evidence import Cell
+from slime_ext.analysis.findings import Detector
+from slime_ext.analysis.findings.words import factor, nats
+
+FEWEST = 100  # tokens on each side
+MATTERS = 1e-3  # nats of k3 that old weights must make
+TIMES = 3.0  # as much as fresh ones
+FIRST_TIMES, FIRST_MATTERS = 8.0, 5e-3
+
+
+class Side(NamedTuple):
+    """Tokens, mean |l| and mean k3 of some cells."""
+
+    count: int
+    absolute: float
+    k3: float
+
+    @classmethod
+    def of(cls, cells: list[Cell]) -> Side:
+        count = sum(cell.count for cell in cells)
+        return cls(count, *(sum(getattr(c, k) for c in cells) / max(count, 1) for k in ("absolute", "k3")))
+
+
+def fresh_and_stale(cells: list[Cell]) -> tuple[list[Cell], list[Cell]]:
+    """Tokens of weights in the first rollout that saw them, being the newest of it; and all others."""
+    first: dict[int, int] = {}
+    newest: dict[int, int] = {}
+    for cell in cells:
+        first[cell.version] = min(first.get(cell.version, cell.rollout_id), cell.rollout_id)
+        newest[cell.rollout_id] = max(newest.get(cell.rollout_id, cell.version), cell.version)
+    fresh = [c for c in cells if c.rollout_id == first[c.version] and c.version == newest[c.rollout_id]]
+    return fresh, [c for c in cells if c not in set(fresh)]
+
+
+def stale_weights(d) -> Finding | None:
+    fresh_cells, stale_cells = fresh_and_stale(d.evidence.cells)
+    fresh, stale = Side.of(fresh_cells), Side.of(stale_cells)
+    if min(fresh.count, stale.count) >= FEWEST and stale.k3 >= max(MATTERS, TIMES * fresh.k3):
+        worst = max(
+            (c for c in stale_cells if c.count >= FEWEST // 4), key=lambda c: c.k3 / c.count, default=None
+        )
+        at = (
+            f", {nats(worst.k3 / worst.count)} in rollout {worst.rollout_id} (version {worst.version})"
+            if worst
+            else ""
+        )
+        return _stale(
+            f"Tokens of weights that the trainer has moved on from: k3 {nats(stale.k3)}{at}; of fresh "
+            f"weights {nats(fresh.k3)}.",
+            tuple(sorted({c.rollout_id for c in stale_cells})),
+        )
+    return _lagging(d)
+
+
+def _lagging(d) -> Finding | None:
+    """A lag from the start: the first rollout of a run has none yet."""
+    seen = d.evidence.seen
+    if len(seen) < 3 or seen[0].rollout_id != 0 or min(s.tokens for s in seen) < FEWEST:
+        return None
+    later = median(s.k3 for s in seen[1:])
+    if later < max(MATTERS, 2 * TIMES * seen[0].k3):
+        return None
+    return _stale(
+        f"k3 is {nats(seen[0].k3)} in rollout 0, where sampler and trainer have the same weights, and "
+        f"{nats(later)} after it (median).",
+        tuple(s.rollout_id for s in seen[1:]),
+    )
+
+
+def _stale(evidence: str, rollouts: tuple[int, ...]) -> Finding:
+    return Finding(
+        name="stale_weights",
+        severity="warning",
+        title="Responses come from older weights than the ones they train.",
+        evidence=evidence,
+        fix=(
+            "Push weights more often (--update-weights-interval), bound the lag of an asynchronous run, "
+            "reject old tokens (reject: {max_staleness: ...}) or correct for it: see what each correction "
+            "would do. If no lag was meant, look whether the engine confirms its weight updates."
+        ),
+        rollouts=rollouts,
+    )
+
+
+def resumed_wrong_weights(d) -> Finding | None:
+    seen = [s for s in d.evidence.seen if s.tokens >= FEWEST]
+    if len(seen) < 4:
+        return None
+    rest = median(s.k3 for s in seen[len(seen) // 3 :])
+    limit = max(FIRST_MATTERS, FIRST_TIMES * rest)
+    first = next((i for i, s in enumerate(seen) if s.k3 < limit), len(seen))
+    if not 0 < first <= max(1, len(seen) // 3):
+        return None
+    bad = seen[:first]
+    worst = max(s.k3 for s in bad)
+    return Finding(
+        name="resumed_wrong_weights",
+        severity="error",
+        title="The first rollouts were sampled from other weights than the trainer's.",
+        evidence=(
+            f"k3 {nats(worst)} in rollout{'s' * (first > 1)} {', '.join(str(s.rollout_id) for s in bad)}, "
+            f"{nats(rest)} afterwards ({factor(worst / rest) if rest else 'infinitely many times'} as much)."
+        ),
+        fix=(
+            "After --load the engine still had the weights of --hf-checkpoint: push the trainer's weights "
+            "before the first rollout, and check that --ref-load and --load name the checkpoint that is "
+            "meant."
+        ),
+        rollouts=tuple(s.rollout_id for s in bad),
+    )
+
+
+BEFORE = ("off_by_one", "tool_tokens", "temperature", "before_temperature", "truncated_sampling")
+DETECTORS = (
+    Detector("resumed_wrong_weights", resumed_wrong_weights, after=BEFORE),
+    Detector("stale_weights", stale_weights, after=(*BEFORE, "resumed_wrong_weights")),
+)
