@@ -39,7 +39,15 @@ setup(
         "te": ["transformer-engine[pytorch]"],
         "sglang": SGLANG,
         "train": TRAIN,
-        "dev": ["pytest", "pytest-xdist", "hypothesis", "ruff==0.17.5", "pre-commit", "psutil"],
+        "dev": [
+            "pytest",
+            "pytest-xdist",
+            "hypothesis",
+            "ruff==0.17.5",
+            "pre-commit",
+            "psutil",
+            "playwright>=1.45,<2",
+        ],
     },
     entry_points={"console_scripts": ["slime-ext=slime_ext.cli:main"]},
 )

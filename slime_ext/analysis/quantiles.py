@@ -118,6 +118,15 @@ class ExactRank:
         if beyond.numel():
             self.next_bucket = min(self.next_bucket, float(beyond.min()))
 
+    def merge(self, other: ExactRank, is_second: bool) -> None:
+        """Adds what another one counted in the same pass."""
+        if is_second:
+            self.low += other.low
+            self.next_bucket = min(self.next_bucket, other.next_bucket)
+        else:
+            self.high += other.high
+            self.total += other.total
+
     def result(self) -> tuple[float, float, int]:
         """The smallest value that at most ``rate * total`` values exceed, the next larger one (inf for none),
         and how many exceed it."""

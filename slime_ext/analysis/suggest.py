@@ -107,24 +107,24 @@ KINDS = (
 
 
 @dataclass
-class _Kept:
+class Kept:
     """Ranks sequences: one float64 each."""
 
     rate: float
     values: list[Tensor] = field(default_factory=list)
 
     def first(self, values: Tensor) -> None:
+        """Keeps [N] values."""
         self.values.append(values.double())
+
+    def merge(self, other: Kept) -> None:
+        """Adds what another one kept."""
+        self.values += other.values
 
     @property
     def total(self) -> int:
+        """How many there are."""
         return sum(v.numel() for v in self.values)
-
-    def choose(self) -> None:
-        """Nothing is left to do between the passes."""
-
-    def second(self, values: Tensor) -> None:
-        """Everything was kept at the first pass."""
 
     def result(self) -> tuple[float, float, int]:
         """As ``ExactRank.result``."""
@@ -134,8 +134,63 @@ class _Kept:
         return float(kept), float(above[0]) if len(above) else math.inf, len(above)
 
 
+class Ranking:
+    """A collector (see ``pipeline``) that must see every rollout, and after ``again`` every one once more.
+
+    Args:
+        rate: wished share, in (0, 1).
+
+    Raises:
+        ConfigError: a rate outside (0, 1).
+    """
+
+    def __init__(self, rate: float) -> None:
+        if not 0 < rate < 1:
+            raise ConfigError(
+                f"--suggest: expected a rate between 0 and 1, got {rate:g}: 0.01 rejects 1 in 100"
+            )
+        self.sequences = {kind.name: Kept(rate) for kind in KINDS if kind.unit == "sequence"}
+        self.tokens = {kind.name: ExactRank(rate) for kind in KINDS if kind.unit == "token"}
+        self.is_second = False
+
+    def add(self, rollout: Rollout) -> None:
+        """Looks at a rollout for the first or the second time."""
+        for part in rollout.parts():
+            for kind in KINDS:
+                self._add(kind, part)
+
+    def _add(self, kind: Kind, part: Rollout) -> None:
+        if kind.unit == "sequence":
+            if not self.is_second:
+                self.sequences[kind.name].first(kind.statistic(part))
+        elif self.is_second:
+            self.tokens[kind.name].second(kind.statistic(part))
+        else:
+            self.tokens[kind.name].first(kind.statistic(part))
+
+    def merge(self, other: Ranking) -> None:
+        """Adds what another one saw in the same pass, of other rollouts."""
+        for name, rank in self.tokens.items():
+            rank.merge(other.tokens[name], self.is_second)
+        for name, kept in self.sequences.items() if not self.is_second else ():
+            kept.merge(other.sequences[name])
+
+    def again(self) -> Ranking:
+        """What the second pass starts with."""
+        for rank in self.tokens.values():
+            rank.choose()
+        self.is_second = True
+        return self
+
+    def suggestions(self) -> tuple[Suggestion, ...]:
+        """After the second pass: for every kind of rejection the threshold that drops the largest share of
+        its units not above the rate."""
+        ranks = self.sequences | self.tokens
+        return tuple(_suggestion(kind, ranks[kind.name]) for kind in KINDS if ranks[kind.name].total)
+
+
 def suggest(read: Read, rate: float) -> tuple[Suggestion, ...]:
-    """For every kind of rejection the threshold that drops the largest share of its units not above ``rate``.
+    """Both passes in this process.
 
     Args:
         read: gives the rollouts again whenever it is called; it is called twice.
@@ -144,22 +199,16 @@ def suggest(read: Read, rate: float) -> tuple[Suggestion, ...]:
     Raises:
         ConfigError: a rate outside (0, 1).
     """
-    if not 0 < rate < 1:
-        raise ConfigError(f"--suggest: expected a rate between 0 and 1, got {rate:g}: 0.01 rejects 1 in 100")
-    ranks = [ExactRank(rate) if kind.unit == "token" else _Kept(rate) for kind in KINDS]
+    ranking = Ranking(rate)
     for rollout in read():
-        for kind, rank in zip(KINDS, ranks, strict=True):
-            rank.first(kind.statistic(rollout))
-    for rank in ranks:
-        rank.choose()
-    tokens = [(kind, rank) for kind, rank in zip(KINDS, ranks, strict=True) if kind.unit == "token"]
+        ranking.add(rollout)
+    ranking.again()
     for rollout in read():
-        for kind, rank in tokens:
-            rank.second(kind.statistic(rollout))
-    return tuple(_suggestion(kind, rank) for kind, rank in zip(KINDS, ranks, strict=True) if rank.total)
+        ranking.add(rollout)
+    return ranking.suggestions()
 
 
-def _suggestion(kind: Kind, rank: ExactRank | _Kept) -> Suggestion:
+def _suggestion(kind: Kind, rank: ExactRank | Kept) -> Suggestion:
     kept, gone, above = rank.result()
     bounds = kind.bounds((kept, gone))
     ((name, fields),) = kind.step.items()

@@ -99,7 +99,6 @@ class Tally:
     """What a correction does, added up over rollouts; two tallies of the same correction merge."""
 
     correction: Correction
-    rollouts: int = 0
     without_advantages: int = 0
     tokens: int = 0
     kept_tokens: int = 0
@@ -111,8 +110,7 @@ class Tally:
     rejected: dict[str, str] = field(default_factory=dict)
 
     def add(self, rollout: Rollout) -> None:
-        """Counts one rollout."""
-        self.rollouts += 1
+        """Counts one rollout, or some whole samples of one."""
         if rollout.advantages is None and _reads_advantages(self.correction):
             self.without_advantages += 1
             return
@@ -130,7 +128,8 @@ class Tally:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.sums += other.sums
         self.weights.merge(other.weights)
-        self.rejected |= other.rejected
+        for rollout, positions in other.rejected.items():
+            self._remember(rollout, positions)
 
     def _sequences(self, keep: Tensor, rollout: Rollout) -> None:
         has = rollout.segments.any(torch.ones_like(keep))
@@ -139,7 +138,11 @@ class Tally:
         self.kept_sequences += int(kept.sum())
         gone = [rollout.positions[i] for i in (has & ~kept).nonzero()[:, 0].tolist()]
         if gone:
-            self.rejected[str(rollout.rollout_id)] = spans(sorted(gone))
+            self._remember(str(rollout.rollout_id), spans(sorted(gone)))
+
+    def _remember(self, rollout: str, positions: str) -> None:
+        before = self.rejected.get(rollout)
+        self.rejected[rollout] = positions if before is None else f"{before},{positions}"
 
     def effect(self, name: str, formula: str = "", source: str = "") -> Effect:
         """The numbers for the page."""
@@ -169,7 +172,6 @@ class Tally:
 
 
 COUNTS = (
-    "rollouts",
     "without_advantages",
     "tokens",
     "kept_tokens",
@@ -196,7 +198,13 @@ class WhatIf:
         if not rollout.proximal[rollout.mask].isfinite().all():
             self.stopped.append(rollout.rollout_id)
             return
+        alone, coupled = [], []
         for tally in self.tallies.values():
+            (coupled if tally.correction.is_coupled else alone).append(tally)
+        for part in rollout.parts():  # what is computed of one stays small
+            for tally in alone:
+                tally.add(part)
+        for tally in coupled:
             tally.add(rollout)
 
     def merge(self, other: WhatIf) -> None:

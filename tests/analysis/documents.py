@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from slime_ext.analysis import document as d
 from slime_ext.analysis.recommend import recommend
@@ -82,7 +83,7 @@ def _numbers(logs, noise, i):
 def _bins(logs):
     edges = [s * 10 ** (e / 4) for s in (-1, 1) for e in range(-24, 5)]
     edges = sorted([*edges, 0.0])
-    pairs = zip(edges, edges[1:], strict=False)
+    pairs = pairwise(edges)
     found = [d.Bin(low=a, high=b, count=sum(a <= x < b for x in logs)) for a, b in pairs]
     return tuple(b for b in found if b.count)
 

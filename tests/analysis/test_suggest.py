@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 
 from slime_ext import load_config
 from slime_ext.analysis.quantiles import BitHistogram, ExactRank
-from slime_ext.analysis.suggest import between, suggest
+from slime_ext.analysis.suggest import Ranking, between, suggest
 from slime_ext.analysis.whatif import whatif
 from slime_ext.errors import ConfigError
 from tests.analysis.rollouts import rollout
@@ -56,6 +57,19 @@ def test_tokens_without_a_log_prob_are_no_units():
         s for s in suggest(lambda: [rollout(samples=40, behavior=behavior)], 0.1) if s.unit == "token"
     )
     assert token.units == int(base.mask.sum()) - 1
+
+
+def test_several_collectors_find_what_one_finds():
+    found = dumps()
+    start = Ranking(0.05)
+    for _ in range(2):
+        parts = [copy.deepcopy(start) for _ in range(3)]
+        for i, r in enumerate(found):
+            parts[i % 3].add(r)
+        for part in parts:
+            start.merge(part)
+        start.again()
+    assert start.suggestions() == suggest(lambda: found, 0.05)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -1.0, float("nan")])
