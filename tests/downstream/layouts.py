@@ -52,8 +52,8 @@ LAYOUTS = {
     "TP2 x CP2": Layout(tp=2, cp=2),
     "DP2": Layout(dp=2),
     "PP2": Layout(pp=2),
-    # A power of two: up to v0.3.0 gradients come from Megatron's fused cross entropy, in bfloat16, after slime
-    # has scaled the loss by the number of micro-batches.
+    # A power of two: up to v0.3.0 gradients come from Megatron's fused cross entropy, in bfloat16, after
+    # slime has scaled the loss by the number of micro-batches.
     "2 micro-batches": Layout(micro_batches=2),
     "allgather-CP": Layout(cp=2, flags={"allgather_cp": True}),
     "recompute": Layout(flags={"recompute_loss_function": True}),

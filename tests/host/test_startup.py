@@ -1,0 +1,203 @@
+"""What ``slime_ext.host.init`` refuses, warns of and says; every line names the flag and what to do."""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+
+import pytest
+
+from slime_ext import host
+from slime_ext.errors import ConfigError
+from slime_ext.host import hosts
+
+TOKEN = "slime_ext.tis.token_tis"
+PLAN = "slime_ext.host.rollout_data_postprocess"
+PLANNED = {"steps": ["reweight", {"truncate": {"high": 2.0}}, "normalize"]}
+
+
+def arguments(**more):
+    return Namespace(**{"use_tis": True, "custom_tis_function_path": TOKEN, **more})
+
+
+def refusal(**more):
+    with pytest.raises(ConfigError) as caught:
+        host.init(arguments(**more))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# fmt: off
+BROKEN = [
+    # the hook
+    ({"use_rollout_logprobs": True}, "--use-rollout-logprobs: expected off beside --use-tis"),
+    ({"use_tis": False}, "--use-tis: expected on beside --custom-tis-function-path"),
+    ({"use_tis": False, "get_mismatch_metrics": True, "custom_tis_function_path": None},
+     "--custom-tis-function-path: expected a function beside --get-mismatch-metrics"),
+    # the functions
+    ({"custom_tis_function_path": "slime_ext.tis.tokn_tis"}, "did you mean 'token_tis'"),
+    ({"custom_tis_function_path": "mis.py:compute"}, "expected package.module.function"),
+    ({"custom_tis_function_path": f"{__name__}.takes_too_little"}, "--custom-tis-function-path"),
+    ({"custom_megatron_before_train_step_hook_path": f"{__name__}.takes_too_little"},
+     "expected a function of args, rollout_id, step_id, model"),
+    ({"custom_convert_samples_to_train_data_path": "no.such.module"}, "expected a module that imports"),
+    # the configuration
+    ({"slime_ext": {"steps": ["truncat"]}}, "did you mean 'truncate'"),
+    ({"slime_ext": {}, "custom_tis_function_path": f"{__name__}.takes_everything"}, "would read that key"),
+    ({"slime_ext": {"surrogate": "reinforce"}, "use_opsm": True}, "--use-opsm: expected off"),
+    # what couples samples
+    ({"custom_tis_function_path": "slime_ext.tis.correct", "slime_ext": PLANNED},
+     f"--rollout-data-postprocess-path: expected {PLAN}"),
+    # slime's own, which a key of --custom-config-path goes around
+    ({"rollout_temperature": 0.0}, "--rollout-temperature: expected a number above 0"),
+    ({"kl_coef": 0.1, "kl_loss_coef": 0.1}, "--kl-coef: expected 0"),
+    ({"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": False}, "--normalize-advantages"),
+    ({"advantage_estimator": "ppo", "use_critic": False}, "--advantage-estimator: expected another than ppo"),
+    ({"n_samples_per_prompt": 1, "grpo_std_normalization": True}, "--grpo-std-normalization: expected off"),
+    ({"use_dynamic_batch_size": True, "max_tokens_per_gpu": None}, "--max-tokens-per-gpu: expected a number"),
+    ({"balance_by_flops": True}, "--balance-by-flops: expected --use-dynamic-batch-size"),
+    ({"num_steps_per_rollout": 4, "rollout_batch_size": 8, "n_samples_per_prompt": 8, "global_batch_size": 9},
+     "--global-batch-size: expected rollout batch size"),
+    ({"over_sampling_batch_size": 4, "rollout_batch_size": 8}, "--over-sampling-batch-size: expected"),
+    ({"save_debug_train_data": "a", "save_debug_rollout_data": "a"}, "--save-debug-train-data: expected"),
+    ({"dump_details": "a", "save_debug_rollout_data": None}, "--dump-details: expected the paths"),
+    ({"debug_rollout_only": True, "debug_train_only": True}, "--debug-train-only: expected off"),
+    ({"save_interval": 5, "save": None}, "--save: expected a folder"),
+    ({"eval_interval": 5, "eval_datasets": []}, "--eval-prompt-data: expected prompts"),
+    ({"enable_mtp_training": True, "mtp_num_layers": None}, "--mtp-num-layers: expected a number"),
+    ({"use_rollout_routing_replay": True, "use_routing_replay": False}, "--use-routing-replay: expected on"),
+    ({"use_opd": True, "opd_type": None}, "--opd-type: expected sglang or megatron"),
+    ({"use_opd": False, "opd_teacher_load": "a"}, "--use-opd: expected on"),
+]
+# fmt: on
+
+
+def takes_too_little(args):
+    """A function that no hook's call fits."""
+
+
+def takes_everything(*args, **kwargs):
+    """A function that every call fits."""
+
+
+@pytest.mark.parametrize(("more", "line"), BROKEN, ids=[line[:40] for _, line in BROKEN])
+def test_one_line_that_names_what_is_wrong(more, line):
+    assert line in refusal(**more)
+
+
+def test_arguments_that_a_host_does_not_have_are_not_missed(capsys):
+    host.init(arguments())
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, "token_tis: proximal / behavior, loss host, reweight(token) > truncate(high 2), masks policy"),
+        (
+            {"use_tis": False, "get_mismatch_metrics": True},
+            "metrics only, the loss stays as it is: token_tis",
+        ),
+        ({"use_tis": False, "custom_tis_function_path": None}, "no correction (--use-tis is off)"),
+        ({"custom_tis_function_path": None}, "the correction is the host's own, not one of slime_ext"),
+        (
+            {"custom_tis_function_path": f"{__name__}.takes_everything"},
+            "takes_everything, not one of slime_ext",
+        ),
+        (
+            {
+                "custom_tis_function_path": "slime_ext.tis.off_policy_is_function",
+                "eps_clip": 0.2,
+                "eps_clip_high": 0.28,
+            },
+            "off_policy_is_function: weight clip(target / behavior, 1 - 0.2, 1 + 0.28) per token",
+        ),
+        (
+            {
+                "custom_tis_function_path": "slime_ext.tis.vanilla_tis_function",
+                "tis_clip": 2.0,
+                "tis_clip_low": 0,
+            },
+            "vanilla_tis_function: weight clip(proximal / behavior, 0, 2) per token",
+        ),
+    ],
+)
+def test_one_line_says_what_runs_with_which_numbers(more, said, capsys):
+    host.init(arguments(**more))
+    out = capsys.readouterr().out
+    assert out.startswith("slime_ext: ") and said in out and out.count("\n") == 1
+
+
+def test_a_reducer_of_the_users_own_and_a_correction_that_is_off_are_named(caplog, capsys):
+    more = {"custom_pg_loss_reducer_function_path": f"{__name__}.takes_everything"}
+    with caplog.at_level(logging.WARNING):
+        host.init(arguments(custom_tis_function_path="slime_ext.tis.geo_rs", **more))
+        host.init(arguments(use_tis=False, get_mismatch_metrics=True))
+    reducer, off = caplog.messages
+    assert reducer.startswith("--custom-pg-loss-reducer-function-path") and off.startswith("--use-tis")
+
+
+def slime(**facts):
+    """slime as this process's host, with the given properties."""
+
+    class Slime(hosts.Host):
+        def loss_module(self):
+            return type("loss", (), {"policy_loss_function": print, "get_log_probs_and_entropy": print})
+
+    for name in ("passes_target", "hands_out_data", "may_skip_proximal"):
+        setattr(Slime, name, facts.get(name, False))
+    return Slime("slime", "", "slime.loss", "", "")
+
+
+PLANNING = {
+    "custom_tis_function_path": "slime_ext.tis.correct",
+    "slime_ext": PLANNED,
+    "rollout_data_postprocess_path": PLAN,
+}
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        ({"hands_out_data": False}, "slime: expected a release whose --rollout-data-postprocess-path sees"),
+        ({"hands_out_data": True, "may_skip_proximal": True}, "--get-mismatch-metrics: expected on"),
+    ],
+)
+def test_a_release_that_cannot_give_the_step_plan_what_it_needs(monkeypatch, facts, line):
+    monkeypatch.setattr(hosts, "current", lambda: slime(**facts))
+    assert line in refusal(**PLANNING, num_steps_per_rollout=1)
+
+
+@pytest.mark.parametrize("more", [{"num_steps_per_rollout": 2}, {"get_mismatch_metrics": True}])
+def test_a_rollout_whose_proximal_log_probs_are_computed(monkeypatch, capsys, more):
+    monkeypatch.setattr(hosts, "current", lambda: slime(hands_out_data=True, may_skip_proximal=True))
+    host.init(arguments(**PLANNING, **more))
+    assert "slime" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("passes", "said"),
+    [(True, "passes cur_log_probs itself"), (False, "cur_log_probs and advantages are carried")],
+)
+def test_it_says_how_the_target_arrives(monkeypatch, capsys, passes, said):
+    monkeypatch.setattr(hosts, "current", lambda: slime(passes_target=passes))
+    host.init(arguments())
+    assert said in capsys.readouterr().out
+
+
+def test_a_hook_that_a_patched_host_would_break_is_refused(monkeypatch):
+    monkeypatch.setattr(hosts, "current", lambda: slime(passes_target=True))
+    line = refusal(custom_tis_function_path=f"{__name__}.for_a_stock_host")
+    assert line.endswith("add **kwargs to it")
+
+
+def for_a_stock_host(
+    args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths
+):
+    """A third party's hook, written for slime as it is."""
+
+
+def test_the_names_that_flags_give_are_there():
+    assert {"init", "rollout_data_postprocess", "log_rollout"} <= set(dir(host))
+    with pytest.raises(AttributeError, match="has no function 'inti'"):
+        host.inti  # noqa: B018
