@@ -15,6 +15,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("slime_ext.commands.check:main", "whether a configuration or a launch script is right"),
     "convert": ("slime_ext.commands.convert:main", "another system's correction in native keys"),
     "bench": ("slime_ext.analysis.bench:main", "bias and variance of every correction, by enumeration"),
+    "analyze": (
+        "slime_ext.commands.analyze:main",
+        "what is wrong in a run's dumps; what corrections would do",
+    ),
     "patch": ("slime_ext.patching.main:main", "cur_log_probs and staleness for a slime or miles checkout"),
 }
 USER_ERROR, INTERRUPTED = 2, 130

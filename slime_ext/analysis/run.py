@@ -1,0 +1,142 @@
+"""Files of a run -> its ``Document``: readers, collectors and what is concluded from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slime_ext import __version__, config, presets
+from slime_ext.analysis.diagnosis import Diagnosis
+from slime_ext.analysis.document import Document, Skipped
+from slime_ext.analysis.pipeline import Result, collect
+from slime_ext.analysis.readers import Job, Wanted, find
+from slime_ext.analysis.recommend import recommend
+from slime_ext.analysis.suggest import Ranking
+from slime_ext.analysis.whatif import WhatIf
+from slime_ext.analysis.worst import Worsts, decoder
+from slime_ext.correction import Correction
+from slime_ext.errors import ConfigError, DataError
+
+Progress = Callable[[Job], None]
+PASSES = 2  # over the files, with a wished rejection rate
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to analyse, and how.
+
+    Args:
+        paths: folders, files, patterns.
+        rollouts: ranges such as ``100-200``; None for all.
+        jobs: processes.
+        configs: name -> (file of --custom-config-path, its correction), beside all presets.
+        rate: wished rejection rate of the suggestions, or None for none.
+        tokenizer: folder of the tokenizer, or None.
+    """
+
+    paths: tuple[str, ...]
+    rollouts: str | None = None
+    jobs: int = 1
+    configs: Mapping[str, tuple[str, Correction]] = field(default_factory=dict)
+    rate: float | None = None
+    tokenizer: str | None = None
+
+    @property
+    def passes(self) -> int:
+        """How often every file is read."""
+        return 1 if self.rate is None else PASSES
+
+    def files(self) -> list[Job]:
+        """The files that would be read.
+
+        Raises:
+            DataError: a path holds none.
+        """
+        return find(self.paths, Wanted.parse(self.rollouts))
+
+
+def read_configs(
+    files: Iterable[str], read_mapping: Callable[[str], Any]
+) -> dict[str, tuple[str, Correction]]:
+    """``--config`` files -> name -> (file, correction).
+
+    Raises:
+        ConfigError: one does not resolve.
+    """
+    found = {}
+    for file in files:
+        mapping = read_mapping(file)
+        if "slime_ext" not in mapping:
+            raise ConfigError(
+                f"{file}: expected the key slime_ext, got {', '.join(map(str, mapping)) or 'nothing'}"
+            )
+        found[Path(file).stem] = (file, config.read_config(mapping["slime_ext"]).correction)
+    return found
+
+
+def analyse(request: Request, jobs: Sequence[Job], done: Progress = lambda job: None) -> Document:
+    """Reads the jobs (once, or twice for suggestions) and concludes.
+
+    Args:
+        jobs: of ``request.files``.
+        done: called after each job of each pass.
+
+    Raises:
+        DataError: nothing could be read.
+    """
+    decoder(request.tokenizer)  # a wrong one is a mistake before the first file is read
+    corrections = {name: p.correction for name, p in presets.PRESETS.items()}
+    corrections |= {name: correction for name, (_, correction) in request.configs.items()}
+    collectors: dict[str, Any] = {
+        "diagnosis": Diagnosis(worsts=Worsts(request.tokenizer)),
+        "whatif": WhatIf(corrections),
+    }
+    if request.rate is not None:
+        collectors["ranking"] = Ranking(request.rate)
+    result = _collect(request, jobs, collectors, done)
+    if not result.rollouts:
+        first = result.skipped[0] if result.skipped else f"{request.paths[0]}: no rollout"
+        raise DataError(f"{first} (nothing else could be analysed)")
+    suggestions = ()
+    if request.rate is not None:
+        again = _collect(request, jobs, {"ranking": result.collectors["ranking"].again()}, done)
+        suggestions = again.collectors["ranking"].suggestions()
+    return _document(request, result, suggestions)
+
+
+def _collect(request: Request, jobs: Sequence[Job], collectors: Mapping[str, Any], done: Progress) -> Result:
+    wanted = Wanted.parse(request.rollouts)
+    return collect(jobs, collectors, wanted=wanted, processes=request.jobs, done=done)
+
+
+def _document(request: Request, result: Result, suggestions: tuple) -> Document:
+    diagnosis: Diagnosis = result.collectors["diagnosis"]
+    whatif: WhatIf = result.collectors["whatif"]
+    findings, total, effects = diagnosis.findings(), diagnosis.numbers(), whatif.effects()
+    files = {name: file for name, (file, _) in request.configs.items()}
+    return Document(
+        name=_name(request.paths),
+        paths=request.paths,
+        made_with=f"slime-ext {__version__}",
+        skipped=tuple(Skipped(path=s.path, reason=s.reason) for s in result.skipped),
+        notes=tuple(result.notes),
+        total=total,
+        findings=findings,
+        distribution=diagnosis.sums.distribution(),
+        curves=diagnosis.curves.curves(),
+        timeline=tuple(diagnosis.timeline),
+        worst=diagnosis.worst(),
+        effects=effects,
+        recommendation=recommend(effects, total, findings, files),
+        suggestions=suggestions,
+    )
+
+
+def _name(paths: Sequence[str]) -> str:
+    """What the report calls the run: the last folder that says something."""
+    path = Path(paths[0]).expanduser().absolute()
+    inner = ("dumps", "rollout_data", "train_data", "dump_details")
+    named = next((p for p in (path, *path.parents) if p.name not in inner), path)
+    return named.name if len(paths) == 1 else f"{named.name} and {len(paths) - 1} more"

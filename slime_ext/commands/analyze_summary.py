@@ -1,0 +1,99 @@
+"""The analysis on a terminal: numbers, findings, recommendation, and what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from slime_ext.analysis.document import Document, Numbers
+
+COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+MOST_SKIPPED = 5
+ROWS: tuple[tuple[str, Callable[[Numbers], float | None]], ...] = (
+    ("response tokens", lambda n: n.tokens),
+    ("sequences", lambda n: n.sequences),
+    ("mean |log-ratio|", lambda n: n.absolute),
+    ("k1", lambda n: None if n.mean is None else -n.mean),
+    ("k3", lambda n: n.k3),
+    ("ratio, 1st percentile", lambda n: n.ratio_p01),
+    ("ratio, 99th percentile", lambda n: n.ratio_p99),
+    ("ESS, tokens", lambda n: n.ess_token),
+    ("ESS, geometric means", lambda n: n.ess_geometric),
+    ("ESS, sequences", lambda n: n.ess_sequence),
+    ("perplexity, sampler", lambda n: n.perplexity_behavior),
+    ("perplexity, trainer", lambda n: n.perplexity_proximal),
+    ("reward", lambda n: n.reward),
+    ("staleness", lambda n: n.staleness),
+)
+
+
+def summary(screen: Console, documents: Sequence[Document], written: Sequence[str]) -> None:
+    """Prints one run, or two side by side."""
+    screen.print(_numbers(documents))
+    for document in documents:
+        if len(documents) > 1:
+            screen.print(f"\n[bold]{escape(document.name)}[/bold]")
+        _findings(screen, document)
+        _recommendation(screen, document)
+        _skipped(screen, document)
+    for path in written:
+        screen.print(f"wrote {path}", markup=False)
+
+
+def _numbers(documents: Sequence[Document]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for document in documents:
+        table.add_column(escape(document.name), justify="right")
+    table.add_row("rollouts", *(str(len(document.timeline)) for document in documents))
+    for name, value in ROWS:
+        values = [value(document.total) for document in documents]
+        if any(v is not None for v in values):
+            table.add_row(
+                name, *("-" if v is None else f"{v:,}" if isinstance(v, int) else f"{v:.4g}" for v in values)
+            )
+    return table
+
+
+def _findings(screen: Console, document: Document) -> None:
+    if not document.findings:
+        screen.print("\nno fault found")
+    for finding in document.findings:
+        colour = COLOURS[finding.severity]
+        screen.print(
+            f"\n[{colour}]{finding.severity}[/{colour}] [bold]{finding.name}[/bold] {escape(finding.title)}"
+        )
+        screen.print(f"  {finding.evidence}", markup=False)
+        screen.print(f"  -> {finding.fix}", markup=False)
+
+
+def _recommendation(screen: Console, document: Document) -> None:
+    found = document.recommendation
+    if found is None:
+        return
+    screen.print(f"\n[bold]recommended: {escape(found.name)}[/bold]")
+    for reason in found.reasons:
+        screen.print(f"  {reason}", markup=False)
+    if found.flags:
+        screen.print(f"  {found.flags}", markup=False)
+    for suggestion in document.suggestions:
+        bounds = ", ".join(
+            f"{k} {v:.6g}" for k, v in (("low", suggestion.low), ("high", suggestion.high)) if v is not None
+        )
+        screen.print(
+            f"  to reject {suggestion.wished:.3g} by {suggestion.name}: {bounds} ({suggestion.reached:.4g} "
+            f"of {suggestion.units:,} {suggestion.unit}s)",
+            markup=False,
+        )
+
+
+def _skipped(screen: Console, document: Document) -> None:
+    for skipped in document.skipped[:MOST_SKIPPED]:
+        screen.print(f"skipped {skipped.path}: {skipped.reason}", markup=False)
+    if len(document.skipped) > MOST_SKIPPED:
+        screen.print(f"and {len(document.skipped) - MOST_SKIPPED} more: see --json or --out")
+    for note in document.notes[:MOST_SKIPPED]:
+        screen.print(f"note {note}", markup=False)
