@@ -1,0 +1,90 @@
+"""``slime_ext.host.log_rollout`` for ``--custom-rollout-log-function-path``: how stale a rollout is, told by the
+process that holds the samples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+PREFIX = "rollout/off_policy/"
+log = logging.getLogger("slime_ext")
+
+
+def log_rollout(
+    rollout_id: int,
+    args: Any,
+    samples: Sequence[Any],
+    rollout_extra_metrics: dict[str, Any] | None = None,
+    rollout_time: float | None = None,
+) -> bool:
+    """Adds the spread of weight versions to the metrics that the host is about to log.
+
+    Args:
+        samples: the rollout's samples, under slime's field names; a list of groups is as good.
+        rollout_extra_metrics: the host's dictionary, added to in place; where a custom rollout function gives
+            none, one line is logged instead.
+
+    Returns:
+        False, so that the host's own log goes on.
+
+    Source: the call is slime's, slime/observability/rollout_metrics.py, the same since v0.2.2.
+    """
+    values = spread(list(_flat(samples)))
+    if rollout_extra_metrics is not None:
+        rollout_extra_metrics.update({PREFIX + name: value for name, value in values.items()})
+    else:
+        told = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        log.info("rollout %d: weight versions: %s", rollout_id, told)
+    return False
+
+
+def spread(samples: Sequence[Any]) -> dict[str, float]:
+    """How many pushes of weights lie between a rollout's samples.
+
+    The lag of a sample is the newest version of the rollout less the oldest that sampled a part of it. Where a
+    host keeps versions by token each token has its own lag, else that of its sample. A version that is not a
+    number (an engine before its first push) is left out.
+
+    Returns:
+        ``versions`` that occur, ``lag_mean`` and ``lag_max`` over samples, ``lag_tokens`` the mean over
+        response tokens, ``mixed`` the share of samples with more than one version, ``no_log_probs`` the share
+        of samples that came without behavior log-probs.
+    """
+    known = [numbers for sample in samples if (numbers := _versions(sample.weight_versions))]
+    newest = max((max(numbers) for numbers in known), default=0)
+    lags = [newest - min(numbers) for numbers in known]
+    by_token = [lag for sample in samples for lag in _token_lags(sample, newest)]
+    missing = [not sample.rollout_log_probs and sample.response_length > 0 for sample in samples]
+    return {
+        "versions": float(len({number for numbers in known for number in numbers})),
+        "lag_mean": _mean(lags),
+        "lag_max": float(max(lags, default=0)),
+        "lag_tokens": _mean(by_token),
+        "mixed": _mean([len(set(numbers)) > 1 for numbers in known]),
+        "no_log_probs": _mean(missing),
+    }
+
+
+def _token_lags(sample: Any, newest: int) -> list[int]:
+    by_token = _versions(getattr(sample, "token_weight_versions", ()))
+    if by_token:
+        return [newest - number for number in by_token]
+    numbers = _versions(sample.weight_versions)
+    return [newest - min(numbers)] * sample.response_length if numbers else []
+
+
+def _versions(names: Iterable[Any] | None) -> list[int]:
+    return [int(name) for name in names or () if str(name).isdigit()]
+
+
+def _flat(samples: Iterable[Any]) -> Iterable[Any]:
+    for entry in samples:
+        if isinstance(entry, list):
+            yield from _flat(entry)
+        else:
+            yield entry
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

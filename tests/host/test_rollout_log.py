@@ -1,0 +1,70 @@
+"""The spread of weight versions, by hand; and that slime's own log goes on with it."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from slime_ext import host
+from slime_ext.host.rollout_log import spread
+from slime_ext.launcher.rollout.sample import Sample
+
+
+def sample(*versions, length=2, log_probs=True, **more):
+    values = [-1.0] * length if log_probs else None
+    return SimpleNamespace(
+        weight_versions=list(versions), response_length=length, rollout_log_probs=values, **more
+    )
+
+
+def test_by_hand():
+    found = spread(
+        [sample("5", length=1), sample("3", "4", length=3), sample("5", log_probs=False, length=4)]
+    )
+    assert found == {
+        "versions": 3,
+        "lag_mean": pytest.approx(2 / 3),
+        "lag_max": 2,
+        "lag_tokens": pytest.approx(6 / 8),
+        "mixed": pytest.approx(1 / 3),
+        "no_log_probs": pytest.approx(1 / 3),
+    }
+
+
+def test_tokens_with_versions_of_their_own():
+    found = spread([sample("3", "5", length=4, token_weight_versions=["3", "5", "5", "5"])])
+    assert (found["lag_mean"], found["lag_tokens"]) == (2, 0.5)
+
+
+@pytest.mark.parametrize("samples", [[], [sample("default")], [sample()]])
+def test_no_version_at_all(samples):
+    found = spread(samples)
+    assert all(found[key] == 0 for key in ("versions", "lag_mean", "lag_max", "lag_tokens", "mixed"))
+
+
+def test_the_hosts_log_goes_on_with_our_values():
+    metrics = {"rollout/raw_reward": 1.0}
+    assert host.log_rollout(0, None, [sample("1"), sample("2")], metrics, 1.5) is False
+    assert metrics["rollout/raw_reward"] == 1.0
+    assert metrics["rollout/off_policy/lag_max"] == 1.0
+
+
+def test_groups_of_samples_count_as_samples():
+    metrics = {}
+    host.log_rollout(0, None, [[sample("1")], [sample("2"), sample("2")]], metrics, 1.5)
+    assert metrics["rollout/off_policy/lag_mean"] == pytest.approx(1 / 3)
+
+
+def test_a_line_where_the_host_has_no_metrics(caplog):
+    with caplog.at_level(logging.INFO, "slime_ext"):
+        host.log_rollout(7, None, [sample("1")], None, 1.5)
+    assert "rollout 7: weight versions: versions 1" in caplog.text
+
+
+def test_the_launchers_samples_have_the_same_fields():
+    ours = Sample(
+        weight_versions=["1"], response_length=1, rollout_log_probs=[-1.0], token_weight_versions=["1"]
+    )
+    assert spread([ours])["versions"] == 1
