@@ -28,6 +28,10 @@ class NonFiniteError(SlimeExtError, FloatingPointError):
     """A log-prob that is NaN or infinite where that has already poisoned the loss."""
 
 
+class GuardError(SlimeExtError, RuntimeError):
+    """A metric outside the range of a guard whose action is to stop."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The nearest known name as a clause, or nothing.
 

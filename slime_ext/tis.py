@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slime_ext import presets
+from slime_ext.correction import Correction, Numerator, Tokens
 from slime_ext.errors import did_you_mean
+from slime_ext.host import step_metrics
+from slime_ext.host.ages import ages_of
 from slime_ext.host.carriers import completed
 from slime_ext.host.configured import correction_for
 from slime_ext.host.contract import HookCall
-from slime_ext.host.guards import require_finite, warn_once
-from slime_ext.host.hook import POISONED, Result, bounds_of, run
+from slime_ext.host.guards import warn_once
+from slime_ext.host.hook import Result, bounds_of, check_finite, run
 from slime_ext.host.packing import Packed, context_parallel, pack
 from slime_ext.ops.ratios import finite_tokens, in_common
 
@@ -51,7 +55,8 @@ def _hook(body: Body) -> Callable[..., Result]:
             "total_lengths": total_lengths,
             "response_lengths": response_lengths,
             "advantages": advantages,
-            **({"cur_log_probs": cur_log_probs} if cur_log_probs is not None else kwargs),
+            **kwargs,
+            **({} if cur_log_probs is None else {"cur_log_probs": cur_log_probs}),
         }
         return body(HookCall.of(args, completed(given)))
 
@@ -101,8 +106,9 @@ def off_policy_is_function(call: HookCall) -> Result:
     bounds = bounds_of(call.args)
     ratio, finite = _ratio(packed, packed.target)
     weight = torch.where(finite, ratio.clamp(1 - bounds.low, 1 + bounds.high), 0)
-    metrics = {"is_weight": weight, "is_clipfrac": (weight != ratio).to(weight.dtype)}
-    return _weighted(call, packed, weight, finite, metrics)
+    changed = weight != ratio
+    metrics = {"is_weight": weight, "is_clipfrac": changed.to(weight.dtype)}
+    return _weighted(call, packed, weight, finite, metrics, changed, "target")
 
 
 @_hook
@@ -116,15 +122,14 @@ def _tis(call: HookCall, bound: Callable[[Tensor, float, float], Tensor]) -> Res
     ratio, finite = _ratio(packed, packed.proximal)
     weight = torch.where(finite, bound(ratio, call.args.tis_clip_low, call.args.tis_clip), 0)
     off = torch.where(finite, (ratio - 1).abs(), 0)
-    metrics = {"tis": ratio, "tis_clipfrac": (weight != ratio).to(ratio.dtype), "tis_abs": off}
-    return _weighted(call, packed, weight, finite, metrics)
+    changed = weight != ratio
+    metrics = {"tis": ratio, "tis_clipfrac": changed.to(ratio.dtype), "tis_abs": off}
+    return _weighted(call, packed, weight, finite, metrics, changed)
 
 
 def _packed(call: HookCall) -> Packed:
     packed = pack(call, context_parallel())
-    for name, values in (("train_log_probs", packed.proximal), ("cur_log_probs", packed.target)):
-        if values is not None:
-            require_finite(name, values, packed.segments, POISONED)
+    check_finite(call, packed)
     return packed
 
 
@@ -136,13 +141,31 @@ def _ratio(packed: Packed, numerator: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _weighted(
-    call: HookCall, packed: Packed, weight: Tensor, finite: Tensor, metrics: dict[str, Tensor]
+    call: HookCall,
+    packed: Packed,
+    weight: Tensor,
+    finite: Tensor,
+    metrics: dict[str, Tensor],
+    changed: Tensor,
+    numerator: Numerator = "proximal",
 ) -> Result:
     metrics["nonfinite_fraction"] = (packed.segments.mask & ~finite).to(weight.dtype)
-    if not getattr(call.args, "use_tis", False):
+    _observe(call, packed, weight, changed, numerator)
+    if not getattr(call.args, "use_tis", False) or step_metrics.leaves_loss_alone():
         return call.pg_loss, call.loss_masks, metrics
     loss = torch.where(finite, call.pg_loss * weight.to(call.pg_loss.dtype), 0)
     return loss, call.loss_masks, metrics
+
+
+def _observe(call: HookCall, packed: Packed, weight: Tensor, changed: Tensor, numerator: Numerator) -> None:
+    """The metrics of these weights; a token of weight 0 has left the loss."""
+    if not step_metrics.is_open():
+        return
+    tokens = Tokens(packed.segments, packed.proximal, packed.behavior, packed.target, ages=ages_of(call))
+    plain = Correction(numerator)(tokens, observe=True)
+    acted = plain.acted | changed.int() << 1
+    outcome = replace(plain, weights=weight, keep=plain.finite & (weight > 0), clipped=changed, acted=acted)
+    step_metrics.observe(call, tokens, outcome, first=context_parallel().rank == 0)
 
 
 def _warn_of_double_count(args: Any) -> None:

@@ -51,6 +51,14 @@ def _with_preset(mapping: Mapping[str, Any] | None, preset: str | None) -> Mappi
     return {**(mapping or {}), "preset": preset}
 
 
+def mapping_of_flags(args: Any) -> Mapping[str, Any]:
+    """What stands under ``slime_ext:``, with the preset that the function's path names; {} for nothing."""
+    mapping = getattr(args, "slime_ext", None) or {}
+    module, _, name = (getattr(args, "custom_tis_function_path", None) or "").rpartition(".")
+    named = module == FUNCTIONS and name in (*presets.PRESETS, *presets.ALIASES)
+    return {"preset": name, **mapping} if named else mapping
+
+
 def correction_of_flags(args: Any) -> Correction | None:
     """The correction that the hook will apply; None where the flags name no function that has one.
 

@@ -29,6 +29,7 @@ OPTIONAL = (
     "cur_log_probs",  # N x [L_i] with grad, target policy
     "advantages",  # N x [L_i], or [T]
 )
+PATCHED = ("weight_versions",)  # N lists of the weights' versions that sampled the sample; patch 0002
 ALIASES = {"current_log_probs": "cur_log_probs"}
 RETURNED = ("pg_loss", "loss_masks", "metrics")
 # Argument that names a function -> what the host passes to it, by position. Those that a training rank or the
@@ -81,6 +82,7 @@ class HookCall:
     response_lengths: Sequence[int]
     cur_log_probs: Sequence[Tensor] | None = None
     advantages: Sequence[Tensor] | Tensor | None = None
+    weight_versions: Sequence[Sequence[str]] | None = None
 
     @classmethod
     def of(cls, args: Any, arguments: dict[str, Any]) -> HookCall:
@@ -102,7 +104,7 @@ class HookCall:
                 f"hook call: expected the keywords {', '.join(REQUIRED)}, got no {', '.join(missing)}: "
                 "call it as slime's policy loss does"
             )
-        return cls(args, **{key: named[key] for key in (*REQUIRED[1:], *OPTIONAL) if key in named})
+        return cls(args, **{key: named[key] for key in (*REQUIRED[1:], *OPTIONAL, *PATCHED) if key in named})
 
     def require_target(self, who: str) -> Sequence[Tensor]:
         """The target policy's log-probs, for ``who`` cannot work without them.

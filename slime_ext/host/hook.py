@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slime_ext.correction import Correction, Outcome, Tokens
+from slime_ext.host import ages, step_metrics
 from slime_ext.host.contract import METRICS, HookCall
 from slime_ext.host.guards import require_finite
 from slime_ext.host.packing import Packed, context_parallel, pack, unpack_masks
+from slime_ext.host.step_metrics import POISONED
 from slime_ext.host.step_plan import plan_for
 from slime_ext.objectives import Bounds
 
 Result = tuple[Tensor, list[Tensor], dict[str, Tensor]]
-POISONED = (
-    "the host's surrogate is poisoned by it already; look for an overflow in the trainer's forward pass"
-)
 
 
 def run(call: HookCall, correction: Correction) -> Result:
@@ -33,14 +33,19 @@ def run(call: HookCall, correction: Correction) -> Result:
         NonFiniteError: a proximal or target log-prob is not finite at a response token.
     """
     _refuse(call, correction)
-    packed = pack(call, context_parallel())
-    _check_finite(packed, correction)
+    parallel = context_parallel()
+    packed = pack(call, parallel)
+    check_finite(call, packed, behavior=correction.on_nonfinite == "raise")
     tokens = Tokens(packed.segments, packed.proximal, packed.behavior, packed.target, packed.advantages)
+    tokens = replace(tokens, ages=_ages(call, correction))
     outcome = correction(tokens, plan_for(call, correction, tokens), observe=True)
     metrics = _metrics(outcome, packed.segments.mask)
-    if not getattr(call.args, "use_tis", False) or correction.is_identity:
+    acts = getattr(call.args, "use_tis", False) and not step_metrics.leaves_loss_alone()
+    if not acts or correction.is_identity:
+        step_metrics.observe(call, tokens, outcome, first=parallel.rank == 0)
         return call.pg_loss, call.loss_masks, metrics
     loss, clipped = correction.loss(outcome, tokens, call.pg_loss, bounds_of(call.args))
+    step_metrics.observe(call, tokens, outcome, clipped, first=parallel.rank == 0)
     if clipped is not None:
         metrics[METRICS[1]] = torch.maximum(metrics[METRICS[1]], clipped.float())
     if correction.mask_scope == "policy":
@@ -62,14 +67,32 @@ def _refuse(call: HookCall, correction: Correction) -> None:
         call.require_advantages("this correction")
 
 
-def _check_finite(packed: Packed, correction: Correction) -> None:
-    require_finite("train_log_probs", packed.proximal, packed.segments, POISONED)
-    if packed.target is not None:
-        require_finite("cur_log_probs", packed.target, packed.segments, POISONED)
-    if correction.on_nonfinite == "raise":
-        require_finite(
-            "rollout_log_probs", packed.behavior, packed.segments, "on_nonfinite: raise asks to stop here"
-        )
+def _ages(call: HookCall, correction: Correction) -> Tensor | None:
+    found = ages.ages_of(call)
+    if correction.needs_ages:
+        ages.require(call, found)
+    return found
+
+
+def check_finite(call: HookCall, packed: Packed, *, behavior: bool = False) -> None:
+    """Stops at a non-finite log-prob that has poisoned the loss: at once on CPU; elsewhere it is noted, and
+    the step stops when it is reduced.
+
+    Args:
+        behavior: whether the behavior policy's have to be finite too.
+
+    Raises:
+        NonFiniteError: naming sample and position.
+    """
+    looked = {"train_log_probs": packed.proximal, "cur_log_probs": packed.target}
+    if behavior:
+        looked["rollout_log_probs"] = packed.behavior
+    if packed.segments.device.type != "cpu":
+        return step_metrics.note_nonfinite(call, looked, packed.segments)
+    for name, values in looked.items():
+        if values is not None:
+            consequence = POISONED if name != "rollout_log_probs" else "on_nonfinite: raise asks to stop here"
+            require_finite(name, values, packed.segments, consequence)
 
 
 def _metrics(outcome: Outcome, mask: Tensor) -> dict[str, Tensor]:

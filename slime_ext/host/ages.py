@@ -1,0 +1,108 @@
+"""How many weight versions old the weights are that sampled a sequence.
+
+slime counts the pushes of the trainer's weights to the engines, and an engine says with every answer which
+push it runs. The hook gets the latter where patch 0002 lets it through. The former is a number that the host
+keeps in the object which pushes; ``install`` takes note of that object when the host makes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext.errors import ConfigError
+from slime_ext.host import hosts
+from slime_ext.host.contract import HookCall
+
+MARK = "_noted_by_slime_ext"
+PATCH = "apply patch 0002 (slime-ext patch apply DIR), which lets the rollout's weight versions through"
+
+_pusher: weakref.ref[Any] | None = None
+_told: int | None = None
+
+
+def install() -> None:
+    """Takes note of the object that pushes weights when this process's host makes it; again is once."""
+    host = hosts.current()
+    module = sys.modules.get(host.actor) if host else None
+    for name, cls in list(vars(module).items()) if module else ():
+        if isinstance(cls, type) and name.startswith("UpdateWeight") and not hasattr(cls.__init__, MARK):
+            cls.__init__ = _noting(cls.__init__)
+
+
+def tell(version: int | None) -> None:
+    """The trainer's weight version, from a caller that knows it; None: the host's pushing object knows."""
+    global _told
+    _told = version
+
+
+def current() -> int | None:
+    """The trainer's weight version, that of the last push; None where nothing says it."""
+    if _told is not None:
+        return _told
+    version = getattr(_pusher() if _pusher else None, "weight_version", None)
+    return version if isinstance(version, int) else None
+
+
+def ages_of(call: HookCall) -> Tensor | None:
+    """[S] float64: the trainer's version less that of the oldest weights that sampled the sequence.
+
+    NaN for a sample without versions; None where no sample can have an age.
+    """
+    now = current()
+    if call.weight_versions is None or now is None:
+        return None
+    ages = torch.tensor([_age(spans, now) for spans in call.weight_versions], dtype=torch.float64)
+    device = call.pg_loss.device
+    return ages if device.type == "cpu" else ages.pin_memory().to(device, non_blocking=True)
+
+
+def require(call: HookCall, ages: Tensor | None) -> None:
+    """Stops where a correction bounds ages that nobody knows.
+
+    Raises:
+        ConfigError: with what to do about it.
+    """
+    if call.weight_versions is None:
+        raise ConfigError(f"max_staleness: expected weight_versions in the hook call, got none: {PATCH}")
+    if ages is None:
+        raise ConfigError(
+            "max_staleness: expected the trainer's weight version, got none: --custom-megatron-init-path "
+            "slime_ext.host.init takes note of it"
+        )
+
+
+def require_host(host: hosts.Host | None) -> None:
+    """The same at start-up, from the host's source.
+
+    Raises:
+        ConfigError: this host drops the versions on their way to the hook.
+    """
+    if host is not None and "weight_versions" not in host.source(host.loss):
+        raise ConfigError(
+            f"max_staleness: expected a {host.name} that hands weight_versions to the hook: {PATCH}"
+        )
+
+
+def _age(spans: Sequence[Any] | None, now: int) -> float:
+    versions = [str(version) for version in spans or ()]
+    if not versions or not all(version.isdigit() for version in versions):
+        return float("nan")
+    return float(now - min(map(int, versions)))
+
+
+def _noting(make: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(make)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        global _pusher
+        make(self, *args, **kwargs)
+        _pusher = weakref.ref(self)
+
+    setattr(__init__, MARK, make)
+    return __init__

@@ -1,0 +1,168 @@
+"""The metrics of the optimizer step that is under way on this rank.
+
+A step is opened before the host trains it and closed when the optimizer has stepped; hook calls in between
+add to it. Without an open step nothing is measured. Nothing survives the step but the guards' counts: slime
+takes the device's memory and the process groups away between rollouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext import metrics
+from slime_ext.correction import Outcome, Tokens
+from slime_ext.host import samples
+from slime_ext.host.configured import correction_of_flags
+from slime_ext.host.contract import HookCall
+from slime_ext.host.poison import Poison
+from slime_ext.host.ranks import Ranks, ranks
+from slime_ext.host.rollout_data import numbers
+from slime_ext.metrics import Accumulator, Layout, Measured, measure
+from slime_ext.ops.segments import Segments
+
+POISONED = (
+    "the host's surrogate is poisoned by it already; look for an overflow in the trainer's forward pass"
+)
+SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")
+OF_SEEDS = Layout((("clipped", 2),))
+
+
+@dataclass
+class Step:
+    """One optimizer step on this rank."""
+
+    layout: Layout
+    accumulator: Accumulator
+    poison: Poison
+    # One mask of each micro-batch, by its identity: a loss that is recomputed calls the hook again with the
+    # same objects. Held until the step ends, so that no other tensor gets the same identity.
+    seen: dict[int, Tensor] = field(default_factory=dict)
+
+    def is_new(self, call: HookCall) -> bool:
+        """Whether this micro-batch has not been counted; from now on it has."""
+        mask = call.loss_masks[0] if len(call.loss_masks) else call.pg_loss
+        if id(mask) in self.seen:
+            return False
+        self.seen[id(mask)] = mask
+        return True
+
+    def reduce(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Scalars and curves over all ranks that train the step; one SUM, the only wait for the device.
+
+        Raises:
+            NonFiniteError: a rank met a non-finite proximal or target log-prob.
+        """
+        here = ranks()
+        rank, size = place_of(here)
+        device = torch.device(_device())
+        self.poison.device = device
+        totals, extra = self.accumulator.reduce(
+            here.all_sum, rank, size, device=device, extra=self.poison.vector()
+        )
+        self.poison.check(extra, rank, POISONED)
+        return metrics.scalars(totals), metrics.curves(totals)
+
+    def explain(self) -> None:
+        """Names what this rank found when the step broke off.
+
+        Raises:
+            NonFiniteError: it met a non-finite log-prob.
+        """
+        if self.poison.found is not None:
+            self.poison.check([numbers(self.poison.vector())], 0, POISONED)
+
+
+_open: Step | None = None
+_leaves_loss_alone = False
+
+
+@contextmanager
+def under_way(layout: Layout) -> Iterator[Step]:
+    """Opens an optimizer step for the hook calls inside."""
+    global _open
+    step = _open = Step(layout, Accumulator(layout), Poison())
+    try:
+        yield step
+    finally:
+        _open = None
+
+
+def layout_of(args: Any, *, curves: bool) -> Layout | None:
+    """What the hook that the flags name will measure; None where it is not one of ours."""
+    correction = correction_of_flags(args)
+    if correction is not None:
+        return Layout.of(correction, curves=curves)
+    on = getattr(args, "use_tis", False) or getattr(args, "get_mismatch_metrics", False)
+    module, _, name = (getattr(args, "custom_tis_function_path", None) or "").rpartition(".")
+    seed = on and module == "slime_ext.tis" and name in SEEDS
+    return Layout(OF_SEEDS.flags, curves) if seed else None
+
+
+def is_open() -> bool:
+    """Whether hook calls are measured now."""
+    return _open is not None
+
+
+def layout_for(call: HookCall) -> Layout | None:
+    """What this hook call has to measure; None: nothing, or it has been measured already."""
+    return _open.layout if _open is not None and _open.is_new(call) else None
+
+
+def add(measured: Measured) -> None:
+    """Adds a micro-batch to the open step."""
+    _open.accumulator.add(measured)
+
+
+def observe(
+    call: HookCall, tokens: Tokens, outcome: Outcome, clipped: Tensor | None = None, *, first: bool = True
+) -> None:
+    """Measures a hook call if a step is open and it has not been measured.
+
+    Args:
+        clipped: [T] bool, where a surrogate of ours clipped.
+        first: whether this rank counts the sequences that it shares with others.
+    """
+    layout = layout_for(call)
+    if layout is not None:
+        add(measure(tokens, outcome, layout, surrogate_clipped=clipped, first=first))
+
+
+def note_nonfinite(call: HookCall, values: Mapping[str, Tensor | None], segments: Segments) -> None:
+    """Leaves a mark where log-probs are not finite, to be read when the step is reduced."""
+    if _open is not None:
+        _open.poison.look(values, segments, samples.of(call.loss_masks))
+
+
+def leave_loss_alone() -> None:
+    """From now on the hook hands the host's loss back: a guard asked for it."""
+    global _leaves_loss_alone
+    _leaves_loss_alone = True
+
+
+def leaves_loss_alone() -> bool:
+    """Whether a guard has made the correction metrics only."""
+    return _leaves_loss_alone
+
+
+def reset() -> None:
+    """As in a new process; for tests."""
+    global _open, _leaves_loss_alone
+    _open, _leaves_loss_alone = None, False
+
+
+def place_of(here: Ranks) -> tuple[int, int]:
+    """Rank and size among the data x context parallel ranks."""
+    size = here.context.size
+    return here.dp_rank * size + here.context.rank, here.dp_size * size
+
+
+def _device() -> str:
+    dist = torch.distributed
+    on_cuda = dist.is_available() and dist.is_initialized() and "nccl" in dist.get_backend()
+    return "cuda" if on_cuda else "cpu"

@@ -1,0 +1,198 @@
+"""Metrics and guard rails once per optimizer step: a wrapper around the host's ``train_one_step``.
+
+slime looks that function up as a global of its model module at every step, and writes the losses that it
+returns to its own log, on one rank, under ``train/`` with its own step. So the metrics go where the losses
+go: into that dictionary. Nothing after training calls a function that a flag names.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import json
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from slime_ext.config import read_config
+from slime_ext.errors import ConfigError, GuardError, NonFiniteError
+from slime_ext.host import ages, hosts, step_metrics
+from slime_ext.host.configured import mapping_of_flags
+from slime_ext.host.ranks import ranks
+from slime_ext.metrics.options import Options
+from slime_ext.rails import Watch
+
+NAME = "train_one_step"
+LEADING = ("args", "rollout_id", "step_id", "data_iterator", "model")  # v0.2.0 to 624b824, and miles
+MARK = "_measured_by_slime_ext"
+FILE = "off_policy.jsonl"
+log = logging.getLogger("slime_ext")
+
+
+@dataclass
+class Reporter:
+    """What is done with a step's metrics; keeps the guards' counts between steps.
+
+    Args:
+        folder: where the file goes that ``metrics.file`` does not name; None: no file.
+    """
+
+    options: Options = field(default_factory=Options)
+    watch: Watch = field(default_factory=Watch)
+    folder: str | Path | None = None
+
+    @classmethod
+    def of(cls, args: Any, folder: str | Path | None = None) -> Reporter:
+        """As the ``slime_ext:`` mapping of the arguments says."""
+        loaded = read_config(mapping_of_flags(args))
+        return cls(loaded.metrics, Watch(loaded.guards), folder)
+
+    @property
+    def path(self) -> Path | None:
+        """The file, if there is one."""
+        if self.options.file:
+            return Path(self.options.file)
+        return Path(self.folder) / FILE if self.folder else None
+
+    def report(self, step: step_metrics.Step, where: Mapping[str, int]) -> dict[str, float]:
+        """Reduces a step, judges it, writes it to the file; what belongs into the host's log.
+
+        Args:
+            where: rollout_id and step_id.
+
+        Raises:
+            GuardError: a guard asks to stop.
+            NonFiniteError: a non-finite proximal or target log-prob, found on the device.
+        """
+        scalars, curves = step.reduce()
+        first = _is_first()
+        if first and self.path:
+            _append(self.path, {**where, "time": round(time.time(), 3), **scalars, **curves})
+        self._judge(scalars, ", ".join(f"{name} {value}" for name, value in where.items()), first)
+        return {**scalars, **curves} if self.options.curves == "log" else scalars
+
+    def _judge(self, scalars: Mapping[str, float], where: str, first: bool) -> None:
+        for alarm in self.watch.look(scalars, where):
+            if alarm.action == "stop":
+                raise GuardError(alarm.line)
+            if alarm.action == "metrics_only":
+                step_metrics.leave_loss_alone()
+            if first:
+                log.warning(alarm.line)
+
+
+def install(args: Any) -> bool:
+    """Wraps the ``train_one_step`` of the host that this process belongs to; again is once.
+
+    Returns:
+        Whether there is a host; without one (the embedded launcher) the trainer reports its steps itself.
+
+    Raises:
+        ConfigError: the host's function is not that of any release that is known.
+    """
+    host = hosts.current()
+    if host is None:
+        return False
+    ages.install()
+    wrap(importlib.import_module(host.model), host.model)
+    return True
+
+
+def wrap(module: ModuleType, name: str) -> None:
+    """Puts the wrapper in place of a module's ``train_one_step``.
+
+    Raises:
+        ConfigError: there is none, or one with other parameters.
+    """
+    function = getattr(module, NAME, None)
+    if hasattr(function, MARK):
+        return
+    leading = tuple(inspect.signature(function).parameters)[: len(LEADING)] if callable(function) else ()
+    if leading != LEADING:
+        raise ConfigError(
+            f"{name}: expected {NAME}({', '.join(LEADING)}, ...), got {', '.join(leading) or 'none'}: this "
+            "release is not known; slime_ext.metrics.enabled: false does without the metrics"
+        )
+    setattr(module, NAME, _measured(function))
+
+
+def unwrap(module: ModuleType) -> None:
+    """Puts the host's own function back; for tests."""
+    setattr(module, NAME, getattr(getattr(module, NAME), MARK, getattr(module, NAME)))
+
+
+def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+    reporters: dict[int, Reporter] = {}  # one per args object
+
+    @functools.wraps(function)
+    def train_one_step(*given: Any, **named: Any) -> Any:
+        call = signature.bind(*given, **named).arguments
+        args = call["args"]
+        if not _trains_policy(call):
+            return function(*given, **named)
+        reporter = reporters.get(id(args)) or Reporter.of(args, getattr(args, "save", None))
+        reporters[id(args)] = reporter
+        layout = step_metrics.layout_of(args, curves=measures_curves(reporter))
+        if layout is None or not reporter.options.enabled:
+            return function(*given, **named)
+        with step_metrics.under_way(layout) as step:
+            losses, *rest = _explained(step, function, given, named)
+            values = reporter.report(step, {key: call[key] for key in ("rollout_id", "step_id")})
+        return ({**losses, **values}, *rest)
+
+    setattr(train_one_step, MARK, function)
+    return train_one_step
+
+
+def measures_curves(reporter: Reporter) -> bool:
+    """Whether anything would read the curves."""
+    curves = reporter.options.curves
+    return curves == "log" or (curves == "file" and reporter.path is not None)
+
+
+def _trains_policy(call: Mapping[str, Any]) -> bool:
+    """Whether this rank computes the policy's loss: an actor's last pipeline stage."""
+    return getattr(call["model"][0], "role", "actor") == "actor" and ranks().is_last_stage
+
+
+def _explained(step: step_metrics.Step, function: Callable[..., Any], given: Any, named: Any) -> Any:
+    """The host's step; where it breaks off, what the hook knows of the reason."""
+    try:
+        return function(*given, **named)
+    except RuntimeError as error:
+        _name_the_cause(step, error)
+        raise
+
+
+def _name_the_cause(step: step_metrics.Step, error: Exception) -> None:
+    try:
+        step.explain()
+    except NonFiniteError as found:
+        raise found from error
+    except RuntimeError:
+        log.debug("the device does not answer any more", exc_info=True)
+
+
+def _is_first() -> bool:
+    """Whether this is the rank that slime logs from: the first of the last pipeline stage."""
+    if step_metrics.place_of(ranks())[0]:
+        return False
+    state = sys.modules.get("megatron.core.parallel_state")
+    ready = state is not None and state.model_parallel_is_initialized()
+    return not ready or state.get_tensor_model_parallel_rank() == 0
+
+
+def _append(path: Path, row: Mapping[str, float]) -> None:
+    """One line of strict JSON; a number that is not finite is null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    finite = {name: value if math.isfinite(value) else None for name, value in row.items()}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(finite, allow_nan=False) + "\n")

@@ -1,0 +1,237 @@
+"""The wrapper around a host's train_one_step: what it measures, when it does nothing, what guards do."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from slime_ext import metrics, presets, tis
+from slime_ext.errors import ConfigError, GuardError, NonFiniteError
+from slime_ext.host import step_metrics, train_step
+from slime_ext.host.poison import Poison
+from slime_ext.ops.segments import Segments
+from tests import oracle
+from tests.metrics.test_statistics import accumulated, one_long
+from tests.test_tis import arguments, as_slime_calls
+
+K3 = "off_policy/k3_kl"
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    step_metrics.reset()
+    yield
+    step_metrics.reset()
+
+
+def host(batches, hook=tis.correct, calls=1):
+    """A module with slime's train_one_step, which calls the hook once (or more often) per micro-batch."""
+    module = ModuleType("host.model")
+
+    def train_one_step(
+        args, rollout_id, step_id, data_iterator, model, optimizer, scheduler, num_microbatches
+    ):
+        for batch in batches:
+            given = as_slime_calls(batch)
+            for _ in range(calls):
+                module.returned = (given, hook(args, **given))
+        return {"loss": 1.0}, 0.5
+
+    module.train_one_step = train_one_step
+    train_step.wrap(module, "host.model")
+    return module
+
+
+def trained(module, args, role="actor", step_id=0):
+    model = [SimpleNamespace(role=role)]
+    losses, grad_norm = module.train_one_step(args, 3, step_id, None, model, None, None, num_microbatches=1)
+    assert grad_norm == 0.5 and losses["loss"] == 1.0
+    return losses
+
+
+def args_of(config, path="slime_ext.tis.correct", **more):
+    return arguments(slime_ext=config, custom_tis_function_path=path, **more)
+
+
+def test_the_metrics_of_the_step_are_among_the_losses():
+    batches = [oracle.random_batch(seed) for seed in (1, 2, 3)]
+    losses = trained(host(batches), args_of({"preset": "geo_rs"}))
+    whole = metrics.scalars(accumulated(presets.get("geo_rs"), [s for b in batches for s in b]))
+    assert {k: v for k, v in losses.items() if k != "loss"} == pytest.approx(whole, rel=1e-12)
+
+
+def test_a_loss_that_is_recomputed_is_counted_once():
+    batches, args = [oracle.random_batch(seed) for seed in (1, 2)], args_of({"preset": "geo_rs"})
+    assert trained(host(batches, calls=2), args) == trained(host(batches), args)
+
+
+def test_two_steps_do_not_mix():
+    module, args = host([oracle.random_batch(1)]), args_of({"preset": "token_is"})
+    assert trained(module, args) == trained(module, args)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        args_of({"preset": "geo_rs", "metrics": {"enabled": False}}),
+        args_of(None, path="other.hook"),
+        args_of(None, path=None, use_tis=False),
+    ],
+)
+def test_nothing_is_measured_where_nothing_of_ours_runs(args):
+    assert trained(host([oracle.random_batch(1)], hook=lambda args, **given: None), args) == {"loss": 1.0}
+
+
+def test_a_critic_is_left_alone():
+    assert trained(host([]), args_of({"preset": "geo_rs"}), role="critic") == {"loss": 1.0}
+
+
+@pytest.mark.parametrize("name", step_metrics.SEEDS)
+def test_functions_with_a_formula_of_their_own_are_measured_too(name):
+    hook, args = getattr(tis, name), args_of(None, path=f"slime_ext.tis.{name}")
+    losses = trained(host([oracle.random_batch(1)], hook=hook), args)
+    assert losses["off_policy/tokens"] > 0 and 0 < losses["off_policy/kept_fraction"] <= 1
+
+
+def test_metrics_only_is_measured(monkeypatch):
+    args = args_of({"preset": "metrics_only"}, use_tis=False, get_mismatch_metrics=True)
+    assert trained(host([oracle.random_batch(1)]), args)["off_policy/kept_fraction"] > 0
+
+
+def test_wrapping_again_is_once():
+    module = host([])
+    once = module.train_one_step
+    train_step.wrap(module, "host.model")
+    assert module.train_one_step is once
+    train_step.unwrap(module)
+    assert not hasattr(module.train_one_step, train_step.MARK)
+
+
+@pytest.mark.parametrize("function", [None, lambda model, data: None])
+def test_an_unknown_release_is_refused(function):
+    module = SimpleNamespace(train_one_step=function)
+    with pytest.raises(ConfigError, match="this release is not known"):
+        train_step.wrap(module, "host.model")
+
+
+def test_the_file_has_a_line_per_step_with_the_curves(tmp_path):
+    args, module = args_of({"preset": "geo_rs"}, save=str(tmp_path)), host([oracle.random_batch(1)])
+    losses = [trained(module, args, step_id=step) for step in (0, 1)]
+    rows = [json.loads(line) for line in (tmp_path / train_step.FILE).read_text().splitlines()]
+    assert [(row["rollout_id"], row["step_id"]) for row in rows] == [(3, 0), (3, 1)]
+    assert rows[0][K3] == losses[0][K3] and any("by_position" in name for name in rows[0])
+    assert not any("by_position" in name for name in losses[0])
+
+
+def test_curves_go_to_the_log_when_asked():
+    losses = trained(
+        host([oracle.random_batch(1)]), args_of({"preset": "geo_rs", "metrics": {"curves": "log"}})
+    )
+    assert any(name.startswith("off_policy/by_probability/") for name in losses)
+
+
+def test_infinite_numbers_are_null_in_the_file(tmp_path):
+    module = host([one_long([500.0, 500.0])])
+    trained(module, args_of({"preset": "metrics_only"}, save=str(tmp_path)))
+    row = json.loads((tmp_path / train_step.FILE).read_text())
+    assert row["off_policy/chi2_sequence"] is None
+
+
+ALL_OUT = [one_long([3.0] * 4)]
+
+
+def guarded(action, steps=2):
+    guards = {"kept_fraction": {"min": 0.5, "steps": steps, "action": action}}
+    return args_of({"steps": [{"reject": {"unit": "token", "high": 2.0}}], "guards": guards})
+
+
+def test_a_guard_warns(caplog):
+    module, args = host(ALL_OUT), guarded("warn")
+    trained(module, args)
+    assert not caplog.messages
+    trained(module, args, step_id=1)
+    assert caplog.messages[-1].startswith(
+        "off_policy/kept_fraction: expected at least 0.5, got 0 for 2 optimizer steps"
+    )
+
+
+def test_a_guard_stops():
+    with pytest.raises(GuardError, match="the run stops"):
+        trained(host(ALL_OUT), guarded("stop", steps=1))
+
+
+def test_a_guard_makes_it_metrics_only(caplog):
+    module, args = host(ALL_OUT), guarded("metrics_only", steps=1)
+    trained(module, args)
+    given, (loss, masks, _) = module.returned
+    assert loss is not given["pg_loss"] and caplog.messages[-1].endswith("only metrics")
+    trained(module, args)
+    given, (loss, masks, _) = module.returned
+    assert loss is given["pg_loss"] and masks is given["loss_masks"]
+
+
+def test_the_default_guard_speaks_in_the_third_step(caplog):
+    module = host(ALL_OUT)
+    args = args_of({"steps": [{"reject": {"unit": "token", "high": 2.0}}]})
+    said = []
+    for step in range(3):
+        trained(module, args, step_id=step)
+        said.append(len(caplog.messages))
+    assert said == [0, 0, 1]
+
+
+# ---- non-finite log-probs on a device that must not be waited for ----
+
+
+def poisoned(values, mask=(1, 1, 1, 1)):
+    poison = Poison()
+    segments = Segments.whole([1, 3], torch.tensor(mask))
+    fine = torch.zeros(4)
+    poison.look({"train_log_probs": fine}, segments, None)
+    poison.look({"train_log_probs": fine, "cur_log_probs": torch.tensor(values)}, segments, None)
+    return poison
+
+
+def test_the_first_non_finite_log_prob_is_named():
+    poison = poisoned([0.0, 0.0, math.nan, math.inf])
+    with pytest.raises(
+        NonFiniteError, match="cur_log_probs, sequence 1 of 2 in micro-batch 1, response token 1"
+    ):
+        poison.check([poison.vector().tolist()], 0, "because")
+
+
+def test_other_ranks_stop_too():
+    poison, fine = poisoned([0.0, 0.0, math.nan, 0.0]), poisoned([0.0] * 4)
+    with pytest.raises(NonFiniteError, match="cur_log_probs, data rank 1, micro-batch 1, token 2 of it"):
+        fine.check([fine.vector().tolist(), poison.vector().tolist()], 0, "because")
+
+
+def test_masked_and_later_ones_do_not_matter():
+    poison = poisoned([0.0, math.nan, 0.0, 0.0], mask=(1, 0, 1, 1))
+    poison.check([poison.vector().tolist()], 0, "because")
+    poison = poisoned([math.nan, 0.0, 0.0, 0.0])
+    whole = Segments.whole([1, 3], torch.ones(4))
+    poison.look({"cur_log_probs": torch.tensor([0.0, math.nan, 0.0, 0.0])}, whole, None)
+    with pytest.raises(NonFiniteError, match="sequence 0 of 2 in micro-batch 1"):
+        poison.check([poison.vector().tolist()], 0, "because")
+
+
+def test_a_step_that_breaks_off_says_why():
+    module = ModuleType("host.model")
+
+    def train_one_step(args, rollout_id, step_id, data_iterator, model):
+        values = {"cur_log_probs": torch.tensor([0.0, math.nan])}
+        step_metrics.note_nonfinite(
+            SimpleNamespace(loss_masks=[]), values, Segments.whole([2], torch.ones(2))
+        )
+        raise RuntimeError("found NaN in local grad norm")
+
+    module.train_one_step = train_one_step
+    train_step.wrap(module, "host.model")
+    with pytest.raises(NonFiniteError, match="sequence 0 of 1 in micro-batch 0, response token 1") as caught:
+        module.train_one_step(args_of({"preset": "geo_rs"}), 0, 0, None, [SimpleNamespace()])
+    assert "NaN in local grad norm" in str(caught.value.__cause__)
