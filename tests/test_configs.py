@@ -6,12 +6,13 @@ To regenerate them set ``REGENERATE=1`` in the environment and read the diff.
 from __future__ import annotations
 
 import os
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from slime_ext import presets
+from slime_ext import host, presets
 from slime_ext.config import Loaded, check_args, load_config, read_config, to_mapping
 from slime_ext.errors import ConfigError
 from slime_ext.steps import Reject, Reweight
@@ -48,10 +49,11 @@ def test_every_preset_has_its_file():
 
 
 def test_every_file_resolves_to_the_golden_text():
-    texts = [
-        f"# {path.relative_to(CONFIGS)}\n{dumped(to_mapping(load_config(loaded(path)['slime_ext'])))}"
-        for path in FILES
-    ]
+    texts = []
+    for path in FILES:
+        flags = loaded(path)
+        flags["slime_ext"] = to_mapping(load_config(flags["slime_ext"]))
+        texts.append(f"# {path.relative_to(CONFIGS)}\n{dumped(flags)}")
     golden("configs.yaml", "\n".join(texts))
 
 
@@ -61,6 +63,13 @@ def test_a_file_sets_the_function_path_and_says_when_whence_and_at_what_risk(pat
     assert all(f"# {word}: " in text for word in ("Use", "Risk", "Source"))
     assert flags["custom_tis_function_path"] == "slime_ext.tis.correct"
     assert flags["use_tis"] or flags["get_mismatch_metrics"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_a_file_is_all_that_slime_needs(path, capsys):
+    host.init(Namespace(**loaded(path)))
+    name = "correct" if path.parent.name == "modes" and path.stem != "metrics_only" else path.stem
+    assert f"{name}: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)

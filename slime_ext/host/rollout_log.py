@@ -1,5 +1,7 @@
-"""``slime_ext.host.log_rollout`` for ``--custom-rollout-log-function-path``: how stale a rollout is, told by the
-process that holds the samples."""
+"""``slime_ext.host.log_rollout`` for ``--custom-rollout-log-function-path``: how stale a rollout is.
+
+It runs in the process that holds the samples, which alone knows the weight versions on every host.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,9 @@ def log_rollout(
 def spread(samples: Sequence[Any]) -> dict[str, float]:
     """How many pushes of weights lie between a rollout's samples.
 
-    The lag of a sample is the newest version of the rollout less the oldest that sampled a part of it. Where a
-    host keeps versions by token each token has its own lag, else that of its sample. A version that is not a
-    number (an engine before its first push) is left out.
+    The lag of a sample is the newest version of the rollout less the oldest that sampled a part of it. Where
+    a host keeps versions by token each token has its own lag, else that of its sample. A version that is not
+    a number (an engine before its first push) is left out.
 
     Returns:
         ``versions`` that occur, ``lag_mean`` and ``lag_max`` over samples, ``lag_tokens`` the mean over
