@@ -15,7 +15,7 @@ from slime_ext import presets
 from slime_ext.config import to_mapping
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
-from slime_ext.host import carriers, contract, hosts, step_plan
+from slime_ext.host import ages, carriers, contract, hosts, step_plan, train_step
 from slime_ext.host.configured import correction_for
 from slime_ext.host.flags import Given, check_flags, steps_per_rollout
 from slime_ext.host.functions import check_call, flag_of
@@ -47,8 +47,11 @@ def init(args: Any) -> None:
     check_functions(args)
     correction = correction_of(args)
     has_host = carriers.install()
+    train_step.install(args)
     if correction is not None:
         _check_plan(args, correction)
+        if correction.needs_ages:
+            ages.require_host(hosts.current())
         for warning in _warnings(args, correction):
             log.warning(warning)
     if _is_first_rank():

@@ -92,7 +92,7 @@ def install(args: Any) -> bool:
     """Wraps the ``train_one_step`` of the host that this process belongs to; again is once.
 
     Returns:
-        Whether there is a host; without one (the embedded launcher) the trainer reports its steps itself.
+        Whether there is one that trains here; the embedded launcher's trainer reports its steps itself.
 
     Raises:
         ConfigError: the host's function is not that of any release that is known.
@@ -101,7 +101,14 @@ def install(args: Any) -> bool:
     if host is None:
         return False
     ages.install()
-    wrap(importlib.import_module(host.model), host.model)
+    try:
+        module = importlib.import_module(host.model)
+    except ImportError as error:
+        log.warning(
+            "%s: no metrics but the host's own channel, it does not import here: %s", host.model, error
+        )
+        return False
+    wrap(module, host.model)
     return True
 
 
