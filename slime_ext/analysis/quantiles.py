@@ -56,6 +56,16 @@ class BitHistogram:
         self.smallest = min(self.smallest, float(values.min()))
         self.largest = max(self.largest, float(values.max()))
 
+    def add_where(self, values: Tensor, chosen: Tensor, count: int) -> None:
+        """Counts the ``count`` values of [N] that are chosen [N]; all others must be 0."""
+        if not count:
+            return
+        self.counts += torch.bincount(bits(values) >> self.low, minlength=len(self.counts))
+        self.counts[0] -= values.numel() - count
+        left = values if count == values.numel() else torch.where(chosen, values, torch.inf)
+        self.smallest = min(self.smallest, float(left.min()))
+        self.largest = max(self.largest, float(values.max()))
+
     def merge(self, other: BitHistogram) -> None:
         """Adds another histogram over the same buckets."""
         self.counts += other.counts

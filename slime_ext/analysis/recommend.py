@@ -14,7 +14,7 @@ HARMLESS = 0.98  # effective sample size of whole sequences above which nothing 
 # What a correction may cost.
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
-SPIKES = frozenset({"moe_routing", "moe", "routing"})  # findings of few tokens that are far off
+SPIKES = frozenset({"routing_flips"})  # findings of few tokens that are far off
 LAST_RESORT = ("token_is", "fireworks_token", "icepop", "cispo")
 
 

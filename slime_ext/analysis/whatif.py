@@ -8,32 +8,20 @@ seen as it acts on mismatch and staleness, without the drift of later steps of t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from slime_ext import presets
 from slime_ext.analysis.document import Effect
-from slime_ext.analysis.quantiles import BitHistogram
 from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.tally import Applied, Seen, Tally
 from slime_ext.correction import Correction, Outcome, Tokens
 from slime_ext.objectives import Bounds, Host
 from slime_ext.ops.segments import Segments
 
-QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 BOUNDS = Bounds()  # slime's --eps-clip
-NO_ADVANTAGES = "needs advantages, which the dump does not hold"
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What a correction does to each response token, [T] each, 0 or False at masked ones."""
-
-    weights: Tensor  # multiplies the loss; 0 at rejected tokens
-    keep: Tensor  # bool, stays in the policy loss
-    clipped: Tensor  # bool, where a bound changed a weight, or the surrogate clipped
-    slope: Tensor | None  # d loss / d log target where target = proximal; None without advantages
 
 
 def apply(correction: Correction, rollout: Rollout, bounds: Bounds = BOUNDS) -> Applied:
@@ -94,93 +82,6 @@ def _slope(correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bou
     return slope, clipped
 
 
-@dataclass
-class Tally:
-    """What a correction does, added up over rollouts; two tallies of the same correction merge."""
-
-    correction: Correction
-    without_advantages: int = 0
-    tokens: int = 0
-    kept_tokens: int = 0
-    sequences: int = 0
-    kept_sequences: int = 0
-    clipped_tokens: int = 0
-    sums: Tensor = field(default_factory=lambda: torch.zeros(8, dtype=torch.float64))
-    weights: BitHistogram = field(default_factory=BitHistogram)
-    rejected: dict[str, str] = field(default_factory=dict)
-
-    def add(self, rollout: Rollout) -> None:
-        """Counts one rollout, or some whole samples of one."""
-        if rollout.advantages is None and _reads_advantages(self.correction):
-            self.without_advantages += 1
-            return
-        applied = apply(self.correction, rollout)
-        self.tokens += int(rollout.mask.sum())
-        self.kept_tokens += int(applied.keep.sum())
-        self.clipped_tokens += int(applied.clipped.sum())
-        self.sums += _sums(applied, rollout)
-        self.weights.add(applied.weights[applied.keep])
-        self._sequences(applied.keep, rollout)
-
-    def merge(self, other: Tally) -> None:
-        """Adds what another tally counted."""
-        for name in COUNTS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.sums += other.sums
-        self.weights.merge(other.weights)
-        for rollout, positions in other.rejected.items():
-            self._remember(rollout, positions)
-
-    def _sequences(self, keep: Tensor, rollout: Rollout) -> None:
-        has = rollout.segments.any(torch.ones_like(keep))
-        kept = rollout.segments.any(keep)
-        self.sequences += int(has.sum())
-        self.kept_sequences += int(kept.sum())
-        gone = [rollout.positions[i] for i in (has & ~kept).nonzero()[:, 0].tolist()]
-        if gone:
-            self._remember(str(rollout.rollout_id), spans(sorted(gone)))
-
-    def _remember(self, rollout: str, positions: str) -> None:
-        before = self.rejected.get(rollout)
-        self.rejected[rollout] = positions if before is None else f"{before},{positions}"
-
-    def effect(self, name: str, formula: str = "", source: str = "") -> Effect:
-        """The numbers for the page."""
-        plain = {"name": name, "formula": formula, "source": source, "numerator": self.correction.numerator}
-        if not self.tokens:
-            why = NO_ADVANTAGES if self.without_advantages else "the dump holds no response token"
-            return Effect(**plain, unavailable=why)
-        weight, square, up, up_kept, down, down_kept, slope, advantage = self.sums.tolist()
-        return Effect(
-            **plain,
-            **{key: getattr(self, key) for key in COUNTS if key in Effect.model_fields},
-            weight_mean=weight / self.kept_tokens if self.kept_tokens else None,
-            weight_quantiles=self._quantiles(),
-            ess=weight * weight / (self.tokens * square) if square else 0.0,
-            kept_positive=up_kept / up if up else None,
-            kept_negative=down_kept / down if down else None,
-            gradient_scale=slope / advantage if advantage else None,
-            rejected=self.rejected,
-        )
-
-    def _quantiles(self) -> dict[str, float]:
-        found = self.weights
-        if not self.kept_tokens:
-            return {}
-        middle = {name: found.quantile(q) for name, q in QUANTILES.items()}
-        return {"min": found.smallest, **middle, "max": found.largest}
-
-
-COUNTS = (
-    "without_advantages",
-    "tokens",
-    "kept_tokens",
-    "sequences",
-    "kept_sequences",
-    "clipped_tokens",
-)
-
-
 class WhatIf:
     """Tallies of several corrections over the same rollouts.
 
@@ -202,10 +103,8 @@ class WhatIf:
         for tally in self.tallies.values():
             (coupled if tally.correction.is_coupled else alone).append(tally)
         for part in rollout.parts():  # what is computed of one stays small
-            for tally in alone:
-                tally.add(part)
-        for tally in coupled:
-            tally.add(rollout)
+            _count(alone, part)
+        _count(coupled, rollout)
 
     def merge(self, other: WhatIf) -> None:
         """Adds what another one counted, of other rollouts and the same corrections."""
@@ -228,36 +127,13 @@ def whatif(
     return found.effects()
 
 
-def spans(numbers: list[int]) -> str:
-    """Sorted integers as ranges.
-
-    >>> spans([0, 1, 2, 7, 9, 10])
-    '0-2,7,9-10'
-    """
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and runs[-1][1] == n - 1:
-            runs[-1][1] = n
+def _count(tallies: Iterable[Tally], rollout: Rollout) -> None:
+    seen = Seen(rollout)
+    for tally in tallies:
+        if seen.advantages is None and tally.reads_advantages:
+            tally.without_advantages += 1
         else:
-            runs.append([n, n])
-    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)
-
-
-def _sums(applied: Applied, rollout: Rollout) -> Tensor:
-    """sum w, sum w^2, sum A and kept sum A over A > 0, the same of |A| over A < 0, sum |slope|, sum |A|."""
-    weights = applied.weights.double()
-    first = [weights.sum(), weights.square().sum()]
-    if rollout.advantages is None:
-        return torch.cat([torch.stack(first), weights.new_zeros(6)])
-    advantages = rollout.segments.zeroed(rollout.advantages).double()
-    kept = torch.where(applied.keep, advantages, 0)
-    signed = [x.clamp(min=0).sum() for x in (advantages, kept, -advantages, -kept)]
-    return torch.stack([*first, *signed, applied.slope.double().abs().sum(), advantages.abs().sum()])
-
-
-def _reads_advantages(correction: Correction) -> bool:
-    """Whether weights or keep depend on advantages; a surrogate alone only loses its slope without them."""
-    return any(step.reads_advantages for step in correction.steps)
+            tally.add(apply(tally.correction, rollout), seen)
 
 
 def _described(name: str) -> tuple[str, str]:

@@ -41,7 +41,7 @@ def finding(name="temperature", severity="error"):
         ({}, (), "token_is"),
         ({"response_length": 4000.0}, (), "decoupled_geo_rs_token_tis"),
         ({"staleness": 9.0}, (), "cispo"),
-        ({}, (finding("moe_routing", "warning"),), "icepop"),
+        ({}, (finding("routing_flips", "warning"),), "icepop"),
         ({"ess_sequence": 0.995}, (), "metrics_only"),
         ({}, (finding(),), "metrics_only"),
     ],

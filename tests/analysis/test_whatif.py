@@ -10,7 +10,8 @@ import torch
 
 from slime_ext import load_config, presets, tis
 from slime_ext.analysis import whatif
-from slime_ext.analysis.whatif import NO_ADVANTAGES, Tally, WhatIf
+from slime_ext.analysis.tally import NO_ADVANTAGES, spans
+from slime_ext.analysis.whatif import WhatIf
 from slime_ext.errors import NonFiniteError
 from tests.analysis.rollouts import rollout
 
@@ -102,7 +103,7 @@ def test_rejected_sequences_are_named_by_rollout_and_position():
         if r.mask[part].any() and not keep[part].any():
             gone.append(position)
     effect = whatif.whatif([r], {"x": correction})[0]
-    assert gone and effect.rejected == {"7": whatif.spans(gone)}
+    assert gone and effect.rejected == {"7": spans(gone)}
     assert effect.sequences - effect.kept_sequences == len(gone)
 
 
@@ -161,9 +162,9 @@ def test_a_rollout_at_which_the_hook_stops_is_left_out_and_named():
 
 
 def test_memory_does_not_grow_with_rollouts():
-    tally = Tally(presets.get("token_is"))
-    tally.add(rollout())
-    before = len(pickle.dumps(tally))
+    found = WhatIf({"token_is": presets.get("token_is")})
+    found.add(rollout())
+    before = len(pickle.dumps(found))
     for i in range(20):
-        tally.add(rollout(rollout_id=i))
-    assert len(pickle.dumps(tally)) <= before + 16
+        found.add(rollout(rollout_id=i))
+    assert len(pickle.dumps(found)) <= before + 64
