@@ -103,7 +103,7 @@ def install(args: Any) -> bool:
     ages.install()
     try:
         module = importlib.import_module(host.model)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         log.warning(
             "%s: no metrics but the host's own channel, it does not import here: %s", host.model, error
         )
