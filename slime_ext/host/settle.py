@@ -172,12 +172,24 @@ def _related(plan: RolloutPlan, args: Any, data: dict[str, Any], rows: list[Row]
         rows = siblings.without(rows, broken)
         plan = replace(plan, keep=[rows[i].group not in broken for i in mine])
     if correction.group == "rebaseline" and getattr(args, "use_tis", False):
+        _refuse_split(args, data)
         advantages = siblings.rebaselined(rows, by_std=getattr(args, "grpo_std_normalization", True))
         data["advantages"] = [
             was if advantages[i] is None else torch.full_like(was, advantages[i])
             for was, i in zip(data["advantages"], mine, strict=True)
         ]
     return plan if correction.denominator == "host" else _divided(plan, args, data, rows, mine)
+
+
+def _refuse_split(args: Any, data: dict[str, Any]) -> None:
+    """slime's baseline is a prompt's only while there are as many samples as the flags say."""
+    found, prompts = len(data.get("raw_reward") or ()), getattr(args, "rollout_batch_size", None)
+    if found and prompts and found != prompts * args.n_samples_per_prompt:
+        raise ConfigError(
+            f"slime_ext.group: expected {prompts * args.n_samples_per_prompt} samples (--rollout-batch-size x "
+            f"--n-samples-per-prompt) for rebaseline, got {found}: slime takes one baseline over all samples "
+            "of rollouts that were split; use ignore or atomic"
+        )
 
 
 def _divided(plan: RolloutPlan, args: Any, data: dict[str, Any], rows: list[Row], mine: range) -> RolloutPlan:

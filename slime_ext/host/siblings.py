@@ -6,6 +6,7 @@ samples of one prompt. A sample is rejected when it has response tokens and none
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ class Row(NamedTuple):
         tokens: response tokens by the host's mask.
         kept: those that the correction keeps.
         denominator: what the host divides the sample's loss by.
-        reward: as the host's advantages have it.
+        reward: as the host's advantages have it; NaN for one that the host's baseline leaves out.
     """
 
     rollout: float
@@ -86,14 +87,14 @@ def rebaselined(rows: Sequence[Row], *, by_std: bool) -> list[float | None]:
     """
     groups: dict[float, list[float]] = defaultdict(list)
     for row in rows:
-        if not row.is_rejected:
+        if not row.is_rejected and not math.isnan(row.reward):
             groups[row.group].append(row.reward)
     broken = broken_groups(rows)
     return [_advantage(row, groups[row.group], by_std) if row.group in broken else None for row in rows]
 
 
 def _advantage(row: Row, rewards: Sequence[float], by_std: bool) -> float:
-    if row.is_rejected or len(rewards) < 2:
+    if row.is_rejected or math.isnan(row.reward) or len(rewards) < 2:
         return 0.0
     centred = row.reward - statistics.fmean(rewards)
     return centred / (statistics.stdev(rewards) + EPSILON) if by_std else centred

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from slime_ext.errors import DataError
 from slime_ext.host.functions import load_function
 from slime_ext.launcher.megatron.batching import MicroBatch
+from slime_ext.launcher.training_data import TrainSample
 
 PER_SAMPLE = ("loss_masks", "total_lengths", "response_lengths", "rollout_log_probs", "advantages")
 REPLACEABLE = ("loss_masks", "rollout_log_probs", "advantages")
+Steps = Sequence[Sequence[Sequence[MicroBatch]]]
 
 
 def postprocess(
     args: argparse.Namespace,
     rollout_id: int,
-    steps: Sequence[Sequence[Sequence[MicroBatch]]],
+    steps: Steps,
     proximal: dict[int, Tensor],
+    samples: Sequence[TrainSample],
 ) -> None:
     """Calls fn(args, rollout_id, rollout_data), if a flag names one, with this rank's samples.
 
     Args:
         steps: optimizer steps of minibatches of micro-batches; what the function replaced is put there.
         proximal: position -> [L_i] recomputed log-probs, ``log_probs`` of the data; empty: not recomputed.
+        samples: the whole rollout, all ranks together, by position.
 
     Raises:
         DataError: the function left a tensor of another shape.
@@ -34,13 +40,40 @@ def postprocess(
     if not args.rollout_data_postprocess_path:
         return
     function = load_function(args.rollout_data_postprocess_path, "--rollout-data-postprocess-path")
-    mine = [batch for step in steps for minibatch in step for batch in minibatch]
-    data: dict[str, Any] = {key: [x for batch in mine for x in getattr(batch, key)] for key in PER_SAMPLE}
-    data["sample_indices"] = [position for batch in mine for position in batch.positions]
-    if proximal:
-        data["log_probs"] = [proximal[position] for position in data["sample_indices"]]
+    data = rollout_data(args, steps, proximal, samples)
     function(args, rollout_id, data)
-    take_back(mine, proximal, data)
+    take_back([batch for step in steps for batch in chain(*step)], proximal, data)
+
+
+def rollout_data(
+    args: argparse.Namespace, steps: Steps, proximal: Mapping[int, Tensor], samples: Sequence[TrainSample]
+) -> dict[str, Any]:
+    """This rank's part of the rollout under slime's keys; ``raw_reward`` is of all ranks, as there."""
+    batches = [list(chain(*step)) for step in steps]
+    mine = list(chain(*batches))
+    partition = [position for batch in mine for position in batch.positions]
+    own = [samples[position] for position in partition]
+    data: dict[str, Any] = {key: [x for batch in mine for x in getattr(batch, key)] for key in PER_SAMPLE}
+    device = data["loss_masks"][0].device
+    ends = accumulate((len(batch.positions) for batch in mine), initial=0)
+    return {
+        **data,
+        **({"log_probs": [proximal[position] for position in partition]} if proximal else {}),
+        "returns": list(data["advantages"]),
+        "tokens": [torch.tensor(s.tokens, dtype=torch.long, device=device) for s in own],
+        "rewards": [s.reward for s in own],
+        "raw_reward": [s.raw_reward for s in samples],
+        "local_raw_reward": [s.raw_reward for s in own],
+        "truncated": [int(s.truncated) for s in own],
+        "sample_indices": [s.position if s.index is None else s.index for s in own],
+        "rollout_ids": [s.rollout_id for s in own],
+        "rollout_mask_sums": torch.cat([batch.denominators for batch in mine]),
+        "weight_versions": [s.weight_versions for s in own],
+        "partition": partition,
+        "micro_batch_indices": [list(range(start, stop)) for start, stop in pairwise(ends)],
+        "num_microbatches": [len(step) for step in batches],
+        "global_batch_sizes": [args.global_batch_size for _ in steps],
+    }
 
 
 def take_back(batches: Sequence[MicroBatch], proximal: dict[int, Tensor], data: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ Pure Python: every rank computes the same from the broadcast samples.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,11 @@ class TrainSample:
         advantage: of every response token, dimensionless.
         mask_sum: response tokens of the whole rollout, the sample's denominator.
         versions: R optimizer steps at which the sampling weights were pushed; empty where unknown.
+        index: the sample's number in the run.
+        raw_reward: as the reward function gave it; NaN for a dropped sample.
+        reward: group-relative, before whitening: what advantages are made of; NaN for a dropped sample.
+        truncated: whether the response was cut at its longest.
+        weight_versions: of the sampling weights, one per stretch of generation.
     """
 
     position: int
@@ -38,6 +44,11 @@ class TrainSample:
     advantage: float = 0.0
     mask_sum: float = 0.0
     versions: list[int] = field(default_factory=list)
+    index: int | None = None
+    raw_reward: float = math.nan
+    reward: float = math.nan
+    truncated: bool = False
+    weight_versions: list[str] = field(default_factory=list)
 
     @property
     def total_length(self) -> int:
@@ -52,8 +63,9 @@ class TrainSample:
 
 def train_samples(args: argparse.Namespace, samples: Sequence[Sample]) -> list[TrainSample]:
     """The rollout in the order of ``samples``, with its advantages and denominators."""
-    advantages = group_advantages(
-        [None if s.remove_sample else value_of(s.reward, args.reward_key) for s in samples],
+    raw = [None if s.remove_sample else value_of(s.reward, args.reward_key) for s in samples]
+    rewards = advantages = group_advantages(
+        raw,
         args.n_samples_per_prompt,
         normalize=args.rewards_normalization,
         by_std=args.grpo_std_normalization,
@@ -61,6 +73,9 @@ def train_samples(args: argparse.Namespace, samples: Sequence[Sample]) -> list[T
     if args.normalize_advantages:
         advantages = whiten(advantages, [sum(s.loss_mask or ()) for s in samples])
     out = [_train_sample(i, s, advantages[i]) for i, s in enumerate(samples)]
+    for s, given, relative in zip(out, raw, rewards, strict=True):
+        if given is not None:
+            s.raw_reward, s.reward = float(given), relative
     _fill_mask_sums(out)
     return out
 
@@ -77,6 +92,9 @@ def _train_sample(position: int, sample: Sample, advantage: float) -> TrainSampl
         rollout_log_probs=list(sample.rollout_log_probs or ()),
         advantage=advantage,
         versions=[int(v) for v in versions] if all(v.isdigit() for v in versions) else [],
+        index=sample.index,
+        truncated=sample.status == "truncated",
+        weight_versions=list(sample.weight_versions),
     )
 
 

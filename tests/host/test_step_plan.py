@@ -9,7 +9,7 @@ import torch
 
 from slime_ext import tis
 from slime_ext.errors import ConfigError, NonFiniteError
-from slime_ext.host import guards, rollout_data_postprocess, step_plan
+from slime_ext.host import guards, rollout_data_postprocess, siblings, step_plan
 from tests.host import slime_rollouts as slime
 from tests.launcher.distributed import run_ranks
 
@@ -43,6 +43,12 @@ CASES = {  # name -> native keys, the oracle's steps, how the oracle divides
 }
 
 
+def samples(name, seed):
+    """A rollout with a split sample, but where advantages are computed again: there slime's are not a
+    prompt's."""
+    return slime.samples(seed, split=name != "rebaseline")
+
+
 def close(found, expected):
     return found == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
@@ -65,7 +71,7 @@ def by_position(rollout, shares, release="head"):
 def test_every_sample_contributes_what_the_oracle_says(name, per_token):
     mapping, _, how = CASES[name]
     for seed in range(3):
-        rollout = slime.samples(seed)
+        rollout = samples(name, seed)
         data = slime.data_of(rollout)
         args = slime.arguments(mapping, calculate_per_token_loss=per_token)
         found = by_position(rollout, [(data["partition"], slime.train(args, data))])
@@ -75,7 +81,7 @@ def test_every_sample_contributes_what_the_oracle_says(name, per_token):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("cut", [{"batch": 1}, {"batch": 100}, {"batch": 4, "seed": 1}, {"seed": 2}], ids=str)
 def test_neither_packing_nor_order_changes_anything(name, cut):
-    rollout = slime.samples(1)
+    rollout = samples(name, 1)
     args = slime.arguments(CASES[name][0])
     both = []
     for data in (slime.data_of(rollout), slime.data_of(rollout, **cut)):
@@ -94,16 +100,16 @@ def on_a_rank(dp, cp):
     dp_rank, cp_rank = parallel_state.get_data_parallel_rank(), parallel_state.get_context_parallel_rank()
     found = {}
     for name, (mapping, _, _) in CASES.items():
-        data = slime.data_of(slime.samples(1), dp=(dp_rank, dp), cp=(cp_rank, cp))
+        data = slime.data_of(samples(name, 1), dp=(dp_rank, dp), cp=(cp_rank, cp))
         found[name] = data["partition"], slime.train(slime.arguments(mapping), data, (cp_rank, cp))
     return found
 
 
 @pytest.mark.parametrize(("dp", "cp"), [(2, 1), (1, 2), (2, 2)])
 def test_every_layout_gives_the_losses_of_one_process(dp, cp):
-    rollout = slime.samples(1)
     ranks = run_ranks(on_a_rank, dp * cp, dp, cp)
     for name, (_, _, how) in CASES.items():
+        rollout = samples(name, 1)
         found = by_position(rollout, [rank[name] for rank in ranks])
         assert close(found, slime.expected(rollout, spec(name), **how)), name
 
@@ -111,7 +117,7 @@ def test_every_layout_gives_the_losses_of_one_process(dp, cp):
 @pytest.mark.parametrize("release", ["v0.3.0", "v0.3.1"])
 @pytest.mark.parametrize("name", CASES)
 def test_releases_name_the_same_things_differently(name, release):
-    rollout = slime.samples(0)
+    rollout = samples(name, 0)
     data = slime.data_of(rollout, release=release)
     positions = slime.data_of(rollout)["partition"]
     found = by_position(rollout, [(positions, slime.train(slime.arguments(CASES[name][0]), data))])
@@ -134,8 +140,19 @@ def test_metrics_alone_leave_advantages_and_loss_alone():
     assert data["advantages"] is before
 
 
+def test_a_baseline_over_split_rollouts_is_refused():
+    args, data = slime.arguments(CASES["rebaseline"][0]), slime.data_of(slime.samples(0))
+    with pytest.raises(ConfigError, match=r"group: expected 16 samples .* got 17"):
+        rollout_data_postprocess(args, 0, data)
+
+
+def test_a_sample_without_a_reward_is_in_no_baseline():
+    rows = [siblings.Row(i, 0, 0, 5, 5 * (i != 3), 5, r) for i, r in enumerate([1.0, math.nan, 3.0, 9.0])]
+    assert siblings.rebaselined(rows, by_std=False) == [-1.0, 0.0, 1.0, 0.0]
+
+
 def test_a_group_without_rejected_samples_keeps_its_advantages():
-    data = slime.data_of(slime.samples(0))
+    data = slime.data_of(samples("rebaseline", 0))
     before = list(data["advantages"])
     rollout_data_postprocess(slime.arguments(CASES["rebaseline"][0]), 0, data)
     same = [was is now for was, now in zip(before, data["advantages"], strict=True)]

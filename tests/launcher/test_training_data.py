@@ -86,3 +86,11 @@ def test_a_reward_in_a_mapping_is_read_by_its_key():
     batch = [sample({"score": r, "format": 9.0}, [1]) for r in (0.0, 1.0)]
     advantages = [s.advantage for s in train_samples(arguments(reward_key="score"), batch)]
     assert advantages == pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-5)
+
+
+def test_rewards_are_kept_as_given_and_before_whitening():
+    rows = [sample(0.0, [1], 4), sample(1.0, [1, 1], 5), sample(None, [1], 6, remove_sample=True)]
+    given = {"n_samples_per_prompt": 3, "grpo_std_normalization": False, "normalize_advantages": True}
+    out = train_samples(arguments(**given), rows)
+    assert [s.reward for s in out[:2]] == [-0.5, 0.5] and [s.raw_reward for s in out[:2]] == [0.0, 1.0]
+    assert math.isnan(out[2].reward) and out[0].advantage != out[0].reward

@@ -10,6 +10,7 @@ import torch
 from slime_ext.launcher.megatron.optimizer import build_optimizer
 from slime_ext.launcher.megatron.step import Trainer, needs_proximal_forward
 from slime_ext.launcher.megatron.weights import gather_hf_state
+from slime_ext.launcher.postprocess import postprocess
 from slime_ext.launcher.training_data import TrainSample
 from tests.launcher.megatron import tiny_model as tiny
 
@@ -44,6 +45,8 @@ DEFAULTS = {
     "max_tokens_per_gpu": None,
     "ppo_n_minibatches": 1,
     "keep_old_actor": False,
+    "rollout_data_postprocess_path": None,
+    "n_samples_per_prompt": 4,
 }
 
 
@@ -64,6 +67,7 @@ def rollout(count: int = 8, seed: int = 0) -> list[TrainSample]:
             mask[2] = 0
         sample = TrainSample(i, i, tokens, response, mask, [draw.uniform(-5, -0.5) for _ in mask])
         sample.advantage, sample.mask_sum = draw.uniform(-2, 2), float(sum(mask))
+        sample.reward = sample.raw_reward = sample.advantage
         out.append(sample)
     return out
 
@@ -79,8 +83,10 @@ def train(layout: str, rollouts: int = 1, scale_one: float = 1.0, **more: Any) -
     _record_first_gradients(trainer, gradients)
     steps: list[dict[str, float]] = []
     for index in range(rollouts):
-        cut = trainer.cut(rollout(seed=index))
+        samples = rollout(seed=index)
+        cut = trainer.cut(samples)
         proximal = trainer.proximal(cut) if needs_proximal_forward(args) else {}
+        postprocess(args, index, cut, proximal, samples)
         for step in cut:
             metrics, _ = trainer.train_step(step, proximal, len(steps))
             steps.append(metrics)
