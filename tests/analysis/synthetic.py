@@ -1,8 +1,8 @@
 """Rollouts of a small recurrent softmax model, sampled and scored for real, with a fault of the engine, the
 trainer or the code between them planted by its mechanism.
 
-The engine is ``Engine``: weights and arithmetic of its own. The trainer scores the same tokens in float32. The
-model keeps a running sum of what it has seen (its "KV cache"), written with the weights of the moment.
+The engine is ``Engine``: weights and arithmetic of its own. The trainer scores the same tokens in float32.
+The model keeps a running sum of what it has seen (its "KV cache"), written with the weights of the moment.
 """
 
 from __future__ import annotations
@@ -126,8 +126,10 @@ def sample(
     generator: torch.Generator,
     later: Weights | None = None,
     switch: int = 0,
+    tools: range = range(0),
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [B, L] and recorded log-probs [B, L]; from position ``switch`` on with the weights ``later``."""
+    """Tokens [B, L] and recorded log-probs [B, L]; from position ``switch`` on with the weights ``later``; at
+    positions of ``tools`` the tokens come from elsewhere and 0 is recorded."""
     current = weights.map(int_weights(engine.quantise)) if engine.quantise else weights
     cache, token, tokens, log_probs = torch.zeros(len(prompts), WIDTH), prompts, [], []
     for at in range(length):
@@ -141,8 +143,12 @@ def sample(
         if engine.recorded_temperature is not None:
             recorded = (logits / engine.recorded_temperature).log_softmax(-1)
         token = torch.multinomial(drawn.exp(), 1, generator=generator)[:, 0]
+        log_prob = recorded.gather(1, token[:, None])[:, 0]
+        if at in tools:
+            token = torch.randint(VOCABULARY, token.shape, generator=generator)
+            log_prob = torch.zeros_like(log_prob)
         tokens.append(token)
-        log_probs.append(recorded.gather(1, token[:, None])[:, 0])
+        log_probs.append(log_prob)
     return torch.stack(tokens, 1), torch.stack(log_probs, 1)
 
 
@@ -178,6 +184,7 @@ class World:
         late: rollouts that the engine is behind (asynchronous sampling).
         resumed_wrong: this many first rollouts are sampled from other weights.
         switch: in-place updates in the middle of the responses of half of the samples.
+        tools: positions of tool output; ``masks_tools`` takes them out of the response mask.
     """
 
     rollouts: int = 6
@@ -193,6 +200,9 @@ class World:
     resumed_wrong: int = 0
     switch: bool = False
     moe: bool = False
+    tools: range = range(0)
+    masks_tools: bool = True
+    first: int = 0  # number of the first rollout
 
 
 def run(world: World) -> list[Rollout]:
@@ -216,7 +226,7 @@ def _rollout(world: World, r: int, history: list[Weights], g: torch.Generator) -
     model = {name: getattr(world.trainer, name) for name in ("stays", "reads", "confidence")}
     how = replace(world.engine.how, **model)
     setting = replace(world.engine, how=how)
-    tokens, behavior = sample(setting, engine, prompts, world.length, g)
+    tokens, behavior = sample(setting, engine, prompts, world.length, g, tools=world.tools)
     versions = torch.full(tokens.shape, version)
     if world.switch and version:
         half = world.samples // 2
@@ -227,18 +237,20 @@ def _rollout(world: World, r: int, history: list[Weights], g: torch.Generator) -
     proximal, entropy = score(mine, prompts, tokens, world.trainer, world.score_temperature)
     lengths = torch.randint(world.length // 2, world.length + 1, (world.samples,), generator=g)
     inside = torch.arange(world.length) < lengths[:, None]
+    mask = torch.ones(tokens.shape, dtype=torch.bool)
+    mask[:, list(world.tools)] = not world.masks_tools
     rewards = (torch.rand(world.samples, generator=g) > 0.5).double()
     advantages = (rewards - rewards.mean()).float()[:, None].expand(tokens.shape)
     ages = float(version) - versions.float() + float(r - version if world.interval > 1 else 0)
     return Rollout(
-        rollout_id=r,
-        source=f"rollout {r}",
+        rollout_id=world.first + r,
+        source=f"rollout {world.first + r}",
         lengths=tuple(lengths.tolist()),
         prompt_lengths=(1,) * world.samples,
         positions=tuple(range(world.samples)),
         behavior=behavior[inside],
         proximal=proximal[inside],
-        mask=torch.ones(int(inside.sum()), dtype=torch.bool),
+        mask=mask[inside],
         tokens=tokens[inside],
         advantages=advantages[inside],
         rewards=rewards,
@@ -250,3 +262,32 @@ def _rollout(world: World, r: int, history: list[Weights], g: torch.Generator) -
         responses=[f"response {i}" for i in range(world.samples)],
         entropy=entropy[inside],
     )
+
+
+def recorded_late(rollouts: list[Rollout], by: int) -> list[Rollout]:
+    """The engine's list begins with ``by`` log-probs of the prompt, and is cut at the response's length (or,
+    for a negative number, lacks the first ones)."""
+    return [replace(r, behavior=_each(r, lambda part: part.roll(by))) for r in rollouts]
+
+
+def _each(rollout: Rollout, change) -> Tensor:
+    return torch.cat([change(part) for part in rollout.behavior.split(rollout.lengths)])
+
+
+def overflowing(rollouts: list[Rollout]) -> list[Rollout]:
+    """NaN where the engine's half precision overflows: now and then."""
+    found = []
+    for r in rollouts:
+        behavior = r.behavior.clone()
+        behavior[::97] = torch.nan
+        found.append(replace(r, behavior=behavior))
+    return found
+
+
+def unrecorded(rollouts: list[Rollout]) -> list[Rollout]:
+    """A generate function that forgets the log-probs of every eighth sample."""
+    found = []
+    for r in rollouts:
+        forgotten = torch.arange(r.count) % 8 == 0
+        found.append(replace(r, behavior=torch.where(forgotten[r.segments.ids], torch.nan, r.behavior)))
+    return found

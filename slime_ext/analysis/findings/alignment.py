@@ -36,4 +36,4 @@ def off_by_one(d) -> Finding | None:
     )
 
 
-DETECTORS = (Detector("off_by_one", off_by_one, after=("tool_tokens",)),)
+DETECTORS = (Detector("off_by_one", off_by_one, after=("tool_tokens", "positive_log_probs")),)

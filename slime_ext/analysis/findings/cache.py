@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime_ext.analysis.document import Finding
-from slime_ext.analysis.findings import Detector
+from slime_ext.analysis.findings import SPOILT, Detector
 from slime_ext.analysis.findings.words import factor, nats
 
 FEWEST = 100  # tokens on each side
@@ -32,4 +32,4 @@ def stale_cache(d) -> Finding | None:
     )
 
 
-DETECTORS = (Detector("stale_cache", stale_cache, after=("off_by_one", "tool_tokens")),)
+DETECTORS = (Detector("stale_cache", stale_cache, after=SPOILT),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime_ext.analysis.document import Finding
-from slime_ext.analysis.findings import Detector
+from slime_ext.analysis.findings import SPOILT, Detector
 from slime_ext.analysis.findings.words import factor, nats
 
 FEWEST = 400  # tokens
@@ -37,4 +37,4 @@ def position_drift(d) -> Finding | None:
     )
 
 
-DETECTORS = (Detector("position_drift", position_drift, after=("off_by_one", "tool_tokens")),)
+DETECTORS = (Detector("position_drift", position_drift, after=SPOILT),)

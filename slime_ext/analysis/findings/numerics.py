@@ -6,7 +6,7 @@ import math
 from statistics import median
 
 from slime_ext.analysis.document import Finding
-from slime_ext.analysis.findings import Detector
+from slime_ext.analysis.findings import SPOILT, Detector
 from slime_ext.analysis.findings.sampling import by_probability
 from slime_ext.analysis.findings.staleness import Side, fresh_and_stale
 from slime_ext.analysis.findings.words import nats, share
@@ -76,8 +76,7 @@ def quantised(d) -> Finding | None:
 
 
 BEFORE = (
-    "off_by_one",
-    "tool_tokens",
+    *SPOILT,
     "temperature",
     "before_temperature",
     "truncated_sampling",

@@ -10,7 +10,7 @@ mass.
 from __future__ import annotations
 
 from slime_ext.analysis.document import Finding
-from slime_ext.analysis.findings import Detector
+from slime_ext.analysis.findings import SPOILT, Detector
 from slime_ext.analysis.findings.words import nats, share
 
 FEWEST = 300  # tokens
@@ -139,14 +139,13 @@ def unlike_entropy(d) -> Finding | None:
     )
 
 
-BEFORE = ("off_by_one", "tool_tokens")
 DETECTORS = (
-    Detector("truncated_sampling", truncated_sampling, after=BEFORE),
-    Detector("before_temperature", before_temperature, after=(*BEFORE, "truncated_sampling")),
-    Detector("temperature", temperature, after=(*BEFORE, "truncated_sampling", "before_temperature")),
+    Detector("truncated_sampling", truncated_sampling, after=SPOILT),
+    Detector("before_temperature", before_temperature, after=(*SPOILT, "truncated_sampling")),
+    Detector("temperature", temperature, after=(*SPOILT, "truncated_sampling", "before_temperature")),
     Detector(
         "unlike_entropy",
         unlike_entropy,
-        after=(*BEFORE, "truncated_sampling", "before_temperature", "temperature"),
+        after=(*SPOILT, "truncated_sampling", "before_temperature", "temperature"),
     ),
 )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from slime_ext.analysis.document import Finding
 from slime_ext.analysis.evidence import Cell
-from slime_ext.analysis.findings import Detector
+from slime_ext.analysis.findings import SPOILT, Detector
 from slime_ext.analysis.findings.words import factor, nats
 
 FEWEST = 100  # tokens on each side
@@ -118,7 +118,7 @@ def resumed_wrong_weights(d) -> Finding | None:
     )
 
 
-BEFORE = ("off_by_one", "tool_tokens", "temperature", "before_temperature", "truncated_sampling")
+BEFORE = (*SPOILT, "temperature", "before_temperature", "truncated_sampling")
 DETECTORS = (
     Detector("resumed_wrong_weights", resumed_wrong_weights, after=BEFORE),
     Detector("stale_weights", stale_weights, after=(*BEFORE, "resumed_wrong_weights")),

@@ -1,0 +1,157 @@
+"""Every fault planted by its mechanism is found, and nothing is found in healthy dumps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slime_ext.analysis.diagnosis import Diagnosis
+from slime_ext.analysis.findings import detectors
+from tests.analysis.synthetic import (
+    BF16,
+    Arithmetic,
+    Engine,
+    World,
+    overflowing,
+    recorded_late,
+    run,
+    unrecorded,
+)
+
+FP8 = torch.float8_e4m3fn
+SMALL = World(rollouts=4, samples=32, length=64)
+BF = SMALL.engine
+LONG_MEMORY = Arithmetic(stays=0.99, reads=0.05)
+SUM = Arithmetic(stays=1.0, reads=0.02)
+
+
+def engine(**changes):
+    return replace(SMALL, engine=replace(BF, **changes))
+
+
+def same(rollouts):
+    return rollouts
+
+
+FAULTS = {
+    "sampled cold, scored at 1": (engine(temperature=0.8), same, {"temperature"}),
+    "sampled hot, scored at 1": (engine(temperature=1.2), same, {"temperature"}),
+    "recorded before temperature": (
+        replace(engine(temperature=0.8, recorded_temperature=1.0), score_temperature=0.8),
+        same,
+        {"before_temperature"},
+    ),
+    "recorded before a temperature above 1": (
+        replace(engine(temperature=1.3, recorded_temperature=1.0), score_temperature=1.3),
+        same,
+        {"before_temperature"},
+    ),
+    "temperature that nobody records": (
+        engine(temperature=0.8, recorded_temperature=1.0),
+        same,
+        {"unlike_entropy"},
+    ),
+    "top-p": (engine(top_p=0.9), same, {"truncated_sampling"}),
+    "top-k": (engine(top_k=20), same, {"truncated_sampling"}),
+    "top-p that nobody records": (engine(top_p=0.9, recorded_temperature=1.0), same, {"unlike_entropy"}),
+    "one token late": (SMALL, lambda r: recorded_late(r, 1), {"off_by_one"}),
+    "one token early": (SMALL, lambda r: recorded_late(r, -1), {"off_by_one"}),
+    "two tokens late": (SMALL, lambda r: recorded_late(r, 2), {"off_by_one"}),
+    "weights every fourth rollout": (
+        replace(SMALL, rollouts=8, interval=4, learning=0.02),
+        same,
+        {"stale_weights"},
+    ),
+    "weights two rollouts late": (replace(SMALL, rollouts=6, late=2, learning=0.02), same, {"stale_weights"}),
+    "cache kept over an update": (
+        replace(
+            SMALL,
+            switch=True,
+            learning=0.05,
+            trainer=LONG_MEMORY,
+            engine=replace(BF, rewrite_cache=False),
+        ),
+        same,
+        {"stale_cache", "stale_weights"},
+    ),
+    "int4 weights": (engine(quantise=4), same, {"quantised"}),
+    "int6 weights": (engine(quantise=6), same, {"quantised"}),
+    "fp8 activations": (engine(how=Arithmetic(activations=FP8)), same, {"quantised"}),
+    "router in bfloat16": (
+        replace(SMALL, samples=64, moe=True, engine=Engine(how=Arithmetic(activations=BF16, router=BF16))),
+        same,
+        {"routing_flips"},
+    ),
+    "NaN": (SMALL, overflowing, {"nan_log_probs"}),
+    "no log-probs": (SMALL, unrecorded, {"missing_log_probs"}),
+    "probabilities": (
+        SMALL,
+        lambda rs: [replace(r, behavior=r.behavior.exp()) for r in rs],
+        {"positive_log_probs"},
+    ),
+    "tool output in the mask": (
+        replace(SMALL, tools=range(20, 28), masks_tools=False),
+        same,
+        {"tool_tokens"},
+    ),
+    "cache in fp8": (
+        replace(SMALL, length=128, trainer=SUM, engine=Engine(how=Arithmetic(activations=BF16, cache=FP8))),
+        same,
+        {"position_drift"},
+    ),
+    "resumed with other weights": (
+        replace(SMALL, rollouts=6, resumed_wrong=1),
+        same,
+        {"resumed_wrong_weights"},
+    ),
+}
+HEALTHY = [
+    SMALL,
+    replace(SMALL, engine=Engine(how=Arithmetic())),
+    replace(SMALL, samples=4, length=8, rollouts=1),
+    replace(SMALL, samples=2, length=200, rollouts=2),
+    replace(SMALL, samples=200, length=16),
+    replace(SMALL, samples=128, length=96, rollouts=2),
+    replace(SMALL, rollouts=12, samples=16, length=32),
+    replace(SMALL, trainer=Arithmetic(confidence=2)),
+    replace(SMALL, trainer=Arithmetic(confidence=15)),
+    replace(SMALL, trainer=Arithmetic(activations=BF16, confidence=6)),
+    replace(SMALL, trainer=LONG_MEMORY, length=128),
+    replace(SMALL, trainer=SUM, length=128),
+    replace(SMALL, rollouts=8, interval=2),
+    replace(SMALL, rollouts=6, late=1),
+    replace(SMALL, first=100, learning=0.01),
+    replace(SMALL, tools=range(20, 28)),
+    replace(SMALL, switch=True),
+    replace(SMALL, engine=replace(BF, temperature=0.7), score_temperature=0.7),
+    replace(SMALL, engine=replace(BF, temperature=1.3), score_temperature=1.3),
+    replace(SMALL, engine=replace(BF, how=Arithmetic(activations=BF16, cache=BF16))),
+    replace(SMALL, rollouts=10, samples=64, learning=0.006),
+    replace(SMALL, samples=24, length=48, rollouts=3),
+]
+
+
+def found(rollouts):
+    diagnosis = Diagnosis()
+    for rollout in rollouts:
+        diagnosis.add(rollout)
+    return {finding.name for finding in diagnosis.findings()}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_and_no_other(fault):
+    world, harm, expected = FAULTS[fault]
+    assert found(harm(run(world))) == expected
+
+
+@pytest.mark.parametrize("number", range(len(HEALTHY)))
+def test_nothing_is_found_in_healthy_dumps(number):
+    assert found(run(replace(HEALTHY[number], seed=number))) == set()
+
+
+def test_every_detector_has_a_planted_fault():
+    assert {detector.name for detector in detectors()} == set().union(
+        *(names for *_, names in FAULTS.values())
+    )
