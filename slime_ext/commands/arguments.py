@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -24,8 +25,21 @@ VALUES = {
     "advantage_estimator": str,
     "custom_tis_function_path": str,
     "custom_config_path": str,
+    "custom_megatron_init_path": str,
+    "rollout_data_postprocess_path": str,
+    "custom_rollout_log_function_path": str,
+    "transformer_impl": str,
 }
-SWITCHES = ("use_tis", "get_mismatch_metrics", "use_rollout_logprobs", "keep_old_actor", "use_opsm")
+SWITCHES = (
+    "use_tis",
+    "get_mismatch_metrics",
+    "use_rollout_logprobs",
+    "keep_old_actor",
+    "use_opsm",
+    "no_gradient_accumulation_fusion",
+)
+ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|\S*)\s*$")
+REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
 SCRIPT = (".sh", ".bash", "")
 Arguments = dict[str, Any]
 
@@ -70,7 +84,7 @@ def read_arguments(path: str) -> Arguments:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: expected a readable file, got {error.strerror or error}") from None
-    return _of_words(path, _words(text))
+    return _of_words(path, words_of(path, text))
 
 
 def namespace(arguments: Arguments) -> SimpleNamespace:
@@ -79,16 +93,36 @@ def namespace(arguments: Arguments) -> SimpleNamespace:
     return SimpleNamespace(**{**arguments, **{k: v for k, v in derived.items() if v}})
 
 
-def _words(text: str) -> list[str]:
-    """Shell words, comments and array brackets dropped; lines that are no words are passed over."""
+def words_of(path: str, text: str) -> list[str]:
+    """Shell words of a script without comments and array brackets; variables that are known replaced."""
     words = []
-    for line in text.replace("\\\n", " ").splitlines():
+    for line in _substituted(text, _variables(path, text)).replace("\\\n", " ").splitlines():
         bare = re.sub(r"(^|\s)#.*", "", line)
         try:
             words += [word.strip("()") for word in shlex.split(bare)]
         except ValueError:  # a quote that spans lines: not a line of flags
             continue
     return words
+
+
+def _variables(path: str, text: str) -> dict[str, str]:
+    """What the script assigns to names, each value with the names before it put in."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if match := ASSIGNMENT.match(line):
+            name, value = match[1], match[2].strip("\"'")
+            found[name] = _substituted(value, found)
+        elif "BASH_SOURCE" in line and "=" in line:  # its own folder, the way slime's scripts find it
+            found[line.partition("=")[0].split()[-1]] = str(Path(path).resolve().parent)
+    return found
+
+
+def _substituted(text: str, known: dict[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        name, default = match[1] or match[2], match[3]
+        return known.get(name) or os.environ.get(name) or (match[0] if default is None else default)
+
+    return REFERENCE.sub(value, text)
 
 
 def _of_words(path: str, words: list[str]) -> Arguments:

@@ -22,6 +22,7 @@ from slime_ext.commands.arguments import (
 )
 from slime_ext.commands.output import console, needs
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
+from slime_ext.host import contract
 from slime_ext.host.flags import HOOK, check_flags
 from slime_ext.host.summary import brief
 
@@ -123,8 +124,8 @@ def _notes(loaded: Any, arguments: Arguments) -> list[str]:
     notes = list(loaded.notes)
     if not loaded.correction.is_identity and not arguments.get("use_tis"):
         notes.append("--use-tis is not set: the loss stays as it is, only metrics are computed")
-    if loaded.correction.needs_target:
-        notes.append("needs cur_log_probs: slime passes them after slime PR 2084, slime-ext train always")
+    if loaded.correction.needs_target and not arguments.get("custom_megatron_init_path"):
+        notes.append(f"needs cur_log_probs: in slime add {contract.CARRY}")
     return notes
 
 

@@ -23,6 +23,7 @@ ARGS=(
    {more}
 )
 """
+EXAMPLE = Path(__file__).parents[2] / "examples/run_slime_multinode.sh"
 GOOD = "--use-tis --custom-tis-function-path slime_ext.tis.token_tis"
 
 
@@ -76,6 +77,43 @@ def test_a_script_leads_to_its_configuration(capsys, tmp_path):
     more = "--custom-config-path c.yaml --custom-tis-function-path slime_ext.tis.correct"
     status, _, err = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=more)))
     assert status == 1 and "fireworks.eps_clip: expected 0.2" in err
+
+
+def test_variables_of_a_script_are_followed(capsys, tmp_path, monkeypatch):
+    written(tmp_path / "c.yaml", {"use_tis": True, "slime_ext": {"fireworks": {"eps_clip": 0.3}}})
+    monkeypatch.setenv("CLIP", "0.2")
+    text = """
+HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
+NAME=${NAME:-c}
+ARGS=(
+      --custom-config-path ${HERE}/$NAME.yaml --eps-clip ${CLIP} --tis-clip ${UNKNOWN}
+      --custom-tis-function-path slime_ext.tis.correct)
+"""
+    status, _, err = run(capsys, "check", written(tmp_path / "run.sh", text))
+    assert status == 1 and "fireworks.eps_clip: expected 0.2" in err
+
+
+def test_the_launch_script_of_the_examples_passes(capsys):
+    status, out, err = run(capsys, "check", EXAMPLE)
+    assert (status, err) == (0, "") and "veto(low 0.0001)" in out and out.rstrip().endswith("ok")
+
+
+def test_the_launch_script_of_the_examples_is_slimes_but_for_one_flag():
+    lines = [line.split("#")[0] for line in EXAMPLE.read_text().splitlines()]
+    flags = [
+        word for line in lines for word in line.split() if word.startswith("--custom") or "slime_ext" in word
+    ]
+    assert flags == ["--custom-config-path", "slime_ext"]  # the latter names the TensorBoard folder
+    assert subprocess.run(["bash", "-n", str(EXAMPLE)], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "noted"), [("", True), ("--custom-megatron-init-path slime_ext.host.init", False)]
+)
+def test_what_needs_the_target_is_told_how_it_gets_there(capsys, tmp_path, more, noted):
+    flags = f"--use-tis --custom-tis-function-path slime_ext.tis.off_policy_is {more}"
+    _, out, _ = run(capsys, "check", written(tmp_path / "run.sh", flags))
+    assert ("add --custom-megatron-init-path" in out) is noted
 
 
 def test_arguments_of_another_file_count(capsys, tmp_path):
