@@ -121,7 +121,7 @@ def _document(request: Request, result: Result, suggestions: tuple) -> Document:
         paths=request.paths,
         made_with=f"slime-ext {__version__}",
         skipped=tuple(Skipped(path=s.path, reason=s.reason) for s in result.skipped),
-        notes=tuple(result.notes),
+        notes=(*result.notes, *whatif.notes()),
         total=total,
         findings=findings,
         distribution=diagnosis.sums.distribution(),

@@ -21,6 +21,7 @@ from slime_ext.correction import Correction, Outcome, Tokens
 from slime_ext.objectives import Bounds, Host
 from slime_ext.ops.segments import Segments
 
+NAMED = 10  # rollouts in a note
 BOUNDS = Bounds()  # slime's --eps-clip
 
 
@@ -111,6 +112,16 @@ class WhatIf:
         for name, tally in self.tallies.items():
             tally.merge(other.tallies[name])
         self.stopped += other.stopped
+
+    def notes(self) -> tuple[str, ...]:
+        """What the numbers leave out."""
+        if not self.stopped:
+            return ()
+        named = ", ".join(map(str, sorted(self.stopped)[:NAMED]))
+        return (
+            f"what-if: {len(self.stopped)} rollouts are left out ({named}{', ...' * (len(self.stopped) > NAMED)}): "
+            "a proximal log-prob is not finite, where every hook stops the run",
+        )
 
     def effects(self) -> tuple[Effect, ...]:
         """One row per correction, in the order in which they were given."""

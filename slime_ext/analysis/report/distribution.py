@@ -12,7 +12,7 @@ from slime_ext.analysis.report.svg import Canvas, Plot, frame
 
 BARS = 40  # on each side of the one around 0
 SHOWN = 0.998  # share of the tokens that the axis covers; the rest is counted in its last bars
-SMALLEST = 1e-6  # nats
+SMALLEST = 1e-3  # nats, how far the axis reaches at least: less is no mismatch to look at
 Bar = tuple[float, float, float]  # low, high, share of the tokens
 
 

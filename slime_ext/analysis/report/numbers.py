@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 NONE = "–"
@@ -18,6 +19,17 @@ def number(value: float | None) -> str:
     if 1000 <= abs(value) < 1e7:
         return f"{value:.0f}"
     return f"{value:.3g}"
+
+
+def ratio(value: float | None) -> str:
+    """As ``number``, but near 1 with two digits of the distance from it.
+
+    >>> ratio(1.00000123), ratio(0.9987), ratio(2.0), ratio(None)
+    ('1.0000012', '0.9987', '2', '–')
+    """
+    if value is None or value == 1 or not 0.5 < value < 2:
+        return number(value)
+    return f"{value:.{max(2, 1 - math.floor(math.log10(abs(value - 1))))}f}"
 
 
 def percent(value: float | None) -> str:

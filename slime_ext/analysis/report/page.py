@@ -15,7 +15,7 @@ from markupsafe import Markup
 from slime_ext.analysis.document import Document, Effect, Numbers
 from slime_ext.analysis.report.curves import CURVES, curve
 from slime_ext.analysis.report.distribution import distribution
-from slime_ext.analysis.report.numbers import NONE, depth, listed, number, percent, sentence, whole
+from slime_ext.analysis.report.numbers import NONE, depth, listed, number, percent, ratio, sentence, whole
 from slime_ext.analysis.report.picture import Picture
 from slime_ext.analysis.report.timeline import timeline
 
@@ -59,7 +59,7 @@ def _environment() -> Environment:
         loader=DictLoader({TEMPLATE: _text(TEMPLATE)}), autoescape=True, undefined=StrictUndefined
     )
     # ``markup`` is for our own pictures alone: their text went through ElementTree, which escapes it.
-    environment.filters |= {f.__name__: f for f in (number, percent, whole, listed, sentence, depth)}
+    environment.filters |= {f.__name__: f for f in (number, percent, ratio, whole, listed, sentence, depth)}
     environment.filters["markup"] = Markup
     return environment
 
@@ -78,7 +78,7 @@ TILES: tuple[tuple[str, Callable[[Numbers], str]], ...] = (
     ("k3, nats per token", lambda n: number(n.k3)),
     ("mean l, nats per token", lambda n: number(n.mean)),
     ("mean |l|, nats per token", lambda n: number(n.absolute)),
-    ("ratio, 1st to 99th percentile", lambda n: f"{number(n.ratio_p01)} to {number(n.ratio_p99)}"),
+    ("ratio, 1st to 99th percentile", lambda n: f"{ratio(n.ratio_p01)} to {ratio(n.ratio_p99)}"),
     ("ESS of tokens", lambda n: percent(n.ess_token)),
     ("ESS of geometric means", lambda n: percent(n.ess_geometric)),
     ("ESS of whole sequences", lambda n: percent(n.ess_sequence)),

@@ -68,7 +68,7 @@ def round_numbers(low: float, high: float, many: int = MANY) -> list[float]:
     power = 10.0 ** math.floor(_log10(rough))
     step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
 def around(values: Iterable[float], *include: float) -> tuple[float, float]:
