@@ -18,6 +18,7 @@ SHIFTS = (-2, -1, 1, 2)
 QUANTITIES = ("excess", "log_ratio", "surprise")
 LARGEST_RATIO = 10.0  # a ratio counts as this much at most, so that one token does not make a mean
 EXACT = 1e-4  # nats; what arithmetic alone does to equal log-probs stays below
+UNLIKELY = -2.0  # nats; top-p above 0.14 leaves nothing that unlikely alone
 TOP = 0.01  # the share of tokens whose part in sum l^2 is remembered
 
 
@@ -148,7 +149,7 @@ class Evidence:
 
 def _counts(part: Rollout) -> dict[str, int]:
     found, mask = part.log_ratio, part.mask
-    zero = mask & (part.behavior == 0) & (part.proximal < -0.1)
+    zero = mask & (part.behavior == 0)
     neighbour = zero[1:] & zero[:-1] & (part.segments.ids[1:] == part.segments.ids[:-1])
     nothing = torch.zeros_like(mask[:1])
     beside = torch.cat([neighbour, nothing]) | torch.cat([nothing, neighbour])
@@ -157,7 +158,7 @@ def _counts(part: Rollout) -> dict[str, int]:
     counted = {
         "above": found > EXACT,
         "below": found < -EXACT,
-        "padded": beside & zero if part.size else zero,
+        "padded": beside & (part.proximal < UNLIKELY) if part.size else zero,
         "positive": mask & (part.behavior > EXACT) & (part.behavior < torch.inf),
         "silent": (length > 0) & (finite == 0),
         "partial": (finite > 0) & (finite < length),

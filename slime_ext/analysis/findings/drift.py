@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 from slime_ext.analysis.document import Finding
 from slime_ext.analysis.findings import SPOILT, Detector
 from slime_ext.analysis.findings.words import factor, nats
 
 FEWEST = 400  # tokens
+SURE = 6.0  # standard errors
 TIMES, MATTERS = 2.5, 0.015  # of mean |l|, late over early; nats
 
 
 def position_drift(d) -> Finding | None:
-    count, absolute = d.curves.column("position", "count"), d.curves.column("position", "absolute")
+    count, absolute, squared = (d.curves.column("position", c) for c in ("count", "absolute", "squared"))
     if count.sum() < FEWEST:
         return None
     reached = count.cumsum(0) / count.sum()
@@ -20,6 +23,9 @@ def position_drift(d) -> Finding | None:
         return None
     early, middle, late = (float(absolute[part].sum() / count[part].sum()) for part in parts)
     if late < max(MATTERS, TIMES * early) or not early <= middle <= late:
+        return None
+    error = math.sqrt(float(squared[parts[2]].sum())) / float(count[parts[2]].sum())
+    if late - early < SURE * error:  # a few tokens far off, that happen to come late
         return None
     return Finding(
         name="position_drift",

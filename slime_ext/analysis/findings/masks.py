@@ -6,12 +6,12 @@ from slime_ext.analysis.document import Finding
 from slime_ext.analysis.findings import Detector
 from slime_ext.analysis.findings.words import share
 
-FEWEST = 4  # tokens
+FEWEST, LEAST = 4, 5e-4  # tokens, and their share
 
 
 def tool_tokens(d) -> Finding | None:
     padded = d.evidence.counts["padded"]
-    if padded < FEWEST:
+    if padded < max(FEWEST, LEAST * d.sums["tokens"]):
         return None
     return Finding(
         name="tool_tokens",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from itertools import count
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +27,28 @@ ALIASES = {
     "proximal": ("log_probs", "train_log_probs", "proximal"),
     "mask": ("loss_mask", "mask"),
 }
+NAMED = 2  # bad lines that are told one by one
 
 
 def read_jsonl(path: Path) -> Iterator[Rollout | Skipped]:
-    """The rollouts of a file, as they follow each other; a line that is no sample comes as ``Skipped``."""
-    rows: list[Row] = []
-    current: int | None = None
+    """The rollouts of a file, as they follow each other; lines that are no samples come as ``Skipped``."""
+    bad: list[Skipped] = []
+    for rollout_id, found in groupby(_good(path, bad), key=lambda pair: pair[0]):
+        rows = [row for _, row in found]
+        for position, row in enumerate(rows):
+            row.position = position
+        yield assemble(rollout_id, str(path), rows)
+    yield from bad[:NAMED]
+    if len(bad) > NAMED:
+        yield Skipped(str(path), f"{len(bad) - NAMED} more lines are no samples")
+
+
+def _good(path: Path, bad: list[Skipped]) -> Iterator[tuple[int, Row]]:
     for found in _lines(path):
         if isinstance(found, Skipped):
+            bad.append(found)
+        else:
             yield found
-            continue
-        rollout_id, row = found
-        if rows and rollout_id != current:
-            yield assemble(current or 0, str(path), rows)
-            rows = []
-        current = rollout_id
-        row.position = len(rows)
-        rows.append(row)
-    if rows:
-        yield assemble(current or 0, str(path), rows)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Row] | Skipped]:
@@ -65,6 +68,8 @@ def _sample(line: str, where: str) -> tuple[int, Row] | Skipped:
         return Skipped(where, f"is no JSON: {error}")
     if not isinstance(found, dict):
         return Skipped(where, f"expected a JSON object, got {type(found).__name__}")
+    if not any(key in found for key in (*ALIASES["behavior"], *ALIASES["proximal"])):
+        return Skipped(where, "has neither rollout_log_probs nor log_probs: no sample")
     try:
         return int(found.get("rollout_id") or 0), _row(found)
     except (TypeError, ValueError) as error:

@@ -23,7 +23,7 @@ from slime_ext.analysis.records import Rollout, Skipped
 from slime_ext.errors import DataError
 
 FORMAT_VERSION = 2
-FORBIDDEN = re.compile(r"(?:Unsupported global: GLOBAL|class) ([\w.]+)")
+FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)|class ([\w.]+)")
 
 
 def load_plain(path: Path) -> Mapping[str, Any]:
@@ -55,9 +55,9 @@ def _numpy_scalars() -> list[Any]:
 
 
 def _why(message: str) -> str:
-    if found := FORBIDDEN.search(message):
-        return f"holds {found[1]}, which is no plain data: not loaded, since loading it could run code"
-    return f"is no plain data ({message.splitlines()[0][:80]}): not loaded, since loading it could run code"
+    found = FORBIDDEN.search(message)
+    what = f"holds {found[1] or found[2]}, which is" if found else f"({message.splitlines()[0][:80]}) is"
+    return f"{what} no plain data: not loaded, since loading it could run code"
 
 
 def kind_of(found: Mapping[str, Any], path: Path) -> str:

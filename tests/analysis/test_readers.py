@@ -1,0 +1,260 @@
+"""Dumps written in slime's formats, read back; what cannot be read is named, and nothing in a file runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import numpy
+import pytest
+import torch
+
+from slime_ext.analysis.readers import read
+from slime_ext.analysis.records import Rollout, Skipped
+from slime_ext.errors import DataError
+from tests.analysis import dumps
+from tests.analysis.synthetic import World, run
+
+ROLLOUTS = run(World(rollouts=3, samples=7, length=23))
+FIRST = ROLLOUTS[0]
+
+
+def same(a: Rollout, b: Rollout, *names: str) -> bool:
+    return all(torch.equal(getattr(a, n), getattr(b, n)) for n in ("behavior", "proximal", "mask", *names))
+
+
+def only(paths, **options) -> Rollout:
+    (found,) = read(paths, **options)
+    assert isinstance(found, Rollout), found
+    return found
+
+
+def reason(paths) -> str:
+    (found,) = read(paths)
+    assert isinstance(found, Skipped), found
+    return str(found)
+
+
+def test_what_was_written_is_read_in_the_order_of_the_rollout(tmp_path):
+    found = list(read([dumps.write_run(tmp_path, ROLLOUTS)]))
+    assert [r.rollout_id for r in found] == [0, 1, 2]
+    assert all(
+        same(a, b, "tokens", "advantages", "rewards", "versions")
+        for a, b in zip(found, ROLLOUTS, strict=True)
+    )
+    assert found[0].positions == FIRST.positions and list(found[0].responses) == list(FIRST.responses)
+    assert found[0].prompt_lengths == FIRST.prompt_lengths
+
+
+@pytest.mark.parametrize("cp", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "layout", [{}, {"tp": 2}, {"dp": 2}, {"pp": 2}, {"tp": 2, "dp": 2, "pp": 2}], ids=str
+)
+def test_per_rank_files_become_whole_responses(tmp_path, cp, layout):
+    dumps.write_rollout(tmp_path, FIRST)
+    dumps.write_ranks(tmp_path, FIRST, cp=cp, **layout)
+    found = only([tmp_path])
+    order = torch.cat(
+        [torch.arange(0, FIRST.count, layout.get("dp", 1)) + d for d in range(layout.get("dp", 1))]
+    )
+    order = order[order < FIRST.count]
+    for name in ("behavior", "proximal", "advantages"):
+        expected = torch.cat([dumps.of_samples(FIRST, name)[i] for i in order.tolist()])
+        assert torch.equal(getattr(found, name), expected)
+    assert found.positions == tuple(order.tolist())
+    assert [found.responses[k] for k in range(found.count)] == [FIRST.responses[i] for i in order.tolist()]
+
+
+def test_a_missing_context_parallel_rank_is_named(tmp_path):
+    dumps.write_ranks(tmp_path, FIRST, cp=3)[1].unlink()
+    assert "no context-parallel layout explains these lengths" in reason([tmp_path])
+
+
+def test_ranks_without_log_probs_are_told_why(tmp_path):
+    for path in dumps.write_ranks(tmp_path, FIRST, pp=2)[1:]:
+        path.unlink()
+    assert "only on the last pipeline stage" in reason([tmp_path])
+
+
+class Runs:
+    """Unpickling it creates a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_malicious_pickle_runs_nothing(tmp_path, is_zip):
+    path, proof = tmp_path / "0.pt", tmp_path / "ran"
+    content = {"rollout_id": 0, "samples": [], "more": Runs(proof)}
+    torch.save(content, path, _use_new_zipfile_serialization=is_zip)
+    assert "could run code" in reason([path]) and "system" in reason([path])
+    assert not proof.exists()
+    torch.load(path, weights_only=False)
+    assert proof.exists()  # it would have
+
+
+def test_numbers_of_numpy_are_data(tmp_path):
+    rows = dumps.sample_rows(FIRST)
+    for row in rows:
+        row["reward"] = numpy.float64(row["reward"])
+    path = tmp_path / "rollout_data" / "0.pt"
+    path.parent.mkdir()
+    torch.save({"rollout_id": 0, "samples": rows}, path)
+    dumps.write_train(tmp_path, FIRST)
+    assert torch.equal(only([tmp_path]).rewards, FIRST.rewards)
+
+
+def test_broken_files_are_named_and_the_rest_is_read(tmp_path):
+    dumps.write_run(tmp_path, ROLLOUTS)
+    path = tmp_path / "train_data" / "1.pt"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    found = list(read([tmp_path]))
+    assert [type(f) for f in found] == [Rollout, Skipped, Rollout]
+    assert str(path) in str(found[1]) and "cut off" in str(found[1])
+
+
+def test_a_broken_rollout_dump_only_costs_the_text(tmp_path):
+    dumps.write_run(tmp_path, [FIRST])
+    (tmp_path / "rollout_data" / "0.pt").write_bytes(b"no dump")
+    skipped, found = read([tmp_path])
+    assert isinstance(skipped, Skipped) and same(found, FIRST) and found.versions is None
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"format_version": 3, "samples": []}, "format version 3: this reads version 2"),
+        ({"something": 1}, "not a dump of slime"),
+        ([1, 2], "expected a mapping, got list"),
+        ({"format_version": 2, "samples": []}, "holds no sample"),
+    ],
+)
+def test_other_files_are_named(tmp_path, content, said):
+    torch.save(content, tmp_path / "0.pt")
+    assert said in reason([tmp_path])
+
+
+def test_a_rollout_dump_alone_has_no_log_probs_of_the_trainer(tmp_path):
+    dumps.write_rollout(tmp_path, FIRST)
+    assert "no log-probs of the trainer" in reason([tmp_path])
+
+
+def test_samples_that_do_not_fit_are_left_out(tmp_path):
+    path = dumps.write_train(tmp_path, FIRST)
+    content = torch.load(path, weights_only=True)
+    content["samples"][2]["rollout_log_probs"] = torch.zeros(3)
+    content["samples"][4]["log_probs"] = None
+    content["samples"][5]["rollout_log_probs"] = None
+    torch.save(content, path)
+    found = only([tmp_path])
+    assert found.positions == (0, 1, 3, 5, 6) and found.behavior.isnan().sum() == FIRST.lengths[5]
+    assert any("3 of behavior" in note for note in found.notes) and len(found.notes) == 3
+
+
+def test_positions_of_samples_that_were_not_trained_on_stay(tmp_path):
+    dumps.write_rollout(tmp_path, FIRST)
+    path = dumps.write_train(tmp_path, FIRST)
+    content = torch.load(path, weights_only=True)
+    content["samples"] = content["samples"][3:]
+    torch.save(content, path)
+    found = only([tmp_path])
+    assert found.positions == (3, 4, 5, 6) and list(found.responses) == FIRST.responses[3:]
+
+
+def test_the_launchers_versions_are_ages_in_optimizer_steps(tmp_path):
+    rollout = replace(ROLLOUTS[2], versions=torch.full((ROLLOUTS[2].size,), 3))
+    dumps.write_rollout(tmp_path, rollout, per_token_versions=True)
+    dumps.write_train(tmp_path, rollout, ranks=1, steps=4)
+    found = only([tmp_path])
+    assert set(found.ages.tolist()) == {2 * 4 - 3.0} and found.steps == (0, 1, 2, 3, 0, 1, 2)
+
+
+def test_ages_without_a_known_trainer_are_from_the_newest(tmp_path):
+    versions = FIRST.versions.clone()
+    versions[: FIRST.lengths[0]] = 3
+    dumps.write_run(tmp_path, [replace(FIRST, versions=versions + 2)])
+    ages = only([tmp_path]).ages
+    assert set(ages[: FIRST.lengths[0]].tolist()) == {0.0} and set(ages[FIRST.lengths[0] :].tolist()) == {3.0}
+
+
+def test_one_weight_version_per_turn(tmp_path):
+    mask = FIRST.mask.clone()
+    mask[3:6] = False
+    versions = FIRST.versions.clone()
+    versions[6 : FIRST.lengths[0]] = 1
+    dumps.write_run(tmp_path, [replace(FIRST, mask=mask, versions=versions)])
+    found = only([tmp_path])
+    assert torch.equal(found.versions[mask], versions[mask])
+
+
+def test_jsonl_is_the_same(tmp_path):
+    found = list(read([dumps.write_jsonl(tmp_path / "run.jsonl", ROLLOUTS)]))
+    assert len(found) == 3
+    assert all(same(a, b, "advantages", "rewards") for a, b in zip(found, ROLLOUTS, strict=True))
+
+
+def test_lines_that_are_no_samples_are_named(tmp_path):
+    good = dumps.write_jsonl(tmp_path / "run.jsonl", [FIRST]).read_text()
+    (tmp_path / "run.jsonl").write_text('{"loss": 1}\nnonsense\n[]\n[]\n' + good)
+    found = list(read([tmp_path]))
+    assert same(found[0], FIRST) and len(found) == 4
+    assert [
+        "run.jsonl:1" in str(found[1]),
+        "run.jsonl:2" in str(found[2]),
+        "2 more lines" in str(found[3]),
+    ] == [True] * 3
+
+
+def test_none_in_a_list_is_a_missing_log_prob(tmp_path):
+    line = {"rollout_log_probs": [-1.0, None], "log_probs": [-1.0, -2.0]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(line))
+    assert only([tmp_path]).behavior.isnan().tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ids"), [("1", [1]), ("1-2", [1, 2]), ("2-", [2]), ("0,2", [0, 2]), ("-1", [0, 1])]
+)
+def test_ranges_of_rollouts(tmp_path, wanted, ids):
+    dumps.write_run(tmp_path, ROLLOUTS)
+    assert [r.rollout_id for r in read([tmp_path], wanted)] == ids
+    assert [r.rollout_id for r in read([dumps.write_jsonl(tmp_path / "a.jsonl", ROLLOUTS)], wanted)] == ids
+
+
+def test_patterns_and_single_files(tmp_path):
+    dumps.write_run(tmp_path, ROLLOUTS)
+    assert len(list(read([tmp_path / "train_data" / "[01].pt"]))) == 2
+    assert same(only([tmp_path / "train_data" / "2.pt"]), ROLLOUTS[2])
+    assert len(list(read([tmp_path / "*" / "1.pt"]))) == 1
+
+
+def test_checkpoints_and_evaluations_beside_dumps_are_no_dumps(tmp_path):
+    dumps.write_run(tmp_path, [FIRST])
+    (tmp_path / "rollout_data" / "0.pt").rename(tmp_path / "rollout_data" / "eval_0.pt")
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    assert same(only([tmp_path]), FIRST)
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted", "said"),
+    [
+        ("nowhere", None, "got nothing of that name"),
+        (".", None, "give the folder of --dump-details"),
+        (".", "a-b", "--rollouts: expected numbers and ranges"),
+        ("*.pt", None, "got no such file"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, monkeypatch, path, wanted, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=said):
+        list(read([path], wanted))
+
+
+def test_a_range_outside_the_run_says_what_there_is(tmp_path):
+    dumps.write_run(tmp_path, ROLLOUTS)
+    with pytest.raises(DataError, match="expected some of 0-2"):
+        list(read([tmp_path], "7-9"))
