@@ -84,6 +84,12 @@ class Outcome:
         """[T] what multiplies the loss: weights, scaled where the plan says so."""
         return self.weights if self.scale is None else self.weights * self.scale
 
+    def channel(self, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T] float32 each: ratio, 1 where a bound acted, 1 where rejected. The outcome must be observed."""
+        ratio = torch.where(self.finite, self.log_ratio.exp(), 0)
+        flags = (self.clipped & self.finite, mask & ~self.keep)
+        return ratio.float(), *(as_numbers(flag, torch.float32) for flag in flags)
+
 
 @dataclass(frozen=True)
 class Correction:

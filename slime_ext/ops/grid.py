@@ -18,13 +18,15 @@ from torch import Tensor
 
 SHIFT = 5
 BLOCK = 1 << SHIFT
+MANY = 256  # integers, from which a buffer is faster than torch.tensor
 
 
 def host_ints(values: Sequence[int], device: torch.device) -> Tensor:
     """Integers known to the host as an int64 tensor on ``device``, without waiting for the device."""
-    if not values:
-        return torch.empty(0, dtype=torch.int64, device=device)
-    found = torch.frombuffer(array("q", values), dtype=torch.int64)
+    if len(values) < MANY:
+        found = torch.tensor(values, dtype=torch.int64)
+    else:
+        found = torch.frombuffer(array("q", values), dtype=torch.int64)
     return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
 
 
@@ -40,7 +42,7 @@ class Grid:
     lengths: tuple[int, ...]
     device: torch.device
 
-    @property
+    @cached_property
     def count(self) -> int:
         """S."""
         return len(self.lengths)
@@ -63,12 +65,34 @@ class Grid:
         both = host_ints([*shared, *block, *begins[1:]], self.device)
         return both[: len(shared)], both[len(shared) :]
 
+    @cached_property
+    def owners(self) -> tuple[Tensor, Tensor]:
+        """The segment of each block [blocks] (of a shared one: any) and of each single token."""
+        _, begins = self.index
+        ends = (self.blocks, sum(self.lengths) - (self.blocks << SHIFT) + (len(self.index[0]) << SHIFT))
+        parts = begins[: self.count + 1].diff(), begins[self.count :].diff()
+        return tuple(torch.repeat_interleave(p, output_size=n) for p, n in zip(parts, ends, strict=True))
+
+    def singles(self, values: Tensor) -> Tensor:
+        """[T] -> the tokens of the shared blocks and those after all whole blocks."""
+        shared, _ = self.index
+        return torch.cat([self.whole(values).index_select(0, shared).view(-1), values[self.blocks << SHIFT :]])
+
+    def whole(self, values: Tensor) -> Tensor:
+        """[T] -> [blocks, 32], a view."""
+        return values[: self.blocks << SHIFT].view(-1, BLOCK)
+
+    def put_back(self, whole: Tensor, singles: Tensor) -> Tensor:
+        """What ``whole`` and ``singles`` took apart, as new [T]."""
+        shared, _ = self.index
+        head = shared.shape[0] << SHIFT
+        tokens = torch.cat([whole.reshape(-1), singles[head:]])
+        self.whole(tokens).index_copy_(0, shared, singles[:head].view(-1, BLOCK))
+        return tokens
+
     def partial(self, values: Tensor, inside: str = "sum") -> Tensor:
         """[T] -> [N], the sum (or ``amax``) of each block, then the single tokens of the shared blocks."""
-        shared, _ = self.index
-        whole = values[: self.blocks << SHIFT].view(-1, BLOCK)
-        single = whole.index_select(0, shared).view(-1)
-        return torch.cat([getattr(whole, inside)(1), single, values[self.blocks << SHIFT :]])
+        return torch.cat([getattr(self.whole(values), inside)(1), self.singles(values)])
 
     def totals(self, partials: Sequence[Tensor]) -> Tensor:
         """K results of ``partial`` -> [K, S] float64, their sums over each segment."""
@@ -79,10 +103,10 @@ class Grid:
         rows, width = table.shape
         if not width:
             return table.new_zeros((rows, count), dtype=torch.float64)
-        offsets = begins + torch.arange(0, rows * width, width, device=self.device).unsqueeze(1)
+        offsets = begins + torch.arange(rows, device=self.device).unsqueeze(1) * width
         # One flat reduction, which CUDA spreads over all its processors; each row ends in an empty segment.
         flat = torch.segment_reduce(
             table.double().view(-1), "sum", offsets=offsets.view(-1), unsafe=True, initial=0
         )
-        parts = flat.unfold(0, 2 * count, 2 * count + 1)
+        parts = flat.as_strided((rows, 2 * count), (2 * count + 1, 1))
         return parts[:, :count] + parts[:, count:]

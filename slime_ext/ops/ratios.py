@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from slime_ext.ops.segments import Segments
+from slime_ext.ops.segments import Segments, is_traced
 
 Level = Literal["token", "turn", "sequence", "geometric"]
 LEVELS: tuple[str, ...] = get_args(Level)
@@ -15,8 +15,11 @@ LEVELS: tuple[str, ...] = get_args(Level)
 
 def finite_tokens(behavior: Tensor, mask: Tensor) -> Tensor:
     """[T] bool: response tokens whose behavior log-prob is finite."""
-    # 0 times a log-prob is 0, or NaN where it is not finite: a third of the time of isfinite
-    return mask > (behavior.detach() * 0).to(torch.bool)
+    behavior = behavior.detach()
+    if is_traced(behavior):
+        return mask & (behavior.abs() < torch.inf)
+    # 0 times a log-prob is 0, or NaN where it is not finite: a third of the time of a comparison
+    return mask > (behavior * 0).to(torch.bool)
 
 
 def in_common(numerator: Tensor, behavior: Tensor) -> tuple[Tensor, Tensor]:

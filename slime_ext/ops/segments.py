@@ -29,9 +29,14 @@ def identity(values: Tensor) -> Tensor:
     return values
 
 
+def is_traced(values: Tensor) -> bool:
+    """Whether operations are being recorded for a compiler, which wants them plain."""
+    return type(values) is not Tensor
+
+
 def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:
     """Bool -> 0 and 1; through bytes, which on CPU is four times as fast as from bool."""
-    return flags.view(torch.uint8).to(dtype)
+    return flags.to(dtype) if is_traced(flags) else flags.view(torch.uint8).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class Segments:
         pieces = tuple(zip(range(len(lengths)), repeat(0), lengths, repeat(0), strict=False))
         return cls(tuple(lengths), pieces, mask.to(torch.bool))
 
-    @property
+    @cached_property
     def count(self) -> int:
         """S."""
         return len(self.lengths)

@@ -1,0 +1,96 @@
+"""What every backend does with the tokens of one hook call, and how the plain one does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slime_ext.correction import NO_PLAN, Correction, Outcome, Plan, Tokens, plan_step
+from slime_ext.metrics.layout import Layout
+from slime_ext.metrics.measure import Measured, measure
+from slime_ext.objectives import Bounds
+
+
+@dataclass(frozen=True)
+class Work:
+    """One hook call's tokens with everything that is known about them.
+
+    Args:
+        plan: what was settled for the optimizer step; None makes the tokens a step of their own.
+        host_loss: [T] the host's policy loss, with grad.
+        layout: of the metrics to measure; None measures nothing.
+        first: whether this rank is the one that counts the sequences it shares with others.
+    """
+
+    tokens: Tokens
+    host_loss: Tensor
+    plan: Plan | None = None
+    bounds: Bounds = Bounds()
+    layout: Layout | None = None
+    first: bool = True
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What the hook returns and keeps of a call."""
+
+    loss: Tensor  # [T] with grad, 0 at rejected and masked tokens
+    keep: Tensor  # [T] bool
+    channel: tuple[Tensor, Tensor, Tensor]  # [T] float32 each: ratio, clipped, rejected
+    measured: Measured | None
+
+
+class Weighted(torch.autograd.Function):
+    """A product of the host's loss and detached factors that is known already, with its gradient."""
+
+    @staticmethod
+    def forward(ctx, host_loss: Tensor, product: Tensor, factor: Tensor, keep: Tensor) -> Tensor:
+        ctx.save_for_backward(factor, keep)
+        return product.view_as(product)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        factor, keep = ctx.saved_tensors
+        return torch.where(keep, grad * factor.to(grad.dtype), 0), None, None, None
+
+
+def settled(correction: Correction, tokens: Tokens, plan: Plan | None) -> Plan:
+    """The plan, or the one of a step that these tokens are all of."""
+    if plan is not None:
+        return plan
+    return plan_step(correction, [tokens], tokens.segments.all_sum) if correction.is_coupled else NO_PLAN
+
+
+@dataclass(frozen=True)
+class Eager:
+    """PyTorch operation by operation: needs nothing, serves every correction and every device."""
+
+    correction: Correction
+    name: str = "eager"
+
+    def outcome(self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False) -> Outcome:
+        """As ``Correction.__call__``."""
+        return self.correction(tokens, plan, observe=observe)
+
+    def apply(self, work: Work) -> Applied:
+        """The whole of a hook call between packing and handing back."""
+        return finish(self.correction, self.outcome(work.tokens, work.plan, observe=True), work, _measure)
+
+
+def _measure(work: Work, outcome: Outcome, clipped: Tensor | None) -> Measured:
+    return measure(work.tokens, outcome, work.layout, surrogate_clipped=clipped, first=work.first)
+
+
+def finish(
+    correction: Correction, outcome: Outcome, work: Work, measured_by: Callable[..., Measured]
+) -> Applied:
+    """Loss, host metrics and measures of an observed outcome."""
+    loss, clipped = correction.loss(outcome, work.tokens, work.host_loss, work.bounds)
+    ratio, bounded, rejected = outcome.channel(work.tokens.segments.mask)
+    if clipped is not None:
+        bounded = torch.maximum(bounded, clipped.float())
+    measured = None if work.layout is None else measured_by(work, outcome, clipped)
+    return Applied(loss, outcome.keep, (ratio, bounded, rejected), measured)

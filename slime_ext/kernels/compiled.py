@@ -1,0 +1,203 @@
+"""The two halves of a correction as two graphs that torch.compile turns into loops.
+
+``head`` reads the tokens and yields the table of statistics over sequences; ``expand`` takes the table, lets
+the steps decide and spreads what they decided. One graph would evaluate the small [S] part inside the loop
+over the tokens. Sizes are dynamic: each graph is compiled once, on a made-up batch in which no two sizes are
+alike, and serves every batch from then on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import pad
+
+from slime_ext.correction import Correction, Outcome, Plan, Sequences, Tokens
+from slime_ext.kernels.apply import Applied, Eager, Weighted, Work, finish, settled
+from slime_ext.kernels.traced import (
+    PER_TOKEN,
+    SPARE,
+    Named,
+    Rows,
+    grid_of,
+    inputs_of,
+    layout_of,
+    made_up,
+    tokens_of,
+)
+from slime_ext.metrics.layout import Layout
+from slime_ext.metrics.measure import Measured, measure
+from slime_ext.objectives import Bounds, Host
+from slime_ext.ops.statistics import tabulate
+
+SMALLEST = 1024  # tokens; below, compiled calls cost more than they save
+Flat = tuple[Tensor, ...]
+SEEN = ("weights", "keep", "finite", "log_ratio", "clipped", "acted")  # per token, of an observed outcome
+PER_SEQUENCE = ("sequence_log_ratio", "sequence_count", "sequence_keep")
+
+
+def expressible(correction: Correction) -> bool:
+    """Whether every statistic is a sum over sequences: turns, maxima and prefix minima are not."""
+    needs = correction.needs(observe=True)
+    return all((need.aggregate, need.unit) == ("sum", "sequence") for need in needs)
+
+
+@dataclass(frozen=True)
+class Want:
+    """What a graph is built for; everything else about a batch may change from call to call."""
+
+    part: str
+    observe: bool = False
+    loss: bool = False
+    layout: Layout | None = None
+    first: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """Compiled graphs for one correction; small batches run eagerly."""
+
+    correction: Correction
+    name: str = "compiled"
+
+    def __post_init__(self) -> None:
+        self.__dict__.update(_known={}, _lock=threading.Lock(), _eager=Eager(self.correction))
+
+    def outcome(self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False) -> Outcome:
+        """As ``Correction.__call__``."""
+        if tokens.segments.size < SMALLEST:
+            return self._eager.outcome(tokens, plan, observe=observe)
+        plan = settled(self.correction, tokens, plan)
+        found = self._call(Want("expand", observe), self._inputs(tokens, plan, observe))
+        return self._outcome(found, plan, tokens.segments.count, observe)
+
+    def apply(self, work: Work) -> Applied:
+        """As ``Eager.apply``; weighting the host's loss belongs to the second graph, measuring is a third."""
+        tokens, correction = work.tokens, self.correction
+        if tokens.segments.size < SMALLEST:
+            return self._eager.apply(work)
+        if not isinstance(correction.surrogate, Host) or correction.is_identity:
+            return finish(correction, self.outcome(tokens, work.plan, observe=True), work, self._measure)
+        plan = settled(correction, tokens, work.plan)
+        given = self._inputs(tokens, plan, True) | {"host_loss": work.host_loss.detach()}
+        product, factor, *channel_and_rest = self._call(Want("expand", True, True), given)
+        channel, rest = tuple(channel_and_rest[:3]), channel_and_rest[3:]
+        outcome = self._outcome(rest, plan, tokens.segments.count, True)
+        measured = None if work.layout is None else self._measure(work, outcome, None)
+        return Applied(Weighted.apply(work.host_loss, product, factor, outcome.keep), outcome.keep, channel, measured)
+
+    def _inputs(self, tokens: Tokens, plan: Plan, observe: bool) -> Named:
+        """What the second half reads, the first half's table among it."""
+        given = inputs_of(self.correction, tokens) | layout_of(tokens)
+        if self.correction.needs(observe=observe):
+            table = self._call(Want("head", observe), given)
+            given["table"] = tokens.segments.all_sum(table)
+        given |= {f"number{i}": plan.numbers[step] for i, step in enumerate(_coupled(self.correction))}
+        per_sequence = {"ages": tokens.ages, "scale": plan.scale, "group": plan.keep}
+        return given | {name: pad(t, (0, SPARE)) for name, t in per_sequence.items() if t is not None}
+
+    def _outcome(self, flat: Flat, plan: Plan, count: int, observe: bool) -> Outcome:
+        """The reverse of ``_flat``."""
+        flat = list(flat)
+        scale = flat.pop(4) if plan.scale is not None else None
+        if not observe:
+            return Outcome(*flat[:4], scale=scale)
+        sequences = Sequences(*(values[:count] for values in flat[6:]))
+        return Outcome(*flat[:6], sequences, scale)
+
+    def _measure(self, work: Work, outcome: Outcome, surrogate_clipped: Tensor | None) -> Measured:
+        given = {name: getattr(outcome, name) for name in SEEN}
+        given |= {"behavior": work.tokens.behavior.detach(), "mask": work.tokens.segments.mask}
+        seen = outcome.sequences
+        both = zip(PER_SEQUENCE, (seen.log_ratio, seen.count, seen.keep), strict=True)
+        given |= {name: pad(t, (0, SPARE)) for name, t in both}
+        if work.layout.curves:
+            given["within"] = work.tokens.segments.within
+        if work.tokens.ages is not None:
+            given |= {"ages": pad(work.tokens.ages, (0, SPARE)), "ids": work.tokens.segments.ids}
+        if surrogate_clipped is not None:
+            given["surrogate_clipped"] = surrogate_clipped
+        return Measured(*self._call(Want("measure", True, False, work.layout, work.first), given))
+
+    def _call(self, want: Want, given: Named) -> Flat | Tensor:
+        key = (want, tuple((name, t.dtype) for name, t in given.items()))
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = self._compile(want, given)
+            graph = self._known[key]
+        with torch.no_grad():
+            return graph(*given.values())
+
+    def _compile(self, want: Want, given: Named) -> Callable[..., Flat | Tensor]:
+        part = {"head": self._head, "expand": self._expand, "measure": self._measured}[want.part]
+        names = list(given)
+
+        def body(*values: Tensor) -> Flat | Tensor:
+            return part(dict(zip(names, values, strict=True)), want)
+
+        example = made_up(given)
+        with torch.no_grad():
+            traced = make_fx(body, tracing_mode="symbolic")(*example)
+            compiled = torch.compile(traced, dynamic=True, fullgraph=True)
+            compiled(*example)
+        return compiled
+
+    def _head(self, given: Named, want: Want) -> Tensor:
+        grid = grid_of(given)
+        tokens = tokens_of(given, grid=grid, count=grid.count)
+        needs = self.correction.needs(observe=want.observe)
+        table = tabulate(needs, self.correction.look(tokens).value_of, tokens.segments)
+        return torch.stack([table[need] for need in needs])
+
+    def _expand(self, given: Named, want: Want) -> Flat:
+        """Whole blocks row by row, so that what belongs to a sequence is looked up once a row; then the
+        rest."""
+        grid = grid_of(given)
+        rows, _ = self._decide(given, want, grid.whole, given["block_owner"])
+        singles, per_sequence = self._decide(given, want, grid.singles, given["single_owner"])
+        return *(grid.put_back(*both) for both in zip(rows, singles, strict=True)), *per_sequence
+
+    def _decide(self, given: Named, want: Want, cut: Callable, owner: Tensor) -> tuple[Flat, Flat]:
+        """What comes out per token of one part of the tokens, and per sequence."""
+        correction = self.correction
+        mine = {name: cut(t) if name in PER_TOKEN else t for name, t in given.items()}
+        tokens = tokens_of(mine)
+        facts = Rows.of(correction.look(tokens), owner)
+        needs = correction.needs(observe=want.observe)
+        if needs:
+            facts = replace(facts, table=dict(zip(needs, given["table"].unbind(), strict=True)))
+        numbers = {step: given[f"number{i}"] for i, step in enumerate(_coupled(correction))}
+        plan = Plan(numbers, given.get("scale"), given.get("group"))
+        outcome = correction.decide(facts, plan, observe=want.observe)
+        per_token, per_sequence = _flat(outcome)
+        if want.loss:
+            loss, _ = correction.loss(outcome, tokens, mine["host_loss"], Bounds())
+            per_token = (loss, outcome.factor, *outcome.channel(mine["mask"]), *per_token)
+        return tuple(t.expand(mine["mask"].shape) for t in per_token), per_sequence
+
+    def _measured(self, given: Named, want: Want) -> Flat:
+        known = {name: given[name] for name in ("ids", "within") if name in given}
+        outcome = Outcome(*(given[name] for name in SEEN), Sequences(*(given[name] for name in PER_SEQUENCE)))
+        tokens = tokens_of(given | {"numerator": given["behavior"]}, **known)
+        clipped = given.get("surrogate_clipped")
+        return tuple(measure(tokens, outcome, want.layout, surrogate_clipped=clipped, first=want.first))
+
+
+def _coupled(correction: Correction) -> list:
+    return [step for step in correction.steps if step.is_coupled]
+
+
+def _flat(outcome: Outcome) -> tuple[Flat, Flat]:
+    """An outcome's tensors per token, and per sequence."""
+    own = (outcome.weights, outcome.keep, outcome.finite, outcome.log_ratio)
+    if outcome.scale is not None:
+        own += (outcome.scale,)
+    if outcome.sequences is None:
+        return own, ()
+    seen = outcome.sequences
+    return (*own, outcome.clipped, outcome.acted), (seen.log_ratio, seen.count, seen.keep)
