@@ -117,10 +117,10 @@ class WhatIf:
         """What the numbers leave out."""
         if not self.stopped:
             return ()
-        named = ", ".join(map(str, sorted(self.stopped)[:NAMED]))
+        named, more = sorted(self.stopped)[:NAMED], ", ..." if len(self.stopped) > NAMED else ""
         return (
-            f"what-if: {len(self.stopped)} rollouts are left out ({named}{', ...' * (len(self.stopped) > NAMED)}): "
-            "a proximal log-prob is not finite, where every hook stops the run",
+            f"what-if: rollouts {', '.join(map(str, named))}{more} are left out: a proximal log-prob is not "
+            "finite, where every hook stops the run",
         )
 
     def effects(self) -> tuple[Effect, ...]:

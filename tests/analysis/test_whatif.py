@@ -157,7 +157,7 @@ def test_a_rollout_at_which_the_hook_stops_is_left_out_and_named():
     found = WhatIf({"token_is": presets.get("token_is")})
     for r in (rollout(), broken):
         found.add(r)
-    assert found.stopped == [4] and "1 rollouts are left out (4)" in found.notes()[0]
+    assert found.stopped == [4] and "rollouts 4 are left out" in found.notes()[0]
     assert found.effects() == whatif.whatif([rollout()], {"token_is": presets.get("token_is")})
 
 
