@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("slime_ext.commands.check:main", "whether a configuration or a launch script is right"),
     "convert": ("slime_ext.commands.convert:main", "another system's correction in native keys"),
     "bench": ("slime_ext.analysis.bench:main", "bias and variance of every correction, by enumeration"),
+    "doctor": ("slime_ext.commands.doctor:main", "what is installed, and whether a launch can work here"),
     "analyze": (
         "slime_ext.commands.analyze:main",
         "what is wrong in a run's dumps; what corrections would do",

@@ -54,15 +54,25 @@ def check(config: Any, path: str, args_path: str | None = None) -> tuple[Any, An
     Raises:
         ConfigError: the first thing that is wrong.
     """
-    arguments = read_arguments(args_path) if args_path else {}
-    arguments |= read_arguments(path) if is_script(path) else _of_yaml(path)
-    if "slime_ext" not in arguments and (beside := arguments.get("custom_config_path")):
-        arguments |= _of_yaml(_found(beside, args_path or path))
+    arguments = gathered(path, args_path)
     mapping = _mapping(config, arguments)
     loaded = config.read_config(mapping)
     config.check_args(loaded, namespace(arguments))
     check_flags(namespace(arguments), HOOK)
     return mapping, loaded, _notes(loaded, arguments)
+
+
+def gathered(path: str, args_path: str | None = None) -> Arguments:
+    """Every argument that a file leads to; keys of --custom-config-path go over flags, as in slime.
+
+    Raises:
+        ConfigError: a file cannot be read, or holds something else.
+    """
+    arguments = read_arguments(args_path) if args_path else {}
+    arguments |= read_arguments(path) if is_script(path) else _of_yaml(path)
+    if "slime_ext" not in arguments and (beside := arguments.get("custom_config_path")):
+        arguments |= _of_yaml(_found(beside, args_path or path))
+    return arguments
 
 
 def _of_yaml(path: str) -> Arguments:

@@ -1,0 +1,139 @@
+"""``slime-ext doctor [LAUNCH_SCRIPT]``: what is installed and usable, and whether a launch can work here."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from slime_ext.commands import installed, light
+from slime_ext.commands.arguments import Arguments, is_script, words_of
+from slime_ext.commands.check import check, gathered
+from slime_ext.commands.installed import Part
+from slime_ext.commands.output import console
+from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.host.summary import one_line
+
+WRONG = 1
+SLIME, EMBEDDED = "slime", "slime-ext train"
+STYLES = {"ok": "green", "wrong": "red", "missing": "red", "-": ""}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. ``state`` is a key of STYLES; with ``wrong`` or ``missing`` it cannot work."""
+
+    name: str
+    found: str
+    state: str
+    note: str = ""
+
+
+def main(argv: list[str]) -> int:
+    """Prints the table; 1 where the launch script's setup cannot work on this machine."""
+    parser = argparse.ArgumentParser(
+        prog="slime-ext doctor", description="What is installed, and what would run."
+    )
+    parser.add_argument(
+        "script",
+        nargs="?",
+        metavar="LAUNCH_SCRIPT",
+        help="a launch script, or a YAML of --custom-config-path",
+    )
+    parser.add_argument(
+        "--slime-dir", metavar="DIR", help="the checkout of slime; default: the one that imports"
+    )
+    given = parser.parse_args(argv)
+    asked = given.script or None
+    launcher = launcher_of(asked) if asked else None
+    rows = diagnose(launcher, _arguments(asked), given.slime_dir)
+    if asked:
+        rows += what_runs(asked, launcher, rows)
+    _show(rows)
+    return WRONG if any(row.state in ("wrong", "missing") for row in rows) else 0
+
+
+def launcher_of(path: str) -> str | None:
+    """Which launcher a script starts; None for a YAML file, and for a script that starts neither."""
+    if not is_script(path):
+        return None
+    try:
+        words = words_of(path, Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: expected a readable file, got {error.strerror or error}") from None
+    if any(Path(word).name in ("train.py", "train_async.py") for word in words):
+        return SLIME
+    return EMBEDDED if any(Path(word).name == "slime-ext" for word in words) else None
+
+
+def needed(launcher: str | None, arguments: Arguments) -> set[str]:
+    """The parts without which a launch cannot work."""
+    if launcher == EMBEDDED:
+        return {"python", "torch", "megatron", "transformers", "sglang"}
+    if launcher != SLIME:
+        return {"python", "torch"}
+    found = {"python", "torch", "cuda", "megatron", "ray", "sglang", "slime", "transformers"}
+    if arguments.get("transformer_impl") != "local":
+        found.add("transformer_engine")
+    if not arguments.get("no_gradient_accumulation_fusion"):
+        found.add("apex")  # the output layer's fused gradient accumulation is apex's
+    return found
+
+
+def diagnose(launcher: str | None, arguments: Arguments, slime_dir: str | None = None) -> list[Row]:
+    """One row per part, judged by whether the launch needs it."""
+    required = needed(launcher, arguments)
+    parts = {name: probe() for name, probe in installed.PARTS.items()}
+    parts["slime"] = installed.slime(slime_dir)
+    return [_row(part, name in required, launcher) for name, part in parts.items()]
+
+
+def _row(part: Part, is_needed: bool, launcher: str | None) -> Row:
+    state = "ok" if part.usable else "wrong" if part.found else "missing"
+    if part.note == installed.CORE_ALONE and launcher == SLIME:
+        return Row(part.name, part.found, "wrong", f"{part.note}: slime needs Megatron-LM on PYTHONPATH")
+    if not part.usable and not is_needed:
+        return Row(part.name, part.found or "none", "-", part.note)
+    return Row(part.name, part.found or "none", state, part.note)
+
+
+def what_runs(path: str, launcher: str | None, rows: list[Row]) -> list[Row]:
+    """The correction that the file leads to, and how what it needs gets to it."""
+    try:
+        with light.config() as config:
+            _, loaded, notes = check(config, path)
+            line = one_line(config.to_mapping(loaded.correction))
+            needs_target = loaded.correction.needs_target
+    except SlimeExtError as error:
+        return [Row("correction", "none", "wrong", str(error))]
+    arguments = gathered(path)
+    found = [Row("launcher", launcher or "not told by this file", "ok" if launcher else "-")]
+    found.append(Row("correction", line, "ok", "; ".join(notes)))
+    if needs_target or str(arguments.get("custom_tis_function_path")).endswith("off_policy_is_function"):
+        found.append(_carried(arguments, launcher, rows))
+    return found
+
+
+def _carried(arguments: Arguments, launcher: str | None, rows: list[Row]) -> Row:
+    is_patched = any(row.name == "slime" and "0001 applied" in row.note for row in rows)
+    if launcher == EMBEDDED:
+        return Row("cur_log_probs", "passed by the launcher", "ok")
+    if arguments.get("custom_megatron_init_path") == "slime_ext.host.init":
+        return Row("cur_log_probs", "carried by slime_ext.host.init", "ok")
+    if is_patched:
+        return Row("cur_log_probs", "passed by the patched slime", "ok")
+    return Row("cur_log_probs", "none", "missing", "add --custom-megatron-init-path slime_ext.host.init")
+
+
+def _arguments(path: str | None) -> Arguments:
+    return gathered(path) if path else {}
+
+
+def _show(rows: list[Row]) -> None:
+    table = Table("part", "found", "", "note", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(row.name, Text(row.found), Text(row.state, STYLES[row.state]), Text(row.note))
+    console().print(table)

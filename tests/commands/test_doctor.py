@@ -1,0 +1,151 @@
+"""``slime-ext doctor``: packages that lie on the path, and launches that can or cannot work with them."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from slime_ext import cli
+from slime_ext.commands import doctor, installed
+from slime_ext.commands.installed import Part
+
+SLIME_RUN = "python3 train_async.py --use-tis --custom-tis-function-path slime_ext.tis.{preset} {more}\n"
+OURS_RUN = "slime-ext train --use-tis --custom-tis-function-path slime_ext.tis.{preset} {more}\n"
+INIT = "--custom-megatron-init-path slime_ext.host.init"
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Puts a package with some files first on the path."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(name, *files):
+        for file in ("__init__.py", *files):
+            path = tmp_path / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("")
+        importlib.invalidate_caches()
+
+    return make
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine that has everything, but for what is named."""
+
+    def having(*, without=(), **parts):
+        names = [*installed.PARTS, "slime"]
+        full = {name: Part(name, "1.0", True) for name in names} | parts
+        full |= {name: Part(name, "", False, f"install {name}") for name in without}
+        monkeypatch.setattr(installed, "PARTS", {n: (lambda p=full[n]: p) for n in installed.PARTS})
+        monkeypatch.setattr(installed, "slime", lambda folder=None: full["slime"])
+
+    return having
+
+
+def run(capsys, tmp_path, text):
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    status = cli.main(["doctor", str(path)])
+    return status, capsys.readouterr().out
+
+
+def test_the_apex_of_pypi_is_told_apart(package):
+    package("apex", "lib/__init__.py")
+    found = installed.apex()
+    assert not found.usable and "pip uninstall apex" in found.note
+
+
+def test_nvidias_apex_needs_its_extensions(package):
+    package("apex", "multi_tensor_apply/__init__.py")
+    assert "without its extensions" in installed.apex().note
+    for extension in ("amp_C", "fused_weight_gradient_mlp_cuda"):
+        package(extension)
+    assert installed.apex().usable
+
+
+def test_no_apex_says_how_to_get_nvidias():
+    found = installed.apex()
+    assert (found.found, found.usable) == ("", False) and "github.com/NVIDIA/apex" in found.note
+
+
+def test_megatron_core_alone_is_told_from_megatron_lm(monkeypatch):
+    assert installed.megatron().note == installed.CORE_ALONE
+    has = installed._has
+    monkeypatch.setattr(installed, "_has", lambda name: name == "megatron.training" or has(name))
+    assert installed.megatron().note == "Megatron-LM"
+
+
+def test_a_folder_that_is_no_checkout(tmp_path):
+    found = installed.slime(str(tmp_path))
+    assert not found.usable and "expected a checkout of slime" in found.note
+
+
+def test_without_a_launch_nothing_is_required(capsys):
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("PyTorch", "Megatron", "NVIDIA apex", "SGLang", "slime"))
+
+
+@pytest.mark.parametrize("text", [SLIME_RUN, OURS_RUN])
+def test_a_launch_that_can_work(capsys, tmp_path, machine, text):
+    machine()
+    status, out = run(capsys, tmp_path, text.format(preset="token_tis", more=""))
+    assert status == 0 and "reweight(token) > truncate(high 2)" in out
+
+
+@pytest.mark.parametrize("part", ["cuda", "megatron", "transformer_engine", "apex", "sglang", "ray", "slime"])
+def test_slime_cannot_do_without(capsys, tmp_path, machine, part):
+    machine(without=[part])
+    status, out = run(capsys, tmp_path, SLIME_RUN.format(preset="token_tis", more=""))
+    assert status == 1 and "missing" in out and f"install {part}" in out
+
+
+@pytest.mark.parametrize(
+    ("part", "more"),
+    [("transformer_engine", "--transformer-impl local"), ("apex", "--no-gradient-accumulation-fusion")],
+)
+def test_a_flag_does_away_with_a_part(capsys, tmp_path, machine, part, more):
+    machine(without=[part])
+    assert run(capsys, tmp_path, SLIME_RUN.format(preset="token_tis", more=more))[0] == 0
+
+
+def test_slime_needs_more_than_megatron_core(capsys, tmp_path, machine):
+    machine(megatron=Part("Megatron", "0.16.1", True, installed.CORE_ALONE))
+    status, out = run(capsys, tmp_path, SLIME_RUN.format(preset="token_tis", more=""))
+    assert status == 1 and "slime needs" in out
+    assert run(capsys, tmp_path, OURS_RUN.format(preset="token_tis", more=""))[0] == 0
+
+
+def test_our_launcher_needs_neither_cuda_nor_ray_nor_slime(capsys, tmp_path, machine):
+    machine(without=["cuda", "ray", "slime", "apex", "transformer_engine", "triton"])
+    assert run(capsys, tmp_path, OURS_RUN.format(preset="off_policy_is", more=""))[0] == 0
+
+
+@pytest.mark.parametrize("preset", ["off_policy_is", "off_policy_is_function"])
+@pytest.mark.parametrize(
+    ("more", "note", "status", "said"),
+    [
+        ("", "", 1, "add --custom-megatron-init-path"),
+        (INIT, "", 0, "carried by slime_ext.host.init"),
+        ("", "patch 0001 applied, patch 0002 not applied", 0, "passed by the patched slime"),
+        ("", "patch 0001 not applied", 1, "add --custom-megatron-init-path"),
+    ],
+)
+def test_how_the_target_gets_to_the_hook(capsys, tmp_path, machine, preset, more, note, status, said):
+    machine(slime=Part("slime", "0.3.1", True, note))
+    found, out = run(capsys, tmp_path, SLIME_RUN.format(preset=preset, more=more))
+    assert found == status and said in out
+
+
+def test_a_wrong_configuration_cannot_work(capsys, tmp_path, machine):
+    machine()
+    status, out = run(capsys, tmp_path, SLIME_RUN.format(preset="tokn_tis", more=""))
+    assert status == 1 and "did you mean" in out
+
+
+def test_a_script_that_starts_neither(tmp_path):
+    (tmp_path / "run.sh").write_text("echo hello\n")
+    assert doctor.launcher_of(str(tmp_path / "run.sh")) is None
+    assert doctor.launcher_of("some.yaml") is None
