@@ -41,6 +41,21 @@ def test_a_step_may_be_its_bare_name_or_have_no_fields():
     assert load_config({"steps": ["reweight", {"truncate": None}]}).steps == (Reweight(), Truncate())
 
 
+@pytest.mark.parametrize("text", ["1e-4", "0.0001", " 1.0E-04 "])
+def test_a_number_given_as_text_is_a_number(text):
+    assert load_config({"steps": [{"veto": {"low": text}}]}).steps == (Veto(low=1e-4),)
+
+
+def test_text_where_a_word_is_wanted_stays_text():
+    with pytest.raises(ConfigError, match="level: expected 'token'"):
+        load_config({"steps": [{"reweight": {"level": "2"}}]})
+
+
+def test_a_whole_number_given_as_text_is_one():
+    (step,) = load_config({"steps": [{"reject": {"max_staleness": "3"}}]}).steps
+    assert step.max_staleness == 3 and isinstance(step.max_staleness, int)
+
+
 def test_a_surrogate_takes_fields():
     assert load_config({"surrogate": {"ppo_clip": {"anchor": "behavior"}}}).surrogate == PpoClip("behavior")
 
@@ -75,8 +90,12 @@ def test_a_surrogate_takes_fields():
             {"steps": [{"truncate": {"hihg": 2}}]},
             "slime_ext.steps[0].truncate: unknown key 'hihg'; did you mean 'high'?",
         ),
-        ({"steps": [{"truncate": {"high": "1e1"}}]}, "got '1e1': YAML 1.1 reads it as text; write 1.0e+01"),
-        ({"steps": [{"truncate": {"high": "2"}}]}, "got '2': take off the quotes"),
+        ({"steps": [{"truncate": {"high": "two"}}]}, "truncate.high: expected a number, got 'two'"),
+        ({"steps": [{"truncate": {"high": "inf"}}]}, "truncate.high: expected a number, got 'inf'"),
+        ({"steps": [{"truncate": {"high": "2_0"}}]}, "truncate.high: expected a number, got '2_0'"),
+        ({"steps": [{"truncate": {"high": "true"}}]}, "truncate.high: expected a number, got 'true'"),
+        ({"steps": [{"truncate": {"high": "0.5"}}]}, "truncate.high: expected a number >= 1, got 0.5"),
+        ({"steps": [{"reject": {"max_staleness": "1.5"}}]}, "max_staleness: expected a"),
         (
             {"steps": [{"truncate": {"high": True}}]},
             "slime_ext.steps[0].truncate.high: expected a number, got True",

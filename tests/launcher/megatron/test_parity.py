@@ -67,6 +67,59 @@ VARIANTS = {
     "whole": {"micro_batch_size": 8},
 }
 
+# What couples samples: the same host function as in slime, on every layout. The tiny rollout's log-ratios are
+# several nats, so the bounds are wide: they reject three sequences of eight, and a token of another.
+PLANNED = {
+    "rollout_data_postprocess_path": "slime_ext.host.rollout_data_postprocess",
+    "custom_tis_function_path": "slime_ext.tis.correct",
+    "get_mismatch_metrics": True,
+    "slime_ext": {
+        "steps": [
+            "reweight",
+            {"truncate": {"high": 2.0}},
+            "normalize",
+            {"reject": {"low": 0.0135, "high": 1e2}},
+            {"reject": {"unit": "sequence", "aggregate": "mean", "low": 0.07, "high": 5.0}},
+        ],
+        "denominator": "kept",
+        "group": "atomic",
+    },
+}
+GROUPS = {"n_samples_per_prompt": 2}
+PLANS = {
+    "atomic": PLANNED | GROUPS,
+    "rebaseline": PLANNED | GROUPS | {"slime_ext": PLANNED["slime_ext"] | {"group": "rebaseline"}},
+    "per_token": PLANNED | GROUPS | {"calculate_per_token_loss": True},
+    "two_steps": PLANNED | GROUPS | {"num_steps_per_rollout": 2, "global_batch_size": 4},
+}
+
+
+@functools.cache
+def planned(layout, plan):
+    return run(layout, {"rollouts": 2, **PLANS[plan]})
+
+
+CELLS = [(layout, "atomic") for layout in LAYOUTS] + [(x, plan) for x in ("cp2", "dp2") for plan in PLANS]
+
+
+@pytest.mark.parametrize(("layout", "plan"), sorted(set(CELLS)))
+def test_what_couples_samples_equals_one_process(layout, plan):
+    found = differences(planned(layout, plan), planned("one", plan))
+    assert max(found.values()) < BOUND, found
+
+
+def test_packing_changes_nothing_that_couples_samples():
+    whole = run("one", {"rollouts": 2, **PLANS["atomic"], "micro_batch_size": 8})
+    found = differences(planned("one", "atomic"), whole)
+    assert max(found.values()) < BOUND, found
+
+
+@pytest.mark.parametrize("key", ["denominator", "group"])
+def test_what_couples_samples_acts(key):
+    without = {k: v for k, v in PLANNED["slime_ext"].items() if k != key}
+    both = [run("one", PLANS["atomic"] | {"slime_ext": m}) for m in (PLANNED["slime_ext"], without)]
+    assert differences(*both)["gradients"] > 1e-4
+
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("layout", ["cp2", "dp2"])

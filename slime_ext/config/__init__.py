@@ -12,23 +12,24 @@ import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
-
-from pydantic import ConfigDict, ValidationError, create_model
+from typing import Any
 
 from slime_ext import dialects, presets, rails
+from slime_ext.config.rules import check_args
+from slime_ext.config.typed import built, checked, mapping_of, named, unknown
 from slime_ext.correction import WEIGHTS, Correction
 from slime_ext.dialects.scoped import FORMS, ZeroOutside
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.facts import Step
 from slime_ext.metrics.names import known_names
 from slime_ext.metrics.options import Options
-from slime_ext.objectives import SURROGATES, Host
+from slime_ext.objectives import SURROGATES
 from slime_ext.rails import Guard
 from slime_ext.steps import STEPS, Clip, Truncate
 
+__all__ = ["Loaded", "check_args", "load_config", "read_config", "to_mapping"]
+
 ROOT = "slime_ext"
-CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
 KEYS = ("preset", "surrogate", "steps", *PLAIN, "guards", "metrics")
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **FORMS}
@@ -87,39 +88,6 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
     return Loaded(_native(reading.mapping), reading.notes, reading.args)
 
 
-def check_args(loaded: Loaded, args: Any) -> None:
-    """Rules between a correction and the host's arguments (slime's names; absent ones are not checked).
-
-    Raises:
-        ConfigError: a ratio would be counted twice, a surrogate's work would be discarded, or a dialect's
-            block contradicts the arguments.
-    """
-    correction = loaded.correction
-    for key, value in loaded.args.items():
-        _same_as_args(key, value, args)
-    own_loss = not isinstance(correction.surrogate, Host)
-    weighs = any(isinstance(step, WEIGHTS) for step in correction.steps)
-    if weighs and correction.numerator == "target" and not own_loss:
-        _forbid_double_count(args)
-    if (
-        correction.sets_weights
-        and not own_loss
-        and _on(args, "use_tis")
-        and _on(args, "use_rollout_logprobs")
-    ):
-        why = "the host's loss divides by the behavior policy already; keep rejections only"
-        _refuse_flag("--use-rollout-logprobs", "off beside a step that sets weights", "on", why)
-    if own_loss and _on(args, "use_opsm"):
-        _refuse_flag("--use-opsm", "off beside a surrogate of slime_ext", "on", "its mask would be discarded")
-    if own_loss and getattr(args, "advantage_estimator", None) == "gspo":
-        why = "its sequence ratio would be discarded; use surrogate: host"
-        _refuse_flag("--advantage-estimator", "another beside a surrogate of slime_ext", "gspo", why)
-
-
-def _on(args: Any, flag: str) -> bool:
-    return bool(getattr(args, flag, False))
-
-
 def to_mapping(correction: Correction) -> dict[str, Any]:
     """A correction as native keys; ``load_config`` turns them back into the same one.
 
@@ -147,22 +115,22 @@ def to_mapping(correction: Correction) -> dict[str, Any]:
 def _native(mapping: Mapping[str, Any]) -> Correction:
     for key in mapping:
         if key not in KEYS:
-            raise ConfigError(_unknown(ROOT, "key", key, (*KEYS, *dialects.DIALECTS)))
+            raise ConfigError(unknown(ROOT, "key", key, (*KEYS, *dialects.DIALECTS)))
     fields = {}
     if "preset" in mapping:
         base = _preset(mapping["preset"])
         fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
-    fields |= _checked(ROOT, Correction, {key: mapping[key] for key in PLAIN if key in mapping}, PLAIN)
+    fields |= checked(ROOT, Correction, {key: mapping[key] for key in PLAIN if key in mapping}, PLAIN)
     if "surrogate" in mapping:
-        fields["surrogate"] = _named(f"{ROOT}.surrogate", "surrogate", mapping["surrogate"], SURROGATES)
+        fields["surrogate"] = named(f"{ROOT}.surrogate", "surrogate", mapping["surrogate"], SURROGATES)
     if "steps" in mapping:
         fields["steps"] = _steps(mapping["steps"])
-    return _built(ROOT, Correction, fields)
+    return built(ROOT, Correction, fields)
 
 
 def _options(mapping: Any) -> Options:
     where, allowed = f"{ROOT}.metrics", tuple(f.name for f in dataclasses.fields(Options))
-    return _built(ROOT, Options, _checked(where, Options, _mapping(where, mapping), allowed))
+    return built(ROOT, Options, checked(where, Options, mapping_of(where, mapping), allowed))
 
 
 def _guards(mapping: Any, correction: Correction) -> dict[str, Guard]:
@@ -170,24 +138,18 @@ def _guards(mapping: Any, correction: Correction) -> dict[str, Guard]:
     where = f"{ROOT}.guards"
     allowed = tuple(f.name for f in dataclasses.fields(Guard))
     guards = dict(rails.DEFAULT)
-    for name, fields in _mapping(where, mapping).items():
+    for name, fields in mapping_of(where, mapping).items():
         guards.pop(name, None)
         if fields is not None:
             at = f"{where}.{name}"
-            checked = _checked(at, Guard, _mapping(at, fields), allowed)
-            guards[name] = _built(f"{ROOT}.guards.{name}", Guard, checked)
-    for name in (*_mapping(where, mapping), *guards):
+            given = checked(at, Guard, mapping_of(at, fields), allowed)
+            guards[name] = built(at, Guard, given)
+    for name in (*mapping_of(where, mapping), *guards):
         if name not in (known := known_names(correction)):
             raise ConfigError(
                 f"{where}: unknown metric '{name}'{did_you_mean(name, known)} (see docs/metrics.md)"
             )
     return guards
-
-
-def _mapping(where: str, value: Any) -> Mapping[str, Any]:
-    if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: expected a mapping, got {value!r}")
-    return value or {}
 
 
 def _preset(name: Any) -> Correction:
@@ -204,7 +166,7 @@ def _steps(listed: Any) -> tuple:
         raise ConfigError(
             f"{ROOT}.steps: expected a list of steps, got {listed!r}: each step is its name with its fields"
         )
-    steps = [_named(f"{ROOT}.steps[{i}]", "step", entry, KNOWN_STEPS) for i, entry in enumerate(listed)]
+    steps = [named(f"{ROOT}.steps[{i}]", "step", entry, KNOWN_STEPS) for i, entry in enumerate(listed)]
     _forbid_idle(steps)
     return tuple(step.plain() if hasattr(step, "plain") else step for step in steps)
 
@@ -228,99 +190,6 @@ def _forbid_idle(steps: list[Step]) -> None:
             )
 
 
-def _named(where: str, kind: str, entry: Any, known: Mapping[str, type]) -> Any:
-    if isinstance(entry, str):
-        entry = {entry: {}}
-    if not isinstance(entry, Mapping) or len(entry) != 1:
-        raise ConfigError(
-            f"{where}: expected one {kind} with its fields, got {entry!r}: write {{name: {{field: value}}}}"
-        )
-    ((name, fields),) = entry.items()
-    if name not in known:
-        raise ConfigError(_unknown(where, kind, name, known))
-    fields = {} if fields is None else fields
-    if not isinstance(fields, Mapping):
-        raise ConfigError(f"{where}.{name}: expected a mapping of its fields, got {fields!r}")
-    cls = known[name]
-    allowed = tuple(f.name for f in dataclasses.fields(cls))
-    return _built(where, cls, _checked(f"{where}.{name}", cls, fields, allowed))
-
-
-def _checked(where: str, cls: type, values: Mapping[str, Any], allowed: tuple[str, ...]) -> dict[str, Any]:
-    """Values against the types of a dataclass: closed, and without conversions that would hide a mistake."""
-    try:
-        return _model(cls, allowed).model_validate(dict(values)).model_dump(exclude_unset=True)
-    except ValidationError as error:
-        raise ConfigError(_one_line(where, error, allowed)) from None
-
-
-@functools.cache
-def _model(cls: type, allowed: tuple[str, ...]) -> Any:
-    hints = get_type_hints(cls)
-    return create_model(cls.__name__, __config__=CLOSED, **{name: (hints[name], None) for name in allowed})
-
-
-def _built(where: str, cls: type, fields: Mapping[str, Any]) -> Any:
-    try:
-        return cls(**fields)
-    except ConfigError as error:
-        raise ConfigError(f"{where}.{error}") from None
-
-
-def _one_line(where: str, error: ValidationError, allowed: tuple[str, ...]) -> str:
-    first = error.errors()[0]
-    key = str(first["loc"][0])
-    if first["type"] == "extra_forbidden":
-        return _unknown(where, "key", key, allowed)
-    expected = first["msg"].removeprefix("Input should be ").replace("a valid ", "a ")
-    return f"{where}.{key}: expected {expected}, got {first['input']!r}{_advice(first['input'])}"
-
-
-def _advice(value: Any) -> str:
-    """What a text that looks like a number was meant to be."""
-    try:
-        number = float(value) if isinstance(value, str) else None
-    except ValueError:
-        return ""
-    if number is None:
-        return ""
-    return (
-        f": YAML 1.1 reads it as text; write {number:.1e}"
-        if "e" in value.lower()
-        else ": take off the quotes"
-    )
-
-
-def _unknown(where: str, kind: str, name: Any, known: Any) -> str:
-    names = ", ".join(sorted(known))
-    return f"{where}: unknown {kind} '{name}'{did_you_mean(str(name), known)} (known: {names})"
-
-
 @functools.cache
 def _say_once(note: str) -> None:
     log.warning("%s: %s", ROOT, note)
-
-
-def _same_as_args(key: str, value: float, args: Any) -> None:
-    host = getattr(args, key, None)
-    host = getattr(args, "eps_clip", None) if host is None else host
-    if host is not None and abs(host - value) > 1e-12:
-        flag = f"--{key.replace('_', '-')}"
-        raise ConfigError(
-            f"{ROOT}.fireworks.{key}: expected {host:g}, the {flag} of this run, got {value:g}: "
-            "the host clips by its flag; make them agree"
-        )
-
-
-def _forbid_double_count(args: Any) -> None:
-    steps, kept = getattr(args, "num_steps_per_rollout", None) or 1, getattr(args, "keep_old_actor", False)
-    if steps > 1 or kept:
-        why = "its loss counts target / proximal already; use surrogate: reinforce"
-        raise ConfigError(
-            f"{ROOT}.numerator: expected proximal beside the host's surrogate with "
-            f"{'--keep-old-actor' if kept else f'--num-steps-per-rollout {steps}'}, got target: {why}"
-        )
-
-
-def _refuse_flag(flag: str, expected: str, got: str, why: str) -> None:
-    raise ConfigError(f"{flag}: expected {expected}, got {got}: {why}")

@@ -1,0 +1,70 @@
+"""Rules between a configuration and the host's arguments; what the host does not have is not checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from slime_ext.correction import WEIGHTS
+from slime_ext.errors import ConfigError
+from slime_ext.objectives import Host
+
+if TYPE_CHECKING:
+    from slime_ext.config import Loaded
+
+
+def check_args(loaded: Loaded, args: Any) -> None:
+    """Rules between a correction and the host's arguments (slime's names; absent ones are not checked).
+
+    Raises:
+        ConfigError: a ratio would be counted twice, a surrogate's work would be discarded, or a dialect's
+            block contradicts the arguments.
+    """
+    correction = loaded.correction
+    for key, value in loaded.args.items():
+        _same_as_args(key, value, args)
+    own_loss = not isinstance(correction.surrogate, Host)
+    weighs = any(isinstance(step, WEIGHTS) for step in correction.steps)
+    if weighs and correction.numerator == "target" and not own_loss:
+        _forbid_double_count(args)
+    if (
+        correction.sets_weights
+        and not own_loss
+        and _on(args, "use_tis")
+        and _on(args, "use_rollout_logprobs")
+    ):
+        why = "the host's loss divides by the behavior policy already; keep rejections only"
+        _refuse_flag("--use-rollout-logprobs", "off beside a step that sets weights", "on", why)
+    if own_loss and _on(args, "use_opsm"):
+        _refuse_flag("--use-opsm", "off beside a surrogate of slime_ext", "on", "its mask would be discarded")
+    if own_loss and getattr(args, "advantage_estimator", None) == "gspo":
+        why = "its sequence ratio would be discarded; use surrogate: host"
+        _refuse_flag("--advantage-estimator", "another beside a surrogate of slime_ext", "gspo", why)
+
+
+def _on(args: Any, flag: str) -> bool:
+    return bool(getattr(args, flag, False))
+
+
+def _same_as_args(key: str, value: float, args: Any) -> None:
+    host = getattr(args, key, None)
+    host = getattr(args, "eps_clip", None) if host is None else host
+    if host is not None and abs(host - value) > 1e-12:
+        flag = f"--{key.replace('_', '-')}"
+        raise ConfigError(
+            f"slime_ext.fireworks.{key}: expected {host:g}, the {flag} of this run, got {value:g}: "
+            "the host clips by its flag; make them agree"
+        )
+
+
+def _forbid_double_count(args: Any) -> None:
+    steps, kept = getattr(args, "num_steps_per_rollout", None) or 1, getattr(args, "keep_old_actor", False)
+    if steps > 1 or kept:
+        why = "its loss counts target / proximal already; use surrogate: reinforce"
+        raise ConfigError(
+            f"slime_ext.numerator: expected proximal beside the host's surrogate with "
+            f"{'--keep-old-actor' if kept else f'--num-steps-per-rollout {steps}'}, got target: {why}"
+        )
+
+
+def _refuse_flag(flag: str, expected: str, got: str, why: str) -> None:
+    raise ConfigError(f"{flag}: expected {expected}, got {got}: {why}")

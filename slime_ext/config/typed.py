@@ -1,0 +1,102 @@
+"""Values against the types of a dataclass: closed, in one line, with the full key.
+
+Text that is a number counts as one; nothing else is converted, since a conversion would hide a mistake.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, get_args, get_type_hints
+
+from pydantic import ConfigDict, ValidationError, create_model
+
+from slime_ext.dialects.block import as_number
+from slime_ext.errors import ConfigError, did_you_mean
+
+CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def mapping_of(where: str, value: Any) -> Mapping[str, Any]:
+    """A mapping; None is an empty one. Raises ConfigError for anything else."""
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: expected a mapping, got {value!r}")
+    return value or {}
+
+
+def named(where: str, kind: str, entry: Any, known: Mapping[str, type]) -> Any:
+    """``{name: {field: value}}``, or a bare name, as an object of the class with that name."""
+    if isinstance(entry, str):
+        entry = {entry: {}}
+    if not isinstance(entry, Mapping) or len(entry) != 1:
+        raise ConfigError(
+            f"{where}: expected one {kind} with its fields, got {entry!r}: write {{name: {{field: value}}}}"
+        )
+    ((name, fields),) = entry.items()
+    if name not in known:
+        raise ConfigError(unknown(where, kind, name, known))
+    fields = {} if fields is None else fields
+    if not isinstance(fields, Mapping):
+        raise ConfigError(f"{where}.{name}: expected a mapping of its fields, got {fields!r}")
+    cls = known[name]
+    allowed = tuple(f.name for f in dataclasses.fields(cls))
+    return built(where, cls, checked(f"{where}.{name}", cls, fields, allowed))
+
+
+def checked(where: str, cls: type, values: Mapping[str, Any], allowed: tuple[str, ...]) -> dict[str, Any]:
+    """Values against the types of a dataclass: closed, and without conversions that would hide a mistake."""
+    try:
+        return _model(cls, allowed).model_validate(_read(cls, values)).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        raise ConfigError(_one_line(where, error, allowed)) from None
+
+
+def _read(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with text that is a number turned into it, where a number is wanted."""
+    hints = get_type_hints(cls)
+    return {key: _number(value, hints.get(key)) for key, value in values.items()}
+
+
+def _number(value: Any, hint: Any) -> Any:
+    """YAML 1.1 reads 1e-4 as text, and so does anybody who quotes a number.
+
+    >>> _number("1e-4", float), _number("3", int | None), _number("3.5", int), _number("high", float)
+    (0.0001, 3, '3.5', 'high')
+    """
+    wanted = {hint, *get_args(hint)} & {int, float}
+    found = as_number(value) if wanted and isinstance(value, str) else None
+    if found is None:
+        return value
+    if float in wanted:
+        return found
+    return int(found) if found.is_integer() else value
+
+
+@functools.cache
+def _model(cls: type, allowed: tuple[str, ...]) -> Any:
+    hints = get_type_hints(cls)
+    return create_model(cls.__name__, __config__=CLOSED, **{name: (hints[name], None) for name in allowed})
+
+
+def built(where: str, cls: type, fields: Mapping[str, Any]) -> Any:
+    """An object of the class, its refusals under ``where``."""
+    try:
+        return cls(**fields)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{error}") from None
+
+
+def _one_line(where: str, error: ValidationError, allowed: tuple[str, ...]) -> str:
+    first = error.errors()[0]
+    key = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        return unknown(where, "key", key, allowed)
+    expected = first["msg"].removeprefix("Input should be ").replace("a valid ", "a ")
+    return f"{where}.{key}: expected {expected}, got {first['input']!r}"
+
+
+def unknown(where: str, kind: str, name: Any, known: Any) -> str:
+    """The line that refuses a name."""
+    names = ", ".join(sorted(known))
+    return f"{where}: unknown {kind} '{name}'{did_you_mean(str(name), known)} (known: {names})"
