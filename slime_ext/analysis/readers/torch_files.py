@@ -7,15 +7,12 @@ slime/utils/train_dump_utils.py up to v0.3.1.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
-import torch
-
 from slime_ext.analysis.readers.find import Job
+from slime_ext.analysis.readers.plain import load_plain
 from slime_ext.analysis.readers.ranks import merge_ranks
 from slime_ext.analysis.readers.rows import Row, assemble
 from slime_ext.analysis.readers.train_files import about_samples, rows_of_train, trainer_version
@@ -23,41 +20,6 @@ from slime_ext.analysis.records import Rollout, Skipped
 from slime_ext.errors import DataError
 
 FORMAT_VERSION = 2
-FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)|class ([\w.]+)")
-
-
-def load_plain(path: Path) -> Mapping[str, Any]:
-    """A torch file of plain data, its tensors on the CPU.
-
-    Raises:
-        DataError: it cannot be read, is cut off, or holds objects that are not data.
-    """
-    try:
-        with torch.serialization.safe_globals(_numpy_scalars()):
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
-        raise DataError(f"{path}: {_why(str(error))}") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, IndexError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path}: is cut off or no torch file ({first[:80]})") from None
-    if not isinstance(found, Mapping):
-        raise DataError(f"{path}: expected a mapping, got {type(found).__name__}: not a dump of slime")
-    return found
-
-
-def _numpy_scalars() -> list[Any]:
-    """What a number of numpy unpickles through: rewards are often such."""
-    import numpy
-
-    core = getattr(numpy, "_core", None) or numpy.core
-    kinds = {type(numpy.dtype(kind)) for kind in ("f2", "f4", "f8", "i4", "i8", "u1", "?")}
-    return [core.multiarray.scalar, numpy.dtype, *kinds]
-
-
-def _why(message: str) -> str:
-    found = FORBIDDEN.search(message)
-    what = f"holds {found[1] or found[2]}, which is" if found else f"({message.splitlines()[0][:80]}) is"
-    return f"{what} no plain data: not loaded, since loading it could run code"
 
 
 def kind_of(found: Mapping[str, Any], path: Path) -> str:

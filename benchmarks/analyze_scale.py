@@ -1,0 +1,181 @@
+"""Memory and rate of ``slime-ext analyze`` on many large dumps.
+
+    python benchmarks/analyze_scale.py                  # 5 GB in 50 files, in a temporary folder
+    python benchmarks/analyze_scale.py --gigabytes 0.4 --files 8
+
+Half of the files are train dumps (tensors), half are the rollout dumps that belong to them (lists), of
+responses of 1,000 to 16,000 tokens. Peak memory is that of the whole process, less what the same command
+needs for a dump of a few tokens (Python, torch and the command itself); it is compared with what the largest
+file takes in memory when torch.load reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+MB = 1e6
+BYTES_PER_TOKEN = 52  # of both files together
+SHORTEST, LONGEST, PROMPT = 1_000, 16_000, 200
+
+SIZE = """
+import re, sys, time
+def size(name):  # of this process; ru_maxrss would begin with that of the parent
+    return 1024 * int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read())[1])
+"""
+RUN = f"""{SIZE}
+from slime_ext.cli import main
+status = main(sys.argv[1:])
+print("peak", size("VmHWM"), time.process_time(), file=sys.stderr)
+sys.exit(status)
+"""
+LOAD = f"""{SIZE}
+import torch
+before = size("VmRSS")
+content = torch.load(sys.argv[1], weights_only=True)
+print("peak", size("VmRSS") - before, time.process_time(), file=sys.stderr)
+"""
+
+
+@dataclass(frozen=True)
+class Files:
+    """What was generated."""
+
+    folder: Path
+    rollouts: int
+    tokens: int
+
+    def size(self) -> int:
+        """Bytes of all of them."""
+        return sum(path.stat().st_size for path in self.folder.rglob("*.pt"))
+
+
+def generate(folder: Path, rollouts: int, tokens: int) -> Files:
+    """Pairs of dumps with this many response tokens each, in slime's format."""
+    for kind in ("rollout_data", "train_data"):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+    g = torch.Generator().manual_seed(0)
+    for rollout_id in range(rollouts):
+        lengths = _lengths(tokens, g)
+        behavior = -torch.empty(sum(lengths)).exponential_(2.0, generator=g)
+        proximal = behavior + 0.02 * torch.randn(sum(lengths), generator=g)
+        ids = torch.randint(0, 150_000, (sum(lengths) + PROMPT * len(lengths),), generator=g)
+        parts = [n + PROMPT for n in lengths]
+        whole = zip(ids.split(parts), behavior.split(lengths), proximal.split(lengths), strict=True)
+        samples = [_sample(i, *fields) for i, fields in enumerate(whole)]
+        torch.save(
+            {"rollout_id": rollout_id, "samples": [s for s, _ in samples]},
+            folder / f"rollout_data/{rollout_id}.pt",
+        )
+        train = {"format_version": 2, "rollout_id": rollout_id, "rank": 0, "samples": [t for _, t in samples]}
+        torch.save(train | {"dp_shards": [], "raw_reward": []}, folder / f"train_data/{rollout_id}.pt")
+    return Files(folder, rollouts, tokens * rollouts)
+
+
+def _lengths(tokens: int, g: torch.Generator) -> list[int]:
+    lengths: list[int] = []
+    while sum(lengths) < tokens:
+        drawn = int(torch.randint(SHORTEST, LONGEST, (1,), generator=g))
+        lengths.append(min(drawn, tokens - sum(lengths)))
+    return lengths
+
+
+def _sample(i: int, ids: torch.Tensor, behavior: torch.Tensor, proximal: torch.Tensor) -> tuple[dict, dict]:
+    n, reward = len(behavior), float(i % 2)
+    about = {
+        "index": i,
+        "group_index": i // 8,
+        "prompt": "prompt",
+        "response": "word " * (n * 4 // 5),
+        "tokens": ids.tolist(),
+        "response_length": n,
+        "reward": reward,
+        "loss_mask": None,
+        "weight_versions": ["1"],
+        "rollout_log_probs": behavior.tolist(),
+    }
+    advantages = torch.full((n,), reward - 0.5)
+    train = {
+        "rollout_position": i,
+        "tokens": ids.clone(),
+        "response_lengths": n,
+        "total_lengths": len(ids),
+        "loss_masks": torch.ones(n, dtype=torch.int32),
+        "rollout_log_probs": behavior.clone(),
+        "log_probs": proximal.clone(),
+        "advantages": advantages,
+        "returns": advantages.clone(),
+        "kl": torch.zeros(n),
+        "local_raw_reward": reward,
+    }
+    return about, train
+
+
+def measured(program: str, *words: str) -> tuple[int, float]:
+    """Bytes that a program says it took at most, and its seconds of processor time."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+    )
+    said = [line for line in done.stderr.splitlines() if line.startswith("peak ")]
+    if done.returncode or not said:
+        raise SystemExit(f"{words}: {done.stderr[-2000:]}")
+    _, peak, seconds = said[-1].split()
+    return int(peak), float(seconds)
+
+
+def largest(files: Files) -> tuple[Path, int]:
+    """The file that takes most in memory, and how much."""
+    found = {path: measured(LOAD, str(path))[0] for path in files.folder.glob("*/0.pt")}
+    path = max(found, key=found.__getitem__)
+    return path, found[path]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Generates, measures, prints; 1 if the memory is above twice the largest file's."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gigabytes", type=float, default=5.0)
+    parser.add_argument("--files", type=int, default=50)
+    parser.add_argument(
+        "--flags", nargs=argparse.REMAINDER, default=[], help="further flags of slime-ext analyze"
+    )
+    given = parser.parse_args(argv)
+    rollouts = given.files // 2
+    tokens = int(given.gigabytes * 1e9 / rollouts / BYTES_PER_TOKEN)
+    with tempfile.TemporaryDirectory() as folder:
+        little = generate(Path(folder) / "little", 1, SHORTEST)
+        files = generate(Path(folder) / "many", rollouts, tokens)
+        path, in_memory = largest(files)
+        base, _ = measured(RUN, "analyze", str(little.folder), *given.flags)
+        peak, seconds = measured(RUN, "analyze", str(files.folder), *given.flags)
+        size = files.size()
+        name = path.relative_to(files.folder)
+    times = (peak - base) / in_memory
+    table = Table(show_header=False, box=None)
+    for row in (
+        ("files", f"{2 * rollouts}, {size / 1e9:.2f} GB, {files.tokens:,} response tokens"),
+        ("largest file in memory", f"{name}: {in_memory / MB:.0f} MB"),
+        ("peak memory", f"{peak / MB:.0f} MB, of which {base / MB:.0f} MB without data"),
+        ("data in memory", f"{(peak - base) / MB:.0f} MB, {times:.2f} times the largest file"),
+        (
+            "rate, one core",
+            f"{size / MB / seconds:.1f} MB/s, {files.tokens / seconds:,.0f} tokens/s, {seconds:.0f} s",
+        ),
+    ):
+        table.add_row(*row)
+    Console(width=120).print(table)
+    return 0 if times <= 2 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Files of torch.save read as data: nothing in one of them can name a function, so nothing in it runs."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime_ext.errors import DataError
+
+FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)|class ([\w.]+)")
+BROKEN = (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, IndexError, TypeError)
+
+
+class _Named(Exception):
+    """A pickle names something that is not a list, a mapping, a number or a text."""
+
+
+class _Lists(pickle.Unpickler):
+    """Reads what consists of lists, mappings, numbers and texts alone; a name of anything else raises.
+
+    torch.load(weights_only=True) reads the same, an opcode at a time in Python: a rollout dump of a million
+    tokens takes it seconds.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise _Named(f"{module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise _Named("a tensor")
+
+
+def load_plain(path: Path) -> Mapping[str, Any]:
+    """A torch file of plain data, its tensors on the CPU.
+
+    Raises:
+        DataError: it cannot be read, is cut off, or holds objects that are not data.
+    """
+    try:
+        found = _lists(path)
+        if found is None:
+            with torch.serialization.safe_globals(_numpy_scalars()):
+                found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise DataError(f"{path}: {_why(str(error))}") from None
+    except BROKEN as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path}: is cut off or no torch file ({first[:80]})") from None
+    if not isinstance(found, Mapping):
+        raise DataError(f"{path}: expected a mapping, got {type(found).__name__}: not a dump of slime")
+    return found
+
+
+def _lists(path: Path) -> Any:
+    """The content of a file without tensors; None if it has any, or is of another kind."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+            with archive.open(name) as stream:
+                return _Lists(stream).load()
+    except (_Named, zipfile.BadZipFile, StopIteration, pickle.UnpicklingError, *BROKEN):
+        return None  # torch.load says what it is
+
+
+def _numpy_scalars() -> list[Any]:
+    """What a number of numpy unpickles through: rewards are often such."""
+    import numpy
+
+    core = getattr(numpy, "_core", None) or numpy.core
+    kinds = {type(numpy.dtype(kind)) for kind in ("f2", "f4", "f8", "i4", "i8", "u1", "?")}
+    return [core.multiarray.scalar, numpy.dtype, *kinds]
+
+
+def _why(message: str) -> str:
+    found = FORBIDDEN.search(message)
+    what = f"holds {found[1] or found[2]}, which is" if found else f"({message.splitlines()[0][:80]}) is"
+    return f"{what} no plain data: not loaded, since loading it could run code"
