@@ -1,0 +1,182 @@
+"""slime's contract as data, written down from its source, and every public function called with it.
+
+The hook's part is the same from v0.2.0 to 624b824: policy_loss_function of
+slime/backends/megatron_utils/loss.py.
+tests/downstream/test_contract_source.py reads the real source against this.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from argparse import Namespace
+
+import pytest
+import torch
+
+from slime_ext import host, presets, tis
+from slime_ext.host import carriers, contract
+
+LENGTHS, PROMPTS = (4, 1, 3), (3, 2, 6)
+# Keyword -> how slime makes it for one response length, and whether it carries a gradient.
+HOOK_CALL = {
+    "pg_loss": "one tensor of all local tokens, with gradient",
+    "train_log_probs": "a list of local tensors",
+    "rollout_log_probs": "a list of local tensors",
+    "loss_masks": "a list of int32 tensors of the whole response",
+    "total_lengths": "a list of integers",
+    "response_lengths": "a list of integers",
+}
+OTHER_CALLS = {
+    "custom_megatron_init_path": ["args"],
+    "rollout_data_postprocess_path": ["args", "rollout_id", "rollout_data"],
+    "custom_rollout_log_function_path": [
+        "rollout_id",
+        "args",
+        "samples",
+        "rollout_extra_metrics",
+        "rollout_time",
+    ],
+}
+OURS = {
+    "custom_megatron_init_path": "slime_ext.host.init",
+    "rollout_data_postprocess_path": "slime_ext.host.rollout_data_postprocess",
+    "custom_rollout_log_function_path": "slime_ext.host.log_rollout",
+}
+SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")
+NAMES = (*SEEDS, "correct", *presets.PRESETS, *presets.ALIASES)
+HOST_CALLS = {  # what a host's call may carry beside the contract's keywords
+    "stock, carried by init": ("carried", {}),
+    "patched": ("passed", {}),
+    "a newer host with more": ("passed", {"step_id": 3, "rollout_mask_sums": None}),
+    "current_log_probs, slime pull request 1912": ("renamed", {}),
+}
+
+
+def arguments(**more):
+    given = {"use_tis": True, "tis_clip": 2.0, "tis_clip_low": 0.0, "eps_clip": 0.2, "eps_clip_high": 0.28}
+    return Namespace(**given | {"slime_ext": {"preset": "token_is"}} | more)
+
+
+def hook_call(seed=0):
+    """The keywords of HOOK_CALL, and apart from them what a stock slime keeps to itself."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def local(scale=0.3):
+        return [-1 + scale * torch.randn(n, generator=draw) for n in LENGTHS]
+
+    given = {
+        "pg_loss": torch.randn(sum(LENGTHS), generator=draw).requires_grad_(),
+        "train_log_probs": local(),
+        "rollout_log_probs": local(),
+        "loss_masks": [torch.ones(n, dtype=torch.int32) for n in LENGTHS],
+        "total_lengths": [p + n for p, n in zip(PROMPTS, LENGTHS, strict=True)],
+        "response_lengths": list(LENGTHS),
+    }
+    cur = [t.requires_grad_() for t in local()]
+    return given, {"cur_log_probs": cur, "advantages": local(1.0)}
+
+
+def call(name, how="stock, carried by init", seed=0, **more):
+    """One hook call as a host makes it: (what it was called with, what it returned)."""
+    given, kept = hook_call(seed)
+    way, extra = HOST_CALLS[how]
+    if way == "renamed":
+        kept["current_log_probs"] = kept.pop("cur_log_probs")
+    token = carriers._held.set(kept if way == "carried" else None)
+    try:
+        passed = {} if way == "carried" else kept
+        args = arguments(**({"slime_ext": None} if name != "correct" else {}) | more)
+        return given, getattr(tis, name)(args=args, **given, **passed, **extra)
+    finally:
+        carriers._held.reset(token)
+
+
+def test_the_data_here_and_the_contract_of_the_package_agree():
+    assert ("args", *HOOK_CALL) == contract.REQUIRED
+    assert {dest: list(contract.CALLS[dest]) for dest in OTHER_CALLS} == OTHER_CALLS
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("how", HOST_CALLS)
+def test_every_function_returns_what_slime_unpacks(name, how):
+    given, returned = call(name, how)
+    loss, masks, metrics = returned
+    assert loss.shape == given["pg_loss"].shape and loss.requires_grad
+    assert [m.shape for m in masks] == [m.shape for m in given["loss_masks"]]
+    assert metrics
+    for key, value in metrics.items():
+        assert isinstance(key, str) and value.shape == loss.shape and not value.requires_grad
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loss_has_a_finite_gradient(name):
+    _, (loss, _, _) = call(name)
+    leaves = torch.autograd.grad(loss.sum(), _leaves(loss))
+    assert torch.isfinite(loss).all() and leaves and all(torch.isfinite(leaf).all() for leaf in leaves)
+
+
+def _leaves(loss):
+    """The tensors of the call that a loss depends on."""
+    seen, nodes = [], [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        seen += [node.variable] if hasattr(node, "variable") else []
+        nodes += [before for before, _ in node.next_functions if before is not None]
+    return list(dict.fromkeys(seen))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_hosts_tensors_are_not_written_to(name):
+    before, _ = hook_call()
+    given, _ = call(name)
+    for key, value in before.items():
+        values = value if isinstance(value, list) else [value]
+        after = given[key] if isinstance(value, list) else [given[key]]
+        assert all(
+            torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(values, after, strict=True)
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_metrics_alone_return_the_very_objects(name):
+    given, (loss, masks, _) = call(name, use_tis=False)
+    assert loss is given["pg_loss"]
+    assert all(a is b for a, b in zip(masks, given["loss_masks"], strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_metrics_have_the_same_names_in_every_micro_batch(name):
+    names = [list(call(name, seed=seed)[1][2]) for seed in range(3)]
+    assert names[0] == names[1] == names[2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_of_a_metric_is_one_of_slimes(name):
+    taken = {"loss", "pg_loss", "entropy_loss", "pg_clipfrac", "ppo_kl", "kl_loss", "ois", "opsm_clipfrac"}
+    assert not taken & set(call(name)[1][2])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_way_of_carrying_gives_the_same_loss(name):
+    losses = [call(name, how)[1][0] for how in HOST_CALLS]
+    assert all(torch.equal(loss, losses[0]) for loss in losses)
+
+
+@pytest.mark.parametrize(("dest", "path"), OURS.items())
+def test_our_other_functions_take_slimes_call(dest, path):
+    module, _, name = path.rpartition(".")
+    function = getattr(importlib.import_module(module), name)
+    inspect.signature(function).bind(*OTHER_CALLS[dest])
+
+
+def test_the_postprocess_takes_the_call_of_slime_before_v024_and_of_miles():
+    host.rollout_data_postprocess(
+        arguments(custom_tis_function_path="slime_ext.tis.token_is", slime_ext=None)
+    )
+
+
+def test_every_function_is_importable_the_way_slime_does_it():
+    for name in NAMES:
+        module, _, function = f"slime_ext.tis.{name}".rpartition(".")
+        assert callable(getattr(importlib.import_module(module), function))
