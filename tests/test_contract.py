@@ -118,6 +118,8 @@ def test_the_loss_has_a_finite_gradient(name):
 
 def _leaves(loss):
     """The tensors of the call that a loss depends on."""
+    if loss.is_leaf:
+        return [loss]
     seen, nodes = [], [loss.grad_fn]
     while nodes:
         node = nodes.pop()
