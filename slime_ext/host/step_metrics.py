@@ -23,7 +23,8 @@ from slime_ext.host.contract import HookCall
 from slime_ext.host.poison import Poison
 from slime_ext.host.ranks import Ranks, ranks
 from slime_ext.host.rollout_data import numbers
-from slime_ext.metrics import Accumulator, Layout, Measured, measure
+from slime_ext.metrics import Accumulator, Layout, Measured
+from slime_ext.metrics.measure import measure
 from slime_ext.ops.segments import Segments
 
 POISONED = (

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from transformers import AutoConfig, AutoTokenizer
 
 from slime_ext.errors import DataError
+from slime_ext.host import ages
 from slime_ext.host.functions import load_function
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.model import build_model, unwrap
@@ -69,6 +70,7 @@ class Loop:
         self.step = self.start = 0
         self.engine_step = -1
         self.lagging: int | None = None
+        self.logged_elsewhere = False
         self.sampler = self._sampler() if self.rank == 0 else None
         if args.load:
             self._load()
@@ -105,6 +107,7 @@ class Loop:
         with clock.part("proximal_forward"):
             if needs_proximal_forward(args):
                 proximal = self.trainer.proximal(steps)
+        ages.tell(self.step)  # samples are as old as what is trained now is ahead of what sampled them
         postprocess(args, rollout_id, steps, proximal, batch)
         target: dict[int, Any] = {}
         hook = 0.0
@@ -125,7 +128,8 @@ class Loop:
         seconds = time.perf_counter() - start
         tokens = sum(s.response_length for s in samples)
         perf = {"perf/hook_time": hook, "perf/step_time": seconds, "perf/tokens_per_s": tokens / seconds}
-        self._write("rollout", {**metrics, **clock.parts, **perf}, rollout_id)
+        shown = {} if self.logged_elsewhere else metrics
+        self._write("rollout", {**shown, **clock.parts, **perf}, rollout_id)
         if self.progress:
             self.progress.update(rollout_id + 1, metrics.get("rollout/raw_reward"), tokens / seconds)
 
@@ -137,7 +141,7 @@ class Loop:
                 self._write_later(
                     partial(save_rollout, self.args.save_debug_rollout_data, rollout_id, samples)
                 )
-            self._log_rollout(rollout_id, samples, metrics)
+            self.logged_elsewhere = self._log_rollout(rollout_id, samples, metrics)
             box = [(samples, metrics)]
         if dist.get_world_size() > 1:
             dist.broadcast_object_list(box, src=0)
@@ -148,11 +152,13 @@ class Loop:
         self.writing.result()
         self.writing = self.writer.submit(write)
 
-    def _log_rollout(self, rollout_id: int, samples: list[Sample], metrics: dict[str, float]) -> None:
+    def _log_rollout(self, rollout_id: int, samples: list[Sample], metrics: dict[str, float]) -> bool:
+        """Whether a function of the user's has logged the rollout itself, as slime asks it."""
         path = self.args.custom_rollout_log_function_path
-        if path:
-            function = load_function(path, "--custom-rollout-log-function-path")
-            function(rollout_id, self.args, samples, metrics, metrics["perf/rollout_time"])
+        if not path:
+            return False
+        function = load_function(path, "--custom-rollout-log-function-path")
+        return bool(function(rollout_id, self.args, samples, metrics, metrics["perf/rollout_time"]))
 
     def _before_step(self, rollout_id: int, index: int) -> None:
         path = self.args.custom_megatron_before_train_step_hook_path

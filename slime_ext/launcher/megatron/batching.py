@@ -44,6 +44,7 @@ class MicroBatch:
         rollout_log_probs, advantages: N x [L_i].
         denominators: [N] response tokens of each sample's rollout.
         versions: [sum L_i] optimizer step of the sampling weights, -1 where unknown.
+        weight_versions: N lists of the same by stretch of generation, as the host's texts.
     """
 
     positions: list[int]
@@ -59,6 +60,7 @@ class MicroBatch:
     advantages: list[Tensor]
     denominators: Tensor
     versions: Tensor
+    weight_versions: list[list[str]]
     cp_rank: int = 0
     cp_size: int = 1
 
@@ -201,6 +203,7 @@ def pack_micro_batch(samples: Sequence[TrainSample], layout: Layout) -> MicroBat
         ],
         denominators=floats([s.mask_sum for s in samples]),
         versions=long(cut(s.versions or [-1] * s.response_length, s) for s in samples),
+        weight_versions=[s.weight_versions for s in samples],
         cp_rank=layout.cp_rank,
         cp_size=layout.cp_size,
     )

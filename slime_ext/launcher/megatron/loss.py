@@ -17,13 +17,15 @@ import torch.distributed.nn  # all_reduce with a gradient, for GSPO under contex
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from slime_ext.correction import Correction
 from slime_ext.errors import DataError, NonFiniteError
+from slime_ext.host import hook as host_hook
+from slime_ext.host.contract import HookCall
 from slime_ext.host.packing import locate
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import MicroBatch
 from slime_ext.launcher.megatron.log_probs import log_probs_and_entropy, vocab_parallel_log_probs
 from slime_ext.launcher.megatron.returned import check_hook, check_reducer
-from slime_ext.metrics import TokenStatistics
 from slime_ext.ops import ratios, surrogates
 from slime_ext.ops.segments import identity
 
@@ -40,7 +42,6 @@ REPORTED = frozenset(
 class StepLog:
     """What the micro-batches of one optimizer step leave behind, reduced once per step."""
 
-    statistics: TokenStatistics
     hook_seconds: float = 0.0
     hook_calls: int = 0
     metric_names: list[str] | None = None  # the hook's, in its order, the same in every micro-batch
@@ -157,17 +158,9 @@ class PolicyLoss:
     ) -> tuple[Tensor, list[Tensor], Mapping[str, Tensor]]:
         """slime's keywords, plus ``cur_log_probs`` and ``advantages``."""
         start = time.perf_counter()
-        out = self.hook(
-            args=self.args,
-            pg_loss=pg_loss,
-            train_log_probs=batch.split(proximal),
-            rollout_log_probs=batch.rollout_log_probs,
-            loss_masks=batch.loss_masks,
-            total_lengths=batch.total_lengths,
-            response_lengths=batch.response_lengths,
-            cur_log_probs=batch.split(cur),
-            advantages=batch.advantages,
-        )
+        versions = {"weight_versions": batch.weight_versions} if self._is_ours else {}
+        call = self._keywords(batch, pg_loss, proximal, cur)
+        out = self.hook(args=self.args, **call, advantages=batch.advantages, **versions)
         self.log.hook_seconds += time.perf_counter() - start
         self.log.hook_calls += 1
         path = self.args.custom_tis_function_path
@@ -179,6 +172,22 @@ class PolicyLoss:
             )
         self.log.metric_names = names
         return out
+
+    def _keywords(self, batch: MicroBatch, pg_loss: Tensor, proximal: Tensor, cur: Tensor) -> dict[str, Any]:
+        return {
+            "pg_loss": pg_loss,
+            "train_log_probs": batch.split(proximal),
+            "rollout_log_probs": batch.rollout_log_probs,
+            "loss_masks": batch.loss_masks,
+            "total_lengths": batch.total_lengths,
+            "response_lengths": batch.response_lengths,
+            "cur_log_probs": batch.split(cur),
+        }
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether the hook is a function of ``slime_ext.tis``, which measures what it does."""
+        return getattr(self.hook, "__module__", None) == "slime_ext.tis"
 
     def _pg_reducer(self, batch: MicroBatch, masks: list[Tensor]) -> Callable[[Tensor], Tensor] | None:
         if self.reducer is None:
@@ -193,13 +202,17 @@ class PolicyLoss:
 
     @torch.no_grad()
     def _observe(self, batch: MicroBatch, cur: Tensor, proximal: Tensor) -> None:
-        """Mismatch statistics and the dump's log-probs, once per micro-batch also under recompute."""
+        """The dump's log-probs, once per micro-batch also under recompute; metrics where the hook measures
+        none."""
         if id(batch) in self.log.seen:
             return
         self.log.seen.add(id(batch))
         mask = batch.local(batch.loss_masks) != 0
         check_finite("trainer log-probs", cur, mask, batch)
-        self.log.statistics.add(proximal - torch.cat(batch.rollout_log_probs), mask)
+        if not self._is_ours:
+            call = self._keywords(batch, torch.zeros_like(cur), proximal, cur)
+            versions = batch.weight_versions
+            host_hook.run(HookCall(self.args, **call, weight_versions=versions), Correction())
         self.log.target.update(zip(batch.positions, batch.split(cur.detach()), strict=True))
 
 
@@ -256,12 +269,17 @@ def _differentiable_sum(values: Tensor) -> Tensor:
     return torch.distributed.nn.functional.all_reduce(values, group=parallel.cp_group())
 
 
+def hook_path(args: argparse.Namespace) -> str:
+    """The correction's function; slime's own default where no flag names one."""
+    return args.custom_tis_function_path or "slime_ext.tis.vanilla_tis_function"
+
+
 def resolved(args: argparse.Namespace) -> dict[str, Any]:
     """The functions that the flags name, imported once."""
     from slime_ext.host.functions import load_function
 
     wanted = args.use_tis or args.get_mismatch_metrics
-    path = args.custom_tis_function_path or "slime_ext.tis.vanilla_tis_function"
+    path = hook_path(args)
     reducer = args.custom_pg_loss_reducer_function_path
     return {
         "hook": load_function(path, "--custom-tis-function-path") if wanted else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from slime_ext.host import step_metrics
+from slime_ext.host.train_step import Reporter, measures_curves
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import (
     Layout,
@@ -20,11 +23,18 @@ from slime_ext.launcher.megatron.batching import (
     pack_micro_batch,
     step_slices,
 )
-from slime_ext.launcher.megatron.loss import PolicyLoss, StepLog, proximal_log_probs, resolved, token_count
+from slime_ext.launcher.megatron.loss import (
+    PolicyLoss,
+    StepLog,
+    hook_path,
+    proximal_log_probs,
+    resolved,
+    token_count,
+)
 from slime_ext.launcher.megatron.model import params_dtype
 from slime_ext.launcher.megatron.optimizer import Optimizer
 from slime_ext.launcher.training_data import TrainSample
-from slime_ext.metrics import TokenStatistics
+from slime_ext.metrics import Layout as Measures
 
 Minibatches = list[list[MicroBatch]]
 
@@ -39,6 +49,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.functions = resolved(self.args)
+        self.reporter = Reporter.of(self.args, getattr(self.args, "run_path", None))
         self.config = self.chunks[0].config
 
     def cut(self, samples: Sequence[TrainSample]) -> list[Minibatches]:
@@ -66,7 +77,7 @@ class Trainer:
         self, step: Minibatches, proximal: dict[int, Tensor], optimizer_step: int
     ) -> tuple[dict[str, float], StepLog]:
         """Every minibatch forward and backward, then one optimizer step; metrics reduced over all ranks."""
-        log = StepLog(TokenStatistics(parallel.device()))
+        log = StepLog()
         loss = PolicyLoss(
             self.args,
             proximal=proximal,
@@ -77,12 +88,13 @@ class Trainer:
         )
         self.optimizer.zero_grad()
         reported: list[dict[str, Tensor]] = []
-        for minibatch in step:
-            finish = self._finish(step[:-1]) if minibatch is step[-1] else None
-            reported += self._run(minibatch, loss, finish=finish, scale=len(minibatch))
-        lr = self.optimizer.lr
-        updated, grad_norm = self.optimizer.step()
-        metrics = self._reduce(reported, log)
+        with self._measured() as measured:
+            for minibatch in step:
+                finish = self._finish(step[:-1]) if minibatch is step[-1] else None
+                reported += self._run(minibatch, loss, finish=finish, scale=len(minibatch))
+            lr = self.optimizer.lr
+            updated, grad_norm = self.optimizer.step()
+            metrics = self._reduce(reported, measured, optimizer_step)
         return {
             **metrics,
             "train/grad_norm": grad_norm,
@@ -136,7 +148,19 @@ class Trainer:
         finally:
             self.config.finalize_model_grads_func = held
 
-    def _reduce(self, reported: list[dict[str, Tensor]], log: StepLog) -> dict[str, float]:
+    def _measured(self) -> AbstractContextManager[step_metrics.Step | None]:
+        """The optimizer step whose hook calls are measured; None where metrics are switched off."""
+        args = self.args
+        if not self.reporter.options.enabled:
+            return nullcontext()
+        curves = measures_curves(self.reporter)
+        named = argparse.Namespace(**{**vars(args), "custom_tis_function_path": hook_path(args)})
+        layout = step_metrics.layout_of(named, curves=curves) or Measures(curves=curves)
+        return step_metrics.under_way(layout)
+
+    def _reduce(
+        self, reported: list[dict[str, Tensor]], measured: step_metrics.Step | None, optimizer_step: int
+    ) -> dict[str, float]:
         """slime's reduction: one SUM over data and context parallel ranks, one division, for all stages."""
         metrics: dict[str, float] = {}
         if parallel.is_last_stage():
@@ -144,7 +168,10 @@ class Trainer:
             sums = torch.stack([sum(r[name].double() for r in reported) for name in names])
             dist.all_reduce(sums, group=parallel.dp_group(with_context_parallel=True))
             values = dict(zip(names, sums.tolist(), strict=True))
-            metrics = self._means(values) | log.statistics.reduce(_all_sum)
+            metrics = self._means(values)
+            if measured is not None:
+                found = self.reporter.report(measured, {"optimizer_step": optimizer_step})
+                metrics |= {f"train/{name}": value for name, value in found.items()}
         return _from_last_stage(metrics)
 
     def _means(self, values: dict[str, float]) -> dict[str, float]:
@@ -173,11 +200,6 @@ def needs_proximal_forward(args: argparse.Namespace) -> bool:
     """
     drifts = args.num_steps_per_rollout > 1 or args.ppo_n_minibatches > 1
     return args.get_mismatch_metrics or (drifts and not args.use_rollout_logprobs)
-
-
-def _all_sum(values: Tensor) -> Tensor:
-    dist.all_reduce(values, group=parallel.dp_group(with_context_parallel=True))
-    return values
 
 
 def _from_last_stage(metrics: dict[str, float]) -> dict[str, float]:

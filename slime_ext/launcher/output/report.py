@@ -137,13 +137,13 @@ def _reward(ax: Any, run: Run, prefix: str) -> None:
 
 
 def _ratios(ax: Any, run: Run, prefix: str) -> None:
-    steps, low = run.points("mismatch/ratio_p01")
-    _, high = run.points("mismatch/ratio_p99")
+    steps, low = run.points("train/off_policy/ratio_p01")
+    _, high = run.points("train/off_policy/ratio_p99")
     if len(low) == len(high):
         ax.fill_between(steps, low, high, color=run.colour, alpha=0.15, linewidth=0)
         ax.plot(steps, low, color=run.colour, linewidth=0.8, label=f"{prefix}p01 to p99")
         ax.plot(steps, high, color=run.colour, linewidth=0.8)
-    median = run.points("mismatch/ratio_p50")
+    median = run.points("train/off_policy/ratio_p50")
     ax.plot(*median, color=run.colour, linewidth=run.width, linestyle="--", label=f"{prefix}median")
 
 
@@ -165,8 +165,13 @@ def _line(*names: str, label: str, **style: Any) -> Callable[[Any, Run, str], No
 
 PANELS = (
     Panel("reward", ("rollout/raw_reward",), _reward),
-    Panel("mismatch KL\n(nats per token)", ("mismatch/k3",), _line("mismatch/k3", label="k3"), log=True),
-    Panel("ratio trainer\n/ sampler", ("mismatch/ratio_p50",), _ratios),
+    Panel(
+        "mismatch KL\n(nats per token)",
+        ("train/off_policy/k3_kl",),
+        _line("train/off_policy/k3_kl", label="k3"),
+        log=True,
+    ),
+    Panel("ratio trainer\n/ sampler", ("train/off_policy/ratio_p50",), _ratios),
     Panel("weights clipped\n(fraction)", CLIPPED, _line(*CLIPPED, label="clipped")),
     Panel("staleness\n(optimizer steps)", STALENESS, _staleness),
 )

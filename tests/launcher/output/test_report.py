@@ -8,7 +8,12 @@ from slime_ext.errors import DataError
 from slime_ext.launcher.output import report
 from slime_ext.launcher.output.metrics_log import MetricsLog
 
-STEP = {"mismatch/k3": 1e-3, "mismatch/ratio_p01": 0.5, "mismatch/ratio_p50": 1.0, "mismatch/ratio_p99": 2.0}
+STEP = {
+    "train/off_policy/k3_kl": 1e-3,
+    "train/off_policy/ratio_p01": 0.5,
+    "train/off_policy/ratio_p50": 1.0,
+    "train/off_policy/ratio_p99": 2.0,
+}
 
 
 def a_run(path, steps=3, **more):
@@ -68,9 +73,9 @@ def test_several_runs_are_named_and_coloured(tmp_path, drawn):
 def test_a_null_is_a_gap(tmp_path):
     log = MetricsLog(tmp_path)
     for step, value in enumerate([1.0, float("nan"), 3.0]):
-        log.log("step", {"mismatch/k3": value}, rollout_id=0, step=step)
+        log.log("step", {"train/off_policy/k3_kl": value}, rollout_id=0, step=step)
     run = report.Run("a", report.read_metrics(tmp_path), "k")
-    assert run.points("mismatch/k3") == ([0, 2], [1.0, 3.0])
+    assert run.points("train/off_policy/k3_kl") == ([0, 2], [1.0, 3.0])
 
 
 def test_a_run_with_nothing_to_draw_is_named(tmp_path):
