@@ -117,8 +117,7 @@ def _measured(host: Any, layout: Layout, case: Case) -> dict[str, Any]:
     args = Namespace(**DEFAULTS, slime_ext=case.correction)
     vars(args).update(layout.flags | case.flags)
     if case.init:
-        module, _, function = case.init.rpartition(".")
-        getattr(importlib.import_module(module), function)(args)
+        host.module.load_function(case.init)(args)
     try:
         return _summed(args, host, layout, case)
     except Exception as error:  # what a wrong input must lead to is a measurement too
@@ -214,12 +213,12 @@ def _mask(i: int, response: int) -> Tensor:
     return mask * int(i != MASKED_OUT)
 
 
-def _enter(folder: str, packages: tuple[str, ...]) -> None:
-    """Makes packages importable without running their ``__init__``."""
+def enter(folder: str, packages: tuple[str, ...], absent: tuple[str, ...] = ("ray",)) -> None:
+    """Makes packages importable without running their ``__init__``; `absent` may be missing from here."""
     sys.path.insert(0, folder)
-    sys.modules.setdefault("ray", types.ModuleType("ray")) if importlib.util.find_spec(
-        "ray"
-    ) is None else None
+    for name in absent:
+        if importlib.util.find_spec(name) is None:
+            sys.modules[name] = types.ModuleType(name)
     for name in packages:
         module = types.ModuleType(name)
         module.__path__ = [str(Path(folder, *name.split(".")))]
@@ -237,7 +236,7 @@ class Slime:
     losses = f"{room}.loss"
 
     def __init__(self, folder: str) -> None:
-        _enter(folder, self.packages)
+        enter(folder, self.packages)
         self.module = importlib.import_module(self.losses)
         self.dispatch = importlib.import_module(f"{self.room}.loss")
         self.cut = importlib.import_module(f"{self.room}.cp_utils")

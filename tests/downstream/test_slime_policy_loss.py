@@ -16,7 +16,6 @@ import torch
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import Layout, pack_micro_batch
 from slime_ext.launcher.megatron.loss import PolicyLoss, StepLog, resolved
-from slime_ext.metrics import TokenStatistics
 from tests.launcher.distributed import run_ranks
 from tests.launcher.megatron.tiny_model import LAYOUTS
 from tests.launcher.megatron.tiny_rollout import arguments, rollout
@@ -75,7 +74,7 @@ def both(layout, variant):
 
 
 def ours(args, batch, proximal, logits):
-    log = StepLog(TokenStatistics(torch.device("cpu")))
+    log = StepLog()
     loss, count, metrics = PolicyLoss(
         args, proximal=proximal, step_size=8, optimizer_step=0, log=log, **resolved(args)
     )(batch, 2, logits)

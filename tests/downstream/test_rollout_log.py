@@ -1,0 +1,44 @@
+"""slime's own rollout log with our function: its default log goes on, with our values in it.
+
+``SLIME_GIT=path/to/repository pytest tests/downstream/test_rollout_log.py``, or SLIME_DIR.
+"""
+
+from __future__ import annotations
+
+import importlib
+from argparse import Namespace
+
+import pytest
+
+from tests.downstream.checkouts import folder_of, named
+from tests.downstream.host_loss import enter
+from tests.launcher.distributed import run_ranks
+
+MODULE = "slime/observability/rollout_metrics.py"
+pytestmark = [pytest.mark.slow]
+
+
+def logged(folder, function):
+    """What reaches slime's logger for one rollout of two real samples."""
+    enter(folder, ("slime.utils", "slime.observability"), ("ray", "wandb"))
+    room = importlib.import_module("slime.observability.rollout_metrics")
+    sample = importlib.import_module("slime.utils.types").Sample
+    out = []
+    room.logging_utils.log = lambda args, metrics, step_key: out.append(metrics)
+    room.compute_metrics_from_samples = room.compute_perf_metrics_from_samples = lambda *given: {}
+    room.compute_rollout_step = lambda args, rollout_id: rollout_id
+    samples = [sample(weight_versions=versions, response_length=2) for versions in (["3"], ["4", "5"])]
+    args = Namespace(custom_rollout_log_function_path=function, load_debug_rollout_data=None)
+    room.log_rollout_data(7, args, samples, {"rollout/dropped": 1}, 2.5)
+    return out
+
+
+@pytest.mark.parametrize("pair", [p for p in named() if p.values[0] is None or p.values[0][0] == "slime"])
+def test_slime_logs_our_values(pair, tmp_path):
+    folder = folder_of(pair, tmp_path)
+    if not (folder / MODULE).is_file():
+        pytest.skip("this release keeps its log in a module that imports Ray and SGLang")
+    ((metrics,),) = run_ranks(logged, 1, str(folder), "slime_ext.host.log_rollout")
+    assert metrics["rollout/dropped"] == 1 and metrics["rollout/step"] == 7
+    assert metrics["rollout/off_policy/lag_mean"] == 1.5
+    assert metrics["rollout/off_policy/no_log_probs"] == 1.0
