@@ -223,26 +223,31 @@ class Correction:
         """Whether the advantages must be there."""
         return not isinstance(self.surrogate, Host) or any(step.reads_advantages for step in self.steps)
 
-    def __call__(self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False) -> Outcome:
+    def __call__(
+        self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False, bounds: bool = False
+    ) -> Outcome:
         """Weights and keep for packed tokens, all detached.
 
         Args:
             plan: what was settled for the optimizer step; None makes these tokens a step of their own, in
                 which ``denominator`` and ``group`` are the host's.
             observe: also record what each step did, and the sequences' log-ratios (for metrics).
+            bounds: record no more than where a bound changed a weight.
         """
         if plan is None:
             plan = plan_step(self, [tokens], tokens.segments.all_sum) if self.is_coupled else NO_PLAN
-        return self.decide(self.facts(tokens, observe=observe), plan, observe=observe)
+        return self.decide(self.facts(tokens, observe=observe), plan, observe=observe, bounds=bounds)
 
-    def decide(self, facts: Facts, plan: Plan, *, observe: bool = False) -> Outcome:
+    def decide(self, facts: Facts, plan: Plan, *, observe: bool = False, bounds: bool = False) -> Outcome:
         """The second half of a call: from the facts with their table to weights and keep."""
         facts = replace(facts, plan=plan.numbers)
-        state = self.run(facts, self.steps, observe=observe)
+        state = self.run(facts, self.steps, observe=observe, bounds=bounds)
         if plan.keep is not None:
             state = replace(state, step=len(self.steps) + 1).reject("sequence", plan.keep)
         keep, weights = facts.kept(state), facts.spread(state.unit, state.weights)
         seen = self._seen(facts, state) if observe else {}
+        if bounds and not observe:
+            seen = {"clipped": facts.spread(state.unit, state.clipped)}
         scale = None if plan.scale is None else facts.spread("sequence", plan.scale)
         return Outcome(self._final(weights, keep), keep, facts.finite, facts.log_ratio, scale=scale, **seen)
 
@@ -273,11 +278,13 @@ class Correction:
         log_ratio = torch.where(finite, numerator - behavior, 0)
         return Facts(tokens.segments, log_ratio, finite, numerator, behavior, advantages, tokens.ages)
 
-    def run(self, facts: Facts, steps: Sequence[Step], *, observe: bool = False) -> State:
+    def run(
+        self, facts: Facts, steps: Sequence[Step], *, observe: bool = False, bounds: bool = False
+    ) -> State:
         """The state after ``steps``: the only loop over them."""
         state = facts.untouched
-        if observe:
-            state = replace(state, clipped=torch.zeros_like(facts.finite))
+        if observe or bounds:
+            state = replace(state, clipped=torch.zeros_like(facts.finite), acts=() if observe else None)
         for number, step in enumerate(steps, 1):
             state = replace(state, step=number) if observe else state
             state = step(state, facts)

@@ -32,7 +32,7 @@ class State:
     clipped: Tensor | None = None  # bool, shaped like weights, where a bound acted; None when nobody asked
     unit: Unit = "token"  # what weights and clipped are one per
     step: int = 0  # the number, from 1, of the step at work; 0 before any
-    acts: tuple[Act, ...] = ()  # what each step did, if anybody asked
+    acts: tuple[Act, ...] | None = None  # what each step did; None when nobody asked
 
     def reweight(self, unit: Unit, ratio: Tensor) -> State:
         """Starts over with a ratio per unit; only the last state is spread over the tokens."""
@@ -48,7 +48,7 @@ class State:
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
         """Keeps the units that are ``inside``; only the last state is spread over the tokens."""
-        state = self if self.clipped is None else self.noted(unit, ~inside)
+        state = self if self.acts is None else self.noted(unit, ~inside)
         if unit == "token":
             return replace(state, keep=self.keep & inside)
         before = self.units.get(unit)
@@ -56,7 +56,7 @@ class State:
 
     def noted(self, unit: Unit, where: Tensor) -> State:
         """Remembers which units the step at work rejected or bounded, whatever other steps did to them."""
-        return replace(self, acts=(*self.acts, (self.step, unit, where)))
+        return self if self.acts is None else replace(self, acts=(*self.acts, (self.step, unit, where)))
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Facts:
         a non-finite behavior log-prob took the token or its unit out. Anything at masked tokens."""
         sound = [(0, unit, ~inside) for unit, inside in self.untouched.units.items()]
         bits: dict[Unit, Tensor] = {}
-        for step, unit, where in ((0, "token", ~self.finite), *sound, *state.acts):
+        for step, unit, where in ((0, "token", ~self.finite), *sound, *(state.acts or ())):
             bit = as_numbers(where, torch.int32) << step
             bits[unit] = bits[unit] | bit if unit in bits else bit
         return functools.reduce(torch.bitwise_or, (self.spread(unit, bit) for unit, bit in bits.items()))

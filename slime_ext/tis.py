@@ -159,13 +159,14 @@ def _weighted(
 
 def _observe(call: HookCall, packed: Packed, weight: Tensor, changed: Tensor, numerator: Numerator) -> None:
     """The metrics of these weights; a token of weight 0 has left the loss."""
-    if not step_metrics.is_open():
+    layout = step_metrics.layout_for(call)
+    if layout is None:
         return
     tokens = Tokens(packed.segments, packed.proximal, packed.behavior, packed.target, ages=ages_of(call))
     plain = Correction(numerator)(tokens, observe=True)
     acted = plain.acted | changed.int() << 1
     outcome = replace(plain, weights=weight, keep=plain.finite & (weight > 0), clipped=changed, acted=acted)
-    step_metrics.observe(call, tokens, outcome, first=context_parallel().rank == 0)
+    step_metrics.observe(layout, tokens, outcome, first=context_parallel().rank == 0)
 
 
 def _warn_of_double_count(args: Any) -> None:

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slime_ext import presets, tis
 from slime_ext.correction import Correction
 from slime_ext.host import hook
-from slime_ext.metrics import TokenStatistics
+from slime_ext.metrics import Layout
+from slime_ext.metrics.measure import measure
 from slime_ext.objectives import Bounds
 from slime_ext.steps import Reject, Reweight, Truncate, Veto
 from tests import oracle
@@ -192,10 +193,13 @@ def test_a_whole_hook_call_with_metrics_takes_at_most_seventy_five(name, monkeyp
     assert both_sizes(body_of) <= 75
 
 
-def test_statistics_do_not_wait_for_the_device():
+@pytest.mark.parametrize(("curves", "limit"), [(False, 43), (True, 55)])
+def test_metrics_do_not_wait_for_the_device(curves, limit):
+    correction = presets.get("decoupled_geo_rs_seq_tis")
+
     def body_of(batch):
         packed, _ = tokens(batch)
-        statistics = TokenStatistics()
-        return lambda: statistics.add(packed.behavior, packed.segments.mask)
+        outcome = correction(packed, observe=True)
+        return lambda: measure(packed, outcome, Layout.of(correction, curves=curves))
 
-    assert both_sizes(body_of) <= 40
+    assert both_sizes(body_of) <= limit

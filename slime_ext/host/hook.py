@@ -38,14 +38,16 @@ def run(call: HookCall, correction: Correction) -> Result:
     check_finite(call, packed, behavior=correction.on_nonfinite == "raise")
     tokens = Tokens(packed.segments, packed.proximal, packed.behavior, packed.target, packed.advantages)
     tokens = replace(tokens, ages=_ages(call, correction))
-    outcome = correction(tokens, plan_for(call, correction, tokens), observe=True)
+    layout = step_metrics.layout_for(call)
+    plan = plan_for(call, correction, tokens)
+    outcome = correction(tokens, plan, observe=layout is not None, bounds=True)
     metrics = _metrics(outcome, packed.segments.mask)
     acts = getattr(call.args, "use_tis", False) and not step_metrics.leaves_loss_alone()
     if not acts or correction.is_identity:
-        step_metrics.observe(call, tokens, outcome, first=parallel.rank == 0)
+        step_metrics.observe(layout, tokens, outcome, first=parallel.rank == 0)
         return call.pg_loss, call.loss_masks, metrics
     loss, clipped = correction.loss(outcome, tokens, call.pg_loss, bounds_of(call.args))
-    step_metrics.observe(call, tokens, outcome, clipped, first=parallel.rank == 0)
+    step_metrics.observe(layout, tokens, outcome, clipped, first=parallel.rank == 0)
     if clipped is not None:
         metrics[METRICS[1]] = torch.maximum(metrics[METRICS[1]], clipped.float())
     if correction.mask_scope == "policy":

@@ -105,11 +105,6 @@ def layout_of(args: Any, *, curves: bool) -> Layout | None:
     return Layout(OF_SEEDS.flags, curves) if seed else None
 
 
-def is_open() -> bool:
-    """Whether hook calls are measured now."""
-    return _open is not None
-
-
 def layout_for(call: HookCall) -> Layout | None:
     """What this hook call has to measure; None: nothing, or it has been measured already."""
     return _open.layout if _open is not None and _open.is_new(call) else None
@@ -121,15 +116,20 @@ def add(measured: Measured) -> None:
 
 
 def observe(
-    call: HookCall, tokens: Tokens, outcome: Outcome, clipped: Tensor | None = None, *, first: bool = True
+    layout: Layout | None,
+    tokens: Tokens,
+    outcome: Outcome,
+    clipped: Tensor | None = None,
+    *,
+    first: bool = True,
 ) -> None:
-    """Measures a hook call if a step is open and it has not been measured.
+    """Adds a hook call to the open step.
 
     Args:
+        layout: of ``layout_for``; None adds nothing.
         clipped: [T] bool, where a surrogate of ours clipped.
         first: whether this rank counts the sequences that it shares with others.
     """
-    layout = layout_for(call)
     if layout is not None:
         add(measure(tokens, outcome, layout, surrogate_clipped=clipped, first=first))
 

@@ -68,7 +68,7 @@ METRICS = (
     Metric(
         "k1_kl",
         "nats per token",
-        "mean of -l: unbiased estimate of KL(behavior || numerator), of either sign",
+        "mean of -l: unbiased estimate of KL(behavior ‖ numerator), of either sign",
         "near 0; of the size of k3_kl",
         lambda t: -t.mean("log_ratio"),
     ),
