@@ -8,10 +8,10 @@ from slime_ext.dialects.block import SAFE, Block, Reading, as_number, reject
 from slime_ext.dialects.verl_past import (
     BYPASS,
     DECOUPLED,
-    DENOMINATOR,
     IS_LEVELS,
     PURE,
     UNWEIGHTED,
+    rejecting,
 )
 
 OPTIONS = (
@@ -48,10 +48,8 @@ def read(block: Block) -> Reading:
     where = (BYPASS if loss == "ppo_clip" else PURE) if bypass else DECOUPLED
     if where is BYPASS and weights:
         weights, notes = [], (UNWEIGHTED, *notes)
-    if masks:
-        notes = (*notes, DENOMINATOR)
-    scope = {"mask_scope": "all"} if masks else {}
-    notes = (*notes, *((STEP_WIDE,) if normalize else ()))
+    scope, divided = rejecting(masks, where)
+    notes = (*notes, *divided, *((STEP_WIDE,) if normalize else ()))
     return Reading({**where, **scope, "steps": weights + normalize + masks}, notes)
 
 

@@ -18,7 +18,14 @@ UNWEIGHTED = (
     "that ratio twice (in verl PR 3984 it is 1)"
 )
 DETACHED = "weights are detached; at PR 3984 their gradient leaked into the loss (fixed by verl PR 4105)"
-DENOMINATOR = "rejected tokens leave the denominator in verl; here the denominator stays the host's"
+KEPT = (
+    "rejected tokens leave the denominator, as in verl (denominator: kept); slime then needs "
+    "rollout_data_postprocess_path: slime_ext.host.rollout_data_postprocess and get_mismatch_metrics: true"
+)
+HOST = (
+    "rejected tokens leave the denominator in verl; here it stays the host's, for with numerator: target "
+    "what is rejected is not known before the optimizer step"
+)
 
 
 def read_flat(block: Block) -> Reading:
@@ -40,9 +47,8 @@ def read_flat(block: Block) -> Reading:
     masks = (masks if mode == "mask" else []) + _veto(block, "rollout_is_veto_threshold")
     # In mode mask the kept weights are inside the band: the cap cannot act there.
     weights = [{"reweight": {"level": level}}, {"truncate": {"high": high}}] if applies else []
-    return Reading(
-        {**DECOUPLED, **_scope(masks), "steps": weights + masks}, (_spelling(block), *_divided(masks))
-    )
+    scope, notes = rejecting(masks, DECOUPLED)
+    return Reading({**DECOUPLED, **scope, "steps": weights + masks}, (_spelling(block), *notes))
 
 
 def _flat_off(block: Block, applies: bool) -> Reading:
@@ -87,10 +93,10 @@ def read_pr3984(block: Block) -> Reading:
             "rollout_rs beside it in pure mode",
             "verl ignores the veto without",
         )
-    notes = ((DETACHED,) if pure else ()) + _divided(masks)
-    return Reading(
-        {**(PURE if pure else DECOUPLED), **_scope(masks), "steps": _weights(block) + masks}, notes
-    )
+    where = PURE if pure else DECOUPLED
+    scope, notes = rejecting(masks, where)
+    weights = _weights(block)
+    return Reading({**where, **scope, "steps": weights + masks}, ((DETACHED,) if pure else ()) + notes)
 
 
 def _bypassed(block: Block) -> Reading:
@@ -138,9 +144,10 @@ def _veto(block: Block, key: str) -> list[dict[str, Any]]:
     return [{"veto": {"low": low}}]
 
 
-def _scope(masks: list[dict[str, Any]]) -> dict[str, str]:
-    return {"mask_scope": "all"} if masks else {}
-
-
-def _divided(masks: list[dict[str, Any]]) -> tuple[str, ...]:
-    return (DENOMINATOR,) if masks else ()
+def rejecting(masks: list[dict[str, Any]], where: dict[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """What rejection means beside the steps: reduced masks, and the denominator wherever it can be known."""
+    if not masks:
+        return {}, ()
+    if where["numerator"] == "target":
+        return {"mask_scope": "all"}, (HOST,)
+    return {"mask_scope": "all", "denominator": "kept"}, (KEPT,)
