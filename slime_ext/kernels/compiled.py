@@ -20,24 +20,26 @@ from torch.nn.functional import pad
 from slime_ext.correction import Correction, Outcome, Plan, Sequences, Tokens
 from slime_ext.kernels.apply import Applied, Eager, Weighted, Work, finish, settled
 from slime_ext.kernels.traced import (
-    PER_TOKEN,
     SPARE,
     Named,
-    Rows,
+    Spreading,
     grid_of,
     inputs_of,
     layout_of,
     made_up,
+    numbers,
     tokens_of,
 )
 from slime_ext.metrics.layout import Layout
 from slime_ext.metrics.measure import Measured, measure
 from slime_ext.objectives import Bounds, Host
+from slime_ext.ops.segments import as_numbers
 from slime_ext.ops.statistics import tabulate
 
 SMALLEST = 1024  # tokens; below, compiled calls cost more than they save
 Flat = tuple[Tensor, ...]
 SEEN = ("weights", "keep", "finite", "log_ratio", "clipped", "acted")  # per token, of an observed outcome
+FLAGS = ("keep", "finite", "clipped", "sequence_keep")
 PER_SEQUENCE = ("sequence_log_ratio", "sequence_count", "sequence_keep")
 
 
@@ -103,19 +105,22 @@ class Compiled:
 
     def _outcome(self, flat: Flat, plan: Plan, count: int, observe: bool) -> Outcome:
         """The reverse of ``_flat``."""
-        flat = list(flat)
-        scale = flat.pop(4) if plan.scale is not None else None
+        weights, keep, finite, *rest = flat
+        own = (weights, keep.to(torch.bool), finite.to(torch.bool), rest.pop(0))
+        scale = rest.pop(0) if plan.scale is not None else None
         if not observe:
-            return Outcome(*flat[:4], scale=scale)
-        sequences = Sequences(*(values[:count] for values in flat[6:]))
-        return Outcome(*flat[:6], sequences, scale)
+            return Outcome(*own, scale=scale)
+        clipped, acted, log_ratio, counts, kept = rest
+        sequences = Sequences(log_ratio[:count], counts[:count], kept[:count].to(torch.bool))
+        return Outcome(*own, clipped.to(torch.bool), acted, sequences, scale)
 
     def _measure(self, work: Work, outcome: Outcome, surrogate_clipped: Tensor | None) -> Measured:
-        given = {name: getattr(outcome, name) for name in SEEN}
-        given |= {"behavior": work.tokens.behavior.detach(), "mask": work.tokens.segments.mask}
+        given = dict(zip(SEEN, numbers(tuple(getattr(outcome, name) for name in SEEN)), strict=True))
+        given["behavior"] = work.tokens.behavior.detach()
+        given["mask"] = as_numbers(work.tokens.segments.mask, torch.float32)
         seen = outcome.sequences
         both = zip(PER_SEQUENCE, (seen.log_ratio, seen.count, seen.keep), strict=True)
-        given |= {name: pad(t, (0, SPARE)) for name, t in both}
+        given |= {name: pad(t.double(), (0, SPARE)) for name, t in both}
         if work.layout.curves:
             given["within"] = work.tokens.segments.within
         if work.tokens.ages is not None:
@@ -138,7 +143,8 @@ class Compiled:
         names = list(given)
 
         def body(*values: Tensor) -> Flat | Tensor:
-            return part(dict(zip(names, values, strict=True)), want)
+            found = part(dict(zip(names, values, strict=True)), want)
+            return numbers(found) if isinstance(found, tuple) else found
 
         example = made_up(given)
         with torch.no_grad():
@@ -155,34 +161,23 @@ class Compiled:
         return torch.stack([table[need] for need in needs])
 
     def _expand(self, given: Named, want: Want) -> Flat:
-        """Whole blocks row by row, so that what belongs to a sequence is looked up once a row; then the
-        rest."""
-        grid = grid_of(given)
-        rows, _ = self._decide(given, want, grid.whole, given["block_owner"])
-        singles, per_sequence = self._decide(given, want, grid.singles, given["single_owner"])
-        return *(grid.put_back(*both) for both in zip(rows, singles, strict=True)), *per_sequence
-
-    def _decide(self, given: Named, want: Want, cut: Callable, owner: Tensor) -> tuple[Flat, Flat]:
-        """What comes out per token of one part of the tokens, and per sequence."""
-        correction = self.correction
-        mine = {name: cut(t) if name in PER_TOKEN else t for name, t in given.items()}
-        tokens = tokens_of(mine)
-        facts = Rows.of(correction.look(tokens), owner)
+        correction, tokens = self.correction, tokens_of(given)
+        facts = Spreading.of(correction.look(tokens), given)
         needs = correction.needs(observe=want.observe)
         if needs:
             facts = replace(facts, table=dict(zip(needs, given["table"].unbind(), strict=True)))
         numbers = {step: given[f"number{i}"] for i, step in enumerate(_coupled(correction))}
         plan = Plan(numbers, given.get("scale"), given.get("group"))
         outcome = correction.decide(facts, plan, observe=want.observe)
-        per_token, per_sequence = _flat(outcome)
-        if want.loss:
-            loss, _ = correction.loss(outcome, tokens, mine["host_loss"], Bounds())
-            per_token = (loss, outcome.factor, *outcome.channel(mine["mask"]), *per_token)
-        return tuple(t.expand(mine["mask"].shape) for t in per_token), per_sequence
+        if not want.loss:
+            return _flat(outcome)
+        loss, _ = correction.loss(outcome, tokens, given["host_loss"], Bounds())
+        return loss, outcome.factor, *outcome.channel(tokens.segments.mask), *_flat(outcome)
 
     def _measured(self, given: Named, want: Want) -> Flat:
         known = {name: given[name] for name in ("ids", "within") if name in given}
-        outcome = Outcome(*(given[name] for name in SEEN), Sequences(*(given[name] for name in PER_SEQUENCE)))
+        seen = {name: given[name] != 0 if name in FLAGS else given[name] for name in (*SEEN, *PER_SEQUENCE)}
+        outcome = Outcome(*(seen[name] for name in SEEN), Sequences(*(seen[name] for name in PER_SEQUENCE)))
         tokens = tokens_of(given | {"numerator": given["behavior"]}, **known)
         clipped = given.get("surrogate_clipped")
         return tuple(measure(tokens, outcome, want.layout, surrogate_clipped=clipped, first=want.first))
@@ -192,12 +187,12 @@ def _coupled(correction: Correction) -> list:
     return [step for step in correction.steps if step.is_coupled]
 
 
-def _flat(outcome: Outcome) -> tuple[Flat, Flat]:
-    """An outcome's tensors per token, and per sequence."""
+def _flat(outcome: Outcome) -> Flat:
+    """An outcome's tensors: per token, then per sequence."""
     own = (outcome.weights, outcome.keep, outcome.finite, outcome.log_ratio)
     if outcome.scale is not None:
         own += (outcome.scale,)
     if outcome.sequences is None:
-        return own, ()
+        return own
     seen = outcome.sequences
-    return (*own, outcome.clipped, outcome.acted), (seen.log_ratio, seen.count, seen.keep)
+    return *own, outcome.clipped, outcome.acted, seen.log_ratio, seen.count, seen.keep

@@ -1,4 +1,5 @@
-"""Tokens as a graph sees them: tensors under names, cut along a grid of blocks instead of into sequences."""
+"""Tokens as a graph sees them: tensors under names, and flags as numbers, since loops that Inductor writes for
+the CPU read and write bool one by one."""
 
 from __future__ import annotations
 
@@ -10,39 +11,55 @@ from torch import Tensor
 from slime_ext.correction import Correction, Tokens
 from slime_ext.facts import Facts
 from slime_ext.ops.grid import SHIFT, Grid
-from slime_ext.ops.segments import Segments
+from slime_ext.ops.segments import Segments, as_numbers
 from slime_ext.ops.statistics import Unit
 
 Named = dict[str, Tensor]
-PER_TOKEN = ("numerator", "behavior", "mask", "advantages", "host_loss")
 SPARE = 2  # empty sequences added to every batch: torch.compile treats sizes 0 and 1 as different programs
 MADE_UP = (300, 5, 4, 3, 0, 700, 41, 2, 1, 944)  # lengths of the batch that graphs are compiled on
 
 
-@dataclass(frozen=True)
-class Rows(Facts):
-    """Facts about tokens in rows [R, n], or singly [n], each of which belongs to the sequence ``owner``."""
+LIBRARY = torch.library.Library("slime_ext", "DEF")
+LIBRARY.define("spread(Tensor values, Tensor like, Tensor shared, Tensor blocks, Tensor singles) -> Tensor")
 
-    owner: Tensor | None = None
+
+def _spread(values: Tensor, like: Tensor, shared: Tensor, blocks: Tensor, singles: Tensor) -> Tensor:
+    """[S] -> [T]. An operation of its own, so that no compiler repeats the work behind ``values`` per
+    token."""
+    grid = Grid((), values.device)
+    grid.__dict__.update(blocks=blocks.shape[0], index=(shared, shared), owners=(blocks, singles))
+    return grid.spread(values)
+
+
+LIBRARY.impl("spread", _spread, "CompositeExplicitAutograd")
+torch.library.register_fake("slime_ext::spread", lambda values, like, *_: values.new_empty(like.shape), lib=LIBRARY)
+
+
+@dataclass(frozen=True)
+class Spreading(Facts):
+    """Facts whose spread is one operation."""
+
+    where: tuple[Tensor, ...] = ()
 
     @classmethod
-    def of(cls, facts: Facts, owner: Tensor) -> Rows:
-        """The same facts, with the owner of each row."""
-        return cls(**{f.name: getattr(facts, f.name) for f in fields(facts)}, owner=owner)
+    def of(cls, facts: Facts, given: Named) -> Spreading:
+        """The same facts, with the places of their sequences on the grid."""
+        where = tuple(given[name] for name in ("shared", "block_owner", "single_owner"))
+        return cls(**{f.name: getattr(facts, f.name) for f in fields(facts)}, where=where)
 
     def spread(self, unit: Unit, values: Tensor) -> Tensor:
         if unit == "token":
             return values
-        # as_strided is the identity here, but Inductor computes what it reads once, not once per token.
-        mine = values.as_strided((values.shape[0],), (1,)).index_select(0, self.owner)
-        return mine.unsqueeze(1) if self.log_ratio.dim() == 2 else mine
+        if values.dtype is torch.bool:
+            return torch.ops.slime_ext.spread(values.float(), self.log_ratio, *self.where) != 0
+        return torch.ops.slime_ext.spread(values, self.log_ratio, *self.where)
 
 
 def inputs_of(correction: Correction, tokens: Tokens) -> Named:
     """The tensors over tokens that both halves read."""
     target = correction.numerator == "target"
     seen = {"numerator": tokens.target if target else tokens.proximal, "behavior": tokens.behavior}
-    seen["mask"] = tokens.segments.mask
+    seen["mask"] = as_numbers(tokens.segments.mask, torch.float32)
     if any(step.reads_advantages for step in correction.steps):
         seen["advantages"] = tokens.advantages
     return {name: t.detach() for name, t in seen.items()}
@@ -66,8 +83,9 @@ def grid_of(given: Named) -> Grid:
 
 def tokens_of(given: Named, **known: object) -> Tokens:
     """The tensors of a graph as tokens, whose segments know ``known`` instead of lengths."""
-    segments = Segments((), (), given["mask"])
-    segments.__dict__.update(known, mask=given["mask"])
+    mask = given["mask"] != 0
+    segments = Segments((), (), mask)
+    segments.__dict__.update(known, mask=mask)
     numerator = given["numerator"]
     return Tokens(
         segments, numerator, given["behavior"], numerator, given.get("advantages"), given.get("ages")
@@ -89,3 +107,8 @@ def _like(name: str, tensor: Tensor, size: int, count: int) -> Tensor:
     shapes |= dict.fromkeys(("sequence_log_ratio", "sequence_count", "sequence_keep"), (count,))
     shape = () if name.startswith("number") else shapes.get(name, (size,))
     return torch.ones(shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def numbers(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Flags as float32, for a graph to hand out."""
+    return tuple(t.float() if t.dtype is torch.bool else t for t in tensors)

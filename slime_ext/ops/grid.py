@@ -82,12 +82,17 @@ class Grid:
         """[T] -> [blocks, 32], a view."""
         return values[: self.blocks << SHIFT].view(-1, BLOCK)
 
-    def put_back(self, whole: Tensor, singles: Tensor) -> Tensor:
-        """What ``whole`` and ``singles`` took apart, as new [T]."""
+    def spread(self, values: Tensor) -> Tensor:
+        """[S] -> [T], block by block: a third of the time of looking up every token."""
         shared, _ = self.index
-        head = shared.shape[0] << SHIFT
-        tokens = torch.cat([whole.reshape(-1), singles[head:]])
-        self.whole(tokens).index_copy_(0, shared, singles[:head].view(-1, BLOCK))
+        blocks, singles = self.owners
+        tokens = values.new_empty((self.blocks << SHIFT) + singles.numel() - (shared.numel() << SHIFT))
+        rows = self.whole(tokens)
+        rows.copy_(values.index_select(0, blocks).unsqueeze(1).expand(-1, BLOCK))
+        one_by_one = values.index_select(0, singles)
+        head = shared.numel() << SHIFT
+        rows.index_copy_(0, shared, one_by_one[:head].view(-1, BLOCK))
+        tokens[self.blocks << SHIFT :] = one_by_one[head:]
         return tokens
 
     def partial(self, values: Tensor, inside: str = "sum") -> Tensor:
@@ -102,7 +107,8 @@ class Grid:
         table.index_fill_(1, shared, 0)  # their tokens are counted one by one
         rows, width = table.shape
         if not width:
-            return table.new_zeros((rows, count), dtype=torch.float64)
+            # Zeros with a gradient: all ranks must take part in the backward pass of a sum over them.
+            return table.double().sum(1, keepdim=True).expand(rows, count)
         offsets = begins + torch.arange(rows, device=self.device).unsqueeze(1) * width
         # One flat reduction, which CUDA spreads over all its processors; each row ends in an empty segment.
         flat = torch.segment_reduce(
