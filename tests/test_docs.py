@@ -65,7 +65,7 @@ def test_every_field_of_a_system_is_in_its_table(system):
 def test_the_yaml_of_the_documents_loads(path):
     blocks = re.findall(r"\n\n((?:    .*\n)+)", path.read_text())
     mappings = [yaml.safe_load("\n".join(line[4:] for line in b.splitlines())) for b in blocks]
-    assert len(mappings) == 2
+    assert len(mappings) == 3
     for mapping in mappings:
         load_config(mapping["slime_ext"])
 
