@@ -71,13 +71,16 @@ class Eager:
     correction: Correction
     name: str = "eager"
 
-    def outcome(self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False) -> Outcome:
+    def outcome(
+        self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False, bounds: bool = False
+    ) -> Outcome:
         """As ``Correction.__call__``."""
-        return self.correction(tokens, plan, observe=observe)
+        return self.correction(tokens, plan, observe=observe, bounds=bounds)
 
     def apply(self, work: Work) -> Applied:
         """The whole of a hook call between packing and handing back."""
-        return finish(self.correction, self.outcome(work.tokens, work.plan, observe=True), work, _measure)
+        outcome = self.outcome(work.tokens, work.plan, observe=work.layout is not None, bounds=True)
+        return finish(self.correction, outcome, work, _measure)
 
 
 def _measure(work: Work, outcome: Outcome, clipped: Tensor | None) -> Measured:

@@ -9,7 +9,7 @@ alike, and serves every batch from then on.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,6 +55,7 @@ class Want:
 
     part: str
     observe: bool = False
+    bounds: bool = False
     loss: bool = False
     layout: Layout | None = None
     first: bool = True
@@ -70,28 +71,33 @@ class Compiled:
     def __post_init__(self) -> None:
         self.__dict__.update(_known={}, _lock=threading.Lock(), _eager=Eager(self.correction))
 
-    def outcome(self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False) -> Outcome:
+    def outcome(
+        self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False, bounds: bool = False
+    ) -> Outcome:
         """As ``Correction.__call__``."""
         if tokens.segments.size < SMALLEST:
-            return self._eager.outcome(tokens, plan, observe=observe)
+            return self._eager.outcome(tokens, plan, observe=observe, bounds=bounds)
         plan = settled(self.correction, tokens, plan)
-        found = self._call(Want("expand", observe), self._inputs(tokens, plan, observe))
-        return self._outcome(found, plan, tokens.segments.count, observe)
+        want = Want("expand", observe, bounds)
+        found = self._call(want, self._inputs(tokens, plan, observe))
+        return _outcome(found, plan, tokens.segments.count, want)
 
     def apply(self, work: Work) -> Applied:
         """As ``Eager.apply``; weighting the host's loss belongs to the second graph, measuring is a third."""
-        tokens, correction = work.tokens, self.correction
+        tokens, correction, observe = work.tokens, self.correction, work.layout is not None
         if tokens.segments.size < SMALLEST:
             return self._eager.apply(work)
         if not isinstance(correction.surrogate, Host) or correction.is_identity:
-            return finish(correction, self.outcome(tokens, work.plan, observe=True), work, self._measure)
+            outcome = self.outcome(tokens, work.plan, observe=observe, bounds=True)
+            return finish(correction, outcome, work, self._measure)
         plan = settled(correction, tokens, work.plan)
-        given = self._inputs(tokens, plan, True) | {"host_loss": work.host_loss.detach()}
-        product, factor, *channel_and_rest = self._call(Want("expand", True, True), given)
-        channel, rest = tuple(channel_and_rest[:3]), channel_and_rest[3:]
-        outcome = self._outcome(rest, plan, tokens.segments.count, True)
-        measured = None if work.layout is None else self._measure(work, outcome, None)
-        return Applied(Weighted.apply(work.host_loss, product, factor, outcome.keep), outcome.keep, channel, measured)
+        given = self._inputs(tokens, plan, observe) | {"host_loss": work.host_loss.detach()}
+        want = Want("expand", observe, True, True)
+        product, factor, *rest = self._call(want, given)
+        outcome = _outcome(rest[3:], plan, tokens.segments.count, want)
+        measured = self._measure(work, outcome, None) if observe else None
+        loss = Weighted.apply(work.host_loss, product, factor, outcome.keep)
+        return Applied(loss, outcome.keep, tuple(rest[:3]), measured)
 
     def _inputs(self, tokens: Tokens, plan: Plan, observe: bool) -> Named:
         """What the second half reads, the first half's table among it."""
@@ -102,17 +108,6 @@ class Compiled:
         given |= {f"number{i}": plan.numbers[step] for i, step in enumerate(_coupled(self.correction))}
         per_sequence = {"ages": tokens.ages, "scale": plan.scale, "group": plan.keep}
         return given | {name: pad(t, (0, SPARE)) for name, t in per_sequence.items() if t is not None}
-
-    def _outcome(self, flat: Flat, plan: Plan, count: int, observe: bool) -> Outcome:
-        """The reverse of ``_flat``."""
-        weights, keep, finite, *rest = flat
-        own = (weights, keep.to(torch.bool), finite.to(torch.bool), rest.pop(0))
-        scale = rest.pop(0) if plan.scale is not None else None
-        if not observe:
-            return Outcome(*own, scale=scale)
-        clipped, acted, log_ratio, counts, kept = rest
-        sequences = Sequences(log_ratio[:count], counts[:count], kept[:count].to(torch.bool))
-        return Outcome(*own, clipped.to(torch.bool), acted, sequences, scale)
 
     def _measure(self, work: Work, outcome: Outcome, surrogate_clipped: Tensor | None) -> Measured:
         given = dict(zip(SEEN, numbers(tuple(getattr(outcome, name) for name in SEEN)), strict=True))
@@ -127,7 +122,7 @@ class Compiled:
             given |= {"ages": pad(work.tokens.ages, (0, SPARE)), "ids": work.tokens.segments.ids}
         if surrogate_clipped is not None:
             given["surrogate_clipped"] = surrogate_clipped
-        return Measured(*self._call(Want("measure", True, False, work.layout, work.first), given))
+        return Measured(*self._call(Want("measure", layout=work.layout, first=work.first), given))
 
     def _call(self, want: Want, given: Named) -> Flat | Tensor:
         key = (want, tuple((name, t.dtype) for name, t in given.items()))
@@ -168,7 +163,7 @@ class Compiled:
             facts = replace(facts, table=dict(zip(needs, given["table"].unbind(), strict=True)))
         numbers = {step: given[f"number{i}"] for i, step in enumerate(_coupled(correction))}
         plan = Plan(numbers, given.get("scale"), given.get("group"))
-        outcome = correction.decide(facts, plan, observe=want.observe)
+        outcome = correction.decide(facts, plan, observe=want.observe, bounds=want.bounds)
         if not want.loss:
             return _flat(outcome)
         loss, _ = correction.loss(outcome, tokens, given["host_loss"], Bounds())
@@ -188,11 +183,24 @@ def _coupled(correction: Correction) -> list:
 
 
 def _flat(outcome: Outcome) -> Flat:
-    """An outcome's tensors: per token, then per sequence."""
-    own = (outcome.weights, outcome.keep, outcome.finite, outcome.log_ratio)
-    if outcome.scale is not None:
-        own += (outcome.scale,)
-    if outcome.sequences is None:
-        return own
+    """An outcome's tensors: per token, then per sequence; those that are not there left out."""
     seen = outcome.sequences
-    return *own, outcome.clipped, outcome.acted, seen.log_ratio, seen.count, seen.keep
+    own = (outcome.weights, outcome.keep, outcome.finite, outcome.log_ratio, outcome.scale, outcome.clipped)
+    if seen is not None:
+        own += (outcome.acted, seen.log_ratio, seen.count, seen.keep)
+    return tuple(t for t in own if t is not None)
+
+
+def _outcome(flat: Sequence[Tensor], plan: Plan, count: int, want: Want) -> Outcome:
+    """The reverse of ``_flat``, with flags as flags and without the spare sequences."""
+    weights, keep, finite, log_ratio, *rest = flat
+    own = (weights, keep.to(torch.bool), finite.to(torch.bool), log_ratio)
+    scale = None if plan.scale is None else rest.pop(0)
+    if not (want.observe or want.bounds):
+        return Outcome(*own, scale=scale)
+    clipped = rest.pop(0).to(torch.bool)
+    if not want.observe:
+        return Outcome(*own, clipped, scale=scale)
+    acted, log_ratios, counts, kept = rest
+    sequences = Sequences(log_ratios[:count], counts[:count], kept[:count].to(torch.bool))
+    return Outcome(*own, clipped, acted, sequences, scale)

@@ -20,7 +20,9 @@ from slime_ext.metrics.layout import (
     CURVE_COLUMNS,
     CURVE_EDGES,
     LARGEST,
-    LOG_RATIO_EDGES,
+    PER_DECADE,
+    SIDE,
+    SMALLEST,
     Layout,
 )
 from slime_ext.ops.segments import Segments, as_numbers, host_ints
@@ -99,7 +101,9 @@ def _flagged(outcome: Outcome, mask: Tensor, layout: Layout) -> Tensor:
 
 def _histogram(log_ratio: Tensor, counted: Tensor) -> Tensor:
     """[BINS] finite tokens per bin of the log-ratio: 32 per decade of |l| from 1e-6 to 100 nats, per sign."""
-    index = torch.bucketize(log_ratio, _constant(LOG_RATIO_EDGES, log_ratio.device))
+    decades = log_ratio.abs().log10_()  # a third of the time of a search among the edges
+    distance = decades.mul_(PER_DECADE).add_(1 - SMALLEST * PER_DECADE).clamp_(0, SIDE + 1).trunc_()
+    index = distance.copysign_(log_ratio).add_(SIDE + 1).long()
     return counted.new_zeros(BINS).index_add_(0, index, counted)
 
 
