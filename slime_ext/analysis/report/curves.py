@@ -47,7 +47,7 @@ CURVES = (
         "By probability under the sampler",
         "probability under the sampler",
         "A distance that grows as tokens get rarer is rounding (a narrow dtype or quantised weights); a mean "
-        "that moves away from 0 on one side is a temperature, or a cut of the tail by top-p or top-k.",
+        "that crosses 0 on a slope is a temperature.",
         "No log-prob was recorded.",
         "log",
     ),

@@ -28,7 +28,9 @@ class Panel:
 
 PANELS = (
     Panel("k3, nats", lambda n: n.k3, may_be_log=True),
-    Panel("ratio", lambda n: n.ratio_p50, lambda n: n.ratio_p01, lambda n: n.ratio_p99, (1.0,)),
+    Panel(
+        "ratio", lambda n: n.ratio_p50, lambda n: n.ratio_p01, lambda n: n.ratio_p99, (1.0,), may_be_log=True
+    ),
     Panel("ESS", lambda n: n.ess_token, fixed=(0.0, 1.0)),
     Panel("reward", lambda n: n.reward),
     Panel("age, versions", lambda n: n.staleness, fixed=(0.0,)),

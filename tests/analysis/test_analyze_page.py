@@ -1,0 +1,65 @@
+"""docs/analyze.md: what it names exists, and the planted fault plants what it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from examples.off_by_one import reward
+from slime_ext.analysis import recommend as limits
+from slime_ext.analysis.document import Effect
+from slime_ext.analysis.findings import detectors
+from slime_ext.launcher.arguments import parse_args
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "analyze.md").read_text()
+TRAINED = [
+    line for line in TEXT.replace("\\\n", " ").splitlines() if "slime-ext train" in line and "--run" in line
+]
+
+
+def test_every_finding_is_in_the_table():
+    table = TEXT[TEXT.index("| finding |") : TEXT.index("**The recommendation**")]
+    assert set(re.findall(r"`(\w+)`", table)) == {d.name for d in detectors()}
+
+
+def test_links_and_pictures_are_there():
+    targets = re.findall(r"\]\(([^)]+)\)", TEXT)
+    assert len(targets) >= 5 and all((ROOT / "docs" / t).exists() for t in targets)
+
+
+@pytest.mark.parametrize("line", TRAINED)
+def test_the_commands_of_the_example_are_understood(line, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = [w for w in shlex.split(line) if not re.match(r"[A-Z_]+=", w)]
+    assert words[:2] == ["slime-ext", "train"]
+    assert parse_args(words[2:]).run_name == words[words.index("--run-name") + 1]
+
+
+def test_five_runs_are_made():
+    assert len(TRAINED) == 5
+
+
+def test_the_limits_are_those_of_the_code():
+    shown = (limits.LEAST_KEPT, limits.MOST_CLIPPED, limits.LEAST_ESS, limits.HARMLESS)
+    assert shown == (0.9, 0.2, 0.5, 0.98) and (limits.LEAST_SCALE, limits.MOST_SCALE) == (0.67, 1.5)
+    assert all(f"{100 * v:.0f}%" in TEXT for v in shown)
+
+
+def test_columns_of_the_table_are_explained():
+    assert {"kept_positive", "ess", "gradient_scale"} <= set(Effect.model_fields)
+    assert all(
+        f"| {name} " in TEXT for name in ("A > 0 kept, A < 0 kept", "clipped", "weights", "ESS", "gradient")
+    )
+
+
+def test_the_planted_fault_shifts_by_one():
+    sample = SimpleNamespace(
+        rollout_log_probs=[-1.0, -2.0, -3.0], response_length=3, response="ab", label="ab", status="completed"
+    )
+    assert reward(None, sample) == 1.0
+    assert sample.rollout_log_probs == [0.0, -1.0, -2.0]
