@@ -70,7 +70,7 @@ def test_the_yaml_of_the_documents_loads(path):
         load_config(mapping["slime_ext"])
 
 
-@pytest.mark.parametrize("path", [CORRECTIONS, CONFIGURATION], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [CORRECTIONS, CONFIGURATION, DOCS / "slime.md"], ids=lambda p: p.name)
 def test_links_between_files_hold(path):
     targets = re.findall(r"\]\(([^):]+)\)", path.read_text())
     assert all((path.parent / target.split("#")[0]).exists() for target in targets)

@@ -74,7 +74,7 @@ BEFORE_THE_MERGE = (
         lambda a: a.advantage_estimator == "ppo" and a.use_critic is False,
     ),
     Rule(
-        f"--grpo-std-normalization: expected off with --n-samples-per-prompt 1, got on: {AFTERWARDS}",
+        f"--disable-grpo-std-normalization: expected on with --n-samples-per-prompt 1, got off: {AFTERWARDS}",
         lambda a: a.n_samples_per_prompt == 1 and a.grpo_std_normalization,
     ),
     Rule(

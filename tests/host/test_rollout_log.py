@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -68,3 +69,8 @@ def test_the_launchers_samples_have_the_same_fields():
         weight_versions=["1"], response_length=1, rollout_log_probs=[-1.0], token_weight_versions=["1"]
     )
     assert spread([ours])["versions"] == 1
+
+
+def test_the_page_names_every_value():
+    page = (Path(__file__).parents[2] / "docs/slime.md").read_text()
+    assert all(f"`{name}`" in page for name in spread([]))

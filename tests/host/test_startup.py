@@ -53,7 +53,7 @@ BROKEN = [
     ({"kl_coef": 0.1, "kl_loss_coef": 0.1}, "--kl-coef: expected 0"),
     ({"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": False}, "--normalize-advantages"),
     ({"advantage_estimator": "ppo", "use_critic": False}, "--advantage-estimator: expected another than ppo"),
-    ({"n_samples_per_prompt": 1, "grpo_std_normalization": True}, "--grpo-std-normalization: expected off"),
+    ({"n_samples_per_prompt": 1, "grpo_std_normalization": True}, "--disable-grpo-std-normalization"),
     ({"use_dynamic_batch_size": True, "max_tokens_per_gpu": None}, "--max-tokens-per-gpu: expected a number"),
     ({"balance_by_flops": True}, "--balance-by-flops: expected --use-dynamic-batch-size"),
     ({"num_steps_per_rollout": 4, "rollout_batch_size": 8, "n_samples_per_prompt": 8, "global_batch_size": 9},
