@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.others import SYSTEMS
 from slime_ext.correction import Correction, Tokens
-from slime_ext.metrics import TokenStatistics
+from slime_ext.metrics import Accumulator, Layout, scalars
+from slime_ext.metrics.measure import measure as statistics_of
 from slime_ext.ops.segments import Segments
 from slime_ext.steps import Reject, Reweight, Truncate, Veto
 
@@ -81,10 +82,13 @@ def ours(batch, config, observe=False):
 
 
 def ours_full(batch, config):
-    outcome = ours(batch, config, observe=True)
-    collected = TokenStatistics()
-    collected.add(batch.flat_proximal - batch.flat_behavior, batch.flat_mask, weights=outcome.weights)
-    return outcome, collected.reduce()
+    segments = Segments.whole(batch.sizes, batch.flat_mask)
+    tokens = Tokens(segments, batch.flat_proximal, batch.flat_behavior)
+    layout = Layout.of(OURS[config])
+    collected = Accumulator(layout)
+    outcome = OURS[config](tokens, observe=True)
+    collected.add(statistics_of(tokens, outcome, layout))
+    return outcome, scalars(collected.reduce()[0])
 
 
 def floor(batch, config):

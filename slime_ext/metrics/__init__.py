@@ -5,7 +5,6 @@ from slime_ext.metrics.accumulator import Accumulator, Totals
 from slime_ext.metrics.layout import Layout
 from slime_ext.metrics.measure import Measured, measure
 from slime_ext.metrics.names import METRICS, PREFIX, curves, scalars
-from slime_ext.metrics.tokens import TokenStatistics
 
 __all__ = [
     "METRICS",
@@ -13,7 +12,6 @@ __all__ = [
     "Accumulator",
     "Layout",
     "Measured",
-    "TokenStatistics",
     "Totals",
     "curves",
     "measure",

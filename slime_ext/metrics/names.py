@@ -75,32 +75,32 @@ METRICS = (
     Metric(
         "k3_kl",
         "nats per token",
-        "mean of e^l - 1 - l: unbiased estimate of the same KL, never negative",
+        "mean of ρ − 1 − l: unbiased estimate of the same KL, never negative",
         "below 1e-3; above 1e-2 the policies differ much",
         _mean("k3"),
     ),
     Metric(
         "ratio_mean",
         "ratio",
-        "mean of e^l; 1 in expectation, whatever the policies",
+        "mean of ρ; 1 in expectation, whatever the policies",
         "0.99 to 1.01; far from 1 the estimate has broken down",
         lambda t: 1 + t.mean("excess") if t["counted"] else 0.0,
     ),
     Metric(
         "ratio_min",
         "ratio",
-        "smallest e^l of the step, all ranks",
+        "smallest ρ of the step, all ranks",
         "above 1e-4",
         _extreme("log_ratio_min", -1),
     ),
     Metric(
-        "ratio_max", "ratio", "largest e^l of the step, all ranks", "below 100", _extreme("log_ratio_max", 1)
+        "ratio_max", "ratio", "largest ρ of the step, all ranks", "below 100", _extreme("log_ratio_max", 1)
     ),
     *(
         Metric(
             f"ratio_p{q:02d}",
             "ratio",
-            f"e^l below which {q}% of the tokens lie, l off by at most 3.7% of itself",
+            f"ρ below which {q}% of the tokens lie, l off by at most 3.7% of itself",
             healthy,
             _ratio_at(q / 100),
         )
@@ -115,14 +115,14 @@ METRICS = (
     Metric(
         "chi2_token",
         "none",
-        "mean of e^2l - 1: chi-square divergence per token",
+        "mean of ρ² − 1: chi-square divergence per token",
         "below 0.1",
         lambda t: t.mean("excess_squared") + 2 * t.mean("excess"),
     ),
     Metric(
         "chi2_sequence",
         "none",
-        "mean over sequences of e^2L - 1, L the sum of l over the sequence; infinite beyond e^700",
+        "mean over sequences of e^2L − 1, L the sum of l over the sequence; infinite beyond e^700",
         "below 10; grows exponentially with length",
         lambda t: math.expm1(s) if (s := _second_moment(t)) < HUGE else math.inf,
     ),
@@ -136,7 +136,7 @@ METRICS = (
     Metric(
         "ess_ratio",
         "fraction",
-        "(sum rho)^2 / (n sum rho^2) of token ratios",
+        "(Σρ)² / (n Σρ²) of token ratios",
         "above 0.9",
         lambda t: _ess_ratio(t),
     ),
@@ -274,6 +274,11 @@ CURVE_METRICS = (
     Metric("weight_mean", "weight", "as above, over the bin", "flat", lambda t: 0.0),
     Metric("kept_fraction", "fraction", "as above, over the bin", "flat", lambda t: 0.0),
 )
+
+
+def row(metric: Metric) -> str:
+    """A metric as a line of the tables in docs/metrics.md."""
+    return f"| `{metric.name}` | {metric.unit} | {metric.definition} | {metric.healthy} |"
 
 
 def known_names(correction: Correction) -> list[str]:

@@ -1,0 +1,108 @@
+"""The metrics of an optimizer step are those of one process: real gloo processes in Megatron's groups."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from slime_ext import tis
+from slime_ext.host import ages, step_metrics
+from slime_ext.host.ranks import ranks
+from tests import oracle
+from tests.host.test_context_parallel import run, slices
+from tests.test_tis import arguments, as_slime_calls
+
+CONFIGS = {
+    "sequence weights, two rejections": {
+        "steps": [
+            {"reject": {"unit": "sequence", "low": 0.9, "high": 1.1, "max_staleness": 2}},
+            {"veto": {"low": 1.0e-4}},
+            {"reweight": {"level": "sequence"}},
+            {"truncate": {"high": 2.0}},
+        ]
+    },
+    "token weights": {"preset": "token_is"},
+    "a surrogate of ours": {"preset": "cispo"},
+}
+LISTED = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
+LAYOUTS = {  # processes, tensor, context
+    "cp2": (2, 1, 2),
+    "dp2": (2, 1, 1),
+    "tp2": (2, 2, 1),
+    "cp2 dp2": (4, 1, 2),
+    "tp2 cp2": (4, 2, 2),
+    "cp4": (4, 1, 4),
+}
+
+
+def samples():
+    return [s for seed in range(4) for s in oracle.random_batch(seed)]
+
+
+def call_of(batch, versions):
+    return as_slime_calls(batch, weight_versions=versions)
+
+
+def local(call, cp_rank, cp_size):
+    """What a context-parallel rank holds of a call."""
+    flat: Tensor = call["pg_loss"]
+    part = torch.cat(slices(call, flat.split(call["response_lengths"]), cp_rank, cp_size))
+    return call | {key: slices(call, call[key], cp_rank, cp_size) for key in LISTED} | {"pg_loss": part}
+
+
+def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
+    """Scalars and curves of an optimizer step over this rank's samples, ``size`` per micro-batch."""
+    step_metrics.reset()
+    ages.tell(5)
+    args = arguments(slime_ext=config, custom_tis_function_path="slime_ext.tis.correct")
+    batch = samples()
+    versions = [[str(5 - i % 4), "5"] if i % 7 else [] for i in range(len(batch))]
+    mine = range(dp_rank, len(batch), dp_size)
+    with step_metrics.under_way(step_metrics.layout_of(args, curves=True)) as step:
+        for start in range(0, len(mine), size):
+            places = mine[start : start + size]
+            call = call_of([batch[i] for i in places], [versions[i] for i in places])
+            tis.correct(args, **local(call, cp_rank, cp_size))
+        scalars, curves = step.reduce()
+    ages.tell(None)
+    return {**scalars, **curves}
+
+
+def in_layout(rank, size, tensor, context):
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel(tensor, context_parallel_size=context)
+    here = ranks()
+    place = (here.context.rank, here.context.size, here.dp_rank, here.dp_size)
+    return {
+        (name, micro): measured(config, micro, *place) for name, config in CONFIGS.items() for micro in (1, 3)
+    }
+
+
+def differs(got, whole):
+    return {
+        name: (got.get(name), value)
+        for name, value in whole.items()
+        if not math.isclose(got.get(name, math.nan), value, rel_tol=1e-10, abs_tol=1e-12)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_gives_the_metrics_of_one_process(tmp_path, layout):
+    size, tensor, context = LAYOUTS[layout]
+    body = functools.partial(in_layout, tensor=tensor, context=context)
+    for found in run(tmp_path, size, body):
+        for (name, micro), got in found.items():
+            whole = measured(CONFIGS[name], 100)
+            assert differs(got, whole) == {} and set(got) == set(whole), (name, micro)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_any_number_of_micro_batches_gives_the_same(name, size):
+    assert differs(measured(CONFIGS[name], size), measured(CONFIGS[name], 100)) == {}
