@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 PREFIX = "rollout/off_policy/"
@@ -53,19 +54,23 @@ def spread(samples: Sequence[Any]) -> dict[str, float]:
         response tokens, ``mixed`` the share of samples with more than one version, ``no_log_probs`` the share
         of samples that came without behavior log-probs.
     """
-    known = [numbers for sample in samples if (numbers := _versions(sample.weight_versions))]
-    newest = max((max(numbers) for numbers in known), default=0)
+    known = [set(numbers) for sample in samples if (numbers := _versions(sample.weight_versions))]
+    every = set().union(*known)
+    newest = max(every, default=0)
     lags = [newest - min(numbers) for numbers in known]
-    by_token = [lag for sample in samples for lag in _token_lags(sample, newest)]
-    missing = [not sample.rollout_log_probs and sample.response_length > 0 for sample in samples]
+    by_token = chain.from_iterable(_token_lags(sample, newest) for sample in samples)
     return {
-        "versions": float(len({number for numbers in known for number in numbers})),
+        "versions": float(len(every)),
         "lag_mean": _mean(lags),
         "lag_max": float(max(lags, default=0)),
-        "lag_tokens": _mean(by_token),
-        "mixed": _mean([len(set(numbers)) > 1 for numbers in known]),
-        "no_log_probs": _mean(missing),
+        "lag_tokens": _mean(list(by_token)),
+        "mixed": _mean([len(numbers) > 1 for numbers in known]),
+        "no_log_probs": _mean([_lacks_log_probs(sample) for sample in samples]),
     }
+
+
+def _lacks_log_probs(sample: Any) -> bool:
+    return sample.response_length > 0 and not sample.rollout_log_probs
 
 
 def _token_lags(sample: Any, newest: int) -> list[int]:
