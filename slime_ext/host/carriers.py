@@ -52,6 +52,12 @@ def install() -> bool:
     return True
 
 
+def is_installed() -> bool:
+    """Whether the loss of this process's host is wrapped."""
+    host = hosts.current()
+    return host is not None and hasattr(getattr(host.loss_module(), WRAPPED[0], None), MARK)
+
+
 def uninstall(module: ModuleType) -> None:
     """Puts the host's own functions back; for tests."""
     for name in WRAPPED:

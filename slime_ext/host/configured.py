@@ -9,7 +9,14 @@ from slime_ext import presets
 from slime_ext.config import load_config
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
+from slime_ext.host import carriers, hosts
+from slime_ext.host.contract import CARRY
+from slime_ext.host.guards import warn_once
 
+LATE = (
+    f"slime_ext: expected {CARRY} at start-up, got a first hook call without it: the configuration is "
+    "checked only now, after the first rollout, and there are no metrics but those of the host's own channel"
+)
 FUNCTIONS = "slime_ext.tis"  # the module whose functions read the mapping
 
 _loaded: dict[str | None, tuple[Any, Any, Correction]] = {}  # preset -> args, their mapping, correction
@@ -28,6 +35,8 @@ def correction_for(args: Any, preset: str | None = None) -> Correction:
     owner, known, correction = _loaded.get(preset, (None, None, None))
     if correction is not None and owner is args and known is mapping:
         return correction
+    if hosts.current() is not None and not carriers.is_installed():
+        warn_once(LATE)
     correction = load_config(_with_preset(mapping, preset), args)
     _loaded[preset] = (args, mapping, correction)
     return correction

@@ -45,8 +45,8 @@ def init(args: Any) -> None:
     """
     check_flags(args)
     check_functions(args)
-    correction = correction_of(args)
     has_host = carriers.install()
+    correction = correction_of(args)
     train_step.install(args)
     if correction is not None:
         _check_plan(args, correction)

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from slime_ext import tis
 from slime_ext.errors import ConfigError
 from slime_ext.host import carriers, hosts
+from slime_ext.host.configured import correction_for
+from slime_ext.host.guards import warn_once
 
 SEEN = []
 LENGTHS = [3, 2]
@@ -163,3 +165,19 @@ def test_our_hooks_read_what_is_carried():
     finally:
         carriers._held.reset(token)
     assert torch.equal(loss, torch.full((2,), 0.8))
+
+
+def test_without_init_the_first_call_says_that_it_is_late(host, caplog):
+    host(a_loss_module())
+    warn_once.cache_clear()
+    args = types.SimpleNamespace(slime_ext={"preset": "token_is"})
+    correction_for(args)
+    assert "expected --custom-megatron-init-path slime_ext.host.init at start-up" in caplog.text
+
+
+def test_after_init_nothing_is_late(host, caplog):
+    host(a_loss_module())
+    warn_once.cache_clear()
+    carriers.install()
+    correction_for(types.SimpleNamespace(slime_ext={"preset": "token_is"}))
+    assert not caplog.records
