@@ -108,6 +108,7 @@ class Evidence:
     switched: Tensor = field(default_factory=lambda: torch.zeros(2, 3, dtype=torch.float64))
     cells: list[Cell] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
+    open: dict[int, Tensor] = field(default_factory=dict)  # of the rollout whose parts are being added
 
     def add(self, part: Rollout) -> None:
         """Counts a part of a rollout."""
@@ -115,6 +116,9 @@ class Evidence:
         for name, count in _counts(part).items():
             self.counts[name] += count
         self.shifts += _shifted(part)
+        if part.versions is not None:
+            for version, sums in _by_version(part).items():
+                self.open[version] = self.open.get(version, 0) + sums
 
     def close(self, rollout: Rollout, sums: Sums) -> None:
         """Counts what only a whole rollout tells, after its parts.
@@ -132,9 +136,12 @@ class Evidence:
                     *_tail(sums.histogram),
                 )
             )
-        if rollout.versions is not None:
-            self.cells += _cells(rollout)
-            self.switched += _switched(rollout)
+        for version, (every, after, pure) in sorted(self.open.items()):
+            count, absolute, distance = every.tolist()
+            self.cells.append(Cell(rollout.rollout_id, version, int(count), absolute, distance))
+            if after[0]:
+                self.switched += torch.stack([after, pure])
+        self.open.clear()
 
     def merge(self, other: Evidence) -> None:
         """Adds what another one counted."""
@@ -180,37 +187,25 @@ def _shifted(part: Rollout) -> Tensor:
     return out
 
 
-def _cells(rollout: Rollout) -> list[Cell]:
-    known = rollout.finite & (rollout.versions >= 0)
-    versions, index = rollout.versions[known].unique(return_inverse=True)
-    found = rollout.log_ratio[known].double()
-    sums = [torch.bincount(index, weights=w, minlength=len(versions)) for w in (found.abs(), k3(found))]
-    rows = zip(
-        versions.tolist(),
-        index.bincount(minlength=len(versions)).tolist(),
-        *map(Tensor.tolist, sums),
-        strict=True,
-    )
-    return [Cell(rollout.rollout_id, *row) for row in rows]
+def _by_version(part: Rollout) -> dict[int, Tensor]:
+    """version -> [3, 3]: all its tokens, those after a change of weights inside their response, and those of
+    responses without one; of each count, sum |l|, sum k3."""
+    versions, segments = part.versions, part.segments
+    known = part.finite & (versions >= 0)
+    first, last = -segments.max(-versions.double()), segments.max(versions.double())
+    is_pure = segments.spread(first == last)[known]
+    is_last = (versions == segments.spread(last))[known]
+    numbers, index = versions[known].unique(return_inverse=True)
+    found = part.log_ratio[known].double()
+    values = torch.stack([torch.ones_like(found), found.abs(), k3(found)])
+    kinds = (torch.ones_like(is_pure), is_last & ~is_pure, is_pure)
+    table = torch.stack([_tabulated(index[kind], values[:, kind], len(numbers)) for kind in kinds], 1)
+    return dict(zip(numbers.tolist(), table, strict=True))
 
 
-def _switched(rollout: Rollout) -> Tensor:
-    """[2, 3]: tokens after a switch, and tokens of the same versions in responses that never switched; count,
-    sum |l|, sum k3."""
-    segments, versions = rollout.segments, rollout.versions.double()
-    first, last = (segments.spread(-segments.max(-versions)), segments.spread(segments.max(versions)))
-    mixed = rollout.finite & (first != last) & (first >= 0)
-    after = mixed & (rollout.versions == last)
-    if not after.any():
-        return torch.zeros(2, 3, dtype=torch.float64)
-    same = torch.isin(rollout.versions, rollout.versions[after].unique())
-    pure = rollout.finite & (first == last) & same
-    found = rollout.log_ratio.double()
-    rows = [
-        torch.stack([flags.sum().double(), found[flags].abs().sum(), k3(found[flags]).sum()])
-        for flags in (after, pure)
-    ]
-    return torch.stack(rows)
+def _tabulated(index: Tensor, values: Tensor, size: int) -> Tensor:
+    """[N], [K, N] -> [size, K] sums."""
+    return torch.stack([torch.bincount(index, weights=v, minlength=size) for v in values], 1)
 
 
 def _tail(histogram: Tensor) -> tuple[float, float]:

@@ -7,6 +7,7 @@ and they are merged at the end, so that memory does not grow with the run.
 from __future__ import annotations
 
 import copy
+import ctypes
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,6 +98,14 @@ def _read(result: Result, job: Job, wanted: Wanted | None) -> None:
     for found in load(job, wanted):
         result.add(found)
         found = None  # the next one is read when this one is gone
+    _release()
+
+
+def _release() -> None:
+    """Hands freed memory back, which glibc keeps in case."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _from_processes(

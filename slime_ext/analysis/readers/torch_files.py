@@ -7,6 +7,7 @@ slime/utils/train_dump_utils.py up to v0.3.1.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def kind_of(found: Mapping[str, Any], path: Path) -> str:
 
 def read_job(job: Job) -> Iterator[Rollout | Skipped]:
     """The rollout of a job's files, after what had to be skipped of them."""
-    about: list[dict[str, Any]] = []
+    about: bytes = pickle.dumps([])
     ranks: list[tuple[int, Mapping[str, Any]]] = []
     rows: list[Row] = []
     rollout_id, version, failed, done = job.rollout_id, None, False, []
@@ -59,12 +60,14 @@ def read_job(job: Job) -> Iterator[Rollout | Skipped]:
         done.append(path)
         rollout_id = found.get("rollout_id", rollout_id)
         if kind == "rollout":
-            about = about_samples(found["samples"])
+            # As bytes: one small object of a million that stays would keep the memory of its neighbours.
+            about = pickle.dumps(about_samples(found["samples"]))
         elif kind == "train":
             rows, version = rows_of_train(found), trainer_version(found, rollout_id)
         else:
             ranks.append((int(found.get("rank", len(ranks))), found["rollout_data"]))
         del found
+    known = pickle.loads(about)  # our own
     if failed and not rows and not ranks:
         return  # the file that would have held the log-probs has been named
     source = str(Job(tuple(done), job.rollout_id, 0))
@@ -73,9 +76,9 @@ def read_job(job: Job) -> Iterator[Rollout | Skipped]:
     except DataError as error:
         yield Skipped(source, str(error))
         return
-    _join(rows, about)
-    rows = rows or [_bare(i, sample) for i, sample in enumerate(about)]
-    is_ours = any(sample["token_versions"] for sample in about)
+    _join(rows, known)
+    rows = rows or [_bare(i, sample) for i, sample in enumerate(known)]
+    is_ours = any(sample["token_versions"] for sample in known)
     yield assemble(int(rollout_id or 0), source, rows, version if is_ours else None)
 
 

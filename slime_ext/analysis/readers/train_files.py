@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from slime_ext.analysis.readers.rows import Row
+from slime_ext.analysis.readers.rows import Row, as_tensor
 
 
 def about_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -16,7 +17,7 @@ def about_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         {
             "index": sample.get("index"),
             "response_length": int(sample.get("response_length") or 0),
-            "behavior": sample.get("rollout_log_probs"),
+            "behavior": _small(sample.get("rollout_log_probs")),
             "group": sample.get("group_index"),
             "reward": number(sample.get("reward")),
             "prompt": text(sample.get("prompt")),
@@ -26,6 +27,11 @@ def about_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         }
         for sample in samples
     ]
+
+
+def _small(values: Any) -> Tensor | None:
+    """Four bytes for each log-prob, where a list takes 32."""
+    return None if values is None else as_tensor(values, torch.float32)
 
 
 def rows_of_train(found: Mapping[str, Any]) -> list[Row]:
