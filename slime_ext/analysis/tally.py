@@ -15,8 +15,7 @@ from slime_ext.correction import Correction
 from slime_ext.ops.segments import as_numbers
 
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
-NO_ADVANTAGES = "needs advantages, which the dump does not hold"
-COUNTS = ("without_advantages", "tokens", "kept_tokens", "sequences", "kept_sequences", "clipped_tokens")
+COUNTS = ("tokens", "kept_tokens", "sequences", "kept_sequences", "clipped_tokens")
 SUMS = ("weight", "square", "up", "up_kept", "down", "down_kept", "slope", "advantage")
 
 
@@ -75,7 +74,7 @@ class Tally:
     """What a correction does, added up; two tallies of the same correction merge."""
 
     correction: Correction
-    without_advantages: int = 0
+    lacked: str | None = None  # why a rollout could not be counted
     tokens: int = 0
     kept_tokens: int = 0
     sequences: int = 0
@@ -84,11 +83,6 @@ class Tally:
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
     weights: BitHistogram = field(default_factory=BitHistogram)
     rejected: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def reads_advantages(self) -> bool:
-        """Whether weights or keep depend on advantages; a surrogate alone only loses its slope without."""
-        return any(step.reads_advantages for step in self.correction.steps)
 
     def add(self, applied: Applied, seen: Seen) -> None:
         """Counts what the correction does to some tokens."""
@@ -132,6 +126,7 @@ class Tally:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in SUMS:
             self.sums[name] += other.sums[name]
+        self.lacked = self.lacked or other.lacked
         self.weights.merge(other.weights)
         for rollout, positions in other.rejected.items():
             self._remember(rollout, positions)
@@ -140,8 +135,7 @@ class Tally:
         """The numbers for the page."""
         plain = {"name": name, "formula": formula, "source": source, "numerator": self.correction.numerator}
         if not self.tokens:
-            why = NO_ADVANTAGES if self.without_advantages else "the dump holds no response token"
-            return Effect(**plain, unavailable=why)
+            return Effect(**plain, unavailable=self.lacked or "the dump holds no response token")
         sums = self.sums
         return Effect(
             **plain,

@@ -7,7 +7,7 @@ seen as it acts on mismatch and staleness, without the drift of later steps of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -15,26 +15,27 @@ from torch import Tensor
 
 from slime_ext import presets
 from slime_ext.analysis.document import Effect
+from slime_ext.analysis.planned import lacking, steps_of
 from slime_ext.analysis.records import Rollout
 from slime_ext.analysis.tally import Applied, Seen, Tally
-from slime_ext.correction import Correction, Outcome, Tokens
+from slime_ext.correction import Correction, Outcome, Plan, Tokens
 from slime_ext.objectives import Bounds, Host
-from slime_ext.ops.segments import Segments
 
 NAMED = 10  # rollouts in a note
 BOUNDS = Bounds()  # slime's --eps-clip
 
 
 def apply(correction: Correction, rollout: Rollout, bounds: Bounds = BOUNDS) -> Applied:
-    """What the hook would do to a rollout, optimizer step by optimizer step.
+    """What the hook would do to a rollout, optimizer step by optimizer step where steps matter.
 
     Args:
         bounds: the host's clip range, for surrogates that name none of their own.
     """
-    if not correction.is_coupled or len(set(rollout.steps or ())) < 2:
-        return _applied(correction, rollout.tokens_of(), bounds)
-    whole = rollout.tokens_of()
-    parts = [(at, _applied(correction, part, bounds)) for at, part in _steps_of(rollout, whole)]
+    parts = [
+        (at, _applied(correction, tokens, plan, bounds)) for at, tokens, plan in steps_of(correction, rollout)
+    ]
+    if len(parts) == 1:
+        return parts[0][1]
     order = torch.cat([at for at, _ in parts]).argsort()
 
     def joined(name: str) -> Tensor | None:
@@ -44,32 +45,18 @@ def apply(correction: Correction, rollout: Rollout, bounds: Bounds = BOUNDS) -> 
     return Applied(*(joined(name) for name in ("weights", "keep", "clipped", "slope")))
 
 
-def _steps_of(rollout: Rollout, tokens: Tokens) -> Iterator[tuple[Tensor, Tokens]]:
-    """The tokens of each optimizer step, and where they lie in the rollout."""
-    lengths = torch.tensor(rollout.lengths)
-    of_sample = torch.tensor(rollout.steps)
-    of_token = of_sample.repeat_interleave(lengths)
-    for step in of_sample.unique():
-        at = (of_token == step).nonzero()[:, 0]
-        segments = Segments.whole(lengths[of_sample == step].tolist(), rollout.mask[at])
-        fields = {
-            name: None if (values := getattr(tokens, name)) is None else values[at]
-            for name in ("proximal", "behavior", "target", "advantages")
-        }
-        yield at, replace(tokens, segments=segments, **fields)
-
-
-def _applied(correction: Correction, tokens: Tokens, bounds: Bounds) -> Applied:
+def _applied(correction: Correction, tokens: Tokens, plan: Plan, bounds: Bounds) -> Applied:
     mask = tokens.segments.mask
     if correction.is_identity:  # the hook hands the host's loss back, whatever stands in it
         slope = None if tokens.advantages is None else -tokens.segments.zeroed(tokens.advantages)
         return Applied(mask.to(tokens.proximal.dtype), mask, torch.zeros_like(mask), slope)
-    outcome = correction(tokens, observe=True)
+    outcome = correction(tokens, plan, bounds=True)
     clipped = outcome.clipped & outcome.finite
     if tokens.advantages is None:
         return Applied(outcome.weights, outcome.keep, clipped, None)
     if isinstance(correction.surrogate, Host):  # its slope at ratio 1 is -A
-        slope = torch.where(outcome.keep, -tokens.advantages * outcome.weights, 0)
+        factor = outcome.factor.to(tokens.proximal.dtype)
+        slope = torch.where(outcome.keep, -tokens.advantages * factor, 0)
         return Applied(outcome.weights, outcome.keep, clipped, slope)
     slope, by_loss = _slope(correction, outcome, tokens, bounds)
     return Applied(outcome.weights, outcome.keep, clipped | by_loss, slope)
@@ -102,7 +89,7 @@ class WhatIf:
             return
         alone, coupled = [], []
         for tally in self.tallies.values():
-            (coupled if tally.correction.is_coupled else alone).append(tally)
+            (coupled if tally.correction.needs_plan else alone).append(tally)
         for part in rollout.parts():  # what is computed of one stays small
             _count(alone, part)
         _count(coupled, rollout)
@@ -141,8 +128,8 @@ def whatif(
 def _count(tallies: Iterable[Tally], rollout: Rollout) -> None:
     seen = Seen(rollout)
     for tally in tallies:
-        if seen.advantages is None and tally.reads_advantages:
-            tally.without_advantages += 1
+        if why := lacking(tally.correction, rollout):
+            tally.lacked = tally.lacked or why
         else:
             tally.add(apply(tally.correction, rollout), seen)
 

@@ -10,10 +10,14 @@ import torch
 
 from slime_ext import load_config, presets, tis
 from slime_ext.analysis import whatif
-from slime_ext.analysis.tally import NO_ADVANTAGES, spans
+from slime_ext.analysis.planned import NO_ADVANTAGES, NO_AGES, NO_GROUPS, STOPS
+from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.tally import spans
 from slime_ext.analysis.whatif import WhatIf
 from slime_ext.errors import NonFiniteError
 from tests.analysis.rollouts import rollout
+from tests.host import slime_rollouts as slime
+from tests.host.test_step_plan import CASES
 
 ARGS = SimpleNamespace(use_tis=True, eps_clip=0.2, eps_clip_high=0.2)
 HOLES = {2: float("nan"), 5: float("inf"), 9: float("-inf")}
@@ -120,24 +124,65 @@ def test_tallies_of_parts_merge_into_the_whole():
         assert (a.ess, a.gradient_scale) == pytest.approx((b.ess, b.gradient_scale))
 
 
-def test_a_step_that_couples_samples_settles_one_number_per_optimizer_step():
-    steps = tuple(i % 3 for i in range(12))
-    r, correction = (
-        rollout(seed=2, steps=steps),
-        load_config({"steps": [{"second_moment": {"threshold": 0.1}}]}),
+def as_rollout(samples):
+    """What a dump would hold of the step plan's test samples."""
+
+    def joined(key, dtype=torch.float64):
+        return torch.tensor([x for s in samples for x in s[key]], dtype=dtype)
+
+    return Rollout(
+        rollout_id=0,
+        source="0.pt",
+        lengths=tuple(len(s["mask"]) for s in samples),
+        prompt_lengths=tuple(s["prompt"] for s in samples),
+        positions=tuple(s["position"] for s in samples),
+        behavior=joined("behavior"),
+        proximal=joined("proximal"),
+        mask=joined("mask", torch.bool),
+        advantages=joined("advantage"),
+        groups=tuple(s["index"] // slime.GROUP for s in samples),
+        steps=tuple(i for i, step in enumerate(slime.steps_of(samples)) for _ in step),
     )
-    of_token = torch.tensor(steps).repeat_interleave(torch.tensor(r.lengths))
-    applied = whatif.apply(correction, r)
-    for step in range(3):
-        chosen = [i for i, s in enumerate(steps) if s == step]
-        at = of_token == step
-        alone = rollout(
-            samples=12,
-            lengths=tuple(r.lengths[i] for i in chosen),
-            **{name: getattr(r, name)[at] for name in ("behavior", "proximal", "mask", "advantages")},
-        )
-        assert torch.equal(applied.keep[at], whatif.apply(correction, alone).keep)
-    assert not torch.equal(applied.keep, whatif.apply(correction, rollout(seed=2)).keep)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_settled_over_steps_is_what_the_host_settles(name, seed):
+    mapping = CASES[name][0]
+    samples = slime.samples(seed, split=False)
+    data = slime.data_of(samples)
+    data["host_loss"] = [-torch.ones_like(a) for a in data["advantages"]]
+    r, correction = as_rollout(samples), load_config(mapping)
+    slopes = whatif.apply(correction, r).slope.split(list(r.lengths))
+    losses = [
+        float(s.sum() / max(float(m.sum()), 1)) for s, m in zip(slopes, data["loss_masks"], strict=True)
+    ]
+    assert losses == slime.train(slime.arguments(mapping), data)
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"steps": [{"reject": {"high": 2.0, "max_staleness": 1}}]}, NO_AGES),
+        ({"steps": [{"reject": {"high": 2.0}}], "group": "atomic"}, NO_GROUPS),
+        ({"steps": ["reweight"], "on_nonfinite": "raise"}, STOPS),
+    ],
+)
+def test_what_a_dump_lacks_is_said(keys, why):
+    r = with_holes(rollout())
+    assert whatif.whatif([r], {"x": load_config(keys)})[0].unavailable == why
+
+
+def test_ages_are_those_of_the_oldest_token():
+    r = rollout(
+        samples=4,
+        lengths=(1, 2, 0, 3),
+        **{k: torch.zeros(6) for k in ("behavior", "proximal", "advantages")},
+        mask=torch.ones(6, dtype=torch.bool),
+        ages=torch.tensor([0.0, 1.0, 3.0, 2.0, 2.0, 2.0]),
+    )
+    correction = load_config({"steps": [{"reject": {"max_staleness": 2}}]})
+    assert whatif.apply(correction, r).keep.tolist() == [True, False, False, True, True, True]
 
 
 def test_without_advantages_what_needs_them_says_so():

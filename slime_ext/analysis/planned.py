@@ -1,0 +1,120 @@
+"""What a correction needs of a rollout, and what it settles over its optimizer steps.
+
+The latter by the code that settles it in a host (``slime_ext.host.settle``), which is shown the rollout as
+slime would hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext.analysis.records import Rollout
+from slime_ext.correction import NO_PLAN, Correction, Plan, Tokens
+from slime_ext.host.ranks import Ranks
+from slime_ext.host.settle import settle
+from slime_ext.ops.segments import Segments
+
+NO_ADVANTAGES = "needs advantages, which the dump does not hold"
+NO_AGES = "needs the age of the sampling weights, which the dump does not hold"
+NO_GROUPS = "needs to know which samples share a prompt, which the dump does not say"
+STOPS = "on_nonfinite: raise stops the run: a behavior log-prob is not finite"
+# Samples carry the number of their group already, and every sample is a rollout of its own.
+ARGS = SimpleNamespace(n_samples_per_prompt=1, use_tis=True)
+Part = tuple[Tensor, Tokens, Plan]
+
+
+def lacking(correction: Correction, rollout: Rollout) -> str | None:
+    """Why a correction cannot be applied to a rollout; None if it can."""
+    reads_advantages = any(step.reads_advantages for step in correction.steps)
+    reasons = {
+        NO_ADVANTAGES: rollout.advantages is None and (reads_advantages or correction.group == "rebaseline"),
+        NO_AGES: rollout.ages is None and correction.needs_ages,
+        NO_GROUPS: rollout.groups is None and correction.group != "ignore",
+        STOPS: correction.on_nonfinite == "raise" and not bool(rollout.finite.equal(rollout.mask)),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def steps_of(correction: Correction, rollout: Rollout) -> Iterator[Part]:
+    """Where tokens lie in the rollout, the tokens, and what was settled for them: one part for each optimizer
+    step, or a single one where it makes no difference."""
+    tokens = replace(rollout.tokens_of(), ages=ages_of(rollout) if correction.needs_ages else None)
+    if not correction.needs_plan:
+        yield torch.arange(rollout.size), tokens, NO_PLAN
+        return
+    places = _places(rollout)
+    data = as_slime(rollout, places)
+    plan = settle(correction, ARGS, data, Ranks())
+    if data["advantages"] is not None:
+        tokens = replace(tokens, advantages=torch.cat(data["advantages"]))  # group: rebaseline wrote to them
+    for own in places:
+        at, part = _taken(rollout, tokens, own)
+        yield at, part, plan.of(own, at.device)
+
+
+def ages_of(rollout: Rollout) -> Tensor | None:
+    """[S] float64: the age of the oldest weights that sampled the sequence, as the hook has it; NaN where
+    unknown."""
+    if rollout.ages is None:
+        return None
+    parts = rollout.ages.double().split(list(rollout.lengths))
+    return torch.stack([part.max() if part.numel() else part.new_tensor(torch.nan) for part in parts])
+
+
+def as_slime(rollout: Rollout, places: list[list[int]]) -> dict[str, Any]:
+    """A rollout as the data that slime hands to its postprocess function, one micro-batch for each step."""
+    lengths = list(rollout.lengths)
+
+    def split(values: Tensor | None) -> list[Tensor] | None:
+        return None if values is None else list(values.split(lengths))
+
+    totals = [p + n for p, n in zip(rollout.prompt_lengths, lengths, strict=True)]
+    return {
+        "log_probs": split(rollout.proximal),
+        "rollout_log_probs": split(rollout.behavior),
+        "loss_masks": split(rollout.mask.int()),
+        "advantages": split(rollout.advantages),
+        "total_lengths": totals,
+        "response_lengths": lengths,
+        "num_microbatches": [1] * len(places),
+        "micro_batch_indices": places,
+        "rollout_ids": list(range(rollout.count)),
+        "rollout_mask_sums": [float(m.sum()) for m in rollout.mask.split(lengths)],
+        "sample_indices": None if rollout.groups is None else list(rollout.groups),
+        "rewards": _rewards(rollout),
+    }
+
+
+def _rewards(rollout: Rollout) -> list[float]:
+    """What the advantages were made of: a group's are the rewards, centred and scaled."""
+    if rollout.advantages is None:
+        return [0.0] * rollout.count
+    parts = rollout.advantages.split(list(rollout.lengths))
+    return [float(part[0]) if part.numel() else 0.0 for part in parts]
+
+
+def _places(rollout: Rollout) -> list[list[int]]:
+    """The samples of each optimizer step; all are of one where the dump does not say."""
+    steps = rollout.steps or (0,) * rollout.count
+    return [[i for i, s in enumerate(steps) if s == step] for step in sorted(set(steps))]
+
+
+def _taken(rollout: Rollout, tokens: Tokens, places: list[int]) -> tuple[Tensor, Tokens]:
+    """Where the tokens of some samples lie, and the tokens."""
+    chosen = torch.zeros(rollout.count, dtype=torch.bool)
+    chosen[places] = True
+    lengths = torch.tensor(rollout.lengths)
+    at = chosen.repeat_interleave(lengths).nonzero()[:, 0]
+    fields = {
+        name: None if (values := getattr(tokens, name)) is None else values[at]
+        for name in ("proximal", "behavior", "target", "advantages")
+    }
+    ages = None if tokens.ages is None else tokens.ages[chosen]
+    segments = Segments.whole(lengths[chosen].tolist(), rollout.mask[at])
+    return at, Tokens(segments, **fields, ages=ages)
