@@ -133,7 +133,7 @@ def _arguments(path: str | None) -> Arguments:
 
 
 def _show(rows: list[Row]) -> None:
-    table = Table("part", "found", "", "note", box=None, pad_edge=False)
+    table = Table("part", "found", "state", "note", box=None, pad_edge=False)
     for row in rows:
         table.add_row(row.name, Text(row.found), Text(row.state, STYLES[row.state]), Text(row.note))
     console().print(table)
