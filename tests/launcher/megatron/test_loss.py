@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import socket
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from slime_ext.errors import NonFiniteError
-from slime_ext.host import step_metrics
+from slime_ext.host import ages, step_metrics
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import Layout, pack_micro_batch
 from slime_ext.launcher.megatron.loss import PolicyLoss, StepLog
 from slime_ext.launcher.training_data import TrainSample
-from slime_ext.tis import vanilla_tis_function
+from slime_ext.tis import correct, vanilla_tis_function
 from tests.launcher.megatron.tiny_rollout import arguments, rollout
 
 VOCAB = 48
@@ -195,3 +196,20 @@ def test_recompute_counts_once():
         scalars, _ = step.reduce()
     assert loss.log.hook_calls == 2
     assert scalars["off_policy/tokens"] == sum(int(mask.sum()) for mask in batch.loss_masks)
+
+
+def test_a_bound_on_staleness_drops_the_samples_that_are_older():
+    """The launcher's micro-batches say which weights sampled them."""
+    batch, logits = batch_and_logits()
+    versions = [["4"], ["1", "4"], *[["3"]] * (len(batch.positions) - 2)]
+    batch = replace(batch, weight_versions=versions)
+    mapping = {"steps": [{"reject": {"max_staleness": 1}}]}
+    loss = make(hook=correct, slime_ext=mapping, custom_tis_function_path="slime_ext.tis.correct")
+    ages.tell(4)
+    with step_metrics.under_way(step_metrics.layout_of(loss.args, curves=True)) as step:
+        loss(batch, 1, logits)
+        scalars, curves = step.reduce()
+    ages.tell(None)
+    masks = [int(mask.sum()) for mask in batch.loss_masks]
+    assert scalars["off_policy/kept_fraction"] == pytest.approx(1 - masks[1] / sum(masks))
+    assert scalars["off_policy/staleness_max"] == 3 and curves["off_policy/by_staleness/3/kept_fraction"] == 0

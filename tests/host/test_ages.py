@@ -1,0 +1,122 @@
+"""Ages of samples in weight versions: where both numbers come from, what a bound on them does and refuses."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from slime_ext import tis
+from slime_ext.correction import Correction
+from slime_ext.errors import ConfigError
+from slime_ext.host import ages, hosts
+from slime_ext.steps import Reject
+from tests import oracle
+from tests.batches import tokens
+from tests.test_tis import arguments, as_slime_calls
+
+
+@pytest.fixture(autouse=True)
+def _nobody_says_the_version(monkeypatch):
+    monkeypatch.setattr(ages, "_told", None)
+    monkeypatch.setattr(ages, "_pusher", None)
+
+
+def call(versions):
+    return SimpleNamespace(weight_versions=versions, pg_loss=torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("spans", "age"),
+    [(["7"], 0), (["5", "7"], 2), (["6", "6"], 1), ([], math.nan), (["default"], math.nan), (None, math.nan)],
+)
+def test_an_age_counts_from_the_oldest_weights(spans, age):
+    ages.tell(7)
+    torch.testing.assert_close(ages.ages_of(call([spans])), torch.tensor([age]).double(), equal_nan=True)
+
+
+def test_without_either_number_there_is_no_age():
+    assert ages.ages_of(call([["1"]])) is None
+    ages.tell(3)
+    assert ages.ages_of(call(None)) is None
+
+
+def test_the_hosts_pushing_object_says_the_version(monkeypatch):
+    class UpdateWeightFromTensor:
+        def __init__(self, args):
+            self.weight_version = args
+
+    class UpdateWeightDelta(UpdateWeightFromTensor):
+        pass
+
+    actor = ModuleType("host.actor")
+    actor.UpdateWeightFromTensor, actor.torch = UpdateWeightFromTensor, torch
+    monkeypatch.setitem(sys.modules, "host.actor", actor)
+    monkeypatch.setattr(hosts, "current", lambda: hosts.Host("host", "", "", "host.actor", ""))
+    ages.install()
+    ages.install()
+    assert ages.current() is None
+    pushing = UpdateWeightDelta(4)
+    assert ages.current() == 4
+    pushing.weight_version += 1
+    assert ages.current() == 5
+    del pushing
+    assert ages.current() is None
+
+
+def test_a_step_drops_sequences_that_are_older():
+    packed, _ = tokens(oracle.random_batch(5, wild=False))
+    count = packed.segments.count
+    found = Correction(steps=(Reject(max_staleness=1),))(
+        replace(packed, ages=torch.tensor([0.0, 1.0, 2.0, math.nan][:count] + [3.0] * (count - 4)))
+    )
+    kept = packed.segments.mask & (torch.isin(packed.segments.ids, torch.tensor([0, 1, 3])))
+    assert torch.equal(found.keep, kept)
+
+
+def test_it_stands_beside_bounds_of_the_ratio():
+    packed, _ = tokens(oracle.random_batch(5, wild=False))
+    plain, bounded = Reject("token", high=1.01), Reject("token", high=1.01, max_staleness=0)
+    fresh = replace(packed, ages=torch.zeros(packed.segments.count))
+    stale = replace(packed, ages=torch.ones(packed.segments.count))
+    assert torch.equal(Correction(steps=(bounded,))(fresh).keep, Correction(steps=(plain,))(packed).keep)
+    assert not Correction(steps=(bounded,))(stale).keep.any()
+
+
+CONFIG = {"steps": [{"reject": {"max_staleness": 1}}]}
+
+
+def test_the_hook_reads_the_versions_that_a_patched_host_passes():
+    batch = oracle.random_batch(5, wild=False)
+    given = as_slime_calls(batch, weight_versions=[["9"], ["7"]] + [["9"]] * (len(batch) - 2))
+    ages.tell(9)
+    loss, _, _ = tis.correct(arguments(slime_ext=CONFIG), **given)
+    lost = loss.split(given["response_lengths"])[1]
+    assert not lost.any() and loss.any()
+
+
+@pytest.mark.parametrize(
+    ("more", "version", "line"),
+    [
+        ({}, 9, "expected weight_versions in the hook call, got none: apply patch 0002"),
+        ({"weight_versions": [["1"]] * 6}, None, "expected the trainer's weight version, got none"),
+    ],
+)
+def test_a_bound_on_ages_that_nobody_knows_is_refused(more, version, line):
+    ages.tell(version)
+    with pytest.raises(ConfigError, match=line):
+        tis.correct(arguments(slime_ext=CONFIG), **as_slime_calls(oracle.random_batch(5), **more))
+
+
+def test_a_host_that_drops_the_versions_is_refused_at_start_up(monkeypatch):
+    host = hosts.Host("slime", "", "slime.loss", "", "")
+    monkeypatch.setattr(hosts.Host, "source", lambda self, module: "tis_kwargs = {}")
+    with pytest.raises(ConfigError, match="patch 0002"):
+        ages.require_host(host)
+    monkeypatch.setattr(hosts.Host, "source", lambda self, module: '"weight_versions": batch.get(...)')
+    ages.require_host(host)
+    ages.require_host(None)
