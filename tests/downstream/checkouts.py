@@ -21,9 +21,10 @@ def git(repository: str, *words: str) -> bytes:
     return subprocess.run(["git", "-C", repository, *words], check=True, capture_output=True).stdout
 
 
-def extract(name: str, release: str, folder: Path) -> Path:
-    """The host's package at a release, below `folder`."""
-    with tarfile.open(fileobj=io.BytesIO(git(REPOSITORIES[name], "archive", release, name))) as archive:
+def extract(name: str, release: str, folder: Path, *more: str) -> Path:
+    """The host's package at a release, and `more` of its files, below `folder`."""
+    written = git(REPOSITORIES[name], "archive", release, name, *more)
+    with tarfile.open(fileobj=io.BytesIO(written)) as archive:
         archive.extractall(folder, filter="data")
     return folder
 

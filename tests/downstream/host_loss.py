@@ -49,6 +49,8 @@ DEFAULTS = {
     "custom_tis_function_path": "slime_ext.tis.correct",
     "get_mismatch_metrics": False,
     "custom_pg_loss_reducer_function_path": None,
+    "rollout_data_postprocess_path": None,
+    "n_samples_per_prompt": 2,
     "use_opsm": False,
     "use_opd": False,
     "use_critic": False,
@@ -131,6 +133,7 @@ def _summed(args: Namespace, host: Any, layout: Layout, case: Case) -> dict[str,
     logs: list[dict[str, Any]] = []
     mine = samples(case.nan)[mpu.get_data_parallel_rank() :: mpu.get_data_parallel_world_size()]
     parts = [mine[i :: layout.micro_batches] for i in range(layout.micro_batches)]
+    _postprocess(args, host, mine, parts)
     for part in parts if mpu.is_pipeline_last_stage() else ():
         logits = host.logits(args, part)
         loss, _, log = host.loss(args, host.batch(args, part), len(parts), logits)
@@ -142,6 +145,12 @@ def _summed(args: Namespace, host: Any, layout: Layout, case: Case) -> dict[str,
         )
     dist.all_reduce(total)
     return {"loss": float(total[0]), "gradient": float(total[1].sqrt()), "metrics": _metrics(logs, layout)}
+
+
+def _postprocess(args: Namespace, host: Any, mine: list[Sample], parts: list[list[Sample]]) -> None:
+    """What the host's actor does between the advantages and the first step."""
+    if path := args.rollout_data_postprocess_path:
+        host.module.load_function(path)(args, 0, host.rollout_data(args, mine, parts))
 
 
 def _as_one(args: Namespace) -> Namespace:
@@ -261,6 +270,30 @@ class Slime:
             local = F.pad(local, (0, 0, 0, -len(local) % (PAD * tp)))
         shard = local.chunk(tp, -1)[mpu.get_tensor_model_parallel_rank()]
         return shard.clone().unsqueeze(0).requires_grad_()
+
+    def rollout_data(self, args: Namespace, mine: list[Sample], parts: list[list[Sample]]) -> dict[str, Any]:
+        """This rank's rollout as this release's actor hands it to --rollout-data-postprocess-path."""
+        source = Path(self.dispatch.__file__).read_text()
+        batch = self.batch(args, mine)
+        batch = {key: value for key, value in batch.items() if value is not None}
+        sums = torch.stack([s.mask_sum for s in mine])
+        del batch["rollout_mask_sums"], batch["group_mask_sums"]
+        place = {id(s): i for i, s in enumerate(mine)}
+        first, step = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
+        positions = list(range(len(SHAPES)))[first::step]
+        data = {**batch, "sample_indices": positions, "rewards": [float(s.advantage[0]) for s in mine]}
+        if not mpu.is_pipeline_last_stage():
+            del data["log_probs"], data["advantages"]
+        for ids, totals in (("rollout_ids", "rollout_mask_sums"), ("group_ids", "group_mask_sums")):
+            if totals in source:
+                data |= {ids: [ROLLOUT_IDS[p] for p in positions], totals: sums}
+        if "step_global_batch_size" in source:
+            data |= {
+                "micro_batch_indices": [[place[id(s)] for s in part] for part in parts],
+                "num_microbatches": [len(parts)],
+                "global_batch_sizes": [len(set(ROLLOUT_IDS))],
+            }
+        return data
 
     def batch(self, args: Namespace, part: list[Sample]) -> dict[str, Any]:
         """A micro-batch as the host's actor makes it: masks and lengths whole, all else this rank's slice."""
