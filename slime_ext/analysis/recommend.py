@@ -44,23 +44,31 @@ def recommend(
             "the policies are so close that no correction would change the gradient noticeably"
         )
     names, why = _candidates(total, {f.name for f in findings})
-    by_name = {effect.name: effect for effect in effects}
-    wanted = [*(files or {}), *names]
-    considered = [
-        Candidate(name=name, chosen=not (cost := _cost(by_name[name])), reason=cost or "costs little")
-        for name in dict.fromkeys(wanted)
-        if name in by_name
-    ]
-    chosen = next((c for c in considered if c.chosen), None)
-    if chosen is None:
-        return _too_far(considered, total)
-    until = considered[: considered.index(chosen) + 1]
-    return Recommendation(
-        name=chosen.name,
-        reasons=(*why, _gain(by_name[chosen.name])),
-        flags=flags(chosen.name, (files or {}).get(chosen.name)),
-        candidates=tuple(until),
-    )
+    return _first([*(files or {}), *names], why, effects, total, files or {})
+
+
+def _first(
+    wanted: Sequence[str],
+    why: Sequence[str],
+    effects: Sequence[Effect],
+    total: Numbers,
+    files: Mapping[str, str],
+) -> Recommendation:
+    """The first of the wanted corrections that does not cost too much."""
+    by_name, considered = {effect.name: effect for effect in effects}, []
+    for name in dict.fromkeys(wanted):
+        if name not in by_name:
+            continue
+        cost = _cost(by_name[name])
+        considered.append(Candidate(name=name, chosen=not cost, reason=cost or "costs little"))
+        if not cost:
+            return Recommendation(
+                name=name,
+                reasons=(*why, _gain(by_name[name])),
+                flags=flags(name, files.get(name)),
+                candidates=tuple(considered),
+            )
+    return _too_far(considered, total)
 
 
 def flags(name: str, file: str | None = None) -> str:

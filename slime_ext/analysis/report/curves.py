@@ -80,7 +80,14 @@ def curve(kind: CurveKind, documents: Sequence[Document]) -> Picture | None:
     points = [p for curve in found for p in curve]
     if not points:
         return about.without(kind.missing) if kind.missing else None
-    canvas = Canvas(about.name, about.title)
+    plot = _axes(kind, points, Canvas(about.name, about.title))
+    _legend(plot)
+    for i, run in enumerate(found):
+        _two_lines(plot, run, i)
+    return about.drawn(plot.canvas)
+
+
+def _axes(kind: CurveKind, points: Sequence[Point], canvas: Canvas) -> Plot:
     xs = [p.x for p in points]
     labels = {p.x: p.label for p in points if p.label}
     x_kind = kind.x_kind or ("symlog" if is_wide(xs) else "linear")
@@ -88,10 +95,7 @@ def curve(kind: CurveKind, documents: Sequence[Document]) -> Picture | None:
     y = around([v for p in points for v in (p.mean, p.absolute)], 0.0)
     plot = Plot(canvas, *frame(x, y, top=24, height=HEIGHT - 12, x_kind=x_kind, knee=1.0))
     plot.axes(kind.x_name, NATS, labels or None)
-    _legend(plot)
-    for i, run in enumerate(found):
-        _two_lines(plot, run, i)
-    return about.drawn(canvas)
+    return plot
 
 
 def _find(document: Document, name: str) -> tuple[Point, ...]:

@@ -34,23 +34,23 @@ def write_report(document: Document, path: str | Path, against: Document | None 
 def render(document: Document, against: Document | None = None) -> str:
     """The page as text."""
     documents = [document] if against is None else [document, against]
-    return (
-        _environment()
-        .get_template(TEMPLATE)
-        .render(
-            style=Markup(_text(STYLE)),
-            documents=documents,
-            both=against is not None,
-            tiles=tiles([d.total for d in documents]),
-            pictures=pictures(documents),
-            columns=COLUMNS,
-            rows=rows(documents),
-            suggestions=[(d.name, s) for d in documents for s in d.suggestions],
-            worst=[(d.name, w) for d in documents for w in d.worst],
-            skipped=[s for d in documents for s in d.skipped],
-            notes=list(dict.fromkeys(n for d in documents for n in d.notes)),
-        )
-    )
+    about = {
+        "style": Markup(_text(STYLE)),
+        "documents": documents,
+        "both": against is not None,
+        "tiles": tiles([d.total for d in documents]),
+        "pictures": pictures(documents),
+        "columns": COLUMNS,
+        "rows": rows(documents),
+        "notes": list(dict.fromkeys(n for d in documents for n in d.notes)),
+    }
+    listed = {key: _all(documents, key) for key in ("suggestions", "worst", "skipped")}
+    return _environment().get_template(TEMPLATE).render(about | listed)
+
+
+def _all(documents: Sequence[Document], key: str) -> list[tuple[str, Any]]:
+    """What stands under a key in any of the documents, with the run's name."""
+    return [(d.name, one) for d in documents for one in getattr(d, key)]
 
 
 @cache

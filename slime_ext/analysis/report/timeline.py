@@ -37,6 +37,7 @@ PANELS = (
 )
 ROW = 108.0
 GAP = 22.0
+SPARSE, DOTTED = 80, 400  # rollouts up to which dots are large, and are drawn at all
 
 
 def timeline(documents: Sequence[Document]) -> Picture:
@@ -55,35 +56,38 @@ def timeline(documents: Sequence[Document]) -> Picture:
         return about.without("No rollout could be analysed.")
     canvas = Canvas(about.name, about.title, TOP + ROW * len(panels) + BOTTOM - GAP)
     for k, panel in enumerate(panels):
-        _panel(canvas, panel, documents, TOP + ROW * k, ids, k == len(panels) - 1)
+        plot = _axes(canvas, panel, documents, TOP + ROW * k, ids)
+        rounded = {float(t): say(t) for t in plot.x.ticks() if t == int(t)}
+        plot.axes("rollout" if k == len(panels) - 1 else "", panel.name, rounded or None)
+        _lines(plot, panel, documents)
     return about.drawn(canvas)
 
 
-def _panel(
-    canvas: Canvas, panel: Panel, documents: Sequence[Document], top: float, ids: list[int], is_last: bool
-) -> None:
+def _axes(canvas: Canvas, panel: Panel, documents: Sequence[Document], top: float, ids: list[int]) -> Plot:
     parts = [part for part in (panel.value, panel.low, panel.high) if part]
     values = [v for d in documents for part in parts for _, v in _row(d, part)]
     is_log = panel.may_be_log and is_wide(values) and min(values) > 0
     y = (min(values) / 1.5, max(values) * 1.5) if is_log else around(values, *panel.fixed)
-    height = ROW - GAP + TOP + BOTTOM
-    plot = Plot(
-        canvas,
-        *frame(
-            reach(ids, "linear"), y, top=top, height=height, y_kind="log" if is_log else "linear", y_many=5
-        ),
-    )
-    rounded = {float(t): say(t) for t in plot.x.ticks() if t == int(t)}
-    plot.axes("rollout" if is_last else "", panel.name, rounded or None)
+    kinds = {"y_kind": "log" if is_log else "linear", "y_many": 5}
+    return Plot(canvas, *frame(reach(ids, "linear"), y, top=top, height=ROW - GAP + TOP + BOTTOM, **kinds))
+
+
+def _lines(plot: Plot, panel: Panel, documents: Sequence[Document]) -> None:
     for i, document in enumerate(documents):
-        rows = _row(document, panel.value)
-        if panel.low and panel.high:
-            low, high = (plot.place(_row(document, part)) for part in (panel.low, panel.high))
-            canvas.band(low, high, f"s{i}") if len(low) == len(high) else None
-        places = plot.place(rows)
-        canvas.line(places, f"s{i}")
+        _line(plot, panel, document, f"s{i}")
+
+
+def _line(plot: Plot, panel: Panel, document: Document, kind: str) -> None:
+    if panel.low and panel.high:
+        low, high = (plot.place(_row(document, part)) for part in (panel.low, panel.high))
+        if len(low) == len(high):
+            plot.canvas.band(low, high, kind)
+    rows = _row(document, panel.value)
+    places = plot.place(rows)
+    plot.canvas.line(places, kind)
+    if len(rows) <= DOTTED:
         hints = [f"rollout {x:g}: {panel.name} {v:.4g}" for x, v in rows]
-        canvas.dots(places, hints, f"s{i}", 2.6 if len(rows) < 80 else 1.2)
+        plot.canvas.dots(places, hints, kind, 2.6 if len(rows) < SPARSE else 1.2)
 
 
 def _row(document: Document, value: Value) -> list[tuple[float, float]]:
