@@ -50,7 +50,7 @@ def timeline(documents: Sequence[Document]) -> Picture:
         "with the range from the 1st to the 99th percentile.",
         wide=True,
     )
-    panels = [p for p in PANELS if any(_row(d, p.value) for d in documents)]
+    panels = _shown(documents)
     ids = [m.rollout_id for d in documents for m in d.timeline]
     if not panels or not ids:
         return about.without("No rollout could be analysed.")
@@ -70,6 +70,10 @@ def _axes(canvas: Canvas, panel: Panel, documents: Sequence[Document], top: floa
     y = (min(values) / 1.5, max(values) * 1.5) if is_log else around(values, *panel.fixed)
     kinds = {"y_kind": "log" if is_log else "linear", "y_many": 5}
     return Plot(canvas, *frame(reach(ids, "linear"), y, top=top, height=ROW - GAP + TOP + BOTTOM, **kinds))
+
+
+def _shown(documents: Sequence[Document]) -> list[Panel]:
+    return [p for p in PANELS if any(_row(d, p.value) for d in documents)]
 
 
 def _lines(plot: Plot, panel: Panel, documents: Sequence[Document]) -> None:
