@@ -23,7 +23,7 @@ from slime_ext.host.ages import ages_of
 from slime_ext.host.carriers import completed
 from slime_ext.host.configured import correction_for
 from slime_ext.host.contract import HookCall
-from slime_ext.host.guards import warn_once
+from slime_ext.host.guards import warn_of_double_count
 from slime_ext.host.hook import Result, bounds_of, check_finite, run
 from slime_ext.host.packing import Packed, context_parallel, pack
 from slime_ext.ops.ratios import finite_tokens, in_common
@@ -101,7 +101,7 @@ def off_policy_is_function(call: HookCall) -> Result:
     Source: slime PR 2084; MiniMax-M1, https://arxiv.org/abs/2506.13585.
     """
     call.require_target("off_policy_is_function")
-    _warn_of_double_count(call.args)
+    warn_of_double_count(call.args)
     packed = _packed(call)
     bounds = bounds_of(call.args)
     ratio, finite = _ratio(packed, packed.target)
@@ -167,18 +167,6 @@ def _observe(call: HookCall, packed: Packed, weight: Tensor, changed: Tensor, nu
     acted = plain.acted | changed.int() << 1
     outcome = replace(plain, weights=weight, keep=plain.finite & (weight > 0), clipped=changed, acted=acted)
     step_metrics.observe(layout, tokens, outcome, first=context_parallel().rank == 0)
-
-
-def _warn_of_double_count(args: Any) -> None:
-    steps = getattr(args, "num_steps_per_rollout", None) or 1
-    plain = getattr(args, "policy_loss", None) == "reinforce"
-    if plain or not (steps > 1 or getattr(args, "keep_old_actor", False)):
-        return
-    warn_once(
-        f"off_policy_is_function: expected one optimizer step per rollout, got {steps}: the host's loss "
-        f"carries "
-        "target / proximal already, so that ratio is counted twice; use slime_ext.tis.off_policy_is instead"
-    )
 
 
 @functools.cache

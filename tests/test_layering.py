@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1] / "slime_ext"
 # A room may import rooms of a lower rank, and its own.
 RANK = {
     "errors": 0,
+    "given": 0,
     "ops": 1,
-    "kernels": 1,
     "facts": 2,
     "objectives": 2,
     "coupled": 3,
@@ -20,6 +20,7 @@ RANK = {
     "correction": 5,
     "presets": 6,
     "metrics": 6,
+    "kernels": 7,
     "rails": 7,
     "dialects": 7,
     "config": 8,
@@ -33,7 +34,7 @@ RANK = {
     "__main__": 14,
 }
 MATHEMATICS = ("ops", "facts", "objectives", "coupled", "steps", "correction", "presets")
-HOOK_PATH = (*MATHEMATICS, "host", "tis")
+HOOK_PATH = (*MATHEMATICS, "kernels", "host", "tis")
 FORBIDDEN_IN_MATHEMATICS = {"megatron", "slime", "yaml", "argparse", "pydantic", "torch.distributed"}
 SYNCS = {"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique"}
 GUARDS = "host/guards.py"  # its checks read the device on CPU only

@@ -88,9 +88,8 @@ def read_arguments(path: str) -> Arguments:
 
 
 def namespace(arguments: Arguments) -> SimpleNamespace:
-    """Arguments as the host would hold them; the number of optimizer steps follows from the batch sizes."""
-    derived = {"num_steps_per_rollout": _steps(arguments)} if "num_steps_per_rollout" not in arguments else {}
-    return SimpleNamespace(**{**arguments, **{k: v for k, v in derived.items() if v}})
+    """Arguments as the host would hold them."""
+    return SimpleNamespace(**arguments)
 
 
 def words_of(path: str, text: str) -> list[str]:
@@ -146,8 +145,3 @@ def _value(path: str, flag: str, kind: type, text: str) -> Any:
         if text.startswith("$"):  # a shell variable: unknown here
             return None
         raise ConfigError(f"{path}: {flag}: expected a number, got '{text}'") from None
-
-
-def _steps(arguments: Arguments) -> int | None:
-    sizes = [arguments.get(k) for k in ("rollout_batch_size", "n_samples_per_prompt", "global_batch_size")]
-    return sizes[0] * sizes[1] // sizes[2] if all(sizes) else None

@@ -136,6 +136,8 @@ def _notes(loaded: Any, arguments: Arguments) -> list[str]:
         notes.append("--use-tis is not set: the loss stays as it is, only metrics are computed")
     if loaded.correction.needs_target and not arguments.get("custom_megatron_init_path"):
         notes.append(f"needs cur_log_probs: in slime add {contract.CARRY}")
+    if loaded.correction.needs_plan and arguments.get("rollout_data_postprocess_path") != contract.PLAN:
+        notes.append(f"needs the whole optimizer step: in slime add {contract.PLAN_FLAG} {contract.PLAN}")
     return notes
 
 
@@ -150,6 +152,7 @@ def _show(path: str, config: Any, mapping: Any, loaded: Any, notes: list[str]) -
         "loss": surrogate if isinstance(surrogate, str) else brief([surrogate]),
         "steps": brief(keys["steps"]),
         "masks": keys["mask_scope"],
+        **{key: keys[key] for key in ("denominator", "group") if keys[key] not in ("host", "ignore")},
         "needs": needs(loaded.correction),
     }
     for key, value in rows.items():

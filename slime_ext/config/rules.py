@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from slime_ext.correction import WEIGHTS
 from slime_ext.errors import ConfigError
+from slime_ext.given import steps_per_rollout
 from slime_ext.objectives import Host
 
 if TYPE_CHECKING:
     from slime_ext.config import Loaded
+    from slime_ext.correction import Correction
 
 
 def check_args(loaded: Loaded, args: Any) -> None:
@@ -39,6 +41,53 @@ def check_args(loaded: Loaded, args: Any) -> None:
     if own_loss and getattr(args, "advantage_estimator", None) == "gspo":
         why = "its sequence ratio would be discarded; use surrogate: host"
         _refuse_flag("--advantage-estimator", "another beside a surrogate of slime_ext", "gspo", why)
+    _check_whole_step(correction, args)
+
+
+# What undoes or replaces slime's group baseline -> when it does, and what to call it.
+BASELINE = {
+    "advantage_estimator": (
+        lambda v: v not in ("grpo", "gspo", "cispo"),
+        "an --advantage-estimator other than grpo, gspo and cispo (its advantages have no group baseline)",
+    ),
+    "rewards_normalization": (
+        lambda v: not v,
+        "--disable-rewards-normalization (there is no baseline to compute again)",
+    ),
+    "normalize_advantages": (
+        bool,
+        "--normalize-advantages (the advantages are whitened over the whole batch afterwards)",
+    ),
+    "use_opd": (bool, "--use-opd (the teacher's term is in the advantages already)"),
+    "custom_advantage_function_path": (
+        bool,
+        "--custom-advantage-function-path (its baseline is not known)",
+    ),
+    "custom_reward_post_process_path": (
+        bool,
+        "--custom-reward-post-process-path (its baseline is not known)",
+    ),
+}
+
+
+def _check_whole_step(correction: Correction, args: Any) -> None:
+    """``denominator`` and ``group`` where they could not act, or would undo another flag's work."""
+    if correction.denominator == "kept" and _on(args, "custom_pg_loss_reducer_function_path"):
+        raise ConfigError(
+            "slime_ext.denominator: expected host beside --custom-pg-loss-reducer-function-path, got kept: "
+            "what that function divides by is not known"
+        )
+    if correction.group == "ignore":
+        return
+    if getattr(args, "n_samples_per_prompt", None) == 1:
+        raise ConfigError(
+            f"slime_ext.group: expected ignore with --n-samples-per-prompt 1, got {correction.group}: a "
+            "group of one sample has no others"
+        )
+    for flag, (is_refused, what) in BASELINE.items() if correction.group == "rebaseline" else ():
+        value = getattr(args, flag, None)
+        if value is not None and is_refused(value):
+            raise ConfigError(f"slime_ext.group: expected ignore or atomic with {what}, got rebaseline")
 
 
 def _on(args: Any, flag: str) -> bool:
@@ -57,12 +106,12 @@ def _same_as_args(key: str, value: float, args: Any) -> None:
 
 
 def _forbid_double_count(args: Any) -> None:
-    steps, kept = getattr(args, "num_steps_per_rollout", None) or 1, getattr(args, "keep_old_actor", False)
+    steps, kept = steps_per_rollout(args), getattr(args, "keep_old_actor", False)
     if steps > 1 or kept:
         why = "its loss counts target / proximal already; use surrogate: reinforce"
         raise ConfigError(
             f"slime_ext.numerator: expected proximal beside the host's surrogate with "
-            f"{'--keep-old-actor' if kept else f'--num-steps-per-rollout {steps}'}, got target: {why}"
+            f"{'--keep-old-actor' if kept else f'{steps} optimizer steps per rollout'}, got target: {why}"
         )
 
 

@@ -12,18 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_ext.errors import ConfigError
+from slime_ext.given import Given
 
 AFTERWARDS = "a key of --custom-config-path comes after slime has read it; give it as a flag"
-
-
-class Given:
-    """Arguments of any host; one that it does not have is None."""
-
-    def __init__(self, args: Any) -> None:
-        self._args = args
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._args, name, None)
 
 
 @dataclass(frozen=True)
@@ -146,15 +137,6 @@ def check_flags(args: Any, rules: tuple[Rule, ...] = (*HOOK, *BEFORE_THE_MERGE))
     for rule in rules:
         if rule.is_broken(given):
             raise ConfigError(rule.line)
-
-
-def steps_per_rollout(args: Any) -> int:
-    """Optimizer steps that a rollout is cut into; 1 where the arguments do not say."""
-    a = Given(args)
-    if a.num_steps_per_rollout:
-        return a.num_steps_per_rollout
-    sizes = (a.rollout_batch_size, a.n_samples_per_prompt, a.global_batch_size)
-    return max(1, sizes[0] * sizes[1] // sizes[2]) if all(sizes) else 1
 
 
 def _steps_disagree(a: Any) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import Any
 
 from torch import Tensor
 
 from slime_ext.errors import NonFiniteError
+from slime_ext.given import steps_per_rollout
 from slime_ext.host.packing import locate
 from slime_ext.ops.segments import Segments
 
@@ -44,4 +46,16 @@ def require_finite(name: str, values: Tensor, segments: Segments, consequence: s
         f"{name}, sequence {sequence} of {segments.count}, response token {position}: expected a finite "
         f"log-prob, "
         f"got {float(values[index])}: {consequence}"
+    )
+
+
+def warn_of_double_count(args: Any) -> None:
+    """Says that off_policy_is_function counts target / proximal twice, where the arguments make it so."""
+    steps = steps_per_rollout(args)
+    plain = getattr(args, "policy_loss", None) == "reinforce"  # a loss of the embedded launcher
+    if plain or not (steps > 1 or getattr(args, "keep_old_actor", False)):
+        return
+    warn_once(
+        f"off_policy_is_function: expected one optimizer step per rollout, got {steps}: the host's loss "
+        "carries target / proximal already, so that ratio is counted twice; use slime_ext.tis.off_policy_is"
     )

@@ -15,10 +15,12 @@ from slime_ext import presets
 from slime_ext.config import to_mapping
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
-from slime_ext.host import ages, carriers, contract, hosts, step_plan, train_step
+from slime_ext.given import Given, steps_per_rollout
+from slime_ext.host import ages, carriers, contract, hosts, train_step
 from slime_ext.host.configured import correction_for
-from slime_ext.host.flags import Given, check_flags, steps_per_rollout
+from slime_ext.host.flags import check_flags
 from slime_ext.host.functions import check_call, flag_of
+from slime_ext.host.guards import warn_of_double_count
 from slime_ext.host.summary import one_line
 from slime_ext.steps import Reject, Veto
 
@@ -54,6 +56,8 @@ def init(args: Any) -> None:
             ages.require_host(hosts.current())
         for warning in _warnings(args, correction):
             log.warning(warning)
+    if str(getattr(args, "custom_tis_function_path", "")) == f"{ROOM}.off_policy_is_function":
+        warn_of_double_count(args)
     if _is_first_rank():
         print(f"slime_ext: {_said(args, correction)}; {_host_said(has_host)}", flush=True)
 
@@ -94,11 +98,10 @@ def _check_plan(args: Any, correction: Correction) -> None:
     """What couples samples is settled in --rollout-data-postprocess-path, where all of a step is at hand."""
     if not correction.needs_plan:
         return
-    step_plan.check_flags(correction, args)
     path, host, a = getattr(args, "rollout_data_postprocess_path", None), hosts.current(), Given(args)
-    if path != step_plan.PATH:
+    if path != contract.PLAN:
         raise ConfigError(
-            f"--rollout-data-postprocess-path: expected {step_plan.PATH} with a correction that couples the "
+            f"--rollout-data-postprocess-path: expected {contract.PLAN} with a correction that couples the "
             f"samples of an optimizer step, got {path or 'none'}: add it"
         )
     if host and not host.hands_out_data:

@@ -122,7 +122,7 @@ def test_arguments_of_another_file_count(capsys, tmp_path):
     assert run(capsys, "check", path)[0] == 0
     script = written(tmp_path / "run.sh", SCRIPT.format(more=""))  # 256 samples in steps of 64
     status, _, err = run(capsys, "check", path, "--args", script)
-    assert status == 1 and "--num-steps-per-rollout 4" in err
+    assert status == 1 and "4 optimizer steps per rollout" in err
 
 
 def test_another_systems_file_is_sent_to_convert(capsys, tmp_path):

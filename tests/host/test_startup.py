@@ -10,6 +10,7 @@ import pytest
 from slime_ext import host
 from slime_ext.errors import ConfigError
 from slime_ext.host import hosts
+from slime_ext.host.guards import warn_once
 
 TOKEN = "slime_ext.tis.token_tis"
 PLAN = "slime_ext.host.rollout_data_postprocess"
@@ -201,3 +202,20 @@ def test_the_names_that_flags_give_are_there():
     assert {"init", "rollout_data_postprocess", "log_rollout"} <= set(dir(host))
     with pytest.raises(AttributeError, match="has no function 'inti'"):
         host.inti  # noqa: B018
+
+
+SIZES = {"rollout_batch_size": 8, "n_samples_per_prompt": 8, "global_batch_size": 32}
+
+
+def test_the_number_of_steps_follows_from_the_batch_sizes():
+    mapping = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
+    line = refusal(custom_tis_function_path="slime_ext.tis.correct", slime_ext=mapping, **SIZES)
+    assert "with 2 optimizer steps per rollout, got target" in line
+
+
+@pytest.mark.parametrize(("more", "said"), [(SIZES, True), (SIZES | {"global_batch_size": 64}, False)])
+def test_the_seeds_function_warns_before_it_counts_twice(caplog, capsys, more, said):
+    warn_once.cache_clear()
+    seed = "slime_ext.tis.off_policy_is_function"
+    host.init(arguments(custom_tis_function_path=seed, eps_clip=0.2, eps_clip_high=0.2, **more))
+    assert ("counted twice" in caplog.text) is said
