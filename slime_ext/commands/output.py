@@ -26,6 +26,6 @@ def needs(correction: Any) -> str:
     found = {
         "cur_log_probs": correction.needs_target,
         "advantages": correction.needs_advantages,
-        "whole step": correction.is_coupled,
+        "whole step": correction.needs_plan,
     }
     return ", ".join(name for name, is_needed in found.items() if is_needed) or "-"

@@ -80,13 +80,14 @@ def call_of(data: Data, args: Any, places: Sequence[int], *, advantages: bool) -
         return None if values is None else [values[place] for place in places]
 
     given = {
-        "pg_loss": torch.zeros(0),
+        "pg_loss": torch.zeros(0, device=data["loss_masks"][0].device),
         "train_log_probs": taken("log_probs"),
         "rollout_log_probs": taken("rollout_log_probs"),
         "loss_masks": taken("loss_masks"),
         "total_lengths": taken("total_lengths"),
         "response_lengths": taken("response_lengths"),
         "advantages": taken("advantages") if advantages else None,
+        "weight_versions": taken("weight_versions"),
     }
     return HookCall.of(args, given)
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from slime_ext.correction import Correction, Plan, Tokens, plan_step
 from slime_ext.errors import ConfigError
 from slime_ext.facts import Step
+from slime_ext.host import ages, siblings, step_metrics
 from slime_ext.host import rollout_data as data_of
-from slime_ext.host import siblings
 from slime_ext.host.guards import require_finite
 from slime_ext.host.packing import pack
 from slime_ext.host.ranks import Ranks
@@ -111,7 +111,12 @@ def _look(
     call = data_of.call_of(data, args, places, advantages=correction.needs_advantages)
     packed = pack(call, here.context)
     require_finite("log_probs", packed.proximal, packed.segments, "the trainer's forward pass overflowed")
-    tokens = Tokens(packed.segments, packed.proximal, packed.behavior, advantages=packed.advantages)
+    aged = ages.ages_of(call)
+    if correction.needs_ages:
+        ages.require(call, aged)
+    tokens = Tokens(
+        packed.segments, packed.proximal, packed.behavior, advantages=packed.advantages, ages=aged
+    )
     plan = plan_step(correction, [tokens], here.all_sum)
     look = _Look(places, data_of.on_host(plan.numbers))
     if not counts:
@@ -171,7 +176,8 @@ def _related(plan: RolloutPlan, args: Any, data: dict[str, Any], rows: list[Row]
         broken = siblings.broken_groups(rows)
         rows = siblings.without(rows, broken)
         plan = replace(plan, keep=[rows[i].group not in broken for i in mine])
-    if correction.group == "rebaseline" and getattr(args, "use_tis", False):
+    acts = getattr(args, "use_tis", False) and not step_metrics.leaves_loss_alone()
+    if correction.group == "rebaseline" and acts:
         _refuse_split(args, data)
         advantages = siblings.rebaselined(rows, by_std=getattr(args, "grpo_std_normalization", True))
         data["advantages"] = [
@@ -185,10 +191,11 @@ def _refuse_split(args: Any, data: dict[str, Any]) -> None:
     """slime's baseline is a prompt's only while there are as many samples as the flags say."""
     found, prompts = len(data.get("raw_reward") or ()), getattr(args, "rollout_batch_size", None)
     if found and prompts and found != prompts * args.n_samples_per_prompt:
+        wanted = prompts * args.n_samples_per_prompt
         raise ConfigError(
-            f"slime_ext.group: expected {prompts * args.n_samples_per_prompt} samples (--rollout-batch-size x "
-            f"--n-samples-per-prompt) for rebaseline, got {found}: slime takes one baseline over all samples "
-            "of rollouts that were split; use ignore or atomic"
+            f"slime_ext.group: expected {wanted} samples (--rollout-batch-size x --n-samples-per-prompt) for "
+            f"rebaseline, got {found}: slime takes one baseline over all samples of split rollouts; use "
+            "ignore or atomic"
         )
 
 

@@ -18,17 +18,15 @@ from slime_ext.correction import Correction, Plan, Tokens, plan_step
 from slime_ext.errors import ConfigError
 from slime_ext.host import samples
 from slime_ext.host.configured import correction_of_flags
-from slime_ext.host.contract import HookCall
+from slime_ext.host.contract import PLAN, PLAN_FLAG, HookCall
 from slime_ext.host.guards import warn_once
 from slime_ext.host.ranks import ranks
 from slime_ext.host.settle import RolloutPlan, settle, what_couples
 from slime_ext.ops.segments import as_numbers
 
-FLAG = "--rollout-data-postprocess-path"
-PATH = "slime_ext.host.rollout_data_postprocess"
 ALONE = (
     "{what}: expected a plan for the whole optimizer step, got a hook call alone: each micro-batch is "
-    f"treated as a step of its own, so the result depends on how samples are packed; set {FLAG} {PATH}"
+    f"treated as a step of its own, so the result depends on how samples are packed; set {PLAN_FLAG} {PLAN}"
 )
 
 
@@ -55,12 +53,10 @@ def rollout_data_postprocess(
     forget()
     correction = correction_of_flags(args)
     planned = correction is not None and correction.needs_plan
-    if planned:
-        check_flags(correction, args)
     if rollout_data is None:
         if planned:
             raise ConfigError(
-                f"{FLAG}: expected a call with the rollout's data, got one with the arguments alone: "
+                f"{PLAN_FLAG}: expected a call with the rollout's data, got one with the arguments alone: "
                 f"{what_couples(correction)} needs slime v0.2.4 or newer; miles does not hand the data out"
             )
         return
@@ -104,7 +100,7 @@ def alone(correction: Correction, tokens: Tokens, args: Any) -> Plan:
     """The plan of tokens that are an optimizer step of their own, every sequence a rollout of its own."""
     if correction.group != "ignore":
         raise ConfigError(
-            f"slime_ext.group: expected {FLAG} {PATH} beside {correction.group}, got a hook call without its "
+            f"slime_ext.group: expected {PLAN_FLAG} {PLAN} beside {correction.group}, got a call without its "
             "plan: which samples share a prompt is not known there"
         )
     warn_once(ALONE.format(what=what_couples(correction)))
@@ -118,52 +114,3 @@ def alone(correction: Correction, tokens: Tokens, args: Any) -> Plan:
     if getattr(args, "calculate_per_token_loss", False):
         kept, count = kept.sum().expand_as(kept), count.clamp_min(1).sum().expand_as(count)
     return replace(plan, scale=torch.where(kept > 0, count / kept.clamp_min(1), 1))
-
-
-def check_flags(correction: Correction, args: Any) -> None:
-    """Rules between ``denominator`` and ``group`` and the host's arguments; absent ones are not checked.
-
-    Raises:
-        ConfigError: it could not act, or would undo what another flag does to the advantages.
-    """
-    if correction.denominator == "kept" and getattr(args, "custom_pg_loss_reducer_function_path", None):
-        raise ConfigError(
-            "slime_ext.denominator: expected host beside --custom-pg-loss-reducer-function-path, got kept: "
-            "what that function divides by is not known"
-        )
-    if correction.group != "ignore" and getattr(args, "n_samples_per_prompt", 2) < 2:
-        raise ConfigError(
-            f"slime_ext.group: expected ignore with --n-samples-per-prompt 1, got {correction.group}: a "
-            "group of one sample has no others"
-        )
-    if correction.group == "rebaseline":
-        for flag, refused, why in REBASELINE:
-            value = getattr(args, flag, None)
-            if value is not None and refused(value):
-                raise ConfigError(f"slime_ext.group: expected ignore or atomic with {why}, got rebaseline")
-
-
-REBASELINE = (
-    (
-        "advantage_estimator",
-        lambda v: v not in ("grpo", "gspo", "cispo"),
-        "an --advantage-estimator other than grpo, gspo and cispo (its advantages have no group baseline)",
-    ),
-    (
-        "rewards_normalization",
-        lambda v: not v,
-        "--disable-rewards-normalization (there is no baseline to compute again)",
-    ),
-    (
-        "normalize_advantages",
-        bool,
-        "--normalize-advantages (the advantages are whitened over the whole batch afterwards)",
-    ),
-    ("use_opd", bool, "--use-opd (the teacher's term is in the advantages already)"),
-    ("custom_advantage_function_path", bool, "--custom-advantage-function-path (its baseline is not known)"),
-    (
-        "custom_reward_post_process_path",
-        bool,
-        "--custom-reward-post-process-path (its baseline is not known)",
-    ),
-)

@@ -9,7 +9,7 @@ import torch
 
 from slime_ext import tis
 from slime_ext.errors import ConfigError, NonFiniteError
-from slime_ext.host import guards, rollout_data_postprocess, siblings, step_plan
+from slime_ext.host import ages, guards, rollout_data_postprocess, siblings, step_metrics, step_plan
 from tests.host import slime_rollouts as slime
 from tests.launcher.distributed import run_ranks
 
@@ -194,6 +194,31 @@ def test_a_baseline_that_is_not_known_is_refused(flag, value):
     args = slime.arguments(CASES["rebaseline"][0], **{flag: value})
     with pytest.raises(ConfigError, match="group: expected ignore or atomic with"):
         rollout_data_postprocess(args, 0, slime.data_of(slime.samples(0)))
+
+
+def test_a_guard_that_gave_up_leaves_the_advantages_alone():
+    data = slime.data_of(samples("rebaseline", 0))
+    before = data["advantages"]
+    step_metrics.leave_loss_alone()
+    try:
+        rollout_data_postprocess(slime.arguments(CASES["rebaseline"][0]), 0, data)
+    finally:
+        step_metrics.reset()
+    assert data["advantages"] is before
+
+
+def test_the_plan_knows_the_samples_ages():
+    """Group 0 has one sample of five versions ago: all of its tokens are out, and with it the group."""
+    rollout = slime.samples(0, split=False)
+    data = slime.data_of(rollout)
+    data["weight_versions"] = [["3" if s == 0 else "8"] for s in data["sample_indices"]]
+    mapping = {"steps": [{"reject": {"unit": "sequence", "max_staleness": 2}}], "group": "atomic"}
+    ages.tell(8)
+    try:
+        rollout_data_postprocess(slime.arguments(mapping), 0, data)
+    finally:
+        ages.tell(None)
+    assert step_plan._current.keep == [index // slime.GROUP != 0 for index in data["sample_indices"]]
 
 
 def test_a_broken_proximal_log_prob_is_named():
