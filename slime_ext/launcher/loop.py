@@ -24,7 +24,7 @@ from slime_ext.host.functions import load_function
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.model import build_model, unwrap
 from slime_ext.launcher.megatron.optimizer import build_optimizer
-from slime_ext.launcher.megatron.step import Trainer, needs_proximal_forward
+from slime_ext.launcher.megatron.step import Trainer
 from slime_ext.launcher.megatron.weights import gather_hf_state, read_hf_checkpoint
 from slime_ext.launcher.output import checkpoint
 from slime_ext.launcher.output.dumps import save_rollout
@@ -34,7 +34,7 @@ from slime_ext.launcher.postprocess import postprocess
 from slime_ext.launcher.rollout.sample import Sample
 from slime_ext.launcher.sampler import Sampler
 from slime_ext.launcher.train_dump import train_dump
-from slime_ext.launcher.training_data import train_samples
+from slime_ext.launcher.training_data import needs_proximal_forward, train_samples
 
 
 @dataclass

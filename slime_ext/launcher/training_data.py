@@ -61,6 +61,17 @@ class TrainSample:
         return self.tokens[self.total_length - self.response_length :]
 
 
+def needs_proximal_forward(args: argparse.Namespace) -> bool:
+    """Whether proximal log-probs are recomputed before the first step.
+
+    One step per rollout trains exactly the policy that would be recomputed, so its own forward serves (as in
+    slime since v0.3.0); the bypass anchors at the behavior policy and needs none. Metrics want the recomputed
+    ones, and so do several minibatches (fw-ai PR 169: always prox_forward).
+    """
+    drifts = args.num_steps_per_rollout > 1 or args.ppo_n_minibatches > 1
+    return args.get_mismatch_metrics or (drifts and not args.use_rollout_logprobs)
+
+
 def train_samples(args: argparse.Namespace, samples: Sequence[Sample]) -> list[TrainSample]:
     """The rollout in the order of ``samples``, with its advantages and denominators."""
     raw = [None if s.remove_sample else value_of(s.reward, args.reward_key) for s in samples]

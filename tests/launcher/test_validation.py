@@ -187,6 +187,16 @@ def test_functions_with_slimes_signatures_pass(place):
     check("--use-tis --custom-tis-function-path mine.ok --custom-rm-path mine.two")
 
 
+COUPLED = "--use-tis --custom-tis-function-path slime_ext.tis.m2"
+PLAN = "--rollout-data-postprocess-path slime_ext.host.rollout_data_postprocess"
+
+
+def test_what_couples_samples_needs_its_function_and_log_probs(place):
+    assert "--rollout-data-postprocess-path: expected slime_ext.host" in said(COUPLED)
+    assert "--get-mismatch-metrics: expected on" in said(f"{COUPLED} {PLAN}")
+    check(f"{COUPLED} {PLAN} --get-mismatch-metrics")
+
+
 def test_the_correction_is_bound_to_the_contracts_keywords():
     contract = pytest.importorskip("slime_ext.host.contract")
     assert CORRECTION == (*contract.REQUIRED, *contract.OPTIONAL)

@@ -191,17 +191,6 @@ def layout_of(args: argparse.Namespace) -> Layout:
     return Layout(dp.rank(), dp.size(), cp.rank(), cp.size(), parallel.device(), dtype)
 
 
-def needs_proximal_forward(args: argparse.Namespace) -> bool:
-    """Whether proximal log-probs are recomputed before the first step.
-
-    One step per rollout trains exactly the policy that would be recomputed, so its own forward serves (as in
-    slime since v0.3.0); the bypass anchors at the behavior policy and needs none. Metrics want the recomputed
-    ones, and so do several minibatches (fw-ai PR 169: always prox_forward).
-    """
-    drifts = args.num_steps_per_rollout > 1 or args.ppo_n_minibatches > 1
-    return args.get_mismatch_metrics or (drifts and not args.use_rollout_logprobs)
-
-
 def _from_last_stage(metrics: dict[str, float]) -> dict[str, float]:
     if parallel.pp_group().size() == 1:
         return metrics

@@ -7,6 +7,7 @@ import argparse
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract
 from slime_ext.host.functions import check_call, flag_of
+from slime_ext.launcher.training_data import needs_proximal_forward
 
 # The host's call of each hook that this launcher has: names of the positional arguments.
 HOOKS = (
@@ -41,11 +42,27 @@ def _check_correction(args: argparse.Namespace) -> None:
 
     if name == "correct" or name in (*presets.PRESETS, *presets.ALIASES):
         correction = correction_for(args, None if name == "correct" else name)
+        if correction.needs_plan:
+            _check_plan(args)
         if args.use_tis and args.policy_loss == "gspo" and not isinstance(correction.surrogate, Host):
             raise ConfigError(
                 f"--policy-loss: expected another than gspo beside slime_ext.tis.{name}, got gspo: the "
                 "correction brings a loss of its own and would discard its sequence ratio"
             )
+
+
+def _check_plan(args: argparse.Namespace) -> None:
+    """What couples samples is settled before the first step, from log-probs that are there by then."""
+    if args.rollout_data_postprocess_path != contract.PLAN:
+        raise ConfigError(
+            f"{contract.PLAN_FLAG}: expected {contract.PLAN} with a correction that couples the samples of "
+            f"an optimizer step, got {args.rollout_data_postprocess_path or 'none'}: add it"
+        )
+    if not needs_proximal_forward(args):
+        raise ConfigError(
+            "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
+            "step, got off: no proximal log-probs are computed before training"
+        )
 
 
 def check_config(args: argparse.Namespace) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from slime_ext.launcher.megatron.optimizer import build_optimizer
-from slime_ext.launcher.megatron.step import Trainer, needs_proximal_forward
+from slime_ext.launcher.megatron.step import Trainer
 from slime_ext.launcher.megatron.weights import gather_hf_state
 from slime_ext.launcher.postprocess import postprocess
-from slime_ext.launcher.training_data import TrainSample
+from slime_ext.launcher.training_data import TrainSample, needs_proximal_forward
 from tests.launcher.megatron import tiny_model as tiny
 
 DEFAULTS = {
