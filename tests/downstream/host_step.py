@@ -1,0 +1,163 @@
+"""Runs the ``train`` of a real host for two optimizer steps, with our metrics in place, and prints its log.
+
+    python -m tests.downstream.host_step NAME FOLDER
+
+Everything from the loop over steps to the call of the logger is the host's own. Megatron's schedule is
+replaced by one that calls the hook once per micro-batch, the optimizer by one that does nothing, and packages
+that no CPU needs by empty ones. Prints a JSON object: what reached the host's logger, step by step, and the
+lines of the file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import inspect
+import json
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from unittest.mock import MagicMock
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn
+
+ROLLOUT = 3
+ABSENT = (
+    "megatron.training",
+    "megatron.bridge",
+    "mbridge",
+    "ray",
+    "sglang",
+    "sglang_router",
+    "wandb",
+    "torch_memory_saver",
+    "tqdm",
+    "pandas",
+)
+
+
+class Empty(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Packages that are not installed, with any attribute; asked last."""
+
+    def find_spec(self, name, path=None, target=None):
+        """A spec for what no CPU needs."""
+        if not any(name == absent or name.startswith(absent + ".") for absent in ABSENT):
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        module = ModuleType(spec.name)
+        module.__getattr__ = lambda name: (
+            MagicMock(name=name) if not name.startswith("__") else _missing(name)
+        )
+        return module
+
+    def exec_module(self, module) -> None:
+        """Nothing to run."""
+
+
+def _missing(name):
+    raise AttributeError(name)
+
+
+def arguments(folder: str):
+    """slime's arguments as a step reads them; whatever else it asks for is off."""
+
+    class Args(SimpleNamespace):
+        def __getattr__(self, name):
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return None
+
+    return Args(
+        use_tis=True,
+        custom_tis_function_path="slime_ext.tis.correct",
+        slime_ext={"preset": "geo_rs"},
+        save=folder,
+        seq_length=8,
+        micro_batch_size=1,
+        check_for_nan_in_loss_and_grad=True,
+        eps_clip=0.2,
+        context_parallel_size=1,
+        tensor_model_parallel_size=1,
+        global_batch_size=4,
+    )
+
+
+class Model:
+    """A model chunk without parameters."""
+
+    role = "actor"
+
+    def zero_grad_buffer(self) -> None:
+        """There is none."""
+
+    def train(self) -> None:
+        """It does nothing either way."""
+
+
+def schedule(args, calls):
+    """Megatron's forward_backward_func as the loss sees it: each micro-batch calls the hook."""
+    from slime_ext import tis
+
+    def run(**kwargs):
+        for _ in range(kwargs["num_microbatches"]):
+            tis.correct(args, **calls.pop(0))
+        return [{"keys": ["loss"], "values": torch.tensor([1.0, 2.0])}]
+
+    return lambda *a, **k: run
+
+
+def given(function, **known):
+    """The arguments that a function has parameters for; those of a release that are not known are empty."""
+    names = inspect.signature(function).parameters
+    return {name: known.get(name) for name in names if name in known or names[name].default is inspect._empty}
+
+
+def main(name: str, folder: str) -> None:
+    """Prints what the host logged."""
+    sys.path.insert(0, folder)
+    sys.meta_path.append(Empty())
+    from megatron.core import mpu
+
+    from slime_ext.host import hosts, train_step
+    from tests import oracle
+    from tests.test_tis import as_slime_calls
+
+    place = tempfile.mkdtemp()
+    dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=0, world_size=1)
+    mpu.initialize_model_parallel()
+    host = next(h for h in hosts.HOSTS if h.name == name)
+    model = importlib.import_module(host.model)
+    args, logged = arguments(place), []
+    logger = next(m for m in (getattr(model, n, None) for n in ("logging_utils", "tracking_utils")) if m)
+    logger.log = lambda args, values, step_key: logged.append((step_key, values))
+    train_step.install(args)
+    model.get_args = lambda: args
+    model.get_model_config = lambda chunk: SimpleNamespace()
+    calls = [as_slime_calls(oracle.random_batch(seed)) for seed in (1, 2, 3)]
+    model.get_forward_backward_func = schedule(args, calls)
+    optimizer = MagicMock(param_groups=[{}], step=lambda: (True, 0.5, 0))
+    scheduler = SimpleNamespace(step=lambda increment: None, get_lr=lambda group: 1e-6)
+    model.train(
+        **given(
+            model.train,
+            rollout_id=ROLLOUT,
+            model=[Model()],
+            optimizer=optimizer,
+            opt_param_scheduler=scheduler,
+            data_iterator=[MagicMock()],
+            num_microbatches=[2, 1],
+            global_batch_sizes=[4, 4],
+        )
+    )
+    rows = [json.loads(line) for line in (Path(place) / train_step.FILE).read_text().splitlines()]
+    print(json.dumps({"logged": logged, "rows": rows}, default=float))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
