@@ -21,6 +21,7 @@ from slime_ext.correction import WEIGHTS, Correction
 from slime_ext.dialects.scoped import FORMS, ZeroOutside
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.facts import Step
+from slime_ext.kernels.select import check_name
 from slime_ext.metrics.names import known_names
 from slime_ext.metrics.options import Options
 from slime_ext.objectives import SURROGATES
@@ -31,7 +32,7 @@ __all__ = ["Loaded", "check_args", "load_config", "read_config", "to_mapping"]
 
 ROOT = "slime_ext"
 PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
-KEYS = ("preset", "surrogate", "steps", *PLAIN, "guards", "metrics")
+KEYS = ("preset", "surrogate", "steps", *PLAIN, "guards", "metrics", "backend")
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **FORMS}
 log = logging.getLogger("slime_ext")
 
@@ -45,6 +46,7 @@ class Loaded:
     args: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what the host's arguments must say
     guards: Mapping[str, Guard] = dataclasses.field(default_factory=lambda: rails.DEFAULT)
     metrics: Options = dataclasses.field(default_factory=Options)
+    backend: str = "auto"
 
 
 def load_config(mapping: Mapping[str, Any], args: Any = None) -> Correction:
@@ -77,7 +79,9 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
     if not systems:
         correction = _native(mapping)
         guards = _guards(mapping.get("guards"), correction)
-        return Loaded(correction, guards=guards, metrics=_options(mapping.get("metrics")))
+        backend = mapping.get("backend", "auto")
+        check_name(backend, f"{ROOT}.backend")
+        return Loaded(correction, guards=guards, metrics=_options(mapping.get("metrics")), backend=backend)
     if len(mapping) > 1:
         others = ", ".join(str(key) for key in mapping if key != systems[0])
         raise ConfigError(

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from slime_ext.correction import Correction, Outcome, Tokens
+from slime_ext.correction import Correction, Tokens
 from slime_ext.host import ages, step_metrics
 from slime_ext.host.contract import METRICS, HookCall
 from slime_ext.host.guards import require_finite
 from slime_ext.host.packing import Packed, context_parallel, pack, unpack_masks
 from slime_ext.host.step_metrics import POISONED
 from slime_ext.host.step_plan import plan_for
+from slime_ext.kernels import Work, backend_for
 from slime_ext.objectives import Bounds
 
 Result = tuple[Tensor, list[Tensor], dict[str, Tensor]]
@@ -40,19 +40,24 @@ def run(call: HookCall, correction: Correction) -> Result:
     tokens = replace(tokens, ages=_ages(call, correction))
     layout = step_metrics.layout_for(call)
     plan = plan_for(call, correction, tokens)
-    outcome = correction(tokens, plan, observe=layout is not None, bounds=True)
-    metrics = _metrics(outcome, packed.segments.mask)
     acts = getattr(call.args, "use_tis", False) and not step_metrics.leaves_loss_alone()
-    if not acts or correction.is_identity:
-        step_metrics.observe(layout, tokens, outcome, first=parallel.rank == 0)
+    acts = acts and not correction.is_identity
+    backend = backend_for(correction, packed.segments.device.type, backend_name(call.args))
+    bounds, first = bounds_of(call.args), parallel.rank == 0
+    applied = backend.apply(Work(tokens, call.pg_loss, plan, bounds, acts, layout, first))
+    if applied.measured is not None:
+        step_metrics.add(applied.measured)
+    metrics = dict(zip(METRICS, applied.channel, strict=True))
+    if not acts:
         return call.pg_loss, call.loss_masks, metrics
-    loss, clipped = correction.loss(outcome, tokens, call.pg_loss, bounds_of(call.args))
-    step_metrics.observe(layout, tokens, outcome, clipped, first=parallel.rank == 0)
-    if clipped is not None:
-        metrics[METRICS[1]] = torch.maximum(metrics[METRICS[1]], clipped.float())
     if correction.mask_scope == "policy":
-        return loss, call.loss_masks, metrics
-    return loss, unpack_masks(outcome.keep, call.loss_masks, packed.segments), metrics
+        return applied.loss, call.loss_masks, metrics
+    return applied.loss, unpack_masks(applied.keep, call.loss_masks, packed.segments), metrics
+
+
+def backend_name(args: Any) -> str:
+    """The backend that the mapping under ``slime_ext:`` asks for."""
+    return (getattr(args, "slime_ext", None) or {}).get("backend", "auto")
 
 
 def bounds_of(args: Any) -> Bounds:
@@ -95,9 +100,3 @@ def check_finite(call: HookCall, packed: Packed, *, behavior: bool = False) -> N
         if values is not None:
             consequence = POISONED if name != "rollout_log_probs" else "on_nonfinite: raise asks to stop here"
             require_finite(name, values, packed.segments, consequence)
-
-
-def _metrics(outcome: Outcome, mask: Tensor) -> dict[str, Tensor]:
-    ratio = torch.where(outcome.finite, outcome.log_ratio.exp(), 0)
-    values = (ratio, outcome.clipped & outcome.finite, mask & ~outcome.keep)
-    return dict(zip(METRICS, (v.float() for v in values), strict=True))

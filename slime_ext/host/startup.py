@@ -21,7 +21,9 @@ from slime_ext.host.configured import correction_for
 from slime_ext.host.flags import check_flags
 from slime_ext.host.functions import check_call, flag_of
 from slime_ext.host.guards import warn_of_double_count
+from slime_ext.host.hook import backend_name
 from slime_ext.host.summary import one_line
+from slime_ext.kernels import describe
 from slime_ext.steps import Reject, Veto
 
 ROOM = "slime_ext.tis"
@@ -145,7 +147,9 @@ def _said(args: Any, correction: Correction | None) -> str:
         return "no correction (--use-tis is off)"
     if correction is not None:
         acts = "" if a.use_tis else "metrics only, the loss stays as it is: "
-        return f"{acts}{_name(args, path)}: {one_line(to_mapping(correction))}"
+        said = f"{acts}{_name(args, path)}: {one_line(to_mapping(correction))}"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return f"{said}; {describe(correction, device, backend_name(args))}"
     module, _, name = str(path or "").rpartition(".")
     if module == ROOM and name in SEEDS:
         return f"{name}: weight {SEEDS[name].format(**vars(args))}"

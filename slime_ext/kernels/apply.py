@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ class Work:
     Args:
         plan: what was settled for the optimizer step; None makes the tokens a step of their own.
         host_loss: [T] the host's policy loss, with grad.
+        acts: whether the loss is corrected; if not it comes back as it is.
         layout: of the metrics to measure; None measures nothing.
         first: whether this rank is the one that counts the sequences it shares with others.
     """
@@ -28,7 +30,8 @@ class Work:
     tokens: Tokens
     host_loss: Tensor
     plan: Plan | None = None
-    bounds: Bounds = Bounds()
+    bounds: Bounds = field(default_factory=Bounds)
+    acts: bool = True
     layout: Layout | None = None
     first: bool = True
 
@@ -64,6 +67,18 @@ def settled(correction: Correction, tokens: Tokens, plan: Plan | None) -> Plan:
     return plan_step(correction, [tokens], tokens.segments.all_sum) if correction.is_coupled else NO_PLAN
 
 
+class Backend(Protocol):
+    """What serves a correction."""
+
+    name: str
+
+    def outcome(
+        self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False, bounds: bool = False
+    ) -> Outcome: ...
+
+    def apply(self, work: Work) -> Applied: ...
+
+
 @dataclass(frozen=True)
 class Eager:
     """PyTorch operation by operation: needs nothing, serves every correction and every device."""
@@ -80,10 +95,11 @@ class Eager:
     def apply(self, work: Work) -> Applied:
         """The whole of a hook call between packing and handing back."""
         outcome = self.outcome(work.tokens, work.plan, observe=work.layout is not None, bounds=True)
-        return finish(self.correction, outcome, work, _measure)
+        return finish(self.correction, outcome, work, measured_plainly)
 
 
-def _measure(work: Work, outcome: Outcome, clipped: Tensor | None) -> Measured:
+def measured_plainly(work: Work, outcome: Outcome, clipped: Tensor | None) -> Measured:
+    """Measures operation by operation."""
     return measure(work.tokens, outcome, work.layout, surrogate_clipped=clipped, first=work.first)
 
 
@@ -91,7 +107,9 @@ def finish(
     correction: Correction, outcome: Outcome, work: Work, measured_by: Callable[..., Measured]
 ) -> Applied:
     """Loss, host metrics and measures of an observed outcome."""
-    loss, clipped = correction.loss(outcome, work.tokens, work.host_loss, work.bounds)
+    loss, clipped = work.host_loss, None
+    if work.acts:
+        loss, clipped = correction.loss(outcome, work.tokens, work.host_loss, work.bounds)
     ratio, bounded, rejected = outcome.channel(work.tokens.segments.mask)
     if clipped is not None:
         bounded = torch.maximum(bounded, clipped.float())

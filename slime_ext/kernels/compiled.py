@@ -43,12 +43,6 @@ FLAGS = ("keep", "finite", "clipped", "sequence_keep")
 PER_SEQUENCE = ("sequence_log_ratio", "sequence_count", "sequence_keep")
 
 
-def expressible(correction: Correction) -> bool:
-    """Whether every statistic is a sum over sequences: turns, maxima and prefix minima are not."""
-    needs = correction.needs(observe=True)
-    return all((need.aggregate, need.unit) == ("sum", "sequence") for need in needs)
-
-
 @dataclass(frozen=True)
 class Want:
     """What a graph is built for; everything else about a batch may change from call to call."""
@@ -87,7 +81,7 @@ class Compiled:
         tokens, correction, observe = work.tokens, self.correction, work.layout is not None
         if tokens.segments.size < SMALLEST:
             return self._eager.apply(work)
-        if not isinstance(correction.surrogate, Host) or correction.is_identity:
+        if not (work.acts and isinstance(correction.surrogate, Host)) or correction.is_identity:
             outcome = self.outcome(tokens, work.plan, observe=observe, bounds=True)
             return finish(correction, outcome, work, self._measure)
         plan = settled(correction, tokens, work.plan)

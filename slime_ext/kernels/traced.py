@@ -1,5 +1,5 @@
-"""Tokens as a graph sees them: tensors under names, and flags as numbers, since loops that Inductor writes for
-the CPU read and write bool one by one."""
+"""Tokens as a graph sees them: tensors under names, and flags as numbers, since the loops that Inductor
+writes for the CPU read and write bool one by one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def _spread(values: Tensor, like: Tensor, shared: Tensor, blocks: Tensor, single
 
 
 LIBRARY.impl("spread", _spread, "CompositeExplicitAutograd")
-torch.library.register_fake("slime_ext::spread", lambda values, like, *_: values.new_empty(like.shape), lib=LIBRARY)
+torch.library.register_fake(
+    "slime_ext::spread", lambda values, like, *_: values.new_empty(like.shape), lib=LIBRARY
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,9 @@ def layout_of(tokens: Tokens) -> Named:
     """Where the sequences lie on the grid."""
     grid = Grid((*tokens.segments.local_lengths, *(0,) * SPARE), tokens.segments.device)
     blocks, singles = grid.owners
-    return dict(zip(("shared", "begins", "block_owner", "single_owner"), (*grid.index, blocks, singles), strict=True))
+    return dict(
+        zip(("shared", "begins", "block_owner", "single_owner"), (*grid.index, blocks, singles), strict=True)
+    )
 
 
 def grid_of(given: Named) -> Grid:

@@ -73,11 +73,6 @@ class Grid:
         parts = begins[: self.count + 1].diff(), begins[self.count :].diff()
         return tuple(torch.repeat_interleave(p, output_size=n) for p, n in zip(parts, ends, strict=True))
 
-    def singles(self, values: Tensor) -> Tensor:
-        """[T] -> the tokens of the shared blocks and those after all whole blocks."""
-        shared, _ = self.index
-        return torch.cat([self.whole(values).index_select(0, shared).view(-1), values[self.blocks << SHIFT :]])
-
     def whole(self, values: Tensor) -> Tensor:
         """[T] -> [blocks, 32], a view."""
         return values[: self.blocks << SHIFT].view(-1, BLOCK)
@@ -97,7 +92,10 @@ class Grid:
 
     def partial(self, values: Tensor, inside: str = "sum") -> Tensor:
         """[T] -> [N], the sum (or ``amax``) of each block, then the single tokens of the shared blocks."""
-        return torch.cat([getattr(self.whole(values), inside)(1), self.singles(values)])
+        shared, _ = self.index
+        whole = self.whole(values)
+        single = whole.index_select(0, shared).view(-1)
+        return torch.cat([getattr(whole, inside)(1), single, values[self.blocks << SHIFT :]])
 
     def totals(self, partials: Sequence[Tensor]) -> Tensor:
         """K results of ``partial`` -> [K, S] float64, their sums over each segment."""

@@ -1,0 +1,119 @@
+"""Which backend serves a correction, and why: the one place that decides.
+
+``auto`` takes Triton on CUDA. On a CPU it stays eager: compiling the graphs of one correction takes tens of
+seconds and saves some ten nanoseconds a token, so it pays after about 10^9 tokens, more than a run on a CPU
+sees; whoever replays dumps or measures asks for ``compiled``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+from typing import NamedTuple
+
+import torch
+
+from slime_ext.correction import Correction
+from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.kernels.apply import Backend, Eager
+
+BACKENDS = ("auto", "eager", "compiled", "triton")
+
+
+class Choice(NamedTuple):
+    """A backend by name, and one phrase that says why."""
+
+    name: str
+    why: str
+
+
+def check_name(name: object, where: str = "slime_ext.backend") -> None:
+    """Raises ConfigError unless ``name`` is a backend's."""
+    if name not in BACKENDS:
+        near = did_you_mean(str(name), BACKENDS)
+        raise ConfigError(f"{where}: expected one of {', '.join(BACKENDS)}, got '{name}'{near}")
+
+
+def choose(correction: Correction, device: torch.device | str = "cpu", backend: str = "auto") -> Choice:
+    """The backend for a correction's tokens on a device.
+
+    Raises:
+        ConfigError: no such backend, or Triton on a device that it cannot serve.
+    """
+    check_name(backend)
+    kind = torch.device(device).type
+    if backend == "auto" and kind != "cuda":
+        return Choice("eager", "compiling would cost more than it saves on this device")
+    if backend == "eager":
+        return Choice("eager", "asked for")
+    hindrance = _hindrance(correction)
+    if hindrance:
+        return Choice("eager", f"{hindrance} stays eager")
+    if backend == "compiled":
+        return Choice("compiled", "asked for") if _compiles(kind) else Choice("eager", "no C++ compiler here")
+    if backend == "triton" or _has_triton():
+        _require_triton(kind)
+        return Choice("triton", "asked for" if backend == "triton" else "CUDA")
+    return Choice("eager", "triton is not installed")
+
+
+def describe(correction: Correction, device: torch.device | str = "cpu", backend: str = "auto") -> str:
+    """What host start-up prints. Raises ConfigError as ``choose``.
+
+    >>> from slime_ext import presets
+    >>> describe(presets.get("turn_tis"), backend="compiled")
+    'backend eager (a statistic over turns stays eager)'
+    """
+    chosen = choose(correction, device, backend)
+    more = "; what couples samples is settled eagerly" if correction.is_coupled else ""
+    return f"backend {chosen.name} ({chosen.why}{more})"
+
+
+@functools.lru_cache(maxsize=16)
+def backend_for(correction: Correction, device: str = "cpu", backend: str = "auto") -> Backend:
+    """The backend itself, the same one for the same question.
+
+    Args:
+        device: its type, such as ``cuda``.
+    """
+    name = choose(correction, device, backend).name
+    if name == "triton":
+        from slime_ext.kernels.triton import Triton
+
+        return Triton(correction)
+    if name == "compiled":
+        from slime_ext.kernels.compiled import Compiled
+
+        return Compiled(correction)
+    return Eager(correction)
+
+
+def _hindrance(correction: Correction) -> str:
+    """The first statistic that neither graphs nor kernels know."""
+    for need in correction.needs(observe=True):
+        if need.unit == "turn":
+            return "a statistic over turns"
+        if need.aggregate != "sum":
+            return "a minimum over prefixes" if need.aggregate == "slots" else "a maximum with a lower bound"
+    return ""
+
+
+def _compiles(kind: str) -> bool:
+    if kind != "cpu":
+        return _has_triton()
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _require_triton(kind: str) -> None:
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not _has_triton() or (kind != "cuda" and not interpreted):
+        raise ConfigError(
+            f"slime_ext.backend: expected a CUDA device and triton beside 'triton', got {kind}: use auto, or "
+            "TRITON_INTERPRET=1 to try the kernels slowly"
+        )

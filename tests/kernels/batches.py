@@ -1,0 +1,61 @@
+"""Batches and comparisons for the tests of backends."""
+
+from __future__ import annotations
+
+import torch
+
+from slime_ext import presets
+from slime_ext.correction import Correction, Tokens
+from slime_ext.ops.segments import Segments
+from slime_ext.steps import Clip, Reject, Reweight, Taper, Truncate, Veto
+
+GEO = Reject("sequence", "ratio", "mean", 0.999, 1.001)
+FULL = Correction(steps=(Reweight("sequence"), Truncate(2.0), GEO, Veto(low=1e-4)))
+EVERY = Correction(
+    steps=(
+        Reject("token", "k3", high=0.5),
+        Reject("sequence", "tv", "mean", high=0.4),
+        Reject("sequence", "binary_kl", "mean", high=2.0),
+        Reject("token", "binary_kl_max", high=3.0, when="outward"),
+        Reject("sequence", "ratio", "mean", 0.3, 3.0, "negative_advantage"),
+        Reject("sequence", "k2", "max", high=30.0),
+        Veto(0.01, 50.0),
+        Taper("geometric"),
+        Reweight("token"),
+        Clip(0.5, 3.0),
+    )
+)
+CORRECTIONS = {"full": FULL, "every": EVERY} | {
+    name: presets.get(name)
+    for name in ("token_tis", "icepop", "seq_mis", "decoupled_geo_rs_token_tis", "topr", "m2", "kpop")
+}
+
+
+def random_tokens(lengths, dtype=torch.float32, seed=0, noise=0.3, device="cpu", wild=True):
+    """Tokens of random log-probs; some masked positions hold NaN, some behavior log-probs are not finite."""
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(lengths)
+    proximal = -torch.rand(total, generator=generator) * 3
+    behavior = proximal + torch.randn(total, generator=generator) * noise
+    mask = torch.rand(total, generator=generator) < 0.9
+    if wild and total > 40:
+        behavior[~mask] = torch.nan
+        behavior[7], behavior[11] = torch.nan, -torch.inf
+    advantages = torch.randn(total, generator=generator)
+    values = (x.to(dtype).to(device) for x in (proximal, behavior, proximal, advantages))
+    return Tokens(Segments.whole(lengths, mask.to(device)), *values)
+
+
+def assert_same(got, expected, mask, rtol=1e-6, atol=0.0):
+    """keep identical, weights and log-ratios within tolerance, everything that was observed too."""
+    assert torch.equal(got.keep, expected.keep) and torch.equal(got.finite, expected.finite)
+    torch.testing.assert_close(got.weights, expected.weights, rtol=rtol, atol=atol)
+    torch.testing.assert_close(got.log_ratio, expected.log_ratio, rtol=rtol, atol=1e-7)
+    if expected.clipped is not None:
+        assert torch.equal(got.clipped & mask, expected.clipped & mask)
+    if expected.sequences is not None:
+        assert torch.equal(got.acted[mask], expected.acted[mask])
+        assert torch.equal(got.sequences.keep, expected.sequences.keep)
+        torch.testing.assert_close(
+            got.sequences.log_ratio, expected.sequences.log_ratio, rtol=1e-5, atol=1e-4
+        )
