@@ -29,6 +29,7 @@ NAMES = (
     "behavior",
     "proximal",
     "sequences",
+    "compared",  # of them, those with a token that counts
     "length",
     "rewarded",
     "reward",
@@ -135,11 +136,11 @@ class Sums:
 
     def _chi2(self, level: str) -> float | None:
         second = float(self.logs[LEVELS.index(level), 1])
-        return _exp(second - math.log(self["sequences"])) - 1 if math.isfinite(second) else None
+        return _exp(second - math.log(self["compared"])) - 1 if math.isfinite(second) else None
 
     def _ess(self, level: str) -> float | None:
         first, second = self.logs[LEVELS.index(level)].tolist()
-        return math.exp(2 * first - second - math.log(self["sequences"])) if math.isfinite(second) else None
+        return math.exp(2 * first - second - math.log(self["compared"])) if math.isfinite(second) else None
 
 
 def bins(log_ratio: Tensor) -> Tensor:
@@ -183,6 +184,7 @@ def _values(part: Rollout, log_ratio: Tensor) -> Tensor:
         part.behavior[finite].sum(dtype=torch.float64),
         part.proximal[finite].sum(dtype=torch.float64),
         responding.sum(),
+        (part.segments.sum(as_numbers(finite, torch.float32)) > 0).sum(),
         lengths[responding].sum(),
         torch.tensor(rewards.numel()),
         rewards.sum(dtype=torch.float64),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import multiprocessing
-import os
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty
@@ -113,12 +113,10 @@ def _from_processes(
 ) -> Iterator[Result]:
     context = multiprocessing.get_context("spawn")
     asked, answers = context.Queue(), context.Queue()
+    begin = pickle.dumps((list(jobs), empty, wanted))  # by value: a tensor in a queue is shared memory
     for index in [*range(len(jobs)), *[None] * count]:
         asked.put(index)
-    workers = [
-        context.Process(target=_work, args=(list(jobs), empty, wanted, asked, answers), daemon=True)
-        for _ in range(count)
-    ]
+    workers = [context.Process(target=_work, args=(begin, asked, answers), daemon=True) for _ in range(count)]
     for worker in workers:
         worker.start()
     try:
@@ -128,10 +126,11 @@ def _from_processes(
             if isinstance(answer, int):
                 done(jobs[answer])
                 continue
-            if isinstance(answer, BaseException):
-                raise answer
+            found = pickle.loads(answer)
+            if isinstance(found, BaseException):
+                raise found
             left -= 1
-            yield answer
+            yield found
     finally:
         for worker in workers:
             worker.terminate()
@@ -149,13 +148,14 @@ def _next(answers: Any, workers: Sequence[Any]) -> Any:
                 ) from None
 
 
-def _work(jobs: list[Job], result: Result, wanted: Wanted | None, asked: Any, answers: Any) -> None:
+def _work(begin: bytes, asked: Any, answers: Any) -> None:
     """One process: jobs as they are free, then everything that was added up."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, len(jobs))))
+    jobs, result, wanted = pickle.loads(begin)
+    torch.set_num_threads(1)
     try:
         while (index := asked.get()) is not None:
             _read(result, jobs[index], wanted)
             answers.put(index)
-        answers.put(result)
+        answers.put(pickle.dumps(result))
     except Exception as error:
-        answers.put(error)
+        answers.put(pickle.dumps(error))

@@ -46,11 +46,8 @@ def load_plain(path: Path) -> Mapping[str, Any]:
         if found is None:
             with torch.serialization.safe_globals(_numpy_scalars()):
                 found = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise DataError(f"{path}: {_why(str(error))}") from None
-    except BROKEN as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path}: is cut off or no torch file ({first[:80]})") from None
+    except (pickle.UnpicklingError, *BROKEN) as error:
+        raise DataError(f"{path}: {_why(error)}") from None
     if not isinstance(found, Mapping):
         raise DataError(f"{path}: expected a mapping, got {type(found).__name__}: not a dump of slime")
     return found
@@ -76,7 +73,9 @@ def _numpy_scalars() -> list[Any]:
     return [core.multiarray.scalar, numpy.dtype, *kinds]
 
 
-def _why(message: str) -> str:
-    found = FORBIDDEN.search(message)
-    what = f"holds {found[1] or found[2]}, which is" if found else f"({message.splitlines()[0][:80]}) is"
-    return f"{what} no plain data: not loaded, since loading it could run code"
+def _why(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    if found := FORBIDDEN.search(text):
+        name = found[1] or found[2]
+        return f"holds {name}, which is no plain data: not loaded, since loading it could run code"
+    return f"is cut off or no torch file ({text.splitlines()[0][:60]})"

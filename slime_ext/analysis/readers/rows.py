@@ -47,7 +47,7 @@ class Notes:
         self.kinds.setdefault(kind, []).append(text)
 
     def lines(self) -> tuple[str, ...]:
-        return tuple(f"{len(v)} samples {kind}, first: {v[0]}" for kind, v in self.kinds.items())
+        return tuple(f"samples {kind}: {len(v)}, first {v[0]}" for kind, v in self.kinds.items())
 
 
 def assemble(
@@ -82,18 +82,18 @@ def _without_log_probs(rows: Sequence[Row]) -> str | None:
 
 def _fits(row: Row, notes: Notes) -> bool:
     if row.proximal is None:
-        notes.add("without log-probs of the trainer were left out", f"position {row.position}")
+        notes.add("without log-probs of the trainer, left out", f"position {row.position}")
         return False
     for name in ("behavior", "proximal", "mask", "tokens", "advantages", "entropy"):
         values = getattr(row, name)
         if values is not None and len(values) != row.response_length:
             notes.add(
-                "whose lists have another length than the response were left out",
+                "whose lists have another length than the response, left out",
                 f"position {row.position} has {len(values)} of {name} for {row.response_length} tokens",
             )
             return False
     if row.behavior is None:
-        notes.add("have no log-probs of the sampler", f"position {row.position}")
+        notes.add("without log-probs of the sampler", f"position {row.position}")
     return True
 
 
@@ -208,7 +208,7 @@ def _fill(out: Tensor, row: Row, mask: Tensor, notes: Notes) -> None:
         return
     out.fill_(min(numbers))
     notes.add(
-        "mix weight versions and do not say where: counted as the first of them", f"position {row.position}"
+        "that mix weight versions and do not say where, counted as the oldest", f"position {row.position}"
     )
 
 

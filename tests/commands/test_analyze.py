@@ -1,0 +1,96 @@
+"""``slime-ext analyze`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slime_ext import cli
+from tests.analysis import dumps
+from tests.analysis.synthetic import World, recorded_late, run
+
+SMALL = World(rollouts=2, samples=12, length=24)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs")
+    healthy = run(SMALL)
+    dumps.write_run(path / "healthy", healthy)
+    dumps.write_run(path / "shifted", recorded_late(healthy, 1))
+    return path
+
+
+def analyze(capsys, *words):
+    status = cli.main(["analyze", *(str(word) for word in words)])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_a_healthy_run(capsys, runs):
+    status, out, err = analyze(capsys, runs / "healthy", "--fail-on", "any")
+    assert (status, err) == (0, "") and "no fault found" in out
+
+
+def test_a_fault_is_named_and_fails_on_demand(capsys, runs, tmp_path):
+    report, data = tmp_path / "r.html", tmp_path / "r.json"
+    words = (runs / "shifted", "--out", report, "--json", data, "--fail-on", "off_by_one")
+    status, out, _ = analyze(capsys, *words)
+    assert status == 1 and "error off_by_one" in out and "shifted by 1 token" in out
+    found = json.loads(data.read_text())
+    assert [f["name"] for f in found["findings"]] == ["off_by_one"] and found["total"]["sequences"] == 24
+    assert "<html" in report.read_text()
+
+
+def test_another_finding_does_not_fail(capsys, runs):
+    assert analyze(capsys, runs / "shifted", "--fail-on", "temperature")[0] == 0
+
+
+def test_two_runs_side_by_side(capsys, runs, tmp_path):
+    data = tmp_path / "r.json"
+    status, out, _ = analyze(capsys, runs / "healthy", "--against", runs / "shifted", "--json", data)
+    assert status == 0 and "healthy" in out and "shifted" in out and "off_by_one" in out
+    assert [d["name"] for d in json.loads(data.read_text())] == ["healthy", "shifted"]
+
+
+def test_rollouts_and_a_correction_of_ones_own(capsys, runs, tmp_path):
+    config = tmp_path / "mine.yaml"
+    config.write_text("slime_ext:\n  preset: token_tis\n")
+    data = tmp_path / "r.json"
+    words = (runs / "healthy", "--rollouts", "1", "--config", config, "--suggest", "0.1", "--json", data)
+    assert analyze(capsys, *words)[0] == 0
+    found = json.loads(data.read_text())
+    assert [m["rollout_id"] for m in found["timeline"]] == [1]
+    assert "mine" in [e["name"] for e in found["effects"]] and found["suggestions"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "nowhere: expected a folder, a file or a pattern"),
+        (["{}", "--jobs", "0"], "--jobs: expected at least 1"),
+        (["{}", "--suggest", "2"], "--suggest: expected a share between 0 and 1, got 2"),
+        (["{}", "--fail-on", "off_by_on"], "did you mean 'off_by_one'?"),
+        (["{}", "--rollouts", "x"], "--rollouts: expected numbers and ranges"),
+        (["{}", "--config", "none.yaml"], "none.yaml: expected a readable file"),
+        (["{}", "--tokenizer", "none"], "--tokenizer: expected a folder with a tokenizer"),
+        (["{}", "--out", "."], ".: expected a file to write, got a folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_one_line_and_status_2(capsys, runs, words, said):
+    status, out, err = analyze(capsys, *(word.format(runs / "healthy") for word in words))
+    assert (status, out, err.count("\n")) == (2, "", 1) and said in err
+
+
+def test_nothing_readable_is_one_line(capsys, tmp_path):
+    (tmp_path / "0.pt").write_bytes(b"no dump")
+    status, out, err = analyze(capsys, tmp_path)
+    assert (status, out, err.count("\n")) == (2, "", 1) and "no torch file" in err
+
+
+def test_help_names_the_findings(capsys):
+    with pytest.raises(SystemExit):
+        analyze(capsys, "--help")
+    assert "stale_cache" in capsys.readouterr().out
