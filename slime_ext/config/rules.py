@@ -21,27 +21,32 @@ def check_args(loaded: Loaded, args: Any) -> None:
         ConfigError: a ratio would be counted twice, a surrogate's work would be discarded, or a dialect's
             block contradicts the arguments.
     """
-    correction = loaded.correction
     for key, value in loaded.args.items():
         _same_as_args(key, value, args)
-    own_loss = not isinstance(correction.surrogate, Host)
+    if isinstance(loaded.correction.surrogate, Host):
+        _check_beside_host_loss(loaded.correction, args)
+    else:
+        _check_own_loss(args)
+    _check_whole_step(loaded.correction, args)
+
+
+def _check_beside_host_loss(correction: Correction, args: Any) -> None:
+    """Weights on a loss that carries a ratio already."""
     weighs = any(isinstance(step, WEIGHTS) for step in correction.steps)
-    if weighs and correction.numerator == "target" and not own_loss:
+    if weighs and correction.numerator == "target":
         _forbid_double_count(args)
-    if (
-        correction.sets_weights
-        and not own_loss
-        and _on(args, "use_tis")
-        and _on(args, "use_rollout_logprobs")
-    ):
+    if correction.sets_weights and _on(args, "use_tis") and _on(args, "use_rollout_logprobs"):
         why = "the host's loss divides by the behavior policy already; keep rejections only"
         _refuse_flag("--use-rollout-logprobs", "off beside a step that sets weights", "on", why)
-    if own_loss and _on(args, "use_opsm"):
+
+
+def _check_own_loss(args: Any) -> None:
+    """What the host does to a loss that ours replaces."""
+    if _on(args, "use_opsm"):
         _refuse_flag("--use-opsm", "off beside a surrogate of slime_ext", "on", "its mask would be discarded")
-    if own_loss and getattr(args, "advantage_estimator", None) == "gspo":
+    if getattr(args, "advantage_estimator", None) == "gspo":
         why = "its sequence ratio would be discarded; use surrogate: host"
         _refuse_flag("--advantage-estimator", "another beside a surrogate of slime_ext", "gspo", why)
-    _check_whole_step(correction, args)
 
 
 # What undoes or replaces slime's group baseline -> when it does, and what to call it.

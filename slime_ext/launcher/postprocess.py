@@ -52,14 +52,26 @@ def rollout_data(
     batches = [list(chain(*step)) for step in steps]
     mine = list(chain(*batches))
     partition = [position for batch in mine for position in batch.positions]
-    own = [samples[position] for position in partition]
     data: dict[str, Any] = {key: [x for batch in mine for x in getattr(batch, key)] for key in PER_SAMPLE}
-    device = data["loss_masks"][0].device
+    if proximal:
+        data["log_probs"] = [proximal[position] for position in partition]
     ends = accumulate((len(batch.positions) for batch in mine), initial=0)
     return {
         **data,
-        **({"log_probs": [proximal[position] for position in partition]} if proximal else {}),
+        **_known(samples, partition, data["loss_masks"][0].device),
         "returns": list(data["advantages"]),
+        "rollout_mask_sums": torch.cat([batch.denominators for batch in mine]),
+        "partition": partition,
+        "micro_batch_indices": [list(range(start, stop)) for start, stop in pairwise(ends)],
+        "num_microbatches": [len(step) for step in batches],
+        "global_batch_sizes": [args.global_batch_size for _ in steps],
+    }
+
+
+def _known(samples: Sequence[TrainSample], partition: Sequence[int], device: torch.device) -> dict[str, Any]:
+    """What is known of the samples beside their tensors."""
+    own = [samples[position] for position in partition]
+    return {
         "tokens": [torch.tensor(s.tokens, dtype=torch.long, device=device) for s in own],
         "rewards": [s.reward for s in own],
         "raw_reward": [s.raw_reward for s in samples],
@@ -67,12 +79,7 @@ def rollout_data(
         "truncated": [int(s.truncated) for s in own],
         "sample_indices": [s.position if s.index is None else s.index for s in own],
         "rollout_ids": [s.rollout_id for s in own],
-        "rollout_mask_sums": torch.cat([batch.denominators for batch in mine]),
         "weight_versions": [s.weight_versions for s in own],
-        "partition": partition,
-        "micro_batch_indices": [list(range(start, stop)) for start, stop in pairwise(ends)],
-        "num_microbatches": [len(step) for step in batches],
-        "global_batch_sizes": [args.global_batch_size for _ in steps],
     }
 
 
