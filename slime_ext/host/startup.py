@@ -70,11 +70,12 @@ def check_functions(args: Any) -> None:
     Raises:
         ConfigError: naming the flag, the function and what does not fit.
     """
-    for dest, positional in contract.CALLS.items():
+    host = hosts.current()
+    older = {"rollout_data_postprocess_path": ("args",)} if host and not host.hands_out_data else {}
+    for dest, positional in {**contract.CALLS, **older}.items():
         if path := getattr(args, dest, None):
             check_call(flag_of(dest), path, positional)
     if path := getattr(args, "custom_tis_function_path", None):
-        host = hosts.current()
         more = contract.OPTIONAL if host is None or host.passes_target else ()
         check_call("--custom-tis-function-path", path, (), (*contract.REQUIRED, *more))
 

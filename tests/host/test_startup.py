@@ -204,6 +204,16 @@ def test_the_names_that_flags_give_are_there():
         host.inti  # noqa: B018
 
 
+@pytest.mark.parametrize(("sees_data", "accepted"), [(False, True), (True, False)])
+def test_a_postprocess_is_held_against_the_call_of_this_release(monkeypatch, capsys, sees_data, accepted):
+    monkeypatch.setattr(hosts, "current", lambda: slime(hands_out_data=sees_data))
+    more = {"rollout_data_postprocess_path": f"{__name__}.takes_too_little"}
+    if accepted:
+        host.init(arguments(**more))
+    else:
+        assert "expected a function of args, rollout_id, rollout_data" in refusal(**more)
+
+
 SIZES = {"rollout_batch_size": 8, "n_samples_per_prompt": 8, "global_batch_size": 32}
 
 
