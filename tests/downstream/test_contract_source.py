@@ -35,7 +35,7 @@ def host(request, tmp_path_factory):
 
 
 def tree_of(host, folder, module):
-    return ast.parse((folder / module.replace(".", "/")).with_suffix(".py").read_text())
+    return ast.parse(_text(folder, module))
 
 
 def test_the_hook_is_called_with_these_keywords_and_three_values_come_back(host):
@@ -84,8 +84,7 @@ def _call_in(path: Path, dest: str):
 
 
 def _hands_out_data(host):
-    text = (host[1] / host[0].actor.replace(".", "/")).with_suffix(".py").read_text()
-    return not hosts.WITHOUT_DATA.search(text)
+    return not hosts.WITHOUT_DATA.search(_text(host[1], host[0].actor))
 
 
 def _called(node):
@@ -94,3 +93,27 @@ def _called(node):
 
 def _name(node):
     return getattr(node, "id", None) or getattr(node, "attr", None)
+
+
+FACTS = {  # release -> whether the postprocess sees the rollout, whether proximal log-probs may be skipped
+    ("slime", "v0.2.0"): (False, False),
+    ("slime", "v0.2.4"): (True, False),
+    ("slime", "v0.3.0"): (True, True),
+    ("slime", "v0.3.1"): (True, True),
+    ("slime", "HEAD"): (True, True),
+    ("miles", "HEAD"): (False, False),
+}
+
+
+@pytest.mark.parametrize("pair", named())
+def test_what_a_release_does_is_read_off_its_source(pair, tmp_path, monkeypatch):
+    folder = folder_of(pair, tmp_path)
+    monkeypatch.setattr(hosts.Host, "source", lambda self, module: _text(folder, module))
+    host = next(h for h in hosts.HOSTS if h.name == pair[0])
+    assert not host.passes_target
+    if pair in FACTS:
+        assert (host.hands_out_data, host.may_skip_proximal) == FACTS[pair]
+
+
+def _text(folder, module):
+    return (folder / module.replace(".", "/")).with_suffix(".py").read_text()
