@@ -13,6 +13,7 @@ KINDS = ("rollout_data", "train_data")
 SUFFIXES = (".pt", ".jsonl")
 NAMED = re.compile(r"(?:rollout|train)\D*(\d+)")
 NUMBER = re.compile(r"\d+")
+Key = tuple[Path, "int | None", str]
 RANGE = re.compile(r"(\d*)-(\d*)|(\d+)")
 
 
@@ -70,18 +71,29 @@ def find(paths: Iterable[str | Path], wanted: Wanted | None = None) -> list[Job]
         DataError: a path does not exist or holds no dump.
     """
     wanted = wanted or Wanted()
-    together: dict[tuple, list[Path]] = {}
-    for path in dict.fromkeys(file for given in paths for file in _files(str(given))):
-        number = _number(path)
-        key = (_root(path), number, "") if path.suffix == ".pt" else (path.parent, None, path.name)
-        together.setdefault(key, []).append(path)
-    ordered = sorted(together, key=lambda k: (str(k[0]), -1 if k[1] is None else k[1], k[2]))
-    jobs = [_job(together[key], key[1]) for key in ordered]
+    jobs = _jobs(dict.fromkeys(file for given in paths for file in _files(str(given))))
     chosen = [job for job in jobs if job.rollout_id in wanted]
     if jobs and not chosen:
         known = [job.rollout_id for job in jobs if job.rollout_id is not None]
         raise DataError(f"--rollouts: expected some of {min(known)}-{max(known)}, got none of them")
     return chosen
+
+
+def _jobs(files: Iterable[Path]) -> list[Job]:
+    together: dict[Key, list[Path]] = {}
+    for path in files:
+        together.setdefault(_key(path), []).append(path)
+    return [_job(together[key], key[1]) for key in sorted(together, key=_in_order)]
+
+
+def _key(path: Path) -> Key:
+    """The same for the files of one rollout."""
+    return (_root(path), _number(path), "") if path.suffix == ".pt" else (path.parent, None, path.name)
+
+
+def _in_order(key: Key) -> tuple[str, int, str]:
+    root, number, name = key
+    return str(root), -1 if number is None else number, name
 
 
 def _job(paths: list[Path], number: int | None) -> Job:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_ext.analysis.readers.rows import Row, assemble
+from slime_ext.analysis.readers.train_files import text
 from slime_ext.analysis.records import Rollout, Skipped
 
 ALIASES = {
@@ -68,7 +69,7 @@ def _sample(line: str, where: str) -> tuple[int, Row] | Skipped:
         return Skipped(where, f"is no JSON: {error}")
     if not isinstance(found, dict):
         return Skipped(where, f"expected a JSON object, got {type(found).__name__}")
-    if not any(key in found for key in (*ALIASES["behavior"], *ALIASES["proximal"])):
+    if not any(found.get(key) for key in (*ALIASES["behavior"], *ALIASES["proximal"])):
         return Skipped(where, "has neither rollout_log_probs nor log_probs: no sample")
     try:
         return int(found.get("rollout_id") or 0), _row(found)
@@ -78,22 +79,22 @@ def _sample(line: str, where: str) -> tuple[int, Row] | Skipped:
 
 def _row(found: Mapping[str, Any]) -> Row:
     lists = {ours: next((found[k] for k in keys if k in found), None) for ours, keys in ALIASES.items()}
-    known = next((v for v in lists.values() if v is not None), None)
-    length = int(found["response_length"]) if "response_length" in found else len(known or [])
-    tokens, advantages, reward = (found.get(k) for k in ("tokens", "advantages", "reward"))
-    prompt_length = int(found.get("prompt_length") or max(len(tokens or []) - length, 0))
+    known = next(values for values in lists.values() if values is not None)
+    length = int(found.get("response_length", len(known)))
+    tokens = found.get("tokens") or []
+    advantages, reward = found.get("advantages"), found.get("reward")
     return Row(
         position=0,
         response_length=length,
         **lists,
-        tokens=tokens[len(tokens) - length :] if tokens else None,
+        tokens=tokens[len(tokens) - length :] or None,
         advantages=[advantages] * length if isinstance(advantages, (int, float)) else advantages,
         entropy=found.get("entropy"),
-        prompt_length=prompt_length,
+        prompt_length=int(found.get("prompt_length", max(len(tokens) - length, 0))),
         reward=float(reward) if isinstance(reward, (int, float)) else None,
         group=found.get("group_index"),
-        prompt=str(found.get("prompt") or ""),
-        response=str(found.get("response") or ""),
-        weight_versions=found.get("weight_versions") or (),
-        token_versions=found.get("token_weight_versions") or (),
+        prompt=text(found.get("prompt")),
+        response=text(found.get("response")),
+        weight_versions=found.get("weight_versions", ()),
+        token_versions=found.get("token_weight_versions", ()),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from slime_ext.analysis.records import Rollout, Skipped
 from slime_ext.errors import DataError
 
 FORMAT_VERSION = 2
+NOTHING = pickle.dumps([])
 
 
 def kind_of(found: Mapping[str, Any], path: Path) -> str:
@@ -43,43 +45,61 @@ def kind_of(found: Mapping[str, Any], path: Path) -> str:
     return "rollout"
 
 
+@dataclass
+class _Content:
+    """What the files of a rollout held so far."""
+
+    rollout_id: int
+    paths: list[Path] = field(default_factory=list)
+    about: bytes = (
+        NOTHING  # of the rollout dump: as bytes, for one small object of a million that stays would
+    )
+    # keep the memory of its neighbours
+    rows: list[Row] = field(default_factory=list)
+    ranks: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
+    version: int | None = None
+
+    def add(self, path: Path) -> None:
+        """Takes what a file has to give.
+
+        Raises:
+            DataError: it is no dump.
+        """
+        found = load_plain(path)
+        kind = kind_of(found, path)
+        self.paths.append(path)
+        self.rollout_id = int(found.get("rollout_id", self.rollout_id))
+        if kind == "rollout":
+            self.about = pickle.dumps(about_samples(found["samples"]))
+        elif kind == "train":
+            self.rows, self.version = rows_of_train(found), trainer_version(found, self.rollout_id)
+        else:
+            self.ranks.append((int(found.get("rank", len(self.ranks))), found["rollout_data"]))
+
+    def rollout(self, source: str) -> Rollout | Skipped:
+        """All of it as one rollout."""
+        try:
+            rows = self.rows or merge_ranks(self.ranks)
+        except DataError as error:
+            return Skipped(source, str(error))
+        about = pickle.loads(self.about)  # our own
+        _join(rows, about)
+        rows = rows or [_bare(i, sample) for i, sample in enumerate(about)]
+        is_ours = any(sample["token_versions"] for sample in about)
+        return assemble(self.rollout_id, source, rows, self.version if is_ours else None)
+
+
 def read_job(job: Job) -> Iterator[Rollout | Skipped]:
     """The rollout of a job's files, after what had to be skipped of them."""
-    about: bytes = pickle.dumps([])
-    ranks: list[tuple[int, Mapping[str, Any]]] = []
-    rows: list[Row] = []
-    rollout_id, version, failed, done = job.rollout_id, None, False, []
+    content = _Content(job.rollout_id or 0)
     for path in job.paths:
         try:
-            found = load_plain(path)
-            kind = kind_of(found, path)
+            content.add(path)
         except DataError as error:
-            failed = True
             yield Skipped(str(path), str(error).removeprefix(f"{path}: "))
-            continue
-        done.append(path)
-        rollout_id = found.get("rollout_id", rollout_id)
-        if kind == "rollout":
-            # As bytes: one small object of a million that stays would keep the memory of its neighbours.
-            about = pickle.dumps(about_samples(found["samples"]))
-        elif kind == "train":
-            rows, version = rows_of_train(found), trainer_version(found, rollout_id)
-        else:
-            ranks.append((int(found.get("rank", len(ranks))), found["rollout_data"]))
-        del found
-    known = pickle.loads(about)  # our own
-    if failed and not rows and not ranks:
-        return  # the file that would have held the log-probs has been named
-    source = str(Job(tuple(done), job.rollout_id, 0))
-    try:
-        rows = rows or merge_ranks(ranks)
-    except DataError as error:
-        yield Skipped(source, str(error))
-        return
-    _join(rows, known)
-    rows = rows or [_bare(i, sample) for i, sample in enumerate(known)]
-    is_ours = any(sample["token_versions"] for sample in known)
-    yield assemble(int(rollout_id or 0), source, rows, version if is_ours else None)
+    is_all = len(content.paths) == len(job.paths)
+    if is_all or content.rows or content.ranks:  # else the file with the log-probs has been named
+        yield content.rollout(str(Job(tuple(content.paths), job.rollout_id, 0)))
 
 
 def _bare(position: int, sample: Mapping[str, Any]) -> Row:
