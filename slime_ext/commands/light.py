@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
@@ -37,4 +37,5 @@ def _stand_in() -> ModuleType:
     torch = ModuleType("torch")
     torch.Tensor, torch.device, torch.dtype, torch.inf = object, object, object, math.inf
     torch.no_grad = lambda: lambda function: function
+    torch.autograd = SimpleNamespace(Function=object)
     return torch
