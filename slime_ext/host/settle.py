@@ -47,9 +47,12 @@ class RolloutPlan:
         """The plan of one micro-batch; its samples are of one optimizer step."""
 
         def taken(values: Sequence | None, dtype: torch.dtype) -> Tensor | None:
-            return None if values is None else _on(device, [values[place] for place in places], dtype)
+            if values is None:
+                return None
+            return _on(device, torch.tensor([values[place] for place in places], dtype=dtype))
 
         numbers = self.numbers[self.step_of[places[0]]] if places else {}
+        numbers = {step: _on(device, number) for step, number in numbers.items()}
         return Plan(numbers, taken(self.scale, torch.float64), taken(self.keep, torch.bool))
 
 
@@ -213,10 +216,9 @@ def _divided(plan: RolloutPlan, args: Any, data: dict[str, Any], rows: list[Row]
     return replace(plan, scale=[factors[i] for i in mine])
 
 
-def _on(device: torch.device, values: list, dtype: torch.dtype) -> Tensor:
-    if device.type == "cpu":
-        return torch.tensor(values, dtype=dtype)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+def _on(device: torch.device, values: Tensor) -> Tensor:
+    """From the host's memory to the device, without waiting for it."""
+    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
 
 
 def _snake(name: str) -> str:

@@ -1,0 +1,63 @@
+"""The step plan on CUDA: settled there, it is the CPU's; a hook call with it waits for nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slime_ext import tis
+from slime_ext.host import rollout_data_postprocess
+from tests.host import slime_rollouts as slime
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+MAPPING = {
+    "steps": [
+        "reweight",
+        {"truncate": {"high": 1.1}},
+        "normalize",
+        {"second_moment": {"threshold": 0.02}},
+        {"reject": {"low": 0.8, "high": 1.25}},
+        {"reject": {"unit": "sequence", "aggregate": "mean", "low": 0.9, "high": 1.1}},
+    ],
+    "denominator": "kept",
+    "group": "atomic",
+}
+
+
+def moved(value):
+    if isinstance(value, torch.Tensor):
+        return value.cuda()
+    return [moved(x) for x in value] if isinstance(value, list) else value
+
+
+def call_of(data, places):
+    keys = ("loss_masks", "total_lengths", "response_lengths", "rollout_log_probs")
+    taken = {key: [data[key][p] for p in places] for key in (*keys, "host_loss", "log_probs")}
+    host = torch.cat(taken.pop("host_loss"))
+    return taken | {"train_log_probs": taken.pop("log_probs"), "pg_loss": host}
+
+
+@pytest.mark.parametrize("backend", ["eager", "auto"])
+def test_losses_are_those_of_the_cpu(backend):
+    args = slime.arguments(MAPPING | {"backend": backend})
+    found = []
+    for place in (lambda data: data, lambda data: {key: moved(value) for key, value in data.items()}):
+        data = place(slime.data_of(slime.samples(1)))
+        rollout_data_postprocess(args, 0, data)
+        calls = [call_of(data, places) for places in slime.micro_batches(data)]
+        found.append(torch.cat([tis.correct(args, **call)[0].cpu() for call in calls]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-9)
+
+
+def test_a_hook_call_with_a_plan_waits_for_nothing():
+    args = slime.arguments(MAPPING)
+    data = {key: moved(value) for key, value in slime.data_of(slime.samples(1)).items()}
+    rollout_data_postprocess(args, 0, data)
+    calls = [call_of(data, places) for places in slime.micro_batches(data)]
+    tis.correct(args, **calls[0])
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        tis.correct(args, **calls[1])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
