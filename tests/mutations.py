@@ -96,7 +96,25 @@ MUTATIONS = {
         "tests/ops",
     ),
     "touch the loss without --use-tis": Mutation(
-        "host/hook.py", 'not getattr(call.args, "use_tis", False) or', "", "tests/test_tis.py"
+        "host/hook.py", 'getattr(call.args, "use_tis", False) and', "", "tests/test_tis.py"
+    ),
+    "divide by a sample's own kept tokens": Mutation(
+        "host/siblings.py",
+        "kept[row.step, row.rollout] += row.kept",
+        "kept[row.step, row.rollout] = row.kept",
+        "tests/host/test_step_plan.py",
+    ),
+    "settle on one rank alone": Mutation(
+        "host/settle.py",
+        "plan_step(correction, [tokens], here.all_sum)",
+        "plan_step(correction, [tokens])",
+        "tests/host/test_step_plan.py",
+    ),
+    "an atomic group keeps its tokens in the denominator": Mutation(
+        "host/settle.py",
+        "rows = siblings.without(rows, broken)",
+        "pass",
+        "tests/host/test_step_plan.py",
     ),
     "sum a micro-batch for a step": Mutation(
         "coupled.py", "for state, facts in seen)).unbind()", "for state, facts in seen[:1])).unbind()", SUITE
