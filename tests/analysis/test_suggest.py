@@ -49,14 +49,14 @@ def test_equal_values_are_rejected_together_or_not_at_all():
     assert rejected([tied], token)[0] == round(token.reached * token.units) < 0.1 * token.units
 
 
-def test_tokens_without_a_log_prob_are_no_units():
+def test_what_has_no_log_prob_is_no_unit():
     base = rollout(samples=40)
     behavior = base.behavior.clone()
     behavior[base.mask.nonzero()[3, 0]] = float("nan")
-    token = next(
-        s for s in suggest(lambda: [rollout(samples=40, behavior=behavior)], 0.1) if s.unit == "token"
-    )
-    assert token.units == int(base.mask.sum()) - 1
+    found = suggest(lambda: [rollout(samples=40, behavior=behavior)], 0.1)
+    units = {s.unit: s.units for s in found}
+    has = int(base.segments.any(base.mask).sum())
+    assert units == {"token": int(base.mask.sum()) - 1, "sequence": has - 1}
 
 
 def test_several_collectors_find_what_one_finds():

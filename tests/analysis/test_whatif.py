@@ -86,12 +86,12 @@ def test_numbers_are_those_of_plain_loops(name):
     r, correction = rollout(seed=3), presets.get(name)
     applied, effect = whatif.apply(correction, r), whatif.whatif([r], {name: correction})[0]
     kept = [float(w) for w, k in zip(applied.weights, applied.keep, strict=True) if k]
-    up = [
-        (float(a), bool(k)) for a, k, m in zip(r.advantages, applied.keep, r.mask, strict=True) if m and a > 0
-    ]
+    seen = [(float(a), bool(k)) for a, k, m in zip(r.advantages, applied.keep, r.mask, strict=True) if m]
+    for sign, share in ((1, effect.kept_positive), (-1, effect.kept_negative)):
+        masses = [(abs(a), k) for a, k in seen if a * sign > 0]
+        assert share == pytest.approx(sum(a for a, k in masses if k) / sum(a for a, _ in masses))
     assert effect.weight_mean == pytest.approx(sum(kept) / len(kept))
     assert effect.ess == pytest.approx(sum(kept) ** 2 / (effect.tokens * sum(w * w for w in kept)))
-    assert effect.kept_positive == pytest.approx(sum(a for a, k in up if k) / sum(a for a, _ in up))
     middle = sorted(kept)[(len(kept) + 1) // 2 - 1]
     assert middle * (1 - 2**-7) <= effect.weight_quantiles["p50"] <= middle
     assert effect.weight_quantiles["max"] == max(kept)
