@@ -14,6 +14,7 @@ from typing import Any
 from slime_ext.correction import Correction
 from slime_ext.coupled import Normalize, SecondMoment
 from slime_ext.facts import needs_of
+from slime_ext.metrics.layout import BINS, PER_DECADE, SIDE, SMALLEST
 from slime_ext.ops.divergences import EDGE
 from slime_ext.ops.statistics import Need, Over
 from slime_ext.steps import Clip, Reject, Reweight, Taper, Truncate, Veto
@@ -73,6 +74,7 @@ VALUES = {
     "sound": "tl.where(mask, tl.where(finite, 1.0, INF), 0.0)",
     "advantage": "adv",
 }
+ROOM = 1 << (BINS - 1).bit_length()  # bins of the histogram as Triton counts them
 INPUTS = "numerators, behaviors, masks, advantages, owners, begins, sizes"
 
 
@@ -81,7 +83,14 @@ def source(correction: Correction, *, observe: bool) -> str:
     needs = correction.needs(observe=observe)
     reads = any(step.reads_advantages for step in correction.steps)
     load = LOAD + (ADVANTAGE if reads else "")
-    return HEAD + _statistics(needs, load) + "\n\n" + _correct(correction, needs, load)
+    constants = "".join(f"{name} = tl.constexpr({value})\n" for name, value in _constants(correction).items())
+    kernels = _statistics(needs, load) + "\n\n" + _correct(correction, needs, load)
+    return HEAD.replace("INF = ", constants + "INF = ", 1) + kernels
+
+
+def _constants(correction: Correction) -> dict[str, int]:
+    bins = {"PER_DECADE": PER_DECADE, "FIRST": 1 - SMALLEST * PER_DECADE, "MIDDLE": SIDE + 1, "ROOM": ROOM}
+    return bins | {"GROUP_BIT": 1 << (len(correction.steps) + 1)}
 
 
 def _statistics(needs: tuple[Need, ...], load: str) -> str:
@@ -103,7 +112,9 @@ def _correct(correction: Correction, needs: tuple[Need, ...], load: str) -> str:
     signature = (
         f"{INPUTS}, table, sequences, numbers, ages, groups, "
         "weights, keeps, finites, log_ratios, kepts, clippeds, acteds, "
-        "WIDE: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr, ACTS: tl.constexpr"
+        "losses, scales, products, ratios, bounded_ones, rejected_ones, histogram, "
+        "WIDE: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr, ACTS: tl.constexpr, "
+        "LOSS: tl.constexpr, SCALED: tl.constexpr, HISTOGRAM: tl.constexpr"
     )
     return f"@triton.jit\ndef correct({signature}):\n{load}{loads}{body}{STORE}"
 
@@ -121,6 +132,22 @@ STORE = """    if GROUPS:
     if ACTS:
         tl.store(clippeds + at, clipped, mask=here)
         tl.store(acteds + at, acted, mask=here)
+    if LOSS:
+        factor = tl.where(keep, w, 0.0)
+        if SCALED:
+            factor = factor * tl.load(scales + owner)
+        loss = tl.load(losses + at, mask=here, other=0.0)
+        tl.store(products + at, tl.where(keep, loss * factor.to(loss.dtype), 0.0), mask=here)
+        tl.store(ratios + at, tl.where(finite, tl.exp(l), 0.0).to(tl.float32), mask=here)
+        tl.store(bounded_ones + at, (clipped & finite).to(tl.float32), mask=here)
+        tl.store(rejected_ones + at, (mask & ~keep).to(tl.float32), mask=here)
+    if HISTOGRAM:
+        decades = tl.log(tl.abs(l).to(tl.float64)) * 0.4342944819032518
+        distance = tl.minimum(tl.maximum(decades * PER_DECADE + FIRST, 0.0), MIDDLE).to(tl.int32)
+        index = tl.where(l < 0.0, MIDDLE - distance, MIDDLE + distance).to(tl.int32)
+        counts = tl.histogram(index, ROOM, mask=finite)
+        # Whole numbers add up to the same in any order, unlike floats.
+        tl.atomic_add(histogram + tl.arange(0, ROOM), counts, mask=counts > 0)
 """
 
 

@@ -51,6 +51,7 @@ def measure(
     *,
     surrogate_clipped: Tensor | None = None,
     first: bool = True,
+    histogram: Tensor | None = None,
 ) -> Measured:
     """What a micro-batch adds to the metrics of the optimizer step.
 
@@ -58,12 +59,15 @@ def measure(
         outcome: of the correction, observed.
         surrogate_clipped: [T] bool, where a surrogate of ours clipped.
         first: whether this rank is the one that counts the sequences it shares with others.
+        histogram: [BINS] float64, where a kernel has counted it already.
     """
     segments = tokens.segments
     table, log_ratio = _table(tokens, outcome)
     per_sequence, highest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
+    if histogram is None:
+        histogram = _histogram(log_ratio, table[0])
     sums = [table.sum(1), _surrogate(surrogate_clipped, table), per_sequence]
-    sums += [_flagged(outcome, segments.mask, layout), _histogram(log_ratio, table[0])]
+    sums += [_flagged(outcome, segments.mask, layout), histogram]
     if layout.curves:
         sums.append(_curves(segments, tokens.ages, table))
     return Measured(torch.cat(sums), torch.cat([_extremes(outcome, log_ratio), highest]), log_sums)

@@ -1,0 +1,56 @@
+"""Which backend serves what, and what start-up says about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_ext import presets
+from slime_ext.config import read_config
+from slime_ext.errors import ConfigError
+from slime_ext.kernels import backend_for, choose, describe
+from slime_ext.kernels import select as module
+from tests.kernels.batches import FULL
+
+
+def test_auto_takes_triton_on_cuda_and_stays_eager_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(module, "_has_triton", lambda: True)
+    assert choose(FULL, "cuda").name == "triton" and choose(FULL, "cpu").name == "eager"
+    monkeypatch.setattr(module, "_has_triton", lambda: False)
+    assert choose(FULL, "cuda") == ("eager", "triton is not installed")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("turn_tis", "a statistic over turns stays eager"),
+        ("min_prefix", "a minimum over prefixes stays eager"),
+    ],
+)
+def test_what_no_kernel_knows_stays_eager_and_says_so(name, why):
+    for backend, device in (("compiled", "cpu"), ("triton", "cuda"), ("auto", "cuda")):
+        assert choose(presets.get(name), device, backend) == ("eager", why)
+
+
+def test_without_a_compiler_compiled_is_eager(monkeypatch):
+    monkeypatch.setattr(module.shutil, "which", lambda _: None)
+    assert choose(FULL, "cpu", "compiled") == ("eager", "no C++ compiler here")
+
+
+def test_triton_needs_a_device_that_it_can_serve(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ConfigError, match=r"slime_ext\.backend: expected a CUDA device and triton"):
+        choose(FULL, "cpu", "triton")
+
+
+def test_the_key_is_checked_where_configurations_are_read():
+    assert read_config({"preset": "token_tis", "backend": "compiled"}).backend == "compiled"
+    with pytest.raises(ConfigError, match=r"slime_ext\.backend: expected one of .* did you mean 'compiled'"):
+        read_config({"preset": "token_tis", "backend": "compile"})
+
+
+def test_the_same_backend_for_the_same_question():
+    assert backend_for(FULL, "cpu", "eager") is backend_for(FULL, "cpu", "eager")
+
+
+def test_start_up_says_what_is_settled_eagerly():
+    assert describe(presets.get("m2")).endswith("; what couples samples is settled eagerly)")
