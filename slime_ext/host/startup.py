@@ -53,12 +53,8 @@ def init(args: Any) -> None:
     correction = correction_of(args)
     train_step.install(args)
     if correction is not None:
-        _check_plan(args, correction)
-        if correction.needs_ages:
-            ages.require_host(hosts.current())
-        for warning in _warnings(args, correction):
-            log.warning(warning)
-    if str(getattr(args, "custom_tis_function_path", "")) == f"{ROOM}.off_policy_is_function":
+        _check_correction(args, correction)
+    elif getattr(args, "custom_tis_function_path", None) == f"{ROOM}.off_policy_is_function":
         warn_of_double_count(args)
     if _is_first_rank():
         print(f"slime_ext: {_said(args, correction)}; {_host_said(has_host)}", flush=True)
@@ -95,6 +91,14 @@ def correction_of(args: Any) -> Correction | None:
             f"{'.'.join(filter(None, (module, name))) or 'none'}: nothing would read that key"
         )
     return None
+
+
+def _check_correction(args: Any, correction: Correction) -> None:
+    _check_plan(args, correction)
+    if correction.needs_ages:
+        ages.require_host(hosts.current())
+    for warning in _warnings(args, correction):
+        log.warning(warning)
 
 
 def _check_plan(args: Any, correction: Correction) -> None:
