@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from slime_ext.analysis.document import Finding
 from slime_ext.analysis.evidence import SHIFTS
 from slime_ext.analysis.findings import Detector
 from slime_ext.analysis.findings.words import nats
 
+if TYPE_CHECKING:
+    from slime_ext.analysis.diagnosis import Diagnosis
+
 CLOSER = 0.5  # a shift explains the difference when it takes away half of it
 FEWEST = 50  # tokens
 
 
-def off_by_one(d) -> Finding | None:
+def off_by_one(d: Diagnosis) -> Finding | None:
+    """Behavior log-probs that fit the token one or two places away better than their own."""
     distances = {s: float(v / n) for s, (n, v) in zip(SHIFTS, d.evidence.shifts, strict=True) if n >= FEWEST}
     here = d.sums.mean("absolute")
     if not distances or not here:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from slime_ext.analysis.document import Finding
 from slime_ext.analysis.findings import SPOILT, Detector
 from slime_ext.analysis.findings.words import factor, nats
+
+if TYPE_CHECKING:
+    from slime_ext.analysis.diagnosis import Diagnosis
 
 FEWEST = 100  # tokens on each side
 TIMES, MATTERS = 3.0, 2e-4  # of k3
 
 
-def stale_cache(d) -> Finding | None:
+def stale_cache(d: Diagnosis) -> Finding | None:
+    """k3 behind a weight update inside a response a multiple of that of the same weights elsewhere."""
     after, pure = d.evidence.switched.tolist()
     if min(after[0], pure[0]) < FEWEST:
         return None

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from slime_ext.analysis.document import Finding
 from slime_ext.analysis.findings import SPOILT, Detector
 from slime_ext.analysis.findings.words import factor, nats
+
+if TYPE_CHECKING:
+    from slime_ext.analysis.diagnosis import Diagnosis
 
 FEWEST = 400  # tokens
 SURE = 6.0  # standard errors
 TIMES, MATTERS = 2.5, 0.015  # of mean |l|, late over early; nats
 
 
-def position_drift(d) -> Finding | None:
+def position_drift(d: Diagnosis) -> Finding | None:
+    """Mean |log-ratio| of late positions a multiple of that of early ones."""
     count, absolute, squared = (d.curves.column("position", c) for c in ("count", "absolute", "squared"))
     if count.sum() < FEWEST:
         return None

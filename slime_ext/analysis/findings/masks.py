@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from slime_ext.analysis.document import Finding
 from slime_ext.analysis.findings import Detector
 from slime_ext.analysis.findings.words import share
 
+if TYPE_CHECKING:
+    from slime_ext.analysis.diagnosis import Diagnosis
+
 FEWEST, LEAST = 4, 5e-4  # tokens, and their share
 
 
-def tool_tokens(d) -> Finding | None:
+def tool_tokens(d: Diagnosis) -> Finding | None:
+    """Runs of response tokens whose log-prob was filled in with 0."""
     padded = d.evidence.counts["padded"]
     if padded < max(FEWEST, LEAST * d.sums["tokens"]):
         return None

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from slime_ext.analysis.document import Finding
 from slime_ext.analysis.findings import Detector
 from slime_ext.analysis.findings.words import share
 
+if TYPE_CHECKING:
+    from slime_ext.analysis.diagnosis import Diagnosis
 
-def nan_log_probs(d) -> Finding | None:
+
+def nan_log_probs(d: Diagnosis) -> Finding | None:
+    """NaN or infinite log-probs at some tokens of a response, or of the trainer."""
     sums, counts = d.sums, d.evidence.counts
     if not counts["partial"] and not sums["no_proximal"]:
         return None
@@ -30,7 +36,8 @@ def nan_log_probs(d) -> Finding | None:
     )
 
 
-def missing_log_probs(d) -> Finding | None:
+def missing_log_probs(d: Diagnosis) -> Finding | None:
+    """Responses without any log-prob of the sampler."""
     silent = d.evidence.counts["silent"]
     if not silent:
         return None
@@ -47,7 +54,8 @@ def missing_log_probs(d) -> Finding | None:
     )
 
 
-def positive_log_probs(d) -> Finding | None:
+def positive_log_probs(d: Diagnosis) -> Finding | None:
+    """Behavior log-probs above 0."""
     count = d.evidence.counts["positive"]
     if not count:
         return None

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from statistics import median
+from typing import TYPE_CHECKING
 
 from slime_ext.analysis.document import Finding
 from slime_ext.analysis.findings import SPOILT, Detector
 from slime_ext.analysis.findings.sampling import by_probability
 from slime_ext.analysis.findings.staleness import Side, fresh_and_stale
 from slime_ext.analysis.findings.words import nats, share
+
+if TYPE_CHECKING:
+    from slime_ext.analysis.diagnosis import Diagnosis
 
 FEWEST = 300  # tokens
 NOISY = 0.015  # nats, mean |l|; two engines in bfloat16 stay below
@@ -20,7 +24,8 @@ FEW, FAR, QUIET = 0.75, 0.5, 0.02  # flips: share of l^2 in 1% of the tokens, th
 LIKELY, UNLIKELY = 1, 8  # bins of probability: above 0.75, below 0.1
 
 
-def routing_flips(d) -> Finding | None:
+def routing_flips(d: Diagnosis) -> Finding | None:
+    """Nearly all of the squared log-ratio in 1% of the tokens, far off, the others quiet."""
     seen = [s for s in d.evidence.seen if s.tokens >= FEWEST]
     if not seen:
         return None
@@ -46,7 +51,8 @@ def routing_flips(d) -> Finding | None:
     )
 
 
-def quantised(d) -> Finding | None:
+def quantised(d: Diagnosis) -> Finding | None:
+    """Unbiased noise above that of bfloat16, growing as probability falls."""
     fresh = Side.of(fresh_and_stale(d.evidence.cells)[0])
     distance = fresh.absolute if fresh.count >= FEWEST else d.sums.mean("absolute") or 0.0
     if d.evidence.seen and d.evidence.seen[0].rollout_id == 0:  # where nothing is stale

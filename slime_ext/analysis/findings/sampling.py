@@ -9,9 +9,14 @@ mass.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from slime_ext.analysis.document import Finding
 from slime_ext.analysis.findings import SPOILT, Detector
 from slime_ext.analysis.findings.words import nats, share
+
+if TYPE_CHECKING:
+    from slime_ext.analysis.diagnosis import Diagnosis
 
 FEWEST = 300  # tokens
 EXPLAINED = 0.5  # share of the variance of l that the probability explains under a temperature
@@ -21,7 +26,7 @@ ONE_SIDED, EVEN = 0.7, 0.3  # of top-p: |mean l| over mean |l|; most that the la
 APART = 0.05  # of the entropy
 
 
-def by_probability(d) -> float:
+def by_probability(d: Diagnosis) -> float:
     """Share of the variance of the log-ratio that the behavior probability explains (correlation ratio)."""
     count, sums = d.curves.column("probability", "count"), d.curves.column("probability", "log_ratio")
     total, n = float(d.curves.column("probability", "squared").sum()), float(count.sum())
@@ -33,12 +38,13 @@ def by_probability(d) -> float:
     return between / within if within > 0 else 0.0
 
 
-def _is_scaled(d) -> bool:
+def _is_scaled(d: Diagnosis) -> bool:
     distance = d.sums.mean("absolute") or 0.0
     return d.sums["finite"] >= FEWEST and distance >= SMALL and by_probability(d) >= EXPLAINED
 
 
-def truncated_sampling(d) -> Finding | None:
+def truncated_sampling(d: Diagnosis) -> Finding | None:
+    """Mean ratio significantly below 1 and hardly a ratio above 1: log-probs renormalised to a part."""
     mean, distance, excess = d.sums.mean("log_ratio"), d.sums.mean("absolute"), d.evidence.means["excess"]
     if not distance or d.sums["finite"] < FEWEST or mean > -SMALL or mean > -ONE_SIDED * distance:
         return None
@@ -62,7 +68,8 @@ def truncated_sampling(d) -> Finding | None:
     )
 
 
-def before_temperature(d) -> Finding | None:
+def before_temperature(d: Diagnosis) -> Finding | None:
+    """Log-ratio a function of the probability, its mean and that of the ratio above what sampling allows."""
     log_ratio, excess = d.evidence.means["log_ratio"], d.evidence.means["excess"]
     if not _is_scaled(d) or log_ratio.z < SURE or excess.z < SURE:
         return None
@@ -83,7 +90,8 @@ def before_temperature(d) -> Finding | None:
     )
 
 
-def temperature(d) -> Finding | None:
+def temperature(d: Diagnosis) -> Finding | None:
+    """Log-ratio a function of the probability, with the means that sampling gives."""
     if not _is_scaled(d):
         return None
     slope = _slope(d)
@@ -105,7 +113,7 @@ def temperature(d) -> Finding | None:
     )
 
 
-def _slope(d) -> float:
+def _slope(d: Diagnosis) -> float:
     """Of the log-ratio against the log-probability, over the means of the bins."""
     count, x, y = (d.curves.column("probability", c) for c in ("count", "x", "log_ratio"))
     held = count > 0
@@ -116,7 +124,8 @@ def _slope(d) -> float:
     return float((n * (x - x_mean) * (y - y_mean)).sum() / spread) if spread > 0 else 0.0
 
 
-def unlike_entropy(d) -> Finding | None:
+def unlike_entropy(d: Diagnosis) -> Finding | None:
+    """Mean -log-prob of the sampled tokens unlike the entropy: the policy that drew them is another."""
     surprise = d.evidence.means["surprise"]
     entropy = -(d.sums.mean("behavior") or 0.0) - surprise.value
     if surprise.count < FEWEST or abs(surprise.z) < SURE or abs(surprise.value) < APART * entropy:

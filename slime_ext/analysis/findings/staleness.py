@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from slime_ext.analysis.document import Finding
 from slime_ext.analysis.evidence import Cell
 from slime_ext.analysis.findings import SPOILT, Detector
 from slime_ext.analysis.findings.words import factor, nats
+
+if TYPE_CHECKING:
+    from slime_ext.analysis.diagnosis import Diagnosis
 
 FEWEST = 100  # tokens on each side
 MATTERS = 1e-3  # nats of k3 that old weights must make
@@ -37,10 +40,12 @@ def fresh_and_stale(cells: list[Cell]) -> tuple[list[Cell], list[Cell]]:
         first[cell.version] = min(first.get(cell.version, cell.rollout_id), cell.rollout_id)
         newest[cell.rollout_id] = max(newest.get(cell.rollout_id, cell.version), cell.version)
     fresh = [c for c in cells if c.rollout_id == first[c.version] and c.version == newest[c.rollout_id]]
-    return fresh, [c for c in cells if c not in set(fresh)]
+    chosen = set(fresh)
+    return fresh, [c for c in cells if c not in chosen]
 
 
-def stale_weights(d) -> Finding | None:
+def stale_weights(d: Diagnosis) -> Finding | None:
+    """k3 of tokens of older weights a multiple of that of fresh ones, or of rollout 0."""
     fresh_cells, stale_cells = fresh_and_stale(d.evidence.cells)
     fresh, stale = Side.of(fresh_cells), Side.of(stale_cells)
     if min(fresh.count, stale.count) >= FEWEST and stale.k3 >= max(MATTERS, TIMES * fresh.k3):
@@ -60,7 +65,7 @@ def stale_weights(d) -> Finding | None:
     return _lagging(d)
 
 
-def _lagging(d) -> Finding | None:
+def _lagging(d: Diagnosis) -> Finding | None:
     """A lag from the start: the first rollout of a run has none yet."""
     seen = d.evidence.seen
     if len(seen) < 3 or seen[0].rollout_id != 0 or min(s.tokens for s in seen) < FEWEST:
@@ -90,7 +95,8 @@ def _stale(evidence: str, rollouts: tuple[int, ...]) -> Finding:
     )
 
 
-def resumed_wrong_weights(d) -> Finding | None:
+def resumed_wrong_weights(d: Diagnosis) -> Finding | None:
+    """k3 of the first rollouts a multiple of that of the others."""
     seen = [s for s in d.evidence.seen if s.tokens >= FEWEST]
     if len(seen) < 4:
         return None
