@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from slime_ext import host
 from slime_ext.errors import SlimeExtError
 from slime_ext.launcher.arguments import parse_args
 from slime_ext.launcher.output import checkpoint
 from slime_ext.launcher.task import tiny
 from slime_ext.launcher.validation import validate
 from slime_ext.launcher.validation.functions import CORRECTION
+from tests.test_configs import FILES
 
 MODEL = tiny.Model(layers=2, heads=4, kv_heads=2)
 PYTHON = "/bin/sh"  # any file: nothing is started here
@@ -54,6 +56,14 @@ def test_a_right_command_line_passes_and_is_completed(place):
     filled = (args.num_layers, args.num_query_groups, args.rotary_base)
     assert filled == (config["num_hidden_layers"], config["num_key_value_heads"], config["rope_theta"])
     assert args.untie_embeddings_and_output_weights is True
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_every_file_of_configs_also_runs_in_the_embedded_launcher(place, path, capsys):
+    args = check(f"--custom-config-path {path}")
+    host.init(args)
+    assert args.custom_megatron_init_path == "slime_ext.host.init"
+    assert capsys.readouterr().out.startswith("slime_ext: ")
 
 
 @pytest.mark.parametrize(
