@@ -27,6 +27,9 @@ CALLED_AS = {
 }
 
 
+EXAMPLE = Path(__file__).parents[2] / "examples/run_slime_multinode.sh"
+
+
 @pytest.fixture(scope="module", params=named())
 def host(request, tmp_path_factory):
     """(its description, the folder that it lies in)."""
@@ -117,3 +120,14 @@ def test_what_a_release_does_is_read_off_its_source(pair, tmp_path, monkeypatch)
 
 def _text(folder, module):
     return (folder / module.replace(".", "/")).with_suffix(".py").read_text()
+
+
+def test_the_launch_script_of_the_examples_has_flags_that_exist(host):
+    """slime's in its parser or in one of its scripts, which pass Megatron's flags too; SGLang's by prefix."""
+    description, folder = host
+    if description.name != "slime" or not (folder / "scripts").is_dir():
+        pytest.skip("only slime's whole checkout has the scripts")
+    flags = re.findall(r"^ *(--[a-z0-9-]+)", EXAMPLE.read_text(), re.M)
+    texts = [_text(folder, "slime.utils.arguments"), *(p.read_text() for p in folder.glob("scripts/**/*.sh"))]
+    unknown = [f for f in flags if not any(re.search(rf"{f}(?![a-z-])", text) for text in texts)]
+    assert len(flags) > 50 and not unknown
