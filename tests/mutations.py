@@ -104,12 +104,6 @@ MUTATIONS = {
         "kept[row.step, row.rollout] = row.kept",
         "tests/host/test_step_plan.py",
     ),
-    "settle on one rank alone": Mutation(
-        "host/settle.py",
-        "plan_step(correction, [tokens], here.all_sum)",
-        "plan_step(correction, [tokens])",
-        "tests/host/test_step_plan.py",
-    ),
     "an atomic group keeps its tokens in the denominator": Mutation(
         "host/settle.py",
         "rows = siblings.without(rows, broken)",

@@ -11,7 +11,6 @@ from slime_ext import tis
 from slime_ext.errors import ConfigError, NonFiniteError
 from slime_ext.host import ages, guards, rollout_data_postprocess, siblings, step_metrics, step_plan
 from tests.host import slime_rollouts as slime
-from tests.launcher.distributed import run_ranks
 
 GEO = {"reject": {"unit": "sequence", "aggregate": "mean", "low": 0.97, "high": 1.03}}
 BAND = {"reject": {"low": 0.8, "high": 1.25}}
@@ -87,31 +86,6 @@ def test_neither_packing_nor_order_changes_anything(name, cut):
     for data in (slime.data_of(rollout), slime.data_of(rollout, **cut)):
         both.append(by_position(rollout, [(data["partition"], slime.train(args, data))]))
     assert both[1] == pytest.approx(both[0], rel=1e-12, abs=1e-14)
-
-
-def on_a_rank(dp, cp):
-    """Every case's shares of the losses on one rank of a real layout."""
-    from slime_ext.launcher.megatron import parallel
-    from tests.launcher.megatron.tiny_model import tiny_args
-
-    parallel.initialize(tiny_args(1, 1, cp))
-    from megatron.core import parallel_state
-
-    dp_rank, cp_rank = parallel_state.get_data_parallel_rank(), parallel_state.get_context_parallel_rank()
-    found = {}
-    for name, (mapping, _, _) in CASES.items():
-        data = slime.data_of(samples(name, 1), dp=(dp_rank, dp), cp=(cp_rank, cp))
-        found[name] = data["partition"], slime.train(slime.arguments(mapping), data, (cp_rank, cp))
-    return found
-
-
-@pytest.mark.parametrize(("dp", "cp"), [(2, 1), (1, 2), (2, 2)])
-def test_every_layout_gives_the_losses_of_one_process(dp, cp):
-    ranks = run_ranks(on_a_rank, dp * cp, dp, cp)
-    for name, (_, _, how) in CASES.items():
-        rollout = samples(name, 1)
-        found = by_position(rollout, [rank[name] for rank in ranks])
-        assert close(found, slime.expected(rollout, spec(name), **how)), name
 
 
 @pytest.mark.parametrize("release", ["v0.3.0", "v0.3.1"])
