@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 
 from slime_ext import tis
+from slime_ext.errors import SlimeExtError
 from slime_ext.host import ages, step_metrics
+from slime_ext.host.contract import HookCall
 from slime_ext.host.ranks import ranks
+from slime_ext.host.train_step import Reporter
+from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.host.test_context_parallel import run, slices
 from tests.test_tis import arguments, as_slime_calls
@@ -40,7 +44,7 @@ LAYOUTS = {  # processes, tensor, context
 
 
 def samples():
-    return [s for seed in range(4) for s in oracle.random_batch(seed)]
+    return [s for seed in range(3) for s in oracle.random_batch(seed)]
 
 
 def call_of(batch, versions):
@@ -78,9 +82,11 @@ def in_layout(rank, size, tensor, context):
     parallel_state.initialize_model_parallel(tensor, context_parallel_size=context)
     here = ranks()
     place = (here.context.rank, here.context.size, here.dp_rank, here.dp_size)
-    return {
-        (name, micro): measured(config, micro, *place) for name, config in CONFIGS.items() for micro in (1, 3)
-    }
+    found = {name: measured(config, 2, *place) for name, config in CONFIGS.items()}
+    parallel_state.destroy_model_parallel()  # slime makes its groups anew between rollouts
+    parallel_state.initialize_model_parallel(tensor, context_parallel_size=context)
+    first = next(iter(CONFIGS))
+    return {**found, "again": measured(CONFIGS[first], 3, *place)}
 
 
 def differs(got, whole):
@@ -95,14 +101,50 @@ def differs(got, whole):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_gives_the_metrics_of_one_process(tmp_path, layout):
     size, tensor, context = LAYOUTS[layout]
+    wholes = {name: measured(config, 100) for name, config in CONFIGS.items()}
+    wholes["again"] = next(iter(wholes.values()))
     body = functools.partial(in_layout, tensor=tensor, context=context)
     for found in run(tmp_path, size, body):
-        for (name, micro), got in found.items():
-            whole = measured(CONFIGS[name], 100)
-            assert differs(got, whole) == {} and set(got) == set(whole), (name, micro)
+        for name, got in found.items():
+            whole = wholes[name]
+            assert differs(got, whole) == {} and set(got) == set(whole), name
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_any_number_of_micro_batches_gives_the_same(name, size):
     assert differs(measured(CONFIGS[name], size), measured(CONFIGS[name], 100)) == {}
+
+
+def stops(rank, size):
+    """What every rank says when rank 0 alone meets a NaN, and when a guard asks to stop."""
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel()
+    step_metrics.reset()
+    lines = []
+    guards = {"kept_fraction": {"min": 2.0, "action": "stop"}}
+    args = arguments(
+        slime_ext={"preset": "token_is", "guards": guards}, custom_tis_function_path="slime_ext.tis.correct"
+    )
+    for value in (math.nan, 0.0):
+        with step_metrics.under_way(step_metrics.layout_of(args, curves=False)) as step:
+            call = call_of(oracle.random_batch(rank), None)
+            values = torch.tensor([0.0, 0.0, value if rank == 0 else 0.0])
+            step_metrics.note_nonfinite(
+                HookCall.of(args, call), {"cur_log_probs": values}, Segments.whole([1, 2], torch.ones(3))
+            )
+            tis.correct(args, **call)
+            try:
+                Reporter.of(args).report(step, {"rollout_id": 0, "step_id": 0})
+            except SlimeExtError as error:
+                lines.append(str(error))
+    return lines
+
+
+@pytest.mark.slow
+def test_every_rank_stops(tmp_path):
+    first, second = run(tmp_path, 2, stops)
+    assert first[0].startswith("cur_log_probs, sequence 1 of 2 in micro-batch 0, response token 1: expected")
+    assert second[0].startswith("cur_log_probs, data rank 0, micro-batch 0, token 2 of it: expected a finite")
+    assert first[1] == second[1] and first[1].endswith("the run stops, as guards asks")

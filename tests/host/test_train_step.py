@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -67,6 +69,23 @@ def test_the_metrics_of_the_step_are_among_the_losses():
 def test_a_loss_that_is_recomputed_is_counted_once():
     batches, args = [oracle.random_batch(seed) for seed in (1, 2)], args_of({"preset": "geo_rs"})
     assert trained(host(batches, calls=2), args) == trained(host(batches), args)
+
+
+def test_nothing_outlives_the_step():
+    module, args = host([oracle.random_batch(1)]), args_of({"preset": "geo_rs"})
+    held = []
+    add = step_metrics.add
+
+    def adding(measured):
+        held.extend(weakref.ref(tensor) for tensor in measured)
+        add(measured)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_metrics, "add", adding)
+        trained(module, args)
+    gc.collect()
+    assert held and not any(reference() is not None for reference in held)
+    assert step_metrics.layout_for(SimpleNamespace(loss_masks=[])) is None
 
 
 def test_two_steps_do_not_mix():
