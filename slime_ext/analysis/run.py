@@ -20,6 +20,7 @@ from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError, DataError
 
 Progress = Callable[[Job], None]
+MOST_NOTES = 20
 PASSES = 2  # over the files, with a wished rejection rate
 
 
@@ -121,7 +122,7 @@ def _document(request: Request, result: Result, suggestions: tuple) -> Document:
         paths=request.paths,
         made_with=f"slime-ext {__version__}",
         skipped=tuple(Skipped(path=s.path, reason=s.reason) for s in result.skipped),
-        notes=(*result.notes, *whatif.notes()),
+        notes=(*_first(result.notes), *whatif.notes()),
         total=total,
         findings=findings,
         distribution=diagnosis.sums.distribution(),
@@ -132,6 +133,12 @@ def _document(request: Request, result: Result, suggestions: tuple) -> Document:
         recommendation=recommend(effects, total, findings, files),
         suggestions=suggestions,
     )
+
+
+def _first(notes: list[str]) -> tuple[str, ...]:
+    """A long run repeats itself."""
+    more = len(notes) - MOST_NOTES
+    return (*notes[:MOST_NOTES], *([f"and {more} more like these"] if more > 0 else []))
 
 
 def _name(paths: Sequence[str]) -> str:
