@@ -9,6 +9,7 @@ from rich.table import Table
 
 from slime_ext.commands import light
 from slime_ext.commands.output import console, needs, yaml_of
+from slime_ext.host import contract
 from slime_ext.host.summary import brief
 
 
@@ -49,8 +50,8 @@ def _one(config: Any, name: str) -> None:
     flag = (
         "--use-tis" if preset.correction.steps or preset.correction.needs_target else "--get-mismatch-metrics"
     )
-    out.print(
-        f"\nflags:  {flag} --custom-tis-function-path slime_ext.tis.{name}", markup=False, soft_wrap=True
-    )
+    plan = f" {contract.PLAN}" if preset.correction.needs_plan else ""
+    flags = f"{flag} --custom-tis-function-path slime_ext.tis.{name} {contract.CARRY}{plan}"
+    out.print(f"\nflags:  {flags}", markup=False, soft_wrap=True)
     canonical = config.presets.ALIASES.get(name, name)
     out.print(f"or:     --custom-config-path configs/presets/{canonical}.yaml", markup=False)
