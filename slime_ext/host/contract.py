@@ -66,7 +66,6 @@ CALLS = {
     "custom_eval_rollout_log_function_path": ("rollout_id", "args", "data", "extra_metrics"),
 }
 CARRY = "--custom-megatron-init-path slime_ext.host.init"
-PLAN = "--rollout-data-postprocess-path slime_ext.host.rollout_data_postprocess"
 PLAN_FLAG, PLAN = "--rollout-data-postprocess-path", "slime_ext.host.rollout_data_postprocess"
 METRICS = ("off_policy/host/ratio", "off_policy/host/clipped", "off_policy/host/rejected")
 

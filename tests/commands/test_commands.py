@@ -179,3 +179,11 @@ def test_no_command_imports_torch_or_leaves_a_stand_in(words):
     root = Path(__file__).parents[2]
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert out.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("name", "planned"), [("m2", True), ("geo_rs", False)])
+def test_the_flags_of_a_preset_pass_the_check_of_startup(capsys, name, planned):
+    _, out, _ = run(capsys, "presets", name)
+    flags = next(line for line in out.splitlines() if line.startswith("flags:"))
+    assert "--custom-megatron-init-path slime_ext.host.init" in flags
+    assert ("--rollout-data-postprocess-path slime_ext.host.rollout_data_postprocess" in flags) is planned
