@@ -81,11 +81,12 @@ def test_metrics_alone_leave_the_loss_bitwise_as_it_is(host, preset):
 @pytest.mark.parametrize(
     "path", ["correct", "vanilla_tis_function", "icepop_function", "off_policy_is_function"]
 )
-def test_a_nan_of_the_behavior_policy_costs_one_token(host, path):
+@pytest.mark.parametrize("layout", ["1 process", "CP2"])
+def test_a_nan_of_the_behavior_policy_costs_one_token(host, path, layout):
     flags = {"custom_tis_function_path": f"slime_ext.tis.{path}", "tis_clip_low": 0.2}
     given = TOKEN if path == "correct" else None
     cut = [Case(given, flags, nan) for nan in (None, ("behavior", "masked"), ("behavior", "valid"))]
-    clean, masked, valid = run(*host, Layout(), cut)
+    clean, masked, valid = run(*host, LAYOUTS[layout], cut)
     assert (masked["loss"], masked["gradient"]) == (clean["loss"], clean["gradient"])
     assert math.isfinite(valid["loss"]) and math.isfinite(valid["gradient"])
     assert valid["loss"] != clean["loss"]
