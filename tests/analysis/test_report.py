@@ -139,6 +139,10 @@ def test_ticks_are_few_round_and_inside(kind, high):
     assert all(low - 1e-3 * abs(low) <= t <= high * 1.001 for t in ticks)
 
 
+def test_an_axis_that_does_not_reach_0_has_no_tick_there():
+    assert Scale(32, 30000, 0, 1, "symlog").ticks() == [100, 1000, 10000]
+
+
 @pytest.mark.parametrize("module", [numbers, scales], ids=lambda m: m.__name__)
 def test_examples_run(module):
     done = doctest.testmod(module)

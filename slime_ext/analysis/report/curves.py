@@ -11,6 +11,7 @@ from slime_ext.analysis.report.scales import Kind, around, is_wide, reach, say
 from slime_ext.analysis.report.svg import HEIGHT, Canvas, Plot, frame
 
 NATS = "nats per token"
+MANY = 30  # points from which dots are small
 
 
 @dataclass(frozen=True)
@@ -119,5 +120,6 @@ def _two_lines(plot: Plot, points: Sequence[Point], i: int) -> None:
     if not any(p.label for p in points):  # categories have nothing between them
         plot.canvas.line(signed, f"s{i} dashed")
         plot.canvas.line(size, f"s{i}")
-    plot.canvas.dots(signed, hints, f"s{i} hollow", 2.2)
-    plot.canvas.dots(size, hints, f"s{i}")
+    radius = 2.6 if len(points) < MANY else 1.6
+    plot.canvas.dots(signed, hints, f"s{i} hollow", 0.85 * radius)
+    plot.canvas.dots(size, hints, f"s{i}", radius)

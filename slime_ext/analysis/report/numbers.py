@@ -80,6 +80,6 @@ def sentence(text: str) -> str:
 
 
 def depth(log_ratio: float) -> str:
-    """How strongly a token is coloured, 0 to 0.85."""
+    """How strongly a token is coloured, 0 to 0.6, so that its text stays readable."""
     size = abs(log_ratio)
-    return f"{0.85 * size / (size + 0.5):.2f}"
+    return f"{0.6 * size / (size + 0.5):.2f}"

@@ -45,7 +45,8 @@ class Scale:
         )
         signs = (1,) if self.kind == "log" else (-1, 1)
         powers = sorted([s * 10.0**e for s in signs for e in exponents] + ([0.0] if len(signs) > 1 else []))
-        inside = [p for p in powers if self.low * 0.999 <= p <= self.high * 1.001 or p == 0]
+        air = 1e-3 * max(abs(self.low), abs(self.high)) if self.low < 0 else 1e-3 * self.low
+        inside = [p for p in powers if self.low - air <= p <= self.high * 1.001]
         return _thinned(inside, self.many)
 
     def _bent(self, value: float) -> float:
