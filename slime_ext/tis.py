@@ -108,7 +108,7 @@ def off_policy_is_function(call: HookCall) -> Result:
     weight = torch.where(finite, ratio.clamp(1 - bounds.low, 1 + bounds.high), 0)
     changed = weight != ratio
     metrics = {"is_weight": weight, "is_clipfrac": changed.to(weight.dtype)}
-    return _weighted(call, packed, weight, finite, metrics, changed, "target")
+    return _weighted(call, packed, weight, finite, metrics, changed=changed, numerator="target")
 
 
 @_hook
@@ -124,7 +124,7 @@ def _tis(call: HookCall, bound: Callable[[Tensor, float, float], Tensor]) -> Res
     off = torch.where(finite, (ratio - 1).abs(), 0)
     changed = weight != ratio
     metrics = {"tis": ratio, "tis_clipfrac": changed.to(ratio.dtype), "tis_abs": off}
-    return _weighted(call, packed, weight, finite, metrics, changed)
+    return _weighted(call, packed, weight, finite, metrics, changed=changed)
 
 
 def _packed(call: HookCall) -> Packed:
@@ -146,6 +146,7 @@ def _weighted(
     weight: Tensor,
     finite: Tensor,
     metrics: dict[str, Tensor],
+    *,
     changed: Tensor,
     numerator: Numerator = "proximal",
 ) -> Result:

@@ -17,7 +17,14 @@ from slime_ext.host.packing import locate
 from slime_ext.host.samples import Record
 from slime_ext.ops.segments import Segments
 
-KINDS = ("train_log_probs", "cur_log_probs", "rollout_log_probs")
+POISONED = (
+    "the host's surrogate is poisoned by it already; look for an overflow in the trainer's forward pass"
+)
+KINDS = {
+    "train_log_probs": POISONED,
+    "cur_log_probs": POISONED,
+    "rollout_log_probs": "on_nonfinite: raise asks to stop here",
+}
 WIDTH = 3  # how many, number of the hook call, index of the token in it
 
 
@@ -54,7 +61,7 @@ class Poison:
             return torch.zeros(len(KINDS) * WIDTH, dtype=torch.float64, device=self.device)
         return self.found.reshape(-1)
 
-    def check(self, per_rank: Sequence[Sequence[float]], rank: int, consequence: str) -> None:
+    def check(self, per_rank: Sequence[Sequence[float]], rank: int) -> None:
         """Stops on every rank if one of them found something.
 
         Args:
@@ -73,7 +80,7 @@ class Poison:
                         else _elsewhere(other, call, index)
                     )
                     raise NonFiniteError(
-                        f"{kind}, {place}: expected a finite log-prob, got NaN or an infinity: {consequence}"
+                        f"{kind}, {place}: expected a finite log-prob, got NaN or an infinity: {KINDS[kind]}"
                     )
 
     def _place(self, call: int, index: int) -> str:

@@ -27,9 +27,6 @@ from slime_ext.metrics import Accumulator, Layout, Measured
 from slime_ext.metrics.measure import measure
 from slime_ext.ops.segments import Segments
 
-POISONED = (
-    "the host's surrogate is poisoned by it already; look for an overflow in the trainer's forward pass"
-)
 SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")
 OF_SEEDS = Layout((("clipped", 2),))
 
@@ -66,7 +63,7 @@ class Step:
         totals, extra = self.accumulator.reduce(
             here.all_sum, rank, size, device=device, extra=self.poison.vector()
         )
-        self.poison.check(extra, rank, POISONED)
+        self.poison.check(extra, rank)
         return metrics.scalars(totals), metrics.curves(totals)
 
     def explain(self) -> None:
@@ -76,7 +73,7 @@ class Step:
             NonFiniteError: it met a non-finite log-prob.
         """
         if self.poison.found is not None:
-            self.poison.check([numbers(self.poison.vector())], 0, POISONED)
+            self.poison.check([numbers(self.poison.vector())], 0)
 
 
 _open: Step | None = None

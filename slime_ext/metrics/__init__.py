@@ -4,7 +4,8 @@ over micro-batches and ranks. docs/metrics.md lists the names."""
 from slime_ext.metrics.accumulator import Accumulator, Totals
 from slime_ext.metrics.layout import Layout
 from slime_ext.metrics.measure import Measured, measure
-from slime_ext.metrics.names import METRICS, PREFIX, curves, scalars
+from slime_ext.metrics.names import METRICS, PREFIX
+from slime_ext.metrics.readings import curves, scalars
 
 __all__ = [
     "METRICS",

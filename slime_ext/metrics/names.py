@@ -6,12 +6,10 @@ docs/metrics.md holds the same table; a test compares them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
-from slime_ext.correction import Correction
 from slime_ext.metrics.accumulator import Totals
-from slime_ext.metrics.layout import Layout
 
 PREFIX = "off_policy/"
 HUGE = 700.0  # exp of more nats overflows a float64
@@ -24,7 +22,7 @@ class Metric(NamedTuple):
     unit: str
     definition: str
     healthy: str
-    value: Callable[[Totals], float]
+    value: Callable[[Totals], float] | None = None  # None: one per step, or per bin of a curve
 
 
 def _mean(column: str, over: str = "counted") -> Callable[[Totals], float]:
@@ -60,6 +58,12 @@ def _ess_sequence(t: Totals) -> float:
     if not t["sequences"]:
         return 0.0
     return math.exp(2 * t.log_sums["log_ratios"] - t.log_sums["log_squared_ratios"]) / t["sequences"]
+
+
+def _ess_ratio(t: Totals) -> float:
+    n = t["counted"]
+    square = t["excess_squared"] + 2 * t["excess"] + n
+    return (t["excess"] + n) ** 2 / (n * square) if n and square else 0.0
 
 
 METRICS = (
@@ -138,7 +142,7 @@ METRICS = (
         "fraction",
         "(Σρ)² / (n Σρ²) of token ratios",
         "above 0.9",
-        lambda t: _ess_ratio(t),
+        _ess_ratio,
     ),
     Metric(
         "ess_sequence",
@@ -250,84 +254,29 @@ PER_STEP = (
         "fraction",
         "response tokens that this step rejects, whatever the others do",
         "below 0.1",
-        lambda t: 0.0,
     ),
     Metric(
         "kept_fraction",
         "fraction",
         "response tokens that are left after this step and those before it",
         "above 0.9",
-        lambda t: 0.0,
     ),
     Metric(
         "clipped_fraction",
         "fraction",
         "response tokens whose weight this step changed",
         "below 0.05",
-        lambda t: 0.0,
     ),
 )
 CURVE_METRICS = (
-    Metric("share", "fraction", "of the tokens with a finite behavior log-prob", "-", lambda t: 0.0),
-    Metric("k3_kl", "nats per token", "as above, over the bin", "flat", lambda t: 0.0),
-    Metric("ratio_mean", "ratio", "as above, over the bin", "1 in every bin", lambda t: 0.0),
-    Metric("weight_mean", "weight", "as above, over the bin", "flat", lambda t: 0.0),
-    Metric("kept_fraction", "fraction", "as above, over the bin", "flat", lambda t: 0.0),
+    Metric("share", "fraction", "of the tokens with a finite behavior log-prob", "-"),
+    Metric("k3_kl", "nats per token", "as above, over the bin", "flat"),
+    Metric("ratio_mean", "ratio", "as above, over the bin", "1 in every bin"),
+    Metric("weight_mean", "weight", "as above, over the bin", "flat"),
+    Metric("kept_fraction", "fraction", "as above, over the bin", "flat"),
 )
 
 
 def row(metric: Metric) -> str:
     """A metric as a line of the tables in docs/metrics.md."""
     return f"| `{metric.name}` | {metric.unit} | {metric.definition} | {metric.healthy} |"
-
-
-def known_names(correction: Correction) -> list[str]:
-    """The names, without ``off_policy/``, of every metric of one number that a correction can have."""
-    sums = dict.fromkeys((name for name, _ in Layout.of(correction).flags), 0.0)
-    of_steps = [name for name, _ in _steps(Totals({**sums, "response": 0.0}, {}, {}, [], {}))]
-    return [*(metric.name for metric in METRICS + STALENESS), *of_steps]
-
-
-def scalars(totals: Totals) -> dict[str, float]:
-    """Every metric of one number, by its full name."""
-    known = METRICS + STALENESS if totals["aged"] else METRICS
-    found = {metric.name: metric.value(totals) for metric in known}
-    return {f"{PREFIX}{name}": value for name, value in {**found, **dict(_steps(totals))}.items()}
-
-
-def curves(totals: Totals) -> dict[str, float]:
-    """Every bin of every curve that holds tokens, by its full name."""
-    return {
-        f"{PREFIX}{curve}/{label}/{metric.name}": value
-        for curve, rows in totals.curves.items()
-        for label, row in rows.items()
-        if row["counted"]
-        for metric, value in zip(CURVE_METRICS, _of_bin(row, totals), strict=True)
-    }
-
-
-def _of_bin(row: dict[str, float], totals: Totals) -> Iterator[float]:
-    n = row["counted"]
-    yield n / totals["counted"]
-    yield row["k3"] / n
-    yield 1 + row["excess"] / n
-    yield row["weight"] / n
-    yield row["kept"] / n
-
-
-def _steps(totals: Totals) -> Iterator[tuple[str, float]]:
-    for name in totals.sums:
-        if name.startswith("steps/"):
-            share = totals.mean(name, "response")
-            kept = name.removesuffix("lost_fraction") + "kept_fraction"
-            yield (
-                (kept, 1 - share if totals["response"] else 0.0)
-                if name.endswith("/lost_fraction")
-                else (name, share)
-            )
-
-
-def _ess_ratio(t: Totals) -> float:
-    n = t["counted"]
-    square = t["excess_squared"] + 2 * t["excess"] + n
-    return (t["excess"] + n) ** 2 / (n * square) if n and square else 0.0

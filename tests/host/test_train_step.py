@@ -220,23 +220,23 @@ def test_the_first_non_finite_log_prob_is_named():
     with pytest.raises(
         NonFiniteError, match="cur_log_probs, sequence 1 of 2 in micro-batch 1, response token 1"
     ):
-        poison.check([poison.vector().tolist()], 0, "because")
+        poison.check([poison.vector().tolist()], 0)
 
 
 def test_other_ranks_stop_too():
     poison, fine = poisoned([0.0, 0.0, math.nan, 0.0]), poisoned([0.0] * 4)
     with pytest.raises(NonFiniteError, match="cur_log_probs, data rank 1, micro-batch 1, token 2 of it"):
-        fine.check([fine.vector().tolist(), poison.vector().tolist()], 0, "because")
+        fine.check([fine.vector().tolist(), poison.vector().tolist()], 0)
 
 
 def test_masked_and_later_ones_do_not_matter():
     poison = poisoned([0.0, math.nan, 0.0, 0.0], mask=(1, 0, 1, 1))
-    poison.check([poison.vector().tolist()], 0, "because")
+    poison.check([poison.vector().tolist()], 0)
     poison = poisoned([math.nan, 0.0, 0.0, 0.0])
     whole = Segments.whole([1, 3], torch.ones(4))
     poison.look({"cur_log_probs": torch.tensor([0.0, math.nan, 0.0, 0.0])}, whole, None)
     with pytest.raises(NonFiniteError, match="sequence 0 of 2 in micro-batch 1"):
-        poison.check([poison.vector().tolist()], 0, "because")
+        poison.check([poison.vector().tolist()], 0)
 
 
 def test_a_step_that_breaks_off_says_why():
