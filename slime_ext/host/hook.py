@@ -8,11 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from slime_ext.correction import Correction, Tokens
-from slime_ext.host import ages, step_metrics
+from slime_ext.host import ages, poison, step_metrics
 from slime_ext.host.contract import METRICS, HookCall
 from slime_ext.host.guards import require_finite
 from slime_ext.host.packing import Packed, context_parallel, pack, unpack_masks
-from slime_ext.host.step_metrics import POISONED
 from slime_ext.host.step_plan import plan_for
 from slime_ext.kernels import Work, backend_for
 from slime_ext.objectives import Bounds
@@ -98,5 +97,4 @@ def check_finite(call: HookCall, packed: Packed, *, behavior: bool = False) -> N
         return step_metrics.note_nonfinite(call, looked, packed.segments)
     for name, values in looked.items():
         if values is not None:
-            consequence = POISONED if name != "rollout_log_probs" else "on_nonfinite: raise asks to stop here"
-            require_finite(name, values, packed.segments, consequence)
+            require_finite(name, values, packed.segments, poison.KINDS[name])
