@@ -10,6 +10,7 @@ import copy
 import ctypes
 import multiprocessing
 import pickle
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty
@@ -150,6 +151,7 @@ def _next(answers: Any, workers: Sequence[Any]) -> Any:
 
 def _work(begin: bytes, asked: Any, answers: Any) -> None:
     """One process: jobs as they are free, then everything that was added up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
     jobs, result, wanted = pickle.loads(begin)
     torch.set_num_threads(1)
     try:

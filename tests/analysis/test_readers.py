@@ -232,6 +232,13 @@ def test_patterns_and_single_files(tmp_path):
     assert len(list(read([tmp_path / "*" / "1.pt"]))) == 1
 
 
+@pytest.mark.parametrize("name", ["", "dumps"])
+def test_the_folder_of_a_run_or_its_dumps(tmp_path, name):
+    dumps.write_run(tmp_path / "run" / "dumps", [FIRST])
+    dumps.write_run(tmp_path / "flat", [FIRST])
+    assert same(only([tmp_path / "run" / name]), FIRST) and same(only([tmp_path / "flat" / name]), FIRST)
+
+
 def test_checkpoints_and_evaluations_beside_dumps_are_no_dumps(tmp_path):
     dumps.write_run(tmp_path, [FIRST])
     (tmp_path / "rollout_data" / "0.pt").rename(tmp_path / "rollout_data" / "eval_0.pt")

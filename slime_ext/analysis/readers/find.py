@@ -101,7 +101,7 @@ def _job(paths: list[Path], number: int | None) -> Job:
 
 
 def _files(given: str) -> list[Path]:
-    path = Path(given).expanduser()
+    path = _meant(Path(given).expanduser())
     if path.is_file():
         return [path]
     if path.is_dir():
@@ -116,6 +116,12 @@ def _files(given: str) -> list[Path]:
             "folder of --dump-details, or of a run of slime-ext train"
         )
     return found
+
+
+def _meant(path: Path) -> Path:
+    """runs/x for runs/x/dumps, where the run's own folder holds them."""
+    is_run = path.name == "dumps" and any((path.parent / kind).is_dir() for kind in KINDS)
+    return path.parent if is_run and not path.exists() else path
 
 
 def _matches(pattern: Path) -> list[Path]:
