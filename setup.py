@@ -46,6 +46,8 @@ setup(
             "ruff==0.17.5",
             "pre-commit",
             "psutil",
+            "numpy",
+            "triton>=3.4,<4; platform_system == 'Linux'",
             "playwright>=1.45,<2",
         ],
     },

@@ -56,7 +56,10 @@ class Pass:
     def launch(self, name: str, *arguments: Tensor | int, **constants: bool) -> None:
         """Runs a kernel, one program per chunk."""
         kernel = getattr(self.kernels, name)[(self.chunks.count,)]
-        with _on(self.tokens.segments.device):
+        device = self.tokens.segments.device
+        if device.type == "cuda":  # the eager path rounds after every operation; so must a comparison here
+            constants["enable_fp_fusion"] = False
+        with _on(device):
             kernel(*self.inputs, *arguments, WIDE=_wide(self.wide), LANES=self.chunks.lanes, **constants)
 
 

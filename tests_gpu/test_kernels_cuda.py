@@ -1,0 +1,73 @@
+"""The Triton kernels on a CUDA device: the eager path's decisions, the same bits twice, no wait for the
+device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+pytest.importorskip("triton")
+
+from slime_ext.correction import Plan, Tokens
+from slime_ext.kernels import Eager, Work, choose
+from slime_ext.kernels.triton import Triton
+from slime_ext.metrics import Layout
+from tests import oracle
+from tests.batches import tokens
+from tests.kernels.batches import CORRECTIONS, FULL, assert_same, random_tokens
+
+LENGTHS = ([5, 0, 300, 1, 64], [1], [131072], [40] * 3000, [1 << 20, 3])
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)}x{lengths[0]}")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_kernels_decide_as_the_eager_path(name, dtype, lengths):
+    packed = random_tokens(lengths, dtype, device="cuda", noise=2e-3)
+    expected = CORRECTIONS[name](packed, observe=True)
+    got = Triton(CORRECTIONS[name]).outcome(packed, observe=True)
+    assert_same(got, expected, packed.segments.mask, rtol=1e-5)
+
+
+def test_kernels_match_the_oracle():
+    spec = oracle.spec(
+        ("reweight", "sequence"),
+        ("truncate", 2.0),
+        ("reject", "sequence", "ratio", "mean", 0.999, 1.001, "always"),
+        ("veto", 1e-4, float("inf")),
+    )
+    for seed in range(50):
+        batch = oracle.random_batch(seed)
+        packed, _ = tokens(batch)
+        segments = replace(packed.segments, full_mask=packed.segments.full_mask.cuda())
+        moved = Tokens(segments, packed.proximal.cuda(), packed.behavior.cuda())
+        expected = [k for s in oracle.correct(spec, batch) for k in s["keep"]]
+        assert Triton(FULL).outcome(moved).keep.tolist() == expected, seed
+
+
+def test_the_same_bits_twice():
+    packed = random_tokens([1 << 20, 3], device="cuda", noise=2e-3)
+    loss = torch.randn(packed.segments.size, device="cuda", requires_grad=True)
+    one, two = (Triton(FULL).apply(Work(packed, loss, layout=Layout.of(FULL))) for _ in range(2))
+    assert torch.equal(one.loss, two.loss) and torch.equal(one.measured.sums, two.measured.sums)
+
+
+def test_nothing_waits_for_the_device():
+    packed = random_tokens([3000, 50, 900], device="cuda")
+    loss = torch.randn(packed.segments.size, device="cuda", requires_grad=True)
+    work = Work(packed, loss, Plan(), layout=Layout.of(FULL))
+    Triton(FULL).apply(work)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        Triton(FULL).apply(work)
+        Eager(FULL).apply(work)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_auto_takes_triton():
+    assert choose(FULL, "cuda").name == "triton"
