@@ -11,6 +11,7 @@ from slime_ext import dialects
 from slime_ext.commands import light
 from slime_ext.commands.arguments import read_mapping
 from slime_ext.commands.output import yaml_of
+from slime_ext.host import contract
 
 # Where a system's whole configuration holds its block, and which mappings hold it among other keys.
 HOMES = {"verl": (("algorithm", "rollout_correction"), ("rollout_correction",))}
@@ -39,7 +40,8 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
     """
     reading = dialects.read(system, _block(system, whole), "convert")
     with light.config() as config:
-        config.read_config(reading.mapping)  # what is printed must load
+        loaded = config.read_config(reading.mapping)  # what is printed must load
+        plan = loaded.correction.needs_plan
     notes = [
         line
         for note in reading.notes
@@ -48,6 +50,8 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
     flags = [f"# needs: --{key.replace('_', '-')} {value:g}" for key, value in reading.args.items()]
     use = reading.mapping.get("steps", ()) or reading.mapping.get("numerator") == "target"
     switches = {"use_tis": True} if use else {"use_tis": False, "get_mismatch_metrics": True}
+    if plan:
+        switches |= {"get_mismatch_metrics": True, "rollout_data_postprocess_path": contract.PLAN}
     native = {**switches, "custom_tis_function_path": "slime_ext.tis.correct", "slime_ext": reading.mapping}
     return "\n".join([f"# converted from {system}", *notes, *flags, yaml_of(native)])
 

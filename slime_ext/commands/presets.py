@@ -50,7 +50,11 @@ def _one(config: Any, name: str) -> None:
     flag = (
         "--use-tis" if preset.correction.steps or preset.correction.needs_target else "--get-mismatch-metrics"
     )
-    plan = f" --rollout-data-postprocess-path {contract.PLAN}" if preset.correction.needs_plan else ""
+    plan = (
+        f" --get-mismatch-metrics {contract.PLAN_FLAG} {contract.PLAN}"
+        if preset.correction.needs_plan
+        else ""
+    )
     flags = f"{flag} --custom-tis-function-path slime_ext.tis.{name} {contract.CARRY}{plan}"
     out.print(f"\nflags:  {flags}", markup=False, soft_wrap=True)
     canonical = config.presets.ALIASES.get(name, name)

@@ -165,6 +165,16 @@ def test_what_convert_prints_is_what_the_block_means(capsys, tmp_path, system):
     assert load_config(native["slime_ext"]) == load_config({system: block})
 
 
+def test_what_converts_to_a_whole_step_brings_what_that_needs(capsys, tmp_path):
+    block = written(tmp_path / "v.yaml", {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_2.0"})
+    _, out, _ = run(capsys, "convert", "--from", "verl", block)
+    _, checked, _ = run(capsys, "check", written(tmp_path / "native.yaml", yaml.safe_load(out)))
+    assert "denominator  kept" in checked and "note" not in checked
+    del (alone := yaml.safe_load(out))["rollout_data_postprocess_path"]
+    _, checked, _ = run(capsys, "check", written(tmp_path / "native.yaml", alone))
+    assert "add --rollout-data-postprocess-path slime_ext.host.rollout_data_postprocess" in checked
+
+
 def test_convert_says_what_could_surprise(capsys, tmp_path):
     _, out, _ = run(capsys, "convert", "--from", "verl", written(tmp_path / "c.yaml", BLOCKS["verl"]))
     assert "# note: rollout_rs token_k1: verl applies 0.5 .. 1.5 to rollout / train" in out
