@@ -21,7 +21,12 @@ Points = tuple[list[float], list[float]]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 SMOOTH = 10
 STALENESS = ("rollout/staleness_mean", "train/staleness")
-CLIPPED = ("train/off_policy/host/clipped", "train/is_clipfrac", "train/tis_clipfrac")
+CLIPPED = (
+    "train/off_policy/clipped_fraction",
+    "train/off_policy/host/clipped",
+    "train/is_clipfrac",
+    "train/tis_clipfrac",
+)
 
 
 @dataclass(frozen=True)
