@@ -83,6 +83,12 @@ def data_of(rollout, *, dp=(0, 1), cp=(0, 1), batch=3, seed=None, release="head"
         mine += share
         batches += [list(places[i : i + batch]) for i in range(0, len(places), batch)]
         counts.append(-(-len(places) // batch))
+    data = held(rollout, mine, batches, counts, cp=cp, release=release)
+    return data if log_probs else {key: value for key, value in data.items() if key != "log_probs"}
+
+
+def held(rollout, mine, batches, counts, *, cp=(0, 1), release="head"):
+    """What a rank holds of its samples ``mine``: the keys of a release."""
 
     def local(key):
         return [
@@ -105,7 +111,7 @@ def data_of(rollout, *, dp=(0, 1), cp=(0, 1), batch=3, seed=None, release="head"
         "raw_reward": [s["reward"] for s in rollout],
         "sample_indices": [s["index"] for s in mine],
         "host_loss": local("host_loss"),
-        **({"log_probs": local("proximal")} if log_probs else {}),
+        "log_probs": local("proximal"),
     }
     if release == "v0.2.4":
         return data

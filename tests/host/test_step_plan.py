@@ -170,6 +170,13 @@ def test_a_baseline_that_is_not_known_is_refused(flag, value):
         rollout_data_postprocess(args, 0, slime.data_of(slime.samples(0)))
 
 
+def test_no_key_is_added_that_slimes_log_would_stumble_over():
+    data = slime.data_of(samples("rebaseline", 0))
+    before = {key: type(value) for key, value in data.items()}
+    rollout_data_postprocess(slime.arguments(CASES["rebaseline"][0]), 0, data)
+    assert {key: type(value) for key, value in data.items()} == before
+
+
 def test_a_guard_that_gave_up_leaves_the_advantages_alone():
     data = slime.data_of(samples("rebaseline", 0))
     before = data["advantages"]
