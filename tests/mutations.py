@@ -110,6 +110,36 @@ MUTATIONS = {
         "pass",
         "tests/host/test_step_plan.py",
     ),
+    "count a recomputed loss twice": Mutation(
+        "host/step_metrics.py", "self.seen[id(mask)] = mask", "pass", "tests/host/test_train_step.py"
+    ),
+    "count shared sequences on every rank": Mutation(
+        "metrics/measure.py", "if not first or not count", "if not count", "tests/metrics"
+    ),
+    "a curve's bin begins one later": Mutation(
+        "metrics/measure.py", "at[:, None] >= _constant", "at[:, None] > _constant", "tests/metrics"
+    ),
+    "a step's rejections depend on the others": Mutation(
+        "metrics/layout.py", 'rejected_fraction", 1 << number', 'rejected_fraction", gone', "tests/metrics"
+    ),
+    "the smallest is the largest": Mutation(
+        "metrics/names.py", '_extreme("log_ratio_min", -1)', '_extreme("log_ratio_max", 1)', "tests/metrics"
+    ),
+    "a guard counts steps that are not in a row": Mutation(
+        "rails.py", "self.outside.pop(name, None)", "pass", "tests/test_rails.py"
+    ),
+    "metrics only goes on correcting": Mutation(
+        "host/hook.py",
+        " and not step_metrics.leaves_loss_alone()",
+        "",
+        "tests/host/test_train_step.py",
+    ),
+    "an age counts from the newest weights": Mutation(
+        "host/ages.py", "now - min(", "now - max(", "tests/host/test_ages.py"
+    ),
+    "the last non-finite log-prob is named": Mutation(
+        "host/poison.py", "self.found[:, :1] > 0", "now[:, :1] == 0", "tests/host/test_train_step.py"
+    ),
     "sum a micro-batch for a step": Mutation(
         "coupled.py", "for state, facts in seen)).unbind()", "for state, facts in seen[:1])).unbind()", SUITE
     ),
