@@ -1,0 +1,68 @@
+"""Time, operations, waits for the device and bytes of one call."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+VIEWS = ("detach", "view", "select", "split", "scalar_tensor", "lift_fresh", "squeeze", "unsqueeze", "slice")
+VIEWS += ("expand", "alias", "as_strided", "empty", "t.", "transpose", "unbind", "promote_types")
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal.", "is_nonzero", "index.Tensor_bool")
+
+
+class Cost(NamedTuple):
+    """Of one call, counted on the CPU: what would be a kernel launch each, and what would be a wait."""
+
+    operations: int
+    waits: int
+    megabytes: float  # read and written by the operations
+
+
+class Counting(TorchDispatchMode):
+    """Counts what is dispatched, views and allocations left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations, self.waits, self.bytes = 0, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = str(func).removeprefix("aten.")
+        self.waits += name.startswith(WAITS) or (name.startswith("index.") and _by_flags(args))
+        if not name.startswith(VIEWS):
+            self.operations += 1
+            touched = [*tree_leaves((args, kwargs or {})), *tree_leaves(out)]
+            self.bytes += sum(t.numel() * t.element_size() for t in touched if isinstance(t, torch.Tensor))
+        return out
+
+
+def _by_flags(args: Any) -> bool:
+    return any(isinstance(t, torch.Tensor) and t.dtype is torch.bool for t in tree_leaves(args[1:]))
+
+
+def count(body: Callable[[], Any]) -> Cost:
+    """The cost of one call that runs operation by operation."""
+    with Counting() as counting:
+        body()
+    return Cost(counting.operations, counting.waits, counting.bytes / 1e6)
+
+
+def medians(bodies: Mapping[str, Callable[[], Any]], repeat: int, slow_ms: float = 250) -> dict[str, float]:
+    """Median milliseconds of processor time, interleaved, the order turned every other time; one that takes
+    longer than ``slow_ms`` runs four times alone."""
+    times: dict[str, list[float]] = {name: [] for name in bodies}
+    for i in range(repeat + 1):
+        for name in list(bodies) if i % 2 else list(bodies)[::-1]:
+            if i > 3 and statistics.median(times[name]) > slow_ms:
+                continue
+            begin = time.process_time()
+            bodies[name]()
+            if i:
+                times[name].append((time.process_time() - begin) * 1e3)
+    return {name: statistics.median(taken) for name, taken in times.items()}

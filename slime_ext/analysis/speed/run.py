@@ -1,0 +1,190 @@
+"""``slime-ext bench speed``: corrections against each other in one interleaved run. Ratios are what to take
+home, not milliseconds.
+
+Configuration T is token weights with a cap of 2; S is sequence weights with a cap, a geometric mask, a veto
+and metrics. Systems that are not installed are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import slime_ext
+from slime_ext.analysis.speed.cost import Cost, count, medians
+from slime_ext.analysis.speed.others import SYSTEMS
+from slime_ext.analysis.speed.workloads import ALLOCATOR, WORKLOADS, Batch, floor, lengths_of
+from slime_ext.correction import Correction
+from slime_ext.kernels import Backend, Work, backend_for, choose
+from slime_ext.metrics import Layout
+from slime_ext.steps import Reject, Reweight, Truncate, Veto
+
+GEO = Reject("sequence", "ratio", "mean", 0.999, 1.001)
+OURS = {
+    "T": Correction(steps=(Reweight("token"), Truncate(2.0))),
+    "S": Correction(steps=(Reweight("sequence"), Truncate(2.0), GEO, Veto(low=1e-4))),
+}
+FLOOR = "floor (C, one pass)"
+Body = Callable[[Batch], object]
+
+
+def ours(backend: Backend) -> dict[str, Body]:
+    """What a backend is asked for, from little to all."""
+    correction = backend.correction
+
+    def applied(batch: Batch, layout: Layout | None) -> object:
+        return backend.apply(Work(batch.tokens(), batch.host_loss, layout=layout))
+
+    return {
+        f"ours {backend.name}, weights and masks": lambda b: backend.outcome(b.tokens()),
+        f"ours {backend.name}, loss and hook metrics": lambda b: applied(b, None),
+        f"ours {backend.name}, all metrics": lambda b: applied(b, Layout.of(correction, curves=False)),
+        f"ours {backend.name}, all metrics and curves": lambda b: applied(b, Layout.of(correction)),
+    }
+
+
+def contenders(config: str, backends: Sequence[str], slime: str | None) -> dict[str, Body]:
+    """name -> function of a workload."""
+    found: dict[str, Body] = {}
+    for name in backends:
+        if choose(OURS[config], "cpu", name).name != name:
+            print(f"ours {name}: left out, {choose(OURS[config], 'cpu', name).why}", file=sys.stderr)
+            continue
+        found |= ours(backend_for(OURS[config], "cpu", name))
+    loaders = {FLOOR: lambda: {config: floor(config)}} | SYSTEMS
+    if slime:
+        loaders |= {"slime mis.py": lambda: mis(slime), "slime vanilla_tis": lambda: vanilla(slime)}
+    for name, load in loaders.items():
+        try:
+            loaded = load()
+            found |= {name: loaded[config]} if config in loaded else {}
+        except ImportError as error:
+            print(f"{name}: left out, {error}", file=sys.stderr)
+    return found
+
+
+def mis(folder: str) -> dict[str, Body]:
+    """slime's example helper from a checkout."""
+    sys.path[:0] = [folder, str(Path(folder, "examples", "train_infer_mismatch_helper"))]
+    import mis as helper
+
+    common = {"tis_lower_bound": 0.5, "tis_upper_bound": 2.0, "tis_mode": "truncate"}
+    common |= {"use_tis": True, "rs_lower_bound": 0.999, "rs_upper_bound": 1.001, "rs_veto_threshold": 1e-4}
+    common |= {"tis_batch_normalize": False}
+    token = SimpleNamespace(**common, use_rs=False, tis_level="token", rs_level="geometric")
+    sequence = SimpleNamespace(**common, use_rs=True, tis_level="sequence", rs_level="geometric")
+
+    def run(args: SimpleNamespace, batch: Batch) -> object:
+        train, rollout, masks = _lists(batch)
+        return helper.compute_mis_weights(
+            args, train_log_probs=train, rollout_log_probs=rollout, loss_masks=masks
+        )
+
+    return {"T": functools.partial(run, token), "S": functools.partial(run, sequence)}
+
+
+def vanilla(folder: str) -> dict[str, Body]:
+    """slime's own token weights, cut out of its loss module: the rest of that imports Megatron."""
+    import ast
+
+    path = Path(folder, "slime", "backends", "megatron_utils", "loss.py")
+    if not path.exists():
+        raise ImportError(f"no {path}")
+    tree = ast.parse(path.read_text())
+    wanted = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "vanilla_tis_function"]
+    if not wanted:
+        raise ImportError(f"no vanilla_tis_function in {path}")
+    scope: dict = {"torch": torch, "Any": object}
+    future = ast.parse("from __future__ import annotations").body
+    exec(compile(ast.Module(future + wanted, []), str(path), "exec"), scope)
+    args = SimpleNamespace(tis_clip_low=0.0, tis_clip=2.0)
+
+    def run(batch: Batch) -> object:
+        train, rollout, masks = _lists(batch)
+        return scope["vanilla_tis_function"](
+            args, pg_loss=batch.host_loss, train_log_probs=train, rollout_log_probs=rollout, loss_masks=masks
+        )
+
+    return {"T": run}
+
+
+def _lists(batch: Batch) -> tuple[list, ...]:
+    return tuple(
+        list(x.split(batch.sizes)) for x in (batch.flat_proximal, batch.flat_behavior, batch.flat_mask)
+    )
+
+
+def table(config: str, found: dict[str, dict[str, float]], costs: dict[str, Cost | None]) -> Table:
+    """Rows of contenders: milliseconds on each workload, and how many times the floor."""
+    shown = Table(title=f"configuration {config}: processor ms (times the floor)")
+    columns = ("operations", "waits", "MB")
+    for column in ("", *found, *columns):
+        shown.add_column(column)
+    for name in next(iter(found.values())):
+        cells = [_cell(times[name], times.get(FLOOR)) for times in found.values()]
+        cost = costs.get(name)
+        more = [str(cost.operations), str(cost.waits), f"{cost.megabytes:.3g}"] if cost else ["-"] * 3
+        shown.add_row(name, *cells, *more)
+    return shown
+
+
+def _cell(milliseconds: float, under: float | None) -> str:
+    return f"{milliseconds:.3g}" if under is None else f"{milliseconds:.3g} ({milliseconds / under:.1f})"
+
+
+def _counted(name: str, body: Body, batch: Batch) -> Cost | None:
+    """Compiled code and C are not dispatched."""
+    return None if name.startswith(("ours compiled", "floor")) else count(lambda: body(batch))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of the command."""
+    made = argparse.ArgumentParser(prog="slime-ext bench speed", allow_abbrev=False)
+    made.add_argument("--repeat", type=int, default=9)
+    made.add_argument(
+        "--workloads", default="abcd", help="; ".join(f"{k}: {v}" for k, v in WORKLOADS.items())
+    )
+    made.add_argument("--configs", default="TS", help="T: token weights; S: sequence weights and all else")
+    made.add_argument("--backends", nargs="*", default=["eager", "compiled"], choices=["eager", "compiled"])
+    made.add_argument("--slime-dir", help="a slime checkout, for its mis.py and vanilla_tis")
+    made.add_argument("--others", help="python of an environment with benchmarks/requirements.txt installed")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the tables."""
+    args = parser().parse_args(list(argv))
+    if args.others or any(os.environ.get(key) != value for key, value in ALLOCATOR.items()):
+        return _again(list(argv), args.others)
+    torch.set_num_threads(1)
+    batches = {name: Batch.of(lengths_of(name)) for name in args.workloads}
+    for config in args.configs:
+        bodies = contenders(config, args.backends, args.slime_dir)
+        found = {
+            name: medians({k: functools.partial(v, batch) for k, v in bodies.items()}, args.repeat)
+            for name, batch in batches.items()
+        }
+        last = batches[args.workloads[-1]]
+        costs = {name: _counted(name, body, last) for name, body in bodies.items()}
+        Console(width=160).print(table(config, found, costs))
+    print(f"operations, waits and MB: one call on workload {args.workloads[-1]}")
+    return 0
+
+
+def _again(argv: list[str], others: str | None) -> int:
+    """The same command under the allocator's settings, with another environment's python if asked for."""
+    words = [w for i, w in enumerate(argv) if w != "--others" and (i == 0 or argv[i - 1] != "--others")]
+    root = str(Path(slime_ext.__file__).parents[1])
+    env = os.environ | ALLOCATOR | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    start = [others or sys.executable, "-W", "ignore", "-m", "slime_ext.cli", "bench", "speed"]
+    return subprocess.run([*start, *words], env=env, check=False).returncode

@@ -1,0 +1,119 @@
+"""The batches that speed is measured on, packed and padded, and the floor under every figure."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from slime_ext.correction import Tokens
+from slime_ext.ops.segments import Segments
+
+WORKLOADS = {
+    "a": "512 sequences of ragged length, 64 to 16k",
+    "b": "64 x 8192",
+    "c": "4096 sequences of 64 to 192",
+    "d": "1 x 131072",
+    "e": "64 x 131072",
+}
+# Temporaries stay mapped between calls, as under a caching device allocator.
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(1 << 28)}
+
+
+def lengths_of(name: str) -> list[int]:
+    """Response lengths of a workload."""
+    torch.manual_seed(0)
+    if name == "a":
+        return (torch.rand(512).pow(6) * 16200 + 64).int().tolist()
+    if name == "c":
+        return (torch.rand(4096) * 128 + 64).int().tolist()
+    return {"b": [8192] * 64, "d": [131072], "e": [131072] * 64}[name]
+
+
+class Batch(SimpleNamespace):
+    """The same random tokens in every layout that a contender wants."""
+
+    @classmethod
+    def of(cls, sizes: list[int]) -> Batch:
+        """Log-probs that differ as engines do: by 2e-3 nats."""
+        total = sum(sizes)
+        proximal = -torch.rand(total) * 2
+        behavior = proximal + torch.randn(total) * 2e-3
+        mask, offsets = torch.ones(total, dtype=torch.int32), torch.tensor([0, *sizes]).cumsum(0).int()
+        flat = {"flat_proximal": proximal, "flat_behavior": behavior, "flat_mask": mask}
+        return cls(sizes=sizes, offsets=offsets, host_loss=torch.randn(total, requires_grad=True), **flat)
+
+    @cached_property
+    def where(self) -> Tensor:
+        return torch.arange(max(self.sizes)) < torch.tensor(self.sizes)[:, None]
+
+    def _padded(self, values: Tensor) -> Tensor:
+        return torch.zeros(self.where.shape, dtype=values.dtype).masked_scatter(self.where, values)
+
+    @cached_property
+    def proximal(self) -> Tensor:
+        return self._padded(self.flat_proximal)
+
+    @cached_property
+    def behavior(self) -> Tensor:
+        return self._padded(self.flat_behavior)
+
+    @cached_property
+    def mask(self) -> Tensor:
+        return self.where.float()
+
+    def tokens(self) -> Tokens:
+        """Anew for every call: nothing that a call derives from lengths may be kept."""
+        return Tokens(Segments.whole(self.sizes, self.flat_mask), self.flat_proximal, self.flat_behavior)
+
+
+FLOOR = """
+void T(const float *p, const float *b, const int *m, float *w, float *k, long n) {
+    for (long i = 0; i < n; i++) w[i] = (p[i] - b[i]) * m[i];
+}
+void S(const float *p, const float *b, const int *m, float *w, float *k, long n) {
+    for (long i = 0; i < n; i++) { float x = (p[i] - b[i]) * m[i]; w[i] = x; k[i] = -x; }
+}
+"""
+
+
+def floor(config: str) -> Callable[[Batch], None]:
+    """One pass in C over the tokens: three reads, one write (T) or two (S), into memory that is there."""
+    folder = Path(tempfile.mkdtemp(prefix="slime_ext_floor_"))
+    (folder / "floor.c").write_text(FLOOR)
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise ImportError("no C compiler")
+    flags = ["-O3", "-march=native", "-shared", "-fPIC", "-o", str(folder / "floor.so")]
+    subprocess.run([compiler, *flags, str(folder / "floor.c")], check=True)
+    loop = getattr(ctypes.CDLL(str(folder / "floor.so")), config)
+
+    def body(batch: Batch) -> None:
+        tensors = batch.flat_proximal, batch.flat_behavior, batch.flat_mask, *_room(batch)
+        loop(*(ctypes.c_void_p(t.data_ptr()) for t in tensors), ctypes.c_long(batch.flat_mask.numel()))
+
+    return body
+
+
+def _room(batch: Batch) -> list[Tensor]:
+    if not hasattr(batch, "room"):
+        batch.room = [torch.empty_like(batch.flat_proximal) for _ in range(2)]
+    return batch.room
+
+
+def slope(sizes: list[float], times: list[float]) -> float:
+    """The exponent of time as a power of size: least squares in logarithms."""
+    x, y = ([math.log(v) for v in values] for values in (sizes, times))
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum(
+        (a - mean_x) ** 2 for a in x
+    )
