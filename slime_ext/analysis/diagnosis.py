@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from slime_ext.analysis import ages
 from slime_ext.analysis.curves import Curves, midway
 from slime_ext.analysis.document import Curve, Finding, Moment, Numbers, Worst
-from slime_ext.analysis.evidence import Evidence
+from slime_ext.analysis.evidence import Cell, Evidence
 from slime_ext.analysis.measures import Sums
 from slime_ext.analysis.records import Rollout
 from slime_ext.analysis.worst import Worsts
@@ -43,13 +44,29 @@ class Diagnosis:
         self.worsts.merge(other.worsts)
         self.timeline = sorted([*self.timeline, *other.timeline], key=lambda moment: moment.rollout_id)
 
+    def _ages(self) -> dict[Cell, int]:
+        """Ages in rollouts, where the dumps hold no others."""
+        told = float(self.curves.column("staleness", "x").sum())
+        return {} if told else ages.since_seen(self.evidence.cells)
+
     def numbers(self) -> Numbers:
         """Of all rollouts."""
-        return self.sums.numbers()
+        found, known = self.sums.numbers(), self._ages()
+        return found.model_copy(update={"staleness": ages.mean(known)}) if known else found
 
-    def curve(self, name: str) -> Curve:
-        """One curve of all rollouts."""
-        return self.curves.curve(name)
+    def moments(self) -> tuple[Moment, ...]:
+        """The numbers of each rollout, in their order."""
+        known = self._ages()
+        return tuple(ages.timeline(self.timeline, known) if known else self.timeline)
+
+    def drawn(self) -> tuple[Curve, ...]:
+        """Every curve that there is."""
+        found, known = self.curves.curves(), self._ages()
+        return tuple(ages.curve(known) if known and c.name == "staleness" else c for c in found)
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the numbers must know."""
+        return (ages.NOTE,) if self._ages() else ()
 
     def worst(self) -> tuple[Worst, ...]:
         """The samples and tokens that are furthest off."""

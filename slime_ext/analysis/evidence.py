@@ -73,8 +73,9 @@ class Cell(NamedTuple):
     rollout_id: int
     version: int
     count: int
+    log_ratio: float  # sum
     absolute: float  # sum |l|
-    k3: float
+    k3: float  # sum
 
 
 class Seen(NamedTuple):
@@ -98,14 +99,15 @@ class Evidence:
     ``above`` and ``below`` count tokens with l beyond +-1e-4, ``padded`` response tokens whose behavior
     log-prob is exactly 0 beside another such while the trainer finds them unlikely, ``positive`` log-probs
     above 0, ``silent`` sequences without any behavior log-prob, ``partial`` those that lack some. ``shifts``
-    holds count and sum |proximal_t - behavior_(t + shift)|. ``switched`` holds count, sum |l| and sum k3 of
-    tokens after a change of weights inside their response, and of the same versions in responses without.
+    holds count and sum |proximal_t - behavior_(t + shift)|. ``switched`` holds count, sum l, sum |l| and sum
+    k3 of tokens after a change of weights inside their response, and of the same versions in responses
+    without one.
     """
 
     means: Means = field(default_factory=Means)
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     shifts: Tensor = field(default_factory=lambda: torch.zeros(len(SHIFTS), 2, dtype=torch.float64))
-    switched: Tensor = field(default_factory=lambda: torch.zeros(2, 3, dtype=torch.float64))
+    switched: Tensor = field(default_factory=lambda: torch.zeros(2, 4, dtype=torch.float64))
     cells: list[Cell] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     open: dict[int, Tensor] = field(default_factory=dict)  # of the rollout whose parts are being added
@@ -137,8 +139,8 @@ class Evidence:
                 )
             )
         for version, (every, after, pure) in sorted(self.open.items()):
-            count, absolute, distance = every.tolist()
-            self.cells.append(Cell(rollout.rollout_id, version, int(count), absolute, distance))
+            count, *sums = every.tolist()
+            self.cells.append(Cell(rollout.rollout_id, version, int(count), *sums))
             if after[0]:
                 self.switched += torch.stack([after, pure])
         self.open.clear()
@@ -188,8 +190,8 @@ def _shifted(part: Rollout) -> Tensor:
 
 
 def _by_version(part: Rollout) -> dict[int, Tensor]:
-    """version -> [3, 3]: all its tokens, those after a change of weights inside their response, and those of
-    responses without one; of each count, sum |l|, sum k3."""
+    """version -> [3, 4]: all its tokens, those after a change of weights inside their response, and those of
+    responses without one; of each count, sum l, sum |l|, sum k3."""
     versions, segments = part.versions, part.segments
     known = part.finite & (versions >= 0)
     first, last = -segments.max(-versions.double()), segments.max(versions.double())
@@ -197,7 +199,7 @@ def _by_version(part: Rollout) -> dict[int, Tensor]:
     is_last = (versions == segments.spread(last))[known]
     numbers, index = versions[known].unique(return_inverse=True)
     found = part.log_ratio[known].double()
-    values = torch.stack([torch.ones_like(found), found.abs(), k3(found)])
+    values = torch.stack([torch.ones_like(found), found, found.abs(), k3(found)])
     kinds = (torch.ones_like(is_pure), is_last & ~is_pure, is_pure)
     table = torch.stack([_tabulated(index[kind], values[:, kind], len(numbers)) for kind in kinds], 1)
     return dict(zip(numbers.tolist(), table, strict=True))

@@ -17,10 +17,10 @@ TIMES, MATTERS = 3.0, 2e-4  # of k3
 
 def stale_cache(d: Diagnosis) -> Finding | None:
     """k3 behind a weight update inside a response a multiple of that of the same weights elsewhere."""
-    after, pure = d.evidence.switched.tolist()
-    if min(after[0], pure[0]) < FEWEST:
+    (count, *_, after), (count_pure, *_, pure) = d.evidence.switched.tolist()
+    if min(count, count_pure) < FEWEST:
         return None
-    k3_after, k3_pure = after[2] / after[0], pure[2] / pure[0]
+    k3_after, k3_pure = after / count, pure / count_pure
     if k3_after < max(MATTERS, TIMES * k3_pure):
         return None
     return Finding(

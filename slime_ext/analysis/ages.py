@@ -1,0 +1,47 @@
+"""Ages of weights where a dump names the weights but not the trainer's own version.
+
+slime's dumps do. Within a rollout all weights may then have the same version, however old it is; over a run
+their age is the number of rollouts since they were first seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from slime_ext.analysis.document import Curve, Moment, Point
+from slime_ext.analysis.evidence import Cell
+
+NOTE = "ages are counted in rollouts since the first one that the weights sampled; the dumps do not tell them"
+
+
+def since_seen(cells: Iterable[Cell]) -> dict[Cell, int]:
+    """The age of each cell; empty if no version was seen in two rollouts."""
+    ordered = sorted(cells)
+    first: dict[int, int] = {}
+    ages = {cell: cell.rollout_id - first.setdefault(cell.version, cell.rollout_id) for cell in ordered}
+    return ages if any(ages.values()) else {}
+
+
+def curve(ages: dict[Cell, int]) -> Curve:
+    """The log-ratio over the age."""
+    points = []
+    for age in sorted(set(ages.values())):
+        same = [cell for cell, other in ages.items() if other == age]
+        count = sum(cell.count for cell in same)
+        mean, distance = (sum(getattr(cell, k) for cell in same) / count for k in ("log_ratio", "absolute"))
+        points.append(Point(x=age, count=count, mean=mean, absolute=distance))
+    return Curve(name="staleness", points=tuple(points))
+
+
+def mean(ages: dict[Cell, int], rollout_id: int | None = None) -> float:
+    """Mean age of the tokens of a rollout, or of all."""
+    found = [(cell.count, age) for cell, age in ages.items() if rollout_id in (None, cell.rollout_id)]
+    return sum(count * age for count, age in found) / max(sum(count for count, _ in found), 1)
+
+
+def timeline(moments: Sequence[Moment], ages: dict[Cell, int]) -> list[Moment]:
+    """Moments with the mean age of their tokens."""
+    return [
+        m.model_copy(update={"numbers": m.numbers.model_copy(update={"staleness": mean(ages, m.rollout_id)})})
+        for m in moments
+    ]
