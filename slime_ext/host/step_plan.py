@@ -33,11 +33,6 @@ ALONE = (
 _current: RolloutPlan | None = None
 
 
-def needs_step_plan(correction: Correction) -> bool:
-    """Whether a correction needs ``rollout_data_postprocess`` to be called before training."""
-    return correction.needs_plan
-
-
 def rollout_data_postprocess(
     args: Any, rollout_id: int | None = None, rollout_data: dict[str, Any] | None = None
 ) -> None:
