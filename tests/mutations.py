@@ -114,16 +114,25 @@ MUTATIONS = {
         "host/step_metrics.py", "self.seen[id(mask)] = mask", "pass", "tests/host/test_train_step.py"
     ),
     "count shared sequences on every rank": Mutation(
-        "metrics/measure.py", "if not first or not count", "if not count", "tests/metrics"
+        "metrics/measure.py", "if not first or not count", "if not count", "tests/metrics/test_statistics.py"
     ),
     "a curve's bin begins one later": Mutation(
-        "metrics/measure.py", "at[:, None] >= _constant", "at[:, None] > _constant", "tests/metrics"
+        "metrics/measure.py",
+        "at[:, None] >= _constant",
+        "at[:, None] > _constant",
+        "tests/metrics/test_statistics.py",
     ),
     "a step's rejections depend on the others": Mutation(
-        "metrics/layout.py", 'rejected_fraction", 1 << number', 'rejected_fraction", gone', "tests/metrics"
+        "metrics/layout.py",
+        'rejected_fraction", 1 << number',
+        'rejected_fraction", gone',
+        "tests/metrics/test_statistics.py",
     ),
     "the smallest is the largest": Mutation(
-        "metrics/names.py", '_extreme("log_ratio_min", -1)', '_extreme("log_ratio_max", 1)', "tests/metrics"
+        "metrics/names.py",
+        '_extreme("log_ratio_min", -1)',
+        '_extreme("log_ratio_max", 1)',
+        "tests/metrics/test_statistics.py",
     ),
     "a guard counts steps that are not in a row": Mutation(
         "rails.py", "self.outside.pop(name, None)", "pass", "tests/test_rails.py"
