@@ -112,7 +112,8 @@ class WhatIf:
 
     def effects(self) -> tuple[Effect, ...]:
         """One row per correction, in the order in which they were given."""
-        return tuple(tally.effect(name, *_described(name)) for name, tally in self.tallies.items())
+        found = self.tallies.items()
+        return tuple(tally.effect(name, *_described(name, tally.correction)) for name, tally in found)
 
 
 def whatif(
@@ -134,6 +135,7 @@ def _count(tallies: Iterable[Tally], rollout: Rollout) -> None:
             tally.add(apply(tally.correction, rollout), seen)
 
 
-def _described(name: str) -> tuple[str, str]:
+def _described(name: str, correction: Correction) -> tuple[str, str]:
+    """Formula and source of a preset; the steps of anything else."""
     known = presets.PRESETS.get(name)
-    return (known.formula, known.source) if known else ("", "")
+    return (known.formula, known.source) if known else (", ".join(map(str, correction.steps)), "")

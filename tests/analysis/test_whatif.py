@@ -73,6 +73,12 @@ def test_it_is_the_hook_exactly(name, make):
     assert effect.gradient_scale == float(scale)
 
 
+def test_a_correction_of_the_users_own_is_shown_by_its_steps():
+    own = load_config({"steps": ["reweight", {"truncate": {"high": 3.0}}]})
+    effect = whatif.whatif([rollout()], {"mine": own})[0]
+    assert effect.formula == "Reweight(level='token'), Truncate(high=3.0)"
+
+
 def test_metrics_only_leaves_everything_as_it_is():
     r = with_holes(rollout())
     slope, _ = run_hook("metrics_only", r)
