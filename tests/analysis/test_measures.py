@@ -129,7 +129,14 @@ def test_merged_diagnoses_are_one_diagnosis():
     first.merge(second)
     assert first.timeline == together.timeline and first.findings() == together.findings()
     assert sorted(first.evidence.cells) == sorted(together.evidence.cells)
-    assert torch.allclose(first.evidence.switched, together.evidence.switched)
+    assert first.evidence.counts == together.evidence.counts
+    for one, two in (
+        (first.evidence.switched, together.evidence.switched),
+        (first.evidence.shifts, together.evidence.shifts),
+        (first.evidence.means.sums, together.evidence.means.sums),
+        *((first.curves.tables[name], table) for name, table in together.curves.tables.items()),
+    ):
+        assert torch.allclose(one, two)
     assert {w.log_ratio for w in first.worst()} == {w.log_ratio for w in together.worst()}
 
 
