@@ -62,15 +62,15 @@ def measure(
         histogram: [BINS] float64, where a kernel has counted it already.
     """
     segments = tokens.segments
-    table, log_ratio = _table(tokens, outcome)
+    rows = _rows(tokens, outcome)
     per_sequence, highest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
     if histogram is None:
-        histogram = _histogram(log_ratio, table[0])
-    sums = [table.sum(1), _surrogate(surrogate_clipped, table), per_sequence]
+        histogram = _histogram(rows[COLUMNS.index("log_ratio")], rows[0])
+    sums = [torch.stack([row.sum() for row in rows]), _surrogate(surrogate_clipped, rows[0]), per_sequence]
     sums += [_flagged(outcome, segments.mask, layout), histogram]
     if layout.curves:
-        sums.append(_curves(segments, tokens.ages, table))
-    return Measured(torch.cat(sums), torch.cat([_extremes(outcome, log_ratio), highest]), log_sums)
+        sums.append(_curves(segments, tokens.ages, rows))
+    return Measured(torch.cat(sums), torch.cat([_extremes(outcome), highest]), log_sums)
 
 
 def nothing(layout: Layout, device: torch.device | str = "cpu") -> Measured:
@@ -81,20 +81,20 @@ def nothing(layout: Layout, device: torch.device | str = "cpu") -> Measured:
     return measure(Tokens(Segments.whole([], no), empty, empty), outcome, layout)
 
 
-def _table(tokens: Tokens, outcome: Outcome) -> tuple[Tensor, Tensor]:
-    """The rows of ``layout.COLUMNS`` [C, T] float64, and the log-ratios [T] float64."""
-    flags = as_numbers(torch.stack([outcome.finite, outcome.keep]), torch.float64)
+def _rows(tokens: Tokens, outcome: Outcome) -> list[Tensor]:
+    """The rows of ``layout.COLUMNS``, [T] float64 each: never one table, whose rows would all be copied."""
+    counted, kept = (as_numbers(flags, torch.float64) for flags in (outcome.finite, outcome.keep))
     log_ratio = outcome.log_ratio.double()
     # The ratio less 1: its sums lose no digits where policies are close.
-    moments = torch.stack([log_ratio.expm1(), outcome.weights.double()]).clamp_(max=LARGEST)
+    excess, weight = log_ratio.expm1().clamp_(max=LARGEST), outcome.weights.double().clamp(max=LARGEST)
     behavior = torch.where(outcome.finite, tokens.behavior, 0).double()
-    singles = torch.stack([moments[0] - log_ratio, log_ratio, behavior])
-    return torch.cat([flags, moments, singles, moments.square()]), log_ratio
+    curves = [counted, kept, excess, weight, excess - log_ratio]
+    return [*curves, log_ratio, behavior, excess.square(), weight.square()]
 
 
-def _surrogate(clipped: Tensor | None, table: Tensor) -> Tensor:
+def _surrogate(clipped: Tensor | None, row: Tensor) -> Tensor:
     """[1] how many tokens a surrogate clipped."""
-    return table.new_zeros(1) if clipped is None else clipped.sum()[None].double()
+    return row.new_zeros(1) if clipped is None else clipped.sum()[None].double()
 
 
 def _flagged(outcome: Outcome, mask: Tensor, layout: Layout) -> Tensor:
@@ -111,12 +111,12 @@ def _histogram(log_ratio: Tensor, counted: Tensor) -> Tensor:
     return counted.new_zeros(BINS).index_add_(0, index, counted)
 
 
-def _extremes(outcome: Outcome, log_ratio: Tensor) -> Tensor:
+def _extremes(outcome: Outcome) -> Tensor:
     """[3] largest and negated smallest log-ratio, largest weight; -inf for none."""
-    if not log_ratio.numel():
-        return log_ratio.new_full((3,), -torch.inf)
-    both = torch.stack([log_ratio, -log_ratio, outcome.weights.double()])
-    return torch.where(outcome.finite, both, -torch.inf).amax(1)
+    if not outcome.log_ratio.numel():
+        return outcome.log_ratio.new_full((3,), -torch.inf, dtype=torch.float64)
+    signed = (outcome.log_ratio, -outcome.log_ratio, outcome.weights)
+    return torch.stack([torch.where(outcome.finite, row, -torch.inf).amax() for row in signed]).double()
 
 
 def _of_sequences(seen: Sequences, ages: Tensor | None, *, first: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,14 +142,14 @@ def _aged(there: Tensor, ages: Tensor | None) -> tuple[Tensor, Tensor]:
     return torch.stack([known.sum(), torch.where(known, ages, 0).sum()]), ages.amax()[None]
 
 
-def _curves(segments: Segments, ages: Tensor | None, table: Tensor) -> Tensor:
+def _curves(segments: Segments, ages: Tensor | None, rows: Sequence[Tensor]) -> Tensor:
     """The first columns summed per bin of position, age and probability: 3 x 8 x 5 numbers."""
-    behavior = table[COLUMNS.index("log_behavior")]
+    behavior = rows[COLUMNS.index("log_behavior")]
     age = torch.full_like(behavior, torch.nan) if ages is None else segments.spread(ages)
     at = torch.stack([segments.within.double(), age.double(), behavior])
     beyond = at[:, None] >= _constant(CURVE_EDGES, at.device)[:, :, None]  # falling along the bins
     inside = as_numbers(beyond[:, :-1] ^ beyond[:, 1:], torch.float64).flatten(0, 1)
-    return (inside @ table[: len(CURVE_COLUMNS)].T).view(-1)
+    return (inside @ torch.stack(rows[: len(CURVE_COLUMNS)], 1)).view(-1)
 
 
 def _constant(values: Sequence, device: torch.device) -> Tensor:
