@@ -58,8 +58,8 @@ class Step:
         """
         here = ranks()
         rank, size = place_of(here)
-        device = torch.device(_device())
-        self.poison.device = device
+        measured = self.accumulator.measured
+        device = self.poison.device = _device() if measured is None else measured.sums.device
         totals, extra = self.accumulator.reduce(
             here.all_sum, rank, size, device=device, extra=self.poison.vector()
         )

@@ -1,0 +1,79 @@
+"""The metrics on one CUDA device: the CPU's values, no wait before the reduction, and the stop at a NaN.
+
+Counts, maxima and the histogram are exact; sums may differ by the order of float64 additions.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from slime_ext import tis
+from slime_ext.errors import NonFiniteError
+from slime_ext.host import ages, step_metrics
+from tests import oracle
+from tests.test_tis import arguments, as_slime_calls
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+CONFIG = {
+    "steps": [
+        {"reject": {"unit": "sequence", "low": 0.5, "high": 2.0, "max_staleness": 2}},
+        {"reweight": {"level": "token"}},
+        {"truncate": {"high": 2.0}},
+    ]
+}
+
+
+def on(device, value):
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return [on(device, item) for item in value] if isinstance(value, list) else value
+
+
+def calls(device, **changes):
+    for seed in range(6):
+        call = as_slime_calls(oracle.random_batch(seed, wild=False), **changes)
+        versions = [[str(5 - i % 4)] for i in range(len(call["loss_masks"]))]
+        yield {key: on(device, value) for key, value in call.items()} | {"weight_versions": versions}
+
+
+def measured(device, **more):
+    ages.tell(5)
+    args = arguments(slime_ext={**CONFIG, **more}, custom_tis_function_path="slime_ext.tis.correct")
+    given = list(calls(device))
+    with step_metrics.under_way(step_metrics.layout_of(args, curves=True)) as step:
+        torch.cuda.set_sync_debug_mode("error" if device == "cuda" else "default")
+        try:
+            for call in given:
+                tis.correct(args, **call)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        scalars, curves = step.reduce()
+    ages.tell(None)
+    return {**scalars, **curves}
+
+
+@pytest.mark.parametrize("backend", ["eager", "auto"])
+def test_the_values_are_those_of_the_cpu_and_nothing_waits(backend):
+    assert measured("cuda", backend=backend) == pytest.approx(measured("cpu", backend="eager"), rel=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["eager", "auto"])
+def test_the_same_bits_twice(backend):
+    assert measured("cuda", backend=backend) == measured("cuda", backend=backend)
+
+
+def test_a_nan_stops_when_the_step_is_reduced():
+    args = arguments(slime_ext={"preset": "token_is"}, custom_tis_function_path="slime_ext.tis.correct")
+    call = next(calls("cuda"))
+    sequence = next(i for i, mask in enumerate(call["loss_masks"]) if mask.any())
+    position = int(call["loss_masks"][sequence].int().argmax())
+    call["cur_log_probs"][sequence] = call["cur_log_probs"][sequence].detach().clone()
+    call["cur_log_probs"][sequence][position] = math.nan
+    line = f"cur_log_probs, sequence {sequence} of .* in micro-batch 0, response token {position}:"
+    with step_metrics.under_way(step_metrics.layout_of(args, curves=False)) as step:
+        tis.correct(args, **call)
+        with pytest.raises(NonFiniteError, match=line):
+            step.reduce()
