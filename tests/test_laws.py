@@ -193,7 +193,7 @@ def test_a_whole_hook_call_with_metrics_takes_at_most_seventy_five(name, monkeyp
     assert both_sizes(body_of) <= 75
 
 
-@pytest.mark.parametrize(("curves", "limit"), [(False, 63), (True, 75)])
+@pytest.mark.parametrize(("curves", "limit"), [(False, 64), (True, 76)])
 def test_metrics_do_not_wait_for_the_device(curves, limit):
     correction = presets.get("decoupled_geo_rs_seq_tis")
 

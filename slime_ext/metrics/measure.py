@@ -107,7 +107,7 @@ def _histogram(log_ratio: Tensor, counted: Tensor) -> Tensor:
     """[BINS] finite tokens per bin of the log-ratio: 32 per decade of |l| from 1e-6 to 100 nats, per sign."""
     decades = log_ratio.abs().log10_()  # a third of the time of a search among the edges
     distance = decades.mul_(PER_DECADE).add_(1 - SMALLEST * PER_DECADE).clamp_(0, SIDE + 1).trunc_()
-    index = distance.copysign_(log_ratio).add_(SIDE + 1).long()
+    index = distance.copysign_(log_ratio).add_(SIDE + 1).long().clamp_(0, BINS - 1)  # a NaN is any integer
     return counted.new_zeros(BINS).index_add_(0, index, counted)
 
 

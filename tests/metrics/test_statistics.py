@@ -157,6 +157,11 @@ def test_a_ratio_beyond_all_others_leaves_one_sample():
     assert got["ess_ratio"] == 0.5 and got["ratio_max"] == math.exp(400) and got["k3_kl"] > 1e100
 
 
+def test_a_poisoned_log_ratio_is_counted_without_an_index_out_of_range():
+    """On CUDA it is named when the step is reduced; until then the hook must go on."""
+    assert scalars(Correction(), one_long([0.0, math.nan, math.inf]))["tokens"] == 3
+
+
 def test_log_ratios_beyond_the_exponential_stay_numbers_in_log_space():
     got = scalars(Correction(), one_long([500.0, 500.0]) + one_long([0.0]))
     assert got["log1p_chi2_sequence"] == pytest.approx(2000 - math.log(2))
