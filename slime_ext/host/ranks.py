@@ -42,7 +42,8 @@ def ranks() -> Ranks:
         return values
 
     return Ranks(
-        is_last_stage=state.is_pipeline_last_stage(),
+        # Between passes no virtual stage is at work; older releases of Megatron ask for it by default.
+        is_last_stage=state.is_pipeline_last_stage(ignore_virtual=True),
         dp_rank=state.get_data_parallel_rank(),
         dp_size=state.get_data_parallel_world_size(),
         context=context_parallel(),
