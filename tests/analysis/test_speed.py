@@ -1,0 +1,57 @@
+"""The speed commands run and count right; how fast anything is stays out of the tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slime_ext.analysis import bench
+from slime_ext.analysis.speed import scale, workloads
+from slime_ext.analysis.speed.cost import count, medians
+from slime_ext.analysis.speed.workloads import Batch
+
+
+def test_operations_waits_and_bytes_are_counted():
+    x = torch.ones(1000)
+    cost = count(lambda: (x[:10] + 1, (x * 2).sum().item()))
+    assert (cost.operations, cost.waits) == (4, 1)
+    assert cost.megabytes == pytest.approx((80 + 8000 + 4004 + 4) / 1e6)
+
+
+def test_boolean_indexing_waits():
+    x = torch.ones(4)
+    assert count(lambda: x[x > 0]).waits == 1
+
+
+def test_the_slope_of_a_power_is_its_exponent():
+    assert workloads.slope([1, 10, 100], [3, 3e2, 3e4]) == pytest.approx(2)
+
+
+def test_the_floor_reads_three_and_writes_two():
+    batch = Batch.of([3, 2])
+    workloads.floor("S")(batch)
+    assert torch.equal(batch.room[0], batch.flat_proximal - batch.flat_behavior)
+    assert torch.equal(batch.room[1], -batch.room[0])
+
+
+def test_slow_contenders_run_less_often():
+    calls = []
+    medians({"slow": lambda: calls.append(sum(range(100000)))}, 20, slow_ms=0)
+    assert len(calls) == 4
+
+
+def test_speed_prints_a_table(capsys, monkeypatch):
+    monkeypatch.setattr(workloads, "lengths_of", lambda _: [40, 3])
+    monkeypatch.setattr("slime_ext.analysis.speed.run.lengths_of", lambda _: [40, 3])
+    for key, value in workloads.ALLOCATOR.items():
+        monkeypatch.setenv(key, value)
+    assert bench.main(["speed", "--workloads", "d", "--repeat", "1", "--backends", "eager"]) == 0
+    shown = capsys.readouterr().out
+    assert "configuration S" in shown and "ours eager, all metrics" in shown and "floor" in shown
+
+
+@pytest.mark.slow
+def test_scale_prints_its_tables(capsys):
+    small = ["--most", "100000", "--tokens", "65536", "--repeat", "1"]
+    assert scale.main(small) == 0
+    assert capsys.readouterr().out.count("processor ms") == 3
