@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from slime_ext.ops.divergences import k3
 SHIFTS = (-2, -1, 1, 2)
 QUANTITIES = ("excess", "log_ratio", "surprise")
 LARGEST_RATIO = 10.0  # a ratio counts as this much at most, so that one token does not make a mean
+FURTHEST = 5.0  # nats, and a log-ratio in k3 as this much
 EXACT = 1e-4  # nats; what arithmetic alone does to equal log-probs stays below
 UNLIKELY = -2.0  # nats; top-p above 0.14 leaves nothing that unlikely alone
 TOP = 0.01  # the share of tokens whose part in sum l^2 is remembered
@@ -111,6 +113,7 @@ class Evidence:
     cells: list[Cell] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     open: dict[int, Tensor] = field(default_factory=dict)  # of the rollout whose parts are being added
+    near: float = 0.0  # sum k3 of that rollout
 
     def add(self, part: Rollout) -> None:
         """Counts a part of a rollout."""
@@ -118,6 +121,7 @@ class Evidence:
         for name, count in _counts(part).items():
             self.counts[name] += count
         self.shifts += _shifted(part)
+        self.near += float(_near(part.log_ratio).sum(dtype=torch.float64))
         if part.versions is not None:
             for version, sums in _by_version(part).items():
                 self.open[version] = self.open.get(version, 0) + sums
@@ -134,16 +138,22 @@ class Evidence:
                     rollout.rollout_id,
                     int(sums["finite"]),
                     sums.mean("absolute") or 0.0,
-                    sums.mean("k3") or 0.0,
+                    self.near / sums["finite"],
                     *_tail(sums.histogram),
                 )
             )
+        self.near = 0.0
         for version, (every, after, pure) in sorted(self.open.items()):
             count, *sums = every.tolist()
             self.cells.append(Cell(rollout.rollout_id, version, int(count), *sums))
             if after[0]:
                 self.switched += torch.stack([after, pure])
         self.open.clear()
+
+    @property
+    def top_share(self) -> float:
+        """Of sum l^2, what the 1% of tokens with the largest |l| hold; the median of the rollouts."""
+        return median(seen.top_share for seen in self.seen) if self.seen else 0.0
 
     def merge(self, other: Evidence) -> None:
         """Adds what another one counted."""
@@ -154,6 +164,11 @@ class Evidence:
         self.switched += other.switched
         self.cells += other.cells
         self.seen = sorted([*self.seen, *other.seen])
+
+
+def _near(log_ratio: Tensor) -> Tensor:
+    """k3, of log-ratios up to 5 nats."""
+    return k3(log_ratio.clamp(max=FURTHEST))
 
 
 def _counts(part: Rollout) -> dict[str, int]:
@@ -199,7 +214,7 @@ def _by_version(part: Rollout) -> dict[int, Tensor]:
     is_last = (versions == segments.spread(last))[known]
     numbers, index = versions[known].unique(return_inverse=True)
     found = part.log_ratio[known].double()
-    values = torch.stack([torch.ones_like(found), found, found.abs(), k3(found)])
+    values = torch.stack([torch.ones_like(found), found, found.abs(), _near(found)])
     kinds = (torch.ones_like(is_pure), is_last & ~is_pure, is_pure)
     table = torch.stack([_tabulated(index[kind], values[:, kind], len(numbers)) for kind in kinds], 1)
     return dict(zip(numbers.tolist(), table, strict=True))

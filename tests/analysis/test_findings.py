@@ -151,6 +151,15 @@ def test_nothing_is_found_in_healthy_dumps(number):
     assert found(run(replace(HEALTHY[number], seed=number))) == set()
 
 
+@pytest.mark.parametrize("far", [-1e4, 1e4])
+def test_one_token_that_is_far_off_makes_no_other_finding(far):
+    rollouts = [
+        replace(r, proximal=torch.where(torch.arange(r.size) == 5, r.behavior + far, r.proximal))
+        for r in run(SMALL)
+    ]
+    assert found(rollouts) == {"routing_flips"}
+
+
 def test_every_detector_has_a_planted_fault():
     assert {detector.name for detector in detectors()} == set().union(
         *(names for *_, names in FAULTS.values())

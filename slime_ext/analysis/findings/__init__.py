@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from slime_ext.analysis.diagnosis import Diagnosis
 
 Detect = Callable[["Diagnosis"], Finding | None]
+FEW = 0.75  # share of sum l^2 in 1% of the tokens above which these few make every mean
 SPOILT = ("positive_log_probs", "off_by_one", "tool_tokens")  # nothing else can be told from such log-probs
 ORDER = {"error": 0, "warning": 1, "note": 2}
 

@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from slime_ext.analysis.document import Finding
-from slime_ext.analysis.findings import SPOILT, Detector
+from slime_ext.analysis.findings import FEW, SPOILT, Detector
 from slime_ext.analysis.findings.sampling import by_probability
 from slime_ext.analysis.findings.staleness import Side, fresh_and_stale
 from slime_ext.analysis.findings.words import nats, share
@@ -20,16 +20,15 @@ NOISY = 0.015  # nats, mean |l|; two engines in bfloat16 stay below
 LOUD = 0.1  # nats, so much that even likely tokens are far off
 GROWS = 1.3  # |l| of unlikely tokens over |l| of likely ones
 BIASED = 0.3  # share of the variance that the probability may explain
-FEW, FAR, QUIET = 0.75, 0.5, 0.02  # flips: share of l^2 in 1% of the tokens, their size, the median of |l|
+FAR, QUIET = 0.5, 0.02  # nats, of flips: the size of the 1% of the tokens that hold FEW, the median of |l|
 LIKELY, UNLIKELY = 1, 8  # bins of probability: above 0.75, below 0.1
 
 
 def routing_flips(d: Diagnosis) -> Finding | None:
     """Nearly all of the squared log-ratio in 1% of the tokens, far off, the others quiet."""
-    seen = [s for s in d.evidence.seen if s.tokens >= FEWEST]
-    if not seen:
+    if d.sums["finite"] < FEWEST:
         return None
-    held, size = median(s.top_share for s in seen), median(s.median for s in seen)
+    held, size = d.evidence.top_share, median(s.median for s in d.evidence.seen)
     squared = (d.sums.mean("squared") or 0.0) * held
     far = math.sqrt(squared / 0.01)
     if held < FEW or size > QUIET or far < FAR:
@@ -58,6 +57,8 @@ def quantised(d: Diagnosis) -> Finding | None:
     if d.evidence.seen and d.evidence.seen[0].rollout_id == 0:  # where nothing is stale
         distance = min(distance, d.evidence.seen[0].absolute)
     if d.sums["finite"] < FEWEST or distance < NOISY or by_probability(d) > BIASED:
+        return None
+    if d.evidence.top_share >= FEW:
         return None
     count, absolute = d.curves.column("probability", "count"), d.curves.column("probability", "absolute")
     likely = float(absolute[:LIKELY].sum() / count[:LIKELY].sum().clamp_min(1))

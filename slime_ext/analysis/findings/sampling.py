@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slime_ext.analysis.document import Finding
-from slime_ext.analysis.findings import SPOILT, Detector
+from slime_ext.analysis.findings import FEW, SPOILT, Detector
 from slime_ext.analysis.findings.words import nats, share
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def by_probability(d: Diagnosis) -> float:
 
 def _is_scaled(d: Diagnosis) -> bool:
     distance = d.sums.mean("absolute") or 0.0
-    return d.sums["finite"] >= FEWEST and distance >= SMALL and by_probability(d) >= EXPLAINED
+    is_enough = d.sums["finite"] >= FEWEST and distance >= SMALL
+    return is_enough and d.evidence.top_share < FEW and by_probability(d) >= EXPLAINED
 
 
 def truncated_sampling(d: Diagnosis) -> Finding | None:
@@ -48,8 +49,7 @@ def truncated_sampling(d: Diagnosis) -> Finding | None:
     mean, distance, excess = d.sums.mean("log_ratio"), d.sums.mean("absolute"), d.evidence.means["excess"]
     if not distance or d.sums["finite"] < FEWEST or mean > -SMALL or mean > -ONE_SIDED * distance:
         return None
-    shares = sorted(seen.top_share for seen in d.evidence.seen)
-    if excess.z > -SURE or shares[len(shares) // 2] > EVEN:
+    if excess.z > -SURE or d.evidence.top_share > EVEN:
         return None
     return Finding(
         name="truncated_sampling",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from slime_ext.analysis.document import Finding
-from slime_ext.analysis.evidence import Cell
-from slime_ext.analysis.findings import SPOILT, Detector
+from slime_ext.analysis.evidence import Cell, Seen
+from slime_ext.analysis.findings import FEW, SPOILT, Detector
 from slime_ext.analysis.findings.words import factor, nats
 
 if TYPE_CHECKING:
@@ -95,30 +96,31 @@ def _stale(evidence: str, rollouts: tuple[int, ...]) -> Finding:
     )
 
 
+def _first_off(seen: list[Seen]) -> tuple[list[Seen], float]:
+    """The first rollouts that are off, at most a third of all; and k3 of the rest (median)."""
+    rest = median(s.k3 for s in seen[len(seen) // 3 :])
+    limit = max(FIRST_MATTERS, FIRST_TIMES * rest)
+    bad = list(takewhile(lambda s: s.k3 >= limit, seen))
+    is_few = len(bad) <= max(1, len(seen) // 3)
+    return (bad if is_few and any(s.top_share < FEW for s in bad) else []), rest
+
+
 def resumed_wrong_weights(d: Diagnosis) -> Finding | None:
     """k3 of the first rollouts a multiple of that of the others."""
     seen = [s for s in d.evidence.seen if s.tokens >= FEWEST]
-    if len(seen) < 4:
+    bad, rest = _first_off(seen) if len(seen) >= 4 else ([], 0.0)
+    if not bad:
         return None
-    rest = median(s.k3 for s in seen[len(seen) // 3 :])
-    limit = max(FIRST_MATTERS, FIRST_TIMES * rest)
-    first = next((i for i, s in enumerate(seen) if s.k3 < limit), len(seen))
-    if not 0 < first <= max(1, len(seen) // 3):
-        return None
-    bad = seen[:first]
-    worst = max(s.k3 for s in bad)
+    worst, names = max(s.k3 for s in bad), ", ".join(str(s.rollout_id) for s in bad)
+    times = factor(worst / rest) if rest else "infinitely many times"
     return Finding(
         name="resumed_wrong_weights",
         severity="error",
         title="The first rollouts were sampled from other weights than the trainer's.",
-        evidence=(
-            f"k3 {nats(worst)} in rollout{'s' * (first > 1)} {', '.join(str(s.rollout_id) for s in bad)}, "
-            f"{nats(rest)} afterwards ({factor(worst / rest) if rest else 'infinitely many times'} as much)."
-        ),
+        evidence=f"k3 {nats(worst)} in rollout {names}, {nats(rest)} afterwards: {times} as much.",
         fix=(
-            "After --load the engine still had the weights of --hf-checkpoint: push the trainer's weights "
-            "before the first rollout, and check that --ref-load and --load name the checkpoint that is "
-            "meant."
+            "After --load the engine still had the weights of --hf-checkpoint: push the trainer's weights before "
+            "the first rollout, and check that --ref-load and --load name the checkpoint that is meant."
         ),
         rollouts=tuple(s.rollout_id for s in bad),
     )
