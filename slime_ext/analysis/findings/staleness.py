@@ -119,8 +119,9 @@ def resumed_wrong_weights(d: Diagnosis) -> Finding | None:
         title="The first rollouts were sampled from other weights than the trainer's.",
         evidence=f"k3 {nats(worst)} in rollout {names}, {nats(rest)} afterwards: {times} as much.",
         fix=(
-            "After --load the engine still had the weights of --hf-checkpoint: push the trainer's weights before "
-            "the first rollout, and check that --ref-load and --load name the checkpoint that is meant."
+            "After --load the engine still had the weights of --hf-checkpoint: push the trainer's weights "
+            "before the first rollout, and check that --ref-load and --load name the checkpoint that is "
+            "meant."
         ),
         rollouts=tuple(s.rollout_id for s in bad),
     )
