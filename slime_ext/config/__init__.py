@@ -22,8 +22,8 @@ from slime_ext.dialects.scoped import FORMS, ZeroOutside
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.facts import Step
 from slime_ext.kernels.select import check_name
-from slime_ext.metrics.readings import known_names
 from slime_ext.metrics.options import Options
+from slime_ext.metrics.readings import known_names
 from slime_ext.objectives import SURROGATES
 from slime_ext.rails import Guard
 from slime_ext.steps import STEPS, Clip, Truncate
