@@ -22,8 +22,8 @@ from slime_ext.launcher.arguments import parse_args
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.model import build_model
 from slime_ext.launcher.megatron.optimizer import build_optimizer
-from slime_ext.launcher.megatron.step import Trainer, needs_proximal_forward
-from slime_ext.launcher.training_data import TrainSample
+from slime_ext.launcher.megatron.step import Trainer
+from slime_ext.launcher.training_data import TrainSample, needs_proximal_forward
 
 MODES = {"decoupled": [], "bypass": ["--use-rollout-logprobs"]}
 

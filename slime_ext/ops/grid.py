@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from operator import add
 
 import torch
 from torch import Tensor
@@ -57,11 +58,16 @@ class Grid:
         """The shared blocks, blocks 0 and 1 among them; and where, among all block sums and all single
         tokens, each segment begins: its blocks [S + 1], its single tokens [S] and the end of all."""
         bounds = list(accumulate(self.lengths, initial=0))
-        block = [min(bound >> SHIFT, self.blocks) for bound in bounds]
-        keys = dict.fromkeys((0, 1, *block)) if self.blocks else dict.fromkeys(block)
-        singles = dict(zip(keys, range(self.blocks, 1 << 62, BLOCK), strict=False))
-        begins = [singles[b] + bound - (b << SHIFT) for b, bound in zip(block, bounds, strict=True)]
-        shared = [b for b in singles if b < self.blocks]
+        block = [bound >> SHIFT for bound in bounds]
+        for i in range(len(block) - 1, -1, -1):  # only the last can lie beyond all whole blocks
+            if block[i] <= self.blocks:
+                break
+            block[i] = self.blocks
+        keys = dict.fromkeys((0, 1, *block) if self.blocks else block)
+        places = range(self.blocks, 1 << 62, BLOCK)
+        moved = {b: place - (b << SHIFT) for b, place in zip(keys, places, strict=False)}
+        begins = list(map(add, map(moved.__getitem__, block), bounds))
+        shared = [b for b in keys if b < self.blocks]
         both = host_ints([*shared, *block, *begins[1:]], self.device)
         return both[: len(shared)], both[len(shared) :]
 

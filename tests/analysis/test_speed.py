@@ -18,6 +18,17 @@ def test_operations_waits_and_bytes_are_counted():
     assert cost.megabytes == pytest.approx((80 + 8000 + 4004 + 4) / 1e6)
 
 
+def test_the_peak_is_of_new_tensors_that_are_alive_at_once():
+    x = torch.ones(1000)
+
+    def body():
+        for _ in range(5):
+            y = x + 1  # 4 kB, and for a moment another 4
+        return y
+
+    assert count(body).peak == pytest.approx(8000 / 1e6)
+
+
 def test_boolean_indexing_waits():
     x = torch.ones(4)
     assert count(lambda: x[x > 0]).waits == 1

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -22,6 +23,7 @@ class Cost(NamedTuple):
     operations: int
     waits: int
     megabytes: float  # read and written by the operations
+    peak: float  # megabytes of new tensors alive at once
 
 
 class Counting(TorchDispatchMode):
@@ -29,7 +31,8 @@ class Counting(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations, self.waits, self.bytes = 0, 0, 0
+        self.operations, self.waits, self.bytes, self.peak = 0, 0, 0, 0
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -39,7 +42,17 @@ class Counting(TorchDispatchMode):
             self.operations += 1
             touched = [*tree_leaves((args, kwargs or {})), *tree_leaves(out)]
             self.bytes += sum(t.numel() * t.element_size() for t in touched if isinstance(t, torch.Tensor))
+        self._remember(out, tree_leaves((args, kwargs or {})))
         return out
+
+    def _remember(self, out: Any, given: list) -> None:
+        """Keeps account of storages that this call made and that are still there."""
+        old = {t.untyped_storage().data_ptr() for t in given if isinstance(t, torch.Tensor)}
+        self._alive = {at: held for at, held in self._alive.items() if not held[0].expired()}
+        for made in (t.untyped_storage() for t in tree_leaves(out) if isinstance(t, torch.Tensor)):
+            if made.data_ptr() not in old:
+                self._alive[made.data_ptr()] = (StorageWeakRef(made), made.nbytes())
+        self.peak = max(self.peak, sum(size for _, size in self._alive.values()))
 
 
 def _by_flags(args: Any) -> bool:
@@ -50,7 +63,7 @@ def count(body: Callable[[], Any]) -> Cost:
     """The cost of one call that runs operation by operation."""
     with Counting() as counting:
         body()
-    return Cost(counting.operations, counting.waits, counting.bytes / 1e6)
+    return Cost(counting.operations, counting.waits, counting.bytes / 1e6, counting.peak / 1e6)
 
 
 def medians(bodies: Mapping[str, Callable[[], Any]], repeat: int, slow_ms: float = 250) -> dict[str, float]:

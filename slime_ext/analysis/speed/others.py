@@ -38,7 +38,7 @@ def bare(package: str) -> None:
 
 def need(package: str) -> None:
     """Raises ImportError where a system is not installed."""
-    if importlib.util.find_spec(package) is None:
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
         raise ImportError(f"no package {package}")
 
 

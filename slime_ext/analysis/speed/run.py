@@ -127,13 +127,13 @@ def _lists(batch: Batch) -> tuple[list, ...]:
 def table(config: str, found: dict[str, dict[str, float]], costs: dict[str, Cost | None]) -> Table:
     """Rows of contenders: milliseconds on each workload, and how many times the floor."""
     shown = Table(title=f"configuration {config}: processor ms (times the floor)")
-    columns = ("operations", "waits", "MB")
+    columns = ("operations", "waits", "MB", "peak MB")
     for column in ("", *found, *columns):
         shown.add_column(column)
     for name in next(iter(found.values())):
         cells = [_cell(times[name], times.get(FLOOR)) for times in found.values()]
         cost = costs.get(name)
-        more = [str(cost.operations), str(cost.waits), f"{cost.megabytes:.3g}"] if cost else ["-"] * 3
+        more = [f"{value:.3g}" for value in cost] if cost else ["-"] * len(columns)
         shown.add_row(name, *cells, *more)
     return shown
 
@@ -177,7 +177,9 @@ def main(argv: Sequence[str]) -> int:
         last = batches[args.workloads[-1]]
         costs = {name: _counted(name, body, last) for name, body in bodies.items()}
         Console(width=160).print(table(config, found, costs))
-    print(f"operations, waits and MB: one call on workload {args.workloads[-1]}")
+    print(
+        f"operations, waits, MB moved, MB of new tensors at once: one call on workload {args.workloads[-1]}"
+    )
     return 0
 
 
