@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,3 +50,10 @@ def ranks() -> Ranks:
         context=context_parallel(),
         all_sum=all_sum if group.size() > 1 else identity,
     )
+
+
+def pipeline_group() -> Any:
+    """The process group of this rank's pipeline stages; None where Megatron is not initialised."""
+    state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")
+    ready = state is not None and state.model_parallel_is_initialized()
+    return state.get_pipeline_model_parallel_group() if ready else None

@@ -21,7 +21,7 @@ from slime_ext.host import samples
 from slime_ext.host.configured import correction_of_flags
 from slime_ext.host.contract import HookCall
 from slime_ext.host.poison import Poison
-from slime_ext.host.ranks import Ranks, ranks
+from slime_ext.host.ranks import Ranks, pipeline_group, ranks
 from slime_ext.host.rollout_data import numbers
 from slime_ext.metrics import Accumulator, Layout, Measured
 from slime_ext.metrics.measure import measure
@@ -158,6 +158,16 @@ def place_of(here: Ranks) -> tuple[int, int]:
     """Rank and size among the data x context parallel ranks."""
     size = here.context.size
     return here.dp_rank * size + here.context.rank, here.dp_size * size
+
+
+def any_stage(flag: bool) -> bool:
+    """Whether the flag is set on any of the pipeline's stages; every one of them asks."""
+    stages = pipeline_group()
+    if stages is None or stages.size() == 1:
+        return flag
+    said = torch.tensor([float(flag)], device=_device())
+    torch.distributed.all_reduce(said, group=stages)
+    return numbers(said)[0] > 0
 
 
 def _device() -> str:

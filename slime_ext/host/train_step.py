@@ -150,9 +150,10 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
         layout = step_metrics.layout_of(args, curves=measures_curves(reporter))
         if layout is None or not reporter.options.enabled:
             return function(*given, **named)
+        where = {key: call[key] for key in ("rollout_id", "step_id")}
         with step_metrics.under_way(layout) as step:
             losses, *rest = _explained(step, function, given, named)
-            values = reporter.report(step, {key: call[key] for key in ("rollout_id", "step_id")})
+            values = report_on_every_stage(reporter, step, where)
         return ({**losses, **values}, *rest)
 
     setattr(train_one_step, MARK, function)
@@ -165,9 +166,33 @@ def measures_curves(reporter: Reporter) -> bool:
     return curves == "log" or (curves == "file" and reporter.path is not None)
 
 
+def report_on_every_stage(
+    reporter: Reporter, step: step_metrics.Step, where: Mapping[str, int]
+) -> dict[str, float]:
+    """``Reporter.report`` on the pipeline's last stage, {} on the others; where it raises, all of them do.
+
+    Raises:
+        GuardError, NonFiniteError: on the last stage as ``Reporter.report``; a GuardError on the others.
+    """
+    error, values = None, {}
+    if ranks().is_last_stage:
+        try:
+            values = reporter.report(step, where)
+        except (GuardError, NonFiniteError) as found:
+            error = found
+    stopped = step_metrics.any_stage(error is not None)
+    if error is not None:
+        raise error
+    if stopped:
+        raise GuardError(
+            "off_policy: expected to go on, got a stop of the pipeline's last stage: it says why"
+        )
+    return values
+
+
 def _trains_policy(call: Mapping[str, Any]) -> bool:
-    """Whether this rank computes the policy's loss: an actor's last pipeline stage."""
-    return getattr(call["model"][0], "role", "actor") == "actor" and ranks().is_last_stage
+    """Whether this rank trains the policy, not a critic."""
+    return getattr(call["model"][0], "role", "actor") == "actor"
 
 
 def _explained(step: step_metrics.Step, function: Callable[..., Any], given: Any, named: Any) -> Any:

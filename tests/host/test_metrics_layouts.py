@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slime_ext import tis
 from slime_ext.errors import SlimeExtError
-from slime_ext.host import ages, step_metrics
+from slime_ext.host import ages, step_metrics, train_step
 from slime_ext.host.contract import HookCall
 from slime_ext.host.ranks import ranks
 from slime_ext.host.train_step import Reporter
@@ -116,11 +116,11 @@ def test_any_number_of_micro_batches_gives_the_same(name, size):
     assert differs(measured(CONFIGS[name], size), measured(CONFIGS[name], 100)) == {}
 
 
-def stops(rank, size):
-    """What every rank says when rank 0 alone meets a NaN, and when a guard asks to stop."""
+def stops(rank, size, stages=1):
+    """What every rank says when one alone meets a NaN, and when a guard asks to stop."""
     from megatron.core import parallel_state
 
-    parallel_state.initialize_model_parallel()
+    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=stages)
     step_metrics.reset()
     lines = []
     guards = {"kept_fraction": {"min": 2.0, "action": "stop"}}
@@ -130,13 +130,14 @@ def stops(rank, size):
     for value in (math.nan, 0.0):
         with step_metrics.under_way(step_metrics.layout_of(args, curves=False)) as step:
             call = call_of(oracle.random_batch(rank), None)
-            values = torch.tensor([0.0, 0.0, value if rank == 0 else 0.0])
+            values = torch.tensor([0.0, 0.0, value if rank == stages - 1 else 0.0])
             step_metrics.note_nonfinite(
                 HookCall.of(args, call), {"cur_log_probs": values}, Segments.whole([1, 2], torch.ones(3))
             )
-            tis.correct(args, **call)
+            if ranks().is_last_stage:
+                tis.correct(args, **call)
             try:
-                Reporter.of(args).report(step, {"rollout_id": 0, "step_id": 0})
+                train_step.report_on_every_stage(Reporter.of(args), step, {"rollout_id": 0, "step_id": 0})
             except SlimeExtError as error:
                 lines.append(str(error))
     return lines
@@ -148,3 +149,10 @@ def test_every_rank_stops(tmp_path):
     assert first[0].startswith("cur_log_probs, sequence 1 of 2 in micro-batch 0, response token 1: expected")
     assert second[0].startswith("cur_log_probs, data rank 0, micro-batch 0, token 2 of it: expected a finite")
     assert first[1] == second[1] and first[1].endswith("the run stops, as guards asks")
+
+
+@pytest.mark.slow
+def test_every_stage_of_a_pipeline_stops(tmp_path):
+    first, last = run(tmp_path, 2, functools.partial(stops, stages=2))
+    assert last[0].startswith("cur_log_probs, sequence 1") and last[1].endswith("as guards asks")
+    assert len(first) == 2 and all("the pipeline's last stage: it says why" in line for line in first)

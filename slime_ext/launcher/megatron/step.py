@@ -14,7 +14,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from slime_ext.host import step_metrics
-from slime_ext.host.train_step import Reporter, measures_curves
+from slime_ext.host.train_step import Reporter, measures_curves, report_on_every_stage
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import (
     Layout,
@@ -169,9 +169,9 @@ class Trainer:
             dist.all_reduce(sums, group=parallel.dp_group(with_context_parallel=True))
             values = dict(zip(names, sums.tolist(), strict=True))
             metrics = self._means(values)
-            if measured is not None:
-                found = self.reporter.report(measured, {"optimizer_step": optimizer_step})
-                metrics |= {f"train/{name}": value for name, value in found.items()}
+        if measured is not None:
+            found = report_on_every_stage(self.reporter, measured, {"optimizer_step": optimizer_step})
+            metrics |= {f"train/{name}": value for name, value in found.items()}
         return _from_last_stage(metrics)
 
     def _means(self, values: dict[str, float]) -> dict[str, float]:
