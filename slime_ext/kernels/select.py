@@ -18,6 +18,7 @@ import torch
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.kernels.apply import Backend, Eager
+from slime_ext.steps import STEPS
 
 BACKENDS = ("auto", "eager", "compiled", "triton")
 
@@ -91,7 +92,9 @@ def backend_for(correction: Correction, device: str = "cpu", backend: str = "aut
 
 
 def _hindrance(correction: Correction) -> str:
-    """The first statistic that neither graphs nor kernels know."""
+    """What neither graphs nor kernels know of a correction's steps."""
+    if any(type(step) not in STEPS.values() for step in correction.steps):
+        return "a step that takes statistics of its own (another system's block)"
     for need in correction.needs(observe=True):
         if need.unit == "turn":
             return "a statistic over turns"

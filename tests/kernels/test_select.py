@@ -6,9 +6,12 @@ import pytest
 
 from slime_ext import presets
 from slime_ext.config import read_config
+from slime_ext.correction import Correction
+from slime_ext.dialects.scoped import ScopedReweight
 from slime_ext.errors import ConfigError
 from slime_ext.kernels import backend_for, choose, describe
 from slime_ext.kernels import select as module
+from slime_ext.steps import Truncate
 from tests.kernels.batches import FULL
 
 
@@ -29,6 +32,12 @@ def test_auto_takes_triton_on_cuda_and_stays_eager_on_a_cpu(monkeypatch):
 def test_what_no_kernel_knows_stays_eager_and_says_so(name, why):
     for backend, device in (("compiled", "cpu"), ("triton", "cuda"), ("auto", "cuda")):
         assert choose(presets.get(name), device, backend) == ("eager", why)
+
+
+def test_steps_of_other_systems_blocks_stay_eager():
+    correction = Correction(steps=(ScopedReweight("geometric", clamp=20.0), Truncate(2.0)))
+    assert choose(correction, "cuda").name == choose(correction, "cpu", "compiled").name == "eager"
+    assert "statistics of its own" in describe(correction, "cuda")
 
 
 def test_without_a_compiler_compiled_is_eager(monkeypatch):
