@@ -22,6 +22,7 @@ from slime_ext.analysis.readers import Job, Wanted, load
 from slime_ext.analysis.records import Rollout, Skipped
 from slime_ext.errors import DataError
 
+M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 ALIVE = 1.0  # seconds between looks at processes that say nothing
 
 
@@ -81,6 +82,7 @@ def collect(
     Raises:
         DataError: a process was killed (most often: no memory left).
     """
+    _large_apart()
     result = Result({name: copy.deepcopy(empty) for name, empty in collectors.items()})
     if min(processes, len(jobs)) <= 1:
         for job in jobs:
@@ -99,14 +101,19 @@ def _read(result: Result, job: Job, wanted: Wanted | None) -> None:
     for found in load(job, wanted):
         result.add(found)
         found = None  # the next one is read when this one is gone
-    _release()
+    _glibc("malloc_trim", 0)  # what Python freed
 
 
-def _release() -> None:
-    """Hands freed memory back, which glibc keeps in case."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+def _glibc(name: str, *numbers: int) -> None:
+    """Calls a function of the C library, where it has it."""
+    function = getattr(ctypes.CDLL(None), name, None)
+    if function is not None:
+        function(*numbers)
+
+
+def _large_apart() -> None:
+    """Tensors from 1 MB on lie outside the heap: freed memory is gone, instead of holes among what stays."""
+    _glibc("mallopt", M_MMAP_THRESHOLD, 1 << 20)
 
 
 def _from_processes(
@@ -154,6 +161,7 @@ def _work(begin: bytes, asked: Any, answers: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
     jobs, result, wanted = pickle.loads(begin)
     torch.set_num_threads(1)
+    _large_apart()
     try:
         while (index := asked.get()) is not None:
             _read(result, jobs[index], wanted)

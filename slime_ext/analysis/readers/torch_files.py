@@ -91,15 +91,23 @@ class _Content:
 
 def read_job(job: Job) -> Iterator[Rollout | Skipped]:
     """The rollout of a job's files, after what had to be skipped of them."""
+    skipped, found = _read(job)  # in a call of its own: what the files held is gone when the rollout is shown
+    yield from skipped
+    if found is not None:
+        yield found
+
+
+def _read(job: Job) -> tuple[list[Skipped], Rollout | Skipped | None]:
+    skipped = []
     content = _Content(job.rollout_id or 0)
     for path in job.paths:
         try:
             content.add(path)
         except DataError as error:
-            yield Skipped(str(path), str(error).removeprefix(f"{path}: "))
-    is_all = len(content.paths) == len(job.paths)
-    if is_all or content.rows or content.ranks:  # else the file with the log-probs has been named
-        yield content.rollout(str(Job(tuple(content.paths), job.rollout_id, 0)))
+            skipped.append(Skipped(str(path), str(error).removeprefix(f"{path}: ")))
+    if skipped and not content.rows and not content.ranks:
+        return skipped, None  # the file with the log-probs has been named
+    return skipped, content.rollout(str(Job(tuple(content.paths), job.rollout_id, 0)))
 
 
 def _bare(position: int, sample: Mapping[str, Any]) -> Row:
