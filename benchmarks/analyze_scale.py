@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 MB = 1e6
-BYTES_PER_TOKEN = 52  # of both files together
+BYTES_PER_TOKEN = 49.5  # of both files together
 SHORTEST, LONGEST, PROMPT = 1_000, 16_000, 200
 
 SIZE = """

@@ -13,6 +13,7 @@ from slime_ext.correction import NO_PLAN, Correction, Outcome, Plan, Tokens, pla
 from slime_ext.metrics.layout import Layout
 from slime_ext.metrics.measure import Measured, measure
 from slime_ext.objectives import Bounds
+from slime_ext.ops.segments import AllSum, identity
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,14 @@ def settled(correction: Correction, tokens: Tokens, plan: Plan | None) -> Plan:
     if plan is not None:
         return plan
     return plan_step(correction, [tokens], tokens.segments.all_sum) if correction.is_coupled else NO_PLAN
+
+
+def over_ranks(table: Tensor, all_sum: AllSum) -> Tensor:
+    """[K, S] -> [K, S], summed in the order in which the eager path hands numbers over: a rank with few
+    tokens may compute its share eagerly while the others do not."""
+    if all_sum is identity:
+        return table
+    return all_sum(table.t().reshape(-1)).view(table.shape[1], table.shape[0]).t().contiguous()
 
 
 class Backend(Protocol):

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import pad
 
 from slime_ext.correction import Correction, Outcome, Plan, Sequences, Tokens
-from slime_ext.kernels.apply import Applied, Eager, Weighted, Work, finish, settled
+from slime_ext.kernels.apply import Applied, Eager, Weighted, Work, finish, over_ranks, settled
 from slime_ext.kernels.traced import (
     SPARE,
     Named,
@@ -33,7 +33,7 @@ from slime_ext.kernels.traced import (
 from slime_ext.metrics.layout import Layout
 from slime_ext.metrics.measure import Measured, measure
 from slime_ext.objectives import Bounds, Host
-from slime_ext.ops.segments import as_numbers
+from slime_ext.ops.segments import as_numbers, identity
 from slime_ext.ops.statistics import tabulate
 
 SMALLEST = 1024  # tokens; below, compiled calls cost more than they save
@@ -95,10 +95,16 @@ class Compiled:
 
     def _inputs(self, tokens: Tokens, plan: Plan, observe: bool) -> Named:
         """What the second half reads, the first half's table among it."""
-        given = inputs_of(self.correction, tokens) | layout_of(tokens)
-        if self.correction.needs(observe=observe):
+        given = inputs_of(self.correction, tokens)
+        needs = self.correction.needs(observe=observe)
+        if needs or plan.scale is not None or plan.keep is not None:
+            given |= layout_of(tokens)
+        if needs:
             table = self._call(Want("head", observe), given)
-            given["table"] = tokens.segments.all_sum(table)
+            if tokens.segments.all_sum is not identity:
+                summed = over_ranks(table[:, : tokens.segments.count], tokens.segments.all_sum)
+                table = pad(summed, (0, SPARE))
+            given["table"] = table
         given |= {f"number{i}": plan.numbers[step] for i, step in enumerate(_coupled(self.correction))}
         per_sequence = {"ages": tokens.ages, "scale": plan.scale, "group": plan.keep}
         return given | {name: pad(t, (0, SPARE)) for name, t in per_sequence.items() if t is not None}

@@ -46,7 +46,7 @@ class Spreading(Facts):
     @classmethod
     def of(cls, facts: Facts, given: Named) -> Spreading:
         """The same facts, with the places of their sequences on the grid."""
-        where = tuple(given[name] for name in ("shared", "block_owner", "single_owner"))
+        where = tuple(given[name] for name in ("shared", "block_owner", "single_owner") if name in given)
         return cls(**{f.name: getattr(facts, f.name) for f in fields(facts)}, where=where)
 
     def spread(self, unit: Unit, values: Tensor) -> Tensor:

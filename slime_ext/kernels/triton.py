@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from slime_ext.correction import OBSERVED, Correction, Outcome, Plan, Sequences, Tokens
-from slime_ext.kernels.apply import Applied, Eager, Weighted, Work, finish, measured_plainly, settled
+from slime_ext.kernels.apply import (
+    Applied,
+    Eager,
+    Weighted,
+    Work,
+    finish,
+    measured_plainly,
+    over_ranks,
+    settled,
+)
 from slime_ext.kernels.chunks import Chunks
 from slime_ext.kernels.source import ROOM, source
 from slime_ext.metrics.layout import BINS
@@ -134,7 +143,7 @@ class Triton:
         rows = torch.arange(len(needs), device=device).unsqueeze(1) * chunks.count
         offsets = torch.cat([(chunks.offsets[:-1] + rows).view(-1), chunks.offsets[-1:] * len(needs)])
         flat = torch.segment_reduce(partials.view(-1), "sum", offsets=offsets, unsafe=True, initial=0)
-        return segments.all_sum(flat.view(len(needs), -1))
+        return over_ranks(flat.view(len(needs), -1), segments.all_sum)
 
     def _correct(
         self, shared: Pass, table: Tensor, plan: Plan, acts: bool, loss: Tensor | None

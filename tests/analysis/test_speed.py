@@ -62,7 +62,9 @@ def test_speed_prints_a_table(capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_scale_prints_its_tables(capsys):
+def test_scale_prints_its_tables(capsys, monkeypatch):
+    for key, value in workloads.ALLOCATOR.items():
+        monkeypatch.setenv(key, value)
     small = ["--most", "100000", "--tokens", "65536", "--repeat", "1"]
     assert scale.main(small) == 0
     assert capsys.readouterr().out.count("processor ms") == 3

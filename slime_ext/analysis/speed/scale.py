@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from slime_ext.analysis.speed.cost import medians
-from slime_ext.analysis.speed.run import OURS
+from slime_ext.analysis.speed.run import OURS, again, settled_allocator
 from slime_ext.analysis.speed.workloads import Batch, slope
 from slime_ext.correction import Tokens
 from slime_ext.host.packing import pack_segments
@@ -104,6 +104,8 @@ def main(argv: Sequence[str]) -> int:
     made.add_argument("--tokens", type=int, default=1 << 20, help="of the batch that is cut up")
     made.add_argument("--repeat", type=int, default=7)
     args = made.parse_args(list(argv))
+    if not settled_allocator():
+        return again("scale", list(argv))
     torch.set_num_threads(1)
     console = Console(width=100)
     console.print(over_tokens(args.backend, args.most, args.repeat))

@@ -1,0 +1,97 @@
+"""The Triton kernels on a CUDA device against a device copy of the same bytes, and against the eager path.
+
+    PYTHONPATH=. python benchmarks/kernels_cuda.py [--repeat 50]
+
+A call of the S configuration reads three numbers per token and writes two; the copy moves as many bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from slime_ext.analysis.speed.run import OURS
+from slime_ext.analysis.speed.workloads import Batch
+from slime_ext.correction import Tokens
+from slime_ext.kernels import Work, backend_for
+from slime_ext.metrics import Layout
+from slime_ext.ops.segments import Segments
+
+SHAPES = {
+    "32k in 8": [4096] * 8,
+    "512k in 64": [8192] * 64,
+    "512k in 4096": [128] * 4096,
+    "1M in 1": [1 << 20],
+    "8M in 64": [131072] * 64,
+}
+BYTES = 20  # a token
+
+
+def microseconds(body: Callable[[], object], repeat: int) -> float:
+    """Median time on the device."""
+    times = []
+    for i in range(repeat + 5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        body()
+        end.record()
+        torch.cuda.synchronize()
+        if i >= 5:
+            times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def bodies(sizes: list[int]) -> dict[str, Callable[[], object]]:
+    """name -> one call."""
+    batch, correction = Batch.of(sizes), OURS["S"]
+    mask = batch.flat_mask.bool().cuda()
+    values = [x.cuda() for x in (batch.flat_proximal, batch.flat_behavior)]
+    loss = batch.host_loss.detach().cuda().requires_grad_()
+    here = torch.empty(sum(sizes) * BYTES // 2, dtype=torch.uint8, device="cuda")
+    there = torch.empty_like(here)
+    work = Work(Tokens(Segments.whole(sizes, mask), *values), loss)
+
+    def fresh() -> Work:
+        return replace(work, tokens=Tokens(Segments.whole(sizes, mask), *values))
+
+    found: dict[str, Callable[[], object]] = {"copy": lambda: there.copy_(here)}
+    for name in ("triton", "eager"):
+        backend = backend_for(correction, "cuda", name)
+        found[f"{name}, weights and masks"] = lambda b=backend: b.outcome(fresh().tokens)
+        found[f"{name}, loss and the host's metrics"] = lambda b=backend: b.apply(fresh())
+        measured = Layout.of(correction, curves=False)
+        found[f"{name}, all metrics"] = lambda b=backend, m=measured: b.apply(replace(fresh(), layout=m))
+    return found
+
+
+def launches(body: Callable[[], object]) -> int:
+    """Kernels of one call."""
+    kinds = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profile:
+        body()
+        torch.cuda.synchronize()
+    return len([e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=50)
+    repeat = parser.parse_args().repeat
+    table = Table("", "microseconds", "times the copy", "kernels", title=torch.cuda.get_device_name())
+    for shape, sizes in SHAPES.items():
+        calls = bodies(sizes)
+        times = {name: microseconds(body, repeat) for name, body in calls.items()}
+        for name, taken in times.items():
+            ratio = taken / times["copy"]
+            table.add_row(f"{shape}: {name}", f"{taken:.1f}", f"{ratio:.2f}", str(launches(calls[name])))
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()
