@@ -112,8 +112,8 @@ def _glibc(name: str, *numbers: int) -> None:
 
 
 def _large_apart() -> None:
-    """Tensors from 1 MB on lie outside the heap: freed memory is gone, instead of holes among what stays."""
-    _glibc("mallopt", M_MMAP_THRESHOLD, 1 << 20)
+    """Tensors from 4 MB on lie outside the heap: freed memory is gone, instead of holes among what stays."""
+    _glibc("mallopt", M_MMAP_THRESHOLD, 4 << 20)
 
 
 def _from_processes(
