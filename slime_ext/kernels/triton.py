@@ -145,6 +145,13 @@ class Triton:
         flat = torch.segment_reduce(partials.view(-1), "sum", offsets=offsets, unsafe=True, initial=0)
         return over_ranks(flat.view(len(needs), -1), segments.all_sum)
 
+    def _settled(self, shared: Pass, plan: Plan, table: Tensor, keep: Tensor) -> tuple[Tensor, ...]:
+        """Numbers of coupled steps, ages and the plan's keep; what is not there may be any tensor."""
+        coupled = [plan.numbers[step] for step in self.correction.steps if step.is_coupled]
+        ages = table if shared.tokens.ages is None else shared.tokens.ages
+        groups = keep if plan.keep is None else plan.keep.view(torch.uint8)
+        return torch.stack(coupled) if coupled else table, ages, groups
+
     def _correct(
         self, shared: Pass, table: Tensor, plan: Plan, acts: bool, loss: Tensor | None
     ) -> tuple[Outcome, Written | None]:
@@ -155,12 +162,9 @@ class Triton:
         acted = torch.empty_like(mask, dtype=torch.int32)
         kept = mask.new_empty(segments.count)
         written = None if loss is None else _room(mask, loss)
-        coupled = [plan.numbers[step] for step in self.correction.steps if step.is_coupled]
         shared.launch(
             "correct",
-            *(table, segments.count, torch.stack(coupled) if coupled else table),
-            table if shared.tokens.ages is None else shared.tokens.ages,
-            keep if plan.keep is None else plan.keep.view(torch.uint8),
+            *(table, segments.count, *self._settled(shared, plan, table, keep)),
             *(weights, keep, finite, log_ratio, kept, clipped, acted),
             *_rest(weights, loss, plan, written),
             GROUPS=plan.keep is not None,

@@ -6,6 +6,8 @@ import torch
 
 from slime_ext import presets
 from slime_ext.correction import Correction, Tokens
+from slime_ext.kernels import Eager, Work
+from slime_ext.metrics import Layout
 from slime_ext.ops.segments import Segments
 from slime_ext.steps import Clip, Reject, Reweight, Taper, Truncate, Veto
 
@@ -59,3 +61,20 @@ def assert_same(got, expected, mask, rtol=1e-6, atol=0.0):
         torch.testing.assert_close(
             got.sequences.log_ratio, expected.sequences.log_ratio, rtol=1e-5, atol=1e-4
         )
+
+
+def assert_applied_alike(backend, packed, plan, rtol):
+    """Loss, its gradient, the host's metrics and ours are those of the eager path."""
+    correction = backend.correction
+    start = torch.randn(packed.segments.size, generator=torch.Generator().manual_seed(1))
+    losses = [start.clone().requires_grad_() for _ in range(2)]
+    expected, got = (
+        each.apply(Work(packed, loss, plan, layout=Layout.of(correction)))
+        for each, loss in zip((Eager(correction), backend), losses, strict=True)
+    )
+    for applied in (expected, got):
+        applied.loss.square().sum().backward()
+    torch.testing.assert_close(got.loss, expected.loss, rtol=1e-6, atol=0)
+    torch.testing.assert_close(losses[1].grad, losses[0].grad, rtol=1e-6, atol=0)
+    torch.testing.assert_close(got.channel, expected.channel, rtol=1e-6, atol=0)
+    torch.testing.assert_close(got.measured, expected.measured, rtol=rtol, atol=rtol)

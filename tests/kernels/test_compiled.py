@@ -8,10 +8,15 @@ import threading
 import pytest
 import torch
 
-from slime_ext.kernels import Eager, Work
 from slime_ext.kernels.compiled import SMALLEST, Compiled
-from slime_ext.metrics import Layout
-from tests.kernels.batches import CORRECTIONS, EVERY, FULL, assert_same, random_tokens
+from tests.kernels.batches import (
+    CORRECTIONS,
+    EVERY,
+    FULL,
+    assert_applied_alike,
+    assert_same,
+    random_tokens,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("compiled")]
 SIZES = ([131072], [700, 0, 900], [1] * 1500, [3] * 400, [2048, 31, 1])
@@ -55,19 +60,7 @@ def test_fifty_random_batches_share_their_graphs(full):
 
 
 def test_loss_gradient_and_metrics_are_those_of_the_eager_path(full):
-    packed = random_tokens([900, 40, 300], noise=2e-3)
-    layout = Layout.of(FULL)
-    start = torch.randn(1240, generator=torch.Generator().manual_seed(1))
-    losses = [start.clone().requires_grad_() for _ in range(2)]
-    pairs = zip((Eager(FULL), full), losses, strict=True)
-    both = [backend.apply(Work(packed, loss, layout=layout)) for backend, loss in pairs]
-    for applied in both:
-        applied.loss.square().sum().backward()
-    expected, got = both
-    torch.testing.assert_close(got.loss, expected.loss, rtol=1e-6, atol=0)
-    torch.testing.assert_close(losses[1].grad, losses[0].grad, rtol=1e-6, atol=0)
-    torch.testing.assert_close(got.channel, expected.channel, rtol=1e-6, atol=0)
-    torch.testing.assert_close(got.measured, expected.measured, rtol=1e-6, atol=1e-6)
+    assert_applied_alike(full, random_tokens([900, 40, 300], noise=2e-3), None, 1e-6)
 
 
 def test_two_threads(full):

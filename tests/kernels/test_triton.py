@@ -8,12 +8,10 @@ import torch
 pytest.importorskip("triton")
 
 from slime_ext.correction import Plan
-from slime_ext.kernels import Eager, Work
 from slime_ext.kernels.triton import Triton
-from slime_ext.metrics import Layout
 from tests import oracle
 from tests.batches import tokens
-from tests.kernels.batches import CORRECTIONS, FULL, assert_same, random_tokens
+from tests.kernels.batches import CORRECTIONS, FULL, assert_applied_alike, assert_same, random_tokens
 
 LENGTHS = ([5, 0, 300, 1, 64], [1], [700])
 
@@ -66,15 +64,4 @@ def test_nothing_at_all():
 @pytest.mark.parametrize("scale", [None, torch.tensor([1.0, 2.0, 0.5])], ids=["plain", "scaled"])
 def test_loss_gradient_and_metrics_are_those_of_the_eager_path(scale):
     packed = random_tokens([90, 40, 300], noise=2e-3)
-    losses = [torch.randn(430, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2)]
-    both = [
-        backend.apply(Work(packed, loss, Plan(scale=scale), layout=Layout.of(FULL)))
-        for backend, loss in zip((Eager(FULL), Triton(FULL)), losses, strict=True)
-    ]
-    for applied in both:
-        applied.loss.square().sum().backward()
-    expected, got = both
-    torch.testing.assert_close(got.loss, expected.loss, rtol=1e-6, atol=0)
-    torch.testing.assert_close(losses[1].grad, losses[0].grad, rtol=1e-6, atol=0)
-    torch.testing.assert_close(got.channel, expected.channel, rtol=1e-6, atol=0)
-    torch.testing.assert_close(got.measured, expected.measured, rtol=1e-5, atol=1e-5)
+    assert_applied_alike(Triton(FULL), packed, Plan(scale=scale), 1e-5)
