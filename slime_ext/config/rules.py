@@ -32,12 +32,21 @@ def check_args(loaded: Loaded, args: Any) -> None:
 
 def _check_beside_host_loss(correction: Correction, args: Any) -> None:
     """Weights on a loss that carries a ratio already."""
-    weighs = any(isinstance(step, WEIGHTS) for step in correction.steps)
-    if weighs and correction.numerator == "target":
+    if multiplies_target_ratio(correction):
         _forbid_double_count(args)
     if correction.sets_weights and _on(args, "use_tis") and _on(args, "use_rollout_logprobs"):
         why = "the host's loss divides by the behavior policy already; keep rejections only"
         _refuse_flag("--use-rollout-logprobs", "off beside a step that sets weights", "on", why)
+
+
+def multiplies_target_ratio(correction: Correction) -> bool:
+    """Whether the weights hold target / behavior on a host's loss that carries target / proximal: right while
+    both policies are the same, which ends with the first optimizer step of a rollout."""
+    return (
+        correction.numerator == "target"
+        and isinstance(correction.surrogate, Host)
+        and any(isinstance(step, WEIGHTS) for step in correction.steps)
+    )
 
 
 def _check_own_loss(args: Any) -> None:

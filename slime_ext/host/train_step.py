@@ -22,9 +22,10 @@ from types import ModuleType
 from typing import Any
 
 from slime_ext.config import read_config
+from slime_ext.config.rules import multiplies_target_ratio
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
 from slime_ext.host import ages, hosts, step_metrics
-from slime_ext.host.configured import mapping_of_flags
+from slime_ext.host.configured import correction_of_flags, mapping_of_flags
 from slime_ext.host.ranks import ranks
 from slime_ext.metrics.options import Options
 from slime_ext.rails import Watch
@@ -145,6 +146,7 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
         args = call["args"]
         if not _trains_policy(call):
             return function(*given, **named)
+        _forbid_double_count(args, call["step_id"])
         reporter = reporters.get(id(args)) or Reporter.of(args, getattr(args, "save", None))
         reporters[id(args)] = reporter
         layout = step_metrics.layout_of(args, curves=measures_curves(reporter))
@@ -188,6 +190,17 @@ def report_on_every_stage(
             "off_policy: expected to go on, got a stop of the pipeline's last stage: it says why"
         )
     return values
+
+
+def _forbid_double_count(args: Any, step_id: int) -> None:
+    """The flags said one step per rollout; how many there are depends on the rollout where batches vary."""
+    correction = correction_of_flags(args) if step_id else None
+    if correction is not None and getattr(args, "use_tis", False) and multiplies_target_ratio(correction):
+        raise ConfigError(
+            f"slime_ext.numerator: expected one optimizer step per rollout beside target and the host's "
+            f"surrogate, got step {step_id + 1}: its loss counts target / proximal already; use surrogate: "
+            "reinforce"
+        )
 
 
 def _trains_policy(call: Mapping[str, Any]) -> bool:

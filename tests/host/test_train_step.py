@@ -88,6 +88,22 @@ def test_nothing_outlives_the_step():
     assert step_metrics.layout_for(SimpleNamespace(loss_masks=[])) is None
 
 
+WEIGHED = {"numerator": "target", "steps": ["reweight", "truncate"]}
+
+
+@pytest.mark.parametrize(("config", "use_tis"), [(WEIGHED, False), ({"preset": "off_policy_is"}, True)])
+def test_later_steps_of_a_rollout_are_fine_where_no_ratio_counts_twice(config, use_tis):
+    args = args_of(config, use_tis=use_tis, get_mismatch_metrics=True)
+    trained(host([], hook=None), args, step_id=1)
+
+
+def test_a_second_step_that_the_flags_did_not_tell_is_refused_where_a_ratio_would_count_twice():
+    module, args = host([]), args_of(WEIGHED)
+    trained(module, args)
+    with pytest.raises(ConfigError, match=r"expected one optimizer step per rollout .*, got step 2"):
+        trained(module, args, step_id=1)
+
+
 def test_two_steps_do_not_mix():
     module, args = host([oracle.random_batch(1)]), args_of({"preset": "token_is"})
     assert trained(module, args) == trained(module, args)
