@@ -17,6 +17,7 @@ RANK = {
     "objectives": 2,
     "coupled": 3,
     "steps": 4,
+    "outcome": 4,
     "correction": 5,
     "presets": 6,
     "metrics": 6,
@@ -33,7 +34,7 @@ RANK = {
     "cli": 13,
     "__main__": 14,
 }
-MATHEMATICS = ("ops", "facts", "objectives", "coupled", "steps", "correction", "presets")
+MATHEMATICS = ("ops", "facts", "objectives", "coupled", "steps", "outcome", "correction", "presets")
 HOOK_PATH = (*MATHEMATICS, "kernels", "host", "tis")
 FORBIDDEN_IN_MATHEMATICS = {"megatron", "slime", "yaml", "argparse", "pydantic", "torch.distributed"}
 SYNCS = {"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique"}
