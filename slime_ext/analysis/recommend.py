@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from slime_ext import presets
 from slime_ext.analysis.document import Candidate, Effect, Finding, Numbers, Recommendation
+from slime_ext.host.summary import flags_of
 
 LONG = 1000  # response tokens from which single bad tokens decide a sequence
 LAG = 4.0  # weight versions from which one weight for mismatch and lag is better than two
@@ -75,9 +76,7 @@ def flags(name: str, file: str | None = None) -> str:
     """What to add to the launch command of slime."""
     if file is not None:
         return f"--custom-config-path {file}"
-    correction = presets.get(name)
-    switch = "--get-mismatch-metrics" if correction.is_identity else "--use-tis"
-    return f"{switch} --custom-tis-function-path slime_ext.tis.{name}"
+    return flags_of(name, presets.get(name))
 
 
 def _nothing(*reasons: str) -> Recommendation:
@@ -112,8 +111,8 @@ def _candidates(total: Numbers, found: set[str]) -> tuple[list[str], list[str]]:
     if (total.staleness or 0) >= LAG:
         names += ["cispo"]
         why.append(
-            f"the weights lag {_said(total.staleness)} versions: one clipped weight for mismatch and lag (it "
-            "needs cur_log_probs: slime-ext train, or slime patched by slime-ext patch)"
+            f"the weights lag {_said(total.staleness)} versions: one clipped weight for mismatch and lag "
+            "(slime_ext.host.init carries the cur_log_probs that it needs)"
         )
     if (total.response_length or 0) >= LONG:
         names += ["decoupled_geo_rs_token_tis", "skyrl_geo_mask"]

@@ -9,8 +9,7 @@ from rich.table import Table
 
 from slime_ext.commands import light
 from slime_ext.commands.output import console, needs, yaml_of
-from slime_ext.host import contract
-from slime_ext.host.summary import brief
+from slime_ext.host.summary import brief, flags_of
 
 
 def main(argv: list[str]) -> int:
@@ -47,15 +46,6 @@ def _one(config: Any, name: str) -> None:
     out.print(f"source: {preset.source}", markup=False)
     out.print(f"needs:  {needs(preset.correction)}\n", markup=False)
     out.print(yaml_of({"slime_ext": config.to_mapping(preset.correction)}), markup=False)
-    flag = (
-        "--use-tis" if preset.correction.steps or preset.correction.needs_target else "--get-mismatch-metrics"
-    )
-    plan = (
-        f" --get-mismatch-metrics {contract.PLAN_FLAG} {contract.PLAN}"
-        if preset.correction.needs_plan
-        else ""
-    )
-    flags = f"{flag} --custom-tis-function-path slime_ext.tis.{name} {contract.CARRY}{plan}"
-    out.print(f"\nflags:  {flags}", markup=False, soft_wrap=True)
+    out.print(f"\nflags:  {flags_of(name, preset.correction)}", markup=False, soft_wrap=True)
     canonical = config.presets.ALIASES.get(name, name)
     out.print(f"or:     --custom-config-path configs/presets/{canonical}.yaml", markup=False)

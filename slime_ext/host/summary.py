@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from slime_ext.host.contract import CARRY, PLAN, PLAN_FLAG
+
+if TYPE_CHECKING:
+    from slime_ext.correction import Correction
+
+
+def flags_of(name: str, correction: Correction) -> str:
+    """The flags, all slime's own, that make a launch use the preset ``name``."""
+    switch = "--use-tis" if correction.steps or correction.needs_target else "--get-mismatch-metrics"
+    plan = f" --get-mismatch-metrics {PLAN_FLAG} {PLAN}" if correction.needs_plan else ""
+    return f"{switch} --custom-tis-function-path slime_ext.tis.{name} {CARRY}{plan}"
 
 
 def brief(steps: Sequence[Mapping[str, Any]]) -> str:

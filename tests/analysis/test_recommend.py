@@ -80,6 +80,7 @@ def test_the_users_own_file_is_tried_first():
 
 @pytest.mark.parametrize("name", ["token_is", "metrics_only"])
 def test_flags_name_a_function_that_exists(name):
-    switch, option, path = flags(name).split()
+    switch, option, path, *init = flags(name).split()
+    assert init == ["--custom-megatron-init-path", "slime_ext.host.init"]
     assert option == "--custom-tis-function-path" and callable(getattr(tis, path.rpartition(".")[2]))
     assert switch == {"token_is": "--use-tis", "metrics_only": "--get-mismatch-metrics"}[name]
