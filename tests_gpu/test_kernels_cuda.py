@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from slime_ext.correction import Plan, Tokens
-from slime_ext.kernels import Eager, Work, choose
+from slime_ext.kernels import Eager, Work
 from slime_ext.kernels.triton import Triton
 from slime_ext.metrics import Layout
 from tests import oracle
@@ -67,7 +67,3 @@ def test_nothing_waits_for_the_device():
         Eager(FULL).apply(work)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_auto_takes_triton():
-    assert choose(FULL, "cuda").name == "triton"

@@ -1,8 +1,9 @@
 """Which backend serves a correction, and why: the one place that decides.
 
-``auto`` takes Triton on CUDA. On a CPU it stays eager: compiling the graphs of one correction takes tens of
-seconds and saves some ten nanoseconds a token, so it pays after about 10^9 tokens, more than a run on a CPU
-sees; whoever replays dumps or measures asks for ``compiled``.
+``auto`` stays eager. On CUDA because no kernel has run on a device yet (``PROVEN``): they were compared with
+eager in Triton's interpreter and compiled for sm_90, and a run's loss is not the place to try them. On a CPU
+because compiling the graphs of one correction takes tens of seconds and saves some ten nanoseconds a token,
+so it pays after about 10^9 tokens, more than a run on a CPU sees.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.kernels.apply import Backend, Eager
 from slime_ext.steps import STEPS
 
+PROVEN: tuple[str, ...] = ()  # kinds of device on which tests_gpu/test_kernels_cuda.py has passed
 BACKENDS = ("auto", "eager", "compiled", "triton")
 
 
@@ -45,8 +47,10 @@ def choose(correction: Correction, device: torch.device | str = "cpu", backend: 
     """
     check_name(backend)
     kind = torch.device(device).type
-    if backend == "auto" and kind != "cuda":
+    if backend == "auto" and kind == "cpu":
         return Choice("eager", "compiling would cost more than it saves on this device")
+    if backend == "auto" and kind not in PROVEN:
+        return Choice("eager", f"the kernels have not been proven on {kind} yet; backend: triton takes them")
     if backend == "eager":
         return Choice("eager", "asked for")
     hindrance = _hindrance(correction)
@@ -56,7 +60,7 @@ def choose(correction: Correction, device: torch.device | str = "cpu", backend: 
         return Choice("compiled", "asked for") if _compiles(kind) else Choice("eager", "no C++ compiler here")
     if backend == "triton" or _has_triton():
         _require_triton(kind)
-        return Choice("triton", "asked for" if backend == "triton" else "CUDA")
+        return Choice("triton", "asked for" if backend == "triton" else kind)
     return Choice("eager", "triton is not installed")
 
 

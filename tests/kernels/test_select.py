@@ -15,7 +15,20 @@ from slime_ext.steps import Truncate
 from tests.kernels.batches import FULL
 
 
-def test_auto_takes_triton_on_cuda_and_stays_eager_on_a_cpu(monkeypatch):
+def test_auto_stays_eager_until_the_kernels_are_proven_on_a_device():
+    assert choose(FULL, "cpu").name == choose(FULL, "cuda").name == "eager"
+    assert (
+        "not been proven on cuda" in describe(FULL, "cuda")
+        and choose(FULL, "cuda", "triton").name == "triton"
+    )
+
+
+@pytest.fixture
+def proven(monkeypatch):
+    monkeypatch.setattr(module, "PROVEN", ("cuda",))
+
+
+def test_auto_takes_triton_where_it_is_proven(monkeypatch, proven):
     monkeypatch.setattr(module, "_has_triton", lambda: True)
     assert choose(FULL, "cuda").name == "triton" and choose(FULL, "cpu").name == "eager"
     monkeypatch.setattr(module, "_has_triton", lambda: False)
@@ -29,12 +42,12 @@ def test_auto_takes_triton_on_cuda_and_stays_eager_on_a_cpu(monkeypatch):
         ("min_prefix", "a minimum over prefixes stays eager"),
     ],
 )
-def test_what_no_kernel_knows_stays_eager_and_says_so(name, why):
+def test_what_no_kernel_knows_stays_eager_and_says_so(name, why, proven):
     for backend, device in (("compiled", "cpu"), ("triton", "cuda"), ("auto", "cuda")):
         assert choose(presets.get(name), device, backend) == ("eager", why)
 
 
-def test_steps_of_other_systems_blocks_stay_eager():
+def test_steps_of_other_systems_blocks_stay_eager(proven):
     correction = Correction(steps=(ScopedReweight("geometric", clamp=20.0), Truncate(2.0)))
     assert choose(correction, "cuda").name == choose(correction, "cpu", "compiled").name == "eager"
     assert "statistics of its own" in describe(correction, "cuda")
