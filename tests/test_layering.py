@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1] / "slime_ext"
 # A room may import rooms of a lower rank, and its own.
 RANK = {
     "errors": 0,
+    "lazily": 1,
     "given": 0,
     "ops": 1,
     "facts": 2,

@@ -21,7 +21,7 @@ from slime_ext.correction import WEIGHTS, Correction
 from slime_ext.dialects.scoped import FORMS, ZeroOutside
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.facts import Step
-from slime_ext.kernels.select import check_name
+from slime_ext.kernels.names import check_name
 from slime_ext.metrics.options import Options
 from slime_ext.metrics.readings import known_names
 from slime_ext.objectives import SURROGATES

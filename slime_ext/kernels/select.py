@@ -17,12 +17,12 @@ from typing import NamedTuple
 import torch
 
 from slime_ext.correction import Correction
-from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.errors import ConfigError
 from slime_ext.kernels.apply import Backend, Eager
+from slime_ext.kernels.names import check_name
 from slime_ext.steps import STEPS
 
 PROVEN: tuple[str, ...] = ()  # kinds of device on which tests_gpu/test_kernels_cuda.py has passed
-BACKENDS = ("auto", "eager", "compiled", "triton")
 
 
 class Choice(NamedTuple):
@@ -30,13 +30,6 @@ class Choice(NamedTuple):
 
     name: str
     why: str
-
-
-def check_name(name: object, where: str = "slime_ext.backend") -> None:
-    """Raises ConfigError unless ``name`` is a backend's."""
-    if name not in BACKENDS:
-        near = did_you_mean(str(name), BACKENDS)
-        raise ConfigError(f"{where}: expected one of {', '.join(BACKENDS)}, got '{name}'{near}")
 
 
 def choose(correction: Correction, device: torch.device | str = "cpu", backend: str = "auto") -> Choice:

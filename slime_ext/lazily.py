@@ -1,0 +1,27 @@
+"""Names that a package hands out and imports when they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from slime_ext.errors import did_you_mean
+
+
+def exported(package: str, files: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """A package's ``__getattr__`` and ``__dir__``.
+
+    Args:
+        files: name -> the file of the package that defines it.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name in files:
+            return getattr(importlib.import_module(f"{package}.{files[name]}"), name)
+        raise AttributeError(f"module '{package}' has no attribute '{name}'{did_you_mean(name, files)}")
+
+    def __dir__() -> list[str]:
+        return sorted(files)
+
+    return __getattr__, __dir__
