@@ -114,12 +114,12 @@ MUTATIONS = {
         "host/step_metrics.py", "self.seen[id(mask)] = mask", "pass", "tests/host/test_train_step.py"
     ),
     "count shared sequences on every rank": Mutation(
-        "metrics/measure.py", "if not first or not count", "if not count", "tests/metrics/test_statistics.py"
+        "metrics/measure.py", "if not first or not tokens", "if not tokens", "tests/metrics/test_statistics.py"
     ),
     "a curve's bin begins one later": Mutation(
         "metrics/measure.py",
-        "at[:, None] >= _constant",
-        "at[:, None] > _constant",
+        "reached = values >= _constant",
+        "reached = values > _constant",
         "tests/metrics/test_statistics.py",
     ),
     "a step's rejections depend on the others": Mutation(

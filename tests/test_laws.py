@@ -129,6 +129,7 @@ def test_a_cap_that_never_acts_is_no_cap(seed):
 
 FREE = ("aten.detach", "aten.view", "aten.select", "aten.split", "aten.scalar_tensor", "aten.lift_fresh")
 FREE += ("aten.promote_types", "aten.squeeze", "aten.unsqueeze", "aten.slice", "aten.expand", "aten.alias")
+FREE += ("aten.unbind", "aten.transpose", "aten.new_empty", "aten._unsafe_view")
 SYNCS = ("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.is_nonzero")
 
 
@@ -202,7 +203,7 @@ def test_a_whole_hook_call_with_metrics_takes_at_most_seventy_five(name, monkeyp
     assert both_sizes(body_of) <= 75
 
 
-@pytest.mark.parametrize(("curves", "limit"), [(False, 64), (True, 76)])
+@pytest.mark.parametrize(("curves", "limit"), [(False, 52), (True, 73)])
 def test_metrics_do_not_wait_for_the_device(curves, limit):
     correction = presets.get("decoupled_geo_rs_seq_tis")
 

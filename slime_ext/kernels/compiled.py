@@ -40,6 +40,7 @@ SMALLEST = 1024  # tokens; below, compiled calls cost more than they save
 Flat = tuple[Tensor, ...]
 SEEN = ("weights", "keep", "finite", "log_ratio", "clipped", "acted")  # per token, of an observed outcome
 FLAGS = ("keep", "finite", "clipped", "sequence_keep")
+PLACES = ("ids", "within")
 PER_SEQUENCE = ("sequence_log_ratio", "sequence_count", "sequence_keep")
 
 
@@ -77,7 +78,7 @@ class Compiled:
         return _outcome(found, plan, tokens.segments.count, want)
 
     def apply(self, work: Work) -> Applied:
-        """As ``Eager.apply``; weighting the host's loss belongs to the second graph, measuring is a third."""
+        """As ``Eager.apply``; weighting the host's loss and measuring belong to the second graph."""
         tokens, correction, observe = work.tokens, self.correction, work.layout is not None
         if tokens.segments.size < SMALLEST:
             return self._eager.apply(work)
@@ -86,12 +87,14 @@ class Compiled:
             return finish(correction, outcome, work, self._measure)
         plan = settled(correction, tokens, work.plan)
         given = self._inputs(tokens, plan, observe) | {"host_loss": work.host_loss.detach()}
-        want = Want("expand", observe, True, True)
-        product, factor, *rest = self._call(want, given)
-        outcome = _outcome(rest[3:], plan, tokens.segments.count, want)
-        measured = self._measure(work, outcome, None) if observe else None
-        loss = Weighted.apply(work.host_loss, product, factor, outcome.keep)
-        return Applied(loss, outcome.keep, tuple(rest[:3]), measured)
+        if observe:
+            given |= _places(tokens, work.layout)
+        want = Want("expand", observe, True, True, work.layout, work.first)
+        product, factor, kept, *rest = self._call(want, given)
+        keep = kept.to(torch.bool)
+        measured = Measured(*rest[3:]) if observe else None
+        loss = Weighted.apply(work.host_loss, product, factor, keep)
+        return Applied(loss, keep, tuple(rest[:3]), measured)
 
     def _inputs(self, tokens: Tokens, plan: Plan, observe: bool) -> Named:
         """What the second half reads, the first half's table among it."""
@@ -116,10 +119,9 @@ class Compiled:
         seen = outcome.sequences
         both = zip(PER_SEQUENCE, (seen.log_ratio, seen.count, seen.keep), strict=True)
         given |= {name: pad(t.double(), (0, SPARE)) for name, t in both}
-        if work.layout.curves:
-            given["within"] = work.tokens.segments.within
+        given |= _places(work.tokens, work.layout)
         if work.tokens.ages is not None:
-            given |= {"ages": pad(work.tokens.ages, (0, SPARE)), "ids": work.tokens.segments.ids}
+            given["ages"] = pad(work.tokens.ages, (0, SPARE))
         if surrogate_clipped is not None:
             given["surrogate_clipped"] = surrogate_clipped
         return Measured(*self._call(Want("measure", layout=work.layout, first=work.first), given))
@@ -156,7 +158,8 @@ class Compiled:
         return torch.stack([table[need] for need in needs])
 
     def _expand(self, given: Named, want: Want) -> Flat:
-        correction, tokens = self.correction, tokens_of(given)
+        known = {name: given[name] for name in PLACES if name in given}
+        correction, tokens = self.correction, tokens_of(given, **known)
         facts = Spreading.of(correction.look(tokens), given)
         needs = correction.needs(observe=want.observe)
         if needs:
@@ -167,15 +170,26 @@ class Compiled:
         if not want.loss:
             return _flat(outcome)
         loss, _ = correction.loss(outcome, tokens, given["host_loss"], Bounds())
-        return loss, outcome.factor, *outcome.channel(tokens.segments.mask), *_flat(outcome)
+        written = (loss, outcome.factor, outcome.keep, *outcome.channel(tokens.segments.mask))
+        if want.layout is None:
+            return written
+        return *written, *measure(tokens, outcome, want.layout, first=want.first)
 
     def _measured(self, given: Named, want: Want) -> Flat:
-        known = {name: given[name] for name in ("ids", "within") if name in given}
+        known = {name: given[name] for name in PLACES if name in given}
         seen = {name: given[name] != 0 if name in FLAGS else given[name] for name in (*SEEN, *PER_SEQUENCE)}
         outcome = Outcome(*(seen[name] for name in SEEN), Sequences(*(seen[name] for name in PER_SEQUENCE)))
         tokens = tokens_of(given | {"numerator": given["behavior"]}, **known)
         clipped = given.get("surrogate_clipped")
         return tuple(measure(tokens, outcome, want.layout, surrogate_clipped=clipped, first=want.first))
+
+
+def _places(tokens: Tokens, layout: Layout) -> Named:
+    """What the curves read of where tokens lie."""
+    if not layout.curves:
+        return {}
+    segments = tokens.segments
+    return {"within": segments.within} | ({} if tokens.ages is None else {"ids": segments.ids})
 
 
 def _coupled(correction: Correction) -> list:

@@ -14,7 +14,7 @@ from typing import Any
 from slime_ext.correction import Correction
 from slime_ext.coupled import Normalize, SecondMoment
 from slime_ext.facts import needs_of
-from slime_ext.metrics.layout import BINS, PER_DECADE, SIDE, SMALLEST
+from slime_ext.metrics.layout import BINS, FIRST, SHIFT, SIDE
 from slime_ext.ops.divergences import EDGE
 from slime_ext.ops.statistics import Need, Over
 from slime_ext.steps import Clip, Reject, Reweight, Taper, Truncate, Veto
@@ -89,7 +89,7 @@ def source(correction: Correction, *, observe: bool) -> str:
 
 
 def _constants(correction: Correction) -> dict[str, int]:
-    bins = {"PER_DECADE": PER_DECADE, "FIRST": 1 - SMALLEST * PER_DECADE, "MIDDLE": SIDE + 1, "ROOM": ROOM}
+    bins = {"SHIFT": SHIFT, "FIRST": FIRST, "SIDE": SIDE, "ROOM": ROOM}
     return bins | {"GROUP_BIT": 1 << (len(correction.steps) + 1)}
 
 
@@ -142,10 +142,10 @@ STORE = """    if GROUPS:
         tl.store(bounded_ones + at, (clipped & finite).to(tl.float32), mask=here)
         tl.store(rejected_ones + at, (mask & ~keep).to(tl.float32), mask=here)
     if HISTOGRAM:
-        decades = tl.log(tl.abs(l).to(tl.float64)) * 0.4342944819032518
-        distance = tl.minimum(tl.maximum(decades * PER_DECADE + FIRST, 0.0), MIDDLE).to(tl.int32)
-        index = tl.where(l < 0.0, MIDDLE - distance, MIDDLE + distance).to(tl.int32)
-        counts = tl.histogram(index, ROOM, mask=finite)
+        bits = tl.abs(l).to(tl.float32).to(tl.int32, bitcast=True) >> SHIFT
+        distance = tl.minimum(bits - FIRST, SIDE)
+        index = tl.where(l < 0.0, SIDE + 1 + distance, distance)
+        counts = tl.histogram(index, ROOM, mask=finite & (distance >= 0))
         # Whole numbers add up to the same in any order, unlike floats.
         tl.atomic_add(histogram + tl.arange(0, ROOM), counts, mask=counts > 0)
 """

@@ -9,12 +9,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
+
 from slime_ext.correction import Correction
 
-LARGEST = 1e150  # ratios and weights beyond count as this much in the sums, whose squares stay finite so
-PER_DECADE, SMALLEST, DECADES = 32, -6, 8
-SIDE = DECADES * PER_DECADE  # bins on each side of 0, from 1e-6 to 100 nats
-BINS = 2 * SIDE + 3  # and one around 0, one beyond each end
+# Ratios and weights beyond count as this much in the sums, whose squares stay finite so.
+LARGEST = {torch.float64: 1e150, torch.float32: 1e17}
+
+# The histogram's bins are cut by the first bits of |l| as a float32: the exponent and 4 bits of the mantissa.
+BITS = 4
+SHIFT = 23 - BITS
+FIRST = (127 - 20) << BITS  # those bits of 2^-20 nats
+SIDE = 27 << BITS  # bins on each side of 0, from 2^-20 to 2^7 nats
+BINS = 2 * (SIDE + 1)  # one more beyond each end; what is left of all tokens lies around 0
 
 CURVE_COLUMNS = ("counted", "kept", "excess", "weight", "k3")
 COLUMNS = (*CURVE_COLUMNS, "log_ratio", "log_behavior", "excess_squared", "weight_squared")
@@ -32,11 +39,7 @@ LOG_SUMS = ("log_squared_ratios", "log_ratios")  # of sequences
 POSITIONS = (16, 64, 256, 1024, 4096, 16384, 65536)  # tokens of the response before it
 AGES = (1, 2, 3, 4, 8, 16, 32)  # weight versions
 PROBABILITIES = (1e-4, 1e-3, 1e-2, 0.1, 0.5, 0.9, 0.99)  # of the sampled token under the behavior policy
-CURVE_EDGES = tuple(
-    (-math.inf, *edges, math.inf) for edges in (POSITIONS, AGES, map(math.log, PROBABILITIES))
-)
-LOG_RATIOS = tuple(10 ** (SMALLEST + i / PER_DECADE) for i in range(SIDE + 1))
-LOG_RATIO_EDGES = (*(-edge for edge in reversed(LOG_RATIOS)), *LOG_RATIOS)
+LOG_PROBABILITIES = tuple(map(math.log, PROBABILITIES))
 
 
 def _whole(edges: tuple[int, ...]) -> Iterator[str]:
@@ -77,7 +80,7 @@ class Layout:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The sums of one number each, in their order; the histogram and the curves follow."""
-        return (*COLUMNS, "surrogate_clipped", *PER_SEQUENCE, *(name for name, _ in self.flags))
+        return (*COLUMNS, *(name for name, _ in self.flags), "surrogate_clipped", *PER_SEQUENCE)
 
 
 def step_names(correction: Correction) -> list[str]:

@@ -104,7 +104,7 @@ METRICS = (
         Metric(
             f"ratio_p{q:02d}",
             "ratio",
-            f"ρ below which {q}% of the tokens lie, l off by at most 3.7% of itself",
+            f"ρ below which {q}% of the tokens lie, l off by at most 3.1% of itself",
             healthy,
             _ratio_at(q / 100),
         )

@@ -1,0 +1,80 @@
+"""Sums per bin of tokens that lie in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from slime_ext.ops.segments import is_traced
+
+SLICE = 1 << 18  # tokens whose 0-1 matrix is there at once
+
+LIBRARY = torch.library.Library("slime_ext", "FRAGMENT")
+LIBRARY.define("tally(Tensor index, Tensor[] rows, int bins) -> Tensor")
+LIBRARY.define("count(Tensor index, int bins) -> Tensor")
+
+
+def tally(index: Tensor, rows: Tensor | Sequence[Tensor], bins: int) -> Tensor:
+    """K rows [T] (a table unless they are traced) summed by bin -> [K, bins] float64.
+
+    An operation of its own in a graph: a compiler's loop with an addition at random would do all else that
+    it does one token at a time.
+
+    Args:
+        index: [T] int64 from 0 to bins - 1.
+    """
+    if is_traced(index):
+        return torch.ops.slime_ext.tally(index, list(rows), bins)
+    table = torch.zeros(len(rows), bins, dtype=torch.float64, device=index.device)
+    return table.scatter_add_(1, index.expand(len(rows), -1), rows.double())
+
+
+def count(index: Tensor, bins: int) -> Tensor:
+    """[bins] float64, how many tokens lie in each; the same bits in any order of addition.
+
+    Args:
+        index: [T] int64 from 0 to bins - 1.
+    """
+    return (torch.ops.slime_ext.count if is_traced(index) else _count)(index, bins)
+
+
+def product(places: Sequence[Tensor], rows: Tensor, bins: int) -> Tensor:
+    """K rows [T] summed by the bins of each of C curves -> [C, bins, K] float64, without additions whose
+    order is left to the device: a product with a 0-1 matrix, slice by slice.
+
+    Args:
+        places: C x [T] integers; what is not from 0 to bins - 1 is in no bin.
+    """
+    wide = rows.new_zeros(len(places) * bins, len(rows), dtype=torch.float64)
+    numbers = torch.arange(bins, device=wide.device)[:, None]
+    for start in range(0, rows.shape[1], SLICE):
+        part = slice(start, start + SLICE)
+        inside = torch.stack([place[part] for place in places])[:, None] == numbers
+        wide.addmm_(inside.double().flatten(0, 1), rows[:, part].t().double())
+    return wide.view(len(places), bins, len(rows))
+
+
+def _tally(index: Tensor, rows: list[Tensor], bins: int) -> Tensor:
+    table = torch.zeros(len(rows), bins, dtype=torch.float64, device=index.device)
+    for sums, row in zip(table, rows, strict=True):
+        sums.scatter_add_(0, index, row.double())
+    return table
+
+
+def _count(index: Tensor, bins: int) -> Tensor:
+    ones = torch.ones(index.shape, dtype=torch.float64, device=index.device)
+    return ones.new_zeros(bins).scatter_add_(0, index, ones)
+
+
+LIBRARY.impl("tally", _tally, "CompositeExplicitAutograd")
+LIBRARY.impl("count", _count, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "slime_ext::tally",
+    lambda index, rows, bins: index.new_empty((len(rows), bins), dtype=torch.float64),
+    lib=LIBRARY,
+)
+torch.library.register_fake(
+    "slime_ext::count", lambda index, bins: index.new_empty((bins,), dtype=torch.float64), lib=LIBRARY
+)
