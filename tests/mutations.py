@@ -114,7 +114,10 @@ MUTATIONS = {
         "host/step_metrics.py", "self.seen[id(mask)] = mask", "pass", "tests/host/test_train_step.py"
     ),
     "count shared sequences on every rank": Mutation(
-        "metrics/measure.py", "if not first or not tokens", "if not tokens", "tests/metrics/test_statistics.py"
+        "metrics/measure.py",
+        "if not first or not tokens",
+        "if not tokens",
+        "tests/metrics/test_statistics.py",
     ),
     "a curve's bin begins one later": Mutation(
         "metrics/measure.py",
