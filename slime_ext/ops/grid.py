@@ -11,8 +11,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
-from operator import add
+from itertools import accumulate, repeat
+from operator import add, mul, sub
 
 import torch
 from torch import Tensor
@@ -65,9 +65,11 @@ class Grid:
             block[i] = self.blocks
         keys = dict.fromkeys((0, 1, *block) if self.blocks else block)
         places = range(self.blocks, 1 << 62, BLOCK)
-        moved = {b: place - (b << SHIFT) for b, place in zip(keys, places, strict=False)}
+        moved = dict(zip(keys, map(sub, places, map(mul, keys, repeat(BLOCK))), strict=False))
         begins = list(map(add, map(moved.__getitem__, block), bounds))
-        shared = [b for b in keys if b < self.blocks]
+        shared = list(keys)  # rising, so that only the last can lie beyond
+        while shared and shared[-1] >= self.blocks:
+            shared.pop()
         both = host_ints([*shared, *block, *begins[1:]], self.device)
         return both[: len(shared)], both[len(shared) :]
 
