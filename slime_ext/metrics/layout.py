@@ -9,12 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-
 from slime_ext.correction import Correction
-
-# Ratios and weights beyond count as this much in the sums, whose squares stay finite so.
-LARGEST = {torch.float64: 1e150, torch.float32: 1e17}
 
 # The histogram's bins are cut by the first bits of |l| as a float32: the exponent and 4 bits of the mantissa.
 BITS = 4

@@ -24,7 +24,6 @@ from slime_ext.metrics.layout import (
     CURVE_BINS,
     CURVE_COLUMNS,
     FIRST,
-    LARGEST,
     LOG_PROBABILITIES,
     POSITIONS,
     SHIFT,
@@ -35,6 +34,8 @@ from slime_ext.ops.segments import Segments, as_numbers, host_ints, is_traced
 from slime_ext.ops.tally import count, product, tally
 
 BLOCK = 256
+# Ratios and weights beyond count as this much in the sums, whose squares stay finite so.
+LARGEST = {torch.float64: 1e150, torch.float32: 1e17}
 
 
 class Measured(NamedTuple):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from slime_ext.metrics.accumulator import Totals
+from slime_ext.metrics.totals import Totals
 
 PREFIX = "off_policy/"
 HUGE = 700.0  # exp of more nats overflows a float64

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slime_ext.correction import Correction
-from slime_ext.metrics.accumulator import Totals
 from slime_ext.metrics.layout import Layout
 from slime_ext.metrics.names import CURVE_METRICS, METRICS, PREFIX, STALENESS
+from slime_ext.metrics.totals import Totals
 
 
 def known_names(correction: Correction) -> list[str]:

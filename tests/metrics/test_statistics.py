@@ -11,7 +11,8 @@ import torch
 
 from slime_ext import metrics, presets
 from slime_ext.correction import Correction, Tokens
-from slime_ext.metrics import Accumulator, Layout, layout, measure
+from slime_ext.metrics import Accumulator, Layout, layout
+from slime_ext.metrics.measure import measure
 from slime_ext.ops.segments import Segments
 from slime_ext.steps import Reject, Reweight, Truncate
 from tests import oracle
