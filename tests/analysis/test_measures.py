@@ -207,6 +207,7 @@ def test_a_worst_token_stands_among_its_neighbours():
     assert worst.log_ratio in [span.log_ratio for span in worst.spans]
 
 
+@pytest.mark.slow
 def test_a_tokenizer_gives_text(tmp_path):
     assert "".join(decoder("configs/tiny/model")([5, 6])) != ""
     with pytest.raises(DataError, match="--tokenizer: expected a folder with a tokenizer"):

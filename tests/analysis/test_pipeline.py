@@ -33,6 +33,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_processes_find_what_one_finds(folder):
     jobs, seen = find([folder]), []
     alone = collect(jobs, {"d": Diagnosis()}, done=seen.append)
@@ -43,6 +44,7 @@ def test_processes_find_what_one_finds(folder):
     assert one.timeline == two.timeline and torch.allclose(one.sums.values, two.sums.values)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_told(folder):
     with pytest.raises(DataError, match="--jobs: expected every process to finish, one ended with status 9"):
         collect(find([folder]), {"d": Kills()}, processes=2)

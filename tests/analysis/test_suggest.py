@@ -118,6 +118,7 @@ def test_a_threshold_lies_between(kept, gone):
     assert min(kept, gone) < found < max(kept, gone)
 
 
+@pytest.mark.slow
 def test_there_is_no_limit_at_two_to_the_24():
     values = torch.arange(2**24 + 3, dtype=torch.float64).sqrt().float()
     with pytest.raises(RuntimeError, match="too large"):

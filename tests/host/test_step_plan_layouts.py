@@ -25,6 +25,7 @@ def on_a_rank(dp, cp):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dp", "cp"), [(2, 1), (1, 2), (2, 2)])
 def test_every_layout_gives_the_losses_of_one_process(dp, cp):
     ranks = run_ranks(on_a_rank, dp * cp, dp, cp)

@@ -16,6 +16,7 @@ from tests.kernels.batches import CORRECTIONS, FULL, assert_applied_alike, asser
 LENGTHS = ([5, 0, 300, 1, 64], [1], [700])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CORRECTIONS)
