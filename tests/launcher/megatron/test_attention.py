@@ -15,6 +15,8 @@ from slime_ext.launcher.megatron import attention, parallel
 from tests.launcher.distributed import run_ranks
 from tests.launcher.megatron import tiny_model as tiny
 
+pytestmark = pytest.mark.slow  # processes of their own
+
 LENGTHS = [8, 24, 0, 16]  # multiples of 2 * 4 ranks; one sequence is empty
 HEADS, GROUPS, WIDTH = 4, 2, 6
 

@@ -12,6 +12,8 @@ from slime_ext.launcher.megatron import optimizer, weights
 from tests.launcher.distributed import run_ranks
 from tests.launcher.megatron import tiny_model as tiny
 
+pytestmark = pytest.mark.slow  # processes of their own
+
 FLAGS = {"lr": 1e-2, "clip_grad": 0.3, "weight_decay": 0.1, "lr_warmup_iters": 2, "lr_decay_iters": 10}
 DECAYING = {**FLAGS, "lr_decay_style": "linear"}
 STEPS = 3

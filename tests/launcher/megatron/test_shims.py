@@ -11,6 +11,8 @@ from slime_ext.launcher.megatron import optimizer, shims
 from tests.launcher.distributed import run_ranks
 from tests.launcher.megatron import tiny_model as tiny
 
+pytestmark = pytest.mark.slow  # processes of their own
+
 
 def _step(without):
     """One step of a tied model over two pipeline stages, micro-batches of different length."""

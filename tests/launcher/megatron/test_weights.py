@@ -13,6 +13,8 @@ from slime_ext.launcher.megatron import weights
 from tests.launcher.distributed import run_ranks
 from tests.launcher.megatron import tiny_model as tiny
 
+pytestmark = pytest.mark.slow  # processes of their own
+
 
 def _round_trip(layout, tied, dtype):
     return weights.gather_hf_state(tiny.start(layout, tied, dtype), tiny.tiny_config(tied))
