@@ -10,11 +10,8 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import json
 import logging
-import math
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,13 +24,13 @@ from slime_ext.errors import ConfigError, GuardError, NonFiniteError
 from slime_ext.host import ages, hosts, step_metrics
 from slime_ext.host.configured import correction_of_flags, mapping_of_flags
 from slime_ext.host.ranks import ranks
+from slime_ext.host.step_file import FILE, StepFile
 from slime_ext.metrics.options import Options
 from slime_ext.rails import Watch
 
 NAME = "train_one_step"
 LEADING = ("args", "rollout_id", "step_id", "data_iterator", "model")  # v0.2.0 to 624b824, and miles
 MARK = "_measured_by_slime_ext"
-FILE = "off_policy.jsonl"
 log = logging.getLogger("slime_ext")
 
 
@@ -48,19 +45,18 @@ class Reporter:
     options: Options = field(default_factory=Options)
     watch: Watch = field(default_factory=Watch)
     folder: str | Path | None = None
+    file: StepFile | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        folder = Path(self.folder) / FILE if self.folder else None
+        path = Path(self.options.file) if self.options.file else folder
+        self.file = StepFile(path) if path else None
 
     @classmethod
     def of(cls, args: Any, folder: str | Path | None = None) -> Reporter:
         """As the ``slime_ext:`` mapping of the arguments says."""
         loaded = read_config(mapping_of_flags(args))
         return cls(loaded.metrics, Watch(loaded.guards), folder)
-
-    @property
-    def path(self) -> Path | None:
-        """The file, if there is one."""
-        if self.options.file:
-            return Path(self.options.file)
-        return Path(self.folder) / FILE if self.folder else None
 
     def report(self, step: step_metrics.Step, where: Mapping[str, int]) -> dict[str, float]:
         """Reduces a step, judges it, writes it to the file; what belongs into the host's log.
@@ -74,8 +70,8 @@ class Reporter:
         """
         scalars, curves = step.reduce()
         first = _is_first()
-        if first and self.path:
-            _append(self.path, {**where, "time": round(time.time(), 3), **scalars, **curves})
+        if first and self.file:
+            self.file.add(where, {**scalars, **curves})
         self._judge(scalars, ", ".join(f"{name} {value}" for name, value in where.items()), first)
         return {**scalars, **curves} if self.options.curves == "log" else scalars
 
@@ -165,7 +161,7 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
 def measures_curves(reporter: Reporter) -> bool:
     """Whether anything would read the curves."""
     curves = reporter.options.curves
-    return curves == "log" or (curves == "file" and reporter.path is not None)
+    return curves == "log" or (curves == "file" and reporter.file is not None)
 
 
 def report_on_every_stage(
@@ -233,11 +229,3 @@ def _is_first() -> bool:
     state = sys.modules.get("megatron.core.parallel_state")
     ready = state is not None and state.model_parallel_is_initialized()
     return not ready or state.get_tensor_model_parallel_rank() == 0
-
-
-def _append(path: Path, row: Mapping[str, float]) -> None:
-    """One line of strict JSON; a number that is not finite is null."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    finite = {name: value if math.isfinite(value) else None for name, value in row.items()}
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(finite, allow_nan=False) + "\n")

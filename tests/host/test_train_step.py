@@ -15,6 +15,7 @@ from slime_ext import metrics, presets, tis
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
 from slime_ext.host import step_metrics, train_step
 from slime_ext.host.poison import Poison
+from slime_ext.host.step_file import StepFile
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.metrics.test_statistics import accumulated, one_long
@@ -160,6 +161,30 @@ def test_the_file_has_a_line_per_step_with_the_curves(tmp_path):
     assert [(row["rollout_id"], row["step_id"]) for row in rows] == [(3, 0), (3, 1)]
     assert rows[0][K3] == losses[0][K3] and any("by_position" in name for name in rows[0])
     assert not any("by_position" in name for name in losses[0])
+
+
+def steps_in(file):
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return [(row["rollout_id"], row["step_id"]) for row in rows if "rollout_id" in row]
+
+
+def test_a_run_that_goes_on_has_each_step_once(tmp_path):
+    file, values = tmp_path / "a" / train_step.FILE, {"off_policy/tokens": 1.0}
+    for rollouts in (range(4), range(2, 5)):
+        run = StepFile(file)
+        for rollout in rollouts:
+            for step in (0, 1):
+                run.add({"rollout_id": rollout, "step_id": step}, values)
+    assert steps_in(file) == [(rollout, step) for rollout in range(5) for step in (0, 1)]
+
+
+def test_what_a_killed_run_left_unfinished_goes_and_foreign_lines_stay(tmp_path):
+    file = tmp_path / train_step.FILE
+    file.write_text('{"kind": "mine"}\nnote\n[1]\n{"rollout_id": 0, "step_id": 0}\n{"rollout_id": 1, "st')
+    StepFile(file).add({"rollout_id": 1, "step_id": 0}, {})
+    lines = file.read_text().splitlines()
+    assert lines[:4] == ['{"kind": "mine"}', "note", "[1]", '{"rollout_id": 0, "step_id": 0}']
+    assert len(lines) == 5 and '"rollout_id": 1, "step_id": 0, "time"' in lines[4]
 
 
 def test_curves_go_to_the_log_when_asked():
