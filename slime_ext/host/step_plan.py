@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from slime_ext.correction import Correction, Plan, Tokens, plan_step
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import samples
 from slime_ext.host.configured import correction_of_flags
 from slime_ext.host.contract import PLAN, PLAN_FLAG, HookCall
@@ -43,6 +43,7 @@ def rollout_data_postprocess(
 
     Raises:
         ConfigError: the correction needs what this host or these flags do not provide.
+        DataError: it couples samples and this rank has none.
     """
     global _current
     forget()
@@ -56,9 +57,15 @@ def rollout_data_postprocess(
             )
         return
     here = ranks()
-    if not here.is_last_stage or not rollout_data.get("loss_masks"):
+    if not here.is_last_stage:
         return
-    samples.remember(rollout_data)
+    if rollout_data.get("loss_masks"):
+        samples.remember(rollout_data)
+    elif planned:  # no release hands such data out; without this rank's part the others would wait
+        raise DataError(
+            f"rollout_data: expected a sample on every data parallel rank, got none on rank {here.dp_rank} of "
+            f"{here.dp_size}: {what_couples(correction)} is settled over all of them"
+        )
     if planned:
         _current = settle(correction, args, rollout_data, here)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slime_ext import tis
-from slime_ext.errors import ConfigError, NonFiniteError
+from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host import ages, guards, rollout_data_postprocess, siblings, step_metrics, step_plan
 from tests.host import slime_rollouts as slime
 
@@ -151,6 +151,13 @@ def test_what_cannot_be_planned_is_refused(args, data, message):
     rollout_data = None if data is None else slime.data_of(slime.samples(0), **data)
     with pytest.raises(ConfigError, match=message):
         rollout_data_postprocess(given, 0, rollout_data)
+
+
+@pytest.mark.parametrize("masks", [{"loss_masks": []}, {}], ids=["empty", "absent"])
+def test_a_rank_without_samples_is_refused_where_others_would_wait_for_it(masks):
+    with pytest.raises(DataError, match="expected a sample on every data parallel rank, got none on rank 0"):
+        rollout_data_postprocess(slime.arguments(CASES["normalize"][0]), 0, masks)
+    rollout_data_postprocess(slime.arguments({"preset": "token_tis"}), 0, masks)
 
 
 @pytest.mark.parametrize(
