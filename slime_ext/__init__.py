@@ -3,23 +3,12 @@ nothing."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from slime_ext.lazily import exported
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Correction": "slime_ext.correction",
-    "load_config": "slime_ext.config",
-}
-_ROOMS = ("ops", "presets", "steps", "tis")
+FILES = {"Correction": "correction", "load_config": "config"}
+ROOMS = ("ops", "presets", "steps", "tis")
 
-__all__ = [*_HOME, *_ROOMS, "__version__"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _ROOMS:
-        return importlib.import_module(f"slime_ext.{name}")
-    raise AttributeError(f"module 'slime_ext' has no attribute '{name}'")
+__all__ = ["__version__", *FILES, *ROOMS]
+__getattr__, __dir__ = exported(__name__, FILES, ROOMS)
