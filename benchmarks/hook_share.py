@@ -7,18 +7,15 @@ Trains the model of configs/tiny on the same random rollout under each setting, 
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import tempfile
 import time
 
-import torch
-import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.proximal_forward import rollout, trainer
-from slime_ext.launcher.megatron import parallel
+from benchmarks.proximal_forward import interleaved, options, trainer
+from slime_ext.launcher.megatron.step import Trainer
+from slime_ext.launcher.training_data import TrainSample
 
 HOOK = ["--use-tis", "--custom-tis-function-path", "slime_ext.tis.decoupled_geo_rs_seq_tis"]
 MODES = {
@@ -28,7 +25,7 @@ MODES = {
 }
 
 
-def once(trained, samples) -> tuple[float, float]:
+def once(trained: Trainer, samples: list[TrainSample]) -> tuple[float, float]:
     """Seconds of one rollout's optimizer steps, and of the hook in them."""
     cut = trained.cut(samples)
     proximal = trained.proximal(cut)
@@ -40,31 +37,17 @@ def once(trained, samples) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
-        sizes = dict.fromkeys(("tensor", "pipeline"), 1)
-        first = argparse.Namespace(context_parallel_size=1, seed=0)
-        vars(first).update({f"{name}_model_parallel_size": size for name, size in sizes.items()})
-        parallel.initialize(first)
-        trainers = {}
-        for name, metrics in MODES.items():
-            trainers[name] = trainer(options.samples, options.steps, HOOK)
-            trainers[name].args.slime_ext = {"metrics": metrics}
-        samples = rollout(options.samples)
-        times: dict[str, list[tuple[float, float]]] = {name: [] for name in MODES}
-        for index in range(options.rounds):
-            for name in list(MODES)[:: 1 if index % 2 else -1]:
-                times[name].append(once(trainers[name], samples))
-        parallel.destroy()
+    chosen = options(__doc__)
+
+    def make(name: str) -> Trainer:
+        made = trainer(chosen.samples, chosen.steps, HOOK)
+        made.args.slime_ext = {"metrics": MODES[name]}
+        return made
+
+    times = interleaved(chosen, MODES, make, once)
     table = Table("", "optimizer step, ms", "hook, ms", "share")
     for name, taken in times.items():
-        step, hook = (statistics.median(values) * 1e3 / options.steps for values in zip(*taken, strict=True))
+        step, hook = (statistics.median(values) * 1e3 / chosen.steps for values in zip(*taken, strict=True))
         table.add_row(name, f"{step:.1f}", f"{hook:.2f}", f"{hook / step:.1%}")
     Console().print(table)
 

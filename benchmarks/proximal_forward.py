@@ -13,6 +13,8 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,8 @@ from slime_ext.launcher.megatron.optimizer import build_optimizer
 from slime_ext.launcher.megatron.step import Trainer
 from slime_ext.launcher.training_data import TrainSample, needs_proximal_forward
 
+Taken = TypeVar("Taken")
+PARALLEL = ("tensor_model", "pipeline_model", "context")
 MODES = {"decoupled": [], "bypass": ["--use-rollout-logprobs"]}
 
 
@@ -60,26 +64,48 @@ def once(trained: Trainer, samples: list[TrainSample]) -> float:
     return time.perf_counter() - start
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def options(description: str | None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def interleaved(
+    chosen: argparse.Namespace,
+    modes: Iterable[str],
+    make: Callable[[str], Trainer],
+    once: Callable[[Trainer, list[TrainSample]], Taken],
+) -> dict[str, list[Taken]]:
+    """What ``once`` says of each mode's trainer, round by round on one random rollout, in this process alone.
+
+    Args:
+        make: a mode's trainer.
+    """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
-        first = argparse.Namespace(
-            tensor_model_parallel_size=1, pipeline_model_parallel_size=1, context_parallel_size=1, seed=0
-        )
-        parallel.initialize(first)
-        trainers = {name: trainer(options.samples, options.steps, extra) for name, extra in MODES.items()}
-        samples = rollout(options.samples)
-        times: dict[str, list[float]] = {name: [] for name in MODES}
-        for index in range(options.rounds):
-            for name in list(MODES)[:: 1 if index % 2 else -1]:
-                times[name].append(once(trainers[name], samples))
+        sizes = dict.fromkeys((f"{name}_parallel_size" for name in PARALLEL), 1)
+        parallel.initialize(argparse.Namespace(**sizes, seed=0))
+        trainers = {name: make(name) for name in modes}
+        samples = rollout(chosen.samples)
+        taken: dict[str, list[Taken]] = {name: [] for name in trainers}
+        for index in range(chosen.rounds):
+            for name in list(trainers)[:: 1 if index % 2 else -1]:
+                taken[name].append(once(trainers[name], samples))
         parallel.destroy()
+    return taken
+
+
+def main() -> None:
+    chosen = options(__doc__)
+
+    def make(name: str) -> Trainer:
+        return trainer(chosen.samples, chosen.steps, MODES[name])
+
+    times = interleaved(chosen, MODES, make, once)
     median = {name: statistics.median(values) for name, values in times.items()}
     print(f"decoupled {median['decoupled']:.3f} s, bypass {median['bypass']:.3f} s per rollout of training;")
     print(f"the bypass takes {median['bypass'] / median['decoupled']:.2f} of the time")
