@@ -2,7 +2,11 @@
 and bands that zero a weight without taking its token out of the masks.
 
 The native steps read the host's response mask and clamp nothing, so that rejections commute. Only a dialect,
-or a mapping that ``slime-ext convert`` printed, needs what is here. Each costs one more all-reduce.
+or a mapping that ``slime-ext convert`` printed, needs what is here.
+
+A sum over tokens that were kept waits for what decided that, so it cannot share the correction's one
+all-reduce: where a sequence's tokens lie on several ranks, ``over: kept`` or ``clamp`` with a statistic per
+sequence costs one more.
 """
 
 from __future__ import annotations
