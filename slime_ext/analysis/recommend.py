@@ -3,7 +3,7 @@ what it would have done to this run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from slime_ext import presets
 from slime_ext.analysis.document import Candidate, Effect, Finding, Numbers, Recommendation
@@ -11,6 +11,7 @@ from slime_ext.host.summary import flags_of
 
 LONG = 1000  # response tokens from which single bad tokens decide a sequence
 LAG = 4.0  # weight versions from which one weight for mismatch and lag is better than two
+FEW = 100  # sequences below which a single one moves the shares that decide by more than 1%
 HARMLESS = 0.98  # effective sample size of whole sequences above which nothing needs correcting
 # What a correction may cost.
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
@@ -22,7 +23,7 @@ LAST_RESORT = ("token_is", "fireworks_token", "icepop", "cispo")
 def recommend(
     effects: Sequence[Effect],
     total: Numbers,
-    findings: Iterable[Finding] = (),
+    findings: Sequence[Finding] = (),
     files: Mapping[str, str] | None = None,
 ) -> Recommendation:
     """The first candidate that does not cost too much, with the reasons.
@@ -39,13 +40,23 @@ def recommend(
             *(f"{f.title.rstrip('.')}: a fault to mend, which a correction would only hide" for f in faults),
             "mend this first, and analyse again",
         )
+    if total.tokens == total.nonfinite:
+        return _nothing("no response token has a finite log-prob of both policies: nothing can be compared")
+    found = _judged(effects, total, {f.name for f in findings}, files or {})
+    return found if total.sequences >= FEW else _cautioned(found, total)
+
+
+def _judged(
+    effects: Sequence[Effect], total: Numbers, found: set[str], files: Mapping[str, str]
+) -> Recommendation:
+    """By how far apart the policies are."""
     if _is_harmless(total):
         return _nothing(
             f"effective sample size of whole sequences {_said(total.ess_sequence)}, k3 {_said(total.k3)}: "
             "the policies are so close that no correction would change the gradient noticeably"
         )
-    names, why = _candidates(total, {f.name for f in findings})
-    return _first([*(files or {}), *names], why, effects, total, files or {})
+    names, why = _candidates(total, found)
+    return _first([*files, *names], why, effects, total, files)
 
 
 def _first(
@@ -81,6 +92,15 @@ def flags(name: str, file: str | None = None) -> str:
 
 def _nothing(*reasons: str) -> Recommendation:
     return Recommendation(name="metrics_only", reasons=reasons, flags=flags("metrics_only"))
+
+
+def _cautioned(found: Recommendation, total: Numbers) -> Recommendation:
+    """The same, with what it rests on."""
+    caution = (
+        f"it rests on few sequences, {total.sequences} with {total.tokens} response tokens: below {FEW} a "
+        "single one may decide; analyse more rollouts before you train with it"
+    )
+    return found.model_copy(update={"reasons": (*found.reasons, caution)})
 
 
 def _too_far(considered: list[Candidate], total: Numbers) -> Recommendation:

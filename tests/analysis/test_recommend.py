@@ -73,6 +73,20 @@ def test_where_everything_costs_too_much_it_says_so():
     assert found.name == "metrics_only" and "too far apart" in found.reasons[0]
 
 
+@pytest.mark.parametrize(("sequences", "said"), [(99, True), (100, False)])
+@pytest.mark.parametrize("changes", [{}, {"ess_sequence": 1.0}], ids=["corrected", "harmless"])
+def test_few_sequences_are_said_to_be_few(changes, sequences, said):
+    total = SHORT.model_copy(update={"sequences": sequences, **changes})
+    reasons = recommend(effects(), total).reasons
+    assert ("it rests on few sequences, 99 with 1000 response tokens" in reasons[-1]) is said
+
+
+@pytest.mark.parametrize("tokens", [0, 7])
+def test_where_nothing_can_be_compared_nothing_is_concluded(tokens):
+    found = recommend(effects(), Numbers(tokens=tokens, nonfinite=tokens))
+    assert found.name == "metrics_only" and found.reasons[0].startswith("no response token has a finite")
+
+
 def test_the_users_own_file_is_tried_first():
     found = recommend([*effects(), effect("mine.yaml")], SHORT, files={"mine.yaml": "configs/mine.yaml"})
     assert (found.name, found.flags) == ("mine.yaml", "--custom-config-path configs/mine.yaml")
