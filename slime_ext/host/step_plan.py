@@ -63,8 +63,8 @@ def rollout_data_postprocess(
         samples.remember(rollout_data)
     elif planned:  # no release hands such data out; without this rank's part the others would wait
         raise DataError(
-            f"rollout_data: expected a sample on every data parallel rank, got none on rank {here.dp_rank} of "
-            f"{here.dp_size}: {what_couples(correction)} is settled over all of them"
+            "rollout_data: expected a sample on every data parallel rank, got none on rank "
+            f"{here.dp_rank} of {here.dp_size}: {what_couples(correction)} is settled over all of them"
         )
     if planned:
         _current = settle(correction, args, rollout_data, here)

@@ -51,10 +51,8 @@ class _Content:
 
     rollout_id: int
     paths: list[Path] = field(default_factory=list)
-    about: bytes = (
-        NOTHING  # of the rollout dump: as bytes, for one small object of a million that stays would
-    )
-    # keep the memory of its neighbours
+    # Of the rollout dump. As bytes: one small object that stays would keep the memory of all around it.
+    about: bytes = NOTHING
     rows: list[Row] = field(default_factory=list)
     ranks: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
     version: int | None = None
