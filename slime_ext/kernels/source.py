@@ -2,22 +2,16 @@
 
 A program of either kernel takes a chunk of tokens inside one sequence, so what belongs to the sequence is a
 scalar to it. ``statistics`` adds up each chunk; ``correct`` reads the sums of its sequence, lets every step
-decide again and writes its tokens. Nothing is added with atomics, so results repeat bit by bit.
+decide again and writes its tokens. No float is added with atomics, so results repeat bit by bit.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from typing import Any
-
 from slime_ext.correction import Correction
-from slime_ext.coupled import Normalize, SecondMoment
-from slime_ext.facts import needs_of
+from slime_ext.kernels.writer import Writer, literal
 from slime_ext.metrics.layout import BINS, FIRST, SHIFT, SIDE
 from slime_ext.ops.divergences import EDGE
-from slime_ext.ops.statistics import Need, Over
-from slime_ext.steps import Clip, Reject, Reweight, Taper, Truncate, Veto
+from slime_ext.ops.statistics import Need
 
 HEAD = '''import triton
 import triton.language as tl
@@ -36,14 +30,55 @@ def expm1(x):
 
 
 @triton.jit
-def bernoulli_kl(a, b):
-    return a * tl.log(a / b) + (1.0 - a) * tl.log((1.0 - a) / (1.0 - b))
+def k2(l):
+    return l * l / 2.0
+
+
+@triton.jit
+def k3(l):
+    return expm1(l) - l
+
+
+@triton.jit
+def tv(num, beh):
+    return tl.abs(tl.exp(num) - tl.exp(beh))
 
 
 @triton.jit
 def inner(x):
     """A probability as far from 0 and 1 as KPop has it."""
     return tl.minimum(tl.maximum(tl.exp(x.to(tl.float64)), EDGE), 1.0 - EDGE)
+
+
+@triton.jit
+def bernoulli_kl(a, b):
+    return a * tl.log(a / b) + (1.0 - a) * tl.log((1.0 - a) / (1.0 - b))
+
+
+@triton.jit
+def binary_kl(num, beh):
+    return bernoulli_kl(inner(beh), inner(num))
+
+
+@triton.jit
+def binary_kl_max(num, beh):
+    return tl.maximum(binary_kl(num, beh), binary_kl(beh, num))
+
+
+@triton.jit
+def squares(x):
+    wide = x.to(tl.float64)
+    return wide * wide
+
+
+@triton.jit
+def over(x, limit):
+    return tl.maximum(x - limit, 0.0)
+
+
+@triton.jit
+def parts(x, whole):
+    return (x / whole).to(x.dtype)
 
 '''.replace("EDGE", repr(EDGE))
 
@@ -61,21 +96,34 @@ LOAD = """    chunk = tl.program_id(0)
     l = tl.where(finite, num - beh, 0.0)
 """
 ADVANTAGE = "    adv = tl.where(mask, tl.load(advantages + at, mask=here, other=0.0).to(WIDE), 0.0)\n"
-VALUES = {
-    "ratio": "l",
-    "k1": "-l",
-    "k2": "l * l / 2.0",
-    "k3": "expm1(l) - l",
-    "tv": "tl.where(finite, tl.abs(tl.exp(num) - tl.exp(beh)), 0.0)",
-    "binary_kl": "tl.where(finite, bernoulli_kl(inner(beh), inner(num)), 0.0)",
-    "binary_kl_max": "tl.where(finite, tl.maximum(bernoulli_kl(inner(beh), inner(num)), "
-    "bernoulli_kl(inner(num), inner(beh))), 0.0)",
-    "count": "mask.to(WIDE)",
-    "sound": "tl.where(mask, tl.where(finite, 1.0, INF), 0.0)",
-    "advantage": "adv",
-}
+START = """    nowhere = lane < 0
+    w = tl.where(here, 1.0, 1.0).to(WIDE)
+    keep = finite
+    clipped = nowhere
+    kept = size >= 0
+    acted = tl.where(finite, 0, 1)
+"""
 ROOM = 1 << (BINS - 1).bit_length()  # bins of the histogram as Triton counts them
 INPUTS = "numerators, behaviors, masks, advantages, owners, begins, sizes"
+
+
+class Triton:
+    """The language."""
+
+    def call(self, name: str, *arguments: str) -> str:
+        return f"tl.{name}({', '.join(arguments)})"
+
+    def no(self, flag: str) -> str:
+        return f"~({flag})"
+
+    def narrow(self, value: str) -> str:
+        return f"({value}).to(WIDE)"
+
+    def at(self, array: str, index: str | int) -> str:
+        return f"tl.load({array} + {index})"
+
+    def number(self, value: float, *, wide: bool = False) -> str:
+        return literal(value)
 
 
 def source(correction: Correction, *, observe: bool) -> str:
@@ -84,7 +132,8 @@ def source(correction: Correction, *, observe: bool) -> str:
     reads = any(step.reads_advantages for step in correction.steps)
     load = LOAD + (ADVANTAGE if reads else "")
     constants = "".join(f"{name} = tl.constexpr({value})\n" for name, value in _constants(correction).items())
-    kernels = _statistics(needs, load) + "\n\n" + _correct(correction, needs, load)
+    writer = Writer(correction, needs, Triton())
+    kernels = _statistics(writer, load) + "\n\n" + _correct(writer, load)
     return HEAD.replace("INF = ", constants + "INF = ", 1) + kernels
 
 
@@ -93,22 +142,25 @@ def _constants(correction: Correction) -> dict[str, int]:
     return bins | {"GROUP_BIT": 1 << (len(correction.steps) + 1)}
 
 
-def _statistics(needs: tuple[Need, ...], load: str) -> str:
-    lines = [f"    tl.store(partials + {i} * chunks + chunk, {_sum(n)})\n" for i, n in enumerate(needs)]
+def _statistics(writer: Writer, load: str) -> str:
+    sums = [
+        f"    tl.store(partials + {i} * chunks + chunk, {_sum(writer, n)})\n"
+        for i, n in enumerate(writer.needs)
+    ]
     signature = f"{INPUTS}, partials, chunks, WIDE: tl.constexpr, LANES: tl.constexpr"
-    return f"@triton.jit\ndef statistics({signature}):\n{load}{''.join(lines)}"
+    return f"@triton.jit\ndef statistics({signature}):\n{load}{''.join(sums)}"
 
 
-def _sum(need: Need) -> str:
-    if isinstance(need.name, Over):
-        value = f"tl.maximum({VALUES[need.name.name]} - {number(need.name.limit)}, 0.0)"
-        return f"tl.sum(tl.where(here, {value}, 0.0).to(tl.float64), 0)"
-    return f"tl.sum(({VALUES[need.name]}).to(tl.float64), 0)"
+def _sum(writer: Writer, need: Need) -> str:
+    return f"tl.sum(tl.where(here, {writer.summand(need)}, 0.0).to(tl.float64), 0)"
 
 
-def _correct(correction: Correction, needs: tuple[Need, ...], load: str) -> str:
-    loads = "".join(f"    s{i} = tl.load(table + {i} * sequences + owner)\n" for i in range(len(needs)))
-    body = "".join(f"    {line}\n" for line in Writer(correction, needs).lines())
+def _correct(writer: Writer, load: str) -> str:
+    loads = "".join(
+        f"    s{i} = tl.load(table + {i} * sequences + owner)\n" for i in range(len(writer.needs))
+    )
+    lines = writer.lines()
+    body = "".join(f"    {name} = {value}\n" for name, value in (*writer.ahead, *lines))
     signature = (
         f"{INPUTS}, table, sequences, numbers, ages, groups, "
         "weights, keeps, finites, log_ratios, kepts, clippeds, acteds, "
@@ -116,7 +168,7 @@ def _correct(correction: Correction, needs: tuple[Need, ...], load: str) -> str:
         "WIDE: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr, ACTS: tl.constexpr, "
         "LOSS: tl.constexpr, SCALED: tl.constexpr, HISTOGRAM: tl.constexpr"
     )
-    return f"@triton.jit\ndef correct({signature}):\n{load}{loads}{body}{STORE}"
+    return f"@triton.jit\ndef correct({signature}):\n{load}{loads}{START}{body}{STORE}"
 
 
 STORE = """    if GROUPS:
@@ -149,110 +201,3 @@ STORE = """    if GROUPS:
         # Whole numbers add up to the same in any order, unlike floats.
         tl.atomic_add(histogram + tl.arange(0, ROOM), counts, mask=counts > 0)
 """
-
-
-class Writer:
-    """Writes the steps of a correction as lines about ``w``, ``keep``, ``clipped`` and ``acted``."""
-
-    def __init__(self, correction: Correction, needs: tuple[Need, ...]) -> None:
-        self.correction = correction
-        self.slot = {need: f"s{i}" for i, need in enumerate(needs)}
-        self.coupled = [step for step in correction.steps if step.is_coupled]
-
-    def lines(self) -> Iterator[str]:
-        """The state before any step, then every step."""
-        yield from ("w = tl.where(here, 1.0, 1.0).to(WIDE)", "keep = finite", "clipped = lane < 0")
-        yield "kept = size >= 0"
-        yield "acted = tl.where(finite, 0, 1)"
-        sound = Need("sum", "sequence", "sound")
-        if any(step.unit == "sequence" for step in self.correction.steps):
-            yield f"trusted = {self.slot[sound]} < INF"
-            yield from ("kept = kept & trusted", "acted = acted | tl.where(trusted, 0, 1)")
-        writers: dict[type, Any] = {
-            Reweight: self._reweight,
-            Taper: self._taper,
-            Truncate: lambda s, i: self._bound(i, f"tl.minimum(w, {number(s.high)})"),
-            Clip: lambda s, i: self._bound(
-                i, f"tl.minimum(tl.maximum(w, {number(s.low)}), {number(s.high)})"
-            ),
-            Reject: self._reject,
-            Veto: self._veto,
-            SecondMoment: self._second_moment,
-            Normalize: self._normalize,
-        }
-        for i, step in enumerate(self.correction.steps, 1):
-            yield from writers[type(step)](step, i)
-
-    def _total(self, unit: str, aggregate: str, name: str) -> str:
-        if unit == "token":
-            return f"({VALUES[name]})"
-        slots = [self.slot[need] for need in needs_of(unit, aggregate, name)]
-        return slots[0] if len(slots) == 1 else f"({slots[0]} / tl.maximum({slots[1]}, 1.0))"
-
-    def _ratio(self, step: Reweight | Taper) -> str:
-        return f"tl.exp({self._total(step.unit, step._aggregate, 'ratio')}).to(WIDE)"
-
-    def _reweight(self, step: Reweight, i: int) -> Iterator[str]:
-        yield f"w = tl.where(here, {self._ratio(step)}, 1.0)"
-        yield "clipped = lane < 0"
-
-    def _taper(self, step: Taper, i: int) -> Iterator[str]:
-        yield from self._reweight(step, i)
-        sides = (
-            f"tl.minimum(tl.maximum(w, {number(low)}), {number(high)})"
-            for low, high in (
-                (step.negative_low, step.negative_high),
-                (step.positive_low, step.positive_high),
-            )
-        )
-        yield from self._bound(i, f"tl.where(adv < 0.0, {', '.join(sides)})")
-
-    def _bound(self, i: int, bounded: str) -> Iterator[str]:
-        yield f"bounded = {bounded}"
-        yield from ("changed = bounded != w", "clipped = clipped | changed", "w = bounded")
-        yield f"acted = acted | tl.where(changed, {1 << i}, 0)"
-
-    def _drop(self, unit: str, i: int, inside: str) -> Iterator[str]:
-        yield f"inside = {inside}"
-        yield f"acted = acted | tl.where(inside, 0, {1 << i})"
-        yield "keep = keep & inside" if unit == "token" else "kept = kept & inside"
-
-    def _reject(self, step: Reject, i: int) -> Iterator[str]:
-        if step.max_staleness is not None:
-            yield from self._drop("sequence", i, f"~(tl.load(ages + owner) > {number(step.max_staleness)})")
-        if not step._reads_ratio:
-            return
-        low, high = step._limits
-        value = self._total(step.unit, step.aggregate, step.statistic) if not step._over else ""
-        inside = (
-            f"{self.slot[step._over]} == 0.0"
-            if step._over
-            else f"({value} >= {number(low)}) & ({value} <= {number(high)})"
-        )
-        yield from self._drop(
-            step.unit, i, inside if step.when == "always" else f"({inside}) | ~({self._applies(step)})"
-        )
-
-    def _applies(self, step: Reject) -> str:
-        advantage = self._total(step.unit, "sum", "advantage")
-        if step.when == "negative_advantage":
-            return f"{advantage} < 0.0"
-        return f"{advantage} * {self._total(step.unit, 'sum', 'ratio')} > 0.0"
-
-    def _veto(self, step: Veto, i: int) -> Iterator[str]:
-        for need in step.needs:
-            yield from self._drop("sequence", i, f"{self.slot[need]} == 0.0")
-
-    def _second_moment(self, step: SecondMoment, i: int) -> Iterator[str]:
-        yield "wide = l.to(tl.float64)"
-        yield from self._drop("token", i, f"wide * wide <= tl.load(numbers + {self.coupled.index(step)})")
-
-    def _normalize(self, step: Normalize, i: int) -> Iterator[str]:
-        yield f"w = (w / tl.load(numbers + {self.coupled.index(step)})).to(WIDE)"
-
-
-def number(value: float) -> str:
-    """A Python float as Triton reads it."""
-    if math.isinf(value):
-        return "INF" if value > 0 else "-INF"
-    return repr(float(value))
