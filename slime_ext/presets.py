@@ -242,6 +242,7 @@ ALIASES: dict[str, str] = {
     "bypass_ppo_clip": "ppo_is_bypass",
     "bypass_pg_is": "pure_is",
 }
+NAMES = (*PRESETS, *ALIASES)
 
 
 def find(name: str) -> Preset:
@@ -252,8 +253,8 @@ def find(name: str) -> Preset:
     """
     if (known := ALIASES.get(name, name)) in PRESETS:
         return PRESETS[known]
-    names = sorted([*PRESETS, *ALIASES])
-    raise ConfigError(f"preset: expected one of {', '.join(names)}, got '{name}'{did_you_mean(name, names)}")
+    near = did_you_mean(name, NAMES)
+    raise ConfigError(f"preset: expected one of {', '.join(sorted(NAMES))}, got '{name}'{near}")
 
 
 def get(name: str) -> Correction:

@@ -181,11 +181,11 @@ def _preset(name: str) -> Callable[..., Result]:
 
 
 def __getattr__(name: str) -> Callable[..., Result]:
-    names = [*presets.PRESETS, *presets.ALIASES]
-    if name in names:
+    if name in presets.NAMES:
         return _preset(name)
-    raise AttributeError(f"module 'slime_ext.tis' has no function '{name}'{did_you_mean(name, names)}")
+    near = did_you_mean(name, presets.NAMES)
+    raise AttributeError(f"module 'slime_ext.tis' has no function '{name}'{near}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *presets.PRESETS, *presets.ALIASES])
+    return sorted([*globals(), *presets.NAMES])

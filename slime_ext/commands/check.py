@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,26 @@ from slime_ext.commands.output import console, needs
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.flags import HOOK, check_flags
-from slime_ext.host.summary import brief
+from slime_ext.host.summary import brief, formula, one_line
 
-HOOKS = ("correct", "vanilla_tis_function", "icepop_function", "off_policy_is_function")
-ROOM = "slime_ext.tis."
 WRONG = 1
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a file leads to.
+
+    Args:
+        rows: what there is to know of it, by name.
+        line: the same in one line.
+        needs_target: whether the hook needs ``cur_log_probs``.
+        notes: what its reader should know.
+    """
+
+    rows: Mapping[str, str]
+    line: str
+    needs_target: bool
+    notes: tuple[str, ...]
 
 
 def main(argv: list[str]) -> int:
@@ -41,25 +58,24 @@ def main(argv: list[str]) -> int:
     given = parser.parse_args(argv)
     try:
         with light.config() as config:
-            _show(given.file, config, *check(config, given.file, given.args))
+            _show(given.file, check(config, given.file, given.args))
     except SlimeExtError as error:
         print(f"slime-ext check: {error}", file=sys.stderr)
         return WRONG
     return 0
 
 
-def check(config: Any, path: str, args_path: str | None = None) -> tuple[Any, Any, list[str]]:
-    """The mapping that a file leads to, what it resolves to, and what its reader should know.
+def check(config: Any, path: str, args_path: str | None = None) -> Checked:
+    """What a file leads to.
 
     Raises:
         ConfigError: the first thing that is wrong.
     """
     arguments = gathered(path, args_path)
-    mapping = _mapping(config, arguments)
-    loaded = config.read_config(mapping)
-    config.check_args(loaded, namespace(arguments))
+    name = _function(config, arguments)
+    found = _of_seed(name, arguments) if name in contract.SEEDS else _of_correction(config, name, arguments)
     check_flags(namespace(arguments), HOOK)
-    return mapping, loaded, _notes(loaded, arguments)
+    return found
 
 
 def gathered(path: str, args_path: str | None = None) -> Arguments:
@@ -105,58 +121,81 @@ def _found(path: str, script: str) -> str:
     return str(beside) if not Path(path).exists() and beside.exists() else path
 
 
-def _mapping(config: Any, arguments: Arguments) -> Any:
-    """The mapping that the named function would read."""
-    path, mapping = arguments.get("custom_tis_function_path"), arguments.get("slime_ext")
-    if path is None and mapping is not None:
-        return mapping
-    name = str(path or "").removeprefix(ROOM)
-    if not str(path or "").startswith(ROOM):
+def _function(config: Any, arguments: Arguments) -> str:
+    """The function in ``slime_ext.tis`` that a launch names; a mapping alone is for ``correct``."""
+    path = arguments.get("custom_tis_function_path")
+    if path is None and arguments.get("slime_ext") is not None:
+        return "correct"
+    name = contract.function_of(namespace(arguments))
+    if not name:
         got = "nothing" if path is None else f"'{path}'"
         raise ConfigError(
-            f"--custom-tis-function-path: expected {ROOM}correct or {ROOM}<preset>, got {got}: "
-            "nothing of slime_ext would run"
+            f"--custom-tis-function-path: expected {contract.TIS}.correct or {contract.TIS}.<preset>, got "
+            f"{got}: nothing of slime_ext would run"
         )
-    names = [*HOOKS, *config.presets.PRESETS, *config.presets.ALIASES]
+    names = ["correct", *contract.SEEDS, *config.presets.NAMES]
     if name not in names:
         near = did_you_mean(name, names)
         raise ConfigError(
-            f"--custom-tis-function-path: expected a function of slime_ext.tis, got '{name}'{near}"
+            f"--custom-tis-function-path: expected a function of {contract.TIS}, got '{name}'{near}"
         )
-    if name == "correct" and mapping is None:
-        raise ConfigError("slime_ext: expected a mapping in --custom-config-path, got none: correct reads it")
-    if name in HOOKS:
-        return {"preset": "metrics_only"} if mapping is None else mapping
-    return {"preset": name} | (mapping or {})
+    return name
 
 
-def _notes(loaded: Any, arguments: Arguments) -> list[str]:
-    notes = list(loaded.notes)
-    if not loaded.correction.is_identity and not arguments.get("use_tis"):
-        notes.append("--use-tis is not set: the loss stays as it is, only metrics are computed")
-    if loaded.correction.needs_target and not arguments.get("custom_megatron_init_path"):
-        notes.append(f"needs cur_log_probs: in slime add {contract.CARRY}")
-    if loaded.correction.needs_plan and arguments.get("rollout_data_postprocess_path") != contract.PLAN:
-        notes.append(f"needs the whole optimizer step: in slime add {contract.PLAN_FLAG} {contract.PLAN}")
-    return notes
+def _of_seed(name: str, arguments: Arguments) -> Checked:
+    if arguments.get("slime_ext") is not None:
+        raise ConfigError(
+            f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
+            f"{contract.TIS}.{name}: nothing would read that key"
+        )
+    line, needs_target = formula(name, arguments), name in contract.NEED_TARGET
+    rows = {"function": name, "formula": line, "needs": "cur_log_probs" if needs_target else "-"}
+    return Checked(rows, f"{name}: {line}", needs_target, _notes(arguments, needs_target=needs_target))
 
 
-def _show(path: str, config: Any, mapping: Any, loaded: Any, notes: list[str]) -> None:
-    keys = config.to_mapping(loaded.correction)
-    table = Table(box=None, show_header=False, pad_edge=False)
+def _of_correction(config: Any, name: str, arguments: Arguments) -> Checked:
+    mapping = config.with_preset(arguments.get("slime_ext"), None if name == "correct" else name)
+    loaded = config.read_config(mapping)
+    config.check_args(loaded, namespace(arguments))
+    correction, keys = loaded.correction, config.to_mapping(loaded.correction)
     surrogate = keys["surrogate"]
     rows = {
-        "file": path,
         "read as": ", ".join(str(key) for key in mapping),
         "numerator": keys["numerator"],
         "loss": surrogate if isinstance(surrogate, str) else brief([surrogate]),
         "steps": brief(keys["steps"]),
         "masks": keys["mask_scope"],
         **{key: keys[key] for key in ("denominator", "group") if keys[key] not in ("host", "ignore")},
-        "needs": needs(loaded.correction),
+        "needs": needs(correction),
     }
-    for key, value in rows.items():
+    notes = _notes(
+        arguments,
+        needs_target=correction.needs_target,
+        needs_plan=correction.needs_plan,
+        acts=not correction.is_identity,
+    )
+    return Checked(rows, one_line(keys), correction.needs_target, (*loaded.notes, *notes))
+
+
+def _notes(
+    arguments: Arguments, *, needs_target: bool, needs_plan: bool = False, acts: bool = True
+) -> tuple[str, ...]:
+    """What a launch still lacks."""
+    lacking = {
+        "--use-tis is not set: the loss stays as it is, only metrics are computed": acts
+        and not arguments.get("use_tis"),
+        f"needs cur_log_probs: in slime add {contract.CARRY}": needs_target
+        and not arguments.get("custom_megatron_init_path"),
+        f"needs the whole optimizer step: in slime add {contract.PLAN_FLAG} {contract.PLAN}": needs_plan
+        and arguments.get("rollout_data_postprocess_path") != contract.PLAN,
+    }
+    return tuple(note for note, is_lacking in lacking.items() if is_lacking)
+
+
+def _show(path: str, found: Checked) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for key, value in {"file": path, **found.rows}.items():
         table.add_row(key, value)
-    for note in notes:
+    for note in found.notes:
         table.add_row("note", note)
     console().print(table, "ok", markup=False)

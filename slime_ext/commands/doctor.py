@@ -15,7 +15,6 @@ from slime_ext.commands.check import check, gathered
 from slime_ext.commands.installed import Part
 from slime_ext.commands.output import console
 from slime_ext.errors import ConfigError, SlimeExtError
-from slime_ext.host.summary import one_line
 
 WRONG = 1
 SLIME, EMBEDDED = "slime", "slime-ext train"
@@ -104,16 +103,13 @@ def what_runs(path: str, launcher: str | None, rows: list[Row]) -> list[Row]:
     """The correction that the file leads to, and how what it needs gets to it."""
     try:
         with light.config() as config:
-            _, loaded, notes = check(config, path)
-            line = one_line(config.to_mapping(loaded.correction))
-            needs_target = loaded.correction.needs_target
+            checked = check(config, path)
     except SlimeExtError as error:
         return [Row("correction", "none", "wrong", str(error))]
-    arguments = gathered(path)
     found = [Row("launcher", launcher or "not told by this file", "ok" if launcher else "-")]
-    found.append(Row("correction", line, "ok", "; ".join(notes)))
-    if needs_target or str(arguments.get("custom_tis_function_path")).endswith("off_policy_is_function"):
-        found.append(_carried(arguments, launcher, rows))
+    found.append(Row("correction", checked.line, "ok", "; ".join(checked.notes)))
+    if checked.needs_target:
+        found.append(_carried(gathered(path), launcher, rows))
     return found
 
 

@@ -28,7 +28,7 @@ from slime_ext.objectives import SURROGATES
 from slime_ext.rails import Guard
 from slime_ext.steps import STEPS, Clip, Truncate
 
-__all__ = ["Loaded", "check_args", "load_config", "read_config", "to_mapping"]
+__all__ = ["Loaded", "check_args", "load_config", "read_config", "to_mapping", "with_preset"]
 
 ROOT = "slime_ext"
 PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
@@ -90,6 +90,32 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
         )
     reading = dialects.read(systems[0], mapping[systems[0]], ROOT)
     return Loaded(_native(reading.mapping), reading.notes, reading.args)
+
+
+def with_preset(mapping: Any, preset: str | None) -> Any:
+    """The mapping of a function in ``slime_ext.tis``: of ``correct``, or of the preset whose name it has.
+
+    Args:
+        mapping: what stands under ``slime_ext:``, None for nothing; beside a preset it may only add to it.
+        preset: None for ``correct``.
+
+    Raises:
+        ConfigError: nothing to read for ``correct``, or another preset than the function's.
+    """
+    if preset is None and mapping is None:
+        raise ConfigError(
+            f"{ROOT}: expected a mapping in --custom-config-path, got none: slime_ext.tis.correct reads its "
+            "configuration there; or name a preset, as in --custom-tis-function-path slime_ext.tis.token_tis"
+        )
+    given = {} if mapping is None else mapping
+    if preset is None or not isinstance(given, Mapping):
+        return given
+    if given.get("preset", preset) != preset:
+        raise ConfigError(
+            f"{ROOT}.preset: expected {preset} (which --custom-tis-function-path names), got "
+            f"{given['preset']}: name one"
+        )
+    return {**given, "preset": preset}
 
 
 def to_mapping(correction: Correction) -> dict[str, Any]:

@@ -65,9 +65,24 @@ CALLS = {
     ),
     "custom_eval_rollout_log_function_path": ("rollout_id", "args", "data", "extra_metrics"),
 }
+TIS = "slime_ext.tis"  # the module whose functions --custom-tis-function-path names
+SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")  # with a formula of their own
+NEED_TARGET = ("off_policy_is_function",)  # those of them that read cur_log_probs
 CARRY = "--custom-megatron-init-path slime_ext.host.init"
 PLAN_FLAG, PLAN = "--rollout-data-postprocess-path", "slime_ext.host.rollout_data_postprocess"
 METRICS = ("off_policy/host/ratio", "off_policy/host/clipped", "off_policy/host/rejected")
+
+
+def calls_hook(args: Any) -> bool:
+    """Whether the host's policy loss calls the function of --custom-tis-function-path."""
+    return bool(getattr(args, "use_tis", False) or getattr(args, "get_mismatch_metrics", False))
+
+
+def function_of(args: Any) -> str:
+    """The name in ``slime_ext.tis`` that --custom-tis-function-path says; empty where it says another, or
+    none."""
+    module, _, name = str(getattr(args, "custom_tis_function_path", None) or "").rpartition(".")
+    return name if module == TIS else ""
 
 
 @dataclass(frozen=True)

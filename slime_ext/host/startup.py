@@ -11,30 +11,23 @@ from typing import Any
 
 import torch
 
-from slime_ext import presets
 from slime_ext.config import to_mapping
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
 from slime_ext.given import Given, steps_per_rollout
 from slime_ext.host import ages, carriers, contract, hosts, train_step
-from slime_ext.host.configured import correction_for
+from slime_ext.host.configured import correction_named
 from slime_ext.host.flags import check_flags
 from slime_ext.host.functions import check_call, flag_of
 from slime_ext.host.guards import warn_of_double_count
 from slime_ext.host.hook import backend_name
-from slime_ext.host.summary import one_line
+from slime_ext.host.summary import formula, one_line
 from slime_ext.kernels import describe
 from slime_ext.steps import Reject, Veto
 
-ROOM = "slime_ext.tis"
 REDUCED = {  # mask_scope -> what a reducer that divides by its masks then does
     "policy": "it still counts rejected tokens; mask_scope: all hands it the reduced ones",
     "all": "rejected tokens leave its denominator; mask_scope: policy hands it the host's",
-}
-SEEDS = {  # functions with a formula of their own -> what they compute, from the arguments
-    "vanilla_tis_function": "clip(proximal / behavior, {tis_clip_low:g}, {tis_clip:g}) per token",
-    "icepop_function": "proximal / behavior inside [{tis_clip_low:g}, {tis_clip:g}], else 0, per token",
-    "off_policy_is_function": "clip(target / behavior, 1 - {eps_clip:g}, 1 + {eps_clip_high:g}) per token",
 }
 log = logging.getLogger("slime_ext")
 
@@ -54,7 +47,7 @@ def init(args: Any) -> None:
     train_step.install(args)
     if correction is not None:
         _check_correction(args, correction)
-    elif getattr(args, "custom_tis_function_path", None) == f"{ROOM}.off_policy_is_function":
+    elif contract.function_of(args) == "off_policy_is_function":
         warn_of_double_count(args)
     if _is_first_rank():
         print(f"slime_ext: {_said(args, correction)}; {_host_said(has_host)}", flush=True)
@@ -82,15 +75,13 @@ def correction_of(args: Any) -> Correction | None:
     Raises:
         ConfigError: it does not load, contradicts the flags, or no function of ours would read it.
     """
-    module, _, name = str(getattr(args, "custom_tis_function_path", None) or "").rpartition(".")
-    if module == ROOM and (name == "correct" or name in (*presets.PRESETS, *presets.ALIASES)):
-        return correction_for(args, None if name == "correct" else name)
-    if getattr(args, "slime_ext", None) is not None:
+    correction = correction_named(args)
+    if correction is None and getattr(args, "slime_ext", None) is not None:
         raise ConfigError(
-            "--custom-tis-function-path: expected slime_ext.tis.correct beside the key slime_ext, got "
-            f"{'.'.join(filter(None, (module, name))) or 'none'}: nothing would read that key"
+            f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
+            f"{getattr(args, 'custom_tis_function_path', None) or 'none'}: nothing would read that key"
         )
-    return None
+    return correction
 
 
 def _check_correction(args: Any, correction: Correction) -> None:
@@ -155,9 +146,8 @@ def _said(args: Any, correction: Correction | None) -> str:
         said = f"{acts}{_name(args, path)}: {one_line(to_mapping(correction))}"
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return f"{said}; {describe(correction, device, backend_name(args))}"
-    module, _, name = str(path or "").rpartition(".")
-    if module == ROOM and name in SEEDS:
-        return f"{name}: weight {SEEDS[name].format(**vars(args))}"
+    if (name := contract.function_of(args)) in contract.SEEDS:
+        return f"{name}: {formula(name, vars(args))}"
     return f"the correction is {path or 'the host' + chr(39) + 's own'}, not one of slime_ext"
 
 

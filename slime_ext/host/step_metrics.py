@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slime_ext import metrics
 from slime_ext.correction import Outcome, Tokens
-from slime_ext.host import samples
+from slime_ext.host import contract, samples
 from slime_ext.host.configured import correction_of_flags
 from slime_ext.host.contract import HookCall
 from slime_ext.host.poison import Poison
@@ -27,7 +27,6 @@ from slime_ext.metrics import Accumulator, Layout, Measured
 from slime_ext.metrics.measure import measure
 from slime_ext.ops.segments import Segments
 
-SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")
 OF_SEEDS = Layout((("clipped", 2),))
 
 
@@ -96,9 +95,7 @@ def layout_of(args: Any, *, curves: bool) -> Layout | None:
     correction = correction_of_flags(args)
     if correction is not None:
         return Layout.of(correction, curves=curves)
-    on = getattr(args, "use_tis", False) or getattr(args, "get_mismatch_metrics", False)
-    module, _, name = (getattr(args, "custom_tis_function_path", None) or "").rpartition(".")
-    seed = on and module == "slime_ext.tis" and name in SEEDS
+    seed = contract.calls_hook(args) and contract.function_of(args) in contract.SEEDS
     return Layout(OF_SEEDS.flags, curves) if seed else None
 
 

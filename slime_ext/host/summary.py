@@ -11,11 +11,31 @@ if TYPE_CHECKING:
     from slime_ext.correction import Correction
 
 
+FORMULAS = {  # functions with a formula of their own
+    "vanilla_tis_function": "clip(proximal / behavior, {tis_clip_low}, {tis_clip})",
+    "icepop_function": "proximal / behavior inside [{tis_clip_low}, {tis_clip}], else 0,",
+    "off_policy_is_function": "clip(target / behavior, 1 - {eps_clip}, 1 + {eps_clip_high})",
+}
+
+
 def flags_of(name: str, correction: Correction) -> str:
     """The flags, all slime's own, that make a launch use the preset ``name``."""
     switch = "--use-tis" if correction.steps or correction.needs_target else "--get-mismatch-metrics"
     plan = f" --get-mismatch-metrics {PLAN_FLAG} {PLAN}" if correction.needs_plan else ""
     return f"{switch} --custom-tis-function-path slime_ext.tis.{name} {CARRY}{plan}"
+
+
+def formula(name: str, args: Mapping[str, Any]) -> str:
+    """What a function with a formula of its own does; the flag where the arguments do not say its number.
+
+    >>> formula("vanilla_tis_function", {"tis_clip": 2.0})
+    'weight clip(proximal / behavior, --tis-clip-low, 2) per token'
+    """
+    words = {dest: "--" + dest.replace("_", "-") for dest in ("tis_clip_low", "tis_clip", "eps_clip")}
+    words |= {dest: f"{args[dest]:g}" for dest in words if args.get(dest) is not None}
+    high = args.get("eps_clip_high")
+    words["eps_clip_high"] = words["eps_clip"] if high is None else f"{high:g}"
+    return f"weight {FORMULAS[name].format(**words)} per token"
 
 
 def brief(steps: Sequence[Mapping[str, Any]]) -> str:

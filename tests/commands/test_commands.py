@@ -26,6 +26,8 @@ ARGS=(
 EXAMPLE = Path(__file__).parents[2] / "examples/run_slime_multinode.sh"
 GOOD = "--use-tis --custom-tis-function-path slime_ext.tis.token_tis"
 
+SEED = "--use-tis --custom-tis-function-path slime_ext.tis.vanilla_tis_function"
+
 
 def run(capsys, *words):
     status = cli.main([str(word) for word in words])
@@ -59,10 +61,15 @@ def test_a_wrong_file_is_one_line_and_status_1(capsys, tmp_path):
         (GOOD.removeprefix("--use-tis"), "--use-tis: expected on beside --custom-tis-function-path"),
         (f"{GOOD} --use-rollout-logprobs", "--use-rollout-logprobs: expected off beside"),
         (f"{GOOD.replace('token_tis', 'cispo')} --use-opsm", "--use-opsm: expected off"),
+        (f"{GOOD} --custom-config-path geo.yaml", "slime_ext.preset: expected token_tis (which --custom-tis"),
+        (f"{SEED} --custom-config-path geo.yaml", "nothing would read that key"),
+        (f"{GOOD} --custom-config-path list.yaml", "slime_ext: expected a mapping, got [1]"),
         (f"{GOOD} --eps-clip-high much", "--eps-clip-high: expected a number, got 'much'"),
     ],
 )
 def test_a_launch_script_is_checked_as_a_whole(capsys, tmp_path, more, line):
+    written(tmp_path / "geo.yaml", {"slime_ext": {"preset": "geo_rs"}})
+    written(tmp_path / "list.yaml", {"slime_ext": [1]})
     status, _, err = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=more)))
     assert status == 1 and line in err
 
@@ -70,6 +77,21 @@ def test_a_launch_script_is_checked_as_a_whole(capsys, tmp_path, more, line):
 def test_a_right_launch_script_passes(capsys, tmp_path):
     status, out, _ = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=GOOD)))
     assert status == 0 and "truncate(high 2)" in out
+
+
+@pytest.mark.parametrize(
+    ("more", "formula", "noted"),
+    [
+        ("", "weight clip(proximal / behavior, --tis-clip-low, --tis-clip) per token", False),
+        ("--tis-clip-low 0.5 --tis-clip 3", "weight clip(proximal / behavior, 0.5, 3) per token", False),
+        ("--eps-clip 0.1", "weight clip(target / behavior, 1 - 0.1, 1 + 0.1) per token", True),
+    ],
+)
+def test_a_function_with_a_formula_of_its_own_shows_it(capsys, tmp_path, more, formula, noted):
+    line = SEED.replace("vanilla_tis", "off_policy_is") if noted else SEED
+    status, out, _ = run(capsys, "check", written(tmp_path / "run.sh", f"{line} {more}"))
+    assert status == 0 and formula in out
+    assert ("needs cur_log_probs: in slime add --custom-megatron-init-path" in out) is noted
 
 
 def test_a_script_leads_to_its_configuration(capsys, tmp_path):

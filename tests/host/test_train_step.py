@@ -13,7 +13,7 @@ import torch
 
 from slime_ext import metrics, presets, tis
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
-from slime_ext.host import step_metrics, train_step
+from slime_ext.host import contract, step_metrics, train_step
 from slime_ext.host.poison import Poison
 from slime_ext.host.step_file import StepFile
 from slime_ext.ops.segments import Segments
@@ -126,7 +126,7 @@ def test_a_critic_is_left_alone():
     assert trained(host([]), args_of({"preset": "geo_rs"}), role="critic") == {"loss": 1.0}
 
 
-@pytest.mark.parametrize("name", step_metrics.SEEDS)
+@pytest.mark.parametrize("name", contract.SEEDS)
 def test_functions_with_a_formula_of_their_own_are_measured_too(name):
     hook, args = getattr(tis, name), args_of(None, path=f"slime_ext.tis.{name}")
     losses = trained(host([oracle.random_batch(1)], hook=hook), args)

@@ -33,22 +33,22 @@ def check_functions(args: argparse.Namespace) -> None:
 
 def _check_correction(args: argparse.Namespace) -> None:
     """One of our own functions finds under ``slime_ext:`` what it will read there."""
-    module, _, name = (args.custom_tis_function_path or "").rpartition(".")
-    if module != "slime_ext.tis":
+    name = contract.function_of(args)
+    if not name:
         return
-    from slime_ext import presets
-    from slime_ext.host.configured import correction_for
+    from slime_ext.host.configured import correction_named  # torch, which a mistake before it saves
     from slime_ext.objectives import Host
 
-    if name == "correct" or name in (*presets.PRESETS, *presets.ALIASES):
-        correction = correction_for(args, None if name == "correct" else name)
-        if correction.needs_plan:
-            _check_plan(args)
-        if args.use_tis and args.policy_loss == "gspo" and not isinstance(correction.surrogate, Host):
-            raise ConfigError(
-                f"--policy-loss: expected another than gspo beside slime_ext.tis.{name}, got gspo: the "
-                "correction brings a loss of its own and would discard its sequence ratio"
-            )
+    correction = correction_named(args)
+    if correction is None:
+        return
+    if correction.needs_plan:
+        _check_plan(args)
+    if args.use_tis and args.policy_loss == "gspo" and not isinstance(correction.surrogate, Host):
+        raise ConfigError(
+            f"--policy-loss: expected another than gspo beside slime_ext.tis.{name}, got gspo: the "
+            "correction brings a loss of its own and would discard its sequence ratio"
+        )
 
 
 def _check_plan(args: argparse.Namespace) -> None:
