@@ -167,7 +167,7 @@ def _guards(mapping: Any, correction: Correction) -> dict[str, Guard]:
     """The default guards and those of the mapping; None takes one away."""
     where = f"{ROOT}.guards"
     allowed = tuple(f.name for f in dataclasses.fields(Guard))
-    guards = dict(rails.DEFAULT)
+    guards, known = dict(rails.DEFAULT), known_names(correction)
     for name, fields in mapping_of(where, mapping).items():
         guards.pop(name, None)
         if fields is not None:
@@ -175,7 +175,7 @@ def _guards(mapping: Any, correction: Correction) -> dict[str, Guard]:
             given = checked(at, Guard, mapping_of(at, fields), allowed)
             guards[name] = built(at, Guard, given)
     for name in (*mapping_of(where, mapping), *guards):
-        if name not in (known := known_names(correction)):
+        if name not in known:
             raise ConfigError(
                 f"{where}: unknown metric '{name}'{did_you_mean(name, known)} (see docs/metrics.md)"
             )

@@ -124,3 +124,9 @@ def reject(unit: str, aggregate: str, low: float | None, high: float | None, **m
     how = {} if unit == "token" else {"aggregate": aggregate}
     bounds = {k: v for k, v in {"low": low, "high": high}.items() if v is not None}
     return {"reject": {"unit": unit, "statistic": "ratio", **how, **bounds, **more}}
+
+
+def band(level: str, low: float, high: float) -> dict[str, Any]:
+    """The native step that drops what leaves [low, high] at a level: token, sequence or geometric."""
+    unit = "token" if level == "token" else "sequence"
+    return reject(unit, "mean" if level == "geometric" else "sum", low, high)

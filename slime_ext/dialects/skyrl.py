@@ -28,8 +28,9 @@ OWN = (
 )
 DEPRECATED = ("use_tis", "tis_imp_ratio_cap")
 NESTED = "off_policy_correction"
+OUTLIER = "outlier_token_is_threshold"
 KEYS = (*OWN, *DEPRECATED, NESTED)
-OLD_PAIR = (
+DEPRECATED_PAIR = (
     "use_tis and tis_imp_ratio_cap are deprecated in SkyRL; the new spelling is tis_ratio_type: token, "
     "token_tis_ratio_clip_high: {cap:g}"
 )
@@ -72,19 +73,19 @@ def _deprecated(block: Block) -> tuple[tuple[str, ...], float | None]:
         return (), None
     block.required("tis_imp_ratio_cap", "SkyRL's default -1 would make every weight -1")
     cap = block.number("tis_imp_ratio_cap", least=1)
-    return (OLD_PAIR.format(cap=cap),), cap
+    return (DEPRECATED_PAIR.format(cap=cap),), cap
 
 
 def _outliers(block: Block) -> list[dict[str, Any]]:
-    low, high = (block.positive(f"outlier_token_is_threshold_{end}") for end in ("low", "high"))
-    if low is None and high is None:
+    found = {end: block.positive(f"{OUTLIER}_{end}") for end in ("low", "high")}
+    bounds = {end: bound for end, bound in found.items() if bound is not None}
+    if not bounds:
         return []
-    for end, bound in (("low", low), ("high", high)):
-        if bound is not None and abs(math.log(bound)) > SAFE:
-            block.refuse(f"outlier_token_is_threshold_{end}", "a bound within e^-20 .. e^20", "never reached")
-    key = f"outlier_token_is_threshold_{'low' if low is not None else 'high'}"
-    block.interval(key, low or 0.0, math.inf if high is None else high)
-    return [{"veto": {k: v for k, v in {"low": low, "high": high}.items() if v is not None}}]
+    for end, bound in bounds.items():
+        if abs(math.log(bound)) > SAFE:
+            block.refuse(f"{OUTLIER}_{end}", "a bound within e^-20 .. e^20", "never reached")
+    block.interval(f"{OUTLIER}_{next(iter(bounds))}", bounds.get("low", 0.0), bounds.get("high", math.inf))
+    return [{"veto": bounds}]
 
 
 def _token_mask(block: Block) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from slime_ext.dialects.block import SAFE, Block, Reading, reject
+from slime_ext.dialects.block import SAFE, Block, Reading, band
 
 BOUNDS = ("tis_lower_bound", "tis_upper_bound", "rs_lower_bound", "rs_upper_bound")
 KEYS = (
@@ -26,7 +26,6 @@ MODES = ("truncate", "clip", "mask")
 READ = "mis.py reads it and stops without it"
 IGNORED = "{key} is ignored by mis.py {when}"
 STEP_WIDE = "tis_batch_normalize: the mean is over the whole optimizer step; mis.py takes one per micro-batch"
-AGGREGATE = {"token": "sum", "sequence": "sum", "geometric": "mean"}
 
 
 def read(block: Block) -> Reading:
@@ -64,7 +63,7 @@ def _weights(block: Block) -> list[dict[str, Any]]:
     block.interval("tis_lower_bound" if block.has("tis_lower_bound") else "tis_upper_bound", low, high)
     if mode == "clip":
         return [reweight, {"clip": {"low": low, "high": high}}]
-    return [reweight, {"truncate": {"high": math.exp(SAFE)}}, _band(level, low, high)]
+    return [reweight, {"truncate": {"high": math.exp(SAFE)}}, band(level, low, high)]
 
 
 def _tis_bounds(block: Block) -> tuple[float, float]:
@@ -79,15 +78,11 @@ def _rejection(block: Block) -> list[dict[str, Any]]:
     low = block.number("rs_lower_bound") if block.has("rs_lower_bound") else low
     high = block.positive("rs_upper_bound") if block.has("rs_upper_bound") else high
     block.interval("rs_lower_bound" if block.has("rs_lower_bound") else "tis_lower_bound", low, high)
-    steps = [_band(block.choice("rs_level", LEVELS), low, high)]
+    steps = [band(block.choice("rs_level", LEVELS), low, high)]
     if (veto := block.positive("rs_veto_threshold")) is not None:
         block.interval("rs_veto_threshold", veto, math.inf)
         steps.append({"veto": {"low": veto}})
     return steps
-
-
-def _band(level: str, low: float, high: float) -> dict[str, Any]:
-    return reject("token" if level == "token" else "sequence", AGGREGATE[level], low, high)
 
 
 def _normalized(block: Block) -> list[dict[str, Any]]:

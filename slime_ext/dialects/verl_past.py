@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from slime_ext.dialects.block import Block, Reading, reject
+from slime_ext.dialects.block import Block, Reading, band
 
 RS_LEVELS = ("token", "sequence", "geometric")
 IS_LEVELS = ("token", "sequence")
-AGGREGATE = {"token": "sum", "sequence": "sum", "geometric": "mean"}
 BYPASS = {"numerator": "target", "surrogate": {"ppo_clip": {"anchor": "behavior"}}}
 PURE = {"numerator": "target", "surrogate": "reinforce"}
 DECOUPLED = {"numerator": "proximal", "surrogate": "host"}
@@ -43,7 +42,7 @@ def read_flat(block: Block) -> Reading:
     low = block.positive("rollout_is_threshold_lower")
     if low is not None and mode == "truncate":
         block.refuse("rollout_is_threshold_lower", "null in mode truncate", "verl never looks at it there")
-    masks = [_band(level, *block.interval("rollout_is_threshold", 1 / high if low is None else low, high))]
+    masks = [band(level, *block.interval("rollout_is_threshold", 1 / high if low is None else low, high))]
     masks = (masks if mode == "mask" else []) + _veto(block, "rollout_is_veto_threshold")
     # In mode mask the kept weights are inside the band: the cap cannot act there.
     weights = [{"reweight": {"level": level}}, {"truncate": {"high": high}}] if applies else []
@@ -129,11 +128,7 @@ def _rejection(block: Block) -> list[dict[str, Any]]:
     high = block.positive("rollout_rs_threshold")
     low = block.number("rollout_rs_threshold_lower")
     key = "rollout_rs_threshold" if low is None else "rollout_rs_threshold_lower"
-    return [_band(level, *block.interval(key, 1 / high if low is None else low, high))]
-
-
-def _band(level: str, low: float, high: float) -> dict[str, Any]:
-    return reject("token" if level == "token" else "sequence", AGGREGATE[level], low, high)
+    return [band(level, *block.interval(key, 1 / high if low is None else low, high))]
 
 
 def _veto(block: Block, key: str) -> list[dict[str, Any]]:
