@@ -40,14 +40,22 @@ def find(patch: Patch, edit: Edit, read: Read) -> Found:
     if (there := _present(edit, function, literal)) is not None:
         ours = _line_at(source, there)[1].rstrip().endswith(patch.marker.encode())
         return Found(place.file, there, OURS if ours else HOST)
-    for name, callee in edit.needs:
-        if not (name in function.parameters if callee == PARAMETER else (name, callee) in function.bound):
-            source_of = "a parameter" if callee == PARAMETER else f"the result of {callee}"
-            raise unknown(patch, edit, read, f"found where {name} is not {source_of}")
     offset = literal.entries[edit.anchor.before]
-    if not _starts_its_line(source, offset):
-        raise unknown(patch, edit, read, f"has '{edit.anchor.before}' not at the beginning of a line")
+    if why := _unfit(edit, function, source, offset):
+        raise unknown(patch, edit, read, why)
     return Found(place.file, offset, ABSENT)
+
+
+def _unfit(edit: Edit, function: Function, source: bytes, offset: int) -> str:
+    """Why our line cannot stand there; empty if it can."""
+    for name, callee in edit.needs:
+        if callee == PARAMETER and name not in function.parameters:
+            return f"found where {name} is not a parameter"
+        if callee != PARAMETER and (name, callee) not in function.bound:
+            return f"found where {name} is not the result of {callee}"
+    if not _starts_its_line(source, offset):
+        return f"has '{edit.anchor.before}' not at the beginning of a line"
+    return ""
 
 
 def insert(source: bytes, found: Found, patch: Patch, edit: Edit) -> bytes:
