@@ -31,6 +31,7 @@ setup(
     data_files=[("share/slime-ext/patches", [str(p.relative_to(ROOT)) for p in ROOT.glob("patches/*.yaml")])],
     package_data={
         "slime_ext.launcher.rollout": ["requirements-*.txt"],
+        "slime_ext.kernels": ["*.h", "*.cpp"],
         "slime_ext.analysis.report": ["page.html.j2", "style.css"],
     },
     install_requires=[TORCH, "pydantic>=2.7", "PyYAML", "rich", "libcst", "Jinja2>=3.1,<4"],

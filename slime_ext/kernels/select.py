@@ -1,9 +1,7 @@
 """Which backend serves a correction, and why: the one place that decides.
 
-``auto`` stays eager. On CUDA because no kernel has run on a device yet (``PROVEN``): they were compared with
-eager in Triton's interpreter and compiled for sm_90, and a run's loss is not the place to try them. On a CPU
-because compiling the graphs of one correction takes tens of seconds and saves some ten nanoseconds a token,
-so it pays after about 10^9 tokens, more than a run on a CPU sees.
+On CUDA ``auto`` stays eager, because no kernel has run on a device yet (``PROVEN``): they were compared with
+eager in Triton's interpreter and compiled for sm_90, and a run's loss is not the place to try them.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import shutil
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -19,6 +17,7 @@ import torch
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
 from slime_ext.kernels.apply import Backend, Eager
+from slime_ext.kernels.built import compiler
 from slime_ext.kernels.names import check_name
 from slime_ext.steps import STEPS
 
@@ -40,21 +39,28 @@ def choose(correction: Correction, device: torch.device | str = "cpu", backend: 
     """
     check_name(backend)
     kind = torch.device(device).type
-    if backend == "auto" and kind == "cpu":
-        return Choice("eager", "compiling would cost more than it saves on this device")
-    if backend == "auto" and kind not in PROVEN:
-        return Choice("eager", f"the kernels have not been proven on {kind} yet; backend: triton takes them")
     if backend == "eager":
         return Choice("eager", "asked for")
+    if backend == "auto" and kind not in ("cpu", *PROVEN):
+        return Choice("eager", f"the kernels have not been proven on {kind} yet; backend: triton takes them")
     hindrance = _hindrance(correction)
     if hindrance:
         return Choice("eager", f"{hindrance} stays eager")
-    if backend == "compiled":
-        return Choice("compiled", "asked for") if _compiles(kind) else Choice("eager", "no C++ compiler here")
-    if backend == "triton" or _has_triton():
+    if backend == "triton" or (backend == "auto" and kind != "cpu" and _has_triton()):
         _require_triton(kind)
         return Choice("triton", "asked for" if backend == "triton" else kind)
-    return Choice("eager", "triton is not installed")
+    return _compiled(kind)
+
+
+def _compiled(kind: str) -> Choice:
+    if kind == "cpu":
+        found = compiler()
+        return (
+            Choice("compiled", f"C++ by {Path(found).name}") if found else Choice("eager", "no C++ compiler")
+        )
+    return (
+        Choice("compiled", "torch.compile") if _has_triton() else Choice("eager", "triton is not installed")
+    )
 
 
 def describe(correction: Correction, device: torch.device | str = "cpu", backend: str = "auto") -> str:
@@ -81,6 +87,10 @@ def backend_for(correction: Correction, device: str = "cpu", backend: str = "aut
         from slime_ext.kernels.triton import Triton
 
         return Triton(correction)
+    if name == "compiled" and device == "cpu":
+        from slime_ext.kernels.loops import Loops
+
+        return Loops(correction)
     if name == "compiled":
         from slime_ext.kernels.compiled import Compiled
 
@@ -98,12 +108,6 @@ def _hindrance(correction: Correction) -> str:
         if need.aggregate != "sum":
             return "a minimum over prefixes" if need.aggregate == "slots" else "a maximum with a lower bound"
     return ""
-
-
-def _compiles(kind: str) -> bool:
-    if kind != "cpu":
-        return _has_triton()
-    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
 
 
 def _has_triton() -> bool:

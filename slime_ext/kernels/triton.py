@@ -1,4 +1,4 @@
-"""The Triton backend: two kernels per correction, written from its steps by ``slime_ext.kernels.source``."""
+"""The Triton backend: two kernels per correction, written from its steps by ``triton_text``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slime_ext.kernels.apply import (
     settled,
 )
 from slime_ext.kernels.chunks import Chunks
-from slime_ext.kernels.source import ROOM, source
+from slime_ext.kernels.triton_text import ROOM, source
 from slime_ext.metrics.layout import BINS
 from slime_ext.metrics.measure import measure
 from slime_ext.objectives import Host

@@ -1,7 +1,7 @@
 """The steps of a correction as straight-line code about one token: written once, for Triton and for C++.
 
-A line sets ``w`` (weight), ``keep``, ``clipped`` and ``acted`` of the token, or ``kept`` of its sequence. What
-depends on the sequence alone is written apart, as ``ahead``: loops over its tokens need it once.
+A line sets ``w`` (weight), ``keep``, ``clipped`` and ``acted`` of the token, or ``kept`` of its sequence.
+What depends on the sequence alone is written apart, as ``ahead``: loops over its tokens need it once.
 """
 
 from __future__ import annotations

@@ -77,6 +77,12 @@ class Layout:
         """The sums of one number each, in their order; the histogram and the curves follow."""
         return (*COLUMNS, *(name for name, _ in self.flags), "surrogate_clipped", *PER_SEQUENCE)
 
+    @property
+    def size(self) -> int:
+        """How many sums there are in all."""
+        curves = len(CURVES) * CURVE_BINS * len(CURVE_COLUMNS) if self.curves else 0
+        return len(self.names) + BINS + curves
+
 
 def step_names(correction: Correction) -> list[str]:
     """Index and name of each step, as in the list of the configuration.

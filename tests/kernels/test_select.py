@@ -9,14 +9,20 @@ from slime_ext.config import read_config
 from slime_ext.correction import Correction
 from slime_ext.dialects.scoped import ScopedReweight
 from slime_ext.errors import ConfigError
-from slime_ext.kernels import backend_for, choose, describe
+from slime_ext.kernels import backend_for, built, choose, describe
 from slime_ext.kernels import select as module
 from slime_ext.steps import Truncate
 from tests.kernels.batches import FULL
 
 
+def test_auto_takes_cpp_on_a_cpu():
+    chosen = choose(FULL, "cpu")
+    assert chosen.name == "compiled" and chosen.why.startswith("C++ by ")
+    assert type(backend_for(FULL, "cpu")).__name__ == "Loops"
+
+
 def test_auto_stays_eager_until_the_kernels_are_proven_on_a_device():
-    assert choose(FULL, "cpu").name == choose(FULL, "cuda").name == "eager"
+    assert choose(FULL, "cuda").name == "eager"
     assert (
         "not been proven on cuda" in describe(FULL, "cuda")
         and choose(FULL, "cuda", "triton").name == "triton"
@@ -30,7 +36,7 @@ def proven(monkeypatch):
 
 def test_auto_takes_triton_where_it_is_proven(monkeypatch, proven):
     monkeypatch.setattr(module, "_has_triton", lambda: True)
-    assert choose(FULL, "cuda").name == "triton" and choose(FULL, "cpu").name == "eager"
+    assert choose(FULL, "cuda").name == "triton"
     monkeypatch.setattr(module, "_has_triton", lambda: False)
     assert choose(FULL, "cuda") == ("eager", "triton is not installed")
 
@@ -54,8 +60,13 @@ def test_steps_of_other_systems_blocks_stay_eager(proven):
 
 
 def test_without_a_compiler_compiled_is_eager(monkeypatch):
-    monkeypatch.setattr(module.shutil, "which", lambda _: None)
-    assert choose(FULL, "cpu", "compiled") == ("eager", "no C++ compiler here")
+    monkeypatch.setattr(built.shutil, "which", lambda _: None)
+    assert choose(FULL, "cpu", "compiled") == choose(FULL) == ("eager", "no C++ compiler")
+
+
+def test_a_device_without_kernels_of_its_own_takes_torch_compile():
+    assert choose(FULL, "xpu", "compiled") == ("compiled", "torch.compile")
+    assert type(backend_for(FULL, "xpu", "compiled")).__name__ == "Compiled"
 
 
 def test_triton_needs_a_device_that_it_can_serve(monkeypatch):

@@ -1,0 +1,184 @@
+// Lanes: as many tokens as one vector register holds. Masks are integers, all bits set where true.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+#ifdef __AVX512F__
+constexpr int LANES = 16;
+#define QUARTER 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3
+#define LOW_HALF 0, 1, 2, 3, 4, 5, 6, 7
+#define HIGH_HALF 8, 9, 10, 11, 12, 13, 14, 15
+#define HALVES(bytes) {((int64_t __attribute__((vector_size(16))))bytes)[0], ((int64_t __attribute__((vector_size(16))))bytes)[1]}
+#define LOW_BYTES 0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60
+#else
+constexpr int LANES = 8;
+#define QUARTER 0, 0, 0, 0, 1, 1, 1, 1
+#define LOW_HALF 0, 1, 2, 3
+#define HIGH_HALF 4, 5, 6, 7
+#define HALVES(bytes) {(int64_t)bytes}
+#define LOW_BYTES 0, 4, 8, 12, 16, 20, 24, 28
+#endif
+constexpr float INF = __builtin_inff();
+typedef float F __attribute__((vector_size(4 * LANES)));
+typedef int32_t I __attribute__((vector_size(4 * LANES)));
+typedef uint8_t B __attribute__((vector_size(LANES)));
+struct Wide {  // float64 per token, for the few statistics that need it
+    double at[LANES];
+};
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE F each(float x) { return x - F{}; }
+INLINE I counting() {
+    I lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    return lane;
+}
+
+// Lanes at p, of which n are there; the others are 0. Few loads end an array: those go out of the way.
+template <class V> static __attribute__((noinline)) V load_some(const void* p, int64_t n) {
+    V v{};
+    std::memcpy(&v, p, n * (sizeof v / LANES));
+    return v;
+}
+template <class V> INLINE V load(const void* p, int64_t n) {
+    if (__builtin_expect(n < LANES, 0)) return load_some<V>(p, n);
+    V v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+template <class V> static __attribute__((noinline)) void store_some(void* p, V v, int64_t n) {
+    std::memcpy(p, &v, n * (sizeof v / LANES));
+}
+template <class V> INLINE void store(void* p, V v, int64_t n) {
+    if (__builtin_expect(n < LANES, 0)) return store_some(p, v, n);
+    std::memcpy(p, &v, sizeof v);
+}
+// A byte per token, not 0 where true: each lane looks at its own byte of the word that it shares with three.
+INLINE I flags(const void* p, int64_t n) {
+    typedef int64_t Words __attribute__((vector_size(4 * LANES)));
+    const B bytes = load<B>(p, n);
+    const Words words = HALVES(bytes);
+    const I mine = __builtin_shufflevector((I)words, (I)words, QUARTER);
+    return (mine & (0xff << 8 * (counting() & 3))) != 0;
+}
+INLINE void store_flags(void* p, I mask, int64_t n) {
+    typedef uint8_t Bytes __attribute__((vector_size(4 * LANES)));
+    const Bytes ones = (Bytes)(mask & 1);
+    store(p, __builtin_shufflevector(ones, ones, LOW_BYTES), n);
+}
+
+INLINE F where(I mask, F a, F b) { return mask ? a : b; }
+INLINE F where(I mask, float a, F b) { return mask ? each(a) : b; }
+INLINE F where(I mask, F a, float b) { return mask ? a : each(b); }
+INLINE F where(I mask, float a, float b) { return mask ? each(a) : each(b); }
+INLINE I where(I mask, int a, int b) { return mask ? a - I{} : b - I{}; }
+INLINE int where(bool yes, int a, int b) { return yes ? a : b; }
+INLINE F as_numbers(I mask) { return where(mask, 1.0f, 0.0f); }
+INLINE F minimum(F a, F b) { return b < a ? b : a; }
+INLINE F maximum(F a, F b) { return b > a ? b : a; }
+INLINE F minimum(F a, float b) { return minimum(a, each(b)); }
+INLINE F maximum(F a, float b) { return maximum(a, each(b)); }
+INLINE double maximum(double a, double b) { return b > a ? b : a; }
+INLINE F abs(F x) { return (F)((I)x & 0x7fffffff); }
+INLINE float narrow(double x) { return (float)x; }
+
+// e^x = 2^n e^r with |r| <= log(2) / 2: n, and e^r - 1, with which nothing is lost near 0.
+INLINE F two_to(I n) { return (F)((n + 127) << 23); }
+INLINE F exp_in_range(F x, F* of_r) {
+    const F magic = each(12582912.0f);  // adding it rounds to a whole number
+    F n = (x * 1.44269504089f + magic) - magic;
+    F r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    F p = each(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    *of_r = r + r * r * p;
+    return n;
+}
+INLINE F exp(F x) {
+    F less_1, near = minimum(maximum(x, -104.0f), 89.0f);
+    I n = __builtin_convertvector(exp_in_range(near, &less_1), I), half = n >> 1;
+    F found = (less_1 + 1.0f) * two_to(half) * two_to(n - half);
+    return x == x ? found : x;
+}
+INLINE F expm1(F x) {
+    F less_1, near = minimum(maximum(x, -104.0f), 89.0f);
+    I n = __builtin_convertvector(exp_in_range(near, &less_1), I), half = n >> 1;
+    F found = (less_1 * two_to(half) + (two_to(half) - two_to(half - n))) * two_to(n - half);
+    return x == x ? found : x;
+}
+
+INLINE F k2(F l) { return l * l / 2.0f; }
+INLINE F k3(F l) { return expm1(l) - l; }
+INLINE F tv(F num, F beh) { return abs(exp(num) - exp(beh)); }
+INLINE F over(F x, float limit) { return maximum(x - limit, 0.0f); }
+INLINE F parts(F x, double whole) { return x / (float)whole; }
+
+INLINE Wide squares(F x) {
+    Wide found;
+    for (int i = 0; i < LANES; i++) found.at[i] = (double)x[i] * (double)x[i];
+    return found;
+}
+INLINE Wide where(I mask, Wide a, float b) {
+    for (int i = 0; i < LANES; i++) a.at[i] = mask[i] ? a.at[i] : b;
+    return a;
+}
+INLINE Wide over(Wide x, double limit) {
+    for (double& value : x.at) value = std::fmax(value - limit, 0.0);
+    return x;
+}
+INLINE I operator<=(const Wide& a, double b) {
+    I found;
+    for (int i = 0; i < LANES; i++) found[i] = -(a.at[i] <= b);
+    return found;
+}
+INLINE I operator>=(const Wide& a, double b) {
+    I found;
+    for (int i = 0; i < LANES; i++) found[i] = -(a.at[i] >= b);
+    return found;
+}
+// A probability as far from 0 and 1 as KPop has it.
+INLINE double inner(double log_prob) { return std::fmin(std::fmax(std::exp(log_prob), EDGE), 1.0 - EDGE); }
+INLINE double bernoulli_kl(double a, double b) {
+    return a * std::log(a / b) + (1.0 - a) * std::log((1.0 - a) / (1.0 - b));
+}
+static Wide binary_kl(F numerator, F behavior) {
+    Wide found;
+    for (int i = 0; i < LANES; i++) found.at[i] = bernoulli_kl(inner(behavior[i]), inner(numerator[i]));
+    return found;
+}
+static Wide binary_kl_max(F numerator, F behavior) {
+    Wide one = binary_kl(numerator, behavior), other = binary_kl(behavior, numerator);
+    for (int i = 0; i < LANES; i++) one.at[i] = std::fmax(one.at[i], other.at[i]);
+    return one;
+}
+
+typedef double H __attribute__((vector_size(4 * LANES)));  // half the lanes in float64
+
+// A sum in float64. What is added in float32 first stays there until somebody flushes, at most 32 additions
+// later.
+struct Sum {
+    F lanes{};
+    H low{}, high{};
+    __attribute__((always_inline)) void add(F x) { lanes += x; }
+    __attribute__((always_inline)) void add_wide(F x) {
+        low += __builtin_convertvector(__builtin_shufflevector(x, x, LOW_HALF), H);
+        high += __builtin_convertvector(__builtin_shufflevector(x, x, HIGH_HALF), H);
+    }
+    __attribute__((always_inline)) void add_wide(const Wide& x) {
+        for (int i = 0; i < LANES / 2; i++) low[i] += x.at[i], high[i] += x.at[i + LANES / 2];
+    }
+    __attribute__((always_inline)) void flush() {
+        add_wide(lanes);
+        lanes = F{};
+    }
+    __attribute__((always_inline)) double total() const {
+        double found = 0;
+        for (int i = 0; i < LANES / 2; i++) found += low[i] + high[i];
+        return found;
+    }
+};

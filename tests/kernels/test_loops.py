@@ -1,0 +1,167 @@
+"""The C++ loops: the eager path's decisions and measures, built once, safe where nothing can be built."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from slime_ext.correction import Correction, Plan, Tokens
+from slime_ext.kernels import Eager, Work, built, loops
+from slime_ext.kernels.loops import SMALLEST, Loops
+from slime_ext.metrics import Layout
+from slime_ext.objectives import Reinforce
+from slime_ext.ops.segments import Segments
+from slime_ext.steps import Clip, Reject, Reweight, Truncate
+from tests.kernels.batches import CORRECTIONS, FULL, assert_applied_alike, assert_same, random_tokens
+
+pytestmark = pytest.mark.skipif(built.compiler() is None, reason="needs a C++ compiler")
+LENGTHS = ([131072], [700, 0, 900], [1] * 1500, [3] * 400, [2048, 31, 1], [5, 0, 300, 1, 64], [1])
+
+
+@pytest.fixture(autouse=True)
+def whatever_size(monkeypatch):
+    """Small batches too, and nothing may fall back to eager in silence."""
+    monkeypatch.setattr(loops, "SMALLEST", 0)
+    monkeypatch.setattr(loops, "_library", built.library)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_loops_decide_as_the_eager_path(name, dtype):
+    correction = CORRECTIONS[name]
+    backend = Loops(correction)
+    for seed, lengths in enumerate(LENGTHS):
+        packed = random_tokens(lengths, dtype, seed, noise=2e-3 if name == "full" else 0.3)
+        for how in ({}, {"bounds": True}, {"observe": True}):
+            got = backend.outcome(packed, **how)
+            # 3e-6: the eager path adds 32 log-ratios at a time in float32, and weights take over that error
+            assert_same(got, correction(packed, **how), packed.segments.mask, rtol=3e-6)
+
+
+@pytest.mark.parametrize("plan", [None, Plan(scale=torch.tensor([1.0, 2.0, 0.5]))], ids=["plain", "scaled"])
+def test_loss_gradient_and_metrics_are_those_of_the_eager_path(plan):
+    assert_applied_alike(Loops(FULL), random_tokens([900, 40, 300], noise=2e-3), plan, 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)}x{lengths[0]}")
+def test_every_shape_is_measured_as_the_eager_path_does(lengths):
+    correction = CORRECTIONS["every"]
+    assert_applied_alike(Loops(correction), random_tokens(lengths), None, 1e-6)
+
+
+def test_a_plan_reaches_the_loops():
+    packed = random_tokens([400, 600, 800])
+    plan = Plan(scale=torch.tensor([1.0, 2.0, 3.0]), keep=torch.tensor([True, False, True]))
+    expected, got = FULL(packed, plan, observe=True), Loops(FULL).outcome(packed, plan, observe=True)
+    assert_same(got, expected, packed.segments.mask)
+    assert torch.equal(got.scale, expected.scale)
+
+
+def test_ages_reject_and_are_measured():
+    correction = Correction(steps=(Reject("token", "k3", high=0.5, max_staleness=3), Truncate(2.0)))
+    packed = random_tokens([40, 60, 80, 20], wild=False)
+    ages = torch.tensor([1.0, 5.0, torch.nan, 3.0])
+    packed = Tokens(packed.segments, packed.proximal, packed.behavior, ages=ages)
+    assert not Loops(correction).outcome(packed).keep[40:100].any()
+    assert_applied_alike(Loops(correction), packed, None, 1e-6)
+
+
+def test_a_surrogate_of_ours_is_measured_too():
+    correction = Correction("target", Reinforce(), (Reweight("token"), Clip(0.5, 2.0)))
+    packed = random_tokens([900, 40, 300], wild=False)
+    layout = Layout.of(correction)
+    both = []
+    for backend in (Eager(correction), Loops(correction)):
+        target = packed.target.clone().requires_grad_()
+        tokens = Tokens(packed.segments, packed.proximal, packed.behavior, target, packed.advantages)
+        both.append(backend.apply(Work(tokens, torch.zeros(1240), layout=layout)))
+    torch.testing.assert_close(both[1].loss, both[0].loss, rtol=1e-6, atol=0)
+    torch.testing.assert_close(both[1].measured, both[0].measured, rtol=1e-6, atol=1e-6)
+
+
+def test_nothing_is_measured_differently_on_a_rank_that_holds_parts():
+    lengths = (1300, 60, 700)
+    whole = random_tokens(lengths)
+    pieces = ((0, 90, 400, 0), (0, 800, 1300, 1), (2, 5, 700, 1))
+    held = torch.cat([torch.arange(s, e) + sum(lengths[:i]) for i, s, e, _ in pieces])
+    segments = Segments(lengths, pieces, whole.segments.full_mask, 2, lambda values: values * 1)
+    mine = Tokens(segments, whole.proximal[held], whole.behavior[held])
+    assert_applied_alike(Loops(FULL), mine, None, 1e-6)
+
+
+def test_exponentials_are_exact_to_some_roundings():
+    log_ratio = torch.cat([torch.linspace(-110, 88.7, 40001), torch.logspace(-30, 0, 999), torch.zeros(1)])
+    nothing = torch.zeros_like(log_ratio)
+    tokens = Tokens(Segments.whole([len(nothing)], nothing == 0), log_ratio, nothing)
+    got = Loops(Correction(steps=(Reweight("token"),))).outcome(tokens).weights
+    # 3e-7: some roundings of float32; 1e-44: its smallest subnormals
+    torch.testing.assert_close(got.double(), log_ratio.double().exp(), rtol=3e-7, atol=1e-44)
+
+
+def test_what_is_1_less_loses_nothing_near_0():
+    log_ratio = torch.logspace(-30, -1, 4000)
+    nothing = torch.zeros_like(log_ratio)
+    tokens = Tokens(Segments.whole([4000], nothing == 0), log_ratio, nothing)
+    layout = Layout.of(FULL, curves=False)
+    measured = Loops(FULL).apply(Work(tokens, nothing, layout=layout)).measured
+    excess = measured.sums[layout.names.index("excess")]
+    torch.testing.assert_close(excess, log_ratio.double().expm1().sum(), rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("lengths", [[], [1], [5], [SMALLEST - 1]], ids=str)
+def test_small_batches_build_nothing(lengths, monkeypatch):
+    monkeypatch.setattr(loops, "SMALLEST", SMALLEST)
+    backend = Loops(CORRECTIONS["seq_mis"])
+    packed = random_tokens(lengths, wild=False)
+    assert torch.equal(backend.outcome(packed).weights, CORRECTIONS["seq_mis"](packed).weights)
+    assert not backend._built
+
+
+def test_nothing_at_all():
+    assert Loops(FULL).outcome(random_tokens([])).weights.shape == (0,)
+
+
+def test_float64_stays_eager():
+    packed = random_tokens([90, 40], torch.float64)
+    assert Loops(FULL).outcome(packed).weights.dtype is torch.float64
+
+
+def test_the_same_bits_twice_and_from_two_threads():
+    packed = random_tokens([131072], noise=2e-3)
+    work = Work(packed, torch.ones(131072), layout=Layout.of(FULL))
+    backend = Loops(FULL)
+    found = [backend.apply(work)]
+    threads = [threading.Thread(target=lambda: found.append(backend.apply(work))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    for applied in found[1:]:
+        assert torch.equal(applied.loss, found[0].loss)
+        assert all(map(torch.equal, applied.measured, found[0].measured))
+
+
+def test_what_was_built_once_is_loaded_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(built, "_folder", lambda: tmp_path)
+    text = 'extern "C" int answer() { return 42; }'
+    assert built.library(text).answer() == 42
+    monkeypatch.setattr(built, "_build", lambda *_: pytest.fail("built twice"))
+    assert built.library(text).answer() == 42
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_compiler_that_fails_is_named_and_eager_goes_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(built, "_folder", lambda: tmp_path)
+    with pytest.raises(built.BuildError, match=r"slime_ext\.backend: expected .* to build, got .*error"):
+        built.library("this is no C++")
+    monkeypatch.undo()
+    monkeypatch.setattr(loops, "library", lambda _: (_ for _ in ()).throw(built.BuildError("no luck")))
+    packed = random_tokens([SMALLEST])
+    backend = Loops(FULL)
+    with pytest.warns(RuntimeWarning, match="no luck; this correction stays eager"):
+        assert torch.equal(backend.outcome(packed).weights, FULL(packed).weights)
