@@ -55,31 +55,37 @@ def rollout_data(
     data: dict[str, Any] = {key: [x for batch in mine for x in getattr(batch, key)] for key in PER_SAMPLE}
     if proximal:
         data["log_probs"] = [proximal[position] for position in partition]
-    ends = accumulate((len(batch.positions) for batch in mine), initial=0)
     return {
         **data,
-        **_known(samples, partition, data["loss_masks"][0].device),
+        **columns([samples[position] for position in partition], data["loss_masks"][0].device),
+        **_schedule(args, batches),
+        "raw_reward": [s.raw_reward for s in samples],
+        "weight_versions": [samples[position].weight_versions for position in partition],
         "returns": list(data["advantages"]),
         "rollout_mask_sums": torch.cat([batch.denominators for batch in mine]),
         "partition": partition,
-        "micro_batch_indices": [list(range(start, stop)) for start, stop in pairwise(ends)],
-        "num_microbatches": [len(step) for step in batches],
-        "global_batch_sizes": [args.global_batch_size for _ in steps],
     }
 
 
-def _known(samples: Sequence[TrainSample], partition: Sequence[int], device: torch.device) -> dict[str, Any]:
-    """What is known of the samples beside their tensors."""
-    own = [samples[position] for position in partition]
+def _schedule(args: argparse.Namespace, batches: Sequence[Sequence[MicroBatch]]) -> dict[str, Any]:
+    """What each optimizer step trains: its micro-batches, as places in this rank's lists."""
+    ends = accumulate((len(batch.positions) for batch in chain(*batches)), initial=0)
     return {
-        "tokens": [torch.tensor(s.tokens, dtype=torch.long, device=device) for s in own],
-        "rewards": [s.reward for s in own],
-        "raw_reward": [s.raw_reward for s in samples],
-        "local_raw_reward": [s.raw_reward for s in own],
-        "truncated": [int(s.truncated) for s in own],
-        "sample_indices": [s.position if s.index is None else s.index for s in own],
-        "rollout_ids": [s.rollout_id for s in own],
-        "weight_versions": [s.weight_versions for s in own],
+        "micro_batch_indices": [list(range(start, stop)) for start, stop in pairwise(ends)],
+        "num_microbatches": [len(step) for step in batches],
+        "global_batch_sizes": [args.global_batch_size for _ in batches],
+    }
+
+
+def columns(samples: Sequence[TrainSample], device: torch.device | str = "cpu") -> dict[str, list[Any]]:
+    """slime's per-sample keys of what a rollout and its dump both know of samples."""
+    return {
+        "tokens": [torch.tensor(s.tokens, dtype=torch.long, device=device) for s in samples],
+        "rewards": [s.reward for s in samples],
+        "local_raw_reward": [s.raw_reward for s in samples],
+        "truncated": [int(s.truncated) for s in samples],
+        "sample_indices": [s.position if s.index is None else s.index for s in samples],
+        "rollout_ids": [s.rollout_id for s in samples],
     }
 
 

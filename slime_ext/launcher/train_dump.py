@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,17 +15,12 @@ from slime_ext.host.packing import zigzag
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import micro_batches, step_slices
 from slime_ext.launcher.output.dumps import save_train, shard_samples
-from slime_ext.launcher.rollout.sample import Sample
-from slime_ext.launcher.task.rewards import value_of
+from slime_ext.launcher.postprocess import columns
 from slime_ext.launcher.training_data import TrainSample
 
 
 def train_dump(
-    args: argparse.Namespace,
-    rollout_id: int,
-    batch: Sequence[TrainSample],
-    samples: Sequence[Sample],
-    log_probs: Mapping[int, Tensor],
+    args: argparse.Namespace, rollout_id: int, batch: Sequence[TrainSample], log_probs: Mapping[int, Tensor]
 ) -> Callable[[], None]:
     """What writes the dump, to be called whenever there is time; nothing to do but on rank 0. Collective.
 
@@ -34,29 +30,24 @@ def train_dump(
     full = gather_whole(batch, log_probs)
     if dist.get_rank() != 0:
         return lambda: None
-    return lambda: _write(args, rollout_id, batch, samples, full)
+    return lambda: _write(args, rollout_id, batch, full)
 
 
 def _write(
-    args: argparse.Namespace,
-    rollout_id: int,
-    batch: Sequence[TrainSample],
-    samples: Sequence[Sample],
-    log_probs: Mapping[int, Tensor],
+    args: argparse.Namespace, rollout_id: int, batch: Sequence[TrainSample], log_probs: Mapping[int, Tensor]
 ) -> None:
     dp_size = args.data_parallel_size
     lengths = [s.total_length for s in batch]
     steps = step_slices(len(batch), args.global_batch_size)
-    cuts = [[micro_batches(args, step, lengths, r, dp_size) for step in steps] for r in range(dp_size)]
     rows: list[dict[str, Any]] = []
-    described = []
-    for rank, cut in enumerate(cuts):
-        shard = [[batch for minibatch in step for batch in minibatch] for step in cut]
-        mine = [p for step in shard for mb in step for p in mb]
-        rows += shard_samples(_fields(args, batch, samples, log_probs, mine), rank)
-        described.append(_describe(args, rank, shard, mine, samples))
-    rewards = [value_of(s.reward, args.reward_key) or 0.0 for s in samples]
-    save_train(args.save_debug_train_data, rollout_id, 0, rows, described, rewards)
+    shards = []
+    for rank in range(dp_size):
+        shard = [list(chain(*micro_batches(args, step, lengths, rank, dp_size))) for step in steps]
+        places = list(chain(*chain(*shard)))
+        fields = _fields(args, [batch[p] for p in places], [log_probs[p] for p in places])
+        rows += shard_samples({**fields, "partition": places}, rank)
+        shards.append(_described(args, rank, shard, places, fields["sample_indices"]))
+    save_train(args.save_debug_train_data, rollout_id, 0, rows, shards, [s.raw_reward for s in batch])
 
 
 def gather_whole(batch: Sequence[TrainSample], local: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -81,46 +72,39 @@ def gather_whole(batch: Sequence[TrainSample], local: Mapping[int, Tensor]) -> d
 
 
 def _fields(
-    args: argparse.Namespace,
-    batch: Sequence[TrainSample],
-    samples: Sequence[Sample],
-    log_probs: Mapping[int, Tensor],
-    mine: Sequence[int],
+    args: argparse.Namespace, own: Sequence[TrainSample], log_probs: Sequence[Tensor]
 ) -> dict[str, list[Any]]:
     """slime's per-sample keys of one data-parallel shard."""
-    own = [batch[p] for p in mine]
     return {
-        "partition": list(mine),
-        "sample_indices": [samples[p].index for p in mine],
-        "tokens": [torch.tensor(s.tokens) for s in own],
+        **columns(own),
         "response_lengths": [s.response_length for s in own],
         "total_lengths": [s.total_length for s in own],
-        "rewards": [s.advantage for s in own],
-        "truncated": [int(samples[p].status == "truncated") for p in mine],
         "loss_masks": [torch.tensor(s.loss_mask, dtype=torch.int32) for s in own],
-        "rollout_ids": [s.rollout_id for s in own],
         "rollout_mask_sums": [torch.tensor(s.mask_sum) for s in own],
         "rollout_log_probs": [torch.tensor(s.rollout_log_probs) for s in own],
-        "log_probs": [log_probs[p] for p in mine],
+        "log_probs": list(log_probs),
         "advantages": [torch.full((s.response_length,), s.advantage) for s in own],
         "returns": [torch.full((s.response_length,), s.advantage) for s in own],
         "kl": [torch.zeros(s.response_length) for s in own],  # no reference policy here
         "source_names": [str(args.prompt_data) for _ in own],
-        "local_raw_reward": [value_of(samples[p].reward, args.reward_key) or 0.0 for p in mine],
     }
 
 
-def _describe(
-    args: argparse.Namespace, rank: int, shard: list, mine: Sequence[int], samples: Sequence[Sample]
+def _described(
+    args: argparse.Namespace,
+    rank: int,
+    shard: list[list[list[int]]],
+    places: Sequence[int],
+    indices: Sequence[int],
 ) -> dict[str, Any]:
     """slime's entry of ``dp_shards``: micro-batches as indices into the shard's samples."""
-    at = {position: i for i, position in enumerate(mine)}
+    at = {position: i for i, position in enumerate(places)}
     return {
         "rank": rank,
         "data_parallel_rank": rank,
-        "sample_indices": [samples[p].index for p in mine],
-        "partition": list(mine),
-        "micro_batch_indices": [[at[p] for p in mb] for step in shard for mb in step],
+        "sample_indices": list(indices),
+        "partition": list(places),
+        "micro_batch_indices": [[at[p] for p in batch] for step in shard for batch in step],
         "num_microbatches": [len(step) for step in shard],
         "global_batch_sizes": [args.global_batch_size for _ in shard],
     }

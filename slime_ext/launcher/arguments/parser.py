@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -199,25 +200,27 @@ def _custom_flag(where: str, key: str) -> Flag:
 
 def _checked(where: str, flag: Flag, value: Any) -> Any:
     """`value` if YAML gave it the flag's type."""
+    if value is None and flag.default is None and not flag.is_switch:
+        return None
     wanted, fits = _yaml_type(flag)
-    if flag.nargs and value is not None and not isinstance(value, list):
-        value = [value]
     values = value if flag.nargs and isinstance(value, list) else [value]
-    may_be_open = flag.default is None and not flag.is_switch
-    if (value is None and may_be_open) or all(fits(v) for v in values):
-        choices = getattr(flag.convert, "choices", None)
-        if choices and value is not None and value not in choices:
-            raise ConfigError(
-                f"{where}: expected one of {', '.join(choices)}, got {value!r}"
-                f"{did_you_mean(str(value), choices)}"
-            )
-        return float(value) if flag.convert is number and isinstance(value, int) else value
-    hint = (
-        ": write it as 1.0e-4, YAML reads 1e-4 as text"
-        if flag.convert is number and "e" in str(value)
-        else ""
-    )
-    raise ConfigError(f"{where}: expected {wanted}, got {value!r}{hint}")
+    if not all(fits(v) for v in values):
+        raise ConfigError(f"{where}: expected {wanted}, got {value!r}{_hint(flag, value)}")
+    _check_choices(where, getattr(flag.convert, "choices", None), values)
+    values = [float(v) for v in values] if flag.convert is number else values
+    return values if flag.nargs else values[0]
+
+
+def _check_choices(where: str, choices: Sequence[str] | None, values: Sequence[Any]) -> None:
+    for value in values if choices else ():
+        if value not in choices:
+            near = did_you_mean(str(value), choices)
+            raise ConfigError(f"{where}: expected one of {', '.join(choices)}, got {value!r}{near}")
+
+
+def _hint(flag: Flag, value: Any) -> str:
+    is_text = flag.convert is number and "e" in str(value)
+    return ": write it as 1.0e-4, YAML reads 1e-4 as text" if is_text else ""
 
 
 def _yaml_type(flag: Flag) -> tuple[str, Any]:

@@ -70,11 +70,7 @@ def draw(run_paths: Sequence[str | Path], out: Path, labels: Sequence[str] = ())
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    named = labels or [Path(path).resolve().name for path in run_paths]
-    colours = [COLOURS[i % len(COLOURS)] for i in range(len(run_paths))]
-    widths = [1.4 + 0.9 * i for i in reversed(range(len(run_paths)))]  # a line under another stays visible
-    drawn = zip(named, run_paths, colours, widths, strict=True)
-    runs = [Run(name, read_metrics(path), colour, width) for name, path, colour, width in drawn]
+    runs = _read(run_paths, labels or [Path(path).resolve().name for path in run_paths])
     panels = [panel for panel in PANELS if any(panel.has(run) for run in runs)]
     if not panels:
         raise DataError(f"{run_paths[0]}: expected at least one metric of the report, got none")
@@ -85,11 +81,21 @@ def draw(run_paths: Sequence[str | Path], out: Path, labels: Sequence[str] = ())
     for panel, ax in zip(panels, axes[:, 0], strict=True):
         _draw_panel(panel, ax, runs)
     axes[-1, 0].set_xlabel("optimizer step")
-    figure.suptitle(" and ".join(named) if len(named) < 4 else f"{len(named)} runs", fontsize=11)
+    title = " and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
+    figure.suptitle(title, fontsize=11)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=130)
     pyplot.close(figure)
     return out
+
+
+def _read(run_paths: Sequence[str | Path], names: Sequence[str]) -> list[Run]:
+    """Runs in colours of their own; a line under another is wider, so that it stays visible."""
+    widths = [1.4 + 0.9 * i for i in reversed(range(len(run_paths)))]
+    return [
+        Run(name, read_metrics(path), COLOURS[i % len(COLOURS)], width)
+        for i, (name, path, width) in enumerate(zip(names, run_paths, widths, strict=True))
+    ]
 
 
 @dataclass(frozen=True)

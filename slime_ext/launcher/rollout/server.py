@@ -280,9 +280,7 @@ class EngineProcess:
         looked_at = 0.0
         while not self._stopping.wait(_POLL_S):
             if self.alive():
-                if (
-                    not self._shared and time.monotonic() - looked_at > 1
-                ):  # a server that dies takes the names
+                if not self._shared and time.monotonic() - looked_at > 1:  # one that died has no names left
                     self._shared, looked_at = shared_memory_of(self.pids), time.monotonic()
                 continue
             if self.restarts >= limit:
