@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from slime_ext.facts import Step
-from slime_ext.ops.segments import Segments, as_numbers
+from slime_ext.ops.segments import Segments, as_numbers, is_traced
+
+BLOCK = 256  # tokens that are added in the log-ratio's own dtype; blocks are added in float64
+ROWS = 6  # of an outcome's room
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,37 @@ class Outcome:
         """[T] what multiplies the loss: weights, scaled where the plan says so."""
         return self.weights if self.scale is None else self.weights * self.scale
 
+    @cached_property
+    def room(self) -> Tensor:
+        """[ROWS, T and what is missing to whole blocks] of the log-ratio's dtype: e^l - 1 in the first row, 0
+        beyond the tokens, and rows for whoever measures."""
+        size = self.log_ratio.numel()
+        rows = self.log_ratio.new_empty(ROWS, -(-size // BLOCK) * BLOCK)
+        rows[:, size:].zero_()
+        torch.expm1(self.log_ratio, out=rows[0, :size])
+        return rows
+
+    @property
+    def excess(self) -> Tensor:
+        """[T] ratio - 1, whose sums lose no digits where policies are close."""
+        if is_traced(self.log_ratio):
+            return self.log_ratio.expm1()
+        return self.room[0, : self.log_ratio.numel()]
+
     def channel(self, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[T] float32 each: ratio, 1 where a bound acted, 1 where rejected. The outcome must be observed."""
-        ratio = torch.where(self.finite, self.log_ratio.exp(), 0)
-        flags = (self.clipped & self.finite, mask & ~self.keep)
-        return ratio.float(), *(as_numbers(flag, torch.float32) for flag in flags)
+        """[T] float32 each: ratio, 1 where a bound acted, 1 where rejected. The outcome must know where
+        weights were bounded."""
+        if self.sequences is None:
+            ratio = torch.where(self.finite, self.log_ratio.exp(), 0)
+        else:  # e^l - 1 is 0 where there is no ratio, and will be measured
+            ratio = self.excess + as_numbers(self.finite, self.log_ratio.dtype)
+        clipped = _numbered(torch.bitwise_and, self.clipped, self.finite)
+        return ratio.float(), clipped, _numbered(torch.bitwise_xor, mask, self.keep)
+
+
+def _numbered(operation: Callable[..., Tensor], one: Tensor, other: Tensor) -> Tensor:
+    """[T] float32, 0 and 1, of flags combined: through bytes, and written once."""
+    if is_traced(one):
+        return as_numbers(operation(one, other), torch.float32)
+    written = one.new_empty(one.shape, dtype=torch.float32)
+    return operation(*(flags.view(torch.uint8) for flags in (one, other)), out=written)

@@ -9,9 +9,10 @@ the curves additions in the tokens' order on the CPU, a product with a 0-1 matri
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +21,7 @@ from torch.nn.functional import pad
 from slime_ext.correction import Outcome, Sequences, Tokens
 from slime_ext.metrics.layout import (
     AGES,
-    COLUMNS,
     CURVE_BINS,
-    CURVE_COLUMNS,
     FIRST,
     LOG_PROBABILITIES,
     POSITIONS,
@@ -30,10 +29,12 @@ from slime_ext.metrics.layout import (
     SIDE,
     Layout,
 )
-from slime_ext.ops.segments import Segments, as_numbers, host_ints, is_traced
+from slime_ext.ops.codes import count_flags
+from slime_ext.ops.segments import Segments, as_numbers, is_traced
 from slime_ext.ops.tally import count, product, tally
+from slime_ext.outcome import BLOCK
 
-BLOCK = 256
+SIGNS = (1, -1, 1, 1, 1, 1)  # the smallest is the largest of the negated
 # Ratios and weights beyond count as this much in the sums, whose squares stay finite so.
 LARGEST = {torch.float64: 1e150, torch.float32: 1e17}
 
@@ -71,15 +72,22 @@ def measure(
         first: whether this rank is the one that counts the sequences it shares with others.
         histogram: [BINS] float64, where a kernel has counted it already; as ``_histogram``.
     """
-    rows = _rows(tokens, outcome, layout, surrogate_clipped)
-    per_sequence, highest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
+    rows = _rows(tokens, outcome)
+    flags = _flags(tokens, outcome, layout)
+    of_tokens = _totals(rows)
+    log_ratio, per_sequence, highest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
     if histogram is None:
         histogram = _histogram(outcome.log_ratio)
-    sums = _totals(rows)
-    sums = [sums if surrogate_clipped is not None else pad(sums, (0, 1)), per_sequence, histogram]
+    if surrogate_clipped is not None:
+        flags = torch.cat([flags[:-1], surrogate_clipped.sum(dtype=flags.dtype, dim=0, keepdim=True)])
+    sums = [flags[:2], of_tokens[:3], log_ratio, of_tokens[3:], flags[2:], per_sequence, histogram]
     if layout.curves:
-        sums.append(_curves(tokens, rows))
-    return Measured(torch.cat(sums), torch.cat([_extremes(outcome), highest]), log_sums)
+        sums.append(_curves(tokens, outcome, rows))
+    return Measured(
+        torch.cat(sums).double(),
+        torch.cat([_extremes(outcome), highest]) * _constant(SIGNS, highest),
+        log_sums,
+    )
 
 
 def nothing(layout: Layout, device: torch.device | str = "cpu") -> Measured:
@@ -90,54 +98,47 @@ def nothing(layout: Layout, device: torch.device | str = "cpu") -> Measured:
     return measure(Tokens(Segments.whole([], no), empty, empty), outcome, layout)
 
 
-def _rows(tokens: Tokens, outcome: Outcome, layout: Layout, clipped: Tensor | None) -> Sequence[Tensor]:
-    """The rows of ``layout.COLUMNS``, those of the flags and the surrogate's, [T] each."""
-    made = _traced_rows if is_traced(outcome.log_ratio) else _table
-    return made(tokens, outcome, layout, clipped)
+def _rows(tokens: Tokens, outcome: Outcome) -> Sequence[Tensor]:
+    """What is summed over tokens, [T] or more each: excess, weight, k3, log behavior, and two squares."""
+    return (_traced_rows if is_traced(outcome.log_ratio) else _table)(tokens, outcome)
 
 
-def _traced_rows(tokens: Tokens, outcome: Outcome, layout: Layout, clipped: Tensor | None) -> list[Tensor]:
+def _traced_rows(tokens: Tokens, outcome: Outcome) -> list[Tensor]:
     log_ratio, dtype = outcome.log_ratio, outcome.log_ratio.dtype
-    counted, kept = (as_numbers(flags, dtype) for flags in (outcome.finite, outcome.keep))
-    # The ratio less 1: its sums lose no digits where policies are close.
-    excess, weight = (x.clamp(max=LARGEST[dtype]) for x in (log_ratio.expm1(), outcome.weights.to(dtype)))
+    excess, weight = (x.clamp(max=LARGEST[dtype]) for x in (outcome.excess, outcome.weights.to(dtype)))
     behavior = torch.where(outcome.finite, tokens.behavior.to(dtype), 0)
-    rows = [counted, kept, excess, weight, excess - log_ratio, log_ratio, behavior]
-    flagged = [((outcome.acted & bits) != 0) & tokens.segments.mask for _, bits in layout.flags]
-    flagged += [] if clipped is None else [clipped != 0]
-    return [*rows, excess.square(), weight.square(), *(as_numbers(flag, dtype) for flag in flagged)]
+    return [excess, weight, excess - log_ratio, behavior, excess.square(), weight.square()]
 
 
-def _table(tokens: Tokens, outcome: Outcome, layout: Layout, clipped: Tensor | None) -> Tensor:
-    """The same rows, written once."""
-    log_ratio, flags = outcome.log_ratio, [bits for _, bits in layout.flags]
-    count, most = len(COLUMNS), LARGEST[log_ratio.dtype]
-    table = log_ratio.new_empty(count + len(flags) + (clipped is not None), log_ratio.numel())
-    counted, kept, excess, weight, k3, ratios, behavior, _, _ = table[:count]
-    for row, flag in ((counted, outcome.finite), (kept, outcome.keep)):
-        row.copy_(flag.view(torch.uint8))
-    torch.expm1(log_ratio, out=excess)
-    weight.copy_(outcome.weights)
-    table[2:4].clamp_(max=most)
+def _table(tokens: Tokens, outcome: Outcome) -> Tensor:
+    """The same rows, in the outcome's room."""
+    log_ratio, room = outcome.log_ratio, outcome.room
+    most, behavior = LARGEST[log_ratio.dtype], tokens.behavior.detach().to(log_ratio.dtype)
+    excess, weight, k3, log_behavior, _, _ = rows = room[:, : log_ratio.numel()]
+    excess.clamp_(max=most)
+    torch.clamp(outcome.weights, max=most, out=weight)
     torch.sub(excess, log_ratio, out=k3)
-    ratios.copy_(log_ratio)
-    behavior.copy_(torch.where(outcome.finite, tokens.behavior, 0))
-    torch.square(table[2:4], out=table[count - 2 : count])
-    acted = outcome.acted * tokens.segments.mask.view(torch.uint8)
-    table[count : count + len(flags)].copy_(acted & host_ints(flags, acted.device).int()[:, None])
-    if clipped is not None:
-        table[-1].copy_(clipped)
-    table[count:].clamp_(max=1)
-    return table
+    torch.where(outcome.finite, behavior, _constant(0, room), out=log_behavior)
+    torch.square(rows[:2], out=rows[4:])
+    return room
 
 
 def _totals(rows: Sequence[Tensor]) -> Tensor:
-    """[K] float64, the sum of each row."""
+    """[6] float64, the sum of each row."""
     if not isinstance(rows, Tensor):
         return torch.stack([row.sum(dtype=torch.float64) for row in rows])
-    whole = rows.shape[1] // BLOCK * BLOCK
-    blocks = rows[:, :whole].unflatten(1, (whole // BLOCK, BLOCK)).sum(2)
-    return torch.cat([blocks, rows[:, whole:]], 1).sum(1, dtype=torch.float64)
+    return rows.view(len(rows), rows.shape[1] // BLOCK, BLOCK).sum(2).sum(1, dtype=torch.float64)
+
+
+def _flags(tokens: Tokens, outcome: Outcome, layout: Layout) -> Tensor:
+    """[3 + F] finite tokens, kept ones, those that the layout's flags ask for, 0."""
+    mask, finite, keep, acted = tokens.segments.mask, outcome.finite, outcome.keep, outcome.acted
+    queries = tuple(bits for _, bits in layout.flags)
+    if not is_traced(acted):
+        return count_flags(acted, mask, finite, keep, (*queries, 0))
+    carried = [((acted & bits) != 0) & mask for bits in queries]
+    rows = [as_numbers(row, torch.float32).sum(dtype=torch.float64) for row in (finite, keep, *carried)]
+    return pad(torch.stack(rows), (0, 1))
 
 
 def _histogram(log_ratio: Tensor) -> Tensor:
@@ -147,35 +148,40 @@ def _histogram(log_ratio: Tensor) -> Tensor:
     """
     every = 1 << (31 - SHIFT)
     index = (log_ratio.float().view(torch.int32) >> SHIFT) + every  # the sign, too, is one of the bits
-    below, above = count(index.long(), 2 * every).view(2, every)
-    sides = torch.stack([above, below])
+    sides = count(index, 2 * every).view(2, every)
     beyond = sides[:, FIRST + SIDE :].sum(1, keepdim=True)
-    return torch.cat([sides[:, FIRST : FIRST + SIDE], beyond], 1).view(-1)
+    below, above = sides[:, FIRST : FIRST + SIDE]
+    return torch.cat([above, beyond[1], below, beyond[0]])
 
 
 def _extremes(outcome: Outcome) -> Tensor:
-    """[3] largest and negated smallest log-ratio, largest weight; -inf for none."""
-    log_ratio, finite = outcome.log_ratio, outcome.finite
+    """[3] largest and smallest log-ratio, largest weight; infinite for none."""
+    log_ratio = outcome.log_ratio
+    far = _constant(((-math.inf,), (math.inf,), (-math.inf,)), log_ratio)
     if not log_ratio.numel():
-        return log_ratio.new_full((3,), -torch.inf, dtype=torch.float64)
-    highest, lowest = (torch.where(finite, log_ratio, far) for far in (-torch.inf, torch.inf))
-    return torch.stack([highest.amax(), -lowest.amin(), outcome.weights.amax()]).double()
+        return far[:, 0]
+    highest, lowest = torch.where(outcome.finite, log_ratio, far[:2])
+    return torch.cat([highest.amax(0, True), lowest.amin(0, True), outcome.weights.amax(0, True)])
 
 
-def _of_sequences(seen: Sequences, ages: Tensor | None, *, first: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums, maxima and logarithms of sums over the sequences that have response tokens."""
+def _of_sequences(
+    seen: Sequences, ages: Tensor | None, *, first: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The sum of log-ratios; sums, maxima and logarithms of sums over the sequences that have response
+    tokens."""
     log_ratio, tokens = seen.log_ratio, seen.count
+    none = _constant((-math.inf,) * 3, log_ratio)
     if not first or not tokens.numel():
-        none = tokens.new_full((3,), -torch.inf)
-        return tokens.new_zeros(5), none, none[:2]
+        zeros = tokens.new_zeros(6)
+        return zeros[:1], zeros[1:], none, none[:2]
     there = tokens > 0
-    sums = torch.stack([tokens, there.double(), (there & seen.keep).double()]).sum(1)
-    candidates = torch.where(there, torch.stack([2 * log_ratio, log_ratio, -log_ratio]), -torch.inf)
+    table = torch.stack([log_ratio, tokens, there, seen.keep])
+    sums = torch.mv(table, table[2])
+    multiples = log_ratio * _constant(((2,), (1,), (-1,)), log_ratio)
+    candidates = torch.where(there, multiples, -torch.inf)
     highest, log_sums = candidates[1:].amax(1), candidates[:2].logsumexp(1)
-    if ages is None:
-        return pad(sums, (0, 2)), pad(highest, (0, 1), value=-torch.inf), log_sums
-    aged, oldest = _aged(there, ages)
-    return torch.cat([sums, aged]), torch.cat([highest, oldest]), log_sums
+    aged, oldest = (_constant((0, 0), log_ratio), none[:1]) if ages is None else _aged(there, ages)
+    return sums[:1], torch.cat([sums[1:], aged]), torch.cat([highest, oldest]), log_sums
 
 
 def _aged(there: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,11 +191,13 @@ def _aged(there: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack([known.sum(), torch.where(known, ages, 0).sum()]), ages.amax()[None]
 
 
-def _curves(tokens: Tokens, rows: Sequence[Tensor]) -> Tensor:
+def _curves(tokens: Tokens, outcome: Outcome, rows: Sequence[Tensor]) -> Tensor:
     """The first columns summed per bin of position, age and probability: 3 x 8 x 5 numbers."""
-    segments, columns = tokens.segments, rows[: len(CURVE_COLUMNS)]
+    segments, size = tokens.segments, outcome.log_ratio.numel()
+    flags = (as_numbers(flag, outcome.log_ratio.dtype) for flag in (outcome.finite, outcome.keep))
+    columns = torch.stack([*flags, *(row[:size] for row in rows[:3])])
     position = _bin(segments.within, POSITIONS)
-    probability = _bin(rows[COLUMNS.index("log_behavior")], LOG_PROBABILITIES)
+    probability = _bin(rows[3][:size], LOG_PROBABILITIES)
     age = _age_bins(segments, tokens.ages)
     if not adds_in_order(position.device):
         age = torch.full_like(position, CURVE_BINS) if age is None else age
@@ -223,7 +231,7 @@ def _age_bins(segments: Segments, ages: Tensor | None) -> Tensor | None:
     return segments.spread(torch.where(ages.isnan(), CURVE_BINS, _bin(ages, AGES)))
 
 
-def _constant(numbers: Sequence[float], like: Tensor) -> Tensor:
+def _constant(numbers: Any, like: Tensor) -> Tensor:
     """Numbers known to the host, without waiting for the device; nothing is held between calls."""
     values = torch.tensor(numbers, dtype=like.dtype)
     return values if like.device.type == "cpu" else values.pin_memory().to(like.device, non_blocking=True)

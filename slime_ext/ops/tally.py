@@ -32,10 +32,10 @@ def tally(index: Tensor, rows: Tensor | Sequence[Tensor], bins: int) -> Tensor:
 
 
 def count(index: Tensor, bins: int) -> Tensor:
-    """[bins] float64, how many tokens lie in each; the same bits in any order of addition.
+    """[bins] int64, how many tokens lie in each.
 
     Args:
-        index: [T] int64 from 0 to bins - 1.
+        index: [T] integers from 0 to bins - 1.
     """
     return (torch.ops.slime_ext.count if is_traced(index) else _count)(index, bins)
 
@@ -64,8 +64,10 @@ def _tally(index: Tensor, rows: list[Tensor], bins: int) -> Tensor:
 
 
 def _count(index: Tensor, bins: int) -> Tensor:
-    ones = torch.ones(index.shape, dtype=torch.float64, device=index.device)
-    return ones.new_zeros(bins).scatter_add_(0, index, ones)
+    if index.device.type == "cpu":
+        return torch.bincount(index, minlength=bins)  # elsewhere it waits for the device
+    ones = torch.ones(index.shape, dtype=torch.int64, device=index.device)
+    return ones.new_zeros(bins).scatter_add_(0, index.long(), ones)
 
 
 LIBRARY.impl("tally", _tally, "CompositeExplicitAutograd")
@@ -76,5 +78,5 @@ torch.library.register_fake(
     lib=LIBRARY,
 )
 torch.library.register_fake(
-    "slime_ext::count", lambda index, bins: index.new_empty((bins,), dtype=torch.float64), lib=LIBRARY
+    "slime_ext::count", lambda index, bins: index.new_empty((bins,), dtype=torch.int64), lib=LIBRARY
 )

@@ -1,0 +1,55 @@
+"""How many tokens carry which flags: one small integer per token, counted once, whatever is asked about it."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from slime_ext.ops.grid import host_ints
+from slime_ext.ops.tally import count
+
+STANDINGS = 4  # masked, without a finite behavior log-prob, finite but not kept, kept
+LOST, FINITE, KEPT = 1, 2, 3
+MOST = 1 << 12  # codes, up to which a product with a 0-1 matrix costs nothing
+
+
+def count_flags(
+    acted: Tensor, mask: Tensor, finite: Tensor, keep: Tensor, queries: tuple[int, ...]
+) -> Tensor:
+    """[2 + Q] finite tokens, kept tokens, and for each query the response tokens with any of its bits.
+
+    Bit 0 stands for every token without a finite behavior log-prob, whether ``acted`` carries it or not.
+
+    Args:
+        acted: [T] integers; anything at masked tokens, but no bit beyond those of the queries.
+        mask, finite, keep: [T] bool, each inside the one before.
+        queries: bits; 0 asks for nothing.
+    """
+    width = max(1, *(bits.bit_length() for bits in queries)) if queries else 1
+    if acted.device.type != "cpu" or STANDINGS << width > MOST:
+        return _by_rows(acted, mask, finite, keep, queries)
+    standing = mask.view(torch.uint8) + finite.view(torch.uint8) + keep.view(torch.uint8)
+    codes = torch.add(acted, standing, alpha=1 << width)
+    return torch.mv(_matrix(width, queries), count(codes, STANDINGS << width))
+
+
+def _by_rows(acted: Tensor, mask: Tensor, finite: Tensor, keep: Tensor, queries: tuple[int, ...]) -> Tensor:
+    bits = host_ints(queries, acted.device).to(torch.int32)[:, None]
+    carried = ((acted | ~finite) & bits).to(torch.bool) & mask
+    return torch.cat([torch.stack([finite, keep]), carried]).sum(1)
+
+
+@functools.lru_cache(maxsize=64)
+def _matrix(width: int, queries: tuple[int, ...]) -> Tensor:
+    """[2 + Q, codes] int64, 1 where a code counts for a query; on the CPU, and small."""
+    rows = [[int(code >> width >= least) for code in range(STANDINGS << width)] for least in (FINITE, KEPT)]
+    for bits in queries:
+        rows.append([int(_carries(code, width, bits)) for code in range(STANDINGS << width)])
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def _carries(code: int, width: int, bits: int) -> bool:
+    standing = code >> width
+    return bool(standing and code & bits & (1 << width) - 1) or (standing == LOST and bool(bits & 1))
