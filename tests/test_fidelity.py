@@ -11,7 +11,7 @@ import torch
 
 from slime_ext import presets
 from slime_ext.analysis import fidelity
-from slime_ext.analysis.fidelity import World, evaluate, expected_gradient, unclipped
+from slime_ext.analysis.fidelity import World, evaluate, expected_gradient
 from slime_ext.correction import Correction
 from slime_ext.objectives import PpoClip, Reinforce
 from slime_ext.steps import MinPrefixReweight, Normalize, Reweight, Truncate
@@ -70,6 +70,11 @@ def test_and_they_alone(name):
     correction, specification = OTHERS[name]
     bias = evaluate(correction, WORLD).bias
     assert bias > 0.02 and bias == pytest.approx(bias_by_hand(specification, WORLD), abs=1e-12)
+
+
+def unclipped(target, proximal, advantages):
+    """The host's loss without a trust region: -(target / proximal) A."""
+    return -(target - proximal).exp() * advantages
 
 
 def test_on_the_hosts_ratio_sequence_weights_of_the_proximal_policy_are_biased_too():

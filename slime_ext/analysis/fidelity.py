@@ -38,11 +38,6 @@ def ppo(target: Tensor, proximal: Tensor, advantages: Tensor) -> Tensor:
     return surrogates.ppo_clip(target - proximal, advantages, 0.2, 0.2)[0]
 
 
-def unclipped(target: Tensor, proximal: Tensor, advantages: Tensor) -> Tensor:
-    """[T] the same without a trust region: -(target / proximal) A."""
-    return -(target - proximal).exp() * advantages
-
-
 @dataclass(frozen=True)
 class World:
     """Three policies as logits [prefixes, 3], and an advantage for each of the 81 sequences."""
@@ -106,8 +101,7 @@ def evaluate(correction: Correction, world: World, *, host_loss: HostLoss = ppo,
         batch: sequences per optimizer step, 1 or 2; matters only to steps that couple samples.
     """
     if batch == 1 and not correction.is_coupled:
-        groups = [tuple(range(len(TOKENS)))]
-        estimates, weights, keep = _estimates(correction, world, groups[0], host_loss)
+        estimates, weights, keep = _estimates(correction, world, range(len(TOKENS)), host_loss)
         probability = world.log_probs(world.behavior).sum(1).exp()
         return _summary(world, probability, estimates, weights, keep)
     return _enumerate(correction, world, host_loss, batch)

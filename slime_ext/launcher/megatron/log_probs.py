@@ -29,19 +29,13 @@ def vocab_parallel_log_probs(
     return _LogProbs.apply(logits, targets, temperature, _group(group), False)[0]
 
 
-def vocab_parallel_entropy(
-    logits: Tensor, temperature: float = 1.0, group: dist.ProcessGroup | None = None
-) -> Tensor:
-    """H = -sum_v p[v] log p[v], p = softmax(logits / temperature), [T]; arguments as above."""
-    return log_probs_and_entropy(
-        logits, torch.zeros_like(logits[..., 0], dtype=torch.long), temperature, group
-    )[1]
-
-
 def log_probs_and_entropy(
     logits: Tensor, targets: Tensor, temperature: float = 1.0, group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Both of the above from one pass over the logits and one saved copy of the probabilities."""
+    """The above, and the entropy H = -sum_v p[v] log p[v] of p = softmax(logits / temperature), [T] each.
+
+    From one pass over the logits and one saved copy of the probabilities.
+    """
     return _LogProbs.apply(logits, targets, temperature, _group(group), True)
 
 

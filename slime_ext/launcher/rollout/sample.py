@@ -97,13 +97,6 @@ class Sample:
             "token_weight_versions": versions,
         }
 
-    @classmethod
-    def from_dict(cls, dumped: dict[str, Any]) -> Sample:
-        """Inverse of `to_dict`; keys that are not ours (a slime dump has more) are ignored."""
-        own = {name: dumped[name] for name in _FIELDS if name in dumped}
-        cached = dumped.get("prefix_cache_info", {}).get("cached_tokens", 0)
-        return cls(**{**own, "cached_tokens": cached})
-
 
 _FIELDS = tuple(f.name for f in fields(Sample))
 _SPEC_INFO = ("spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct", "completion_token_num")

@@ -134,10 +134,6 @@ class EngineProcess:
         words = [str(word) for pair in given.items() for word in pair]
         return [*(self._program or [self.python, *entry]), *words, *_DEVICE_FLAGS[self.device], *self._extra]
 
-    def set_model_path(self, path: str | Path) -> None:
-        """The directory that the next (re)start loads; the running server keeps its weights."""
-        self._options["--model-path"] = path
-
     def alive(self) -> bool:
         """Whether the server's first process runs; SGLang ends it when one of its others dies."""
         return self._process is not None and self._process.poll() is None
@@ -217,7 +213,8 @@ class EngineProcess:
         )
 
     def restart(self, timeout: float = 300.0) -> EngineProcess:
-        """Ends what is left of the server and starts it again: same port and flags, latest weights directory.
+        """Ends what is left of the server and starts it again with the same flags; weights that were pushed
+        have to be pushed again.
 
         Raises:
             ConfigError, EngineError: as for `start`.

@@ -34,7 +34,7 @@ def push_weights(
         state: tensors under their Hugging Face names; any device, any layout.
         template_dir: a model directory whose configuration and tokenizer files go beside the weights.
         directory: where `version_<version>` is made.
-        keep: how many versions stay there; the engine reads the latest again when it restarts.
+        keep: how many versions stay there; an engine that starts again is told to read the latest.
 
     Returns:
         The directory of this version.
@@ -87,8 +87,3 @@ def versions(directory: str | Path) -> list[tuple[int, Path]]:
     """The versions in a directory, lowest first."""
     named = [(_NAME.fullmatch(path.name), path) for path in Path(directory).glob("version_*")]
     return sorted((int(match[1]), path) for match, path in named if match)
-
-
-def latest_weights(directory: str | Path) -> tuple[int, Path] | None:
-    """The highest version in a directory and where it is, None when there is none."""
-    return max(versions(directory), default=None)

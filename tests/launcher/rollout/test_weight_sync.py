@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from slime_ext.errors import DataError, EngineError
 from slime_ext.launcher.rollout.client import EngineClient
-from slime_ext.launcher.rollout.weight_sync import latest_weights, push_weights, versions, write_weights
+from slime_ext.launcher.rollout.weight_sync import push_weights, versions, write_weights
 
 
 @pytest.fixture
@@ -54,7 +54,6 @@ def test_pushing_keeps_the_last_two_versions(stand_in, template, tmp_path):
     for version in (2, 9, 10):
         push_weights(client, state(), template, tmp_path / "weights", version)
     assert [version for version, _ in versions(tmp_path / "weights")] == [9, 10]
-    assert latest_weights(tmp_path / "weights") == (10, tmp_path / "weights/version_10")
     assert client.weight_version() == client.pushed_version == "10"
 
 
@@ -64,5 +63,5 @@ def test_refused_weights_are_an_error(stand_in, template, tmp_path, monkeypatch)
         push_weights(EngineClient(stand_in.url), state(), template, tmp_path / "weights", 2)
 
 
-def test_no_versions_is_none(tmp_path):
-    assert latest_weights(tmp_path / "absent") is None
+def test_no_folder_holds_no_versions(tmp_path):
+    assert versions(tmp_path / "absent") == []
