@@ -85,14 +85,16 @@ class Parts:
     """What a call of ``correct`` hands out: the parts that are false are not in its machine code.
 
     Args:
-        outcome: weights, keep, finite, log-ratio, clipped, acted.
+        outcome: weights, keep, finite, log-ratio.
         loss: the weighted loss of the host, its factor, keep, the host's metrics.
-        observe: what became of the sequences.
+        bounds: with the outcome, where a bound changed a weight.
+        observe: with the outcome, what each step did, and what became of the sequences.
         layout: of the metrics to measure.
     """
 
     outcome: bool = False
     loss: bool = False
+    bounds: bool = False
     observe: bool = False
     layout: Layout | None = None
 
@@ -133,6 +135,8 @@ def _constants(writer: Writer, parts: Parts) -> dict[str, str]:
     }
     flags = {
         "outcome": parts.outcome,
+        "bounds_too": parts.bounds,
+        "observe": parts.observe,
         "loss": parts.loss,
         "measure": layout is not None,
         "curves": layout is not None and layout.curves,

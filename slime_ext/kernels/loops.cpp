@@ -2,7 +2,7 @@
 // lanes.h comes before this text.
 
 constexpr int STATISTICS = @statistics@, FLAGS = @flags@, RATIO = @ratio@, COUNT = @count@;
-constexpr bool OUTCOME = @outcome@, LOSS = @loss@, MEASURE = @measure@, CURVES = @curves@;
+constexpr bool OUTCOME = @outcome@, BOUNDS = @bounds_too@, OBSERVE = @observe@, LOSS = @loss@, MEASURE = @measure@, CURVES = @curves@;
 constexpr int COLUMNS = @columns@, CURVE_COLUMNS = @curve_columns@, EDGES = @edges@;
 constexpr int SHIFT = @shift@, FIRST = @first@, SIDE = @side@, BINS = @bins@;
 constexpr float LARGEST = @largest@, POSITIONS[EDGES] = {@positions@}, AGES[EDGES] = {@ages@};
@@ -224,8 +224,8 @@ extern "C" void correct(const void* const* p, const int64_t* n) {
                     store(log_ratios + at, l, there);
                     store_flags(keeps + at, keep, there);
                     store_flags(finites + at, finite, there);
-                    store_flags(clippeds + at, clipped, there);
-                    store(acteds + at, acted, there);
+                    if (BOUNDS) store_flags(clippeds + at, clipped, there);
+                    if (OBSERVE) store(acteds + at, acted, there);
                 }
                 F excess{};
                 if (LOSS || MEASURE) excess = expm1(l);

@@ -39,7 +39,7 @@ class Loops:
         self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False, bounds: bool = False
     ) -> Outcome:
         """As ``Correction.__call__``."""
-        parts = Parts(outcome=True, observe=observe)
+        parts = Parts(outcome=True, bounds=bounds or observe, observe=observe)
         if not self._serves(tokens, parts):
             return self._eager.outcome(tokens, plan, observe=observe, bounds=bounds)
         plan = settled(self.correction, tokens, plan)
@@ -66,7 +66,7 @@ class Loops:
         """Losses that are not the host's are computed from the outcome, operation by operation."""
         weighs = work.acts and isinstance(self.correction.surrogate, Host) and not self.correction.is_identity
         loss = weighs and work.host_loss.dtype is torch.float32
-        return Parts(not loss, loss, work.layout is not None, work.layout)
+        return Parts(not loss, loss, not loss, work.layout is not None, work.layout)
 
     def _serves(self, tokens: Tokens, parts: Parts) -> bool:
         wide = torch.float64 in (tokens.proximal.dtype, tokens.behavior.dtype)
@@ -114,7 +114,7 @@ class Loops:
     def _outcome(self, tokens: Tokens, plan: Plan, found: Named, parts: Parts) -> Outcome:
         names = ("weights", "keeps", "finites", "log_ratios", "clippeds")
         scale = None if plan.scale is None else tokens.segments.spread(plan.scale)
-        own = Outcome(*(found[name] for name in names), scale=scale)
+        own = Outcome(*(found.get(name) for name in names), scale=scale)
         if not parts.observe:
             return own
         rows = dict(zip(needs_of(self.correction, parts), found["table"].unbind(), strict=True))
@@ -155,7 +155,10 @@ def _room(segments: Segments, parts: Parts) -> Named:
     floats += ("factors", "products", "ratios", "bounded_ones", "rejected_ones") if parts.loss else ()
     made |= {name: torch.empty(size) for name in floats}
     if parts.outcome:
-        made |= {name: torch.empty(size, dtype=torch.bool) for name in ("finites", "clippeds")}
+        made["finites"] = torch.empty(size, dtype=torch.bool)
+    if parts.bounds:
+        made["clippeds"] = torch.empty(size, dtype=torch.bool)
+    if parts.outcome and parts.observe:
         made["acteds"] = torch.empty(size, dtype=torch.int32)
     return made if parts.layout is None else made | _sums(parts.layout)
 

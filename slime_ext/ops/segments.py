@@ -8,7 +8,7 @@ of parallelism.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, repeat
@@ -22,6 +22,19 @@ AllSum = Callable[[Tensor], Tensor]
 Piece = tuple[
     int, int, int, int
 ]  # sequence, start, stop, slot: response tokens start..stop-1 of that sequence
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The pieces of a process that holds every token: its sequences, made one by one where somebody asks."""
+
+    lengths: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[Piece]:
+        return zip(range(len(self.lengths)), repeat(0), self.lengths, repeat(0), strict=False)
 
 
 def identity(values: Tensor) -> Tensor:
@@ -52,7 +65,7 @@ class Segments:
     """
 
     lengths: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece, ...] | Whole
     full_mask: Tensor
     slots: int = 1
     all_sum: AllSum = field(default=identity, compare=False)
@@ -61,8 +74,7 @@ class Segments:
     def whole(cls, lengths: Sequence[int], mask: Tensor) -> Segments:
         """One process that holds every token. ``mask``: [T], not 0 where the behavior policy sampled the
         token."""
-        pieces = tuple(zip(range(len(lengths)), repeat(0), lengths, repeat(0), strict=False))
-        return cls(tuple(lengths), pieces, mask.to(torch.bool))
+        return cls(tuple(lengths), Whole(tuple(lengths)), mask.to(torch.bool))
 
     @cached_property
     def count(self) -> int:
