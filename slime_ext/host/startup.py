@@ -44,7 +44,7 @@ def init(args: Any) -> None:
     check_functions(args)
     has_host = carriers.install()
     correction = correction_of(args)
-    train_step.install(args)
+    train_step.install()
     if correction is not None:
         _check_correction(args, correction)
     elif contract.function_of(args) == "off_policy_is_function":

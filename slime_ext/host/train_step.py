@@ -85,7 +85,7 @@ class Reporter:
                 log.warning(alarm.line)
 
 
-def install(args: Any) -> bool:
+def install() -> bool:
     """Wraps the ``train_one_step`` of the host that this process belongs to; again is once.
 
     Returns:

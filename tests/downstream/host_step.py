@@ -136,7 +136,7 @@ def main(name: str, folder: str) -> None:
     args, logged = arguments(place), []
     logger = next(m for m in (getattr(model, n, None) for n in ("logging_utils", "tracking_utils")) if m)
     logger.log = lambda args, values, step_key: logged.append((step_key, values))
-    train_step.install(args)
+    train_step.install()
     model.get_args = lambda: args
     model.get_model_config = lambda chunk: SimpleNamespace()
     calls = [as_slime_calls(oracle.random_batch(seed)) for seed in (1, 2, 3)]

@@ -134,22 +134,6 @@ class EngineClient:
                 "does something else push weights to this server?"
             )
 
-    def flush_cache(self) -> None:
-        """Empties the server's prefix cache."""
-        self._call("POST", "/flush_cache")
-
-    def abort_all(self) -> None:
-        """Ends every request that runs on the server; their samples come back as aborted."""
-        self._call("POST", "/abort_request", {"rid": "", "abort_all": True})
-
-    def pause(self, mode: str = "retract") -> None:
-        """Stops sampling between two tokens; "retract" drops the cache, "in_place" keeps the stale one."""
-        self._call("POST", "/pause_generation", {"mode": mode})
-
-    def resume(self) -> None:
-        """Goes on after `pause`."""
-        self._call("POST", "/continue_generation", {})
-
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer to one request; a server that is away is waited for, as it is in `generate`."""
         reply = self._reply(method, path, body)

@@ -75,11 +75,3 @@ def test_what_cannot_be_sampled_is_a_400_with_a_message(client, wrong):
 def test_a_refusal_reaches_the_caller_in_the_servers_words(client):
     with pytest.raises(EngineError, match=r"prompt of group 0: .*top_p must be in \(0, 1\]"):
         client.generate([GenerateRequest(PROMPT, 0)], SamplingParams(6, top_p=7.0))
-
-
-def test_the_cache_can_be_flushed_and_sampling_paused(client):
-    client.flush_cache()
-    client.pause()
-    client.resume()
-    client.abort_all()
-    assert client.health()
