@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from slime_ext.analysis import bench
-from slime_ext.analysis.speed import scale, workloads
+from slime_ext.analysis.speed import run, scale, workloads
 from slime_ext.analysis.speed.cost import count, medians
 from slime_ext.analysis.speed.workloads import Batch
 
@@ -59,6 +61,26 @@ def test_speed_prints_a_table(capsys, monkeypatch):
     assert bench.main(["speed", "--workloads", "d", "--repeat", "1", "--backends", "eager"]) == 0
     shown = capsys.readouterr().out
     assert "configuration S" in shown and "ours eager, all metrics" in shown and "floor" in shown
+
+
+@pytest.mark.parametrize(("flag", "text"), [("--workloads", "az"), ("--configs", "")])
+def test_what_is_not_there_is_refused(capsys, flag, text):
+    with pytest.raises(SystemExit):
+        run.main([flag, text])
+    assert (
+        f"expected letters out of {'abcde' if 'work' in flag else 'TS'}, got '{text}'"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("words", [["--others", "python9"], ["--others=python9"]])
+def test_another_environment_is_asked_without_the_flag_that_names_it(monkeypatch, words):
+    started = []
+    monkeypatch.setattr(
+        run.subprocess, "run", lambda words, **_: started.append(words) or SimpleNamespace(returncode=0)
+    )
+    run.main(["--configs", "T", *words])
+    assert started[0][0] == "python9" and started[0][-4:] == ["bench", "speed", "--configs", "T"]
 
 
 @pytest.mark.slow

@@ -47,10 +47,10 @@ class Counting(TorchDispatchMode):
 
     def _remember(self, out: Any, given: list) -> None:
         """Keeps account of storages that this call made and that are still there."""
-        old = {t.untyped_storage().data_ptr() for t in given if isinstance(t, torch.Tensor)}
+        known = {t.untyped_storage().data_ptr() for t in given if isinstance(t, torch.Tensor)}
         self._alive = {at: held for at, held in self._alive.items() if not held[0].expired()}
         for made in (t.untyped_storage() for t in tree_leaves(out) if isinstance(t, torch.Tensor)):
-            if made.data_ptr() not in old:
+            if made.data_ptr() not in known:
                 self._alive[made.data_ptr()] = (StorageWeakRef(made), made.nbytes())
         self.peak = max(self.peak, sum(size for _, size in self._alive.values()))
 

@@ -12,7 +12,7 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,6 +34,7 @@ OURS = {
     "T": Correction(steps=(Reweight("token"), Truncate(2.0))),
     "S": Correction(steps=(Reweight("sequence"), Truncate(2.0), GEO, Veto(low=1e-4))),
 }
+OTHERS = "--others"
 FLOOR = "floor (C, one pass)"
 Body = Callable[[Batch], object]
 
@@ -152,13 +153,30 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="slime-ext bench speed", allow_abbrev=False)
     made.add_argument("--repeat", type=int, default=9)
     made.add_argument(
-        "--workloads", default="abcd", help="; ".join(f"{k}: {v}" for k, v in WORKLOADS.items())
+        "--workloads",
+        type=_letters(WORKLOADS),
+        default="abcd",
+        help="; ".join(f"{k}: {v}" for k, v in WORKLOADS.items()),
     )
-    made.add_argument("--configs", default="TS", help="T: token weights; S: sequence weights and all else")
+    made.add_argument(
+        "--configs",
+        type=_letters(OURS),
+        default="TS",
+        help="T: token weights; S: sequence weights and all else",
+    )
     made.add_argument("--backends", nargs="*", default=["eager", "compiled"], choices=["eager", "compiled"])
     made.add_argument("--slime-dir", help="a slime checkout, for its mis.py and vanilla_tis")
-    made.add_argument("--others", help="python of an environment with benchmarks/requirements.txt installed")
+    made.add_argument(OTHERS, help="python of an environment with benchmarks/requirements.txt installed")
     return made
+
+
+def _letters(known: Iterable[str]) -> Callable[[str], str]:
+    def letters(text: str) -> str:
+        if not text or set(text) - set(known):
+            raise argparse.ArgumentTypeError(f"expected letters out of {''.join(known)}, got '{text}'")
+        return text
+
+    return letters
 
 
 def main(argv: Sequence[str]) -> int:
@@ -191,7 +209,7 @@ def settled_allocator() -> bool:
 
 def again(command: str, argv: list[str], others: str | None = None) -> int:
     """The same command under the allocator's settings, with another environment's python if asked for."""
-    words = [w for i, w in enumerate(argv) if w != "--others" and (i == 0 or argv[i - 1] != "--others")]
+    words = [w for i, w in enumerate(argv) if w.split("=")[0] != OTHERS and (i == 0 or argv[i - 1] != OTHERS)]
     root = str(Path(slime_ext.__file__).parents[1])
     env = os.environ | ALLOCATOR | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     start = [others or sys.executable, "-W", "ignore", "-m", "slime_ext.cli", "bench", command]
