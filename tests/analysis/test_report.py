@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from slime_ext.analysis.document import Bin, Curve, Document, Finding, Numbers, Point, to_json
+from slime_ext.analysis.document import Bin, Curve, Document, Effect, Finding, Numbers, Point, to_json
 from slime_ext.analysis.report import numbers, render, scales, write_report
 from slime_ext.analysis.report.distribution import distribution
 from slime_ext.analysis.report.page import TILES, pictures
@@ -50,6 +50,16 @@ def test_nothing_is_fetched_and_nothing_runs(page):
 def test_text_of_a_dump_is_text(page):
     assert EVIL not in page and "<script" not in page
     assert page.count("&lt;script&gt;") == 2
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_a_correction_that_one_run_cannot_have_stands_with_the_other(found, lacking):
+    lame = found.model_copy(
+        update={"effects": tuple(Effect(name=e.name, unavailable="lacks it") for e in found.effects)}
+    )
+    runs = [lame, found] if lacking == 0 else [found, lame]
+    table = render(*runs).split('id="whatif"')[1].split("</table>")[0]
+    assert "gauge s" + str(1 - lacking) in table and "gauge s" + str(lacking) not in table
 
 
 def test_pictures_escape_labels():

@@ -141,21 +141,23 @@ COLUMNS = (
 def rows(documents: Sequence[Document]) -> list[dict[str, Any]]:
     """What the table's rows need: one per correction of any document, the recommended one first."""
     chosen = {d.recommendation.name for d in documents if d.recommendation}
-    by_name: dict[str, list[Effect]] = {}
-    for effect in (e for d in documents for e in d.effects):
-        by_name.setdefault(effect.name, []).append(effect)
+    by_name: dict[str, dict[int, Effect]] = {}
+    for run, document in enumerate(documents):
+        for effect in document.effects:
+            by_name.setdefault(effect.name, {})[run] = effect
     ordered = sorted(by_name.items(), key=lambda item: item[0] not in chosen)
     return [_row(name, effects, name in chosen) for name, effects in ordered]
 
 
-def _row(name: str, effects: list[Effect], chosen: bool) -> dict[str, Any]:
-    first, known = effects[0], [e for e in effects if not e.unavailable]
+def _row(name: str, effects: dict[int, Effect], chosen: bool) -> dict[str, Any]:
+    known = {run: effect for run, effect in effects.items() if not effect.unavailable}
+    first = next(iter((known or effects).values()))
     return {
         "name": name,
         "formula": first.formula,
         "target": first.numerator == "target",
         "chosen": chosen,
-        "effects": known,
+        "effects": known,  # number of the run -> effect
         "unavailable": None if known else first.unavailable,
         "rejected_count": first.sequences - first.kept_sequences,
         "rejected": _named(f"rollout {rollout}: {where}" for rollout, where in first.rejected.items()),
@@ -164,11 +166,9 @@ def _row(name: str, effects: list[Effect], chosen: bool) -> dict[str, Any]:
 
 def _named(parts: Iterable[str]) -> str:
     text = "; ".join(parts)
-    return (
-        text
-        if len(text) <= MOST_NAMED
-        else f"{text[:MOST_NAMED].rpartition(',')[0]} … (all of them in --json)"
-    )
+    if len(text) <= MOST_NAMED:
+        return text
+    return f"{text[:MOST_NAMED].rpartition(',')[0]} … (all of them in --json)"
 
 
 def _share(part: int, of: int) -> float | None:

@@ -109,11 +109,10 @@ def say(value: float) -> str:
     if "e" not in text and not 1e-3 <= abs(value) < 1e5:
         text = f"{value:.2e}"
     mantissa, _, exponent = text.partition("e")
-    return (
-        (f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}e{int(exponent)}")
-        if exponent
-        else text
-    )
+    if not exponent:
+        return text
+    short = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return f"{short}e{int(exponent)}"
 
 
 def _log10(value: float) -> float:
