@@ -171,6 +171,13 @@ class Correction:
             observe: also record what each step did, and the sequences' log-ratios (for metrics).
             bounds: record no more than where a bound changed a weight.
         """
+        outcome = self.outcome(tokens, plan, observe=observe, bounds=bounds)
+        return outcome.in_full() if observe else outcome
+
+    def outcome(
+        self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False, bounds: bool = False
+    ) -> Outcome:
+        """As a call, but what acted in as few bytes as hold it."""
         if plan is None:
             plan = plan_step(self, [tokens], tokens.segments.all_sum) if self.is_coupled else NO_PLAN
         return self.decide(self.facts(tokens, observe=observe), plan, observe=observe, bounds=bounds)
@@ -184,7 +191,7 @@ class Correction:
         keep, weights = facts.kept(state), facts.spread(state.unit, state.weights)
         seen = self._seen(facts, state) if observe else {}
         if bounds and not observe:
-            seen = {"clipped": facts.spread(state.unit, state.clipped)}
+            seen = {"clipped": facts.clipped(state)}
         scale = None if plan.scale is None else facts.spread("sequence", plan.scale)
         return Outcome(self._final(weights, keep), keep, facts.finite, facts.log_ratio, scale=scale, **seen)
 
@@ -192,9 +199,9 @@ class Correction:
         keep = state.units.get("sequence")
         log_ratio, count = (facts.table[need] for need in OBSERVED)
         return {
-            "clipped": facts.spread(state.unit, state.clipped),
+            "clipped": facts.clipped(state),
             "acted": facts.acted(state),
-            "sequences": Sequences(log_ratio, count, torch.ones_like(count) > 0 if keep is None else keep),
+            "sequences": Sequences(log_ratio, count, count >= 0 if keep is None else keep),
         }
 
     def facts(self, tokens: Tokens, *, observe: bool = False) -> Facts:
@@ -221,7 +228,7 @@ class Correction:
         """The state after ``steps``: the only loop over them."""
         state = facts.untouched
         if observe or bounds:
-            state = replace(state, clipped=torch.zeros_like(facts.finite), acts=() if observe else None)
+            state = replace(state, clipped=(), acts=() if observe else None)
         for number, step in enumerate(steps, 1):
             state = replace(state, step=number) if observe else state
             state = step(state, facts)

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from slime_ext.errors import ConfigError
 from slime_ext.ops import divergences
+from slime_ext.ops.codes import packed
 from slime_ext.ops.segments import Segments, as_numbers
 from slime_ext.ops.statistics import Need, Over, Unit
 
 Aggregate = Literal["sum", "mean", "max"]
-Act = tuple[int, Unit, Tensor]  # the number of a step, and where (bool per unit) it rejected or bounded
+# The number of a step, and bool per unit: what it left inside, or where it bounded; and which of the two.
+Act = tuple[int, Unit, Tensor, Literal["inside", "bounded"]]
 
 
 @dataclass(frozen=True)
@@ -29,34 +31,35 @@ class State:
     units: Mapping[Unit, Tensor] = field(
         default_factory=dict
     )  # unit -> bool per unit, false where it was rejected
-    clipped: Tensor | None = None  # bool, shaped like weights, where a bound acted; None when nobody asked
+    # Where bounds acted on these weights, bool and shaped like them each; None when nobody asked.
+    clipped: tuple[Tensor, ...] | None = None
     unit: Unit = "token"  # what weights and clipped are one per
     step: int = 0  # the number, from 1, of the step at work; 0 before any
     acts: tuple[Act, ...] | None = None  # what each step did; None when nobody asked
 
     def reweight(self, unit: Unit, ratio: Tensor) -> State:
         """Starts over with a ratio per unit; only the last state is spread over the tokens."""
-        clipped = None if self.clipped is None else torch.zeros_like(ratio, dtype=torch.bool)
-        return replace(self, weights=ratio, unit=unit, clipped=clipped)
+        return replace(self, weights=ratio, unit=unit, clipped=None if self.clipped is None else ())
 
     def bound(self, weights: Tensor) -> State:
         """Takes bounded weights, and notes where they differ if anybody asked."""
         if self.clipped is None:
             return replace(self, weights=weights)
         changed = weights != self.weights
-        return replace(self.noted(self.unit, changed), weights=weights, clipped=self.clipped | changed)
+        state = self._noted(self.unit, changed, "bounded")
+        return replace(state, weights=weights, clipped=(*self.clipped, changed))
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
         """Keeps the units that are ``inside``; only the last state is spread over the tokens."""
-        state = self if self.acts is None else self.noted(unit, ~inside)
+        state = self._noted(unit, inside, "inside")
         if unit == "token":
             return replace(state, keep=self.keep & inside)
         before = self.units.get(unit)
         return replace(state, units={**self.units, unit: inside if before is None else before & inside})
 
-    def noted(self, unit: Unit, where: Tensor) -> State:
-        """Remembers which units the step at work rejected or bounded, whatever other steps did to them."""
-        return self if self.acts is None else replace(self, acts=(*self.acts, (self.step, unit, where)))
+    def _noted(self, unit: Unit, flags: Tensor, kind: Literal["inside", "bounded"]) -> State:
+        """Remembers what the step at work did, whatever other steps do to the same units."""
+        return self if self.acts is None else replace(self, acts=(*self.acts, (self.step, unit, flags, kind)))
 
 
 @dataclass(frozen=True)
@@ -121,21 +124,38 @@ class Facts:
             keep = keep & self.spread(unit, inside)
         return keep
 
+    def clipped(self, state: State) -> Tensor:
+        """[T] bool, where bounds acted on the state's weights."""
+        if not state.clipped:
+            return torch.zeros_like(self.finite)
+        return self.spread(state.unit, functools.reduce(torch.bitwise_or, state.clipped))
+
     def acted(self, state: State) -> Tensor:
-        """[T] int32, bit i set where step i (from 1) rejected the token or bounded its weight; bit 0: where
-        a non-finite behavior log-prob took the token or its unit out. Anything at masked tokens."""
-        sound = [(0, unit, ~inside) for unit, inside in self.untouched.units.items()]
-        bits: dict[Unit, Tensor] = {}
-        for step, unit, where in ((0, "token", ~self.finite), *sound, *(state.acts or ())):
-            bit = as_numbers(where, torch.int32) << step
-            bits[unit] = bits[unit] | bit if unit in bits else bit
-        return functools.reduce(torch.bitwise_or, (self.spread(unit, bit) for unit, bit in bits.items()))
+        """[T] integers, bit i set where step i (from 1) rejected the token or bounded its weight; bit 0:
+        where a non-finite behavior log-prob took the token's turn or sequence out. Anything at masked
+        tokens."""
+        sound = ((0, unit, inside, "inside") for unit, inside in self.untouched.units.items())
+        once: dict[tuple[Unit, int, str], Tensor] = {}
+        for step, unit, flags, kind in (*sound, *(state.acts or ())):
+            before = once.get((unit, step, kind))
+            join = torch.bitwise_and if kind == "inside" else torch.bitwise_or
+            once[unit, step, kind] = flags if before is None else join(before, flags)
+        bits = 1 + max((step for _, step, _ in once), default=0)
+        parts = []
+        for unit in dict.fromkeys(unit for unit, _, _ in once):
+            flags = [(step, f, kind == "inside") for (of, step, kind), f in once.items() if of == unit]
+            parts.append(self.spread(unit, packed(flags, bits)))
+        return (
+            functools.reduce(torch.bitwise_or, parts)
+            if parts
+            else torch.zeros_like(self.finite, dtype=torch.uint8)
+        )
 
     @cached_property
     def untouched(self) -> State:
         """The state before any step: units with a non-finite behavior log-prob are out."""
         sound = {n.unit: self.table[n] < torch.inf for n in self.table if n.name == "sound"}
-        return State(torch.ones_like(self.log_ratio), self.finite, sound)
+        return State(self.log_ratio.new_ones(()).expand_as(self.log_ratio), self.finite, sound)
 
     @cached_property
     def usable(self) -> Tensor:

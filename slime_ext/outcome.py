@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -64,7 +64,7 @@ class Outcome:
     finite: Tensor  # bool, response tokens whose behavior log-prob is finite
     log_ratio: Tensor  # 0 at tokens that are not finite
     clipped: Tensor | None = None  # bool, where a bound changed a weight; None unless observed, as the next
-    acted: Tensor | None = None  # int32, bit i: step i (from 1) rejected or bounded here; ``Facts.acted``
+    acted: Tensor | None = None  # integers, bit i: step i (from 1) rejected or bounded here; ``Facts.acted``
     sequences: Sequences | None = None
     scale: Tensor | None = None  # [T] the plan's factors of the loss; None: 1
 
@@ -72,6 +72,10 @@ class Outcome:
     def factor(self) -> Tensor:
         """[T] what multiplies the loss: weights, scaled where the plan says so."""
         return self.weights if self.scale is None else self.weights * self.scale
+
+    def in_full(self) -> Outcome:
+        """With what acted as int32, and its bit 0 at every token without a finite behavior log-prob."""
+        return replace(self, acted=self.acted.int() | as_numbers(~self.finite, torch.int32))
 
     @cached_property
     def room(self) -> Tensor:

@@ -243,7 +243,9 @@ class Reject(Step):
             return facts.table[self._over] == 0
         low, high = self._limits
         value = facts.total(self.unit, self.aggregate, self.statistic)
-        return (value >= low) & (value <= high)
+        if low == -math.inf:
+            return value <= high
+        return value.clamp(low, high) == value  # false for NaN, too
 
     @property
     def _over(self) -> Need | None:

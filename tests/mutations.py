@@ -49,7 +49,7 @@ MUTATIONS = {
         "tis.py", "(ratio >= low) & (ratio <= high)", "(ratio > low) & (ratio < high)", "tests/test_tis.py"
     ),
     "exclude the rejection bound": Mutation(
-        "steps.py", "(value <= high)", "(value < high)", "tests/test_steps.py"
+        "steps.py", "return value <= high", "return value < high", "tests/test_steps.py"
     ),
     "skip the all-reduce": Mutation(
         "ops/statistics.py",

@@ -149,8 +149,9 @@ class ZeroOutside(Step):
         fresh = replace(state, keep=torch.ones_like(state.keep), units={})
         inside = facts.kept(self._band(fresh, facts))
         weights = facts.spread(state.unit, state.weights)
-        before = None if state.clipped is None else facts.spread(state.unit, state.clipped)
-        spread = replace(state, weights=weights, clipped=before, unit="token")
+        before = () if state.clipped is None else (facts.spread(state.unit, c) for c in state.clipped)
+        clipped = None if state.clipped is None else tuple(before)
+        spread = replace(state, weights=weights, clipped=clipped, unit="token")
         return spread.bound(torch.where(inside, weights, 0))
 
     @property

@@ -103,7 +103,9 @@ class Eager:
 
     def apply(self, work: Work) -> Applied:
         """The whole of a hook call between packing and handing back."""
-        outcome = self.outcome(work.tokens, work.plan, observe=work.layout is not None, bounds=True)
+        outcome = self.correction.outcome(
+            work.tokens, work.plan, observe=work.layout is not None, bounds=True
+        )
         return finish(self.correction, outcome, work, measured_plainly)
 
 

@@ -167,6 +167,7 @@ class Compiled:
         numbers = {step: given[f"number{i}"] for i, step in enumerate(_coupled(correction))}
         plan = Plan(numbers, given.get("scale"), given.get("group"))
         outcome = correction.decide(facts, plan, observe=want.observe, bounds=want.bounds)
+        outcome = outcome.in_full() if want.observe else outcome
         if not want.loss:
             return _flat(outcome)
         loss, _ = correction.loss(outcome, tokens, given["host_loss"], Bounds())

@@ -1,18 +1,40 @@
-"""How many tokens carry which flags: one small integer per token, counted once, whatever is asked about it."""
+"""How many tokens carry which flags: one small integer per token, counted once for all questions."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from slime_ext.ops.grid import host_ints
+from slime_ext.ops.segments import as_numbers, is_traced
 from slime_ext.ops.tally import count
 
 STANDINGS = 4  # masked, without a finite behavior log-prob, finite but not kept, kept
 LOST, FINITE, KEPT = 1, 2, 3
+NARROW = 6  # bits that leave room for a standing in a byte
 MOST = 1 << 12  # codes, up to which a product with a 0-1 matrix costs nothing
+
+
+def packed(flags: Sequence[tuple[int, Tensor, bool]], bits: int) -> Tensor:
+    """[N] integers with bit i set where flag i is, one operation per flag.
+
+    Args:
+        flags: (i, [N] bool, whether the bit is set where the flag is not), each i once.
+        bits: how many there may be; few make bytes, more int32.
+    """
+    narrow = bits <= NARROW and not is_traced(flags[0][1])
+    code: Tensor | int = sum(1 << i for i, _, negated in flags if negated)
+    for i, flag, negated in flags:
+        number = flag.view(torch.uint8) if narrow else as_numbers(flag, torch.int32)
+        share = (-1 if negated else 1) << i
+        if isinstance(code, Tensor):
+            code = torch.add(code, number, alpha=share % 256 if narrow else share)
+        else:
+            code = torch.rsub(number, code, alpha=-share % 256 if narrow else -share)
+    return code
 
 
 def count_flags(
@@ -30,6 +52,8 @@ def count_flags(
     width = max(1, *(bits.bit_length() for bits in queries)) if queries else 1
     if acted.device.type != "cpu" or STANDINGS << width > MOST:
         return _by_rows(acted, mask, finite, keep, queries)
+    if width > NARROW and acted.dtype is torch.uint8:
+        acted = acted.int()
     standing = mask.view(torch.uint8) + finite.view(torch.uint8) + keep.view(torch.uint8)
     codes = torch.add(acted, standing, alpha=1 << width)
     return torch.mv(_matrix(width, queries), count(codes, STANDINGS << width))
