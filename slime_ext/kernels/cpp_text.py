@@ -124,6 +124,7 @@ def _constants(writer: Writer, parts: Parts) -> dict[str, str]:
         "ratio": slots.get(OBSERVED[0], 0),
         "count": slots.get(OBSERVED[1], 0),
         "columns": len(COLUMNS),
+        "log_ratio": COLUMNS.index("log_ratio"),
         "curve_columns": len(CURVE_COLUMNS),
         "edges": len(POSITIONS),
         "shift": SHIFT,

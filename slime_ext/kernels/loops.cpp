@@ -3,7 +3,7 @@
 
 constexpr int STATISTICS = @statistics@, FLAGS = @flags@, RATIO = @ratio@, COUNT = @count@;
 constexpr bool OUTCOME = @outcome@, BOUNDS = @bounds_too@, OBSERVE = @observe@, LOSS = @loss@, MEASURE = @measure@, CURVES = @curves@;
-constexpr int COLUMNS = @columns@, CURVE_COLUMNS = @curve_columns@, EDGES = @edges@;
+constexpr int COLUMNS = @columns@, LOG_RATIO = @log_ratio@, CURVE_COLUMNS = @curve_columns@, EDGES = @edges@;
 constexpr int SHIFT = @shift@, FIRST = @first@, SIDE = @side@, BINS = @bins@;
 constexpr float LARGEST = @largest@, POSITIONS[EDGES] = {@positions@}, AGES[EDGES] = {@ages@};
 constexpr float LOG_PROBABILITIES[EDGES] = {@log_probabilities@};
@@ -83,7 +83,7 @@ struct Measures {
 
     __attribute__((always_inline)) void add(const Tokens& t, I keep, F weight, F excess, I acted) {
         const F bounded = minimum(weight, LARGEST), capped = minimum(excess, LARGEST);
-        const F row[COLUMNS] = {as_numbers(t.finite), as_numbers(keep), capped, bounded, capped - t.l, t.l,
+        const F row[COLUMNS] = {as_numbers(t.finite), as_numbers(keep), capped, bounded, capped - t.l, F{},
                                 where(t.finite, t.beh, 0.0f), capped * capped, bounded * bounded};
         for (int c = 0; c < COLUMNS; c++) columns[c].add(row[c]);
         @flag_lines@
@@ -156,12 +156,14 @@ struct Measures {
     }
 };
 
-// Sums, maxima and logarithms of sums over the sequences that have response tokens.
+// Sums, maxima and logarithms of sums over the sequences that have response tokens; the sum of their log-ratios
+// is that of the tokens.
 static void of_sequences(const double* table, const uint8_t* kept, const double* ages, int64_t sequences,
-                         double* sums, double* highest, double* log_sums) {
+                         double* total, double* sums, double* highest, double* log_sums) {
     const double *ratio = table + RATIO * sequences, *count = table + COUNT * sequences;
     for (int64_t s = 0; s < sequences; s++) {
         if (!(count[s] > 0)) continue;
+        *total += ratio[s];
         sums[0] += count[s];
         sums[1] += 1;
         sums[2] += kept[s];
@@ -247,5 +249,5 @@ extern "C" void correct(const void* const* p, const int64_t* n) {
     if (!MEASURE) return;
     measures.write(sums, highest);
     if (first)
-        of_sequences(table, kepts, ages, sequences, sums + COLUMNS + FLAGS + 1, highest + 3, log_sums);
+        of_sequences(table, kepts, ages, sequences, sums + LOG_RATIO, sums + COLUMNS + FLAGS + 1, highest + 3, log_sums);
 }
