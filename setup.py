@@ -1,10 +1,12 @@
-"""Packaging of slime-ext. Torch is pinned to the release whose CPU build the launcher is tested with."""
+"""Packaging of slime-ext; which build of torch the launcher is tested with says the Makefile."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "slime_ext/__init__.py").read_text(), re.M)[1]
 TORCH = "torch>=2.5"
 MEGATRON = ["megatron-core==0.16.1"]
 TRAIN = [
@@ -21,7 +23,7 @@ SGLANG = (ROOT / "slime_ext/launcher/rollout/requirements-sglang-cpu.txt").read_
 
 setup(
     name="slime-ext",
-    version="0.1.0",
+    version=VERSION,
     description="Off-policy correction for Megatron RL: composable, validated hooks at slime's policy loss",
     long_description=(ROOT / "README.md").read_text(),
     long_description_content_type="text/markdown",
