@@ -152,7 +152,7 @@ def _next(answers: Any, workers: Sequence[Any]) -> Any:
             dead = [w.exitcode for w in workers if w.exitcode not in (None, 0)]
             if dead:
                 raise DataError(
-                    f"--jobs: expected every process to finish, one ended with status {dead[0]}: give fewer"
+                    f"--jobs: expected every process to finish, got one with status {dead[0]}: give fewer"
                 ) from None
 
 

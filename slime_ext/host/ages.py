@@ -86,7 +86,8 @@ def require_host(host: hosts.Host | None) -> None:
     """
     if host is not None and "weight_versions" not in host.source(host.loss):
         raise ConfigError(
-            f"max_staleness: expected a {host.name} that hands weight_versions to the hook: {PATCH}"
+            f"max_staleness: expected a {host.name} that hands weight_versions to the hook, got one that "
+            f"does not: {PATCH}"
         )
 
 

@@ -46,7 +46,7 @@ def test_processes_find_what_one_finds(folder):
 
 @pytest.mark.slow
 def test_a_killed_process_is_told(folder):
-    with pytest.raises(DataError, match="--jobs: expected every process to finish, one ended with status 9"):
+    with pytest.raises(DataError, match="--jobs: expected every process to finish, got one with status 9"):
         collect(find([folder]), {"d": Kills()}, processes=2)
 
 

@@ -128,7 +128,7 @@ def test_a_broken_rollout_dump_only_costs_the_text(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"format_version": 3, "samples": []}, "format version 3: this reads version 2"),
+        ({"format_version": 3, "samples": []}, "expected format version 2, got 3"),
         ({"something": 1}, "not a dump of slime"),
         ([1, 2], "expected a mapping, got list"),
         ({"format_version": 2, "samples": []}, "holds no sample"),

@@ -31,8 +31,9 @@ def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[Row]:
     last_stage = [data for _, data in sorted(ranks, key=lambda r: r[0]) if data.get("log_probs")]
     if ranks and not last_stage:
         raise DataError(
-            f"{len(ranks)} per-rank files, none with log_probs: slime v0.3.0 and v0.3.1 write them only if "
-            "they are recomputed (--get-mismatch-metrics), and only on the last pipeline stage"
+            f"expected log_probs in one of {len(ranks)} per-rank files, got none: slime v0.3.0 and v0.3.1 "
+            "write them only if they are recomputed (--get-mismatch-metrics), and only on the last pipeline "
+            "stage"
         )
     shards: dict[tuple, list[Data]] = {}
     for data in last_stage:
@@ -91,8 +92,8 @@ def _context_parallel_size(parts: list[Data]) -> int:
             return size
     held = [sum(len(x) for x in data["log_probs"]) for data in parts]
     raise DataError(
-        f"{len(parts)} ranks with {held} of {sum(r for _, r in lengths)} log-probs: no context-parallel "
-        "layout explains these lengths; is the file of a rank missing?"
+        f"expected {sum(r for _, r in lengths)} log-probs from {len(parts)} ranks, got {held}: no "
+        "context-parallel layout explains these lengths; is the file of a rank missing?"
     )
 
 

@@ -36,12 +36,12 @@ def kind_of(found: Mapping[str, Any], path: Path) -> str:
     if "format_version" in found:
         if found["format_version"] != FORMAT_VERSION:
             raise DataError(
-                f"{path}: format version {found['format_version']}: this reads version {FORMAT_VERSION} and "
-                "the per-rank files of slime v0.3.1 and older"
+                f"{path}: expected format version {FORMAT_VERSION}, got {found['format_version']}: this "
+                "reads that version and the per-rank files of slime v0.3.1 and older"
             )
         return "train"
     if "samples" not in found:
-        raise DataError(f"{path}: no key samples or rollout_data: not a dump of slime")
+        raise DataError(f"{path}: expected the key samples or rollout_data, got neither: not a dump of slime")
     return "rollout"
 
 
