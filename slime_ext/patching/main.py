@@ -18,6 +18,7 @@ The lines that apply inserts end in '# slime-ext patch NUMBER'; revert removes e
 
 
 def parser() -> argparse.ArgumentParser:
+    """The flags of the command."""
     made = argparse.ArgumentParser(
         prog="slime-ext patch",
         description=__doc__,
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def status(tree: Tree, patches: tuple[Patch, ...], args: argparse.Namespace) -> bool:
+    """What each patch is in the tree; true where one is not wholly there."""
     found = [plan.status(tree, patch) for patch in patches]
     for one in found:
         print(f"{one.patch.id}  {one.state:<14}  {one.patch.title}")
@@ -64,12 +66,14 @@ def status(tree: Tree, patches: tuple[Patch, ...], args: argparse.Namespace) -> 
 
 
 def apply(tree: Tree, patches: tuple[Patch, ...], args: argparse.Namespace) -> bool:
+    """Inserts what is missing; true where a file changed."""
     plan.apply(tree, patches, allow_dirty=args.allow_dirty)
     _warn(tree, patches, args)
     return _commit(tree, "patched")
 
 
 def diff(tree: Tree, patches: tuple[Patch, ...], args: argparse.Namespace) -> bool:
+    """Prints what apply would change; true where that is something."""
     plan.apply(tree, patches, allow_dirty=True)
     for file in tree.changed():
         before, after = (_lines(text) for text in (tree.before[file] or b"", tree.after[file]))
@@ -78,6 +82,7 @@ def diff(tree: Tree, patches: tuple[Patch, ...], args: argparse.Namespace) -> bo
 
 
 def revert(tree: Tree, patches: tuple[Patch, ...], args: argparse.Namespace) -> bool:
+    """Removes what apply inserted; true where a file changed."""
     plan.revert(tree, patches)
     return _commit(tree, "reverted")
 

@@ -95,7 +95,7 @@ def _poisoned():
         next(chunks[0].parameters()).main_grad.view(-1)[0] = float("nan")
     with pytest.raises(NonFiniteError, match="optimizer step 0: expected a finite gradient norm, got nan"):
         adam.step()
-    return all(torch.equal(p, old) for p, old in zip(chunks[0].parameters(), before, strict=True))
+    return all(torch.equal(p, was) for p, was in zip(chunks[0].parameters(), before, strict=True))
 
 
 def test_a_nan_gradient_on_one_rank_stops_all_and_changes_nothing():
