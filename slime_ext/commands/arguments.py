@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,18 +52,33 @@ def read_mapping(path: str) -> dict[str, Any]:
         ConfigError: it cannot be read, is not YAML, or holds something else.
     """
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: expected a readable file, got {error.strerror or error}") from None
+        found = yaml.safe_load(text_of(path))
     except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
+        where, what = getattr(error, "problem_mark", None), getattr(error, "problem", error.args[-1])
         line = f"line {where.line + 1}" if where else "it"
-        raise ConfigError(f"{path}: expected YAML, got an error at {line}: {error.problem}") from None
+        raise ConfigError(f"{path}: expected YAML, got an error at {line}: {what}") from None
     if not isinstance(found, dict):
         raise ConfigError(
             f"{path}: expected a mapping, got {type(found).__name__}: see the files in configs/"
         )
+    for key in found:
+        if not isinstance(key, str):
+            raise ConfigError(f"{path}: expected names as keys, got {key!r}: see the files in configs/")
     return found
+
+
+def text_of(path: str) -> str:
+    """What a file says.
+
+    Raises:
+        ConfigError: it cannot be read, or is no text.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: expected a readable file, got {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: expected text in UTF-8, got {error.reason} at {error.start}") from None
 
 
 def is_script(path: str) -> bool:
@@ -80,11 +96,7 @@ def read_arguments(path: str) -> Arguments:
         return {
             k: v for k, v in read_mapping(path).items() if k in VALUES or k in SWITCHES or k == "slime_ext"
         }
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: expected a readable file, got {error.strerror or error}") from None
-    return _of_words(path, words_of(path, text))
+    return _of_words(path, words_of(path, text_of(path)))
 
 
 def namespace(arguments: Arguments) -> SimpleNamespace:
@@ -126,7 +138,7 @@ def _substituted(text: str, known: dict[str, str]) -> str:
 
 def _of_words(path: str, words: list[str]) -> Arguments:
     found: Arguments = {}
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in pairwise([*words, ""]):
         flag, _, attached = word.partition("=")
         dest = flag.removeprefix("--").replace("-", "_")
         if not flag.startswith("--"):

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from slime_ext.commands import installed, light
-from slime_ext.commands.arguments import Arguments, is_script, words_of
+from slime_ext.commands.arguments import Arguments, is_script, text_of, words_of
 from slime_ext.commands.check import check, gathered
 from slime_ext.commands.installed import Part
 from slime_ext.commands.output import console
-from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.errors import SlimeExtError
 
 WRONG = 1
 SLIME, EMBEDDED = "slime", "slime-ext train"
@@ -59,10 +59,7 @@ def launcher_of(path: str) -> str | None:
     """Which launcher a script starts; None for a YAML file, and for a script that starts neither."""
     if not is_script(path):
         return None
-    try:
-        words = words_of(path, Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: expected a readable file, got {error.strerror or error}") from None
+    words = words_of(path, text_of(path))
     if any(Path(word).name in ("train.py", "train_async.py") for word in words):
         return SLIME
     return EMBEDDED if any(Path(word).name == "slime-ext" for word in words) else None

@@ -38,4 +38,15 @@ def _stand_in() -> ModuleType:
     torch.Tensor, torch.device, torch.dtype, torch.inf = object, object, object, math.inf
     torch.no_grad = lambda: lambda function: function
     torch.autograd = SimpleNamespace(Function=object)
+    torch.library = SimpleNamespace(Library=_Library, register_fake=_nothing)
     return torch
+
+
+class _Library:
+    """Operations that are announced, never called."""
+
+    def __init__(self, *names: str) -> None:
+        self.define = self.impl = _nothing
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None: ...

@@ -177,7 +177,7 @@ def _guards(mapping: Any, correction: Correction) -> dict[str, Guard]:
     for name in (*mapping_of(where, mapping), *guards):
         if name not in known:
             raise ConfigError(
-                f"{where}: unknown metric '{name}'{did_you_mean(name, known)} (see docs/metrics.md)"
+                f"{where}: unknown metric '{name}'{did_you_mean(str(name), known)} (see docs/metrics.md)"
             )
     return guards
 

@@ -74,6 +74,29 @@ def test_a_launch_script_is_checked_as_a_whole(capsys, tmp_path, more, line):
     assert status == 1 and line in err
 
 
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"", "expected a mapping, got NoneType"),
+        (b"\x00", "expected YAML, got an error at it: special characters are not allowed"),
+        (b"\xff", "expected text in UTF-8, got invalid start byte at 0"),
+        (b"a: [", "expected YAML, got an error at line 1"),
+        (b"1: 2", "expected names as keys, got 1"),
+        (b"slime_ext: {guards: {1: {min: 0}}}", "slime_ext.guards: unknown metric '1'"),
+    ],
+)
+def test_a_file_that_is_none_is_one_line(capsys, tmp_path, content, line):
+    path = tmp_path / "c.yaml"
+    path.write_bytes(content)
+    status, _, err = run(capsys, "check", path)
+    assert status == 1 and line in err and err.count("\n") == 1
+
+
+def test_an_empty_script_names_nothing(capsys, tmp_path):
+    status, _, err = run(capsys, "check", written(tmp_path / "run.sh", ""))
+    assert status == 1 and "got nothing: nothing of slime_ext would run" in err
+
+
 def test_a_right_launch_script_passes(capsys, tmp_path):
     status, out, _ = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=GOOD)))
     assert status == 0 and "truncate(high 2)" in out
