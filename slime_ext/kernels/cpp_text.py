@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from slime_ext.correction import OBSERVED, Correction
+from slime_ext.kernels.passes import Parts, sizes_of
 from slime_ext.kernels.writer import Line, Writer, literal
 from slime_ext.metrics.layout import (
     AGES,
@@ -18,10 +18,10 @@ from slime_ext.metrics.layout import (
     POSITIONS,
     SHIFT,
     SIDE,
-    Layout,
 )
 from slime_ext.metrics.measure import LARGEST
 from slime_ext.ops.divergences import EDGE
+from slime_ext.ops.statistics import Need
 
 FOLDER = Path(__file__).parent
 STATE = ("w", "keep", "clipped", "acted", "kept")  # declared where the lines are put
@@ -80,39 +80,22 @@ class Cpp:
         return text if wide or "INF" in text else f"{text}f"
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What a call of ``correct`` hands out: the parts that are false are not in its machine code.
-
-    Args:
-        outcome: weights, keep, finite, log-ratio.
-        loss: the weighted loss of the host, its factor, keep, the host's metrics.
-        bounds: with the outcome, where a bound changed a weight.
-        observe: with the outcome, what each step did, and what became of the sequences.
-        layout: of the metrics to measure.
-    """
-
-    outcome: bool = False
-    loss: bool = False
-    bounds: bool = False
-    observe: bool = False
-    layout: Layout | None = None
-
-
-def source(correction: Correction, parts: Parts) -> str:
+def source(correction: Correction, needs: tuple[Need, ...], parts: Parts) -> str:
     """A C++ file with ``statistics`` and ``correct``, to be compiled alone."""
-    writer = Writer(correction, needs_of(correction, parts), Cpp())
+    writer = Writer(correction, needs, Cpp())
     lines = writer.lines()
-    places = _constants(writer, parts) | _code(writer, lines, parts)
+    places = _sizes(parts) | _constants(writer, parts) | _code(writer, lines, parts)
     text = (FOLDER / "loops.cpp").read_text()
     for name, value in places.items():
         text = text.replace(f"@{name}@", value)
     return f"constexpr double EDGE = {EDGE!r};\n{(FOLDER / 'lanes.h').read_text()}\n{text}"
 
 
-def needs_of(correction: Correction, parts: Parts) -> tuple:
-    """The statistics of sequences that the first pass adds up."""
-    return correction.needs(observe=parts.observe)
+def _sizes(parts: Parts) -> dict[str, str]:
+    sizes = (
+        dict.fromkeys(("sums", "highest", "log_sums"), 0) if parts.layout is None else sizes_of(parts.layout)
+    )
+    return {f"{name}_size": str(size) for name, size in sizes.items()}
 
 
 def _constants(writer: Writer, parts: Parts) -> dict[str, str]:

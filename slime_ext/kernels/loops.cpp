@@ -247,6 +247,9 @@ extern "C" void correct(const void* const* p, const int64_t* n) {
         }
     }
     if (!MEASURE) return;
+    for (int i = 0; i < @sums_size@; i++) sums[i] = 0;
+    for (int i = 0; i < @highest_size@; i++) highest[i] = -INF;
+    for (int i = 0; i < @log_sums_size@; i++) log_sums[i] = -INF;
     measures.write(sums, highest);
     if (first)
         of_sequences(table, kepts, ages, sequences, sums + LOG_RATIO, sums + COLUMNS + FLAGS + 1, highest + 3, log_sums);

@@ -7,81 +7,24 @@ decide again and writes its tokens. No float is added with atomics, so results r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 from slime_ext.correction import Correction
+from slime_ext.kernels.passes import Parts
 from slime_ext.kernels.writer import Writer, literal
-from slime_ext.metrics.layout import BINS, FIRST, SHIFT, SIDE
-from slime_ext.ops.divergences import EDGE
+from slime_ext.metrics.layout import BINS, COLUMNS, CURVE_COLUMNS, FIRST, LOG_PROBABILITIES, SHIFT, SIDE
+from slime_ext.metrics.measure import LARGEST
 from slime_ext.ops.statistics import Need
 
-HEAD = '''import triton
+HEAD = """import triton
 import triton.language as tl
 
-INF = tl.constexpr(float("inf"))
+from slime_ext.kernels.device import (
+    INF, binary_kl, binary_kl_max, expm1, k2, k3, over, parts, put, put_highest, squares, tv
+)
 
-
-@triton.jit
-def expm1(x):
-    """e^x - 1 by Kahan's correction: exact to rounding near 0."""
-    u = tl.exp(x)
-    far = (u == 0.0) | (u == INF)
-    safe = tl.where(far | (u == 1.0), 2.0, u)
-    near = (safe - 1.0) * (x / tl.log(safe))
-    return tl.where(u == 1.0, x, tl.where(far, u - 1.0, near))
-
-
-@triton.jit
-def k2(l):
-    return l * l / 2.0
-
-
-@triton.jit
-def k3(l):
-    return expm1(l) - l
-
-
-@triton.jit
-def tv(num, beh):
-    return tl.abs(tl.exp(num) - tl.exp(beh))
-
-
-@triton.jit
-def inner(x):
-    """A probability as far from 0 and 1 as KPop has it."""
-    return tl.minimum(tl.maximum(tl.exp(x.to(tl.float64)), EDGE), 1.0 - EDGE)
-
-
-@triton.jit
-def bernoulli_kl(a, b):
-    return a * tl.log(a / b) + (1.0 - a) * tl.log((1.0 - a) / (1.0 - b))
-
-
-@triton.jit
-def binary_kl(num, beh):
-    return bernoulli_kl(inner(beh), inner(num))
-
-
-@triton.jit
-def binary_kl_max(num, beh):
-    return tl.maximum(binary_kl(num, beh), binary_kl(beh, num))
-
-
-@triton.jit
-def squares(x):
-    wide = x.to(tl.float64)
-    return wide * wide
-
-
-@triton.jit
-def over(x, limit):
-    return tl.maximum(x - limit, 0.0)
-
-
-@triton.jit
-def parts(x, whole):
-    return (x / whole).to(x.dtype)
-
-'''.replace("EDGE", repr(EDGE))
-
+"""
 LOAD = """    chunk = tl.program_id(0)
     owner = tl.load(owners + chunk)
     begin = tl.load(begins + chunk)
@@ -126,20 +69,22 @@ class Triton:
         return literal(value)
 
 
-def source(correction: Correction, *, observe: bool) -> str:
+def source(correction: Correction, needs: tuple[Need, ...], parts: Parts) -> str:
     """Both kernels of a correction, as a Python module."""
-    needs = correction.needs(observe=observe)
     reads = any(step.reads_advantages for step in correction.steps)
     load = LOAD + (ADVANTAGE if reads else "")
     constants = "".join(f"{name} = tl.constexpr({value})\n" for name, value in _constants(correction).items())
     writer = Writer(correction, needs, Triton())
-    kernels = _statistics(writer, load) + "\n\n" + _correct(writer, load)
-    return HEAD.replace("INF = ", constants + "INF = ", 1) + kernels
+    measured = "" if parts.layout is None else _measured(parts)
+    return f"{HEAD}{constants}\n\n{_statistics(writer, load)}\n\n{_correct(writer, load, measured)}"
 
 
-def _constants(correction: Correction) -> dict[str, int]:
+def _constants(correction: Correction) -> dict[str, int | float]:
+    import torch
+
     bins = {"SHIFT": SHIFT, "FIRST": FIRST, "SIDE": SIDE, "ROOM": ROOM}
-    return bins | {"GROUP_BIT": 1 << (len(correction.steps) + 1)}
+    largest = {"LARGEST": LARGEST[torch.float32], "LARGEST_WIDE": LARGEST[torch.float64]}
+    return bins | largest | {"GROUP_BIT": 1 << (len(correction.steps) + 1)}
 
 
 def _statistics(writer: Writer, load: str) -> str:
@@ -155,7 +100,7 @@ def _sum(writer: Writer, need: Need) -> str:
     return f"tl.sum(tl.where(here, {writer.summand(need)}, 0.0).to(tl.float64), 0)"
 
 
-def _correct(writer: Writer, load: str) -> str:
+def _correct(writer: Writer, load: str, measured: str) -> str:
     loads = "".join(
         f"    s{i} = tl.load(table + {i} * sequences + owner)\n" for i in range(len(writer.needs))
     )
@@ -164,40 +109,74 @@ def _correct(writer: Writer, load: str) -> str:
     signature = (
         f"{INPUTS}, table, sequences, numbers, ages, groups, "
         "weights, keeps, finites, log_ratios, kepts, clippeds, acteds, "
-        "losses, scales, products, ratios, bounded_ones, rejected_ones, histogram, "
-        "WIDE: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr, ACTS: tl.constexpr, "
-        "LOSS: tl.constexpr, SCALED: tl.constexpr, HISTOGRAM: tl.constexpr"
+        "losses, scales, factors, products, ratios, bounded_ones, rejected_ones, histogram, rows, chunks, "
+        "WIDE: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr, OUTCOME: tl.constexpr, "
+        "BOUNDS: tl.constexpr, OBSERVE: tl.constexpr, LOSS: tl.constexpr, SCALED: tl.constexpr"
     )
-    return f"@triton.jit\ndef correct({signature}):\n{load}{loads}{START}{body}{STORE}"
+    return f"@triton.jit\ndef correct({signature}):\n{load}{loads}{START}{body}{STORE}{measured}"
 
+
+def _measured(parts: Parts) -> str:
+    """The sums of a chunk, a row each: columns, flags, extremes, and columns by bin of probability."""
+    layout = parts.layout
+    flags = [f"(((acted & {bits}) != 0) & mask).to(tl.float32)" for _, bits in layout.flags]
+    rows = [f"put(rows, {i}, chunk, chunks, {value})" for i, value in enumerate((*VALUES, *flags))]
+    rows += [f"put_highest(rows, {len(rows) + i}, chunk, chunks, {e})" for i, e in enumerate(EXTREMES)]
+    lines = [*rows, *(_by_probability(len(rows)) if layout.curves else ())]
+    return MEASURED + "".join(f"    {line}\n" for line in lines)
+
+
+def _by_probability(row: int) -> Iterator[str]:
+    edges = ("-INF", *map(literal, LOG_PROBABILITIES), "INF")
+    for low, high in pairwise(edges):
+        yield f"inside = (log_behavior >= {low}) & (log_behavior < {high})"
+        for value in VALUES[: len(CURVE_COLUMNS)]:
+            yield f"put(rows, {row}, chunk, chunks, tl.where(inside, {value}, 0.0))"
+            row += 1
+
+
+MEASURED = """    bits = tl.abs(l).to(tl.float32).to(tl.int32, bitcast=True) >> SHIFT
+    distance = tl.minimum(bits - FIRST, SIDE)
+    index = tl.where(l < 0.0, SIDE + 1 + distance, distance)
+    counts = tl.histogram(index, ROOM, mask=finite & (distance >= 0))
+    # Whole numbers add up to the same in any order, unlike floats.
+    tl.atomic_add(histogram + tl.arange(0, ROOM), counts, mask=counts > 0)
+    largest = LARGEST_WIDE if WIDE == tl.float64 else LARGEST
+    excess = tl.minimum(expm1(l), largest)
+    bounded = tl.minimum(weight, largest)
+    log_behavior = tl.where(finite, beh, 0.0)
+    counted = finite.to(WIDE)
+    kept_ones = keep.to(WIDE)
+"""
+VALUES = ("counted", "kept_ones", "excess", "bounded", "excess - l", "l", "log_behavior")
+VALUES += ("excess * excess", "bounded * bounded")  # in the order of COLUMNS
+EXTREMES = ("tl.where(finite, l, -INF)", "tl.where(finite, -l, -INF)", "weight")
+assert len(VALUES) == len(COLUMNS)
 
 STORE = """    if GROUPS:
         together = tl.load(groups + owner) != 0
         acted = acted | tl.where(together, 0, GROUP_BIT)
         kept = kept & together
     keep = keep & kept
+    weight = tl.where(keep, w, 0.0)
     tl.store(kepts + owner, kept)
-    tl.store(weights + at, tl.where(keep, w, 0.0), mask=here)
     tl.store(keeps + at, keep, mask=here)
-    tl.store(finites + at, finite, mask=here)
-    tl.store(log_ratios + at, l, mask=here)
-    if ACTS:
-        tl.store(clippeds + at, clipped, mask=here)
-        tl.store(acteds + at, acted, mask=here)
+    if OUTCOME:
+        tl.store(weights + at, weight, mask=here)
+        tl.store(finites + at, finite, mask=here)
+        tl.store(log_ratios + at, l, mask=here)
+        if BOUNDS:
+            tl.store(clippeds + at, clipped, mask=here)
+        if OBSERVE:
+            tl.store(acteds + at, acted, mask=here)
     if LOSS:
-        factor = tl.where(keep, w, 0.0)
+        factor = weight
         if SCALED:
             factor = factor * tl.load(scales + owner)
         loss = tl.load(losses + at, mask=here, other=0.0)
+        tl.store(factors + at, factor, mask=here)
         tl.store(products + at, tl.where(keep, loss * factor.to(loss.dtype), 0.0), mask=here)
         tl.store(ratios + at, tl.where(finite, tl.exp(l), 0.0).to(tl.float32), mask=here)
         tl.store(bounded_ones + at, (clipped & finite).to(tl.float32), mask=here)
         tl.store(rejected_ones + at, (mask & ~keep).to(tl.float32), mask=here)
-    if HISTOGRAM:
-        bits = tl.abs(l).to(tl.float32).to(tl.int32, bitcast=True) >> SHIFT
-        distance = tl.minimum(bits - FIRST, SIDE)
-        index = tl.where(l < 0.0, SIDE + 1 + distance, distance)
-        counts = tl.histogram(index, ROOM, mask=finite & (distance >= 0))
-        # Whole numbers add up to the same in any order, unlike floats.
-        tl.atomic_add(histogram + tl.arange(0, ROOM), counts, mask=counts > 0)
 """
