@@ -14,7 +14,7 @@ from torch import Tensor
 from slime_ext.errors import ConfigError
 from slime_ext.ops import divergences
 from slime_ext.ops.codes import packed
-from slime_ext.ops.segments import Segments, as_numbers
+from slime_ext.ops.segments import Segments, as_numbers, is_traced
 from slime_ext.ops.statistics import Need, Over, Unit
 
 Aggregate = Literal["sum", "mean", "max"]
@@ -90,7 +90,8 @@ class Facts:
             )
         plain = {
             "ratio": lambda: self.log_ratio,
-            "count": lambda: as_numbers(self.segments.mask, self.log_ratio.dtype),
+            "count": lambda: _countable(self.segments.mask),
+            "finite": lambda: _countable(self.finite),
             "sound": self._sound,
             "advantage": lambda: self.segments.zeroed(self.advantages),
         }
@@ -161,6 +162,11 @@ class Facts:
     def usable(self) -> Tensor:
         """[T] bool, the tokens that the state before any step keeps."""
         return self.kept(self.untouched)
+
+
+def _countable(flags: Tensor) -> Tensor:
+    """[T] 0 and 1, as bytes where nobody compiles."""
+    return as_numbers(flags, torch.float32 if is_traced(flags) else torch.uint8)
 
 
 class Step:

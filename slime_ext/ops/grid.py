@@ -7,12 +7,14 @@ a segment begins or ends in are looked up and their tokens added one by one.
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, repeat
 from operator import add, mul, sub
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +24,14 @@ BLOCK = 1 << SHIFT
 MANY = 256  # integers, from which a buffer is faster than torch.tensor
 
 
+class Extreme(NamedTuple):
+    """A limit on the tokens of a row."""
+
+    row: int
+    below: bool  # whether tokens lie beyond it that are smaller than -limit, or those that are larger
+    limit: float
+
+
 def host_ints(values: Sequence[int], device: torch.device) -> Tensor:
     """Integers known to the host as an int64 tensor on ``device``, without waiting for the device."""
     if len(values) < MANY:
@@ -29,6 +39,11 @@ def host_ints(values: Sequence[int], device: torch.device) -> Tensor:
     else:
         found = torch.frombuffer(array("q", values), dtype=torch.int64)
     return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
+
+
+def rounded(limit: float, dtype: torch.dtype) -> float:
+    """The limit as a comparison in ``dtype`` takes it."""
+    return struct.unpack("f", struct.pack("f", limit))[0] if dtype is torch.float32 else limit
 
 
 @dataclass(frozen=True)
@@ -107,18 +122,46 @@ class Grid:
 
     def totals(self, partials: Sequence[Tensor]) -> Tensor:
         """K results of ``partial`` -> [K, S] float64, their sums over each segment."""
-        shared, begins = self.index
-        count = self.count
         table = torch.stack(list(partials))
-        table.index_fill_(1, shared, 0)  # their tokens are counted one by one
-        rows, width = table.shape
-        if not width:
+        table.index_fill_(1, self.index[0], 0)  # their tokens are counted one by one
+        if not table.shape[1]:
             # Zeros with a gradient: all ranks must take part in the backward pass of a sum over them.
-            return table.double().sum(1, keepdim=True).expand(rows, count)
-        offsets = begins + torch.arange(rows, device=self.device).unsqueeze(1) * width
+            return table.double().sum(1, keepdim=True).expand(table.shape[0], self.count)
+        return self._sums(table.double())
+
+    def sums(self, table: Tensor, extremes: Sequence[Extreme] = ()) -> Tensor:
+        """K rows [K, T] without gradient -> [K + E, S] float64: each row's sums over each segment, then for
+        each extreme a number > 0 where any of the segment's tokens lies beyond its limit, 0 where none does.
+
+        Eight operations, and three for each extreme.
+        """
+        shared, _ = self.index
+        whole = table[:, : self.blocks << SHIFT].unflatten(1, (self.blocks, BLOCK))
+        singles = whole[:, shared].flatten(1)  # index_select would copy all rows
+        rest = table[:, self.blocks << SHIFT :]
+        levels = [(row, whole[row].amin(1) if below else whole[row].amax(1)) for row, below, _ in extremes]
+        rows = [*enumerate(whole.sum(2)), *levels]
+        parts = [part for row, level in rows for part in (level, singles[row], rest[row])]
+        found = table.new_empty((len(rows), sum(map(len, parts[:3]))), dtype=torch.float64)
+        torch.cat(parts, out=found.view(-1))
+        for row, (_, below, limit) in zip(found[len(table) :], extremes, strict=True):
+            least = torch.tensor(-limit, dtype=row.dtype)
+            (torch.sub(least, row, out=row) if below else row.sub_(limit)).clamp_min_(0)
+        found.index_fill_(1, shared, 0)
+        return self._sums(found) if found.shape[1] else found.new_zeros(len(rows), self.count)
+
+    def _sums(self, table: Tensor) -> Tensor:
+        """[K, N] block sums and single tokens, shared blocks 0 -> [K, S]."""
+        _, begins = self.index
+        rows, width = table.shape
+        count = self.count
         # One flat reduction, which CUDA spreads over all its processors; each row ends in an empty segment.
-        flat = torch.segment_reduce(
-            table.double().view(-1), "sum", offsets=offsets.view(-1), unsafe=True, initial=0
-        )
-        parts = flat.as_strided((rows, 2 * count), (2 * count + 1, 1))
-        return parts[:, :count] + parts[:, count:]
+        if isinstance(width, int):
+            steps = host_ints([row * width for row in range(rows + 1)], self.device)
+        else:  # a symbol, while a graph is written
+            steps = torch.arange(rows + 1, device=self.device) * width
+        segments = rows * (2 * count + 1)
+        offsets = (begins + steps.unsqueeze(1)).view(-1)[: segments + 1]
+        flat = torch.segment_reduce(table.view(-1), "sum", offsets=offsets, unsafe=True, initial=0)
+        parts = flat.view(rows, 2 * count + 1)
+        return parts[:, :count] + parts[:, count : 2 * count]

@@ -3,13 +3,15 @@ the steps are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from slime_ext.ops.segments import Segments, identity
+from slime_ext.ops.grid import Extreme, rounded
+from slime_ext.ops.segments import Segments, identity, is_traced
 
 Unit = Literal["token", "turn", "sequence"]
 
@@ -50,10 +52,51 @@ def tabulate(
     others = [n for n in wanted if n not in totals]
     shares = [_share(n, value_of(n.name), segments) for n in others]
     if totals:
-        shares.append(segments.grid.totals([_partial(n.name, value_of, segments) for n in totals]).t())
-    shares = _all_sum(shares, segments)
+        names = [n.name for n in totals]
+        shares += (_traced_sums if is_traced(segments.mask) else _sums)(names, value_of, segments)
+    shares = _all_sum(shares, len(others), segments)
     table = {n: _finish(n, share) for n, share in zip(others, shares, strict=False)}
-    return table | {n: shares[-1][:, k] for k, n in enumerate(totals)}
+    return table | dict(zip(totals, shares[len(others) :], strict=True))
+
+
+def _sums(
+    names: Sequence[str | Over], value_of: Callable[[str | Over], Tensor], segments: Segments
+) -> list[Tensor]:
+    """[S] float64 each, the sums of these names over every sequence, from one table of rows."""
+    rows: dict[str, int] = {}
+    places = [[rows.setdefault(row, len(rows)) for row in _rows_of(name)] for name in names]
+    values = [value_of(row) for row in rows]
+    wide = functools.reduce(torch.promote_types, (v.dtype for v in values), torch.float32)
+    table = values[0].new_empty((len(rows), values[0].shape[0]), dtype=wide)
+    limits = [
+        Extreme(row, name.name == "k1", rounded(name.limit, values[row].dtype))
+        for name, (row, *_) in zip(names, places, strict=True)
+        if isinstance(name, Over)
+    ]
+    found = segments.grid.sums(torch.stack(values, out=table), limits)
+    beyond = iter(found[len(rows) :])
+    return [
+        next(beyond) if isinstance(name, Over) else _joined(*(found[row] for row in of))
+        for name, of in zip(names, places, strict=True)
+    ]
+
+
+def _rows_of(name: str | Over) -> tuple[str, ...]:
+    """The rows that a name's sum takes; k1 beyond a limit is a log-ratio below the negative limit."""
+    if isinstance(name, Over):
+        return ("ratio",) if name.name == "k1" else (name.name,)
+    return ("count", "finite") if name == "sound" else (name,)
+
+
+def _joined(total: Tensor, finite: Tensor | None = None) -> Tensor:
+    """Infinite where fewer tokens are finite than there are: the sum of ``sound``."""
+    return total if finite is None else total / (total == finite)
+
+
+def _traced_sums(
+    names: Sequence[str | Over], value_of: Callable[[str | Over], Tensor], segments: Segments
+) -> list[Tensor]:
+    return list(segments.grid.totals([_partial(name, value_of, segments) for name in names]))
 
 
 def _partial(name: str | Over, value_of: Callable[[str | Over], Tensor], segments: Segments) -> Tensor:
@@ -79,9 +122,13 @@ def _finish(need: Need, share: Tensor) -> Tensor:
     return share.amax(1)
 
 
-def _all_sum(shares: list[Tensor], segments: Segments) -> list[Tensor]:
+def _all_sum(shares: list[Tensor], others: int, segments: Segments) -> list[Tensor]:
+    """Over all ranks, in one call: the first ``others`` as they are, then all sums of a sequence together."""
     if segments.all_sum is identity or not shares:
         return shares
-    flat = segments.all_sum(torch.cat([share.reshape(-1) for share in shares]))
-    parts = flat.split([share.numel() for share in shares])
-    return [part.view(share.shape) for part, share in zip(parts, shares, strict=True)]
+    sums = shares[others:]
+    together = [*shares[:others], *([torch.stack(sums, 1)] if sums else [])]
+    flat = segments.all_sum(torch.cat([share.reshape(-1) for share in together]))
+    parts = flat.split([share.numel() for share in together])
+    found = [part.view(share.shape) for part, share in zip(parts, together, strict=True)]
+    return [*found[:others], *(found[-1].unbind(1) if sums else ())]
