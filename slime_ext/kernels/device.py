@@ -27,7 +27,7 @@ EXTREMES = tl.constexpr(3)  # of tokens; those of sequences follow
 OLDEST = tl.constexpr(len(HIGHEST) - 1)
 OF_SEQUENCES = tl.constexpr(len(PER_SEQUENCE))
 ALL_BINS = tl.constexpr(BINS)
-AGE_EDGES = tl.constexpr(AGES)
+A1, A2, A3, A4, A5, A6, A7 = map(tl.constexpr, AGES)
 
 
 @triton.jit
@@ -230,9 +230,9 @@ def at_age(row, owners, ages, bin, chunks, LANES: tl.constexpr):
         at = start + tl.arange(0, LANES)
         owner = tl.load(owners + at, mask=at < chunks, other=0)
         age = tl.load(ages + owner).to(tl.float64)
-        reached = tl.zeros((LANES,), tl.int32)
-        for edge in tl.static_range(len(AGE_EDGES)):
-            reached += (age >= AGE_EDGES[edge]).to(tl.int32)
+        reached = (age >= A1).to(tl.int32) + (age >= A2).to(tl.int32) + (age >= A3).to(tl.int32)
+        reached += (age >= A4).to(tl.int32) + (age >= A5).to(tl.int32) + (age >= A6).to(tl.int32)
+        reached += (age >= A7).to(tl.int32)
         here = (at < chunks) & (age == age) & (reached == bin)
         found += tl.load(row + at, mask=here, other=0.0)
     return tl.sum(found, 0)

@@ -62,7 +62,6 @@ def measure(
     *,
     surrogate_clipped: Tensor | None = None,
     first: bool = True,
-    histogram: Tensor | None = None,
 ) -> Measured:
     """What a micro-batch adds to the metrics of the optimizer step.
 
@@ -70,14 +69,12 @@ def measure(
         outcome: of the correction, observed.
         surrogate_clipped: [T] bool, where a surrogate of ours clipped.
         first: whether this rank is the one that counts the sequences it shares with others.
-        histogram: [BINS] float64, where a kernel has counted it already; as ``_histogram``.
     """
     rows = _rows(tokens, outcome)
     flags = _flags(tokens, outcome, layout)
     of_tokens = _totals(rows)
     log_ratio, per_sequence, highest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
-    if histogram is None:
-        histogram = _histogram(outcome.log_ratio)
+    histogram = _histogram(outcome.log_ratio)
     if surrogate_clipped is not None:
         flags = torch.cat([flags[:-1], surrogate_clipped.sum(dtype=flags.dtype, dim=0, keepdim=True)])
     sums = [flags[:2], of_tokens[:3], log_ratio, of_tokens[3:], flags[2:], per_sequence, histogram]

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from slime_ext.correction import Correction, Plan, Tokens
-from slime_ext.kernels import Eager, Work, built, loops
+from slime_ext.kernels import Work, built, loops
 from slime_ext.kernels.loops import SMALLEST, Loops
 from slime_ext.metrics import Layout
-from slime_ext.objectives import Reinforce
 from slime_ext.ops.segments import Segments
-from slime_ext.steps import Clip, Reject, Reweight, Truncate
+from slime_ext.steps import Reweight
 from tests.kernels.batches import CORRECTIONS, FULL, assert_applied_alike, assert_same, random_tokens
 
 pytestmark = pytest.mark.skipif(built.compiler() is None, reason="needs a C++ compiler")
@@ -51,46 +50,6 @@ def test_loss_gradient_and_metrics_are_those_of_the_eager_path(plan):
 def test_every_shape_is_measured_as_the_eager_path_does(lengths):
     correction = CORRECTIONS["every"]
     assert_applied_alike(Loops(correction), random_tokens(lengths), None, 1e-6)
-
-
-def test_a_plan_reaches_the_loops():
-    packed = random_tokens([400, 600, 800])
-    plan = Plan(scale=torch.tensor([1.0, 2.0, 3.0]), keep=torch.tensor([True, False, True]))
-    expected, got = FULL(packed, plan, observe=True), Loops(FULL).outcome(packed, plan, observe=True)
-    assert_same(got, expected, packed.segments.mask)
-    assert torch.equal(got.scale, expected.scale)
-
-
-def test_ages_reject_and_are_measured():
-    correction = Correction(steps=(Reject("token", "k3", high=0.5, max_staleness=3), Truncate(2.0)))
-    packed = random_tokens([40, 60, 80, 20], wild=False)
-    ages = torch.tensor([1.0, 5.0, torch.nan, 3.0])
-    packed = Tokens(packed.segments, packed.proximal, packed.behavior, ages=ages)
-    assert not Loops(correction).outcome(packed).keep[40:100].any()
-    assert_applied_alike(Loops(correction), packed, None, 1e-6)
-
-
-def test_a_surrogate_of_ours_is_measured_too():
-    correction = Correction("target", Reinforce(), (Reweight("token"), Clip(0.5, 2.0)))
-    packed = random_tokens([900, 40, 300], wild=False)
-    layout = Layout.of(correction)
-    both = []
-    for backend in (Eager(correction), Loops(correction)):
-        target = packed.target.clone().requires_grad_()
-        tokens = Tokens(packed.segments, packed.proximal, packed.behavior, target, packed.advantages)
-        both.append(backend.apply(Work(tokens, torch.zeros(1240), layout=layout)))
-    torch.testing.assert_close(both[1].loss, both[0].loss, rtol=1e-6, atol=0)
-    torch.testing.assert_close(both[1].measured, both[0].measured, rtol=1e-6, atol=1e-6)
-
-
-def test_nothing_is_measured_differently_on_a_rank_that_holds_parts():
-    lengths = (1300, 60, 700)
-    whole = random_tokens(lengths)
-    pieces = ((0, 90, 400, 0), (0, 800, 1300, 1), (2, 5, 700, 1))
-    held = torch.cat([torch.arange(s, e) + sum(lengths[:i]) for i, s, e, _ in pieces])
-    segments = Segments(lengths, pieces, whole.segments.full_mask, 2, lambda values: values * 1)
-    mine = Tokens(segments, whole.proximal[held], whole.behavior[held])
-    assert_applied_alike(Loops(FULL), mine, None, 1e-6)
 
 
 def test_exponentials_are_exact_to_some_roundings():
