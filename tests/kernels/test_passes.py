@@ -1,4 +1,4 @@
-"""What both backends with passes of their own must do: plans, ages, surrogates of ours, parts of sequences."""
+"""What both backends with passes of their own must do with plans, ages and parts of sequences."""
 
 from __future__ import annotations
 
