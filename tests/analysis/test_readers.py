@@ -210,6 +210,41 @@ def test_lines_that_are_no_samples_are_named(tmp_path):
     ] == [True] * 3
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"log_probs": [[-1.0], [-2.0]]}, {"advantages": [1, "x"]}, {"tokens": "ab"}]
+)
+def test_a_sample_of_something_else_than_numbers_is_left_out(tmp_path, wrong):
+    good = {"rollout_log_probs": [-1.0, -1.0], "log_probs": [-1.0, -2.0]}
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(line) for line in (good | wrong, good)))
+    found = only([tmp_path])
+    assert (
+        found.count == 1
+        and "hold something else than numbers, left out: 1, first position 0" in found.notes[0]
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"samples": None},
+        {"samples": [1]},
+        {"format_version": 2},
+        {"format_version": 2, "samples": [{"response_lengths": "x"}]},
+        {"format_version": 2, "samples": [{"response_lengths": 1, "rollout_position": "x"}]},
+        {"rollout_data": None},
+        {"rollout_data": {"log_probs": [1.0]}},
+    ],
+    ids=str,
+)
+def test_slimes_keys_with_other_values_are_named_and_left_out(tmp_path, content):
+    dumps.write_run(tmp_path, ROLLOUTS)
+    torch.save(content, tmp_path / "train_data" / "1.pt")
+    found = list(read([tmp_path]))
+    said = [str(one) for one in found if isinstance(one, Skipped)]
+    assert [r.rollout_id for r in found if isinstance(r, Rollout)] == [0, 2]
+    assert "1.pt" in said[0] and "than slime's" in said[0]
+
+
 def test_none_in_a_list_is_a_missing_log_prob(tmp_path):
     line = {"rollout_log_probs": [-1.0, None], "log_probs": [-1.0, -2.0]}
     (tmp_path / "a.jsonl").write_text(json.dumps(line))

@@ -13,6 +13,15 @@ from torch import Tensor
 from slime_ext.analysis.records import Rollout, Skipped
 
 UNKNOWN = -1  # version of the weights of a token
+# What a row has for each token of its response -> as what, and what stands for a row without.
+FIELDS: dict[str, tuple[torch.dtype, float]] = {
+    "behavior": (torch.float32, torch.nan),
+    "proximal": (torch.float32, torch.nan),
+    "mask": (torch.float32, 1.0),
+    "tokens": (torch.int64, UNKNOWN),
+    "advantages": (torch.float32, 0.0),
+    "entropy": (torch.float32, torch.nan),
+}
 
 
 @dataclass
@@ -65,7 +74,7 @@ def assemble(
     notes = Notes()
     sound = [row for row in rows if _fits(row, notes)]
     if not sound:
-        return Skipped(source, "no sample whose lists have the length of its response; " + notes.lines()[0])
+        return Skipped(source, "no sample with a list of numbers for its response; " + notes.lines()[0])
     return _pack(rollout_id, source, sound, trainer_version, notes)
 
 
@@ -84,12 +93,21 @@ def _fits(row: Row, notes: Notes) -> bool:
     if row.proximal is None:
         notes.add("without log-probs of the trainer, left out", f"position {row.position}")
         return False
-    for name in ("behavior", "proximal", "mask", "tokens", "advantages", "entropy"):
+    for name, (dtype, _) in FIELDS.items():
         values = getattr(row, name)
-        if values is not None and len(values) != row.response_length:
+        if values is None:
+            continue
+        if len(values) != row.response_length:
             notes.add(
                 "whose lists have another length than the response, left out",
                 f"position {row.position} has {len(values)} of {name} for {row.response_length} tokens",
+            )
+            return False
+        try:
+            setattr(row, name, as_tensor(values, dtype))
+        except (TypeError, ValueError, RuntimeError):
+            notes.add(
+                "whose lists hold something else than numbers, left out", f"position {row.position}: {name}"
             )
             return False
     if row.behavior is None:
@@ -102,7 +120,7 @@ def _pack(
 ) -> Rollout:
     lengths = tuple(row.response_length for row in rows)
     pack = _Packer(rows, lengths)
-    mask = pack.whole("mask", torch.float32, 1.0) != 0
+    mask = pack.whole("mask") != 0
     versions = _versions(rows, mask, notes)
     return Rollout(
         rollout_id=rollout_id,
@@ -110,12 +128,12 @@ def _pack(
         lengths=lengths,
         prompt_lengths=tuple(row.prompt_length for row in rows),
         positions=tuple(row.position for row in rows),
-        behavior=pack.whole("behavior", torch.float32, torch.nan),
-        proximal=pack.whole("proximal", torch.float32, torch.nan),
+        behavior=pack.whole("behavior"),
+        proximal=pack.whole("proximal"),
         mask=mask,
-        tokens=pack.maybe("tokens", torch.int64, UNKNOWN),
-        advantages=pack.maybe("advantages", torch.float32, 0.0),
-        entropy=pack.maybe("entropy", torch.float32, torch.nan),
+        tokens=pack.maybe("tokens"),
+        advantages=pack.maybe("advantages"),
+        entropy=pack.maybe("entropy"),
         rewards=_rewards(rows),
         versions=versions,
         ages=None if versions is None else _ages(versions, trainer_version),
@@ -135,31 +153,39 @@ class _Packer:
     rows: list[Row]
     lengths: tuple[int, ...]
 
-    def maybe(self, name: str, dtype: torch.dtype, missing: float) -> Tensor | None:
+    def maybe(self, name: str) -> Tensor | None:
         if all(getattr(row, name) is None for row in self.rows):
             return None
-        return self.whole(name, dtype, missing)
+        return self.whole(name)
 
-    def whole(self, name: str, dtype: torch.dtype, missing: float) -> Tensor:
+    def whole(self, name: str) -> Tensor:
+        dtype, missing = FIELDS[name]
         out = torch.full((sum(self.lengths),), missing, dtype=dtype)
         begin = 0
         for row, length in zip(self.rows, self.lengths, strict=True):
             values = getattr(row, name)
             if values is not None:
-                out[begin : begin + length] = as_tensor(values, dtype)
+                out[begin : begin + length] = values
                 setattr(row, name, None)
             begin += length
         return out
 
 
 def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
-    """A list (None means NaN) or tensor -> CPU tensor [R]."""
+    """A list (None means NaN) or tensor -> CPU tensor [R].
+
+    Raises:
+        TypeError, ValueError, RuntimeError: a list of something else than numbers.
+    """
     if isinstance(values, Tensor):
         return values.detach().reshape(-1).to("cpu", dtype)
     try:
-        return torch.tensor(values, dtype=dtype)
+        found = torch.tensor(values, dtype=dtype)
     except (TypeError, RuntimeError):
-        return torch.tensor([torch.nan if v is None else v for v in values], dtype=dtype)
+        found = torch.tensor([torch.nan if v is None else v for v in values], dtype=dtype)
+    if found.dim() != 1:
+        raise ValueError(f"expected a list of numbers, got one of shape {list(found.shape)}")
+    return found
 
 
 def _rewards(rows: list[Row]) -> Tensor | None:

@@ -22,6 +22,8 @@ from slime_ext.analysis.records import Rollout, Skipped
 from slime_ext.errors import DataError
 
 FORMAT_VERSION = 2
+# What a file of slime's keys with other values than slime's leads to.
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 NOTHING = pickle.dumps([])
 
 
@@ -66,6 +68,12 @@ class _Content:
         found = load_plain(path)
         kind = kind_of(found, path)
         self.paths.append(path)
+        try:
+            self._take(kind, found)
+        except MALFORMED as error:
+            raise DataError(f"{path}: {_of_another_kind(error)}") from None
+
+    def _take(self, kind: str, found: Mapping[str, Any]) -> None:
         self.rollout_id = int(found.get("rollout_id", self.rollout_id))
         if kind == "rollout":
             self.about = pickle.dumps(about_samples(found["samples"]))
@@ -80,6 +88,8 @@ class _Content:
             rows = self.rows or merge_ranks(self.ranks)
         except DataError as error:
             return Skipped(source, str(error))
+        except MALFORMED as error:
+            return Skipped(source, _of_another_kind(error))
         about = pickle.loads(self.about)  # our own
         _join(rows, about)
         rows = rows or [_bare(i, sample) for i, sample in enumerate(about)]
@@ -106,6 +116,10 @@ def _read(job: Job) -> tuple[list[Skipped], Rollout | Skipped | None]:
     if skipped and not content.rows and not content.ranks:
         return skipped, None  # the file with the log-probs has been named
     return skipped, content.rollout(str(Job(tuple(content.paths), job.rollout_id, 0)))
+
+
+def _of_another_kind(error: Exception) -> str:
+    return f"holds values of another kind than slime's ({type(error).__name__}: {error})"
 
 
 def _bare(position: int, sample: Mapping[str, Any]) -> Row:
