@@ -14,7 +14,7 @@ from slime_ext.coupled import Normalize
 from slime_ext.facts import Facts, State, Step, expect
 from slime_ext.objectives import Bounds, Host, Surrogate, gather
 from slime_ext.ops.ratios import finite_tokens, in_common
-from slime_ext.ops.segments import AllSum, as_numbers, identity
+from slime_ext.ops.segments import AllSum, identity
 from slime_ext.ops.statistics import Need, tabulate
 from slime_ext.outcome import NO_PLAN, Outcome, Plan, Sequences, Tokens
 from slime_ext.steps import MinPrefixReweight, Reweight, Taper
@@ -188,19 +188,20 @@ class Correction:
         state = self.run(facts, self.steps, observe=observe, bounds=bounds)
         if plan.keep is not None:
             state = replace(state, step=len(self.steps) + 1).reject("sequence", plan.keep)
-        keep, weights = facts.kept(state), facts.spread(state.unit, state.weights)
         seen = self._seen(facts, state) if observe else {}
+        keep = facts.kept(state, seen.get("acted"))
+        weights = torch.where(keep, facts.spread(state.unit, state.weights), 0)
         if bounds and not observe:
             seen = {"clipped": facts.clipped(state)}
         scale = None if plan.scale is None else facts.spread("sequence", plan.scale)
-        return Outcome(self._final(weights, keep), keep, facts.finite, facts.log_ratio, scale=scale, **seen)
+        return Outcome(weights, keep, facts.finite, facts.log_ratio, scale=scale, **seen)
 
     def _seen(self, facts: Facts, state: State) -> dict[str, Any]:
         keep = state.units.get("sequence")
         log_ratio, count = (facts.table[need] for need in OBSERVED)
         return {
-            "clipped": facts.clipped(state),
             "acted": facts.acted(state),
+            "bounds": sum(1 << step for step, _ in state.clipped),
             "sequences": Sequences(log_ratio, count, count >= 0 if keep is None else keep),
         }
 
@@ -234,12 +235,6 @@ class Correction:
             state = step(state, facts)
         return state
 
-    def _final(self, weights: Tensor, keep: Tensor) -> Tensor:
-        """Weights, 0 at tokens that are not kept. Only an unbounded weight can be infinite there."""
-        return (
-            weights * as_numbers(keep, weights.dtype) if self._is_bounded else torch.where(keep, weights, 0)
-        )
-
     def loss(
         self, outcome: Outcome, tokens: Tokens, host_loss: Tensor, bounds: Bounds
     ) -> tuple[Tensor, Tensor | None]:
@@ -265,12 +260,6 @@ class Correction:
     def sets_weights(self) -> bool:
         """Whether a step makes weights other than 1 out of ratios."""
         return any(isinstance(step, WEIGHTS) for step in self.steps)
-
-    @cached_property
-    def _is_bounded(self) -> bool:
-        """Whether a bound comes after the last step that sets weights, or none does."""
-        last = [step for step in self.steps if step.is_bound or isinstance(step, WEIGHTS)]
-        return not last or last[-1].is_bound
 
     @cached_property
     def _soundness(self) -> tuple[Need, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from slime_ext.errors import ConfigError
 from slime_ext.ops import divergences
 from slime_ext.ops.codes import packed
-from slime_ext.ops.segments import Segments, as_numbers, is_traced
+from slime_ext.ops.segments import Segments, as_bytes, as_numbers
 from slime_ext.ops.statistics import Need, Over, Unit
 
 Aggregate = Literal["sum", "mean", "max"]
@@ -31,8 +31,8 @@ class State:
     units: Mapping[Unit, Tensor] = field(
         default_factory=dict
     )  # unit -> bool per unit, false where it was rejected
-    # Where bounds acted on these weights, bool and shaped like them each; None when nobody asked.
-    clipped: tuple[Tensor, ...] | None = None
+    # The steps that bounded these weights, and where: bool, shaped like the weights; None when nobody asked.
+    clipped: tuple[tuple[int, Tensor], ...] | None = None
     unit: Unit = "token"  # what weights and clipped are one per
     step: int = 0  # the number, from 1, of the step at work; 0 before any
     acts: tuple[Act, ...] | None = None  # what each step did; None when nobody asked
@@ -47,7 +47,7 @@ class State:
             return replace(self, weights=weights)
         changed = weights != self.weights
         state = self._noted(self.unit, changed, "bounded")
-        return replace(state, weights=weights, clipped=(*self.clipped, changed))
+        return replace(state, weights=weights, clipped=(*self.clipped, (self.step, changed)))
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
         """Keeps the units that are ``inside``; only the last state is spread over the tokens."""
@@ -90,8 +90,8 @@ class Facts:
             )
         plain = {
             "ratio": lambda: self.log_ratio,
-            "count": lambda: _countable(self.segments.mask),
-            "finite": lambda: _countable(self.finite),
+            "count": lambda: as_bytes(self.segments.mask),
+            "finite": lambda: as_bytes(self.finite),
             "sound": self._sound,
             "advantage": lambda: self.segments.zeroed(self.advantages),
         }
@@ -118,8 +118,11 @@ class Facts:
             return self.table[Need("sum", unit, name)] / self.table[Need("sum", unit, "sound")].clamp_min(1)
         return self.table[Need(aggregate, unit, name)]
 
-    def kept(self, state: State) -> Tensor:
-        """[T] bool, the response tokens that a state keeps."""
+    def kept(self, state: State, acted: Tensor | None = None) -> Tensor:
+        """[T] bool, the response tokens that a state keeps; ``acted`` of the state saves spreading it."""
+        if acted is not None and acted.dtype is torch.uint8:
+            rejecting = {step for step, _, _, kind in state.acts if kind == "inside"} | {0}
+            return as_bytes(self.finite) > (acted & sum(1 << step for step in rejecting))
         keep = state.keep
         for unit, inside in state.units.items():
             keep = keep & self.spread(unit, inside)
@@ -129,7 +132,7 @@ class Facts:
         """[T] bool, where bounds acted on the state's weights."""
         if not state.clipped:
             return torch.zeros_like(self.finite)
-        return self.spread(state.unit, functools.reduce(torch.bitwise_or, state.clipped))
+        return self.spread(state.unit, functools.reduce(torch.bitwise_or, (c for _, c in state.clipped)))
 
     def acted(self, state: State) -> Tensor:
         """[T] integers, bit i set where step i (from 1) rejected the token or bounded its weight; bit 0:
@@ -162,11 +165,6 @@ class Facts:
     def usable(self) -> Tensor:
         """[T] bool, the tokens that the state before any step keeps."""
         return self.kept(self.untouched)
-
-
-def _countable(flags: Tensor) -> Tensor:
-    """[T] 0 and 1, as bytes where nobody compiles."""
-    return as_numbers(flags, torch.float32 if is_traced(flags) else torch.uint8)
 
 
 class Step:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.facts import Step
-from slime_ext.ops.segments import Segments, as_numbers, is_traced
+from slime_ext.ops.segments import Segments, as_bytes, as_numbers, is_traced
 
 BLOCK = 256  # tokens that are added in the log-ratio's own dtype; blocks are added in float64
 ROWS = 6  # of an outcome's room
@@ -67,6 +67,7 @@ class Outcome:
     acted: Tensor | None = None  # integers, bit i: step i (from 1) rejected or bounded here; ``Facts.acted``
     sequences: Sequences | None = None
     scale: Tensor | None = None  # [T] the plan's factors of the loss; None: 1
+    bounds: int = 0  # the bits of what acted that ``clipped`` stands for, where that is None
 
     @property
     def factor(self) -> Tensor:
@@ -75,7 +76,8 @@ class Outcome:
 
     def in_full(self) -> Outcome:
         """With what acted as int32, and its bit 0 at every token without a finite behavior log-prob."""
-        return replace(self, acted=self.acted.int() | as_numbers(~self.finite, torch.int32))
+        acted = self.acted.int() | as_numbers(~self.finite, torch.int32)
+        return replace(self, acted=acted, clipped=self._bounded(), bounds=0)
 
     @cached_property
     def room(self) -> Tensor:
@@ -100,9 +102,13 @@ class Outcome:
         if self.sequences is None:
             ratio = torch.where(self.finite, self.log_ratio.exp(), 0)
         else:  # e^l - 1 is 0 where there is no ratio, and will be measured
-            ratio = self.excess + as_numbers(self.finite, self.log_ratio.dtype)
-        clipped = _numbered(torch.bitwise_and, self.clipped, self.finite)
+            ratio = self.excess + as_bytes(self.finite)
+        clipped = _numbered(torch.bitwise_and, self._bounded(), self.finite)
         return ratio.float(), clipped, _numbered(torch.bitwise_xor, mask, self.keep)
+
+    def _bounded(self) -> Tensor:
+        """[T] bool, where a bound changed a weight."""
+        return (self.acted & self.bounds).to(torch.bool) if self.clipped is None else self.clipped
 
 
 def _numbered(operation: Callable[..., Tensor], one: Tensor, other: Tensor) -> Tensor:

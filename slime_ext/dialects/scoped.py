@@ -149,7 +149,7 @@ class ZeroOutside(Step):
         fresh = replace(state, keep=torch.ones_like(state.keep), units={})
         inside = facts.kept(self._band(fresh, facts))
         weights = facts.spread(state.unit, state.weights)
-        before = () if state.clipped is None else (facts.spread(state.unit, c) for c in state.clipped)
+        before = () if state.clipped is None else ((i, facts.spread(state.unit, c)) for i, c in state.clipped)
         clipped = None if state.clipped is None else tuple(before)
         spread = replace(state, weights=weights, clipped=clipped, unit="token")
         return spread.bound(torch.where(inside, weights, 0))

@@ -74,17 +74,14 @@ def measure(
     flags = _flags(tokens, outcome, layout)
     of_tokens = _totals(rows)
     log_ratio, per_sequence, highest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
-    histogram = _histogram(outcome.log_ratio)
     if surrogate_clipped is not None:
         flags = torch.cat([flags[:-1], surrogate_clipped.sum(dtype=flags.dtype, dim=0, keepdim=True)])
-    sums = [flags[:2], of_tokens[:3], log_ratio, of_tokens[3:], flags[2:], per_sequence, histogram]
+    sums = [flags[:2], of_tokens[:3], log_ratio, of_tokens[3:], flags[2:], *per_sequence]
+    sums += _histogram(outcome.log_ratio)
     if layout.curves:
         sums.append(_curves(tokens, outcome, rows))
-    return Measured(
-        torch.cat(sums).double(),
-        torch.cat([_extremes(outcome), highest]) * _constant(SIGNS, highest),
-        log_sums,
-    )
+    of_all = torch.cat([*_extremes(outcome), *highest])
+    return Measured(torch.cat(sums).double(), of_all * _constant(SIGNS, of_all), log_sums)
 
 
 def nothing(layout: Layout, device: torch.device | str = "cpu") -> Measured:
@@ -138,8 +135,9 @@ def _flags(tokens: Tokens, outcome: Outcome, layout: Layout) -> Tensor:
     return pad(torch.stack(rows), (0, 1))
 
 
-def _histogram(log_ratio: Tensor) -> Tensor:
-    """[BINS] tokens per bin of |l|, 16 per power of 2 from 2^-20 to 2^7 nats; above 0, then below.
+def _histogram(log_ratio: Tensor) -> list[Tensor]:
+    """Tokens per bin of |l|, 16 per power of 2 from 2^-20 to 2^7 nats: BINS numbers in parts, those above 0
+    first.
 
     A token without a finite log-prob has l = 0 and lies in no bin.
     """
@@ -148,29 +146,29 @@ def _histogram(log_ratio: Tensor) -> Tensor:
     sides = count(index, 2 * every).view(2, every)
     beyond = sides[:, FIRST + SIDE :].sum(1, keepdim=True)
     below, above = sides[:, FIRST : FIRST + SIDE]
-    return torch.cat([above, beyond[1], below, beyond[0]])
+    return [above, beyond[1], below, beyond[0]]
 
 
-def _extremes(outcome: Outcome) -> Tensor:
-    """[3] largest and smallest log-ratio, largest weight; infinite for none."""
+def _extremes(outcome: Outcome) -> Sequence[Tensor]:
+    """[1] each: largest and smallest log-ratio, largest weight; infinite for none."""
     log_ratio = outcome.log_ratio
     far = _constant(((-math.inf,), (math.inf,), (-math.inf,)), log_ratio)
     if not log_ratio.numel():
-        return far[:, 0]
+        return far
     highest, lowest = torch.where(outcome.finite, log_ratio, far[:2])
-    return torch.cat([highest.amax(0, True), lowest.amin(0, True), outcome.weights.amax(0, True)])
+    return highest.amax(0, True), lowest.amin(0, True), outcome.weights.amax(0, True)
 
 
 def _of_sequences(
     seen: Sequences, ages: Tensor | None, *, first: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor], Tensor]:
     """The sum of log-ratios; sums, maxima and logarithms of sums over the sequences that have response
     tokens."""
     log_ratio, tokens = seen.log_ratio, seen.count
     none = _constant((-math.inf,) * 3, log_ratio)
     if not first or not tokens.numel():
         zeros = tokens.new_zeros(6)
-        return zeros[:1], zeros[1:], none, none[:2]
+        return zeros[:1], (zeros[1:],), (none,), none[:2]
     there = tokens > 0
     table = torch.stack([log_ratio, tokens, there, seen.keep])
     sums = torch.mv(table, table[2])
@@ -178,7 +176,7 @@ def _of_sequences(
     candidates = torch.where(there, multiples, -torch.inf)
     highest, log_sums = candidates[1:].amax(1), candidates[:2].logsumexp(1)
     aged, oldest = (_constant((0, 0), log_ratio), none[:1]) if ages is None else _aged(there, ages)
-    return sums[:1], torch.cat([sums[1:], aged]), torch.cat([highest, oldest]), log_sums
+    return sums[:1], (sums[1:], aged), (highest, oldest), log_sums
 
 
 def _aged(there: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:

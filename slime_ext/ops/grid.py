@@ -133,7 +133,7 @@ class Grid:
         """K rows [K, T] without gradient -> [K + E, S] float64: each row's sums over each segment, then for
         each extreme a number > 0 where any of the segment's tokens lies beyond its limit, 0 where none does.
 
-        Eight operations, and three for each extreme.
+        Eight operations, and two for each extreme.
         """
         shared, _ = self.index
         whole = table[:, : self.blocks << SHIFT].unflatten(1, (self.blocks, BLOCK))
@@ -145,8 +145,7 @@ class Grid:
         found = table.new_empty((len(rows), sum(map(len, parts[:3]))), dtype=torch.float64)
         torch.cat(parts, out=found.view(-1))
         for row, (_, below, limit) in zip(found[len(table) :], extremes, strict=True):
-            least = torch.tensor(-limit, dtype=row.dtype)
-            (torch.sub(least, row, out=row) if below else row.sub_(limit)).clamp_min_(0)
+            torch.lt(row, -limit, out=row) if below else torch.gt(row, limit, out=row)
         found.index_fill_(1, shared, 0)
         return self._sums(found) if found.shape[1] else found.new_zeros(len(rows), self.count)
 

@@ -52,6 +52,11 @@ def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:
     return flags.to(dtype) if is_traced(flags) else flags.view(torch.uint8).to(dtype)
 
 
+def as_bytes(flags: Tensor) -> Tensor:
+    """Bool -> 0 and 1, as bytes where nobody compiles."""
+    return flags.float() if is_traced(flags) else flags.view(torch.uint8)
+
+
 @dataclass(frozen=True)
 class Segments:
     """The packed response tokens of one micro-batch on one rank.
@@ -125,7 +130,22 @@ class Segments:
     @cached_property
     def mask(self) -> Tensor:
         """[T] bool, the response mask of the local tokens."""
-        return self.full_mask if self.is_whole else self.full_mask.index_select(0, self.positions)
+        if self.is_whole:
+            return self.full_mask
+        cuts = self._cuts()
+        if min(cuts) < 0:
+            return self.full_mask.index_select(0, self.positions)
+        return torch.cat(self.full_mask.split(cuts)[1::2] or [self.full_mask[:0]])
+
+    def _cuts(self) -> list[int]:
+        """How many tokens of all sequences lie before each piece, in it, and after the last; negative where
+        pieces are not in order."""
+        begins = list(accumulate(self.lengths, initial=0))
+        cuts, at = [], 0
+        for sequence, start, stop, _ in self.pieces:
+            cuts += (begins[sequence] + start - at, stop - start)
+            at = begins[sequence] + stop
+        return [*cuts, begins[-1] - at]
 
     @cached_property
     def turn_ids(self) -> Tensor:
