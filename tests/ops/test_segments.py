@@ -104,3 +104,17 @@ def test_the_mean_has_a_gradient():
     values = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64, requires_grad=True)
     Segments.whole([2, 1], torch.tensor([1, 1, 0])).mean(values).sum().backward()
     assert values.grad.tolist() == [0.5, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "out of order"])
+def test_the_local_mask_is_the_whole_one_at_the_local_positions(order):
+    full_mask = torch.rand(170, generator=torch.Generator().manual_seed(0)) < 0.5
+    pieces = ((0, 0, 30, 0), (0, 60, 100, 1), (2, 5, 40, 0), (2, 40, 69, 1))[::order]
+    held = Segments((100, 1, 69), pieces, full_mask, 2)
+    begins = (0, 100, 101)
+    expected = [full_mask[begins[s] + i].item() for s, start, stop, _ in pieces for i in range(start, stop)]
+    assert held.mask.tolist() == expected
+
+
+def test_a_rank_without_tokens_has_an_empty_mask():
+    assert Segments((3, 4), (), torch.ones(7, dtype=torch.bool), 2).mask.shape == (0,)

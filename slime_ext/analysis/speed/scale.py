@@ -25,6 +25,7 @@ from slime_ext.kernels import backend_for
 
 SEQUENCES = (1, 16, 256, 4096)
 RANKS = (1, 2, 4)
+LEAST = 10**5  # tokens of the largest batch
 LARGE = 10**6  # tokens, from which the fixed cost of a call no longer shows
 CONFIG = OURS["S"]
 
@@ -99,11 +100,13 @@ def _table(what: str, title: str, rows: object, last: str = "ns per token") -> T
 def main(argv: Sequence[str]) -> int:
     """Prints three tables."""
     made = argparse.ArgumentParser(prog="slime-ext bench scale", allow_abbrev=False)
-    made.add_argument("--backend", default="eager", choices=["eager", "compiled"])
+    made.add_argument("--backend", default="compiled", choices=["eager", "compiled"])
     made.add_argument("--most", type=int, default=10**7, help="tokens of the largest batch, up to 10^8")
     made.add_argument("--tokens", type=int, default=1 << 20, help="of the batch that is cut up")
     made.add_argument("--repeat", type=int, default=7)
     args = made.parse_args(list(argv))
+    if args.most < LEAST:
+        made.error(f"argument --most: expected at least {LEAST}, got {args.most}: a slope needs two sizes")
     if not settled_allocator():
         return again("scale", list(argv))
     torch.set_num_threads(1)
