@@ -42,7 +42,12 @@ def named() -> list:
     ]
 
 
-def folder_of(pair: tuple[str, str], place: Path) -> Path:
-    """Where the checkout lies; a release is extracted to `place`."""
+def of_host(name: str) -> list:
+    """Those of ``named`` that are this host's, or the one that is skipped."""
+    return [param for param in named() if param.values[0] is None or param.values[0][0] == name]
+
+
+def folder_of(pair: tuple[str, str], place: Path, *more: str) -> Path:
+    """Where the checkout lies; a release, and `more` of its files, is extracted to `place`."""
     name, release = pair
-    return extract(name, release, place) if release else Path(FOLDERS[name]).resolve()
+    return extract(name, release, place, *more) if release else Path(FOLDERS[name]).resolve()

@@ -1,14 +1,13 @@
 """The patches on real hosts: every release of slime since v0.2.0, its newest commit, and miles.
 
-``SLIME_GIT=path/to/slime/repository MILES_DIR=path/to/miles pytest tests/downstream/test_patch_hosts.py``;
-the repository may be bare. Without them these tests say that they skip.
+``SLIME_GIT=path/to/repository MILES_GIT=path/to/repository pytest tests/downstream/test_patch_hosts.py``;
+a repository may be bare. Without them these tests say that they skip.
 """
 
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
+import shutil
 import sys
 
 import pytest
@@ -20,12 +19,12 @@ from slime_ext.patching.declared import load_patches
 from slime_ext.patching.main import main
 from slime_ext.patching.plan import status
 from slime_ext.patching.tree import Tree
-from tests.downstream.checkouts import extract, git
+from tests.downstream.checkouts import REPOSITORIES, extract, folder_of, git, of_host
 from tests.launcher.distributed import run_ranks
 from tests.launcher.megatron.tiny_model import LAYOUTS
 from tests.launcher.megatron.tiny_rollout import arguments, rollout
 
-SLIME_GIT, MILES_DIR = os.environ.get("SLIME_GIT"), os.environ.get("MILES_DIR")
+SLIME_GIT = REPOSITORIES["slime"]
 TOO_OLD = ("v0.1.0",)
 VOCAB = 48
 VERSIONS = [["3"], ["3", "4"], ["4"], ["4"], ["5"], ["5"], [], ["6"]]
@@ -74,10 +73,11 @@ def test_slime(release, tmp_path, capsys):
     assert "warning" not in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not MILES_DIR, reason="MILES_DIR names no miles checkout")
-def test_miles_which_brings_its_versions_to_training_itself(tmp_path):
-    subprocess.run(["cp", "-r", f"{MILES_DIR}/miles", str(tmp_path)], check=True)
-    goes_on_and_comes_off(tmp_path, 4)
+@pytest.mark.parametrize("pair", of_host("miles"))
+def test_miles_which_brings_its_versions_to_training_itself(pair, tmp_path):
+    stock = folder_of(pair, tmp_path / "stock")
+    shutil.copytree(stock / "miles", tmp_path / "copy/miles")
+    goes_on_and_comes_off(tmp_path / "copy", 4)
 
 
 SLIME_ARGS = {

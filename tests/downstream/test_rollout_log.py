@@ -10,7 +10,7 @@ from argparse import Namespace
 
 import pytest
 
-from tests.downstream.checkouts import folder_of, named
+from tests.downstream.checkouts import folder_of, of_host
 from tests.downstream.host_loss import enter
 from tests.launcher.distributed import run_ranks
 
@@ -33,7 +33,7 @@ def logged(folder, function):
     return out
 
 
-@pytest.mark.parametrize("pair", [p for p in named() if p.values[0] is None or p.values[0][0] == "slime"])
+@pytest.mark.parametrize("pair", of_host("slime"))
 def test_slime_logs_our_values(pair, tmp_path):
     folder = folder_of(pair, tmp_path)
     if not (folder / MODULE).is_file():
