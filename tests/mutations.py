@@ -95,6 +95,24 @@ MUTATIONS = {
         "torch.expm1(-log_ratio) + log_ratio",
         "tests/ops",
     ),
+    "drop the mask in the loops": Mutation(
+        "kernels/loops.cpp", "t.finite = t.mask &", "t.finite =", "tests/kernels/test_loops.py"
+    ),
+    "drop the mask in Triton": Mutation(
+        "kernels/triton_text.py", "finite = mask & (", "finite = here & (", "tests/kernels/test_triton.py"
+    ),
+    "let passes forget an act": Mutation(
+        "kernels/writer.py", "str(yes), str(no)", "str(no), str(no)", "tests/kernels/test_loops.py"
+    ),
+    "passes exclude the bound": Mutation(
+        "kernels/writer.py", "<= {limit}", "< {limit}", "tests/kernels/test_loops.py"
+    ),
+    "a chunk lies in two bins of position": Mutation(
+        "kernels/chunks.py",
+        "min(start + lanes, edge, stop)",
+        "min(start + lanes, stop)",
+        "tests/kernels/test_passes.py",
+    ),
     "touch the loss without --use-tis": Mutation(
         "host/hook.py", 'getattr(call.args, "use_tis", False) and', "", "tests/test_tis.py"
     ),

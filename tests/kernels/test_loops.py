@@ -26,18 +26,24 @@ def whatever_size(monkeypatch):
     monkeypatch.setattr(loops, "_library", built.library)
 
 
+def agree(correction, packed, **how):
+    """3e-6: the eager path adds 32 log-ratios at a time in float32, and weights take over that error."""
+    expected, got = correction(packed, **how), Loops(correction).outcome(packed, **how)
+    assert_same(got, expected, packed.segments.mask, rtol=3e-6)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CORRECTIONS)
-def test_loops_decide_as_the_eager_path(name, dtype):
-    correction = CORRECTIONS[name]
-    backend = Loops(correction)
+def test_loops_decide_as_the_eager_path(name):
     for seed, lengths in enumerate(LENGTHS):
-        packed = random_tokens(lengths, dtype, seed, noise=2e-3 if name == "full" else 0.3)
-        for how in ({}, {"bounds": True}, {"observe": True}):
-            got = backend.outcome(packed, **how)
-            # 3e-6: the eager path adds 32 log-ratios at a time in float32, and weights take over that error
-            assert_same(got, correction(packed, **how), packed.segments.mask, rtol=3e-6)
+        packed = random_tokens(lengths, seed=seed, noise=2e-3 if name == "full" else 0.3)
+        agree(CORRECTIONS[name], packed, observe=True)
+
+
+@pytest.mark.parametrize("how", [{}, {"bounds": True}, {"observe": True}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_loops_hand_out_what_was_asked_for(how, dtype):
+    agree(FULL, random_tokens([700, 0, 900, 3], dtype, noise=2e-3), **how)
 
 
 @pytest.mark.parametrize("plan", [None, Plan(scale=torch.tensor([1.0, 2.0, 0.5]))], ids=["plain", "scaled"])
@@ -103,6 +109,17 @@ def test_the_same_bits_twice_and_from_two_threads():
     for applied in found[1:]:
         assert torch.equal(applied.loss, found[0].loss)
         assert all(map(torch.equal, applied.measured, found[0].measured))
+
+
+def test_sixteen_lanes_decide_as_eight(monkeypatch):
+    """What a processor with AVX-512 would run, here in two halves."""
+
+    def wider(text):
+        return built.library(text.replace("#ifdef __AVX512F__", "#if 1", 1))
+
+    monkeypatch.setattr(loops, "_library", wider)
+    agree(FULL, random_tokens([700, 0, 900, 3], noise=2e-3), observe=True)
+    assert_applied_alike(Loops(FULL), random_tokens([900, 40, 300], noise=2e-3), None, 1e-6)
 
 
 def test_what_was_built_once_is_loaded_again(monkeypatch, tmp_path):
