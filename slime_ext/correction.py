@@ -202,6 +202,7 @@ class Correction:
         return {
             "acted": facts.acted(state),
             "bounds": sum(1 << step for step, _ in state.clipped),
+            "rejects": state.rejects,
             "sequences": Sequences(log_ratio, count, count >= 0 if keep is None else keep),
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,7 +15,8 @@ from torch import Tensor
 from slime_ext.errors import ConfigError
 from slime_ext.ops import divergences
 from slime_ext.ops.codes import packed
-from slime_ext.ops.segments import Segments, as_bytes, as_numbers
+from slime_ext.ops.grid import host_numbers
+from slime_ext.ops.segments import Segments, as_bytes, as_numbers, is_traced
 from slime_ext.ops.statistics import Need, Over, Unit
 
 Aggregate = Literal["sum", "mean", "max"]
@@ -60,6 +62,11 @@ class State:
     def _noted(self, unit: Unit, flags: Tensor, kind: Literal["inside", "bounded"]) -> State:
         """Remembers what the step at work did, whatever other steps do to the same units."""
         return self if self.acts is None else replace(self, acts=(*self.acts, (self.step, unit, flags, kind)))
+
+    @property
+    def rejects(self) -> int:
+        """The bits of ``Facts.acted`` of which any takes a token out."""
+        return functools.reduce(operator.or_, (1 << i for i, _, _, kind in self.acts if kind == "inside"), 1)
 
 
 @dataclass(frozen=True)
@@ -121,8 +128,7 @@ class Facts:
     def kept(self, state: State, acted: Tensor | None = None) -> Tensor:
         """[T] bool, the response tokens that a state keeps; ``acted`` of the state saves spreading it."""
         if acted is not None and acted.dtype is torch.uint8:
-            rejecting = {step for step, _, _, kind in state.acts if kind == "inside"} | {0}
-            return as_bytes(self.finite) > (acted & sum(1 << step for step in rejecting))
+            return as_bytes(self.finite) > (acted & state.rejects)
         keep = state.keep
         for unit, inside in state.units.items():
             keep = keep & self.spread(unit, inside)
@@ -159,7 +165,8 @@ class Facts:
     def untouched(self) -> State:
         """The state before any step: units with a non-finite behavior log-prob are out."""
         sound = {n.unit: self.table[n] < torch.inf for n in self.table if n.name == "sound"}
-        return State(self.log_ratio.new_ones(()).expand_as(self.log_ratio), self.finite, sound)
+        one = self.log_ratio.new_ones(()) if is_traced(self.finite) else host_numbers(1, self.log_ratio)
+        return State(one.expand_as(self.log_ratio), self.finite, sound)
 
     @cached_property
     def usable(self) -> Tensor:

@@ -68,6 +68,7 @@ class Outcome:
     sequences: Sequences | None = None
     scale: Tensor | None = None  # [T] the plan's factors of the loss; None: 1
     bounds: int = 0  # the bits of what acted that ``clipped`` stands for, where that is None
+    rejects: int = 0  # the bits of what acted that ``keep`` stands for; 0 where it is not known
 
     @property
     def factor(self) -> Tensor:
@@ -77,7 +78,8 @@ class Outcome:
     def in_full(self) -> Outcome:
         """With what acted as int32, and its bit 0 at every token without a finite behavior log-prob."""
         acted = self.acted.int() | as_numbers(~self.finite, torch.int32)
-        return replace(self, acted=acted, clipped=self._bounded(), bounds=0)
+        clipped = (self.acted & self.bounds).to(torch.bool) if self.clipped is None else self.clipped
+        return replace(self, acted=acted, clipped=clipped, bounds=0, rejects=0)
 
     @cached_property
     def room(self) -> Tensor:
@@ -103,12 +105,18 @@ class Outcome:
             ratio = torch.where(self.finite, self.log_ratio.exp(), 0)
         else:  # e^l - 1 is 0 where there is no ratio, and will be measured
             ratio = self.excess + as_bytes(self.finite)
-        clipped = _numbered(torch.bitwise_and, self._bounded(), self.finite)
+        bounded, finite = self._bounded(), self.finite
+        clipped = _numbered(torch.bitwise_and, bounded, finite)
         return ratio.float(), clipped, _numbered(torch.bitwise_xor, mask, self.keep)
 
     def _bounded(self) -> Tensor:
-        """[T] bool, where a bound changed a weight."""
-        return (self.acted & self.bounds).to(torch.bool) if self.clipped is None else self.clipped
+        """[T] bool, or bytes whose lowest bit says it: where a bound changed a weight."""
+        if self.clipped is not None:
+            return self.clipped
+        one = self.bounds.bit_count() == 1 and self.acted.dtype is torch.uint8
+        if one:
+            return self.acted >> self.bounds.bit_length() - 1
+        return (self.acted & self.bounds).to(torch.bool)
 
 
 def _numbered(operation: Callable[..., Tensor], one: Tensor, other: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from slime_ext.coupled import Normalize, SecondMoment
 from slime_ext.facts import Aggregate, Facts, State, Step, expect, needs_of
 from slime_ext.ops.ratios import Level
+from slime_ext.ops.segments import is_traced
 from slime_ext.ops.statistics import Need, Over, Unit
 
 Statistic = Literal["ratio", "k1", "k2", "k3", "binary_kl", "binary_kl_max", "tv"]
@@ -44,7 +45,10 @@ class _AtLevel(Step):
 
     def _ratio(self, facts: Facts) -> Tensor:
         """exp(log-ratio), one per unit."""
-        return facts.total(self.unit, self._aggregate, "ratio").exp().to(facts.log_ratio.dtype)
+        total = facts.total(self.unit, self._aggregate, "ratio")
+        if total.dtype is facts.log_ratio.dtype or is_traced(total):
+            return total.exp().to(facts.log_ratio.dtype)
+        return torch.exp(total, out=total.new_empty(total.shape, dtype=facts.log_ratio.dtype))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from slime_ext.metrics.layout import (
     Layout,
 )
 from slime_ext.ops.codes import count_flags
+from slime_ext.ops.grid import host_numbers
 from slime_ext.ops.segments import Segments, as_numbers, is_traced
 from slime_ext.ops.tally import count, product, tally
 from slime_ext.outcome import BLOCK
@@ -81,7 +82,7 @@ def measure(
     if layout.curves:
         sums.append(_curves(tokens, outcome, rows))
     of_all = torch.cat([*_extremes(outcome), *highest])
-    return Measured(torch.cat(sums).double(), of_all * _constant(SIGNS, of_all), log_sums)
+    return Measured(torch.cat(sums).double(), of_all * host_numbers(SIGNS, of_all), log_sums)
 
 
 def nothing(layout: Layout, device: torch.device | str = "cpu") -> Measured:
@@ -112,7 +113,7 @@ def _table(tokens: Tokens, outcome: Outcome) -> Tensor:
     excess.clamp_(max=most)
     torch.clamp(outcome.weights, max=most, out=weight)
     torch.sub(excess, log_ratio, out=k3)
-    torch.where(outcome.finite, behavior, _constant(0, room), out=log_behavior)
+    torch.where(outcome.finite, behavior, host_numbers(0, room), out=log_behavior)
     torch.square(rows[:2], out=rows[4:])
     return room
 
@@ -129,7 +130,7 @@ def _flags(tokens: Tokens, outcome: Outcome, layout: Layout) -> Tensor:
     mask, finite, keep, acted = tokens.segments.mask, outcome.finite, outcome.keep, outcome.acted
     queries = tuple(bits for _, bits in layout.flags)
     if not is_traced(acted):
-        return count_flags(acted, mask, finite, keep, (*queries, 0))
+        return count_flags(acted, mask, finite, keep, (*queries, 0), outcome.rejects)
     carried = [((acted & bits) != 0) & mask for bits in queries]
     rows = [as_numbers(row, torch.float32).sum(dtype=torch.float64) for row in (finite, keep, *carried)]
     return pad(torch.stack(rows), (0, 1))
@@ -142,7 +143,8 @@ def _histogram(log_ratio: Tensor) -> list[Tensor]:
     A token without a finite log-prob has l = 0 and lies in no bin.
     """
     every = 1 << (31 - SHIFT)
-    index = (log_ratio.float().view(torch.int32) >> SHIFT) + every  # the sign, too, is one of the bits
+    # The sign, too, is one of the bits.
+    index = (log_ratio.float().view(torch.int32) >> SHIFT).add_(every)
     sides = count(index, 2 * every).view(2, every)
     beyond = sides[:, FIRST + SIDE :].sum(1, keepdim=True)
     below, above = sides[:, FIRST : FIRST + SIDE]
@@ -152,7 +154,7 @@ def _histogram(log_ratio: Tensor) -> list[Tensor]:
 def _extremes(outcome: Outcome) -> Sequence[Tensor]:
     """[1] each: largest and smallest log-ratio, largest weight; infinite for none."""
     log_ratio = outcome.log_ratio
-    far = _constant(((-math.inf,), (math.inf,), (-math.inf,)), log_ratio)
+    far = host_numbers(((-math.inf,), (math.inf,), (-math.inf,)), log_ratio)
     if not log_ratio.numel():
         return far
     highest, lowest = torch.where(outcome.finite, log_ratio, far[:2])
@@ -165,17 +167,17 @@ def _of_sequences(
     """The sum of log-ratios; sums, maxima and logarithms of sums over the sequences that have response
     tokens."""
     log_ratio, tokens = seen.log_ratio, seen.count
-    none = _constant((-math.inf,) * 3, log_ratio)
+    none = host_numbers((-math.inf,) * 3, log_ratio)
     if not first or not tokens.numel():
         zeros = tokens.new_zeros(6)
         return zeros[:1], (zeros[1:],), (none,), none[:2]
     there = tokens > 0
     table = torch.stack([log_ratio, tokens, there, seen.keep])
     sums = torch.mv(table, table[2])
-    multiples = log_ratio * _constant(((2,), (1,), (-1,)), log_ratio)
+    multiples = log_ratio * host_numbers(((2,), (1,), (-1,)), log_ratio)
     candidates = torch.where(there, multiples, -torch.inf)
     highest, log_sums = candidates[1:].amax(1), candidates[:2].logsumexp(1)
-    aged, oldest = (_constant((0, 0), log_ratio), none[:1]) if ages is None else _aged(there, ages)
+    aged, oldest = (host_numbers((0, 0), log_ratio), none[:1]) if ages is None else _aged(there, ages)
     return sums[:1], (sums[1:], aged), (highest, oldest), log_sums
 
 
@@ -215,7 +217,7 @@ def _bin(values: Tensor, edges: Sequence[float]) -> Tensor:
     """int32, how many edges a value has reached: half the time of a search among them."""
     if is_traced(values):  # one loop of it all
         return functools.reduce(operator.add, ((values >= edge).to(torch.int32) for edge in edges))
-    reached = values >= _constant(edges, values)[:, None]
+    reached = values >= host_numbers(edges, values)[:, None]
     return reached.view(torch.uint8).sum(0, dtype=torch.uint8).int()
 
 
@@ -224,9 +226,3 @@ def _age_bins(segments: Segments, ages: Tensor | None) -> Tensor | None:
     if ages is None:
         return None
     return segments.spread(torch.where(ages.isnan(), CURVE_BINS, _bin(ages, AGES)))
-
-
-def _constant(numbers: Any, like: Tensor) -> Tensor:
-    """Numbers known to the host, without waiting for the device; nothing is held between calls."""
-    values = torch.tensor(numbers, dtype=like.dtype)
-    return values if like.device.type == "cpu" else values.pin_memory().to(like.device, non_blocking=True)

@@ -38,7 +38,7 @@ def packed(flags: Sequence[tuple[int, Tensor, bool]], bits: int) -> Tensor:
 
 
 def count_flags(
-    acted: Tensor, mask: Tensor, finite: Tensor, keep: Tensor, queries: tuple[int, ...]
+    acted: Tensor, mask: Tensor, finite: Tensor, keep: Tensor, queries: tuple[int, ...], rejects: int = 0
 ) -> Tensor:
     """[2 + Q] finite tokens, kept tokens, and for each query the response tokens with any of its bits.
 
@@ -48,15 +48,19 @@ def count_flags(
         acted: [T] integers; anything at masked tokens, but no bit beyond those of the queries.
         mask, finite, keep: [T] bool, each inside the one before.
         queries: bits; 0 asks for nothing.
+        rejects: bits of which a kept token carries none and any other finite one some; 0 where there are no
+            such bits.
     """
-    width = max(1, *(bits.bit_length() for bits in queries)) if queries else 1
+    width = max(1, rejects.bit_length(), *(bits.bit_length() for bits in queries))
     if acted.device.type != "cpu" or STANDINGS << width > MOST:
         return _by_rows(acted, mask, finite, keep, queries)
     if width > NARROW and acted.dtype is torch.uint8:
         acted = acted.int()
-    standing = mask.view(torch.uint8) + finite.view(torch.uint8) + keep.view(torch.uint8)
+    standing = mask.view(torch.uint8) + finite.view(torch.uint8)
+    if not rejects:
+        standing += keep.view(torch.uint8)
     codes = torch.add(acted, standing, alpha=1 << width)
-    return torch.mv(_matrix(width, queries), count(codes, STANDINGS << width))
+    return torch.mv(_matrix(width, queries, rejects), count(codes, STANDINGS << width))
 
 
 def _by_rows(acted: Tensor, mask: Tensor, finite: Tensor, keep: Tensor, queries: tuple[int, ...]) -> Tensor:
@@ -66,11 +70,15 @@ def _by_rows(acted: Tensor, mask: Tensor, finite: Tensor, keep: Tensor, queries:
 
 
 @functools.lru_cache(maxsize=64)
-def _matrix(width: int, queries: tuple[int, ...]) -> Tensor:
+def _matrix(width: int, queries: tuple[int, ...], rejects: int) -> Tensor:
     """[2 + Q, codes] int64, 1 where a code counts for a query; on the CPU, and small."""
-    rows = [[int(code >> width >= least) for code in range(STANDINGS << width)] for least in (FINITE, KEPT)]
-    for bits in queries:
-        rows.append([int(_carries(code, width, bits)) for code in range(STANDINGS << width)])
+    least = FINITE if rejects else KEPT
+    codes = range(STANDINGS << width)
+    rows = [
+        [code >> width >= FINITE for code in codes],
+        [code >> width >= least and not code & rejects for code in codes],
+        *([_carries(code, width, bits) for code in codes] for bits in queries),
+    ]
     return torch.tensor(rows, dtype=torch.int64)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, repeat
 from operator import add, mul, sub
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,13 @@ from torch import Tensor
 SHIFT = 5
 BLOCK = 1 << SHIFT
 MANY = 256  # integers, from which a buffer is faster than torch.tensor
+
+
+def host_numbers(numbers: Any, like: Tensor) -> Tensor:
+    """Numbers known to the host, in the dtype and on the device of another tensor, without waiting for it;
+    nothing is held between calls."""
+    found = torch.tensor(numbers, dtype=like.dtype)
+    return found if like.device.type == "cpu" else found.pin_memory().to(like.device, non_blocking=True)
 
 
 class Extreme(NamedTuple):

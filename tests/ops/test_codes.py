@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slime_ext.ops import codes
-from slime_ext.ops.codes import count_flags
+from slime_ext.ops.codes import count_flags, packed
 
 
 def random_flags(seed, steps):
@@ -37,3 +37,26 @@ def test_flags_are_counted_as_a_loop_does(steps, dtype, most, monkeypatch):
         flags = (torch.tensor(f, dtype=torch.bool) for f in (mask, finite, keep))
         found = count_flags(torch.tensor(acted, dtype=dtype), *flags, queries)
         assert found.tolist() == by_loop(mask, finite, keep, acted, queries), seed
+
+
+def test_kept_tokens_may_be_known_by_their_bits():
+    for seed in range(20):
+        mask, finite, _, acted, queries = random_flags(seed, 4)
+        keep = [f and not a & 0b101 for f, a in zip(finite, acted, strict=True)]
+        flags = [torch.tensor(f, dtype=torch.bool) for f in (mask, finite, keep)]
+        found = count_flags(torch.tensor(acted, dtype=torch.uint8), *flags, queries, 0b101)
+        assert found.tolist() == by_loop(mask, finite, keep, acted, queries), seed
+
+
+@pytest.mark.parametrize("bits", [3, 9])
+def test_flags_are_packed_bit_by_bit(bits):
+    rng = random.Random(bits)
+    rows = [[rng.random() < 0.5 for _ in range(20)] for _ in range(bits)]
+    negated = [rng.random() < 0.5 for _ in rows]
+    found = packed(
+        [(i, torch.tensor(r), n) for i, (r, n) in enumerate(zip(rows, negated, strict=True))], bits
+    )
+    expected = [
+        sum((r[t] != n) << i for i, (r, n) in enumerate(zip(rows, negated, strict=True))) for t in range(20)
+    ]
+    assert found.tolist() == expected and found.dtype == (torch.uint8 if bits == 3 else torch.int32)
