@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from slime_ext import config, dialects, load_config, presets
+from slime_ext import load_config, presets
 from slime_ext.config import KEYS, KNOWN_STEPS
-from slime_ext.dialects import DIALECTS, block
+from slime_ext.dialects import DIALECTS
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
 CORRECTIONS, CONFIGURATION = (DOCS / name for name in ("corrections.md", "configuration.md"))
 # Sections of corrections.md that state a formula.
 SECTIONS = (
@@ -70,13 +72,30 @@ def test_the_yaml_of_the_documents_loads(path):
         load_config(mapping["slime_ext"])
 
 
-@pytest.mark.parametrize("path", [CORRECTIONS, CONFIGURATION, DOCS / "slime.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
 def test_links_between_files_hold(path):
     targets = re.findall(r"\]\(([^):]+)\)", path.read_text())
     assert all((path.parent / target.split("#")[0]).exists() for target in targets)
 
 
-@pytest.mark.parametrize("module", [dialects, block, config], ids=lambda m: m.__name__)
-def test_the_examples_of_a_module_run(module):
-    found = doctest.testmod(module)
+ROOMS = "tests|tests_gpu|benchmarks|slime_ext|configs|examples|patches|docs"
+OF_SLIME = {"examples/train_infer_mismatch_helper"}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_files_that_a_document_names_are_there(path):
+    named = set(re.findall(rf"(?<![\w/.])((?:{ROOMS})/[\w/.-]*\w)", path.read_text()))
+    assert not [name for name in named - OF_SLIME if not (DOCS.parent / name).exists()]
+
+
+def with_examples():
+    files = sorted((DOCS.parent / "slime_ext").rglob("*.py"))
+    return [
+        ".".join(f.relative_to(DOCS.parent).with_suffix("").parts) for f in files if ">>>" in f.read_text()
+    ]
+
+
+@pytest.mark.parametrize("name", with_examples())
+def test_the_examples_of_a_module_run(name):
+    found = doctest.testmod(importlib.import_module(name.removesuffix(".__init__")))
     assert found.attempted and not found.failed

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from slime_ext.analysis.document import Bin, Curve, Document, Effect, Finding, Numbers, Point, to_json
-from slime_ext.analysis.report import numbers, render, scales, write_report
+from slime_ext.analysis.report import render, write_report
 from slime_ext.analysis.report.distribution import distribution
 from slime_ext.analysis.report.page import TILES, pictures
 from slime_ext.analysis.report.scales import Scale
@@ -151,12 +150,6 @@ def test_ticks_are_few_round_and_inside(kind, high):
 
 def test_an_axis_that_does_not_reach_0_has_no_tick_there():
     assert Scale(32, 30000, 0, 1, "symlog").ticks() == [100, 1000, 10000]
-
-
-@pytest.mark.parametrize("module", [numbers, scales], ids=lambda m: m.__name__)
-def test_examples_run(module):
-    done = doctest.testmod(module)
-    assert done.attempted and not done.failed
 
 
 def test_the_page_is_written_where_it_was_asked_for(tmp_path, found):
