@@ -95,7 +95,7 @@ def _of_yaml(path: str) -> Arguments:
     found = read_mapping(path)
     for key in found:
         if key != "slime_ext" and (near := did_you_mean(str(key), ["slime_ext"])):
-            raise ConfigError(f"{path}: {key}: expected the key slime_ext, got another one{near}")
+            raise ConfigError(f"{path}: expected the key slime_ext, got {key}{near}")
     if "slime_ext" not in found:
         _forbid_bare_block(path, found)
     return found

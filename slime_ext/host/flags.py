@@ -19,7 +19,7 @@ AFTERWARDS = "a key of --custom-config-path comes after slime has read it; give 
 
 @dataclass(frozen=True)
 class Rule:
-    """One line of refusal and what it refuses."""
+    """One line of refusal, in which ``{a.<dest>}`` is the value of an argument, and what it refuses."""
 
     line: str
     is_broken: Callable[[Any], Any]
@@ -45,16 +45,17 @@ HOOK = (
 # slime/utils/arguments.py, slime_validate_args: what it asserts or derives before it merges the file.
 BEFORE_THE_MERGE = (
     Rule(
-        "--rollout-temperature: expected a number above 0, got one that is not: greedy decoding has no "
-        "probabilities to correct",
+        "--rollout-temperature: expected a number above 0, got {a.rollout_temperature}: greedy decoding has "
+        "no probabilities to correct",
         lambda a: a.rollout_temperature is not None and a.rollout_temperature <= 0,
     ),
     Rule(
-        "--kl-coef: expected 0 beside --kl-loss-coef, got another number: the reference counts once",
+        "--kl-coef: expected 0 beside --kl-loss-coef, got {a.kl_coef}: the reference counts once",
         lambda a: a.kl_coef and a.kl_loss_coef,
     ),
     Rule(
-        "--normalize-advantages: expected on with this --advantage-estimator, got off: REINFORCE++ needs it",
+        "--normalize-advantages: expected on with --advantage-estimator {a.advantage_estimator}, got off: "
+        "REINFORCE++ needs it",
         lambda a: (
             a.advantage_estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
             and a.normalize_advantages is False
@@ -79,17 +80,17 @@ BEFORE_THE_MERGE = (
     ),
     Rule(
         f"--global-batch-size: expected rollout batch size x samples per prompt / "
-        f"--num-steps-per-rollout, got another number: {AFTERWARDS}",
+        f"--num-steps-per-rollout, got {{a.global_batch_size}}: {AFTERWARDS}",
         lambda a: _steps_disagree(a),
     ),
     Rule(
-        "--over-sampling-batch-size: expected at least --rollout-batch-size, got less: a rollout would "
-        "never be full",
+        "--over-sampling-batch-size: expected at least --rollout-batch-size {a.rollout_batch_size}, got "
+        "{a.over_sampling_batch_size}: a rollout would never be full",
         lambda a: (a.over_sampling_batch_size or a.rollout_batch_size or 0) < (a.rollout_batch_size or 0),
     ),
     Rule(
-        "--save-debug-train-data: expected another path than --save-debug-rollout-data, got the same: one "
-        "would overwrite the other",
+        "--save-debug-train-data: expected another path than --save-debug-rollout-data, got "
+        "{a.save_debug_train_data}: one would overwrite the other",
         lambda a: a.save_debug_train_data and a.save_debug_train_data == a.save_debug_rollout_data,
     ),
     Rule(
@@ -136,7 +137,7 @@ def check_flags(args: Any, rules: tuple[Rule, ...] = (*HOOK, *BEFORE_THE_MERGE))
     given = Given(args)
     for rule in rules:
         if rule.is_broken(given):
-            raise ConfigError(rule.line)
+            raise ConfigError(rule.line.format(a=given))
 
 
 def _steps_disagree(a: Any) -> bool:

@@ -50,8 +50,8 @@ BROKEN = [
     ({"custom_tis_function_path": "slime_ext.tis.correct", "slime_ext": PLANNED},
      f"--rollout-data-postprocess-path: expected {PLAN}"),
     # slime's own, which a key of --custom-config-path goes around
-    ({"rollout_temperature": 0.0}, "--rollout-temperature: expected a number above 0"),
-    ({"kl_coef": 0.1, "kl_loss_coef": 0.1}, "--kl-coef: expected 0"),
+    ({"rollout_temperature": 0.0}, "--rollout-temperature: expected a number above 0, got 0.0:"),
+    ({"kl_coef": 0.1, "kl_loss_coef": 0.1}, "--kl-coef: expected 0 beside --kl-loss-coef, got 0.1"),
     ({"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": False}, "--normalize-advantages"),
     ({"advantage_estimator": "ppo", "use_critic": False}, "--advantage-estimator: expected another than ppo"),
     ({"n_samples_per_prompt": 1, "grpo_std_normalization": True}, "--disable-grpo-std-normalization"),
