@@ -184,10 +184,10 @@ class Correction:
 
     def decide(self, facts: Facts, plan: Plan, *, observe: bool = False, bounds: bool = False) -> Outcome:
         """The second half of a call: from the facts with their table to weights and keep."""
-        facts = replace(facts, plan=plan.numbers)
+        facts = replace(facts, plan=plan.numbers) if plan.numbers else facts
         state = self.run(facts, self.steps, observe=observe, bounds=bounds)
         if plan.keep is not None:
-            state = replace(state, step=len(self.steps) + 1).reject("sequence", plan.keep)
+            state = state.but(step=len(self.steps) + 1).reject("sequence", plan.keep)
         seen = self._seen(facts, state) if observe else {}
         keep = facts.kept(state, seen.get("acted"))
         weights = torch.where(keep, facts.spread(state.unit, state.weights), 0)
@@ -230,9 +230,9 @@ class Correction:
         """The state after ``steps``: the only loop over them."""
         state = facts.untouched
         if observe or bounds:
-            state = replace(state, clipped=(), acts=() if observe else None)
+            state = state.but(clipped=(), acts=() if observe else None)
         for number, step in enumerate(steps, 1):
-            state = replace(state, step=number) if observe else state
+            state = state.but(step=number) if observe else state
             state = step(state, facts)
         return state
 

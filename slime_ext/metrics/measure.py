@@ -170,7 +170,7 @@ def _of_sequences(
     none = host_numbers((-math.inf,) * 3, log_ratio)
     if not first or not tokens.numel():
         zeros = tokens.new_zeros(6)
-        return zeros[:1], (zeros[1:],), (none,), none[:2]
+        return zeros[:1], (zeros[1:],), (none,), none[:2].clone()
     there = tokens > 0
     table = torch.stack([log_ratio, tokens, there, seen.keep])
     sums = torch.mv(table, table[2])

@@ -7,6 +7,7 @@ a segment begins or ends in are looked up and their tokens added one by one.
 
 from __future__ import annotations
 
+import functools
 import struct
 from array import array
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, repeat
 from operator import add, mul, sub
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,11 +25,19 @@ BLOCK = 1 << SHIFT
 MANY = 256  # integers, from which a buffer is faster than torch.tensor
 
 
-def host_numbers(numbers: Any, like: Tensor) -> Tensor:
+Numbers = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
+
+
+def host_numbers(numbers: Numbers, like: Tensor) -> Tensor:
     """Numbers known to the host, in the dtype and on the device of another tensor, without waiting for it;
-    nothing is held between calls."""
-    found = torch.tensor(numbers, dtype=like.dtype)
+    not to be written to, and held between calls on the CPU alone."""
+    found = _on_host(numbers, like.dtype)
     return found if like.device.type == "cpu" else found.pin_memory().to(like.device, non_blocking=True)
+
+
+@functools.lru_cache(maxsize=256)
+def _on_host(numbers: Numbers, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(numbers, dtype=dtype)
 
 
 class Extreme(NamedTuple):
