@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,15 @@ def test_imports_run_downhill(path):
     }
     uphill = {name for name in ours if name in RANK and RANK[name] > RANK[room(path)]}
     assert not uphill
+
+
+def test_the_readme_lists_the_rooms_from_the_lowest_to_the_highest():
+    table = (ROOT.parent / "README.md").read_text().split("| room | what is in it |")[1].split("\n\n")[0]
+    rows = [
+        re.findall(r"`(?:slime_ext/)?(\w+)(?:/|\.py)`", row.split("|")[1]) for row in table.split("\n")[2:]
+    ]
+    ranks = [[RANK[name] for name in row] for row in rows]
+    assert len(rows) > 9 and all(max(a) <= min(b) for a, b in pairwise(ranks))
 
 
 @pytest.mark.parametrize("path", modules(*MATHEMATICS), ids=named)
