@@ -119,7 +119,9 @@ class Facts:
         """A value per unit -> the same at each of its tokens [T]."""
         if unit == "token":
             return values
-        return values.index_select(0, self.segments.turn_ids if unit == "turn" else self.segments.ids)
+        if unit == "turn":
+            return values.index_select(0, self.segments.turn_ids)
+        return self.segments.spread(values)
 
     def total(self, unit: Unit, aggregate: Aggregate, name: str) -> Tensor:
         """An aggregate per unit; at unit token the quantity itself."""
@@ -158,7 +160,7 @@ class Facts:
         parts = []
         for unit in dict.fromkeys(unit for unit, _, _ in once):
             flags = [(step, f, kind == "inside") for (of, step, kind), f in once.items() if of == unit]
-            parts.append(self.spread(unit, packed(flags, bits)))
+            parts.append(self.spread(unit, packed(flags, bits, by_product=unit != "token")))
         return (
             functools.reduce(torch.bitwise_or, parts)
             if parts

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slime_ext.ops.grid import host_ints
+from slime_ext.ops.grid import host_ints, host_numbers
 from slime_ext.ops.segments import as_numbers, is_traced
 from slime_ext.ops.tally import count
 
@@ -18,22 +18,33 @@ NARROW = 6  # bits that leave room for a standing in a byte
 MOST = 1 << 12  # codes, up to which a product with a 0-1 matrix costs nothing
 
 
-def packed(flags: Sequence[tuple[int, Tensor, bool]], bits: int) -> Tensor:
-    """[N] integers with bit i set where flag i is, one operation per flag.
+def packed(flags: Sequence[tuple[int, Tensor, bool]], bits: int, *, by_product: bool = False) -> Tensor:
+    """[N] integers with bit i set where flag i is: an operation per flag, or two in all.
 
     Args:
         flags: (i, [N] bool, whether the bit is set where the flag is not), each i once.
         bits: how many there may be; few make bytes, more int32.
+        by_product: whether bytes on a CPU are made by a product with powers of two: slower per flag.
     """
-    narrow = bits <= NARROW and not is_traced(flags[0][1])
-    code: Tensor | int = sum(1 << i for i, _, negated in flags if negated)
-    for i, flag, negated in flags:
-        number = flag.view(torch.uint8) if narrow else as_numbers(flag, torch.int32)
-        share = (-1 if negated else 1) << i
-        if isinstance(code, Tensor):
-            code = torch.add(code, number, alpha=share % 256 if narrow else share)
-        else:
-            code = torch.rsub(number, code, alpha=-share % 256 if narrow else -share)
+    every = sum(1 << i for i, _, negated in flags if negated)
+    shares = [(-1 if negated else 1) << i for i, _, negated in flags]
+    if bits > NARROW or is_traced(flags[0][1]):
+        numbers = [as_numbers(flag, torch.int32) for _, flag, _ in flags]
+        return _added(numbers, shares, every)
+    shares = [share % 256 for share in shares]
+    if by_product and flags[0][1].device.type == "cpu":
+        table = torch.stack([flag for _, flag, _ in flags]).view(torch.uint8)
+        start, powers = host_numbers((every,), table), host_numbers(tuple(shares), table)
+        return torch.addmv(start, table.transpose(0, 1), powers)
+    return _added([flag.view(torch.uint8) for _, flag, _ in flags], shares, every)
+
+
+def _added(numbers: Sequence[Tensor], shares: Sequence[int], start: int) -> Tensor:
+    """start + the sum of the numbers, each times its share; for bytes modulo 256."""
+    first = -shares[0] % 256 if numbers[0].dtype is torch.uint8 else -shares[0]
+    code = torch.rsub(numbers[0], start, alpha=first)
+    for number, share in zip(numbers[1:], shares[1:], strict=True):
+        code = torch.add(code, number, alpha=share)
     return code
 
 

@@ -48,12 +48,12 @@ class Extreme(NamedTuple):
     limit: float
 
 
-def host_ints(values: Sequence[int], device: torch.device) -> Tensor:
-    """Integers known to the host as an int64 tensor on ``device``, without waiting for the device."""
+def host_ints(values: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Integers known to the host as a tensor on ``device``, without waiting for the device."""
     if len(values) < MANY:
-        found = torch.tensor(values, dtype=torch.int64)
+        found = torch.tensor(values, dtype=dtype)
     else:
-        found = torch.frombuffer(array("q", values), dtype=torch.int64)
+        found = torch.frombuffer(array("q" if dtype is torch.int64 else "i", values), dtype=dtype)
     return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
 
 

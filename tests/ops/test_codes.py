@@ -48,15 +48,15 @@ def test_kept_tokens_may_be_known_by_their_bits():
         assert found.tolist() == by_loop(mask, finite, keep, acted, queries), seed
 
 
-@pytest.mark.parametrize("bits", [3, 9])
-def test_flags_are_packed_bit_by_bit(bits):
+@pytest.mark.parametrize("by_product", [False, True])
+@pytest.mark.parametrize("bits", [1, 3, 6, 9])
+def test_flags_are_packed_bit_by_bit(bits, by_product):
     rng = random.Random(bits)
     rows = [[rng.random() < 0.5 for _ in range(20)] for _ in range(bits)]
     negated = [rng.random() < 0.5 for _ in rows]
-    found = packed(
-        [(i, torch.tensor(r), n) for i, (r, n) in enumerate(zip(rows, negated, strict=True))], bits
-    )
+    flags = [(i, torch.tensor(r), n) for i, (r, n) in enumerate(zip(rows, negated, strict=True))]
+    found = packed(flags, bits, by_product=by_product)
     expected = [
         sum((r[t] != n) << i for i, (r, n) in enumerate(zip(rows, negated, strict=True))) for t in range(20)
     ]
-    assert found.tolist() == expected and found.dtype == (torch.uint8 if bits == 3 else torch.int32)
+    assert found.tolist() == expected and found.dtype == (torch.uint8 if bits <= 6 else torch.int32)
