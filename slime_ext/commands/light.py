@@ -33,13 +33,22 @@ def config() -> Iterator[Any]:
 
 
 def _stand_in() -> ModuleType:
-    """The names that the configuration rooms look at while they are defined."""
-    torch = ModuleType("torch")
+    """What the configuration rooms look at while they are defined; nothing of it computes."""
+    torch = _StandIn("torch")
     torch.Tensor, torch.device, torch.dtype, torch.inf = object, object, object, math.inf
     torch.no_grad = lambda: lambda function: function
     torch.autograd = SimpleNamespace(Function=object)
     torch.library = SimpleNamespace(Library=_Library, register_fake=_nothing)
     return torch
+
+
+class _StandIn(ModuleType):
+    """A module that has every name, such as torch.int64 in a signature."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return object()
 
 
 class _Library:
