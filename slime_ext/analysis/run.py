@@ -73,7 +73,11 @@ def read_configs(
             raise ConfigError(
                 f"{file}: expected the key slime_ext, got {', '.join(map(str, mapping)) or 'nothing'}"
             )
-        found[Path(file).stem] = (file, config.read_config(mapping["slime_ext"]).correction)
+        if (name := Path(file).stem) in found:
+            raise ConfigError(
+                f"--config {file}: expected each name once, got '{name}' twice: it names the row of the table"
+            )
+        found[name] = (file, config.read_config(mapping["slime_ext"]).correction)
     return found
 
 

@@ -23,6 +23,7 @@ from slime_ext.errors import ConfigError, did_you_mean
 
 FOUND = 1
 ANY = "any"
+STDOUT = "-"
 
 
 def main(argv: list[str]) -> int:
@@ -34,7 +35,8 @@ def main(argv: list[str]) -> int:
         write_report(*_first_and_other(documents, given.out))
     if given.json:
         _write(given.json, documents)
-    summary(console(), documents, [path for path in (given.out, given.json) if path])
+    written = [path for path in (given.out, given.json) if path not in (None, STDOUT)]
+    summary(console(stderr=given.json == STDOUT), documents, written)
     named = {finding.name for finding in documents[0].findings}
     return FOUND if named & set(given.fail_on) or (ANY in given.fail_on and named) else 0
 
@@ -67,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", metavar="FILE.html", help="write the report as one HTML file")
     parser.add_argument(
-        "--json", metavar="FILE", help="write the same numbers (with --against: a list of two)"
+        "--json",
+        metavar="FILE",
+        help="write the same numbers (with --against: a list of two); -: to stdout, the summary to stderr",
     )
     parser.add_argument(
         "--fail-on",
@@ -135,7 +139,7 @@ def _first_and_other(documents: Sequence[Document], out: str) -> tuple:
 def _write(path: str, documents: Sequence[Document]) -> None:
     texts = [to_json(document) for document in documents]
     text = texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"
-    if path == "-":
+    if path == STDOUT:
         sys.stdout.write(text + "\n")
         return
     Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -10,10 +10,10 @@ from rich.console import Console
 INLINE = 88
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     """Wide enough for a pipe to keep one line per row."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=160)
+    found = Console(highlight=False, stderr=stderr)
+    return found if found.is_terminal else Console(highlight=False, stderr=stderr, width=160)
 
 
 def yaml_of(value: Any) -> str:

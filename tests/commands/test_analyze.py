@@ -54,6 +54,20 @@ def test_two_runs_side_by_side(capsys, runs, tmp_path):
     assert [d["name"] for d in json.loads(data.read_text())] == ["healthy", "shifted"]
 
 
+def test_json_on_stdout_is_json_alone(capsys, runs):
+    status, out, err = analyze(capsys, runs / "healthy", "--json", "-")
+    assert status == 0 and json.loads(out)["name"] == "healthy" and "recommended:" in err
+
+
+def test_two_corrections_of_one_name_are_refused(capsys, runs, tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.yaml").write_text("slime_ext:\n  preset: token_tis\n")
+    files = ("--config", tmp_path / "a/mine.yaml", "--config", tmp_path / "b/mine.yaml")
+    status, out, err = analyze(capsys, runs / "healthy", *files)
+    assert (status, out) == (2, "") and "expected each name once, got 'mine' twice" in err
+
+
 def test_rollouts_and_a_correction_of_ones_own(capsys, runs, tmp_path):
     config = tmp_path / "mine.yaml"
     config.write_text("slime_ext:\n  preset: token_tis\n")
