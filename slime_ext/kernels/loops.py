@@ -19,7 +19,7 @@ from slime_ext.kernels.passes import Named, Parts, TwoPasses, room
 from slime_ext.ops.grid import host_ints
 from slime_ext.ops.segments import Segments
 
-SMALLEST = 1024  # tokens; below, building costs more than it saves
+SMALLEST = 256  # tokens; below, building costs more than it saves
 
 
 @dataclass(frozen=True, eq=False)
