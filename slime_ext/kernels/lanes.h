@@ -90,13 +90,9 @@ INLINE F exp_in_range(F x, F* of_r) {
     const F magic = each(12582912.0f);  // adding it rounds to a whole number
     F n = (x * 1.44269504089f + magic) - magic;
     F r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    F p = each(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    *of_r = r + r * r * p;
+    const F r2 = r * r;  // the terms in pairs: one after the other they would wait for each other
+    const F high = (1.3981999507e-3f + 1.9875691500e-4f * r) * r2 + (4.1665795894e-2f + 8.3334519073e-3f * r);
+    *of_r = r + r2 * (high * r2 + (5.0000001201e-1f + 1.6666665459e-1f * r));
     return n;
 }
 INLINE F exp(F x) {
