@@ -18,7 +18,7 @@ from slime_ext.kernels.triton import Triton
 from slime_ext.metrics import Layout
 from tests import oracle
 from tests.batches import tokens
-from tests.kernels.batches import CORRECTIONS, FULL, assert_same, random_tokens
+from tests.kernels.batches import CORRECTIONS, FULL, assert_applied_alike, assert_same, random_tokens
 
 LENGTHS = ([5, 0, 300, 1, 64], [1], [131072], [40] * 3000, [1 << 20, 3])
 
@@ -47,6 +47,23 @@ def test_kernels_match_the_oracle():
         moved = Tokens(segments, packed.proximal.cuda(), packed.behavior.cuda())
         expected = [k for s in oracle.correct(spec, batch) for k in s["keep"]]
         assert Triton(FULL).outcome(moved).keep.tolist() == expected, seed
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)}x{lengths[0]}")
+def test_loss_gradient_and_metrics_are_those_of_the_eager_path(lengths):
+    assert_applied_alike(Triton(FULL), random_tokens(lengths, device="cuda", noise=2e-3), None, 1e-5)
+
+
+def test_a_call_with_every_metric_launches_four_kernels():
+    packed = random_tokens([3000, 50, 900], device="cuda")
+    work = Work(packed, torch.zeros(3950, device="cuda"), Plan(), layout=Layout.of(FULL))
+    Triton(FULL).apply(work)
+    kinds = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profile:
+        Triton(FULL).apply(work)
+        torch.cuda.synchronize()
+    names = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    assert len(names) <= 5 and sum("Memcpy" not in name for name in names) == 4, names
 
 
 def test_the_same_bits_twice():

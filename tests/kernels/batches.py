@@ -67,7 +67,7 @@ def assert_applied_alike(backend, packed, plan, rtol, first=True):
     """Loss, its gradient, the host's metrics and ours are those of the eager path."""
     correction = backend.correction
     start = torch.randn(packed.segments.size, generator=torch.Generator().manual_seed(1))
-    losses = [start.clone().requires_grad_() for _ in range(2)]
+    losses = [start.to(packed.behavior.device, copy=True).requires_grad_() for _ in range(2)]
     expected, got = (
         each.apply(Work(packed, loss, plan, layout=Layout.of(correction), first=first))
         for each, loss in zip((Eager(correction), backend), losses, strict=True)
