@@ -32,7 +32,7 @@ def library(text: str) -> ctypes.CDLL:
     """The library of a C++ file.
 
     Raises:
-        BuildError: the compiler refuses it, or takes more than two minutes.
+        BuildError: the compiler refuses it or takes more than two minutes, or what it built cannot be loaded.
     """
     found = compiler()
     if found is None:
@@ -41,7 +41,10 @@ def library(text: str) -> ctypes.CDLL:
     path = _folder() / f"{name}.so"
     if not path.exists():
         _build(found, text, path)
-    return ctypes.CDLL(str(path))
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(f"slime_ext.backend: expected a library in {path}, got {error}") from error
 
 
 def _build(found: str, text: str, path: Path) -> None:
@@ -74,8 +77,9 @@ def _machine(found: str) -> str:
 @functools.cache
 def _folder() -> Path:
     """The user's cache folder, or one of this process where that cannot be written."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "slime_ext", "kernels")
     try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        root = Path(cache, "slime_ext", "kernels")
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=root).close()
     except (OSError, RuntimeError):

@@ -131,6 +131,20 @@ def test_what_was_built_once_is_loaded_again(monkeypatch, tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_what_cannot_be_loaded_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(built, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(built, "_build", lambda found, text, path: path.write_text("no library"))
+    with pytest.raises(built.BuildError, match=r"slime_ext\.backend: expected a library in .*so, got"):
+        built.library("")
+
+
+@pytest.mark.parametrize("cache", ["file", "nowhere"])
+def test_without_a_cache_folder_one_of_this_process_serves(cache, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file") if cache == "file" else "/proc/nowhere")
+    assert built._folder.__wrapped__().is_dir()
+
+
 def test_a_compiler_that_fails_is_named_and_eager_goes_on(monkeypatch, tmp_path):
     monkeypatch.setattr(built, "_folder", lambda: tmp_path)
     with pytest.raises(built.BuildError, match=r"slime_ext\.backend: expected .* to build, got .*error"):
