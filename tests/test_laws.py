@@ -171,7 +171,8 @@ def test_no_sync_and_an_operation_count_that_sequences_do_not_change(name):
         packed, _ = tokens(batch)
         return lambda: presets.get(name)(packed)
 
-    limit = {"m2": 350, "min_prefix": 70}.get(name, 50)  # m2 settles its number: with a step plan, see below
+    # m2 settles its number: with a step plan, see below.
+    limit = {"m2": 300, "min_prefix": 60, "kpop": 36, "trm": 32}.get(name, 30)
     assert both_sizes(body_of) <= limit
 
 
@@ -185,12 +186,12 @@ def test_a_coupled_step_takes_few_operations_once_its_number_is_settled():
 
 
 @pytest.mark.parametrize("name", ["token_is", "off_policy_is", "icepop", "cispo"])
-def test_token_weights_take_at_most_thirty_operations(name):
+def test_token_weights_take_at_most_ten_operations(name):
     def body_of(batch):
         packed, _ = tokens(batch)
         return lambda: presets.get(name)(packed)
 
-    assert both_sizes(body_of) <= 30
+    assert both_sizes(body_of) <= 10
 
 
 SURROGATES = {"ppo_is_bypass", "pure_is", "topr", *(name for name in presets.PRESETS if "bypass" in name)}
@@ -200,7 +201,7 @@ ALL_METRICS |= dict.fromkeys(("off_policy_is", "off_policy_is_one_sided", "cispo
 ALL_METRICS |= dict.fromkeys(("opsm", "geo_rs", "geo_mis", "skyrl_outlier_mask"), 76)
 ALL_METRICS |= dict.fromkeys(("decoupled_geo_rs_token_tis", "decoupled_k3_rs_seq_tis"), 76)
 ALL_METRICS |= {"decoupled_k3_rs_token_tis": 77} | dict.fromkeys(SURROGATES, 91)
-CURVES = 25
+CURVES = 21
 
 
 def in_float32(call):
@@ -262,7 +263,7 @@ def test_sequence_weights_with_mask_veto_and_all_metrics_take_at_most_seventy_fi
     assert both_sizes(body_of) <= 75
 
 
-@pytest.mark.parametrize(("curves", "limit"), [(False, 32), (True, 58)])
+@pytest.mark.parametrize(("curves", "limit"), [(False, 32), (True, 53)])
 def test_metrics_do_not_wait_for_the_device(curves, limit):
     correction = presets.get("decoupled_geo_rs_seq_tis")
 

@@ -176,6 +176,20 @@ def test_a_product_with_a_matrix_measures_the_same_curves(monkeypatch):
     assert got == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bins_begin_at_their_edges(dtype):
+    edges = torch.tensor(layout.LOG_PROBABILITIES, dtype=dtype)
+    far = torch.tensor([-torch.inf] * len(edges), dtype=dtype)
+    log_probs = torch.cat([edges, edges.nextafter(far), edges.nextafter(-far), -edges, far[:1]])
+    expected = (log_probs >= edges[:, None]).sum(0)
+    assert measuring._probability_bins(log_probs).tolist() == expected.tolist()
+    assert measuring._bin(log_probs, layout.LOG_PROBABILITIES).tolist() == expected.tolist()
+    lengths = [layout.POSITIONS[-1] + 5, 0, 70]
+    segments = Segments.whole(lengths, torch.ones(sum(lengths), dtype=torch.bool))
+    expected = [sum(at >= edge for edge in layout.POSITIONS) for n in lengths for at in range(n)]
+    assert measuring._position_bins(segments).tolist() == expected
+
+
 @pytest.mark.parametrize("correction", [Correction(), presets.get("seq_is_rs")])
 def test_nothing_is_all_zero(correction):
     for batch in ([], one_long([]), one_long([1.0], mask=[0])):
