@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from slime_ext.coupled import Normalize
 from slime_ext.facts import Facts, State, Step, expect
 from slime_ext.objectives import Bounds, Host, Surrogate, gather
 from slime_ext.ops.ratios import finite_tokens, in_common
-from slime_ext.ops.segments import AllSum, identity
+from slime_ext.ops.segments import AllSum, identity, selected
 from slime_ext.ops.statistics import Need, tabulate
 from slime_ext.outcome import NO_PLAN, Outcome, Plan, Sequences, Tokens
 from slime_ext.steps import MinPrefixReweight, Reweight, Taper
@@ -190,7 +189,7 @@ class Correction:
             state = state.but(step=len(self.steps) + 1).reject("sequence", plan.keep)
         seen = self._seen(facts, state) if observe else {}
         keep = facts.kept(state, seen.get("acted"))
-        weights = torch.where(keep, facts.spread(state.unit, state.weights), 0)
+        weights = selected(keep, facts.spread(state.unit, state.weights))
         if bounds and not observe:
             seen = {"clipped": facts.clipped(state)}
         scale = None if plan.scale is None else facts.spread("sequence", plan.scale)
@@ -221,7 +220,7 @@ class Correction:
         numerator, behavior = in_common(source, tokens.behavior)
         finite = finite_tokens(behavior, tokens.segments.mask)
         advantages = None if tokens.advantages is None else tokens.advantages.detach()
-        log_ratio = torch.where(finite, numerator - behavior, 0)
+        log_ratio = selected(finite, numerator - behavior)
         return Facts(tokens.segments, log_ratio, finite, numerator, behavior, advantages, tokens.ages)
 
     def run(
@@ -252,10 +251,10 @@ class Correction:
             return host_loss, None
         factor = outcome.factor.to(host_loss.dtype)
         if isinstance(self.surrogate, Host):
-            return torch.where(outcome.keep, host_loss * factor, 0), None
+            return selected(outcome.keep, host_loss * factor), None
         evidence = gather(tokens.target, tokens.proximal, tokens.behavior, tokens.advantages, outcome.finite)
         loss, clipped = self.surrogate(evidence, bounds)
-        return torch.where(outcome.keep, loss * factor.to(loss.dtype), 0), clipped & outcome.keep
+        return selected(outcome.keep, loss * factor.to(loss.dtype)), clipped & outcome.keep
 
     @cached_property
     def sets_weights(self) -> bool:

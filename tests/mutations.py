@@ -30,7 +30,7 @@ SUITE = "tests/test_presets.py tests/test_correction.py"
 CONTEXT_PARALLEL = "tests/host/test_context_parallel.py"
 MUTATIONS = {
     "flip the ratio": Mutation(
-        "correction.py", "numerator - behavior, 0)", "behavior - numerator, 0)", SUITE
+        "correction.py", "finite, numerator - behavior)", "finite, behavior - numerator)", SUITE
     ),
     "flip the hook's ratio": Mutation(
         "tis.py",
@@ -38,7 +38,7 @@ MUTATIONS = {
         "(behavior - numerator).exp()",
         "tests/test_off_policy_is.py",
     ),
-    "drop the mask": Mutation("ops/ratios.py", "return mask & (", "return mask.bool() | True & (", SUITE),
+    "drop the mask": Mutation("ops/ratios.py", "return mask > (", "return torch.ones_like(mask) > (", SUITE),
     "multiply instead of select": Mutation(
         "ops/segments.py", "torch.where(self.mask, values, 0)", "values * self.mask", "tests/ops"
     ),
@@ -63,7 +63,12 @@ MUTATIONS = {
         "return numerator.to(dtype), behavior.detach()",
         "tests/test_presets.py tests/test_off_policy_is.py",
     ),
-    "clamp at 20": Mutation("steps.py", '"ratio").exp()', '"ratio").clamp(-20, 20).exp()', SUITE),
+    "clamp at 20": Mutation(
+        "steps.py",
+        'facts.total(self.unit, self._aggregate, "ratio")',
+        'facts.total(self.unit, self._aggregate, "ratio").clamp(-20, 20)',
+        SUITE,
+    ),
     "let a rejection shrink a later statistic": Mutation(
         "correction.py",
         "            state = step(state, facts)\n",
@@ -74,8 +79,8 @@ MUTATIONS = {
     ),
     "mean over all tokens": Mutation(
         "facts.py",
-        "return as_numbers(mask, dtype).div_(",
-        "return torch.ones_like(self.log_ratio).div_(",
+        "as_bytes(self.segments.mask)",
+        "as_bytes(self.segments.mask | True)",
         SUITE,
     ),
     "turns run on through sequences": Mutation("ops/segments.py", "(first | ~", "(~", "tests/ops"),
@@ -134,8 +139,8 @@ MUTATIONS = {
     "count shared sequences on every rank": Mutation(
         "metrics/measure.py",
         "if not first or not tokens",
-        "if not tokens",
-        "tests/metrics/test_statistics.py",
+        "bisect_right(POSITIONS, at)",
+        "bisect_right(POSITIONS, at - 1)",
     ),
     "a curve's bin begins one later": Mutation(
         "metrics/measure.py",

@@ -153,12 +153,13 @@ class Grid:
         """
         shared, _ = self.index
         whole = table[:, : self.blocks << SHIFT].unflatten(1, (self.blocks, BLOCK))
-        singles = whole[:, shared].flatten(1)  # index_select would copy all rows
-        rest = table[:, self.blocks << SHIFT :]
+        singles = whole[:, shared].flatten(1).unbind()  # index_select would copy all rows
+        rest = table[:, self.blocks << SHIFT :].unbind()
         levels = [(row, whole[row].amin(1) if below else whole[row].amax(1)) for row, below, _ in extremes]
-        rows = [*enumerate(whole.sum(2)), *levels]
+        rows = [*enumerate(whole.sum(2).unbind()), *levels]
         parts = [part for row, level in rows for part in (level, singles[row], rest[row])]
-        found = table.new_empty((len(rows), sum(map(len, parts[:3]))), dtype=torch.float64)
+        width = sum(map(len, parts[:3]))
+        found = table.new_empty((len(rows), width), dtype=torch.float64)
         torch.cat(parts, out=found.view(-1))
         for row, (_, below, limit) in zip(found[len(table) :], extremes, strict=True):
             torch.lt(row, -limit, out=row) if below else torch.gt(row, limit, out=row)

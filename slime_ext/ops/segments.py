@@ -16,7 +16,7 @@ from itertools import accumulate, repeat
 import torch
 from torch import Tensor
 
-from slime_ext.ops.grid import Grid, host_ints
+from slime_ext.ops.grid import Grid, host_ints, host_numbers
 
 AllSum = Callable[[Tensor], Tensor]
 Piece = tuple[
@@ -55,6 +55,12 @@ def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:
 def as_bytes(flags: Tensor) -> Tensor:
     """Bool -> 0 and 1, as bytes where nobody compiles."""
     return flags.float() if is_traced(flags) else flags.view(torch.uint8)
+
+
+def selected(flags: Tensor, values: Tensor) -> Tensor:
+    """[T] values where the flags are set, 0 elsewhere: selected, never multiplied."""
+    plain = is_traced(flags) or flags.device.type != "cpu"
+    return torch.where(flags, values, 0 if plain else host_numbers(0, values))
 
 
 @dataclass(frozen=True)
