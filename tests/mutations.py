@@ -139,13 +139,13 @@ MUTATIONS = {
     "count shared sequences on every rank": Mutation(
         "metrics/measure.py",
         "if not first or not tokens",
-        "bisect_right(POSITIONS, at)",
-        "bisect_right(POSITIONS, at - 1)",
+        "if not tokens",
+        "tests/metrics/test_statistics.py",
     ),
     "a curve's bin begins one later": Mutation(
         "metrics/measure.py",
-        "reached = values >= _constant",
-        "reached = values > _constant",
+        "bisect_right(POSITIONS, at)",
+        "bisect_right(POSITIONS, at - 1)",
         "tests/metrics/test_statistics.py",
     ),
     "a step's rejections depend on the others": Mutation(
