@@ -13,8 +13,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, repeat
-from operator import add, mul, sub
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -95,9 +94,8 @@ class Grid:
                 break
             block[i] = self.blocks
         keys = dict.fromkeys((0, 1, *block) if self.blocks else block)
-        places = range(self.blocks, 1 << 62, BLOCK)
-        moved = dict(zip(keys, map(sub, places, map(mul, keys, repeat(BLOCK))), strict=False))
-        begins = list(map(add, map(moved.__getitem__, block), bounds))
+        places = dict(zip(keys, range(self.blocks, 1 << 62, BLOCK), strict=False))
+        begins = [places[key] + bound - (key << SHIFT) for key, bound in zip(block, bounds, strict=True)]
         shared = list(keys)  # rising, so that only the last can lie beyond
         while shared and shared[-1] >= self.blocks:
             shared.pop()
