@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 
@@ -90,6 +91,11 @@ def test_new_weights_change_what_is_sampled(client, models):
     assert responses[0] == responses[2] != responses[1]
 
 
+def tell(client, path, **body):
+    """A request to the engine that the launcher itself never makes."""
+    assert httpx.post(client.url + path, json=body, timeout=30).status_code == 200
+
+
 def test_weights_changed_in_the_middle_leave_two_spans(client, models):
     client.update_weights_from_disk(models[1], 1)
     sampled = []
@@ -97,9 +103,9 @@ def test_weights_changed_in_the_middle_leave_two_spans(client, models):
     asking = threading.Thread(target=lambda: sampled.extend(flat(client.generate(prompts(1), sampling))))
     asking.start()
     time.sleep(0.3)
-    client.pause("retract")
+    tell(client, "/pause_generation", mode="retract")
     client.update_weights_from_disk(models[2], 2)
-    client.resume()
+    tell(client, "/continue_generation")
     asking.join()
     assert len(sampled) == 2 and all(sample.weight_versions == ["1", "2"] for sample in sampled)
     assert all(s.token_weight_versions == sorted(s.token_weight_versions) for s in sampled)
