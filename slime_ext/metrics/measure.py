@@ -200,7 +200,7 @@ def _curves(tokens: Tokens, outcome: Outcome, rows: Sequence[Tensor]) -> Sequenc
     excess, weight, k3, behavior = (row[:size] for row in rows[:4])
     if not plain:
         place = torch.add(_probability_bins(behavior), _position_bins(segments), alpha=CURVE_BINS)
-        table = _binned(place, age, segments.mask, outcome, (excess, weight, k3))
+        table = _binned(place, age, outcome, rows[:3, :size])
         by_age = host_numbers(((0.0,) * len(CURVE_COLUMNS),) * CURVE_BINS, table) if age is None else None
         return (
             table.sum((0, 2)).view(-1),
@@ -222,9 +222,7 @@ def _curves(tokens: Tokens, outcome: Outcome, rows: Sequence[Tensor]) -> Sequenc
     return (torch.stack([table.sum((1, 3)), by_age, table.sum((1, 2))]).transpose(1, 2).reshape(-1),)
 
 
-def _binned(
-    place: Tensor, age: Tensor | None, mask: Tensor, outcome: Outcome, rows: Sequence[Tensor]
-) -> Tensor:
+def _binned(place: Tensor, age: Tensor | None, outcome: Outcome, rows: Tensor) -> Tensor:
     """[ages, positions, probabilities, 5] float64, the curves' columns at each place, on a CPU: tokens
     are added one after the other.
 
@@ -239,7 +237,7 @@ def _binned(
     known = as_bytes(outcome.finite) + as_bytes(outcome.keep)
     flags = count(torch.add(known, place, alpha=len(STANDING)), len(STANDING) * bins)
     flags = flags.view(bins, len(STANDING)) @ host_numbers(STANDING, flags)
-    sums = [torch.bincount(place, row, bins) for row in rows]
+    sums = [torch.bincount(place, row, bins) for row in rows.double().unbind()]  # in the dtype of the row
     return torch.stack([*flags.unbind(1), *sums], 1).view(ages, CURVE_BINS, CURVE_BINS, -1)
 
 

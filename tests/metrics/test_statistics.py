@@ -176,6 +176,22 @@ def test_a_product_with_a_matrix_measures_the_same_curves(monkeypatch):
     assert got == pytest.approx(expected, rel=1e-12)
 
 
+def test_curves_of_float32_are_added_in_float64():
+    torch.manual_seed(0)
+    behavior = -torch.rand(200_000)
+    packed = Tokens(
+        Segments.whole([200_000], torch.ones(200_000, dtype=torch.bool)), behavior + 0.003, behavior
+    )
+    correction = presets.get("token_is")
+    accumulator = Accumulator(Layout.of(correction))
+    accumulator.add(measure(packed, correction(packed, observe=True), accumulator.layout))
+    totals = accumulator.reduce()[0]
+    excess = (packed.proximal - behavior).expm1().double()
+    assert sum(row["excess"] for row in totals.curves["by_position"].values()) == pytest.approx(
+        excess.sum().item(), rel=1e-12
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_bins_begin_at_their_edges(dtype):
     edges = torch.tensor(layout.LOG_PROBABILITIES, dtype=dtype)
