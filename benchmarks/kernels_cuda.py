@@ -31,7 +31,7 @@ SHAPES = {
     "1M in 1": [1 << 20],
     "8M in 64": [131072] * 64,
 }
-# Bytes a token: two log-probs and a mask read, weight, log-ratio and two flags written; or the loss read, too,
+# Bytes a token: two log-probs and a mask read, weight, log-ratio and two flags written; or the loss read too,
 # and its product, the factor, three of the host's metrics and one flag written.
 OUTCOME, APPLIED = 9 + 10, 13 + 21
 

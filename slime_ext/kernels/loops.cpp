@@ -22,13 +22,15 @@ struct Tokens {
     I mask, finite;
 };
 
+INLINE I first_lanes(int64_t n) { return n >= LANES ? I{} - 1 : counting() < (int)n; }
+
+// The lanes from ``at``, of which those ``here`` belong to the piece and ``there`` many to the arrays.
 INLINE Tokens look(const float* nums, const float* behs, const uint8_t* masks, const float* advs, int64_t at,
-                   int64_t stop, int64_t tokens) {
+                   I here, int64_t there) {
     Tokens t;
-    int64_t there = tokens - at;
     t.num = load<F>(nums + at, there);
     t.beh = load<F>(behs + at, there);
-    t.mask = flags(masks + at, there) & (counting() < (int)(stop - at < LANES ? stop - at : LANES));
+    t.mask = flags(masks + at, there) & here;
     t.finite = t.mask & (abs(t.beh) < INF);
     t.l = where(t.finite, t.num - t.beh, 0.0f);
     t.adv = F{};
@@ -46,11 +48,15 @@ extern "C" void statistics(const void* const* p, const int64_t* n) {
     for (int64_t piece = 0; piece < pieces.count; piece++) {
         @declared@
         const int64_t stop = bounds[piece + 1];
-        for (int64_t at = bounds[piece]; at < stop; at += LANES) {
-            const Tokens t = look(numerators, behaviors, masks, advantages, at, stop, pieces.tokens);
+        // Most calls are for all lanes: inlined with constants, they compare nothing and take no branch.
+        const auto step = [&](int64_t at, int64_t mine, int64_t there) __attribute__((always_inline)) {
+            const Tokens t = look(numerators, behaviors, masks, advantages, at, first_lanes(mine), there);
             UNPACK
             @sums@
-        }
+        };
+        int64_t at = bounds[piece];
+        for (; at + LANES <= stop; at += LANES) step(at, LANES, LANES);
+        if (at < stop) step(at, stop - at, pieces.tokens - at);
         const int64_t owner = pieces.owner(piece);
         @tabled@
     }
@@ -210,12 +216,10 @@ extern "C" void correct(const void* const* p, const int64_t* n) {
                 end = left < stop - at ? at + left : stop;
             }
             if (MEASURE && CURVES) measures.begin_range(position, age);
-            for (; at < end; at += LANES) {
-                const int64_t there = pieces.tokens - at;
-                const Tokens t = look(numerators, behaviors, masks, advantages, at, end, pieces.tokens);
+            const auto step = [&](int64_t at, int64_t mine, int64_t there) __attribute__((always_inline)) {
+                const I here = first_lanes(mine), nowhere{};
+                const Tokens t = look(numerators, behaviors, masks, advantages, at, here, there);
                 UNPACK
-                const I here = counting() < (int)(end - at < LANES ? end - at : LANES), nowhere{};
-                (void)here;
                 F w = each(1.0f);
                 I keep = finite, clipped = nowhere, acted = where(finite, 0, 1) | grouped;
                 @steps@
@@ -241,7 +245,9 @@ extern "C" void correct(const void* const* p, const int64_t* n) {
                     store(rejected_ones + at, as_numbers(mask & ~keep), there);
                 }
                 if (MEASURE) measures.add(t, keep, w, excess, acted);
-            }
+            };
+            for (; at + LANES <= end; at += LANES) step(at, LANES, LANES);
+            if (at < end) step(at, end - at, pieces.tokens - at);
             at = end;
             if (MEASURE && CURVES) measures.end_range();
         }

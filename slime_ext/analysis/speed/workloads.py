@@ -68,12 +68,17 @@ class Batch(SimpleNamespace):
         return self._padded(self.flat_behavior)
 
     @cached_property
+    def packed_mask(self) -> Tensor:
+        """[T] bool, as packing hands it over."""
+        return self.flat_mask.bool()
+
+    @cached_property
     def mask(self) -> Tensor:
         return self.where.float()
 
     def tokens(self) -> Tokens:
         """Anew for every call: nothing that a call derives from lengths may be kept."""
-        return Tokens(Segments.whole(self.sizes, self.flat_mask), self.flat_proximal, self.flat_behavior)
+        return Tokens(Segments.whole(self.sizes, self.packed_mask), self.flat_proximal, self.flat_behavior)
 
 
 FLOOR = """
