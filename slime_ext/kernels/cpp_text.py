@@ -133,8 +133,9 @@ def _code(writer: Writer, lines: list[Line], parts: Parts) -> dict[str, str]:
     import torch
 
     edges = {"positions": POSITIONS, "ages": AGES, "log_probabilities": LOG_PROBABILITIES}
-    flags = () if parts.layout is None else parts.layout.flags
-    counted = (f"flagged[{i}] -= t.mask & ((acted & {bits}) != 0);" for i, (_, bits) in enumerate(flags))
+    flags = [] if parts.layout is None else [bits for _, bits in parts.layout.flags]
+    unique = list(dict.fromkeys(flags))
+    counted = (f"flagged[{i}] -= t.mask & ((acted & {bits}) != 0);" for i, bits in enumerate(unique))
     slots = (
         f"const double s{i} = table[{i} * sequences + owner]; (void)s{i};" for i in range(len(writer.needs))
     )
@@ -146,6 +147,7 @@ def _code(writer: Writer, lines: list[Line], parts: Parts) -> dict[str, str]:
         "declared": " ".join(f"Sum sum{i};" for i in all_sums),
         "sums": "\n            ".join(sums),
         "tabled": "\n        ".join(f"table[{i} * sequences + owner] += sum{i}.total();" for i in all_sums),
+        "same": ", ".join(str(unique.index(bits)) for bits in flags),
         "flag_lines": "\n        ".join(counted),
         "ahead": "\n        ".join((*slots, "bool kept = true;", *map(_statement, writer.ahead))),
         "steps": "\n                ".join(map(_statement, lines)),

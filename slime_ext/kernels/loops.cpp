@@ -7,6 +7,7 @@ constexpr int COLUMNS = @columns@, LOG_RATIO = @log_ratio@, CURVE_COLUMNS = @cur
 constexpr int SHIFT = @shift@, FIRST = @first@, SIDE = @side@, BINS = @bins@;
 constexpr float LARGEST = @largest@, POSITIONS[EDGES] = {@positions@}, AGES[EDGES] = {@ages@};
 constexpr float LOG_PROBABILITIES[EDGES] = {@log_probabilities@};
+constexpr int SAME[FLAGS + 1] = {@same@};  // flags that ask for the same steps are counted once
 constexpr int FLUSH = 32;  // additions in float32 before one in float64
 
 // What this rank holds of its sequences, in packed order.
@@ -105,9 +106,12 @@ struct Measures {
         const I beyond = distance > SIDE ? SIDE - I{} : distance;
         const I index = t.l < 0.0f ? beyond + (SIDE + 1) : beyond;
         const I place = t.finite & (distance >= 0) ? index : BINS - I{};
-        int32_t at[LANES];
-        std::memcpy(at, &place, sizeof at);
-        for (int i = 0; i < LANES; i++) histogram[i & 3][at[i]]++;
+        uint64_t pairs[LANES / 2];  // two places each: half as many have to leave their register
+        std::memcpy(pairs, &place, sizeof pairs);
+        for (int i = 0; i < LANES / 2; i++) {
+            histogram[i & 1][(uint32_t)pairs[i]]++;
+            histogram[2 + (i & 1)][pairs[i] >> 32]++;
+        }
     }
     __attribute__((always_inline)) void by_probabilities(const F* row) {
         I above = t_all();
@@ -146,7 +150,7 @@ struct Measures {
         for (const Sum& sum : columns) *sums++ = sum.total();
         for (int f = 0; f < FLAGS; f++) {
             int64_t found = 0;
-            for (int i = 0; i < LANES; i++) found += flagged[f][i];
+            for (int i = 0; i < LANES; i++) found += flagged[SAME[f]][i];
             *sums++ = found;
         }
         sums += 1 + @per_sequence@;  // the surrogate's, and those of sequences
