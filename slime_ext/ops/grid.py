@@ -30,6 +30,8 @@ Numbers = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 def host_numbers(numbers: Numbers, like: Tensor) -> Tensor:
     """Numbers known to the host, in the dtype and on the device of another tensor, without waiting for it;
     not to be written to, and held between calls on the CPU alone."""
+    if type(like) is not Tensor:  # a graph has constants of its own
+        return torch.tensor(numbers, dtype=like.dtype, device=like.device)
     found = _on_host(numbers, like.dtype)
     return found if like.device.type == "cpu" else found.pin_memory().to(like.device, non_blocking=True)
 
