@@ -263,3 +263,26 @@ def test_the_sums_do_not_depend_on_the_number_of_sequences():
             measure(packed, outcome, Layout.of(correction))
         counts.add(ops.seen)
     assert len(counts) == 1
+
+
+@pytest.mark.parametrize("curves", [False, True])
+def test_the_same_bits_twice(curves):
+    generator = torch.Generator().manual_seed(0)
+    behavior = -torch.rand(70_000, generator=generator)
+    proximal = behavior + torch.randn(70_000, generator=generator) * 0.02
+    packed = Tokens(Segments.whole([69_000, 1000], torch.ones(70_000, dtype=torch.bool)), proximal, behavior)
+    correction = presets.get("decoupled_geo_rs_seq_tis")
+    plan = Layout.of(correction, curves=curves)
+    one, other = (measure(packed, correction.outcome(packed, observe=True), plan) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_what_acted_in_few_bytes_is_measured_as_in_full():
+    batch = oracle.random_batch(11)
+    packed, _ = tokens(batch)
+    for name in NAMES:
+        correction, plan = presets.get(name), Layout.of(presets.get(name))
+        few, full = correction.outcome(packed, observe=True), correction(packed, observe=True)
+        assert torch.equal(few.keep, full.keep) and torch.equal(few.keep, correction(packed).keep)
+        for a, b in zip(measure(packed, few, plan), measure(packed, full, plan), strict=True):
+            assert torch.equal(a, b), name
