@@ -3,8 +3,6 @@ device."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -12,13 +10,18 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 pytest.importorskip("triton")
 
-from slime_ext.correction import Plan, Tokens
+from slime_ext.correction import Plan
 from slime_ext.kernels import Eager, Work
 from slime_ext.kernels.triton import Triton
 from slime_ext.metrics import Layout
-from tests import oracle
-from tests.batches import tokens
-from tests.kernels.batches import CORRECTIONS, FULL, assert_applied_alike, assert_same, random_tokens
+from tests.kernels.batches import (
+    CORRECTIONS,
+    FULL,
+    assert_applied_alike,
+    assert_same,
+    of_oracle,
+    random_tokens,
+)
 
 LENGTHS = ([5, 0, 300, 1, 64], [1], [131072], [40] * 3000, [1 << 20, 3])
 
@@ -34,19 +37,9 @@ def test_kernels_decide_as_the_eager_path(name, dtype, lengths):
 
 
 def test_kernels_match_the_oracle():
-    spec = oracle.spec(
-        ("reweight", "sequence"),
-        ("truncate", 2.0),
-        ("reject", "sequence", "ratio", "mean", 0.999, 1.001, "always"),
-        ("veto", 1e-4, float("inf")),
-    )
     for seed in range(50):
-        batch = oracle.random_batch(seed)
-        packed, _ = tokens(batch)
-        segments = replace(packed.segments, full_mask=packed.segments.full_mask.cuda())
-        moved = Tokens(segments, packed.proximal.cuda(), packed.behavior.cuda())
-        expected = [k for s in oracle.correct(spec, batch) for k in s["keep"]]
-        assert Triton(FULL).outcome(moved).keep.tolist() == expected, seed
+        packed, keep, _ = of_oracle(seed, device="cuda")
+        assert torch.equal(Triton(FULL).outcome(packed).keep.cpu(), keep), seed
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)}x{lengths[0]}")

@@ -10,8 +10,16 @@ from slime_ext.kernels import Eager, Work
 from slime_ext.metrics import Layout
 from slime_ext.ops.segments import Segments
 from slime_ext.steps import Clip, Reject, Reweight, Taper, Truncate, Veto
+from tests import oracle
+from tests.batches import FIELDS, flat
 
 GEO = Reject("sequence", "ratio", "mean", 0.999, 1.001)
+OF_FULL = oracle.spec(
+    ("reweight", "sequence"),
+    ("truncate", 2.0),
+    ("reject", "sequence", "ratio", "mean", 0.999, 1.001, "always"),
+    ("veto", 1e-4, float("inf")),
+)
 FULL = Correction(steps=(Reweight("sequence"), Truncate(2.0), GEO, Veto(low=1e-4)))
 EVERY = Correction(
     steps=(
@@ -46,6 +54,22 @@ def random_tokens(lengths, dtype=torch.float32, seed=0, noise=0.3, device="cpu",
     advantages = torch.randn(total, generator=generator)
     values = (x.to(dtype).to(device) for x in (proximal, behavior, proximal, advantages))
     return Tokens(Segments.whole(lengths, mask.to(device)), *values)
+
+
+def of_oracle(seed, dtype=torch.float64, device="cpu"):
+    """Tokens of an oracle batch, and the keep and weights that FULL must give, [T] on the CPU.
+
+    The oracle sees the values as they are after rounding to ``dtype``.
+    """
+    batch = oracle.random_batch(seed)
+    for sequence in batch:
+        for key in FIELDS:
+            sequence[key] = torch.tensor(sequence[key], dtype=dtype).tolist()
+    expected = oracle.correct(OF_FULL, batch)
+    segments = Segments.whole([len(s["mask"]) for s in batch], flat(batch, "mask", torch.int32).to(device))
+    packed = Tokens(segments, *(flat(batch, key, dtype).to(device) for key in ("proximal", "behavior")))
+    keep = torch.tensor([k for s in expected for k in s["keep"]])
+    return packed, keep, torch.tensor([w for s in expected for w in s["weights"]], dtype=torch.float64)
 
 
 def assert_same(got, expected, mask, rtol=1e-6, atol=0.0):

@@ -13,7 +13,14 @@ from slime_ext.kernels.loops import SMALLEST, Loops
 from slime_ext.metrics import Layout
 from slime_ext.ops.segments import Segments
 from slime_ext.steps import Reweight
-from tests.kernels.batches import CORRECTIONS, FULL, assert_applied_alike, assert_same, random_tokens
+from tests.kernels.batches import (
+    CORRECTIONS,
+    FULL,
+    assert_applied_alike,
+    assert_same,
+    of_oracle,
+    random_tokens,
+)
 
 pytestmark = pytest.mark.skipif(built.compiler() is None, reason="needs a C++ compiler")
 LENGTHS = ([131072], [700, 0, 900], [1] * 1500, [3] * 400, [2048, 31, 1], [5, 0, 300, 1, 64], [1])
@@ -56,6 +63,16 @@ def test_loss_gradient_and_metrics_are_those_of_the_eager_path(plan):
 def test_every_shape_is_measured_as_the_eager_path_does(lengths):
     correction = CORRECTIONS["every"]
     assert_applied_alike(Loops(correction), random_tokens(lengths), None, 1e-6)
+
+
+def test_loops_match_the_oracle():
+    backend = Loops(FULL)
+    for seed in range(200):
+        packed, keep, weights = of_oracle(seed, torch.float32)
+        got = backend.outcome(packed)
+        assert torch.equal(got.keep, keep), seed
+        # 1e-5: a log-ratio is rounded to float32, 4e-6 for log-probs of 50 nats, and the weight with it
+        torch.testing.assert_close(got.weights.double(), weights, rtol=1e-5, atol=0)
 
 
 def test_exponentials_are_exact_to_some_roundings():

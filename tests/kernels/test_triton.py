@@ -9,9 +9,14 @@ pytest.importorskip("triton")
 
 from slime_ext.correction import Plan
 from slime_ext.kernels.triton import Triton
-from tests import oracle
-from tests.batches import tokens
-from tests.kernels.batches import CORRECTIONS, FULL, assert_applied_alike, assert_same, random_tokens
+from tests.kernels.batches import (
+    CORRECTIONS,
+    FULL,
+    assert_applied_alike,
+    assert_same,
+    of_oracle,
+    random_tokens,
+)
 
 LENGTHS = ([5, 0, 300, 1, 64], [1], [700])
 
@@ -29,27 +34,11 @@ def test_kernels_decide_as_the_eager_path(name, dtype, lengths):
 
 
 def test_kernels_match_the_oracle():
-    spec = oracle.spec(
-        ("reweight", "sequence"),
-        ("truncate", 2.0),
-        ("reject", "sequence", "ratio", "mean", 0.999, 1.001, "always"),
-        ("veto", 1e-4, float("inf")),
-    )
     for seed in range(10):
-        batch = oracle.random_batch(seed)
-        expected = oracle.correct(spec, batch)
-        got = Triton(FULL).outcome(tokens(batch)[0])
-        assert got.keep.tolist() == [k for s in expected for k in s["keep"]], seed
-        weights = torch.tensor([w for s in expected for w in s["weights"]], dtype=torch.float64)
+        packed, keep, weights = of_oracle(seed)
+        got = Triton(FULL).outcome(packed)
+        assert torch.equal(got.keep, keep), seed
         torch.testing.assert_close(got.weights, weights, rtol=1e-11, atol=1e-12)
-
-
-def test_a_plan_reaches_the_kernels():
-    packed = random_tokens([40, 60, 80])
-    plan = Plan(scale=torch.tensor([1.0, 2.0, 3.0]), keep=torch.tensor([True, False, True]))
-    expected, got = FULL(packed, plan, observe=True), Triton(FULL).outcome(packed, plan, observe=True)
-    assert_same(got, expected, packed.segments.mask)
-    assert torch.equal(got.scale, expected.scale)
 
 
 def test_the_same_bits_twice():
