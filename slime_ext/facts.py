@@ -150,22 +150,24 @@ class Facts:
         """[T] integers, bit i set where step i (from 1) rejected the token or bounded its weight; bit 0:
         where a non-finite behavior log-prob took the token's turn or sequence out. Anything at masked
         tokens."""
-        sound = ((0, unit, inside, "inside") for unit, inside in self.untouched.units.items())
+        once = self._once(state)
+        if not once:
+            return torch.zeros_like(self.finite, dtype=torch.uint8)
+        bits = 1 + max(step for _, step, _ in once)
+        flags: dict[Unit, list[tuple[int, Tensor, bool]]] = {}
+        for (unit, step, kind), flag in once.items():
+            flags.setdefault(unit, []).append((step, flag, kind == "inside"))
+        parts = (self.spread(u, packed(f, bits, by_product=u != "token")) for u, f in flags.items())
+        return functools.reduce(torch.bitwise_or, parts)
+
+    def _once(self, state: State) -> dict[tuple[Unit, int, str], Tensor]:
+        """What every step did to each unit, in one flag each; as step 0, which units were sound."""
         once: dict[tuple[Unit, int, str], Tensor] = {}
-        for step, unit, flags, kind in (*sound, *(state.acts or ())):
-            before = once.get((unit, step, kind))
-            join = torch.bitwise_and if kind == "inside" else torch.bitwise_or
-            once[unit, step, kind] = flags if before is None else join(before, flags)
-        bits = 1 + max((step for _, step, _ in once), default=0)
-        parts = []
-        for unit in dict.fromkeys(unit for unit, _, _ in once):
-            flags = [(step, f, kind == "inside") for (of, step, kind), f in once.items() if of == unit]
-            parts.append(self.spread(unit, packed(flags, bits, by_product=unit != "token")))
-        return (
-            functools.reduce(torch.bitwise_or, parts)
-            if parts
-            else torch.zeros_like(self.finite, dtype=torch.uint8)
-        )
+        sound = ((0, unit, inside, "inside") for unit, inside in self.untouched.units.items())
+        for step, unit, flags, kind in (*sound, *state.acts):
+            key, join = (unit, step, kind), {"inside": torch.bitwise_and, "bounded": torch.bitwise_or}[kind]
+            once[key] = join(once[key], flags) if key in once else flags
+        return once
 
     @cached_property
     def untouched(self) -> State:
