@@ -105,8 +105,10 @@ class Outcome:
             ratio = torch.where(self.finite, self.log_ratio.exp(), 0)
         else:  # e^l - 1 is 0 where there is no ratio, and will be measured
             ratio = self.excess + as_bytes(self.finite)
-        bounded, finite = self._bounded(), self.finite
-        clipped = _numbered(torch.bitwise_and, bounded, finite)
+        if self.clipped is None and not self.bounds:
+            clipped = torch.zeros_like(mask, dtype=torch.float32)
+        else:
+            clipped = _numbered(torch.bitwise_and, self._bounded(), self.finite)
         return ratio.float(), clipped, _numbered(torch.bitwise_xor, mask, self.keep)
 
     def _bounded(self) -> Tensor:
