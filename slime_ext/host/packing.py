@@ -141,13 +141,9 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Packed:
         cp_size=parallel.size,
         all_sum=parallel.all_sum,
     )
-    return Packed(
-        segments,
-        proximal=_flat("train_log_probs", call.train_log_probs, segments),
-        behavior=_flat("rollout_log_probs", call.rollout_log_probs, segments),
-        target=_flat("cur_log_probs", call.cur_log_probs, segments),
-        advantages=_flat("advantages", call.advantages, segments),
-    )
+    proximal, behavior, advantages = _together(call, segments)
+    target = _flat("cur_log_probs", call.cur_log_probs, segments)
+    return Packed(segments, proximal, behavior, target, advantages)
 
 
 def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments) -> list[Tensor]:
@@ -174,6 +170,21 @@ def locate(index: int, segments: Segments) -> tuple[int, int]:
         if begin <= index < end:
             return sequence, start + index - begin
     raise IndexError(index)
+
+
+def _together(call: HookCall, segments: Segments) -> Sequence[Tensor | None]:
+    """The flat tensors of what carries no gradient, joined in one operation where they are lists of one
+    dtype."""
+    names = ("train_log_probs", "rollout_log_probs", "advantages")
+    given = {name: getattr(call, name) for name in names}
+    lists = {name: values for name, values in given.items() if not isinstance(values, Tensor) and values}
+    if len({values[0].dtype for values in lists.values()}) != 1 or not segments.size:
+        return [_flat(name, values, segments) for name, values in given.items()]
+    for name, values in lists.items():
+        check_lengths(name, values, segments.local_lengths)
+    flat = torch.cat([piece for values in lists.values() for piece in values])
+    joined = dict(zip(lists, flat.split(segments.size), strict=True))
+    return [joined[name] if name in joined else _flat(name, given[name], segments) for name in names]
 
 
 def _flat(name: str, values: Sequence[Tensor] | Tensor | None, segments: Segments) -> Tensor | None:

@@ -8,6 +8,7 @@ from itertools import accumulate
 import pytest
 import torch
 
+from slime_ext.analysis.speed.cost import count
 from slime_ext.errors import DataError
 from slime_ext.host.contract import HookCall
 from slime_ext.host.packing import Parallel, locate, pack, pack_segments, slice_response, unpack_masks, zigzag
@@ -110,3 +111,20 @@ def test_a_local_index_is_located_in_its_response():
     assert places == [
         (int(s), int(p) - 7 * int(s)) for s, p in zip(segments.ids, segments.positions, strict=True)
     ]
+
+
+@pytest.mark.parametrize(("dtype", "operations"), [(torch.float32, 3), (torch.bfloat16, 5)])
+def test_lists_of_one_dtype_are_joined_at_once_and_others_apart(dtype, operations):
+    lengths = [5, 0, 3]
+    proximal, behavior, advantages = ([torch.rand(n) for n in lengths] for _ in range(3))
+    behavior = [x.to(dtype) for x in behavior]
+    masks = [torch.ones(n, dtype=torch.int32) for n in lengths]
+    call = HookCall(None, torch.zeros(8), proximal, behavior, masks, lengths, lengths, advantages=advantages)
+    packed = pack(call)
+    for values, found in (
+        (proximal, packed.proximal),
+        (behavior, packed.behavior),
+        (advantages, packed.advantages),
+    ):
+        assert torch.equal(found, torch.cat(values)) and found.dtype is values[0].dtype
+    assert count(lambda: pack(call)).operations == operations  # two of them are the mask's
