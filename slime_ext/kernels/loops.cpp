@@ -92,7 +92,8 @@ struct Measures {
         const F bounded = minimum(weight, LARGEST), capped = minimum(excess, LARGEST);
         const F row[COLUMNS] = {as_numbers(t.finite), as_numbers(keep), capped, bounded, capped - t.l, F{},
                                 where(t.finite, t.beh, 0.0f), capped * capped, bounded * bounded};
-        for (int c = 0; c < COLUMNS; c++) columns[c].add(row[c]);
+        for (int c = 0; c < COLUMNS; c++)
+            if (c != LOG_RATIO) columns[c].add(row[c]);
         @flag_lines@
         extremes.ratio = maximum(extremes.ratio, where(t.finite, t.l, -INF));
         extremes.negated = maximum(extremes.negated, where(t.finite, -t.l, -INF));

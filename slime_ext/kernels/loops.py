@@ -49,14 +49,17 @@ class Loops(TwoPasses):
         kernels = self._library(parts)
         arrays = self._read(tokens) | _pieces(segments)
         sizes = (arrays["bounds"].numel() - 1, segments.size, segments.count, int(work.first))
-        arrays["table"] = torch.zeros(len(needs), segments.count, dtype=torch.float64)
-        if needs:
-            _call(kernels.statistics, arrays, sizes)
-            arrays["table"] = over_ranks(arrays["table"], segments.all_sum)
         arrays |= self._settled(tokens, work.plan) | room(work, parts, torch.float32)
         if parts.loss:
             arrays["losses"] = _single(work.host_loss)
-        _call(kernels.correct, arrays, sizes)
+        arrays["table"] = table = torch.zeros(len(needs), segments.count, dtype=torch.float64)
+        given = _addresses(arrays), (ctypes.c_int64 * len(sizes))(*sizes)
+        if needs:
+            kernels.statistics(*given)
+            arrays["table"] = over_ranks(table, segments.all_sum)
+        if arrays["table"] is not table:
+            given = _addresses(arrays), given[1]
+        kernels.correct(*given)
         return arrays
 
     def _read(self, tokens: Tokens) -> Named:
@@ -77,6 +80,9 @@ def _library(text: str) -> ctypes.CDLL | None:
 
 
 def _single(values: Tensor) -> Tensor:
+    """Float32 without gaps; only its address is used."""
+    if values.dtype is torch.float32 and values.is_contiguous():
+        return values
     return values.detach().to(torch.float32).contiguous()
 
 
@@ -90,6 +96,7 @@ def _pieces(segments: Segments) -> Named:
     return {name: host_ints(values, segments.device) for name, values in numbers.items()}
 
 
-def _call(function: ctypes._CFuncPtr, arrays: Named, sizes: tuple[int, ...]) -> None:
+def _addresses(arrays: Named) -> ctypes.Array:
+    """Of every array in the order in which the loops unpack them; none for what is not there."""
     addresses = [arrays[name].data_ptr() if name in arrays else None for name in ARRAYS]
-    function((ctypes.c_void_p * len(ARRAYS))(*addresses), (ctypes.c_int64 * len(sizes))(*sizes))
+    return (ctypes.c_void_p * len(ARRAYS))(*addresses)
