@@ -21,7 +21,7 @@ from slime_ext.metrics.layout import (
 )
 from slime_ext.metrics.measure import LARGEST
 from slime_ext.ops.divergences import EDGE
-from slime_ext.ops.statistics import Need
+from slime_ext.ops.statistics import Need, Over
 
 FOLDER = Path(__file__).parent
 STATE = ("w", "keep", "clipped", "acted", "kept")  # declared where the lines are put
@@ -139,7 +139,7 @@ def _code(writer: Writer, lines: list[Line], parts: Parts) -> dict[str, str]:
     slots = (
         f"const double s{i} = table[{i} * sequences + owner]; (void)s{i};" for i in range(len(writer.needs))
     )
-    sums = (f"sum{i}.add_wide({writer.summand(need)});" for i, need in enumerate(writer.needs))
+    sums = (f"sum{i}.{_adding(need)}({writer.summand(need)});" for i, need in enumerate(writer.needs))
     all_sums = range(len(writer.needs))
     return {name: ", ".join(f"{_float(e)}" for e in values) for name, values in edges.items()} | {
         "largest": _float(LARGEST[torch.float32]),
@@ -152,6 +152,11 @@ def _code(writer: Writer, lines: list[Line], parts: Parts) -> dict[str, str]:
         "ahead": "\n        ".join((*slots, "bool kept = true;", *map(_statement, writer.ahead))),
         "steps": "\n                ".join(map(_statement, lines)),
     }
+
+
+def _adding(need: Need) -> str:
+    """Ones are exact in float32 up to 2^24 a lane, and of what exceeds a limit only 0 or not is asked."""
+    return "add" if isinstance(need.name, Over) or need.name in ("count", "sound") else "add_wide"
 
 
 def _float(value: float) -> str:

@@ -155,12 +155,13 @@ static Wide binary_kl_max(F numerator, F behavior) {
 
 typedef double H __attribute__((vector_size(4 * LANES)));  // half the lanes in float64
 
-// A sum in float64. What is added in float32 first stays there until somebody flushes, at most 32 additions
-// later.
+// A sum in float64. What is added in float32 first stays there until somebody flushes or asks for the total: at
+// most 32 additions later, unless it is ones.
 struct Sum {
     F lanes{};
     H low{}, high{};
     __attribute__((always_inline)) void add(F x) { lanes += x; }
+    __attribute__((always_inline)) void add(const Wide& x) { add_wide(x); }
     __attribute__((always_inline)) void add_wide(F x) {
         low += __builtin_convertvector(__builtin_shufflevector(x, x, LOW_HALF), H);
         high += __builtin_convertvector(__builtin_shufflevector(x, x, HIGH_HALF), H);
@@ -175,6 +176,7 @@ struct Sum {
     __attribute__((always_inline)) double total() const {
         double found = 0;
         for (int i = 0; i < LANES / 2; i++) found += low[i] + high[i];
+        for (int i = 0; i < LANES; i++) found += lanes[i];
         return found;
     }
 };
