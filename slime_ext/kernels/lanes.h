@@ -4,22 +4,26 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
 
 #ifdef __AVX512F__
-constexpr int LANES = 16;
+#define WIDTH 16
 #define QUARTER 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3
 #define LOW_HALF 0, 1, 2, 3, 4, 5, 6, 7
 #define HIGH_HALF 8, 9, 10, 11, 12, 13, 14, 15
 #define HALVES(bytes) {((int64_t __attribute__((vector_size(16))))bytes)[0], ((int64_t __attribute__((vector_size(16))))bytes)[1]}
 #define LOW_BYTES 0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60
 #else
-constexpr int LANES = 8;
+#define WIDTH 8
 #define QUARTER 0, 0, 0, 0, 1, 1, 1, 1
 #define LOW_HALF 0, 1, 2, 3
 #define HIGH_HALF 4, 5, 6, 7
 #define HALVES(bytes) {(int64_t)bytes}
 #define LOW_BYTES 0, 4, 8, 12, 16, 20, 24, 28
 #endif
+constexpr int LANES = WIDTH;
 constexpr float INF = __builtin_inff();
 typedef float F __attribute__((vector_size(4 * LANES)));
 typedef int32_t I __attribute__((vector_size(4 * LANES)));
@@ -63,21 +67,33 @@ INLINE I flags(const void* p, int64_t n) {
     const I mine = __builtin_shufflevector((I)words, (I)words, QUARTER);
     return (mine & (0xff << 8 * (counting() & 3))) != 0;
 }
+typedef uint8_t Bytes __attribute__((vector_size(4 * LANES)));
 INLINE void store_flags(void* p, I mask, int64_t n) {
-    typedef uint8_t Bytes __attribute__((vector_size(4 * LANES)));
     const Bytes ones = (Bytes)(mask & 1);
     store(p, __builtin_shufflevector(ones, ones, LOW_BYTES), n);
 }
 
+INLINE F only(I mask, F x) { return (F)(mask & (I)x); }  // 0 elsewhere
 INLINE F where(I mask, F a, F b) { return mask ? a : b; }
 INLINE F where(I mask, float a, F b) { return mask ? each(a) : b; }
-INLINE F where(I mask, F a, float b) { return mask ? a : each(b); }
+INLINE F where(I mask, F a, float b) {
+    return __builtin_constant_p(b) && b == 0.0f ? only(mask, a) : mask ? a : each(b);
+}
 INLINE F where(I mask, float a, float b) { return mask ? each(a) : each(b); }
 INLINE I where(I mask, int a, int b) { return mask ? a - I{} : b - I{}; }
 INLINE int where(bool yes, int a, int b) { return yes ? a : b; }
-INLINE F as_numbers(I mask) { return where(mask, 1.0f, 0.0f); }
+INLINE F as_numbers(I mask) { return only(mask, each(1.0f)); }
+// a where it is NaN, as every processor's own instruction has it and no compiler dares to.
+#if defined(__AVX512F__)
+INLINE F minimum(F a, F b) { return (F)_mm512_min_ps((__m512)b, (__m512)a); }
+INLINE F maximum(F a, F b) { return (F)_mm512_max_ps((__m512)b, (__m512)a); }
+#elif defined(__AVX__) && WIDTH == 8
+INLINE F minimum(F a, F b) { return (F)_mm256_min_ps((__m256)b, (__m256)a); }
+INLINE F maximum(F a, F b) { return (F)_mm256_max_ps((__m256)b, (__m256)a); }
+#else
 INLINE F minimum(F a, F b) { return b < a ? b : a; }
 INLINE F maximum(F a, F b) { return b > a ? b : a; }
+#endif
 INLINE F minimum(F a, float b) { return minimum(a, each(b)); }
 INLINE F maximum(F a, float b) { return maximum(a, each(b)); }
 INLINE double maximum(double a, double b) { return b > a ? b : a; }
@@ -98,14 +114,12 @@ INLINE F exp_in_range(F x, F* of_r) {
 INLINE F exp(F x) {
     F less_1, near = minimum(maximum(x, -104.0f), 89.0f);
     I n = __builtin_convertvector(exp_in_range(near, &less_1), I), half = n >> 1;
-    F found = (less_1 + 1.0f) * two_to(half) * two_to(n - half);
-    return x == x ? found : x;
+    return (less_1 + 1.0f) * two_to(half) * two_to(n - half);
 }
 INLINE F expm1(F x) {
     F less_1, near = minimum(maximum(x, -104.0f), 89.0f);
     I n = __builtin_convertvector(exp_in_range(near, &less_1), I), half = n >> 1;
-    F found = (less_1 * two_to(half) + (two_to(half) - two_to(half - n))) * two_to(n - half);
-    return x == x ? found : x;
+    return (less_1 * two_to(half) + (two_to(half) - two_to(half - n))) * two_to(n - half);
 }
 
 INLINE F k2(F l) { return l * l / 2.0f; }
