@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TypeVar
 
 import torch
@@ -173,18 +173,23 @@ def locate(index: int, segments: Segments) -> tuple[int, int]:
 
 
 def _together(call: HookCall, segments: Segments) -> Sequence[Tensor | None]:
-    """The flat tensors of what carries no gradient, joined in one operation where they are lists of one
+    """The flat tensors of what carries no gradient, joined in one operation where all are lists of one
     dtype."""
     names = ("train_log_probs", "rollout_log_probs", "advantages")
-    given = {name: getattr(call, name) for name in names}
-    lists = {name: values for name, values in given.items() if not isinstance(values, Tensor) and values}
-    if len({values[0].dtype for values in lists.values()}) != 1 or not segments.size:
-        return [_flat(name, values, segments) for name, values in given.items()]
-    for name, values in lists.items():
+    given = {name: values for name in names if (values := getattr(call, name)) is not None}
+    if not segments.size or not _is_alike(given.values()):
+        return [_flat(name, given.get(name), segments) for name in names]
+    for name, values in given.items():
         check_lengths(name, values, segments.local_lengths)
-    flat = torch.cat([piece for values in lists.values() for piece in values])
-    joined = dict(zip(lists, flat.split(segments.size), strict=True))
-    return [joined[name] if name in joined else _flat(name, given[name], segments) for name in names]
+    flat = torch.cat(list(chain.from_iterable(given.values())))
+    joined = dict(zip(given, flat.split(segments.size), strict=True))
+    return [joined.get(name) for name in names]
+
+
+def _is_alike(lists: Iterable[Sequence[Tensor] | Tensor]) -> bool:
+    """Whether all are lists that hold something, of one dtype by their first."""
+    first = [None if isinstance(values, Tensor) or not values else values[0].dtype for values in lists]
+    return None not in first and len(set(first)) == 1
 
 
 def _flat(name: str, values: Sequence[Tensor] | Tensor | None, segments: Segments) -> Tensor | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from slime_ext.correction import OBSERVED, Correction
 from slime_ext.kernels.passes import Parts, sizes_of
 from slime_ext.kernels.writer import Line, Writer, literal
@@ -130,8 +132,6 @@ def _constants(writer: Writer, parts: Parts) -> dict[str, str]:
 
 
 def _code(writer: Writer, lines: list[Line], parts: Parts) -> dict[str, str]:
-    import torch
-
     edges = {"positions": POSITIONS, "ages": AGES, "log_probabilities": LOG_PROBABILITIES}
     flags = [] if parts.layout is None else [bits for _, bits in parts.layout.flags]
     unique = list(dict.fromkeys(flags))

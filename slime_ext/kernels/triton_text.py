@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+import torch
+
 from slime_ext.correction import Correction
 from slime_ext.kernels.passes import Parts
 from slime_ext.kernels.writer import Writer, literal
@@ -80,8 +82,6 @@ def source(correction: Correction, needs: tuple[Need, ...], parts: Parts) -> str
 
 
 def _constants(correction: Correction) -> dict[str, int | float]:
-    import torch
-
     bins = {"SHIFT": SHIFT, "FIRST": FIRST, "SIDE": SIDE, "ROOM": ROOM}
     largest = {"LARGEST": LARGEST[torch.float32], "LARGEST_WIDE": LARGEST[torch.float64]}
     return bins | largest | {"GROUP_BIT": 1 << (len(correction.steps) + 1)}
