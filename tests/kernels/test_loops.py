@@ -84,8 +84,12 @@ def test_exponentials_are_exact_to_some_roundings():
     torch.testing.assert_close(got.double(), log_ratio.double().exp(), rtol=3e-7, atol=1e-44)
 
 
-def test_what_is_1_less_loses_nothing_near_0():
-    log_ratio = torch.logspace(-30, -1, 4000)
+@pytest.mark.parametrize(
+    "log_ratio",
+    [torch.logspace(-30, -1, 4000), torch.linspace(0.3, 5, 4000), torch.linspace(-5, -0.3, 4000)],
+    ids=["near 0", "above", "below"],
+)
+def test_what_is_1_less_loses_nothing(log_ratio):
     nothing = torch.zeros_like(log_ratio)
     tokens = Tokens(Segments.whole([4000], nothing == 0), log_ratio, nothing)
     layout = Layout.of(FULL, curves=False)
