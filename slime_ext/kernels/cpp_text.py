@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -11,7 +12,6 @@ from slime_ext.kernels.passes import Parts, sizes_of
 from slime_ext.kernels.writer import Line, Writer, literal
 from slime_ext.metrics.layout import (
     AGES,
-    BINS,
     COLUMNS,
     CURVE_COLUMNS,
     FIRST,
@@ -26,7 +26,8 @@ from slime_ext.ops.divergences import EDGE
 from slime_ext.ops.statistics import Need, Over
 
 FOLDER = Path(__file__).parent
-STATE = ("w", "keep", "clipped", "acted", "kept")  # declared where the lines are put
+# Declared where the lines are put.
+STATE = ("w", "keep", "clipped", "acted", "kept", "all_w", "all_clipped", "all_acted")
 READ = {
     "bounds": "int64_t",
     "owners": "int64_t",
@@ -86,11 +87,13 @@ def source(correction: Correction, needs: tuple[Need, ...], parts: Parts) -> str
     """A C++ file with ``statistics`` and ``correct``, to be compiled alone."""
     writer = Writer(correction, needs, Cpp())
     lines = writer.lines()
-    places = _sizes(parts) | _constants(writer, parts) | _code(writer, lines, parts)
+    places = _sizes(parts) | _constants(writer, parts) | _code(writer, lines) | _flags(writer, parts)
     text = (FOLDER / "loops.cpp").read_text()
+    for name in ("measures.h", "lanes.h"):
+        text = text.replace(f'#include "{name}"\n', (FOLDER / name).read_text())
     for name, value in places.items():
         text = text.replace(f"@{name}@", value)
-    return f"constexpr double EDGE = {EDGE!r};\n{(FOLDER / 'lanes.h').read_text()}\n{text}"
+    return f"constexpr double EDGE = {EDGE!r};\n{text}"
 
 
 def _sizes(parts: Parts) -> dict[str, str]:
@@ -104,20 +107,14 @@ def _constants(writer: Writer, parts: Parts) -> dict[str, str]:
     layout = parts.layout
     slots = {need: i for i, need in enumerate(writer.needs)}
     numbers = {
-        "statistics": len(writer.needs),
-        "flags": 0 if layout is None else len(layout.flags),
         "ratio": slots.get(OBSERVED[0], 0),
         "count": slots.get(OBSERVED[1], 0),
-        "columns": len(COLUMNS),
-        "log_ratio": COLUMNS.index("log_ratio"),
         "curve_columns": len(CURVE_COLUMNS),
         "edges": len(POSITIONS),
         "shift": SHIFT,
         "first": FIRST,
         "side": SIDE,
-        "bins": BINS,
         "per_sequence": len(PER_SEQUENCE),
-        "group_bit": 1 << (len(writer.correction.steps) + 1),
     }
     flags = {
         "outcome": parts.outcome,
@@ -126,37 +123,74 @@ def _constants(writer: Writer, parts: Parts) -> dict[str, str]:
         "loss": parts.loss,
         "measure": layout is not None,
         "curves": layout is not None and layout.curves,
+        "shared": writer.shared,
         "reads_advantages": any(step.reads_advantages for step in writer.correction.steps),
     }
     return {name: str(n) for name, n in numbers.items()} | {name: str(f).lower() for name, f in flags.items()}
 
 
-def _code(writer: Writer, lines: list[Line], parts: Parts) -> dict[str, str]:
+def _code(writer: Writer, lines: list[Line]) -> dict[str, str]:
     edges = {"positions": POSITIONS, "ages": AGES, "log_probabilities": LOG_PROBABILITIES}
-    flags = [] if parts.layout is None else [bits for _, bits in parts.layout.flags]
-    unique = list(dict.fromkeys(flags))
-    counted = (f"flagged[{i}] -= t.mask & ((acted & {bits}) != 0);" for i, bits in enumerate(unique))
-    slots = (
-        f"const double s{i} = table[{i} * sequences + owner]; (void)s{i};" for i in range(len(writer.needs))
-    )
-    sums = (f"sum{i}.{_adding(need)}({writer.summand(need)});" for i, need in enumerate(writer.needs))
+    sums = (f"sum{i}.{_adding(writer, need)};" for i, need in enumerate(writer.needs))
     all_sums = range(len(writer.needs))
     return {name: ", ".join(f"{_float(e)}" for e in values) for name, values in edges.items()} | {
+        "columns": ", ".join(map(str.upper, COLUMNS)),
         "largest": _float(LARGEST[torch.float32]),
         "pointers": "\n    ".join(_pointers()),
-        "declared": " ".join(f"Sum sum{i};" for i in all_sums),
+        "declared": " ".join(f"{_kind(need)} sum{i};" for i, need in enumerate(writer.needs)),
         "sums": "\n            ".join(sums),
         "tabled": "\n        ".join(f"table[{i} * sequences + owner] += sum{i}.total();" for i in all_sums),
-        "same": ", ".join(str(unique.index(bits)) for bits in flags),
-        "flag_lines": "\n        ".join(counted),
-        "ahead": "\n        ".join((*slots, "bool kept = true;", *map(_statement, writer.ahead))),
+        "ahead": "\n        ".join(_ahead(writer)),
         "steps": "\n                ".join(map(_statement, lines)),
     }
 
 
-def _adding(need: Need) -> str:
-    """Ones are exact in float32 up to 2^24 a lane, and of what exceeds a limit only 0 or not is asked."""
-    return "add" if isinstance(need.name, Over) or need.name in ("count", "sound") else "add_wide"
+def _ahead(writer: Writer) -> Iterator[str]:
+    """What is known about a sequence before its tokens are looked at."""
+    for i in range(len(writer.needs)):
+        yield f"const double s{i} = table[{i} * sequences + owner]; (void)s{i};"
+    yield "const bool never = false; (void)never;"
+    yield "bool kept = true, all_clipped = false;"
+    yield "float all_w = 1.0f;"
+    yield "int all_acted = 0;"
+    yield from map(_statement, writer.ahead)
+    together = 1 << (len(writer.correction.steps) + 1)
+    yield f"if (groups && !groups[owner]) kept = false, all_acted |= {together};"
+
+
+def _flags(writer: Writer, parts: Parts) -> dict[str, str]:
+    """How the layout's flags are counted: those of a sequence once for all its tokens, the others token by
+    token, and each question once."""
+    asked = [] if parts.layout is None else [bits for _, bits in parts.layout.flags]
+    unique = list(dict.fromkeys(asked))
+    alone = {0: ["~finite"]} | writer.acting
+    of_tokens = {bits: tuple(i for i in alone if bits >> i & 1) for bits in unique}
+    counts = list(dict.fromkeys(filter(None, of_tokens.values())))
+    counted = {bits: f"recent.flagged[{counts.index(of)}]" if of else "I{}" for bits, of in of_tokens.items()}
+    return {
+        "flags": str(len(asked)),
+        "parts": str(len(counts)),
+        "same": ", ".join(str(unique.index(bits)) for bits in asked),
+        "acting": ", ".join(" | ".join(flag for i in of for flag in alone[i]) for of in counts),
+        "flag_lines": "\n        ".join(
+            f"flagged[{i}] += all_acted & {bits} ? recent.masked : {counted[bits]};"
+            for i, bits in enumerate(unique)
+        ),
+    }
+
+
+def _kind(need: Need) -> str:
+    return "Sound" if need.name == "sound" else "Count" if _counts(need) else "Sum"
+
+
+def _counts(need: Need) -> bool:
+    """Of what exceeds a limit only 0 or not is asked, so that such tokens are counted."""
+    return need.name == "count" or isinstance(need.name, Over)
+
+
+def _adding(writer: Writer, need: Need) -> str:
+    flags = {"count": "add(mask)", "sound": "add(mask, finite)"}
+    return flags.get(need.name) or f"{'add' if _counts(need) else 'add_wide'}({writer.summand(need)})"
 
 
 def _float(value: float) -> str:

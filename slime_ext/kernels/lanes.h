@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <new>
 #ifdef __AVX__
 #include <immintrin.h>
 #endif
@@ -27,11 +28,13 @@ constexpr int LANES = WIDTH;
 constexpr float INF = __builtin_inff();
 typedef float F __attribute__((vector_size(4 * LANES)));
 typedef int32_t I __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Unsigned __attribute__((vector_size(4 * LANES)));
 typedef uint8_t B __attribute__((vector_size(LANES)));
 struct Wide {  // float64 per token, for the few statistics that need it
     double at[LANES];
 };
 #define INLINE static inline __attribute__((always_inline))
+#define INSIDE __attribute__((always_inline))  // of a struct
 
 INLINE F each(float x) { return x - F{}; }
 INLINE I counting() {
@@ -59,7 +62,22 @@ template <class V> INLINE void store(void* p, V v, int64_t n) {
     if (__builtin_expect(n < LANES, 0)) return store_some(p, v, n);
     std::memcpy(p, &v, sizeof v);
 }
-// A byte per token, not 0 where true: each lane looks at its own byte of the word that it shares with three.
+// A byte per token, not 0 where true.
+#if defined(__AVX2__) && WIDTH == 8
+INLINE I flags(const void* p, int64_t n) {
+    const B bytes = load<B>(p, n);
+    return (I)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)&bytes)) > 0;
+}
+INLINE void store_flags(void* p, I mask, int64_t n) {
+    const __m256i lanes = (__m256i)mask;
+    const __m128i pairs = _mm_packs_epi32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256(lanes, 1));
+    const __m128i ones = _mm_abs_epi8(_mm_packs_epi16(pairs, pairs));
+    B bytes;
+    _mm_storel_epi64((__m128i*)&bytes, ones);
+    store(p, bytes, n);
+}
+#else
+// Each lane looks at its own byte of the word that it shares with three.
 INLINE I flags(const void* p, int64_t n) {
     typedef int64_t Words __attribute__((vector_size(4 * LANES)));
     const B bytes = load<B>(p, n);
@@ -72,6 +90,7 @@ INLINE void store_flags(void* p, I mask, int64_t n) {
     const Bytes ones = (Bytes)(mask & 1);
     store(p, __builtin_shufflevector(ones, ones, LOW_BYTES), n);
 }
+#endif
 
 INLINE F only(I mask, F x) { return (F)(mask & (I)x); }  // 0 elsewhere
 INLINE F where(I mask, F a, F b) { return mask ? a : b; }
@@ -96,37 +115,44 @@ INLINE F maximum(F a, F b) { return b > a ? b : a; }
 #endif
 INLINE F minimum(F a, float b) { return minimum(a, each(b)); }
 INLINE F maximum(F a, float b) { return maximum(a, each(b)); }
+INLINE float minimum(float a, float b) { return b < a ? b : a; }
+INLINE float maximum(float a, float b) { return b > a ? b : a; }
 INLINE double maximum(double a, double b) { return b > a ? b : a; }
 INLINE F abs(F x) { return (F)((I)x & 0x7fffffff); }
 INLINE float narrow(double x) { return (float)x; }
 
-// e^x = 2^n e^r with |r| <= log(2) / 2: n, and e^r - 1, with which nothing is lost near 0.
+// e^x = 2^n e^r with |r| <= log(2) / 2.
+struct Power {
+    I n;
+    F less_1;  // e^r - 1, with which nothing is lost near 0
+};
 INLINE F two_to(I n) { return (F)((n + 127) << 23); }
-INLINE F exp_in_range(F x, F* of_r) {
-    const F magic = each(12582912.0f);  // adding it rounds to a whole number
-    F n = (x * 1.44269504089f + magic) - magic;
-    F r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    const F r2 = r * r;  // the terms in pairs: one after the other they would wait for each other
-    const F high = (1.3981999507e-3f + 1.9875691500e-4f * r) * r2 + (4.1665795894e-2f + 8.3334519073e-3f * r);
-    *of_r = r + r2 * (high * r2 + (5.0000001201e-1f + 1.6666665459e-1f * r));
-    return n;
+INLINE Power power(F x) {
+    const float magic = 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number, the last bits of the sum
+    const F near = minimum(maximum(x, -104.0f), 89.0f), sum = near * 1.44269504089f + magic, n = sum - magic;
+    const F r = near - n * 0.693359375f + n * 2.12194440e-4f, r2 = r * r;
+    // The terms in pairs: one after the other they would wait for each other.
+    const F high = 1.3882506173e-3f * r2 + (4.1667200625e-2f + 8.3665475249e-3f * r);
+    return {(I)sum - (I)each(magic), r + r2 * (high * r2 + (4.9999997020e-1f + 1.6666543484e-1f * r))};
 }
 INLINE F exp(F x) {
-    F less_1, near = minimum(maximum(x, -104.0f), 89.0f);
-    I n = __builtin_convertvector(exp_in_range(near, &less_1), I), half = n >> 1;
-    return (less_1 + 1.0f) * two_to(half) * two_to(n - half);
+    const Power p = power(x);
+    const I half = p.n >> 1;  // twice a half: 2^n itself may be too large or too small for a float
+    return (p.less_1 + 1.0f) * two_to(half) * two_to(p.n - half);
 }
 INLINE F expm1(F x) {
-    F less_1, near = minimum(maximum(x, -104.0f), 89.0f);
-    I n = __builtin_convertvector(exp_in_range(near, &less_1), I), half = n >> 1;
-    return (less_1 * two_to(half) + (two_to(half) - two_to(half - n))) * two_to(n - half);
+    const Power p = power(x);
+    const F half = two_to((p.n > -40 ? p.n : -40 - I{}) - 1);  // further down it is -1
+    const F found = p.less_1 * half + (half - 0.5f);
+    return found + found;
 }
 
 INLINE F k2(F l) { return l * l / 2.0f; }
 INLINE F k3(F l) { return expm1(l) - l; }
 INLINE F tv(F num, F beh) { return abs(exp(num) - exp(beh)); }
-INLINE F over(F x, float limit) { return maximum(x - limit, 0.0f); }
+INLINE I over(F x, float limit) { return ~(x <= limit); }  // NaN too
 INLINE F parts(F x, double whole) { return x / (float)whole; }
+INLINE float parts(float x, double whole) { return x / (float)whole; }
 
 INLINE Wide squares(F x) {
     Wide found;
@@ -136,10 +162,6 @@ INLINE Wide squares(F x) {
 INLINE Wide where(I mask, Wide a, float b) {
     for (int i = 0; i < LANES; i++) a.at[i] = mask[i] ? a.at[i] : b;
     return a;
-}
-INLINE Wide over(Wide x, double limit) {
-    for (double& value : x.at) value = std::fmax(value - limit, 0.0);
-    return x;
 }
 INLINE I operator<=(const Wide& a, double b) {
     I found;
@@ -151,6 +173,7 @@ INLINE I operator>=(const Wide& a, double b) {
     for (int i = 0; i < LANES; i++) found[i] = -(a.at[i] >= b);
     return found;
 }
+INLINE I over(const Wide& x, double limit) { return ~(x <= limit); }
 // A probability as far from 0 and 1 as KPop has it.
 INLINE double inner(double log_prob) { return std::fmin(std::fmax(std::exp(log_prob), EDGE), 1.0 - EDGE); }
 INLINE double bernoulli_kl(double a, double b) {
@@ -170,27 +193,56 @@ static Wide binary_kl_max(F numerator, F behavior) {
 typedef double H __attribute__((vector_size(4 * LANES)));  // half the lanes in float64
 
 // A sum in float64. What is added in float32 first stays there until somebody flushes or asks for the total: at
-// most 32 additions later, unless it is ones.
+// most 32 additions later.
 struct Sum {
     F lanes{};
     H low{}, high{};
-    __attribute__((always_inline)) void add(F x) { lanes += x; }
-    __attribute__((always_inline)) void add(const Wide& x) { add_wide(x); }
-    __attribute__((always_inline)) void add_wide(F x) {
-        low += __builtin_convertvector(__builtin_shufflevector(x, x, LOW_HALF), H);
-        high += __builtin_convertvector(__builtin_shufflevector(x, x, HIGH_HALF), H);
+    INSIDE void add(F x) { lanes += x; }
+    INSIDE void add_wide(F x, double times = 1.0) {
+        low += times * __builtin_convertvector(__builtin_shufflevector(x, x, LOW_HALF), H);
+        high += times * __builtin_convertvector(__builtin_shufflevector(x, x, HIGH_HALF), H);
     }
-    __attribute__((always_inline)) void add_wide(const Wide& x) {
+    INSIDE void add_wide(const Wide& x) {
         for (int i = 0; i < LANES / 2; i++) low[i] += x.at[i], high[i] += x.at[i + LANES / 2];
     }
-    __attribute__((always_inline)) void flush() {
+    INSIDE void flush() {
         add_wide(lanes);
         lanes = F{};
     }
-    __attribute__((always_inline)) double total() const {
+    INSIDE double total() const {
         double found = 0;
         for (int i = 0; i < LANES / 2; i++) found += low[i] + high[i];
         for (int i = 0; i < LANES; i++) found += lanes[i];
         return found;
     }
+};
+INLINE bool any(I flags) {
+    int found = 0;
+    for (int i = 0; i < LANES; i++) found |= flags[i];
+    return found;
+}
+static float largest(F lanes) {
+    float found = lanes[0];
+    for (int i = 1; i < LANES; i++) found = maximum(found, lanes[i]);
+    return found;
+}
+
+// How many flags were set.
+struct Count {
+    I lanes{};
+    INSIDE void add(I flags) { lanes -= flags; }
+    INSIDE double total() const {
+        int64_t found = 0;
+        for (int i = 0; i < LANES; i++) found += lanes[i];
+        return found;
+    }
+};
+// The same, infinite where one of them was not sound.
+struct Sound {
+    Count count, unsound;
+    INSIDE void add(I flags, I sound) {
+        count.add(flags);
+        unsound.add(flags & ~sound);
+    }
+    INSIDE double total() const { return unsound.total() ? INF : count.total(); }
 };

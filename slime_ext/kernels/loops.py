@@ -6,6 +6,7 @@ import ctypes
 import threading
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -35,6 +36,11 @@ class Loops(TwoPasses):
         wide = torch.float64 in (tokens.proximal.dtype, tokens.behavior.dtype)
         return tokens.segments.size >= SMALLEST and not wide and self._library(parts) is not None
 
+    @cached_property
+    def _keeps_finite(self) -> bool:
+        """Whether every token that has a log-ratio is kept."""
+        return not any(step.rejects or step.unit != "token" for step in self.correction.steps)
+
     def _weights(self, loss: Tensor) -> bool:
         return loss.dtype is torch.float32
 
@@ -50,6 +56,8 @@ class Loops(TwoPasses):
         arrays = self._read(tokens) | _pieces(segments)
         sizes = (arrays["bounds"].numel() - 1, segments.size, segments.count, int(work.first))
         arrays |= self._settled(tokens, work.plan) | room(work, parts, torch.float32)
+        if self._keeps_finite and work.plan.keep is None:
+            arrays.pop("finites", None)  # they are what is kept
         if parts.loss:
             arrays["losses"] = _single(work.host_loss)
         arrays["table"] = table = torch.zeros(len(needs), segments.count, dtype=torch.float64)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,9 +25,9 @@ class Parts:
     """What the second pass hands out; what is false is not in its machine code.
 
     Args:
-        outcome: weights, keep, finite, log-ratio.
+        outcome: weights, keep, finite.
         loss: the weighted loss of the host, its factor, keep, the host's metrics.
-        bounds: with the outcome, where a bound changed a weight.
+        bounds: with the outcome, where a bound changed a weight, and the log-ratios.
         observe: with the outcome, what each step did; what became of the sequences.
         layout: of the metrics to measure.
     """
@@ -90,9 +92,12 @@ class TwoPasses(abc.ABC):
         return Parts(not loss, loss, not loss, work.layout is not None, work.layout)
 
     def _outcome(self, tokens: Tokens, plan: Plan, found: Named, parts: Parts) -> Outcome:
-        names = ("weights", "keeps", "finites", "log_ratios", "clippeds")
+        weights, keep = found["weights"], found["keeps"]
         scale = None if plan.scale is None else tokens.segments.spread(plan.scale)
-        own = Outcome(*(found.get(name) for name in names), scale=scale)
+        own = Outcome(weights, keep, found.get("finites", keep), found.get("log_ratios"), scale=scale)
+        if not parts.bounds:
+            return Unasked.of(own, lambda: self.correction.look(tokens).log_ratio)
+        own = replace(own, clipped=found["clippeds"])
         if not parts.observe:
             return own
         rows = dict(zip(self._needs(parts), found["table"].unbind(), strict=True))
@@ -108,6 +113,23 @@ class TwoPasses(abc.ABC):
         return settled | ({} if plan.scale is None else {"scales": plan.scale.float().contiguous()})
 
 
+class Unasked(Outcome):
+    """An outcome without log-ratios until somebody asks for them: to write them takes as long as all else."""
+
+    @classmethod
+    def of(cls, outcome: Outcome, look: Callable[[], Tensor]) -> Unasked:
+        """An outcome, and what computes its log-ratios."""
+        made = cls(**vars(outcome))
+        made.__dict__["_look"] = look
+        del made.__dict__["log_ratio"]
+        return made
+
+    @cached_property
+    def log_ratio(self) -> Tensor:
+        """As ``Outcome.log_ratio``."""
+        return self._look()
+
+
 def room(work: Work, parts: Parts, wide: torch.dtype) -> Named:
     """Arrays for the second pass to write, every number of them.
 
@@ -117,8 +139,8 @@ def room(work: Work, parts: Parts, wide: torch.dtype) -> Named:
     size, device = work.tokens.segments.size, work.tokens.segments.device
     names: dict[str, torch.dtype] = {"keeps": torch.bool}
     if parts.outcome:
-        names |= {"weights": wide, "log_ratios": wide, "finites": torch.bool}
-        names |= {"clippeds": torch.bool} if parts.bounds else {}
+        names |= {"weights": wide, "finites": torch.bool}
+        names |= {"log_ratios": wide, "clippeds": torch.bool} if parts.bounds else {}
         names |= {"acteds": torch.int32} if parts.observe else {}
     if parts.loss:
         names |= {"factors": wide, "products": work.host_loss.dtype}

@@ -41,12 +41,17 @@ LOAD = """    chunk = tl.program_id(0)
     l = tl.where(finite, num - beh, 0.0)
 """
 ADVANTAGE = "    adv = tl.where(mask, tl.load(advantages + at, mask=here, other=0.0).to(WIDE), 0.0)\n"
-START = """    nowhere = lane < 0
-    w = tl.where(here, 1.0, 1.0).to(WIDE)
-    keep = finite
-    clipped = nowhere
+START = """    never = size < 0
     kept = size >= 0
-    acted = tl.where(finite, 0, 1)
+    all_w = tl.where(never, 0.0, 1.0).to(WIDE)
+    all_clipped = never
+    all_acted = tl.where(never, 1, 0)
+"""
+START_TOKENS = """    nowhere = lane < 0
+    w = tl.where(here, all_w, 1.0)
+    keep = finite
+    clipped = here & all_clipped
+    acted = tl.where(finite, 0, 1) | all_acted
 """
 ROOM = 1 << (BINS - 1).bit_length()  # bins of the histogram as Triton counts them
 INPUTS = "numerators, behaviors, masks, advantages, owners, begins, sizes"
@@ -105,7 +110,9 @@ def _correct(writer: Writer, load: str, measured: str) -> str:
         f"    s{i} = tl.load(table + {i} * sequences + owner)\n" for i in range(len(writer.needs))
     )
     lines = writer.lines()
-    body = "".join(f"    {name} = {value}\n" for name, value in (*writer.ahead, *lines))
+    ahead, body = (
+        "".join(f"    {name} = {value}\n" for name, value in part) for part in (writer.ahead, lines)
+    )
     signature = (
         f"{INPUTS}, table, sequences, numbers, ages, groups, "
         "weights, keeps, finites, log_ratios, kepts, clippeds, acteds, "
@@ -113,7 +120,8 @@ def _correct(writer: Writer, load: str, measured: str) -> str:
         "WIDE: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr, OUTCOME: tl.constexpr, "
         "BOUNDS: tl.constexpr, OBSERVE: tl.constexpr, LOSS: tl.constexpr, SCALED: tl.constexpr"
     )
-    return f"@triton.jit\ndef correct({signature}):\n{load}{loads}{START}{body}{STORE}{measured}"
+    decided = f"{START}{ahead}{START_TOKENS}{body}"
+    return f"@triton.jit\ndef correct({signature}):\n{load}{loads}{decided}{STORE}{measured}"
 
 
 def _measured(parts: Parts) -> str:
@@ -164,8 +172,8 @@ STORE = """    if GROUPS:
     if OUTCOME:
         tl.store(weights + at, weight, mask=here)
         tl.store(finites + at, finite, mask=here)
-        tl.store(log_ratios + at, l, mask=here)
         if BOUNDS:
+            tl.store(log_ratios + at, l, mask=here)
             tl.store(clippeds + at, clipped, mask=here)
         if OBSERVE:
             tl.store(acteds + at, acted, mask=here)

@@ -1,7 +1,8 @@
 """The steps of a correction as straight-line code about one token: written once, for Triton and for C++.
 
-A line sets ``w`` (weight), ``keep``, ``clipped`` and ``acted`` of the token, or ``kept`` of its sequence.
-What depends on the sequence alone is written apart, as ``ahead``: loops over its tokens need it once.
+A line sets ``w`` (weight), ``keep``, ``clipped`` and ``acted`` of the token, or of its sequence ``kept`` and
+what the tokens begin with: ``all_w``, ``all_clipped``, ``all_acted``. What depends on the sequence alone is
+written apart, as ``ahead``: loops over its tokens need it once.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Writer:
     needs: tuple[Need, ...]
     language: Language
     ahead: list[Line] = field(default_factory=list)
+    acting: dict[int, list[str]] = field(default_factory=dict)  # step -> flags of the tokens on which it acts
+    shared: bool = True  # whether all tokens of a sequence have one weight, as far as it is written
 
     def __post_init__(self) -> None:
         self.slot = {need: f"s{i}" for i, need in enumerate(self.needs)}
@@ -77,7 +80,7 @@ class Writer:
         return self.value(name)
 
     def lines(self) -> list[Line]:
-        """What happens to a token, step by step; fills ``ahead``."""
+        """What happens to a token, step by step; fills ``ahead`` and ``acting``."""
         if any(step.unit == "sequence" for step in self.correction.steps):
             lines = [*self._drop("sequence", 0, f"{self.slot[SOUND]} < INF")]
         else:
@@ -108,41 +111,59 @@ class Writer:
         ratio = self.language.call("exp", self._total(step.unit, step._aggregate, "ratio"))
         return ratio if step.unit == "token" else self._once("ratio", self.language.narrow(ratio))
 
-    def _act(self, i: int, where: str, yes: int, no: int) -> Line:
-        return "acted", f"acted | {self.language.call('where', where, str(yes), str(no))}"
+    def _act(self, name: str, where: str, yes: int, no: int) -> Line:
+        return name, f"{name} | {self.language.call('where', where, str(yes), str(no))}"
+
+    def _token_acts(self, i: int, flag: str) -> None:
+        self.acting.setdefault(i, []).append(flag)
 
     def _drop(self, unit: str, i: int, inside: str) -> Iterator[Line]:
         if unit == "token":
             name = self._new("inside")
-            yield name, inside
-            yield "keep", f"keep & {name}"
+            self._token_acts(i, self.language.no(name))
+            yield from ((name, inside), ("keep", f"keep & {name}"), self._act("acted", name, 0, 1 << i))
         else:
             name = self._once("inside", inside)
-            self.ahead.append(("kept", f"kept & {name}"))
-        yield self._act(i, name, 0, 1 << i)
+            self.ahead += [("kept", f"kept & {name}"), self._act("all_acted", name, 0, 1 << i)]
+
+    @property
+    def _weight(self) -> str:
+        return "all_w" if self.shared else "w"
 
     def _bound(self, i: int, bounded: str) -> Iterator[Line]:
-        new, changed = self._new("bounded"), self._new("changed")
-        yield from ((new, bounded), (changed, f"{new} != w"))
-        yield from (("clipped", f"clipped | {changed}"), ("w", new), self._act(i, changed, 1 << i, 0))
+        new, changed, of = self._new("bounded"), self._new("changed"), "all_" if self.shared else ""
+        lines = [(new, bounded), (changed, f"{new} != {of}w"), (f"{of}w", new)]
+        lines += [(f"{of}clipped", f"{of}clipped | {changed}"), self._act(f"{of}acted", changed, 1 << i, 0)]
+        if self.shared:
+            self.ahead += lines
+        else:
+            self._token_acts(i, changed)
+            yield from lines
 
     def _between(self, low: float, high: float) -> str:
         call, number = self.language.call, self.language.number
-        return call("minimum", call("maximum", "w", number(low)), number(high))
+        return call("minimum", call("maximum", self._weight, number(low)), number(high))
 
     def reweight(self, step: Reweight | Taper, i: int) -> Iterator[Line]:
-        yield "w", self.language.call("where", "here", self._ratio(step), self.language.number(1.0))
-        yield "clipped", "nowhere"
+        ratio = self._ratio(step)
+        if self.shared and step.unit != "token":
+            self.ahead += [("all_w", ratio), ("all_clipped", "never")]
+        else:
+            self.shared = False
+            yield "w", self.language.call("where", "here", ratio, self.language.number(1.0))
+            yield "clipped", "nowhere"
 
     def taper(self, step: Taper, i: int) -> Iterator[Line]:
         yield from self.reweight(step, i)
+        self.shared = False
         negative = self._between(step.negative_low, step.negative_high)
         positive = self._between(step.positive_low, step.positive_high)
         sign = f"adv < {self.language.number(0.0)}"
         yield from self._bound(i, self.language.call("where", sign, negative, positive))
 
     def truncate(self, step: Truncate, i: int) -> Iterator[Line]:
-        yield from self._bound(i, self.language.call("minimum", "w", self.language.number(step.high)))
+        high = self.language.number(step.high)
+        yield from self._bound(i, self.language.call("minimum", self._weight, high))
 
     def clip(self, step: Clip, i: int) -> Iterator[Line]:
         yield from self._bound(i, self._between(step.low, step.high))
@@ -181,7 +202,11 @@ class Writer:
 
     def normalize(self, step: Normalize, i: int) -> Iterator[Line]:
         mean = self.language.at("numbers", self.coupled.index(step))
-        yield "w", f"parts(w, {mean})"
+        line = self._weight, f"parts({self._weight}, {mean})"
+        if self.shared:
+            self.ahead.append(line)
+        else:
+            yield line
 
 
 WRITERS = {

@@ -1,0 +1,163 @@
+// Sufficient statistics of the metrics, in the order of slime_ext.metrics.layout.
+
+constexpr int HALF = 1 << (31 - SHIFT);  // places of the histogram on each side of 0
+
+template <class T> static int reached(const float* edges, T value) {
+    int bin = 0;
+    for (int i = 0; i < EDGES; i++) bin += value >= edges[i];
+    return bin;
+}
+
+// What tokens add up to, lane by lane, until it is moved on. A loop over tokens holds it in registers, as far as
+// there are any: nothing here belongs in memory.
+struct Recent {
+    F sums[COLUMNS] = {};
+    I masked{}, counted{}, kept{}, flagged[PARTS + 1] = {};
+    F highest = each(-INF), lowest = each(INF), heaviest = each(-INF);
+};
+
+struct Measures {
+    typedef Sum Curve[EDGES + 1][CURVE_COLUMNS];
+    Sum columns[COLUMNS];
+    Curve by_position, by_age, by_probability;
+    I flagged[FLAGS + 1] = {};
+    // Four, so that neighbours in one place do not wait for each other; a line apart, so that they share no cache set.
+    uint32_t histogram[4][2 * HALF + 16] = {};
+    Recent recent;
+    int filled = 0, position = 0, age = -1;
+
+    INSIDE void add(Recent& now, const Tokens& t, I keep, F weight, F excess, const I* acting) {
+        const F capped = minimum(excess, LARGEST), k3 = capped - t.l, behavior = where(t.finite, t.beh, 0.0f);
+        now.masked -= t.mask;
+        now.counted -= t.finite;
+        now.kept -= keep;
+        for (int i = 0; i < PARTS; i++) now.flagged[i] -= t.mask & acting[i];
+        now.sums[EXCESS] += capped;
+        now.sums[EXCESS_SQUARED] += capped * capped;
+        now.sums[K3] += k3;
+        now.sums[LOG_BEHAVIOR] += behavior;
+        const F ratio = where(t.finite, t.l, NAN);  // which is neither higher nor lower
+        now.highest = maximum(now.highest, ratio);
+        now.lowest = minimum(now.lowest, ratio);
+        const F bounded = minimum(weight, LARGEST);
+        if (!SHARED) {
+            now.sums[WEIGHT] += bounded;
+            now.sums[WEIGHT_SQUARED] += bounded * bounded;
+            now.heaviest = maximum(now.heaviest, weight);
+        }
+        count(t.l);
+        if (CURVES) by_probabilities({as_numbers(t.finite), as_numbers(keep), capped, bounded, k3}, behavior);
+    }
+    // By the first bits of the log-ratio, its sign among them. Where it is 0, or there is none, that is no bin.
+    INSIDE void count(F l) {
+        const Unsigned places = (Unsigned)l >> SHIFT;
+        uint32_t at[LANES];
+        std::memcpy(at, &places, sizeof at);
+        for (int i = 0; i < LANES; i++) histogram[i & 3][at[i]]++;
+    }
+    struct Row {
+        F columns[CURVE_COLUMNS];
+    };
+    INSIDE void by_probabilities(Row row, F behavior) {
+        const I all = I{} - 1;
+        I above = all;
+        for (int bin = EDGES; bin >= 0; bin--) {
+            const I from = bin ? behavior >= LOG_PROBABILITIES[bin - 1] : all;
+            const I here = bin == EDGES ? from : from & ~above;
+            for (int c = 0; c < CURVE_COLUMNS; c++) by_probability[bin][c].add(only(here, row.columns[c]));
+            above = from;
+        }
+    }
+    // Tokens from here on lie in these bins of position and age; an age below 0 is unknown.
+    void begin_range(int at_position, int at_age) {
+        position = at_position;
+        age = at_age;
+    }
+    void move(int column, F lanes, double times = 1.0) {
+        columns[column].add_wide(lanes, times);
+        if (!CURVES || column >= CURVE_COLUMNS) return;
+        by_position[position][column].add_wide(lanes, times);
+        if (age >= 0) by_age[age][column].add_wide(lanes, times);
+    }
+    INSIDE void take(const Recent& now, int added) {
+        recent = now;
+        filled += added;
+        if (filled >= FLUSH) flush();
+    }
+    // Moves what was added in float32 to float64.
+    void flush() {
+        filled = 0;
+        for (int c = EXCESS; c < COLUMNS; c++) {
+            move(c, recent.sums[c]);
+            recent.sums[c] = F{};
+        }
+        if (!CURVES) return;
+        for (auto& bin : by_probability)
+            for (Sum& sum : bin) sum.flush();
+    }
+    // After the last token of a sequence or of its bin of position: what all of them share is added once.
+    void end_range(float weight, int all_acted) {
+        const F kept = __builtin_convertvector(recent.kept, F);
+        move(COUNTED, __builtin_convertvector(recent.counted, F));
+        move(KEPT, kept);
+        if (SHARED) {
+            const float shared = any(recent.kept) ? weight : 0.0f;
+            const double bounded = minimum(shared, LARGEST);
+            move(WEIGHT, kept, bounded);
+            move(WEIGHT_SQUARED, kept, bounded * bounded);
+            recent.heaviest = maximum(recent.heaviest, shared);
+        }
+        @flag_lines@
+        recent.masked = recent.counted = recent.kept = I{};
+        for (I& lanes : recent.flagged) lanes = I{};
+        if (CURVES) flush();
+    }
+    void write(double* sums, double* highest) {
+        flush();
+        for (const Sum& sum : columns) *sums++ = sum.total();
+        for (int f = 0; f < FLAGS; f++) *sums++ = Count{flagged[SAME[f]]}.total();
+        sums += 1 + @per_sequence@;  // the surrogate's, and those of sequences
+        for (int side : {0, HALF}) {
+            for (int b = FIRST; b < FIRST + SIDE; b++) *sums++ = found(side + b);
+            *sums = 0;
+            for (int b = FIRST + SIDE; b < HALF; b++) *sums += found(side + b);
+            sums++;
+        }
+        *highest++ = largest(recent.highest);
+        *highest++ = largest(-recent.lowest);
+        *highest++ = largest(recent.heaviest);
+        if (!CURVES) return;
+        for (const Curve* curve : {&by_position, &by_age, &by_probability})
+            for (const auto& bin : *curve)
+                for (const Sum& sum : bin) *sums++ = sum.total();
+    }
+    int64_t found(int place) const {
+        return (int64_t)histogram[0][place] + histogram[1][place] + histogram[2][place] + histogram[3][place];
+    }
+};
+
+// Sums, maxima and logarithms of sums over the sequences that have response tokens; the sum of their log-ratios
+// is that of the tokens.
+static void of_sequences(const double* table, const uint8_t* kept, const double* ages, int64_t sequences,
+                         double* total, double* sums, double* highest, double* log_sums) {
+    const double *ratio = table + RATIO * sequences, *count = table + COUNT * sequences;
+    for (int64_t s = 0; s < sequences; s++) {
+        if (!(count[s] > 0)) continue;
+        *total += ratio[s];
+        sums[0] += count[s];
+        sums[1] += 1;
+        sums[2] += kept[s];
+        highest[0] = std::fmax(highest[0], ratio[s]);
+        highest[1] = std::fmax(highest[1], -ratio[s]);
+        if (!ages || std::isnan(ages[s])) continue;
+        sums[3] += 1;
+        sums[4] += ages[s];
+        highest[2] = std::fmax(highest[2], ages[s]);
+    }
+    for (int power = 2; power; power--) {
+        double total = 0;
+        for (int64_t s = 0; s < sequences; s++)
+            if (count[s] > 0) total += std::exp(power * (ratio[s] - highest[0]));
+        *log_sums++ = sums[1] > 0 ? power * highest[0] + std::log(total) : -INF;
+    }
+}
