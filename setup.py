@@ -36,7 +36,7 @@ setup(
         "slime_ext.kernels": ["*.h", "*.cpp"],
         "slime_ext.analysis.report": ["page.html.j2", "style.css"],
     },
-    install_requires=[TORCH, "pydantic>=2.7", "PyYAML", "rich", "libcst", "Jinja2>=3.1,<4"],
+    install_requires=[TORCH, "numpy", "pydantic>=2.7", "PyYAML", "rich", "libcst", "Jinja2>=3.1,<4"],
     extras_require={
         "megatron": MEGATRON,
         "te": ["transformer-engine[pytorch]"],
@@ -49,7 +49,6 @@ setup(
             "ruff==0.17.5",
             "pre-commit",
             "psutil",
-            "numpy",
             "triton>=3.4,<4; platform_system == 'Linux'",
             "playwright>=1.45,<2",
         ],

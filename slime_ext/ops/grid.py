@@ -13,9 +13,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,9 +49,13 @@ class Extreme(NamedTuple):
     limit: float
 
 
-def host_ints(values: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+def host_ints(
+    values: Sequence[int] | np.ndarray, device: torch.device, dtype: torch.dtype = torch.int64
+) -> Tensor:
     """Integers known to the host as a tensor on ``device``, without waiting for the device."""
-    if len(values) < MANY:
+    if isinstance(values, np.ndarray):
+        found = torch.from_numpy(values)
+    elif len(values) < MANY:
         found = torch.tensor(values, dtype=dtype)
     else:
         found = torch.frombuffer(array("q" if dtype is torch.int64 else "i", values), dtype=dtype)
@@ -89,20 +93,35 @@ class Grid:
     def index(self) -> tuple[Tensor, Tensor]:
         """The shared blocks, blocks 0 and 1 among them; and where, among all block sums and all single
         tokens, each segment begins: its blocks [S + 1], its single tokens [S] and the end of all."""
-        bounds = list(accumulate(self.lengths, initial=0))
-        block = [bound >> SHIFT for bound in bounds]
-        for i in range(len(block) - 1, -1, -1):  # only the last can lie beyond all whole blocks
-            if block[i] <= self.blocks:
-                break
-            block[i] = self.blocks
-        keys = dict.fromkeys((0, 1, *block) if self.blocks else block)
-        places = dict(zip(keys, range(self.blocks, 1 << 62, BLOCK), strict=False))
-        begins = [places[key] + bound - (key << SHIFT) for key, bound in zip(block, bounds, strict=True)]
-        shared = list(keys)  # rising, so that only the last can lie beyond
-        while shared and shared[-1] >= self.blocks:
-            shared.pop()
-        both = host_ints([*shared, *block, *begins[1:]], self.device)
+        shared, block, begins = self._places
+        both = host_ints(np.concatenate([shared, block, begins[1:]]), self.device)
         return both[: len(shared)], both[len(shared) :]
+
+    @cached_property
+    def _places(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """On the host: the shared blocks, rising; the block [S + 1] that each segment begins in and the last
+        ends in; where [S + 1] its single tokens begin among all block sums and all single tokens."""
+        bounds = np.zeros(self.count + 1, dtype=np.int64)
+        np.cumsum(np.frombuffer(array("q", self.lengths), dtype=np.int64), out=bounds[1:])
+        block = np.minimum(bounds >> SHIFT, self.blocks)  # only the last can lie beyond all whole blocks
+        later = block[1:][(block[1:] != block[:-1]) & (block[1:] > 1)]
+        shared = np.concatenate([(0, 1), later])
+        rank = np.searchsorted(shared, block)
+        begins = self.blocks + ((rank - block) << SHIFT) + bounds
+        return shared[shared < self.blocks], block, begins
+
+    def _offsets(self, rows: int) -> np.ndarray:
+        """Where the parts of K rows of block sums and single tokens begin, and their end: for each segment
+        its first block, which it shares, and its other blocks; then for each its single tokens."""
+        _, block, begins = self._places
+        count, end = self.count, begins[-1]
+        parts = np.empty(3 * count, dtype=np.int64)
+        parts[: 2 * count : 2] = block[:-1]
+        parts[1 : 2 * count : 2] = np.minimum(np.maximum(block[:-1] + 1, 2), block[1:])  # 0 and 1 are shared
+        parts[2 * count :] = begins[:-1]
+        offsets = np.full(rows * len(parts) + 1, end * rows)
+        np.add.outer(np.arange(rows) * end, parts, out=offsets[:-1].reshape(rows, -1))
+        return offsets
 
     @cached_property
     def owners(self) -> tuple[Tensor, Tensor]:
@@ -149,7 +168,7 @@ class Grid:
         """K rows [K, T] without gradient -> [K + E, S] float64: each row's sums over each segment, then for
         each extreme a number > 0 where any of the segment's tokens lies beyond its limit, 0 where none does.
 
-        Eight operations, and two for each extreme.
+        Six operations, and two for each extreme.
         """
         shared, _ = self.index
         whole = table[:, : self.blocks << SHIFT].unflatten(1, (self.blocks, BLOCK))
@@ -159,12 +178,17 @@ class Grid:
         rows = [*enumerate(whole.sum(2).unbind()), *levels]
         parts = [part for row, level in rows for part in (level, singles[row], rest[row])]
         width = sum(map(len, parts[:3]))
+        if not width:
+            return table.new_zeros(len(rows), self.count, dtype=torch.float64)
         found = table.new_empty((len(rows), width), dtype=torch.float64)
         torch.cat(parts, out=found.view(-1))
         for row, (_, below, limit) in zip(found[len(table) :], extremes, strict=True):
             torch.lt(row, -limit, out=row) if below else torch.gt(row, limit, out=row)
-        found.index_fill_(1, shared, 0)
-        return self._sums(found) if found.shape[1] else found.new_zeros(len(rows), self.count)
+        # One flat reduction, which CUDA spreads over all its processors.
+        offsets = host_ints(self._offsets(len(rows)), self.device)
+        flat = torch.segment_reduce(found.view(-1), "sum", offsets=offsets, unsafe=True, initial=0)
+        of = flat.view(len(rows), -1)
+        return of[:, 1 : 2 * self.count : 2] + of[:, 2 * self.count :]
 
     def _sums(self, table: Tensor) -> Tensor:
         """[K, N] block sums and single tokens, shared blocks 0 -> [K, S]."""
