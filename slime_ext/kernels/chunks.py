@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
+import numpy as np
 from torch import Tensor
 
 from slime_ext.metrics.layout import POSITIONS
 from slime_ext.ops.grid import host_ints
+from slime_ext.ops.runs import Runs, runs
 from slime_ext.ops.segments import Segments
 
 FEWEST, MOST = 128, 2048  # tokens of a chunk
-Cut = tuple[int, int, int, int]  # sequence, first token, tokens, bin of position
 
 
 @dataclass(frozen=True)
@@ -38,15 +37,16 @@ class Chunks:
         Args:
             by_position: whether no chunk may lie in two bins of position.
         """
-        lengths = segments.local_lengths
-        lanes = lanes_of(lengths)
-        cuts = by_positions(segments, lanes) if by_position else plain(lengths, lanes)
-        columns = list(zip(*cuts, strict=True)) or [()] * 4
-        counts = [0] * (len(lengths) + 1)
-        for owner in columns[0]:
-            counts[owner + 1] += 1
-        both = [*(n for column in columns for n in column), *accumulate(counts)]
-        parts = host_ints(both, segments.device).split([len(columns[0])] * 4 + [len(counts)])
+        held = segments.local_lengths
+        lanes = lanes_of(held)
+        owners, lengths, bins = _by_position(segments) if by_position else _whole(held)
+        first = np.cumsum(lengths) - lengths
+        many = np.maximum(-(-lengths // lanes), 1)
+        owners, first, left, places = (np.repeat(column, many) for column in (owners, first, lengths, bins))
+        done = lanes * (np.arange(len(owners)) - np.repeat(np.cumsum(many) - many, many))
+        offsets = np.searchsorted(owners, np.arange(len(held) + 1))
+        columns = (owners, first + done, np.minimum(left - done, lanes), places, offsets)
+        parts = host_ints(np.concatenate(columns), segments.device).split([len(c) for c in columns])
         return cls(lanes, *parts)
 
     @property
@@ -61,37 +61,18 @@ def lanes_of(lengths: Sequence[int]) -> int:
     return min(max(1 << max(mean - 1, 0).bit_length(), FEWEST), MOST)
 
 
-def plain(lengths: Sequence[int], lanes: int) -> list[Cut]:
-    """Cuts of sequences one after the other; one without tokens is a chunk, which decides what becomes of
+def _whole(lengths: Sequence[int]) -> Runs:
+    """Each sequence as one run."""
+    every = np.arange(len(lengths))
+    return Runs(every, np.array(lengths, dtype=np.int64), np.zeros_like(every))
+
+
+def _by_position(segments: Segments) -> Runs:
+    """Runs of one bin, and an empty one for each sequence that has none: a chunk decides what becomes of
     it."""
-    starts = accumulate(lengths, initial=0)
-    return [
-        (owner, begin, min(lanes, start + length - begin), 0)
-        for owner, (start, length) in enumerate(zip(starts, lengths, strict=False))
-        for begin in (range(start, start + length, lanes) if length else (start,))
-    ]
-
-
-def by_positions(segments: Segments, lanes: int) -> list[Cut]:
-    """The same, cut also where the bins of position begin."""
-    held: list[list[tuple[int, int]]] = [[] for _ in segments.lengths]
-    for owner, start, stop, _ in segments.pieces:
-        held[owner].append((start, stop))
-    cuts: list[Cut] = []
-    begin = 0
-    for owner, pieces in enumerate(held):
-        found = [cut for start, stop in pieces for cut in _within(start, stop, lanes)] or [(0, 0)]
-        for size, place in found:
-            cuts.append((owner, begin, size, place))
-            begin += size
-    return cuts
-
-
-def _within(start: int, stop: int, lanes: int) -> Iterator[tuple[int, int]]:
-    """Sizes and bins of the chunks of a piece."""
-    while start < stop:
-        place = bisect_right(POSITIONS, start)
-        edge = POSITIONS[place] if place < len(POSITIONS) else stop
-        end = min(start + lanes, edge, stop)
-        yield end - start, place
-        start = end
+    found = runs(segments, POSITIONS)
+    missing = np.flatnonzero(np.bincount(found.sequences, minlength=segments.count) == 0)
+    none = np.zeros_like(missing)
+    joined = [np.concatenate(both) for both in zip(found, (missing, none, none), strict=True)]
+    order = np.argsort(joined[0], kind="stable")
+    return Runs(*(column[order] for column in joined))
