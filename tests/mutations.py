@@ -143,9 +143,9 @@ MUTATIONS = {
         "tests/metrics/test_statistics.py",
     ),
     "a curve's bin begins one later": Mutation(
-        "metrics/measure.py",
-        "bisect_right(POSITIONS, at)",
-        "bisect_right(POSITIONS, at - 1)",
+        "ops/runs.py",
+        "cuts = np.clip(np.array(edges, dtype=np.int64),",
+        "cuts = np.clip(1 + np.array(edges, dtype=np.int64),",
         "tests/metrics/test_statistics.py",
     ),
     "a step's rejections depend on the others": Mutation(

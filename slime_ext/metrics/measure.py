@@ -8,11 +8,7 @@ the curves additions in the tokens' order on the CPU, a product with a 0-1 matri
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
-import struct
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,24 +17,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from slime_ext.correction import Outcome, Sequences, Tokens
-from slime_ext.metrics.layout import (
-    AGES,
-    CURVE_BINS,
-    CURVE_COLUMNS,
-    FIRST,
-    LOG_PROBABILITIES,
-    POSITIONS,
-    SHIFT,
-    SIDE,
-    Layout,
-)
+from slime_ext.metrics.bins import curve_sums
+from slime_ext.metrics.layout import FIRST, SHIFT, SIDE, Layout
 from slime_ext.ops.codes import count_flags
 from slime_ext.ops.grid import host_numbers
-from slime_ext.ops.segments import Segments, as_bytes, as_numbers, is_traced
-from slime_ext.ops.tally import count, product, tally
+from slime_ext.ops.segments import Segments, as_numbers, is_traced
+from slime_ext.ops.tally import count
 from slime_ext.outcome import BLOCK
 
-STANDING = ((0, 0), (1, 0), (1, 1))  # lost, finite, kept: what counts as counted and as kept
 SIGNS = (1, -1, 1, 1, 1, 1)  # the smallest is the largest of the negated
 # Ratios and weights beyond count as this much in the sums, whose squares stay finite so.
 LARGEST = {torch.float64: 1e150, torch.float32: 1e17}
@@ -84,7 +70,7 @@ def measure(
     sums = [flags[:2], of_tokens[:3], log_ratio, of_tokens[3:], flags[2:], *per_sequence]
     sums += _histogram(outcome.log_ratio)
     if layout.curves:
-        sums += _curves(tokens, outcome, rows)
+        sums += curve_sums(tokens, outcome, rows)
     of_all = torch.cat([*_extremes(outcome), *highest])
     return Measured(torch.cat(sums).double(), of_all * host_numbers(SIGNS, of_all), log_sums)
 
@@ -190,98 +176,3 @@ def _aged(there: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
     known = there & ~ages.isnan()
     ages = torch.where(known, ages.double(), -torch.inf)
     return torch.stack([known.sum(), torch.where(known, ages, 0).sum()]), ages.amax()[None]
-
-
-def _curves(tokens: Tokens, outcome: Outcome, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The first columns summed per bin of position, age and probability: 3 x 8 x 5 numbers in parts."""
-    segments, size = tokens.segments, outcome.log_ratio.numel()
-    plain = is_traced(outcome.log_ratio) or not adds_in_order(segments.device)
-    age = _age_bins(segments, tokens.ages)
-    excess, weight, k3, behavior = (row[:size] for row in rows[:4])
-    if not plain:
-        place = torch.add(_probability_bins(behavior), _position_bins(segments), alpha=CURVE_BINS)
-        table = _binned(place, age, outcome, rows[:3, :size])
-        by_age = host_numbers(((0.0,) * len(CURVE_COLUMNS),) * CURVE_BINS, table) if age is None else None
-        return (
-            table.sum((0, 2)).view(-1),
-            (table.sum((1, 2))[:CURVE_BINS] if by_age is None else by_age).view(-1),
-            table.sum((0, 1)).view(-1),
-        )
-    flags = (as_numbers(flag, outcome.log_ratio.dtype) for flag in (outcome.finite, outcome.keep))
-    columns = torch.stack([*flags, excess, weight, k3])
-    position, probability = _bin(segments.within, POSITIONS), _bin(behavior, LOG_PROBABILITIES)
-    if not adds_in_order(position.device):
-        age = torch.full_like(position, CURVE_BINS) if age is None else age
-        return (product([position, age, probability], columns, CURVE_BINS).view(-1),)
-    place = position * CURVE_BINS + probability
-    place = place if age is None else age * CURVE_BINS**2 + place
-    shape = (len(columns), 1 if age is None else CURVE_BINS + 1, CURVE_BINS, CURVE_BINS)
-    table = tally(place.long(), columns, shape[1] * CURVE_BINS**2).view(shape)
-    by_age = table.sum((2, 3))[:, :CURVE_BINS]
-    by_age = torch.zeros_like(table[:, 0, 0]) if age is None else by_age
-    return (torch.stack([table.sum((1, 3)), by_age, table.sum((1, 2))]).transpose(1, 2).reshape(-1),)
-
-
-def _binned(place: Tensor, age: Tensor | None, outcome: Outcome, rows: Tensor) -> Tensor:
-    """[ages, positions, probabilities, 5] float64, the curves' columns at each place, on a CPU: tokens
-    are added one after the other.
-
-    Args:
-        place: [T] bytes, position * CURVE_BINS + probability.
-        age: [T] bins, one more where it is unknown; None: it is unknown everywhere.
-    """
-    ages = 1
-    if age is not None:
-        ages, place = CURVE_BINS + 1, torch.add(place, age, alpha=CURVE_BINS**2)
-    bins = ages * CURVE_BINS**2
-    known = as_bytes(outcome.finite) + as_bytes(outcome.keep)
-    flags = count(torch.add(known, place, alpha=len(STANDING)), len(STANDING) * bins)
-    flags = flags.view(bins, len(STANDING)) @ host_numbers(STANDING, flags)
-    sums = [torch.bincount(place, row, bins) for row in rows.double().unbind()]  # in the dtype of the row
-    return torch.stack([*flags.unbind(1), *sums], 1).view(ages, CURVE_BINS, CURVE_BINS, -1)
-
-
-def _position_bins(segments: Segments) -> Tensor:
-    """[T] bytes, the bin of each token's position in its response."""
-    return _bins_of_positions().index_select(0, segments.within.clamp(max=POSITIONS[-1]))
-
-
-@functools.lru_cache(maxsize=1)
-def _bins_of_positions() -> Tensor:
-    """[the last edge + 1] bytes, on the CPU."""
-    return torch.tensor([bisect_right(POSITIONS, at) for at in range(POSITIONS[-1] + 1)], dtype=torch.uint8)
-
-
-def _probability_bins(log_probs: Tensor) -> Tensor:
-    """[T] bytes, how many edges a log-prob has reached: how far it lies above the number before each, as
-    truth values, which is a third of the time of a comparison."""
-    before = tuple(_before(edge, log_probs.dtype) for edge in LOG_PROBABILITIES)
-    above = (log_probs - host_numbers(before, log_probs)[:, None]).clamp_min_(0).to(torch.bool)
-    return above.view(torch.uint8).sum(0, dtype=torch.uint8)
-
-
-def _before(edge: float, dtype: torch.dtype) -> float:
-    """The largest number of a dtype that is smaller than an edge < 0."""
-    real, whole = ("f", "i") if dtype is torch.float32 else ("d", "q")
-    (bits,) = struct.unpack(whole, struct.pack(real, edge))
-    return struct.unpack(real, struct.pack(whole, bits + 1))[0]
-
-
-def adds_in_order(device: torch.device) -> bool:
-    """Whether additions at random places are made one after the other, so that they repeat bit by bit."""
-    return device.type == "cpu"
-
-
-def _bin(values: Tensor, edges: Sequence[float]) -> Tensor:
-    """int32, how many edges a value has reached: half the time of a search among them."""
-    if is_traced(values):  # one loop of it all
-        return functools.reduce(operator.add, ((values >= edge).to(torch.int32) for edge in edges))
-    reached = values >= host_numbers(edges, values)[:, None]
-    return reached.view(torch.uint8).sum(0, dtype=torch.uint8).int()
-
-
-def _age_bins(segments: Segments, ages: Tensor | None) -> Tensor | None:
-    """[T] int32; one bin more where the age is unknown."""
-    if ages is None:
-        return None
-    return segments.spread(torch.where(ages.isnan(), CURVE_BINS, _bin(ages, AGES)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import replace
 
@@ -11,14 +10,13 @@ import torch
 
 from slime_ext import metrics, presets
 from slime_ext.correction import Correction, Tokens
-from slime_ext.metrics import Accumulator, Layout, layout
+from slime_ext.metrics import Accumulator, Layout, bins, layout
 from slime_ext.metrics.measure import measure
 from slime_ext.ops.segments import Segments
 from slime_ext.steps import Reject, Reweight, Truncate
 from tests import oracle
 from tests.batches import tokens
 
-measuring = importlib.import_module("slime_ext.metrics.measure")  # the package has a function of the name
 NAMES = ("metrics_only", "token_is", "seq_is_rs", "geo_rs", "trm", "turn_tis", "off_policy_is", "icepop")
 
 
@@ -171,7 +169,7 @@ def test_a_product_with_a_matrix_measures_the_same_curves(monkeypatch):
     batch = oracle.random_batch(3)
     ages = [float(i % 3) for i in range(len(batch))]
     expected = metrics.curves(accumulated(presets.get("geo_rs"), batch, ages=ages))
-    monkeypatch.setattr(measuring, "adds_in_order", lambda device: False)
+    monkeypatch.setattr(bins, "adds_in_order", lambda device: False)
     got = metrics.curves(accumulated(presets.get("geo_rs"), batch, ages=ages))
     assert got == pytest.approx(expected, rel=1e-12)
 
@@ -198,12 +196,13 @@ def test_bins_begin_at_their_edges(dtype):
     far = torch.tensor([-torch.inf] * len(edges), dtype=dtype)
     log_probs = torch.cat([edges, edges.nextafter(far), edges.nextafter(-far), -edges, far[:1]])
     expected = (log_probs >= edges[:, None]).sum(0)
-    assert measuring._probability_bins(log_probs).tolist() == expected.tolist()
-    assert measuring._bin(log_probs, layout.LOG_PROBABILITIES).tolist() == expected.tolist()
+    assert bins._probability_bins(log_probs).tolist() == expected.tolist()
+    assert bins._bin(log_probs, layout.LOG_PROBABILITIES).tolist() == expected.tolist()
     lengths = [layout.POSITIONS[-1] + 5, 0, 70]
     segments = Segments.whole(lengths, torch.ones(sum(lengths), dtype=torch.bool))
     expected = [sum(at >= edge for edge in layout.POSITIONS) for n in lengths for at in range(n)]
-    assert measuring._position_bins(segments).tolist() == expected
+    owners, position, age = bins._of_runs(Tokens(segments, behavior := torch.zeros(sum(lengths)), behavior))
+    assert position.index_select(0, owners).tolist() == expected and age is None
 
 
 @pytest.mark.parametrize("correction", [Correction(), presets.get("seq_is_rs")])
