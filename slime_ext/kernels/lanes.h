@@ -101,6 +101,7 @@ INLINE F where(I mask, F a, float b) {
 INLINE F where(I mask, float a, float b) { return mask ? each(a) : each(b); }
 INLINE I where(I mask, int a, int b) { return mask ? a - I{} : b - I{}; }
 INLINE int where(bool yes, int a, int b) { return yes ? a : b; }
+INLINE F as_floats(I x) { return __builtin_convertvector(x, F); }
 INLINE F as_numbers(I mask) { return only(mask, each(1.0f)); }
 // a where it is NaN, as every processor's own instruction has it and no compiler dares to.
 #if defined(__AVX512F__)
@@ -113,6 +114,11 @@ INLINE F maximum(F a, F b) { return (F)_mm256_max_ps((__m256)b, (__m256)a); }
 INLINE F minimum(F a, F b) { return b < a ? b : a; }
 INLINE F maximum(F a, F b) { return b > a ? b : a; }
 #endif
+#if defined(__AVX2__) && WIDTH == 8
+INLINE I maximum(I a, int b) { return (I)_mm256_max_epi32((__m256i)a, _mm256_set1_epi32(b)); }
+#else
+INLINE I maximum(I a, int b) { return a > b ? a : b - I{}; }
+#endif
 INLINE F minimum(F a, float b) { return minimum(a, each(b)); }
 INLINE F maximum(F a, float b) { return maximum(a, each(b)); }
 INLINE float minimum(float a, float b) { return b < a ? b : a; }
@@ -123,26 +129,27 @@ INLINE float narrow(double x) { return (float)x; }
 
 // e^x = 2^n e^r with |r| <= log(2) / 2.
 struct Power {
-    I n;
+    I raised;  // n + 254 in the last bits, BASE in the others
     F less_1;  // e^r - 1, with which nothing is lost near 0
 };
-INLINE F two_to(I n) { return (F)((n + 127) << 23); }
+constexpr int BASE = 0x4b400000;  // the bits of 1.5 * 2^23: adding that rounds to a whole number, the sum's last bits
+INLINE F with_exponent(I x) { return (F)(x << 23); }  // 2^(x - 127), of x the last 8 bits
 INLINE Power power(F x) {
-    const float magic = 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number, the last bits of the sum
+    const float magic = 12582912.0f + 254.0f;
     const F near = minimum(maximum(x, -104.0f), 89.0f), sum = near * 1.44269504089f + magic, n = sum - magic;
     const F r = near - n * 0.693359375f + n * 2.12194440e-4f, r2 = r * r;
     // The terms in pairs: one after the other they would wait for each other.
     const F high = 1.3882506173e-3f * r2 + (4.1667200625e-2f + 8.3665475249e-3f * r);
-    return {(I)sum - (I)each(magic), r + r2 * (high * r2 + (4.9999997020e-1f + 1.6666543484e-1f * r))};
+    return {(I)sum, r + r2 * (high * r2 + (4.9999997020e-1f + 1.6666543484e-1f * r))};
 }
 INLINE F exp(F x) {
     const Power p = power(x);
-    const I half = p.n >> 1;  // twice a half: 2^n itself may be too large or too small for a float
-    return (p.less_1 + 1.0f) * two_to(half) * two_to(p.n - half);
+    const I some = p.raised >> 1;  // 2^n in two factors: itself it may be too large or too small for a float
+    return (p.less_1 + 1.0f) * with_exponent(some) * with_exponent(p.raised - some);
 }
 INLINE F expm1(F x) {
     const Power p = power(x);
-    const F half = two_to((p.n > -40 ? p.n : -40 - I{}) - 1);  // further down it is -1
+    const F half = with_exponent(maximum(p.raised, BASE + 254 - 40) - 128);  // 2^(n - 1); further down it is -1
     const F found = p.less_1 * half + (half - 0.5f);
     return found + found;
 }
@@ -191,28 +198,31 @@ static Wide binary_kl_max(F numerator, F behavior) {
 }
 
 typedef double H __attribute__((vector_size(4 * LANES)));  // half the lanes in float64
+#if defined(__AVX__) && WIDTH == 8
+INLINE H low_half(F x) { return (H)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)x)); }
+INLINE H high_half(F x) { return (H)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)x, 1)); }
+#else
+INLINE H low_half(F x) { return __builtin_convertvector(__builtin_shufflevector(x, x, LOW_HALF), H); }
+INLINE H high_half(F x) { return __builtin_convertvector(__builtin_shufflevector(x, x, HIGH_HALF), H); }
+#endif
 
-// A sum in float64. What is added in float32 first stays there until somebody flushes or asks for the total: at
-// most 32 additions later.
+// A sum in float64.
 struct Sum {
-    F lanes{};
     H low{}, high{};
-    INSIDE void add(F x) { lanes += x; }
     INSIDE void add_wide(F x, double times = 1.0) {
-        low += times * __builtin_convertvector(__builtin_shufflevector(x, x, LOW_HALF), H);
-        high += times * __builtin_convertvector(__builtin_shufflevector(x, x, HIGH_HALF), H);
+        low += times * low_half(x);
+        high += times * high_half(x);
     }
     INSIDE void add_wide(const Wide& x) {
         for (int i = 0; i < LANES / 2; i++) low[i] += x.at[i], high[i] += x.at[i + LANES / 2];
     }
-    INSIDE void flush() {
-        add_wide(lanes);
-        lanes = F{};
+    INSIDE void add_wide(const Sum& other) {
+        low += other.low;
+        high += other.high;
     }
     INSIDE double total() const {
         double found = 0;
         for (int i = 0; i < LANES / 2; i++) found += low[i] + high[i];
-        for (int i = 0; i < LANES; i++) found += lanes[i];
         return found;
     }
 };

@@ -12,6 +12,7 @@ constexpr float LARGEST = @largest@, POSITIONS[EDGES] = {@positions@}, AGES[EDGE
 constexpr float LOG_PROBABILITIES[EDGES] = {@log_probabilities@};
 constexpr int SAME[FLAGS + 1] = {@same@};  // flags that ask for the same steps are counted once
 constexpr int FLUSH = 32;  // additions in float32 before one in float64
+constexpr int AHEAD = 512;  // tokens between what is looked at and what is asked for from memory
 
 // What this rank holds of its sequences, in packed order.
 struct Pieces {
@@ -31,6 +32,9 @@ INLINE I first_lanes(int64_t n) { return n >= LANES ? I{} - 1 : counting() < (in
 // The lanes from ``at``, of which those ``here`` belong to the piece and ``there`` many to the arrays.
 INLINE Tokens look(const float* nums, const float* behs, const uint8_t* masks, const float* advs, int64_t at,
                    I here, int64_t there) {
+    for (const void* next : {(const void*)(nums + at + AHEAD), (const void*)(behs + at + AHEAD),
+                             (const void*)(masks + at + AHEAD)})
+        __builtin_prefetch(next);
     Tokens t;
     t.num = load<F>(nums + at, there);
     t.beh = load<F>(behs + at, there);
@@ -132,13 +136,13 @@ extern "C" void correct(const void* const* p, const int64_t* n) {
             };
             while (at < end) {
                 Recent now = measures.recent;
-                const int64_t begin = at, until = at + LANES * (FLUSH - measures.filled);
+                const int64_t until = at + LANES * (FLUSH - now.filled);
                 for (; at + LANES <= end && at < until; at += LANES) step(now, at, LANES, LANES);
                 if (at < end && at < until) {
                     step(now, at, end - at, pieces.tokens - at);
                     at = end;
                 }
-                if (MEASURE) measures.take(now, (at - begin + LANES - 1) / LANES);
+                if (MEASURE) measures.take(now);
             }
             if (MEASURE) measures.end_range(all_w, all_acted);
         }

@@ -9,11 +9,18 @@ template <class T> static int reached(const float* edges, T value) {
 }
 
 // What tokens add up to, lane by lane, until it is moved on. A loop over tokens holds it in registers, as far as
-// there are any: nothing here belongs in memory.
+// there are any.
 struct Recent {
+    int filled = 0;  // vectors since the last flush
     F sums[COLUMNS] = {};
     I masked{}, counted{}, kept{}, flagged[PARTS + 1] = {};
     F highest = each(-INF), lowest = each(INF), heaviest = each(-INF);
+};
+
+// The tokens since the last flush: the curve by probability goes over them once for every bin.
+struct Block {
+    F behavior[FLUSH], excess[FLUSH], weight[FLUSH], k3[FLUSH];
+    I keep[FLUSH];
 };
 
 struct Measures {
@@ -24,10 +31,11 @@ struct Measures {
     // Four, so that neighbours in one place do not wait for each other; a line apart, so that they share no cache set.
     uint32_t histogram[4][2 * HALF + 16] = {};
     Recent recent;
-    int filled = 0, position = 0, age = -1;
+    Block block;
+    int position = 0, age = -1;
 
     INSIDE void add(Recent& now, const Tokens& t, I keep, F weight, F excess, const I* acting) {
-        const F capped = minimum(excess, LARGEST), k3 = capped - t.l, behavior = where(t.finite, t.beh, 0.0f);
+        const F capped = minimum(excess, LARGEST), bounded = minimum(weight, LARGEST), k3 = capped - t.l;
         now.masked -= t.mask;
         now.counted -= t.finite;
         now.kept -= keep;
@@ -35,18 +43,24 @@ struct Measures {
         now.sums[EXCESS] += capped;
         now.sums[EXCESS_SQUARED] += capped * capped;
         now.sums[K3] += k3;
-        now.sums[LOG_BEHAVIOR] += behavior;
+        now.sums[LOG_BEHAVIOR] += where(t.finite, t.beh, 0.0f);
         const F ratio = where(t.finite, t.l, NAN);  // which is neither higher nor lower
         now.highest = maximum(now.highest, ratio);
         now.lowest = minimum(now.lowest, ratio);
-        const F bounded = minimum(weight, LARGEST);
         if (!SHARED) {
             now.sums[WEIGHT] += bounded;
             now.sums[WEIGHT_SQUARED] += bounded * bounded;
             now.heaviest = maximum(now.heaviest, weight);
         }
         count(t.l);
-        if (CURVES) by_probabilities({as_numbers(t.finite), as_numbers(keep), capped, bounded, k3}, behavior);
+        if (CURVES) {
+            block.behavior[now.filled] = where(t.finite, t.beh, NAN);  // which lies in no bin
+            block.excess[now.filled] = capped;
+            block.weight[now.filled] = bounded;
+            block.k3[now.filled] = k3;
+            block.keep[now.filled] = keep;
+        }
+        now.filled++;
     }
     // By the first bits of the log-ratio, its sign among them. Where it is 0, or there is none, that is no bin.
     INSIDE void count(F l) {
@@ -55,50 +69,61 @@ struct Measures {
         std::memcpy(at, &places, sizeof at);
         for (int i = 0; i < LANES; i++) histogram[i & 3][at[i]]++;
     }
-    struct Row {
-        F columns[CURVE_COLUMNS];
-    };
-    INSIDE void by_probabilities(Row row, F behavior) {
-        const I all = I{} - 1;
-        I above = all;
-        for (int bin = EDGES; bin >= 0; bin--) {
-            const I from = bin ? behavior >= LOG_PROBABILITIES[bin - 1] : all;
-            const I here = bin == EDGES ? from : from & ~above;
-            for (int c = 0; c < CURVE_COLUMNS; c++) by_probability[bin][c].add(only(here, row.columns[c]));
-            above = from;
-        }
-    }
     // Tokens from here on lie in these bins of position and age; an age below 0 is unknown.
     void begin_range(int at_position, int at_age) {
         position = at_position;
         age = at_age;
     }
+    // Adds lanes in float64; every token has a bin of position, so that with curves those bins hold it all.
     void move(int column, F lanes, double times = 1.0) {
-        columns[column].add_wide(lanes, times);
-        if (!CURVES || column >= CURVE_COLUMNS) return;
+        if (!CURVES || column >= CURVE_COLUMNS) return columns[column].add_wide(lanes, times);
         by_position[position][column].add_wide(lanes, times);
         if (age >= 0) by_age[age][column].add_wide(lanes, times);
     }
-    INSIDE void take(const Recent& now, int added) {
-        recent = now;
-        filled += added;
-        if (filled >= FLUSH) flush();
-    }
-    // Moves what was added in float32 to float64.
-    void flush() {
-        filled = 0;
+    void move_sums() {
         for (int c = EXCESS; c < COLUMNS; c++) {
             move(c, recent.sums[c]);
             recent.sums[c] = F{};
         }
-        if (!CURVES) return;
-        for (auto& bin : by_probability)
-            for (Sum& sum : bin) sum.flush();
+    }
+    INSIDE void take(const Recent& now) {
+        recent = now;
+        if (recent.filled == FLUSH) flush();
+    }
+    void flush() {
+        move_sums();
+        if (CURVES) add_by_probability();
+        recent.filled = 0;
+    }
+    void add_by_probability() {
+        F lowest = each(INF), highest = each(-INF);
+        for (int i = 0; i < recent.filled; i++) {
+            lowest = minimum(lowest, block.behavior[i]);
+            highest = maximum(highest, block.behavior[i]);
+        }
+        const int first = reached(LOG_PROBABILITIES, -largest(-lowest));
+        const int last = reached(LOG_PROBABILITIES, largest(highest));
+        for (int bin = first; bin <= last; bin++) add_bin(bin);
+    }
+    void add_bin(int bin) {
+        const float low = bin ? LOG_PROBABILITIES[bin - 1] : -INF, high = bin < EDGES ? LOG_PROBABILITIES[bin] : INF;
+        I counted{}, kept{};
+        F excess{}, weight{}, k3{};
+        for (int i = 0; i < recent.filled; i++) {
+            const I here = (block.behavior[i] >= low) & (block.behavior[i] < high);
+            counted -= here;
+            kept -= here & block.keep[i];
+            excess += only(here, block.excess[i]);
+            weight += only(here, block.weight[i]);
+            k3 += only(here, block.k3[i]);
+        }
+        const F found[CURVE_COLUMNS] = {as_floats(counted), as_floats(kept), excess, weight, k3};
+        for (int c = 0; c < CURVE_COLUMNS; c++) by_probability[bin][c].add_wide(found[c]);
     }
     // After the last token of a sequence or of its bin of position: what all of them share is added once.
     void end_range(float weight, int all_acted) {
-        const F kept = __builtin_convertvector(recent.kept, F);
-        move(COUNTED, __builtin_convertvector(recent.counted, F));
+        const F kept = as_floats(recent.kept);
+        move(COUNTED, as_floats(recent.counted));
         move(KEPT, kept);
         if (SHARED) {
             const float shared = any(recent.kept) ? weight : 0.0f;
@@ -110,11 +135,15 @@ struct Measures {
         @flag_lines@
         recent.masked = recent.counted = recent.kept = I{};
         for (I& lanes : recent.flagged) lanes = I{};
-        if (CURVES) flush();
+        if (CURVES) move_sums();
     }
     void write(double* sums, double* highest) {
         flush();
-        for (const Sum& sum : columns) *sums++ = sum.total();
+        for (int c = 0; c < COLUMNS; c++) {
+            if (CURVES && c < CURVE_COLUMNS)
+                for (const auto& bin : by_position) columns[c].add_wide(bin[c]);
+            *sums++ = columns[c].total();
+        }
         for (int f = 0; f < FLAGS; f++) *sums++ = Count{flagged[SAME[f]]}.total();
         sums += 1 + @per_sequence@;  // the surrogate's, and those of sequences
         for (int side : {0, HALF}) {
