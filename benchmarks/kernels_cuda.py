@@ -2,7 +2,9 @@
 
     PYTHONPATH=. python benchmarks/kernels_cuda.py [--repeat 50]
 
-Beside each call stands a copy that moves as many bytes as the call must read and write once.
+Beside each call stands a copy that moves as many bytes as the call must read and write once. The device is
+kept busy while a call is queued, so that its time is the device's own; what the host needs to queue it is
+given apart.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -31,23 +34,26 @@ SHAPES = {
     "1M in 1": [1 << 20],
     "8M in 64": [131072] * 64,
 }
-# Bytes a token: two log-probs and a mask read, weight, log-ratio and two flags written; or the loss read too,
+# Bytes a token: two log-probs and a mask read, a weight and two flags written; or the loss read too,
 # and its product, the factor, three of the host's metrics and one flag written.
-OUTCOME, APPLIED = 9 + 10, 13 + 21
+OUTCOME, APPLIED = 9 + 6, 13 + 21
+BUSY = 4_000_000  # cycles, about 2 ms: longer than queueing any call takes
 
 
-def microseconds(body: Callable[[], object], repeat: int) -> float:
-    """Median time on the device."""
-    times = []
-    for i in range(repeat + 5):
+def microseconds(body: Callable[[], object], repeat: int) -> tuple[float, float]:
+    """Median time on the device, and on the host until the call is queued."""
+    device, host = [], []
+    for _ in range(repeat + 5):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(BUSY)
         start.record()
+        begun = time.perf_counter()
         body()
+        host.append((time.perf_counter() - begun) * 1e6)
         end.record()
         torch.cuda.synchronize()
-        if i >= 5:
-            times.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+        device.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(device[5:]), statistics.median(host[5:])
 
 
 def copying(size: int) -> Callable[[], object]:
@@ -93,13 +99,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=50)
     repeat = parser.parse_args().repeat
-    table = Table("", "microseconds", "times the copy", "kernels", title=torch.cuda.get_device_name())
+    columns = ("", "microseconds", "times the copy", "kernels", "host microseconds")
+    table = Table(*columns, title=torch.cuda.get_device_name())
     for shape, sizes in SHAPES.items():
-        copies = {size: microseconds(copying(size * sum(sizes)), repeat) for size in (OUTCOME, APPLIED)}
+        copies = {size: microseconds(copying(size * sum(sizes)), repeat)[0] for size in (OUTCOME, APPLIED)}
         for name, (body, size) in bodies(sizes).items():
-            taken = microseconds(body, repeat)
-            ratio = taken / copies[size]
-            table.add_row(f"{shape}: {name}", f"{taken:.1f}", f"{ratio:.2f}", str(launches(body)))
+            taken, queued = microseconds(body, repeat)
+            numbers = (f"{taken:.1f}", f"{taken / copies[size]:.2f}", str(launches(body)), f"{queued:.0f}")
+            table.add_row(f"{shape}: {name}", *numbers)
     Console(width=110).print(table)
 
 
