@@ -19,7 +19,7 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-from slime_ext.analysis.readers.rows import Row, assemble
+from slime_ext.analysis.readers.rows import Row, assemble, versions_of
 from slime_ext.analysis.readers.train_files import text
 from slime_ext.analysis.records import Rollout, Skipped
 
@@ -65,7 +65,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Row] | Skipped]:
 def _sample(line: str, where: str) -> tuple[int, Row] | Skipped:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return Skipped(where, f"is no JSON: {error}")
     if not isinstance(found, dict):
         return Skipped(where, f"expected a JSON object, got {type(found).__name__}")
@@ -73,7 +73,7 @@ def _sample(line: str, where: str) -> tuple[int, Row] | Skipped:
         return Skipped(where, "has neither rollout_log_probs nor log_probs: no sample")
     try:
         return int(found.get("rollout_id") or 0), _row(found)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         return Skipped(where, f"holds a value of another kind: {error}")
 
 
@@ -95,6 +95,6 @@ def _row(found: Mapping[str, Any]) -> Row:
         group=found.get("group_index"),
         prompt=text(found.get("prompt")),
         response=text(found.get("response")),
-        weight_versions=found.get("weight_versions", ()),
-        token_versions=found.get("token_weight_versions", ()),
+        weight_versions=versions_of(found.get("weight_versions")),
+        token_versions=versions_of(found.get("token_weight_versions")),
     )

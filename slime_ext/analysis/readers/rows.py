@@ -13,6 +13,8 @@ from torch import Tensor
 from slime_ext.analysis.records import Rollout, Skipped
 
 UNKNOWN = -1  # version of the weights of a token
+MOST_DIGITS = 18  # of a version: what an int64 holds
+NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError)  # what ``as_tensor`` may raise
 # What a row has for each token of its response -> as what, and what stands for a row without.
 FIELDS: dict[str, tuple[torch.dtype, float]] = {
     "behavior": (torch.float32, torch.nan),
@@ -60,18 +62,23 @@ class Notes:
 
 
 def assemble(
-    rollout_id: int, source: str, rows: Sequence[Row], trainer_version: int | None = None
+    rollout_id: int,
+    source: str,
+    rows: Sequence[Row],
+    trainer_version: int | None = None,
+    notes: Notes | None = None,
 ) -> Rollout | Skipped:
     """Packs samples, leaving out those whose lists do not fit.
 
     Args:
         trainer_version: version of the trainer's weights when the rollout was trained on, if it is known.
+        notes: what is known to be amiss already.
     """
     if not rows:
         return Skipped(source, "holds no sample")
     if reason := _without_log_probs(rows):
         return Skipped(source, reason)
-    notes = Notes()
+    notes = notes or Notes()
     sound = [row for row in rows if _fits(row, notes)]
     if not sound:
         return Skipped(source, "no sample with a list of numbers for its response; " + notes.lines()[0])
@@ -97,19 +104,20 @@ def _fits(row: Row, notes: Notes) -> bool:
         values = getattr(row, name)
         if values is None:
             continue
-        if len(values) != row.response_length:
-            notes.add(
-                "whose lists have another length than the response, left out",
-                f"position {row.position} has {len(values)} of {name} for {row.response_length} tokens",
-            )
-            return False
         try:
-            setattr(row, name, as_tensor(values, dtype))
-        except (TypeError, ValueError, RuntimeError):
+            found = as_tensor(values, dtype)
+        except NO_NUMBERS:
             notes.add(
                 "whose lists hold something else than numbers, left out", f"position {row.position}: {name}"
             )
             return False
+        if len(found) != row.response_length:
+            notes.add(
+                "whose lists have another length than the response, left out",
+                f"position {row.position} has {len(found)} of {name} for {row.response_length} tokens",
+            )
+            return False
+        setattr(row, name, found)
     if row.behavior is None:
         notes.add("without log-probs of the sampler", f"position {row.position}")
     return True
@@ -175,7 +183,7 @@ def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
     """A list (None means NaN) or tensor -> CPU tensor [R].
 
     Raises:
-        TypeError, ValueError, RuntimeError: a list of something else than numbers.
+        TypeError, ValueError, RuntimeError, OverflowError: something else than a list of numbers.
     """
     if isinstance(values, Tensor):
         return values.detach().reshape(-1).to("cpu", dtype)
@@ -201,7 +209,18 @@ def _all(values: list[int | None]) -> tuple[int, ...] | None:
 def number_of(version: Any) -> int:
     """slime's versions are numbers written as text; anything else is unknown."""
     text = str(version)
-    return int(text) if text.isdecimal() else UNKNOWN
+    return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else UNKNOWN
+
+
+def versions_of(value: Any) -> Sequence[Any]:
+    """The versions that a file names: a list, none, or a single one.
+
+    >>> versions_of(["1", "2"]), versions_of(None), versions_of("12")
+    (['1', '2'], (), ('12',))
+    """
+    if value is None:
+        return ()
+    return value if isinstance(value, (list, tuple)) else (value,)
 
 
 def _versions(rows: list[Row], mask: Tensor, notes: Notes) -> Tensor | None:

@@ -16,14 +16,14 @@ from typing import Any
 from slime_ext.analysis.readers.find import Job
 from slime_ext.analysis.readers.plain import load_plain
 from slime_ext.analysis.readers.ranks import merge_ranks
-from slime_ext.analysis.readers.rows import Row, assemble
+from slime_ext.analysis.readers.rows import NO_NUMBERS, Notes, Row, assemble
 from slime_ext.analysis.readers.train_files import about_samples, rows_of_train, trainer_version
 from slime_ext.analysis.records import Rollout, Skipped
 from slime_ext.errors import DataError
 
 FORMAT_VERSION = 2
 # What a file of slime's keys with other values than slime's leads to.
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+MALFORMED = (KeyError, AttributeError, IndexError, *NO_NUMBERS)
 NOTHING = pickle.dumps([])
 
 
@@ -91,10 +91,11 @@ class _Content:
         except MALFORMED as error:
             return Skipped(source, _of_another_kind(error))
         about = pickle.loads(self.about)  # our own
-        _join(rows, about)
+        notes = Notes()
+        _join(rows, about, notes)
         rows = rows or [_bare(i, sample) for i, sample in enumerate(about)]
         is_ours = any(sample["token_versions"] for sample in about)
-        return assemble(self.rollout_id, source, rows, self.version if is_ours else None)
+        return assemble(self.rollout_id, source, rows, self.version if is_ours else None, notes)
 
 
 def read_job(job: Job) -> Iterator[Rollout | Skipped]:
@@ -127,17 +128,28 @@ def _bare(position: int, sample: Mapping[str, Any]) -> Row:
     return Row(position, int(sample["response_length"]))
 
 
-def _join(rows: list[Row], about: list[dict[str, Any]]) -> None:
+def _join(rows: list[Row], about: list[dict[str, Any]], notes: Notes) -> None:
     """Text, versions, group and reward of the rollout dump, by position; for files without positions by
     sample index."""
     by_index = {sample["index"]: i for i, sample in enumerate(about) if sample["index"] is not None}
     for row in rows:
         if row.position < 0:  # a per-rank file: minus one, minus the sample's index
             row.position = by_index.get(-1 - row.position, -1 - row.position)
-        if row.position < len(about) and about[row.position]["response_length"] == row.response_length:
-            sample = about[row.position]
-            for name in ("prompt", "response", "weight_versions", "token_versions", "group"):
-                setattr(row, name, sample[name])
-            row.reward = sample["reward"] if sample["reward"] is not None else row.reward
-            if row.behavior is None and sample["behavior"] is not None:
-                row.behavior = sample["behavior"]
+        if row.position >= len(about):
+            continue
+        sample = about[row.position]
+        if (there := sample["response_length"]) == row.response_length:
+            _take_over(row, sample)
+        else:
+            notes.add(
+                "of another length in the rollout dump, from which nothing is taken for them",
+                f"position {row.position}: {there} response tokens, {row.response_length} in the train dump",
+            )
+
+
+def _take_over(row: Row, sample: dict[str, Any]) -> None:
+    for name in ("prompt", "response", "weight_versions", "token_versions", "group"):
+        setattr(row, name, sample[name])
+    row.reward = sample["reward"] if sample["reward"] is not None else row.reward
+    if row.behavior is None and sample["behavior"] is not None:
+        row.behavior = sample["behavior"]

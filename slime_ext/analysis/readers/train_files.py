@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.analysis.readers.rows import Row, as_tensor
+from slime_ext.analysis.readers.rows import Row, as_tensor, versions_of
 
 
 def about_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -22,8 +22,8 @@ def about_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "reward": number(sample.get("reward")),
             "prompt": text(sample.get("prompt")),
             "response": text(sample.get("response")),
-            "weight_versions": sample.get("weight_versions") or (),
-            "token_versions": sample.get("token_weight_versions") or (),
+            "weight_versions": versions_of(sample.get("weight_versions")),
+            "token_versions": versions_of(sample.get("token_weight_versions")),
         }
         for sample in samples
     ]

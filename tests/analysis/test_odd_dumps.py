@@ -1,0 +1,77 @@
+"""Dumps with values that no run of slime writes: they are named and left out, and the rest is read."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from slime_ext.analysis.readers import read
+from tests.analysis import dumps
+from tests.analysis.synthetic import World, run
+from tests.analysis.test_readers import only
+
+FIRST = run(World(rollouts=1, samples=7, length=23))[0]
+GOOD = {"rollout_log_probs": [-1.0, -1.0], "log_probs": [-1.0, -2.0]}
+
+
+@pytest.mark.parametrize("wrong", [{"entropy": 1.0}, {"rollout_log_probs": [-1.0, -(10**400)]}])
+def test_a_line_without_lists_of_numbers_is_left_out(tmp_path, wrong):
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(line) for line in (GOOD | wrong, GOOD)))
+    found = only([tmp_path])
+    assert found.count == 1 and "hold something else than numbers, left out: 1" in found.notes[0]
+
+
+def test_a_rollout_dump_of_another_run_is_said_not_to_fit(tmp_path):
+    dumps.write_train(tmp_path, FIRST)
+    rows = dumps.sample_rows(FIRST)
+    rows[1]["response_length"] += 1
+    path = tmp_path / "rollout_data" / "0.pt"
+    path.parent.mkdir()
+    torch.save({"rollout_id": 0, "samples": rows}, path)
+    found = only([tmp_path])
+    assert found.count == FIRST.count and [bool(text) for text in found.responses].index(False) == 1
+    (note,) = found.notes
+    assert "of another length in the rollout dump" in note and "1, first position 1: " in note
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rollout_id": math.inf}, {"reward": 10**400}, "[" * 100_000], ids=["id", "reward", "deep"]
+)
+def test_a_line_of_a_value_without_bounds_is_named(tmp_path, wrong):
+    bad = wrong if isinstance(wrong, str) else json.dumps(GOOD | wrong)
+    (tmp_path / "a.jsonl").write_text(f"{bad}\n{json.dumps(GOOD)}\n")
+    found, skipped = read([tmp_path])
+    assert found.count == 1 and "a.jsonl:1" in str(skipped)
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(()), torch.zeros(FIRST.lengths[2], 2), -1.0], ids=["0-d", "2-d", "number"]
+)
+def test_a_sample_whose_log_probs_are_no_list_is_left_out(tmp_path, wrong):
+    path = dumps.write_train(tmp_path, FIRST)
+    content = torch.load(path, weights_only=True)
+    content["samples"][2]["rollout_log_probs"] = wrong
+    torch.save(content, path)
+    assert only([tmp_path]).positions == (0, 1, 3, 4, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("versions", "read_as"),
+    [(None, -1), (12, 12), ("12", 12), (["12"], 12), (["x"], -1), (["9" * 30], -1)],
+)
+def test_weight_versions_are_read_as_far_as_they_are_numbers(tmp_path, versions, read_as):
+    dumps.write_train(tmp_path, FIRST)
+    rows = dumps.sample_rows(FIRST)
+    rows[0]["weight_versions"] = versions
+    path = tmp_path / "rollout_data" / "0.pt"
+    path.parent.mkdir()
+    torch.save({"rollout_id": 0, "samples": rows}, path)
+    line = {"rollout_log_probs": [-1.0], "log_probs": [-1.0], "weight_versions": versions}
+    others = line | {"weight_versions": ["7"]}
+    (tmp_path / "a.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps(others)}\n")
+    found, line = only([tmp_path / "train_data", path]), only([tmp_path / "a.jsonl"])
+    assert set(found.versions[: FIRST.lengths[0]].tolist()) == {read_as} and not found.notes
+    assert line.versions.tolist() == [read_as, 7] and not line.notes
