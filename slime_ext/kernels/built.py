@@ -46,7 +46,7 @@ def library(text: str) -> ctypes.CDLL:
     if found is None:
         raise BuildError("slime_ext.backend: expected a C++ compiler, got none: install g++, or set CXX")
     name = hashlib.sha256(f"{_machine(found)}\n{text}".encode()).hexdigest()[:32]
-    path = _folder() / f"{name}.so"
+    path = cache_folder() / f"{name}.so"
     if not path.exists():
         _build(found, text, path)
     try:
@@ -83,7 +83,7 @@ def _machine(found: str) -> str:
 
 
 @functools.cache
-def _folder() -> Path:
+def cache_folder() -> Path:
     """The user's cache folder, or one of this process where that cannot be written."""
     try:
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

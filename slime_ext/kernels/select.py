@@ -1,7 +1,7 @@
 """Which backend serves a correction, and why: the one place that decides.
 
-On CUDA ``auto`` stays eager, because no kernel has run on a device yet (``PROVEN``): they were compared with
-eager in Triton's interpreter and compiled for sm_90, and a run's loss is not the place to try them.
+On CUDA ``auto`` takes the kernels where they have been proven on the very device (``proof``), and stays eager
+elsewhere: a run's loss is not the place to try them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from slime_ext.errors import ConfigError
 from slime_ext.kernels.apply import Backend, Eager
 from slime_ext.kernels.built import compiler
 from slime_ext.kernels.names import check_name
+from slime_ext.kernels.proof import is_proven
 from slime_ext.steps import STEPS
-
-PROVEN: tuple[str, ...] = ()  # kinds of device on which tests_gpu/test_kernels_cuda.py has passed
 
 
 class Choice(NamedTuple):
@@ -41,15 +40,23 @@ def choose(correction: Correction, device: torch.device | str = "cpu", backend: 
     kind = torch.device(device).type
     if backend == "eager":
         return Choice("eager", "asked for")
-    if backend == "auto" and kind not in ("cpu", *PROVEN):
-        return Choice("eager", f"the kernels have not been proven on {kind} yet; backend: triton takes them")
     hindrance = _hindrance(correction)
     if hindrance:
         return Choice("eager", f"{hindrance} stays eager")
-    if backend == "triton" or (backend == "auto" and kind != "cpu" and _has_triton()):
+    if backend == "triton":
         _require_triton(kind)
-        return Choice("triton", "asked for" if backend == "triton" else kind)
-    return _compiled(kind)
+        return Choice("triton", "asked for")
+    return _on_device(kind) if backend == "auto" and kind != "cpu" else _compiled(kind)
+
+
+def _on_device(kind: str) -> Choice:
+    if kind != "cuda":
+        return Choice("eager", f"no kernels for {kind}")
+    if not _has_triton():
+        return Choice("eager", "triton is not installed")
+    if not is_proven():
+        return Choice("eager", "slime-ext doctor --kernels has not proven the kernels on this device")
+    return Choice("triton", "proven on this device")
 
 
 def _compiled(kind: str) -> Choice:

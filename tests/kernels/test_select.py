@@ -21,24 +21,26 @@ def test_auto_takes_cpp_on_a_cpu():
     assert type(backend_for(FULL, "cpu")).__name__ == "Loops"
 
 
-def test_auto_stays_eager_until_the_kernels_are_proven_on_a_device():
-    assert choose(FULL, "cuda").name == "eager"
-    assert (
-        "not been proven on cuda" in describe(FULL, "cuda")
-        and choose(FULL, "cuda", "triton").name == "triton"
-    )
+def test_auto_stays_eager_until_the_kernels_are_proven_on_the_device(monkeypatch):
+    monkeypatch.setattr(module, "_has_triton", lambda: True)
+    assert choose(FULL, "cuda").name == "eager" and "doctor --kernels" in describe(FULL, "cuda")
+    assert choose(FULL, "cuda", "triton").name == "triton"
 
 
 @pytest.fixture
 def proven(monkeypatch):
-    monkeypatch.setattr(module, "PROVEN", ("cuda",))
+    monkeypatch.setattr(module, "_has_triton", lambda: True)
+    monkeypatch.setattr(module, "is_proven", lambda: True)
 
 
 def test_auto_takes_triton_where_it_is_proven(monkeypatch, proven):
-    monkeypatch.setattr(module, "_has_triton", lambda: True)
-    assert choose(FULL, "cuda").name == "triton"
+    assert choose(FULL, "cuda") == ("triton", "proven on this device")
     monkeypatch.setattr(module, "_has_triton", lambda: False)
     assert choose(FULL, "cuda") == ("eager", "triton is not installed")
+
+
+def test_auto_has_no_kernels_for_other_devices(proven):
+    assert choose(FULL, "xpu") == ("eager", "no kernels for xpu")
 
 
 @pytest.mark.parametrize(
