@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -128,12 +127,9 @@ def _not_the_same(one: Found, other: Found) -> str:
 @functools.cache
 def record(device: str) -> Path:
     """The file whose presence is the proof."""
-    about: list[object] = [
-        device,
-        torch.__version__,
-        torch.version.cuda,
-        importlib.metadata.version("triton"),
-    ]
+    import triton
+
+    about: list[object] = [device, torch.__version__, torch.version.cuda, triton.__version__]
     if device == "cuda":
         about += [torch.cuda.get_device_name(), torch.cuda.get_device_capability()]
     digest = hashlib.sha256(repr(about).encode())
