@@ -55,9 +55,8 @@ class Loops(TwoPasses):
         kernels = self._library(parts)
         arrays = self._read(tokens) | _pieces(segments)
         sizes = (arrays["bounds"].numel() - 1, segments.size, segments.count, int(work.first))
-        arrays |= self._settled(tokens, work.plan) | room(work, parts, torch.float32)
-        if self._keeps_finite and work.plan.keep is None:
-            arrays.pop("finites", None)  # they are what is kept
+        finites = work.plan.keep is not None or not self._keeps_finite
+        arrays |= self._settled(tokens, work.plan) | room(work, parts, torch.float32, finites=finites)
         if parts.loss:
             arrays["losses"] = _single(work.host_loss)
         arrays["table"] = table = torch.zeros(len(needs), segments.count, dtype=torch.float64)

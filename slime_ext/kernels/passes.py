@@ -130,16 +130,17 @@ class Unasked(Outcome):
         return self._look()
 
 
-def room(work: Work, parts: Parts, wide: torch.dtype) -> Named:
+def room(work: Work, parts: Parts, wide: torch.dtype, *, finites: bool = True) -> Named:
     """Arrays for the second pass to write, every number of them.
 
     Args:
         wide: of weights and log-ratios.
+        finites: whether what is finite differs from what is kept.
     """
     size, device = work.tokens.segments.size, work.tokens.segments.device
     names: dict[str, torch.dtype] = {"keeps": torch.bool}
     if parts.outcome:
-        names |= {"weights": wide, "finites": torch.bool}
+        names |= {"weights": wide} | ({"finites": torch.bool} if finites else {})
         names |= {"log_ratios": wide, "clippeds": torch.bool} if parts.bounds else {}
         names |= {"acteds": torch.int32} if parts.observe else {}
     if parts.loss:

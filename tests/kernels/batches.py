@@ -6,6 +6,7 @@ import torch
 
 from slime_ext import presets
 from slime_ext.correction import Correction, Tokens
+from slime_ext.coupled import Normalize
 from slime_ext.kernels import Eager, Work
 from slime_ext.metrics import Layout
 from slime_ext.ops.segments import Segments
@@ -35,7 +36,12 @@ EVERY = Correction(
         Clip(0.5, 3.0),
     )
 )
-CORRECTIONS = {"full": FULL, "every": EVERY} | {
+# Weights of sequences up to the end, and such that single tokens change.
+SHARED = Correction(
+    steps=(Reweight("geometric"), Clip(0.95, 1.05), Reject("token", "ratio", low=0.8, high=1.25), Normalize())
+)
+HANDED_ON = Correction(steps=(Reweight("sequence"), Clip(0.5, 2.0), Taper("sequence"), Reweight("geometric")))
+CORRECTIONS = {"full": FULL, "every": EVERY, "shared": SHARED, "handed on": HANDED_ON} | {
     name: presets.get(name)
     for name in ("token_tis", "icepop", "seq_mis", "decoupled_geo_rs_token_tis", "topr", "m2", "kpop")
 }

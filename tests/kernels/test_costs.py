@@ -11,7 +11,7 @@ from slime_ext.analysis.speed.cost import count
 from slime_ext.kernels import Work, built, loops
 from slime_ext.kernels.loops import Loops
 from slime_ext.metrics import Layout
-from tests.kernels.batches import EVERY, FULL, random_tokens
+from tests.kernels.batches import CORRECTIONS, EVERY, FULL, random_tokens
 
 
 def counted(backend):
@@ -33,6 +33,15 @@ def test_compiled_takes_two_loops_and_next_to_nothing_around_them(correction, mo
     monkeypatch.setattr(loops, "_library", lambda _: library)
     operations, waits = counted(Loops(correction))
     assert len(launches) == 2 and operations + len(launches) <= 12 and not waits
+
+
+@pytest.mark.skipif(built.compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(("name", "size"), [("token_tis", 5), ("full", 6)])
+def test_a_decision_is_weights_and_masks_and_no_more(name, size):
+    packed, backend = random_tokens([131072], wild=False), Loops(CORRECTIONS[name])
+    backend.outcome(packed)
+    peak = count(lambda: backend.outcome(packed)).peak * 1e6
+    assert size * 131072 <= peak < (size + 0.1) * 131072  # float32 weights, keep, and finite where it differs
 
 
 @BOTH

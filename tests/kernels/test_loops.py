@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
 from slime_ext.correction import Correction, Plan, Tokens
-from slime_ext.kernels import Work, built, loops
+from slime_ext.kernels import Eager, Work, built, loops
 from slime_ext.kernels.loops import SMALLEST, Loops
 from slime_ext.metrics import Layout
+from slime_ext.metrics.layout import BINS
 from slime_ext.ops.segments import Segments
-from slime_ext.steps import Reweight
+from slime_ext.steps import Reject, Reweight
 from tests.kernels.batches import (
     CORRECTIONS,
     FULL,
@@ -65,6 +67,42 @@ def test_every_shape_is_measured_as_the_eager_path_does(lengths):
     assert_applied_alike(Loops(correction), random_tokens(lengths), None, 1e-6)
 
 
+@pytest.mark.parametrize("name", ["shared", "handed on"])
+def test_weights_of_sequences_are_measured_as_the_eager_path_does(name):
+    assert_applied_alike(Loops(CORRECTIONS[name]), random_tokens([900, 3, 0, 40, 300]), None, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "limits", [(), (Reject("sequence", "ratio", "sum", high=1e30),)], ids=["kept", "not"]
+)
+def test_weights_beyond_float32_are_measured(limits):
+    correction = Correction(steps=(Reweight("sequence"), *limits))
+    packed = random_tokens([300] * 4, wild=False)
+    far = torch.tensor([0.0, 30.0, 65.0, 200.0]).repeat_interleave(300) / 270  # the last weight is infinite
+    work = Work(Tokens(packed.segments, packed.behavior + far, packed.behavior), torch.zeros(1200))
+    work = replace(work, layout=Layout.of(correction))
+    expected, got = (each(correction).apply(work).measured for each in (Eager, Loops))
+    assert expected.highest[2].isinf() == (not limits)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_log_ratios_are_there_when_asked_for():
+    packed = random_tokens([700, 0, 900, 3], torch.bfloat16)
+    outcome = Loops(FULL).outcome(packed)
+    assert "log_ratio" not in vars(outcome)
+    again = replace(outcome, weights=outcome.keep)
+    for found in (outcome, again):
+        assert torch.equal(found.log_ratio, FULL(packed).log_ratio)
+
+
+@pytest.mark.parametrize("plan", [None, Plan(keep=torch.tensor([True, False]))], ids=["all", "groups"])
+def test_where_nothing_rejects_what_is_finite_is_kept(plan):
+    packed = random_tokens([300, 200])
+    outcome = Loops(CORRECTIONS["token_tis"]).outcome(packed, plan)
+    assert (outcome.keep is outcome.finite) == (plan is None)
+    assert outcome.finite[300:].any() and outcome.keep[300:].any() == (plan is None)
+
+
 def test_loops_match_the_oracle():
     backend = Loops(FULL)
     for seed in range(200):
@@ -96,6 +134,37 @@ def test_what_is_1_less_loses_nothing(log_ratio):
     measured = Loops(FULL).apply(Work(tokens, nothing, layout=layout)).measured
     excess = measured.sums[layout.names.index("excess")]
     torch.testing.assert_close(excess, log_ratio.double().expm1().sum(), rtol=3e-7, atol=0)
+
+
+def test_ratios_far_from_1_are_those_of_the_eager_path():
+    log_ratio = torch.cat([torch.linspace(-120, 120, 4001), torch.tensor([-1e30, 88.72, 88.73, 1e30])])
+    nothing = torch.zeros_like(log_ratio)
+    tokens = Tokens(Segments.whole([len(nothing)], nothing == 0), log_ratio, nothing)
+    got, expected = (
+        each.apply(Work(tokens, nothing)).channel[0] for each in (each(FULL) for each in (Loops, Eager))
+    )
+    assert got.isinf().any()
+    torch.testing.assert_close(got, expected, rtol=3e-7, atol=2**-24)  # 1 is added to what is rounded
+
+
+def test_every_bin_counts_what_the_eager_path_counts_in_it():
+    """The ends of the histogram, 0 of both signs, and probabilities that no batch above has."""
+    edges = torch.tensor([2.0**-20, 2.0**7])
+    sizes = torch.cat([edges, edges.nextafter(torch.zeros(2)), torch.tensor([0.0, 1e-30, 1.03, 200.0])])
+    log_ratio = torch.cat([sizes, -sizes]).repeat(100)
+    behavior = -torch.linspace(0, 20, 1600).float()
+    behavior[800:] = behavior[800:].flip(0)  # blocks of likely tokens, blocks of unlikely ones
+    tokens = Tokens(Segments.whole([1600], behavior < 1), behavior + log_ratio, behavior)
+    exact = Tokens(tokens.segments, log_ratio, torch.zeros(1600))
+    layout = Layout.of(FULL)
+    for given in (tokens, exact):
+        got, expected = (
+            each(FULL).apply(Work(given, torch.zeros(1600), layout=layout)).measured.sums
+            for each in (Loops, Eager)
+        )
+        bins = slice(len(layout.names), len(layout.names) + BINS)
+        assert torch.equal(got[bins], expected[bins])
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-3)
 
 
 @pytest.mark.parametrize("lengths", [[], [1], [5], [SMALLEST - 1]], ids=str)
