@@ -42,6 +42,7 @@ def spoil(monkeypatch, change):
     monkeypatch.setattr(Call, "correct", spoiled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
