@@ -72,6 +72,16 @@ def test_weights_of_sequences_are_measured_as_the_eager_path_does(name):
     assert_applied_alike(Loops(CORRECTIONS[name]), random_tokens([900, 3, 0, 40, 300]), None, 1e-6)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_tokens_without_a_ratio_are_neither_highest_nor_lowest(sign):
+    packed = random_tokens([300, 200])
+    tokens = Tokens(packed.segments, packed.behavior + sign * 0.01, packed.behavior)
+    work = Work(tokens, torch.zeros(500), layout=Layout.of(FULL))
+    assert not packed.behavior.isfinite().all()
+    expected = sign * torch.tensor([0.01, -0.01], dtype=torch.float64)
+    torch.testing.assert_close(Loops(FULL).apply(work).measured.highest[:2], expected, rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize(
     "limits", [(), (Reject("sequence", "ratio", "sum", high=1e30),)], ids=["kept", "not"]
 )
