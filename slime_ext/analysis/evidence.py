@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from slime_ext.analysis.measures import Sums
+from slime_ext.analysis.measures import PER_DECADE, SMALLEST, Sums
 from slime_ext.analysis.records import Rollout
 from slime_ext.ops.divergences import k3
 
@@ -101,14 +101,15 @@ class Evidence:
     ``above`` and ``below`` count tokens with l beyond +-1e-4, ``padded`` response tokens whose behavior
     log-prob is exactly 0 beside another such while the trainer finds them unlikely, ``positive`` log-probs
     above 0, ``silent`` sequences without any behavior log-prob, ``partial`` those that lack some. ``shifts``
-    holds count and sum |proximal_t - behavior_(t + shift)|. ``switched`` holds count, sum l, sum |l| and sum
+    holds count, sum |proximal_t - behavior_(t + shift)|, and sum |l| of the same tokens t and t + shift.
+    ``switched`` holds count, sum l, sum |l| and sum
     k3 of tokens after a change of weights inside their response, and of the same versions in responses
     without one.
     """
 
     means: Means = field(default_factory=Means)
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
-    shifts: Tensor = field(default_factory=lambda: torch.zeros(len(SHIFTS), 2, dtype=torch.float64))
+    shifts: Tensor = field(default_factory=lambda: torch.zeros(len(SHIFTS), 4, dtype=torch.float64))
     switched: Tensor = field(default_factory=lambda: torch.zeros(2, 4, dtype=torch.float64))
     cells: list[Cell] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
@@ -191,16 +192,18 @@ def _counts(part: Rollout) -> dict[str, int]:
 
 
 def _shifted(part: Rollout) -> Tensor:
-    """[SHIFTS, 2] count and sum |proximal_t - behavior_(t + shift)|, both inside one sample."""
-    out = torch.zeros(len(SHIFTS), 2, dtype=torch.float64)
+    """[SHIFTS, 4] count, sum |proximal_t - behavior_(t + shift)|, sum |l| at t and at t + shift; both
+    are inside one sample."""
+    out = torch.zeros(len(SHIFTS), 4, dtype=torch.float64)
     ids, finite = part.segments.ids, part.finite
     for row, shift in enumerate(SHIFTS):
         s = abs(shift)
         early, late = slice(None, -s), slice(s, None)
         here, there = (early, late) if shift > 0 else (late, early)
         both = finite[here] & finite[there] & (ids[here] == ids[there])
-        distance = torch.where(both, part.proximal[here] - part.behavior[there], 0).abs()
-        out[row] += torch.stack([both.sum().double(), distance.sum(dtype=torch.float64)])
+        distances = (part.proximal[here] - part.behavior[there], part.log_ratio[here], part.log_ratio[there])
+        sums = [torch.where(both, d, 0).abs().sum(dtype=torch.float64) for d in distances]
+        out[row] += torch.stack([both.sum().double(), *sums])
     return out
 
 
@@ -230,7 +233,7 @@ def _tail(histogram: Tensor) -> tuple[float, float]:
     side = len(histogram) // 2
     counts = histogram[side:].clone()
     counts[1:] += histogram[:side].flip(0)
-    sizes = 10.0 ** (-6 + (torch.arange(len(counts), dtype=torch.float64) - 0.5) / 32)
+    sizes = 10.0 ** (SMALLEST + (torch.arange(len(counts), dtype=torch.float64) - 0.5) / PER_DECADE)
     sizes[0] = 0
     squares = (counts * sizes.square()).flip(0)
     reached = counts.flip(0).cumsum(0)

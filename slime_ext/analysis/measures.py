@@ -37,7 +37,8 @@ NAMES = (
     "age",
 )
 LEVELS = ("sequence", "geometric")
-PER_DECADE, SMALLEST, DECADES = 32, -6, 8
+PER_DECADE, SMALLEST, DECADES = 256, -6, 8
+PER_BAR = 8  # bins that a bar of the distribution joins
 SIDE = DECADES * PER_DECADE  # bins of log-ratios on each side of 0, from 1e-6 to 100 nats
 BINS = 2 * SIDE + 3  # and one around 0, one beyond each end
 
@@ -54,7 +55,7 @@ class Sums:
         values: [NAMES] float64 sums.
         logs: [2, 2] float64, for the sequence and the geometric level the logs of sum x and sum x^2 over
             sequences, x the ratio of the level, which overflows where its log does not.
-        histogram: of log-ratios, 32 bins per decade on both sides of 0.
+        histogram: of log-ratios, 256 bins per decade on both sides of 0.
         lowest, highest: extremes of the log-ratio, exact.
     """
 
@@ -91,42 +92,47 @@ class Sums:
     def numbers(self) -> Numbers:
         """The numbers for the page and JSON."""
         count = self["finite"]
-        if not count:
-            return Numbers(tokens=int(self["tokens"]), nonfinite=int(self["tokens"]))
-        second = self["ratio_squared"]
-        return Numbers(
+        always = Numbers(
             tokens=int(self["tokens"]),
             sequences=int(self["sequences"]),
             nonfinite=int(self["tokens"] - count),
+            reward=self.mean("reward", "rewarded"),
+            response_length=self.mean("length", "sequences"),
+            staleness=self.mean("age", "aged"),
+        )
+        return always.model_copy(update=self._compared(count)) if count else always
+
+    def _compared(self, count: float) -> dict[str, float | None]:
+        """What there is of tokens with both log-probs."""
+        first, second = self["ratio"], self["ratio_squared"]
+        return dict(
             mean=self.mean("log_ratio"),
             absolute=self.mean("absolute"),
             k3=self.mean("k3"),
             chi2_token=second / count - 1,
             chi2_sequence=self._chi2("sequence"),
-            ess_token=1 / count if math.isinf(second) else self["ratio"] ** 2 / (count * second),
+            ess_token=1 / count if math.isinf(second) else first / count * (first / second),
             ess_geometric=self._ess("geometric"),
             ess_sequence=self._ess("sequence"),
             perplexity_behavior=_exp(-(self.mean("behavior") or 0)),
             perplexity_proximal=_exp(-(self.mean("proximal") or 0)),
-            reward=self.mean("reward", "rewarded"),
-            response_length=self.mean("length", "sequences"),
-            staleness=self.mean("age", "aged"),
             **{f"ratio_p{q:02d}": _exp(self.quantile(q / 100)) for q in (1, 50, 99)},
         )
 
     def quantile(self, q: float) -> float:
-        """Log-ratio at rank ``q`` of the tokens, off by at most half a bin (3.7%), within the extremes."""
+        """Log-ratio at rank ``q`` of the tokens, off by at most half a bin (0.5%), within the extremes."""
         below = list(accumulate(self.histogram.tolist()))
         index = next((i for i, c in enumerate(below) if c >= q * below[-1]), len(below) - 1)
         low, high = edges(index)
         return min(max((low + high) / 2 if math.isfinite(low + high) else high, self.lowest), self.highest)
 
     def distribution(self) -> tuple[Bin, ...]:
-        """The histogram, from the first to the last bin that holds a token; the ends are the extremes."""
-        held = self.histogram.nonzero()[:, 0].tolist()
+        """The histogram in bars, from the first to the last that holds a token; the ends are the extremes."""
+        bars = _bars(self.histogram)
+        held = bars.nonzero()[:, 0].tolist()
         if not held:
             return ()
-        found = [(*edges(i), int(self.histogram[i])) for i in range(held[0], held[-1] + 1)]
+        found = [(*edges(i, PER_BAR), int(bars[i])) for i in range(held[0], held[-1] + 1)]
         return tuple(
             Bin(low=max(low, self.lowest), high=min(high, self.highest), count=count)
             if low < self.lowest or high > self.highest
@@ -149,17 +155,25 @@ def bins(log_ratio: Tensor) -> Tensor:
     return distance.copysign(log_ratio).add(SIDE + 1).long()
 
 
-def edges(index: int) -> tuple[float, float]:
-    """Ends of a histogram bin of log-ratios, nats.
+def _bars(histogram: Tensor) -> Tensor:
+    """[BINS] -> [BINS of PER_BAR times the width]."""
+    below, above = histogram[1 : SIDE + 1], histogram[SIDE + 2 : -1]
+    joined = [side.view(-1, PER_BAR).sum(1) for side in (below, above)]
+    return torch.cat([histogram[:1], joined[0], histogram[SIDE + 1 : SIDE + 2], joined[1], histogram[-1:]])
+
+
+def edges(index: int, joined: int = 1) -> tuple[float, float]:
+    """Ends of a histogram bin of log-ratios, nats; of a bar, where ``joined`` bins are one.
 
     >>> [round(x, 7) for x in edges(SIDE + 1)]
     [-1e-06, 1e-06]
     """
-    side = index - SIDE - 1
+    count = SIDE // joined
+    side = index - count - 1
     if not side:
         return -(10.0**SMALLEST), 10.0**SMALLEST
-    near, far = (10 ** (SMALLEST + (abs(side) - k) / PER_DECADE) for k in (1, 0))
-    far = math.inf if abs(side) > SIDE else far
+    near, far = (10 ** (SMALLEST + (abs(side) - k) * joined / PER_DECADE) for k in (1, 0))
+    far = math.inf if abs(side) > count else far
     return (near, far) if side > 0 else (-far, -near)
 
 

@@ -160,6 +160,16 @@ def test_one_token_that_is_far_off_makes_no_other_finding(far):
     assert found(rollouts) == {"routing_flips"}
 
 
+@pytest.mark.parametrize("at", [0, -1], ids=["first", "last"])
+def test_a_token_of_every_response_that_is_far_off_is_no_shift(at):
+    rollouts = run(World(rollouts=4, samples=40, length=6))
+    for rollout in rollouts:
+        ends = torch.tensor(rollout.lengths).cumsum(0)
+        where = ends - 1 if at else ends - torch.tensor(rollout.lengths)
+        rollout.behavior[where] = -30.0
+    assert "off_by_one" not in found(rollouts)
+
+
 def test_every_detector_has_a_planted_fault():
     assert {detector.name for detector in detectors()} == set().union(
         *(names for *_, names in FAULTS.values())

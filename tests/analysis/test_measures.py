@@ -73,14 +73,27 @@ def test_numbers_are_the_formulas(seed):
     assert {k: getattr(numbers, k) for k in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-def test_quantiles_are_right_to_half_a_bin():
-    found = rollout(samples=400, noise=0.7)
+@pytest.mark.parametrize("noise", [1e-5, 0.7, 4.0])
+def test_quantiles_are_right_to_half_a_bin(noise):
+    found = rollout(samples=400, noise=noise)
     sums = Sums()
     sums.add(found)
-    exact = found.log_ratio[found.finite].double()
+    exact = sorted(found.log_ratio[found.finite].double().tolist())
     for q in (0.01, 0.25, 0.5, 0.9, 0.99):
-        assert sums.quantile(q) == pytest.approx(float(exact.quantile(q)), rel=0.08, abs=5e-3)
-    assert sums.lowest == float(exact.min()) and sums.highest == float(exact.max())
+        at_rank = exact[math.ceil(q * len(exact)) - 1]
+        assert sums.quantile(q) == pytest.approx(at_rank, rel=0.005, abs=1e-6)
+    assert (sums.lowest, sums.highest) == (exact[0], exact[-1])
+
+
+def test_the_bars_of_the_distribution_hold_every_token_once():
+    found = rollout(samples=400, noise=0.7)
+    found.proximal[:2] = found.behavior[:2] + torch.tensor([300.0, -300.0])
+    sums = Sums()
+    sums.add(found)
+    values, bars = found.log_ratio[found.finite].double(), sums.distribution()
+    assert sum(bar.count for bar in bars) == values.numel() and len(bars) == 2 * 8 * 32 + 3
+    for bar in bars[1:-1]:
+        assert bar.count == int(((values >= bar.low) & (values < bar.high)).sum())
 
 
 def test_every_log_ratio_lies_in_its_bin():
@@ -98,11 +111,20 @@ def test_a_sequence_whose_ratio_overflows_has_an_ess():
     assert 0 < sums.numbers().ess_sequence <= 1 and sums.numbers().chi2_sequence == INF
 
 
+def test_ratios_whose_square_overflows_have_an_ess():
+    at = torch.zeros(2)
+    sums = Sums()
+    sums.add(rollout(samples=1, lengths=(2,), behavior=at, proximal=at + 354.2, mask=at == 0, advantages=at))
+    assert sums.numbers().ess_token == pytest.approx(1)
+
+
 def test_nothing_to_count_is_no_number():
     nothing = replace(rollout(), behavior=torch.full((rollout().size,), torch.nan))
     diagnosis = Diagnosis()
     diagnosis.add(nothing)
-    assert diagnosis.numbers().k3 is None and diagnosis.numbers().nonfinite == diagnosis.numbers().tokens
+    found, counted = diagnosis.numbers(), rollout()
+    assert found.k3 is None and found.nonfinite == found.tokens == int(counted.mask.sum())
+    assert found.sequences == sum(bool(m.any()) for m in counted.mask.split(counted.lengths))
     assert diagnosis.sums.distribution() == () and diagnosis.evidence.seen == []
 
 

@@ -18,12 +18,13 @@ FEWEST = 50  # tokens
 
 def off_by_one(d: Diagnosis) -> Finding | None:
     """Behavior log-probs that fit the token one or two places away better than their own."""
-    distances = {s: float(v / n) for s, (n, v) in zip(SHIFTS, d.evidence.shifts, strict=True) if n >= FEWEST}
-    here = d.sums.mean("absolute")
-    if not distances or not here:
-        return None
-    best = min(distances, key=distances.__getitem__)
-    if distances[best] >= CLOSER * here:
+    found = [
+        (shifted / count, min(at, beside) / count, shift)
+        for shift, (count, shifted, at, beside) in zip(SHIFTS, d.evidence.shifts.tolist(), strict=True)
+        if count >= FEWEST
+    ]
+    distance, here, best = min(found, default=(0.0, 0.0, 0))
+    if distance >= CLOSER * here:
         return None
     where = "before" if best < 0 else "after"
     return Finding(
@@ -32,7 +33,7 @@ def off_by_one(d: Diagnosis) -> Finding | None:
         title=f"The sampler's log-probs are shifted by {abs(best)} token{'s' * (abs(best) > 1)}.",
         evidence=(
             f"The trainer's log-prob of a token differs by {nats(here)} from the one recorded for it, by "
-            f"only {nats(distances[best])} from the one recorded {abs(best)} {where} it."
+            f"only {nats(distance)} from the one recorded {abs(best)} {where} it."
         ),
         fix=(
             "Check what is cut off where prompt and response meet: the log-prob of token t is made by the "
