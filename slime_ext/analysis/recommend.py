@@ -3,6 +3,7 @@ what it would have done to this run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from slime_ext import presets
@@ -12,7 +13,8 @@ from slime_ext.host.summary import flags_of
 LONG = 1000  # response tokens from which single bad tokens decide a sequence
 LAG = 4.0  # weight versions from which one weight for mismatch and lag is better than two
 FEW = 100  # sequences below which a single one moves the shares that decide by more than 1%
-HARMLESS = 0.98  # effective sample size of whole sequences above which nothing needs correcting
+HARMLESS = 0.98  # effective sample size of whole sequences above which nothing needs correcting,
+AROUND_1 = 0.1  # as long as their mean ratio is this close to 1
 # What a correction may cost.
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
@@ -118,7 +120,11 @@ def _too_far(considered: list[Candidate], total: Numbers) -> Recommendation:
 
 
 def _is_harmless(total: Numbers) -> bool:
-    return total.ess_sequence is not None and total.ess_sequence >= HARMLESS
+    """Equal weights are not enough: they are equal too where all are as far from 1, or of one sequence."""
+    if total.ess_sequence is None or total.chi2_sequence is None or total.ess_sequence < HARMLESS:
+        return False
+    mean = math.sqrt(total.ess_sequence * (1 + total.chi2_sequence))
+    return abs(mean - 1) <= AROUND_1
 
 
 def _candidates(total: Numbers, found: set[str]) -> tuple[list[str], list[str]]:

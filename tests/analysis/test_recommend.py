@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from slime_ext import tis
 from slime_ext.analysis.document import Effect, Finding, Numbers
 from slime_ext.analysis.recommend import flags, recommend
 
-SHORT = Numbers(tokens=1000, sequences=100, k3=1e-3, ess_sequence=0.6, ess_token=0.9, response_length=10)
+SHORT = Numbers(
+    tokens=1000,
+    sequences=100,
+    k3=1e-3,
+    ess_sequence=0.6,
+    chi2_sequence=0.01,
+    ess_token=0.9,
+    response_length=10,
+)
 ALL = (
     "token_is",
     "fireworks_token",
@@ -43,6 +53,10 @@ def finding(name="temperature", severity="error"):
         ({"staleness": 9.0}, (), "cispo"),
         ({}, (finding("routing_flips", "warning"),), "icepop"),
         ({"ess_sequence": 0.995}, (), "metrics_only"),
+        ({"ess_sequence": 1.0, "chi2_sequence": 1.2**2 - 1}, (), "token_is"),  # all ratios are 1.2
+        ({"ess_sequence": 1.0, "chi2_sequence": 0.8**2 - 1}, (), "token_is"),
+        ({"ess_sequence": 1.0, "chi2_sequence": math.inf}, (), "token_is"),
+        ({"ess_sequence": 1.0, "chi2_sequence": 1.05**2 - 1}, (), "metrics_only"),
         ({}, (finding(),), "metrics_only"),
     ],
 )
