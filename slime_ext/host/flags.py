@@ -7,12 +7,15 @@ the host has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from slime_ext.errors import ConfigError
 from slime_ext.given import Given
+from slime_ext.host import contract
+from slime_ext.host.functions import flag_of
 
 AFTERWARDS = "a key of --custom-config-path comes after slime has read it; give it as a flag"
 
@@ -25,6 +28,41 @@ class Rule:
     is_broken: Callable[[Any], Any]
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+# What ours read -> what they must be, and a test for it. A file's keys reach them as YAML has them: 1e-4 is
+# text there, and so is "false", which switches on.
+KINDS = {
+    "a number (YAML reads 1e-4 as text; write 1.0e-4)": (
+        _is_number,
+        ("eps_clip", "eps_clip_high", "tis_clip", "tis_clip_low"),
+    ),
+    "a whole number above 0": (
+        _is_count,
+        ("num_steps_per_rollout", "global_batch_size", "rollout_batch_size", "n_samples_per_prompt"),
+    ),
+    "true or false": (
+        lambda value: value in (True, False),
+        (
+            "use_tis",
+            "get_mismatch_metrics",
+            "use_rollout_logprobs",
+            "keep_old_actor",
+            "use_opsm",
+            "calculate_per_token_loss",
+        ),
+    ),
+    "package.module.function": (
+        lambda value: isinstance(value, str),
+        ("custom_tis_function_path", *contract.CALLS),
+    ),
+}
 # What the hook itself needs: also what ``slime-ext check`` looks for.
 HOOK = (
     Rule(
@@ -40,6 +78,11 @@ HOOK = (
         "--custom-tis-function-path: expected a function beside --get-mismatch-metrics, got none: slime has "
         "no function of its own for it",
         lambda a: a.get_mismatch_metrics and not a.custom_tis_function_path,
+    ),
+    Rule(
+        "--tis-clip: expected at least --tis-clip-low {a.tis_clip_low}, got {a.tis_clip}: every weight would "
+        "be the same",
+        lambda a: _reads_band(a) and (a.tis_clip_low or 0) > (math.inf if a.tis_clip is None else a.tis_clip),
     ),
 )
 # slime/utils/arguments.py, slime_validate_args: what it asserts or derives before it merges the file.
@@ -129,15 +172,24 @@ BEFORE_THE_MERGE = (
 
 
 def check_flags(args: Any, rules: tuple[Rule, ...] = (*HOOK, *BEFORE_THE_MERGE)) -> None:
-    """Holds the arguments against the rules.
+    """Holds the arguments against their kinds and the rules.
 
     Raises:
-        ConfigError: the line of the first rule that they break.
+        ConfigError: an argument of another kind, or the line of the first rule that they break.
     """
     given = Given(args)
+    for expected, (is_one, names) in KINDS.items():
+        for dest in names:
+            value = getattr(given, dest)
+            if value is not None and not is_one(value):
+                raise ConfigError(f"{flag_of(dest)}: expected {expected}, got {value!r}")
     for rule in rules:
         if rule.is_broken(given):
             raise ConfigError(rule.line.format(a=given))
+
+
+def _reads_band(a: Any) -> bool:
+    return contract.function_of(a) in ("vanilla_tis_function", "icepop_function")
 
 
 def _steps_disagree(a: Any) -> bool:

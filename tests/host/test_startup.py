@@ -35,6 +35,15 @@ BROKEN = [
     ({"use_tis": False}, "--use-tis: expected on beside --custom-tis-function-path"),
     ({"use_tis": False, "get_mismatch_metrics": True, "custom_tis_function_path": None},
      "--custom-tis-function-path: expected a function beside --get-mismatch-metrics"),
+    # values as YAML has them
+    ({"use_tis": "false"}, "--use-tis: expected true or false, got 'false'"),
+    ({"custom_tis_function_path": "slime_ext.tis.vanilla_tis_function", "tis_clip": "2e0"},
+     "--tis-clip: expected a number (YAML reads 1e-4 as text; write 1.0e-4), got '2e0'"),
+    ({"eps_clip": float("nan")}, "--eps-clip: expected a number"),
+    ({"num_steps_per_rollout": "1"}, "--num-steps-per-rollout: expected a whole number above 0, got '1'"),
+    ({"rollout_data_postprocess_path": 5}, "--rollout-data-postprocess-path: expected package.module.func"),
+    ({"custom_tis_function_path": "slime_ext.tis.icepop_function", "tis_clip": 1.0, "tis_clip_low": 2.0},
+     "--tis-clip: expected at least --tis-clip-low 2.0, got 1.0"),
     # the functions
     ({"custom_tis_function_path": "slime_ext.tis.tokn_tis"}, "did you mean 'token_tis'"),
     ({"custom_tis_function_path": "mis.py:compute"}, "expected package.module.function"),
