@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,8 @@ from typing import Any
 import yaml
 
 from slime_ext.errors import ConfigError
+from slime_ext.host import contract
+from slime_ext.host.functions import flag_of
 
 VALUES = {
     "eps_clip": float,
@@ -41,7 +45,12 @@ SWITCHES = (
 )
 ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|\S*)\s*$")
 REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
+ARRAY = re.compile(r"^\w+\+?=\(")
 SCRIPT = (".sh", ".bash", "")
+QUOTED = 100  # lines that one quote may span
+# What decides whether anything of ours runs; a misspelling of it is one that slime passes over.
+DECISIVE = (*contract.OURS, "custom_tis_function_path", "custom_config_path", *SWITCHES[:2], "tis_clip_low")
+ALIKE = (*contract.CALLS, "custom_agent_function_path")  # arguments of slime and miles that look like those
 Arguments = dict[str, Any]
 
 
@@ -106,14 +115,24 @@ def namespace(arguments: Arguments) -> SimpleNamespace:
 
 def words_of(path: str, text: str) -> list[str]:
     """Shell words of a script without comments and array brackets; variables that are known replaced."""
-    words = []
-    for line in _substituted(text, _variables(path, text)).replace("\\\n", " ").splitlines():
-        bare = re.sub(r"(^|\s)#.*", "", line)
-        try:
-            words += [word.strip("()") for word in shlex.split(bare)]
-        except ValueError:  # a quote that spans lines: not a line of flags
-            continue
-    return words
+    lines = _substituted(text, _variables(path, text)).replace("\\\n", " ").splitlines()
+    bare = [re.sub(r"(^|\s)#.*", "", line) for line in lines]
+    return [ARRAY.sub("", word).lstrip("(").rstrip(");") for word in _split(bare)]
+
+
+def _split(lines: Sequence[str]) -> Iterator[str]:
+    """Shell words; a quote is read to its end, a line with one that has no end is left out."""
+    begin = 0
+    while begin < len(lines):
+        begin, words = begin + 1, []
+        for stop in range(begin, min(begin + QUOTED, len(lines) + 1)):
+            try:
+                words = shlex.split("\n".join(lines[begin - 1 : stop]))
+            except ValueError:
+                continue
+            begin = stop
+            break
+        yield from words
 
 
 def _variables(path: str, text: str) -> dict[str, str]:
@@ -147,7 +166,23 @@ def _of_words(path: str, words: list[str]) -> Arguments:
             found[dest] = True
         elif dest in VALUES:
             found[dest] = _value(path, flag, VALUES[dest], attached or after)
+        else:
+            forbid_misspelt(path, flag)
     return found
+
+
+def forbid_misspelt(path: str, name: str) -> None:
+    """Stops at a flag, or a key of a file, that is nearly one of those that decide whether ours runs.
+
+    Raises:
+        ConfigError: with the right name.
+    """
+    dest = name.removeprefix("--").replace("-", "_")
+    if dest in (*VALUES, *SWITCHES, *ALIKE):
+        return
+    if near := difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=0.85):
+        right = flag_of(near[0]) if name.startswith("--") else near[0]
+        raise ConfigError(f"{path}: expected {right}, got {name}: slime passes over a name it does not know")
 
 
 def _value(path: str, flag: str, kind: type, text: str) -> Any:

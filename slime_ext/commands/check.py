@@ -17,6 +17,7 @@ from slime_ext.commands.arguments import (
     SWITCHES,
     VALUES,
     Arguments,
+    forbid_misspelt,
     is_script,
     namespace,
     read_arguments,
@@ -26,7 +27,8 @@ from slime_ext.commands.output import console, needs
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.flags import HOOK, check_flags
-from slime_ext.host.summary import brief, formula, one_line
+from slime_ext.host.functions import flag_of
+from slime_ext.host.summary import brief, double_count, formula, one_line
 
 WRONG = 1
 
@@ -73,7 +75,9 @@ def check(config: Any, path: str, args_path: str | None = None) -> Checked:
     """
     arguments = gathered(path, args_path)
     name = _function(config, arguments)
+    check_flags(namespace(arguments), ())  # the kinds of what is read next
     found = _of_seed(name, arguments) if name in contract.SEEDS else _of_correction(config, name, arguments)
+    _check_paths(arguments, is_launch=is_script(args_path or path))
     check_flags(namespace(arguments), HOOK)
     return found
 
@@ -94,8 +98,14 @@ def gathered(path: str, args_path: str | None = None) -> Arguments:
 def _of_yaml(path: str) -> Arguments:
     found = read_mapping(path)
     for key in found:
-        if key != "slime_ext" and (near := did_you_mean(str(key), ["slime_ext"])):
+        if key != "slime_ext" and (near := did_you_mean(key, ["slime_ext"])):
             raise ConfigError(f"{path}: expected the key slime_ext, got {key}{near}")
+        forbid_misspelt(path, key)
+    if "eps_clip" in found and "eps_clip_high" not in found:
+        raise ConfigError(
+            f"{path}: eps_clip_high: expected beside eps_clip, got none: slime has set it to --eps-clip "
+            "before it reads this file"
+        )
     if "slime_ext" not in found:
         _forbid_bare_block(path, found)
     return found
@@ -142,6 +152,20 @@ def _function(config: Any, arguments: Arguments) -> str:
     return name
 
 
+def _check_paths(arguments: Arguments, *, is_launch: bool) -> None:
+    """Functions of ours that do not exist, or that the wrong flag names; a launch without the hook's."""
+    if is_launch and not arguments.get("custom_tis_function_path"):
+        raise ConfigError(
+            f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
+            "none: nothing would read that key"
+        )
+    for dest, ours in contract.OURS.items():
+        path = arguments.get(dest) or ours
+        if path.startswith("slime_ext") and path != ours:
+            near = did_you_mean(path, [ours])
+            raise ConfigError(f"{flag_of(dest)}: expected {ours} of slime_ext, got '{path}'{near}")
+
+
 def _of_seed(name: str, arguments: Arguments) -> Checked:
     if arguments.get("slime_ext") is not None:
         raise ConfigError(
@@ -150,7 +174,10 @@ def _of_seed(name: str, arguments: Arguments) -> Checked:
         )
     line, needs_target = formula(name, arguments), name in contract.NEED_TARGET
     rows = {"function": name, "formula": line, "needs": "cur_log_probs" if needs_target else "-"}
-    return Checked(rows, f"{name}: {line}", needs_target, _notes(arguments, needs_target=needs_target))
+    notes = _notes(arguments, needs_target=needs_target)
+    if name == "off_policy_is_function" and (line_of := double_count(namespace(arguments))):
+        notes = (line_of, *notes)
+    return Checked(rows, f"{name}: {line}", needs_target, notes)
 
 
 def _of_correction(config: Any, name: str, arguments: Arguments) -> Checked:
@@ -181,11 +208,13 @@ def _notes(
     arguments: Arguments, *, needs_target: bool, needs_plan: bool = False, acts: bool = True
 ) -> tuple[str, ...]:
     """What a launch still lacks."""
+    path, init = (arguments.get(k) for k in ("custom_tis_function_path", "custom_megatron_init_path"))
     lacking = {
+        f"names no function: slime needs custom_tis_function_path: {contract.TIS}.correct": not path,
+        f"no metrics: in slime add {contract.CARRY}": path and not init and not needs_target,
         "--use-tis is not set: the loss stays as it is, only metrics are computed": acts
         and not arguments.get("use_tis"),
-        f"needs cur_log_probs: in slime add {contract.CARRY}": needs_target
-        and not arguments.get("custom_megatron_init_path"),
+        f"needs cur_log_probs: in slime add {contract.CARRY}": needs_target and not init,
         f"needs the whole optimizer step: in slime add {contract.PLAN_FLAG} {contract.PLAN}": needs_plan
         and arguments.get("rollout_data_postprocess_path") != contract.PLAN,
     }

@@ -52,7 +52,11 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
     switches = {"use_tis": True} if use else {"use_tis": False, "get_mismatch_metrics": True}
     if plan:
         switches |= {"get_mismatch_metrics": True, "rollout_data_postprocess_path": contract.PLAN}
-    native = {**switches, "custom_tis_function_path": "slime_ext.tis.correct", "slime_ext": reading.mapping}
+    paths = {
+        "custom_tis_function_path": f"{contract.TIS}.correct",
+        "custom_megatron_init_path": contract.OURS["custom_megatron_init_path"],
+    }
+    native = {**switches, **paths, "slime_ext": reading.mapping}
     return "\n".join([f"# converted from {system}", *notes, *flags, yaml_of(native)])
 
 

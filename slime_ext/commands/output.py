@@ -13,7 +13,7 @@ INLINE = 88
 def console(*, stderr: bool = False) -> Console:
     """Wide enough for a pipe to keep one line per row."""
     found = Console(highlight=False, stderr=stderr)
-    return found if found.is_terminal else Console(highlight=False, stderr=stderr, width=160)
+    return found if found.is_terminal else Console(highlight=False, stderr=stderr, width=200)
 
 
 def yaml_of(value: Any) -> str:

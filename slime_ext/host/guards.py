@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from slime_ext.errors import NonFiniteError
-from slime_ext.given import steps_per_rollout
 from slime_ext.host.packing import locate
+from slime_ext.host.summary import double_count
 from slime_ext.ops.segments import Segments
 
 log = logging.getLogger("slime_ext")
@@ -51,11 +51,5 @@ def require_finite(name: str, values: Tensor, segments: Segments, consequence: s
 
 def warn_of_double_count(args: Any) -> None:
     """Says that off_policy_is_function counts target / proximal twice, where the arguments make it so."""
-    steps = steps_per_rollout(args)
-    plain = getattr(args, "policy_loss", None) == "reinforce"  # a loss of the embedded launcher
-    if plain or not (steps > 1 or getattr(args, "keep_old_actor", False)):
-        return
-    warn_once(
-        f"off_policy_is_function: expected one optimizer step per rollout, got {steps}: the host's loss "
-        "carries target / proximal already, so that ratio is counted twice; use slime_ext.tis.off_policy_is"
-    )
+    if line := double_count(args):
+        warn_once(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slime_ext.given import steps_per_rollout
 from slime_ext.host.contract import CARRY, PLAN, PLAN_FLAG
 
 if TYPE_CHECKING:
@@ -36,6 +37,19 @@ def formula(name: str, args: Mapping[str, Any]) -> str:
     high = args.get("eps_clip_high")
     words["eps_clip_high"] = words["eps_clip"] if high is None else f"{high:g}"
     return f"weight {FORMULAS[name].format(**words)} per token"
+
+
+def double_count(args: Any) -> str:
+    """Where off_policy_is_function counts target / proximal twice, the line that says so; else empty."""
+    steps, kept = steps_per_rollout(args), getattr(args, "keep_old_actor", False)
+    plain = getattr(args, "policy_loss", None) == "reinforce"  # a loss of the embedded launcher
+    if plain or not (steps > 1 or kept):
+        return ""
+    expected, got = ("one optimizer step per rollout", steps) if steps > 1 else ("no --keep-old-actor", "it")
+    return (
+        f"off_policy_is_function: expected {expected}, got {got}: the host's loss carries target / proximal "
+        "already, so that ratio is counted twice; use slime_ext.tis.off_policy_is"
+    )
 
 
 def brief(steps: Sequence[Mapping[str, Any]]) -> str:

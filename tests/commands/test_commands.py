@@ -65,10 +65,35 @@ def test_a_wrong_file_is_one_line_and_status_1(capsys, tmp_path):
         (f"{SEED} --custom-config-path geo.yaml", "nothing would read that key"),
         (f"{GOOD} --custom-config-path list.yaml", "slime_ext: expected a mapping, got [1]"),
         (f"{GOOD} --eps-clip-high much", "--eps-clip-high: expected a number, got 'much'"),
+        # names that slime would pass over
+        (f"{GOOD} --custom-megatron-init-pth slime_ext.host.init", "expected --custom-megatron-init-path"),
+        (GOOD.replace("--use-tis", "--use-tsi"), "expected --use-tis, got --use-tsi"),
+        (
+            f"{GOOD} --custom-config-path misspelt.yaml",
+            "expected custom_tis_function_path, got custom_tis_fu",
+        ),
+        # functions of ours that are none, or another flag's
+        (f"{GOOD} --custom-megatron-init-path slime_ext.host.initt", "did you mean 'slime_ext.host.init'"),
+        (
+            f"{GOOD} --rollout-data-postprocess-path slime_ext.host.init",
+            "--rollout-data-postprocess-path: expected slime_ext.host.rollout_data_postprocess of slime_ext",
+        ),
+        # a mapping that slime would hand to nobody
+        ("--use-tis --custom-config-path geo.yaml", "got none: nothing would read that key"),
+        # values that are not what they look like
+        (f"{GOOD} --custom-config-path text.yaml", "--use-tis: expected true or false, got 'false'"),
+        (f"{SEED} --custom-config-path clip.yaml", "--tis-clip-low: expected a number (YAML reads 1e-4 as"),
+        (f"{SEED} --custom-config-path eps.yaml", "eps_clip_high: expected beside eps_clip, got none"),
+        (f"{SEED} --tis-clip nan", "--tis-clip: expected a number"),
+        (f"{SEED} --tis-clip-low 3 --tis-clip 2", "--tis-clip: expected at least --tis-clip-low 3.0, got 2"),
     ],
 )
 def test_a_launch_script_is_checked_as_a_whole(capsys, tmp_path, more, line):
     written(tmp_path / "geo.yaml", {"slime_ext": {"preset": "geo_rs"}})
+    written(tmp_path / "misspelt.yaml", {"custom_tis_functon_path": "slime_ext.tis.correct"})
+    written(tmp_path / "text.yaml", {"use_tis": "false"})
+    written(tmp_path / "clip.yaml", "tis_clip_low: 1e-3")
+    written(tmp_path / "eps.yaml", {"eps_clip": 0.3})
     written(tmp_path / "list.yaml", {"slime_ext": [1]})
     status, _, err = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=more)))
     assert status == 1 and line in err
@@ -136,6 +161,44 @@ ARGS=(
 """
     status, _, err = run(capsys, "check", written(tmp_path / "run.sh", text))
     assert status == 1 and "fireworks.eps_clip: expected 0.2" in err
+
+
+LAUNCHES = {
+    "an array on one line": f"TIS=({GOOD})\npython3 train.py ${{TIS[@]}}",
+    "an array that grows": f"if true; then TIS+=({GOOD}); fi",
+    "after a quote over lines": f"ray job submit --runtime-env-json='{{\n \"a\": 1\n}}' -- train.py {GOOD}",
+    "an apostrophe in a comment": f"# it's off\ntrain.py \\\n   {GOOD}  # isn't it",
+    "a quote without an end": f'echo "\n{GOOD}',
+    "flags that look alike": f"{GOOD} --custom-loss-function-path a.b --custom-agent-function-path c",
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_flags_are_found_wherever_a_shell_finds_them(capsys, tmp_path, name):
+    status, out, err = run(capsys, "check", written(tmp_path / "run.sh", LAUNCHES[name]))
+    assert (status, err) == (0, "") and "truncate(high 2)" in out
+
+
+def test_a_file_alone_is_told_what_it_lacks(capsys, tmp_path):
+    _, out, _ = run(capsys, "check", written(tmp_path / "c.yaml", {"slime_ext": {"preset": "geo_rs"}}))
+    assert "slime needs custom_tis_function_path: slime_ext.tis.correct" in out
+    _, out, _ = run(capsys, "check", written(tmp_path / "run.sh", GOOD))
+    assert "no metrics: in slime add --custom-megatron-init-path slime_ext.host.init" in out
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--num-steps-per-rollout 4", "expected one optimizer step per rollout, got 4"),
+        ("--keep-old-actor", "expected no --keep-old-actor, got it"),
+        ("", "-"),
+    ],
+)
+def test_the_seeds_function_is_told_where_it_counts_twice(capsys, tmp_path, more, said):
+    flags = f"{SEED.replace('vanilla_tis', 'off_policy_is')} {more}"
+    _, out, _ = run(capsys, "check", written(tmp_path / "run.sh", flags))
+    out = " ".join(out.split())
+    assert said in out and ("counted twice" in out) is bool(more)
 
 
 def test_the_launch_script_of_the_examples_passes(capsys):
@@ -218,6 +281,13 @@ def test_what_converts_to_a_whole_step_brings_what_that_needs(capsys, tmp_path):
     del (alone := yaml.safe_load(out))["rollout_data_postprocess_path"]
     _, checked, _ = run(capsys, "check", written(tmp_path / "native.yaml", alone))
     assert "add --rollout-data-postprocess-path slime_ext.host.rollout_data_postprocess" in checked
+
+
+def test_what_converts_to_the_targets_numerator_brings_what_carries_it(capsys, tmp_path):
+    block = written(tmp_path / "v.yaml", {"bypass_mode": True, "loss_type": "reinforce"})
+    _, out, _ = run(capsys, "convert", "--from", "verl", block)
+    assert yaml.safe_load(out)["custom_megatron_init_path"] == "slime_ext.host.init"
+    assert "note" not in run(capsys, "check", written(tmp_path / "native.yaml", out))[1]
 
 
 def test_convert_says_what_could_surprise(capsys, tmp_path):
