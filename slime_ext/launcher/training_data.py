@@ -82,7 +82,7 @@ def train_samples(args: argparse.Namespace, samples: Sequence[Sample]) -> list[T
         by_std=args.grpo_std_normalization,
     )
     if args.normalize_advantages:
-        advantages = whiten(advantages, [sum(s.loss_mask or ()) for s in samples])
+        advantages = whiten(advantages, [sum(_mask(s)) for s in samples])
     out = [_train_sample(i, s, advantages[i]) for i, s in enumerate(samples)]
     for s, given, relative in zip(out, raw, rewards, strict=True):
         if given is not None:
@@ -92,14 +92,13 @@ def train_samples(args: argparse.Namespace, samples: Sequence[Sample]) -> list[T
 
 
 def _train_sample(position: int, sample: Sample, advantage: float) -> TrainSample:
-    removed = [0] * sample.response_length
     versions = [str(v) for v in sample.token_weight_versions]
     return TrainSample(
         position=position,
         rollout_id=position if sample.rollout_id is None else sample.rollout_id,
         tokens=sample.tokens,
         response_length=sample.response_length,
-        loss_mask=removed if sample.remove_sample else list(sample.loss_mask or ()),
+        loss_mask=_mask(sample),
         rollout_log_probs=list(sample.rollout_log_probs or ()),
         advantage=advantage,
         versions=[int(v) for v in versions] if all(v.isdigit() for v in versions) else [],
@@ -107,6 +106,11 @@ def _train_sample(position: int, sample: Sample, advantage: float) -> TrainSampl
         truncated=sample.status == "truncated",
         weight_versions=list(sample.weight_versions),
     )
+
+
+def _mask(sample: Sample) -> list[int]:
+    """R x 0 or 1, all 0 for a sample that must not be trained on."""
+    return [0] * sample.response_length if sample.remove_sample else list(sample.loss_mask or ())
 
 
 def group_advantages(
@@ -140,11 +144,18 @@ def _centered(group: Sequence[float | None], by_std: bool) -> list[float]:
 
 
 def whiten(advantages: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """(A - mean) / (std + 1e-8), over response tokens, population variance (``--normalize-advantages``)."""
+    """(A - mean) / sqrt(var + 1e-8) over response tokens, unbiased variance (``--normalize-advantages``).
+
+    Source: slime, slime/utils/distributed_utils.py, distributed_masked_whiten.
+
+    >>> [round(a, 6) for a in whiten([1.0, -1.0], [1, 1])]
+    [0.707107, -0.707107]
+    """
     total = max(sum(counts), 1)
     mean = sum(a * n for a, n in zip(advantages, counts, strict=True)) / total
-    variance = sum((a - mean) ** 2 * n for a, n in zip(advantages, counts, strict=True)) / total
-    return [(a - mean) / (variance**0.5 + 1e-8) for a in advantages]
+    squares = sum((a - mean) ** 2 * n for a, n in zip(advantages, counts, strict=True))
+    scale = 1 / math.sqrt(squares / max(total - 1, 1) + 1e-8)
+    return [(a - mean) * scale for a in advantages]
 
 
 def _fill_mask_sums(samples: list[TrainSample]) -> None:

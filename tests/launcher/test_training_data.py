@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from argparse import Namespace
 
 import pytest
@@ -59,11 +60,24 @@ def test_rewards_as_they_are():
     assert group_advantages([0.5, None, 2.0], 3, normalize=False) == [0.5, 0.0, 2.0]
 
 
-def test_whitened_advantages_have_mean_zero_and_variance_one_over_tokens():
-    counts = [1, 5, 3]
-    out = whiten([3.0, -1.0, 0.5], counts)
-    assert sum(a * n for a, n in zip(out, counts, strict=True)) == pytest.approx(0.0, abs=1e-12)
-    assert sum(a * a * n for a, n in zip(out, counts, strict=True)) / 9 == pytest.approx(1.0, abs=1e-6)
+def test_whitened_advantages_have_mean_zero_and_unbiased_variance_one_over_tokens():
+    tokens = [3.0] + [-1.0] * 5 + [0.5] * 3
+    mean, variance = statistics.fmean(tokens), statistics.variance(tokens)
+    expected = [(a - mean) / math.sqrt(variance + 1e-8) for a in (3.0, -1.0, 0.5)]
+    assert whiten([3.0, -1.0, 0.5], [1, 5, 3]) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("counts", [[1, 0], [4, 4]])
+def test_equal_advantages_are_whitened_to_zero(counts):
+    assert whiten([0.5, 0.5], counts) == [0.0, 0.0]
+
+
+def test_a_removed_sample_has_no_part_in_whitening():
+    rows = [sample(r, [1, 1]) for r in (0.0, 1.0, 3.0)]
+    removed = sample(None, [1, 1], remove_sample=True)
+    chosen = arguments(n_samples_per_prompt=1, rewards_normalization=False, normalize_advantages=True)
+    alone, beside = train_samples(chosen, rows), train_samples(chosen, [*rows, removed])
+    assert [s.advantage for s in beside[:3]] == [s.advantage for s in alone]
 
 
 def test_siblings_of_a_rollout_share_their_denominator():
