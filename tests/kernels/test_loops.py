@@ -14,7 +14,7 @@ from slime_ext.kernels.loops import SMALLEST, Loops
 from slime_ext.metrics import Layout
 from slime_ext.metrics.layout import BINS
 from slime_ext.ops.segments import Segments
-from slime_ext.steps import Reject, Reweight
+from slime_ext.steps import Reject, Reweight, Veto
 from tests.kernels.batches import (
     CORRECTIONS,
     FULL,
@@ -70,6 +70,19 @@ def test_every_shape_is_measured_as_the_eager_path_does(lengths):
 @pytest.mark.parametrize("name", ["shared", "handed on"])
 def test_weights_of_sequences_are_measured_as_the_eager_path_does(name):
     assert_applied_alike(Loops(CORRECTIONS[name]), random_tokens([900, 3, 0, 40, 300]), None, 1e-6)
+
+
+def test_a_veto_falls_at_the_same_number():
+    correction = Correction(steps=(Veto(low=1e-4, high=50.0),))
+    low, high = (torch.tensor([limit]).double().log().float() for limit in (1e-4, 50.0))
+    near = torch.cat([edge.nextafter(to) for edge in (low, high) for to in (edge - 1, edge, edge + 1)])
+    log_ratio = torch.zeros(6, 300)
+    log_ratio[:, 150] = near
+    nothing = torch.zeros(1800)
+    tokens = Tokens(Segments.whole([300] * 6, nothing == 0), log_ratio.view(-1), nothing)
+    keep = correction(tokens).keep
+    assert keep.view(6, 300)[:, 0].tolist() == [False, True, True, True, True, False]
+    assert torch.equal(Loops(correction).outcome(tokens).keep, keep)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -223,7 +236,7 @@ def test_sixteen_lanes_decide_as_eight(monkeypatch):
 
 
 def test_what_was_built_once_is_loaded_again(monkeypatch, tmp_path):
-    monkeypatch.setattr(built, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(built, "cache_folder", lambda: tmp_path)
     text = 'extern "C" int answer() { return 42; }'
     assert built.library(text).answer() == 42
     monkeypatch.setattr(built, "_build", lambda *_: pytest.fail("built twice"))
@@ -232,7 +245,7 @@ def test_what_was_built_once_is_loaded_again(monkeypatch, tmp_path):
 
 
 def test_what_cannot_be_loaded_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(built, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(built, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(built, "_build", lambda found, text, path: path.write_text("no library"))
     with pytest.raises(built.BuildError, match=r"slime_ext\.backend: expected a library in .*so, got"):
         built.library("")
@@ -242,11 +255,11 @@ def test_what_cannot_be_loaded_is_named(monkeypatch, tmp_path):
 def test_without_a_cache_folder_one_of_this_process_serves(cache, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file") if cache == "file" else "/proc/nowhere")
-    assert built._folder.__wrapped__().is_dir()
+    assert built.cache_folder.__wrapped__().is_dir()
 
 
 def test_a_compiler_that_fails_is_named_and_eager_goes_on(monkeypatch, tmp_path):
-    monkeypatch.setattr(built, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(built, "cache_folder", lambda: tmp_path)
     with pytest.raises(built.BuildError, match=r"slime_ext\.backend: expected .* to build, got .*error"):
         built.library("this is no C++")
     monkeypatch.undo()
