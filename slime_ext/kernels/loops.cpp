@@ -12,7 +12,7 @@ constexpr float LARGEST = @largest@, POSITIONS[EDGES] = {@positions@}, AGES[EDGE
 constexpr float LOG_PROBABILITIES[EDGES] = {@log_probabilities@};
 constexpr int SAME[FLAGS + 1] = {@same@};  // flags that ask for the same steps are counted once
 constexpr int FLUSH = 32;  // additions in float32 before one in float64
-constexpr int AHEAD = 512;  // tokens between what is looked at and what is asked for from memory
+constexpr int AHEAD = 512;  // tokens from what is looked at to what is asked for from memory
 
 // What this rank holds of its sequences, in packed order.
 struct Pieces {
@@ -27,14 +27,15 @@ struct Tokens {
     I mask, finite;
 };
 
+template <class T> INLINE void ask_for(const T* at) { __builtin_prefetch(at + AHEAD); }
 INLINE I first_lanes(int64_t n) { return n >= LANES ? I{} - 1 : counting() < (int)n; }
 
 // The lanes from ``at``, of which those ``here`` belong to the piece and ``there`` many to the arrays.
 INLINE Tokens look(const float* nums, const float* behs, const uint8_t* masks, const float* advs, int64_t at,
                    I here, int64_t there) {
-    for (const void* next : {(const void*)(nums + at + AHEAD), (const void*)(behs + at + AHEAD),
-                             (const void*)(masks + at + AHEAD)})
-        __builtin_prefetch(next);
+    ask_for(nums + at);
+    ask_for(behs + at);
+    ask_for(masks + at);
     Tokens t;
     t.num = load<F>(nums + at, there);
     t.beh = load<F>(behs + at, there);

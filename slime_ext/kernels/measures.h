@@ -28,7 +28,8 @@ struct Measures {
     Sum columns[COLUMNS];
     Curve by_position, by_age, by_probability;
     I flagged[FLAGS + 1] = {};
-    // Four, so that neighbours in one place do not wait for each other; a line apart, so that they share no cache set.
+    // Four, so that neighbours in one place do not wait for each other; each a line further, so that they do not
+    // compete for one part of the cache.
     uint32_t histogram[4][2 * HALF + 16] = {};
     Recent recent;
     Block block;
