@@ -187,6 +187,42 @@ def test_what_a_killed_run_left_unfinished_goes_and_foreign_lines_stay(tmp_path)
     assert len(lines) == 5 and set(json.loads(lines[4])) == {"rollout_id", "step_id", "time"}
 
 
+def test_lines_that_are_not_ours_may_hold_any_bytes(tmp_path):
+    file = tmp_path / train_step.FILE
+    file.write_bytes(b'\xff\xfe\n{"rollout_id": 1, "st')
+    StepFile(file).add({"rollout_id": 1, "step_id": 0}, {})
+    assert file.read_bytes().startswith(b'\xff\xfe\n{"rollout_id": 1, "step_id": 0, "time"')
+
+
+def test_a_file_that_cannot_be_written_stops_nobody(tmp_path, caplog):
+    blocked = tmp_path / "a"
+    blocked.write_text("no folder")
+    module = host([oracle.random_batch(1)])
+    args = args_of({"preset": "geo_rs"}, save=str(blocked / "b"))
+    assert K3 in trained(module, args) and K3 in trained(module, args, step_id=1)
+    (line,) = caplog.messages
+    assert "off_policy.jsonl: expected a file that can be written, got Not a directory: training" in line
+    blocked.unlink()
+    trained(module, args, step_id=2)
+    assert steps_in(blocked / "b" / train_step.FILE) == [(3, 2)]
+
+
+def test_what_a_full_disk_left_of_a_line_goes(tmp_path, monkeypatch):
+    file = StepFile(tmp_path / train_step.FILE)
+    file.add({"rollout_id": 0, "step_id": 0}, {})
+    append = StepFile._append
+
+    def fills_up(self, where, line):
+        append(self, where, line[:9])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(StepFile, "_append", fills_up)
+    file.add({"rollout_id": 0, "step_id": 1}, {})
+    monkeypatch.setattr(StepFile, "_append", append)
+    file.add({"rollout_id": 0, "step_id": 2}, {})
+    assert steps_in(file.path) == [(0, 0), (0, 2)]
+
+
 def test_curves_go_to_the_log_when_asked():
     losses = trained(
         host([oracle.random_batch(1)]), args_of({"preset": "geo_rs", "metrics": {"curves": "log"}})
