@@ -214,6 +214,8 @@ def _notes(
         f"no metrics: in slime add {contract.CARRY}": path and not init and not needs_target,
         "--use-tis is not set: the loss stays as it is, only metrics are computed": acts
         and not arguments.get("use_tis"),
+        "no step and the host's loss: it stays as it is, only metrics are computed": not acts
+        and arguments.get("use_tis"),
         f"needs cur_log_probs: in slime add {contract.CARRY}": needs_target and not init,
         f"needs the whole optimizer step: in slime add {contract.PLAN_FLAG} {contract.PLAN}": needs_plan
         and arguments.get("rollout_data_postprocess_path") != contract.PLAN,

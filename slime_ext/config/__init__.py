@@ -81,7 +81,9 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
         guards = _guards(mapping.get("guards"), correction)
         backend = mapping.get("backend", "auto")
         check_name(backend, f"{ROOT}.backend")
-        return Loaded(correction, guards=guards, metrics=_options(mapping.get("metrics")), backend=backend)
+        options = _options(mapping.get("metrics"))
+        _forbid_unmeasured(mapping, correction, options)
+        return Loaded(correction, guards=guards, metrics=options, backend=backend)
     if len(mapping) > 1:
         others = ", ".join(str(key) for key in mapping if key != systems[0])
         raise ConfigError(
@@ -161,6 +163,15 @@ def _native(mapping: Mapping[str, Any]) -> Correction:
 def _options(mapping: Any) -> Options:
     where, allowed = f"{ROOT}.metrics", tuple(f.name for f in dataclasses.fields(Options))
     return built(ROOT, Options, checked(where, Options, mapping_of(where, mapping), allowed))
+
+
+def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, options: Options) -> None:
+    """What acts on the statistics of a step, where none are taken."""
+    reads = {"guards": mapping.get("guards"), "on_nonfinite: raise": correction.on_nonfinite == "raise"}
+    for key in (key for key, is_there in reads.items() if is_there and not options.enabled):
+        raise ConfigError(
+            f"{ROOT}.metrics.enabled: expected true beside {key}, got false: it acts on what is measured"
+        )
 
 
 def _guards(mapping: Any, correction: Correction) -> dict[str, Guard]:

@@ -35,7 +35,7 @@ def _check_beside_host_loss(correction: Correction, args: Any) -> None:
     if multiplies_target_ratio(correction):
         _forbid_double_count(args)
     if correction.sets_weights and _on(args, "use_tis") and _on(args, "use_rollout_logprobs"):
-        why = "the host's loss divides by the behavior policy already; keep rejections only"
+        why = "the host's loss divides by the behavior policy already"
         _refuse_flag("--use-rollout-logprobs", "off beside a step that sets weights", "on", why)
 
 

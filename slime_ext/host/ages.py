@@ -78,15 +78,18 @@ def require(call: HookCall, ages: Tensor | None) -> None:
         )
 
 
-def require_host(host: hosts.Host | None) -> None:
+def require_host(host: hosts.Host | None, who: str = "max_staleness") -> None:
     """The same at start-up, from the host's source.
+
+    Args:
+        who: what needs the ages.
 
     Raises:
         ConfigError: this host drops the versions on their way to the hook.
     """
     if host is not None and "weight_versions" not in host.source(host.loss):
         raise ConfigError(
-            f"max_staleness: expected a {host.name} that hands weight_versions to the hook, got one that "
+            f"{who}: expected a {host.name} that hands weight_versions to the hook, got one that "
             f"does not: {PATCH}"
         )
 

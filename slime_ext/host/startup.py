@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from slime_ext.config import to_mapping
+from slime_ext.config import read_config, to_mapping
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
 from slime_ext.given import Given, steps_per_rollout
 from slime_ext.host import ages, carriers, contract, hosts, train_step
-from slime_ext.host.configured import correction_named
+from slime_ext.host.configured import correction_named, mapping_of_flags
 from slime_ext.host.flags import check_flags
 from slime_ext.host.functions import check_call, flag_of
 from slime_ext.host.guards import warn_of_double_count
@@ -88,6 +88,9 @@ def _check_correction(args: Any, correction: Correction) -> None:
     _check_plan(args, correction)
     if correction.needs_ages:
         ages.require_host(hosts.current())
+    for name in read_config(mapping_of_flags(args)).guards:
+        if name.startswith("staleness_"):
+            ages.require_host(hosts.current(), f"slime_ext.guards.{name}")
     for warning in _warnings(args, correction):
         log.warning(warning)
 
@@ -134,6 +137,8 @@ def _warnings(args: Any, correction: Correction) -> Iterator[str]:
         )
     if not correction.is_identity and not a.use_tis:
         yield "--use-tis: expected on beside a correction, got off: the loss stays as it is, only metrics"
+    if correction.is_identity and a.use_tis:
+        yield "slime_ext.steps: expected one beside --use-tis, got none: the loss stays as it is, only metrics"
 
 
 def _said(args: Any, correction: Correction | None) -> str:

@@ -182,6 +182,9 @@ def test_flags_are_found_wherever_a_shell_finds_them(capsys, tmp_path, name):
 def test_a_file_alone_is_told_what_it_lacks(capsys, tmp_path):
     _, out, _ = run(capsys, "check", written(tmp_path / "c.yaml", {"slime_ext": {"preset": "geo_rs"}}))
     assert "slime needs custom_tis_function_path: slime_ext.tis.correct" in out
+    idle = {"use_tis": True, "slime_ext": {"skyrl": {}}}
+    _, out, _ = run(capsys, "check", written(tmp_path / "c.yaml", idle))
+    assert "no step and the host's loss: it stays as it is" in out
     _, out, _ = run(capsys, "check", written(tmp_path / "run.sh", GOOD))
     assert "no metrics: in slime add --custom-megatron-init-path slime_ext.host.init" in out
 

@@ -10,10 +10,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from slime_ext import tis
+from slime_ext import load_config, tis
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
-from slime_ext.host import ages, hosts
+from slime_ext.host import ages, hosts, startup
 from slime_ext.steps import Reject
 from tests import oracle
 from tests.batches import tokens
@@ -120,3 +120,12 @@ def test_a_host_that_drops_the_versions_is_refused_at_start_up(monkeypatch):
     monkeypatch.setattr(hosts.Host, "source", lambda self, module: '"weight_versions": batch.get(...)')
     ages.require_host(host)
     ages.require_host(None)
+
+
+def test_a_guard_on_ages_that_nobody_would_know_is_refused_at_start_up(monkeypatch):
+    monkeypatch.setattr(hosts, "current", lambda: hosts.Host("slime", "", "slime.loss", "", ""))
+    monkeypatch.setattr(hosts.Host, "source", lambda self, module: "tis_kwargs = {}")
+    config = {"preset": "geo_rs", "guards": {"staleness_max": {"max": 3}}}
+    args = arguments(slime_ext=config, custom_tis_function_path="slime_ext.tis.correct")
+    with pytest.raises(ConfigError, match=r"slime_ext\.guards\.staleness_max: expected a slime that hands"):
+        startup._check_correction(args, load_config(config))

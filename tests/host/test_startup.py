@@ -143,7 +143,9 @@ def test_a_reducer_of_the_users_own_and_a_correction_that_is_off_are_named(caplo
     with caplog.at_level(logging.WARNING):
         host.init(arguments(custom_tis_function_path="slime_ext.tis.geo_rs", **more))
         host.init(arguments(use_tis=False, get_mismatch_metrics=True))
-    reducer, off = caplog.messages
+        host.init(arguments(custom_tis_function_path="slime_ext.tis.metrics_only"))
+    reducer, off, idle = caplog.messages
+    assert idle.startswith("slime_ext.steps: expected one beside --use-tis, got none")
     assert reducer.startswith("--custom-pg-loss-reducer-function-path") and off.startswith("--use-tis")
 
 
