@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from slime_ext.correction import Correction, Tokens
+from slime_ext.errors import ConfigError
 from slime_ext.host import ages, poison, step_metrics
-from slime_ext.host.contract import METRICS, HookCall
+from slime_ext.host.contract import CARRY, METRICS, HookCall
 from slime_ext.host.guards import require_finite
 from slime_ext.host.packing import Packed, context_parallel, pack, unpack_masks
 from slime_ext.host.step_plan import plan_for
@@ -89,11 +90,17 @@ def check_finite(call: HookCall, packed: Packed, *, behavior: bool = False) -> N
 
     Raises:
         NonFiniteError: naming sample and position.
+        ConfigError: the behavior policy's have to be, and on this device nobody would read the note.
     """
     looked = {"train_log_probs": packed.proximal, "cur_log_probs": packed.target}
     if behavior:
         looked["rollout_log_probs"] = packed.behavior
     if packed.segments.device.type != "cpu":
+        if behavior and not step_metrics.is_under_way():
+            raise ConfigError(
+                f"slime_ext.on_nonfinite: expected {CARRY} beside raise, got a hook call without it: on "
+                f"{packed.segments.device.type} a log-prob is looked at when a step's statistics are reduced"
+            )
         return step_metrics.note_nonfinite(call, looked, packed.segments)
     for name, values in looked.items():
         if values is not None:

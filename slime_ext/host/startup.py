@@ -138,7 +138,7 @@ def _warnings(args: Any, correction: Correction) -> Iterator[str]:
     if not correction.is_identity and not a.use_tis:
         yield "--use-tis: expected on beside a correction, got off: the loss stays as it is, only metrics"
     if correction.is_identity and a.use_tis:
-        yield "slime_ext.steps: expected one beside --use-tis, got none: the loss stays as it is, only metrics"
+        yield "slime_ext.steps: expected one beside --use-tis, got none: the loss stays, only metrics"
 
 
 def _said(args: Any, correction: Correction | None) -> str:

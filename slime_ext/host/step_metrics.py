@@ -90,6 +90,11 @@ def under_way(layout: Layout) -> Iterator[Step]:
         _open = None
 
 
+def is_under_way() -> bool:
+    """Whether a step is open: what a hook call leaves behind will be read."""
+    return _open is not None
+
+
 def layout_of(args: Any, *, curves: bool) -> Layout | None:
     """What the hook that the flags name will measure; None where it is not one of ours."""
     correction = correction_of_flags(args)

@@ -14,6 +14,7 @@ import torch
 from slime_ext import metrics, presets, tis
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
 from slime_ext.host import contract, step_metrics, train_step
+from slime_ext.host.hook import check_finite
 from slime_ext.host.poison import Poison
 from slime_ext.host.step_file import StepFile
 from slime_ext.ops.segments import Segments
@@ -298,6 +299,15 @@ def test_the_first_non_finite_log_prob_is_named():
         NonFiniteError, match="cur_log_probs, sequence 1 of 2 in micro-batch 1, response token 1"
     ):
         poison.check([poison.vector().tolist()], 0)
+
+
+def test_a_note_that_nobody_would_read_is_refused():
+    packed = SimpleNamespace(
+        segments=SimpleNamespace(device=torch.device("cuda")), proximal=None, target=None, behavior=None
+    )
+    check_finite(None, packed)
+    with pytest.raises(ConfigError, match=r"slime_ext\.on_nonfinite: expected --custom-megatron-init-path"):
+        check_finite(None, packed, behavior=True)
 
 
 def test_other_ranks_stop_too():
