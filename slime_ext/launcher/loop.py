@@ -121,7 +121,7 @@ class Loop:
                 self._write("step", values, rollout_id)
         if args.save_debug_train_data:
             with clock.part("dump"):
-                self._write_later(train_dump(args, rollout_id, batch, proximal or target))
+                self._write_later(train_dump(args, rollout_id, batch, proximal or target, steps))
         with clock.part("weight_sync"):
             if (rollout_id + 1) % args.update_weights_interval == 0:
                 self._push(self.step)

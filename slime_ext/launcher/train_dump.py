@@ -15,26 +15,46 @@ from slime_ext.host.packing import zigzag
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import micro_batches, step_slices
 from slime_ext.launcher.output.dumps import save_train, shard_samples
-from slime_ext.launcher.postprocess import columns
+from slime_ext.launcher.postprocess import Steps, columns
 from slime_ext.launcher.training_data import TrainSample
+
+ByPosition = Mapping[int, Tensor]
 
 
 def train_dump(
-    args: argparse.Namespace, rollout_id: int, batch: Sequence[TrainSample], log_probs: Mapping[int, Tensor]
+    args: argparse.Namespace,
+    rollout_id: int,
+    batch: Sequence[TrainSample],
+    log_probs: ByPosition,
+    steps: Steps,
 ) -> Callable[[], None]:
     """What writes the dump, to be called whenever there is time; nothing to do but on rank 0. Collective.
 
     Args:
         log_probs: position -> this rank's part [L_i] of the proximal log-probs.
+        steps: what this rank trained on, --rollout-data-postprocess-path's replacements included.
     """
-    full = gather_whole(batch, log_probs)
+    full = gather_whole(batch, {"log_probs": log_probs, **_replaced(args, steps)})
     if dist.get_rank() != 0:
         return lambda: None
     return lambda: _write(args, rollout_id, batch, full)
 
 
+def _replaced(args: argparse.Namespace, steps: Steps) -> dict[str, dict[int, Tensor]]:
+    """Field -> position -> [L_i], where a postprocess function may have replaced it; nothing without one."""
+    if not args.rollout_data_postprocess_path:
+        return {}
+    found: dict[str, dict[int, Tensor]] = {"loss_masks": {}, "rollout_log_probs": {}, "advantages": {}}
+    for part in chain.from_iterable(chain(*step) for step in steps):
+        masks = part.split(part.local(part.loss_masks))
+        values = (masks, part.rollout_log_probs, part.advantages)
+        for field, tensors in zip(found.values(), values, strict=True):
+            field.update(zip(part.positions, tensors, strict=True))
+    return found
+
+
 def _write(
-    args: argparse.Namespace, rollout_id: int, batch: Sequence[TrainSample], log_probs: Mapping[int, Tensor]
+    args: argparse.Namespace, rollout_id: int, batch: Sequence[TrainSample], full: Mapping[str, ByPosition]
 ) -> None:
     dp_size = args.data_parallel_size
     lengths = [s.total_length for s in batch]
@@ -44,37 +64,45 @@ def _write(
     for rank in range(dp_size):
         shard = [list(chain(*micro_batches(args, step, lengths, rank, dp_size))) for step in steps]
         places = list(chain(*chain(*shard)))
-        fields = _fields(args, [batch[p] for p in places], [log_probs[p] for p in places])
+        gathered = {field: [values[p] for p in places] for field, values in full.items()}
+        fields = _fields(args, [batch[p] for p in places]) | gathered
         rows += shard_samples({**fields, "partition": places}, rank)
         shards.append(_described(args, rank, shard, places, fields["sample_indices"]))
     save_train(args.save_debug_train_data, rollout_id, 0, rows, shards, [s.raw_reward for s in batch])
 
 
-def gather_whole(batch: Sequence[TrainSample], local: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """position -> [R_i], put together from the zig-zag parts that the last stage's ranks hold; collective."""
+def gather_whole(
+    batch: Sequence[TrainSample], local: Mapping[str, ByPosition]
+) -> dict[str, dict[int, Tensor]]:
+    """Field -> position -> [R_i], put together from the zig-zag parts that the last stage's ranks hold.
+    Collective."""
     first = parallel.is_last_stage() and parallel.tp_group().rank() == 0
     cp = parallel.cp_group()
-    share = (cp.rank(), {p: x.cpu() for p, x in local.items()} if first else {})
+    mine = {field: {p: x.cpu() for p, x in values.items()} for field, values in local.items()}
+    share = (cp.rank(), mine if first else {})
     shares: list[Any] = [share]
     if dist.get_world_size() > 1:
         shares = [None] * dist.get_world_size()
         dist.all_gather_object(shares, share)
-    out: dict[int, Tensor] = {}
+    out: dict[str, dict[int, Tensor]] = {field: {} for field in local}
     for cp_rank, parts in shares:
-        for position, values in parts.items():
-            sample = batch[position]
-            whole = out.setdefault(position, torch.zeros(sample.response_length, dtype=values.dtype))
-            (a, b), (c, d) = zigzag(sample.total_length, sample.response_length, cp_rank, cp.size())
-            if cp.size() == 1:
-                (a, b), (c, d) = (0, sample.response_length), (0, 0)
-            whole[a:b], whole[c:d] = values[: b - a], values[b - a :]
+        for field, found in parts.items():
+            for position, values in found.items():
+                _put(out[field], batch[position], values, cp_rank, cp.size())
     return out
 
 
-def _fields(
-    args: argparse.Namespace, own: Sequence[TrainSample], log_probs: Sequence[Tensor]
-) -> dict[str, list[Any]]:
-    """slime's per-sample keys of one data-parallel shard."""
+def _put(whole: dict[int, Tensor], sample: TrainSample, values: Tensor, cp_rank: int, cp_size: int) -> None:
+    """One context-parallel rank's part of a sample where it belongs."""
+    total, length = sample.total_length, sample.response_length
+    at = zigzag(total, length, cp_rank, cp_size) if cp_size > 1 else ((0, length), (0, 0))
+    out = whole.setdefault(sample.position, torch.zeros(length, dtype=values.dtype))
+    (a, b), (c, d) = at
+    out[a:b], out[c:d] = values[: b - a], values[b - a :]
+
+
+def _fields(args: argparse.Namespace, own: Sequence[TrainSample]) -> dict[str, list[Any]]:
+    """slime's per-sample keys of one data-parallel shard, but for what its ranks hold."""
     return {
         **columns(own),
         "response_lengths": [s.response_length for s in own],
@@ -82,7 +110,6 @@ def _fields(
         "loss_masks": [torch.tensor(s.loss_mask, dtype=torch.int32) for s in own],
         "rollout_mask_sums": [torch.tensor(s.mask_sum) for s in own],
         "rollout_log_probs": [torch.tensor(s.rollout_log_probs) for s in own],
-        "log_probs": list(log_probs),
         "advantages": [torch.full((s.response_length,), s.advantage) for s in own],
         "returns": [torch.full((s.response_length,), s.advantage) for s in own],
         "kl": [torch.zeros(s.response_length) for s in own],  # no reference policy here
