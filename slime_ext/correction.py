@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slime_ext.coupled import Normalize
 from slime_ext.facts import Facts, State, Step, expect
-from slime_ext.objectives import Bounds, Host, Surrogate, gather
+from slime_ext.objectives import Bounds, Evidence, Host, Surrogate
 from slime_ext.ops.ratios import finite_tokens, in_common
 from slime_ext.ops.segments import AllSum, identity, selected
 from slime_ext.ops.statistics import Need, tabulate
@@ -252,8 +252,7 @@ class Correction:
         factor = outcome.factor.to(host_loss.dtype)
         if isinstance(self.surrogate, Host):
             return selected(outcome.keep, host_loss * factor), None
-        evidence = gather(tokens.target, tokens.proximal, tokens.behavior, tokens.advantages, outcome.finite)
-        loss, clipped = self.surrogate(evidence, bounds)
+        loss, clipped = self.surrogate(Evidence(vars(tokens), outcome.finite), bounds)
         return selected(outcome.keep, loss * factor.to(loss.dtype)), clipped & outcome.keep
 
     @cached_property

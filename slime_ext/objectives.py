@@ -6,7 +6,9 @@ advantages; an ``eps`` of None means the host's ``--eps-clip`` (``--eps-clip-hig
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -29,16 +31,33 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a surrogate computes from, [T] each: finite at every token, whatever stood at masked positions."""
+    """What a surrogate computes from, [T] each: what it asks for is finite at every token, whatever stood at
+    masked positions.
 
-    target: Tensor
-    proximal: Tensor
-    behavior: Tensor
-    advantages: Tensor
+    Args:
+        given: the host's tensors by name.
+        valid: [T] bool, response tokens whose behavior log-prob is finite; elsewhere log-probs and advantages
+            read 0.
+    """
+
+    given: Mapping[str, Tensor]
+    valid: Tensor
+
+    @cached_property
+    def target(self) -> Tensor:
+        """Log-probs of the sampled tokens under the policy that is being trained, with grad."""
+        return torch.where(self.valid, self.given["target"], 0)
+
+    @cached_property
+    def advantages(self) -> Tensor:
+        return self._detached("advantages")
 
     def log_ratio(self, anchor: Anchor) -> Tensor:
         """[T] log target - log anchor, with the target's gradient."""
-        return self.target - (self.proximal if anchor == "proximal" else self.behavior)
+        return self.target - self._detached(anchor)
+
+    def _detached(self, name: str) -> Tensor:
+        return torch.where(self.valid, self.given[name].detach(), 0)
 
 
 @dataclass(frozen=True)
@@ -113,19 +132,6 @@ class Sapo:
 
 Surrogate = Host | Reinforce | PpoClip | DualClip | Sapo
 SURROGATES = {"host": Host, "reinforce": Reinforce, "ppo_clip": PpoClip, "dual_clip": DualClip, "sapo": Sapo}
-
-
-def gather(target: Tensor, proximal: Tensor, behavior: Tensor, advantages: Tensor, valid: Tensor) -> Evidence:
-    """Inputs [T] -> evidence that is finite everywhere: tokens outside ``valid`` read as log-prob 0,
-    advantage 0.
-
-    Args:
-        valid: [T] bool, response tokens whose behavior log-prob is finite.
-    """
-    chosen = (
-        torch.where(valid, x, 0) for x in (target, proximal.detach(), behavior.detach(), advantages.detach())
-    )
-    return Evidence(*chosen)
 
 
 def _range(surrogate: PpoClip | DualClip, bounds: Bounds) -> tuple[float, float]:

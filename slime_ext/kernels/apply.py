@@ -123,6 +123,6 @@ def finish(
         loss, clipped = correction.loss(outcome, work.tokens, work.host_loss, work.bounds)
     ratio, bounded, rejected = outcome.channel(work.tokens.segments.mask)
     if clipped is not None:
-        bounded = torch.maximum(bounded, clipped.float())
+        bounded = torch.maximum(bounded, clipped)
     measured = None if work.layout is None else measured_by(work, outcome, clipped)
     return Applied(loss, outcome.keep, (ratio, bounded, rejected), measured)

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from slime_ext.correction import Outcome, Sequences, Tokens
 from slime_ext.metrics.bins import curve_sums
-from slime_ext.metrics.layout import FIRST, SHIFT, SIDE, Layout
+from slime_ext.metrics.layout import FIRST, HIGHEST, LOG_SUMS, SHIFT, SIDE, Layout
 from slime_ext.ops.codes import count_flags
 from slime_ext.ops.grid import host_numbers
 from slime_ext.ops.segments import Segments, as_numbers, is_traced
@@ -65,14 +65,16 @@ def measure(
     flags = _flags(tokens, outcome, layout)
     of_tokens = _totals(rows)
     log_ratio, per_sequence, highest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
-    if surrogate_clipped is not None:
-        flags = torch.cat([flags[:-1], surrogate_clipped.sum(dtype=flags.dtype, dim=0, keepdim=True)])
-    sums = [flags[:2], of_tokens[:3], log_ratio, of_tokens[3:], flags[2:], *per_sequence]
+    clipped = flags[-1:] if surrogate_clipped is None else surrogate_clipped.sum(0, keepdim=True)
+    sums = [flags[:2], of_tokens[:3], log_ratio, of_tokens[3:], flags[2:-1], clipped, *per_sequence]
     sums += _histogram(outcome.log_ratio)
     if layout.curves:
         sums += curve_sums(tokens, outcome, rows)
-    of_all = torch.cat([*_extremes(outcome), *highest])
-    return Measured(torch.cat(sums).double(), of_all * host_numbers(SIGNS, of_all), log_sums)
+    others = (*_extremes(outcome), *highest, log_sums)
+    every = torch.cat([*sums, *others])
+    sizes = (every.numel() - len(HIGHEST) - len(LOG_SUMS), len(HIGHEST), len(LOG_SUMS))
+    found, extremes, log_sums = every.split(sizes)
+    return Measured(found, extremes * host_numbers(SIGNS, extremes), log_sums)
 
 
 def nothing(layout: Layout, device: torch.device | str = "cpu") -> Measured:

@@ -39,9 +39,9 @@ def ppo_clip(log_ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: fl
     Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7; asymmetric bounds: DAPO,
     2503.14476.
     """
-    ratio = log_ratio.exp()
-    plain = -ratio * advantages
-    bounded = -ratio.clamp(1 - eps_low, 1 + eps_high) * advantages
+    ratio, negative = log_ratio.exp(), -advantages
+    plain = ratio * negative
+    bounded = ratio.clamp(1 - eps_low, 1 + eps_high) * negative
     return torch.maximum(plain, bounded), bounded > plain
 
 
