@@ -99,6 +99,8 @@ def test_arguments_need_no_torch():
         ("--roll 3", "expected a known flag"),
         ("stray", "got 'stray'"),
         ("--num-steps-per-rollout 3", "divisor of the 4 samples"),
+        ("--n-samples-per-prompt 0", "--n-samples-per-prompt: expected at least 1, got 0"),
+        ("--rollout-batch-size -2 --n-samples-per-prompt -2", "--rollout-batch-size: expected at least 1"),
         ("--global-batch-size 3", "divisor of the 4 samples"),
         ("--num-steps-per-rollout 2 --global-batch-size 4", "--global-batch-size: expected 2"),
         ("--context-parallel-size 0", "--context-parallel-size: expected at least 1"),

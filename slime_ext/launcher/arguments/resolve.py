@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
+from slime_ext.host.functions import flag_of
 
 SURROGATE_OF = {"grpo": "ppo_clip", "gspo": "gspo", "cispo": "cispo"}
 VANILLA = "slime_ext.tis.vanilla_tis_function"
@@ -55,6 +56,9 @@ def _ranks(args: argparse.Namespace) -> None:
 
 def _steps(args: argparse.Namespace) -> None:
     """--num-steps-per-rollout and --global-batch-size each give the other."""
+    for dest in ("rollout_batch_size", "n_samples_per_prompt"):
+        if (count := getattr(args, dest)) < 1:
+            raise ConfigError(f"{flag_of(dest)}: expected at least 1, got {count}")
     samples = args.rollout_batch_size * args.n_samples_per_prompt
     if args.num_steps_per_rollout is not None:
         if args.num_steps_per_rollout < 1 or samples % args.num_steps_per_rollout:
