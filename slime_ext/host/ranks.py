@@ -52,6 +52,13 @@ def ranks() -> Ranks:
     )
 
 
+def replica() -> int:
+    """Which of miles' independent data parallel replicas this process trains; 0 where there are none."""
+    module = sys.modules.get("miles.backends.training_utils.parallel")
+    state = getattr(module, "_parallel_state", None)
+    return 0 if state is None else state.indep_dp.rank
+
+
 def pipeline_group() -> Any:
     """The process group of this rank's pipeline stages; None where Megatron is not initialised."""
     state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")

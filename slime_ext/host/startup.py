@@ -29,6 +29,12 @@ REDUCED = {  # mask_scope -> what a reducer that divides by its masks then does
     "policy": "it still counts rejected tokens; mask_scope: all hands it the reduced ones",
     "all": "rejected tokens leave its denominator; mask_scope: policy hands it the host's",
 }
+SHORT_LIVED = {  # argument -> what metrics and guards then are
+    "release_train": "--release-train: expected a trainer that stays beside slime_ext.guards, got one that ends "
+    "with each rollout: steps in a row and metrics_only begin anew with the next",
+    "indep_dp": "--ft-components: expected data parallel ranks of one group, got independent replicas: metrics "
+    "and guards are those of each replica alone, off_policy.jsonl has the first one's",
+}
 log = logging.getLogger("slime_ext")
 
 
@@ -137,6 +143,7 @@ def _warnings(args: Any, correction: Correction) -> Iterator[str]:
         )
     if not correction.is_identity and not a.use_tis:
         yield "--use-tis: expected on beside a correction, got off: the loss stays as it is, only metrics"
+    yield from (line for dest, line in SHORT_LIVED.items() if getattr(a, dest))
     if correction.is_identity and a.use_tis:
         yield "slime_ext.steps: expected one beside --use-tis, got none: the loss stays, only metrics"
 

@@ -21,6 +21,7 @@ class StepFile:
 
     path: Path
     is_open: bool = False
+    last: tuple[int, ...] = ()
 
     def add(self, where: Mapping[str, int], values: Mapping[str, float]) -> None:
         """Writes one line; a number that is not finite is null. A file that cannot be written is said once.
@@ -41,9 +42,10 @@ class StepFile:
 
     def _append(self, where: Mapping[str, int], line: str) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not self.is_open:
+        place = tuple(where.values())
+        if not self.is_open or place <= self.last:  # a host may train a step again that failed
             _cut(self.path, where)
-            self.is_open = True
+        self.is_open, self.last = True, place
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line)
 

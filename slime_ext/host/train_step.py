@@ -23,7 +23,7 @@ from slime_ext.config.rules import multiplies_target_ratio
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
 from slime_ext.host import ages, hosts, step_metrics
 from slime_ext.host.configured import correction_of_flags, mapping_of_flags
-from slime_ext.host.ranks import ranks
+from slime_ext.host.ranks import ranks, replica
 from slime_ext.host.step_file import FILE, StepFile
 from slime_ext.metrics.options import Options
 from slime_ext.rails import Watch
@@ -223,8 +223,8 @@ def _name_the_cause(step: step_metrics.Step, error: Exception) -> None:
 
 
 def _is_first() -> bool:
-    """Whether this is the rank that slime logs from: the first of the last pipeline stage."""
-    if step_metrics.place_of(ranks())[0]:
+    """Whether this is the rank that slime logs from: the first of the last pipeline stage, of one replica."""
+    if replica() or step_metrics.place_of(ranks())[0]:
         return False
     state = sys.modules.get("megatron.core.parallel_state")
     ready = state is not None and state.model_parallel_is_initialized()

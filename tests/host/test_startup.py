@@ -144,7 +144,10 @@ def test_a_reducer_of_the_users_own_and_a_correction_that_is_off_are_named(caplo
         host.init(arguments(custom_tis_function_path="slime_ext.tis.geo_rs", **more))
         host.init(arguments(use_tis=False, get_mismatch_metrics=True))
         host.init(arguments(custom_tis_function_path="slime_ext.tis.metrics_only"))
-    reducer, off, idle = caplog.messages
+        host.init(arguments(release_train=True, indep_dp=True))
+    reducer, off, idle, released, replicas = caplog.messages
+    assert released.startswith("--release-train: expected a trainer that stays beside slime_ext.guards")
+    assert replicas.startswith("--ft-components: expected data parallel ranks of one group, got independent")
     assert idle.startswith("slime_ext.steps: expected one beside --use-tis, got none")
     assert reducer.startswith("--custom-pg-loss-reducer-function-path") and off.startswith("--use-tis")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import sys
 import weakref
 from types import ModuleType, SimpleNamespace
 
@@ -177,6 +178,22 @@ def test_a_run_that_goes_on_has_each_step_once(tmp_path):
             for step in (0, 1):
                 run.add({"rollout_id": rollout, "step_id": step}, values)
     assert steps_in(file) == [(rollout, step) for rollout in range(5) for step in (0, 1)]
+
+
+def test_a_step_that_a_host_trains_again_has_one_line(tmp_path):
+    file = StepFile(tmp_path / train_step.FILE)
+    for place in ((0, 0), (0, 1), (0, 1), (1, 0)):
+        file.add(dict(zip(("rollout_id", "step_id"), place, strict=True)), {"off_policy/tokens": 1.0})
+    assert steps_in(file.path) == [(0, 0), (0, 1), (1, 0)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_of_miles_replicas_writes_the_file(tmp_path, monkeypatch, rank):
+    parallel = ModuleType("miles.backends.training_utils.parallel")
+    parallel._parallel_state = SimpleNamespace(indep_dp=SimpleNamespace(rank=rank, size=2))
+    monkeypatch.setitem(sys.modules, parallel.__name__, parallel)
+    trained(host([oracle.random_batch(1)]), args_of({"preset": "geo_rs"}, save=str(tmp_path)))
+    assert (tmp_path / train_step.FILE).exists() is (rank == 0)
 
 
 def test_what_a_killed_run_left_unfinished_goes_and_foreign_lines_stay(tmp_path):
