@@ -30,10 +30,10 @@ REDUCED = {  # mask_scope -> what a reducer that divides by its masks then does
     "all": "rejected tokens leave its denominator; mask_scope: policy hands it the host's",
 }
 SHORT_LIVED = {  # argument -> what metrics and guards then are
-    "release_train": "--release-train: expected a trainer that stays beside slime_ext.guards, got one that ends "
-    "with each rollout: steps in a row and metrics_only begin anew with the next",
-    "indep_dp": "--ft-components: expected data parallel ranks of one group, got independent replicas: metrics "
-    "and guards are those of each replica alone, off_policy.jsonl has the first one's",
+    "release_train": "--release-train: expected a trainer that stays beside slime_ext.guards, got one that "
+    "ends with each rollout: steps in a row and metrics_only begin anew with the next",
+    "indep_dp": "--ft-components: expected data parallel ranks of one group, got independent replicas: "
+    "metrics and guards are those of each replica alone, off_policy.jsonl has the first one's",
 }
 log = logging.getLogger("slime_ext")
 
