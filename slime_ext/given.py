@@ -16,7 +16,8 @@ class Given:
 
 
 def steps_per_rollout(args: Any) -> int:
-    """Optimizer steps that a rollout is cut into, from --num-steps-per-rollout or from the batch sizes.
+    """Optimizer steps that a rollout is cut into, from --num-steps-per-rollout or from the batch sizes; one
+    where --use-dynamic-global-batch-size (slime v0.2.2 to v0.2.4, miles) makes a step of whatever there is.
 
     >>> from types import SimpleNamespace
     >>> sizes = {"rollout_batch_size": 32, "n_samples_per_prompt": 8, "global_batch_size": 64}
@@ -26,6 +27,8 @@ def steps_per_rollout(args: Any) -> int:
     1
     """
     a = Given(args)
+    if a.use_dynamic_global_batch_size:
+        return 1
     if a.num_steps_per_rollout:
         return a.num_steps_per_rollout
     sizes = (a.rollout_batch_size, a.n_samples_per_prompt, a.global_batch_size)

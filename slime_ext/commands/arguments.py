@@ -41,6 +41,7 @@ SWITCHES = (
     "use_rollout_logprobs",
     "keep_old_actor",
     "use_opsm",
+    "use_dynamic_global_batch_size",
     "no_gradient_accumulation_fusion",
 )
 ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|\S*)\s*$")

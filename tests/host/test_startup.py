@@ -235,6 +235,14 @@ def test_the_number_of_steps_follows_from_the_batch_sizes():
     mapping = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
     line = refusal(custom_tis_function_path="slime_ext.tis.correct", slime_ext=mapping, **SIZES)
     assert "with 2 optimizer steps per rollout, got target" in line
+    host.init(
+        arguments(
+            custom_tis_function_path="slime_ext.tis.correct",
+            slime_ext=mapping,
+            use_dynamic_global_batch_size=True,
+            **SIZES,
+        )
+    )
 
 
 @pytest.mark.parametrize(("more", "said"), [(SIZES, True), (SIZES | {"global_batch_size": 64}, False)])
