@@ -25,8 +25,9 @@ from slime_ext.commands.arguments import (
 )
 from slime_ext.commands.output import console, needs
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
+from slime_ext.given import Given
 from slime_ext.host import contract
-from slime_ext.host.flags import HOOK, check_flags
+from slime_ext.host.flags import HOOK, check_flags, skips_proximal
 from slime_ext.host.functions import flag_of
 from slime_ext.host.summary import brief, double_count, formula, one_line
 
@@ -219,6 +220,8 @@ def _notes(
         f"needs cur_log_probs: in slime add {contract.CARRY}": needs_target and not init,
         f"needs the whole optimizer step: in slime add {contract.PLAN_FLAG} {contract.PLAN}": needs_plan
         and arguments.get("rollout_data_postprocess_path") != contract.PLAN,
+        "needs log-probs from before the step: in slime since v0.3.0 add --get-mismatch-metrics": needs_plan
+        and skips_proximal(Given(namespace(arguments))),
     }
     return tuple(note for note, is_lacking in lacking.items() if is_lacking)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_ext.errors import ConfigError
-from slime_ext.given import Given
+from slime_ext.given import Given, steps_per_rollout
 from slime_ext.host import contract
 from slime_ext.host.functions import flag_of
 
@@ -186,6 +186,14 @@ def check_flags(args: Any, rules: tuple[Rule, ...] = (*HOOK, *BEFORE_THE_MERGE))
     for rule in rules:
         if rule.is_broken(given):
             raise ConfigError(rule.line.format(a=given))
+
+
+def skips_proximal(a: Given) -> bool:
+    """slime's condition for a rollout without recomputed log-probs, as far as flags decide it."""
+    needed = (a.get_mismatch_metrics, a.kl_coef, a.use_rollout_logprobs, a.keep_old_actor, a.use_opd)
+    others = a.use_critic or a.advantage_estimator == "gspo" or a.loss_type not in (None, "policy_loss")
+    replayed = a.use_routing_replay and not a.use_rollout_routing_replay
+    return steps_per_rollout(a) == 1 and not (any(needed) or others or replayed)
 
 
 def _reads_band(a: Any) -> bool:

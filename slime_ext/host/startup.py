@@ -14,10 +14,10 @@ import torch
 from slime_ext.config import read_config, to_mapping
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
-from slime_ext.given import Given, steps_per_rollout
+from slime_ext.given import Given
 from slime_ext.host import ages, carriers, contract, hosts, train_step
 from slime_ext.host.configured import correction_named, mapping_of_flags
-from slime_ext.host.flags import check_flags
+from slime_ext.host.flags import check_flags, skips_proximal
 from slime_ext.host.functions import check_call, flag_of
 from slime_ext.host.guards import warn_of_double_count
 from slime_ext.host.hook import backend_name
@@ -116,19 +116,11 @@ def _check_plan(args: Any, correction: Correction) -> None:
             f"{host.name}: expected a release whose --rollout-data-postprocess-path sees the rollout (slime "
             "since v0.2.4), got one that calls it with args alone: a correction that couples samples needs it"
         )
-    if host and host.may_skip_proximal and _skips_proximal(a):
+    if host and host.may_skip_proximal and skips_proximal(a):
         raise ConfigError(
             "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
             "step, got off: with one step per rollout slime computes no proximal log-probs before it trains"
         )
-
-
-def _skips_proximal(a: Given) -> bool:
-    """slime's condition for a rollout without recomputed log-probs, as far as flags decide it."""
-    needed = (a.get_mismatch_metrics, a.kl_coef, a.use_rollout_logprobs, a.keep_old_actor, a.use_opd)
-    others = a.use_critic or a.advantage_estimator == "gspo" or a.loss_type not in (None, "policy_loss")
-    replayed = a.use_routing_replay and not a.use_rollout_routing_replay
-    return steps_per_rollout(a) == 1 and not (any(needed) or others or replayed)
 
 
 def _warnings(args: Any, correction: Correction) -> Iterator[str]:

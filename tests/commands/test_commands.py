@@ -284,6 +284,11 @@ def test_what_converts_to_a_whole_step_brings_what_that_needs(capsys, tmp_path):
     del (alone := yaml.safe_load(out))["rollout_data_postprocess_path"]
     _, checked, _ = run(capsys, "check", written(tmp_path / "native.yaml", alone))
     assert "add --rollout-data-postprocess-path slime_ext.host.rollout_data_postprocess" in checked
+    del (skipped := yaml.safe_load(out))["get_mismatch_metrics"]
+    path = written(tmp_path / "native.yaml", skipped)
+    assert "in slime since v0.3.0 add --get-mismatch-metrics" in run(capsys, "check", path)[1]
+    several = written(tmp_path / "run.sh", "train.py --num-steps-per-rollout 2")
+    assert "--get-mismatch-metrics" not in run(capsys, "check", path, "--args", several)[1]
 
 
 def test_what_converts_to_the_targets_numerator_brings_what_carries_it(capsys, tmp_path):
