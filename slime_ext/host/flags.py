@@ -80,6 +80,11 @@ HOOK = (
         lambda a: a.get_mismatch_metrics and not a.custom_tis_function_path,
     ),
     Rule(
+        "--loss-type: expected policy_loss beside --custom-tis-function-path, got {a.loss_type}: it never "
+        "calls that function",
+        lambda a: a.custom_tis_function_path and a.loss_type in ("sft_loss", "value_loss"),
+    ),
+    Rule(
         "--tis-clip: expected at least --tis-clip-low {a.tis_clip_low}, got {a.tis_clip}: every weight would "
         "be the same",
         lambda a: _reads_band(a) and (a.tis_clip_low or 0) > (math.inf if a.tis_clip is None else a.tis_clip),

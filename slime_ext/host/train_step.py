@@ -23,14 +23,21 @@ from slime_ext.config.rules import multiplies_target_ratio
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
 from slime_ext.host import ages, hosts, step_metrics
 from slime_ext.host.configured import correction_of_flags, mapping_of_flags
+from slime_ext.host.guards import warn_once
 from slime_ext.host.ranks import ranks, replica
 from slime_ext.host.step_file import FILE, StepFile
+from slime_ext.metrics.names import PREFIX
 from slime_ext.metrics.options import Options
 from slime_ext.rails import Watch
 
 NAME = "train_one_step"
 LEADING = ("args", "rollout_id", "step_id", "data_iterator", "model")  # v0.2.0 to 624b824, and miles
 MARK = "_measured_by_slime_ext"
+TOKENS, SEQUENCES = f"{PREFIX}tokens", f"{PREFIX}sequences"
+UNUSED = (
+    "--custom-tis-function-path: expected a call of it in every optimizer step, got none: the loss in use "
+    "(--loss-type) does not call it, and nothing is corrected"
+)
 log = logging.getLogger("slime_ext")
 
 
@@ -70,6 +77,10 @@ class Reporter:
         """
         scalars, curves = step.reduce()
         first = _is_first()
+        if not scalars[TOKENS]:  # of nothing there is no ratio, and nothing to judge
+            scalars = {name: value for name, value in scalars.items() if name in (TOKENS, SEQUENCES)}
+            if not step.seen:
+                warn_once(UNUSED)
         if first and self.file:
             self.file.add(where, {**scalars, **curves})
         self._judge(scalars, ", ".join(f"{name} {value}" for name, value in where.items()), first)

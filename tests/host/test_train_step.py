@@ -288,6 +288,20 @@ def test_a_guard_makes_it_metrics_only(caplog):
     assert loss is given["pg_loss"] and masks is given["loss_masks"]
 
 
+def test_a_step_without_response_tokens_is_not_judged(caplog):
+    masked = [s | {"mask": [0] * 4} for s in one_long([0.1] * 4)]
+    losses = trained(host([masked]), guarded("stop", steps=1))
+    assert losses == {"loss": 1.0, "off_policy/tokens": 0.0, "off_policy/sequences": 0.0}
+    assert not caplog.messages
+
+
+def test_a_loss_that_never_calls_the_hook_is_named(caplog):
+    train_step.warn_once.cache_clear()
+    trained(host([]), guarded("stop", steps=1))
+    (line,) = caplog.messages
+    assert line.startswith("--custom-tis-function-path: expected a call of it in every optimizer step")
+
+
 def test_the_default_guard_speaks_in_the_third_step(caplog):
     module = host(ALL_OUT)
     args = args_of({"steps": [{"reject": {"unit": "token", "high": 2.0}}]})
