@@ -38,7 +38,14 @@ EVERY = Correction(
 )
 # Weights of sequences up to the end, and such that single tokens change.
 SHARED = Correction(
-    steps=(Reweight("geometric"), Clip(0.95, 1.05), Reject("token", "ratio", low=0.8, high=1.25), Normalize())
+    steps=(
+        Reweight("sequence"),
+        Clip(0.9, 1.1),
+        Reweight("geometric"),
+        Clip(0.95, 1.05),
+        Reject("token", "ratio", low=0.8, high=1.25),
+        Normalize(),
+    )
 )
 HANDED_ON = Correction(steps=(Reweight("sequence"), Clip(0.5, 2.0), Taper("sequence"), Reweight("geometric")))
 CORRECTIONS = {"full": FULL, "every": EVERY, "shared": SHARED, "handed on": HANDED_ON} | {
