@@ -78,6 +78,7 @@ class Cell(NamedTuple):
     log_ratio: float  # sum
     absolute: float  # sum |l|
     k3: float  # sum
+    age: float = 0.0  # of the weights, as far as the rollout's files tell it; the newest's may be larger
 
 
 class Seen(NamedTuple):
@@ -144,9 +145,10 @@ class Evidence:
                 )
             )
         self.near = 0.0
+        reference = _reference(rollout)
         for version, (every, after, pure) in sorted(self.open.items()):
             count, *sums = every.tolist()
-            self.cells.append(Cell(rollout.rollout_id, version, int(count), *sums))
+            self.cells.append(Cell(rollout.rollout_id, version, int(count), *sums, reference - version))
             if after[0]:
                 self.switched += torch.stack([after, pure])
         self.open.clear()
@@ -221,6 +223,14 @@ def _by_version(part: Rollout) -> dict[int, Tensor]:
     kinds = (torch.ones_like(is_pure), is_last & ~is_pure, is_pure)
     table = torch.stack([_tabulated(index[kind], values[:, kind], len(numbers)) for kind in kinds], 1)
     return dict(zip(numbers.tolist(), table, strict=True))
+
+
+def _reference(rollout: Rollout) -> float:
+    """The version of which every age is counted; 0 where none is known, as then there is no cell."""
+    if rollout.ages is None:
+        return 0.0
+    known = rollout.ages.isfinite()
+    return float((rollout.ages[known] + rollout.versions[known]).max()) if known.any() else 0.0
 
 
 def _tabulated(index: Tensor, values: Tensor, size: int) -> Tensor:

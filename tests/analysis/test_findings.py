@@ -160,6 +160,20 @@ def test_one_token_that_is_far_off_makes_no_other_finding(far):
     assert found(rollouts) == {"routing_flips"}
 
 
+@pytest.mark.parametrize("part", [slice(1, 4), slice(3, 6), slice(3, 8), slice(5, 8)], ids=str)
+def test_weights_that_are_known_to_lag_are_named_in_any_part_of_the_run(part):
+    world = replace(SMALL, rollouts=8, interval=4, learning=0.02)
+    assert found(run(world)[part]) == {"stale_weights"}
+
+
+def test_a_share_of_tokens_that_do_not_exist_is_no_evidence_of_noise():
+    rollouts = [replace(r, mask=r.mask & (r.behavior.exp() < 0.7)) for r in run(replace(SMALL, samples=64))]
+    for rollout in rollouts:
+        noise = torch.randn(rollout.size, generator=torch.Generator().manual_seed(1))
+        rollout.proximal[:] = rollout.behavior + 0.03 * noise
+    assert found(rollouts) == set()
+
+
 @pytest.mark.parametrize("at", [0, -1], ids=["first", "last"])
 def test_a_token_of_every_response_that_is_far_off_is_no_shift(at):
     rollouts = run(World(rollouts=4, samples=40, length=6))

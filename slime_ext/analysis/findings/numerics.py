@@ -52,7 +52,9 @@ def routing_flips(d: Diagnosis) -> Finding | None:
 
 def quantised(d: Diagnosis) -> Finding | None:
     """Unbiased noise above that of bfloat16, growing as probability falls."""
-    fresh = Side.of(fresh_and_stale(d.evidence.cells)[0])
+    fresh, aged = map(Side.of, fresh_and_stale(d.evidence.cells))
+    if fresh.count < FEWEST <= aged.count:  # the age may be all that there is
+        return None
     distance = fresh.absolute if fresh.count >= FEWEST else d.sums.mean("absolute") or 0.0
     if d.evidence.seen and d.evidence.seen[0].rollout_id == 0:  # where nothing is stale
         distance = min(distance, d.evidence.seen[0].absolute)
@@ -61,17 +63,19 @@ def quantised(d: Diagnosis) -> Finding | None:
     if d.evidence.top_share >= FEW:
         return None
     count, absolute = d.curves.column("probability", "count"), d.curves.column("probability", "absolute")
-    likely = float(absolute[:LIKELY].sum() / count[:LIKELY].sum().clamp_min(1))
-    unlikely = float(absolute[UNLIKELY:].sum() / count[UNLIKELY:].sum().clamp_min(1))
-    if unlikely < GROWS * likely and distance < LOUD:
+    likely, unlikely = (
+        float(absolute[part].sum() / count[part].sum()) if count[part].sum() else None
+        for part in (slice(LIKELY), slice(UNLIKELY, None))
+    )
+    if distance < LOUD and (likely is None or unlikely is None or unlikely < GROWS * likely):
         return None
     return Finding(
         name="quantised",
         severity="warning",
         title="The sampler is noisy, most at unlikely tokens: lower precision than the trainer's.",
         evidence=(
-            f"Mean |log-ratio| {nats(distance)} with no preferred sign: {nats(likely)} at tokens likelier "
-            f"than 0.75, {nats(unlikely)} at those below 0.1. Two bfloat16 engines differ by less than "
+            f"Mean |log-ratio| {nats(distance)} with no preferred sign: {_said(likely)} at tokens likelier "
+            f"than 0.75, {_said(unlikely)} at those below 0.1. Two bfloat16 engines differ by less than "
             f"{NOISY}."
         ),
         fix=(
@@ -80,6 +84,10 @@ def quantised(d: Diagnosis) -> Finding | None:
             "same in every rollout looks alike; the first rollout of a run has none."
         ),
     )
+
+
+def _said(value: float | None) -> str:
+    return "unknown" if value is None else nats(value)
 
 
 BEFORE = (

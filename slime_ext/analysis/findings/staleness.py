@@ -34,19 +34,22 @@ class Side(NamedTuple):
 
 
 def fresh_and_stale(cells: list[Cell]) -> tuple[list[Cell], list[Cell]]:
-    """Tokens of weights in the first rollout that saw them, being the newest of it; and all others."""
+    """Tokens of weights in the first rollout that saw them, being the newest of it and of no known age; and
+    all others."""
     first: dict[int, int] = {}
     newest: dict[int, int] = {}
     for cell in cells:
         first[cell.version] = min(first.get(cell.version, cell.rollout_id), cell.rollout_id)
         newest[cell.rollout_id] = max(newest.get(cell.rollout_id, cell.version), cell.version)
-    fresh = [c for c in cells if c.rollout_id == first[c.version] and c.version == newest[c.rollout_id]]
+    fresh = [
+        c for c in cells if (first[c.version], newest[c.rollout_id], 0) == (c.rollout_id, c.version, c.age)
+    ]
     chosen = set(fresh)
     return fresh, [c for c in cells if c not in chosen]
 
 
 def stale_weights(d: Diagnosis) -> Finding | None:
-    """k3 of tokens of older weights a multiple of that of fresh ones, or of rollout 0."""
+    """k3 of tokens of older weights a multiple of that of fresh ones, or of rollout 0; or none are fresh."""
     fresh_cells, stale_cells = fresh_and_stale(d.evidence.cells)
     fresh, stale = Side.of(fresh_cells), Side.of(stale_cells)
     if min(fresh.count, stale.count) >= FEWEST and stale.k3 >= max(MATTERS, TIMES * fresh.k3):
@@ -63,7 +66,21 @@ def stale_weights(d: Diagnosis) -> Finding | None:
             f"weights {nats(fresh.k3)}.",
             tuple(sorted({c.rollout_id for c in stale_cells})),
         )
-    return _lagging(d)
+    return (_all_aged(stale_cells) if fresh.count < FEWEST else None) or _lagging(d)
+
+
+def _all_aged(cells: list[Cell]) -> Finding | None:
+    """Nothing fresh to compare with, but the dumps tell the age."""
+    aged = [c for c in cells if c.age > 0]
+    found = Side.of(aged)
+    if found.count < FEWEST or found.k3 < MATTERS:
+        return None
+    ages = f"{min(c.age for c in aged):g} to {max(c.age for c in aged):g}"
+    return _stale(
+        f"The weights are {ages} versions behind the trainer's: k3 {nats(found.k3)}. No token is of fresh "
+        "weights to compare with: how much of it is numerics cannot be told.",
+        tuple(sorted({c.rollout_id for c in aged})),
+    )
 
 
 def _lagging(d: Diagnosis) -> Finding | None:
@@ -109,7 +126,8 @@ def resumed_wrong_weights(d: Diagnosis) -> Finding | None:
     """k3 of the first rollouts a multiple of that of the others."""
     seen = [s for s in d.evidence.seen if s.tokens >= FEWEST]
     bad, rest = _first_off(seen) if len(seen) >= 4 else ([], 0.0)
-    if not bad:
+    aged = {cell.rollout_id for cell in d.evidence.cells if cell.age > 0}
+    if not bad or aged.issuperset(s.rollout_id for s in bad):  # of old weights, and known to be
         return None
     worst, names = max(s.k3 for s in bad), ", ".join(str(s.rollout_id) for s in bad)
     times = factor(worst / rest) if rest else "infinitely many times"
