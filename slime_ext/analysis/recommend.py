@@ -19,6 +19,7 @@ AROUND_1 = 0.1  # as long as their mean ratio is this close to 1
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
 SPIKES = frozenset({"routing_flips"})  # findings of few tokens that are far off
+OWN = "your own file, which is tried before any preset, costs little"
 LAST_RESORT = ("token_is", "fireworks_token", "icepop", "cispo")
 
 
@@ -78,7 +79,7 @@ def _first(
         if not cost:
             return Recommendation(
                 name=name,
-                reasons=(*why, _gain(by_name[name])),
+                reasons=(*((OWN,) if name in files else why), _gain(by_name[name])),
                 flags=flags(name, files.get(name)),
                 candidates=tuple(considered),
             )

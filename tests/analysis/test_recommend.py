@@ -102,8 +102,10 @@ def test_where_nothing_can_be_compared_nothing_is_concluded(tokens):
 
 
 def test_the_users_own_file_is_tried_first():
-    found = recommend([*effects(), effect("mine.yaml")], SHORT, files={"mine.yaml": "configs/mine.yaml"})
+    total = SHORT.model_copy(update={"staleness": 9.0})  # for which a preset would be a weight of the target
+    found = recommend([*effects(), effect("mine.yaml")], total, files={"mine.yaml": "configs/mine.yaml"})
     assert (found.name, found.flags) == ("mine.yaml", "--custom-config-path configs/mine.yaml")
+    assert found.reasons[0].startswith("your own file") and "versions" not in " ".join(found.reasons)
 
 
 @pytest.mark.parametrize("name", ["token_is", "metrics_only"])
