@@ -15,6 +15,7 @@ LAG = 4.0  # weight versions from which one weight for mismatch and lag is bette
 FEW = 100  # sequences below which a single one moves the shares that decide by more than 1%
 HARMLESS = 0.98  # effective sample size of whole sequences above which nothing needs correcting,
 AROUND_1 = 0.1  # as long as their mean ratio is this close to 1
+Tried = tuple[Sequence[str], str]  # candidates, and why these
 # What a correction may cost.
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
@@ -58,20 +59,19 @@ def _judged(
             f"effective sample size of whole sequences {_said(total.ess_sequence)}, k3 {_said(total.k3)}: "
             "the policies are so close that no correction would change the gradient noticeably"
         )
-    names, why = _candidates(total, found)
-    return _first([*files, *names], why, effects, total, files)
+    tried = [(tuple(files), OWN), *_candidates(total, found)]
+    return _first(tried, effects, total, files)
 
 
 def _first(
-    wanted: Sequence[str],
-    why: Sequence[str],
+    tried: Sequence[Tried],
     effects: Sequence[Effect],
     total: Numbers,
     files: Mapping[str, str],
 ) -> Recommendation:
     """The first of the wanted corrections that does not cost too much."""
     by_name, considered = {effect.name: effect for effect in effects}, []
-    for name in dict.fromkeys(wanted):
+    for name in dict.fromkeys(name for names, _ in tried for name in names):
         if name not in by_name:
             continue
         cost = _cost(by_name[name])
@@ -79,7 +79,7 @@ def _first(
         if not cost:
             return Recommendation(
                 name=name,
-                reasons=(*((OWN,) if name in files else why), _gain(by_name[name])),
+                reasons=(next(why for names, why in tried if name in names), _gain(by_name[name])),
                 flags=flags(name, files.get(name)),
                 candidates=tuple(considered),
             )
@@ -128,28 +128,26 @@ def _is_harmless(total: Numbers) -> bool:
     return abs(mean - 1) <= AROUND_1
 
 
-def _candidates(total: Numbers, found: set[str]) -> tuple[list[str], list[str]]:
-    """Names in the order in which they are tried, and what that order rests on."""
-    names: list[str] = []
-    why: list[str] = []
+def _candidates(total: Numbers, found: set[str]) -> list[Tried]:
+    """In the order in which they are tried."""
+    tried: list[Tried] = []
     if spikes := found & SPIKES:
-        names += ["icepop", "kpop"]
-        why.append(f"{', '.join(sorted(spikes))}: few tokens are far off, which a band drops one by one")
+        why = f"{', '.join(sorted(spikes))}: few tokens are far off, which a band drops one by one"
+        tried.append((("icepop", "kpop"), why))
     if (total.staleness or 0) >= LAG:
-        names += ["cispo"]
-        why.append(
+        why = (
             f"the weights lag {_said(total.staleness)} versions: one clipped weight for mismatch and lag "
             "(slime_ext.host.init carries the cur_log_probs that it needs)"
         )
+        tried.append((("cispo",), why))
     if (total.response_length or 0) >= LONG:
-        names += ["decoupled_geo_rs_token_tis", "skyrl_geo_mask"]
-        why.append(
-            f"responses of {_said(total.response_length)} tokens: sequences that drifted go, the rest is "
-            "weighted token by token"
-        )
-    if not names:
-        why.append("neither long responses nor a long lag: one capped weight per token is enough")
-    return [*names, *LAST_RESORT], why
+        length = f"responses of {total.response_length:,.0f} tokens"
+        why = f"{length}: sequences that drifted go, the rest is weighted token by token"
+        tried += [(("decoupled_geo_rs_token_tis",), why)]
+        tried += [(("skyrl_geo_mask",), f"{length}: sequences that drifted go")]
+    last = "what fits the situation costs too much: the next that costs little"
+    enough = "neither long responses nor a long lag: one capped weight per token is enough"
+    return [*tried, (LAST_RESORT, last if tried else enough)]
 
 
 def _cost(effect: Effect) -> str:

@@ -81,6 +81,17 @@ def test_a_candidate_that_costs_too_much_is_passed_over_with_the_reason(cost, wo
     assert word in found.candidates[0].reason and found.name == "fireworks_token"
 
 
+def test_the_reasons_are_those_of_what_is_recommended():
+    total = SHORT.model_copy(update={"staleness": 9.0, "response_length": 4000.0})
+    lag, gain = recommend(effects(), total).reasons
+    assert "lag 9 versions" in lag and "would have kept" in gain
+    long, _ = recommend(effects(cispo={"ess": 0.1}), total).reasons
+    assert "responses of 4,000 tokens" in long and "lag" not in long
+    costly = {name: {"ess": 0.1} for name in ("cispo", "decoupled_geo_rs_token_tis", "skyrl_geo_mask")}
+    found = recommend(effects(**costly), total)
+    assert found.name == "token_is" and found.reasons[0].startswith("what fits the situation costs too much")
+
+
 def test_where_everything_costs_too_much_it_says_so():
     bad = {name: {"ess": 0.01} for name in ALL}
     found = recommend(effects(**bad), SHORT)
