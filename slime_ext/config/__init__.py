@@ -112,12 +112,21 @@ def with_preset(mapping: Any, preset: str | None) -> Any:
     given = {} if mapping is None else mapping
     if preset is None or not isinstance(given, Mapping):
         return given
-    if given.get("preset", preset) != preset:
+    for system in (key for key in given if key in dialects.DIALECTS):
+        raise ConfigError(
+            f"--custom-tis-function-path: expected slime_ext.tis.correct beside {ROOT}.{system}, got "
+            f"slime_ext.tis.{preset}: another system's block is read whole"
+        )
+    if not _is_same_preset(given.get("preset", preset), preset):
         raise ConfigError(
             f"{ROOT}.preset: expected {preset} (which --custom-tis-function-path names), got "
             f"{given['preset']}: name one"
         )
     return {**given, "preset": preset}
+
+
+def _is_same_preset(given: Any, preset: str) -> bool:
+    return isinstance(given, str) and len({presets.ALIASES.get(name, name) for name in (given, preset)}) == 1
 
 
 def to_mapping(correction: Correction) -> dict[str, Any]:

@@ -70,7 +70,8 @@ def spread(samples: Sequence[Any]) -> dict[str, float]:
 
 
 def _lacks_log_probs(sample: Any) -> bool:
-    return sample.response_length > 0 and not sample.rollout_log_probs
+    recorded = sample.rollout_log_probs  # a list, or an array of a custom generate function
+    return sample.response_length > 0 and (recorded is None or len(recorded) == 0)
 
 
 def _token_lags(sample: Any, newest: int) -> list[int]:

@@ -62,6 +62,10 @@ def test_a_wrong_file_is_one_line_and_status_1(capsys, tmp_path):
         (f"{GOOD} --use-rollout-logprobs", "--use-rollout-logprobs: expected off beside"),
         (f"{GOOD.replace('token_tis', 'cispo')} --use-opsm", "--use-opsm: expected off"),
         (f"{GOOD} --custom-config-path geo.yaml", "slime_ext.preset: expected token_tis (which --custom-tis"),
+        (
+            f"{GOOD} --custom-config-path verl.yaml",
+            "--custom-tis-function-path: expected slime_ext.tis.correct beside slime_ext.verl, got",
+        ),
         (f"{SEED} --custom-config-path geo.yaml", "nothing would read that key"),
         (f"{GOOD} --custom-config-path list.yaml", "slime_ext: expected a mapping, got [1]"),
         (f"{GOOD} --eps-clip-high much", "--eps-clip-high: expected a number, got 'much'"),
@@ -90,6 +94,7 @@ def test_a_wrong_file_is_one_line_and_status_1(capsys, tmp_path):
 )
 def test_a_launch_script_is_checked_as_a_whole(capsys, tmp_path, more, line):
     written(tmp_path / "geo.yaml", {"slime_ext": {"preset": "geo_rs"}})
+    written(tmp_path / "verl.yaml", {"slime_ext": {"verl": {"rollout_is": "token"}}})
     written(tmp_path / "misspelt.yaml", {"custom_tis_functon_path": "slime_ext.tis.correct"})
     written(tmp_path / "text.yaml", {"use_tis": "false"})
     written(tmp_path / "clip.yaml", "tis_clip_low: 1e-3")
@@ -177,6 +182,12 @@ LAUNCHES = {
 def test_flags_are_found_wherever_a_shell_finds_them(capsys, tmp_path, name):
     status, out, err = run(capsys, "check", written(tmp_path / "run.sh", LAUNCHES[name]))
     assert (status, err) == (0, "") and "truncate(high 2)" in out
+
+
+def test_a_preset_has_its_other_name_too(capsys, tmp_path):
+    written(tmp_path / "c.yaml", {"slime_ext": {"preset": "token_is", "mask_scope": "all"}})
+    path = written(tmp_path / "run.sh", f"{GOOD} --custom-config-path c.yaml")
+    assert run(capsys, "check", path)[0] == 0
 
 
 def test_a_file_alone_is_told_what_it_lacks(capsys, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from slime_ext import host
 from slime_ext.host.rollout_log import spread
@@ -32,6 +33,12 @@ def test_by_hand():
         "mixed": pytest.approx(1 / 3),
         "no_log_probs": pytest.approx(1 / 3),
     }
+
+
+@pytest.mark.parametrize(("recorded", "lacks"), [(torch.zeros(2), 0), (torch.zeros(0), 1)])
+def test_log_probs_may_be_an_array(recorded, lacks):
+    made = SimpleNamespace(weight_versions=None, response_length=2, rollout_log_probs=recorded)
+    assert spread([made])["no_log_probs"] == lacks
 
 
 def test_tokens_with_versions_of_their_own():
