@@ -109,7 +109,7 @@ def _check_plan(args: Any, correction: Correction) -> None:
     if path != contract.PLAN:
         raise ConfigError(
             f"--rollout-data-postprocess-path: expected {contract.PLAN} with a correction that couples the "
-            f"samples of an optimizer step, got {path or 'none'}: {'the flag takes one' if path else 'add it'}"
+            f"samples of an optimizer step, got {path or 'none'}: {'it takes one' if path else 'add it'}"
         )
     if host and not host.hands_out_data:
         raise ConfigError(
