@@ -13,12 +13,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from slime_ext import presets
+from slime_ext import config, presets
 from slime_ext.analysis.document import Effect
 from slime_ext.analysis.planned import lacking, steps_of
 from slime_ext.analysis.records import Rollout
 from slime_ext.analysis.tally import Applied, Seen, Tally
 from slime_ext.correction import Correction, Outcome, Plan, Tokens
+from slime_ext.host.summary import one_line
 from slime_ext.objectives import Bounds, Host
 
 NAMED = 10  # rollouts in a note
@@ -136,6 +137,6 @@ def _count(tallies: Iterable[Tally], rollout: Rollout) -> None:
 
 
 def _described(name: str, correction: Correction) -> tuple[str, str]:
-    """Formula and source of a preset; the steps of anything else."""
+    """Formula and source of a preset; anything else in one line."""
     known = presets.PRESETS.get(name)
-    return (known.formula, known.source) if known else (", ".join(map(str, correction.steps)), "")
+    return (known.formula, known.source) if known else (one_line(config.to_mapping(correction)), "")

@@ -76,7 +76,9 @@ def test_it_is_the_hook_exactly(name, make):
 def test_a_correction_of_the_users_own_is_shown_by_its_steps():
     own = load_config({"steps": ["reweight", {"truncate": {"high": 3.0}}]})
     effect = whatif.whatif([rollout()], {"mine": own})[0]
-    assert effect.formula == "Reweight(level='token'), Truncate(high=3.0)"
+    assert (
+        effect.formula == "proximal / behavior, loss host, reweight(token) > truncate(high 3), masks policy"
+    )
 
 
 def test_metrics_only_leaves_everything_as_it_is():
