@@ -40,12 +40,12 @@ class Chunks:
         held = segments.local_lengths
         lanes = lanes_of(held)
         owners, lengths, bins = _by_position(segments) if by_position else _whole(held)
-        first = np.cumsum(lengths) - lengths
         many = np.maximum(-(-lengths // lanes), 1)
-        owners, first, left, places = (np.repeat(column, many) for column in (owners, first, lengths, bins))
-        done = lanes * (np.arange(len(owners)) - np.repeat(np.cumsum(many) - many, many))
+        first, chunk = np.cumsum(lengths) - lengths, np.cumsum(many) - many
+        owners, begins, left, places, chunk = np.repeat([owners, first, lengths, bins, chunk], many, axis=1)
+        done = lanes * (np.arange(len(owners)) - chunk)
         offsets = np.searchsorted(owners, np.arange(len(held) + 1))
-        columns = (owners, first + done, np.minimum(left - done, lanes), places, offsets)
+        columns = (owners, begins + done, np.minimum(left - done, lanes), places, offsets)
         parts = host_ints(np.concatenate(columns), segments.device).split([len(c) for c in columns])
         return cls(lanes, *parts)
 

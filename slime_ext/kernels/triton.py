@@ -67,10 +67,11 @@ class Triton(TwoPasses):
     def _run(self, work: Work, parts: Parts) -> Named:
         call = Call.of(self.correction, self._needs(parts), work, parts)
         call.arrays.update(self._settled(work.tokens, work.plan))
-        call.sum_up()
-        call.correct()
-        if parts.layout is not None:
-            call.reduce()
+        with _on(work.tokens.segments.device):
+            call.sum_up()
+            call.correct()
+            if parts.layout is not None:
+                call.reduce()
         return call.arrays
 
 
@@ -91,8 +92,7 @@ class Call:
         tokens = work.tokens
         target = correction.numerator == "target"
         read = {"numerators": tokens.target if target else tokens.proximal, "behaviors": tokens.behavior}
-        dtypes = [value.dtype for value in read.values()]
-        wide = torch.promote_types(torch.promote_types(*dtypes), torch.float32)
+        wide = torch.float64 if torch.float64 in {value.dtype for value in read.values()} else torch.float32
         if tokens.advantages is not None:
             read["advantages"] = tokens.advantages
         if parts.loss:
@@ -176,8 +176,7 @@ def _start(kernel: Any, programs: int, device: torch.device, *arguments: Any, **
     """Runs a kernel."""
     if device.type == "cuda":  # the eager path rounds after every operation; so must a comparison here
         constants["enable_fp_fusion"] = False
-    with _on(device):
-        kernel[(programs,)](*arguments, **constants)
+    kernel[(programs,)](*arguments, **constants)
 
 
 def _on(device: torch.device) -> AbstractContextManager:

@@ -20,10 +20,18 @@ class Runs(NamedTuple):
 
 def runs(segments: Segments, edges: Sequence[int]) -> Runs:
     """What this rank holds, cut where a position in the response reaches an edge."""
-    pieces = np.array(list(segments.pieces), dtype=np.int64).reshape(-1, 4)
-    sequences, starts, stops = pieces[:, 0], pieces[:, 1:2], pieces[:, 2:3]
+    sequences, starts, stops = _pieces(segments)
     cuts = np.clip(np.array(edges, dtype=np.int64), starts, stops)
     lengths = np.diff(np.concatenate([starts, cuts, stops], 1), axis=1).reshape(-1)
-    bins = np.tile(np.arange(len(edges) + 1), len(pieces))
+    bins = np.tile(np.arange(len(edges) + 1), len(sequences))
     held = lengths > 0
     return Runs(np.repeat(sequences, len(edges) + 1)[held], lengths[held], bins[held])
+
+
+def _pieces(segments: Segments) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """[P] sequences, [P, 1] starts, [P, 1] stops."""
+    if segments.is_whole:
+        stops = np.array(segments.lengths, dtype=np.int64)[:, None]
+        return np.arange(len(stops)), np.zeros_like(stops), stops
+    pieces = np.array(segments.pieces, dtype=np.int64).reshape(-1, 4)
+    return pieces[:, 0], pieces[:, 1:2], pieces[:, 2:3]
