@@ -82,7 +82,7 @@ HOOK = (
     Rule(
         "--loss-type: expected policy_loss beside --custom-tis-function-path, got {a.loss_type}: it never "
         "calls that function",
-        lambda a: a.custom_tis_function_path and a.loss_type in ("sft_loss", "value_loss"),
+        lambda a: a.custom_tis_function_path and a.loss_type == "sft_loss",
     ),
     Rule(
         "--tis-clip: expected at least --tis-clip-low {a.tis_clip_low}, got {a.tis_clip}: every weight would "
