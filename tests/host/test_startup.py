@@ -96,6 +96,12 @@ def test_one_line_that_names_what_is_wrong(more, line):
     assert line in refusal(**more)
 
 
+def test_no_upper_bound_is_a_number(capsys):
+    vanilla = "slime_ext.tis.vanilla_tis_function"
+    host.init(arguments(custom_tis_function_path=vanilla, tis_clip=float("inf"), eps_clip_high=float("inf")))
+    assert "clip(proximal / behavior, --tis-clip-low, inf)" in capsys.readouterr().out
+
+
 def test_arguments_that_a_host_does_not_have_are_not_missed(capsys):
     host.init(arguments())
     assert capsys.readouterr().out.count("\n") == 1
