@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain, pairwise
+from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -149,16 +151,28 @@ class _Share:
     Attributes:
         tokens: the two zig-zag chunks, padded with token 0; the whole sequence on one rank.
         rows: offset in ``tokens`` of each local response token's logit, one position before it.
+        targets, log_probs, versions: of the local response tokens.
     """
 
     tokens: list[int]
     rows: list[int]
+    targets: list[int]
+    log_probs: list[float]
+    versions: list[int]
 
 
 def _share(sample: TrainSample, layout: Layout) -> _Share:
+    tokens, rows = _tokens_and_rows(sample, layout)
+    total, response = sample.total_length, sample.response_length
+    per_token = (sample.response_tokens, sample.rollout_log_probs, sample.versions or [-1] * response)
+    local = (slice_response(x, total, response, layout.cp_rank, layout.cp_size) for x in per_token)
+    return _Share(tokens, rows, *local)
+
+
+def _tokens_and_rows(sample: TrainSample, layout: Layout) -> tuple[list[int], list[int]]:
     first_logit = sample.total_length - sample.response_length - 1
     if layout.cp_size == 1:
-        return _Share(sample.tokens, list(range(first_logit, sample.total_length - 1)))
+        return sample.tokens, list(range(first_logit, sample.total_length - 1))
     chunk = -(-sample.total_length // (2 * layout.cp_size))
     padded = sample.tokens + [0] * (2 * layout.cp_size * chunk - sample.total_length)
     slots = (layout.cp_rank, 2 * layout.cp_size - 1 - layout.cp_rank)
@@ -167,46 +181,57 @@ def _share(sample: TrainSample, layout: Layout) -> _Share:
     for place, (slot, (start, stop)) in enumerate(zip(slots, runs, strict=True)):
         moved = first_logit + (place - slot) * chunk
         rows += range(start + moved, stop + moved)
-    return _Share([t for slot in slots for t in padded[slot * chunk : (slot + 1) * chunk]], rows)
+    return [t for slot in slots for t in padded[slot * chunk : (slot + 1) * chunk]], rows
 
 
 def pack_micro_batch(samples: Sequence[TrainSample], layout: Layout) -> MicroBatch:
     """Concatenates the samples' local tokens and everything that goes with them."""
     shares = [_share(s, layout) for s in samples]
     begins = list(accumulate((len(share.tokens) for share in shares), initial=0))
-    place = {"device": layout.device}
-
-    def cut(values: list, s: TrainSample) -> list:
-        return slice_response(values, s.total_length, s.response_length, layout.cp_rank, layout.cp_size)
-
-    def long(parts: Iterable[list[int]]) -> Tensor:
-        return torch.tensor(list(chain.from_iterable(parts)), dtype=torch.long, **place)
-
-    def floats(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=layout.dtype, **place)
-
     return MicroBatch(
-        positions=[s.position for s in samples],
-        input_ids=long(share.tokens for share in shares)[None],
-        logit_rows=long(
-            [begin + row for row in share.rows] for begin, share in zip(begins, shares, strict=False)
-        ),
-        targets=long(cut(s.response_tokens, s) for s in samples),
         packed_seq_params=_packed_seq_params([b * layout.cp_size for b in begins], layout.device),
-        total_lengths=[s.total_length for s in samples],
-        response_lengths=[s.response_length for s in samples],
-        local_lengths=[len(share.rows) for share in shares],
-        loss_masks=[torch.tensor(s.loss_mask, dtype=torch.int32, **place) for s in samples],
-        rollout_log_probs=[floats(cut(s.rollout_log_probs, s)) for s in samples],
-        advantages=[
-            floats([s.advantage] * len(share.rows)) for s, share in zip(samples, shares, strict=True)
-        ],
-        denominators=floats([s.mask_sum for s in samples]),
-        versions=long(cut(s.versions or [-1] * s.response_length, s) for s in samples),
-        weight_versions=[s.weight_versions for s in samples],
         cp_rank=layout.cp_rank,
         cp_size=layout.cp_size,
+        **_concatenated(shares, begins, layout),
+        **_by_sample(samples, shares, layout),
     )
+
+
+def _concatenated(shares: Sequence[_Share], begins: Sequence[int], layout: Layout) -> dict[str, Tensor]:
+    """Ids of the local tokens, and of the local response tokens what is one tensor."""
+
+    def long(parts: Iterable[list[int]]) -> Tensor:
+        return torch.tensor(list(chain.from_iterable(parts)), dtype=torch.long, device=layout.device)
+
+    rows = ([begin + row for row in share.rows] for begin, share in zip(begins, shares, strict=False))
+    return {
+        "input_ids": long(share.tokens for share in shares)[None],
+        "logit_rows": long(rows),
+        "targets": long(share.targets for share in shares),
+        "versions": long(share.versions for share in shares),
+    }
+
+
+def _by_sample(samples: Sequence[TrainSample], shares: Sequence[_Share], layout: Layout) -> dict[str, Any]:
+    """What has one entry per sample."""
+    place = {"device": layout.device}
+    local = [len(share.rows) for share in shares]
+    advantages = [s.advantage for s in samples]
+    return {
+        "positions": [s.position for s in samples],
+        "total_lengths": [s.total_length for s in samples],
+        "response_lengths": [s.response_length for s in samples],
+        "local_lengths": local,
+        "loss_masks": [torch.tensor(s.loss_mask, dtype=torch.int32, **place) for s in samples],
+        "rollout_log_probs": [torch.tensor(x.log_probs, dtype=layout.dtype, **place) for x in shares],
+        "advantages": list(map(partial(_filled, layout), local, advantages)),
+        "denominators": torch.tensor([s.mask_sum for s in samples], dtype=layout.dtype, **place),
+        "weight_versions": [s.weight_versions for s in samples],
+    }
+
+
+def _filled(layout: Layout, length: int, value: float) -> Tensor:
+    return torch.tensor([value] * length, dtype=layout.dtype, device=layout.device)
 
 
 def _packed_seq_params(cumulative: list[int], device: torch.device | str) -> PackedSeqParams:
