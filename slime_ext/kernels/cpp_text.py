@@ -164,19 +164,22 @@ def _flags(writer: Writer, parts: Parts) -> dict[str, str]:
     asked = [] if parts.layout is None else [bits for _, bits in parts.layout.flags]
     unique = list(dict.fromkeys(asked))
     alone = {0: ["~finite"]} | writer.acting
-    of_tokens = {bits: tuple(i for i in alone if bits >> i & 1) for bits in unique}
-    counts = list(dict.fromkeys(filter(None, of_tokens.values())))
-    counted = {bits: f"recent.flagged[{counts.index(of)}]" if of else "I{}" for bits, of in of_tokens.items()}
+    of_tokens = [" | ".join(flag for i in alone if bits >> i & 1 for flag in alone[i]) for bits in unique]
+    counted = [acting for acting in dict.fromkeys(of_tokens) if acting]
+    lines = map(_flag_line, range(len(unique)), unique, (counted.index(a) if a else None for a in of_tokens))
     return {
         "flags": str(len(asked)),
-        "parts": str(len(counts)),
+        "parts": str(len(counted)),
         "same": ", ".join(str(unique.index(bits)) for bits in asked),
-        "acting": ", ".join(" | ".join(flag for i in of for flag in alone[i]) for of in counts),
-        "flag_lines": "\n        ".join(
-            f"flagged[{i}] += all_acted & {bits} ? recent.masked : {counted[bits]};"
-            for i, bits in enumerate(unique)
-        ),
+        "acting": ", ".join(counted),
+        "flag_lines": "\n        ".join(lines),
     }
+
+
+def _flag_line(i: int, bits: int, counted: int | None) -> str:
+    """Adds a range's tokens on which any of these steps acted: all of them, or those that were counted."""
+    of_tokens = "I{}" if counted is None else f"recent.flagged[{counted}]"
+    return f"flagged[{i}] += all_acted & {bits} ? recent.masked : {of_tokens};"
 
 
 def _kind(need: Need) -> str:
