@@ -124,7 +124,7 @@ class Sums:
         below = list(accumulate(self.histogram.tolist()))
         index = next((i for i, c in enumerate(below) if c >= q * below[-1]), len(below) - 1)
         low, high = edges(index)
-        return min(max((low + high) / 2 if math.isfinite(low + high) else high, self.lowest), self.highest)
+        return min(max((low + high) / 2, self.lowest), self.highest)  # an end without bound: the extreme
 
     def distribution(self) -> tuple[Bin, ...]:
         """The histogram in bars, from the first to the last that holds a token; the ends are the extremes."""

@@ -85,6 +85,14 @@ def test_quantiles_are_right_to_half_a_bin(noise):
     assert (sums.lowest, sums.highest) == (exact[0], exact[-1])
 
 
+def test_a_quantile_beyond_the_last_bin_is_the_extreme():
+    for sign in (-1, 1):
+        at = torch.tensor([117.0 * sign, 120.0 * sign])
+        sums = Sums()
+        sums.add(rollout(samples=1, lengths=(2,), behavior=-at, proximal=at * 0, mask=at != 0, advantages=at))
+        assert sums.quantile(0.5) == 120.0 * sign
+
+
 def test_the_bars_of_the_distribution_hold_every_token_once():
     found = rollout(samples=400, noise=0.7)
     found.proximal[:2] = found.behavior[:2] + torch.tensor([300.0, -300.0])
