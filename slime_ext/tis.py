@@ -21,7 +21,7 @@ from slime_ext.errors import did_you_mean
 from slime_ext.host import step_metrics
 from slime_ext.host.ages import ages_of
 from slime_ext.host.carriers import completed
-from slime_ext.host.configured import correction_for
+from slime_ext.host.configured import check_first_call, correction_for
 from slime_ext.host.contract import HookCall
 from slime_ext.host.guards import warn_of_double_count
 from slime_ext.host.hook import Result, bounds_of, check_finite, run
@@ -58,6 +58,7 @@ def _hook(body: Body) -> Callable[..., Result]:
             **kwargs,
             **({} if cur_log_probs is None else {"cur_log_probs": cur_log_probs}),
         }
+        check_first_call(args)
         return body(HookCall.of(args, completed(given)))
 
     function.__name__ = function.__qualname__ = body.__name__

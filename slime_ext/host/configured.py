@@ -10,6 +10,7 @@ from slime_ext.config import load_config, with_preset
 from slime_ext.correction import Correction
 from slime_ext.host import carriers, hosts
 from slime_ext.host.contract import CARRY, calls_hook, function_of
+from slime_ext.host.flags import check_flags
 from slime_ext.host.guards import warn_once
 
 LATE = (
@@ -17,6 +18,7 @@ LATE = (
     "checked only now, after the first rollout, and there are no metrics but those of the host's own channel"
 )
 
+_checked: Any = None
 _loaded: dict[str | None, tuple[Any, Any, Correction]] = {}  # preset -> args, their mapping, correction
 
 
@@ -33,11 +35,24 @@ def correction_for(args: Any, preset: str | None = None) -> Correction:
     owner, known, correction = _loaded.get(preset, (None, None, None))
     if correction is not None and owner is args and known is mapping:
         return correction
-    if hosts.current() is not None and not carriers.is_installed():
-        warn_once(LATE)
     correction = load_config(with_preset(mapping, preset), args)
     _loaded[preset] = (args, mapping, correction)
     return correction
+
+
+def check_first_call(args: Any) -> None:
+    """What ``init`` would have checked of the flags, once per args object, in a host that did not call it.
+
+    Raises:
+        ConfigError: as ``check_flags``.
+    """
+    global _checked
+    if args is _checked:
+        return
+    if hosts.current() is not None and not carriers.is_installed():
+        warn_once(LATE)
+        check_flags(args)
+    _checked = args
 
 
 def mapping_of_flags(args: Any) -> Mapping[str, Any]:

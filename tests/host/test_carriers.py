@@ -12,8 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from slime_ext import tis
 from slime_ext.errors import ConfigError
 from slime_ext.host import carriers, hosts
-from slime_ext.host.configured import correction_for
+from slime_ext.host.configured import check_first_call
 from slime_ext.host.guards import warn_once
+from tests import oracle
+from tests.test_tis import arguments, as_slime_calls
 
 SEEN = []
 LENGTHS = [3, 2]
@@ -170,14 +172,20 @@ def test_our_hooks_read_what_is_carried():
 def test_without_init_the_first_call_says_that_it_is_late(host, caplog):
     host(a_loss_module())
     warn_once.cache_clear()
-    args = types.SimpleNamespace(slime_ext={"preset": "token_is"})
-    correction_for(args)
+    check_first_call(types.SimpleNamespace(slime_ext={"preset": "token_is"}))
     assert "expected --custom-megatron-init-path slime_ext.host.init at start-up" in caplog.text
+
+
+def test_without_init_the_first_call_checks_the_flags(host):
+    host(a_loss_module())
+    call = as_slime_calls(oracle.random_batch(5))
+    with pytest.raises(ConfigError, match="--tis-clip: expected a number"):
+        tis.vanilla_tis_function(arguments(tis_clip="2e0", tis_clip_low=0.0), **call)
 
 
 def test_after_init_nothing_is_late(host, caplog):
     host(a_loss_module())
     warn_once.cache_clear()
     carriers.install()
-    correction_for(types.SimpleNamespace(slime_ext={"preset": "token_is"}))
+    check_first_call(types.SimpleNamespace(slime_ext={"preset": "token_is"}))
     assert not caplog.records
