@@ -184,10 +184,13 @@ static void of_sequences(const double* table, const uint8_t* kept, const double*
         sums[4] += ages[s];
         highest[2] = std::fmax(highest[2], ages[s]);
     }
-    for (int power = 2; power; power--) {
-        double total = 0;
-        for (int64_t s = 0; s < sequences; s++)
-            if (count[s] > 0) total += std::exp(power * (ratio[s] - highest[0]));
-        *log_sums++ = sums[1] > 0 ? power * highest[0] + std::log(total) : -INF;
+    double squares = 0, ratios = 0;  // over the largest, so that they stay finite
+    for (int64_t s = 0; s < sequences; s++) {
+        if (!(count[s] > 0)) continue;
+        const double relative = std::exp(ratio[s] - highest[0]);
+        squares += relative * relative;
+        ratios += relative;
     }
+    log_sums[0] = sums[1] > 0 ? 2 * highest[0] + std::log(squares) : -INF;
+    log_sums[1] = sums[1] > 0 ? highest[0] + std::log(ratios) : -INF;
 }
