@@ -175,6 +175,8 @@ def _gathered(rows: Tensor, here: Ranks) -> tuple[list[Row], range]:
 def _related(plan: RolloutPlan, args: Any, data: dict[str, Any], rows: list[Row], mine: range) -> RolloutPlan:
     """The plan with what the rows mean for each other."""
     correction = plan.correction
+    if correction.group != "ignore":
+        _require_whole_groups(rows, args.n_samples_per_prompt)
     if correction.group == "atomic":
         broken = siblings.broken_groups(rows)
         rows = siblings.without(rows, broken)
@@ -188,6 +190,16 @@ def _related(plan: RolloutPlan, args: Any, data: dict[str, Any], rows: list[Row]
             for was, i in zip(data["advantages"], mine, strict=True)
         ]
     return plan if correction.denominator == "host" else _divided(plan, args, data, rows, mine)
+
+
+def _require_whole_groups(rows: list[Row], size: int) -> None:
+    """As many samples as whole groups have, in more groups: the host counted on from another size."""
+    wanted, found = len(rows) / size, len({row.group for row in rows})
+    if wanted.is_integer() and found > wanted:
+        raise ConfigError(
+            f"slime_ext.group: expected {wanted:g} groups of {size} samples by their sample index, got "
+            f"{found}: the run went on with another --n-samples-per-prompt than it began with; use group: ignore"
+        )
 
 
 def _refuse_split(args: Any, data: dict[str, Any]) -> None:

@@ -153,6 +153,17 @@ def test_what_cannot_be_planned_is_refused(args, data, message):
         rollout_data_postprocess(given, 0, rollout_data)
 
 
+@pytest.mark.parametrize("name", ["atomic", "rebaseline"])
+def test_groups_that_a_run_began_with_another_size_are_refused(name):
+    """slime numbers samples on from where the run before ended: 2 is no multiple of 4."""
+    data = slime.data_of(slime.samples(1, split=False))
+    data["sample_indices"] = [index + 2 for index in data["sample_indices"]]
+    with pytest.raises(
+        ConfigError, match=r"slime_ext\.group: expected 4 groups of 4 samples .*, got 5: the run"
+    ):
+        rollout_data_postprocess(slime.arguments(CASES[name][0]), 0, data)
+
+
 @pytest.mark.parametrize("masks", [{"loss_masks": []}, {}], ids=["empty", "absent"])
 def test_a_rank_without_samples_is_refused_where_others_would_wait_for_it(masks):
     with pytest.raises(DataError, match="expected a sample on every data parallel rank, got none on rank 0"):
