@@ -198,7 +198,7 @@ def _require_whole_groups(rows: list[Row], size: int) -> None:
     if wanted.is_integer() and found > wanted:
         raise ConfigError(
             f"slime_ext.group: expected {wanted:g} groups of {size} samples by their sample index, got "
-            f"{found}: the run went on with another --n-samples-per-prompt than it began with; use group: ignore"
+            f"{found}: the run went on with another --n-samples-per-prompt than it began with; use ignore"
         )
 
 
