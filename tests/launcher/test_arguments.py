@@ -67,6 +67,13 @@ def test_default_is_the_hosts(name):
     assert getattr(parse(), name) == HOST_DEFAULTS[name]
 
 
+@pytest.mark.parametrize("line", ["--rollout-top-p 0.8", "--rollout-top-k 5"])
+def test_sampling_from_a_part_of_the_distribution_is_told(line):
+    assert not parse().notes
+    (note,) = parse(line).notes
+    assert note.startswith(f"{line}: SGLang draws from a part")
+
+
 def test_no_flag_twice():
     assert len({flag.name for flag in FLAGS}) == len({flag.dest for flag in FLAGS}) == len(FLAGS)
 

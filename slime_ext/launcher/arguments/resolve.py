@@ -117,6 +117,12 @@ def _engine(args: argparse.Namespace) -> None:
     if args.sglang_dtype == "auto":
         args.sglang_dtype = half or "float32"
     _fill(args, "rollout_stop_token_ids", [])
+    for dest, whole in {"rollout_top_p": 1.0, "rollout_top_k": -1}.items():
+        if (value := getattr(args, dest)) != whole:
+            args.notes.append(
+                f"{flag_of(dest)} {value:g}: SGLang draws from a part of the distribution whose log-probs it "
+                "records, so no ratio shows that difference and no correction mends it"
+            )
 
 
 def _output(args: argparse.Namespace) -> None:
