@@ -7,8 +7,8 @@ import threading
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from slime_ext.kernels.apply import Work, over_ranks
 from slime_ext.kernels.built import BuildError, library
 from slime_ext.kernels.cpp_text import ARRAYS, source
 from slime_ext.kernels.passes import Named, Parts, TwoPasses, room
-from slime_ext.ops.grid import host_ints
+from slime_ext.ops.runs import pieces
 from slime_ext.ops.segments import Segments
 
 SMALLEST = 256  # tokens; below, building costs more than it saves
@@ -95,12 +95,13 @@ def _single(values: Tensor) -> Tensor:
 
 def _pieces(segments: Segments) -> Named:
     """Where what this rank holds of its sequences begins and ends."""
-    if segments.is_whole:
-        return {"bounds": host_ints([0, *accumulate(segments.lengths)], segments.device)}
-    owners, starts, stops, _ = zip(*segments.pieces, strict=True) if segments.pieces else ((), (), (), ())
-    bounds = [0, *accumulate(stop - start for start, stop in zip(starts, stops, strict=True))]
-    numbers = {"bounds": bounds, "owners": owners, "starts": starts}
-    return {name: host_ints(values, segments.device) for name, values in numbers.items()}
+    sequences, starts, stops = (column.reshape(-1) for column in pieces(segments))
+    bounds = np.zeros(len(sequences) + 1, dtype=np.int64)
+    np.cumsum(stops - starts, out=bounds[1:])
+    numbers = {"bounds": bounds}
+    if not segments.is_whole:
+        numbers |= {"owners": sequences, "starts": starts}
+    return {name: torch.from_numpy(np.ascontiguousarray(n)) for name, n in numbers.items()}
 
 
 def _addresses(arrays: Named) -> ctypes.Array:
