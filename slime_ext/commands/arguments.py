@@ -44,7 +44,9 @@ SWITCHES = (
     "use_dynamic_global_batch_size",
     "no_gradient_accumulation_fusion",
 )
-ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|\S*)\s*$")
+ASSIGNMENT = re.compile(
+    r"^\s*(?:(?:export|readonly|local|declare)\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|[^\s;]*)\s*;?(?:\s*#.*)?$"
+)
 REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
 ARRAY = re.compile(r"^\w+\+?=\(")
 SCRIPT = (".sh", ".bash", "")

@@ -173,6 +173,7 @@ LAUNCHES = {
     "an array that grows": f"if true; then TIS+=({GOOD}); fi",
     "after a quote over lines": f"ray job submit --runtime-env-json='{{\n \"a\": 1\n}}' -- train.py {GOOD}",
     "an apostrophe in a comment": f"# it's off\ntrain.py \\\n   {GOOD}  # isn't it",
+    "a variable with a comment": f'readonly TIS="{GOOD}"  # on\ntrain.py $TIS',
     "a quote without an end": f'echo "\n{GOOD}',
     "flags that look alike": f"{GOOD} --custom-loss-function-path a.b --custom-agent-function-path c",
 }
