@@ -114,9 +114,12 @@ MUTATIONS = {
     ),
     "a chunk lies in two bins of position": Mutation(
         "kernels/chunks.py",
-        "min(start + lanes, edge, stop)",
-        "min(start + lanes, stop)",
-        "tests/kernels/test_passes.py",
+        "runs(segments, POSITIONS)",
+        "runs(segments, POSITIONS[1:])",
+        "tests/kernels/test_chunks.py",
+    ),
+    "a shared block counts whole and token by token": Mutation(
+        "ops/grid.py", "np.maximum(block[:-1] + 1, 2)", "block[:-1] + 1", "tests/ops"
     ),
     "touch the loss without --use-tis": Mutation(
         "host/hook.py", 'getattr(call.args, "use_tis", False) and', "", "tests/test_tis.py"
