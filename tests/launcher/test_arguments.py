@@ -273,3 +273,13 @@ def test_a_run_gets_a_directory_of_its_own(tmp_path, there, line, path):
         (tmp_path / name).mkdir()
     args = parse(f"--run-dir {tmp_path} " + line.format(runs=tmp_path))
     assert args.run_path == str(tmp_path / path)
+
+
+@pytest.mark.parametrize(
+    "load", ["runs/mine/checkpoints", "{here}/runs/mine/checkpoints", "./runs/mine/checkpoints/"]
+)
+def test_a_run_goes_on_in_its_own_directory_however_it_is_spelled(tmp_path, monkeypatch, load):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    args = parse(f"--run-dir runs --load {load.format(here=tmp_path)}")
+    assert args.run_path == "runs/mine"

@@ -147,8 +147,9 @@ def _run_path(args: argparse.Namespace) -> Path:
         if args.run_name != Path(args.run_name).name or args.run_name == "..":
             raise ConfigError(f"--run-name: expected one name below --run-dir, got '{args.run_name}'")
         return runs / args.run_name
-    if args.load and (load := Path(args.load)).name == "checkpoints" and load.parent.parent == runs:
-        return load.parent
+    if args.load and (load := Path(args.load).resolve()).name == "checkpoints":
+        if load.parent.parent == runs.resolve():
+            return runs / load.parent.name
     stem = Path(args.config).stem if args.config else "run"
     taken = [int(m[1] or 1) for p in _names(runs) if (m := re.fullmatch(rf"{re.escape(stem)}(?:-(\d+))?", p))]
     return runs / (f"{stem}-{max(taken) + 1}" if taken else stem)
