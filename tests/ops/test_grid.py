@@ -1,0 +1,69 @@
+"""Sums over segments from a grid of blocks against a plain loop."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from slime_ext.ops.grid import Extreme, Grid
+
+CPU = torch.device("cpu")
+RNG = random.Random(0)
+LENGTHS = [
+    (),
+    (0,),
+    (1,),
+    (31, 1),
+    (32,),
+    (33, 0, 0, 31),
+    (64, 2),
+    (100,),
+    (200, 0, 3, 1000, 32, 32, 64, 1),
+    (0, 0, 5, 0),
+    *(tuple(RNG.choice((0, 1, 5, 40, 300)) for _ in range(RNG.randint(1, 30))) for _ in range(20)),
+]
+
+
+def loop(rows, lengths, extremes):
+    """[K + E, S]: sums of whole numbers, then 1 where a token lies beyond the limit."""
+    found, start = [], 0
+    for length in lengths:
+        parts = [row[start : start + length] for row in rows]
+        beyond = [any(x < -e.limit if e.below else x > e.limit for x in parts[e.row]) for e in extremes]
+        found.append([math.fsum(part) for part in parts] + [float(any_) for any_ in beyond])
+        start += length
+    return [list(column) for column in zip(*found, strict=True)] or [[]] * (len(rows) + len(extremes))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)}x{sum(lengths)}")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_and_extremes_are_those_of_a_loop(lengths, dtype):
+    rng = random.Random(len(lengths))
+    rows = [[float(rng.randint(-9, 9)) for _ in range(sum(lengths))] for _ in range(3)]
+    extremes = [Extreme(0, True, 8.0), Extreme(2, False, 8.0)]
+    got = Grid(lengths, CPU).sums(torch.tensor(rows, dtype=dtype).view(3, -1), extremes)
+    expected = loop(rows, lengths, extremes)
+    assert got[:3].tolist() == expected[:3]
+    assert (got[3:] > 0).double().tolist() == expected[3:]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)}x{sum(lengths)}")
+def test_partial_sums_add_up_to_the_same(lengths):
+    grid = Grid(lengths, CPU)
+    row = torch.arange(sum(lengths), dtype=torch.float64)
+    assert grid.totals([grid.partial(row)]).tolist() == loop([row.tolist()], lengths, [])
+
+
+def test_what_is_not_finite_stays_in_its_segment():
+    lengths = (70, 40, 300, 1)
+    row = torch.ones(1, sum(lengths))
+    row[0, 75] = math.nan
+    assert Grid(lengths, CPU).sums(row)[0].isnan().tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)}x{sum(lengths)}")
+def test_spread_repeats_a_value_for_each_token(lengths):
+    values = torch.arange(float(len(lengths)))
+    expected = [float(i) for i, length in enumerate(lengths) for _ in range(length)]
+    assert Grid(lengths, CPU).spread(values).tolist() == expected
