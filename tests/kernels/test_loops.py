@@ -67,6 +67,7 @@ def test_every_shape_is_measured_as_the_eager_path_does(lengths):
     assert_applied_alike(Loops(correction), random_tokens(lengths), None, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["shared", "handed on"])
 def test_weights_of_sequences_are_measured_as_the_eager_path_does(name):
     assert_applied_alike(Loops(CORRECTIONS[name]), random_tokens([900, 3, 0, 40, 300]), None, 1e-6)
@@ -95,6 +96,7 @@ def test_tokens_without_a_ratio_are_neither_highest_nor_lowest(sign):
     torch.testing.assert_close(Loops(FULL).apply(work).measured.highest[:2], expected, rtol=1e-4, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "limits", [(), (Reject("sequence", "ratio", "sum", high=1e30),)], ids=["kept", "not"]
 )
@@ -224,6 +226,7 @@ def test_the_same_bits_twice_and_from_two_threads():
         assert all(map(torch.equal, applied.measured, found[0].measured))
 
 
+@pytest.mark.slow
 def test_sixteen_lanes_decide_as_eight(monkeypatch):
     """What a processor with AVX-512 would run, here in two halves."""
 
