@@ -14,7 +14,7 @@ LENGTHS = [(5,), (0,), (), (0, 3, 0, 0, 700, 1, 0), (5000, 17), tuple(range(40))
 
 
 def loop(segments, lanes, *, by_position):
-    """Token by token: a chunk ends where its sequence or its room ends, or its piece or its bin of position."""
+    """Token by token: a chunk ends where its sequence or its room ends, or its piece or bin of position."""
     chunks, begin = [], 0
     for sequence in range(segments.count):
         empty = True
