@@ -166,6 +166,14 @@ def test_weights_that_are_known_to_lag_are_named_in_any_part_of_the_run(part):
     assert found(run(world)[part]) == {"stale_weights"}
 
 
+def test_some_old_tokens_do_not_hide_wrong_weights_after_a_resume():
+    rollouts = run(replace(SMALL, rollouts=6, resumed_wrong=1))
+    for rollout in rollouts:
+        rollout.versions[:10] -= 1
+        rollout.ages[:10] += 1
+    assert "resumed_wrong_weights" in found(rollouts)
+
+
 def test_a_share_of_tokens_that_do_not_exist_is_no_evidence_of_noise():
     rollouts = [replace(r, mask=r.mask & (r.behavior.exp() < 0.7)) for r in run(replace(SMALL, samples=64))]
     for rollout in rollouts:

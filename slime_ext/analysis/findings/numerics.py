@@ -52,22 +52,12 @@ def routing_flips(d: Diagnosis) -> Finding | None:
 
 def quantised(d: Diagnosis) -> Finding | None:
     """Unbiased noise above that of bfloat16, growing as probability falls."""
-    fresh, aged = map(Side.of, fresh_and_stale(d.evidence.cells))
-    if fresh.count < FEWEST <= aged.count:  # the age may be all that there is
-        return None
-    distance = fresh.absolute if fresh.count >= FEWEST else d.sums.mean("absolute") or 0.0
-    if d.evidence.seen and d.evidence.seen[0].rollout_id == 0:  # where nothing is stale
-        distance = min(distance, d.evidence.seen[0].absolute)
+    distance = _without_age(d)
     if d.sums["finite"] < FEWEST or distance < NOISY or by_probability(d) > BIASED:
         return None
-    if d.evidence.top_share >= FEW:
-        return None
-    count, absolute = d.curves.column("probability", "count"), d.curves.column("probability", "absolute")
-    likely, unlikely = (
-        float(absolute[part].sum() / count[part].sum()) if count[part].sum() else None
-        for part in (slice(LIKELY), slice(UNLIKELY, None))
-    )
-    if distance < LOUD and (likely is None or unlikely is None or unlikely < GROWS * likely):
+    likely, unlikely = _by_bins(d, slice(LIKELY)), _by_bins(d, slice(UNLIKELY, None))
+    grows = likely is not None and unlikely is not None and unlikely >= GROWS * likely
+    if d.evidence.top_share >= FEW or not (grows or distance >= LOUD):
         return None
     return Finding(
         name="quantised",
@@ -84,6 +74,24 @@ def quantised(d: Diagnosis) -> Finding | None:
             "same in every rollout looks alike; the first rollout of a run has none."
         ),
     )
+
+
+def _without_age(d: Diagnosis) -> float:
+    """Mean |l| of tokens of fresh weights; 0 where age may be all that there is."""
+    fresh, aged = map(Side.of, fresh_and_stale(d.evidence.cells))
+    if fresh.count < FEWEST <= aged.count:
+        return 0.0
+    distance = fresh.absolute if fresh.count >= FEWEST else d.sums.mean("absolute") or 0.0
+    first = d.evidence.seen[:1]
+    if first and first[0].rollout_id == 0:  # where nothing is stale
+        return min(distance, first[0].absolute)
+    return distance
+
+
+def _by_bins(d: Diagnosis, bins: slice) -> float | None:
+    """Mean |l| in bins of the probability; None without a token there."""
+    count, absolute = (d.curves.column("probability", name)[bins].sum() for name in ("count", "absolute"))
+    return float(absolute / count) if count else None
 
 
 def _said(value: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
@@ -122,12 +123,19 @@ def _first_off(seen: list[Seen]) -> tuple[list[Seen], float]:
     return (bad if is_few and any(s.top_share < FEW for s in bad) else []), rest
 
 
+def _aged(cells: list[Cell]) -> set[int]:
+    """Rollouts of which most tokens are known to come from old weights."""
+    tokens: Counter[int] = Counter()
+    for cell in cells:
+        tokens[cell.rollout_id] += cell.count if cell.age > 0 else -cell.count
+    return {rollout_id for rollout_id, more in tokens.items() if more > 0}
+
+
 def resumed_wrong_weights(d: Diagnosis) -> Finding | None:
     """k3 of the first rollouts a multiple of that of the others."""
     seen = [s for s in d.evidence.seen if s.tokens >= FEWEST]
     bad, rest = _first_off(seen) if len(seen) >= 4 else ([], 0.0)
-    aged = {cell.rollout_id for cell in d.evidence.cells if cell.age > 0}
-    if not bad or aged.issuperset(s.rollout_id for s in bad):  # of old weights, and known to be
+    if not bad or _aged(d.evidence.cells).issuperset(s.rollout_id for s in bad):
         return None
     worst, names = max(s.k3 for s in bad), ", ".join(str(s.rollout_id) for s in bad)
     times = factor(worst / rest) if rest else "infinitely many times"

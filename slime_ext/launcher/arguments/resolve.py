@@ -147,12 +147,15 @@ def _run_path(args: argparse.Namespace) -> Path:
         if args.run_name != Path(args.run_name).name or args.run_name == "..":
             raise ConfigError(f"--run-name: expected one name below --run-dir, got '{args.run_name}'")
         return runs / args.run_name
-    if args.load and (load := Path(args.load).resolve()).name == "checkpoints":
-        if load.parent.parent == runs.resolve():
-            return runs / load.parent.name
+    if args.load and _is_of_a_run(Path(args.load).resolve(), runs):
+        return runs / Path(args.load).resolve().parent.name
     stem = Path(args.config).stem if args.config else "run"
     taken = [int(m[1] or 1) for p in _names(runs) if (m := re.fullmatch(rf"{re.escape(stem)}(?:-(\d+))?", p))]
     return runs / (f"{stem}-{max(taken) + 1}" if taken else stem)
+
+
+def _is_of_a_run(load: Path, runs: Path) -> bool:
+    return load.name == "checkpoints" and load.parent.parent == runs.resolve()
 
 
 def _names(directory: Path) -> list[str]:
