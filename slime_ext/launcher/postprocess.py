@@ -52,19 +52,24 @@ def rollout_data(
     batches = [list(chain(*step)) for step in steps]
     mine = list(chain(*batches))
     partition = [position for batch in mine for position in batch.positions]
-    data: dict[str, Any] = {key: [x for batch in mine for x in getattr(batch, key)] for key in PER_SAMPLE}
-    if proximal:
-        data["log_probs"] = [proximal[position] for position in partition]
+    own = [samples[position] for position in partition]
+    data = _local(mine)
     return {
         **data,
-        **columns([samples[position] for position in partition], data["loss_masks"][0].device),
+        **({"log_probs": [proximal[position] for position in partition]} if proximal else {}),
+        **columns(own, data["loss_masks"][0].device),
         **_schedule(args, batches),
         "raw_reward": [s.raw_reward for s in samples],
-        "weight_versions": [samples[position].weight_versions for position in partition],
+        "weight_versions": [s.weight_versions for s in own],
         "returns": list(data["advantages"]),
         "rollout_mask_sums": torch.cat([batch.denominators for batch in mine]),
         "partition": partition,
     }
+
+
+def _local(batches: Sequence[MicroBatch]) -> dict[str, list[Any]]:
+    """What the micro-batches hold of each sample."""
+    return {key: [x for batch in batches for x in getattr(batch, key)] for key in PER_SAMPLE}
 
 
 def _schedule(args: argparse.Namespace, batches: Sequence[Sequence[MicroBatch]]) -> dict[str, Any]:
