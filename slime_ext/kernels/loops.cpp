@@ -85,13 +85,14 @@ extern "C" void correct(const void* const* p, const int64_t* n) {
     const Pieces pieces{bounds, owners, starts, n[0], n[1]};
     const int64_t sequences = n[2], first = n[3];
     Measures& measures = fresh_measures();
-    for (int64_t owner = 0; owner < sequences; owner++) {
+    for (int64_t owner = 0; owners && owner < sequences; owner++) {  // those that others hold, too
         @ahead@
         kepts[owner] = kept;
     }
     for (int64_t piece = 0; piece < pieces.count; piece++) {
         const int64_t owner = pieces.owner(piece), stop = bounds[piece + 1];
         @ahead@
+        kepts[owner] = kept;
         const I whole = I{} - kept;
         const float scale = LOSS && scales ? scales[owner] : 1.0f;
         const int age = CURVES && ages && !std::isnan(ages[owner]) ? reached(AGES, ages[owner]) : -1;
