@@ -81,7 +81,7 @@ def _recommendation(screen: Console, document: Document) -> None:
         screen.print(f"  {found.flags}", markup=False)
     for suggestion in document.suggestions:
         bounds = ", ".join(
-            f"{k} {v:.6g}" for k, v in (("low", suggestion.low), ("high", suggestion.high)) if v is not None
+            f"{k} {v!r}" for k, v in (("low", suggestion.low), ("high", suggestion.high)) if v is not None
         )
         screen.print(
             f"  to reject {suggestion.wished:.3g} by {suggestion.name}: {bounds} ({suggestion.reached:.4g} "

@@ -59,6 +59,14 @@ def test_json_on_stdout_is_json_alone(capsys, runs):
     assert status == 0 and json.loads(out)["name"] == "healthy" and "recommended:" in err
 
 
+def test_thresholds_are_printed_as_they_are(capsys, runs, tmp_path):
+    data = tmp_path / "r.json"
+    _, out, _ = analyze(capsys, runs / "healthy", "--suggest", "0.1", "--json", data)
+    suggested = json.loads(data.read_text())["suggestions"]
+    bounds = [s[end] for s in suggested for end in ("low", "high") if s[end] is not None]
+    assert bounds and all(repr(bound) in out for bound in bounds)
+
+
 def test_two_corrections_of_one_name_are_refused(capsys, runs, tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
