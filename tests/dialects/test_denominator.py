@@ -34,6 +34,7 @@ def kept_sums(batch):
     return sums, counts
 
 
+@pytest.mark.slow
 def test_per_token_it_is_verls_token_mean():
     for seed in range(BATCHES):
         batch = batch_of(seed, far=False)
@@ -42,6 +43,7 @@ def test_per_token_it_is_verls_token_mean():
         assert sum(ours) / sum(counted) == pytest.approx(sum(theirs) / max(sum(kept), 1), rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_per_sequence_it_is_verls_mean_of_each_sequence():
     for seed in range(BATCHES):
         batch = batch_of(seed, far=False)

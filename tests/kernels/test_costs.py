@@ -35,6 +35,7 @@ def test_compiled_takes_two_loops_and_next_to_nothing_around_them(correction, mo
     assert len(launches) == 2 and operations + len(launches) <= 12 and not waits
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(built.compiler() is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(("name", "size"), [("token_tis", 5), ("full", 6)])
 def test_a_decision_is_weights_and_masks_and_no_more(name, size):

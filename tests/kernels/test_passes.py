@@ -51,6 +51,7 @@ def test_a_plan_reaches_the_second_pass(backend):
     assert torch.equal(got.scale, expected.scale)
 
 
+@pytest.mark.slow
 @both
 def test_ages_reject_and_are_measured(backend):
     correction = Correction(steps=(Reject("token", "k3", high=0.5, max_staleness=3), Truncate(2.0)))
@@ -61,6 +62,7 @@ def test_ages_reject_and_are_measured(backend):
     assert_applied_alike(backend(correction), packed, None, 1e-5)
 
 
+@pytest.mark.slow
 @both
 def test_a_surrogate_of_ours_is_measured_too(backend):
     correction = Correction("target", Reinforce(), (Reweight("token"), Clip(0.5, 2.0)))

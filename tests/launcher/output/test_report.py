@@ -50,6 +50,7 @@ def test_a_run_gets_a_picture_in_its_directory(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_one_row_per_quantity_that_was_logged(tmp_path, drawn):
     report.write_report(a_run(tmp_path / "a"))
     report.write_report(a_run(tmp_path / "b", **{"train/tis_clipfrac": 0.1}))
@@ -63,6 +64,7 @@ def test_training_and_held_out_reward_share_a_row(tmp_path, drawn):
     assert list(axes.get_lines()[-1].get_ydata()) == [0.5]
 
 
+@pytest.mark.slow
 def test_several_runs_are_named_and_coloured(tmp_path, drawn):
     paths = [a_run(tmp_path / "plain"), a_run(tmp_path / "fixed")]
     report.draw(paths, tmp_path / "both.png")
