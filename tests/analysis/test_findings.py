@@ -146,7 +146,11 @@ def test_a_planted_fault_is_found_and_no_other(fault):
     assert found(harm(run(world))) == expected
 
 
-@pytest.mark.parametrize("number", range(len(HEALTHY)))
+# All of them take seconds: the fast tests look at eight.
+NUMBERS = [*range(8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, len(HEALTHY)))]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
 def test_nothing_is_found_in_healthy_dumps(number):
     assert found(run(replace(HEALTHY[number], seed=number))) == set()
 

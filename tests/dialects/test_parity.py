@@ -110,11 +110,13 @@ def test_verl_of_today(config):
     compare({"verl": config}, lambda rows: oracle_verl.head(rows, **config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", PR3984, ids=str)
 def test_verl_pr_3984(config):
     compare({"verl": config}, lambda rows: oracle_verl.pr3984(rows, **numbers(config)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", FLAT, ids=str)
 def test_verl_before_pr_3984(config):
     compare({"verl": config}, lambda rows: oracle_verl.flat(rows, **config))

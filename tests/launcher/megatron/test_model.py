@@ -45,7 +45,9 @@ def _assemble(results):
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("layout", tiny.LAYOUTS)
 def test_logits_are_those_of_transformers(layout, tied, dtype):
