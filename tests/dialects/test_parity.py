@@ -141,6 +141,7 @@ def test_skyrl(config):
     compare({"skyrl": config}, lambda rows: oracle_skyrl.correct(rows, **config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", MIS, ids=str)
 def test_slime_mis(config):
     compare({"slime_mis": config}, lambda rows: oracle_slime_mis.correct(rows, **numbers(config)))

@@ -48,7 +48,7 @@ def _assemble(results):
 @pytest.mark.parametrize(
     "dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str
 )
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.slow), True], ids=["untied", "tied"])
 @pytest.mark.parametrize("layout", tiny.LAYOUTS)
 def test_logits_are_those_of_transformers(layout, tied, dtype):
     found = _assemble(run_ranks(_logits, tiny.LAYOUTS[layout][0], layout, tied, dtype))
