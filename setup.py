@@ -17,7 +17,6 @@ TRAIN = [
     "tensorboard",
     "matplotlib",
     "httpx",
-    "numpy",
 ]
 SGLANG = (ROOT / "slime_ext/launcher/rollout/requirements-sglang-cpu.txt").read_text().split()
 

@@ -50,6 +50,7 @@ class Evidence:
 
     @cached_property
     def advantages(self) -> Tensor:
+        """The host's advantages, detached."""
         return self._detached("advantages")
 
     def log_ratio(self, anchor: Anchor) -> Tensor:

@@ -61,11 +61,8 @@ def _of_runs(tokens: Tokens) -> tuple[Tensor, Tensor, Tensor | None]:
     position = host_ints(found.bins.astype(np.uint8), segments.device)
     if tokens.ages is None:
         return owners, position, None
-    return (
-        owners,
-        position,
-        _age_bins(tokens.ages).index_select(0, host_ints(found.sequences, segments.device)),
-    )
+    sequences = host_ints(found.sequences, segments.device)
+    return owners, position, _age_bins(tokens.ages).index_select(0, sequences)
 
 
 def _traced(tokens: Tokens, behavior: Tensor, columns: Tensor) -> tuple[Tensor]:

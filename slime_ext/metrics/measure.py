@@ -2,8 +2,8 @@
 
 Its shapes depend on the correction alone, its number of operations on nothing, and nothing here waits for the
 device. Sums over tokens are of two levels: blocks of 256 in the dtype of the log-ratios (float32 or more),
-the blocks in float64. All are the same bits every time: reductions, additions of ones in any order, and for
-the curves additions in the tokens' order on the CPU, a product with a 0-1 matrix elsewhere.
+the blocks in float64. All are the same bits every time: reductions, and additions of ones in any order; how
+the curves are added up stands in ``bins``.
 """
 
 from __future__ import annotations
