@@ -8,21 +8,79 @@ from __future__ import annotations
 
 import functools
 import operator
-import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from slime_ext.metrics.layout import AGES, CURVE_BINS, CURVE_COLUMNS, LOG_PROBABILITIES, POSITIONS
+from slime_ext.ops import arrays
 from slime_ext.ops.grid import host_ints, host_numbers
 from slime_ext.ops.runs import runs
-from slime_ext.ops.segments import as_bytes, as_numbers, is_traced
-from slime_ext.ops.tally import count, product, tally
+from slime_ext.ops.segments import as_numbers, is_traced
+from slime_ext.ops.tally import product, tally
 from slime_ext.outcome import Outcome, Tokens
 
-STANDING = ((0, 0), (1, 0), (1, 1))  # lost, finite, kept: what counts as counted and as kept
+FLAGS = 2  # the first of the columns, counted and kept
+SUMMED = len(CURVE_COLUMNS) - FLAGS  # the others
+
+
+class Places(NamedTuple):
+    """Where tokens lie among the bins of all curves together: (age * CURVE_BINS + position) * CURVE_BINS +
+    probability."""
+
+    index: Tensor  # [SUMMED, T] integers; row i is i * bins beyond the first
+    bins: int
+
+
+def places_of(tokens: Tokens, dtype: torch.dtype) -> Places | None:
+    """None where tokens are not added in order.
+
+    Args:
+        dtype: in which log-probs are compared with the edges.
+    """
+    behavior, ages = tokens.behavior.detach(), tokens.ages
+    if is_traced(behavior) or not adds_in_order(behavior.device):
+        return None
+    bins = CURVE_BINS**2 * (1 if ages is None else CURVE_BINS + 1)
+    found, wide = runs(tokens.segments, POSITIONS), np.int16 if ages is None else np.int32
+    first = np.add.outer(np.arange(SUMMED) * bins, found.bins * CURVE_BINS).astype(wide)
+    index = arrays.repeated(first, found.lengths)
+    index += arrays.reached(behavior.to(dtype), LOG_PROBABILITIES)
+    if ages is not None:
+        index.add_(tokens.segments.spread(_age_bins(ages)), alpha=CURVE_BINS**2)
+    return Places(index, bins)
+
+
+def by_place(places: Places, flags: Tensor, rows: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """The flags of all tokens, [2] and [F], and the numbers of ``curve_sums``, on a CPU: tokens are added one
+    after the other.
+
+    Args:
+        flags: [bins, 2 + F] tokens at each place, first the finite and the kept ones.
+        rows: [SUMMED, T] or more.
+    """
+    index, bins = places
+    summed = torch.empty(index.shape, dtype=torch.float64)  # bincount adds in the dtype of the row
+    summed.copy_(rows[:SUMMED, : index.shape[1]])
+    sums = torch.bincount(index.view(-1), summed.view(-1), SUMMED * bins).view(SUMMED, bins)
+    table = torch.empty(bins, flags.shape[1] + SUMMED, dtype=torch.float64)
+    torch.cat([flags[:, :FLAGS], sums.t(), flags[:, FLAGS:]], 1, out=table)
+    every, *curves = (_margins(bins // CURVE_BINS**2) @ table).unbind()
+    split = len(CURVE_COLUMNS)
+    return (every[:FLAGS], every[split:]), [row[:split] for row in curves]
+
+
+@functools.lru_cache
+def _margins(ages: int) -> Tensor:
+    """[1 + 3 x 8, ages x 8 x 8] 0-1 in float64: all places; those of each position; of each age, none where
+    none is known; of each probability."""
+    age, position, probability = np.indices((ages, CURVE_BINS, CURVE_BINS)).reshape(3, -1)
+    age = age if ages > 1 else age - 1
+    rows = [np.equal.outer(np.arange(CURVE_BINS), place) for place in (position, age, probability)]
+    return torch.from_numpy(np.concatenate([np.ones((1, len(age))), *rows]))
 
 
 def curve_sums(tokens: Tokens, outcome: Outcome, rows: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -32,37 +90,24 @@ def curve_sums(tokens: Tokens, outcome: Outcome, rows: Sequence[Tensor]) -> Sequ
         rows: [T] or more each, the first excess, weight, k3 and log behavior.
     """
     excess, weight, k3, behavior = (row[: outcome.log_ratio.numel()] for row in rows[:4])
-    if is_traced(behavior):
-        return _traced(tokens, behavior, _columns(outcome, excess, weight, k3))
-    owners, position, age = _of_runs(tokens)
-    if adds_in_order(behavior.device):
-        place = position if age is None else torch.add(position, age, alpha=CURVE_BINS)
-        place = torch.add(_probability_bins(behavior), place.index_select(0, owners), alpha=CURVE_BINS)
-        table = _binned(place, 1 if age is None else CURVE_BINS + 1, outcome, rows)
-        return _margins(table)
-    age = torch.full_like(position, CURVE_BINS) if age is None else age
-    places = [bins.index_select(0, owners) for bins in (position, age)]
-    columns = _columns(outcome, excess, weight, k3)
-    return (product([*places, _bin(behavior, LOG_PROBABILITIES)], columns, CURVE_BINS).view(-1),)
-
-
-def _columns(outcome: Outcome, *rows: Tensor) -> Tensor:
     flags = (as_numbers(flag, outcome.log_ratio.dtype) for flag in (outcome.finite, outcome.keep))
-    return torch.stack([*flags, *rows])
+    columns = torch.stack([*flags, excess, weight, k3])
+    if is_traced(behavior):
+        return _traced(tokens, behavior, columns)
+    places = [*_of_runs(tokens), _bin(behavior, LOG_PROBABILITIES)]
+    return (product(places, columns, CURVE_BINS).view(-1),)
 
 
-def _of_runs(tokens: Tokens) -> tuple[Tensor, Tensor, Tensor | None]:
-    """[T] int32 the run of each token; [R] bytes its bin of position; [R] int16 that of its age, one more
-    where it is unknown."""
-    segments = tokens.segments
-    found = runs(segments, POSITIONS)
+def _of_runs(tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """[T] each, a token's bin of position, and that of its age: one more where that is unknown."""
+    found, segments = runs(tokens.segments, POSITIONS), tokens.segments
     lengths = host_ints(found.lengths.astype(np.int32), segments.device)
     owners = torch.repeat_interleave(lengths, output_size=segments.size)
-    position = host_ints(found.bins.astype(np.uint8), segments.device)
+    position = host_ints(found.bins.astype(np.uint8), segments.device).index_select(0, owners)
     if tokens.ages is None:
-        return owners, position, None
+        return position, torch.full_like(position, CURVE_BINS)
     sequences = host_ints(found.sequences, segments.device)
-    return owners, position, _age_bins(tokens.ages).index_select(0, sequences)
+    return position, _age_bins(tokens.ages).index_select(0, sequences).index_select(0, owners)
 
 
 def _traced(tokens: Tokens, behavior: Tensor, columns: Tensor) -> tuple[Tensor]:
@@ -77,47 +122,6 @@ def _traced(tokens: Tokens, behavior: Tensor, columns: Tensor) -> tuple[Tensor]:
     by_age = table.sum((2, 3))[:, :CURVE_BINS]
     by_age = torch.zeros_like(table[:, 0, 0]) if ages == 1 else by_age
     return (torch.stack([table.sum((1, 3)), by_age, table.sum((1, 2))]).transpose(1, 2).reshape(-1),)
-
-
-def _binned(place: Tensor, ages: int, outcome: Outcome, rows: Tensor) -> Tensor:
-    """[ages, positions, probabilities, 5] float64, the curves' columns at each place, on a CPU: tokens
-    are added one after the other.
-
-    Args:
-        place: [T] bytes or int16, (age * CURVE_BINS + position) * CURVE_BINS + probability.
-    """
-    bins = ages * CURVE_BINS**2
-    known = as_bytes(outcome.finite) + as_bytes(outcome.keep)
-    flags = count(torch.add(known, place, alpha=len(STANDING)), len(STANDING) * bins)
-    flags = flags.view(bins, len(STANDING)) @ host_numbers(STANDING, flags)
-    summed = rows[:3, : len(place)].double().unbind()  # bincount adds in the dtype of the row
-    sums = [torch.bincount(place, row, bins) for row in summed]
-    return torch.stack([*flags.unbind(1), *sums], 1).view(ages, CURVE_BINS, CURVE_BINS, -1)
-
-
-def _margins(table: Tensor) -> tuple[Tensor, ...]:
-    """[ages, positions, probabilities, 5] -> by position, by age (0 where no age is known), by
-    probability."""
-    if len(table) > 1:
-        by_age = table.sum((1, 2))[:CURVE_BINS]
-    else:
-        by_age = host_numbers(((0.0,) * len(CURVE_COLUMNS),) * CURVE_BINS, table)
-    return table.sum((0, 2)).view(-1), by_age.reshape(-1), table.sum((0, 1)).view(-1)
-
-
-def _probability_bins(log_probs: Tensor) -> Tensor:
-    """[T] bytes, how many edges a log-prob has reached: how far it lies above the number before each, as
-    truth values, which is a third of the time of a comparison."""
-    before = tuple(_before(edge, log_probs.dtype) for edge in LOG_PROBABILITIES)
-    above = (log_probs - host_numbers(before, log_probs)[:, None]).clamp_min_(0).to(torch.bool)
-    return above.view(torch.uint8).sum(0, dtype=torch.uint8)
-
-
-def _before(edge: float, dtype: torch.dtype) -> float:
-    """The largest number of a dtype that is smaller than an edge < 0."""
-    real, whole = ("f", "i") if dtype is torch.float32 else ("d", "q")
-    (bits,) = struct.unpack(whole, struct.pack(real, edge))
-    return struct.unpack(real, struct.pack(whole, bits + 1))[0]
 
 
 def adds_in_order(device: torch.device) -> bool:

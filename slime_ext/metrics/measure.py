@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from slime_ext.correction import Outcome, Sequences, Tokens
-from slime_ext.metrics.bins import curve_sums
+from slime_ext.metrics.bins import FLAGS, Places, by_place, curve_sums, places_of
 from slime_ext.metrics.layout import FIRST, HIGHEST, LOG_SUMS, SHIFT, SIDE, Layout
 from slime_ext.ops.codes import count_flags
 from slime_ext.ops.grid import host_numbers
@@ -25,7 +25,7 @@ from slime_ext.ops.segments import Segments, as_numbers, is_traced
 from slime_ext.ops.tally import count
 from slime_ext.outcome import BLOCK
 
-SIGNS = (1, -1, 1, 1, 1, 1)  # the smallest is the largest of the negated
+BOTH = ((1,), (-1,))  # the smallest is the largest of the negated
 # Ratios and weights beyond count as this much in the sums, whose squares stay finite so.
 LARGEST = {torch.float64: 1e150, torch.float32: 1e17}
 
@@ -61,20 +61,14 @@ def measure(
         surrogate_clipped: [T] bool, where a surrogate of ours clipped.
         first: whether this rank is the one that counts the sequences it shares with others.
     """
-    rows = _rows(tokens, outcome)
-    flags = _flags(tokens, outcome, layout)
+    extremes, rows = (_traced if is_traced(outcome.log_ratio) else _filled)(tokens, outcome)
+    (kept, acted), curves = _counted(tokens, outcome, layout, rows)
     of_tokens = _totals(rows)
     log_ratio, per_sequence, highest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
-    clipped = flags[-1:] if surrogate_clipped is None else surrogate_clipped.sum(0, keepdim=True)
-    sums = [flags[:2], of_tokens[:3], log_ratio, of_tokens[3:], flags[2:-1], clipped, *per_sequence]
-    sums += _histogram(outcome.log_ratio)
-    if layout.curves:
-        sums += curve_sums(tokens, outcome, rows)
-    others = (*_extremes(outcome), *highest, log_sums)
-    every = torch.cat([*sums, *others])
-    sizes = (every.numel() - len(HIGHEST) - len(LOG_SUMS), len(HIGHEST), len(LOG_SUMS))
-    found, extremes, log_sums = every.split(sizes)
-    return Measured(found, extremes * host_numbers(SIGNS, extremes), log_sums)
+    clipped = acted[-1:] if surrogate_clipped is None else surrogate_clipped.sum(0, keepdim=True)
+    sums = (kept, of_tokens[:3], log_ratio, of_tokens[3:], acted[:-1], clipped, *per_sequence)
+    every = torch.cat([*sums, *_histogram(outcome.log_ratio), *curves, *extremes, *highest, log_sums])
+    return Measured(*every.split((every.numel() - len(HIGHEST) - len(LOG_SUMS), len(HIGHEST), len(LOG_SUMS))))
 
 
 def nothing(layout: Layout, device: torch.device | str = "cpu") -> Measured:
@@ -85,29 +79,32 @@ def nothing(layout: Layout, device: torch.device | str = "cpu") -> Measured:
     return measure(Tokens(Segments.whole([], no), empty, empty), outcome, layout)
 
 
-def _rows(tokens: Tokens, outcome: Outcome) -> Sequence[Tensor]:
-    """What is summed over tokens, [T] or more each: excess, weight, k3, log behavior, and two squares."""
-    return (_traced_rows if is_traced(outcome.log_ratio) else _table)(tokens, outcome)
-
-
-def _traced_rows(tokens: Tokens, outcome: Outcome) -> list[Tensor]:
+def _traced(tokens: Tokens, outcome: Outcome) -> tuple[list[Tensor], list[Tensor]]:
+    """What ``_filled`` does."""
     log_ratio, dtype = outcome.log_ratio, outcome.log_ratio.dtype
+    ends = [torch.where(outcome.finite, sign * log_ratio, -torch.inf).amax(0, True) for (sign,) in BOTH]
     excess, weight = (x.clamp(max=LARGEST[dtype]) for x in (outcome.excess, outcome.weights.to(dtype)))
     behavior = torch.where(outcome.finite, tokens.behavior.to(dtype), 0)
-    return [excess, weight, excess - log_ratio, behavior, excess.square(), weight.square()]
+    rows = [excess, weight, excess - log_ratio, behavior, excess.square(), weight.square()]
+    return [*ends, outcome.weights.amax(0, True)], rows
 
 
-def _table(tokens: Tokens, outcome: Outcome) -> Tensor:
-    """The same rows, in the outcome's room."""
-    log_ratio, room = outcome.log_ratio, outcome.room
-    most, behavior = LARGEST[log_ratio.dtype], tokens.behavior.detach().to(log_ratio.dtype)
-    excess, weight, k3, log_behavior, _, _ = rows = room[:, : log_ratio.numel()]
-    excess.clamp_(max=most)
-    torch.clamp(outcome.weights, max=most, out=weight)
+def _filled(tokens: Tokens, outcome: Outcome) -> tuple[Sequence[Tensor], Tensor]:
+    """Largest and smallest log-ratio, the latter negated, and largest weight, [1] each, infinite for none; and
+    what is summed over tokens, in the outcome's room: excess, weight, k3, log behavior, and two squares."""
+    log_ratio, room, size = outcome.log_ratio, outcome.room, outcome.log_ratio.numel()
+    rows, none = room[:, :size], host_numbers(-math.inf, log_ratio)
+    rows[1].copy_(outcome.weights)
+    both = torch.mul(log_ratio, host_numbers(BOTH, log_ratio), out=rows[2:4])
+    torch.where(outcome.finite, both, none, out=both)
+    weight, *ends = (rows[1:4].amax(1) if size else none.expand(3)).split(1)
+    excess, _, k3, behavior, *_ = own = rows[2:]
+    torch.clamp(rows[:2], max=LARGEST[log_ratio.dtype], out=own[:2])
     torch.sub(excess, log_ratio, out=k3)
-    torch.where(outcome.finite, behavior, host_numbers(0, room), out=log_behavior)
-    torch.square(rows[:2], out=rows[4:])
-    return room
+    seen = tokens.behavior.detach().to(log_ratio.dtype)
+    torch.where(outcome.finite, seen, host_numbers(0, room), out=behavior)
+    torch.square(own[:2], out=own[4:])
+    return (*ends, weight), room[2:]
 
 
 def _totals(rows: Sequence[Tensor]) -> Tensor:
@@ -117,15 +114,28 @@ def _totals(rows: Sequence[Tensor]) -> Tensor:
     return rows.view(len(rows), rows.shape[1] // BLOCK, BLOCK).sum(2).sum(1, dtype=torch.float64)
 
 
-def _flags(tokens: Tokens, outcome: Outcome, layout: Layout) -> Tensor:
-    """[3 + F] finite tokens, kept ones, those that the layout's flags ask for, 0."""
+def _counted(
+    tokens: Tokens, outcome: Outcome, layout: Layout, rows: Sequence[Tensor]
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """[2] finite and kept tokens, [F + 1] those that the layout's flags ask for and 0; and the curves."""
+    places = places_of(tokens, outcome.log_ratio.dtype) if layout.curves else None
+    flags = _flags(tokens, outcome, layout, places)
+    if places is not None:
+        return by_place(places, flags, rows)
+    curves = curve_sums(tokens, outcome, rows) if layout.curves else ()
+    return (flags[0, :FLAGS], flags[0, FLAGS:]), curves
+
+
+def _flags(tokens: Tokens, outcome: Outcome, layout: Layout, places: Places | None) -> Tensor:
+    """[bins, 3 + F] finite tokens, kept ones, those that the layout's flags ask for, 0."""
     mask, finite, keep, acted = tokens.segments.mask, outcome.finite, outcome.keep, outcome.acted
     queries = tuple(bits for _, bits in layout.flags)
     if not is_traced(acted):
-        return count_flags(acted, mask, finite, keep, (*queries, 0), outcome.rejects)
+        index, bins = (None, 1) if places is None else (places.index[0], places.bins)
+        return count_flags(acted, mask, finite, keep, (*queries, 0), outcome.rejects, index, bins)
     carried = [((acted & bits) != 0) & mask for bits in queries]
     rows = [as_numbers(row, torch.float32).sum(dtype=torch.float64) for row in (finite, keep, *carried)]
-    return pad(torch.stack(rows), (0, 1))
+    return pad(torch.stack(rows), (0, 1))[None]
 
 
 def _histogram(log_ratio: Tensor) -> list[Tensor]:
@@ -141,16 +151,6 @@ def _histogram(log_ratio: Tensor) -> list[Tensor]:
     beyond = sides[:, FIRST + SIDE :].sum(1, keepdim=True)
     below, above = sides[:, FIRST : FIRST + SIDE]
     return [above, beyond[1], below, beyond[0]]
-
-
-def _extremes(outcome: Outcome) -> Sequence[Tensor]:
-    """[1] each: largest and smallest log-ratio, largest weight; infinite for none."""
-    log_ratio = outcome.log_ratio
-    far = host_numbers(((-math.inf,), (math.inf,), (-math.inf,)), log_ratio)
-    if not log_ratio.numel():
-        return far
-    highest, lowest = torch.where(outcome.finite, log_ratio, far[:2])
-    return highest.amax(0, True), lowest.amin(0, True), outcome.weights.amax(0, True)
 
 
 def _of_sequences(

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from slime_ext.ops.grid import host_ints, host_numbers
 from slime_ext.ops.segments import as_numbers, is_traced
-from slime_ext.ops.tally import count
+from slime_ext.ops.tally import count, tally
 
 STANDINGS = 4  # masked, without a finite behavior log-prob, finite but not kept, kept
 LOST, FINITE, KEPT = 1, 2, 3
 NARROW = 6  # bits that leave room for a standing in a byte
 MOST = 1 << 12  # codes, up to which a product with a 0-1 matrix costs nothing
+CELLS = 1 << 18  # codes times bins, up to which counting them costs less than the tokens
 
 
 def packed(flags: Sequence[tuple[int, Tensor, bool]], bits: int, *, by_product: bool = False) -> Tensor:
@@ -50,9 +51,16 @@ def _added(numbers: Sequence[Tensor], shares: Sequence[int], start: int) -> Tens
 
 
 def count_flags(
-    acted: Tensor, mask: Tensor, finite: Tensor, keep: Tensor, queries: tuple[int, ...], rejects: int = 0
+    acted: Tensor,
+    mask: Tensor,
+    finite: Tensor,
+    keep: Tensor,
+    queries: tuple[int, ...],
+    rejects: int = 0,
+    place: Tensor | None = None,
+    bins: int = 1,
 ) -> Tensor:
-    """[2 + Q] finite tokens, kept tokens, and for each query the response tokens with any of its bits.
+    """[bins, 2 + Q] finite tokens, kept tokens, and for each query the response tokens with any of its bits.
 
     Bit 0 stands for every token without a finite behavior log-prob, whether ``acted`` carries it or not.
 
@@ -62,23 +70,36 @@ def count_flags(
         queries: bits; 0 asks for nothing.
         rejects: bits of which a kept token carries none and any other finite one some; 0 where there are no
             such bits.
+        place: [T] integers from 0 to bins - 1, of a dtype that holds 256 * bins; None: all tokens lie in one
+            bin.
     """
     width = max(1, rejects.bit_length(), *(bits.bit_length() for bits in queries))
-    if acted.device.type != "cpu" or STANDINGS << width > MOST:
-        return _by_rows(acted, mask, finite, keep, queries)
+    codes = STANDINGS << width
+    if acted.device.type != "cpu" or codes > MOST or codes * bins > CELLS:
+        return _by_rows(acted, mask, finite, keep, queries, place, bins)
     if width > NARROW and acted.dtype is torch.uint8:
         acted = acted.int()
     standing = mask.view(torch.uint8) + finite.view(torch.uint8)
     if not rejects:
         standing += keep.view(torch.uint8)
-    codes = torch.add(acted, standing, alpha=1 << width)
-    return torch.mv(_matrix(width, queries, rejects), count(codes, STANDINGS << width))
+    index = torch.add(acted, standing, alpha=1 << width)
+    index = index if place is None else torch.add(index, place, alpha=codes)
+    return count(index, codes * bins).view(bins, codes) @ _matrix(width, queries, rejects).t()
 
 
-def _by_rows(acted: Tensor, mask: Tensor, finite: Tensor, keep: Tensor, queries: tuple[int, ...]) -> Tensor:
+def _by_rows(
+    acted: Tensor,
+    mask: Tensor,
+    finite: Tensor,
+    keep: Tensor,
+    queries: tuple[int, ...],
+    place: Tensor | None,
+    bins: int,
+) -> Tensor:
     bits = host_ints(queries, acted.device).to(torch.int32)[:, None]
     carried = ((acted | ~finite) & bits).to(torch.bool) & mask
-    return torch.cat([torch.stack([finite, keep]), carried]).sum(1)
+    rows = torch.cat([torch.stack([finite, keep]), carried])
+    return rows.sum(1)[None] if place is None else tally(place.long(), rows, bins).t()
 
 
 @functools.lru_cache(maxsize=64)

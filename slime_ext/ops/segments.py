@@ -8,14 +8,17 @@ of parallelism.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, repeat
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from slime_ext.ops import arrays
 from slime_ext.ops.grid import Grid, host_ints, host_numbers
 
 AllSum = Callable[[Tensor], Tensor]
@@ -266,7 +269,14 @@ class Segments:
 
     def spread(self, values: Tensor) -> Tensor:
         """[S] -> [T], the sequence's value at each of its local tokens."""
+        if arrays.is_array(values):
+            return arrays.repeated(values, self._repeats)
         return values.index_select(0, self._owners)
+
+    @cached_property
+    def _repeats(self) -> np.ndarray:
+        """``local_lengths`` as int64."""
+        return np.frombuffer(array("q", self.local_lengths), dtype=np.int64)
 
     @cached_property
     def _owners(self) -> Tensor:

@@ -12,6 +12,7 @@ from slime_ext import metrics, presets
 from slime_ext.correction import Correction, Tokens
 from slime_ext.metrics import Accumulator, Layout, bins, layout
 from slime_ext.metrics.measure import measure
+from slime_ext.ops import arrays
 from slime_ext.ops.segments import Segments
 from slime_ext.steps import Reject, Reweight, Truncate
 from tests import oracle
@@ -196,13 +197,16 @@ def test_bins_begin_at_their_edges(dtype):
     far = torch.tensor([-torch.inf] * len(edges), dtype=dtype)
     log_probs = torch.cat([edges, edges.nextafter(far), edges.nextafter(-far), -edges, far[:1]])
     expected = (log_probs >= edges[:, None]).sum(0)
-    assert bins._probability_bins(log_probs).tolist() == expected.tolist()
+    assert arrays.reached(log_probs, layout.LOG_PROBABILITIES).tolist() == expected.tolist()
     assert bins._bin(log_probs, layout.LOG_PROBABILITIES).tolist() == expected.tolist()
     lengths = [layout.POSITIONS[-1] + 5, 0, 70]
     segments = Segments.whole(lengths, torch.ones(sum(lengths), dtype=torch.bool))
     expected = [sum(at >= edge for edge in layout.POSITIONS) for n in lengths for at in range(n)]
-    owners, position, age = bins._of_runs(Tokens(segments, behavior := torch.zeros(sum(lengths)), behavior))
-    assert position.index_select(0, owners).tolist() == expected and age is None
+    packed = Tokens(segments, behavior := torch.zeros(sum(lengths)), behavior)
+    position, age = bins._of_runs(packed)
+    assert position.tolist() == expected and set(age.tolist()) == {len(layout.AGES) + 1}
+    index, _ = bins.places_of(packed, dtype)
+    assert (index // layout.CURVE_BINS)[0].tolist() == expected
 
 
 @pytest.mark.parametrize("correction", [Correction(), presets.get("seq_is_rs")])

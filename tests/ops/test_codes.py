@@ -36,7 +36,22 @@ def test_flags_are_counted_as_a_loop_does(steps, dtype, most, monkeypatch):
         mask, finite, keep, acted, queries = random_flags(seed, steps)
         flags = (torch.tensor(f, dtype=torch.bool) for f in (mask, finite, keep))
         found = count_flags(torch.tensor(acted, dtype=dtype), *flags, queries)
-        assert found.tolist() == by_loop(mask, finite, keep, acted, queries), seed
+        assert found.tolist() == [by_loop(mask, finite, keep, acted, queries)], seed
+
+
+@pytest.mark.parametrize("limits", [{}, {"MOST": 0}, {"CELLS": 64}], ids=["codes", "rows", "cells"])
+@pytest.mark.parametrize(("steps", "dtype"), [(5, torch.uint8), (5, torch.int32), (9, torch.int32)])
+def test_flags_are_counted_where_the_tokens_lie(steps, dtype, limits, monkeypatch):
+    for name, most in limits.items():
+        monkeypatch.setattr(codes, name, most)
+    for seed in range(20):
+        *rows, queries = random_flags(seed, steps)
+        place = [random.Random(seed).randrange(3) for _ in rows[0]]
+        mask, finite, keep = (torch.tensor(row, dtype=torch.bool) for row in rows[:3])
+        acted, at = torch.tensor(rows[3], dtype=dtype), torch.tensor(place, dtype=torch.int16)
+        found = count_flags(acted, mask, finite, keep, queries, 0, at, 4)
+        here = [[[x for x, p in zip(row, place, strict=True) if p == bin] for row in rows] for bin in range(4)]
+        assert found.tolist() == [by_loop(*part, queries) for part in here], seed
 
 
 def test_kept_tokens_may_be_known_by_their_bits():
@@ -45,7 +60,7 @@ def test_kept_tokens_may_be_known_by_their_bits():
         keep = [f and not a & 0b101 for f, a in zip(finite, acted, strict=True)]
         flags = [torch.tensor(f, dtype=torch.bool) for f in (mask, finite, keep)]
         found = count_flags(torch.tensor(acted, dtype=torch.uint8), *flags, queries, 0b101)
-        assert found.tolist() == by_loop(mask, finite, keep, acted, queries), seed
+        assert found.tolist() == [by_loop(mask, finite, keep, acted, queries)], seed
 
 
 @pytest.mark.parametrize("by_product", [False, True])
