@@ -96,9 +96,7 @@ class Facts:
         if name in divergences.OF_RATIO:
             return divergences.OF_RATIO[name](self.log_ratio)
         if name in divergences.OF_BOTH:
-            return divergences.OF_BOTH[name](
-                *(torch.where(self.finite, x, 0) for x in (self.numerator, self.behavior))
-            )
+            return torch.where(self.finite, divergences.OF_BOTH[name](self.numerator, self.behavior), 0)
         plain = {
             "ratio": lambda: self.log_ratio,
             "count": lambda: as_bytes(self.segments.mask),

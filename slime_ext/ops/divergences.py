@@ -43,8 +43,13 @@ def tv(numerator: Tensor, behavior: Tensor) -> Tensor:
     return (numerator.exp() - behavior.exp()).abs()
 
 
-def _bernoulli_kl(a: Tensor, b: Tensor) -> Tensor:
-    return a * (a / b).log() + (1 - a) * ((1 - a) / (1 - b)).log()
+def _clamped(log_probs: Tensor) -> Tensor:
+    return log_probs.double().exp().clamp(EDGE, 1 - EDGE)
+
+
+def _log_ratios(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """log((1-a)/(1-b)), log(a/b): their mean with weights 1-a, a is D_B(a || b)."""
+    return ((1 - a) / (1 - b)).log(), (a / b).log()
 
 
 def binary_kl(numerator: Tensor, behavior: Tensor) -> Tensor:
@@ -52,8 +57,8 @@ def binary_kl(numerator: Tensor, behavior: Tensor) -> Tensor:
 
     Probabilities are clamped to [1e-6, 1 - 1e-6] in float64, where 1 - p still tells them apart.
     """
-    p, q = (x.double().exp().clamp(EDGE, 1 - EDGE) for x in (numerator, behavior))
-    return _bernoulli_kl(q, p)
+    p, q = _clamped(numerator), _clamped(behavior)
+    return torch.lerp(*_log_ratios(q, p), q)
 
 
 def binary_kl_max(numerator: Tensor, behavior: Tensor) -> Tensor:
@@ -61,8 +66,9 @@ def binary_kl_max(numerator: Tensor, behavior: Tensor) -> Tensor:
 
     Source: KPop, https://ringtech.notion.site/kpop; Ring-2.6, https://arxiv.org/abs/2606.15079.
     """
-    p, q = (x.double().exp().clamp(EDGE, 1 - EDGE) for x in (numerator, behavior))
-    return torch.maximum(_bernoulli_kl(p, q), _bernoulli_kl(q, p))
+    p, q = _clamped(numerator), _clamped(behavior)
+    logs = _log_ratios(p, q)
+    return torch.maximum(torch.lerp(*logs, p), -torch.lerp(*logs, q))
 
 
 OF_RATIO = {"k1": k1, "k2": k2, "k3": k3}

@@ -158,20 +158,19 @@ class Segments:
 
     @cached_property
     def turn_ids(self) -> Tensor:
-        """[T] int64, the turn of each local token: a maximal run of response mask 1 inside one sequence.
+        """[T] int64, the turn of each local token, from 1: a maximal run of response mask 1 inside one sequence.
 
-        A token outside every turn carries the id of the turn before it (or 0); no reduction counts it.
+        A token outside every turn carries the id of the turn before it, 0 for none; no reduction counts it.
         """
         begins = [b for b, n in zip(accumulate(self.lengths, initial=0), self.lengths, strict=False) if n]
-        first = torch.zeros_like(self.full_mask).index_fill(0, host_ints(begins, self.device), True)
-        starts = self.full_mask & (first | ~self.full_mask.roll(1))
-        ids = (starts.cumsum(0) - 1).clamp_min(0)
+        before = self.full_mask.roll(1).index_fill_(0, host_ints(begins, self.device), False)
+        ids = (self.full_mask > before).cumsum(0)
         return ids if self.is_whole else ids.index_select(0, self.positions)
 
     @cached_property
     def turn_bound(self) -> int:
-        """U, an upper bound of the number of turns that needs no look at the device."""
-        return sum((n + 1) // 2 for n in self.lengths)
+        """U, an upper bound of the ids of turns and one more, that needs no look at the device."""
+        return 1 + sum((n + 1) // 2 for n in self.lengths)
 
     def zeroed(self, values: Tensor) -> Tensor:
         """[T] -> [T] with 0 at masked tokens, which may hold NaN: selected away, never multiplied."""

@@ -68,7 +68,7 @@ def test_prefix_minima_match_a_loop():
 def test_turns_are_runs_of_the_mask_inside_one_sequence():
     segments = Segments.whole([3, 4, 0, 1], torch.tensor([0, 1, 1, 1, 0, 1, 1, 1]))
     ids = segments.turn_ids[segments.mask].tolist()
-    assert ids == [0, 0, 1, 2, 2, 3] and max(ids) < segments.turn_bound
+    assert ids == [1, 1, 2, 3, 3, 4] and max(ids) < segments.turn_bound
 
 
 @pytest.mark.parametrize(
