@@ -17,6 +17,7 @@ from torch import Tensor
 
 from slime_ext.coupled import Normalize, SecondMoment
 from slime_ext.facts import Aggregate, Facts, State, Step, expect, needs_of
+from slime_ext.ops.prefixes import prefix_min
 from slime_ext.ops.ratios import Level
 from slime_ext.ops.segments import is_traced
 from slime_ext.ops.statistics import Need, Over, Unit
@@ -85,8 +86,8 @@ class MinPrefixReweight(Step):
     needs = (Need("slots", "sequence", "ratio"),)
 
     def __call__(self, state: State, facts: Facts) -> State:
-        lowest = facts.segments.prefix_min(facts.log_ratio, facts.table[self.needs[0]])
-        before = torch.where(lowest.isinf(), 0, lowest)
+        lowest = prefix_min(facts.segments, facts.log_ratio, facts.table[self.needs[0]])
+        before = lowest.nan_to_num_(math.nan, posinf=0, neginf=0)
         return state.reweight("token", (facts.log_ratio + before).exp())
 
 
@@ -235,7 +236,7 @@ class Reject(Step):
             return state
         inside = self._inside(facts)
         if self.when != "always":
-            inside = inside | ~self._applies(facts)
+            inside = inside >= self._applies(facts)  # or it does not apply
         return state.reject(self.unit, inside)
 
     @property

@@ -197,3 +197,20 @@ def test_a_broken_token_takes_its_unit_with_it():
         u: Correction(steps=(Reweight(u),))(packed).keep.int().tolist() for u in ("token", "turn", "sequence")
     }
     assert kept == {"token": [1, 0, 0, 1, 1, 1], "turn": [0, 0, 0, 1, 1, 1], "sequence": [0] * 6}
+
+
+@pytest.mark.parametrize("garbage", [math.nan, INF, -INF])
+@pytest.mark.parametrize(
+    "surrogate", [Reinforce(), PpoClip(), PpoClip(anchor="behavior"), DualClip(), Sapo()], ids=str
+)
+def test_masked_tokens_hold_anything_and_give_no_gradient(surrogate, garbage):
+    found = []
+    for masked in (0.0, garbage):
+        s = {k: [-1.0, masked, -2.0] for k in ("proximal", "target", "advantage", "host_loss")}
+        s |= {"mask": [1, 0, 1], "behavior": [-1.1, masked, -2.0], "target": [-1.3, masked, -2.5]}
+        packed, host_loss = tokens([s])
+        correction = Correction(surrogate=surrogate)
+        loss, clipped = correction.loss(correction(packed), packed, host_loss, Bounds())
+        loss.sum().backward()
+        found.append([loss.tolist(), clipped.tolist(), packed.target.grad.tolist()])
+    assert found[0] == found[1] and found[1][0][1] == found[1][2][1] == 0 and any(found[1][2])

@@ -174,6 +174,13 @@ def counted(body):
     return count.ops
 
 
+def test_every_operation_of_numpy_counts():
+    ours = {
+        name for name, value in vars(arrays).items() if getattr(value, "__module__", "") == arrays.__name__
+    }
+    assert ours == {"is_array", *IN_NUMPY}
+
+
 def both_sizes(body_of):
     few, many = (
         counted(body_of([s for seed in seeds for s in oracle.random_batch(seed)]))
@@ -211,13 +218,6 @@ def test_token_weights_take_at_most_ten_operations(name):
         return lambda: presets.get(name)(packed)
 
     assert both_sizes(body_of) <= 10
-
-
-SURROGATES = {"ppo_is_bypass", "pure_is", "topr", *(name for name in presets.PRESETS if "bypass" in name)}
-# What is looked at token by token, by turn or in order takes more; m2 needs a step plan.
-ALL_METRICS = {"kpop": 87, "dppo_tv": 81, "min_prefix": 104, "turn_tis": 82}
-ALL_METRICS |= dict.fromkeys(SURROGATES, 80)
-CURVES = 18
 
 
 def in_float32(call):
@@ -260,26 +260,30 @@ def test_a_whole_hook_call_takes_at_most_fifty(name, eager_as_on_a_device):
 
 
 @pytest.mark.parametrize("name", [name for name in presets.PRESETS if name != "m2"])
-@pytest.mark.parametrize("curves", [False, True], ids=["", "curves"])
-def test_a_whole_hook_call_with_all_metrics_takes_at_most_seventy_five(name, curves, eager_as_on_a_device):
+@pytest.mark.parametrize(("curves", "limit"), [(False, 75), (True, 84)], ids=["", "curves"])
+def test_a_whole_hook_call_with_all_metrics_takes_at_most_seventy_five(
+    name, curves, limit, eager_as_on_a_device
+):
     layout = Layout.of(presets.get(name), curves=curves)
-    assert both_sizes(whole_call(name, layout)) <= ALL_METRICS.get(name, 75) + curves * CURVES
+    assert both_sizes(whole_call(name, layout)) <= limit
 
 
-def test_sequence_weights_with_mask_veto_and_all_metrics_take_at_most_seventy_five():
-    """The configuration that speed is measured on, from packed tokens to everything that the hook keeps."""
-    correction = OURS["S"]
+@pytest.mark.parametrize("correction", [*OURS.values(), presets.get("m2")], ids=[*OURS, "m2"])
+def test_with_everything_measured_an_eager_call_takes_at_most_seventy_five(correction):
+    """The configurations that speed is measured on, token weights, and sequence weights with mask and veto,
+    from packed tokens to everything that the hook keeps, all metrics and curves; m2 with its plan."""
 
     def body_of(batch):
         packed, host_loss = tokens(batch)
         packed = replace(packed, proximal=packed.proximal.float(), behavior=packed.behavior.float())
-        work = Work(packed, host_loss.float(), layout=Layout.of(correction, curves=False))
+        plan = plan_step(correction, [packed])
+        work = Work(packed, host_loss.float(), plan, layout=Layout.of(correction))
         return lambda: Eager(correction).apply(work)
 
     assert both_sizes(body_of) <= 75
 
 
-@pytest.mark.parametrize(("curves", "limit"), [(False, 31), (True, 49)])
+@pytest.mark.parametrize(("curves", "limit"), [(False, 29), (True, 38)])
 def test_metrics_do_not_wait_for_the_device(curves, limit):
     correction = presets.get("decoupled_geo_rs_seq_tis")
 

@@ -90,8 +90,9 @@ def _traced(tokens: Tokens, outcome: Outcome) -> tuple[list[Tensor], list[Tensor
 
 
 def _filled(tokens: Tokens, outcome: Outcome) -> tuple[Sequence[Tensor], Tensor]:
-    """Largest and smallest log-ratio, the latter negated, and largest weight, [1] each, infinite for none; and
-    what is summed over tokens, in the outcome's room: excess, weight, k3, log behavior, and two squares."""
+    """Largest and smallest log-ratio, the latter negated, and largest weight, [1] each, infinite for none;
+    and what is summed over tokens, in the outcome's room: excess, weight, k3, log behavior, and two
+    squares."""
     log_ratio, room, size = outcome.log_ratio, outcome.room, outcome.log_ratio.numel()
     rows, none = room[:, :size], host_numbers(-math.inf, log_ratio)
     rows[1].copy_(outcome.weights)

@@ -158,7 +158,7 @@ class Segments:
 
     @cached_property
     def turn_ids(self) -> Tensor:
-        """[T] int64, the turn of each local token, from 1: a maximal run of response mask 1 inside one sequence.
+        """[T] int64, the turn of each local token, from 1: a maximal run of response mask 1 in one sequence.
 
         A token outside every turn carries the id of the turn before it, 0 for none; no reduction counts it.
         """
@@ -220,29 +220,7 @@ class Segments:
     def token_slots(self) -> Tensor:
         """[T] int64, the part of its sequence that each local token lies in."""
         slots = host_ints([slot for _, _, _, slot in self.pieces], self.device)
-        return self._repeat(slots, [stop - start for _, start, stop, _ in self.pieces])
-
-    def prefix_min(self, values: Tensor, max_of_negative: Tensor) -> Tensor:
-        """[T] -> [T], the smallest value among the response tokens of the same sequence before each token;
-        inf for none.
-
-        Args:
-            values: [T] on local tokens.
-            max_of_negative: [S, slots] of ``max_shares`` of the negative response tokens, summed over the
-                ranks.
-        """
-        counted = torch.where(self.mask, values, torch.inf)
-        ordered, order = counted.sort(stable=True)
-        ranks = torch.empty_like(order).scatter(0, order, torch.arange(self.size, device=self.device))
-        # One cumulative minimum over all pieces: each piece's keys lie below all keys of the pieces before
-        # it.
-        piece = self._repeat(self._piece_order, [stop - start for _, start, stop, _ in self.pieces])
-        lowest = (ranks - piece * self.size).cummin(0).values + piece * self.size
-        inclusive = ordered.index_select(0, lowest)
-        first = piece != piece.roll(1) if self.size > 1 else torch.ones_like(self.mask)
-        first = first.index_fill(0, host_ints([0] if self.size else [], self.device), True)
-        inside = torch.where(first, torch.inf, inclusive.roll(1))
-        return torch.minimum(inside, self._carry(-max_of_negative).to(inside.dtype))
+        return self.repeat(slots, [stop - start for _, start, stop, _ in self.pieces])
 
     def sum(self, values: Tensor) -> Tensor:
         """[T] -> [S] float64, over the response tokens of every rank; see ``sum_shares`` for the error
@@ -293,24 +271,16 @@ class Segments:
     def _piece_slots(self) -> Tensor:
         return host_ints([s * self.slots + slot for s, _, _, slot in self.pieces], self.device)
 
-    @cached_property
-    def _piece_order(self) -> Tensor:
-        return torch.arange(len(self.pieces), device=self.device)
-
-    def _carry(self, lowest: Tensor) -> Tensor:
-        """[S, slots] minima -> [T], the minimum over the parts of the sequence before the token's own."""
-        none = lowest.new_full((self.count, 1), torch.inf)
-        before = torch.cat([none, lowest[:, :-1]], 1).cummin(1).values.view(-1)
-        return before.index_select(0, self.ids * self.slots + self.token_slots)
-
     def _running(self, begins: Sequence[int]) -> Tensor:
         """[T] int64, numbers that count up through each piece from where it begins."""
         lengths = [stop - start for _, start, stop, _ in self.pieces]
         packed = accumulate(lengths, initial=0)
         shifts = [begin - at for begin, at in zip(begins, packed, strict=False)]
-        shift = self._repeat(host_ints(shifts, self.device), lengths)
+        shift = self.repeat(host_ints(shifts, self.device), lengths)
         return shift + torch.arange(self.size, device=self.device)
 
-    def _repeat(self, values: Tensor, lengths: Sequence[int]) -> Tensor:
+    def repeat(self, values: Tensor, lengths: Sequence[int]) -> Tensor:
         """Each value as often as its length says, without asking the device for the total."""
+        if arrays.is_array(values):
+            return arrays.repeated(values, np.array(lengths, dtype=np.int64))
         return values.repeat_interleave(host_ints(lengths, self.device), output_size=sum(lengths))

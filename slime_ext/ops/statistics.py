@@ -27,7 +27,8 @@ class Need(NamedTuple):
     """One statistic: ``aggregate`` of the per-token quantity ``name`` over the response tokens of each
     ``unit``.
 
-    ``slots`` is the table [S, slots] of minima per part of a sequence that ``Segments.prefix_min`` reads.
+    ``slots`` is the table [S, slots] of minima per part of a sequence that ``prefix_min`` reads; empty
+    where one rank holds every token.
     """
 
     aggregate: Literal["sum", "max", "slots"]
@@ -110,6 +111,8 @@ def _share(need: Need, values: Tensor, segments: Segments) -> Tensor:
         return segments.turn_sum_shares(values)
     if need.unit == "turn":
         return segments.turn_max_shares(values)
+    if need.aggregate == "slots" and segments.is_whole:
+        return values.new_empty(0)  # before a sequence's only part there is none
     signed = values if need.aggregate == "max" else -values
     return segments.max_shares(torch.where(segments.mask, signed, -torch.inf))
 

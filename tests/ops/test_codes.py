@@ -50,8 +50,9 @@ def test_flags_are_counted_where_the_tokens_lie(steps, dtype, limits, monkeypatc
         mask, finite, keep = (torch.tensor(row, dtype=torch.bool) for row in rows[:3])
         acted, at = torch.tensor(rows[3], dtype=dtype), torch.tensor(place, dtype=torch.int16)
         found = count_flags(acted, mask, finite, keep, queries, 0, at, 4)
-        here = [[[x for x, p in zip(row, place, strict=True) if p == bin] for row in rows] for bin in range(4)]
-        assert found.tolist() == [by_loop(*part, queries) for part in here], seed
+        for bin, counted in enumerate(found.tolist()):
+            part = ([x for x, p in zip(row, place, strict=True) if p == bin] for row in rows)
+            assert counted == by_loop(*part, queries), seed
 
 
 def test_kept_tokens_may_be_known_by_their_bits():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from slime_ext.ops.grid import BLOCK, Grid
+from slime_ext.ops.prefixes import prefix_min
 from slime_ext.ops.segments import Segments
 
 NAN = math.nan
@@ -61,7 +62,7 @@ def test_prefix_minima_match_a_loop():
                 lowest = min(lowest, values[at].item()) if m else lowest
                 at += 1
         response = torch.where(segments.mask, -values, -math.inf)
-        got = segments.prefix_min(values, segments.max_shares(response))
+        got = prefix_min(segments, values, segments.max_shares(response))
         assert got.tolist() == expected
 
 
