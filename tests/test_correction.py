@@ -207,7 +207,7 @@ def test_masked_tokens_hold_anything_and_give_no_gradient(surrogate, garbage):
     found = []
     for masked in (0.0, garbage):
         s = {k: [-1.0, masked, -2.0] for k in ("proximal", "target", "advantage", "host_loss")}
-        s |= {"mask": [1, 0, 1], "behavior": [-1.1, masked, -2.0], "target": [-1.3, masked, -2.5]}
+        s |= {"mask": [1, 0, 1], "behavior": [-1.1, masked, -2.0], "target": [-1.05, masked, -2.05]}
         packed, host_loss = tokens([s])
         correction = Correction(surrogate=surrogate)
         loss, clipped = correction.loss(correction(packed), packed, host_loss, Bounds())
