@@ -11,6 +11,8 @@ from slime_ext.analysis import bench
 from slime_ext.analysis.speed import run, scale, workloads
 from slime_ext.analysis.speed.cost import count, medians
 from slime_ext.analysis.speed.workloads import Batch
+from slime_ext.ops import arrays
+from slime_ext.ops.segments import Segments
 
 
 def test_operations_waits_and_bytes_are_counted():
@@ -18,6 +20,14 @@ def test_operations_waits_and_bytes_are_counted():
     cost = count(lambda: (x[:10] + 1, (x * 2).sum().item()))
     assert (cost.operations, cost.waits) == (4, 1)
     assert cost.megabytes == pytest.approx((80 + 8000 + 4004 + 4) / 1e6)
+
+
+def test_what_numpy_does_counts_too():
+    segments = Segments.whole([3, 5], torch.ones(8, dtype=torch.bool))
+    values = torch.tensor([1.0, 2.0])
+    cost = count(lambda: segments.spread(values) + 1)
+    assert (cost.operations, cost.megabytes) == (2, pytest.approx((8 + 32 + 64) / 1e6))
+    assert arrays.repeated.__name__ == "repeated"  # as it was
 
 
 def test_the_peak_is_of_new_tensors_that_are_alive_at_once():

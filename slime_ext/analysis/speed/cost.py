@@ -12,8 +12,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from slime_ext.ops import arrays
+
 VIEWS = ("detach", "view", "select", "split", "scalar_tensor", "lift_fresh", "squeeze", "unsqueeze", "slice")
-VIEWS += ("expand", "alias", "as_strided", "empty", "t.", "transpose", "unbind", "promote_types")
+VIEWS += ("expand", "alias", "as_strided", "empty", "new_empty", "t.", "transpose", "unbind", "promote_types")
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal.", "is_nonzero", "index.Tensor_bool")
 
 
@@ -27,23 +29,46 @@ class Cost(NamedTuple):
 
 
 class Counting(TorchDispatchMode):
-    """Counts what is dispatched, views and allocations left out."""
+    """Counts what is dispatched, and what we have numpy do, views and allocations left out."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operations, self.waits, self.bytes, self.peak = 0, 0, 0, 0
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._numpy = {name: getattr(arrays, name) for name in arrays.OPERATIONS}
+
+    def __enter__(self) -> Counting:
+        for name, function in self._numpy.items():
+            setattr(arrays, name, self._watched(function, arrays.OPERATIONS[name]))
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        for name, function in self._numpy.items():
+            setattr(arrays, name, function)
+        super().__exit__(*raised)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = str(func).removeprefix("aten.")
         self.waits += name.startswith(WAITS) or (name.startswith("index.") and _by_flags(args))
-        if not name.startswith(VIEWS):
-            self.operations += 1
-            touched = [*tree_leaves((args, kwargs or {})), *tree_leaves(out)]
-            self.bytes += sum(t.numel() * t.element_size() for t in touched if isinstance(t, torch.Tensor))
-        self._remember(out, tree_leaves((args, kwargs or {})))
+        given = tree_leaves((args, kwargs or {}))
+        self._add(0 if name.startswith(VIEWS) else 1, given, out)
         return out
+
+    def _watched(self, function: Callable[..., Any], operations: int) -> Callable[..., Any]:
+        def watched(*given: Any) -> Any:
+            out = function(*given)
+            self._add(operations, list(given), out)
+            return out
+
+        return watched
+
+    def _add(self, operations: int, given: list, out: Any) -> None:
+        self.operations += operations
+        if operations:
+            touched = [t for t in (*given, *tree_leaves(out)) if isinstance(t, torch.Tensor)]
+            self.bytes += sum(t.numel() * t.element_size() for t in touched)
+        self._remember(out, given)
 
     def _remember(self, out: Any, given: list) -> None:
         """Keeps account of storages that this call made and that are still there."""
