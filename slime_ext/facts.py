@@ -122,9 +122,9 @@ class Facts:
         return self.segments.spread(values)
 
     def total(self, unit: Unit, aggregate: Aggregate, name: str) -> Tensor:
-        """An aggregate per unit; at unit token the quantity itself."""
+        """An aggregate per unit; at unit token the quantity itself, anything at masked tokens."""
         if unit == "token":
-            return self.value_of(name)
+            return self.advantages if name == "advantage" else self.value_of(name)
         if aggregate == "mean":
             return self.table[Need("sum", unit, name)] / self.table[Need("sum", unit, "sound")].clamp_min(1)
         return self.table[Need(aggregate, unit, name)]
@@ -170,9 +170,14 @@ class Facts:
     @cached_property
     def untouched(self) -> State:
         """The state before any step: units with a non-finite behavior log-prob are out."""
-        sound = {n.unit: self.table[n] < torch.inf for n in self.table if n.name == "sound"}
+        sums = (need for need in self.table if need.name == "sound" and need.aggregate == "sum")
+        sound = {need.unit: self._is_sound(need) for need in sums}
         one = self.log_ratio.new_ones(()) if is_traced(self.finite) else host_numbers(1, self.log_ratio)
         return State(one.expand_as(self.log_ratio), self.finite, sound)
+
+    def _is_sound(self, need: Need) -> Tensor:
+        known = self.table.get(need._replace(aggregate="all"))
+        return self.table[need] < torch.inf if known is None else known
 
     @cached_property
     def usable(self) -> Tensor:

@@ -13,7 +13,7 @@ from slime_ext.facts import Step
 from slime_ext.ops.segments import Segments, as_bytes, as_numbers, is_traced
 
 BLOCK = 256  # tokens that are added in the log-ratio's own dtype; blocks are added in float64
-ROWS = 8  # of an outcome's room
+ROWS = 6  # of an outcome's room
 
 
 @dataclass(frozen=True)

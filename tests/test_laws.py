@@ -282,7 +282,7 @@ def test_with_everything_measured_an_eager_call_takes_at_most_seventy_five(corre
     assert both_sizes(body_of) <= 75
 
 
-@pytest.mark.parametrize(("curves", "limit"), [(False, 29), (True, 38)])
+@pytest.mark.parametrize(("curves", "limit"), [(False, 30), (True, 39)])
 def test_metrics_do_not_wait_for_the_device(curves, limit):
     correction = presets.get("decoupled_geo_rs_seq_tis")
 

@@ -68,9 +68,8 @@ def by_place(places: Places, flags: Tensor, rows: Tensor) -> tuple[Sequence[Tens
     sums = torch.bincount(index.view(-1), summed.view(-1), SUMMED * bins).view(SUMMED, bins)
     table = torch.empty(bins, flags.shape[1] + SUMMED, dtype=torch.float64)
     torch.cat([flags[:, :FLAGS], sums.t(), flags[:, FLAGS:]], 1, out=table)
-    every, *curves = (_margins(bins // CURVE_BINS**2) @ table).unbind()
-    split = len(CURVE_COLUMNS)
-    return (every[:FLAGS], every[split:]), [row[:split] for row in curves]
+    margins, split = _margins(bins // CURVE_BINS**2) @ table, len(CURVE_COLUMNS)
+    return (margins[0, :FLAGS], margins[0, split:]), margins[1:, :split].unbind()
 
 
 @functools.lru_cache

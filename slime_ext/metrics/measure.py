@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from slime_ext.correction import Outcome, Sequences, Tokens
 from slime_ext.metrics.bins import FLAGS, Places, by_place, curve_sums, places_of
 from slime_ext.metrics.layout import FIRST, HIGHEST, LOG_SUMS, SHIFT, SIDE, Layout
+from slime_ext.ops import arrays
 from slime_ext.ops.codes import count_flags
 from slime_ext.ops.grid import host_numbers
 from slime_ext.ops.segments import Segments, as_numbers, is_traced
@@ -90,22 +91,29 @@ def _traced(tokens: Tokens, outcome: Outcome) -> tuple[list[Tensor], list[Tensor
 
 
 def _filled(tokens: Tokens, outcome: Outcome) -> tuple[Sequence[Tensor], Tensor]:
-    """Largest and smallest log-ratio, the latter negated, and largest weight, [1] each, infinite for none;
-    and what is summed over tokens, in the outcome's room: excess, weight, k3, log behavior, and two
+    """Largest and smallest log-ratio, the latter negated, and largest weight, infinite for none; and what is
+    summed over tokens, [T] or more each, in the outcome's room: excess, weight, k3, log behavior, and two
     squares."""
     log_ratio, room, size = outcome.log_ratio, outcome.room, outcome.log_ratio.numel()
-    rows, none = room[:, :size], host_numbers(-math.inf, log_ratio)
-    rows[1].copy_(outcome.weights)
-    both = torch.mul(log_ratio, host_numbers(BOTH, log_ratio), out=rows[2:4])
-    torch.where(outcome.finite, both, none, out=both)
-    weight, *ends = (rows[1:4].amax(1) if size else none.expand(3)).split(1)
-    excess, _, k3, behavior, *_ = own = rows[2:]
-    torch.clamp(rows[:2], max=LARGEST[log_ratio.dtype], out=own[:2])
+    excess, weight, k3, behavior, *squares = rows = room[:, :size]
+    extremes = _ends(outcome, rows[1:3]), outcome.weights.amax(0, True) if size else host_numbers((-math.inf,), room)
+    excess.clamp_(max=LARGEST[room.dtype])
+    torch.clamp(outcome.weights, max=LARGEST[room.dtype], out=weight)
     torch.sub(excess, log_ratio, out=k3)
-    seen = tokens.behavior.detach().to(log_ratio.dtype)
+    seen = tokens.behavior.detach().to(room.dtype)
     torch.where(outcome.finite, seen, host_numbers(0, room), out=behavior)
-    torch.square(own[:2], out=own[4:])
-    return (*ends, weight), room[2:]
+    torch.square(rows[:2], out=rows[4:])
+    return extremes, room
+
+
+def _ends(outcome: Outcome, rows: Tensor) -> Tensor:
+    """[2] the largest log-ratio, and the negated smallest; ``rows`` [2, T] is where to work."""
+    log_ratio, finite = outcome.log_ratio, outcome.finite
+    if arrays.is_array(log_ratio):
+        return arrays.ends(torch.where(finite, log_ratio, host_numbers(math.nan, rows), out=rows[0]))
+    torch.mul(log_ratio, host_numbers(BOTH, rows), out=rows)
+    torch.where(finite, rows, host_numbers(-math.inf, rows), out=rows)
+    return rows.amax(1) if rows.numel() else host_numbers((-math.inf,) * 2, rows)
 
 
 def _totals(rows: Sequence[Tensor]) -> Tensor:

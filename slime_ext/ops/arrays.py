@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
-OPERATIONS = {"repeated": 1, "finite": 1, "reached": 2}  # what a call counts for beside PyTorch's
+OPERATIONS = {"repeated": 1, "finite": 1, "reached": 2, "ends": 2}  # what a call counts for beside PyTorch's
 
 
 def is_array(values: Tensor) -> bool:
@@ -35,3 +34,10 @@ def reached(values: Tensor, edges: Sequence[float]) -> Tensor:
     values = values.numpy()
     flags = np.greater_equal(values, np.array(edges, dtype=values.dtype)[:, None])
     return torch.from_numpy(np.add.reduce(flags.view(np.uint8), 0, dtype=np.uint8))
+
+
+def ends(values: Tensor) -> Tensor:
+    """[T] -> [2], the largest and the negated smallest of those that are not NaN; -inf for none."""
+    values = values.numpy()
+    highest, lowest = np.fmax.reduce(values, initial=-np.inf), np.fmin.reduce(values, initial=np.inf)
+    return torch.from_numpy(np.array([highest, -lowest], dtype=values.dtype))

@@ -28,10 +28,11 @@ class Need(NamedTuple):
     ``unit``.
 
     ``slots`` is the table [S, slots] of minima per part of a sequence that ``prefix_min`` reads; empty
-    where one rank holds every token.
+    where one rank holds every token. ``all`` is no need of a step: beside the sum of ``sound``, whether no token
+    of a unit makes it infinite, where that is known without a comparison.
     """
 
-    aggregate: Literal["sum", "max", "slots"]
+    aggregate: Literal["sum", "max", "slots", "all"]
     unit: Literal["turn", "sequence"]
     name: str | Over
 
@@ -52,18 +53,24 @@ def tabulate(
     totals = [n for n in wanted if n.aggregate == "sum" and n.unit == "sequence"]
     others = [n for n in wanted if n not in totals]
     shares = [_share(n, value_of(n.name), segments) for n in others]
+    known: dict[Need, Tensor] = {}
     if totals:
-        names = [n.name for n in totals]
-        shares += (_traced_sums if is_traced(segments.mask) else _sums)(names, value_of, segments)
+        sums = _traced_sums if is_traced(segments.mask) else _sums
+        shares += sums([n.name for n in totals], value_of, segments, known)
     shares = _all_sum(shares, len(others), segments)
     table = {n: _finish(n, share) for n, share in zip(others, shares, strict=False)}
-    return table | dict(zip(totals, shares[len(others) :], strict=True))
+    table |= dict(zip(totals, shares[len(others) :], strict=True))
+    return table | known if segments.all_sum is identity else table
 
 
 def _sums(
-    names: Sequence[str | Over], value_of: Callable[[str | Over], Tensor], segments: Segments
+    names: Sequence[str | Over],
+    value_of: Callable[[str | Over], Tensor],
+    segments: Segments,
+    known: dict[Need, Tensor],
 ) -> list[Tensor]:
-    """[S] float64 each, the sums of these names over every sequence, from one table of rows."""
+    """[S] float64 each, the sums of these names over every sequence, from one table of rows; puts into
+    ``known`` what this rank's own tokens say beside."""
     rows: dict[str, int] = {}
     places = [[rows.setdefault(row, len(rows)) for row in _rows_of(name)] for name in names]
     values = [value_of(row) for row in rows]
@@ -77,7 +84,7 @@ def _sums(
     found = segments.grid.sums(torch.stack(values, out=table), limits)
     beyond = iter(found[len(rows) :])
     return [
-        next(beyond) if isinstance(name, Over) else _joined(*(found[row] for row in of))
+        next(beyond) if isinstance(name, Over) else _joined(known, *(found[row] for row in of))
         for name, of in zip(names, places, strict=True)
     ]
 
@@ -89,13 +96,19 @@ def _rows_of(name: str | Over) -> tuple[str, ...]:
     return ("count", "finite") if name == "sound" else (name,)
 
 
-def _joined(total: Tensor, finite: Tensor | None = None) -> Tensor:
+def _joined(known: dict[Need, Tensor], total: Tensor, finite: Tensor | None = None) -> Tensor:
     """Infinite where fewer tokens are finite than there are: the sum of ``sound``."""
-    return total if finite is None else total / (total == finite)
+    if finite is None:
+        return total
+    known[Need("all", "sequence", "sound")] = sound = total == finite
+    return total / sound
 
 
 def _traced_sums(
-    names: Sequence[str | Over], value_of: Callable[[str | Over], Tensor], segments: Segments
+    names: Sequence[str | Over],
+    value_of: Callable[[str | Over], Tensor],
+    segments: Segments,
+    known: dict[Need, Tensor],
 ) -> list[Tensor]:
     return list(segments.grid.totals([_partial(name, value_of, segments) for name in names]))
 
