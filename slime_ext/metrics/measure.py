@@ -94,16 +94,17 @@ def _filled(tokens: Tokens, outcome: Outcome) -> tuple[Sequence[Tensor], Tensor]
     """Largest and smallest log-ratio, the latter negated, and largest weight, infinite for none; and what is
     summed over tokens, [T] or more each, in the outcome's room: excess, weight, k3, log behavior, and two
     squares."""
-    log_ratio, room, size = outcome.log_ratio, outcome.room, outcome.log_ratio.numel()
-    excess, weight, k3, behavior, *squares = rows = room[:, :size]
-    extremes = _ends(outcome, rows[1:3]), outcome.weights.amax(0, True) if size else host_numbers((-math.inf,), room)
+    log_ratio, weights, room = outcome.log_ratio, outcome.weights, outcome.room
+    excess, weight, k3, behavior, _, _ = rows = room[:, : len(weights)]
+    ends = _ends(outcome, rows[1:3])
+    largest = weights.amax(0, True) if len(weights) else host_numbers((-math.inf,), room)
     excess.clamp_(max=LARGEST[room.dtype])
-    torch.clamp(outcome.weights, max=LARGEST[room.dtype], out=weight)
+    torch.clamp(weights, max=LARGEST[room.dtype], out=weight)
     torch.sub(excess, log_ratio, out=k3)
     seen = tokens.behavior.detach().to(room.dtype)
     torch.where(outcome.finite, seen, host_numbers(0, room), out=behavior)
     torch.square(rows[:2], out=rows[4:])
-    return extremes, room
+    return (ends, largest), room
 
 
 def _ends(outcome: Outcome, rows: Tensor) -> Tensor:

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-OPERATIONS = {"repeated": 1, "finite": 1, "reached": 2, "ends": 2}  # what a call counts for beside PyTorch's
+# What a call counts for beside PyTorch's operations.
+OPERATIONS = {"repeated": 1, "finite": 1, "reached": 2, "ends": 2, "add_blocks": 1, "add_up": 1, "beyond": 2}
+LONG = 128  # tokens that numpy adds pairwise, eight in turn, in their own dtype
+
+
+class Cuts(NamedTuple):
+    """Where segments that follow each other without gaps are cut; int64 each, without those that hold no
+    tokens."""
+
+    held: np.ndarray  # [H] the segments that hold tokens
+    starts: np.ndarray  # [H] their first tokens
+    firsts: np.ndarray  # [H] their first blocks
+    blocks: (
+        np.ndarray
+    )  # [B] the first token of each block: ``LONG`` tokens of one segment, the last may be fewer
+
+
+def cuts(lengths: Sequence[int]) -> Cuts:
+    """Of segments of these lengths."""
+    lengths = np.frombuffer(array("q", lengths), dtype=np.int64)
+    held = np.flatnonzero(lengths)
+    lengths = lengths[held]
+    starts, many = lengths.cumsum() - lengths, -(-lengths // LONG)
+    firsts = many.cumsum() - many
+    inside = np.arange(many.sum()) - np.repeat(firsts, many)
+    return Cuts(held, starts, firsts, np.repeat(starts, many) + LONG * inside)
 
 
 def is_array(values: Tensor) -> bool:
@@ -41,3 +68,21 @@ def ends(values: Tensor) -> Tensor:
     values = values.numpy()
     highest, lowest = np.fmax.reduce(values, initial=-np.inf), np.fmin.reduce(values, initial=np.inf)
     return torch.from_numpy(np.array([highest, -lowest], dtype=values.dtype))
+
+
+def add_blocks(values: Tensor, where: Cuts, out: np.ndarray) -> None:
+    """[T] -> [B] float64, the sum of each block, added in the dtype of the values."""
+    values = values.numpy()
+    out[:] = np.add.reduceat(values, where.blocks, dtype=values.dtype)
+
+
+def add_up(blocks: np.ndarray, where: Cuts) -> np.ndarray:
+    """[K, B] float64 -> [K, H], the sums of each segment's blocks."""
+    return np.add.reduceat(blocks, where.firsts, axis=1)
+
+
+def beyond(values: Tensor, where: Cuts, below: bool, limit: float) -> np.ndarray:
+    """[T] -> [H] bool: whether any token of a segment is smaller than -limit if ``below``, else larger."""
+    if below:
+        return np.fmin.reduceat(values.numpy(), where.starts) < -limit
+    return np.fmax.reduceat(values.numpy(), where.starts) > limit

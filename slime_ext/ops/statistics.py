@@ -3,7 +3,6 @@ the steps are."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -28,8 +27,8 @@ class Need(NamedTuple):
     ``unit``.
 
     ``slots`` is the table [S, slots] of minima per part of a sequence that ``prefix_min`` reads; empty
-    where one rank holds every token. ``all`` is no need of a step: beside the sum of ``sound``, whether no token
-    of a unit makes it infinite, where that is known without a comparison.
+    where one rank holds every token. ``all`` is no need of a step: beside the sum of ``sound``, whether no
+    token of a unit makes it infinite, where that is known without a comparison.
     """
 
     aggregate: Literal["sum", "max", "slots", "all"]
@@ -74,14 +73,12 @@ def _sums(
     rows: dict[str, int] = {}
     places = [[rows.setdefault(row, len(rows)) for row in _rows_of(name)] for name in names]
     values = [value_of(row) for row in rows]
-    wide = functools.reduce(torch.promote_types, (v.dtype for v in values), torch.float32)
-    table = values[0].new_empty((len(rows), values[0].shape[0]), dtype=wide)
     limits = [
         Extreme(row, name.name == "k1", rounded(name.limit, values[row].dtype))
         for name, (row, *_) in zip(names, places, strict=True)
         if isinstance(name, Over)
     ]
-    found = segments.grid.sums(torch.stack(values, out=table), limits)
+    found = segments.grid.sums(values, limits)
     beyond = iter(found[len(rows) :])
     return [
         next(beyond) if isinstance(name, Over) else _joined(known, *(found[row] for row in of))

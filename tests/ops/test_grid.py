@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+from slime_ext.ops import arrays
 from slime_ext.ops.grid import Extreme, Grid
 
 CPU = torch.device("cpu")
@@ -38,11 +39,14 @@ def loop(rows, lengths, extremes):
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)}x{sum(lengths)}")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_sums_and_extremes_are_those_of_a_loop(lengths, dtype):
+@pytest.mark.parametrize("by", ["numpy", "a grid"])
+def test_sums_and_extremes_are_those_of_a_loop(lengths, dtype, by, monkeypatch):
+    if by == "a grid":  # as on other devices
+        monkeypatch.setattr(arrays, "is_array", lambda values: False)
     rng = random.Random(len(lengths))
     rows = [[float(rng.randint(-9, 9)) for _ in range(sum(lengths))] for _ in range(3)]
     extremes = [Extreme(0, True, 8.0), Extreme(2, False, 8.0)]
-    got = Grid(lengths, CPU).sums(torch.tensor(rows, dtype=dtype).view(3, -1), extremes)
+    got = Grid(lengths, CPU).sums(torch.tensor(rows, dtype=dtype).view(3, -1).unbind(), extremes)
     expected = loop(rows, lengths, extremes)
     assert got[:3].tolist() == expected[:3]
     assert (got[3:] > 0).double().tolist() == expected[3:]
@@ -55,11 +59,14 @@ def test_partial_sums_add_up_to_the_same(lengths):
     assert grid.totals([grid.partial(row)]).tolist() == loop([row.tolist()], lengths, [])
 
 
-def test_what_is_not_finite_stays_in_its_segment():
+@pytest.mark.parametrize("by", ["numpy", "a grid"])
+def test_what_is_not_finite_stays_in_its_segment(by, monkeypatch):
+    if by == "a grid":
+        monkeypatch.setattr(arrays, "is_array", lambda values: False)
     lengths = (70, 40, 300, 1)
-    row = torch.ones(1, sum(lengths))
-    row[0, 75] = math.nan
-    assert Grid(lengths, CPU).sums(row)[0].isnan().tolist() == [False, True, False, False]
+    row = torch.ones(sum(lengths))
+    row[75] = math.nan
+    assert Grid(lengths, CPU).sums([row])[0].isnan().tolist() == [False, True, False, False]
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)}x{sum(lengths)}")
