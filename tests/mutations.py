@@ -121,6 +121,18 @@ MUTATIONS = {
     "a shared block counts whole and token by token": Mutation(
         "ops/grid.py", "np.maximum(block[:-1] + 1, 2)", "block[:-1] + 1", "tests/ops"
     ),
+    "blocks pass the end of a segment": Mutation(
+        "ops/arrays.py",
+        "np.repeat(starts, many) + LONG * inside",
+        "LONG * np.arange(many.sum())",
+        "tests/ops",
+    ),
+    "a turn goes on in the next sequence": Mutation(
+        "ops/segments.py", ".index_fill_(0, host_ints(begins, self.device), False)", "", "tests/ops"
+    ),
+    "a part of a sequence forgets the minima before it": Mutation(
+        "ops/prefixes.py", "lowest.roll(1, 1)", "lowest", "tests/host/test_context_parallel.py"
+    ),
     "touch the loss without --use-tis": Mutation(
         "host/hook.py", 'getattr(call.args, "use_tis", False) and', "", "tests/test_tis.py"
     ),

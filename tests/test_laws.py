@@ -174,10 +174,8 @@ def counted(body):
 
 
 def test_every_operation_of_numpy_counts():
-    ours = {
-        name for name, value in vars(arrays).items() if getattr(value, "__module__", "") == arrays.__name__
-    }
-    assert ours == {"is_array", *arrays.OPERATIONS}
+    own = {name for name, x in vars(arrays).items() if getattr(x, "__module__", "") == arrays.__name__}
+    assert own == {"is_array", "Cuts", "cuts", *arrays.OPERATIONS}  # these three look at no token
 
 
 def both_sizes(body_of):
@@ -259,7 +257,7 @@ def test_a_whole_hook_call_takes_at_most_fifty(name, eager_as_on_a_device):
 
 
 @pytest.mark.parametrize("name", [name for name in presets.PRESETS if name != "m2"])
-@pytest.mark.parametrize(("curves", "limit"), [(False, 75), (True, 84)], ids=["", "curves"])
+@pytest.mark.parametrize(("curves", "limit"), [(False, 73), (True, 82)], ids=["", "curves"])
 def test_a_whole_hook_call_with_all_metrics_takes_at_most_seventy_five(
     name, curves, limit, eager_as_on_a_device
 ):

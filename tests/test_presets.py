@@ -10,6 +10,7 @@ import torch
 from slime_ext import presets, tis
 from slime_ext.errors import ConfigError
 from slime_ext.objectives import Bounds
+from slime_ext.ops import arrays
 from tests import oracle
 from tests.batches import flat, tokens
 
@@ -24,8 +25,19 @@ def same(got, expected, rel, abs_):
 
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_matches_the_oracle(name):
+    compare_with_the_oracle(name, BATCHES)
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_matches_the_oracle_without_numpy(name, monkeypatch):
+    """As on other devices than the CPU."""
+    monkeypatch.setattr(arrays, "is_array", lambda values: False)
+    compare_with_the_oracle(name, BATCHES // 5)
+
+
+def compare_with_the_oracle(name, batches):
     correction = presets.get(name)
-    for seed in range(BATCHES):
+    for seed in range(batches):
         batch = oracle.random_batch(seed)
         expected = oracle.correct(oracle.SPECS[name], batch)
         packed, host_loss = tokens(batch)

@@ -175,6 +175,20 @@ def test_a_product_with_a_matrix_measures_the_same_curves(monkeypatch):
     assert got == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("name", ["token_is", "skyrl_outlier_mask", "turn_tis", "kpop"])
+def test_other_devices_measure_the_same(name, monkeypatch):
+    """Without numpy, and without additions in order."""
+    batch = [s for seed in range(5) for s in oracle.random_batch(seed)]
+    ages = [float(i % 3) for i in range(len(batch))]
+    found = []
+    for _ in range(2):
+        totals = accumulated(presets.get(name), batch, 7, ages=ages)
+        found.append(metrics.scalars(totals) | metrics.curves(totals))
+        monkeypatch.setattr(arrays, "is_array", lambda values: False)
+        monkeypatch.setattr(bins, "adds_in_order", lambda device: False)
+    assert found[1] == pytest.approx(found[0], rel=1e-11, abs=1e-13, nan_ok=True) and len(found[0]) > 50
+
+
 def test_curves_of_float32_are_added_in_float64():
     torch.manual_seed(0)
     behavior = -torch.rand(200_000)
