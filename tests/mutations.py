@@ -38,7 +38,9 @@ MUTATIONS = {
         "(behavior - numerator).exp()",
         "tests/test_off_policy_is.py",
     ),
-    "drop the mask": Mutation("ops/ratios.py", "return mask > (", "return torch.ones_like(mask) > (", SUITE),
+    "drop the mask": Mutation(
+        "ops/ratios.py", "return mask & arrays.finite(behavior)", "return arrays.finite(behavior)", SUITE
+    ),
     "multiply instead of select": Mutation(
         "ops/segments.py", "torch.where(self.mask, values, 0)", "values * self.mask", "tests/ops"
     ),
@@ -83,10 +85,10 @@ MUTATIONS = {
         "as_bytes(self.segments.mask | True)",
         SUITE,
     ),
-    "turns run on through sequences": Mutation("ops/segments.py", "(first | ~", "(~", "tests/ops"),
-    "the prefix includes the token": Mutation(
-        "ops/segments.py", "inclusive.roll(1)", "inclusive", "tests/ops"
+    "turns run on through sequences": Mutation(
+        "ops/segments.py", ".index_fill_(0, host_ints(begins, self.device), False)", "", SUITE
     ),
+    "the prefix includes the token": Mutation("ops/prefixes.py", "torch.inf).roll(1)", "torch.inf)", SUITE),
     "keep what is not finite": Mutation(
         "facts.py", "as_numbers(mask == self.finite, dtype)", "as_numbers(mask == mask, dtype)", SUITE
     ),
@@ -126,9 +128,6 @@ MUTATIONS = {
         "np.repeat(starts, many) + LONG * inside",
         "LONG * np.arange(many.sum())",
         "tests/ops",
-    ),
-    "a turn goes on in the next sequence": Mutation(
-        "ops/segments.py", ".index_fill_(0, host_ints(begins, self.device), False)", "", "tests/ops"
     ),
     "a part of a sequence forgets the minima before it": Mutation(
         "ops/prefixes.py", "lowest.roll(1, 1)", "lowest", "tests/host/test_context_parallel.py"
