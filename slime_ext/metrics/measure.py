@@ -141,8 +141,8 @@ def _flags(tokens: Tokens, outcome: Outcome, layout: Layout, places: Places | No
     mask, finite, keep, acted = tokens.segments.mask, outcome.finite, outcome.keep, outcome.acted
     queries = tuple(bits for _, bits in layout.flags)
     if not is_traced(acted):
-        index, bins = (None, 1) if places is None else (places.index[0], places.bins)
-        return count_flags(acted, mask, finite, keep, (*queries, 0), outcome.rejects, index, bins)
+        lie = {} if places is None else {"place": places.index[0], "bins": places.bins}
+        return count_flags(acted, mask, finite, keep, (*queries, 0), rejects=outcome.rejects, **lie)
     carried = [((acted & bits) != 0) & mask for bits in queries]
     rows = [as_numbers(row, torch.float32).sum(dtype=torch.float64) for row in (finite, keep, *carried)]
     return pad(torch.stack(rows), (0, 1))[None]

@@ -12,7 +12,8 @@ from torch import Tensor
 
 # What a call counts for beside PyTorch's operations.
 OPERATIONS = {"repeated": 1, "finite": 1, "reached": 2, "ends": 2, "add_blocks": 1, "add_up": 1, "beyond": 2}
-LONG = 128  # tokens that numpy adds pairwise, eight in turn, in their own dtype
+LONG = 128  # tokens that numpy adds in eight lanes: no number takes part in more than 26 additions
+QUIET = np.errstate(over="ignore", invalid="ignore")  # as PyTorch is
 
 
 class Cuts(NamedTuple):
@@ -22,9 +23,7 @@ class Cuts(NamedTuple):
     held: np.ndarray  # [H] the segments that hold tokens
     starts: np.ndarray  # [H] their first tokens
     firsts: np.ndarray  # [H] their first blocks
-    blocks: (
-        np.ndarray
-    )  # [B] the first token of each block: ``LONG`` tokens of one segment, the last may be fewer
+    blocks: np.ndarray  # [B] the first tokens of blocks, which hold up to ``LONG`` tokens of one segment
 
 
 def cuts(lengths: Sequence[int]) -> Cuts:
@@ -70,12 +69,14 @@ def ends(values: Tensor) -> Tensor:
     return torch.from_numpy(np.array([highest, -lowest], dtype=values.dtype))
 
 
+@QUIET
 def add_blocks(values: Tensor, where: Cuts, out: np.ndarray) -> None:
     """[T] -> [B] float64, the sum of each block, added in the dtype of the values."""
     values = values.numpy()
     out[:] = np.add.reduceat(values, where.blocks, dtype=values.dtype)
 
 
+@QUIET
 def add_up(blocks: np.ndarray, where: Cuts) -> np.ndarray:
     """[K, B] float64 -> [K, H], the sums of each segment's blocks."""
     return np.add.reduceat(blocks, where.firsts, axis=1)

@@ -56,6 +56,7 @@ def count_flags(
     finite: Tensor,
     keep: Tensor,
     queries: tuple[int, ...],
+    *,
     rejects: int = 0,
     place: Tensor | None = None,
     bins: int = 1,
@@ -76,7 +77,10 @@ def count_flags(
     width = max(1, rejects.bit_length(), *(bits.bit_length() for bits in queries))
     codes = STANDINGS << width
     if acted.device.type != "cpu" or codes > MOST or codes * bins > CELLS:
-        return _by_rows(acted, mask, finite, keep, queries, place, bins)
+        bits = host_ints(queries, acted.device).to(torch.int32)[:, None]
+        carried = ((acted | ~finite) & bits).to(torch.bool) & mask
+        rows = torch.cat([torch.stack([finite, keep]), carried])
+        return rows.sum(1)[None] if place is None else tally(place.long(), rows, bins).t()
     if width > NARROW and acted.dtype is torch.uint8:
         acted = acted.int()
     standing = mask.view(torch.uint8) + finite.view(torch.uint8)
@@ -85,21 +89,6 @@ def count_flags(
     index = torch.add(acted, standing, alpha=1 << width)
     index = index if place is None else torch.add(index, place, alpha=codes)
     return count(index, codes * bins).view(bins, codes) @ _matrix(width, queries, rejects).t()
-
-
-def _by_rows(
-    acted: Tensor,
-    mask: Tensor,
-    finite: Tensor,
-    keep: Tensor,
-    queries: tuple[int, ...],
-    place: Tensor | None,
-    bins: int,
-) -> Tensor:
-    bits = host_ints(queries, acted.device).to(torch.int32)[:, None]
-    carried = ((acted | ~finite) & bits).to(torch.bool) & mask
-    rows = torch.cat([torch.stack([finite, keep]), carried])
-    return rows.sum(1)[None] if place is None else tally(place.long(), rows, bins).t()
 
 
 @functools.lru_cache(maxsize=64)

@@ -2,7 +2,8 @@
 more than one segment.
 
 Nearly all blocks of 32 tokens lie inside one segment and are added without looking anything up. The few that
-a segment begins or ends in are looked up and their tokens added one by one.
+a segment begins or ends in are looked up and their tokens added one by one. What numpy can see is cut
+where the segments begin instead.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_flags_are_counted_where_the_tokens_lie(steps, dtype, limits, monkeypatc
         place = [random.Random(seed).randrange(3) for _ in rows[0]]
         mask, finite, keep = (torch.tensor(row, dtype=torch.bool) for row in rows[:3])
         acted, at = torch.tensor(rows[3], dtype=dtype), torch.tensor(place, dtype=torch.int16)
-        found = count_flags(acted, mask, finite, keep, queries, 0, at, 4)
+        found = count_flags(acted, mask, finite, keep, queries, place=at, bins=4)
         for bin, counted in enumerate(found.tolist()):
             part = ([x for x, p in zip(row, place, strict=True) if p == bin] for row in rows)
             assert counted == by_loop(*part, queries), seed
@@ -60,7 +60,7 @@ def test_kept_tokens_may_be_known_by_their_bits():
         mask, finite, _, acted, queries = random_flags(seed, 4)
         keep = [f and not a & 0b101 for f, a in zip(finite, acted, strict=True)]
         flags = [torch.tensor(f, dtype=torch.bool) for f in (mask, finite, keep)]
-        found = count_flags(torch.tensor(acted, dtype=torch.uint8), *flags, queries, 0b101)
+        found = count_flags(torch.tensor(acted, dtype=torch.uint8), *flags, queries, rejects=0b101)
         assert found.tolist() == [by_loop(mask, finite, keep, acted, queries)], seed
 
 

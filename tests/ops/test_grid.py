@@ -52,6 +52,25 @@ def test_sums_and_extremes_are_those_of_a_loop(lengths, dtype, by, monkeypatch):
     assert (got[3:] > 0).double().tolist() == expected[3:]
 
 
+@pytest.mark.parametrize("by", ["numpy", "a grid"])
+@pytest.mark.parametrize("drift", [0.0, -1e-3])
+def test_long_float32_sums_stay_within_the_bound(by, drift, monkeypatch):
+    """31 roundings inside a block, as ``Segments.sum_shares`` states it."""
+    if by == "a grid":
+        monkeypatch.setattr(arrays, "is_array", lambda values: False)
+    values = torch.randn(131072, generator=torch.Generator().manual_seed(0)) * 0.02 + drift
+    got = Grid((131072,), CPU).sums([values]).item()
+    bound = 31 * 2**-24 * values.abs().double().sum().item()
+    assert abs(got - math.fsum(values.tolist())) < bound / 10 < bound < 0.01
+
+
+@pytest.mark.filterwarnings("error")
+def test_sums_beyond_all_numbers_are_infinite_without_a_word():
+    rows = [torch.tensor([3e38] * 4), torch.tensor([math.inf, -math.inf, math.nan, 1.0])]
+    found = Grid((3, 1), CPU).sums(rows)
+    assert found[0].tolist() == [math.inf, pytest.approx(3e38)] and found[1, 0].isnan() and found[1, 1] == 1
+
+
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)}x{sum(lengths)}")
 def test_partial_sums_add_up_to_the_same(lengths):
     grid = Grid(lengths, CPU)
