@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from slime_ext.coupled import Normalize
@@ -219,7 +220,9 @@ class Correction:
         source = tokens.target if self.numerator == "target" else tokens.proximal
         numerator, behavior = in_common(source, tokens.behavior)
         finite = finite_tokens(behavior, tokens.segments.mask)
-        advantages = None if tokens.advantages is None else tokens.advantages.detach()
+        advantages = tokens.advantages
+        if advantages is not None:  # to be added up
+            advantages = advantages.detach().to(torch.promote_types(advantages.dtype, torch.float32))
         log_ratio = selected(finite, numerator - behavior)
         return Facts(tokens.segments, log_ratio, finite, numerator, behavior, advantages, tokens.ages)
 

@@ -31,13 +31,13 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a surrogate computes from, [T] each: no gradient of the target comes from what stands at masked
-    positions.
+    """What a surrogate computes from, [T] each: what it asks for is finite at every token, whatever stood at
+    masked positions.
 
     Args:
         given: the host's tensors by name.
-        valid: [T] bool, response tokens whose behavior log-prob is finite; elsewhere log-probs and their
-            differences read 0, and advantages anything, as does the loss until it is selected.
+        valid: [T] bool, response tokens whose behavior log-prob is finite; elsewhere log-probs, their
+            differences and advantages read 0.
     """
 
     given: Mapping[str, Tensor]
@@ -51,7 +51,7 @@ class Evidence:
     @cached_property
     def advantages(self) -> Tensor:
         """The host's advantages, detached."""
-        return self.given["advantages"].detach()
+        return torch.where(self.valid, self.given["advantages"].detach(), 0)
 
     def log_ratio(self, anchor: Anchor) -> Tensor:
         """[T] log target - log anchor, with the target's gradient."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -178,7 +179,8 @@ def test_corrections_print_compare_and_hash():
     assert one == other and hash(one) == hash(other) and eval(repr(one)) == one and Host() == one.surrogate
 
 
-def test_an_empty_batch_has_an_empty_outcome():
+@pytest.mark.parametrize("observe", [False, True])
+def test_an_empty_batch_has_an_empty_outcome(observe):
     packed, _ = tokens([])
     for steps in (
         (Reweight("sequence"), Veto(0.1)),
@@ -186,7 +188,18 @@ def test_an_empty_batch_has_an_empty_outcome():
         (Reweight("turn"),),
         (SecondMoment(),),
     ):
-        assert Correction(steps=steps)(packed).weights.shape == (0,)
+        assert Correction(steps=steps)(packed, observe=observe).weights.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.bfloat16])
+def test_narrow_advantages_are_added_in_float32(dtype):
+    """100 times 1000 is beyond float16, 100 times -2 beyond a byte."""
+    value = -2.0 if dtype is torch.int8 else -1000.0
+    s = {k: [-1.0] * 100 for k in ("proximal", "target", "behavior", "advantage", "host_loss")}
+    packed, _ = tokens([s | {"mask": [1] * 100}])
+    packed = replace(packed, advantages=torch.full((100,), value).to(dtype))
+    facts = Correction(steps=(Reject("sequence", high=2.0, when="negative_advantage"),)).facts(packed)
+    assert facts.total("sequence", "sum", "advantage").tolist() == [100 * value]
 
 
 def test_a_broken_token_takes_its_unit_with_it():

@@ -15,7 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slime_ext.metrics.layout import AGES, CURVE_BINS, CURVE_COLUMNS, LOG_PROBABILITIES, POSITIONS
+from slime_ext.metrics.layout import (
+    AGES,
+    CURVE_BINS,
+    CURVE_COLUMNS,
+    CURVES,
+    LOG_PROBABILITIES,
+    POSITIONS,
+)
 from slime_ext.ops import arrays
 from slime_ext.ops.grid import host_ints, host_numbers
 from slime_ext.ops.runs import runs
@@ -23,8 +30,8 @@ from slime_ext.ops.segments import as_numbers, is_traced
 from slime_ext.ops.tally import product, tally
 from slime_ext.outcome import Outcome, Tokens
 
-FLAGS = 2  # the first of the columns, counted and kept
-SUMMED = len(CURVE_COLUMNS) - FLAGS  # the others
+FLAGS = 2  # how many of the columns count tokens, the first
+SUMMED = len(CURVE_COLUMNS) - FLAGS  # how many are sums
 
 
 class Places(NamedTuple):
@@ -45,8 +52,8 @@ def places_of(tokens: Tokens, dtype: torch.dtype) -> Places | None:
     if is_traced(behavior) or not adds_in_order(behavior.device):
         return None
     bins = CURVE_BINS**2 * (1 if ages is None else CURVE_BINS + 1)
-    found, wide = runs(tokens.segments, POSITIONS), np.int16 if ages is None else np.int32
-    first = np.add.outer(np.arange(SUMMED) * bins, found.bins * CURVE_BINS).astype(wide)
+    found = runs(tokens.segments, POSITIONS)
+    first = np.add.outer(np.arange(SUMMED) * bins, found.bins * CURVE_BINS).astype(np.int16)
     index = arrays.repeated(first, found.lengths)
     index += arrays.reached(behavior.to(dtype), LOG_PROBABILITIES)
     if ages is not None:
@@ -54,22 +61,22 @@ def places_of(tokens: Tokens, dtype: torch.dtype) -> Places | None:
     return Places(index, bins)
 
 
-def by_place(places: Places, flags: Tensor, rows: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """The flags of all tokens, [2] and [F], and the numbers of ``curve_sums``, on a CPU: tokens are added one
-    after the other.
+def sums_by_place(places: Places, kept: Tensor, rows: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+    """[2] the finite and the kept tokens, and the numbers of ``curve_sums``, on a CPU: tokens are added one
+    after the other. An infinite number makes NaN of the bins that it is not in.
 
     Args:
-        flags: [bins, 2 + F] tokens at each place, first the finite and the kept ones.
+        kept: [bins, 2] those at each place.
         rows: [SUMMED, T] or more.
     """
     index, bins = places
     summed = torch.empty(index.shape, dtype=torch.float64)  # bincount adds in the dtype of the row
     summed.copy_(rows[:SUMMED, : index.shape[1]])
     sums = torch.bincount(index.view(-1), summed.view(-1), SUMMED * bins).view(SUMMED, bins)
-    table = torch.empty(bins, flags.shape[1] + SUMMED, dtype=torch.float64)
-    torch.cat([flags[:, :FLAGS], sums.t(), flags[:, FLAGS:]], 1, out=table)
-    margins, split = _margins(bins // CURVE_BINS**2) @ table, len(CURVE_COLUMNS)
-    return (margins[0, :FLAGS], margins[0, split:]), margins[1:, :split].unbind()
+    table = torch.empty(bins, len(CURVE_COLUMNS), dtype=torch.float64)
+    torch.cat([kept, sums.t()], 1, out=table)
+    every, *curves = (_margins(bins // CURVE_BINS**2) @ table).split((1, *(CURVE_BINS,) * len(CURVES)))
+    return every[0, :FLAGS], [curve.view(-1) for curve in curves]
 
 
 @functools.lru_cache
@@ -83,7 +90,8 @@ def _margins(ages: int) -> Tensor:
 
 
 def curve_sums(tokens: Tokens, outcome: Outcome, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-    """3 x 8 x 5 numbers in parts: for position, age and probability the columns' sums in each bin.
+    """3 x 8 x 5 numbers in parts: for position, age and probability the columns' sums in each bin. For graphs
+    and for devices that do not add in order.
 
     Args:
         rows: [T] or more each, the first excess, weight, k3 and log behavior.

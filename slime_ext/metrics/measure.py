@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from slime_ext.correction import Outcome, Sequences, Tokens
-from slime_ext.metrics.bins import FLAGS, Places, by_place, curve_sums, places_of
+from slime_ext.metrics.bins import Places, curve_sums, places_of, sums_by_place
 from slime_ext.metrics.layout import FIRST, HIGHEST, LOG_SUMS, SHIFT, SIDE, Layout
 from slime_ext.ops import arrays
 from slime_ext.ops.codes import count_flags
@@ -26,7 +26,7 @@ from slime_ext.ops.segments import Segments, as_numbers, is_traced
 from slime_ext.ops.tally import count
 from slime_ext.outcome import BLOCK
 
-BOTH = ((1,), (-1,))  # the smallest is the largest of the negated
+SIGNS = ((1,), (-1,))  # the smallest is the largest of the negated
 # Ratios and weights beyond count as this much in the sums, whose squares stay finite so.
 LARGEST = {torch.float64: 1e150, torch.float32: 1e17}
 
@@ -63,7 +63,7 @@ def measure(
         first: whether this rank is the one that counts the sequences it shares with others.
     """
     extremes, rows = (_traced if is_traced(outcome.log_ratio) else _filled)(tokens, outcome)
-    (kept, acted), curves = _counted(tokens, outcome, layout, rows)
+    kept, acted, curves = _counted(tokens, outcome, layout, rows)
     of_tokens = _totals(rows)
     log_ratio, per_sequence, highest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
     clipped = acted[-1:] if surrogate_clipped is None else surrogate_clipped.sum(0, keepdim=True)
@@ -83,7 +83,7 @@ def nothing(layout: Layout, device: torch.device | str = "cpu") -> Measured:
 def _traced(tokens: Tokens, outcome: Outcome) -> tuple[list[Tensor], list[Tensor]]:
     """What ``_filled`` does."""
     log_ratio, dtype = outcome.log_ratio, outcome.log_ratio.dtype
-    ends = [torch.where(outcome.finite, sign * log_ratio, -torch.inf).amax(0, True) for (sign,) in BOTH]
+    ends = [torch.where(outcome.finite, sign * log_ratio, -torch.inf).amax(0, True) for (sign,) in SIGNS]
     excess, weight = (x.clamp(max=LARGEST[dtype]) for x in (outcome.excess, outcome.weights.to(dtype)))
     behavior = torch.where(outcome.finite, tokens.behavior.to(dtype), 0)
     rows = [excess, weight, excess - log_ratio, behavior, excess.square(), weight.square()]
@@ -108,11 +108,12 @@ def _filled(tokens: Tokens, outcome: Outcome) -> tuple[Sequence[Tensor], Tensor]
 
 
 def _ends(outcome: Outcome, rows: Tensor) -> Tensor:
-    """[2] the largest log-ratio, and the negated smallest; ``rows`` [2, T] is where to work."""
+    """[2] the largest log-ratio, and the negated smallest; ``rows`` [2, T] is where to work. NaN counts on
+    devices alone: elsewhere the hook has stopped at it."""
     log_ratio, finite = outcome.log_ratio, outcome.finite
     if arrays.is_array(log_ratio):
         return arrays.ends(torch.where(finite, log_ratio, host_numbers(math.nan, rows), out=rows[0]))
-    torch.mul(log_ratio, host_numbers(BOTH, rows), out=rows)
+    torch.mul(log_ratio, host_numbers(SIGNS, rows), out=rows)
     torch.where(finite, rows, host_numbers(-math.inf, rows), out=rows)
     return rows.amax(1) if rows.numel() else host_numbers((-math.inf,) * 2, rows)
 
@@ -126,26 +127,27 @@ def _totals(rows: Sequence[Tensor]) -> Tensor:
 
 def _counted(
     tokens: Tokens, outcome: Outcome, layout: Layout, rows: Sequence[Tensor]
-) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """[2] finite and kept tokens, [F + 1] those that the layout's flags ask for and 0; and the curves."""
+) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+    """[2] finite and kept tokens; [F + 1] those that the layout's flags ask for, and 0; and the curves."""
     places = places_of(tokens, outcome.log_ratio.dtype) if layout.curves else None
-    flags = _flags(tokens, outcome, layout, places)
+    kept, acted = _flags(tokens, outcome, layout, places)
     if places is not None:
-        return by_place(places, flags, rows)
-    curves = curve_sums(tokens, outcome, rows) if layout.curves else ()
-    return (flags[0, :FLAGS], flags[0, FLAGS:]), curves
+        kept, curves = sums_by_place(places, kept, rows)
+        return kept, acted, curves
+    return kept[0], acted, curve_sums(tokens, outcome, rows) if layout.curves else ()
 
 
-def _flags(tokens: Tokens, outcome: Outcome, layout: Layout, places: Places | None) -> Tensor:
-    """[bins, 3 + F] finite tokens, kept ones, those that the layout's flags ask for, 0."""
+def _flags(tokens: Tokens, outcome: Outcome, layout: Layout, places: Places | None) -> tuple[Tensor, Tensor]:
+    """[bins, 2] finite and kept tokens; [F + 1] those that the layout's flags ask for, and 0."""
     mask, finite, keep, acted = tokens.segments.mask, outcome.finite, outcome.keep, outcome.acted
     queries = tuple(bits for _, bits in layout.flags)
     if not is_traced(acted):
-        lie = {} if places is None else {"place": places.index[0], "bins": places.bins}
-        return count_flags(acted, mask, finite, keep, (*queries, 0), rejects=outcome.rejects, **lie)
+        by = {} if places is None else {"place": places.index[0], "bins": places.bins}
+        return count_flags(acted, mask, finite, keep, (*queries, 0), rejects=outcome.rejects, **by)
     carried = [((acted & bits) != 0) & mask for bits in queries]
     rows = [as_numbers(row, torch.float32).sum(dtype=torch.float64) for row in (finite, keep, *carried)]
-    return pad(torch.stack(rows), (0, 1))[None]
+    found = pad(torch.stack(rows), (0, 1))
+    return found[None, :2], found[2:]
 
 
 def _histogram(log_ratio: Tensor) -> list[Tensor]:

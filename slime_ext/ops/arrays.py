@@ -12,7 +12,8 @@ from torch import Tensor
 
 # What a call counts for beside PyTorch's operations.
 OPERATIONS = {"repeated": 1, "finite": 1, "reached": 2, "ends": 2, "add_blocks": 1, "add_up": 1, "beyond": 2}
-LONG = 128  # tokens that numpy adds in eight lanes: no number takes part in more than 26 additions
+# Tokens that numpy adds in eight lanes: no number takes part in more than 26 additions; a byte counts them.
+LONG = 128
 QUIET = np.errstate(over="ignore", invalid="ignore")  # as PyTorch is
 
 
@@ -71,7 +72,8 @@ def ends(values: Tensor) -> Tensor:
 
 @QUIET
 def add_blocks(values: Tensor, where: Cuts, out: np.ndarray) -> None:
-    """[T] -> [B] float64, the sum of each block, added in the dtype of the values."""
+    """[T] -> [B] float64, the sum of each block, added in the dtype of the values: float32 or more, or bytes
+    of 0 and 1."""
     values = values.numpy()
     out[:] = np.add.reduceat(values, where.blocks, dtype=values.dtype)
 
@@ -83,7 +85,8 @@ def add_up(blocks: np.ndarray, where: Cuts) -> np.ndarray:
 
 
 def beyond(values: Tensor, where: Cuts, below: bool, limit: float) -> np.ndarray:
-    """[T] -> [H] bool: whether any token of a segment is smaller than -limit if ``below``, else larger."""
+    """[T] -> [H] bool: whether any token of a segment is smaller than -limit if ``below``, else larger; NaN
+    is neither."""
     if below:
         return np.fmin.reduceat(values.numpy(), where.starts) < -limit
     return np.fmax.reduceat(values.numpy(), where.starts) > limit

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from slime_ext.ops.grid import host_ints, host_numbers
 from slime_ext.ops.segments import as_numbers, is_traced
-from slime_ext.ops.tally import count, tally
+from slime_ext.ops.tally import count
 
 STANDINGS = 4  # masked, without a finite behavior log-prob, finite but not kept, kept
 LOST, FINITE, KEPT = 1, 2, 3
 NARROW = 6  # bits that leave room for a standing in a byte
 MOST = 1 << 12  # codes, up to which a product with a 0-1 matrix costs nothing
-CELLS = 1 << 18  # codes times bins, up to which counting them costs less than the tokens
+CELLS = 1 << 14  # codes times bins, up to which both are counted together
+STANDING = ((0, 0), (1, 0), (1, 1))  # lost, finite, kept: what counts as finite and as kept
 
 
 def packed(flags: Sequence[tuple[int, Tensor, bool]], bits: int, *, by_product: bool = False) -> Tensor:
@@ -33,7 +34,8 @@ def packed(flags: Sequence[tuple[int, Tensor, bool]], bits: int, *, by_product: 
     if narrow and by_product and flags[0][1].device.type == "cpu":
         table = torch.stack([flag for _, flag, _ in flags]).view(torch.uint8)
         powers = host_numbers(tuple(share % 256 for share in shares), table)
-        return torch.addmv(host_numbers((every,), table), table.transpose(0, 1), powers)
+        start = host_numbers((every,), table).expand(table.shape[1])
+        return torch.addmv(start, table.transpose(0, 1), powers)
     dtype = torch.uint8 if narrow else torch.int32
     return _added([as_numbers(flag, dtype) for _, flag, _ in flags], shares, every)
 
@@ -60,8 +62,9 @@ def count_flags(
     rejects: int = 0,
     place: Tensor | None = None,
     bins: int = 1,
-) -> Tensor:
-    """[bins, 2 + Q] finite tokens, kept tokens, and for each query the response tokens with any of its bits.
+) -> tuple[Tensor, Tensor]:
+    """[bins, 2] finite tokens and kept tokens at each place, and [Q] for each query the response tokens with
+    any of its bits; whole numbers of any dtype.
 
     Bit 0 stands for every token without a finite behavior log-prob, whether ``acted`` carries it or not.
 
@@ -71,16 +74,15 @@ def count_flags(
         queries: bits; 0 asks for nothing.
         rejects: bits of which a kept token carries none and any other finite one some; 0 where there are no
             such bits.
-        place: [T] integers from 0 to bins - 1, of a dtype that holds 256 * bins; None: all tokens lie in one
-            bin.
+        place: [T] integers from 0 to bins - 1, of a dtype that holds CELLS; None: all tokens lie in one bin.
     """
     width = max(1, rejects.bit_length(), *(bits.bit_length() for bits in queries))
     codes = STANDINGS << width
-    if acted.device.type != "cpu" or codes > MOST or codes * bins > CELLS:
-        bits = host_ints(queries, acted.device).to(torch.int32)[:, None]
-        carried = ((acted | ~finite) & bits).to(torch.bool) & mask
-        rows = torch.cat([torch.stack([finite, keep]), carried])
-        return rows.sum(1)[None] if place is None else tally(place.long(), rows, bins).t()
+    if place is not None and (codes * bins > CELLS or codes > MOST):
+        _, found = count_flags(acted, mask, finite, keep, queries, rejects=rejects)
+        return _by_place(finite, keep, place, bins), found
+    if acted.device.type != "cpu" or codes > MOST:
+        return _by_rows(acted, mask, finite, keep, queries)
     if width > NARROW and acted.dtype is torch.uint8:
         acted = acted.int()
     standing = mask.view(torch.uint8) + finite.view(torch.uint8)
@@ -88,12 +90,29 @@ def count_flags(
         standing += keep.view(torch.uint8)
     index = torch.add(acted, standing, alpha=1 << width)
     index = index if place is None else torch.add(index, place, alpha=codes)
-    return count(index, codes * bins).view(bins, codes) @ _matrix(width, queries, rejects).t()
+    table = count(index, codes * bins).view(bins, codes).double() @ _matrix(width, queries, rejects)
+    return table[:, :2], table[0, 2:] if place is None else table[:, 2:].sum(0)
+
+
+def _by_place(finite: Tensor, keep: Tensor, place: Tensor, bins: int) -> Tensor:
+    """[bins, 2] finite and kept tokens at each place."""
+    known = finite.view(torch.uint8) + keep.view(torch.uint8)
+    found = count(torch.add(known, place, alpha=len(STANDING)), len(STANDING) * bins)
+    return found.view(bins, len(STANDING)) @ host_numbers(STANDING, found)
+
+
+def _by_rows(
+    acted: Tensor, mask: Tensor, finite: Tensor, keep: Tensor, queries: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    bits = host_ints(queries, acted.device).to(torch.int32)[:, None]
+    carried = ((acted | ~finite) & bits).to(torch.bool) & mask
+    found = torch.cat([torch.stack([finite, keep]), carried]).sum(1)
+    return found[None, :2], found[2:]
 
 
 @functools.lru_cache(maxsize=64)
 def _matrix(width: int, queries: tuple[int, ...], rejects: int) -> Tensor:
-    """[2 + Q, codes] int64, 1 where a code counts for a query; on the CPU, and small."""
+    """[codes, 2 + Q] float64, 1 where a code counts for a query; on the CPU, and small."""
     least = FINITE if rejects else KEPT
     codes = range(STANDINGS << width)
     rows = [
@@ -101,7 +120,7 @@ def _matrix(width: int, queries: tuple[int, ...], rejects: int) -> Tensor:
         [code >> width >= least and not code & rejects for code in codes],
         *([_carries(code, width, bits) for code in codes] for bits in queries),
     ]
-    return torch.tensor(rows, dtype=torch.int64)
+    return torch.tensor(rows, dtype=torch.float64).t()
 
 
 def _carries(code: int, width: int, bits: int) -> bool:

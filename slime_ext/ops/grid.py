@@ -181,8 +181,8 @@ class Grid:
         for sums, row in zip(blocks, rows, strict=True):
             arrays.add_blocks(row, cuts, sums)
         found[: len(rows), cuts.held] = arrays.add_up(blocks, cuts)
-        for any_, (row, below, limit) in zip(found[len(rows) :], extremes, strict=True):
-            any_[cuts.held] = arrays.beyond(rows[row], cuts, below, limit)
+        for lies, (row, below, limit) in zip(found[len(rows) :], extremes, strict=True):
+            lies[cuts.held] = arrays.beyond(rows[row], cuts, below, limit)
         return torch.from_numpy(found)
 
     @cached_property

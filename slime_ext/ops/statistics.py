@@ -27,13 +27,15 @@ class Need(NamedTuple):
     ``unit``.
 
     ``slots`` is the table [S, slots] of minima per part of a sequence that ``prefix_min`` reads; empty
-    where one rank holds every token. ``all`` is no need of a step: beside the sum of ``sound``, whether no
-    token of a unit makes it infinite, where that is known without a comparison.
+    where one rank holds every token. ``all`` is no need of a step, see ``SOUND``.
     """
 
     aggregate: Literal["sum", "max", "slots", "all"]
     unit: Literal["turn", "sequence"]
     name: str | Over
+
+
+SOUND = Need("all", "sequence", "sound")  # whether the sum of ``sound`` is finite
 
 
 def tabulate(
@@ -46,7 +48,8 @@ def tabulate(
         value_of: the per-token quantity [T] of a name, 0 at masked tokens.
 
     Returns:
-        need -> [S] or [U] float64 (``slots``: [S, slots]). Maxima of a unit without response tokens are -inf.
+        need -> [S] or [U] float64 (``slots``: see ``Need``); maxima of a unit without response tokens are
+        -inf. Also ``SOUND`` -> [S] bool where that costs nothing.
     """
     wanted = list(dict.fromkeys(needs))
     totals = [n for n in wanted if n.aggregate == "sum" and n.unit == "sequence"]
@@ -54,8 +57,9 @@ def tabulate(
     shares = [_share(n, value_of(n.name), segments) for n in others]
     known: dict[Need, Tensor] = {}
     if totals:
-        sums = _traced_sums if is_traced(segments.mask) else _sums
-        shares += sums([n.name for n in totals], value_of, segments, known)
+        names = [n.name for n in totals]
+        sums, known = (_traced_sums if is_traced(segments.mask) else _sums)(names, value_of, segments)
+        shares += sums
     shares = _all_sum(shares, len(others), segments)
     table = {n: _finish(n, share) for n, share in zip(others, shares, strict=False)}
     table |= dict(zip(totals, shares[len(others) :], strict=True))
@@ -63,13 +67,10 @@ def tabulate(
 
 
 def _sums(
-    names: Sequence[str | Over],
-    value_of: Callable[[str | Over], Tensor],
-    segments: Segments,
-    known: dict[Need, Tensor],
-) -> list[Tensor]:
-    """[S] float64 each, the sums of these names over every sequence, from one table of rows; puts into
-    ``known`` what this rank's own tokens say beside."""
+    names: Sequence[str | Over], value_of: Callable[[str | Over], Tensor], segments: Segments
+) -> tuple[list[Tensor], dict[Need, Tensor]]:
+    """[S] float64 each, the sums of these names over every sequence; and what this rank's own tokens say
+    beside."""
     rows: dict[str, int] = {}
     places = [[rows.setdefault(row, len(rows)) for row in _rows_of(name)] for name in names]
     values = [value_of(row) for row in rows]
@@ -79,11 +80,14 @@ def _sums(
         if isinstance(name, Over)
     ]
     found = segments.grid.sums(values, limits)
-    beyond = iter(found[len(rows) :])
-    return [
-        next(beyond) if isinstance(name, Over) else _joined(known, *(found[row] for row in of))
-        for name, of in zip(names, places, strict=True)
-    ]
+    beyond, known, sums = iter(found[len(rows) :]), {}, []
+    for name, of in zip(names, places, strict=True):
+        total = next(beyond) if isinstance(name, Over) else found[of[0]]
+        if name == "sound":  # infinite where fewer tokens are finite than there are
+            known[SOUND] = all_finite = total == found[of[1]]
+            total = total / all_finite
+        sums.append(total)
+    return sums, known
 
 
 def _rows_of(name: str | Over) -> tuple[str, ...]:
@@ -93,21 +97,10 @@ def _rows_of(name: str | Over) -> tuple[str, ...]:
     return ("count", "finite") if name == "sound" else (name,)
 
 
-def _joined(known: dict[Need, Tensor], total: Tensor, finite: Tensor | None = None) -> Tensor:
-    """Infinite where fewer tokens are finite than there are: the sum of ``sound``."""
-    if finite is None:
-        return total
-    known[Need("all", "sequence", "sound")] = sound = total == finite
-    return total / sound
-
-
 def _traced_sums(
-    names: Sequence[str | Over],
-    value_of: Callable[[str | Over], Tensor],
-    segments: Segments,
-    known: dict[Need, Tensor],
-) -> list[Tensor]:
-    return list(segments.grid.totals([_partial(name, value_of, segments) for name in names]))
+    names: Sequence[str | Over], value_of: Callable[[str | Over], Tensor], segments: Segments
+) -> tuple[list[Tensor], dict[Need, Tensor]]:
+    return list(segments.grid.totals([_partial(name, value_of, segments) for name in names])), {}
 
 
 def _partial(name: str | Over, value_of: Callable[[str | Over], Tensor], segments: Segments) -> Tensor:

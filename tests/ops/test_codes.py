@@ -28,6 +28,11 @@ def by_loop(mask, finite, keep, acted, queries):
     return [sum(finite), sum(keep), *map(sum, flags)]
 
 
+def joined(found):
+    kept, acted = found
+    return [*kept[0].tolist(), *acted.tolist()]
+
+
 @pytest.mark.parametrize("most", [codes.MOST, 0], ids=["codes", "rows"])
 @pytest.mark.parametrize(("steps", "dtype"), [(5, torch.uint8), (5, torch.int32), (12, torch.int32)])
 def test_flags_are_counted_as_a_loop_does(steps, dtype, most, monkeypatch):
@@ -36,7 +41,7 @@ def test_flags_are_counted_as_a_loop_does(steps, dtype, most, monkeypatch):
         mask, finite, keep, acted, queries = random_flags(seed, steps)
         flags = (torch.tensor(f, dtype=torch.bool) for f in (mask, finite, keep))
         found = count_flags(torch.tensor(acted, dtype=dtype), *flags, queries)
-        assert found.tolist() == [by_loop(mask, finite, keep, acted, queries)], seed
+        assert joined(found) == by_loop(mask, finite, keep, acted, queries), seed
 
 
 @pytest.mark.parametrize("limits", [{}, {"MOST": 0}, {"CELLS": 64}], ids=["codes", "rows", "cells"])
@@ -49,10 +54,11 @@ def test_flags_are_counted_where_the_tokens_lie(steps, dtype, limits, monkeypatc
         place = [random.Random(seed).randrange(3) for _ in rows[0]]
         mask, finite, keep = (torch.tensor(row, dtype=torch.bool) for row in rows[:3])
         acted, at = torch.tensor(rows[3], dtype=dtype), torch.tensor(place, dtype=torch.int16)
-        found = count_flags(acted, mask, finite, keep, queries, place=at, bins=4)
-        for bin, counted in enumerate(found.tolist()):
+        kept, found = count_flags(acted, mask, finite, keep, queries, place=at, bins=4)
+        assert found.tolist() == by_loop(*rows, queries)[2:], seed
+        for bin, counted in enumerate(kept.tolist()):
             part = ([x for x, p in zip(row, place, strict=True) if p == bin] for row in rows)
-            assert counted == by_loop(*part, queries), seed
+            assert counted == by_loop(*part, queries)[:2], seed
 
 
 def test_kept_tokens_may_be_known_by_their_bits():
@@ -61,7 +67,13 @@ def test_kept_tokens_may_be_known_by_their_bits():
         keep = [f and not a & 0b101 for f, a in zip(finite, acted, strict=True)]
         flags = [torch.tensor(f, dtype=torch.bool) for f in (mask, finite, keep)]
         found = count_flags(torch.tensor(acted, dtype=torch.uint8), *flags, queries, rejects=0b101)
-        assert found.tolist() == [by_loop(mask, finite, keep, acted, queries)], seed
+        assert joined(found) == by_loop(mask, finite, keep, acted, queries), seed
+
+
+def test_flags_of_nothing_are_nothing():
+    none = torch.zeros(0, dtype=torch.bool)
+    for by_product in (False, True):
+        assert packed([(0, none, True), (1, none, False)], 2, by_product=by_product).shape == (0,)
 
 
 @pytest.mark.parametrize("by_product", [False, True])

@@ -35,9 +35,10 @@ class Counting(TorchDispatchMode):
         super().__init__()
         self.operations, self.waits, self.bytes, self.peak = 0, 0, 0, 0
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._numpy = {name: getattr(arrays, name) for name in arrays.OPERATIONS}
+        self._numpy: dict[str, Callable[..., Any]] = {}
 
     def __enter__(self) -> Counting:
+        self._numpy = {name: getattr(arrays, name) for name in arrays.OPERATIONS}
         for name, function in self._numpy.items():
             setattr(arrays, name, self._watched(function, arrays.OPERATIONS[name]))
         return super().__enter__()
