@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.errors import ConfigError
-from slime_ext.ops import divergences
+from slime_ext.ops import arrays, divergences
 from slime_ext.ops.codes import packed
 from slime_ext.ops.grid import host_numbers
 from slime_ext.ops.segments import Segments, as_bytes, as_numbers, is_traced
@@ -51,7 +51,8 @@ class State:
         """Takes bounded weights, and notes where they differ if anybody asked."""
         if self.clipped is None:
             return self.but(weights=weights)
-        changed = weights != self.weights
+        both = weights, self.weights
+        changed = arrays.differ(*both) if all(map(arrays.is_array, both)) else torch.ne(*both)
         state = self._noted(self.unit, changed, "bounded")
         return state.but(weights=weights, clipped=(*self.clipped, (self.step, changed)))
 

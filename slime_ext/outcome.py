@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.facts import Step
-from slime_ext.ops.segments import Segments, as_bytes, as_numbers, is_traced
+from slime_ext.ops.segments import Segments, as_bytes, as_numbers, is_traced, selected
 
 BLOCK = 256  # tokens that are added in the log-ratio's own dtype; blocks are added in float64
 ROWS = 6  # of an outcome's room
@@ -102,7 +102,7 @@ class Outcome:
         """[T] float32 each: ratio, 1 where a bound acted, 1 where rejected. The outcome must know where
         weights were bounded."""
         if self.sequences is None:
-            ratio = torch.where(self.finite, self.log_ratio.exp(), 0)
+            ratio = selected(self.finite, self.log_ratio.exp())
         else:  # e^l - 1 is 0 where there is no ratio, and will be measured
             ratio = self.excess + as_bytes(self.finite)
         if self.clipped is None and not self.bounds:

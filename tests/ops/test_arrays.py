@@ -31,6 +31,12 @@ def test_edges_are_reached_at_the_edge(dtype):
     assert arrays.reached(values, EDGES).tolist() == expected == [0, 1, 1, 2, 2, 3, 3, 0]
 
 
+def test_numbers_differ_as_in_pytorch():
+    one = torch.tensor([1.0, 0.0, math.nan, math.inf, 2.0])
+    other = torch.tensor([1.0, -0.0, math.nan, math.inf, 2.5])
+    assert arrays.differ(one, other).tolist() == (one != other).tolist() == [False, False, True, False, True]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # numpy knows no bfloat16
 def test_finite_tokens_are_those_of_the_mask(dtype):
     behavior = torch.tensor([-1.0, math.nan, -math.inf, math.inf, math.nan, -3e38, -2.0], dtype=dtype)
