@@ -27,7 +27,7 @@ class Need(NamedTuple):
     ``unit``.
 
     ``slots`` is the table [S, slots] of minima per part of a sequence that ``prefix_min`` reads; empty
-    where one rank holds every token. ``all`` is no need of a step, see ``SOUND``.
+    where one rank holds every token. ``all`` is no need of a step, see ``ALL_SOUND``.
     """
 
     aggregate: Literal["sum", "max", "slots", "all"]
@@ -35,7 +35,7 @@ class Need(NamedTuple):
     name: str | Over
 
 
-SOUND = Need("all", "sequence", "sound")  # whether the sum of ``sound`` is finite
+ALL_SOUND = Need("all", "sequence", "sound")  # whether the sum of ``sound`` is finite
 
 
 def tabulate(
@@ -49,7 +49,7 @@ def tabulate(
 
     Returns:
         need -> [S] or [U] float64 (``slots``: see ``Need``); maxima of a unit without response tokens are
-        -inf. Also ``SOUND`` -> [S] bool where that costs nothing.
+        -inf. Also ``ALL_SOUND`` -> [S] bool where that costs nothing.
     """
     wanted = list(dict.fromkeys(needs))
     totals = [n for n in wanted if n.aggregate == "sum" and n.unit == "sequence"]
@@ -84,7 +84,7 @@ def _sums(
     for name, of in zip(names, places, strict=True):
         total = next(beyond) if isinstance(name, Over) else found[of[0]]
         if name == "sound":  # infinite where fewer tokens are finite than there are
-            known[SOUND] = all_finite = total == found[of[1]]
+            known[ALL_SOUND] = all_finite = total == found[of[1]]
             total = total / all_finite
         sums.append(total)
     return sums, known
