@@ -32,7 +32,7 @@ def test_matches_the_oracle(name):
 def test_matches_the_oracle_without_numpy(name, monkeypatch):
     """As on other devices than the CPU."""
     monkeypatch.setattr(arrays, "is_array", lambda values: False)
-    compare_with_the_oracle(name, BATCHES // 5)
+    compare_with_the_oracle(name, BATCHES // 10)
 
 
 def compare_with_the_oracle(name, batches):
