@@ -28,6 +28,7 @@ def test_matches_the_oracle(name):
     compare_with_the_oracle(name, BATCHES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_matches_the_oracle_without_numpy(name, monkeypatch):
     """As on other devices than the CPU."""
