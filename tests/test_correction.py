@@ -224,6 +224,7 @@ def test_masked_tokens_hold_anything_and_give_no_gradient(surrogate, garbage):
         packed, host_loss = tokens([s])
         correction = Correction(surrogate=surrogate)
         loss, clipped = correction.loss(correction(packed), packed, host_loss, Bounds())
-        loss.sum().backward()
+        with torch.autograd.set_detect_anomaly(True):  # no NaN on the way either
+            loss.sum().backward()
         found.append([loss.tolist(), clipped.tolist(), packed.target.grad.tolist()])
     assert found[0] == found[1] and found[1][0][1] == found[1][2][1] == 0 and any(found[1][2])

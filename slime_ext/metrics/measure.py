@@ -81,7 +81,7 @@ def nothing(layout: Layout, device: torch.device | str = "cpu") -> Measured:
 
 
 def _traced(tokens: Tokens, outcome: Outcome) -> tuple[list[Tensor], list[Tensor]]:
-    """What ``_filled`` does."""
+    """``_filled`` where a compiler records, without a room."""
     log_ratio, dtype = outcome.log_ratio, outcome.log_ratio.dtype
     ends = [torch.where(outcome.finite, sign * log_ratio, -torch.inf).amax(0, True) for (sign,) in SIGNS]
     excess, weight = (x.clamp(max=LARGEST[dtype]) for x in (outcome.excess, outcome.weights.to(dtype)))

@@ -200,7 +200,7 @@ class Segments:
         ).double()
         if self.is_whole:
             return highest.view(self.count, 1)
-        table = highest.new_zeros(self.count * self.slots).index_copy(0, self._piece_slots, highest)
+        table = highest.new_zeros(self.count * self.slots).index_copy(0, self.piece_slots, highest)
         return table.view(self.count, self.slots)
 
     def turn_sum_shares(self, values: Tensor) -> Tensor:
@@ -276,7 +276,8 @@ class Segments:
         return Grid(self.local_lengths, self.device)
 
     @cached_property
-    def _piece_slots(self) -> Tensor:
+    def piece_slots(self) -> Tensor:
+        """[P] int64, the place of each piece among all parts of all sequences."""
         return host_ints([s * self.slots + slot for s, _, _, slot in self.pieces], self.device)
 
     def _running(self, begins: Sequence[int]) -> Tensor:
