@@ -21,12 +21,13 @@ def prefix_min(segments: Segments, values: Tensor, max_of_negative: Tensor) -> T
             the ranks; not read where this rank holds every token.
     """
     lengths = [stop - start for _, start, stop, _ in segments.pieces]
-    held, begins, *_ = (host_ints(part, segments.device) for part in arrays.cuts(lengths))
+    cuts = arrays.cuts(lengths)
+    begins = host_ints(cuts.starts, segments.device)
     before = torch.where(segments.mask, values, torch.inf).roll(1)
     if segments.is_whole:
         before.index_fill_(0, begins, torch.inf)
     else:
-        slots = segments.piece_slots.index_select(0, held)
+        slots = segments.piece_slots.index_select(0, host_ints(cuts.held, segments.device))
         before.index_copy_(0, begins, _carried(-max_of_negative, slots).to(before.dtype))
     ordered, order = before.sort(stable=True)
     ranks = torch.empty_like(order).scatter(0, order, torch.arange(segments.size, device=segments.device))
