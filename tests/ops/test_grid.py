@@ -93,3 +93,7 @@ def test_spread_repeats_a_value_for_each_token(lengths):
     values = torch.arange(float(len(lengths)))
     expected = [float(i) for i, length in enumerate(lengths) for _ in range(length)]
     assert Grid(lengths, CPU).spread(values).tolist() == expected
+
+
+def test_a_thousand_flags_are_more_than_a_byte_holds():
+    assert Grid((1000, 3), CPU).sums([torch.ones(1003, dtype=torch.uint8)]).tolist() == [[1000, 3]]
