@@ -303,3 +303,12 @@ def test_what_acted_in_few_bytes_is_measured_as_in_full():
         assert torch.equal(few.keep, full.keep) and torch.equal(few.keep, correction(packed).keep)
         for a, b in zip(measure(packed, few, plan), measure(packed, full, plan), strict=True):
             assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("numpy", [True, False])
+def test_a_masked_token_is_no_extreme(numpy, monkeypatch):
+    if not numpy:  # as on other devices
+        monkeypatch.setattr(arrays, "is_array", lambda values: False)
+    below, above = (scalars(Correction(), one_long([x, 2 * x, 0.0], mask=[1, 1, 0])) for x in (-0.5, 0.5))
+    assert below["ratio_max"] == pytest.approx(math.exp(-0.5))
+    assert above["ratio_min"] == pytest.approx(math.exp(0.5))
