@@ -39,13 +39,8 @@ class Chunks:
         """
         held = segments.local_lengths
         lanes = lanes_of(held)
-        owners, lengths, bins = _by_position(segments) if by_position else _whole(held)
-        many = np.maximum(-(-lengths // lanes), 1)
-        first, chunk = np.cumsum(lengths) - lengths, np.cumsum(many) - many
-        owners, begins, left, places, chunk = np.repeat([owners, first, lengths, bins, chunk], many, axis=1)
-        done = lanes * (np.arange(len(owners)) - chunk)
-        offsets = np.searchsorted(owners, np.arange(len(held) + 1))
-        columns = (owners, begins + done, np.minimum(left - done, lanes), places, offsets)
+        runs = _by_position(segments) if by_position else _whole(segments.grid.numbers)
+        columns = _cut(runs, lanes, len(held))
         parts = host_ints(np.concatenate(columns), segments.device).split([len(c) for c in columns])
         return cls(lanes, *parts)
 
@@ -61,10 +56,23 @@ def lanes_of(lengths: Sequence[int]) -> int:
     return min(max(1 << max(mean - 1, 0).bit_length(), FEWEST), MOST)
 
 
-def _whole(lengths: Sequence[int]) -> Runs:
+def _cut(runs: Runs, lanes: int, count: int) -> tuple[np.ndarray, ...]:
+    """Owners, begins, sizes, places and offsets of the chunks of these runs of ``count`` sequences."""
+    many = np.maximum((runs.lengths + (lanes - 1)) // lanes, 1)
+    stops, chunks = runs.lengths.cumsum(), many.cumsum()
+    owners, places = runs.sequences.repeat(many), runs.bins.repeat(many)
+    before = stops - runs.lengths - lanes * (chunks - many)  # its first token less those of chunks before it
+    begins = before.repeat(many) + np.arange(0, lanes * len(owners), lanes)
+    sizes = np.minimum(stops.repeat(many) - begins, lanes)
+    offsets = np.zeros(count + 1, dtype=np.int64)
+    np.bincount(owners, minlength=count).cumsum(out=offsets[1:])
+    return owners, begins, sizes, places, offsets
+
+
+def _whole(lengths: np.ndarray) -> Runs:
     """Each sequence as one run."""
     every = np.arange(len(lengths))
-    return Runs(every, np.array(lengths, dtype=np.int64), np.zeros_like(every))
+    return Runs(every, lengths, np.zeros_like(every))
 
 
 def _by_position(segments: Segments) -> Runs:
@@ -72,6 +80,8 @@ def _by_position(segments: Segments) -> Runs:
     it."""
     found = runs(segments, POSITIONS)
     missing = np.flatnonzero(np.bincount(found.sequences, minlength=segments.count) == 0)
+    if not len(missing):
+        return found
     none = np.zeros_like(missing)
     joined = [np.concatenate(both) for both in zip(found, (missing, none, none), strict=True)]
     order = np.argsort(joined[0], kind="stable")

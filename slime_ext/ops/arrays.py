@@ -28,9 +28,13 @@ class Cuts(NamedTuple):
     blocks: np.ndarray  # [B] the first tokens of blocks, which hold up to ``LONG`` tokens of one segment
 
 
-def cuts(lengths: Sequence[int]) -> Cuts:
-    """Of segments of these lengths."""
-    lengths = np.frombuffer(array("q", lengths), dtype=np.int64)
+def integers(values: Sequence[int]) -> np.ndarray:
+    """[N] int64, not to be written to."""
+    return np.frombuffer(array("q", values), dtype=np.int64)
+
+
+def cuts(lengths: np.ndarray) -> Cuts:
+    """Of segments of these lengths, int64."""
     held = np.flatnonzero(lengths)
     lengths = lengths[held]
     starts, many = lengths.cumsum() - lengths, -(-lengths // LONG)

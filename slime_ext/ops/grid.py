@@ -88,6 +88,11 @@ class Grid:
         return len(self.lengths)
 
     @cached_property
+    def numbers(self) -> np.ndarray:
+        """[S] the lengths as int64, not to be written to."""
+        return arrays.integers(self.lengths)
+
+    @cached_property
     def blocks(self) -> int:
         """How many whole blocks there are; the tokens after them, 2 or more, are added one by one."""
         return max(sum(self.lengths) - 2, 0) >> SHIFT
@@ -105,7 +110,7 @@ class Grid:
         """On the host: the shared blocks, rising; the block [S + 1] that each segment begins in and the last
         ends in; where [S + 1] its single tokens begin among all block sums and all single tokens."""
         bounds = np.zeros(self.count + 1, dtype=np.int64)
-        np.cumsum(np.frombuffer(array("q", self.lengths), dtype=np.int64), out=bounds[1:])
+        np.cumsum(self.numbers, out=bounds[1:])
         block = np.minimum(bounds >> SHIFT, self.blocks)  # only the last can lie beyond all whole blocks
         later = block[1:][(block[1:] != block[:-1]) & (block[1:] > 1)]
         shared = np.concatenate([(0, 1), later])
@@ -187,7 +192,7 @@ class Grid:
 
     @cached_property
     def _cuts(self) -> arrays.Cuts:
-        return arrays.cuts(self.lengths)
+        return arrays.cuts(self.numbers)
 
     def _together(self, rows: Sequence[Tensor], extremes: Sequence[Extreme]) -> Tensor:
         wide = functools.reduce(torch.promote_types, (row.dtype for row in rows), torch.float32)

@@ -21,7 +21,7 @@ def prefix_min(segments: Segments, values: Tensor, max_of_negative: Tensor) -> T
             the ranks; not read where this rank holds every token.
     """
     lengths = [stop - start for _, start, stop, _ in segments.pieces]
-    cuts = arrays.cuts(lengths)
+    cuts = arrays.cuts(arrays.integers(lengths))
     begins = host_ints(cuts.starts, segments.device)
     before = torch.where(segments.mask, values, torch.inf).roll(1)
     if segments.is_whole:

@@ -8,13 +8,11 @@ of parallelism.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, repeat
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -249,18 +247,13 @@ class Segments:
     def spread(self, values: Tensor) -> Tensor:
         """[S] -> [T], the sequence's value at each of its local tokens."""
         if arrays.is_array(values):
-            return arrays.repeated(values, self._repeats)
+            return arrays.repeated(values, self.grid.numbers)
         return values.index_select(0, self._owners)
-
-    @cached_property
-    def _repeats(self) -> np.ndarray:
-        """``local_lengths`` as int64."""
-        return np.frombuffer(array("q", self.local_lengths), dtype=np.int64)
 
     def repeat(self, values: Tensor, lengths: Sequence[int]) -> Tensor:
         """Each value as often as its length says, without asking the device for the total."""
         if arrays.is_array(values):
-            return arrays.repeated(values, np.array(lengths, dtype=np.int64))
+            return arrays.repeated(values, arrays.integers(lengths))
         return values.repeat_interleave(host_ints(lengths, self.device), output_size=sum(lengths))
 
     @cached_property
