@@ -3,6 +3,10 @@
 Nothing here is added with float atomics, so results repeat bit by bit.
 """
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -28,6 +32,14 @@ OLDEST = tl.constexpr(len(HIGHEST) - 1)
 OF_SEQUENCES = tl.constexpr(len(PER_SEQUENCE))
 ALL_BINS = tl.constexpr(BINS)
 A1, A2, A3, A4, A5, A6, A7 = map(tl.constexpr, AGES)
+
+
+def kernel(function: Callable[..., None]) -> Any:
+    """``triton.jit`` for what is launched: one machine code for all micro-batches. Triton would compile, for
+    seconds each time, another one for every new mix of aligned arrays and counts divisible by 16."""
+    given = inspect.signature(function).parameters.items()
+    plain = [name for name, parameter in given if parameter.annotation is not tl.constexpr]
+    return triton.jit(function, do_not_specialize=plain)
 
 
 @triton.jit
@@ -103,7 +115,7 @@ def put_highest(rows, row, chunk, chunks, values):
     tl.store(rows + row * chunks + chunk, tl.max(values, 0).to(tl.float64))
 
 
-@triton.jit
+@kernel
 def totals(
     partials,
     offsets,
@@ -128,7 +140,7 @@ def totals(
         tl.store(histogram + tl.arange(0, ROOM), tl.zeros((ROOM,), tl.int32))
 
 
-@triton.jit
+@kernel
 def reduced(
     rows,
     chunks,

@@ -19,11 +19,10 @@ from slime_ext.metrics.layout import BINS, COLUMNS, CURVE_COLUMNS, FIRST, LOG_PR
 from slime_ext.metrics.measure import LARGEST
 from slime_ext.ops.statistics import Need
 
-HEAD = """import triton
-import triton.language as tl
+HEAD = """import triton.language as tl
 
 from slime_ext.kernels.device import (
-    INF, binary_kl, binary_kl_max, expm1, k2, k3, over, parts, put, put_highest, squares, tv
+    INF, binary_kl, binary_kl_max, expm1, k2, k3, kernel, over, parts, put, put_highest, squares, tv
 )
 
 """
@@ -80,10 +79,9 @@ def source(correction: Correction, needs: tuple[Need, ...], parts: Parts) -> str
     """Both kernels of a correction, as a Python module."""
     reads = any(step.reads_advantages for step in correction.steps)
     load = LOAD + (ADVANTAGE if reads else "")
-    constants = "".join(f"{name} = tl.constexpr({value})\n" for name, value in _constants(correction).items())
     writer = Writer(correction, needs, Triton())
     measured = "" if parts.layout is None else _measured(parts)
-    return f"{HEAD}{constants}\n\n{_statistics(writer, load)}\n\n{_correct(writer, load, measured)}"
+    return f"{HEAD}\n{_statistics(writer, load)}\n\n{_correct(writer, load, measured)}"
 
 
 def _constants(correction: Correction) -> dict[str, int | float]:
@@ -98,7 +96,7 @@ def _statistics(writer: Writer, load: str) -> str:
         for i, n in enumerate(writer.needs)
     ]
     signature = f"{INPUTS}, partials, chunks, WIDE: tl.constexpr, LANES: tl.constexpr"
-    return f"@triton.jit\ndef statistics({signature}):\n{load}{''.join(sums)}"
+    return f"@kernel\ndef statistics({signature}):\n{load}{''.join(sums)}"
 
 
 def _sum(writer: Writer, need: Need) -> str:
@@ -120,8 +118,9 @@ def _correct(writer: Writer, load: str, measured: str) -> str:
         "WIDE: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr, OUTCOME: tl.constexpr, "
         "BOUNDS: tl.constexpr, OBSERVE: tl.constexpr, LOSS: tl.constexpr, SCALED: tl.constexpr"
     )
+    known = "".join(f"    {n}: tl.constexpr = {v}\n" for n, v in _constants(writer.correction).items())
     decided = f"{START}{ahead}{START_TOKENS}{body}"
-    return f"@triton.jit\ndef correct({signature}):\n{load}{loads}{decided}{STORE}{measured}"
+    return f"@kernel\ndef correct({signature}):\n{known}{load}{loads}{decided}{STORE}{measured}"
 
 
 def _measured(parts: Parts) -> str:

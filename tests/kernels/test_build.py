@@ -11,12 +11,25 @@ import pytest
 pytest.importorskip("triton")
 
 
-@pytest.mark.slow
-def test_kernels_compile_for_sm_90(tmp_path):
-    plain = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    env = plain | {"TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.build_for_cuda"]
+def printed(module, **more):
+    """The words that a module prints in a process of its own, in which Triton interprets nothing."""
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | more
+    command = [sys.executable, "-W", "ignore", "-m", module]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    sizes = [int(word) for line in done.stdout.splitlines() for word in line.split()[2:]]
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_sm_90(tmp_path):
+    lines = printed("tests.kernels.build_for_cuda", TRITON_CACHE_DIR=str(tmp_path))
+    sizes = [int(word) for _, _, *words in lines for word in words]
     assert len(sizes) == 8 and min(sizes) > 1000
+
+
+@pytest.mark.slow
+def test_each_kernel_is_compiled_once_for_all_micro_batches():
+    """Not again, which takes seconds, wherever an array begins and however many sequences and chunks there
+    are."""
+    kernels = ("correct", "reduced", "statistics", "totals")
+    assert printed("tests.kernels.variants") == [[name, "1"] for name in kernels]
