@@ -13,14 +13,14 @@ from slime_ext.ops.grid import host_ints
 from slime_ext.ops.runs import Runs, runs
 from slime_ext.ops.segments import Segments
 
-FEWEST, MOST = 128, 2048  # tokens of a chunk
+FEWEST, MOST = 128, 1024  # tokens of a chunk
 
 
 @dataclass(frozen=True)
 class Chunks:
     """Where chunks lie; none crosses a sequence border.
 
-    A sequence of a million tokens is 512 chunks, thousands of short ones are one each: both fill the chip.
+    A sequence of a million tokens is 1024 chunks, thousands of short ones are one each: both fill the chip.
     """
 
     lanes: int  # of every program, a power of 2

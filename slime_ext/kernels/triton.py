@@ -26,7 +26,8 @@ from slime_ext.kernels.triton_text import EXTREMES, ROOM, VALUES, source
 from slime_ext.metrics.layout import CURVE_BINS, CURVE_COLUMNS, Layout
 from slime_ext.ops.statistics import Need
 
-TAIL = 256  # lanes of the kernels that add up chunks
+OF_SEQUENCE, OF_ALL = 256, 1024  # lanes of the kernels that add up the chunks of a sequence, and of all
+PER_WARP = 128  # lanes: four numbers a thread leave room for them in registers, and for others on a processor
 CELLS = CURVE_BINS * len(CURVE_COLUMNS)
 INPUTS = ("numerators", "behaviors", "masks", "advantages", "owners", "begins", "sizes")
 DECIDED = ("numbers", "ages", "groups")
@@ -112,7 +113,7 @@ class Call:
             return
         partials = self._new(len(self.needs), count)
         self._launch("statistics", INPUTS, partials, count)
-        sizes = {"NEEDS": len(self.needs), "LANES": TAIL, "ROOM": ROOM}
+        sizes = {"NEEDS": len(self.needs), "LANES": OF_SEQUENCE, "ROOM": ROOM}
         arrays = (partials, self.chunks.offsets, table, self.arrays["histogram"], count, segments.count)
         _start(_device().totals, segments.count, segments.device, *arrays, **sizes)
         self.arrays["table"] = over_ranks(table, segments.all_sum)
@@ -144,7 +145,7 @@ class Call:
         programs = rows_of(layout) + 1 + (2 * CELLS if layout.curves else 0)
         arrays = (rows, count, owners, at, table, *places, kepts, ages, segments.count, *rest)
         constants = {"FLAGS": len(layout.flags), "CURVES": layout.curves, "AGED": "ages" in self.arrays}
-        constants |= {"HERE": self.work.first, "LANES": TAIL}
+        constants |= {"HERE": self.work.first, "LANES": OF_ALL}
         _start(_device().reduced, programs, segments.device, *arrays, **constants)
 
     def _launch(self, name: str, inputs: tuple[str, ...], *more: Any, **constants: Any) -> None:
@@ -174,9 +175,15 @@ def _device() -> ModuleType:
 
 def _start(kernel: Any, programs: int, device: torch.device, *arguments: Any, **constants: Any) -> None:
     """Runs a kernel."""
-    if device.type == "cuda":  # the eager path rounds after every operation; so must a comparison here
-        constants["enable_fp_fusion"] = False
+    if device.type == "cuda":
+        constants |= options(constants["LANES"])
     kernel[(programs,)](*arguments, **constants)
+
+
+def options(lanes: int) -> dict[str, int | bool]:
+    """How a kernel of so many lanes is compiled. The eager path rounds after every operation; so must a
+    comparison here."""
+    return {"enable_fp_fusion": False, "num_warps": lanes // PER_WARP}
 
 
 def _on(device: torch.device) -> AbstractContextManager:

@@ -21,10 +21,12 @@ def printed(module, **more):
 
 
 @pytest.mark.slow
-def test_kernels_compile_for_sm_90(tmp_path):
+def test_kernels_compile_for_sm_90_and_keep_their_numbers_in_registers(tmp_path):
+    """A thread has 255; what finds none goes to memory, but for 8 bytes that calls of functions take."""
     lines = printed("tests.kernels.build_for_cuda", TRITON_CACHE_DIR=str(tmp_path))
-    sizes = [int(word) for _, _, *words in lines for word in words]
-    assert len(sizes) == 8 and min(sizes) > 1000
+    assert len(lines) == 14
+    for kernel, registers, stack, *_ in lines:
+        assert int(registers) <= 192 and int(stack) <= 8, kernel
 
 
 @pytest.mark.slow
