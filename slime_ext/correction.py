@@ -26,6 +26,7 @@ WEIGHTS = (Reweight, MinPrefixReweight, Taper)
 
 OBSERVED = (Need("sum", "sequence", "ratio"), Need("sum", "sequence", "count"))
 HOST = Host()
+MOST_STEPS = 29  # what each did is a bit of an int32, two more are the group's and the non-finite's
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Correction:
     def __post_init__(self) -> None:
         self._forbid_double_count()
         self._check_plan()
+        expect(len(self.steps) <= MOST_STEPS, "steps", f"at most {MOST_STEPS}", len(self.steps), "join some")
         for i, step in enumerate(self.steps):
             if not step.is_coupled:
                 continue

@@ -167,6 +167,20 @@ def test_impossible_combinations_are_refused(fields, message):
         Correction(**fields)
 
 
+def test_what_every_one_of_the_most_steps_did_is_told_apart():
+    """Each veto rejects one more token; the last of 29 and the group have bits of their own."""
+    many = (*(Veto(0.5 * 0.9**i) for i in range(29)),)
+    packed, _ = tokens(oracle.random_batch(0, wild=False))
+    plan = Plan(keep=torch.zeros(packed.segments.count, dtype=torch.bool))
+    acted = Correction(steps=many, group="atomic")(packed, plan, observe=True).acted[packed.segments.mask]
+    assert (acted & (1 << 30) != 0).all()
+    for number, step in enumerate(many, 1):
+        alone = Correction(steps=(step,))(packed, observe=True).acted[packed.segments.mask]
+        assert torch.equal(acted & (1 << number) != 0, alone & 2 != 0)
+    with pytest.raises(ConfigError, match="steps: expected at most 29, got 30"):
+        Correction(steps=(*many, Veto(1e-9)))
+
+
 def test_what_a_correction_needs_from_the_host():
     assert not Correction(steps=WEIGHTED).needs_target
     assert Correction(numerator="target").needs_target and Correction(surrogate=Reinforce()).needs_advantages
