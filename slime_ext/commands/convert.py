@@ -16,6 +16,7 @@ from slime_ext.host import contract
 # Where a system's whole configuration holds its block, and which mappings hold it among other keys.
 HOMES = {"verl": (("algorithm", "rollout_correction"), ("rollout_correction",))}
 AMONG = {"verl": (("algorithm",),), "skyrl": (("trainer", "algorithm"), ("algorithm",))}
+ABSENT = object()
 
 
 def main(argv: list[str]) -> int:
@@ -62,17 +63,19 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
 
 def _block(system: str, whole: Mapping[str, Any]) -> Any:
     for path in (("slime_ext", system), (system,), *HOMES.get(system, ())):
-        if (found := _at(whole, path)) is not None:
-            return found
+        if (found := _at(whole, path, ABSENT)) is not ABSENT:
+            return {} if found is None else found  # null corrects nothing
     keys = dialects.DIALECTS.get(system, ((), None))[0]
     for path in AMONG.get(system, ()):
-        found = _at(whole, path) or {}
+        found = _at(whole, path, {})
         if isinstance(found, Mapping) and (own := {k: v for k, v in found.items() if k in keys}):
             return own
     return whole
 
 
-def _at(whole: Any, path: tuple[str, ...]) -> Any:
+def _at(whole: Any, path: tuple[str, ...], absent: Any) -> Any:
     for key in path:
-        whole = whole.get(key) if isinstance(whole, Mapping) else None
+        if not isinstance(whole, Mapping) or key not in whole:
+            return absent
+        whole = whole[key]
     return whole

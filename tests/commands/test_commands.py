@@ -288,6 +288,12 @@ def test_what_convert_prints_is_what_the_block_means(capsys, tmp_path, system):
     assert load_config(native["slime_ext"]) == load_config({system: block})
 
 
+def test_a_block_that_is_null_converts_to_no_correction(capsys, tmp_path):
+    whole = {"algorithm": {"rollout_correction": None, "gamma": 1.0}}
+    status, out, _ = run(capsys, "convert", "--from", "verl", written(tmp_path / "c.yaml", whole))
+    assert status == 0 and yaml.safe_load(out)["slime_ext"]["steps"] == []
+
+
 def test_what_converts_to_a_whole_step_brings_what_that_needs(capsys, tmp_path):
     block = written(tmp_path / "v.yaml", {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_2.0"})
     _, out, _ = run(capsys, "convert", "--from", "verl", block)
