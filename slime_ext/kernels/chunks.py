@@ -39,8 +39,8 @@ class Chunks:
         """
         held = segments.local_lengths
         lanes = lanes_of(held)
-        runs = _by_position(segments) if by_position else _whole(segments.grid.numbers)
-        columns = _cut(runs, lanes, len(held))
+        whole = _by_position(segments) if by_position else _sequences(segments.grid.numbers)
+        columns = _cut(whole, lanes, len(held))
         parts = host_ints(np.concatenate(columns), segments.device).split([len(c) for c in columns])
         return cls(lanes, *parts)
 
@@ -56,12 +56,12 @@ def lanes_of(lengths: Sequence[int]) -> int:
     return min(max(1 << max(mean - 1, 0).bit_length(), FEWEST), MOST)
 
 
-def _cut(runs: Runs, lanes: int, count: int) -> tuple[np.ndarray, ...]:
+def _cut(whole: Runs, lanes: int, count: int) -> tuple[np.ndarray, ...]:
     """Owners, begins, sizes, places and offsets of the chunks of these runs of ``count`` sequences."""
-    many = np.maximum((runs.lengths + (lanes - 1)) // lanes, 1)
-    stops, chunks = runs.lengths.cumsum(), many.cumsum()
-    owners, places = runs.sequences.repeat(many), runs.bins.repeat(many)
-    before = stops - runs.lengths - lanes * (chunks - many)  # its first token less those of chunks before it
+    many = np.maximum((whole.lengths + (lanes - 1)) // lanes, 1)
+    stops, chunks = whole.lengths.cumsum(), many.cumsum()
+    owners, places = whole.sequences.repeat(many), whole.bins.repeat(many)
+    before = stops - whole.lengths - lanes * (chunks - many)  # its first token less those of chunks before it
     begins = before.repeat(many) + np.arange(0, lanes * len(owners), lanes)
     sizes = np.minimum(stops.repeat(many) - begins, lanes)
     offsets = np.zeros(count + 1, dtype=np.int64)
@@ -69,7 +69,7 @@ def _cut(runs: Runs, lanes: int, count: int) -> tuple[np.ndarray, ...]:
     return owners, begins, sizes, places, offsets
 
 
-def _whole(lengths: np.ndarray) -> Runs:
+def _sequences(lengths: np.ndarray) -> Runs:
     """Each sequence as one run."""
     every = np.arange(len(lengths))
     return Runs(every, lengths, np.zeros_like(every))
