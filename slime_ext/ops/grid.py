@@ -32,27 +32,16 @@ Numbers = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 
 def host_numbers(numbers: Numbers, like: Tensor) -> Tensor:
     """Numbers known to the host, in the dtype and on the device of another tensor, without waiting for it;
-    not to be written to, since they are held between calls."""
+    not to be written to, and held between calls on the CPU alone."""
     if type(like) is not Tensor:  # a graph has constants of its own
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
-    if like.device.type == "cpu":
-        return _on_host(numbers, like.dtype)
-    return _on_device(numbers, like.dtype, like.device, _stream(like.device))
+    found = _on_host(numbers, like.dtype)
+    return found if like.device.type == "cpu" else found.pin_memory().to(like.device, non_blocking=True)
 
 
 @functools.lru_cache(maxsize=256)
 def _on_host(numbers: Numbers, dtype: torch.dtype) -> Tensor:
     return torch.tensor(numbers, dtype=dtype)
-
-
-@functools.lru_cache(maxsize=256)
-def _on_device(numbers: Numbers, dtype: torch.dtype, device: torch.device, stream: int) -> Tensor:
-    """Copied once for each stream: to what is queued there later, the copy comes first."""
-    return _on_host(numbers, dtype).pin_memory().to(device, non_blocking=True)
-
-
-def _stream(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 class Extreme(NamedTuple):

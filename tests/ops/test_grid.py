@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slime_ext.ops import arrays
-from slime_ext.ops.grid import Extreme, Grid, host_numbers
+from slime_ext.ops.grid import Extreme, Grid
 
 CPU = torch.device("cpu")
 RNG = random.Random(0)
@@ -97,13 +97,3 @@ def test_spread_repeats_a_value_for_each_token(lengths):
 
 def test_a_thousand_flags_are_more_than_a_byte_holds():
     assert Grid((1000, 3), CPU).sums([torch.ones(1003, dtype=torch.uint8)]).tolist() == [[1000, 3]]
-
-
-def test_numbers_go_to_a_device_once(monkeypatch):
-    """The device is one without memory; a copy is waited for by nobody."""
-    copied = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: copied.append(self) or self)
-    single, double = (torch.empty(0, device="meta", dtype=dtype) for dtype in (torch.float32, torch.float64))
-    first, again, wider = (host_numbers((1.5, -math.inf), like) for like in (single, single, double))
-    assert first is again and len(copied) == 2
-    assert [x.dtype for x in (first, wider)] == [torch.float32, torch.float64] and first.is_meta
