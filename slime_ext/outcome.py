@@ -122,8 +122,11 @@ class Outcome:
 
 
 def _numbered(operation: Callable[..., Tensor], one: Tensor, other: Tensor) -> Tensor:
-    """[T] float32, 0 and 1, of flags combined: through bytes, and written once."""
+    """[T] float32, 0 and 1, of flags combined: through bytes, and on a CPU written once. Kernels of CUDA for
+    bits write the dtype that they read, and raise otherwise."""
     if is_traced(one):
         return as_numbers(operation(one, other), torch.float32)
-    written = one.new_empty(one.shape, dtype=torch.float32)
-    return operation(*(flags.view(torch.uint8) for flags in (one, other)), out=written)
+    one, other = (flags.view(torch.uint8) for flags in (one, other))
+    if one.device.type != "cpu":
+        return operation(one, other).to(torch.float32)
+    return operation(one, other, out=one.new_empty(one.shape, dtype=torch.float32))

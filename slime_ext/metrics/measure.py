@@ -68,8 +68,15 @@ def measure(
     log_ratio, per_sequence, highest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
     clipped = acted[-1:] if surrogate_clipped is None else surrogate_clipped.sum(0, keepdim=True)
     sums = (kept, of_tokens[:3], log_ratio, of_tokens[3:], acted[:-1], clipped, *per_sequence)
-    every = torch.cat([*sums, *_histogram(outcome.log_ratio), *curves, *extremes, *highest, log_sums])
+    every = _joined([*sums, *_histogram(outcome.log_ratio), *curves, *extremes, *highest, log_sums])
     return Measured(*every.split((every.numel() - len(HIGHEST) - len(LOG_SUMS), len(HIGHEST), len(LOG_SUMS))))
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """One after the other, in float64. CUDA joins at once what has one dtype, and copies all else in turn."""
+    if not is_traced(parts[0]) and parts[0].device.type != "cpu":
+        parts = [part.double() for part in parts]
+    return torch.cat(parts)
 
 
 def nothing(layout: Layout, device: torch.device | str = "cpu") -> Measured:

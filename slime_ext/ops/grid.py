@@ -32,9 +32,11 @@ Numbers = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 
 def host_numbers(numbers: Numbers, like: Tensor) -> Tensor:
     """Numbers known to the host, in the dtype and on the device of another tensor, without waiting for it;
-    not to be written to, and held between calls on the CPU alone."""
+    not to be written to, and held between calls on the CPU alone: a host may drop what a device holds."""
     if type(like) is not Tensor:  # a graph has constants of its own
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
+    if like.device.type != "cpu" and not isinstance(numbers, tuple):
+        return like.new_full((), numbers)  # in a tenth of the host's time of a copy
     found = _on_host(numbers, like.dtype)
     return found if like.device.type == "cpu" else found.pin_memory().to(like.device, non_blocking=True)
 
@@ -196,8 +198,7 @@ class Grid:
 
     def _together(self, rows: Sequence[Tensor], extremes: Sequence[Extreme]) -> Tensor:
         wide = functools.reduce(torch.promote_types, (row.dtype for row in rows), torch.float32)
-        table = rows[0].new_empty((len(rows), len(rows[0])), dtype=wide)
-        torch.stack(list(rows), out=table)
+        table = torch.stack([row.to(wide) for row in rows])  # of one dtype: CUDA copies others one by one
         shared, _ = self.index
         whole = table[:, : self.blocks << SHIFT].unflatten(1, (self.blocks, BLOCK))
         singles = whole[:, shared].flatten(1).unbind()  # index_select would copy all rows
@@ -208,8 +209,7 @@ class Grid:
         width = sum(map(len, parts[:3]))
         if not width:
             return table.new_zeros(len(rows), self.count, dtype=torch.float64)
-        found = table.new_empty((len(rows), width), dtype=torch.float64)
-        torch.cat(parts, out=found.view(-1))
+        found = torch.cat(parts).double().view(len(rows), width)
         for row, (_, below, limit) in zip(found[len(table) :], extremes, strict=True):
             torch.lt(row, -limit, out=row) if below else torch.gt(row, limit, out=row)
         # One flat reduction, which CUDA spreads over all its processors.
