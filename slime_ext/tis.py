@@ -25,7 +25,7 @@ from slime_ext.host.configured import check_first_call, correction_for
 from slime_ext.host.contract import HookCall
 from slime_ext.host.guards import warn_of_double_count
 from slime_ext.host.hook import Result, bounds_of, check_finite, run
-from slime_ext.host.packing import Packed, context_parallel, pack
+from slime_ext.host.packing import Packed, check_loss, context_parallel, pack
 from slime_ext.ops.ratios import finite_tokens, in_common
 
 Body = Callable[[HookCall], Result]
@@ -130,6 +130,7 @@ def _tis(call: HookCall, bound: Callable[[Tensor, float, float], Tensor]) -> Res
 
 def _packed(call: HookCall) -> Packed:
     packed = pack(call, context_parallel())
+    check_loss(call.pg_loss, packed.segments)
     check_finite(call, packed)
     return packed
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slime_ext import presets, tis
-from slime_ext.errors import ConfigError, NonFiniteError
+from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host import guards
 from slime_ext.host.contract import METRICS, REQUIRED
 from tests import oracle
@@ -129,6 +129,14 @@ def test_calling_twice_changes_nothing(name):
     call = as_slime_calls(oracle.random_batch(1))
     first, second = (getattr(tis, name)(arguments(), **call)[0] for _ in range(2))
     torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", [*SEEDS, "geo_rs", "token_tis", "metrics_only"])
+def test_a_loss_that_is_not_one_number_per_token_is_refused(name):
+    call = as_slime_calls(oracle.random_batch(1))
+    held = len(call["pg_loss"])
+    with pytest.raises(DataError, match=f"pg_loss: expected {held} tokens on this rank, got {held - 1}"):
+        getattr(tis, name)(arguments(), **call | {"pg_loss": call["pg_loss"][1:]})
 
 
 def test_correct_reads_the_mapping_of_the_arguments():

@@ -12,7 +12,7 @@ from slime_ext.errors import ConfigError
 from slime_ext.host import ages, poison, step_metrics
 from slime_ext.host.contract import CARRY, METRICS, HookCall
 from slime_ext.host.guards import require_finite
-from slime_ext.host.packing import Packed, context_parallel, pack, unpack_masks
+from slime_ext.host.packing import Packed, check_loss, context_parallel, pack, unpack_masks
 from slime_ext.host.step_plan import plan_for
 from slime_ext.kernels import Work, backend_for
 from slime_ext.objectives import Bounds
@@ -35,6 +35,7 @@ def run(call: HookCall, correction: Correction) -> Result:
     _refuse(call, correction)
     parallel = context_parallel()
     packed = pack(call, parallel)
+    check_loss(call.pg_loss, packed.segments)
     check_finite(call, packed, behavior=correction.on_nonfinite == "raise")
     tokens = Tokens(packed.segments, packed.proximal, packed.behavior, packed.target, packed.advantages)
     tokens = replace(tokens, ages=_ages(call, correction))
