@@ -69,8 +69,9 @@ def tv(num, beh):
 
 @triton.jit
 def inner(x):
-    """A probability as far from 0 and 1 as KPop has it."""
-    return tl.minimum(tl.maximum(tl.exp(x.to(tl.float64)), EDGE), 1.0 - EDGE)
+    """A probability as far from 0 and 1 as KPop has it; see ``number`` in triton_text."""
+    low, high = tl.full((), EDGE, tl.float64), tl.full((), 1.0 - EDGE, tl.float64)
+    return tl.minimum(tl.maximum(tl.exp(x.to(tl.float64)), low), high)
 
 
 @triton.jit

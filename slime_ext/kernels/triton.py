@@ -6,7 +6,9 @@ chunks, and ``reduced`` adds up what was measured.
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
+import shutil
 import tempfile
 import threading
 from contextlib import AbstractContextManager, nullcontext
@@ -43,8 +45,9 @@ def kernels_of(correction: Correction, needs: tuple[Need, ...], parts: Parts) ->
     key = (correction, needs, parts.layout)
     with _lock:
         if key not in _written:
-            folder = Path(tempfile.mkdtemp(prefix="slime_ext_"))
-            path = folder / f"kernels_{len(_written)}.py"
+            folder = tempfile.mkdtemp(prefix="slime_ext_")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            path = Path(folder) / f"kernels_{len(_written)}.py"
             path.write_text(source(correction, needs, parts))
             spec = importlib.util.spec_from_file_location(path.stem, path)
             module = importlib.util.module_from_spec(spec)
@@ -99,9 +102,9 @@ class Call:
         if parts.loss:
             read["losses"] = work.host_loss
         chunks = Chunks.of(tokens.segments, by_position=parts.layout is not None and parts.layout.curves)
-        arrays = {name: value.detach() for name, value in read.items()} | room(work, parts, wide)
-        places = {"owners": chunks.owners, "begins": chunks.begins, "sizes": chunks.sizes}
-        arrays |= places | {"places": chunks.places, "masks": tokens.segments.mask.view(torch.uint8)}
+        arrays = {name: value.detach().contiguous() for name, value in read.items()} | room(work, parts, wide)
+        arrays |= {"owners": chunks.owners, "begins": chunks.begins, "sizes": chunks.sizes}
+        arrays |= {"places": chunks.places, "masks": tokens.segments.mask.contiguous().view(torch.uint8)}
         return cls(kernels_of(correction, needs, parts), needs, work, parts, chunks, wide, arrays)
 
     def sum_up(self) -> None:

@@ -7,6 +7,7 @@ decide again and writes its tokens. No float is added with atomics, so results r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -52,6 +53,7 @@ START_TOKENS = """    nowhere = lane < 0
     clipped = here & all_clipped
     acted = tl.where(finite, 0, 1) | all_acted
 """
+EXACT = (0.0, 0.5, 1.0, -math.inf, math.inf)  # in any dtype
 ROOM = 1 << (BINS - 1).bit_length()  # bins of the histogram as Triton counts them
 INPUTS = "numerators, behaviors, masks, advantages, owners, begins, sizes"
 
@@ -72,7 +74,10 @@ class Triton:
         return f"tl.load({array} + {index})"
 
     def number(self, value: float, *, wide: bool = False) -> str:
-        return literal(value)
+        """With its dtype: Triton 3.4 and 3.5 round a bare number to float32, even beside a float64."""
+        if value in EXACT:
+            return literal(value)
+        return f"tl.full((), {literal(value)}, {'tl.float64' if wide else 'WIDE'})"
 
 
 def source(correction: Correction, needs: tuple[Need, ...], parts: Parts) -> str:
@@ -134,7 +139,7 @@ def _measured(parts: Parts) -> str:
 
 
 def _by_probability(row: int) -> Iterator[str]:
-    edges = ("-INF", *map(literal, LOG_PROBABILITIES), "INF")
+    edges = ("-INF", *map(Triton().number, LOG_PROBABILITIES), "INF")
     for low, high in pairwise(edges):
         yield f"inside = (log_behavior >= {low}) & (log_behavior < {high})"
         for value in VALUES[: len(CURVE_COLUMNS)]:
@@ -146,8 +151,8 @@ MEASURED = """    bits = tl.abs(l).to(tl.float32).to(tl.int32, bitcast=True) >> 
     distance = tl.minimum(bits - FIRST, SIDE)
     index = tl.where(l < 0.0, SIDE + 1 + distance, distance)
     counts = tl.histogram(index, ROOM, mask=finite & (distance >= 0))
-    # Whole numbers add up to the same in any order, unlike floats.
-    tl.atomic_add(histogram + tl.arange(0, ROOM), counts, mask=counts > 0)
+    # Whole numbers add up to the same in any order, unlike floats; nobody looks before the next kernel.
+    tl.atomic_add(histogram + tl.arange(0, ROOM), counts, mask=counts > 0, sem="relaxed")
     largest = LARGEST_WIDE if WIDE == tl.float64 else LARGEST
     excess = tl.minimum(expm1(l), largest)
     bounded = tl.minimum(weight, largest)

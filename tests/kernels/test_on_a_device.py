@@ -1,5 +1,5 @@
-"""The eager path where tensors do not lie on a CPU: on the meta device, which has shapes and dtypes and nothing
-to wait for."""
+"""The eager path where tensors lie on no CPU: on the meta device, which has shapes and dtypes and nothing to
+wait for."""
 
 from __future__ import annotations
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
 from slime_ext.correction import Plan
+from slime_ext.kernels import Work
 from slime_ext.kernels.triton import Triton
+from slime_ext.kernels.triton_text import Triton as Language
+from slime_ext.metrics import Layout
 from tests.kernels.batches import (
     CORRECTIONS,
+    EVERY,
     FULL,
     assert_applied_alike,
     assert_same,
@@ -58,3 +64,29 @@ SCALE = pytest.param(torch.tensor([1.0, 2.0, 0.5]), id="scaled", marks=pytest.ma
 def test_loss_gradient_and_metrics_are_those_of_the_eager_path(scale):
     packed = random_tokens([90, 40, 300], noise=2e-3)
     assert_applied_alike(Triton(FULL), packed, Plan(scale=scale), 1e-5)
+
+
+def test_arrays_with_gaps_are_read_as_they_are():
+    """Kernels know no strides."""
+    packed = random_tokens([90, 40, 300])
+
+    def gapped(values):
+        return torch.stack([values, values.flip(0)], 1)[:, 0]
+
+    names = ("proximal", "behavior", "target", "advantages")
+    mask = replace(packed.segments, full_mask=gapped(packed.segments.mask))
+    loose = replace(packed, segments=mask, **{name: gapped(getattr(packed, name)) for name in names})
+    for correction in (FULL, EVERY):
+        losses = torch.linspace(-1, 1, 430), gapped(torch.linspace(-1, 1, 430))
+        expected, got = (
+            Triton(correction).apply(Work(tokens, loss, layout=Layout.of(correction)))
+            for tokens, loss in zip((packed, loose), losses, strict=True)
+        )
+        assert torch.equal(got.loss, expected.loss) and torch.equal(got.measured.sums, expected.measured.sums)
+
+
+def test_numbers_beside_float64_have_its_digits():
+    """Triton 3.4 and 3.5 take a bare number for a float32."""
+    assert Language().number(0.1, wide=True) == "tl.full((), 0.1, tl.float64)"
+    assert Language().number(0.1) == "tl.full((), 0.1, WIDE)"
+    assert Language().number(0.0) == "0.0"
