@@ -37,7 +37,7 @@ SHAPES = {
 # Bytes a token: two log-probs and a mask read, a weight and two flags written; or the loss read too,
 # and its product, the factor, three of the host's metrics and one flag written.
 OUTCOME, APPLIED = 9 + 6, 13 + 21
-BUSY = 4_000_000  # cycles, about 2 ms: longer than queueing any call takes
+BUSY = 20_000_000  # cycles, about 10 ms: longer than queueing any call takes
 
 
 def microseconds(body: Callable[[], object], repeat: int) -> tuple[float, float]:

@@ -20,14 +20,34 @@ import torch
 from torch import Tensor
 
 from slime_ext import presets
-from slime_ext.correction import Tokens
+from slime_ext.correction import Correction, Plan, Tokens
 from slime_ext.kernels.apply import Backend, Eager, Work
 from slime_ext.kernels.built import cache_folder
 from slime_ext.metrics.layout import Layout
 from slime_ext.ops.segments import Segments
 
 NAMES = ("token_tis", "icepop", "seq_mis", "skyrl_outlier_mask", "decoupled_geo_rs_token_tis", "topr", "kpop")
-LENGTHS = ((5, 0, 300, 1, 64), (1,), (131072,), (40,) * 3000, (1 << 20, 3))
+
+
+class Case(NamedTuple):
+    """A batch to compare on: its sequences, how far apart its policies are, what else is known of it."""
+
+    lengths: tuple[int, ...]
+    noise: float  # of the log-ratios, nats
+    planned: bool = False  # with ages, scales and rejected groups, on a rank that counts no sequences
+
+
+# Chunks of every width; sequences that are kept and such that are not, single tokens likewise.
+CASES = (
+    Case((5, 0, 300, 1, 64), 2e-3),
+    Case((1, 1), 0.3),
+    Case((40,) * 3000, 2e-3),
+    Case((40,) * 3000, 0.3),
+    Case((200,) * 50, 0.3, planned=True),
+    Case((400,) * 30, 2e-3),
+    Case((131072,), 2e-4),
+    Case((1 << 20, 3), 2e-4),
+)
 DTYPES = (torch.float32, torch.bfloat16)
 # Relative and absolute: products of float32 that an exponential went into; sums of such in another order.
 TOKENS, SUMS = 1e-5, 1e-4
@@ -66,40 +86,54 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
 
-def differences(
-    device: str, names: Sequence[str] = NAMES, lengths: Sequence[Sequence[int]] = LENGTHS
-) -> Iterator[str]:
+def differences(device: str, names: Sequence[str] = NAMES, cases: Sequence[Case] = CASES) -> Iterator[str]:
     """What the kernels do otherwise than the eager path, a line for each batch and correction."""
     from slime_ext.kernels.triton import Triton
 
     for dtype in DTYPES:
-        for each in lengths:
-            batch = _batch(each, dtype, device)
+        for case in cases:
+            batch, plan = batch_of(case, dtype, device)
             for name in names:
-                correction = presets.get(name)
+                correction = correction_of(name, case)
                 eager, once, twice = (
-                    _found(backend, batch)
+                    _found(backend, batch, plan)
                     for backend in (Eager(correction), Triton(correction), Triton(correction))
                 )
                 said = _apart(once, eager) or _not_the_same(once, twice)
                 if said:
-                    yield f"{name}, {dtype}, {len(each)} sequences of {sum(each)} tokens: {said}"
+                    count, size = len(case.lengths), sum(case.lengths)
+                    yield f"{name}, {dtype}, {count} sequences of {size} tokens: {said}"
 
 
-def _batch(lengths: Sequence[int], dtype: torch.dtype, device: str) -> Tokens:
-    """Two policies that are close; masked positions hold NaN, some tokens no behavior log-prob."""
-    generator = torch.Generator().manual_seed(sum(lengths))
-    log_probs, noise, advantages = torch.randn(3, sum(lengths), generator=generator)
+def correction_of(name: str, case: Case) -> Correction:
+    """The preset, as a plan makes it."""
+    preset = presets.get(name)
+    return replace(preset, group="atomic") if case.planned and preset.numerator == "proximal" else preset
+
+
+def batch_of(case: Case, dtype: torch.dtype, device: str) -> tuple[Tokens, Plan | None]:
+    """Masked positions hold NaN; where there are several sequences, some tokens have no behavior log-prob."""
+    generator, count = torch.Generator().manual_seed(sum(case.lengths)), len(case.lengths)
+    log_probs, noise, advantages = torch.randn(3, sum(case.lengths), generator=generator)
     proximal, mask = -log_probs.abs(), advantages.abs() > 0.1
-    behavior = torch.where(mask, proximal + 2e-3 * noise, torch.nan)
-    behavior[9::5000] = -torch.inf
+    behavior = torch.where(mask, proximal + case.noise * noise, torch.nan)
+    if count > 2:
+        behavior[3::5000] = -torch.inf
     values = (x.to(dtype).to(device) for x in (proximal, behavior, proximal, advantages))
-    return Tokens(Segments.whole(lengths, mask.to(device)), *values)
+    tokens = Tokens(Segments.whole(case.lengths, mask.to(device)), *values)
+    if not case.planned:
+        return tokens, None
+    number = torch.arange(count)
+    ages = torch.where(number % 5 == 4, torch.nan, number % 40)
+    plan = Plan(scale=(0.5 + number / count).to(device), keep=(number % 3 != 2).to(device))
+    return replace(tokens, ages=ages.to(device)), plan
 
 
-def _found(backend: Backend, batch: Tokens) -> Found:
+def _found(backend: Backend, batch: Tokens, plan: Plan | None) -> Found:
     loss, target = (x.float().clone().requires_grad_() for x in (batch.advantages, batch.target))
-    applied = backend.apply(Work(replace(batch, target=target), loss, layout=Layout.of(backend.correction)))
+    layout = Layout.of(backend.correction)
+    work = Work(replace(batch, target=target), loss, plan, layout=layout, first=plan is None)
+    applied = backend.apply(work)
     total = applied.loss.square().sum()
     gradient = torch.autograd.grad(total, (loss, target), allow_unused=True, materialize_grads=True)
     tensors = {"loss": applied.loss.detach(), "gradient": torch.cat(gradient)}

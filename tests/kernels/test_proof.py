@@ -14,7 +14,7 @@ from slime_ext.kernels import proof
 from slime_ext.kernels.triton import Call
 from slime_ext.metrics import Layout
 
-SMALL = ((5, 0, 30),)
+SMALL = (proof.Case((5, 0, 30), 2e-3),)
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,21 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_kernels_do_what_the_eager_path_does():
-    assert list(proof.differences("cpu", ("seq_mis", "topr"), SMALL)) == []
+    planned = proof.Case((20, 0, 3), 0.3, planned=True)
+    assert list(proof.differences("cpu", ("seq_mis", "topr", "kpop"), (*SMALL, planned))) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", proof.NAMES)
+def test_what_is_compared_is_kept_in_part(name):
+    """In batches of many sequences some tokens and not all, in a long sequence many."""
+    shares = []
+    for case in proof.CASES:
+        batch, plan = proof.batch_of(case, torch.float32, "cpu")
+        keep = proof.correction_of(name, case)(batch, plan).keep
+        shares.append(float(keep.sum() / batch.segments.mask.sum().clamp(min=1)))
+        assert max(case.lengths) < 1000 or shares[-1] > 0.5, case
+    assert any(0.02 < share < 0.98 for share in shares), shares
 
 
 def spoil(monkeypatch, change):
