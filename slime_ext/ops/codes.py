@@ -104,9 +104,9 @@ def _by_place(finite: Tensor, keep: Tensor, place: Tensor, bins: int) -> Tensor:
 def _by_rows(
     acted: Tensor, mask: Tensor, finite: Tensor, keep: Tensor, queries: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
-    bits = host_ints(queries, acted.device).to(torch.int32)[:, None]
+    bits = host_ints(queries, acted.device, torch.int32)[:, None]
     carried = ((acted | ~finite) & bits).to(torch.bool) & mask
-    found = torch.cat([torch.stack([finite, keep]), carried]).sum(1)
+    found = torch.cat([torch.stack([finite, keep]), carried]).sum(1, dtype=torch.float64)
     return found[None, :2], found[2:]
 
 
