@@ -68,15 +68,15 @@ def measure(
     log_ratio, per_sequence, highest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
     clipped = acted[-1:] if surrogate_clipped is None else surrogate_clipped.sum(0, keepdim=True)
     sums = (kept, of_tokens[:3], log_ratio, of_tokens[3:], acted[:-1], clipped, *per_sequence)
-    every = _joined([*sums, *_histogram(outcome.log_ratio), *curves, *extremes, *highest, log_sums])
+    parts = [*sums, *_histogram(outcome.log_ratio), *curves, *extremes, *highest, log_sums]
+    every = torch.cat([_alone(part) for part in parts])
     return Measured(*every.split((every.numel() - len(HIGHEST) - len(LOG_SUMS), len(HIGHEST), len(LOG_SUMS))))
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    """One after the other, in float64. CUDA joins at once what has one dtype, and copies all else in turn."""
-    if not is_traced(parts[0]) and parts[0].device.type != "cpu":
-        parts = [part.double() for part in parts]
-    return torch.cat(parts)
+def _alone(part: Tensor) -> Tensor:
+    """In float64 where that had better be done before parts are joined: CUDA joins at once what has one
+    dtype, and copies all else in turn."""
+    return part if is_traced(part) or part.device.type == "cpu" else part.double()
 
 
 def nothing(layout: Layout, device: torch.device | str = "cpu") -> Measured:
@@ -166,7 +166,7 @@ def _histogram(log_ratio: Tensor) -> list[Tensor]:
     every = 1 << (31 - SHIFT)
     # The sign, too, is one of the bits.
     index = (log_ratio.float().view(torch.int32) >> SHIFT).add_(every)
-    sides = count(index, 2 * every).view(2, every)
+    sides = _alone(count(index, 2 * every)).view(2, every)
     beyond = sides[:, FIRST + SIDE :].sum(1, keepdim=True)
     below, above = sides[:, FIRST : FIRST + SIDE]
     return [above, beyond[1], below, beyond[0]]

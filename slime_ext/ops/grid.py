@@ -35,10 +35,20 @@ def host_numbers(numbers: Numbers, like: Tensor) -> Tensor:
     not to be written to, and held between calls on the CPU alone: a host may drop what a device holds."""
     if type(like) is not Tensor:  # a graph has constants of its own
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
-    if like.device.type != "cpu" and not isinstance(numbers, tuple):
-        return like.new_full((), numbers)  # in a tenth of the host's time of a copy
+    if like.device.type != "cpu" and (alike := _alike(numbers)) is not None:
+        return like.new_full(*alike)  # in a tenth of the host's time of a copy
     found = _on_host(numbers, like.dtype)
     return found if like.device.type == "cpu" else found.pin_memory().to(like.device, non_blocking=True)
+
+
+@functools.lru_cache(maxsize=256)
+def _alike(numbers: Numbers) -> tuple[tuple[int, ...], float] | None:
+    """Shape and number where there is but one, in no table."""
+    if not isinstance(numbers, tuple):
+        return (), numbers
+    (first, *others) = numbers
+    alike = not isinstance(first, tuple) and all(number == first for number in others)
+    return ((len(numbers),), first) if alike else None
 
 
 @functools.lru_cache(maxsize=256)

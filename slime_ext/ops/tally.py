@@ -66,8 +66,8 @@ def _tally(index: Tensor, rows: list[Tensor], bins: int) -> Tensor:
 def _count(index: Tensor, bins: int) -> Tensor:
     if index.device.type == "cpu":
         return torch.bincount(index, minlength=bins)  # elsewhere it waits for the device
-    ones = torch.ones(index.shape, dtype=torch.int64, device=index.device)
-    return ones.new_zeros(bins).scatter_add_(0, index.long(), ones)
+    one = torch.ones((), dtype=torch.int64, device=index.device)
+    return one.new_zeros(bins).index_add_(0, index.int(), one.expand(index.shape))
 
 
 LIBRARY.impl("tally", _tally, "CompositeExplicitAutograd")

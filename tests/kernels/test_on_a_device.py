@@ -14,6 +14,7 @@ from slime_ext.correction import Tokens
 from slime_ext.kernels import Eager, Work
 from slime_ext.metrics import Layout
 from slime_ext.ops.segments import Segments
+from tests.test_laws import FREE
 
 CORRECTIONS = OURS | {name: presets.get(name) for name in presets.PRESETS}
 META = torch.device("meta")
@@ -25,7 +26,9 @@ def dtypes(tree):
 
 
 class OnDevice(TorchDispatchMode):
-    """Refuses what CUDA refuses, and what it does piece by piece."""
+    """Refuses what CUDA refuses, and what it does piece by piece; counts what is queued there."""
+
+    queued = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -34,18 +37,20 @@ class OnDevice(TorchDispatchMode):
             assert dtypes(args) == dtypes(kwargs["out"]), f"{name} has no kernel for another dtype"
         if name.startswith("aten.cat") and len(args[0]) > 4:
             assert len(dtypes((args, kwargs))) == 1, f"{name} copies tensors of several dtypes one by one"
-        return function(*args, **kwargs)
+        found = function(*args, **kwargs)
+        there = any(x.is_meta for x in tree_leaves((args, kwargs, found)) if isinstance(x, torch.Tensor))
+        self.queued += there and not name.startswith(FREE)
+        return found
 
 
-def apply(correction, lengths, *, layout, ages):
+def work_for(correction, lengths, *, layout, ages):
     count = sum(lengths)
     log_probs = [torch.empty(count, device=META) for _ in range(4)]
     segments = Segments.whole(lengths, torch.ones(count, dtype=torch.bool, device=META))
     seen = torch.empty(len(lengths), device=META) if ages or correction.needs_ages else None
     proximal, behavior, target, advantages = log_probs
     tokens = Tokens(segments, proximal, behavior, target.requires_grad_(), advantages, seen)
-    work = Work(tokens, torch.empty(count, device=META, requires_grad=True), layout=layout)
-    return Eager(correction).apply(work)
+    return Work(tokens, torch.empty(count, device=META, requires_grad=True), layout=layout)
 
 
 @pytest.mark.parametrize("name", CORRECTIONS)
@@ -54,7 +59,21 @@ def test_the_eager_path_runs_on_a_device_and_waits_for_nothing(name, monkeypatch
     correction = CORRECTIONS[name]
     for layout in (None, Layout.of(correction, curves=False), Layout.of(correction)):
         for lengths, ages in ((LENGTHS, False), (LENGTHS, True), ((), False)):
+            work = work_for(correction, lengths, layout=layout, ages=ages)
             with OnDevice():
-                applied = apply(correction, lengths, layout=layout, ages=ages)
+                applied = Eager(correction).apply(work)
             assert applied.loss.is_meta and applied.loss.shape == (sum(lengths),)
             applied.loss.sum().backward()
+
+
+@pytest.mark.parametrize(("name", "limits"), [("T", (17, 76, 95)), ("S", (45, 94, 113))])
+def test_what_an_eager_call_queues_on_a_device(name, limits, monkeypatch):
+    """Without metrics, with all, with curves; copies of what the host knows among them."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    correction = CORRECTIONS[name]
+    layouts = (None, Layout.of(correction, curves=False), Layout.of(correction))
+    for layout, limit in zip(layouts, limits, strict=True):
+        work = work_for(correction, LENGTHS, layout=layout, ages=False)
+        with OnDevice() as seen:
+            Eager(correction).apply(work)
+        assert seen.queued <= limit
