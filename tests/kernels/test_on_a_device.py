@@ -3,18 +3,23 @@ wait for."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slime_ext import presets
+from slime_ext import presets, tis
 from slime_ext.analysis.speed.run import OURS
 from slime_ext.correction import Tokens
+from slime_ext.host import step_metrics
 from slime_ext.kernels import Eager, Work
 from slime_ext.metrics import Layout
 from slime_ext.ops.segments import Segments
+from tests import oracle
 from tests.test_laws import FREE
+from tests.test_tis import NAMES, arguments, as_slime_calls
 
 CORRECTIONS = OURS | {name: presets.get(name) for name in presets.PRESETS}
 META = torch.device("meta")
@@ -53,6 +58,7 @@ def work_for(correction, lengths, *, layout, ages):
     return Work(tokens, torch.empty(count, device=META, requires_grad=True), layout=layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_the_eager_path_runs_on_a_device_and_waits_for_nothing(name, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
@@ -77,3 +83,25 @@ def test_what_an_eager_call_queues_on_a_device(name, limits, monkeypatch):
         with OnDevice() as seen:
             Eager(correction).apply(work)
         assert seen.queued <= limit
+
+
+def there(values):
+    """The same in float32 on the meta device."""
+    if isinstance(values, list):
+        return [there(x) for x in values]
+    if not isinstance(values, torch.Tensor):
+        return values
+    moved = values.detach().to(META)
+    return moved.float().requires_grad_() if moved.is_floating_point() else moved
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_hook_call_waits_for_nothing(name, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    call = {key: there(values) for key, values in as_slime_calls(oracle.random_batch(0)).items()}
+    layout = Layout.of(presets.get(name)) if name in presets.PRESETS else None
+    for step in (nullcontext(), nullcontext() if layout is None else step_metrics.under_way(layout)):
+        with OnDevice(), step:
+            loss, masks, metrics = getattr(tis, name)(arguments(), **call)
+        assert all(x.is_meta for x in (loss, *masks, *metrics.values()))
+        loss.sum().backward()
