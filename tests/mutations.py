@@ -192,6 +192,28 @@ MUTATIONS = {
     "sum a micro-batch for a step": Mutation(
         "coupled.py", "for state, facts in seen)).unbind()", "for state, facts in seen[:1])).unbind()", SUITE
     ),
+    "write bits as floats on a device": Mutation(
+        "outcome.py", 'one.device.type != "cpu"', "False", "tests/kernels/test_on_a_device.py"
+    ),
+    "compile for every alignment": Mutation(
+        "kernels/device.py", "do_not_specialize=plain", "do_not_specialize=[]", "tests/kernels/test_build.py"
+    ),
+    "spill registers": Mutation("kernels/triton.py", "lanes // PER_WARP", "1", "tests/kernels/test_build.py"),
+    "read between gaps": Mutation(
+        "kernels/triton.py", "value.detach().contiguous()", "value.detach()", "tests/kernels/test_triton.py"
+    ),
+    "chunks over the end": Mutation(
+        "kernels/chunks.py",
+        "np.minimum(stops.repeat(many) - begins, lanes)",
+        "lanes + 0 * begins",
+        "tests/kernels/test_chunks.py",
+    ),
+    "positions of a piece from 0 on": Mutation(
+        "ops/runs.py", "lengths -= _before(starts, edges)", "pass", "tests/kernels/test_chunks.py"
+    ),
+    "a loss of any length": Mutation(
+        "host/packing.py", "pg_loss.numel() != segments.size", "False", "tests/test_tis.py"
+    ),
 }
 
 
