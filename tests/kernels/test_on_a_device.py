@@ -24,6 +24,7 @@ from tests.test_tis import NAMES, arguments, as_slime_calls
 CORRECTIONS = OURS | {name: presets.get(name) for name in presets.PRESETS}
 META = torch.device("meta")
 LENGTHS = (130, 0, 1, 70)
+FAST = ("vanilla_tis_function", "geo_rs", "bypass_pg_geo_rs", "min_prefix")  # each of another kind
 
 
 def dtypes(tree):
@@ -95,7 +96,10 @@ def there(values):
     return moved.float().requires_grad_() if moved.is_floating_point() else moved
 
 
-@pytest.mark.parametrize("name", NAMES)
+ALL = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in NAMES]
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_a_whole_hook_call_waits_for_nothing(name, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     call = {key: there(values) for key, values in as_slime_calls(oracle.random_batch(0)).items()}
