@@ -158,8 +158,8 @@ MUTATIONS = {
     ),
     "a curve's bin begins one later": Mutation(
         "ops/runs.py",
-        "cuts = np.clip(np.array(edges, dtype=np.int64),",
-        "cuts = np.clip(1 + np.array(edges, dtype=np.int64),",
+        "lows = np.array((0, *edges), dtype=np.int64)",
+        "lows = np.array((0, *(1 + edge for edge in edges)), dtype=np.int64)",
         "tests/metrics/test_statistics.py",
     ),
     "a step's rejections depend on the others": Mutation(
