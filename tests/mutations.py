@@ -196,9 +196,14 @@ MUTATIONS = {
         "outcome.py", 'one.device.type != "cpu"', "False", "tests/kernels/test_on_a_device.py"
     ),
     "compile for every alignment": Mutation(
-        "kernels/device.py", "do_not_specialize=plain", "do_not_specialize=[]", "tests/kernels/test_build.py"
+        "kernels/machine_code.py",
+        "do_not_specialize=plain",
+        "do_not_specialize=[]",
+        "tests/kernels/test_build.py",
     ),
-    "spill registers": Mutation("kernels/triton.py", "lanes // PER_WARP", "1", "tests/kernels/test_build.py"),
+    "spill registers": Mutation(
+        "kernels/machine_code.py", "lanes // PER_WARP", "1", "tests/kernels/test_build.py"
+    ),
     "read between gaps": Mutation(
         "kernels/triton.py", "value.detach().contiguous()", "value.detach()", "tests/kernels/test_triton.py"
     ),

@@ -3,13 +3,10 @@
 Nothing here is added with float atomics, so results repeat bit by bit.
 """
 
-import inspect
-from collections.abc import Callable
-from typing import Any
-
 import triton
 import triton.language as tl
 
+from slime_ext.kernels.machine_code import kernel
 from slime_ext.metrics.layout import (
     AGES,
     BINS,
@@ -32,14 +29,6 @@ OLDEST = tl.constexpr(len(HIGHEST) - 1)
 OF_SEQUENCES = tl.constexpr(len(PER_SEQUENCE))
 ALL_BINS = tl.constexpr(BINS)
 A1, A2, A3, A4, A5, A6, A7 = map(tl.constexpr, AGES)
-
-
-def kernel(function: Callable[..., None]) -> Any:
-    """``triton.jit`` for what is launched: one machine code for all micro-batches. Triton would compile, for
-    seconds each time, another one for every new mix of aligned arrays and counts divisible by 16."""
-    given = inspect.signature(function).parameters.items()
-    plain = [name for name, parameter in given if parameter.annotation is not tl.constexpr]
-    return triton.jit(function, do_not_specialize=plain)
 
 
 @triton.jit

@@ -23,13 +23,13 @@ from torch import Tensor
 from slime_ext.correction import OBSERVED, Correction, Tokens
 from slime_ext.kernels.apply import Work, over_ranks
 from slime_ext.kernels.chunks import Chunks
+from slime_ext.kernels.machine_code import options
 from slime_ext.kernels.passes import Named, Parts, TwoPasses, room
 from slime_ext.kernels.triton_text import EXTREMES, ROOM, VALUES, source
 from slime_ext.metrics.layout import CURVE_BINS, CURVE_COLUMNS, Layout
 from slime_ext.ops.statistics import Need
 
 OF_SEQUENCE, OF_ALL = 256, 1024  # lanes of the kernels that add up the chunks of a sequence, and of all
-PER_WARP = 128  # lanes: four numbers a thread leave room for them in registers, and for others on a processor
 CELLS = CURVE_BINS * len(CURVE_COLUMNS)
 INPUTS = ("numerators", "behaviors", "masks", "advantages", "owners", "begins", "sizes")
 DECIDED = ("numbers", "ages", "groups")
@@ -181,12 +181,6 @@ def _start(kernel: Any, programs: int, device: torch.device, *arguments: Any, **
     if device.type == "cuda":
         constants |= options(constants["LANES"])
     kernel[(programs,)](*arguments, **constants)
-
-
-def options(lanes: int) -> dict[str, int | bool]:
-    """How a kernel of so many lanes is compiled. The eager path rounds after every operation; so must a
-    comparison here."""
-    return {"enable_fp_fusion": False, "num_warps": lanes // PER_WARP}
 
 
 def _on(device: torch.device) -> AbstractContextManager:

@@ -23,8 +23,9 @@ from slime_ext.ops.statistics import Need
 HEAD = """import triton.language as tl
 
 from slime_ext.kernels.device import (
-    INF, binary_kl, binary_kl_max, expm1, k2, k3, kernel, over, parts, put, put_highest, squares, tv
+    INF, binary_kl, binary_kl_max, expm1, k2, k3, over, parts, put, put_highest, squares, tv
 )
+from slime_ext.kernels.machine_code import kernel
 
 """
 LOAD = """    chunk = tl.program_id(0)

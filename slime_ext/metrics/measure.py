@@ -69,11 +69,11 @@ def measure(
     clipped = acted[-1:] if surrogate_clipped is None else surrogate_clipped.sum(0, keepdim=True)
     sums = (kept, of_tokens[:3], log_ratio, of_tokens[3:], acted[:-1], clipped, *per_sequence)
     parts = [*sums, *_histogram(outcome.log_ratio), *curves, *extremes, *highest, log_sums]
-    every = torch.cat([_alone(part) for part in parts])
+    every = torch.cat([_joinable(part) for part in parts])
     return Measured(*every.split((every.numel() - len(HIGHEST) - len(LOG_SUMS), len(HIGHEST), len(LOG_SUMS))))
 
 
-def _alone(part: Tensor) -> Tensor:
+def _joinable(part: Tensor) -> Tensor:
     """In float64 where that had better be done before parts are joined: CUDA joins at once what has one
     dtype, and copies all else in turn."""
     return part if is_traced(part) or part.device.type == "cpu" else part.double()
@@ -166,7 +166,7 @@ def _histogram(log_ratio: Tensor) -> list[Tensor]:
     every = 1 << (31 - SHIFT)
     # The sign, too, is one of the bits.
     index = (log_ratio.float().view(torch.int32) >> SHIFT).add_(every)
-    sides = _alone(count(index, 2 * every)).view(2, every)
+    sides = _joinable(count(index, 2 * every)).view(2, every)
     beyond = sides[:, FIRST + SIDE :].sum(1, keepdim=True)
     below, above = sides[:, FIRST : FIRST + SIDE]
     return [above, beyond[1], below, beyond[0]]

@@ -36,7 +36,7 @@ def host_numbers(numbers: Numbers, like: Tensor) -> Tensor:
     if type(like) is not Tensor:  # a graph has constants of its own
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
     if like.device.type != "cpu" and (alike := _alike(numbers)) is not None:
-        return like.new_full(*alike)  # in a tenth of the host's time of a copy
+        return like.new_full(*alike)  # nothing to copy
     found = _on_host(numbers, like.dtype)
     return found if like.device.type == "cpu" else found.pin_memory().to(like.device, non_blocking=True)
 

@@ -17,8 +17,9 @@ from triton.compiler import ASTSource
 
 from slime_ext.kernels import device
 from slime_ext.kernels.chunks import FEWEST, MOST
+from slime_ext.kernels.machine_code import options
 from slime_ext.kernels.passes import Parts
-from slime_ext.kernels.triton import OF_ALL, OF_SEQUENCE, kernels_of, options
+from slime_ext.kernels.triton import OF_ALL, OF_SEQUENCE, kernels_of
 from slime_ext.metrics import Layout
 from tests.kernels.batches import CORRECTIONS
 
