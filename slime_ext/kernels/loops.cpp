@@ -94,6 +94,7 @@ extern "C" void correct(const void* const* p, const int64_t* n) {
         @ahead@
         kepts[owner] = kept;
         const I whole = I{} - kept;
+        measures.shared = kept ? minimum(all_w, LARGEST) : 0.0f;
         const float scale = LOSS && scales ? scales[owner] : 1.0f;
         const int age = CURVES && ages && !std::isnan(ages[owner]) ? reached(AGES, ages[owner]) : -1;
         for (int64_t at = bounds[piece]; at < stop;) {
@@ -148,6 +149,7 @@ extern "C" void correct(const void* const* p, const int64_t* n) {
             }
             if (MEASURE) measures.end_range(all_w, all_acted);
         }
+        if (MEASURE) measures.end_sequence();
     }
     if (!MEASURE) return;
     for (int i = 0; i < @sums_size@; i++) sums[i] = 0;

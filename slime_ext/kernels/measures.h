@@ -34,6 +34,7 @@ struct Measures {
     Recent recent;
     Block block;
     int position = 0, age = -1;
+    float shared = 0.0f;  // the weight of all tokens of the sequence that are kept
 
     INSIDE void add(Recent& now, const Tokens& t, I keep, F weight, F excess, const I* acting) {
         const F capped = minimum(excess, LARGEST), bounded = minimum(weight, LARGEST), k3 = capped - t.l;
@@ -57,7 +58,7 @@ struct Measures {
         if (CURVES) {
             block.behavior[now.filled] = where(t.finite, t.beh, NAN);  // which lies in no bin
             block.excess[now.filled] = capped;
-            block.weight[now.filled] = bounded;
+            if (!SHARED) block.weight[now.filled] = bounded;
             block.k3[now.filled] = k3;
             block.keep[now.filled] = keep;
         }
@@ -80,6 +81,10 @@ struct Measures {
         if (!CURVES || column >= CURVE_COLUMNS) return columns[column].add_wide(lanes, times);
         by_position[position][column].add_wide(lanes, times);
         if (age >= 0) by_age[age][column].add_wide(lanes, times);
+    }
+    // All tokens of the curve by probability since the last flush have one weight then.
+    void end_sequence() {
+        if (SHARED && CURVES) flush();
     }
     void move_sums() {
         for (int c = EXCESS; c < COLUMNS; c++) {
@@ -115,11 +120,13 @@ struct Measures {
             counted -= here;
             kept -= here & block.keep[i];
             excess += only(here, block.excess[i]);
-            weight += only(here, block.weight[i]);
+            if (!SHARED) weight += only(here, block.weight[i]);
             k3 += only(here, block.k3[i]);
         }
         const F found[CURVE_COLUMNS] = {as_floats(counted), as_floats(kept), excess, weight, k3};
-        for (int c = 0; c < CURVE_COLUMNS; c++) by_probability[bin][c].add_wide(found[c]);
+        for (int c = 0; c < CURVE_COLUMNS; c++)
+            if (!SHARED || c != WEIGHT) by_probability[bin][c].add_wide(found[c]);
+        if (SHARED) by_probability[bin][WEIGHT].add_wide(found[KEPT], shared);
     }
     // After the last token of a sequence or of its bin of position: what all of them share is added once.
     void end_range(float weight, int all_acted) {
