@@ -1,9 +1,10 @@
 """Brings ``cur_log_probs`` and ``advantages`` from a stock host's policy loss to the hook that it calls.
 
 Up to 624b824 slime's policy loss has both at hand and passes neither. ``install`` puts a wrapper around two
-globals of the host's loss module: ``policy_loss_function``, whose batch holds the advantages, and
-``get_log_probs_and_entropy``, which makes the log-probs that carry the gradient. While the wrapped policy
-loss runs, ``completed`` adds them to a hook call. What the host passes itself is used as it is.
+globals of the host's loss module: ``policy_loss_function``, whose batch holds the advantages (and the padded
+lengths of --qkv-format bshd), and ``get_log_probs_and_entropy``, which makes the log-probs that carry the
+gradient. While the wrapped policy loss runs, ``completed`` adds them to a hook call. What the host passes
+itself is used as it is.
 
 The held values belong to one call of the policy loss: a second run under ``--recompute-loss-function`` holds
 its own, in whichever thread it runs, and nothing survives the call.
@@ -76,7 +77,7 @@ def _holding(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def policy_loss_function(*args: Any, **kwargs: Any) -> Any:
         batch = kwargs["batch"] if "batch" in kwargs else args[1]
-        token = _held.set({"advantages": batch["advantages"]})
+        token = _held.set({"advantages": batch["advantages"], "max_seq_lens": batch.get("max_seq_lens")})
         try:
             return function(*args, **kwargs)
         finally:

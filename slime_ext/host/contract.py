@@ -29,6 +29,7 @@ OPTIONAL = (
     "cur_log_probs",  # N x [L_i] with grad, target policy
     "advantages",  # N x [L_i], or [T]
 )
+PADDED = ("max_seq_lens",)  # N lengths that --qkv-format bshd pads to: miles, slime's batches to v0.3.0
 PATCHED = ("weight_versions",)  # N lists of the weights' versions that sampled the sample; patch 0002
 ALIASES = {"current_log_probs": "cur_log_probs"}
 RETURNED = ("pg_loss", "loss_masks", "metrics")
@@ -103,6 +104,7 @@ class HookCall:
     response_lengths: Sequence[int]
     cur_log_probs: Sequence[Tensor] | None = None
     advantages: Sequence[Tensor] | Tensor | None = None
+    max_seq_lens: Sequence[int] | None = None
     weight_versions: Sequence[Sequence[str]] | None = None
 
     @classmethod
@@ -125,7 +127,8 @@ class HookCall:
                 f"hook call: expected the keywords {', '.join(REQUIRED)}, got no {', '.join(missing)}: "
                 "call it as slime's policy loss does"
             )
-        return cls(args, **{key: named[key] for key in (*REQUIRED[1:], *OPTIONAL, *PATCHED) if key in named})
+        known = (*REQUIRED[1:], *OPTIONAL, *PADDED, *PATCHED)
+        return cls(args, **{key: named[key] for key in known if key in named})
 
     def require_target(self, who: str) -> Sequence[Tensor]:
         """The target policy's log-probs, for ``who`` cannot work without them.

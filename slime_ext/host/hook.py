@@ -62,10 +62,10 @@ def backend_name(args: Any) -> str:
 
 
 def bounds_of(args: Any) -> Bounds:
-    """The host's PPO clip range; ``--eps-clip-high`` defaults to ``--eps-clip``."""
+    """The host's PPO clip range, ``--eps-clip-high`` defaults to ``--eps-clip``; and its dual clip."""
     low = getattr(args, "eps_clip", 0.2)
     high = getattr(args, "eps_clip_high", None)
-    return Bounds(low, low if high is None else high)
+    return Bounds(low, low if high is None else high, getattr(args, "eps_clip_c", None))
 
 
 def _refuse(call: HookCall, correction: Correction) -> None:

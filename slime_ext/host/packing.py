@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from slime_ext.errors import DataError
-from slime_ext.host.contract import HookCall, check_lengths
+from slime_ext.errors import ConfigError, DataError
+from slime_ext.host.contract import CARRY, HookCall, check_lengths
 from slime_ext.ops.segments import AllSum, Segments, identity
 
 Sliceable = TypeVar("Sliceable", Tensor, list)
@@ -52,17 +52,18 @@ def context_parallel() -> Parallel:
 
 
 def zigzag(
-    total_length: int, response_length: int, cp_rank: int, cp_size: int
+    total_length: int, response_length: int, cp_rank: int, cp_size: int, padded_length: int | None = None
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """The two runs of response tokens (start, stop) that a context-parallel rank holds; either may be empty.
 
-    The sequence is padded to 2 cp_size equal chunks; rank r holds chunks r and 2 cp_size - 1 - r. The
-    log-prob of a token is made by the logit one position before it, so runs are cut at logit positions.
+    The sequence, or the ``padded_length`` that --qkv-format bshd gives it, is padded to 2 cp_size equal
+    chunks; rank r holds chunks r and 2 cp_size - 1 - r. The log-prob of a token is made by the logit one
+    position before it, so runs are cut at logit positions.
 
     >>> zigzag(12, 7, 0, 2), zigzag(12, 7, 1, 2)
     (((0, 0), (5, 7)), ((0, 2), (2, 5)))
     """
-    chunk = -(-total_length // (2 * cp_size))
+    chunk = -(-(padded_length or total_length) // (2 * cp_size))
     first_logit = total_length - response_length - 1
 
     def run(index: int) -> tuple[int, int]:
@@ -88,6 +89,7 @@ def pack_segments(
     loss_masks: Sequence[Tensor],
     total_lengths: Sequence[int],
     response_lengths: Sequence[int],
+    padded_lengths: Sequence[int] | None = None,
     *,
     cp_rank: int = 0,
     cp_size: int = 1,
@@ -99,6 +101,7 @@ def pack_segments(
         loss_masks: N x [R_i], any dtype, not 0 where the behavior policy sampled the token.
         total_lengths: N prompt + response lengths.
         response_lengths: N response lengths.
+        padded_lengths: N lengths that chunks are cut from; None: the total lengths.
         all_sum: SUM over the context-parallel group.
 
     Raises:
@@ -109,8 +112,9 @@ def pack_segments(
     if cp_size == 1:
         return Segments.whole(response_lengths, mask)
     pieces = []
-    for i, (total, response) in enumerate(zip(total_lengths, response_lengths, strict=True)):
-        runs = zigzag(total, response, cp_rank, cp_size)
+    lengths = zip(total_lengths, response_lengths, padded_lengths or total_lengths, strict=True)
+    for i, (total, response, padded) in enumerate(lengths):
+        runs = zigzag(total, response, cp_rank, cp_size, padded)
         slots = (cp_rank, 2 * cp_size - 1 - cp_rank)
         pieces += [(i, start, stop, slot) for (start, stop), slot in zip(runs, slots, strict=True)]
     return Segments(tuple(response_lengths), tuple(pieces), mask != 0, 2 * cp_size, all_sum)
@@ -131,12 +135,20 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Packed:
     """Lists of local slices -> flat tensors, with every length checked against what this rank must hold.
 
     Raises:
+        ConfigError: the host pads sequences to lengths that it did not pass.
         DataError: a list or a tensor has another length than this rank holds.
     """
+    padded = getattr(call.args, "qkv_format", None) == "bshd"
+    if padded and parallel.size > 1 and call.max_seq_lens is None:
+        raise ConfigError(
+            "max_seq_lens: expected the padded lengths beside --qkv-format bshd and context parallelism, "
+            f"got none: add {CARRY}, which carries them, or use --qkv-format thd"
+        )
     segments = pack_segments(
         call.loss_masks,
         call.total_lengths,
         call.response_lengths,
+        call.max_seq_lens,
         cp_rank=parallel.rank,
         cp_size=parallel.size,
         all_sum=parallel.all_sum,

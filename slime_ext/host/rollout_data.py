@@ -86,6 +86,7 @@ def call_of(data: Data, args: Any, places: Sequence[int], *, advantages: bool) -
         "loss_masks": taken("loss_masks"),
         "total_lengths": taken("total_lengths"),
         "response_lengths": taken("response_lengths"),
+        "max_seq_lens": taken("max_seq_lens"),
         "advantages": taken("advantages") if advantages else None,
         "weight_versions": taken("weight_versions"),
     }

@@ -25,6 +25,7 @@ from megatron.core import mpu
 from torch import Tensor
 
 VOCAB, PAD = 32, 8
+PADDED = 48  # what --qkv-format bshd pads every sample to
 # (total, response): ragged; one response of length 1; two siblings; a long prompt, so that a context-parallel
 # rank holds nothing of its response.
 SHAPES = [(12, 7), (9, 1), (18, 12), (8, 5), (15, 9), (11, 4), (31, 3), (6, 5)]
@@ -259,9 +260,11 @@ class Slime:
         return self.dispatch.loss_function(*values, logits)
 
     def logits(self, args: Namespace, part: list[Sample]) -> Tensor:
-        """[1, T, V / tp] that the model would hand over on this rank."""
+        """[1, T, V / tp], or [N, PADDED / cp, V / tp], that the model would hand over on this rank."""
         cp, tp = mpu.get_context_parallel_world_size(), mpu.get_tensor_model_parallel_world_size()
-        if args.allgather_cp and cp > 1:
+        if args.qkv_format == "bshd":
+            local = torch.stack([self.cut.slice_with_cp(s.logits, 0, "bshd", PADDED) for s in part])
+        elif args.allgather_cp and cp > 1:
             whole = torch.cat([s.logits for s in part])
             whole = F.pad(whole, (0, 0, 0, -len(whole) % (cp * PAD * tp)))
             local = whole.chunk(cp)[mpu.get_context_parallel_rank()]
@@ -269,7 +272,7 @@ class Slime:
             local = torch.cat([self.cut.slice_with_cp(s.logits, 0) for s in part])
             local = F.pad(local, (0, 0, 0, -len(local) % (PAD * tp)))
         shard = local.chunk(tp, -1)[mpu.get_tensor_model_parallel_rank()]
-        return shard.clone().unsqueeze(0).requires_grad_()
+        return shard.clone().view(-1 if local.dim() == 3 else 1, *shard.shape[-2:]).requires_grad_()
 
     def rollout_data(self, args: Namespace, mine: list[Sample], parts: list[list[Sample]]) -> dict[str, Any]:
         """This rank's rollout as this release's actor hands it to --rollout-data-postprocess-path."""
@@ -298,9 +301,12 @@ class Slime:
     def batch(self, args: Namespace, part: list[Sample]) -> dict[str, Any]:
         """A micro-batch as the host's actor makes it: masks and lengths whole, all else this rank's slice."""
 
+        padded = ("bshd", PADDED) if args.qkv_format == "bshd" else ()
+
         def local(name: str) -> list[Tensor]:
             return [
-                self.cut.slice_log_prob_with_cp(getattr(s, name), s.total, s.response).clone() for s in part
+                self.cut.slice_log_prob_with_cp(getattr(s, name), s.total, s.response, *padded).clone()
+                for s in part
             ]
 
         sums = [s.mask_sum for s in part]
@@ -315,7 +321,7 @@ class Slime:
             "advantages": local("advantage"),
             "log_probs": local("proximal"),
             "rollout_log_probs": local("behavior"),
-            "max_seq_lens": None,
+            "max_seq_lens": [PADDED] * len(part) if padded else None,
             "ref_log_probs": None,
         }
 

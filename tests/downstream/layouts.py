@@ -56,6 +56,7 @@ LAYOUTS = {
     # slime has scaled the loss by the number of micro-batches.
     "2 micro-batches": Layout(micro_batches=2),
     "allgather-CP": Layout(cp=2, flags={"allgather_cp": True}),
+    "CP2, bshd": Layout(cp=2, flags={"qkv_format": "bshd"}),
     "recompute": Layout(flags={"recompute_loss_function": True}),
     "CP2, recompute": Layout(cp=2, flags={"recompute_loss_function": True}),
 }
@@ -66,7 +67,7 @@ PER_TOKEN_LAYOUTS = {
     "per token, DP2": Layout(dp=2, flags=PER_TOKEN),
 }
 # What a release does not have yet, by a word that its loss lacks.
-NEEDS = {"allgather-CP": "allgather_cp", "recompute": "recompute_loss_function"}
+NEEDS = {"allgather-CP": "allgather_cp", "recompute": "recompute_loss_function", "bshd": '"bshd"'}
 LOSSES = {
     "slime": "slime/backends/megatron_utils/loss.py",
     "miles": "miles/backends/training_utils/loss_hub/logit_processors.py",

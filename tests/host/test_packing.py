@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from argparse import Namespace
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
 import torch
 
 from slime_ext.analysis.speed.cost import count
-from slime_ext.errors import DataError
+from slime_ext.errors import ConfigError, DataError
 from slime_ext.host.contract import HookCall
 from slime_ext.host.packing import Parallel, locate, pack, pack_segments, slice_response, unpack_masks, zigzag
 from slime_ext.ops.segments import Segments
@@ -18,9 +20,9 @@ from slime_ext.ops.segments import Segments
 SHAPES = [(12, 7), (9, 1), (18, 12), (8, 5), (31, 3), (6, 5), (3, 0), (40, 39)]
 
 
-def by_hand(total, response, rank, size):
+def by_hand(total, response, rank, size, padded=None):
     """Response positions of a rank: the token at position p is predicted at p - 1, which chunk holds that?"""
-    chunk = -(-total // (2 * size))
+    chunk = -(-(padded or total) // (2 * size))
     prompt = total - response
     held = [r for r in range(response) if (prompt + r - 1) // chunk == rank]
     return held + [r for r in range(response) if (prompt + r - 1) // chunk == 2 * size - 1 - rank]
@@ -32,6 +34,21 @@ def test_zigzag_slices_match_their_definition(total, response, size):
     for rank in range(size):
         (a, b), (c, d) = zigzag(total, response, rank, size)
         assert [*range(a, b), *range(c, d)] == by_hand(total, response, rank, size)
+
+
+@pytest.mark.parametrize(("size", "padded"), [(2, 48), (2, 97), (3, 40)])
+def test_padded_sequences_are_cut_where_their_padding_says(size, padded):
+    masks = [torch.ones(response) for _, response in SHAPES]
+    totals, responses = map(list, zip(*SHAPES, strict=True))
+    seen = []
+    for rank in range(size):
+        held = [by_hand(t, r, rank, size, padded) for t, r in SHAPES]
+        segments = pack_segments(masks, totals, responses, [padded] * len(SHAPES), cp_rank=rank, cp_size=size)
+        begins = accumulate(responses, initial=0)
+        wanted = [b + i for b, part in zip(begins, held, strict=False) for i in part]
+        assert segments.positions.tolist() == wanted
+        seen += wanted
+    assert sorted(seen) == list(range(sum(responses)))
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -90,6 +107,13 @@ def test_advantages_may_be_one_tensor():
 def test_what_does_not_fit_together_is_refused(changes, message):
     with pytest.raises(DataError, match=message):
         pack(hook_call(**changes))
+
+
+def test_padding_that_the_host_does_not_pass_is_named():
+    call = replace(hook_call(), args=Namespace(qkv_format="bshd"))
+    assert pack(call).segments.size == 3  # of one rank nothing is cut
+    with pytest.raises(ConfigError, match=r"max_seq_lens: expected the padded .* got none: add --cust"):
+        pack(call, Parallel(rank=0, size=2))
 
 
 def test_full_lists_under_context_parallel_are_refused():
