@@ -18,6 +18,7 @@ from slime_ext.errors import ConfigError
 from slime_ext.ops import surrogates
 
 Anchor = Literal["proximal", "behavior"]
+EPS_C = 3.0  # the value of the paper, and the default of verl's clip_ratio_c
 
 
 @dataclass(frozen=True)
@@ -90,15 +91,15 @@ class PpoClip:
 
 @dataclass(frozen=True)
 class DualClip:
-    """``PpoClip`` with a floor for negative advantages."""
+    """``PpoClip`` with a floor for negative advantages: -eps_c A; of a host without --eps-clip-c 3."""
 
     anchor: Anchor = "proximal"
     eps_low: float | None = None
     eps_high: float | None = None
-    eps_c: float = 3.0
+    eps_c: float | None = None
 
     def __post_init__(self) -> None:
-        if self.eps_c <= 1:
+        if self.eps_c is not None and self.eps_c <= 1:
             raise ConfigError(
                 f"dual_clip.eps_c: expected a number > 1, got {self.eps_c}: it would clip on-policy"
             )
@@ -106,7 +107,8 @@ class DualClip:
     def __call__(self, evidence: Evidence, bounds: Bounds) -> tuple[Tensor, Tensor]:
         low, high = _range(self, bounds)
         ratio = evidence.log_ratio(self.anchor)
-        return surrogates.dual_clip(ratio, evidence.advantages, low, high, self.eps_c)
+        floor = bounds.c or EPS_C if self.eps_c is None else self.eps_c
+        return surrogates.dual_clip(ratio, evidence.advantages, low, high, floor)
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,12 @@ TARGET = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0
         ({"surrogate": "reinforce"}, {"use_opsm": True}, "--use-opsm: expected off"),
         ({"surrogate": "reinforce"}, {"advantage_estimator": "gspo"}, "--advantage-estimator: expected"),
         (
+            {"surrogate": "ppo_clip"},
+            {"advantage_estimator": "cispo"},
+            "its clipped weight would be discarded",
+        ),
+        ({"surrogate": "ppo_clip"}, {"eps_clip_c": 3.0}, "--eps-clip-c: expected none beside this surrogate"),
+        (
             {"fireworks": {"eps_clip": 0.3}},
             {"eps_clip": 0.2},
             "fireworks.eps_clip: expected 0.2, the --eps-clip",
@@ -138,6 +144,11 @@ def test_rules_between_a_correction_and_the_arguments(mapping, args, line):
         ({"preset": "cispo"}, {"num_steps_per_rollout": 4}),
         ({"fireworks": {"eps_clip": 0.2}}, {"eps_clip": 0.2, "eps_clip_high": None}),
         ({"fireworks": {"eps_clip": 0.2}}, {}),
+        ({"surrogate": "dual_clip"}, {"eps_clip_c": 3.0}),
+        # It only measures then.
+        (TARGET, {"num_steps_per_rollout": 4, "use_tis": False}),
+        ({"surrogate": "reinforce"}, {"advantage_estimator": "gspo", "use_tis": False}),
+        ({"surrogate": "reinforce"}, {"use_opsm": True, "use_tis": False}),
     ],
 )
 def test_arguments_that_agree_are_let_through(mapping, args):

@@ -179,6 +179,17 @@ def test_a_surrogate_of_ours_says_what_it_lacks(missing):
 
 
 @pytest.mark.parametrize(
+    ("eps_c", "host", "floor"), [(None, None, 3.0), (None, 10.0, 10.0), (5.0, 10.0, 5.0), (5.0, None, 5.0)]
+)
+def test_the_floor_of_dual_clip_is_its_own_the_hosts_or_3(eps_c, host, floor):
+    sample = {"proximal": [0.0], "behavior": [0.0], "target": [2.5], "advantage": [-1.0], "mask": [1]}
+    surrogate = {"dual_clip": {"eps_c": eps_c}} if eps_c else "dual_clip"
+    args = arguments(slime_ext={"surrogate": surrogate}, eps_clip_c=host)
+    loss, _, _ = tis.correct(args, **as_slime_calls([sample | {"host_loss": [0.0]}]))
+    assert loss.tolist() == [pytest.approx(min(math.exp(2.5), floor), rel=1e-12)]
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"use_opsm": True}, "--use-opsm: expected off beside a surrogate of slime_ext"),

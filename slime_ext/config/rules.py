@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from slime_ext.correction import WEIGHTS
 from slime_ext.errors import ConfigError
 from slime_ext.given import steps_per_rollout
-from slime_ext.objectives import Host
+from slime_ext.objectives import DualClip, Host
 
 if TYPE_CHECKING:
     from slime_ext.config import Loaded
@@ -23,10 +23,12 @@ def check_args(loaded: Loaded, args: Any) -> None:
     """
     for key, value in loaded.args.items():
         _same_as_args(key, value, args)
+    if not getattr(args, "use_tis", True):  # it only measures: the loss comes back as it was
+        return
     if isinstance(loaded.correction.surrogate, Host):
         _check_beside_host_loss(loaded.correction, args)
     else:
-        _check_own_loss(args)
+        _check_own_loss(loaded.correction, args)
     _check_whole_step(loaded.correction, args)
 
 
@@ -49,13 +51,22 @@ def multiplies_target_ratio(correction: Correction) -> bool:
     )
 
 
-def _check_own_loss(args: Any) -> None:
+# Estimators that make a loss of their own -> what is lost of it.
+DISCARDED = {"gspo": "sequence ratio", "cispo": "clipped weight"}
+
+
+def _check_own_loss(correction: Correction, args: Any) -> None:
     """What the host does to a loss that ours replaces."""
     if _on(args, "use_opsm"):
         _refuse_flag("--use-opsm", "off beside a surrogate of slime_ext", "on", "its mask would be discarded")
-    if getattr(args, "advantage_estimator", None) == "gspo":
-        why = "its sequence ratio would be discarded; use surrogate: host"
-        _refuse_flag("--advantage-estimator", "another beside a surrogate of slime_ext", "gspo", why)
+    estimator = getattr(args, "advantage_estimator", None)
+    if estimator in DISCARDED:
+        why = f"its {DISCARDED[estimator]} would be discarded; use surrogate: host"
+        _refuse_flag("--advantage-estimator", "another beside a surrogate of slime_ext", estimator, why)
+    floor = getattr(args, "eps_clip_c", None)
+    if floor is not None and not isinstance(correction.surrogate, DualClip):
+        why = "its floor would be discarded; use surrogate: dual_clip"
+        _refuse_flag("--eps-clip-c", "none beside this surrogate of slime_ext", floor, why)
 
 
 # What undoes or replaces slime's group baseline -> when it does, and what to call it.
@@ -129,5 +140,5 @@ def _forbid_double_count(args: Any) -> None:
         )
 
 
-def _refuse_flag(flag: str, expected: str, got: str, why: str) -> None:
+def _refuse_flag(flag: str, expected: str, got: object, why: str) -> None:
     raise ConfigError(f"{flag}: expected {expected}, got {got}: {why}")
