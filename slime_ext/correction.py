@@ -16,7 +16,7 @@ from slime_ext.objectives import Bounds, Evidence, Host, Surrogate
 from slime_ext.ops.ratios import finite_tokens, in_common
 from slime_ext.ops.segments import AllSum, identity, selected
 from slime_ext.ops.statistics import Need, tabulate
-from slime_ext.outcome import NO_PLAN, Outcome, Plan, Sequences, Tokens
+from slime_ext.outcome import NO_PLAN, Outcome, Plan, Sequences, Tokens, largest_factor
 from slime_ext.steps import MinPrefixReweight, Reweight, Taper
 
 Numerator = Literal["proximal", "target"]
@@ -254,16 +254,29 @@ class Correction:
         """
         if self.is_identity:
             return host_loss, None
-        factor = outcome.factor.to(host_loss.dtype)
         if isinstance(self.surrogate, Host):
-            return selected(outcome.keep, host_loss * factor), None
-        loss, clipped = self.surrogate(Evidence(vars(tokens), outcome.finite), bounds)
-        return selected(outcome.keep, loss * factor.to(loss.dtype)), clipped & outcome.keep
+            return selected(outcome.keep, host_loss * self.factor(outcome, host_loss.dtype)), None
+        # A token that is not kept must not reach the graph: 0 times an infinite slope is NaN.
+        loss, clipped = self.surrogate(Evidence(vars(tokens), outcome.keep), bounds)
+        return selected(outcome.keep, loss * self.factor(outcome, loss.dtype)), clipped & outcome.keep
+
+    def factor(self, outcome: Outcome, dtype: torch.dtype) -> Tensor:
+        """[T] what multiplies the loss, finite where log-ratios are: infinity times a loss of 0 is NaN."""
+        factor = outcome.factor.to(dtype)
+        return factor if self._bounds_weights else factor.clamp(max=largest_factor(dtype))
 
     @cached_property
     def sets_weights(self) -> bool:
         """Whether a step makes weights other than 1 out of ratios."""
         return any(isinstance(step, WEIGHTS) for step in self.steps)
+
+    @cached_property
+    def _bounds_weights(self) -> bool:
+        """Whether a step bounds the last weights."""
+        bounded = True
+        for step in self.steps:
+            bounded = step.is_bound or (bounded and not isinstance(step, WEIGHTS))
+        return bounded
 
     @cached_property
     def _soundness(self) -> tuple[Need, ...]:

@@ -47,7 +47,9 @@ class Normalize(Step):
         return torch.where(total > 0, total / count, 1)
 
     def __call__(self, state: State, facts: Facts) -> State:
-        return replace(state, weights=(state.weights / facts.plan[self]).to(state.weights.dtype))
+        # In float64: the mean may be smaller than any float32 while the largest weight over it is not.
+        weights = state.weights.double() / facts.plan[self]
+        return replace(state, weights=weights.to(state.weights.dtype))
 
     def _share(self, state: State, facts: Facts) -> Tensor:
         per_token = facts.usable.double()

@@ -37,8 +37,8 @@ class Evidence:
 
     Args:
         given: the host's tensors by name.
-        valid: [T] bool, response tokens whose behavior log-prob is finite; elsewhere log-probs, their
-            differences and advantages read 0.
+        valid: [T] bool, the tokens whose loss counts; elsewhere log-probs, their differences and advantages
+            read 0.
     """
 
     given: Mapping[str, Tensor]

@@ -16,6 +16,12 @@ BLOCK = 256  # tokens that are added in the log-ratio's own dtype; blocks are ad
 ROWS = 6  # of an outcome's room
 
 
+def largest_factor(dtype: torch.dtype) -> float:
+    """What a loss of this dtype is multiplied with at most; of float32 what bfloat16, too, can hold."""
+    narrower = torch.bfloat16 if dtype is torch.float32 else dtype
+    return torch.finfo(narrower).max
+
+
 @dataclass(frozen=True)
 class Tokens:
     """The packed response tokens [T] that a correction looks at; masked positions may hold anything."""

@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slime_ext.correction import Correction, Plan, plan_step
+from slime_ext.correction import Correction, Plan, Tokens, plan_step
 from slime_ext.errors import ConfigError
 from slime_ext.objectives import Bounds, DualClip, Host, PpoClip, Reinforce, Sapo
+from slime_ext.ops.segments import Segments
 from slime_ext.steps import (
     Clip,
     MinPrefixReweight,
@@ -242,3 +243,47 @@ def test_masked_tokens_hold_anything_and_give_no_gradient(surrogate, garbage):
             loss.sum().backward()
         found.append([loss.tolist(), clipped.tolist(), packed.target.grad.tolist()])
     assert found[0] == found[1] and found[1][0][1] == found[1][2][1] == 0 and any(found[1][2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize(
+    "surrogate", [PpoClip("behavior"), DualClip("behavior"), Sapo("behavior"), Reinforce()], ids=str
+)
+def test_a_ratio_that_overflows_gives_no_nan(surrogate, advantage, dtype):
+    s = {"mask": [1, 1], "behavior": [-1e4, -1.0], "advantage": [advantage, 1.0], "host_loss": [0.0, 0.0]}
+    packed, host_loss = tokens([s | {key: [-1.0, -1.1] for key in ("proximal", "target")}], dtype)
+    for steps in ((), (Reject("token", high=2.0),), (Veto(1e-4, 100.0),)):
+        correction = Correction(surrogate=surrogate, steps=steps)
+        outcome = correction(packed)
+        loss, _ = correction.loss(outcome, packed, host_loss, Bounds())
+        (gradient,) = torch.autograd.grad(loss.sum(), packed.target)
+        assert loss.isfinite().all() and gradient.isfinite().all()
+        assert gradient[outcome.keep].any() == bool(outcome.keep.any()) and not gradient[~outcome.keep].any()
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_an_infinite_weight_on_a_loss_of_0_is_0(level):
+    s = {k: [0.0, -1.0] for k in ("proximal", "target", "advantage", "host_loss")}
+    packed, _ = tokens([s | {"mask": [1, 1], "behavior": [-1000.0, -1.0]}])
+    correction = Correction(steps=(Reweight(level),))
+    host_loss = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
+    outcome = correction(packed)
+    loss, _ = correction.loss(outcome, packed, host_loss, Bounds())
+    (gradient,) = torch.autograd.grad((loss * torch.tensor([0.0, 1.0])).sum(), host_loss)
+    assert outcome.weights[0].isinf() and loss[0] == 0 and gradient[0] == 0 and not gradient.isnan().any()
+
+
+def test_a_mean_weight_below_any_float32_divides():
+    steps = (Reweight("sequence"), Truncate(2.0), Normalize())
+    correction = Correction(steps=steps)
+    length, count = 40, 10
+    packed = Tokens(
+        Segments.whole([length] * count, torch.ones(length * count, dtype=torch.bool)),
+        torch.tensor([-2.79] * length + [-3.2] * length * (count - 1)),
+        torch.full((length * count,), -0.2),
+    )
+    weights = correction(packed).weights
+    expected = torch.tensor([10.0] * length + [0.0] * length * (count - 1))
+    # e^-103.6 is a float32 of one bit or two.
+    torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-4)

@@ -100,7 +100,7 @@ class Compiled:
         """What the second half reads, the first half's table among it."""
         given = inputs_of(self.correction, tokens)
         needs = self.correction.needs(observe=observe)
-        if needs or plan.scale is not None or plan.keep is not None:
+        if needs or plan.scale is not None or plan.keep is not None or self.correction.needs_ages:
             given |= layout_of(tokens)
         if needs:
             table = self._call(Want("head", observe), given)
@@ -171,7 +171,8 @@ class Compiled:
         if not want.loss:
             return _flat(outcome)
         loss, _ = correction.loss(outcome, tokens, given["host_loss"], Bounds())
-        written = (loss, outcome.factor, outcome.keep, *outcome.channel(tokens.segments.mask))
+        factor = correction.factor(outcome, loss.dtype)
+        written = (loss, factor, outcome.keep, *outcome.channel(tokens.segments.mask))
         if want.layout is None:
             return written
         return *written, *measure(tokens, outcome, want.layout, first=want.first)

@@ -24,6 +24,7 @@ from slime_ext.metrics.layout import (
 from slime_ext.metrics.measure import LARGEST
 from slime_ext.ops.divergences import EDGE
 from slime_ext.ops.statistics import Need, Over
+from slime_ext.outcome import largest_factor
 
 FOLDER = Path(__file__).parent
 # Declared where the lines are put.
@@ -136,6 +137,7 @@ def _code(writer: Writer, lines: list[Line]) -> dict[str, str]:
     return {name: ", ".join(f"{_float(e)}" for e in values) for name, values in edges.items()} | {
         "columns": ", ".join(map(str.upper, COLUMNS)),
         "largest": _float(LARGEST[torch.float32]),
+        "largest_factor": _float(largest_factor(torch.float32)),
         "pointers": "\n    ".join(_pointers()),
         "declared": " ".join(f"{_kind(need)} sum{i};" for i, need in enumerate(writer.needs)),
         "sums": "\n            ".join(sums),

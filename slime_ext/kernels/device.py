@@ -91,7 +91,7 @@ def over(x, limit):
 
 @triton.jit
 def parts(x, whole):
-    return (x / whole).to(x.dtype)
+    return (x.to(tl.float64) / whole).to(x.dtype)
 
 
 @triton.jit

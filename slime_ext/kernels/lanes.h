@@ -158,8 +158,11 @@ INLINE F k2(F l) { return l * l / 2.0f; }
 INLINE F k3(F l) { return expm1(l) - l; }
 INLINE F tv(F num, F beh) { return abs(exp(num) - exp(beh)); }
 INLINE I over(F x, float limit) { return ~(x <= limit); }  // NaN too
-INLINE F parts(F x, double whole) { return x / (float)whole; }
-INLINE float parts(float x, double whole) { return x / (float)whole; }
+INLINE float parts(float x, double whole) { return (float)((double)x / whole); }
+INLINE F parts(F x, double whole) {
+    for (int i = 0; i < LANES; i++) x[i] = parts(x[i], whole);
+    return x;
+}
 
 INLINE Wide squares(F x) {
     Wide found;

@@ -8,7 +8,7 @@ constexpr bool OUTCOME = @outcome@, BOUNDS = @bounds_too@, OBSERVE = @observe@, 
 constexpr bool SHARED = @shared@;  // whether all tokens of a sequence that are kept have its weight
 enum { @columns@, COLUMNS };
 constexpr int CURVE_COLUMNS = @curve_columns@, SHIFT = @shift@, FIRST = @first@, SIDE = @side@;
-constexpr float LARGEST = @largest@, POSITIONS[EDGES] = {@positions@}, AGES[EDGES] = {@ages@};
+constexpr float LARGEST_FACTOR = @largest_factor@, LARGEST = @largest@, POSITIONS[EDGES] = {@positions@}, AGES[EDGES] = {@ages@};
 constexpr float LOG_PROBABILITIES[EDGES] = {@log_probabilities@};
 constexpr int SAME[FLAGS + 1] = {@same@};  // flags that ask for the same steps are counted once
 constexpr int FLUSH = 32;  // additions in float32 before one in float64
@@ -126,7 +126,7 @@ extern "C" void correct(const void* const* p, const int64_t* n) {
                 F excess{};
                 if (LOSS || MEASURE) excess = expm1(l);
                 if (LOSS) {
-                    const F factor = w * scale;
+                    const F factor = minimum(w * scale, LARGEST_FACTOR);  // infinity times 0 is NaN
                     store(factors + at, factor, there);
                     store(products + at, where(keep, load<F>(losses + at, there) * factor, 0.0f), there);
                     store_flags(keeps + at, keep, there);

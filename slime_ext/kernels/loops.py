@@ -33,7 +33,8 @@ class Loops(TwoPasses):
         self.__dict__.update(_built={}, _lock=threading.Lock())
 
     def _serves(self, tokens: Tokens, parts: Parts) -> bool:
-        wide = torch.float64 in (tokens.proximal.dtype, tokens.behavior.dtype)
+        read = (self._numerator(tokens), tokens.behavior)
+        wide = any(values.dtype is torch.float64 for values in read)
         return tokens.segments.size >= SMALLEST and not wide and self._library(parts) is not None
 
     @cached_property
@@ -69,10 +70,11 @@ class Loops(TwoPasses):
         kernels.correct(*given)
         return arrays
 
+    def _numerator(self, tokens: Tokens) -> Tensor:
+        return tokens.target if self.correction.numerator == "target" else tokens.proximal
+
     def _read(self, tokens: Tokens) -> Named:
-        target = self.correction.numerator == "target"
-        numerator = tokens.target if target else tokens.proximal
-        read = {"numerators": _single(numerator), "behaviors": _single(tokens.behavior)}
+        read = {"numerators": _single(self._numerator(tokens)), "behaviors": _single(tokens.behavior)}
         if any(step.reads_advantages for step in self.correction.steps):
             read["advantages"] = _single(tokens.advantages)
         return read | {"masks": tokens.segments.mask.contiguous()}

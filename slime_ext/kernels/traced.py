@@ -107,8 +107,8 @@ def made_up(given: Named) -> list[Tensor]:
 
 
 def _like(name: str, tensor: Tensor, size: int, count: int) -> Tensor:
-    shapes = {"table": (tensor.shape[0], count), "ages": (count,), "scale": (count,), "group": (count,)}
-    shapes |= dict.fromkeys(("sequence_log_ratio", "sequence_count", "sequence_keep"), (count,))
+    per_sequence = ("ages", "scale", "group", "sequence_log_ratio", "sequence_count", "sequence_keep")
+    shapes = {"table": (*tensor.shape[:1], count)} | dict.fromkeys(per_sequence, (count,))
     shape = () if name.startswith("number") else shapes.get(name, (size,))
     return torch.ones(shape, dtype=tensor.dtype, device=tensor.device)
 

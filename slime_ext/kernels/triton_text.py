@@ -19,6 +19,7 @@ from slime_ext.kernels.writer import Writer, literal
 from slime_ext.metrics.layout import BINS, COLUMNS, CURVE_COLUMNS, FIRST, LOG_PROBABILITIES, SHIFT, SIDE
 from slime_ext.metrics.measure import LARGEST
 from slime_ext.ops.statistics import Need
+from slime_ext.outcome import largest_factor
 
 HEAD = """import triton.language as tl
 
@@ -93,6 +94,8 @@ def source(correction: Correction, needs: tuple[Need, ...], parts: Parts) -> str
 def _constants(correction: Correction) -> dict[str, int | float]:
     bins = {"SHIFT": SHIFT, "FIRST": FIRST, "SIDE": SIDE, "ROOM": ROOM}
     largest = {"LARGEST": LARGEST[torch.float32], "LARGEST_WIDE": LARGEST[torch.float64]}
+    largest |= {"LARGEST_FACTOR": largest_factor(torch.float32)}
+    largest |= {"LARGEST_FACTOR_WIDE": largest_factor(torch.float64)}
     return bins | largest | {"GROUP_BIT": 1 << (len(correction.steps) + 1)}
 
 
@@ -186,6 +189,8 @@ STORE = """    if GROUPS:
         factor = weight
         if SCALED:
             factor = factor * tl.load(scales + owner)
+        most = tl.full((), LARGEST_FACTOR_WIDE if WIDE == tl.float64 else LARGEST_FACTOR, WIDE)
+        factor = tl.where(factor > most, most, factor)  # infinity times 0 is NaN
         loss = tl.load(losses + at, mask=here, other=0.0)
         tl.store(factors + at, factor, mask=here)
         tl.store(products + at, tl.where(keep, loss * factor.to(loss.dtype), 0.0), mask=here)

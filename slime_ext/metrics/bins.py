@@ -123,7 +123,7 @@ def _traced(tokens: Tokens, behavior: Tensor, columns: Tensor) -> tuple[Tensor]:
     ages = 1
     if tokens.ages is not None:
         ages = CURVE_BINS + 1
-        place = segments.spread(_age_bins(tokens.ages)) * CURVE_BINS**2 + place
+        place = _age_bins(tokens.ages).index_select(0, segments.ids) * CURVE_BINS**2 + place
     table = tally(place.long(), columns, ages * CURVE_BINS**2)
     table = table.view(len(columns), ages, CURVE_BINS, CURVE_BINS)
     by_age = table.sum((2, 3))[:, :CURVE_BINS]

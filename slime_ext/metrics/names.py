@@ -63,7 +63,10 @@ def _ess_sequence(t: Totals) -> float:
 def _ess_ratio(t: Totals) -> float:
     n = t["counted"]
     square = t["excess_squared"] + 2 * t["excess"] + n
-    return (t["excess"] + n) ** 2 / (n * square) if n and square else 0.0
+    if not n:
+        return 0.0
+    # Of tiny ratios rounding decides what is left of the squares; by Cauchy and Schwarz it lies in here.
+    return min(max((t["excess"] + n) ** 2 / (n * square) if square > 0 else 0.0, 1 / n), 1.0)
 
 
 METRICS = (

@@ -8,8 +8,12 @@ anchor; the anchor is the proximal policy (decoupled) or the behavior policy (by
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+HEADROOM = 5.0  # nats below the largest ratio of a dtype, so that an advantage of 100 times it is finite
 
 
 def reinforce(target_log_probs: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +43,7 @@ def ppo_clip(log_ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: fl
     Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7; asymmetric bounds: DAPO,
     2503.14476.
     """
-    ratio, negative = log_ratio.exp(), -advantages
+    ratio, negative = _ratio(log_ratio), -advantages
     plain = ratio * negative
     bounded = ratio.clamp(1 - eps_low, 1 + eps_high) * negative
     return torch.maximum(plain, bounded), bounded > plain
@@ -108,5 +112,11 @@ def sapo(
     Source: Gao et al. 2025, https://arxiv.org/abs/2511.20347; defaults as in SkyRL's example.
     """
     tau = torch.full_like(log_ratio, tau_neg).masked_fill(advantages > 0, tau_pos)
-    gate = torch.sigmoid(tau * (log_ratio.exp() - 1)) * (4.0 / tau)
+    gate = torch.sigmoid(tau * (_ratio(log_ratio) - 1)) * (4.0 / tau)
     return -gate * advantages, torch.zeros_like(advantages, dtype=torch.bool)
+
+
+def _ratio(log_ratio: Tensor) -> Tensor:
+    """e^log_ratio, finite and without a gradient where that would overflow: 0 times infinity is NaN."""
+    most = math.log(torch.finfo(log_ratio.dtype).max) - HEADROOM
+    return log_ratio.clamp(max=most).exp()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
+from slime_ext.correction import Correction
+from slime_ext.kernels import Eager
 from slime_ext.kernels.compiled import SMALLEST, Compiled
+from slime_ext.steps import Reject, Reweight, Truncate
 from tests.kernels.batches import (
     CORRECTIONS,
     EVERY,
@@ -38,6 +42,23 @@ def test_every_kind_of_step_becomes_a_graph():
     packed = random_tokens([700, 300, 5, 90, 200])
     expected, got = EVERY(packed, observe=True), Compiled(EVERY).outcome(packed, observe=True)
     assert_same(got, expected, packed.segments.mask, rtol=2e-5)
+
+
+def test_a_settled_number_becomes_an_input():
+    packed = random_tokens([700, 300, 90])
+    expected, got = (served(CORRECTIONS["m2"]).outcome(packed, observe=True) for served in (Eager, Compiled))
+    assert_same(got, replace(expected, acted=expected.acted.int()), packed.segments.mask, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "steps", [(), (Reject("token", "k3", high=0.5, max_staleness=3),)], ids=["", "stale"]
+)
+def test_ages_reject_and_are_measured(steps):
+    packed = random_tokens([700, 300, 90, 20], wild=False)
+    packed = replace(packed, ages=torch.tensor([1.0, 5.0, torch.nan, 3.0]))
+    backend = Compiled(Correction(steps=(*steps, Reweight("token"), Truncate(2.0))))
+    assert backend.outcome(packed).keep[700:1000].any() != bool(steps)
+    assert_applied_alike(backend, packed, None, 1e-5)
 
 
 @pytest.mark.parametrize("lengths", [[], [1], [5], [SMALLEST - 1]], ids=str)

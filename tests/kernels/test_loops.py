@@ -210,6 +210,14 @@ def test_float64_stays_eager():
     assert Loops(FULL).outcome(packed).weights.dtype is torch.float64
 
 
+def test_a_target_in_float64_stays_eager():
+    packed = random_tokens([900])
+    packed = replace(packed, target=packed.proximal.double())
+    for numerator, dtype in (("target", torch.float64), ("proximal", torch.float32)):
+        correction = Correction(numerator, steps=(Reweight("token"),))
+        assert Loops(correction).outcome(packed).weights.dtype is dtype
+
+
 def test_the_same_bits_twice_and_from_two_threads():
     packed = random_tokens([131072], noise=2e-3)
     work = Work(packed, torch.ones(131072), layout=Layout.of(FULL))

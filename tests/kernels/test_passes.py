@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from slime_ext.correction import Correction, Plan, Tokens
+from slime_ext.coupled import Normalize
 from slime_ext.kernels import Eager, Work, built, loops
 from slime_ext.kernels.chunks import Chunks
 from slime_ext.kernels.loops import Loops
@@ -87,6 +90,28 @@ def test_nothing_is_measured_differently_on_a_rank_that_holds_parts(backend, fir
     segments = Segments(lengths, pieces, whole.segments.full_mask, 2, lambda values: values * 1)
     mine = Tokens(segments, whole.proximal[held], whole.behavior[held])
     assert_applied_alike(backend(FULL), mine, None, 1e-5, first)
+
+
+@both
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_an_infinite_weight_on_a_loss_of_0_is_0(backend, level):
+    correction = Correction(steps=(Reweight(level),))
+    packed = random_tokens([300, 20], wild=False)
+    packed = replace(packed, proximal=packed.proximal + 1000 * (torch.arange(320) >= 300))
+    loss = torch.zeros(320, requires_grad=True)
+    applied = backend(correction).apply(Work(packed, loss))
+    applied.loss.sum().backward()
+    assert not applied.loss.any() and loss.grad.isfinite().all() and loss.grad[300:].max() > 1e38
+
+
+@both
+def test_a_mean_weight_below_any_float32_divides(backend):
+    steps = (Reweight("sequence"), Truncate(2.0), Normalize())
+    far = torch.tensor([-103.6, -300.0]).repeat_interleave(40) / 40
+    behavior = torch.full((80,), -0.2)
+    packed = Tokens(Segments.whole([40, 40], torch.ones(80, dtype=torch.bool)), behavior + far, behavior)
+    weights = backend(Correction(steps=steps)).outcome(packed).weights
+    torch.testing.assert_close(weights, torch.tensor([2.0, 0.0]).repeat_interleave(40))
 
 
 @pytest.mark.parametrize("by_position", [False, True])

@@ -234,6 +234,17 @@ def test_a_ratio_beyond_all_others_leaves_one_sample():
     assert got["ess_ratio"] == 0.5 and got["ratio_max"] == math.exp(400) and got["k3_kl"] > 1e100
 
 
+@pytest.mark.parametrize("level", [-6.0, -8.0, -10.0, -12.0, -20.0])
+def test_of_tiny_ratios_the_sample_size_stays_a_fraction(level):
+    draw = torch.Generator().manual_seed(0)
+    behavior = torch.full((1000,), -0.5)
+    proximal = behavior + level + 0.1 * torch.randn(1000, generator=draw)
+    packed = Tokens(Segments.whole([1000], torch.ones(1000, dtype=torch.bool)), proximal, behavior)
+    accumulator = Accumulator(plan := Layout.of(Correction()))
+    accumulator.add(measure(packed, Correction()(packed, observe=True), plan))
+    assert 1e-3 <= metrics.scalars(accumulator.reduce()[0])["off_policy/ess_ratio"] <= 1
+
+
 def test_a_poisoned_log_ratio_is_counted_without_an_index_out_of_range():
     """On CUDA it is named when the step is reduced; until then the hook must go on."""
     assert scalars(Correction(), one_long([0.0, math.nan, math.inf]))["tokens"] == 3
