@@ -9,13 +9,18 @@ from slime_ext import presets
 from slime_ext.config import load_config, with_preset
 from slime_ext.correction import Correction
 from slime_ext.host import carriers, hosts
-from slime_ext.host.contract import CARRY, calls_hook, function_of
+from slime_ext.host.contract import CARRY, OURS, calls_hook, function_of
 from slime_ext.host.flags import check_flags
 from slime_ext.host.guards import warn_once
 
-LATE = (
-    f"slime_ext: expected {CARRY} at start-up, got a first hook call without it: the configuration is "
-    "checked only now, after the first rollout, and there are no metrics but those of the host's own channel"
+WITHOUT = (
+    "the configuration is checked only now, after the first rollout, and there are no guards and no metrics "
+    "but those of the host's own channel"
+)
+LATE = f"slime_ext: expected {CARRY} at start-up, got a first hook call without it: {WITHOUT}"
+UNCALLED = (
+    f"slime_ext: expected a backend that calls {CARRY}, got one that does not (miles' --train-backend fsdp): "
+    f"{WITHOUT}; what needs cur_log_probs or advantages stops here"
 )
 
 _checked: Any = None
@@ -50,7 +55,8 @@ def check_first_call(args: Any) -> None:
     if args is _checked:
         return
     if hosts.current() is not None and not carriers.is_installed():
-        warn_once(LATE)
+        named = getattr(args, "custom_megatron_init_path", None)
+        warn_once(UNCALLED if named == OURS["custom_megatron_init_path"] else LATE)
         check_flags(args)
     _checked = args
 

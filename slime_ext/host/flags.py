@@ -115,7 +115,8 @@ BEFORE_THE_MERGE = (
     ),
     Rule(
         f"--disable-grpo-std-normalization: expected on with --n-samples-per-prompt 1, got off: {AFTERWARDS}",
-        lambda a: a.n_samples_per_prompt == 1 and a.grpo_std_normalization,
+        # miles' adapters have numbers of samples of their own.
+        lambda a: a.n_samples_per_prompt == 1 and a.grpo_std_normalization and not a.multi_lora,
     ),
     Rule(
         "--max-tokens-per-gpu: expected a number with --use-dynamic-batch-size, got none: it bounds a "
@@ -171,7 +172,8 @@ BEFORE_THE_MERGE = (
     ),
     Rule(
         "--use-opd: expected on beside --opd-teacher-load, got off: the teacher would never be asked",
-        lambda a: a.opd_teacher_load and a.use_opd is False,
+        # A critic's processes have the teacher's path, too, and slime turns --use-opd off in them.
+        lambda a: a.opd_teacher_load and a.use_opd is False and not a.use_critic,
     ),
 )
 

@@ -6,11 +6,18 @@ It runs in the process that holds the samples, which alone knows the weight vers
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-PREFIX = "rollout/off_policy/"
+PREFIX, STEP = "rollout/off_policy/", "rollout/step"
+# Where hosts keep ``log`` and ``compute_rollout_step``: slime, slime up to v0.3.1, miles.
+TRACKERS = (
+    ("slime.observability.logging_utils", "slime.observability.metric_utils"),
+    ("slime.utils.logging_utils", "slime.utils.metric_utils"),
+    ("miles.utils.tracking_utils.tracking", "miles.utils.metric_utils"),
+)
 log = logging.getLogger("slime_ext")
 
 
@@ -25,21 +32,29 @@ def log_rollout(
 
     Args:
         samples: the rollout's samples, under slime's field names; a list of groups is as good.
-        rollout_extra_metrics: the host's dictionary, added to in place; where a custom rollout function gives
-            none, one line is logged instead.
+        rollout_extra_metrics: the host's dictionary, added to in place; where a rollout function gives none
+            (slime's fully asynchronous one), the host's logger gets the values by themselves.
 
     Returns:
         False, so that the host's own log goes on.
 
     Source: the call is slime's, slime/observability/rollout_metrics.py, the same since v0.2.2.
     """
-    values = spread(list(_flat(samples)))
+    values = {PREFIX + name: value for name, value in spread(list(_flat(samples))).items()}
     if rollout_extra_metrics is not None:
-        rollout_extra_metrics.update({PREFIX + name: value for name, value in values.items()})
-    else:
-        told = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        log.info("rollout %d: weight versions: %s", rollout_id, told)
+        rollout_extra_metrics.update(values)
+    elif not getattr(args, "load_debug_rollout_data", None):  # with which the host logs nothing
+        _hand_over(rollout_id, args, values)
     return False
+
+
+def _hand_over(rollout_id: int, args: Any, values: dict[str, float]) -> None:
+    for tracker, steps in TRACKERS:
+        if tracker in sys.modules and steps in sys.modules:
+            at = {STEP: sys.modules[steps].compute_rollout_step(args, rollout_id)}
+            return sys.modules[tracker].log(args, values | at, step_key=STEP)
+    told = ", ".join(f"{name.removeprefix(PREFIX)} {value:.4g}" for name, value in values.items())
+    return log.info("rollout %d: weight versions: %s", rollout_id, told)
 
 
 def spread(samples: Sequence[Any]) -> dict[str, float]:

@@ -35,6 +35,10 @@ SHORT_LIVED = {  # argument -> what metrics and guards then are
     "indep_dp": "--ft-components: expected data parallel ranks of one group, got independent replicas: "
     "metrics and guards are those of each replica alone, off_policy.jsonl has the first one's",
 }
+STOPS = (
+    "--no-check-for-nan-in-loss-and-grad: expected a run that may end beside slime_ext, got one that skips "
+    "steps with NaN: a NaN among the trainer's own log-probs stops it all the same"
+)
 log = logging.getLogger("slime_ext")
 
 
@@ -136,6 +140,8 @@ def _warnings(args: Any, correction: Correction) -> Iterator[str]:
     if not correction.is_identity and not a.use_tis:
         yield "--use-tis: expected on beside a correction, got off: the loss stays as it is, only metrics"
     yield from (line for dest, line in SHORT_LIVED.items() if getattr(a, dest))
+    if a.check_for_nan_in_loss_and_grad is False:
+        yield STOPS
     if correction.is_identity and a.use_tis:
         yield "slime_ext.steps: expected one beside --use-tis, got none: the loss stays, only metrics"
 

@@ -41,11 +41,15 @@ class Step:
     # same objects. Held until the step ends, so that no other tensor gets the same identity.
     seen: dict[int, Tensor] = field(default_factory=dict)
 
+    def knows(self, call: HookCall) -> bool:
+        """Whether this micro-batch has been counted."""
+        return id(_mask_of(call)) in self.seen
+
     def is_new(self, call: HookCall) -> bool:
         """Whether this micro-batch has not been counted; from now on it has."""
-        mask = call.loss_masks[0] if len(call.loss_masks) else call.pg_loss
-        if id(mask) in self.seen:
+        if self.knows(call):
             return False
+        mask = _mask_of(call)
         self.seen[id(mask)] = mask
         return True
 
@@ -73,6 +77,10 @@ class Step:
         """
         if self.poison.found is not None:
             self.poison.check([numbers(self.poison.vector())], 0)
+
+
+def _mask_of(call: HookCall) -> Tensor:
+    return call.loss_masks[0] if len(call.loss_masks) else call.pg_loss
 
 
 _open: Step | None = None
@@ -134,8 +142,9 @@ def observe(
 
 
 def note_nonfinite(call: HookCall, values: Mapping[str, Tensor | None], segments: Segments) -> None:
-    """Leaves a mark where log-probs are not finite, to be read when the step is reduced."""
-    if _open is not None:
+    """Leaves a mark where log-probs are not finite, to be read when the step is reduced; before the call is
+    measured."""
+    if _open is not None and not _open.knows(call):
         _open.poison.look(values, segments, samples.of(call.loss_masks))
 
 

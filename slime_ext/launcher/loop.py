@@ -86,12 +86,14 @@ class Loop:
         self._first_push()
         if self.start == 0 and not args.skip_eval_before_train:
             self._evaluate(0)
+        elif self.start and self._is_evaluated(self.start):
+            self._on_rank0(lambda: self._make_up_evaluation(self.start))
         for rollout_id in range(self.start, args.num_rollout):
             self._rollout(rollout_id)
             done = rollout_id + 1
             if done == args.num_rollout or (args.save_interval and done % args.save_interval == 0):
                 self._save(done)
-            if args.eval_interval and done % args.eval_interval == 0 and done < args.num_rollout:
+            if self._is_evaluated(done):
                 self._evaluate(done)
         self._push(self.step)
         self._evaluate(args.num_rollout)
@@ -169,8 +171,10 @@ class Loop:
 
     def _first_push(self) -> None:
         """A new run's weights, or those that the engine of the resumed run had, if they are still there."""
-        lagging = Path(self.args.run_path) / "weights" / f"version_{self.lagging}"
-        if self.lagging in (None, self.step) or not lagging.is_dir():
+        runs = (self.args.run_path, Path(self.args.load or self.args.run_path).parent)
+        places = [Path(run) / "weights" / f"version_{self.lagging}" for run in runs]
+        lagging = next(filter(Path.is_dir, places), None)
+        if self.lagging in (None, self.step) or lagging is None:
             return self._push(self.step)
         self.engine_step = self.lagging
         self._on_rank0(lambda: self.sampler.push_kept(lagging, self.lagging))
@@ -184,13 +188,25 @@ class Loop:
             self.sampler.push(state, version)
         self.engine_step = version
 
+    def _is_evaluated(self, done: int) -> bool:
+        """Whether an evaluation follows this rollout that is not the last."""
+        args = self.args
+        return bool(args.eval_interval and done % args.eval_interval == 0 and done < args.num_rollout)
+
     def _evaluate(self, rollout_id: int) -> None:
-        if self.sampler and self.args.eval_datasets:
-            values = self.sampler.evaluate()
+        self._on_rank0(lambda: self._evaluate_here(rollout_id))
+
+    def _make_up_evaluation(self, rollout_id: int) -> None:
+        """The evaluation after the checkpoint, which a killed run may have owed."""
+        if not self.log.has("eval", self.step):
+            self._evaluate_here(rollout_id)
+
+    def _evaluate_here(self, rollout_id: int) -> None:
+        values = self.sampler.evaluate() if self.args.eval_datasets else {}
+        if values:
             self.log.log("eval", values, rollout_id=max(rollout_id - 1, 0), step=self.step)
-            for name, value in values.items():
-                self.progress.note(f"{name} after {rollout_id} rollouts: {value:.3f}")
-        dist.barrier()
+        for name, value in values.items():
+            self.progress.note(f"{name} after {rollout_id} rollouts: {value:.3f}")
 
     def _write(self, kind: str, values: dict[str, float], rollout_id: int) -> None:
         if self.log:

@@ -143,7 +143,7 @@ METRICS = (
     Metric(
         "ess_ratio",
         "fraction",
-        "(Σρ)² / (n Σρ²) of token ratios",
+        "(Σρ)² / (n Σρ²) of token ratios; of ratios below 0.01 without digits",
         "above 0.9",
         _ess_ratio,
     ),

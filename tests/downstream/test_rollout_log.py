@@ -18,7 +18,7 @@ MODULE = "slime/observability/rollout_metrics.py"
 pytestmark = [pytest.mark.slow]
 
 
-def logged(folder, function):
+def logged(folder, function, extra):
     """What reaches slime's logger for one rollout of two real samples."""
     enter(folder, ("slime.utils", "slime.observability"), ("ray", "wandb"))
     room = importlib.import_module("slime.observability.rollout_metrics")
@@ -26,10 +26,11 @@ def logged(folder, function):
     out = []
     room.logging_utils.log = lambda args, metrics, step_key: out.append(metrics)
     room.compute_metrics_from_samples = room.compute_perf_metrics_from_samples = lambda *given: {}
-    room.compute_rollout_step = lambda args, rollout_id: rollout_id
+    steps = importlib.import_module("slime.observability.metric_utils")
+    steps.compute_rollout_step = room.compute_rollout_step = lambda args, rollout_id: rollout_id
     samples = [sample(weight_versions=versions, response_length=2) for versions in (["3"], ["4", "5"])]
     args = Namespace(custom_rollout_log_function_path=function, load_debug_rollout_data=None)
-    room.log_rollout_data(7, args, samples, {"rollout/dropped": 1}, 2.5)
+    room.log_rollout_data(7, args, samples, extra, 2.5)
     return out
 
 
@@ -38,7 +39,12 @@ def test_slime_logs_our_values(pair, tmp_path):
     folder = folder_of(pair, tmp_path)
     if not (folder / MODULE).is_file():
         pytest.skip("this release keeps its log in a module that imports Ray and SGLang")
-    ((metrics,),) = run_ranks(logged, 1, str(folder), "slime_ext.host.log_rollout")
+    name = "slime_ext.host.log_rollout"
+    ((metrics,),) = run_ranks(logged, 1, str(folder), name, {"rollout/dropped": 1})
     assert metrics["rollout/dropped"] == 1 and metrics["rollout/step"] == 7
-    assert metrics["rollout/off_policy/lag_mean"] == 1.5
-    assert metrics["rollout/off_policy/no_log_probs"] == 1.0
+    # A rollout function that returns no metrics of its own: ours go to the same logger, at the same step.
+    ((ours, theirs),) = run_ranks(logged, 1, str(folder), name, None)
+    assert ours["rollout/step"] == theirs["rollout/step"] == 7
+    for found in (metrics, ours):
+        assert found["rollout/off_policy/lag_mean"] == 1.5
+        assert found["rollout/off_policy/no_log_probs"] == 1.0

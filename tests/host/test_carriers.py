@@ -176,6 +176,16 @@ def test_without_init_the_first_call_says_that_it_is_late(host, caplog):
     assert "expected --custom-megatron-init-path slime_ext.host.init at start-up" in caplog.text
 
 
+def test_a_backend_that_never_calls_init_is_named(host, caplog):
+    host(a_loss_module())
+    warn_once.cache_clear()
+    args = types.SimpleNamespace(
+        slime_ext={"preset": "token_is"}, custom_megatron_init_path="slime_ext.host.init"
+    )
+    check_first_call(args)
+    assert "expected a backend that calls --custom-megatron-init-path slime_ext.host.init" in caplog.text
+
+
 def test_without_init_the_first_call_checks_the_flags(host):
     host(a_loss_module())
     call = as_slime_calls(oracle.random_batch(5))

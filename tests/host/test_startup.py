@@ -96,6 +96,18 @@ def test_one_line_that_names_what_is_wrong(more, line):
     assert line in refusal(**more)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"use_opd": False, "opd_teacher_load": "a", "use_critic": True},  # the critic's own arguments
+        {"n_samples_per_prompt": 1, "grpo_std_normalization": True, "multi_lora": True},
+    ],
+)
+def test_what_hosts_themselves_hand_over_is_let_through(more, capsys):
+    host.init(arguments(**more))
+    assert capsys.readouterr().out.count("\n") == 1
+
+
 def test_no_upper_bound_is_a_number(capsys):
     vanilla = "slime_ext.tis.vanilla_tis_function"
     host.init(arguments(custom_tis_function_path=vanilla, tis_clip=float("inf"), eps_clip_high=float("inf")))
@@ -152,7 +164,9 @@ def test_a_reducer_of_the_users_own_and_a_correction_that_is_off_are_named(caplo
         host.init(arguments(use_tis=False, get_mismatch_metrics=True))
         host.init(arguments(custom_tis_function_path="slime_ext.tis.metrics_only"))
         host.init(arguments(release_train=True, indep_dp=True))
-    reducer, off, idle, released, replicas = caplog.messages
+        host.init(arguments(check_for_nan_in_loss_and_grad=False))
+    reducer, off, idle, released, replicas, skipping = caplog.messages
+    assert skipping.startswith("--no-check-for-nan-in-loss-and-grad: expected a run that may end")
     assert released.startswith("--release-train: expected a trainer that stays beside slime_ext.guards")
     assert replicas.startswith("--ft-components: expected data parallel ranks of one group, got independent")
     assert idle.startswith("slime_ext.steps: expected one beside --use-tis, got none")

@@ -362,9 +362,11 @@ def test_a_step_that_breaks_off_says_why():
 
     def train_one_step(args, rollout_id, step_id, data_iterator, model):
         values = {"cur_log_probs": torch.tensor([0.0, math.nan])}
-        step_metrics.note_nonfinite(
-            SimpleNamespace(loss_masks=[]), values, Segments.whole([2], torch.ones(2))
-        )
+        call = SimpleNamespace(loss_masks=[], pg_loss=torch.zeros(2))
+        for _ in range(2):  # a loss that is recomputed
+            step_metrics.note_nonfinite(call, values, Segments.whole([2], torch.ones(2)))
+            step_metrics.layout_for(call)
+        assert len(step_metrics._open.poison.calls) == 1
         raise RuntimeError("found NaN in local grad norm")
 
     module.train_one_step = train_one_step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -75,6 +76,38 @@ def test_wrong_answers_are_dropped_and_counted_and_lost_ones_asked_again(task, t
     assert len(dump) == 8 and len(dropped) == 4
     assert all(s["metadata"]["dropped"] and not any(s["loss_mask"]) for s in dropped)
     assert server.version == "3"  # the weights after the last step arrived
+
+
+def test_an_evaluation_that_a_killed_run_owed_is_made_up_once(task, tmp_path, server):
+    server.faults.clear()
+    evaluated = ("--eval-prompt-data", "held", str(task / "prompts.jsonl"), "--eval-interval", "1")
+    log, saved = tmp_path / "run/metrics.jsonl", tmp_path / "run/checkpoints"
+
+    def steps(rollouts, *more):
+        done = train(task, tmp_path, server.url, *evaluated, "--num-rollout", rollouts, *more)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [row["step"] for row in read_metrics(tmp_path / "run") if row["kind"] == "eval"]
+
+    before = steps("1")  # the first step, and after the last
+    shutil.copytree(saved, tmp_path / "saved")
+    everything = steps("2", "--load", str(saved))
+    assert len(before) == 2 and everything[:2] == before and len(everything) == 3
+    rows = log.read_text().splitlines(keepends=True)
+    owed = [row for row in rows if '"eval"' in row and json.loads(row)["step"] == before[1]]
+    log.write_text("".join(row for row in rows if row not in owed))
+    shutil.rmtree(saved)
+    shutil.copytree(tmp_path / "saved", saved)
+    assert len(owed) == 1 and steps("2", "--load", str(saved)) == everything
+
+
+def test_a_run_that_is_resumed_under_another_name_keeps_the_lag_of_its_engine(task, tmp_path, server):
+    server.faults.clear()
+    lag = ("--update-weights-interval", "3")
+    for rollouts, more in (("2", ()), ("3", ("--load", tmp_path / "run/checkpoints", "--run-name", "other"))):
+        done = train(task, tmp_path, server.url, *lag, "--num-rollout", rollouts, *map(str, more))
+        assert done.returncode == 0, done.stdout + done.stderr
+    ages = [row["train/staleness"] for row in read_metrics(tmp_path / "other") if row["kind"] == "step"]
+    assert min(ages) > 1
 
 
 def test_a_reward_that_is_no_number_stops_with_one_line(task, tmp_path, server):

@@ -32,6 +32,7 @@ class MetricsLog:
         self.path = Path(run_path) / FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
         kept = [row for row in _rows(self.path) if row["rollout_id"] < (resume_rollout or 0)]
+        self._kept = {(row["kind"], row["step"]) for row in kept}
         _rewrite(self.path, kept)
         self._file = self.path.open("a", encoding="utf-8")
         self._events = None
@@ -48,6 +49,10 @@ class MetricsLog:
         for name in values if self._events else ():
             if row[name] is not None:
                 self._events.add_scalar(name, row[name], step)
+
+    def has(self, kind: Kind, step: int) -> bool:
+        """Whether the file, as it was found, had such a line after this many optimizer steps."""
+        return (kind, step) in self._kept
 
     def close(self) -> None:
         self._file.close()
