@@ -256,9 +256,10 @@ class Correction:
             return host_loss, None
         if isinstance(self.surrogate, Host):
             return selected(outcome.keep, host_loss * self.factor(outcome, host_loss.dtype)), None
-        # A token that is not kept must not reach the graph: 0 times an infinite slope is NaN.
+        # A token that is not kept must not reach the graph: 0 times an infinite slope is NaN. Its log-ratio
+        # and advantage read 0, so that it is not clipped either.
         loss, clipped = self.surrogate(Evidence(vars(tokens), outcome.keep), bounds)
-        return selected(outcome.keep, loss * self.factor(outcome, loss.dtype)), clipped & outcome.keep
+        return selected(outcome.keep, loss * self.factor(outcome, loss.dtype)), clipped
 
     def factor(self, outcome: Outcome, dtype: torch.dtype) -> Tensor:
         """[T] what multiplies the loss, finite where log-ratios are: infinity times a loss of 0 is NaN."""

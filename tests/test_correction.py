@@ -256,9 +256,9 @@ def test_a_ratio_that_overflows_gives_no_nan(surrogate, advantage, dtype):
     for steps in ((), (Reject("token", high=2.0),), (Veto(1e-4, 100.0),)):
         correction = Correction(surrogate=surrogate, steps=steps)
         outcome = correction(packed)
-        loss, _ = correction.loss(outcome, packed, host_loss, Bounds())
+        loss, clipped = correction.loss(outcome, packed, host_loss, Bounds())
         (gradient,) = torch.autograd.grad(loss.sum(), packed.target)
-        assert loss.isfinite().all() and gradient.isfinite().all()
+        assert not clipped[~outcome.keep].any() and loss.isfinite().all() and gradient.isfinite().all()
         assert gradient[outcome.keep].any() == bool(outcome.keep.any()) and not gradient[~outcome.keep].any()
 
 
