@@ -11,7 +11,7 @@ from slime_ext import __version__, config, presets
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.document import Document, Skipped
 from slime_ext.analysis.pipeline import Result, collect
-from slime_ext.analysis.readers import Job, Wanted, find
+from slime_ext.analysis.readers import Job, Wanted, evaluations, find
 from slime_ext.analysis.recommend import recommend
 from slime_ext.analysis.suggest import Ranking
 from slime_ext.analysis.whatif import WhatIf
@@ -126,7 +126,7 @@ def _document(request: Request, result: Result, suggestions: tuple) -> Document:
         paths=request.paths,
         made_with=f"slime-ext {__version__}",
         skipped=tuple(Skipped(path=s.path, reason=s.reason) for s in result.skipped),
-        notes=(*_first(result.notes), *diagnosis.notes(), *whatif.notes()),
+        notes=(*_left_out(request), *_first(result.notes), *diagnosis.notes(), *whatif.notes()),
         total=total,
         findings=findings,
         distribution=diagnosis.sums.distribution(),
@@ -137,6 +137,11 @@ def _document(request: Request, result: Result, suggestions: tuple) -> Document:
         recommendation=recommend(effects, total, findings, files),
         suggestions=suggestions,
     )
+
+
+def _left_out(request: Request) -> tuple[str, ...]:
+    count = evaluations(request.paths)
+    return (f"{count} dumps of evaluations (eval_<number> in the name) are left out",) if count else ()
 
 
 def _first(notes: list[str]) -> tuple[str, ...]:

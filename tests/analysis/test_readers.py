@@ -238,6 +238,7 @@ def test_a_sample_of_something_else_than_numbers_is_left_out(tmp_path, wrong):
 )
 def test_slimes_keys_with_other_values_are_named_and_left_out(tmp_path, content):
     dumps.write_run(tmp_path, ROLLOUTS)
+    (tmp_path / "rollout_data" / "1.pt").unlink()
     torch.save(content, tmp_path / "train_data" / "1.pt")
     found = list(read([tmp_path]))
     said = [str(one) for one in found if isinstance(one, Skipped)]

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from slime_ext.analysis.readers.find import Job, Wanted, find
+from slime_ext.analysis.readers.find import Job, Wanted, evaluations, find
 from slime_ext.analysis.readers.jsonl import read_jsonl
 from slime_ext.analysis.readers.torch_files import read_job
 from slime_ext.analysis.records import Rollout, Skipped
 
-__all__ = ["Job", "Rollout", "Skipped", "Wanted", "find", "load", "read"]
+__all__ = ["Job", "Rollout", "Skipped", "Wanted", "evaluations", "find", "load", "read"]
 
 
 def read(paths: Iterable[str | Path], rollouts: str | None = None) -> Iterator[Rollout | Skipped]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_ext.analysis.readers.names import NUMBER, is_evaluation, numbers
 from slime_ext.errors import DataError
 
 KINDS = ("rollout_data", "train_data")
 SUFFIXES = (".pt", ".jsonl")
-NAMED = re.compile(r"(?:rollout|train)\D*(\d+)")
-NUMBER = re.compile(r"\d+")
 Key = tuple[Path, "int | None", str]
 RANGE = re.compile(r"(\d*)-(\d*)|(\d+)")
 
@@ -71,7 +70,7 @@ def find(paths: Iterable[str | Path], wanted: Wanted | None = None) -> list[Job]
         DataError: a path does not exist or holds no dump.
     """
     wanted = wanted or Wanted()
-    jobs = _jobs(dict.fromkeys(file for given in paths for file in _files(str(given))))
+    jobs = _jobs(list(dict.fromkeys(file for given in paths for file in _dumps(str(given)))))
     chosen = [job for job in jobs if job.rollout_id in wanted]
     if jobs and not chosen:
         known = [job.rollout_id for job in jobs if job.rollout_id is not None]
@@ -79,16 +78,21 @@ def find(paths: Iterable[str | Path], wanted: Wanted | None = None) -> list[Job]
     return chosen
 
 
-def _jobs(files: Iterable[Path]) -> list[Job]:
+def evaluations(paths: Iterable[str | Path]) -> int:
+    """How many dumps of evaluations ``find`` leaves out."""
+    return len({file for given in paths for file in _files(str(given)) if is_evaluation(file)})
+
+
+def _jobs(files: Sequence[Path]) -> list[Job]:
     together: dict[Key, list[Path]] = {}
-    for path in files:
-        together.setdefault(_key(path), []).append(path)
+    for path, number in numbers(files).items():
+        together.setdefault(_key(path, number), []).append(path)
     return [_job(together[key], key[1]) for key in sorted(together, key=_in_order)]
 
 
-def _key(path: Path) -> Key:
+def _key(path: Path, number: int | None) -> Key:
     """The same for the files of one rollout."""
-    return (_root(path), _number(path), "") if path.suffix == ".pt" else (path.parent, None, path.name)
+    return (_root(path), number, "") if path.suffix == ".pt" else (path.parent, None, path.name)
 
 
 def _in_order(key: Key) -> tuple[str, int, str]:
@@ -98,6 +102,14 @@ def _in_order(key: Key) -> tuple[str, int, str]:
 
 def _job(paths: list[Path], number: int | None) -> Job:
     return Job(tuple(sorted(paths, key=_rank)), number, sum(path.stat().st_size for path in paths))
+
+
+def _dumps(given: str) -> list[Path]:
+    files = _files(given)
+    found = [file for file in files if not is_evaluation(file)]
+    if not found:
+        raise DataError(f"{given}: expected dumps of training, got {len(files)} of evaluations alone")
+    return found
 
 
 def _files(given: str) -> list[Path]:
@@ -137,19 +149,11 @@ def _of_folder(path: Path) -> list[Path]:
     inner = path / "dumps" if (path / "dumps").is_dir() else path
     folders = [inner / kind for kind in KINDS if (inner / kind).is_dir()] or [inner]
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in SUFFIXES]
-    return [file for file in files if not file.name.startswith((".", "eval_")) and file.is_file()]
+    return [file for file in files if not file.name.startswith(".") and file.is_file()]
 
 
 def _root(path: Path) -> Path:
     return path.parent.parent if path.parent.name in KINDS else path.parent
-
-
-def _number(path: Path) -> int | None:
-    found = NAMED.search(path.stem)
-    if found:
-        return int(found[1])
-    first = NUMBER.search(path.stem)
-    return int(first[0]) if first else None
 
 
 def _rank(path: Path) -> tuple[str, list[int]]:

@@ -53,28 +53,15 @@ class _Content:
 
     rollout_id: int
     paths: list[Path] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
     # Of the rollout dump. As bytes: one small object that stays would keep the memory of all around it.
     about: bytes = NOTHING
     rows: list[Row] = field(default_factory=list)
     ranks: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
     version: int | None = None
 
-    def add(self, path: Path) -> None:
-        """Takes what a file has to give.
-
-        Raises:
-            DataError: it is no dump.
-        """
-        found = load_plain(path)
-        kind = kind_of(found, path)
-        self.paths.append(path)
-        try:
-            self._take(kind, found)
-        except MALFORMED as error:
-            raise DataError(f"{path}: {_of_another_kind(error)}") from None
-
-    def _take(self, kind: str, found: Mapping[str, Any]) -> None:
-        self.rollout_id = int(found.get("rollout_id", self.rollout_id))
+    def take(self, kind: str, found: Mapping[str, Any]) -> None:
+        """What a file has to give."""
         if kind == "rollout":
             self.about = pickle.dumps(about_samples(found["samples"]))
         elif kind == "train":
@@ -99,24 +86,46 @@ class _Content:
 
 
 def read_job(job: Job) -> Iterator[Rollout | Skipped]:
-    """The rollout of a job's files, after what had to be skipped of them."""
-    skipped, found = _read(job)  # in a call of its own: what the files held is gone when the rollout is shown
-    yield from skipped
-    if found is not None:
-        yield found
+    """The rollout of a job's files (the rollouts, if their names did not tell them apart), after what had to
+    be skipped of them."""
+    yield from _read(job)  # in a call of its own: what the files held is gone when a rollout is shown
 
 
-def _read(job: Job) -> tuple[list[Skipped], Rollout | Skipped | None]:
-    skipped = []
-    content = _Content(job.rollout_id or 0)
+def _read(job: Job) -> list[Rollout | Skipped]:
+    skipped: list[Rollout | Skipped] = []
+    contents: dict[int, _Content] = {}
     for path in job.paths:
         try:
-            content.add(path)
+            _add(contents, path, job.rollout_id or 0)
         except DataError as error:
             skipped.append(Skipped(str(path), str(error).removeprefix(f"{path}: ")))
-    if skipped and not content.rows and not content.ranks:
-        return skipped, None  # the file with the log-probs has been named
-    return skipped, content.rollout(str(Job(tuple(content.paths), job.rollout_id, 0)))
+    found = [c for c in contents.values() if c.rows or c.ranks or not skipped]  # or it has been named
+    return skipped + [c.rollout(str(Job(tuple(c.paths), c.rollout_id, 0))) for c in found]
+
+
+def _add(contents: dict[int, _Content], path: Path, number: int) -> None:
+    """Takes what a file has to give to its rollout.
+
+    Raises:
+        DataError: it is no dump, or a second one of the same rollout.
+    """
+    found = load_plain(path)
+    kind = kind_of(found, path)
+    try:
+        rollout_id = int(found.get("rollout_id", number))
+        content = contents.setdefault(rollout_id, _Content(rollout_id))
+        is_second = kind != "rank" and kind in content.kinds
+        if not is_second:
+            content.take(kind, found)
+    except MALFORMED as error:
+        raise DataError(f"{path}: {_of_another_kind(error)}") from None
+    if is_second:
+        raise DataError(
+            f"{path}: expected one {kind} dump of rollout {rollout_id}, got a second: left out; analyse "
+            "another run's by itself"
+        )
+    content.paths.append(path)
+    content.kinds.append(kind)
 
 
 def _of_another_kind(error: Exception) -> str:

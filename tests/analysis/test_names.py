@@ -1,0 +1,67 @@
+"""Which files are one rollout: names with other numbers in them, second dumps of a rollout, evaluations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from slime_ext.analysis.readers import evaluations, read
+from slime_ext.errors import DataError
+from tests.analysis import dumps
+from tests.analysis.test_readers import FIRST, ROLLOUTS, only, same
+
+NAMES = [
+    "{id}.pt",
+    "{kind}_{id}_0.pt",
+    "{kind}_qwen3_8b_{id}.pt",
+    "qwen3-8b-{id}.pt",
+    "8_{id}.pt",
+    "{id}_of_3.pt",
+]
+
+
+def write_as(folder, rollout, name):
+    for kind, write in (("rollout", dumps.write_rollout), ("train", dumps.write_train)):
+        path = folder / f"{kind}_data" / name.format(kind=kind, id=rollout.rollout_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(folder / "raw", rollout).rename(path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rollouts", [ROLLOUTS, ROLLOUTS[:1]], ids=len)
+def test_names_with_more_digits_than_the_rollouts_number(tmp_path, name, rollouts):
+    for rollout in rollouts:
+        write_as(tmp_path, rollout, name)
+    found = list(read([tmp_path]))
+    assert [r.rollout_id for r in found] == [r.rollout_id for r in rollouts]
+    assert all(same(a, b) and list(a.responses) == b.responses for a, b in zip(found, rollouts, strict=True))
+
+
+def test_two_train_dumps_of_one_rollout_are_never_mixed(tmp_path):
+    dumps.write_train(tmp_path, FIRST)
+    (tmp_path / "train_data" / "0.pt").rename(tmp_path / "a.pt")
+    dumps.write_train(tmp_path, replace(FIRST, proximal=FIRST.proximal - 1))
+    (tmp_path / "train_data" / "0.pt").rename(tmp_path / "b.pt")
+    skipped, found = read([tmp_path / "*.pt"])
+    assert same(found, FIRST)
+    assert "b.pt: expected one train dump of rollout 0, got a second" in str(skipped)
+
+
+@pytest.mark.parametrize("given", [".", "*.pt", "rollout_*0.pt"])
+def test_evaluations_are_left_out_whatever_the_template(tmp_path, given):
+    for kind in ("rollout", "train"):
+        getattr(dumps, f"write_{kind}")(tmp_path, FIRST).rename(tmp_path / f"{kind}_0.pt")
+    other = dumps.write_rollout(tmp_path, replace(FIRST, responses=["other"] * FIRST.count))
+    other.rename(tmp_path / "rollout_eval_0.pt")
+    for kind in ("rollout", "train"):
+        (tmp_path / f"{kind}_data").rmdir()
+    found = only([tmp_path / given, tmp_path / "train_0.pt"])
+    assert same(found, FIRST) and list(found.responses) == list(FIRST.responses)
+    assert evaluations([tmp_path / given]) == 1
+
+
+def test_evaluations_alone_are_no_dumps(tmp_path):
+    dumps.write_rollout(tmp_path, FIRST).rename(tmp_path / "eval_0.pt")
+    with pytest.raises(DataError, match="expected dumps of training, got 1 of evaluations alone"):
+        list(read([tmp_path / "eval_0.pt"]))
