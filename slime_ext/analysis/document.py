@@ -134,7 +134,9 @@ class Effect(Part):
         None, description="sum |d loss / d log target| / sum |A| where target = proximal; 1 is uncorrected"
     )
     rejected: dict[str, str] = Field(
-        default_factory=dict, description="rollout id -> positions of wholly rejected sequences, as 0-3,7"
+        default_factory=dict,
+        description="rollout id (run/id where several runs are read together) -> positions of wholly "
+        "rejected sequences, as 0-3,7",
     )
 
 

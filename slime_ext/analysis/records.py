@@ -47,6 +47,7 @@ class Rollout:
         responses: [S] texts, "" for none.
         entropy: [T] of the trainer's policy at each position, nats, or None.
         notes: what the reader had to leave out, one line each.
+        run: folder (or JSONL file) of the run, where several are read together, or "".
     """
 
     rollout_id: int
@@ -68,6 +69,7 @@ class Rollout:
     responses: Sequence[str] = ()
     entropy: Tensor | None = None
     notes: tuple[str, ...] = ()
+    run: str = ""
 
     def __post_init__(self) -> None:
         size = sum(self.lengths)
@@ -77,6 +79,11 @@ class Rollout:
                 raise DataError(
                     f"{self.source}: {name}: expected {size} response tokens, got {values.numel()}"
                 )
+
+    @property
+    def label(self) -> str:
+        """Its number, after its run where there are several."""
+        return f"{self.run}/{self.rollout_id}" if self.run else str(self.rollout_id)
 
     @property
     def count(self) -> int:

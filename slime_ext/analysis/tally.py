@@ -114,7 +114,7 @@ class Tally:
         positions = seen.rollout.positions
         gone = sorted(positions[i] for i in (seen.has & ~kept).nonzero()[:, 0].tolist())
         if gone:
-            self._remember(str(seen.rollout.rollout_id), spans(gone))
+            self._remember(seen.rollout.label, spans(gone))
 
     def _remember(self, rollout: str, positions: str) -> None:
         before = self.rejected.get(rollout)

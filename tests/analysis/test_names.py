@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from slime_ext import load_config
 from slime_ext.analysis.readers import evaluations, read
+from slime_ext.analysis.whatif import whatif
 from slime_ext.errors import DataError
 from tests.analysis import dumps
 from tests.analysis.test_readers import FIRST, ROLLOUTS, only, same
@@ -56,7 +58,7 @@ def test_evaluations_are_left_out_whatever_the_template(tmp_path, given):
     other.rename(tmp_path / "rollout_eval_0.pt")
     for kind in ("rollout", "train"):
         (tmp_path / f"{kind}_data").rmdir()
-    found = only([tmp_path / given, tmp_path / "train_0.pt"])
+    found = only([tmp_path / given, tmp_path / "rollout_eval_0.pt", tmp_path / "train_0.pt"])
     assert same(found, FIRST) and list(found.responses) == list(FIRST.responses)
     assert evaluations([tmp_path / given]) == 1
 
@@ -65,3 +67,29 @@ def test_evaluations_alone_are_no_dumps(tmp_path):
     dumps.write_rollout(tmp_path, FIRST).rename(tmp_path / "eval_0.pt")
     with pytest.raises(DataError, match="expected dumps of training, got 1 of evaluations alone"):
         list(read([tmp_path / "eval_0.pt"]))
+
+
+def test_a_file_is_read_once_however_it_is_named(tmp_path, monkeypatch):
+    dumps.write_run(tmp_path / "run", [FIRST])
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert only(["run", tmp_path / "run", "run/train_data/../*/0.pt", "link"]).count == FIRST.count
+
+
+def test_rollouts_of_several_runs_are_told_apart(tmp_path):
+    for name in ("a", "b"):
+        dumps.write_run(tmp_path / name, [FIRST])
+    runs = {name: list(read([tmp_path / name])) for name in ("a", "b")}
+    both = list(read([tmp_path / "a", tmp_path / "b"]))
+    rejects = {"x": load_config({"steps": [{"reject": {"unit": "sequence", "high": 1.0}}]})}
+    (alone,) = whatif(runs["a"], rejects)
+    (found,) = whatif(both, rejects)
+    assert set(alone.rejected) == {"0"}
+    assert found.rejected == {str(tmp_path / name / "0"): alone.rejected["0"] for name in ("a", "b")}
+
+
+def test_files_of_one_rollout_may_be_reached_by_two_ways(tmp_path):
+    dumps.write_run(tmp_path / "run", [FIRST])
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    found = only([tmp_path / "link" / "rollout_data", tmp_path / "run" / "train_data"])
+    assert list(found.responses) == list(FIRST.responses)

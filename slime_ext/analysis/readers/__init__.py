@@ -6,6 +6,7 @@ One ``Job`` at a time is in memory: the files of one rollout.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from slime_ext.analysis.readers.find import Job, Wanted, evaluations, find
@@ -35,5 +36,7 @@ def load(job: Job, wanted: Wanted | None = None) -> Iterator[Rollout | Skipped]:
     """The rollouts of one job's files: one, but for JSONL."""
     wanted = wanted or Wanted()
     for found in read_jsonl(job.paths[0]) if job.is_jsonl else read_job(job):
-        if isinstance(found, Skipped) or found.rollout_id in wanted:
+        if isinstance(found, Skipped):
             yield found
+        elif found.rollout_id in wanted:
+            yield replace(found, run=job.run)

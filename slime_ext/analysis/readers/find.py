@@ -44,11 +44,13 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Job:
-    """The files of one rollout (or one JSONL file), and how many bytes they are."""
+    """The files of one rollout (or one JSONL file), how many bytes they are, and, beside jobs of other runs,
+    whose they are: the run's folder, or the JSONL file."""
 
     paths: tuple[Path, ...]
     rollout_id: int | None
     size: int
+    run: str = ""
 
     @property
     def is_jsonl(self) -> bool:
@@ -60,7 +62,8 @@ class Job:
         if not others:
             return str(first)
         root = _root(first)
-        return f"{root}/{{{','.join(str(p.relative_to(root)) for p in self.paths)}}}"
+        names = [p.relative_to(root) if p.is_relative_to(root) else p for p in self.paths]
+        return f"{root}/{{{','.join(map(str, names))}}}"
 
 
 def find(paths: Iterable[str | Path], wanted: Wanted | None = None) -> list[Job]:
@@ -70,7 +73,11 @@ def find(paths: Iterable[str | Path], wanted: Wanted | None = None) -> list[Job]
         DataError: a path does not exist or holds no dump.
     """
     wanted = wanted or Wanted()
-    jobs = _jobs(list(dict.fromkeys(file for given in paths for file in _dumps(str(given)))))
+    files = _of_all(paths)
+    dumps = [file for file in files if not is_evaluation(file)]
+    if files and not dumps:
+        raise DataError(f"{files[0]}: expected dumps of training, got {len(files)} of evaluations alone")
+    jobs = _jobs(dumps)
     chosen = [job for job in jobs if job.rollout_id in wanted]
     if jobs and not chosen:
         known = [job.rollout_id for job in jobs if job.rollout_id is not None]
@@ -80,19 +87,33 @@ def find(paths: Iterable[str | Path], wanted: Wanted | None = None) -> list[Job]
 
 def evaluations(paths: Iterable[str | Path]) -> int:
     """How many dumps of evaluations ``find`` leaves out."""
-    return len({file for given in paths for file in _files(str(given)) if is_evaluation(file)})
+    return sum(is_evaluation(file) for file in _of_all(paths))
+
+
+def _of_all(paths: Iterable[str | Path]) -> list[Path]:
+    """Each file once, however many of the paths lead to it."""
+    return list({file.resolve(): file for given in paths for file in _files(str(given))}.values())
 
 
 def _jobs(files: Sequence[Path]) -> list[Job]:
     together: dict[Key, list[Path]] = {}
     for path, number in numbers(files).items():
         together.setdefault(_key(path, number), []).append(path)
-    return [_job(together[key], key[1]) for key in sorted(together, key=_in_order)]
+    is_one = len({_run_of(key) for key in together}) == 1
+    return [
+        _job(together[key], key[1], "" if is_one else str(_run_of(key)))
+        for key in sorted(together, key=_in_order)
+    ]
 
 
 def _key(path: Path, number: int | None) -> Key:
     """The same for the files of one rollout."""
-    return (_root(path), number, "") if path.suffix == ".pt" else (path.parent, None, path.name)
+    root = _root(path).resolve()
+    return (root, number, "") if path.suffix == ".pt" else (root, None, str(path.relative_to(_root(path))))
+
+
+def _run_of(key: Key) -> Path:
+    return key[0] / key[2]
 
 
 def _in_order(key: Key) -> tuple[str, int, str]:
@@ -100,16 +121,8 @@ def _in_order(key: Key) -> tuple[str, int, str]:
     return str(root), -1 if number is None else number, name
 
 
-def _job(paths: list[Path], number: int | None) -> Job:
-    return Job(tuple(sorted(paths, key=_rank)), number, sum(path.stat().st_size for path in paths))
-
-
-def _dumps(given: str) -> list[Path]:
-    files = _files(given)
-    found = [file for file in files if not is_evaluation(file)]
-    if not found:
-        raise DataError(f"{given}: expected dumps of training, got {len(files)} of evaluations alone")
-    return found
+def _job(paths: list[Path], number: int | None, run: str) -> Job:
+    return Job(tuple(sorted(paths, key=_rank)), number, sum(path.stat().st_size for path in paths), run)
 
 
 def _files(given: str) -> list[Path]:
