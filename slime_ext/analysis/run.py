@@ -104,11 +104,11 @@ def analyse(request: Request, jobs: Sequence[Job], done: Progress = lambda job: 
     if not result.rollouts:
         first = result.skipped[0] if result.skipped else f"{request.paths[0]}: no rollout"
         raise DataError(f"{first} (nothing else could be analysed)")
-    suggestions = ()
+    ranking = None
     if request.rate is not None:
         again = _collect(request, jobs, {"ranking": result.collectors["ranking"].again()}, done)
-        suggestions = again.collectors["ranking"].suggestions()
-    return _document(request, result, suggestions)
+        ranking = again.collectors["ranking"]
+    return _document(request, result, ranking)
 
 
 def _collect(request: Request, jobs: Sequence[Job], collectors: Mapping[str, Any], done: Progress) -> Result:
@@ -116,7 +116,7 @@ def _collect(request: Request, jobs: Sequence[Job], collectors: Mapping[str, Any
     return collect(jobs, collectors, wanted=wanted, processes=request.jobs, done=done)
 
 
-def _document(request: Request, result: Result, suggestions: tuple) -> Document:
+def _document(request: Request, result: Result, ranking: Ranking | None) -> Document:
     diagnosis: Diagnosis = result.collectors["diagnosis"]
     whatif: WhatIf = result.collectors["whatif"]
     findings, total, effects = diagnosis.findings(), diagnosis.numbers(), whatif.effects()
@@ -126,7 +126,13 @@ def _document(request: Request, result: Result, suggestions: tuple) -> Document:
         paths=request.paths,
         made_with=f"slime-ext {__version__}",
         skipped=tuple(Skipped(path=s.path, reason=s.reason) for s in result.skipped),
-        notes=(*_left_out(request), *_first(result.notes), *diagnosis.notes(), *whatif.notes()),
+        notes=(
+            *_left_out(request),
+            *_first(result.notes),
+            *diagnosis.notes(),
+            *whatif.notes(),
+            *(ranking.notes() if ranking else ()),
+        ),
         total=total,
         findings=findings,
         distribution=diagnosis.sums.distribution(),
@@ -135,7 +141,7 @@ def _document(request: Request, result: Result, suggestions: tuple) -> Document:
         worst=diagnosis.worst(),
         effects=effects,
         recommendation=recommend(effects, total, findings, files),
-        suggestions=suggestions,
+        suggestions=ranking.suggestions() if ranking else (),
     )
 
 

@@ -8,7 +8,7 @@ whatever the threshold, and so is a sequence that has one: they count neither as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from slime_ext.ops import divergences
 Read = Callable[[], Iterable[Rollout]]
 Bound = tuple[float, float]  # the largest kept value and the smallest rejected one
 DIGITS = 17  # of a float64
+LARGEST = 700.0  # log-ratio whose ratio, and one over it, a float64 holds
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,19 @@ class Kind:
     step: Mapping[str, Mapping[str, Any]]
     is_band: bool  # the statistic is |log-ratio|, the step wants low and high of the ratio
 
-    def bounds(self, bound: Bound) -> dict[str, float]:
-        """``low`` and ``high`` of the step for a threshold between the two values."""
-        if not self.is_band:
-            return {"high": between(*bound)}
+    def bounds(self, bound: Bound) -> dict[str, float] | None:
+        """``low`` and ``high`` of the step for a threshold between the two values; None if no float64 holds
+        it."""
         kept, gone = bound
-        return {"low": between(math.exp(-kept), math.exp(-gone)), "high": between(*map(_exp, bound))}
+        if kept >= (LARGEST if self.is_band else math.inf):
+            return None
+        if not self.is_band:
+            return {"high": between(kept, gone)}
+        gone = gone if math.isinf(gone) else min(gone, LARGEST)
+        return {
+            "low": between(math.exp(-kept), math.exp(-gone)),
+            "high": between(math.exp(kept), math.exp(gone)),
+        }
 
 
 def _sequences(rollout: Rollout, values: Tensor) -> Tensor:
@@ -185,8 +193,22 @@ class Ranking:
     def suggestions(self) -> tuple[Suggestion, ...]:
         """After the second pass: for every kind of rejection the threshold that drops the largest share of
         its units not above the rate."""
+        return tuple(_suggestion(kind, rank, bounds) for kind, rank, bounds in self._found() if bounds)
+
+    def notes(self) -> tuple[str, ...]:
+        """Which kinds of rejection have no threshold that could be written down."""
+        return tuple(
+            f"suggest: {kind.name} is left out: its threshold is beyond what a float64 holds: the policies "
+            "are too far apart"
+            for kind, _, bounds in self._found()
+            if bounds is None
+        )
+
+    def _found(self) -> Iterator[tuple[Kind, ExactRank | Kept, dict[str, float] | None]]:
         ranks = self.sequences | self.tokens
-        return tuple(_suggestion(kind, ranks[kind.name]) for kind in KINDS if ranks[kind.name].total)
+        for kind in KINDS:
+            if ranks[kind.name].total:
+                yield kind, ranks[kind.name], kind.bounds(ranks[kind.name].result()[:2])
 
 
 def suggest(read: Read, rate: float) -> tuple[Suggestion, ...]:
@@ -208,9 +230,7 @@ def suggest(read: Read, rate: float) -> tuple[Suggestion, ...]:
     return ranking.suggestions()
 
 
-def _suggestion(kind: Kind, rank: ExactRank | Kept) -> Suggestion:
-    kept, gone, above = rank.result()
-    bounds = kind.bounds((kept, gone))
+def _suggestion(kind: Kind, rank: ExactRank | Kept, bounds: Mapping[str, float]) -> Suggestion:
     ((name, fields),) = kind.step.items()
     config = {
         "use_tis": True,
@@ -221,7 +241,7 @@ def _suggestion(kind: Kind, rank: ExactRank | Kept) -> Suggestion:
         name=kind.name,
         unit=kind.unit,
         wished=rank.rate,
-        reached=above / rank.total,
+        reached=rank.result()[2] / rank.total,
         units=rank.total,
         config=yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=100),
         **bounds,
@@ -245,7 +265,3 @@ def between(kept: float, gone: float) -> float:
         if low <= number <= high:
             return number
     return middle
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf

@@ -129,3 +129,37 @@ def test_there_is_no_limit_at_two_to_the_24():
     rank.second(values)
     kept, _, above = rank.result()
     assert above == int((values > kept).sum()) <= 0.25 * len(values)
+
+
+def of_sums(*totals):
+    """One sequence of two tokens for each sum of log-ratios."""
+    behavior = torch.full((2 * len(totals),), -1.0)
+    return rollout(
+        samples=len(totals),
+        lengths=(2,) * len(totals),
+        behavior=behavior,
+        proximal=behavior + torch.tensor(totals).repeat_interleave(2) / 2,
+        mask=torch.ones(2 * len(totals), dtype=torch.bool),
+        advantages=torch.zeros(2 * len(totals)),
+    )
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("size", [800.0, 40_000.0])
+def test_a_threshold_that_no_float_holds_is_left_out_and_named(sign, size):
+    found = [of_sums(*(sign * size * (1 + i / 40) for i in range(40)))]
+    ranking = Ranking(0.1)
+    ranking.add(*found)
+    ranking.again().add(*found)
+    suggestions = ranking.suggestions()
+    for s in suggestions:
+        assert rejected(found, s) == (round(s.reached * s.units), s.units)
+        assert all(math.isfinite(b) for b in (s.low, s.high) if b is not None)
+    assert "product of the ratios" not in [s.name for s in suggestions]
+    assert any("suggest: product of the ratios is left out" in note for note in ranking.notes())
+
+
+def test_a_threshold_between_what_a_float_holds_and_what_it_does_not():
+    found = [of_sums(*[600.0] * 36, *[-900.0] * 4)]
+    product = next(s for s in suggest(lambda: found, 0.1) if s.name == "product of the ratios")
+    assert rejected(found, product) == (4, 40)
