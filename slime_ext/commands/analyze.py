@@ -24,6 +24,7 @@ from slime_ext.errors import ConfigError, did_you_mean
 FOUND = 1
 ANY = "any"
 STDOUT = "-"
+OUT, JSON = "--out", "--json"
 
 
 def main(argv: list[str]) -> int:
@@ -31,12 +32,15 @@ def main(argv: list[str]) -> int:
     given = _parser().parse_args(argv)
     _check(given)
     documents = _documents(given)
-    if given.out:
-        write_report(*_first_and_other(documents, given.out))
-    if given.json:
-        _write(given.json, documents)
-    written = [path for path in (given.out, given.json) if path not in (None, STDOUT)]
-    summary(console(stderr=given.json == STDOUT), documents, written)
+    screen = console(stderr=given.json == STDOUT)
+    with _writing("stdout", STDOUT):
+        summary(screen, documents)
+    for flag, path, write in ((OUT, given.out, _write_page), (JSON, given.json, _write_json)):
+        if path is not None:
+            with _writing(flag, path):
+                write(path, documents)
+            if path != STDOUT:
+                screen.print(f"wrote {path}", markup=False, soft_wrap=True)
     named = {finding.name for finding in documents[0].findings}
     return FOUND if named & set(given.fail_on) or (ANY in given.fail_on and named) else 0
 
@@ -67,9 +71,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="RATE",
         help="thresholds that reject this share; reads the files twice",
     )
-    parser.add_argument("--out", metavar="FILE.html", help="write the report as one HTML file")
+    parser.add_argument(OUT, metavar="FILE.html", help="write the report as one HTML file")
     parser.add_argument(
-        "--json",
+        JSON,
         metavar="FILE",
         help="write the same numbers (with --against: a list of two); -: to stdout, the summary to stderr",
     )
@@ -98,9 +102,43 @@ def _check(given: argparse.Namespace) -> None:
         if name not in (*_names(), ANY):
             near = did_you_mean(name, [*_names(), ANY]) or f": one of {', '.join([*_names(), ANY])}"
             raise ConfigError(f"--fail-on: expected the name of a finding, got '{name}'{near}")
-    for path in filter(None, (given.out, given.json)):
-        if Path(path).is_dir():
-            raise ConfigError(f"{path}: expected a file to write, got a folder")
+    _check_outputs(given)
+
+
+def _check_outputs(given: argparse.Namespace) -> None:
+    """What cannot be written is a mistake before the first file is read."""
+    if given.out == STDOUT:
+        raise ConfigError(f"{OUT}: expected a file, got '{STDOUT}': only {JSON} writes to stdout")
+    files = {
+        flag: path for flag, path in ((OUT, given.out), (JSON, given.json)) if path not in (None, STDOUT)
+    }
+    for flag, path in files.items():
+        with _writing(flag, path):
+            _try(Path(path))
+    if len({Path(path).resolve() for path in files.values()}) < len(files):
+        raise ConfigError(f"{JSON}: expected another file than {OUT}, got '{given.json}'")
+
+
+def _try(path: Path) -> None:
+    """Fails as writing would, and leaves what there is as it is."""
+    is_new = not path.exists()
+    if not is_new and not path.is_file() and not path.is_dir():
+        return  # a pipe or a device: to open it is to use it
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    path.open("a").close()
+    if is_new:
+        path.unlink()
+
+
+@contextmanager
+def _writing(flag: str, path: str) -> Iterator[None]:
+    """Says what could not be written, and why."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(f"{flag}: expected a file that can be written, got '{path}': {why}") from None
 
 
 def _documents(given: argparse.Namespace) -> list[Document]:
@@ -132,15 +170,15 @@ def _bar(total: int) -> Iterator:
         yield done
 
 
-def _first_and_other(documents: Sequence[Document], out: str) -> tuple:
-    return documents[0], out, documents[1] if len(documents) > 1 else None
+def _write_page(path: str, documents: Sequence[Document]) -> None:
+    write_report(documents[0], path, documents[1] if len(documents) > 1 else None)
 
 
-def _write(path: str, documents: Sequence[Document]) -> None:
+def _write_json(path: str, documents: Sequence[Document]) -> None:
     texts = [to_json(document) for document in documents]
     text = texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"
     if path == STDOUT:
         sys.stdout.write(text + "\n")
+        sys.stdout.flush()
         return
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(text + "\n", encoding="utf-8")

@@ -30,7 +30,7 @@ ROWS: tuple[tuple[str, Callable[[Numbers], float | None]], ...] = (
 )
 
 
-def summary(screen: Console, documents: Sequence[Document], written: Sequence[str]) -> None:
+def summary(screen: Console, documents: Sequence[Document]) -> None:
     """Prints one run, or two side by side."""
     screen.print(_numbers(documents))
     for document in documents:
@@ -39,8 +39,6 @@ def summary(screen: Console, documents: Sequence[Document], written: Sequence[st
         _findings(screen, document)
         _recommendation(screen, document)
         _skipped(screen, document)
-    for path in written:
-        screen.print(f"wrote {path}", markup=False)
 
 
 def _numbers(documents: Sequence[Document]) -> Table:

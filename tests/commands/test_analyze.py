@@ -7,6 +7,7 @@ import json
 import pytest
 
 from slime_ext import cli
+from slime_ext.commands import analyze as command
 from tests.analysis import dumps
 from tests.analysis.synthetic import World, recorded_late, run
 
@@ -97,13 +98,45 @@ def test_rollouts_and_a_correction_of_ones_own(capsys, runs, tmp_path):
         (["{}", "--rollouts", "x"], "--rollouts: expected numbers and ranges"),
         (["{}", "--config", "none.yaml"], "none.yaml: expected a readable file"),
         (["{}", "--tokenizer", "none"], "--tokenizer: expected a folder with a tokenizer"),
-        (["{}", "--out", "."], ".: expected a file to write, got a folder"),
+        (["{}", "--out", "."], "--out: expected a file that can be written, got '.': Is a directory"),
+        (
+            ["{}", "--out", "/proc/x/y.html"],
+            "--out: expected a file that can be written, got '/proc/x/y.html'",
+        ),
+        (["{}", "--json", "{}/train_data/0.pt/x"], "x': Not a directory"),
+        (["{}", "--json", "n" * 300], "File name too long"),
+        (["{}", "--out", ""], "--out: expected a file that can be written, got ''"),
+        (["{}", "--out", "-"], "--out: expected a file, got '-': only --json writes to stdout"),
+        (
+            ["{}", "--out", "x/../same", "--json", "same"],
+            "--json: expected another file than --out, got 'same'",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_mistakes_are_one_line_and_status_2(capsys, runs, words, said):
+def test_mistakes_are_one_line_and_status_2(capsys, runs, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
     status, out, err = analyze(capsys, *(word.format(runs / "healthy") for word in words))
     assert (status, out, err.count("\n")) == (2, "", 1) and said in err
+
+
+def test_what_cannot_be_written_is_told_before_anything_is_read(capsys, runs, monkeypatch):
+    monkeypatch.setattr(command, "analyse", lambda *_: pytest.fail("read"))
+    status, out, err = analyze(capsys, runs / "healthy", "--json", "/proc/x")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+
+
+def test_a_full_disk_costs_the_file_alone(capsys, runs):
+    status, out, err = analyze(capsys, runs / "healthy", "--json", "/dev/full")
+    assert (status, err.count("\n")) == (2, 1) and "got '/dev/full': No space left" in err
+    assert "recommended:" in out and "wrote" not in out
+
+
+def test_a_run_that_cannot_be_read_leaves_no_empty_report(capsys, tmp_path):
+    kept = tmp_path / "kept.json"
+    kept.write_text("before")
+    assert analyze(capsys, "nowhere", "--out", tmp_path / "new.html", "--json", kept)[0] == 2
+    assert kept.read_text() == "before" and not (tmp_path / "new.html").exists()
 
 
 def test_nothing_readable_is_one_line(capsys, tmp_path):
