@@ -111,7 +111,7 @@ class Sums:
             k3=self.mean("k3"),
             chi2_token=second / count - 1,
             chi2_sequence=self._chi2("sequence"),
-            ess_token=1 / count if math.isinf(second) else first / count * (first / second),
+            ess_token=_ess_token(first, second, count),
             ess_geometric=self._ess("geometric"),
             ess_sequence=self._ess("sequence"),
             perplexity_behavior=_exp(-(self.mean("behavior") or 0)),
@@ -217,6 +217,14 @@ def _log_sums(part: Rollout) -> Tensor:
     if not total.numel():
         return _logs()
     return torch.stack([levels.logsumexp(1), (2 * levels).logsumexp(1)], 1)
+
+
+def _ess_token(first: float, second: float, count: float) -> float | None:
+    """From the sums of the ratio and its square: one token outweighs all if the latter overflows, and nothing
+    is known if it underflows."""
+    if not second:
+        return None
+    return 1 / count if math.isinf(second) else first / count * (first / second)
 
 
 def _exp(x: float) -> float:

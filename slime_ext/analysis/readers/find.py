@@ -13,7 +13,8 @@ from slime_ext.errors import DataError
 KINDS = ("rollout_data", "train_data")
 SUFFIXES = (".pt", ".jsonl")
 Key = tuple[Path, "int | None", str]
-RANGE = re.compile(r"(\d*)-(\d*)|(\d+)")
+RANGE = re.compile(r"(\d{0,18})-(\d{0,18})|(\d{1,18})")
+SHOWN = 60  # characters of a mistake
 
 
 @dataclass(frozen=True)
@@ -126,14 +127,11 @@ def _job(paths: list[Path], number: int | None, run: str) -> Job:
 
 
 def _files(given: str) -> list[Path]:
-    path = _meant(Path(given).expanduser())
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        found = _of_folder(path)
-    else:
-        found = sorted(file for name in _matches(path) for file in _within(name))
-    if not found and not path.exists() and not set(given) & set("*?["):
+    try:
+        found, is_there = _found(given)
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, no pattern, too long, not allowed
+        raise DataError(f"{given}: expected a folder, a file or a pattern, got {error}") from None
+    if not found and not is_there and not set(given) & set("*?["):
         raise DataError(f"{given}: expected a folder, a file or a pattern, got nothing of that name")
     if not found:
         raise DataError(
@@ -141,6 +139,16 @@ def _files(given: str) -> list[Path]:
             "folder of --dump-details, or of a run of slime-ext train"
         )
     return found
+
+
+def _found(given: str) -> tuple[list[Path], bool]:
+    """The files that a path leads to, and whether there is anything of its name."""
+    path = _meant(Path(given).expanduser())
+    if path.is_file():
+        return [path], True
+    if path.is_dir():
+        return _of_folder(path), True
+    return sorted(file for name in _matches(path) for file in _within(name)), path.exists()
 
 
 def _meant(path: Path) -> Path:
@@ -154,7 +162,9 @@ def _matches(pattern: Path) -> list[Path]:
 
 
 def _within(path: Path) -> list[Path]:
-    return _of_folder(path) if path.is_dir() else [path] if path.suffix in SUFFIXES else []
+    if path.is_dir():
+        return _of_folder(path)
+    return [path] if path.suffix in SUFFIXES and path.is_file() else []
 
 
 def _of_folder(path: Path) -> list[Path]:
@@ -177,8 +187,11 @@ def _rank(path: Path) -> tuple[str, list[int]]:
 def _range(part: str, text: str | None) -> tuple[int, float]:
     found = RANGE.fullmatch(part)
     if not found or part in ("", "-"):
-        raise DataError(f"--rollouts: expected numbers and ranges such as 100-200 or 0,5,10-, got '{text}'")
+        shown = (text or "")[:SHOWN]
+        raise DataError(f"--rollouts: expected numbers and ranges such as 100-200 or 0,5,10-, got '{shown}'")
     low, high, single = found.groups()
     if single is not None:
         return int(single), int(single)
+    if high and int(low or 0) > int(high):
+        raise DataError(f"--rollouts: expected ranges low-high, got '{part}': write {high}-{low}")
     return int(low or 0), int(high) if high else float("inf")

@@ -19,7 +19,7 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-from slime_ext.analysis.readers.rows import Row, assemble, versions_of
+from slime_ext.analysis.readers.rows import Row, assemble, rollout_number, versions_of
 from slime_ext.analysis.readers.train_files import text
 from slime_ext.analysis.records import Rollout, Skipped
 
@@ -72,7 +72,7 @@ def _sample(line: str, where: str) -> tuple[int, Row] | Skipped:
     if not any(found.get(key) for key in (*ALIASES["behavior"], *ALIASES["proximal"])):
         return Skipped(where, "has neither rollout_log_probs nor log_probs: no sample")
     try:
-        return int(found.get("rollout_id") or 0), _row(found)
+        return rollout_number(found.get("rollout_id") or 0), _row(found)
     except (TypeError, ValueError, OverflowError) as error:
         return Skipped(where, f"holds a value of another kind: {error}")
 

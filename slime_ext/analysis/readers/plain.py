@@ -14,7 +14,6 @@ import torch
 from slime_ext.errors import DataError
 
 FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)|class ([\w.]+)")
-BROKEN = (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, IndexError, TypeError)
 
 
 class _Named(Exception):
@@ -46,7 +45,7 @@ def load_plain(path: Path) -> Mapping[str, Any]:
         if found is None:
             with torch.serialization.safe_globals(_numpy_scalars()):
                 found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, *BROKEN) as error:
+    except Exception as error:  # corrupt bytes may lead anywhere
         raise DataError(f"{path}: {_why(error)}") from None
     if not isinstance(found, Mapping):
         raise DataError(f"{path}: expected a mapping, got {type(found).__name__}: not a dump of slime")
@@ -60,8 +59,8 @@ def _lists(path: Path) -> Any:
             name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
             with archive.open(name) as stream:
                 return _Lists(stream).load()
-    except (_Named, zipfile.BadZipFile, StopIteration, pickle.UnpicklingError, *BROKEN):
-        return None  # torch.load says what it is
+    except Exception:  # _Named, or corrupt bytes: torch.load says what it is
+        return None
 
 
 def _numpy_scalars() -> list[Any]:
@@ -78,4 +77,6 @@ def _why(error: Exception) -> str:
     if found := FORBIDDEN.search(text):
         name = found[1] or found[2]
         return f"holds {name}, which is no plain data: not loaded, since loading it could run code"
+    if isinstance(error, (PermissionError, FileNotFoundError)):
+        return f"cannot be read: {error.strerror}"
     return f"is cut off or no torch file ({text.splitlines()[0][:60]})"

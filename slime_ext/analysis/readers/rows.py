@@ -13,7 +13,7 @@ from torch import Tensor
 from slime_ext.analysis.records import Rollout, Skipped
 
 UNKNOWN = -1  # version of the weights of a token
-MOST_DIGITS = 18  # of a version: what an int64 holds
+MOST_DIGITS = 18  # of a version or a rollout's number: what an int64 holds
 NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError)  # what ``as_tensor`` may raise
 # What a row has for each token of its response -> as what, and what stands for a row without.
 FIELDS: dict[str, tuple[torch.dtype, float]] = {
@@ -204,6 +204,18 @@ def _rewards(rows: list[Row]) -> Tensor | None:
 
 def _all(values: list[int | None]) -> tuple[int, ...] | None:
     return None if any(v is None for v in values) else tuple(values)  # type: ignore[arg-type]
+
+
+def rollout_number(value: Any) -> int:
+    """What a file calls its rollout.
+
+    Raises:
+        TypeError, ValueError, OverflowError: it is no number, or one of more digits than an int64 holds.
+    """
+    found = int(value)
+    if abs(found) >= 10**MOST_DIGITS:
+        raise ValueError(f"expected a rollout number of at most {MOST_DIGITS} digits, got a longer one")
+    return found
 
 
 def number_of(version: Any) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from slime_ext.analysis.readers.find import Job
 from slime_ext.analysis.readers.plain import load_plain
 from slime_ext.analysis.readers.ranks import merge_ranks
-from slime_ext.analysis.readers.rows import NO_NUMBERS, Notes, Row, assemble
+from slime_ext.analysis.readers.rows import NO_NUMBERS, Notes, Row, assemble, rollout_number
 from slime_ext.analysis.readers.train_files import about_samples, rows_of_train, trainer_version
 from slime_ext.analysis.records import Rollout, Skipped
 from slime_ext.errors import DataError
@@ -112,7 +112,7 @@ def _add(contents: dict[int, _Content], path: Path, number: int) -> None:
     found = load_plain(path)
     kind = kind_of(found, path)
     try:
-        rollout_id = int(found.get("rollout_id", number))
+        rollout_id = rollout_number(found.get("rollout_id", number))
         content = contents.setdefault(rollout_id, _Content(rollout_id))
         is_second = kind != "rank" and kind in content.kinds
         if not is_second:

@@ -74,7 +74,8 @@ def step_of_position(shards: Sequence[Mapping[str, Any]]) -> dict[int, int]:
         counts = shard.get("num_microbatches")
         if partition is None or batches is None or counts is None:
             continue
-        steps = [step for step, count in enumerate(counts) for _ in range(int(count))]
+        # one by one: a count in a file may be of any size
+        steps = (step for step, count in enumerate(counts) for _ in range(int(count)))
         for step, batch in zip(steps, batches, strict=False):
             found.update({int(partition[i]): step for i in batch})
     return found
@@ -99,7 +100,12 @@ def number(value: Any) -> float | None:
 
 
 def text(value: Any) -> str:
-    """A prompt may be a text, or a list of chat messages."""
+    """A prompt may be a text, or a list of chat messages; half a surrogate pair, which no file can hold, is
+    a question mark."""
+    return _text(value).encode("utf-8", "replace").decode()
+
+
+def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, (list, tuple)):

@@ -1,0 +1,152 @@
+"""Files that are cut, corrupt or made to break a reader: each is named and left out, and the rest is read."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from slime_ext import cli
+from slime_ext.analysis.readers import find, plain, read
+from slime_ext.analysis.readers.train_files import step_of_position
+from slime_ext.errors import DataError
+from tests.analysis import dumps
+from tests.analysis.synthetic import World, run
+from tests.analysis.test_readers import only, reason
+
+FIRST = run(World(rollouts=1, samples=7, length=23))[0]
+GOOD = {"rollout_log_probs": [-1.0, -1.0], "log_probs": [-1.0, -2.0]}
+
+
+def analyzed(folder, *words) -> dict:
+    """What the command writes of a folder."""
+    data, page = folder / "out.json", folder / "out.html"
+    assert cli.main(["analyze", *map(str, words or (folder,)), "--json", str(data), "--out", str(page)]) == 0
+    assert "</html>" in page.read_text()
+    return json.loads(data.read_text())
+
+
+def write_lines(path: Path, *lines: dict) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_half_an_emoji_is_no_reason_to_lose_a_report(tmp_path):
+    half = {"response": "half \ud83d", "prompt": [{"content": "\ud83d"}]}
+    found = analyzed(tmp_path, write_lines(tmp_path / "a.jsonl", GOOD | half))
+    assert "half ?" in [worst["text"] for worst in found["worst"]]
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_log_probs_without_measure_have_no_measure(tmp_path, sign):
+    path = dumps.write_train(tmp_path, FIRST)
+    content = torch.load(path, weights_only=True)
+    for sample in content["samples"]:
+        sample["log_probs"] = sample["rollout_log_probs"] + sign * 1e37
+    torch.save(content, path)
+    total = analyzed(tmp_path)["total"]
+    assert total["tokens"] and (total["ess_token"] is None) == (sign < 0)
+
+
+@pytest.mark.parametrize("number", [10**305, -(10**400), 10**18])
+def test_a_rollout_number_without_bounds_is_named(tmp_path, number):
+    path = write_lines(tmp_path / "a.jsonl", GOOD, GOOD | {"rollout_id": number})
+    found = analyzed(tmp_path, path)
+    assert len(found["timeline"]) == 1 and "at most 18 digits" in found["skipped"][0]["reason"]
+    torch.save({"rollout_id": number, "samples": []}, tmp_path / "0.pt")
+    assert "at most 18 digits" in reason([tmp_path / "0.pt"])
+
+
+def rewrite(path: Path, pickled: bytes) -> None:
+    """Puts another pickle into a torch file."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, pickled if name.endswith("data.pkl") else content)
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [b"\x80\x02J\x01", b"\x80\x02K\x01Q.", b"\x80\x02Q.", b"\x80\x02N"],
+    ids=["number", "id", "pop", "end"],
+)
+def test_a_corrupt_pickle_is_named(tmp_path, pickled):
+    path = dumps.write_train(tmp_path, FIRST)
+    rewrite(path, pickled)
+    assert "is cut off or no torch file" in reason([tmp_path])
+
+
+def test_a_pickle_for_which_memory_does_not_last_is_left_to_torch(tmp_path, monkeypatch):
+    def full(_):
+        raise MemoryError
+
+    monkeypatch.setattr(plain._Lists, "load", full)
+    dumps.write_train(tmp_path, FIRST)
+    assert only([tmp_path]).count == FIRST.count
+    monkeypatch.setattr(torch, "load", lambda *_, **__: full(0))
+    assert "MemoryError" in reason([tmp_path])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_flipped_bytes_never_stop_an_analysis(tmp_path, seed):
+    path = dumps.write_rollout(tmp_path, FIRST)
+    content = bytearray(path.read_bytes())
+    g = torch.Generator().manual_seed(seed)
+    for _ in range(40):
+        flipped = bytearray(content)
+        for at in torch.randint(len(content), (8,), generator=g).tolist():
+            flipped[at] = int(torch.randint(256, (1,), generator=g))
+        path.write_bytes(flipped)
+        assert len(list(read([tmp_path]))) == 1
+
+
+def test_a_count_of_micro_batches_without_bounds_is_never_counted_out():
+    shard = {"partition": [3, 1], "micro_batch_indices": [[0], [1]], "num_microbatches": [10**9]}
+    assert step_of_position([shard]) == {3: 0, 1: 0}
+
+
+def test_a_folder_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch):
+    dumps.write_run(tmp_path, [FIRST])
+
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(DataError, match=r"Permission denied: .*rollout_data"):
+        find([tmp_path])
+
+
+def test_a_file_that_cannot_be_opened_is_not_called_cut_off(tmp_path, monkeypatch):
+    dumps.write_train(tmp_path, FIRST)
+
+    def denied(path, **_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(torch, "load", denied)
+    assert reason([tmp_path]).endswith("0.pt: cannot be read: Permission denied")
+
+
+@pytest.mark.parametrize("given", ["~nosuchuser/x", "**a", "a" * 300])
+def test_a_path_that_cannot_be_one_is_one_line(given):
+    with pytest.raises(DataError, match=r"expected .*, got "):
+        find([given])
+
+
+def test_a_link_to_nothing_is_no_dump(tmp_path):
+    dumps.write_train(tmp_path, FIRST)
+    (tmp_path / "train_data" / "1.pt").symlink_to(tmp_path / "gone")
+    assert only([tmp_path / "*" / "*.pt"]).count == FIRST.count
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"), [("9" * 5000, "numbers and ranges"), ("5-3", "low-high, got '5-3'")]
+)
+def test_a_range_that_cannot_be_one_is_one_line(tmp_path, wanted, said):
+    dumps.write_train(tmp_path, FIRST)
+    with pytest.raises(DataError, match=said) as error:
+        list(read([tmp_path], wanted))
+    assert len(str(error.value)) < 200
