@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from slime_ext import __version__, config, presets
@@ -14,14 +15,25 @@ from slime_ext.analysis.pipeline import Result, collect
 from slime_ext.analysis.readers import Job, Wanted, evaluations, find
 from slime_ext.analysis.recommend import recommend
 from slime_ext.analysis.suggest import Ranking
-from slime_ext.analysis.whatif import WhatIf
+from slime_ext.analysis.whatif import BOUNDS, WhatIf
 from slime_ext.analysis.worst import Worsts, decoder
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError, DataError
+from slime_ext.host.flags import check_flags
+from slime_ext.objectives import Bounds
 
 Progress = Callable[[Job], None]
 MOST_NOTES = 20
 PASSES = 2  # over the files, with a wished rejection rate
+
+
+@dataclass(frozen=True)
+class Own:
+    """A file of --custom-config-path: its correction, and the host's clip range that it sets."""
+
+    file: str
+    correction: Correction
+    bounds: Bounds
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,7 @@ class Request:
         paths: folders, files, patterns.
         rollouts: ranges such as ``100-200``; None for all.
         jobs: processes.
-        configs: name -> (file of --custom-config-path, its correction), beside all presets.
+        configs: name -> the user's own, beside all presets.
         rate: wished rejection rate of the suggestions, or None for none.
         tokenizer: folder of the tokenizer, or None.
     """
@@ -40,7 +52,7 @@ class Request:
     paths: tuple[str, ...]
     rollouts: str | None = None
     jobs: int = 1
-    configs: Mapping[str, tuple[str, Correction]] = field(default_factory=dict)
+    configs: Mapping[str, Own] = field(default_factory=dict)
     rate: float | None = None
     tokenizer: str | None = None
 
@@ -58,27 +70,39 @@ class Request:
         return find(self.paths, Wanted.parse(self.rollouts))
 
 
-def read_configs(
-    files: Iterable[str], read_mapping: Callable[[str], Any]
-) -> dict[str, tuple[str, Correction]]:
-    """``--config`` files -> name -> (file, correction).
+def read_configs(files: Iterable[str], read_mapping: Callable[[str], Any]) -> dict[str, Own]:
+    """``--config`` files by the name of their row: the file's, with its path behind it if that is a preset's.
 
     Raises:
         ConfigError: one does not resolve.
     """
-    found = {}
+    found: dict[str, Own] = {}
     for file in files:
-        mapping = read_mapping(file)
-        if "slime_ext" not in mapping:
-            raise ConfigError(
-                f"{file}: expected the key slime_ext, got {', '.join(map(str, mapping)) or 'nothing'}"
-            )
-        if (name := Path(file).stem) in found:
+        stem = Path(file).stem
+        name = f"{stem} ({file})" if stem in presets.PRESETS else stem
+        if name in found:
             raise ConfigError(
                 f"--config {file}: expected each name once, got '{name}' twice: it names the row of the table"
             )
-        found[name] = (file, config.read_config(mapping["slime_ext"]).correction)
+        found[name] = _own(file, read_mapping(file))
     return found
+
+
+def _own(file: str, mapping: Mapping[str, Any]) -> Own:
+    if "slime_ext" not in mapping:
+        raise ConfigError(
+            f"{file}: expected the key slime_ext, got {', '.join(map(str, mapping)) or 'nothing'}"
+        )
+    clip = {key: mapping[key] for key in ("eps_clip", "eps_clip_high") if mapping.get(key) is not None}
+    try:
+        check_flags(SimpleNamespace(**clip), ())
+        correction = config.read_config(mapping["slime_ext"]).correction
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    # slime sets --eps-clip-high from its own --eps-clip before it reads the file
+    return Own(
+        file, correction, Bounds(clip.get("eps_clip", BOUNDS.low), clip.get("eps_clip_high", BOUNDS.high))
+    )
 
 
 def analyse(request: Request, jobs: Sequence[Job], done: Progress = lambda job: None) -> Document:
@@ -93,10 +117,11 @@ def analyse(request: Request, jobs: Sequence[Job], done: Progress = lambda job: 
     """
     decoder(request.tokenizer)  # a wrong one is a mistake before the first file is read
     corrections = {name: p.correction for name, p in presets.PRESETS.items()}
-    corrections |= {name: correction for name, (_, correction) in request.configs.items()}
+    corrections |= {name: own.correction for name, own in request.configs.items()}
+    bounds = {name: own.bounds for name, own in request.configs.items()}
     collectors: dict[str, Any] = {
         "diagnosis": Diagnosis(worsts=Worsts(request.tokenizer)),
-        "whatif": WhatIf(corrections),
+        "whatif": WhatIf(corrections, bounds),
     }
     if request.rate is not None:
         collectors["ranking"] = Ranking(request.rate)
@@ -120,7 +145,7 @@ def _document(request: Request, result: Result, ranking: Ranking | None) -> Docu
     diagnosis: Diagnosis = result.collectors["diagnosis"]
     whatif: WhatIf = result.collectors["whatif"]
     findings, total, effects = diagnosis.findings(), diagnosis.numbers(), whatif.effects()
-    files = {name: file for name, (file, _) in request.configs.items()}
+    files = {name: own.file for name, own in request.configs.items()}
     return Document(
         name=_name(request.paths),
         paths=request.paths,

@@ -12,8 +12,10 @@ from slime_ext.analysis.document import Effect
 from slime_ext.analysis.quantiles import BitHistogram
 from slime_ext.analysis.records import Rollout
 from slime_ext.correction import Correction
+from slime_ext.objectives import Bounds
 from slime_ext.ops.segments import as_numbers
 
+BOUNDS = Bounds()  # slime's --eps-clip
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 COUNTS = ("tokens", "kept_tokens", "sequences", "kept_sequences", "clipped_tokens")
 SUMS = ("weight", "square", "up", "up_kept", "down", "down_kept", "slope", "advantage")
@@ -74,6 +76,7 @@ class Tally:
     """What a correction does, added up; two tallies of the same correction merge."""
 
     correction: Correction
+    bounds: Bounds = BOUNDS  # the host's clip range
     lacked: str | None = None  # why a rollout could not be counted
     tokens: int = 0
     kept_tokens: int = 0

@@ -17,13 +17,12 @@ from slime_ext import config, presets
 from slime_ext.analysis.document import Effect
 from slime_ext.analysis.planned import lacking, steps_of
 from slime_ext.analysis.records import Rollout
-from slime_ext.analysis.tally import Applied, Seen, Tally
+from slime_ext.analysis.tally import BOUNDS, Applied, Seen, Tally
 from slime_ext.correction import Correction, Outcome, Plan, Tokens
 from slime_ext.host.summary import one_line
 from slime_ext.objectives import Bounds, Host
 
 NAMED = 10  # rollouts in a note
-BOUNDS = Bounds()  # slime's --eps-clip
 
 
 def apply(correction: Correction, rollout: Rollout, bounds: Bounds = BOUNDS) -> Applied:
@@ -76,11 +75,17 @@ class WhatIf:
 
     Args:
         corrections: name -> correction; all presets when None.
+        bounds: name -> the host's clip range beside that correction, where it is not slime's.
     """
 
-    def __init__(self, corrections: Mapping[str, Correction] | None = None) -> None:
+    def __init__(
+        self,
+        corrections: Mapping[str, Correction] | None = None,
+        bounds: Mapping[str, Bounds] | None = None,
+    ) -> None:
         chosen = corrections or {name: p.correction for name, p in presets.PRESETS.items()}
-        self.tallies = {name: Tally(correction) for name, correction in chosen.items()}
+        own = bounds or {}
+        self.tallies = {name: Tally(c, own.get(name, BOUNDS)) for name, c in chosen.items()}
         self.stopped: list[int] = []  # rollouts at which every hook stops the run
 
     def add(self, rollout: Rollout) -> None:
@@ -133,10 +138,12 @@ def _count(tallies: Iterable[Tally], rollout: Rollout) -> None:
         if why := lacking(tally.correction, rollout):
             tally.lacked = tally.lacked or why
         else:
-            tally.add(apply(tally.correction, rollout), seen)
+            tally.add(apply(tally.correction, rollout, tally.bounds), seen)
 
 
 def _described(name: str, correction: Correction) -> tuple[str, str]:
     """Formula and source of a preset; anything else in one line."""
     known = presets.PRESETS.get(name)
-    return (known.formula, known.source) if known else (one_line(config.to_mapping(correction)), "")
+    if known and known.correction == correction:
+        return known.formula, known.source
+    return one_line(config.to_mapping(correction)), ""

@@ -15,6 +15,7 @@ from slime_ext.analysis.records import Rollout
 from slime_ext.analysis.tally import spans
 from slime_ext.analysis.whatif import WhatIf
 from slime_ext.errors import NonFiniteError
+from slime_ext.objectives import Bounds
 from tests.analysis.rollouts import rollout
 from tests.host import slime_rollouts as slime
 from tests.host.test_step_plan import CASES
@@ -30,7 +31,7 @@ def with_holes(r):
     return rollout(behavior=behavior)
 
 
-def run_hook(name, r):
+def run_hook(name, r, args=ARGS):
     """The function of the flag, called as slime does at the first step: target = proximal, ratio 1."""
     lengths = list(r.lengths)
 
@@ -40,7 +41,7 @@ def run_hook(name, r):
     target = r.proximal.clone().requires_grad_()
     host_loss = torch.where(r.mask, -r.advantages * (target - r.proximal).exp(), 0)
     loss, _, metrics = getattr(tis, name)(
-        ARGS,
+        args,
         pg_loss=host_loss,
         train_log_probs=split(r.proximal),
         rollout_log_probs=split(r.behavior),
@@ -71,6 +72,23 @@ def test_it_is_the_hook_exactly(name, make):
     assert sizes(effect) == (int((r.mask & ~rejected).sum()), int(clipped.sum()), int(r.mask.sum()))
     scale = slope.double().abs().sum() / torch.where(r.mask, r.advantages, 0).double().abs().sum()
     assert effect.gradient_scale == float(scale)
+
+
+def test_a_correction_under_a_presets_name_is_not_shown_as_the_preset():
+    effect = whatif.whatif([rollout()], {"token_is": load_config({"steps": ["reweight"]})})[0]
+    assert effect.formula.startswith("proximal / behavior, loss host, reweight") and not effect.source
+
+
+def test_the_clip_range_is_the_files():
+    r, correction = rollout(), load_config({"surrogate": {"ppo_clip": {"anchor": "behavior"}}})
+    bounds = Bounds(0.01, 0.02)
+    found = whatif.WhatIf({"x": correction}, {"x": bounds})
+    found.add(r)
+    slope = whatif.apply(correction, r, bounds).slope
+    args = SimpleNamespace(**vars(ARGS) | {"eps_clip": 0.01, "eps_clip_high": 0.02})
+    assert torch.equal(slope, run_hook("ppo_is_bypass", r, args)[0])
+    scale = slope.double().abs().sum() / torch.where(r.mask, r.advantages, 0).double().abs().sum()
+    assert found.effects()[0].gradient_scale == float(scale)
 
 
 def test_a_correction_of_the_users_own_is_shown_by_its_steps():

@@ -77,6 +77,55 @@ def test_two_corrections_of_one_name_are_refused(capsys, runs, tmp_path):
     assert (status, out) == (2, "") and "expected each name once, got 'mine' twice" in err
 
 
+def effects_beside(capsys, runs, tmp_path, *files):
+    data = tmp_path / "r.json"
+    words = [word for file in files for word in ("--config", file)]
+    assert analyze(capsys, runs / "healthy", *words, "--json", data)[0] == 0
+    return {effect["name"]: effect for effect in json.loads(data.read_text())["effects"]}
+
+
+def test_a_file_of_a_presets_name_stands_beside_the_preset(capsys, runs, tmp_path):
+    own = tmp_path / "token_is.yaml"
+    own.write_text("slime_ext:\n  steps: [{reject: {high: 1.0}}]\n")
+    found, alone = effects_beside(capsys, runs, tmp_path, own), effects_beside(capsys, runs, tmp_path)
+    mine = found.pop(f"token_is ({own})")
+    assert found == alone and "reject" in mine["formula"] and not mine["source"]
+    assert mine["kept_tokens"] < found["token_is"]["kept_tokens"]
+
+
+def test_the_clip_range_of_a_file_is_the_files(capsys, runs, tmp_path):
+    clip = "slime_ext:\n  surrogate: {ppo_clip: {anchor: behavior}}\n"
+    for name, keys in (
+        ("narrow", "eps_clip: 1.0e-6\neps_clip_high: 1.0e-6\n"),
+        ("wide", "eps_clip: 0.9\n"),
+        ("bare", ""),
+    ):
+        (tmp_path / f"{name}.yaml").write_text(keys + clip)
+    files = [tmp_path / f"{name}.yaml" for name in ("narrow", "wide", "bare")]
+    found = effects_beside(capsys, runs, tmp_path, *files)
+    assert (
+        found["narrow"]["clipped_tokens"]
+        > 0
+        == found["wide"]["clipped_tokens"]
+        == found["bare"]["clipped_tokens"]
+    )
+
+
+def test_a_clip_range_that_is_no_number_is_one_line(capsys, runs, tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text("eps_clip: 1e-4\nslime_ext: {preset: token_is}\n")
+    status, out, err = analyze(capsys, runs / "healthy", "--config", own)
+    assert (status, out) == (2, "") and err.startswith(f"slime-ext: {own}: ") and "eps-clip" in err
+
+
+@pytest.mark.parametrize("block", ["{preset: token_iss}", "{steps: [{truncate: {high: x}}]}"])
+def test_a_mistake_in_a_file_names_the_file(capsys, runs, tmp_path, block):
+    own = tmp_path / "own.yaml"
+    own.write_text(f"slime_ext: {block}\n")
+    status, out, err = analyze(capsys, runs / "healthy", "--config", own)
+    assert (status, out) == (2, "") and err.startswith(f"slime-ext: {own}: slime_ext.")
+
+
 def test_rollouts_and_a_correction_of_ones_own(capsys, runs, tmp_path):
     config = tmp_path / "mine.yaml"
     config.write_text("slime_ext:\n  preset: token_tis\n")
