@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from slime_ext.analysis.readers.arrays import STAND_INS
 from slime_ext.errors import DataError
 
-FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)|class ([\w.]+)")
+FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)|class ([\w.]+)|(numpy array of dtype \S+)")
 
 
 class _Named(Exception):
@@ -43,7 +44,7 @@ def load_plain(path: Path) -> Mapping[str, Any]:
     try:
         found = _lists(path)
         if found is None:
-            with torch.serialization.safe_globals(_numpy_scalars()):
+            with torch.serialization.safe_globals(STAND_INS):
                 found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # corrupt bytes may lead anywhere
         raise DataError(f"{path}: {_why(error)}") from None
@@ -63,19 +64,10 @@ def _lists(path: Path) -> Any:
         return None
 
 
-def _numpy_scalars() -> list[Any]:
-    """What a number of numpy unpickles through: rewards are often such."""
-    import numpy
-
-    core = getattr(numpy, "_core", None) or numpy.core
-    kinds = {type(numpy.dtype(kind)) for kind in ("f2", "f4", "f8", "i4", "i8", "u1", "?")}
-    return [core.multiarray.scalar, numpy.dtype, *kinds]
-
-
 def _why(error: Exception) -> str:
     text = str(error) or type(error).__name__
     if found := FORBIDDEN.search(text):
-        name = found[1] or found[2]
+        name = found[1] or found[2] or f"a {found[3]}"
         return f"holds {name}, which is no plain data: not loaded, since loading it could run code"
     if isinstance(error, (PermissionError, FileNotFoundError)):
         return f"cannot be read: {error.strerror}"

@@ -1,0 +1,127 @@
+"""Arrays and numbers of numpy in a dump are data; what else numpy can be made to unpickle is refused."""
+
+from __future__ import annotations
+
+import io
+
+import numpy
+import pytest
+import torch
+
+from slime_ext.analysis.readers.plain import load_plain
+from slime_ext.errors import DataError
+from tests.analysis import dumps
+from tests.analysis.test_readers import FIRST, Runs, only, same
+
+
+def loaded(tmp_path, value):
+    path = tmp_path / "x.pt"
+    torch.save({"samples": [value]}, path)
+    return load_plain(path)["samples"][0]
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"])
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (4, 2, 3)], ids=str)
+def test_arrays_are_what_they_were(tmp_path, dtype, shape):
+    value = numpy.arange(numpy.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    found = loaded(tmp_path, value)
+    assert found.dtype == value.dtype and numpy.array_equal(found, value)
+    assert numpy.array_equal(loaded(tmp_path, value.copy(order="F")), value)
+
+
+@pytest.mark.parametrize("value", [numpy.float64(0.5), numpy.float32(2), numpy.int32(-3), numpy.bool_(True)])
+def test_numbers_are_what_they_were(tmp_path, value):
+    assert loaded(tmp_path, value) == value
+
+
+def test_names_of_numpy_1_are_the_same(tmp_path):
+    path = tmp_path / "x.pt"
+    buffer = io.BytesIO()
+    torch.save({"samples": [numpy.arange(3), numpy.float32(2)]}, buffer, _use_new_zipfile_serialization=False)
+    path.write_bytes(buffer.getvalue().replace(b"numpy._core.", b"numpy.core."))
+    found = load_plain(path)["samples"]
+    assert found[0].tolist() == [0, 1, 2] and found[1] == 2
+
+
+def test_a_rollout_dump_with_routed_experts_and_arrays_of_log_probs_is_read(tmp_path):
+    dumps.write_train(tmp_path, FIRST)
+    rows = dumps.sample_rows(FIRST)
+    for row in rows:
+        row["rollout_routed_experts"] = numpy.zeros((len(row["tokens"]), 2, 2), dtype=numpy.int32)
+        row["rollout_log_probs"] = numpy.array(row["rollout_log_probs"])
+        row["weight_versions"] = numpy.array([3])
+        row["reward"] = numpy.array(1.0)
+    path = tmp_path / "rollout_data" / "0.pt"
+    path.parent.mkdir()
+    torch.save({"rollout_id": 0, "samples": rows}, path)
+    found = only([tmp_path])
+    assert same(found, FIRST) and list(found.responses) == list(FIRST.responses)
+    assert set(found.rewards.tolist()) == {1.0}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        numpy.array([{}, None], dtype=object),
+        numpy.array([1 + 2j]),
+        numpy.array(["text"]),
+        numpy.array([(1, 2.0)], dtype="i4,f8"),
+        numpy.array([1.0], dtype=">f8"),
+        numpy.array(["2026-01-01"], dtype="M8[D]"),
+    ],
+    ids=lambda value: value.dtype.str,
+)
+def test_arrays_of_anything_but_numbers_are_refused(tmp_path, value):
+    with pytest.raises(DataError, match=r"holds a numpy array of dtype .*, which is no plain data"):
+        loaded(tmp_path, value)
+
+
+def test_an_array_of_objects_runs_nothing(tmp_path):
+    proof = tmp_path / "ran"
+    with pytest.raises(DataError, match="could run code"):
+        loaded(tmp_path, numpy.array([Runs(proof)], dtype=object))
+    assert not proof.exists()
+
+
+class Forged:
+    """Pickles as an array with any dtype, shape and bytes."""
+
+    def __init__(self, dtype, shape, content):
+        self.state = (1, shape, dtype, False, content)
+
+    def __reduce__(self):
+        return numpy._core.multiarray._reconstruct, (numpy.ndarray, (0,), b"b"), self.state
+
+
+class ForgedType:
+    """Pickles as a dtype of any state."""
+
+    def __init__(self, code, state):
+        self.code, self.state = code, state
+
+    def __reduce__(self):
+        return numpy.dtype, (self.code, False, True), self.state
+
+
+OBJECT = numpy.dtype("O")
+FORGED = [
+    Forged(OBJECT, (1,), b"\0" * 8),
+    Forged(OBJECT, (1,), [1]),
+    Forged(numpy.dtype("f8"), (2,), b"\0" * 8),
+    Forged(numpy.dtype("f8"), (-1,), b"\0" * 8),
+    Forged(numpy.dtype("f8"), (2**40, 2**40), b""),
+    Forged(numpy.dtype("f8"), (1,), [OBJECT]),
+    Forged("f8", (1,), b"\0" * 8),
+    Forged(ForgedType("f8", (3, "<", (OBJECT, (1,)), None, None, -1, -1, 63)), (1,), b"\0" * 8),
+    Forged(ForgedType("f8", (3, "<", None, ("a",), {"a": (OBJECT, 0)}, 8, 8, 63)), (1,), b"\1" * 8),
+    Forged(ForgedType("V8", (3, "|", None, ("a",), {"a": (OBJECT, 0)}, 8, 8, 0)), (1,), b"\1" * 8),
+]
+
+
+@pytest.mark.parametrize("value", FORGED, ids=range(len(FORGED)))
+def test_a_forged_array_is_refused_or_holds_numbers(tmp_path, value):
+    try:
+        found = loaded(tmp_path, value)
+    except DataError:
+        return
+    assert found.dtype == numpy.float64 and found.dtype.fields is None and found.shape == (1,)
