@@ -10,6 +10,7 @@ import copy
 import ctypes
 import multiprocessing
 import pickle
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,9 +92,14 @@ def collect(
     else:
         for other in _from_processes(jobs, result, wanted, min(processes, len(jobs)), done):
             result.merge(other)
-    result.skipped.sort(key=lambda s: s.path)
+    result.skipped.sort(key=lambda s: _in_numbers(s.path))
     result.notes.sort()
     return result
+
+
+def _in_numbers(path: str) -> list[str | int]:
+    """A key that sorts 2.pt before 10.pt, and so lines of a file."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path)]
 
 
 def _read(result: Result, job: Job, wanted: Wanted | None) -> None:

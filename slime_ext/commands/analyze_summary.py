@@ -56,16 +56,22 @@ def _numbers(documents: Sequence[Document]) -> Table:
     return table
 
 
+def _say(screen: Console, text: str, *, is_exact: bool = False) -> None:
+    """A line; words are wrapped on a terminal alone, and what can be pasted is never."""
+    screen.print(text, markup=False, soft_wrap=is_exact or not screen.is_terminal)
+
+
 def _findings(screen: Console, document: Document) -> None:
     if not document.findings:
         screen.print("\nno fault found")
     for finding in document.findings:
         colour = COLOURS[finding.severity]
         screen.print(
-            f"\n[{colour}]{finding.severity}[/{colour}] [bold]{finding.name}[/bold] {escape(finding.title)}"
+            f"\n[{colour}]{finding.severity}[/{colour}] [bold]{finding.name}[/bold] {escape(finding.title)}",
+            soft_wrap=not screen.is_terminal,
         )
-        screen.print(f"  {finding.evidence}", markup=False)
-        screen.print(f"  -> {finding.fix}", markup=False)
+        _say(screen, f"  {finding.evidence}")
+        _say(screen, f"  -> {finding.fix}")
 
 
 def _recommendation(screen: Console, document: Document) -> None:
@@ -74,24 +80,25 @@ def _recommendation(screen: Console, document: Document) -> None:
         return
     screen.print(f"\n[bold]recommended: {escape(found.name)}[/bold]")
     for reason in found.reasons:
-        screen.print(f"  {reason}", markup=False)
+        _say(screen, f"  {reason}")
     if found.flags:
-        screen.print(f"  {found.flags}", markup=False)
+        _say(screen, f"  {found.flags}", is_exact=True)
     for suggestion in document.suggestions:
         bounds = ", ".join(
             f"{k} {v!r}" for k, v in (("low", suggestion.low), ("high", suggestion.high)) if v is not None
         )
-        screen.print(
+        _say(
+            screen,
             f"  to reject {suggestion.wished:.3g} by {suggestion.name}: {bounds} ({suggestion.reached:.4g} "
             f"of {suggestion.units:,} {suggestion.unit}s)",
-            markup=False,
+            is_exact=True,
         )
 
 
 def _skipped(screen: Console, document: Document) -> None:
     for skipped in document.skipped[:MOST_SKIPPED]:
-        screen.print(f"skipped {skipped.path}: {skipped.reason}", markup=False)
+        _say(screen, f"skipped {skipped.path}: {skipped.reason}")
     if len(document.skipped) > MOST_SKIPPED:
         screen.print(f"and {len(document.skipped) - MOST_SKIPPED} more: see --json or --out")
     for note in document.notes[:MOST_SKIPPED]:
-        screen.print(f"note {note}", markup=False)
+        _say(screen, f"note {note}")

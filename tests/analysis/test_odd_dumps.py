@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from slime_ext.analysis.readers import read
+from slime_ext.analysis.pipeline import collect
+from slime_ext.analysis.readers import find, read
 from tests.analysis import dumps
 from tests.analysis.synthetic import World, run
 from tests.analysis.test_readers import only
@@ -75,3 +76,46 @@ def test_weight_versions_are_read_as_far_as_they_are_numbers(tmp_path, versions,
     found, line = only([tmp_path / "train_data", path]), only([tmp_path / "a.jsonl"])
     assert set(found.versions[: FIRST.lengths[0]].tolist()) == {read_as} and not found.notes
     assert line.versions.tolist() == [read_as, 7] and not line.notes
+
+
+def lines(path, *rows, begin=""):
+    path.write_text(begin + "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_an_empty_response_is_a_sample(tmp_path):
+    empty = GOOD | {"rollout_log_probs": [], "log_probs": [], "tokens": [5, 6]}
+    found = only([lines(tmp_path / "a.jsonl", empty, GOOD)])
+    assert found.lengths == (0, 2) and not found.notes
+    alone = only([lines(tmp_path / "b.jsonl", empty)])
+    assert alone.lengths == (0,)
+
+
+@pytest.mark.parametrize(
+    "key", ["response_length", "prompt_length", "tokens", "loss_mask", "mask", "train_log_probs"]
+)
+def test_null_is_a_key_that_is_not_there(tmp_path, key):
+    found = only([lines(tmp_path / "a.jsonl", GOOD | {key: None})])
+    assert found.lengths == (2,) and not found.notes
+
+
+def test_null_hides_no_other_name(tmp_path):
+    row = {"rollout_log_probs": None, "behavior": [-1.0], "log_probs": None, "proximal": [-2.0]}
+    assert only([lines(tmp_path / "a.jsonl", row)]).proximal.tolist() == [-2.0]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    assert only([lines(tmp_path / "a.jsonl", GOOD, begin="\ufeff")]).count == 1
+
+
+def test_reasons_come_before_how_many_more_there_are(tmp_path):
+    path = lines(tmp_path / "a.jsonl", GOOD, *[{"loss": 1}] * 20)
+    found = collect(find([path]), {})
+    assert [s.path.rpartition(":")[2] for s in found.skipped] == ["2", "3", "4"]
+    assert "18 more lines" in found.skipped[-1].reason
+
+
+def test_files_that_are_left_out_are_named_in_the_order_of_their_numbers(tmp_path):
+    for number in (10, 2):
+        (tmp_path / f"{number}.pt").write_bytes(b"no dump")
+    assert [s.path.rpartition("/")[2] for s in collect(find([tmp_path]), {}).skipped] == ["2.pt", "10.pt"]

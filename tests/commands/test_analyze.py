@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from slime_ext import cli
+from slime_ext.analysis.run import Request, analyse
 from slime_ext.commands import analyze as command
+from slime_ext.commands.analyze_summary import summary
 from tests.analysis import dumps
 from tests.analysis.synthetic import World, recorded_late, run
 
@@ -53,6 +57,25 @@ def test_two_runs_side_by_side(capsys, runs, tmp_path):
     status, out, _ = analyze(capsys, runs / "healthy", "--against", runs / "shifted", "--json", data)
     assert status == 0 and "healthy" in out and "shifted" in out and "off_by_one" in out
     assert [d["name"] for d in json.loads(data.read_text())] == ["healthy", "shifted"]
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_what_is_pasted_is_one_line_on_a_narrow_terminal(runs, columns):
+    document = analyse(request := Request((str(runs / "healthy"),), rate=0.1), request.files())
+    screen = Console(file=io.StringIO(), width=columns, force_terminal=True, color_system=None)
+    summary(screen, [document])
+    printed = screen.file.getvalue().splitlines()
+    assert f"  {document.recommendation.flags}" in printed
+    assert sum("to reject 0.1 by" in line and line.endswith("s)") for line in printed) == len(
+        document.suggestions
+    )
+
+
+def test_a_pipe_gets_every_line_whole(capsys, tmp_path):
+    path = tmp_path / ("n" * 200 + ".jsonl")
+    path.write_text(f'{{"loss": 1}}\n{json.dumps({"behavior": [-1.0], "proximal": [-1.0]})}\n')
+    _, out, _ = analyze(capsys, path)
+    assert f"skipped {path}:1: has neither rollout_log_probs nor log_probs: no sample\n" in out
 
 
 def test_json_on_stdout_is_json_alone(capsys, runs):

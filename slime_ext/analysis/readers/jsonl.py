@@ -41,7 +41,7 @@ def read_jsonl(path: Path) -> Iterator[Rollout | Skipped]:
         yield assemble(rollout_id, str(path), rows)
     yield from bad[:NAMED]
     if len(bad) > NAMED:
-        yield Skipped(str(path), f"{len(bad) - NAMED} more lines are no samples")
+        yield Skipped(bad[NAMED].path, f"{len(bad) - NAMED} more lines, from here on, are no samples")
 
 
 def _good(path: Path, bad: list[Skipped]) -> Iterator[tuple[int, Row]]:
@@ -54,7 +54,7 @@ def _good(path: Path, bad: list[Skipped]) -> Iterator[tuple[int, Row]]:
 
 def _lines(path: Path) -> Iterator[tuple[int, Row] | Skipped]:
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
             for number, line in zip(count(1), file, strict=False):
                 if line.strip():
                     yield _sample(line, f"{path}:{number}")
@@ -69,7 +69,7 @@ def _sample(line: str, where: str) -> tuple[int, Row] | Skipped:
         return Skipped(where, f"is no JSON: {error}")
     if not isinstance(found, dict):
         return Skipped(where, f"expected a JSON object, got {type(found).__name__}")
-    if not any(found.get(key) for key in (*ALIASES["behavior"], *ALIASES["proximal"])):
+    if all(found.get(key) is None for key in (*ALIASES["behavior"], *ALIASES["proximal"])):
         return Skipped(where, "has neither rollout_log_probs nor log_probs: no sample")
     try:
         return rollout_number(found.get("rollout_id") or 0), _row(found)
@@ -78,9 +78,9 @@ def _sample(line: str, where: str) -> tuple[int, Row] | Skipped:
 
 
 def _row(found: Mapping[str, Any]) -> Row:
-    lists = {ours: next((found[k] for k in keys if k in found), None) for ours, keys in ALIASES.items()}
+    lists = {ours: _first(found, *keys) for ours, keys in ALIASES.items()}
     known = next(values for values in lists.values() if values is not None)
-    length = int(found.get("response_length", len(known)))
+    length = int(_first(found, "response_length", default=len(known)))
     tokens = found.get("tokens") or []
     advantages, reward = found.get("advantages"), found.get("reward")
     return Row(
@@ -90,7 +90,7 @@ def _row(found: Mapping[str, Any]) -> Row:
         tokens=tokens[len(tokens) - length :] or None,
         advantages=[advantages] * length if isinstance(advantages, (int, float)) else advantages,
         entropy=found.get("entropy"),
-        prompt_length=int(found.get("prompt_length", max(len(tokens) - length, 0))),
+        prompt_length=int(_first(found, "prompt_length", default=max(len(tokens) - length, 0))),
         reward=float(reward) if isinstance(reward, (int, float)) else None,
         group=found.get("group_index"),
         prompt=text(found.get("prompt")),
@@ -98,3 +98,8 @@ def _row(found: Mapping[str, Any]) -> Row:
         weight_versions=versions_of(found.get("weight_versions")),
         token_versions=versions_of(found.get("token_weight_versions")),
     )
+
+
+def _first(found: Mapping[str, Any], *keys: str, default: Any = None) -> Any:
+    """The value of the first of the keys that has one; null is none."""
+    return next((found[key] for key in keys if found.get(key) is not None), default)
