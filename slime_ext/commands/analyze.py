@@ -149,11 +149,22 @@ def _documents(given: argparse.Namespace) -> list[Document]:
         if paths
     ]
     files = [request.files() for request in requests]
+    _spare(given, [path for jobs in files for job in jobs for path in job.paths])
     total = sum(
         job.size * request.passes for request, jobs in zip(requests, files, strict=True) for job in jobs
     )
     with _bar(total) as done:
         return [analyse(request, jobs, done) for request, jobs in zip(requests, files, strict=True)]
+
+
+def _spare(given: argparse.Namespace, dumps: Sequence[Path]) -> None:
+    """No output may be written over what is read."""
+    read = {Path(path).resolve() for path in (*dumps, *given.config)}
+    for flag, path in ((OUT, given.out), (JSON, given.json)):
+        if path not in (None, STDOUT) and Path(path).resolve() in read:
+            raise ConfigError(
+                f"{flag}: expected a file of its own, got '{path}', which is read: name another"
+            )
 
 
 @contextmanager

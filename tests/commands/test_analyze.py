@@ -198,6 +198,18 @@ def test_what_cannot_be_written_is_told_before_anything_is_read(capsys, runs, mo
     assert (status, out, err.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.parametrize("flag", ["--out", "--json"])
+def test_nothing_is_written_over_what_is_read(capsys, tmp_path, flag):
+    path = tmp_path / "run.jsonl"
+    path.write_text(text := '{"log_probs": [-1.0, -2.0], "rollout_log_probs": [-1.0, -2.1]}\n')
+    config = tmp_path / "own.yaml"
+    config.write_text("slime_ext: {preset: token_tis}\n")
+    for words in ((path, flag, tmp_path / "." / "run.jsonl"), (path, "--config", config, flag, config)):
+        status, out, err = analyze(capsys, *words)
+        assert (status, out) == (2, "") and f"{flag}: expected a file of its own" in err
+    assert path.read_text() == text and "preset" in config.read_text()
+
+
 def test_a_full_disk_costs_the_file_alone(capsys, runs):
     status, out, err = analyze(capsys, runs / "healthy", "--json", "/dev/full")
     assert (status, err.count("\n")) == (2, 1) and "got '/dev/full': No space left" in err
