@@ -20,6 +20,7 @@ Tried = tuple[Sequence[str], str]  # candidates, and why these
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
 SPIKES = frozenset({"routing_flips"})  # findings of few tokens that are far off
+UNKNOWN = "unexplained"  # the finding that says no more than that something is wrong
 OWN = "your own file, which is tried before any preset, costs little"
 LAST_RESORT = ("token_is", "fireworks_token", "icepop", "cispo")
 
@@ -43,6 +44,12 @@ def recommend(
         return _nothing(
             *(f"{f.title.rstrip('.')}: a fault to mend, which a correction would only hide" for f in faults),
             "mend this first, and analyse again",
+        )
+    if any(f.name == UNKNOWN for f in findings):
+        return _nothing(
+            f"k3 {_said(total.k3)} of unknown cause: a correction might hide a fault, and whether it would "
+            "help cannot be told",
+            "find the cause first (the finding says where to look), and analyse again",
         )
     if total.tokens == total.nonfinite:
         return _nothing("no response token has a finite log-prob of both policies: nothing can be compared")

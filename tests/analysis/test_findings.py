@@ -106,6 +106,12 @@ FAULTS = {
         same,
         {"resumed_wrong_weights"},
     ),
+    "weights that never reach the engine": (
+        replace(SMALL, resumed_wrong=SMALL.rollouts),
+        same,
+        {"unexplained"},
+    ),
+    "three tokens late": (SMALL, lambda r: recorded_late(r, 3), {"unexplained"}),
 }
 HEALTHY = [
     SMALL,

@@ -58,10 +58,16 @@ def finding(name="temperature", severity="error"):
         ({"ess_sequence": 1.0, "chi2_sequence": math.inf}, (), "token_is"),
         ({"ess_sequence": 1.0, "chi2_sequence": 1.05**2 - 1}, (), "metrics_only"),
         ({}, (finding(),), "metrics_only"),
+        ({}, (finding("unexplained", "warning"),), "metrics_only"),
     ],
 )
 def test_the_situation_decides(changes, findings, name):
     assert recommend(effects(), SHORT.model_copy(update=changes), findings).name == name
+
+
+def test_what_nothing_explains_is_no_reason_to_train_on():
+    found = recommend(effects(), SHORT, (finding("unexplained", "warning"),))
+    assert "of unknown cause" in found.reasons[0] and not found.candidates
 
 
 @pytest.mark.parametrize(

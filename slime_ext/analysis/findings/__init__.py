@@ -41,10 +41,12 @@ def detectors() -> tuple[Detector, ...]:
         numerics,
         sampling,
         staleness,
+        unexplained,
     )
 
     rooms = (missing, masks, alignment, sampling, staleness, cache, drift, numerics)
-    return tuple(detector for room in rooms for detector in room.DETECTORS)
+    named = tuple(detector for room in rooms for detector in room.DETECTORS)
+    return (*named, unexplained.after_all(named))
 
 
 def find(diagnosis: Diagnosis) -> tuple[Finding, ...]:

@@ -19,6 +19,7 @@ FEWEST = 300  # tokens
 NOISY = 0.015  # nats, mean |l|; two engines in bfloat16 stay below
 LOUD = 0.1  # nats, so much that even likely tokens are far off
 GROWS = 1.3  # |l| of unlikely tokens over |l| of likely ones
+TOO_LOUD = 0.5  # nats; no rounding: four bits per weight make 0.35 in the tests' models
 BIASED = 0.3  # share of the variance that the probability may explain
 FAR, QUIET = 0.5, 0.02  # nats, of flips: the size of the 1% of the tokens that hold FEW, the median of |l|
 LIKELY, UNLIKELY = 1, 8  # bins of probability: above 0.75, below 0.1
@@ -53,7 +54,7 @@ def routing_flips(d: Diagnosis) -> Finding | None:
 def quantised(d: Diagnosis) -> Finding | None:
     """Unbiased noise above that of bfloat16, growing as probability falls."""
     distance = _without_age(d)
-    if d.sums["finite"] < FEWEST or distance < NOISY or by_probability(d) > BIASED:
+    if d.sums["finite"] < FEWEST or not NOISY <= distance < TOO_LOUD or by_probability(d) > BIASED:
         return None
     likely, unlikely = _by_bins(d, slice(LIKELY)), _by_bins(d, slice(UNLIKELY, None))
     grows = likely is not None and unlikely is not None and unlikely >= GROWS * likely
