@@ -21,6 +21,8 @@ LARGEST_RATIO = 10.0  # a ratio counts as this much at most, so that one token d
 FURTHEST = 5.0  # nats, and a log-ratio in k3 as this much
 EXACT = 1e-4  # nats; what arithmetic alone does to equal log-probs stays below
 UNLIKELY = -2.0  # nats; top-p above 0.14 leaves nothing that unlikely alone
+CLOSER = 0.5  # a shift explains a difference when it takes away half of it,
+SURE = 3.0  # and, in one sequence, when that is this many standard errors
 TOP = 0.01  # the share of tokens whose part in sum l^2 is remembered
 
 
@@ -103,15 +105,16 @@ class Evidence:
     ``above`` and ``below`` count tokens with l beyond +-1e-4, ``padded`` response tokens whose behavior
     log-prob is exactly 0 beside another such while the trainer finds them unlikely, ``positive`` log-probs
     above 0, ``silent`` sequences without any behavior log-prob, ``partial`` those that lack some. ``shifts``
-    holds count, sum |proximal_t - behavior_(t + shift)|, and sum |l| of the same tokens t and t + shift.
-    ``switched`` holds count, sum l, sum |l| and sum
-    k3 of tokens after a change of weights inside their response, and of the same versions in responses
-    without one.
+    holds count, sum |proximal_t - behavior_(t + shift)|, and sum |l| of the same tokens t and t + shift;
+    ``shifted`` the sequences that a shift explains, each on its own. ``switched`` holds count, sum l,
+    sum |l| and sum k3 of tokens after a change of weights inside their response, and of the same versions
+    in responses without one.
     """
 
     means: Means = field(default_factory=Means)
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     shifts: Tensor = field(default_factory=lambda: torch.zeros(len(SHIFTS), 4, dtype=torch.float64))
+    shifted: Tensor = field(default_factory=lambda: torch.zeros(len(SHIFTS), dtype=torch.float64))
     switched: Tensor = field(default_factory=lambda: torch.zeros(2, 4, dtype=torch.float64))
     cells: list[Cell] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
@@ -123,11 +126,17 @@ class Evidence:
         self.means.add(part)
         for name, count in _counts(part).items():
             self.counts[name] += count
-        self.shifts += _shifted(part)
+        for row, shift in enumerate(SHIFTS):
+            self._add_shift(row, shift, part)
         self.near += float(_near(part.log_ratio).sum(dtype=torch.float64))
         if part.versions is not None:
             for version, sums in _by_version(part).items():
                 self.open[version] = self.open.get(version, 0) + sums
+
+    def _add_shift(self, row: int, shift: int, part: Rollout) -> None:
+        ids, distances = _shifted(part, shift)
+        self.shifts[row] += torch.tensor([len(ids), *distances.sum(1).tolist()], dtype=torch.float64)
+        self.shifted[row] += float(_is_explained(ids, distances, part.count).sum())
 
     def close(self, rollout: Rollout, sums: Sums) -> None:
         """Counts what only a whole rollout tells, after its parts.
@@ -165,6 +174,7 @@ class Evidence:
         for name, count in other.counts.items():
             self.counts[name] += count
         self.shifts += other.shifts
+        self.shifted += other.shifted
         self.switched += other.switched
         self.cells += other.cells
         self.seen = sorted([*self.seen, *other.seen])
@@ -194,20 +204,28 @@ def _counts(part: Rollout) -> dict[str, int]:
     return {name: int(flags.sum()) for name, flags in counted.items()}
 
 
-def _shifted(part: Rollout) -> Tensor:
-    """[SHIFTS, 4] count, sum |proximal_t - behavior_(t + shift)|, sum |l| at t and at t + shift; both
-    are inside one sample."""
-    out = torch.zeros(len(SHIFTS), 4, dtype=torch.float64)
-    ids, finite = part.segments.ids, part.finite
-    for row, shift in enumerate(SHIFTS):
-        s = abs(shift)
-        early, late = slice(None, -s), slice(s, None)
-        here, there = (early, late) if shift > 0 else (late, early)
-        both = finite[here] & finite[there] & (ids[here] == ids[there])
-        distances = (part.proximal[here] - part.behavior[there], part.log_ratio[here], part.log_ratio[there])
-        sums = [torch.where(both, d, 0).abs().sum(dtype=torch.float64) for d in distances]
-        out[row] += torch.stack([both.sum().double(), *sums])
-    return out
+def _shifted(part: Rollout, shift: int) -> tuple[Tensor, Tensor]:
+    """[N] sample, and [3, N] |proximal_t - behavior_(t + shift)|, |l| at t and at t + shift, of tokens of
+    which both are inside one sample."""
+    ids, finite, s = part.segments.ids, part.finite, abs(shift)
+    early, late = slice(None, -s), slice(s, None)
+    here, there = (early, late) if shift > 0 else (late, early)
+    both = finite[here] & finite[there] & (ids[here] == ids[there])
+    pairs = (part.proximal[here] - part.behavior[there], part.log_ratio[here], part.log_ratio[there])
+    return ids[here][both], torch.stack([p[both].double().abs() for p in pairs])
+
+
+def _is_explained(ids: Tensor, distances: Tensor, count: int) -> Tensor:
+    """[S] bool, sequences in which the shifted log-probs are significantly closer than those at either
+    place."""
+    shifted, *own = distances
+    verdicts = []
+    for distance in own:
+        gain = distance - shifted
+        values = torch.stack([shifted, distance, gain, gain.square()])
+        far, near, total, square = _tabulated(ids, values, count).unbind(1)
+        verdicts.append((far < CLOSER * near) & (total >= SURE * square.sqrt()))
+    return verdicts[0] & verdicts[1]
 
 
 def _by_version(part: Rollout) -> dict[int, Tensor]:

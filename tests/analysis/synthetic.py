@@ -270,6 +270,15 @@ def recorded_late(rollouts: list[Rollout], by: int) -> list[Rollout]:
     return [replace(r, behavior=_each(r, lambda part: part.roll(by))) for r in rollouts]
 
 
+def recorded_late_in(rollouts: list[Rollout], by: int, every: int) -> list[Rollout]:
+    """The same in one response of ``every``, such as those that went on after an abort."""
+    counters = [iter(range(r.count)) for r in rollouts]
+    return [
+        replace(r, behavior=_each(r, lambda part, c=c: part if next(c) % every else part.roll(by)))
+        for r, c in zip(rollouts, counters, strict=True)
+    ]
+
+
 def _each(rollout: Rollout, change) -> Tensor:
     return torch.cat([change(part) for part in rollout.behavior.split(rollout.lengths)])
 

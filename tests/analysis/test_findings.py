@@ -16,6 +16,7 @@ from tests.analysis.synthetic import (
     World,
     overflowing,
     recorded_late,
+    recorded_late_in,
     run,
     unrecorded,
 )
@@ -200,6 +201,14 @@ def test_a_token_of_every_response_that_is_far_off_is_no_shift(at):
         where = ends - 1 if at else ends - torch.tensor(rollout.lengths)
         rollout.behavior[where] = -30.0
     assert "off_by_one" not in found(rollouts)
+
+
+@pytest.mark.parametrize("by", [1, -1, -2])
+@pytest.mark.parametrize("every", [2, 4, 16])
+@pytest.mark.parametrize("samples", [16, 128])
+def test_a_shift_in_some_responses_is_found(samples, every, by):
+    world = replace(SMALL, rollouts=2, samples=samples, length=48)
+    assert found(recorded_late_in(run(world), by, every)) == {"off_by_one"}
 
 
 def test_every_detector_has_a_planted_fault():

@@ -163,6 +163,7 @@ def test_merged_diagnoses_are_one_diagnosis():
     for one, two in (
         (first.evidence.switched, together.evidence.switched),
         (first.evidence.shifts, together.evidence.shifts),
+        (first.evidence.shifted, together.evidence.shifted),
         (first.evidence.means.sums, together.evidence.means.sums),
         *((first.curves.tables[name], table) for name, table in together.curves.tables.items()),
     ):
