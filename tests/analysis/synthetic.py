@@ -270,6 +270,17 @@ def recorded_late(rollouts: list[Rollout], by: int) -> list[Rollout]:
     return [replace(r, behavior=_each(r, lambda part: part.roll(by))) for r in rollouts]
 
 
+def padded_late(rollouts: list[Rollout], by: int) -> list[Rollout]:
+    """The same, by code that fills the gap with 0."""
+
+    def change(part: Tensor) -> Tensor:
+        part = part.roll(by)
+        part[slice(by) if by > 0 else slice(by, None)] = 0
+        return part
+
+    return [replace(r, behavior=_each(r, change)) for r in rollouts]
+
+
 def recorded_late_in(rollouts: list[Rollout], by: int, every: int) -> list[Rollout]:
     """The same in one response of ``every``, such as those that went on after an abort."""
     counters = [iter(range(r.count)) for r in rollouts]

@@ -15,6 +15,7 @@ from tests.analysis.synthetic import (
     Engine,
     World,
     overflowing,
+    padded_late,
     recorded_late,
     recorded_late_in,
     run,
@@ -209,6 +210,22 @@ def test_a_token_of_every_response_that_is_far_off_is_no_shift(at):
 def test_a_shift_in_some_responses_is_found(samples, every, by):
     world = replace(SMALL, rollouts=2, samples=samples, length=48)
     assert found(recorded_late_in(run(world), by, every)) == {"off_by_one"}
+
+
+@pytest.mark.parametrize("by", [1, -1, 2, -2])
+@pytest.mark.parametrize("confidence", [6, 60], ids=["some sure", "most sure"])
+@pytest.mark.parametrize("length", [8, 64])
+def test_zeros_that_a_shift_puts_on_other_tokens_are_no_tool_output(length, confidence, by):
+    world = replace(SMALL, length=length, trainer=Arithmetic(confidence=confidence))
+    assert found(padded_late(run(world), by)) == {"off_by_one"}
+
+
+@pytest.mark.parametrize("confidence", [0, 6, 60])
+@pytest.mark.parametrize("samples", [4, 128])
+def test_tool_output_in_the_mask_is_no_shift(samples, confidence):
+    model = Arithmetic(confidence=confidence)
+    world = replace(SMALL, samples=samples, trainer=model, tools=range(20, 28), masks_tools=False)
+    assert found(run(world)) == {"tool_tokens"}
 
 
 def test_every_detector_has_a_planted_fault():

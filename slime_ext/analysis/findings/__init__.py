@@ -44,7 +44,7 @@ def detectors() -> tuple[Detector, ...]:
         unexplained,
     )
 
-    rooms = (missing, masks, alignment, sampling, staleness, cache, drift, numerics)
+    rooms = (missing, alignment, masks, sampling, staleness, cache, drift, numerics)
     named = tuple(detector for room in rooms for detector in room.DETECTORS)
     return (*named, unexplained.after_all(named))
 

@@ -68,4 +68,4 @@ def _tokens(shift: int) -> str:
     return f"{abs(shift)} token{'s' * (abs(shift) > 1)}"
 
 
-DETECTORS = (Detector("off_by_one", off_by_one, after=("tool_tokens", "positive_log_probs")),)
+DETECTORS = (Detector("off_by_one", off_by_one, after=("positive_log_probs",)),)

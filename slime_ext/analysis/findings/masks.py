@@ -34,4 +34,5 @@ def tool_tokens(d: Diagnosis) -> Finding | None:
     )
 
 
-DETECTORS = (Detector("tool_tokens", tool_tokens),)
+# A shift puts the zeros of sure tokens on others, and code that makes one fills the gap with zeros.
+DETECTORS = (Detector("tool_tokens", tool_tokens, after=("off_by_one", "positive_log_probs")),)
