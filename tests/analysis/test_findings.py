@@ -57,6 +57,12 @@ FAULTS = {
     ),
     "top-p": (engine(top_p=0.9), same, {"truncated_sampling"}),
     "top-k": (engine(top_k=20), same, {"truncated_sampling"}),
+    "greedy": (engine(top_k=1), same, {"greedy_sampling"}),
+    "zeros for log-probs": (
+        SMALL,
+        lambda rs: [replace(r, behavior=torch.zeros(r.size)) for r in rs],
+        {"greedy_sampling"},
+    ),
     "top-p that nobody records": (engine(top_p=0.9, recorded_temperature=1.0), same, {"unlike_entropy"}),
     "one token late": (SMALL, lambda r: recorded_late(r, 1), {"off_by_one"}),
     "one token early": (SMALL, lambda r: recorded_late(r, -1), {"off_by_one"}),
@@ -226,6 +232,22 @@ def test_tool_output_in_the_mask_is_no_shift(samples, confidence):
     model = Arithmetic(confidence=confidence)
     world = replace(SMALL, samples=samples, trainer=model, tools=range(20, 28), masks_tools=False)
     assert found(run(world)) == {"tool_tokens"}
+
+
+@pytest.mark.parametrize("confidence", [0, 2, 20])
+@pytest.mark.parametrize("samples", [16, 128])
+def test_greedy_sampling_is_found_whatever_the_model(samples, confidence):
+    world = replace(engine(top_k=1), samples=samples, trainer=Arithmetic(confidence=confidence))
+    assert found(run(world)) == {"greedy_sampling"}
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.1])
+@pytest.mark.parametrize("samples", [4, 128])
+def test_policies_that_are_both_sure_of_nearly_every_token_are_healthy(samples, temperature):
+    sure = Engine(how=Arithmetic(), temperature=temperature)
+    rollouts = run(replace(SMALL, samples=samples, engine=sure, score_temperature=temperature))
+    assert torch.cat([r.behavior == 0 for r in rollouts]).float().mean() > 0.25
+    assert found(rollouts) == set()
 
 
 def test_every_detector_has_a_planted_fault():

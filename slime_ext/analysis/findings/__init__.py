@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 Detect = Callable[["Diagnosis"], Finding | None]
 FEW = 0.75  # share of sum l^2 in 1% of the tokens above which these few make every mean
-SPOILT = ("positive_log_probs", "off_by_one", "tool_tokens")  # nothing else can be told from such log-probs
+# Nothing else can be told from such log-probs.
+SPOILT = ("positive_log_probs", "off_by_one", "greedy_sampling", "tool_tokens")
 ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -36,6 +37,7 @@ def detectors() -> tuple[Detector, ...]:
         alignment,
         cache,
         drift,
+        greedy,
         masks,
         missing,
         numerics,
@@ -44,7 +46,7 @@ def detectors() -> tuple[Detector, ...]:
         unexplained,
     )
 
-    rooms = (missing, alignment, masks, sampling, staleness, cache, drift, numerics)
+    rooms = (missing, alignment, greedy, masks, sampling, staleness, cache, drift, numerics)
     named = tuple(detector for room in rooms for detector in room.DETECTORS)
     return (*named, unexplained.after_all(named))
 

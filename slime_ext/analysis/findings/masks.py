@@ -35,4 +35,5 @@ def tool_tokens(d: Diagnosis) -> Finding | None:
 
 
 # A shift puts the zeros of sure tokens on others, and code that makes one fills the gap with zeros.
-DETECTORS = (Detector("tool_tokens", tool_tokens, after=("off_by_one", "positive_log_probs")),)
+BEFORE = ("positive_log_probs", "off_by_one", "greedy_sampling")
+DETECTORS = (Detector("tool_tokens", tool_tokens, after=BEFORE),)
