@@ -30,16 +30,16 @@ class Weights:
     experts: Tensor | None = None
 
     @classmethod
-    def random(cls, generator: torch.Generator, moe: bool = False) -> Weights:
+    def random(cls, generator: torch.Generator, moe: bool = False, vocabulary: int = VOCABULARY) -> Weights:
         def normal(*shape: int, scale: float = 1.0) -> Tensor:
             return torch.randn(*shape, generator=generator) * scale
 
         unit = WIDTH**-0.5
         return cls(
-            normal(VOCABULARY, WIDTH),
+            normal(vocabulary, WIDTH),
             normal(WIDTH, WIDTH, scale=unit),
             normal(WIDTH, WIDTH, scale=unit),
-            normal(WIDTH, VOCABULARY, scale=1.4 * unit * 2),
+            normal(WIDTH, vocabulary, scale=1.4 * unit * 2),
             normal(WIDTH, EXPERTS, scale=unit) if moe else None,
             normal(EXPERTS, WIDTH, WIDTH, scale=unit) if moe else None,
         )
@@ -145,7 +145,7 @@ def sample(
         token = torch.multinomial(drawn.exp(), 1, generator=generator)[:, 0]
         log_prob = recorded.gather(1, token[:, None])[:, 0]
         if at in tools:
-            token = torch.randint(VOCABULARY, token.shape, generator=generator)
+            token = torch.randint(len(weights.embedding), token.shape, generator=generator)
             log_prob = torch.zeros_like(log_prob)
         tokens.append(token)
         log_probs.append(log_prob)
@@ -203,13 +203,14 @@ class World:
     tools: range = range(0)
     masks_tools: bool = True
     first: int = 0  # number of the first rollout
+    vocabulary: int = VOCABULARY
 
 
 def run(world: World) -> list[Rollout]:
     """The dumps of a run."""
     g = torch.Generator().manual_seed(world.seed)
-    first = Weights.random(g, world.moe)
-    directions = [Weights.random(g, world.moe) for _ in range(world.rollouts + 1)]
+    first = Weights.random(g, world.moe, world.vocabulary)
+    directions = [Weights.random(g, world.moe, world.vocabulary) for _ in range(world.rollouts + 1)]
     history = [first]
     for direction in directions:
         history.append(history[-1].towards(direction, world.learning))
@@ -220,9 +221,9 @@ def _rollout(world: World, r: int, history: list[Weights], g: torch.Generator) -
     version = max(r - r % world.interval - world.late, 0)
     mine, engine = history[r], history[version]
     if r < world.resumed_wrong:
-        engine = Weights.random(torch.Generator().manual_seed(world.seed + 1), world.moe)
+        engine = Weights.random(torch.Generator().manual_seed(world.seed + 1), world.moe, world.vocabulary)
         engine = mine.towards(engine, 0.3)
-    prompts = torch.randint(VOCABULARY, (world.samples,), generator=g)
+    prompts = torch.randint(world.vocabulary, (world.samples,), generator=g)
     model = {name: getattr(world.trainer, name) for name in ("stays", "reads", "confidence")}
     how = replace(world.engine.how, **model)
     setting = replace(world.engine, how=how)

@@ -147,11 +147,15 @@ HEALTHY = [
 ]
 
 
-def found(rollouts):
+def diagnosed(rollouts):
     diagnosis = Diagnosis()
     for rollout in rollouts:
         diagnosis.add(rollout)
-    return {finding.name for finding in diagnosis.findings()}
+    return diagnosis
+
+
+def found(rollouts):
+    return {finding.name for finding in diagnosed(rollouts).findings()}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -248,6 +252,17 @@ def test_policies_that_are_both_sure_of_nearly_every_token_are_healthy(samples, 
     rollouts = run(replace(SMALL, samples=samples, engine=sure, score_temperature=temperature))
     assert torch.cat([r.behavior == 0 for r in rollouts]).float().mean() > 0.25
     assert found(rollouts) == set()
+
+
+@pytest.mark.parametrize("vocabulary", [64, 512])
+@pytest.mark.parametrize("confidence", [0, 2, 6])
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.6, 0.95), (0.8, 0.95), (0.7, 0.9), (1.2, 0.9)])
+def test_top_p_is_found_at_another_temperature_too(temperature, top_p, confidence, vocabulary):
+    setting = engine(temperature=temperature, top_p=top_p)
+    world = replace(setting, vocabulary=vocabulary, trainer=Arithmetic(confidence=confidence))
+    diagnosis = diagnosed(run(world))
+    (only,) = diagnosis.findings()
+    assert only.name == "truncated_sampling" and "temperatures differ besides" in only.evidence
 
 
 def test_every_detector_has_a_planted_fault():

@@ -3,12 +3,14 @@
 What tells the cases apart is exact. If q is the distribution that was drawn from and recorded, the mean of
 the ratio p / q over its tokens is 1 and the mean log-ratio is below 0 (Gibbs), whatever p is. A temperature
 between the two keeps both. Recording another distribution than was drawn from (before temperature) breaks
-both. Top-p and top-k leave p mass outside what was drawn from: every ratio is at most 1, their mean is the
-mass.
+both. Top-p and top-k leave p mass outside what was drawn from: the mean ratio is the mass that is left, m. If
+that is all, the ratio is m in every context and the mean log-ratio is log m; a temperature besides takes it
+further down.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from slime_ext.analysis.document import Finding
@@ -22,7 +24,10 @@ FEWEST = 300  # tokens
 EXPLAINED = 0.5  # share of the variance of l that the probability explains under a temperature
 SURE = 6.0  # standard errors
 SMALL = 0.01  # nats, mean |l| that arithmetic alone may make
-ONE_SIDED, EVEN = 0.7, 0.3  # of top-p: |mean l| over mean |l|; most that the largest 1% of l^2 may hold
+EVEN = 0.3  # of top-p: most that the largest 1% of l^2 may hold
+# Mean l over log m. Beyond the first, something else is off too, such as the temperature; beyond the second,
+# ratios spread so far that their mean is below 1 only because the large ones are rare.
+ALONE, WHOLLY = 1.1, 2.0
 APART = 0.05  # of the entropy
 
 
@@ -45,11 +50,11 @@ def _is_scaled(d: Diagnosis) -> bool:
 
 
 def truncated_sampling(d: Diagnosis) -> Finding | None:
-    """Mean ratio significantly below 1 and hardly a ratio above 1: log-probs renormalised to a part."""
-    mean, distance, excess = d.sums.mean("log_ratio"), d.sums.mean("absolute"), d.evidence.means["excess"]
-    if not distance or d.sums["finite"] < FEWEST or mean > -SMALL or mean > -ONE_SIDED * distance:
+    """Mean ratio significantly below 1, and a mean log-ratio that fits it: renormalised to a part."""
+    mean, excess = d.sums.mean("log_ratio"), d.evidence.means["excess"]
+    if mean is None or d.sums["finite"] < FEWEST or mean > -SMALL:
         return None
-    if excess.z > -SURE or d.evidence.top_share > EVEN:
+    if excess.z > -SURE or d.evidence.top_share > EVEN or mean < WHOLLY * math.log1p(excess.value):
         return None
     return Finding(
         name="truncated_sampling",
@@ -59,12 +64,21 @@ def truncated_sampling(d: Diagnosis) -> Finding | None:
             f"{share(d.evidence.counts['below'], d.sums['finite'])} of the tokens are less likely for the "
             f"trainer, {share(d.evidence.counts['above'], d.sums['finite'])} more. The mean ratio is "
             f"{1 + excess.value:.4f} ± {excess.error:.1g} instead of 1: the probability mass that was "
-            "sampled from."
+            f"sampled from.{_besides(mean, math.log1p(excess.value))}"
         ),
         fix=(
             "Sample with --rollout-top-p 1 --rollout-top-k -1, or replay the sampling mask in the trainer "
-            "(slime: rollout_top_p_token_ids). Min-p and penalties do the same."
+            "(slime: rollout_top_p_token_ids). Min-p does the same."
         ),
+    )
+
+
+def _besides(mean: float, expected: float) -> str:
+    if mean > ALONE * expected:
+        return ""
+    return (
+        f" That alone would make a mean log-ratio of {nats(expected)}; it is {nats(mean)}: the temperatures "
+        "differ besides. Compare them too (--rollout-temperature, generation_config.json)."
     )
 
 
