@@ -254,6 +254,42 @@ def test_policies_that_are_both_sure_of_nearly_every_token_are_healthy(samples, 
     assert found(rollouts) == set()
 
 
+@pytest.mark.parametrize("temperature", [0.8, 1.2, 1.5])
+@pytest.mark.parametrize("vocabulary", [64, 512])
+@pytest.mark.parametrize(("flat", "confidence"), [(1.0, 0), (1.0, 60), (2.5, 8)])
+@pytest.mark.parametrize(("rollouts", "samples"), [(1, 16), (4, 128)])
+def test_a_temperature_is_found_whatever_the_entropies(
+    rollouts, samples, flat, confidence, vocabulary, temperature
+):
+    setting = replace(engine(temperature=flat * temperature), score_temperature=flat)
+    model = Arithmetic(confidence=confidence)
+    sizes = {"rollouts": rollouts, "samples": samples, "vocabulary": vocabulary}
+    assert found(run(replace(setting, trainer=model, **sizes))) == {"temperature"}
+
+
+@pytest.mark.parametrize("temperature", [0.8, 1.1])
+@pytest.mark.parametrize("vocabulary", [64, 512])
+@pytest.mark.parametrize("confidence", [0, 6])
+def test_log_probs_from_before_the_temperature_are_told_apart(confidence, vocabulary, temperature):
+    setting = engine(temperature=temperature, recorded_temperature=1.0)
+    model = Arithmetic(confidence=confidence)
+    world = replace(setting, vocabulary=vocabulary, trainer=model, score_temperature=temperature)
+    assert found(run(world)) == {"before_temperature"}
+
+
+def test_noise_of_nearly_uniform_policies_is_no_temperature():
+    g = torch.Generator().manual_seed(0)
+    rollouts = []
+    for r in run(SMALL):
+        logits = 0.3 * torch.randn(r.size, 64, generator=g)
+        drawn = logits.softmax(-1).multinomial(1, generator=g)[:, 0]
+        behavior = logits.log_softmax(-1)[torch.arange(r.size), drawn]
+        rollouts.append(
+            replace(r, behavior=behavior, proximal=torch.full((r.size,), 1 / 64).log(), entropy=None)
+        )
+    assert not found(rollouts) & {"temperature", "before_temperature"}
+
+
 @pytest.mark.parametrize("vocabulary", [64, 512])
 @pytest.mark.parametrize("confidence", [0, 2, 6])
 @pytest.mark.parametrize(("temperature", "top_p"), [(0.6, 0.95), (0.8, 0.95), (0.7, 0.9), (1.2, 0.9)])

@@ -14,15 +14,23 @@ import math
 from typing import TYPE_CHECKING
 
 from slime_ext.analysis.document import Finding
-from slime_ext.analysis.findings import FEW, SPOILT, Detector
+from slime_ext.analysis.findings import SPOILT, Detector
 from slime_ext.analysis.findings.words import nats, share
 
 if TYPE_CHECKING:
     from slime_ext.analysis.diagnosis import Diagnosis
 
 FEWEST = 300  # tokens
-EXPLAINED = 0.5  # share of the variance of l that the probability explains under a temperature
+EXPLAINED = 0.35  # share of the variance of l that the probability explains under a temperature
+LOWEST, HIGHEST = 0.2, 5.0  # temperatures; noise looks like one of 0, a few odd tokens like one far off
+LIKELY, LEANS = (
+    2,
+    0.5,
+)  # bins of probability, above 0.56; |mean l| over mean |l| where 3/4 of |l| has one sign
 SURE = 6.0  # standard errors
+DECIDED = (
+    3.0  # standard errors, where it is known that temperatures differ: the sign alone tells of which kind
+)
 SMALL = 0.01  # nats, mean |l| that arithmetic alone may make
 EVEN = 0.3  # of top-p: most that the largest 1% of l^2 may hold
 # Mean l over log m. Beyond the first, something else is off too, such as the temperature; beyond the second,
@@ -43,10 +51,41 @@ def by_probability(d: Diagnosis) -> float:
     return between / within if within > 0 else 0.0
 
 
+def implied_temperature(d: Diagnosis) -> float:
+    """Sampling temperature over the trainer's, to first order: 1 + Var(l) / Cov(l, log q).
+
+    At a temperature T, l = (T - 1) (log q + H) - KL with H the entropy of the context. H is the mean of
+    -log q in it, so Cov(l, log q) = (T - 1) Var(log q + H) and Var(l) = (T - 1)^2 Var(log q + H), however
+    much the entropies of contexts differ. Noise of the sampler's logits makes the tokens likelier that it
+    favours: Cov(l, log q) = -Var(l), a temperature of 0.
+    """
+    count, x, y = (d.curves.column("probability", c) for c in ("count", "x", "log_ratio"))
+    held = count > 0
+    n = count[held]
+    x, y = (x[held] / n).clamp_min(1e-30).log(), y[held] / n
+    x_mean, y_mean = (n * x).sum() / n.sum(), (n * y).sum() / n.sum()
+    covariance = float((n * (x - x_mean) * (y - y_mean)).sum())
+    variance = float(d.curves.column("probability", "squared").sum() - n.sum() * y_mean.square())
+    return 1 + variance / covariance if covariance else math.inf
+
+
+def _leaning(d: Diagnosis) -> float | None:
+    """Mean l over mean |l| of likely tokens: under a temperature of one sign, as log q + H > 0 there."""
+    log_ratio, absolute = (
+        float(d.curves.column("probability", c)[:LIKELY].sum()) for c in ("log_ratio", "absolute")
+    )
+    return log_ratio / absolute if absolute else None
+
+
 def _is_scaled(d: Diagnosis) -> bool:
-    distance = d.sums.mean("absolute") or 0.0
-    is_enough = d.sums["finite"] >= FEWEST and distance >= SMALL
-    return is_enough and d.evidence.top_share < FEW and by_probability(d) >= EXPLAINED
+    """Log-ratios as between two temperatures. With at least ``FEWEST`` tokens the share that chance explains
+    over some 30 bins of probability is below 0.1."""
+    if d.sums["finite"] < FEWEST or (d.sums.mean("absolute") or 0.0) < SMALL:
+        return False
+    temperature, leaning = implied_temperature(d), _leaning(d)
+    if by_probability(d) < EXPLAINED or not LOWEST <= temperature <= HIGHEST:
+        return False
+    return leaning is None or math.copysign(leaning, leaning * (temperature - 1)) >= LEANS
 
 
 def truncated_sampling(d: Diagnosis) -> Finding | None:
@@ -85,7 +124,7 @@ def _besides(mean: float, expected: float) -> str:
 def before_temperature(d: Diagnosis) -> Finding | None:
     """Log-ratio a function of the probability, its mean and that of the ratio above what sampling allows."""
     log_ratio, excess = d.evidence.means["log_ratio"], d.evidence.means["excess"]
-    if not _is_scaled(d) or log_ratio.z < SURE or excess.z < SURE:
+    if not _is_scaled(d) or min(log_ratio.z, excess.z) < DECIDED:
         return None
     return Finding(
         name="before_temperature",
@@ -108,15 +147,15 @@ def temperature(d: Diagnosis) -> Finding | None:
     """Log-ratio a function of the probability, with the means that sampling gives."""
     if not _is_scaled(d):
         return None
-    slope = _slope(d)
-    sharper = "lower" if slope < 0 else "higher"
+    scale = implied_temperature(d)
+    sharper = "lower" if scale < 1 else "higher"
     return Finding(
         name="temperature",
         severity="error",
         title=f"The sampler runs at a {sharper} temperature than the trainer scores with.",
         evidence=(
             f"{share(by_probability(d), 1)} of the variance of the log-ratio follows from the probability of "
-            f"the token alone: {nats(slope)} for each nat of log-probability. Mean |log-ratio| "
+            f"the token alone, as at about {scale:.2g} times the trainer's temperature. Mean |log-ratio| "
             f"{nats(d.sums.mean('absolute'))}."
         ),
         fix=(
@@ -125,17 +164,6 @@ def temperature(d: Diagnosis) -> Finding | None:
             "generation_config.json, reaches the sampler alone."
         ),
     )
-
-
-def _slope(d: Diagnosis) -> float:
-    """Of the log-ratio against the log-probability, over the means of the bins."""
-    count, x, y = (d.curves.column("probability", c) for c in ("count", "x", "log_ratio"))
-    held = count > 0
-    n = count[held]
-    x, y = (x[held] / n).clamp_min(1e-30).log(), y[held] / n
-    x_mean, y_mean = (n * x).sum() / n.sum(), (n * y).sum() / n.sum()
-    spread = (n * (x - x_mean).square()).sum()
-    return float((n * (x - x_mean) * (y - y_mean)).sum() / spread) if spread > 0 else 0.0
 
 
 def unlike_entropy(d: Diagnosis) -> Finding | None:
