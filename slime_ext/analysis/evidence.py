@@ -23,6 +23,7 @@ EXACT = 1e-4  # nats; what arithmetic alone does to equal log-probs stays below
 UNLIKELY = -2.0  # nats; top-p above 0.14 leaves nothing that unlikely alone
 CLOSER = 0.5  # a shift explains a difference when it takes away half of it,
 SURE = 3.0  # and, in one sequence, when that is this many standard errors
+SURE_OF = -0.01  # nats; a policy that is so sure is mostly not so sure that its log-prob is exactly 0
 DOUBTED = -0.25  # nats; where one side is sure in bfloat16, rounding alone leaves the other above
 TOP = 0.01  # the share of tokens whose part in sum l^2 is remembered
 
@@ -96,7 +97,7 @@ class Seen(NamedTuple):
     median: float  # of |l|
 
 
-COUNTS = ("above", "below", "zeros", "doubted", "padded", "positive", "silent", "partial")
+COUNTS = ("above", "below", "zeros", "doubted", "filled", "sure", "padded", "positive", "silent", "partial")
 
 
 @dataclass
@@ -104,7 +105,8 @@ class Evidence:
     """Of a run.
 
     ``above`` and ``below`` count tokens with l beyond +-1e-4, ``zeros`` behavior log-probs that are exactly
-    0, ``doubted`` those of them with a trainer's log-prob below -0.25, ``padded`` response tokens whose
+    0, ``doubted`` those of them with a trainer's log-prob below -0.25, ``filled`` those with one below -2,
+    ``sure`` tokens with such a one and a behavior log-prob above -0.01 but not 0, ``padded`` tokens whose
     behavior log-prob is exactly 0 beside another such while the trainer finds them unlikely, ``positive``
     log-probs above 0, ``silent`` sequences without any behavior log-prob, ``partial`` those that lack some.
     ``shifts`` holds count, sum |proximal_t - behavior_(t + shift)|, and sum |l| of the same tokens t and t +
@@ -200,6 +202,8 @@ def _counts(part: Rollout) -> dict[str, int]:
         "below": found < -EXACT,
         "zeros": zero & part.finite,
         "doubted": zero & part.finite & (part.proximal < DOUBTED),
+        "filled": zero & part.finite & (part.proximal < UNLIKELY),
+        "sure": part.finite & ~zero & (part.behavior > SURE_OF) & (part.proximal < UNLIKELY),
         "padded": beside & (part.proximal < UNLIKELY) if part.size else zero,
         "positive": mask & (part.behavior > EXACT) & (part.behavior < torch.inf),
         "silent": (length > 0) & (finite == 0),

@@ -301,6 +301,16 @@ def test_top_p_is_found_at_another_temperature_too(temperature, top_p, confidenc
     assert only.name == "truncated_sampling" and "temperatures differ besides" in only.evidence
 
 
+@pytest.mark.parametrize("samples", [4, 16, 128])
+@pytest.mark.parametrize("confidence", [0, 6, 60])
+def test_single_tokens_of_tools_in_the_mask_are_found(confidence, samples):
+    model = Arithmetic(confidence=confidence)
+    apart = range(5, 64, 17)
+    world = replace(SMALL, samples=samples, trainer=model, tools=apart, masks_tools=False)
+    assert found(run(world)) == {"tool_tokens"}
+    assert found(run(replace(world, masks_tools=True))) == set()
+
+
 def test_every_detector_has_a_planted_fault():
     assert {detector.name for detector in detectors()} == set().union(
         *(names for *_, names in FAULTS.values())

@@ -11,21 +11,34 @@ from slime_ext.analysis.findings.words import share
 if TYPE_CHECKING:
     from slime_ext.analysis.diagnosis import Diagnosis
 
-FEWEST, LEAST = 4, 5e-4  # tokens, and their share
+FEWEST, LEAST = 4, 5e-4  # tokens in runs, and their share
+ALONE = (
+    5e-3  # share of tokens that may stand alone: one of them may be an engine that errs and is sure of it,
+)
+EXACT = 0.9  # which is then mostly nearly sure, not exactly
+
+
+def _are_filled_in(d: Diagnosis) -> bool:
+    """Zeros in runs, which sampling does not make, or a share of single ones with next to nothing near 0."""
+    counts, tokens = d.evidence.counts, d.sums["tokens"]
+    if counts["padded"] >= max(FEWEST, LEAST * tokens):
+        return True
+    is_exact = counts["filled"] >= EXACT * (counts["filled"] + counts["sure"])
+    return is_exact and counts["filled"] >= max(FEWEST, ALONE * tokens)
 
 
 def tool_tokens(d: Diagnosis) -> Finding | None:
-    """Runs of response tokens whose log-prob was filled in with 0."""
-    padded = d.evidence.counts["padded"]
-    if padded < max(FEWEST, LEAST * d.sums["tokens"]):
+    """Response tokens whose log-prob was filled in with 0."""
+    if not _are_filled_in(d):
         return None
+    filled = d.evidence.counts["filled"]
     return Finding(
         name="tool_tokens",
         severity="error",
         title="Tokens that the policy did not sample are trained on.",
         evidence=(
-            f"{padded} response tokens ({share(padded, d.sums['tokens'])}) stand in runs whose recorded "
-            "log-prob is exactly 0 while the trainer finds them unlikely: filled in, not sampled."
+            f"The recorded log-prob of {filled} response tokens ({share(filled, d.sums['tokens'])}) is "
+            "exactly 0 while the trainer finds them unlikely: filled in, not sampled."
         ),
         fix=(
             "Tool output and environment turns belong outside the loss: set sample.loss_mask to 0 at these "
