@@ -43,7 +43,9 @@ def position_drift(d: Diagnosis) -> Finding | None:
         fix=(
             "Errors that add up: a KV cache in fp8, other rotary settings (base, scaling, maximum length) "
             "or a sliding window in the engine, recurrent layers in low precision. Sequence-level ratios "
-            "suffer most: prefer geometric or token corrections."
+            "suffer most: prefer geometric or token corrections. A repetition, presence or frequency "
+            "penalty in sampling_params looks alike, as it reaches more tokens the longer a response gets: "
+            "turn it off."
         ),
     )
 
