@@ -144,6 +144,10 @@ HEALTHY = [
     replace(SMALL, engine=replace(BF, how=Arithmetic(activations=BF16, cache=BF16))),
     replace(SMALL, rollouts=10, samples=64, learning=0.006),
     replace(SMALL, samples=24, length=48, rollouts=3),
+    replace(SMALL, samples=4, rollouts=1, vocabulary=512),
+    replace(SMALL, samples=128, vocabulary=512, tools=range(5, 64, 17)),
+    replace(SMALL, engine=replace(BF, temperature=50.0), score_temperature=50.0),
+    replace(SMALL, samples=4, length=400, late=1, vocabulary=512),
 ]
 
 
