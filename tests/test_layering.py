@@ -15,6 +15,7 @@ RANK = {
     "errors": 0,
     "lazily": 1,
     "given": 0,
+    "mappings": 1,
     "ops": 1,
     "facts": 2,
     "objectives": 2,

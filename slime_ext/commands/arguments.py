@@ -12,11 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import yaml
-
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract
 from slime_ext.host.functions import flag_of
+from slime_ext.mappings import read_yaml, text_of
 
 VALUES = {
     "eps_clip": float,
@@ -63,12 +62,7 @@ def read_mapping(path: str) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, is not YAML, or holds something else.
     """
-    try:
-        found = yaml.safe_load(text_of(path))
-    except yaml.YAMLError as error:
-        where, what = getattr(error, "problem_mark", None), getattr(error, "problem", error.args[-1])
-        line = f"line {where.line + 1}" if where else "it"
-        raise ConfigError(f"{path}: expected YAML, got an error at {line}: {what}") from None
+    found = read_yaml(path)
     if not isinstance(found, dict):
         raise ConfigError(
             f"{path}: expected a mapping, got {type(found).__name__}: see the files in configs/"
@@ -77,20 +71,6 @@ def read_mapping(path: str) -> dict[str, Any]:
         if not isinstance(key, str):
             raise ConfigError(f"{path}: expected names as keys, got {key!r}: see the files in configs/")
     return found
-
-
-def text_of(path: str) -> str:
-    """What a file says.
-
-    Raises:
-        ConfigError: it cannot be read, or is no text.
-    """
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: expected a readable file, got {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: expected text in UTF-8, got {error.reason} at {error.start}") from None
 
 
 def is_script(path: str) -> bool:

@@ -212,7 +212,7 @@ def test_the_command_line_wins_over_the_config_file(tmp_path):
         ("lr: [1, 2]", "expected one value"),
         ("seed: 1.5", "--seed: expected an integer"),
         ("- lr", "expected a mapping"),
-        ("a: [", "got a syntax error at line"),
+        ("a: [", "expected YAML, got an error at line"),
         ("lr: 1\nseed: 2\nlr: 3", "expected each key once, got 'lr' twice"),
     ],
 )

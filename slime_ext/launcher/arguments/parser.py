@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.launcher.arguments import elsewhere, model, rollout, running, training
 from slime_ext.launcher.arguments.flags import Flag, integer, number
+from slime_ext.mappings import read_yaml
 
 GROUPS: dict[str, tuple[Flag, ...]] = {
     "model": model.MODEL,
@@ -103,28 +103,7 @@ def _take_elsewhere(args: argparse.Namespace) -> list[str]:
 
 def read_mapping(path: str, flag: str) -> dict[str, Any]:
     """The mapping in a YAML file; `flag` is named in errors."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """SafeLoader lets the last of two equal keys win."""
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            if twice := next((key for i, key in enumerate(keys) if key in keys[:i]), None):
-                line = node.start_mark.line + 1
-                raise ConfigError(
-                    f"{flag} {path}: expected each key once, got '{twice}' twice (mapping at line {line})"
-                )
-            return super().construct_mapping(node, deep)
-
-    try:
-        data = yaml.load(Path(path).read_text(encoding="utf-8"), Loader)
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: expected a readable file, got {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        at = "" if line is None else f" at line {line + 1}"
-        raise ConfigError(f"{flag} {path}: expected YAML, got a syntax error{at}") from error
+    data = read_yaml(path, f"{flag} {path}")
     if not isinstance(data, dict | None):
         raise ConfigError(f"{flag} {path}: expected a mapping of keys to values, got a {type(data).__name__}")
     return data or {}

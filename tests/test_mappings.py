@@ -1,0 +1,62 @@
+"""YAML files: one reader behind every command, and one line for what is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_ext import cli
+from slime_ext.errors import ConfigError
+from slime_ext.launcher.arguments.parser import read_mapping as read_for_train
+from slime_ext.mappings import read_yaml
+
+NO_VALUE = "expected YAML, got a value that is none of its type: "
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: 1\na: 2", "expected each key once, got 'a' twice (mapping at line 1)"),
+        ("a:\n  b: 1\n  b: 2", "expected each key once, got 'b' twice (mapping at line 2)"),
+        ("{0: 1, 0: 2}", "expected each key once, got '0' twice"),
+        ("a: [", "expected YAML, got an error at line 1"),
+        ("a: 2024-13-45", NO_VALUE + "month must be in 1..12"),
+        ("a: 0b_", NO_VALUE + "invalid literal"),
+        ("a: !!int abc", NO_VALUE + "invalid literal"),
+        ("a: !!int ''", NO_VALUE),
+        ("a: !!float abc", NO_VALUE + "could not convert"),
+        ("a: !!bool abc", NO_VALUE + "'abc'"),
+        ("a: !!timestamp abc", NO_VALUE),
+        ("a: " + "9" * 5000, NO_VALUE + "Exceeds the limit"),
+        ("[" * 3000, "expected YAML, got brackets that are nested too deep"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_what_cannot_be_read_is_one_line_with_the_file(tmp_path, text, line):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    for read, where in ((read_yaml, path), (lambda p: read_for_train(p, "--config"), f"--config {path}")):
+        with pytest.raises(ConfigError) as caught:
+            read(str(path))
+        assert str(caught.value).startswith(f"{where}: ") and line in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("{a: 1, b: {a: 1}}", {"a": 1, "b": {"a": 1}}),
+        ("x: &x {a: 1}\ny: {<<: *x, a: 2}", {"x": {"a": 1}, "y": {"a": 2}}),
+        ('{"a": [1]}', {"a": [1]}),
+        ("", None),
+    ],
+)
+def test_what_can_be_read(tmp_path, text, found):
+    (tmp_path / "c.yaml").write_text(text)
+    assert read_yaml(str(tmp_path / "c.yaml")) == found
+
+
+@pytest.mark.parametrize("words", [["check"], ["convert", "--from", "verl"]])
+def test_the_commands_refuse_a_key_that_is_there_twice(capsys, tmp_path, words):
+    (tmp_path / "c.yaml").write_text("slime_ext: {preset: geo_rs}\nslime_ext: {preset: m2}")
+    assert cli.main([*words, str(tmp_path / "c.yaml")]) != 0
+    assert "expected each key once, got 'slime_ext' twice" in capsys.readouterr().err
