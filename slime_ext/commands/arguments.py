@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import os
-import re
-import shlex
-from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from slime_ext.commands.script import forbid_unused_arrays, is_script, words_of
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract
 from slime_ext.host.functions import flag_of
@@ -43,13 +39,6 @@ SWITCHES = (
     "use_dynamic_global_batch_size",
     "no_gradient_accumulation_fusion",
 )
-ASSIGNMENT = re.compile(
-    r"^\s*(?:(?:export|readonly|local|declare)\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|[^\s;]*)\s*;?(?:\s*#.*)?$"
-)
-REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
-ARRAY = re.compile(r"^\w+\+?=\(")
-SCRIPT = (".sh", ".bash", "")
-QUOTED = 100  # lines that one quote may span
 # What decides whether anything of ours runs; a misspelling of it is one that slime passes over.
 DECISIVE = (*contract.OURS, "custom_tis_function_path", "custom_config_path", *SWITCHES[:2], "tis_clip_low")
 ALIKE = (*contract.CALLS, "custom_agent_function_path")  # arguments of slime and miles that look like those
@@ -73,11 +62,6 @@ def read_mapping(path: str) -> dict[str, Any]:
     return found
 
 
-def is_script(path: str) -> bool:
-    """Whether a file is a launch script rather than a mapping."""
-    return Path(path).suffix in SCRIPT
-
-
 def read_arguments(path: str) -> Arguments:
     """The arguments by dest name that a launch script or a file of arguments gives; the rest is left out.
 
@@ -88,7 +72,9 @@ def read_arguments(path: str) -> Arguments:
         return {
             k: v for k, v in read_mapping(path).items() if k in VALUES or k in SWITCHES or k == "slime_ext"
         }
-    return _of_words(path, words_of(path, text_of(path)))
+    text = text_of(path)
+    forbid_unused_arrays(path, text, lambda flag: flag in map(flag_of, DECISIVE))
+    return _of_words(path, words_of(path, text))
 
 
 def namespace(arguments: Arguments) -> SimpleNamespace:
@@ -96,76 +82,40 @@ def namespace(arguments: Arguments) -> SimpleNamespace:
     return SimpleNamespace(**arguments)
 
 
-def words_of(path: str, text: str) -> list[str]:
-    """Shell words of a script without comments and array brackets; variables that are known replaced."""
-    lines = _substituted(text, _variables(path, text)).replace("\\\n", " ").splitlines()
-    bare = [re.sub(r"(^|\s)#.*", "", line) for line in lines]
-    return [ARRAY.sub("", word).lstrip("(").rstrip(");") for word in _split(bare)]
-
-
-def _split(lines: Sequence[str]) -> Iterator[str]:
-    """Shell words; a quote is read to its end, a line with one that has no end is left out."""
-    begin = 0
-    while begin < len(lines):
-        begin, words = begin + 1, []
-        for stop in range(begin, min(begin + QUOTED, len(lines) + 1)):
-            try:
-                words = shlex.split("\n".join(lines[begin - 1 : stop]))
-            except ValueError:
-                continue
-            begin = stop
-            break
-        yield from words
-
-
-def _variables(path: str, text: str) -> dict[str, str]:
-    """What the script assigns to names, each value with the names before it put in."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        if match := ASSIGNMENT.match(line):
-            name, value = match[1], match[2].strip("\"'")
-            found[name] = _substituted(value, found)
-        elif "BASH_SOURCE" in line and "=" in line:  # its own folder, the way slime's scripts find it
-            found[line.partition("=")[0].split()[-1]] = str(Path(path).resolve().parent)
-    return found
-
-
-def _substituted(text: str, known: dict[str, str]) -> str:
-    def value(match: re.Match[str]) -> str:
-        name, default = match[1] or match[2], match[3]
-        return known.get(name) or os.environ.get(name) or (match[0] if default is None else default)
-
-    return REFERENCE.sub(value, text)
-
-
 def _of_words(path: str, words: list[str]) -> Arguments:
     found: Arguments = {}
     for word, after in pairwise([*words, ""]):
         flag, _, attached = word.partition("=")
-        dest = flag.removeprefix("--").replace("-", "_")
         if not flag.startswith("--"):
             continue
+        forbid_misspelt(path, flag)
+        dest = _dest_of(flag)
         if dest in SWITCHES:
             found[dest] = True
         elif dest in VALUES:
             found[dest] = _value(path, flag, VALUES[dest], attached or after)
-        else:
-            forbid_misspelt(path, flag)
     return found
 
 
 def forbid_misspelt(path: str, name: str) -> None:
-    """Stops at a flag, or a key of a file, that is nearly one of those that decide whether ours runs.
+    """Stops at a flag, or a key of a file, that is nearly one of those that decide whether ours runs, or one
+    that is read here with dashes for underscores, or the reverse.
 
     Raises:
         ConfigError: with the right name.
     """
-    dest = name.removeprefix("--").replace("-", "_")
-    if dest in (*VALUES, *SWITCHES, *ALIKE):
-        return
-    if near := difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=0.85):
-        right = flag_of(near[0]) if name.startswith("--") else near[0]
-        raise ConfigError(f"{path}: expected {right}, got {name}: slime passes over a name it does not know")
+    dest = _dest_of(name)
+    known = dest in (*VALUES, *SWITCHES, *ALIKE)
+    near = [dest] if known else difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=0.85)
+    for right in (flag_of(dest) if name.startswith("--") else dest for dest in near):
+        if name != right:
+            raise ConfigError(
+                f"{path}: expected {right}, got {name}: slime passes over a name it does not know"
+            )
+
+
+def _dest_of(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def _value(path: str, flag: str, kind: type, text: str) -> Any:

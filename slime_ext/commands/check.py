@@ -18,12 +18,12 @@ from slime_ext.commands.arguments import (
     VALUES,
     Arguments,
     forbid_misspelt,
-    is_script,
     namespace,
     read_arguments,
     read_mapping,
 )
 from slime_ext.commands.output import console, needs
+from slime_ext.commands.script import is_script
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
 from slime_ext.given import Given
 from slime_ext.host import contract

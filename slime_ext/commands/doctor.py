@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from slime_ext.commands import installed, light
-from slime_ext.commands.arguments import Arguments, is_script, words_of
+from slime_ext.commands.arguments import Arguments
 from slime_ext.commands.check import check, gathered
 from slime_ext.commands.installed import Part
 from slime_ext.commands.output import console
+from slime_ext.commands.script import is_script, words_of
 from slime_ext.errors import SlimeExtError
 from slime_ext.mappings import text_of
 

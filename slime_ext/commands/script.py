@@ -1,0 +1,118 @@
+"""Launch scripts as a shell reads them, as far as that can be told without running them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from slime_ext.errors import ConfigError
+
+ASSIGNMENT = re.compile(
+    r"^\s*(?:(?:export|readonly|local|declare)\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|[^\s;]*)\s*;?(?:\s*#.*)?$"
+)
+REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
+ARRAY = re.compile(r"^(\w+)\+?=\(")
+LAUNCHES = ("train.py", "train_async.py", "slime-ext")
+SCRIPT = (".sh", ".bash", "")
+SAYS = ("echo", "printf")  # what a script only says
+ELSEWHERE = set(";|&>")  # what may carry it elsewhere
+QUOTED = 100  # lines that one quote may span
+
+
+def is_script(path: str) -> bool:
+    """Whether a file is a launch script rather than a mapping."""
+    return Path(path).suffix in SCRIPT
+
+
+def words_of(path: str, text: str) -> list[str]:
+    """Shell words of a script without comments and array brackets; variables that are known replaced."""
+    return [_bare(word) for word in _words(path, text)]
+
+
+def forbid_unused_arrays(path: str, text: str, acts: Callable[[str], bool]) -> None:
+    """Stops at an array of flags that a script with a launch never looks at.
+
+    Args:
+        acts: whether a flag is one that has to reach the launch.
+
+    Raises:
+        ConfigError: naming the array.
+    """
+    words = _words(path, text)
+    if not any(Path(_bare(word)).name in LAUNCHES for word in words):
+        return
+    said = "\n".join(_lines(text))
+    for name in dict.fromkeys(name for name, word in _array_words(words) if acts(word.partition("=")[0])):
+        if not re.search(rf"\b{name}\b(?!\+?=)", said):
+            raise ConfigError(
+                f'{path}: {name}: expected "${{{name}[@]}}" in the launch, got none: its flags reach nothing'
+            )
+
+
+def _array_words(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(array, word) for what lies in the brackets of an array."""
+    name = ""
+    for word in words:
+        if match := ARRAY.match(word):
+            name = match[1]
+        if name:
+            yield name, _bare(word)
+        if word.endswith((")", ");")):
+            name = ""
+
+
+def _bare(word: str) -> str:
+    return ARRAY.sub("", word).lstrip("(").rstrip(");")
+
+
+def _words(path: str, text: str) -> list[str]:
+    known = _variables(path, text)
+    return list(_split([_substituted(line, known) for line in _lines(text)]))
+
+
+def _lines(text: str) -> list[str]:
+    """Lines with those that go on joined, without comments."""
+    return [re.sub(r"(^|\s)#.*", "", line) for line in text.replace("\\\n", " ").splitlines()]
+
+
+def _split(lines: Sequence[str]) -> Iterator[str]:
+    """Shell words; a quote is read to its end, a line with one that has no end is left out."""
+    begin = 0
+    while begin < len(lines):
+        begin, words = begin + 1, []
+        for stop in range(begin, min(begin + QUOTED, len(lines) + 1)):
+            try:
+                words = shlex.split("\n".join(lines[begin - 1 : stop]))
+            except ValueError:
+                continue
+            begin = stop
+            break
+        if not _is_said(words):
+            yield from words
+
+
+def _is_said(words: Sequence[str]) -> bool:
+    return bool(words) and words[0] in SAYS and not ELSEWHERE & set("".join(words))
+
+
+def _variables(path: str, text: str) -> dict[str, str]:
+    """What the script assigns to names, each value with the names before it put in."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if match := ASSIGNMENT.match(line):
+            name, value = match[1], match[2].strip("\"'")
+            found[name] = _substituted(value, found)
+        elif "BASH_SOURCE" in line and "=" in line:  # its own folder, the way slime's scripts find it
+            found[line.partition("=")[0].split()[-1]] = str(Path(path).resolve().parent)
+    return found
+
+
+def _substituted(text: str, known: dict[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        name, default = match[1] or match[2], match[3]
+        return known.get(name) or os.environ.get(name) or (match[0] if default is None else default)
+
+    return REFERENCE.sub(value, text)
