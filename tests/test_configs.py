@@ -128,6 +128,16 @@ TARGET = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0
             {"eps_clip": 0.2, "eps_clip_high": 0.28},
             "fireworks.eps_clip_high: expected 0.28",
         ),
+        (
+            {"fireworks": {"eps_clip": 0.2}},
+            {"eps_clip": 0.2, "eps_clip_high": 0.28},
+            "fireworks.eps_clip_high: expected 0.28, the --eps-clip-high of this run, got 0.2",
+        ),
+        (
+            {"fireworks": {"eps_clip": 0.1234567}},
+            {"eps_clip": 0.1234568},
+            "fireworks.eps_clip: expected 0.1234568, the --eps-clip of this run, got 0.1234567",
+        ),
     ],
 )
 def test_rules_between_a_correction_and_the_arguments(mapping, args, line):
@@ -149,6 +159,9 @@ def test_rules_between_a_correction_and_the_arguments(mapping, args, line):
         (TARGET, {"num_steps_per_rollout": 4, "use_tis": False}),
         ({"surrogate": "reinforce"}, {"advantage_estimator": "gspo", "use_tis": False}),
         ({"surrogate": "reinforce"}, {"use_opsm": True, "use_tis": False}),
+        ({"fireworks": {"eps_clip": 0.2, "eps_clip_high": 0.28}}, {"eps_clip": 0.2, "eps_clip_high": 0.28}),
+        ({"skyrl": {"use_tis": False, "tis_imp_ratio_cap": None}}, {}),
+        ({"skyrl": {"geo_mask_low": None}}, {}),
     ],
 )
 def test_arguments_that_agree_are_let_through(mapping, args):

@@ -55,7 +55,7 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
             note, 100, initial_indent="# note: ", subsequent_indent="#   ", break_on_hyphens=False
         )
     ]
-    flags = [f"# needs: --{key.replace('_', '-')} {value:g}" for key, value in reading.args.items()]
+    flags = [f"# needs: --{key.replace('_', '-')} {value!r}" for key, value in reading.args.items()]
     use = reading.mapping.get("steps", ()) or reading.mapping.get("numerator") == "target"
     switches = {"use_tis": True} if use else {"use_tis": False, "get_mismatch_metrics": True}
     if plan:

@@ -125,7 +125,7 @@ def _same_as_args(key: str, value: float, args: Any) -> None:
     if host is not None and abs(host - value) > 1e-12:
         flag = f"--{key.replace('_', '-')}"
         raise ConfigError(
-            f"slime_ext.fireworks.{key}: expected {host:g}, the {flag} of this run, got {value:g}: "
+            f"slime_ext.fireworks.{key}: expected {host!r}, the {flag} of this run, got {value!r}: "
             "the host clips by its flag; make them agree"
         )
 

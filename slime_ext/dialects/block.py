@@ -61,6 +61,13 @@ class Block:
             self.refuse(key, f"a number >= {least:g}", SHRINK if least == 1 else "")
         return found
 
+    def given(self, key: str, default: float, *, least: float | None = None) -> float:
+        """A number for which null cannot stand; the default where the key is absent."""
+        found = self.number(key, default, least=least)
+        if found is None:
+            self.refuse(key, "a number")
+        return found
+
     def positive(self, key: str, default: float | None = None) -> float | None:
         """A number above 0."""
         found = self.number(key, default)
@@ -105,7 +112,7 @@ class Block:
 def as_number(value: Any) -> float | None:
     """A finite float, or None. Text counts, booleans do not, nor what Python alone reads as a number.
 
-    >>> as_number("1e-4"), as_number(True), as_number("two"), as_number("nan"), as_number("1_0")
+    >>> as_number("1e-4"), as_number(True), as_number("two"), as_number("nan"), as_number(10**400)
     (0.0001, None, None, None, None)
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -114,7 +121,7 @@ def as_number(value: Any) -> float | None:
         return None
     try:
         found = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return found if math.isfinite(found) else None
 

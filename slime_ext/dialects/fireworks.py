@@ -30,7 +30,7 @@ def read(block: Block) -> Reading:
 
 def _tis_config(block: Block) -> Reading:
     level = block.choice("level", LEVELS, "token") or "token"
-    cap = block.number("cap", 5.0, least=1)
+    cap = block.given("cap", 5.0, least=1)
     band = block.number("icepop_threshold", least=1)
     if band is not None and level != "token":
         block.refuse("icepop_threshold", "null at level sequence", "the cookbook has it for tokens only")
@@ -42,9 +42,10 @@ def _tis_config(block: Block) -> Reading:
 
 def _is_config(block: Block) -> Reading:
     level = block.choice("tis_level", LEVELS, "token") or "token"
-    clip = {"eps_clip": block.number("eps_clip"), "eps_clip_high": block.number("eps_clip_high")}
+    low, high = block.number("eps_clip"), block.number("eps_clip_high")
+    clip = {"eps_clip": low, "eps_clip_high": low if high is None else high}
     args = {key: value for key, value in clip.items() if value is not None}
-    return Reading(_native(_weights(level, block.number("tis_cap", 5.0, least=1))), _notes(level), args)
+    return Reading(_native(_weights(level, block.given("tis_cap", 5.0, least=1))), _notes(level), args)
 
 
 def _weights(level: str, cap: float) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ def _flat(block: Block) -> Block:
 def _deprecated(block: Block) -> tuple[tuple[str, ...], float | None]:
     """Notes, and the cap of ``use_tis``, which wins over the new keys as in SkyRL."""
     if not block.flag("use_tis"):
-        if block.number("tis_imp_ratio_cap", -1.0) > 0:
+        if (block.number("tis_imp_ratio_cap") or 0) > 0:
             block.refuse("tis_imp_ratio_cap", "use_tis: true beside it", "SkyRL ignores it otherwise")
         return (), None
     block.required("tis_imp_ratio_cap", "SkyRL's default -1 would make every weight -1")
@@ -104,7 +104,7 @@ def _weights(block: Block, scope: dict[str, str], pair: float | None) -> list[di
     level = "token" if pair is not None else block.choice("tis_ratio_type", tuple(CAPS))
     if level is None:
         return []
-    cap = block.number(*CAPS[level], least=1) if pair is None else pair
+    cap = block.given(*CAPS[level], least=1) if pair is None else pair
     scope = scope if level == "sequence" else {}
     return [{"reweight": {"level": level, **scope}}, {"truncate": {"high": cap}}]
 
@@ -114,5 +114,5 @@ def _sequence_mask(block: Block, scope: dict[str, str]) -> list[dict[str, Any]]:
     if metric is None:
         return []
     stem, aggregate, low, high = MASKS[metric]
-    low, high = block.number(f"{stem}_low", low), block.number(f"{stem}_high", high)
+    low, high = block.given(f"{stem}_low", low), block.given(f"{stem}_high", high)
     return [reject("sequence", aggregate, *block.interval(f"{stem}_low", low, high), **scope)]
