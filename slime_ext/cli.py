@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "patch": ("slime_ext.patching.main:main", "cur_log_probs and staleness for a slime or miles checkout"),
 }
-USER_ERROR, INTERRUPTED = 2, 130
+USER_ERROR, INTERRUPTED, UNREAD = 2, 130, 1  # the last as rich has it
 
 
 def usage() -> str:
@@ -33,7 +36,18 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command named first; a user's mistake is one line on stderr and exit status 2."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may have letters that a terminal has not
+    try:
+        try:
+            return _answer(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            _flush()
+    except OSError as error:
+        return _without_output(error)
+
+
+def _answer(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0
@@ -51,10 +65,30 @@ def _run(name: str, argv: list[str]) -> int:
         known = ", ".join(COMMANDS)
         near = did_you_mean(name, COMMANDS) or f": one of {known}"
         raise ConfigError(f"command line: expected a command, got '{name}'{near}")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # functions that flags name may lie in the working directory, as with slime
+    with contextlib.suppress(OSError):  # the working directory is gone
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.append(here)  # functions that flags name may lie there, as with slime
     module, _, function = COMMANDS[name][0].partition(":")
     return int(getattr(importlib.import_module(module), function)(argv) or 0)
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # as where a shell closed it
+        sys.stdout.flush()
+
+
+def _without_output(error: OSError) -> int:
+    """The status where standard output takes no more; any other error is raised again."""
+    try:
+        print(flush=True)  # what failed before may have been another file
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+    else:
+        raise error
+    if isinstance(error, BrokenPipeError):
+        return UNREAD
+    print(f"slime-ext: standard output: expected room to write, got {error.strerror}", file=sys.stderr)
+    return USER_ERROR
 
 
 if __name__ == "__main__":

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from slime_ext import cli
 from slime_ext.errors import ConfigError
 
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "configs/modes/stale.yaml"
 HEAVY = ("torch", "pydantic", "rich", "numpy", "yaml", "transformers")
 
 
@@ -63,3 +67,61 @@ def test_ctrl_c_is_130(monkeypatch):
 def test_a_mistyped_command_names_the_nearest(capsys):
     assert cli.main(["trian"]) == 2
     assert "did you mean 'train'?" in capsys.readouterr().err
+
+
+def _run(words, cwd=None, **env):
+    code = f"import sys; from slime_ext import cli; sys.exit(cli.main({words!r}))"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "", **env}
+    return [sys.executable, "-c", code], {"env": environ, "cwd": cwd, "text": True}
+
+
+PRINTING = [["--help"], ["presets"], ["presets", "geo_rs"], ["check", "--help"], ["check", str(CONFIG)]]
+
+
+@pytest.mark.parametrize("words", PRINTING, ids=str)
+def test_a_pipe_that_nobody_reads_ends_the_command_without_a_word(words):
+    command, how = _run(words)
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, **how, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("words", PRINTING, ids=str)
+def test_a_full_disk_is_one_line(words):
+    command, how = _run(words)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, **how, check=False)
+    line = "slime-ext: standard output: expected room to write, got No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, line)
+
+
+def test_an_error_of_another_file_is_no_matter_of_the_output(monkeypatch):
+    def fail(argv):
+        raise BrokenPipeError
+
+    _command(monkeypatch, fail)
+    with pytest.raises(BrokenPipeError):
+        cli.main(["stand-in"])
+
+
+def test_a_name_that_the_output_has_no_letters_for_is_escaped(tmp_path):
+    path = tmp_path / "日本.yaml"
+    path.write_text("slime_ext: {preset: geo_rs}")
+    command, how = _run(["check", str(path)], PYTHONIOENCODING="ascii", COLUMNS="300")
+    done = subprocess.run(command, capture_output=True, **how, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and r"\u65e5\u672c.yaml" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [(["presets"], 0, ""), (["check", str(CONFIG)], 0, ""), (["check", "c.yaml"], 1, "readable file")],
+    ids=str,
+)
+def test_a_working_directory_that_is_gone_is_none_to_look_in(tmp_path, words, status, said):
+    command, how = _run(words)
+    gone = f"import os, sys; os.rmdir({str(tmp_path)!r}); os.execv(sys.executable, {command!r})"
+    done = subprocess.run([sys.executable, "-c", gone], capture_output=True, **how | {"cwd": tmp_path})
+    assert done.returncode == status and "Traceback" not in done.stderr and said in done.stderr

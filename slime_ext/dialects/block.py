@@ -112,8 +112,9 @@ class Block:
 def as_number(value: Any) -> float | None:
     """A finite float, or None. Text counts, booleans do not, nor what Python alone reads as a number.
 
-    >>> as_number("1e-4"), as_number(True), as_number("two"), as_number("nan"), as_number(10**400)
+    >>> as_number("1e-4"), as_number(True), as_number("two"), as_number("nan"), as_number("1_0")
     (0.0001, None, None, None, None)
+    >>> as_number(10**400)  # more than a float can be
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
