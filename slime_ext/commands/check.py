@@ -91,6 +91,7 @@ def gathered(path: str, args_path: str | None = None) -> Arguments:
     """
     arguments = read_arguments(args_path) if args_path else {}
     arguments |= read_arguments(path) if is_script(path) else _of_yaml(path)
+    check_flags(namespace(arguments), ())
     if "slime_ext" not in arguments and (beside := arguments.get("custom_config_path")):
         arguments |= _of_yaml(_found(beside, args_path or path))
     return arguments

@@ -8,6 +8,7 @@ the host has.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,8 @@ class Rule:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_one and (abs(value) <= sys.float_info.max or value in (math.inf, -math.inf))
 
 
 def _is_count(value: Any) -> bool:
@@ -41,11 +43,25 @@ def _is_count(value: Any) -> bool:
 KINDS = {
     "a number (YAML reads 1e-4 as text; write 1.0e-4)": (
         _is_number,
-        ("eps_clip", "eps_clip_high", "tis_clip", "tis_clip_low"),
+        (
+            "eps_clip",
+            "eps_clip_high",
+            "tis_clip",
+            "tis_clip_low",
+            "rollout_temperature",
+            "kl_coef",
+            "kl_loss_coef",
+        ),
     ),
     "a whole number above 0": (
         _is_count,
-        ("num_steps_per_rollout", "global_batch_size", "rollout_batch_size", "n_samples_per_prompt"),
+        (
+            "num_steps_per_rollout",
+            "global_batch_size",
+            "rollout_batch_size",
+            "n_samples_per_prompt",
+            "over_sampling_batch_size",
+        ),
     ),
     "true or false": (
         lambda value: value in (True, False),
@@ -56,13 +72,56 @@ KINDS = {
             "keep_old_actor",
             "use_opsm",
             "calculate_per_token_loss",
+            "normalize_advantages",
+            "use_critic",
+            "grpo_std_normalization",
+            "use_dynamic_batch_size",
+            "balance_by_flops",
+            "debug_rollout_only",
+            "debug_train_only",
+            "enable_mtp_training",
+            "use_rollout_routing_replay",
+            "use_routing_replay",
+            "use_opd",
         ),
     ),
+    "a path": (lambda value: isinstance(value, str), ("custom_config_path",)),
     "package.module.function": (
         lambda value: isinstance(value, str),
         ("custom_tis_function_path", *contract.CALLS),
     ),
 }
+# What a band must be for the functions that read it from flags, as native steps have it.
+BANDS = (
+    Rule(
+        "--tis-clip: expected more than --tis-clip-low {a.tis_clip_low}, got {a.tis_clip}: every weight "
+        "would be the same",
+        lambda a: (
+            _reads_band(a) and None not in (a.tis_clip, a.tis_clip_low) and a.tis_clip <= a.tis_clip_low
+        ),
+    ),
+    Rule(
+        "--tis-clip: expected at least 1, got {a.tis_clip}: on-policy tokens must keep their weight",
+        lambda a: _reads_band(a) and a.tis_clip is not None and a.tis_clip < 1,
+    ),
+    Rule(
+        "--tis-clip-low: expected at most 1, got {a.tis_clip_low}: on-policy tokens must keep their weight",
+        lambda a: _reads_band(a) and (a.tis_clip_low or 0) > 1,
+    ),
+    Rule(
+        "--eps-clip: expected at least 0, got {a.eps_clip}: on-policy tokens must keep their weight",
+        lambda a: _reads_range(a) and (a.eps_clip or 0) < 0,
+    ),
+    Rule(
+        "--eps-clip-high: expected at least 0, got {a.eps_clip_high}: on-policy tokens must keep "
+        "their weight",
+        lambda a: _reads_range(a) and (a.eps_clip_high or 0) < 0,
+    ),
+    Rule(
+        "--eps-clip: expected a number above 0, got {a.eps_clip}: every weight would be the same",
+        lambda a: _reads_range(a) and a.eps_clip == 0 and not a.eps_clip_high,
+    ),
+)
 # What the hook itself needs: also what ``slime-ext check`` looks for.
 HOOK = (
     Rule(
@@ -84,11 +143,7 @@ HOOK = (
         "calls that function",
         lambda a: a.custom_tis_function_path and a.loss_type == "sft_loss",
     ),
-    Rule(
-        "--tis-clip: expected at least --tis-clip-low {a.tis_clip_low}, got {a.tis_clip}: every weight would "
-        "be the same",
-        lambda a: _reads_band(a) and (a.tis_clip_low or 0) > (math.inf if a.tis_clip is None else a.tis_clip),
-    ),
+    *BANDS,
 )
 # slime/utils/arguments.py, slime_validate_args: what it asserts or derives before it merges the file.
 BEFORE_THE_MERGE = (
@@ -205,6 +260,10 @@ def skips_proximal(a: Given) -> bool:
 
 def _reads_band(a: Any) -> bool:
     return contract.function_of(a) in ("vanilla_tis_function", "icepop_function")
+
+
+def _reads_range(a: Any) -> bool:
+    return contract.function_of(a) == "off_policy_is_function"
 
 
 def _steps_disagree(a: Any) -> bool:

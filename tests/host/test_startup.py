@@ -43,7 +43,7 @@ BROKEN = [
     ({"num_steps_per_rollout": "1"}, "--num-steps-per-rollout: expected a whole number above 0, got '1'"),
     ({"rollout_data_postprocess_path": 5}, "--rollout-data-postprocess-path: expected package.module.func"),
     ({"custom_tis_function_path": "slime_ext.tis.icepop_function", "tis_clip": 1.0, "tis_clip_low": 2.0},
-     "--tis-clip: expected at least --tis-clip-low 2.0, got 1.0"),
+     "--tis-clip: expected more than --tis-clip-low 2.0, got 1.0"),
     ({"loss_type": "sft_loss"}, "--loss-type: expected policy_loss beside --custom-tis-function-path, got"),
     # the functions
     ({"custom_tis_function_path": "slime_ext.tis.tokn_tis"}, "did you mean 'token_tis'"),

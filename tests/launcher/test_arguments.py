@@ -224,6 +224,13 @@ def test_a_wrong_config_file_is_one_line(tmp_path, text, said):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("value", ["1" + "0" * 400, ".nan", "-.inf"])
+def test_a_number_of_a_custom_config_is_finite(tmp_path, value):
+    (tmp_path / "c.yaml").write_text(f"tis_clip: {value}\n")
+    with pytest.raises(ConfigError, match="tis_clip: expected a finite number, got"):
+        parse(f"--custom-config-path {tmp_path}/c.yaml")
+
+
 def test_one_value_is_a_list_of_one(tmp_path):
     (tmp_path / "c.yaml").write_text("rollout_stop_token_ids: 3\n")
     assert parse(f"--custom-config-path {tmp_path}/c.yaml").rollout_stop_token_ids == [3]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import math
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -210,6 +210,6 @@ def _yaml_type(flag: Flag) -> tuple[str, Any]:
     if flag.convert is number:
         return (
             "a finite number",
-            lambda v: isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v),
+            lambda v: isinstance(v, int | float) and not isinstance(v, bool) and abs(v) <= sys.float_info.max,
         )
     return "text", lambda v: isinstance(v, str) and bool(v.strip())
