@@ -69,9 +69,7 @@ def read_arguments(path: str) -> Arguments:
         ConfigError: the file cannot be read, or a number is none.
     """
     if not is_script(path):
-        return {
-            k: v for k, v in read_mapping(path).items() if k in VALUES or k in SWITCHES or k == "slime_ext"
-        }
+        return _of_file(path)
     text = text_of(path)
     forbid_unused_arrays(path, text, lambda flag: flag in map(flag_of, DECISIVE))
     return _of_words(path, words_of(path, text))
@@ -80,6 +78,13 @@ def read_arguments(path: str) -> Arguments:
 def namespace(arguments: Arguments) -> SimpleNamespace:
     """Arguments as the host would hold them."""
     return SimpleNamespace(**arguments)
+
+
+def _of_file(path: str) -> Arguments:
+    found = {_dest_of(key): value for key, value in read_mapping(path).items()}  # as --config takes both
+    for dest in found:
+        forbid_misspelt(path, dest)
+    return {k: v for k, v in found.items() if k in VALUES or k in SWITCHES or k == "slime_ext"}
 
 
 def _of_words(path: str, words: list[str]) -> Arguments:

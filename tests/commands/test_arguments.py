@@ -25,6 +25,14 @@ def test_a_misspelt_name_in_the_file_of_arguments_is_refused(capsys, tmp_path, k
     assert status == 1 and f"a.yaml: expected {right}, got {key}" in err
 
 
+@pytest.mark.parametrize("key", ["keep_old_actor", "keep-old-actor"])
+def test_a_file_of_arguments_takes_both_spellings(capsys, tmp_path, key):
+    mapping = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
+    path = written(tmp_path / "c.yaml", {"use_tis": True, "slime_ext": mapping})
+    status, _, err = run(capsys, "check", path, "--args", written(tmp_path / "a.yaml", {key: True}))
+    assert status == 1 and "expected proximal beside the host's surrogate with --keep-old-actor" in err
+
+
 @pytest.mark.parametrize("name", [*BY_DEST, *BY_NAME])
 def test_every_argument_of_the_launcher_is_no_misspelling(name):
     forbid_misspelt("a.yaml", name)
