@@ -36,6 +36,7 @@ DEPRECATED_PAIR = (
 )
 CAPS = {"token": ("token_tis_ratio_clip_high", 2.0), "sequence": ("sequence_tis_ratio_clip_high", 5.0)}
 MASKS = {"geometric": ("geo_mask", "mean", 0.99, 1.01), "product": ("product_mask", "sum", 0.5, 2.0)}
+IGNORED = "{key} is ignored by SkyRL {when}"
 
 
 def read(block: Block) -> Reading:
@@ -50,7 +51,9 @@ def read(block: Block) -> Reading:
     tokens = _token_mask(block)
     scope = {"over": "kept"} if tokens else {}
     steps = [*_outliers(block), *tokens, *_weights(block, scope, pair), *_sequence_mask(block, scope)]
-    return Reading({"numerator": "proximal", "surrogate": "host", "steps": steps}, notes)
+    return Reading(
+        {"numerator": "proximal", "surrogate": "host", "steps": steps}, (*notes, *_ignored(block, pair))
+    )
 
 
 def _flat(block: Block) -> Block:
@@ -116,3 +119,19 @@ def _sequence_mask(block: Block, scope: dict[str, str]) -> list[dict[str, Any]]:
     stem, aggregate, low, high = MASKS[metric]
     low, high = block.given(f"{stem}_low", low), block.given(f"{stem}_high", high)
     return [reject("sequence", aggregate, *block.interval(f"{stem}_low", low, high), **scope)]
+
+
+def _ignored(block: Block, pair: float | None) -> list[str]:
+    """What SkyRL never looks at, as far as it is not SkyRL's default."""
+    level, metric = (block.values.get(key) for key in ("tis_ratio_type", "sequence_mask_metric"))
+    idle = []
+    for name, (key, default) in CAPS.items():
+        if pair is not None or name != level:
+            why = "beside use_tis: true" if pair is not None else f"without tis_ratio_type: {name}"
+            idle.append((key, default, why))
+    for name, (stem, _, low, high) in MASKS.items():
+        if name != metric:
+            why = f"without sequence_mask_metric: {name}"
+            idle += [(f"{stem}_low", low, why), (f"{stem}_high", high, why)]
+    unlike = (row for row in idle if block.number(row[0], row[1]) not in (row[1], None))
+    return [IGNORED.format(key=key, when=why) for key, _, why in unlike]
