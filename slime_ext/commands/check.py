@@ -23,7 +23,7 @@ from slime_ext.commands.arguments import (
     read_mapping,
 )
 from slime_ext.commands.output import console, needs
-from slime_ext.commands.script import is_script
+from slime_ext.commands.script import UNKNOWN, is_script
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
 from slime_ext.given import Given
 from slime_ext.host import contract
@@ -93,7 +93,13 @@ def gathered(path: str, args_path: str | None = None) -> Arguments:
     arguments |= read_arguments(path) if is_script(path) else _of_yaml(path)
     check_flags(namespace(arguments), ())
     if "slime_ext" not in arguments and (beside := arguments.get("custom_config_path")):
-        arguments |= _of_yaml(_found(beside, args_path or path))
+        script = args_path or path
+        if is_script(script) and UNKNOWN.search(beside):
+            raise ConfigError(
+                f"{script}: --custom-config-path: expected a path that the script itself says, got '{beside}'"
+                f": slime-ext check FILE --args {script} checks the file with the script's flags"
+            )
+        arguments |= _of_yaml(_found(beside, script))
     return arguments
 
 

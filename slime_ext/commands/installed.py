@@ -132,13 +132,19 @@ def sglang() -> Part:
 
 
 def slime(folder: str | None = None) -> Part:
-    """slime and its state: stock, or patched."""
+    """slime and its state: stock, or patched.
+
+    Raises:
+        ConfigError: the folder that was named holds none.
+    """
     root = Path(folder) if folder else _root("slime")
     if root is None:
         return Part("slime", "", False, "a checkout of github.com/THUDM/slime, installed or on PYTHONPATH")
     try:
         tree = Tree(root)
     except ConfigError as error:
+        if folder:
+            raise ConfigError(f"--slime-dir {error}") from None
         return Part("slime", "", False, str(error))
     states = ", ".join(f"patch {patch.id} {status(tree, patch).state}" for patch in load_patches())
     return Part("slime", _version_in(root) or "a checkout", True, states)

@@ -13,18 +13,32 @@ from slime_ext.errors import ConfigError
 ASSIGNMENT = re.compile(
     r"^\s*(?:(?:export|readonly|local|declare)\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|[^\s;]*)\s*;?(?:\s*#.*)?$"
 )
-REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
+REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-=]([^{}]*))?\})")
+KEPT = re.compile(r"\$\{(\w+):?=([^{}]*)\}")  # a default that stays
+UNKNOWN = re.compile(r"[$`]")  # what only a shell can tell
+COMMENT = re.compile(r"""(\\.|'[^']*'|"(?:\\.|[^"\\])*")|(?:^|(?<=\s))#.*""")
 ARRAY = re.compile(r"^(\w+)\+?=\(")
 LAUNCHES = ("train.py", "train_async.py", "slime-ext")
-SCRIPT = (".sh", ".bash", "")
+SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", "")
+MAPPING = (".yaml", ".yml", ".json")
 SAYS = ("echo", "printf")  # what a script only says
 ELSEWHERE = set(";|&>")  # what may carry it elsewhere
 QUOTED = 100  # lines that one quote may span
+NESTED = 5  # defaults in defaults
 
 
 def is_script(path: str) -> bool:
     """Whether a file is a launch script rather than a mapping."""
-    return Path(path).suffix in SCRIPT
+    suffix = Path(path).suffix
+    return suffix in SCRIPT or (suffix not in MAPPING and _names_a_shell(path))
+
+
+def _names_a_shell(path: str) -> bool:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False
 
 
 def words_of(path: str, text: str) -> list[str]:
@@ -75,7 +89,8 @@ def _words(path: str, text: str) -> list[str]:
 
 def _lines(text: str) -> list[str]:
     """Lines with those that go on joined, without comments."""
-    return [re.sub(r"(^|\s)#.*", "", line) for line in text.replace("\\\n", " ").splitlines()]
+    joined = text.replace("\\\n", " ").splitlines()
+    return [COMMENT.sub(lambda match: match[1] or "", line) for line in joined]
 
 
 def _split(lines: Sequence[str]) -> Iterator[str]:
@@ -107,6 +122,8 @@ def _variables(path: str, text: str) -> dict[str, str]:
             found[name] = _substituted(value, found)
         elif "BASH_SOURCE" in line and "=" in line:  # its own folder, the way slime's scripts find it
             found[line.partition("=")[0].split()[-1]] = str(Path(path).resolve().parent)
+        for name, default in KEPT.findall(line):
+            found.setdefault(name, os.environ.get(name) or default)
     return found
 
 
@@ -115,4 +132,6 @@ def _substituted(text: str, known: dict[str, str]) -> str:
         name, default = match[1] or match[2], match[3]
         return known.get(name) or os.environ.get(name) or (match[0] if default is None else default)
 
-    return REFERENCE.sub(value, text)
+    for _ in range(NESTED):  # the innermost first
+        text = REFERENCE.sub(value, text)
+    return text

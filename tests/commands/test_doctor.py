@@ -78,8 +78,9 @@ def test_megatron_core_alone_is_told_from_megatron_lm(monkeypatch):
     assert installed.megatron().note == "Megatron-LM"
 
 
-def test_a_folder_that_is_no_checkout(tmp_path):
-    found = installed.slime(str(tmp_path))
+def test_a_folder_that_is_no_checkout(monkeypatch, tmp_path):
+    monkeypatch.setattr(installed, "_root", lambda module: tmp_path)
+    found = installed.slime()
     assert not found.usable and "expected a checkout of slime" in found.note
 
 
@@ -166,3 +167,9 @@ def test_kernels_are_not_tried_without_a_device(machine, monkeypatch, capsys, pa
     monkeypatch.setattr(proof, "prove", lambda: pytest.fail("tried"))
     assert cli.main(["doctor", "--kernels"]) == 1
     assert f"install {part}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_named_folder_without_slime_is_a_mistake(capsys, tmp_path):
+    assert cli.main(["doctor", "--slime-dir", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"slime-ext: --slime-dir {tmp_path}: expected a checkout of slime")

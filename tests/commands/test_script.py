@@ -73,3 +73,61 @@ def test_what_a_script_only_says_does_not_count(capsys, tmp_path, line):
 @pytest.mark.parametrize("line", ["echo on && python3 train.py {}", "echo python3 train.py {} | bash"])
 def test_what_a_script_says_to_somebody_counts(capsys, tmp_path, line):
     assert run(capsys, "check", written(tmp_path / "run.sh", line.format(GOOD)))[0] == 0
+
+
+FOLLOWED = {
+    "a default in a default": '--custom-config-path "${BASE:-${HERE:-.}/sub}/c.yaml"',
+    "a default that is empty or not": "--custom-config-path ${BASE-sub}/c.yaml",
+    "a default that is kept": ': "${CFG:=sub/c.yaml}"\npython3 train.py --custom-config-path $CFG',
+    "a default that is used and kept": "--custom-config-path ${CFG:=sub/c.yaml}",
+}
+CORRECT = "--use-tis --custom-tis-function-path slime_ext.tis.correct"
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_defaults_of_variables_are_followed(capsys, tmp_path, name):
+    (tmp_path / "sub").mkdir()
+    written(tmp_path / "sub/c.yaml", {"slime_ext": {"preset": "geo_rs"}})
+    status, out, err = run(capsys, "check", written(tmp_path / "run.sh", f"{FOLLOWED[name]} {CORRECT}"))
+    assert (status, err) == (0, "") and "preset" in out
+
+
+@pytest.mark.parametrize("path", ["$(pwd)/c.yaml", "$UNKNOWN/c.yaml", "`pwd`/c.yaml"])
+def test_a_path_that_only_a_shell_knows_is_said_to_be_one(capsys, tmp_path, path):
+    text = f'train.py {CORRECT} --custom-config-path "{path}"'
+    status, _, err = run(capsys, "check", written(tmp_path / "run.sh", text))
+    line = f"run.sh: --custom-config-path: expected a path that the script itself says, got '{path}': "
+    assert status == 1 and line in err
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        (f'train.py --note "a # b" {GOOD}', 0),
+        (f"train.py --note 'a # b' {GOOD}  # it's on", 0),
+        (f"train.py --note a # {GOOD}", 1),
+        (f'NOTE="a # b"\ntrain.py --note "$NOTE" {GOOD}', 0),
+        (f"train.py \\\n  # {GOOD} \\\n {GOOD}", 1),
+    ],
+)
+def test_a_number_sign_in_quotes_is_no_comment(capsys, tmp_path, text, status):
+    assert run(capsys, "check", written(tmp_path / "run.sh", text))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.slurm", "#!/bin/bash\n#SBATCH --nodes=4\ntrain.py {}"),
+        ("run.sbatch", "train.py {}"),
+        ("run.zsh", "train.py {}"),
+        ("run.job", "#!/usr/bin/env bash\ntrain.py {}"),
+    ],
+)
+def test_a_script_is_known_by_its_name_or_its_first_line(capsys, tmp_path, name, text):
+    status, out, err = run(capsys, "check", written(tmp_path / name, text.format(GOOD)))
+    assert (status, err) == (0, "") and "truncate(high 2)" in out
+
+
+def test_a_yaml_file_by_another_name_is_none(capsys, tmp_path):
+    path = written(tmp_path / "c.conf", {"slime_ext": {"preset": "geo_rs"}})
+    assert run(capsys, "check", path)[0] == 0
