@@ -11,6 +11,8 @@ from slime_ext.commands import light
 from slime_ext.commands.output import console, needs, yaml_of
 from slime_ext.host.summary import brief, flags_of
 
+WIDE = 120  # columns of a terminal from which there is room for what a preset needs and where it is from
+
 
 def main(argv: list[str]) -> int:
     """Prints the table, or one preset."""
@@ -26,7 +28,10 @@ def main(argv: list[str]) -> int:
 
 
 def _table(config: Any) -> None:
-    table = Table("name", "numerator", "loss", "steps", "needs", "source", box=None, pad_edge=False)
+    out, table = console(), Table(box=None, pad_edge=False)
+    columns = ("name", "numerator", "loss", "steps", "needs", "source")[: None if out.width >= WIDE else 4]
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
     aliases: dict[str, list[str]] = {}
     for alias, name in config.presets.ALIASES.items():
         aliases.setdefault(name, []).append(alias)
@@ -35,8 +40,9 @@ def _table(config: Any) -> None:
         loss = keys["surrogate"] if isinstance(keys["surrogate"], str) else brief([keys["surrogate"]])
         shown = "\n".join([name, *(f"= {alias}" for alias in aliases.get(name, ()))])
         source = preset.source.split(", http")[0]
-        table.add_row(shown, keys["numerator"], loss, brief(keys["steps"]), needs(preset.correction), source)
-    console().print(table)
+        row = (shown, keys["numerator"], loss, brief(keys["steps"]), needs(preset.correction), source)
+        table.add_row(*row[: len(columns)])
+    out.print(table)
 
 
 def _one(config: Any, name: str) -> None:
