@@ -4,11 +4,14 @@ what it would have done to this run."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 from slime_ext import presets
 from slime_ext.analysis.document import Candidate, Effect, Finding, Numbers, Recommendation
+from slime_ext.config import read_config
 from slime_ext.host.summary import flags_of
+from slime_ext.mappings import read_yaml
 
 LONG = 1000  # response tokens from which single bad tokens decide a sequence
 LAG = 4.0  # weight versions from which one weight for mismatch and lag is better than two
@@ -96,8 +99,19 @@ def _first(
 def flags(name: str, file: str | None = None) -> str:
     """What to add to the launch command of slime."""
     if file is not None:
-        return f"--custom-config-path {file}"
+        return " ".join([f"--custom-config-path {file}", *_lacking(file)])
     return flags_of(name, presets.get(name))
+
+
+def _lacking(file: str) -> list[str]:
+    """The flags, each with its value, for which a file of --custom-config-path has no key."""
+    given = read_yaml(file)
+    wanted = flags_of("correct", read_config(given["slime_ext"]).correction)
+    return [
+        flag
+        for flag in re.findall(r"--\S+(?: [^-]\S*)?", wanted)
+        if flag.split()[0].removeprefix("--").replace("-", "_") not in given
+    ]
 
 
 def _nothing(*reasons: str) -> Recommendation:

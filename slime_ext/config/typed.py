@@ -46,6 +46,9 @@ def named(where: str, kind: str, entry: Any, known: Mapping[str, type]) -> Any:
 
 def checked(where: str, cls: type, values: Mapping[str, Any], allowed: tuple[str, ...]) -> dict[str, Any]:
     """Values against the types of a dataclass: closed, and without conversions that would hide a mistake."""
+    for key in values:
+        if not isinstance(key, str):
+            raise ConfigError(unknown(where, "key", key, allowed))
     try:
         return _model(cls, allowed).model_validate(_read(cls, values)).model_dump(exclude_unset=True)
     except ValidationError as error:

@@ -107,7 +107,9 @@ def _rejection(block: Block) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
 def _options(block: Block) -> list[str]:
     if not block.has("rollout_rs"):
         return []
-    listed = [part.strip() for part in str(block.values["rollout_rs"]).split(",") if part.strip()]
+    if not isinstance(block.values["rollout_rs"], str):
+        block.refuse("rollout_rs", 'text with commas between the options, as in "token_k1,seq_mean_k3"')
+    listed = [part.strip() for part in block.values["rollout_rs"].split(",") if part.strip()]
     for option in listed:
         if option not in OPTIONS:
             Block(block.where, {"rollout_rs": option}).choice("rollout_rs", OPTIONS)

@@ -27,7 +27,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("action", choices=list(ACTIONS))
     made.add_argument("dir", metavar="DIR", help="checkout of slime or miles")
-    made.add_argument("patches", metavar="PATCH", nargs="*", help="numbers, as 0001 (default: all)")
+    made.add_argument(
+        "patches", metavar="PATCH", nargs="*", default=[], help="numbers, as 0001 (default: all)"
+    )
     made.add_argument(
         "--custom-tis-function-path",
         action="append",

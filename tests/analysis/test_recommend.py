@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from slime_ext import tis
 from slime_ext.analysis.document import Effect, Finding, Numbers
 from slime_ext.analysis.recommend import flags, recommend
+from slime_ext.host import contract
 
 SHORT = Numbers(
     tokens=1000,
@@ -118,11 +120,31 @@ def test_where_nothing_can_be_compared_nothing_is_concluded(tokens):
     assert found.name == "metrics_only" and found.reasons[0].startswith("no response token has a finite")
 
 
-def test_the_users_own_file_is_tried_first():
+WHOLE = {"use_tis": True, "custom_tis_function_path": "a.b", "custom_megatron_init_path": "a.c"}
+
+
+def test_the_users_own_file_is_tried_first(tmp_path):
+    (file := tmp_path / "mine.yaml").write_text(json.dumps({**WHOLE, "slime_ext": {"preset": "token_tis"}}))
     total = SHORT.model_copy(update={"staleness": 9.0})  # for which a preset would be a weight of the target
-    found = recommend([*effects(), effect("mine.yaml")], total, files={"mine.yaml": "configs/mine.yaml"})
-    assert (found.name, found.flags) == ("mine.yaml", "--custom-config-path configs/mine.yaml")
+    found = recommend([*effects(), effect("mine.yaml")], total, files={"mine.yaml": str(file)})
+    assert (found.name, found.flags) == ("mine.yaml", f"--custom-config-path {file}")
     assert found.reasons[0].startswith("your own file") and "versions" not in " ".join(found.reasons)
+
+
+@pytest.mark.parametrize(
+    ("keys", "preset", "more"),
+    [
+        (WHOLE, "token_tis", ""),
+        (WHOLE | {"use_tis": False}, "token_tis", ""),  # a flag cannot change what a file says
+        ({}, "token_tis", " --use-tis --custom-tis-function-path slime_ext.tis.correct"),
+        ({"use_tis": True}, "token_tis", " --custom-tis-function-path slime_ext.tis.correct"),
+        (WHOLE, "m2", f" --get-mismatch-metrics {contract.PLAN_FLAG} {contract.PLAN}"),
+    ],
+)
+def test_the_flags_of_a_file_make_up_for_the_keys_that_it_lacks(tmp_path, keys, preset, more):
+    (file := tmp_path / "mine.yaml").write_text(json.dumps({**keys, "slime_ext": {"preset": preset}}))
+    init = "" if "custom_megatron_init_path" in keys else f" {contract.CARRY}"
+    assert flags("mine", str(file)) == f"--custom-config-path {file}{more}{init}"
 
 
 @pytest.mark.parametrize("name", ["token_is", "metrics_only"])

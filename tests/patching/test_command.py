@@ -242,3 +242,9 @@ def test_a_hook_that_cannot_be_read_is_said(new, path, capsys):
 def test_needs_no_torch():
     code = "import sys; import slime_ext.patching.main; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_what_is_required_is_named_and_no_more(capsys):
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().err.rstrip().endswith("required: action, DIR")
