@@ -23,14 +23,11 @@ if TYPE_CHECKING:
 FEWEST = 300  # tokens
 EXPLAINED = 0.35  # share of the variance of l that the probability explains under a temperature
 LOWEST, HIGHEST = 0.2, 5.0  # temperatures; noise looks like one of 0, a few odd tokens like one far off
-LIKELY, LEANS = (
-    2,
-    0.5,
-)  # bins of probability, above 0.56; |mean l| over mean |l| where 3/4 of |l| has one sign
+LIKELY = 2  # bins of probability, above 0.56
+LEANS = 0.5  # |mean l| over mean |l| where 3/4 of |l| has one sign
 SURE = 6.0  # standard errors
-DECIDED = (
-    3.0  # standard errors, where it is known that temperatures differ: the sign alone tells of which kind
-)
+# The same where it is known that temperatures differ: the sign alone tells of which kind.
+DECIDED = 3.0
 SMALL = 0.01  # nats, mean |l| that arithmetic alone may make
 EVEN = 0.3  # of top-p: most that the largest 1% of l^2 may hold
 # Mean l over log m. Beyond the first, something else is off too, such as the temperature; beyond the second,
