@@ -219,6 +219,21 @@ MUTATIONS = {
     "a loss of any length": Mutation(
         "host/packing.py", "pg_loss.numel() != segments.size", "False", "tests/test_tis.py"
     ),
+    "padding unknown": Mutation(
+        "host/packing.py", "(padded_length or total_length)", "total_length", "tests/host/test_packing.py"
+    ),
+    "ratios without a limit": Mutation(
+        "ops/surrogates.py", "log_ratio.clamp(max=most)", "log_ratio", "tests/test_correction.py"
+    ),
+    "a surrogate of rejected tokens": Mutation(
+        "correction.py", "vars(tokens), outcome.keep", "vars(tokens), outcome.finite", SUITE
+    ),
+    "factors without a limit": Mutation(
+        "correction.py", "else factor.clamp(max=largest_factor(dtype))", "else factor", SUITE
+    ),
+    "weights of another sequence": Mutation(
+        "kernels/measures.h", "if (SHARED && CURVES) flush();", ";", "tests/kernels/test_loops.py"
+    ),
 }
 
 
