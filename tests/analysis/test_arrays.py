@@ -8,6 +8,7 @@ import numpy
 import pytest
 import torch
 
+from slime_ext.analysis.readers.arrays import STAND_INS
 from slime_ext.analysis.readers.plain import load_plain
 from slime_ext.errors import DataError
 from tests.analysis import dumps
@@ -81,6 +82,22 @@ def test_an_array_of_objects_runs_nothing(tmp_path):
     with pytest.raises(DataError, match="could run code"):
         loaded(tmp_path, numpy.array([Runs(proof)], dtype=object))
     assert not proof.exists()
+
+
+def test_what_others_allow_in_this_process_changes_nothing(tmp_path, monkeypatch):
+    load, allowed, seen = torch.load, torch.serialization.get_safe_globals, []
+
+    def loading(*args, **kwargs):
+        seen.append(set(allowed()))
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "load", loading)
+    others = {Runs, numpy.ma.MaskedArray}  # as megatron allows numpy's own
+    with torch.serialization.safe_globals(list(others)):
+        before = set(allowed())
+        assert loaded(tmp_path, numpy.arange(3)).tolist() == [0, 1, 2]
+        test_an_array_of_objects_runs_nothing(tmp_path)
+        assert seen == [set(STAND_INS)] * 2 and others <= before == set(allowed())
 
 
 class Forged:

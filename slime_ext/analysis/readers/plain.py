@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,25 @@ def load_plain(path: Path) -> Mapping[str, Any]:
     try:
         found = _lists(path)
         if found is None:
-            with torch.serialization.safe_globals(STAND_INS):
+            with _stand_ins_alone():
                 found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # corrupt bytes may lead anywhere
         raise DataError(f"{path}: {_why(error)}") from None
     if not isinstance(found, Mapping):
         raise DataError(f"{path}: expected a mapping, got {type(found).__name__}: not a dump of slime")
     return found
+
+
+@contextmanager
+def _stand_ins_alone() -> Iterator[None]:
+    """What else this process lets pickles name, such as numpy's own functions for megatron, stands back."""
+    others = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    try:
+        with torch.serialization.safe_globals(STAND_INS):
+            yield
+    finally:
+        torch.serialization.add_safe_globals(others)
 
 
 def _lists(path: Path) -> Any:

@@ -158,6 +158,11 @@ def _ratios(ax: Any, run: Run, prefix: str) -> None:
     ax.plot(*median, color=run.colour, linewidth=run.width, linestyle="--", label=f"{prefix}median")
 
 
+def _clipped(ax: Any, run: Run, prefix: str) -> None:
+    _line(*CLIPPED, label="clipped")(ax, run, prefix)
+    ax.set_ylim(bottom=-0.002)  # no share is below 0
+
+
 def _staleness(ax: Any, run: Run, prefix: str) -> None:
     _line(*STALENESS, label="mean", drawstyle="steps-post")(ax, run, prefix)
     largest = run.points("rollout/staleness_max")
@@ -183,7 +188,7 @@ PANELS = (
         log=True,
     ),
     Panel("ratio trainer\n/ sampler", ("train/off_policy/ratio_p50",), _ratios),
-    Panel("weights clipped\n(fraction)", CLIPPED, _line(*CLIPPED, label="clipped")),
+    Panel("weights clipped\n(fraction)", CLIPPED, _clipped),
     Panel("staleness\n(optimizer steps)", STALENESS, _staleness),
 )
 
