@@ -162,6 +162,9 @@ def found(rollouts):
     return {finding.name for finding in diagnosed(rollouts).findings()}
 
 
+LARGE, MANY = (pytest.param(number, marks=pytest.mark.slow) for number in (512, 128))
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_and_no_other(fault):
     world, harm, expected = FAULTS[fault]
@@ -220,7 +223,7 @@ def test_a_token_of_every_response_that_is_far_off_is_no_shift(at):
 
 @pytest.mark.parametrize("by", [1, -1, -2])
 @pytest.mark.parametrize("every", [2, 4, 16])
-@pytest.mark.parametrize("samples", [16, 128])
+@pytest.mark.parametrize("samples", [16, MANY])
 def test_a_shift_in_some_responses_is_found(samples, every, by):
     world = replace(SMALL, rollouts=2, samples=samples, length=48)
     assert found(recorded_late_in(run(world), by, every)) == {"off_by_one"}
@@ -235,7 +238,7 @@ def test_zeros_that_a_shift_puts_on_other_tokens_are_no_tool_output(length, conf
 
 
 @pytest.mark.parametrize("confidence", [0, 6, 60])
-@pytest.mark.parametrize("samples", [4, 128])
+@pytest.mark.parametrize("samples", [4, MANY])
 def test_tool_output_in_the_mask_is_no_shift(samples, confidence):
     model = Arithmetic(confidence=confidence)
     world = replace(SMALL, samples=samples, trainer=model, tools=range(20, 28), masks_tools=False)
@@ -243,14 +246,14 @@ def test_tool_output_in_the_mask_is_no_shift(samples, confidence):
 
 
 @pytest.mark.parametrize("confidence", [0, 2, 20])
-@pytest.mark.parametrize("samples", [16, 128])
+@pytest.mark.parametrize("samples", [16, MANY])
 def test_greedy_sampling_is_found_whatever_the_model(samples, confidence):
     world = replace(engine(top_k=1), samples=samples, trainer=Arithmetic(confidence=confidence))
     assert found(run(world)) == {"greedy_sampling"}
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.1])
-@pytest.mark.parametrize("samples", [4, 128])
+@pytest.mark.parametrize("samples", [4, MANY])
 def test_policies_that_are_both_sure_of_nearly_every_token_are_healthy(samples, temperature):
     sure = Engine(how=Arithmetic(), temperature=temperature)
     rollouts = run(replace(SMALL, samples=samples, engine=sure, score_temperature=temperature))
@@ -259,9 +262,9 @@ def test_policies_that_are_both_sure_of_nearly_every_token_are_healthy(samples, 
 
 
 @pytest.mark.parametrize("temperature", [0.8, 1.2, 1.5])
-@pytest.mark.parametrize("vocabulary", [64, 512])
+@pytest.mark.parametrize("vocabulary", [64, LARGE])
 @pytest.mark.parametrize(("flat", "confidence"), [(1.0, 0), (1.0, 60), (2.5, 8)])
-@pytest.mark.parametrize(("rollouts", "samples"), [(1, 16), (4, 128)])
+@pytest.mark.parametrize(("rollouts", "samples"), [(1, 16), pytest.param(4, 128, marks=pytest.mark.slow)])
 def test_a_temperature_is_found_whatever_the_entropies(
     rollouts, samples, flat, confidence, vocabulary, temperature
 ):
@@ -272,7 +275,7 @@ def test_a_temperature_is_found_whatever_the_entropies(
 
 
 @pytest.mark.parametrize("temperature", [0.8, 1.1])
-@pytest.mark.parametrize("vocabulary", [64, 512])
+@pytest.mark.parametrize("vocabulary", [64, LARGE])
 @pytest.mark.parametrize("confidence", [0, 6])
 def test_log_probs_from_before_the_temperature_are_told_apart(confidence, vocabulary, temperature):
     setting = engine(temperature=temperature, recorded_temperature=1.0)
@@ -294,7 +297,7 @@ def test_noise_of_nearly_uniform_policies_is_no_temperature():
     assert not found(rollouts) & {"temperature", "before_temperature"}
 
 
-@pytest.mark.parametrize("vocabulary", [64, 512])
+@pytest.mark.parametrize("vocabulary", [64, LARGE])
 @pytest.mark.parametrize("confidence", [0, 2, 6])
 @pytest.mark.parametrize(("temperature", "top_p"), [(0.6, 0.95), (0.8, 0.95), (0.7, 0.9), (1.2, 0.9)])
 def test_top_p_is_found_at_another_temperature_too(temperature, top_p, confidence, vocabulary):
@@ -305,7 +308,7 @@ def test_top_p_is_found_at_another_temperature_too(temperature, top_p, confidenc
     assert only.name == "truncated_sampling" and "temperatures differ besides" in only.evidence
 
 
-@pytest.mark.parametrize("samples", [4, 16, 128])
+@pytest.mark.parametrize("samples", [4, 16, MANY])
 @pytest.mark.parametrize("confidence", [0, 6, 60])
 def test_single_tokens_of_tools_in_the_mask_are_found(confidence, samples):
     model = Arithmetic(confidence=confidence)
