@@ -93,7 +93,7 @@ def test_nothing_is_measured_differently_on_a_rank_that_holds_parts(backend, fir
 
 
 @both
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", ["token", pytest.param("sequence", marks=pytest.mark.slow)])
 def test_an_infinite_weight_on_a_loss_of_0_is_0(backend, level):
     correction = Correction(steps=(Reweight(level),))
     packed = random_tokens([300, 20], wild=False)
