@@ -171,8 +171,8 @@ def test_a_planted_fault_is_found_and_no_other(fault):
     assert found(harm(run(world))) == expected
 
 
-# All of them take seconds: the fast tests look at eight.
-NUMBERS = [*range(8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, len(HEALTHY)))]
+# All of them take seconds: the fast tests look at five.
+NUMBERS = [*range(5), *(pytest.param(n, marks=pytest.mark.slow) for n in range(5, len(HEALTHY)))]
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -222,7 +222,7 @@ def test_a_token_of_every_response_that_is_far_off_is_no_shift(at):
 
 
 @pytest.mark.parametrize("by", [1, -1, -2])
-@pytest.mark.parametrize("every", [2, 4, 16])
+@pytest.mark.parametrize("every", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 16))])
 @pytest.mark.parametrize("samples", [16, MANY])
 def test_a_shift_in_some_responses_is_found(samples, every, by):
     world = replace(SMALL, rollouts=2, samples=samples, length=48)
@@ -231,7 +231,7 @@ def test_a_shift_in_some_responses_is_found(samples, every, by):
 
 @pytest.mark.parametrize("by", [1, -1, 2, -2])
 @pytest.mark.parametrize("confidence", [6, 60], ids=["some sure", "most sure"])
-@pytest.mark.parametrize("length", [8, 64])
+@pytest.mark.parametrize("length", [8, pytest.param(64, marks=pytest.mark.slow)])
 def test_zeros_that_a_shift_puts_on_other_tokens_are_no_tool_output(length, confidence, by):
     world = replace(SMALL, length=length, trainer=Arithmetic(confidence=confidence))
     assert found(padded_late(run(world), by)) == {"off_by_one"}
@@ -263,7 +263,10 @@ def test_policies_that_are_both_sure_of_nearly_every_token_are_healthy(samples, 
 
 @pytest.mark.parametrize("temperature", [0.8, 1.2, 1.5])
 @pytest.mark.parametrize("vocabulary", [64, LARGE])
-@pytest.mark.parametrize(("flat", "confidence"), [(1.0, 0), (1.0, 60), (2.5, 8)])
+@pytest.mark.parametrize(
+    ("flat", "confidence"),
+    [(1.0, 60), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1.0, 0), (2.5, 8)))],
+)
 @pytest.mark.parametrize(("rollouts", "samples"), [(1, 16), pytest.param(4, 128, marks=pytest.mark.slow)])
 def test_a_temperature_is_found_whatever_the_entropies(
     rollouts, samples, flat, confidence, vocabulary, temperature
@@ -298,7 +301,7 @@ def test_noise_of_nearly_uniform_policies_is_no_temperature():
 
 
 @pytest.mark.parametrize("vocabulary", [64, LARGE])
-@pytest.mark.parametrize("confidence", [0, 2, 6])
+@pytest.mark.parametrize("confidence", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 6))])
 @pytest.mark.parametrize(("temperature", "top_p"), [(0.6, 0.95), (0.8, 0.95), (0.7, 0.9), (1.2, 0.9)])
 def test_top_p_is_found_at_another_temperature_too(temperature, top_p, confidence, vocabulary):
     setting = engine(temperature=temperature, top_p=top_p)

@@ -104,6 +104,7 @@ def test_an_infinite_weight_on_a_loss_of_0_is_0(backend, level):
     assert not applied.loss.any() and loss.grad.isfinite().all() and loss.grad[300:].max() > 1e38
 
 
+@pytest.mark.slow
 @both
 def test_a_mean_weight_below_any_float32_divides(backend):
     steps = (Reweight("sequence"), Truncate(2.0), Normalize())
