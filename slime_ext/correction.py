@@ -219,14 +219,17 @@ class Correction:
 
     def look(self, tokens: Tokens) -> Facts:
         """What there is to know token by token, without a table."""
-        source = tokens.target if self.numerator == "target" else tokens.proximal
-        numerator, behavior = in_common(source, tokens.behavior)
+        numerator, behavior = in_common(self.numerator_of(tokens), tokens.behavior)
         finite = finite_tokens(behavior, tokens.segments.mask)
         advantages = tokens.advantages
         if advantages is not None:  # to be added up
             advantages = advantages.detach().to(torch.promote_types(advantages.dtype, torch.float32))
         log_ratio = selected(finite, numerator - behavior)
         return Facts(tokens.segments, log_ratio, finite, numerator, behavior, advantages, tokens.ages)
+
+    def numerator_of(self, tokens: Tokens) -> Tensor:
+        """[T] the log-probs of the policy in the ratio's numerator, nats."""
+        return tokens.target if self.numerator == "target" else tokens.proximal
 
     def run(
         self, facts: Facts, steps: Sequence[Step], *, observe: bool = False, bounds: bool = False

@@ -109,14 +109,17 @@ def _check_outputs(given: argparse.Namespace) -> None:
     """What cannot be written is a mistake before the first file is read."""
     if given.out == STDOUT:
         raise ConfigError(f"{OUT}: expected a file, got '{STDOUT}': only {JSON} writes to stdout")
-    files = {
-        flag: path for flag, path in ((OUT, given.out), (JSON, given.json)) if path not in (None, STDOUT)
-    }
+    files = _files(given)
     for flag, path in files.items():
         with _writing(flag, path):
             _try(Path(path))
     if len({Path(path).resolve() for path in files.values()}) < len(files):
         raise ConfigError(f"{JSON}: expected another file than {OUT}, got '{given.json}'")
+
+
+def _files(given: argparse.Namespace) -> dict[str, str]:
+    """Flag -> the file that it writes."""
+    return {flag: path for flag, path in ((OUT, given.out), (JSON, given.json)) if path not in (None, STDOUT)}
 
 
 def _try(path: Path) -> None:
@@ -160,8 +163,8 @@ def _documents(given: argparse.Namespace) -> list[Document]:
 def _spare(given: argparse.Namespace, dumps: Sequence[Path]) -> None:
     """No output may be written over what is read."""
     read = {Path(path).resolve() for path in (*dumps, *given.config)}
-    for flag, path in ((OUT, given.out), (JSON, given.json)):
-        if path not in (None, STDOUT) and Path(path).resolve() in read:
+    for flag, path in _files(given).items():
+        if Path(path).resolve() in read:
             raise ConfigError(
                 f"{flag}: expected a file of its own, got '{path}', which is read: name another"
             )

@@ -41,6 +41,7 @@ SWITCHES = (
 )
 # What decides whether anything of ours runs; a misspelling of it is one that slime passes over.
 DECISIVE = (*contract.OURS, "custom_tis_function_path", "custom_config_path", *SWITCHES[:2], "tis_clip_low")
+NEARLY = 0.85  # likeness from which a name is a misspelling of another
 ALIKE = (*contract.CALLS, "custom_agent_function_path")  # arguments of slime and miles that look like those
 Arguments = dict[str, Any]
 
@@ -111,7 +112,7 @@ def forbid_misspelt(path: str, name: str) -> None:
     """
     dest = _dest_of(name)
     known = dest in (*VALUES, *SWITCHES, *ALIKE)
-    near = [dest] if known else difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=0.85)
+    near = [dest] if known else difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=NEARLY)
     for right in (flag_of(dest) if name.startswith("--") else dest for dest in near):
         if name != right:
             raise ConfigError(

@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_ext import dialects
 from slime_ext.commands import light
-from slime_ext.commands.arguments import read_mapping
+from slime_ext.commands.arguments import NEARLY, read_mapping
 from slime_ext.commands.output import yaml_of
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.host import contract
@@ -19,7 +19,6 @@ from slime_ext.host import contract
 HOMES = {"verl": (("algorithm", "rollout_correction"), ("rollout_correction",))}
 AMONG = {"verl": (("algorithm",),), "skyrl": (("trainer", "algorithm"), ("algorithm",))}
 NAMED = {"verl": "rollout_correction", "skyrl": "off_policy_correction"}  # the block in those mappings
-NEARLY = 0.85  # likeness from which a name is a misspelling of another
 ABSENT = object()
 
 

@@ -33,7 +33,7 @@ class Loops(TwoPasses):
         self.__dict__.update(_built={}, _lock=threading.Lock())
 
     def _serves(self, tokens: Tokens, parts: Parts) -> bool:
-        read = (self._numerator(tokens), tokens.behavior)
+        read = (self.correction.numerator_of(tokens), tokens.behavior)
         wide = any(values.dtype is torch.float64 for values in read)
         return tokens.segments.size >= SMALLEST and not wide and self._library(parts) is not None
 
@@ -70,11 +70,11 @@ class Loops(TwoPasses):
         kernels.correct(*given)
         return arrays
 
-    def _numerator(self, tokens: Tokens) -> Tensor:
-        return tokens.target if self.correction.numerator == "target" else tokens.proximal
-
     def _read(self, tokens: Tokens) -> Named:
-        read = {"numerators": _single(self._numerator(tokens)), "behaviors": _single(tokens.behavior)}
+        read = {
+            "numerators": _single(self.correction.numerator_of(tokens)),
+            "behaviors": _single(tokens.behavior),
+        }
         if any(step.reads_advantages for step in self.correction.steps):
             read["advantages"] = _single(tokens.advantages)
         return read | {"masks": tokens.segments.mask.contiguous()}

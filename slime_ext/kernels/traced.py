@@ -59,8 +59,7 @@ class Spreading(Facts):
 
 def inputs_of(correction: Correction, tokens: Tokens) -> Named:
     """The tensors over tokens that both halves read."""
-    target = correction.numerator == "target"
-    seen = {"numerator": tokens.target if target else tokens.proximal, "behavior": tokens.behavior}
+    seen = {"numerator": correction.numerator_of(tokens), "behavior": tokens.behavior}
     seen["mask"] = as_numbers(tokens.segments.mask, torch.float32)
     if any(step.reads_advantages for step in correction.steps):
         seen["advantages"] = tokens.advantages

@@ -94,8 +94,7 @@ class Call:
     @classmethod
     def of(cls, correction: Correction, needs: tuple[Need, ...], work: Work, parts: Parts) -> Call:
         tokens = work.tokens
-        target = correction.numerator == "target"
-        read = {"numerators": tokens.target if target else tokens.proximal, "behaviors": tokens.behavior}
+        read = {"numerators": correction.numerator_of(tokens), "behaviors": tokens.behavior}
         wide = torch.float64 if torch.float64 in {value.dtype for value in read.values()} else torch.float32
         if tokens.advantages is not None:
             read["advantages"] = tokens.advantages
