@@ -168,23 +168,6 @@ ARGS=(
     assert status == 1 and "fireworks.eps_clip: expected 0.2" in err
 
 
-LAUNCHES = {
-    "an array on one line": f"TIS=({GOOD})\npython3 train.py ${{TIS[@]}}",
-    "an array that grows": f"if true; then TIS+=({GOOD}); fi",
-    "after a quote over lines": f"ray job submit --runtime-env-json='{{\n \"a\": 1\n}}' -- train.py {GOOD}",
-    "an apostrophe in a comment": f"# it's off\ntrain.py \\\n   {GOOD}  # isn't it",
-    "a variable with a comment": f'readonly TIS="{GOOD}"  # on\ntrain.py $TIS',
-    "a quote without an end": f'echo "\n{GOOD}',
-    "flags that look alike": f"{GOOD} --custom-loss-function-path a.b --custom-agent-function-path c",
-}
-
-
-@pytest.mark.parametrize("name", LAUNCHES)
-def test_flags_are_found_wherever_a_shell_finds_them(capsys, tmp_path, name):
-    status, out, err = run(capsys, "check", written(tmp_path / "run.sh", LAUNCHES[name]))
-    assert (status, err) == (0, "") and "truncate(high 2)" in out
-
-
 def test_a_preset_has_its_other_name_too(capsys, tmp_path):
     written(tmp_path / "c.yaml", {"slime_ext": {"preset": "token_is", "mask_scope": "all"}})
     path = written(tmp_path / "run.sh", f"{GOOD} --custom-config-path c.yaml")

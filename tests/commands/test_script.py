@@ -49,6 +49,13 @@ def test_flags_of_an_array_that_no_launch_looks_at_are_refused(capsys, tmp_path,
 
 
 USED = {
+    "an array on one line": f"TIS=({GOOD})\npython3 train.py ${{TIS[@]}}",
+    "an array that grows": f"if true; then TIS+=({GOOD}); fi",
+    "after a quote over lines": f"ray job submit --runtime-env-json='{{\n \"a\": 1\n}}' -- train.py {GOOD}",
+    "an apostrophe in a comment": f"# it's off\ntrain.py \\\n   {GOOD}  # isn't it",
+    "a variable with a comment": f'readonly TIS="{GOOD}"  # on\ntrain.py $TIS',
+    "a quote without an end": f'echo "\n{GOOD}',
+    "flags that look alike": f"{GOOD} --custom-loss-function-path a.b --custom-agent-function-path c",
     "as words": f'CORR=({GOOD})\npython3 train.py "${{CORR[@]}}"',
     "in another": f"CORR=({GOOD})\nALL=(${{CORR[@]}})\npython3 train.py ${{ALL[@]}}",
     "by name": f"CORR=({GOOD})\nlaunch() {{ local -n a=$1; python3 train.py ${{a[@]}}; }}\nlaunch CORR",
@@ -58,7 +65,7 @@ USED = {
 
 
 @pytest.mark.parametrize("name", USED)
-def test_an_array_that_may_reach_a_launch_is_read(capsys, tmp_path, name):
+def test_flags_are_found_wherever_a_shell_finds_them(capsys, tmp_path, name):
     status, out, err = run(capsys, "check", written(tmp_path / "run.sh", USED[name]))
     assert (status, err) == (0, "") and "truncate(high 2)" in out
 
