@@ -19,7 +19,8 @@ from typing import Any, Protocol
 
 import torch
 
-from slime_ext.analysis.readers import Job, Wanted, load
+from slime_ext.analysis.readers import Job, Wanted
+from slime_ext.analysis.readers.stream import load
 from slime_ext.analysis.records import Rollout, Skipped
 from slime_ext.errors import DataError
 

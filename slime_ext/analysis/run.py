@@ -2,114 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from slime_ext import __version__, config, presets
+from slime_ext import __version__, presets
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.document import Document, Skipped
 from slime_ext.analysis.pipeline import Result, collect
-from slime_ext.analysis.readers import Job, Wanted, evaluations, find
+from slime_ext.analysis.readers import Found, Job, Wanted
 from slime_ext.analysis.recommend import recommend
+from slime_ext.analysis.request import Request
 from slime_ext.analysis.suggest import Ranking
-from slime_ext.analysis.whatif import BOUNDS, WhatIf
-from slime_ext.analysis.worst import Worsts, decoder
-from slime_ext.correction import Correction
-from slime_ext.errors import ConfigError, DataError
-from slime_ext.host.flags import check_flags
-from slime_ext.objectives import Bounds
+from slime_ext.analysis.texts import decoder
+from slime_ext.analysis.whatif import WhatIf
+from slime_ext.analysis.worst import Worsts
+from slime_ext.errors import DataError
 
 Progress = Callable[[Job], None]
 MOST_NOTES = 20
-PASSES = 2  # over the files, with a wished rejection rate
 
 
-@dataclass(frozen=True)
-class Own:
-    """A file of --custom-config-path: its correction, and the host's clip range that it sets."""
-
-    file: str
-    correction: Correction
-    bounds: Bounds
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to analyse, and how.
+def analyse(request: Request, found: Found, done: Progress = lambda job: None) -> Document:
+    """Reads the files (once, or twice for suggestions) and concludes.
 
     Args:
-        paths: folders, files, patterns.
-        rollouts: ranges such as ``100-200``; None for all.
-        jobs: processes.
-        configs: name -> the user's own, beside all presets.
-        rate: wished rejection rate of the suggestions, or None for none.
-        tokenizer: folder of the tokenizer, or None.
-    """
-
-    paths: tuple[str, ...]
-    rollouts: str | None = None
-    jobs: int = 1
-    configs: Mapping[str, Own] = field(default_factory=dict)
-    rate: float | None = None
-    tokenizer: str | None = None
-
-    @property
-    def passes(self) -> int:
-        """How often every file is read."""
-        return 1 if self.rate is None else PASSES
-
-    def files(self) -> list[Job]:
-        """The files that would be read.
-
-        Raises:
-            DataError: a path holds none.
-        """
-        return find(self.paths, Wanted.parse(self.rollouts))
-
-
-def read_configs(files: Iterable[str], read_mapping: Callable[[str], Any]) -> dict[str, Own]:
-    """``--config`` files by the name of their row: the file's, with its path behind it if that is a preset's.
-
-    Raises:
-        ConfigError: one does not resolve.
-    """
-    found: dict[str, Own] = {}
-    for file in files:
-        stem = Path(file).stem
-        name = f"{stem} ({file})" if stem in presets.PRESETS else stem
-        if name in found:
-            raise ConfigError(
-                f"--config {file}: expected each name once, got '{name}' twice: it names the row of the table"
-            )
-        found[name] = _own(file, read_mapping(file))
-    return found
-
-
-def _own(file: str, mapping: Mapping[str, Any]) -> Own:
-    if "slime_ext" not in mapping:
-        raise ConfigError(
-            f"{file}: expected the key slime_ext, got {', '.join(map(str, mapping)) or 'nothing'}"
-        )
-    clip = {key: mapping[key] for key in ("eps_clip", "eps_clip_high") if mapping.get(key) is not None}
-    try:
-        check_flags(SimpleNamespace(**clip), ())
-        correction = config.read_config(mapping["slime_ext"]).correction
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
-    # slime sets --eps-clip-high from its own --eps-clip before it reads the file
-    return Own(
-        file, correction, Bounds(clip.get("eps_clip", BOUNDS.low), clip.get("eps_clip_high", BOUNDS.high))
-    )
-
-
-def analyse(request: Request, jobs: Sequence[Job], done: Progress = lambda job: None) -> Document:
-    """Reads the jobs (once, or twice for suggestions) and concludes.
-
-    Args:
-        jobs: of ``request.files``.
+        found: of ``request.files``.
         done: called after each job of each pass.
 
     Raises:
@@ -125,15 +43,15 @@ def analyse(request: Request, jobs: Sequence[Job], done: Progress = lambda job: 
     }
     if request.rate is not None:
         collectors["ranking"] = Ranking(request.rate)
-    result = _collect(request, jobs, collectors, done)
+    result = _collect(request, found.jobs, collectors, done)
     if not result.rollouts:
         first = result.skipped[0] if result.skipped else f"{request.paths[0]}: no rollout"
         raise DataError(f"{first} (nothing else could be analysed)")
     ranking = None
     if request.rate is not None:
-        again = _collect(request, jobs, {"ranking": result.collectors["ranking"].again()}, done)
+        again = _collect(request, found.jobs, {"ranking": result.collectors["ranking"].again()}, done)
         ranking = again.collectors["ranking"]
-    return _document(request, result, ranking)
+    return _document(request, found.evaluations, result, ranking)
 
 
 def _collect(request: Request, jobs: Sequence[Job], collectors: Mapping[str, Any], done: Progress) -> Result:
@@ -141,7 +59,7 @@ def _collect(request: Request, jobs: Sequence[Job], collectors: Mapping[str, Any
     return collect(jobs, collectors, wanted=wanted, processes=request.jobs, done=done)
 
 
-def _document(request: Request, result: Result, ranking: Ranking | None) -> Document:
+def _document(request: Request, evaluations: int, result: Result, ranking: Ranking | None) -> Document:
     diagnosis: Diagnosis = result.collectors["diagnosis"]
     whatif: WhatIf = result.collectors["whatif"]
     findings, total, effects = diagnosis.findings(), diagnosis.numbers(), whatif.effects()
@@ -152,7 +70,7 @@ def _document(request: Request, result: Result, ranking: Ranking | None) -> Docu
         made_with=f"slime-ext {__version__}",
         skipped=tuple(Skipped(path=s.path, reason=s.reason) for s in result.skipped),
         notes=(
-            *_left_out(request),
+            *_left_out(evaluations),
             *_first(result.notes),
             *diagnosis.notes(),
             *whatif.notes(),
@@ -170,8 +88,7 @@ def _document(request: Request, result: Result, ranking: Ranking | None) -> Docu
     )
 
 
-def _left_out(request: Request) -> tuple[str, ...]:
-    count = evaluations(request.paths)
+def _left_out(count: int) -> tuple[str, ...]:
     return (f"{count} dumps of evaluations (eval_<number> in the name) are left out",) if count else ()
 
 

@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from heapq import nlargest
-from pathlib import Path
 
 import torch
 
 from slime_ext.analysis.document import Span, Worst
 from slime_ext.analysis.records import Rollout
-from slime_ext.errors import DataError
+from slime_ext.analysis.texts import decoder
 
 KEPT = 10  # samples, and as many tokens
 AROUND = 8  # tokens on each side of a worst one
 SPANS = 160  # tokens of a worst sample, around its worst one
 TEXT = 600  # characters
-
-Decode = Callable[[Sequence[int]], list[str]]
-
-
-def as_ids(tokens: Sequence[int]) -> list[str]:
-    """What a token is called without a tokenizer."""
-    return [f" {token}" for token in tokens]
-
-
-@cache
-def decoder(path: str | None) -> Decode:
-    """Token ids -> their texts, by the tokenizer in a folder; their numbers for None.
-
-    Raises:
-        DataError: there is no tokenizer.
-    """
-    if path is None:
-        return as_ids
-    if not Path(path).exists():
-        raise DataError(f"--tokenizer: expected a folder with a tokenizer, got '{path}'")
-    try:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, ImportError) as error:
-        first = str(error).splitlines()[0][:120]
-        raise DataError(f"--tokenizer: expected a folder with a tokenizer, got '{path}': {first}") from None
-    return lambda tokens: [tokenizer.decode([token]) for token in tokens]
 
 
 @dataclass

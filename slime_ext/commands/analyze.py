@@ -6,16 +6,19 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from slime_ext.analysis.document import Document, to_json
-from slime_ext.analysis.findings import detectors
-from slime_ext.analysis.readers import Job
+from slime_ext.analysis.readers import Found, Job
 from slime_ext.analysis.report import write_report
-from slime_ext.analysis.run import Request, analyse, read_configs
+from slime_ext.analysis.request import Request
+from slime_ext.analysis.texts import decoder
+from slime_ext.commands import light
 from slime_ext.commands.analyze_summary import summary
 from slime_ext.commands.arguments import read_mapping
 from slime_ext.commands.output import console
@@ -88,21 +91,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _names() -> list[str]:
-    return [detector.name for detector in detectors()]
+@cache
+def _names() -> tuple[str, ...]:
+    with light.room("slime_ext.analysis.findings") as findings:
+        return tuple(detector.name for detector in findings.detectors())
 
 
 def _check(given: argparse.Namespace) -> None:
-    """What argparse lets through."""
+    """What argparse lets through, before torch, whose import takes longer than a mistake may cost."""
     if given.jobs < 1:
         raise ConfigError(f"--jobs: expected at least 1, got {given.jobs}")
     if given.suggest is not None and not 0 < given.suggest < 1:
         raise ConfigError(f"--suggest: expected a share between 0 and 1, got {given.suggest:g}")
     for name in given.fail_on:
         if name not in (*_names(), ANY):
-            near = did_you_mean(name, [*_names(), ANY]) or f": one of {', '.join([*_names(), ANY])}"
+            near = did_you_mean(name, (*_names(), ANY)) or f": one of {', '.join((*_names(), ANY))}"
             raise ConfigError(f"--fail-on: expected the name of a finding, got '{name}'{near}")
     _check_outputs(given)
+    decoder(given.tokenizer)
+    with light.room("slime_ext.analysis.own") as own:
+        own.read_configs(given.config, read_mapping)
 
 
 def _check_outputs(given: argparse.Namespace) -> None:
@@ -145,19 +153,24 @@ def _writing(flag: str, path: str) -> Iterator[None]:
 
 
 def _documents(given: argparse.Namespace) -> list[Document]:
-    configs = read_configs(given.config, read_mapping)
     requests = [
-        Request(tuple(paths), given.rollouts, given.jobs, configs, given.suggest, given.tokenizer)
+        Request(tuple(paths), given.rollouts, given.jobs, rate=given.suggest, tokenizer=given.tokenizer)
         for paths in (given.paths, given.against)
         if paths
     ]
     files = [request.files() for request in requests]
-    _spare(given, [path for jobs in files for job in jobs for path in job.paths])
-    total = sum(
-        job.size * request.passes for request, jobs in zip(requests, files, strict=True) for job in jobs
-    )
+    _spare(given, [path for found in files for job in found.jobs for path in job.paths])
+    return _analysed(requests, files, given.config)
+
+
+def _analysed(requests: Sequence[Request], files: Sequence[Found], configs: Sequence[str]) -> list[Document]:
+    from slime_ext.analysis.own import read_configs
+    from slime_ext.analysis.run import analyse
+
+    own, both = read_configs(configs, read_mapping), list(zip(requests, files, strict=True))
+    total = sum(job.size * request.passes for request, found in both for job in found.jobs)
     with _bar(total) as done:
-        return [analyse(request, jobs, done) for request, jobs in zip(requests, files, strict=True)]
+        return [analyse(replace(request, configs=own), found, done) for request, found in both]
 
 
 def _spare(given: argparse.Namespace, dumps: Sequence[Path]) -> None:

@@ -1,7 +1,7 @@
-"""The configuration rooms without torch, whose import alone takes longer than a check may.
+"""Rooms that know names and rules, without torch, whose import alone takes longer than a mistake may cost.
 
-Configuration computes nothing, so a stand-in with the names that those rooms look at while they are defined
-is enough. Nothing of it stays in ``sys.modules``; a process that has torch already uses it.
+What is asked of them computes nothing, so a stand-in with the names that those rooms look at while they are
+defined is enough. Nothing of it stays in ``sys.modules``; a process that has torch already uses it.
 """
 
 from __future__ import annotations
@@ -10,30 +10,42 @@ import importlib
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
 @contextmanager
-def config() -> Iterator[Any]:
-    """``slime_ext.config``, quickly; what it gives may be used inside the ``with`` block alone."""
+def room(name: str) -> Iterator[Any]:
+    """A module of ours, quickly; what it gives may be used inside the ``with`` block alone."""
     if "torch" in sys.modules:
-        yield importlib.import_module("slime_ext.config")
+        yield importlib.import_module(name)
         return
     before = set(sys.modules)
     sys.modules["torch"] = _stand_in()
     try:
-        yield importlib.import_module("slime_ext.config")
+        yield importlib.import_module(name)
     finally:
-        for name in set(sys.modules) - before:
-            if name == "torch" or name.startswith("slime_ext."):
-                del sys.modules[name]
-                sys.modules["slime_ext"].__dict__.pop(name.removeprefix("slime_ext."), None)
+        for passing in sorted(set(sys.modules) - before):
+            if passing == "torch" or passing.startswith("slime_ext."):
+                del sys.modules[passing]
+                _forget(passing)
+
+
+def config() -> AbstractContextManager[Any]:
+    """``slime_ext.config``, as ``room`` does."""
+    return room("slime_ext.config")
+
+
+def _forget(module: str) -> None:
+    """A package keeps its modules as attributes, too."""
+    package, _, name = module.rpartition(".")
+    if package in sys.modules:
+        vars(sys.modules[package]).pop(name, None)
 
 
 def _stand_in() -> ModuleType:
-    """What the configuration rooms look at while they are defined; nothing of it computes."""
+    """What those rooms look at while they are defined; nothing of it computes."""
     torch = _StandIn("torch")
     torch.Tensor, torch.device, torch.dtype, torch.inf = object, object, object, math.inf
     torch.no_grad = lambda: lambda function: function

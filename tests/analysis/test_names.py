@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from slime_ext import load_config
-from slime_ext.analysis.readers import evaluations, read
+from slime_ext.analysis.readers import find, read
 from slime_ext.analysis.whatif import whatif
 from slime_ext.errors import DataError
 from tests.analysis import dumps
@@ -60,7 +60,7 @@ def test_evaluations_are_left_out_whatever_the_template(tmp_path, given):
         (tmp_path / f"{kind}_data").rmdir()
     found = only([tmp_path / given, tmp_path / "rollout_eval_0.pt", tmp_path / "train_0.pt"])
     assert same(found, FIRST) and list(found.responses) == list(FIRST.responses)
-    assert evaluations([tmp_path / given]) == 1
+    assert find([tmp_path / given]).evaluations == 1
 
 
 def test_evaluations_alone_are_no_dumps(tmp_path):

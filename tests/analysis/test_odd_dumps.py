@@ -110,7 +110,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
 
 def test_reasons_come_before_how_many_more_there_are(tmp_path):
     path = lines(tmp_path / "a.jsonl", GOOD, *[{"loss": 1}] * 20)
-    found = collect(find([path]), {})
+    found = collect(find([path]).jobs, {})
     assert [s.path.rpartition(":")[2] for s in found.skipped] == ["2", "3", "4"]
     assert "18 more lines" in found.skipped[-1].reason
 
@@ -118,4 +118,7 @@ def test_reasons_come_before_how_many_more_there_are(tmp_path):
 def test_files_that_are_left_out_are_named_in_the_order_of_their_numbers(tmp_path):
     for number in (10, 2):
         (tmp_path / f"{number}.pt").write_bytes(b"no dump")
-    assert [s.path.rpartition("/")[2] for s in collect(find([tmp_path]), {}).skipped] == ["2.pt", "10.pt"]
+    assert [s.path.rpartition("/")[2] for s in collect(find([tmp_path]).jobs, {}).skipped] == [
+        "2.pt",
+        "10.pt",
+    ]

@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.slow
 def test_processes_find_what_one_finds(folder):
-    jobs, seen = find([folder]), []
+    jobs, seen = find([folder]).jobs, []
     alone = collect(jobs, {"d": Diagnosis()}, done=seen.append)
     both = collect(jobs, {"d": Diagnosis()}, processes=2)
     one, two = alone.collectors["d"], both.collectors["d"]
@@ -47,10 +47,10 @@ def test_processes_find_what_one_finds(folder):
 @pytest.mark.slow
 def test_a_killed_process_is_told(folder):
     with pytest.raises(DataError, match="--jobs: expected every process to finish, got one with status 9"):
-        collect(find([folder]), {"d": Kills()}, processes=2)
+        collect(find([folder]).jobs, {"d": Kills()}, processes=2)
 
 
 def test_the_collector_given_stays_empty(folder):
     empty = Diagnosis()
-    collect(find([folder]), {"d": empty})
+    collect(find([folder]).jobs, {"d": empty})
     assert empty.timeline == [] and empty.sums["tokens"] == 0

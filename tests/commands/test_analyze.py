@@ -193,7 +193,7 @@ def test_mistakes_are_one_line_and_status_2(capsys, runs, tmp_path, monkeypatch,
 
 
 def test_what_cannot_be_written_is_told_before_anything_is_read(capsys, runs, monkeypatch):
-    monkeypatch.setattr(command, "analyse", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(command, "_analysed", lambda *_: pytest.fail("read"))
     status, out, err = analyze(capsys, runs / "healthy", "--json", "/proc/x")
     assert (status, out, err.count("\n")) == (2, "", 1)
 

@@ -304,10 +304,28 @@ def test_convert_says_what_could_surprise(capsys, tmp_path):
     assert "# note: rollout_rs token_k1: verl applies 0.5 .. 1.5 to rollout / train" in out
 
 
-@pytest.mark.parametrize("words", [["check", FILES[0]], ["presets"], ["presets", "geo_rs"]])
+MISTAKES = [
+    ["--hlep"],
+    ["--fail-on", "temprature"],
+    ["--config", "nope.yaml"],
+    ["--config", FILES[0], "--rollouts", "x"],
+]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", FILES[0]],
+        ["presets"],
+        ["presets", "geo_rs"],
+        ["analyze", "--help"],
+        *(["analyze", ".", *words] for words in MISTAKES),
+    ],
+)
 def test_no_command_imports_torch_or_leaves_a_stand_in(words):
     code = (
-        f"import sys; from slime_ext import cli; cli.main({[str(w) for w in words]!r});"
+        "import contextlib, sys; from slime_ext import cli\n"
+        f"with contextlib.suppress(SystemExit): cli.main({[str(w) for w in words]!r})\n"
         "print([n for n in sys.modules if n.split('.')[0] == 'torch' or n == 'slime_ext.config'])"
     )
     root = Path(__file__).parents[2]

@@ -3,40 +3,10 @@
 One ``Job`` at a time is in memory: the files of one rollout.
 """
 
-from __future__ import annotations
+from slime_ext.analysis.readers.find import Found, Job, Wanted, find
+from slime_ext.lazily import exported
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from pathlib import Path
+__all__ = ["Found", "Job", "Wanted", "find"]
 
-from slime_ext.analysis.readers.find import Job, Wanted, evaluations, find
-from slime_ext.analysis.readers.jsonl import read_jsonl
-from slime_ext.analysis.readers.torch_files import read_job
-from slime_ext.analysis.records import Rollout, Skipped
-
-__all__ = ["Job", "Rollout", "Skipped", "Wanted", "evaluations", "find", "load", "read"]
-
-
-def read(paths: Iterable[str | Path], rollouts: str | None = None) -> Iterator[Rollout | Skipped]:
-    """Every rollout of the files, in order; what cannot be read comes as ``Skipped`` in its place.
-
-    Args:
-        paths: directories (a --dump-details folder, a run of the launcher), files, or glob patterns.
-        rollouts: numbers and ranges of rollouts, such as ``100-200`` or ``0,5,10-``; None for all.
-
-    Raises:
-        DataError: a path does not exist, holds no dump, or the range is none.
-    """
-    wanted = Wanted.parse(rollouts)
-    for job in find(paths, wanted):
-        yield from load(job, wanted)
-
-
-def load(job: Job, wanted: Wanted | None = None) -> Iterator[Rollout | Skipped]:
-    """The rollouts of one job's files: one, but for JSONL."""
-    wanted = wanted or Wanted()
-    for found in read_jsonl(job.paths[0]) if job.is_jsonl else read_job(job):
-        if isinstance(found, Skipped):
-            yield found
-        elif found.rollout_id in wanted:
-            yield replace(found, run=job.run)
+# What reads needs torch; which files there are does not.
+__getattr__, __dir__ = exported(__name__, {"load": "stream", "read": "stream"})

@@ -67,8 +67,17 @@ class Job:
         return f"{root}/{{{','.join(map(str, names))}}}"
 
 
-def find(paths: Iterable[str | Path], wanted: Wanted | None = None) -> list[Job]:
-    """The jobs of the wanted rollouts, in the order of run and rollout number.
+@dataclass(frozen=True)
+class Found:
+    """The jobs of the wanted rollouts, in the order of run and rollout number; and how many dumps of
+    evaluations are left out."""
+
+    jobs: tuple[Job, ...]
+    evaluations: int
+
+
+def find(paths: Iterable[str | Path], wanted: Wanted | None = None) -> Found:
+    """What to read.
 
     Raises:
         DataError: a path does not exist or holds no dump.
@@ -83,12 +92,7 @@ def find(paths: Iterable[str | Path], wanted: Wanted | None = None) -> list[Job]
     if jobs and not chosen:
         known = [job.rollout_id for job in jobs if job.rollout_id is not None]
         raise DataError(f"--rollouts: expected some of {min(known)}-{max(known)}, got none of them")
-    return chosen
-
-
-def evaluations(paths: Iterable[str | Path]) -> int:
-    """How many dumps of evaluations ``find`` leaves out."""
-    return sum(is_evaluation(file) for file in _of_all(paths))
+    return Found(tuple(chosen), len(files) - len(dumps))
 
 
 def _of_all(paths: Iterable[str | Path]) -> list[Path]:

@@ -1,0 +1,48 @@
+"""What to analyse: told apart from how, since it needs no torch and a mistake in it must not wait for one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from slime_ext.analysis.readers import Found, Wanted, find
+
+if TYPE_CHECKING:
+    from slime_ext.analysis.own import Own
+
+PASSES = 2  # over the files, with a wished rejection rate
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to analyse, and how.
+
+    Args:
+        paths: folders, files, patterns.
+        rollouts: ranges such as ``100-200``; None for all.
+        jobs: processes.
+        configs: name -> the user's own, beside all presets.
+        rate: wished rejection rate of the suggestions, or None for none.
+        tokenizer: folder of the tokenizer, or None.
+    """
+
+    paths: tuple[str, ...]
+    rollouts: str | None = None
+    jobs: int = 1
+    configs: Mapping[str, Own] = field(default_factory=dict)
+    rate: float | None = None
+    tokenizer: str | None = None
+
+    @property
+    def passes(self) -> int:
+        """How often every file is read."""
+        return 1 if self.rate is None else PASSES
+
+    def files(self) -> Found:
+        """The files that would be read.
+
+        Raises:
+            DataError: a path holds none.
+        """
+        return find(self.paths, Wanted.parse(self.rollouts))

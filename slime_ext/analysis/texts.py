@@ -1,0 +1,37 @@
+"""Tokens as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+from slime_ext.errors import DataError
+
+Decode = Callable[[Sequence[int]], list[str]]
+
+
+def as_ids(tokens: Sequence[int]) -> list[str]:
+    """What a token is called without a tokenizer."""
+    return [f" {token}" for token in tokens]
+
+
+@cache
+def decoder(path: str | None) -> Decode:
+    """Token ids -> their texts, by the tokenizer in a folder; their numbers for None.
+
+    Raises:
+        DataError: there is no tokenizer.
+    """
+    if path is None:
+        return as_ids
+    if not Path(path).exists():
+        raise DataError(f"--tokenizer: expected a folder with a tokenizer, got '{path}'")
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, ImportError) as error:
+        first = str(error).splitlines()[0][:120]
+        raise DataError(f"--tokenizer: expected a folder with a tokenizer, got '{path}': {first}") from None
+    return lambda tokens: [tokenizer.decode([token]) for token in tokens]
