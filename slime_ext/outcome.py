@@ -13,6 +13,7 @@ from slime_ext.facts import Step
 from slime_ext.ops.segments import Segments, as_bytes, as_numbers, is_traced, selected
 
 BLOCK = 256  # tokens that are added in the log-ratio's own dtype; blocks are added in float64
+Operation = Callable[..., Tensor]
 ROWS = 6  # of an outcome's room
 
 
@@ -114,25 +115,38 @@ class Outcome:
         if self.clipped is None and not self.bounds:
             clipped = torch.zeros_like(mask, dtype=torch.float32)
         else:
-            clipped = _numbered(torch.bitwise_and, self._bounded(), self.finite)
-        return ratio.float(), clipped, _numbered(torch.bitwise_xor, mask, self.keep)
+            clipped = _both(self._bounded(), self.finite)
+        return ratio.float(), clipped, _either(mask, self.keep)
 
     def _bounded(self) -> Tensor:
-        """[T] bool, or bytes whose lowest bit says it: where a bound changed a weight."""
+        """[T] bool, or bytes whose lowest bit says it, or on a device any integers, not 0: where a bound
+        changed a weight."""
         if self.clipped is not None:
             return self.clipped
+        if not is_traced(self.acted) and self.acted.device.type != "cpu":
+            return self.acted & self.bounds
         one = self.bounds.bit_count() == 1 and self.acted.dtype is torch.uint8
         if one:
             return self.acted >> self.bounds.bit_length() - 1
         return (self.acted & self.bounds).to(torch.bool)
 
 
-def _numbered(operation: Callable[..., Tensor], one: Tensor, other: Tensor) -> Tensor:
-    """[T] float32, 0 and 1, of flags combined: through bytes, and on a CPU written once. Kernels of CUDA for
-    bits write the dtype that they read, and raise otherwise."""
+def _both(one: Tensor, other: Tensor) -> Tensor:
+    """[T] float32, 1 where both flags are set."""
+    return _numbered(torch.bitwise_and, torch.logical_and, one, other)
+
+
+def _either(one: Tensor, other: Tensor) -> Tensor:
+    """[T] float32, 1 where one flag is set and the other is not."""
+    return _numbered(torch.bitwise_xor, torch.logical_xor, one, other)
+
+
+def _numbered(of_bits: Operation, of_truth: Operation, one: Tensor, other: Tensor) -> Tensor:
+    """[T] float32 of flags combined, in one operation: bits of bytes are the faster on a CPU, but on CUDA
+    they are written as they are read, and raise otherwise."""
     if is_traced(one):
-        return as_numbers(operation(one, other), torch.float32)
-    one, other = (flags.view(torch.uint8) for flags in (one, other))
+        return as_numbers(of_bits(one, other), torch.float32)
+    found = one.new_empty(one.shape, dtype=torch.float32)
     if one.device.type != "cpu":
-        return operation(one, other).to(torch.float32)
-    return operation(one, other, out=one.new_empty(one.shape, dtype=torch.float32))
+        return of_truth(one, other, out=found)
+    return of_bits(one.view(torch.uint8), other.view(torch.uint8), out=found)

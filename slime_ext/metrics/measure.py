@@ -109,7 +109,7 @@ def _filled(tokens: Tokens, outcome: Outcome) -> tuple[Sequence[Tensor], Tensor]
     torch.clamp(weights, max=LARGEST[room.dtype], out=weight)
     torch.sub(excess, log_ratio, out=k3)
     seen = tokens.behavior.detach().to(room.dtype)
-    torch.where(outcome.finite, seen, host_numbers(0, room), out=behavior)
+    torch.where(outcome.finite, seen, log_ratio, out=behavior)  # which is 0 elsewhere
     torch.square(rows[:2], out=rows[4:])
     return (ends, largest), room
 

@@ -105,8 +105,10 @@ def _by_rows(
     acted: Tensor, mask: Tensor, finite: Tensor, keep: Tensor, queries: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
     bits = host_ints(queries, acted.device, torch.int32)[:, None]
-    carried = ((acted | ~finite) & bits).to(torch.bool) & mask
-    found = torch.cat([torch.stack([finite, keep]), carried]).sum(1, dtype=torch.float64)
+    flags = mask.new_empty(2 + len(queries), len(mask))
+    torch.stack([finite, keep], out=flags[:2])
+    torch.logical_and((acted | ~finite) & bits, mask, out=flags[2:])
+    found = flags.sum(1, dtype=torch.float64)
     return found[None, :2], found[2:]
 
 

@@ -32,7 +32,7 @@ def tally(index: Tensor, rows: Tensor | Sequence[Tensor], bins: int) -> Tensor:
 
 
 def count(index: Tensor, bins: int) -> Tensor:
-    """[bins] int64, how many tokens lie in each.
+    """[bins] whole numbers, how many tokens lie in each: int64, on a device float64.
 
     Args:
         index: [T] integers from 0 to bins - 1.
@@ -66,8 +66,13 @@ def _tally(index: Tensor, rows: list[Tensor], bins: int) -> Tensor:
 def _count(index: Tensor, bins: int) -> Tensor:
     if index.device.type == "cpu":
         return torch.bincount(index, minlength=bins)  # elsewhere it waits for the device
-    one = torch.ones((), dtype=torch.int64, device=index.device)
+    one = torch.ones((), dtype=_counted_in(index), device=index.device)
     return one.new_zeros(bins).index_add_(0, index.int(), one.expand(index.shape))
+
+
+def _counted_in(index: Tensor) -> torch.dtype:
+    """Devices add in what the sums are joined in."""
+    return torch.int64 if index.device.type == "cpu" else torch.float64
 
 
 LIBRARY.impl("tally", _tally, "CompositeExplicitAutograd")
@@ -78,5 +83,5 @@ torch.library.register_fake(
     lib=LIBRARY,
 )
 torch.library.register_fake(
-    "slime_ext::count", lambda index, bins: index.new_empty((bins,), dtype=torch.int64), lib=LIBRARY
+    "slime_ext::count", lambda index, bins: index.new_empty((bins,), dtype=_counted_in(index)), lib=LIBRARY
 )
