@@ -8,6 +8,7 @@ from slime_ext.dialects.block import SAFE, Block, Reading, as_number, reject
 from slime_ext.dialects.verl_past import (
     BYPASS,
     DECOUPLED,
+    FLOOR,
     IS_LEVELS,
     PURE,
     UNWEIGHTED,
@@ -46,8 +47,8 @@ def read(block: Block) -> Reading:
     weights, (masks, notes) = _weights(block), _rejection(block)
     normalize = _normalize(block, bypass)
     where = (BYPASS if loss == "ppo_clip" else PURE) if bypass else DECOUPLED
-    if where is BYPASS and weights:
-        weights, notes = [], (UNWEIGHTED, *notes)
+    if where is BYPASS:
+        weights, notes = [], (FLOOR, *((UNWEIGHTED,) if weights else ()), *notes)
     scope, divided = rejecting(masks, where)
     notes = (*notes, *divided, *((STEP_WIDE,) if normalize else ()))
     return Reading({**where, **scope, "steps": weights + normalize + masks}, notes)

@@ -16,6 +16,10 @@ UNWEIGHTED = (
     "rollout_is sets no weight in bypass mode: PPO clips target / behavior there, and a weight would count "
     "that ratio twice (in verl PR 3984 it is 1)"
 )
+FLOOR = (
+    "verl's PPO loss has the floor of dual clip, too (clip_ratio_c of its actor, 3 by default), which is no "
+    "key of this block: surrogate: {dual_clip: {anchor: behavior}} has it"
+)
 DETACHED = "weights are detached; at PR 3984 their gradient leaked into the loss (fixed by verl PR 4105)"
 KEPT = (
     "rejected tokens leave the denominator, as in verl (denominator: kept); slime then needs "
@@ -104,7 +108,7 @@ def _bypassed(block: Block) -> Reading:
             why = "the proximal policy is the behavior policy then, every ratio is 1 and nothing is rejected"
             block.refuse(key, "null in bypass mode without use_pure_rollout_correction", why)
     _weights(block)  # its values must be right all the same
-    return Reading({**BYPASS, "steps": []}, (UNWEIGHTED,) if block.has("rollout_is") else ())
+    return Reading({**BYPASS, "steps": []}, (FLOOR, *((UNWEIGHTED,) if block.has("rollout_is") else ())))
 
 
 def _weights(block: Block) -> list[dict[str, Any]]:

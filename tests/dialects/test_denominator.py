@@ -75,3 +75,18 @@ def test_the_denominator_goes_with_rejection(block, keys):
     found = {key: reading.mapping[key] for key in ("mask_scope", "denominator") if key in reading.mapping}
     assert found == keys
     assert any("leave the denominator" in note for note in reading.notes) == bool(keys)
+
+
+@pytest.mark.parametrize(
+    ("block", "lacks"),
+    [
+        ({"bypass_mode": True}, True),
+        ({"bypass_mode": True, "loss_type": "ppo_clip", **WEIGHS}, True),
+        ({"bypass_mode": True, "loss_type": "reinforce"}, False),
+        ({"rollout_is": "token"}, False),
+    ],
+    ids=str,
+)
+def test_the_floor_of_verls_ppo_is_no_key_of_the_block(block, lacks):
+    """Its actor's clip_ratio_c; the host has a flag of its own, which dual_clip reads."""
+    assert any("floor of dual clip" in note for note in read("verl", block).notes) == lacks
