@@ -75,9 +75,10 @@ class Reinforce:
 
 @dataclass(frozen=True)
 class PpoClip:
-    """PPO's clipped surrogate around ``anchor``: proximal is decoupled PPO, behavior is verl's bypass.
+    """PPO's clipped surrogate around ``anchor``: proximal is decoupled PPO, behavior is bypass.
 
-    Source: Hilton et al. 2021, https://arxiv.org/abs/2110.00641 (decoupled); verl PR 3984 (bypass).
+    Source: Hilton et al. 2021, https://arxiv.org/abs/2110.00641 (decoupled); verl PR 3984 (bypass, there with
+    the floor of ``DualClip``).
     """
 
     anchor: Anchor = "proximal"

@@ -164,7 +164,7 @@ LITERATURE = {
         Reject("token", "binary_kl_max", high=0.1),
     ),
     "trm": _preset(
-        "w = 1, sequence kept iff max k2 <= 0.5 and mean k3 <= 0.01 (thresholds ours: the survey gives none)",
+        "w = 1, sequence kept iff max k2 <= 0.5 and mean k3 <= 0.01 (thresholds ours)",
         "Trust region masking, https://arxiv.org/abs/2512.23075; slime PR 1568",
         Reject("sequence", "k2", "max", high=0.5),
         K3,

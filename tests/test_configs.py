@@ -6,6 +6,7 @@ To regenerate them set ``REGENERATE=1`` in the environment and read the diff.
 from __future__ import annotations
 
 import os
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -46,6 +47,13 @@ def refusal(mapping):
 
 def test_every_preset_has_its_file():
     assert {p.stem for p in (CONFIGS / "presets").glob("*.yaml")} == set(presets.PRESETS)
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_a_presets_file_has_its_formula_and_source(name):
+    comment = re.sub(r"\s*#\s*", " ", (CONFIGS / "presets" / f"{name}.yaml").read_text())
+    entry = presets.PRESETS[name]
+    assert comment.startswith(f" {entry.formula}. Use: ") and f" Source: {entry.source}.\n" in comment
 
 
 def test_every_file_resolves_to_the_golden_text():

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from slime_ext import presets, tis
+from slime_ext import load_config, presets, tis
+from slime_ext.config import to_mapping
 from slime_ext.errors import ConfigError
 from slime_ext.objectives import Bounds
 from slime_ext.ops import arrays
@@ -116,6 +117,52 @@ def test_an_alias_is_its_preset():
         target in presets.PRESETS and alias not in presets.PRESETS
         for alias, target in presets.ALIASES.items()
     )
+
+
+PPO, PG = ({"bypass_mode": True, "loss_type": loss} for loss in ("ppo_clip", "reinforce"))
+SUM = {"rollout_rs": "seq_sum_k1", "rollout_rs_threshold": "0.5_2.0"}
+GEO = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.999_1.001"}
+K3 = {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.01}
+TOKEN, SEQUENCE = {"rollout_is": "token"}, {"rollout_is": "sequence"}
+OF_VERL = {  # its own constructors' blocks; those of IcePop zero a weight and keep the mask
+    "decoupled_token_is": TOKEN,
+    "decoupled_seq_is": SEQUENCE,
+    "decoupled_seq_is_rs": SEQUENCE | SUM,
+    "decoupled_geo_rs": GEO,
+    "decoupled_geo_rs_seq_tis": SEQUENCE | GEO,
+    "decoupled_geo_rs_token_tis": TOKEN | GEO,
+    "decoupled_k3_rs": K3,
+    "decoupled_k3_rs_seq_tis": SEQUENCE | K3,
+    "decoupled_k3_rs_token_tis": TOKEN | K3,
+    "bypass_ppo_clip": PPO,
+    "bypass_ppo_clip_geo_rs": PPO | GEO,
+    "bypass_ppo_clip_k3_rs": PPO | K3,
+    "bypass_pg_is": PG | SEQUENCE,
+    "bypass_pg_geo_rs": PG | GEO,
+    "bypass_pg_geo_rs_seq_tis": PG | SEQUENCE | GEO,
+    "bypass_pg_geo_rs_token_tis": PG | TOKEN | GEO,
+}
+
+
+def in_short(correction):
+    """Without verl's clamp, and over which tokens; five digits: verl bounds rollout / train, and 1 / 1.001 is
+    nearly 0.999."""
+    keys = to_mapping(correction)
+    steps = [
+        {
+            key: round(x, 5) if isinstance(x, float) else x
+            for key, x in fields.items()
+            if key not in ("clamp", "over")
+        }
+        for step in keys["steps"]
+        for fields in step.values()
+    ]
+    return keys["numerator"], keys["surrogate"], steps
+
+
+@pytest.mark.parametrize("name", OF_VERL)
+def test_a_preset_of_verl_is_what_its_block_says_but_for_clamp_masks_and_denominator(name):
+    assert in_short(presets.get(name)) == in_short(load_config({"verl": OF_VERL[name]}))
 
 
 def test_an_unknown_name_gets_the_nearest():
