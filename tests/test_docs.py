@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import importlib
 import re
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import yaml
@@ -13,6 +15,7 @@ import yaml
 from slime_ext import load_config, presets
 from slime_ext.config import KEYS, KNOWN_STEPS
 from slime_ext.dialects import DIALECTS
+from slime_ext.objectives import SURROGATES
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
@@ -34,6 +37,9 @@ def section(path, title):
     return text[start : end if end > 0 else None]
 
 
+NATIVE = section(CONFIGURATION, "Native keys")
+
+
 @pytest.mark.parametrize("title", SECTIONS)
 def test_the_formulas_of_a_section_run(title):
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(verbose=False)
@@ -50,8 +56,26 @@ def test_the_decision_tree_is_five_lines_that_name_what_exists():
 
 
 def test_every_key_and_step_is_in_the_tables():
-    text = section(CONFIGURATION, "Native keys")
-    assert all(f"`{name}`" in text for name in (*KEYS, *KNOWN_STEPS))
+    assert all(f"`{name}`" in NATIVE for name in (*KEYS, *KNOWN_STEPS))
+
+
+def told(field, hint):
+    """How a table says a field: the default comes first of words, and in brackets behind a number."""
+    words = get_args(hint)
+    if isinstance(field.default, str):
+        rest = [word for word in words if word != field.default]
+        return f"`{field.name}`: {', '.join([field.default, *rest])}"
+    number = "" if field.default is None else rf"[^(`]* \({field.default:g}\)"
+    return f"`{field.name}`{number}"
+
+
+@pytest.mark.parametrize("name", [*KNOWN_STEPS, *SURROGATES])
+def test_every_field_of_a_step_and_surrogate_is_there_with_its_default(name):
+    cls = {**KNOWN_STEPS, **SURROGATES}[name]
+    (row,) = re.findall(rf"^\| (?:`\w+`, )?`{name}`(?:, `\w+`)? \| (.*) \|$", NATIVE, re.M)
+    hints = get_type_hints(cls)
+    missing = [f.name for f in dataclasses.fields(cls) if not re.search(told(f, hints[f.name]), row)]
+    assert not missing and set(re.findall(r"`(\w+)`", row)) <= {f.name for f in dataclasses.fields(cls)}
 
 
 @pytest.mark.parametrize("system", DIALECTS)
@@ -70,6 +94,7 @@ def test_the_yaml_of_the_documents_loads(path):
     assert len(mappings) == 3
     for mapping in mappings:
         load_config(mapping["slime_ext"])
+        assert "custom_megatron_init_path" in mapping or list(mapping) == ["slime_ext"]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
