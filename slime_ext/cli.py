@@ -17,7 +17,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "presets": ("slime_ext.commands.presets:main", "corrections by name, with formula and flags"),
     "check": ("slime_ext.commands.check:main", "whether a configuration or a launch script is right"),
     "convert": ("slime_ext.commands.convert:main", "another system's correction in native keys"),
-    "bench": ("slime_ext.analysis.bench:main", "bias and variance of every correction, by enumeration"),
+    "bench": (
+        "slime_ext.analysis.bench:main",
+        "what corrections cost: exact bias and variance, time, scaling",
+    ),
     "doctor": ("slime_ext.commands.doctor:main", "what is installed, and whether a launch can work here"),
     "analyze": (
         "slime_ext.commands.analyze:main",

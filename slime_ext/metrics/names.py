@@ -188,7 +188,8 @@ METRICS = (
     Metric(
         "rejected_sequence_fraction",
         "fraction",
-        "samples that a step at unit sequence, a veto, a non-finite log-prob or their group took out",
+        "samples that a step at unit sequence, a veto or their group took out; with such a step a "
+        "non-finite log-prob does, too",
         "below 0.3",
         _share_gone("kept_sequences", "sequences"),
     ),

@@ -151,7 +151,7 @@ def _counted(name: str, body: Body, batch: Batch) -> Cost | None:
 def parser() -> argparse.ArgumentParser:
     """The flags of the command."""
     made = argparse.ArgumentParser(prog="slime-ext bench speed", allow_abbrev=False)
-    made.add_argument("--repeat", type=int, default=9)
+    made.add_argument("--repeat", type=int, default=9, help="runs of each, of which the median counts")
     made.add_argument(
         "--workloads",
         type=_letters(WORKLOADS),
@@ -164,7 +164,13 @@ def parser() -> argparse.ArgumentParser:
         default="TS",
         help="T: token weights; S: sequence weights and all else",
     )
-    made.add_argument("--backends", nargs="*", default=["eager", "compiled"], choices=["eager", "compiled"])
+    made.add_argument(
+        "--backends",
+        nargs="*",
+        default=["eager", "compiled"],
+        choices=["eager", "compiled"],
+        help="of ours; default: both",
+    )
     made.add_argument("--slime-dir", help="a slime checkout, for its mis.py and vanilla_tis")
     made.add_argument(OTHERS, help="python of an environment with benchmarks/requirements.txt installed")
     return made

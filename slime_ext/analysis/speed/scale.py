@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     made.add_argument("--backend", default="compiled", choices=["eager", "compiled"])
     made.add_argument("--most", type=int, default=10**7, help="tokens of the largest batch, up to 10^8")
     made.add_argument("--tokens", type=int, default=1 << 20, help="of the batch that is cut up")
-    made.add_argument("--repeat", type=int, default=7)
+    made.add_argument("--repeat", type=int, default=7, help="runs of each, of which the median counts")
     args = made.parse_args(list(argv))
     if args.most < LEAST:
         made.error(f"argument --most: expected at least {LEAST}, got {args.most}: a slope needs two sizes")
