@@ -20,12 +20,13 @@ from slime_ext.objectives import SURROGATES
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
 CORRECTIONS, CONFIGURATION = (DOCS / name for name in ("corrections.md", "configuration.md"))
-# Sections of corrections.md that state a formula.
+# Sections of corrections.md that hold examples.
 SECTIONS = (
     "From REINFORCE to decoupled PPO",
     "Levels",
     "Bounds",
     "Rejection",
+    "In Python",
     "Where systems disagree",
 )
 
@@ -90,7 +91,8 @@ def test_every_field_of_a_system_is_in_its_table(system):
 @pytest.mark.parametrize("path", [CONFIGURATION], ids=lambda p: p.name)
 def test_the_yaml_of_the_documents_loads(path):
     blocks = re.findall(r"\n\n((?:    .*\n)+)", path.read_text())
-    mappings = [yaml.safe_load("\n".join(line[4:] for line in b.splitlines())) for b in blocks]
+    read = [yaml.safe_load("\n".join(line[4:] for line in b.splitlines())) for b in blocks]
+    mappings = [mapping for mapping in read if isinstance(mapping, dict)]  # else a command
     assert len(mappings) == 3
     for mapping in mappings:
         load_config(mapping["slime_ext"])

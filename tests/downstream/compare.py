@@ -243,6 +243,8 @@ def main() -> int:
     )
     parser.add_argument("--batches", type=int, default=1000)
     args = parser.parse_args()
+    if not any((args.verl, args.verl_3984, args.verl_flat, args.skyrl, args.slime, args.fireworks)):
+        parser.error("expected a system to compare with, got none")
     logging.getLogger("slime_ext").setLevel(logging.ERROR)
     print("| system | block | batches | largest difference of a weight | masks that differ |")
     print("| --- | --- | --- | --- | --- |")
