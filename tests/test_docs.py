@@ -15,6 +15,7 @@ import yaml
 from slime_ext import load_config, presets
 from slime_ext.config import KEYS, KNOWN_STEPS
 from slime_ext.dialects import DIALECTS
+from slime_ext.launcher.arguments import elsewhere
 from slime_ext.objectives import SURROGATES
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -113,6 +114,26 @@ OF_SLIME = {"examples/train_infer_mismatch_helper"}
 def test_files_that_a_document_names_are_there(path):
     named = set(re.findall(rf"(?<![\w/.])((?:{ROOMS})/[\w/.-]*\w)", path.read_text()))
     assert not [name for name in named - OF_SLIME if not (DOCS.parent / name).exists()]
+
+
+SCRIPTS = [
+    f for room in ("slime_ext", "benchmarks", "tests/downstream") for f in (DOCS.parent / room).rglob("*.py")
+]
+SOURCE = "\n".join(f.read_text() for f in SCRIPTS)
+OF_HOSTS = {f"--{name}" for name in elsewhere.SLIME | elsewhere.MEGATRON | elsewhere.NO_EFFECT}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_flags_that_a_document_names_are_there(path):
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", path.read_text())) - OF_HOSTS
+    dests = {flag: flag.removeprefix("--").replace("-", "_") for flag in named}
+    assert not [f for f, dest in dests.items() if not re.search(rf'{f}(?![\w-])|"{dest}"', SOURCE)]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_tests_that_a_document_picks_are_there(path):
+    picked = re.findall(r"pytest (?:-\w )*(tests\S*\.py) -k (\w+)", path.read_text())
+    assert all(re.search(rf"def test_\w*{word}", (DOCS.parent / file).read_text()) for file, word in picked)
 
 
 def with_examples():
