@@ -266,9 +266,10 @@ class Loop:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Joins the process group, runs, leaves it."""
+    """Joins the process group, runs, leaves it.
+
+    A rank that fails does not take leave: NCCL would wait for the others, which wait for this rank.
+    """
     parallel.initialize(args)
-    try:
-        Loop(args).run()
-    finally:
-        parallel.destroy()
+    Loop(args).run()
+    parallel.destroy()
