@@ -271,5 +271,9 @@ def run(args: argparse.Namespace) -> None:
     A rank that fails does not take leave: NCCL would wait for the others, which wait for this rank.
     """
     parallel.initialize(args)
-    Loop(args).run()
+    loop = Loop(args)
+    try:
+        loop.run()
+    finally:
+        loop.writer.shutdown()  # the dump of the rollout that fails is the one to look at
     parallel.destroy()
