@@ -53,7 +53,8 @@ def current() -> int | None:
 def ages_of(call: HookCall) -> Tensor | None:
     """[S] float64: the trainer's version less that of the oldest weights that sampled the sequence.
 
-    NaN for a sample without versions; None where no sample can have an age.
+    NaN for a sample without versions, and for one of weights that this trainer has not pushed yet: a replayed
+    rollout is of another run. None where no sample can have an age.
     """
     now = current()
     if call.weight_versions is None or now is None:
@@ -98,7 +99,8 @@ def _age(spans: Sequence[Any] | None, now: int) -> float:
     versions = [str(version) for version in spans or ()]
     if not versions or not all(version.isdigit() for version in versions):
         return float("nan")
-    return float(now - min(map(int, versions)))
+    age = now - min(map(int, versions))
+    return float(age) if age >= 0 else float("nan")
 
 
 def _noting(make: Callable[..., None]) -> Callable[..., None]:

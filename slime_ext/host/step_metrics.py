@@ -7,7 +7,7 @@ takes the device's memory and the process groups away between rollouts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ from slime_ext.metrics.measure import measure
 from slime_ext.ops.segments import Segments
 
 OF_SEEDS = Layout((("clipped", 2),))
+LONGEST = 2000  # bytes of a reason that stages tell each other
 
 
 @dataclass
@@ -171,14 +172,24 @@ def place_of(here: Ranks) -> tuple[int, int]:
     return here.dp_rank * size + here.context.rank, here.dp_size * size
 
 
-def any_stage(flag: bool) -> bool:
-    """Whether the flag is set on any of the pipeline's stages; every one of them asks."""
+def told_by_any_stage(reason: str) -> str:
+    """What one of the pipeline's stages has to say, on all of them; empty where none has.
+
+    Every stage asks, once per optimizer step; one of them at most gives a reason, empty for none.
+    """
     stages = pipeline_group()
     if stages is None or stages.size() == 1:
-        return flag
-    said = torch.tensor([float(flag)], device=_device())
-    torch.distributed.all_reduce(said, group=stages)
-    return numbers(said)[0] > 0
+        return reason
+
+    def over_stages(values: Sequence[int]) -> list[float]:
+        said = torch.tensor(values, dtype=torch.float32, device=_device())
+        torch.distributed.all_reduce(said, group=stages)
+        return numbers(said)
+
+    if not any(over_stages([int(bool(reason))])):
+        return ""
+    text = over_stages(list(reason.encode()[:LONGEST].ljust(LONGEST, b"\0")))
+    return bytes(map(int, text)).rstrip(b"\0").decode(errors="ignore")
 
 
 def _device() -> str:

@@ -181,7 +181,8 @@ def report_on_every_stage(
     """``Reporter.report`` on the pipeline's last stage, {} on the others; where it raises, all of them do.
 
     Raises:
-        GuardError, NonFiniteError: on the last stage as ``Reporter.report``; a GuardError on the others.
+        GuardError, NonFiniteError: on the last stage as ``Reporter.report``; a GuardError of the same line on
+            the others, for whoever started the run may see one stage's error alone.
     """
     error, values = None, {}
     if ranks().is_last_stage:
@@ -189,13 +190,11 @@ def report_on_every_stage(
             values = reporter.report(step, where)
         except (GuardError, NonFiniteError) as found:
             error = found
-    stopped = step_metrics.any_stage(error is not None)
+    reason = step_metrics.told_by_any_stage(str(error or ""))
     if error is not None:
         raise error
-    if stopped:
-        raise GuardError(
-            "off_policy: expected to go on, got a stop of the pipeline's last stage: it says why"
-        )
+    if reason:
+        raise GuardError(reason)
     return values
 
 

@@ -266,9 +266,14 @@ class Loop:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Joins the process group, runs, leaves it."""
+    """Joins the process group, runs, leaves it.
+
+    A rank that fails does not take leave: NCCL would wait for the others, which wait for this rank.
+    """
     parallel.initialize(args)
+    loop = Loop(args)
     try:
-        Loop(args).run()
+        loop.run()
     finally:
-        parallel.destroy()
+        loop.writer.shutdown()  # the dump of the rollout that fails is the one to look at
+    parallel.destroy()

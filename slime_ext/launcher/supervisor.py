@@ -162,7 +162,7 @@ def start_ranks(args: argparse.Namespace, directory: Path) -> list[subprocess.Po
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
-        with (directory / f"rank_{rank}.log").open("wb") as log:
+        with _log(directory, rank).open("wb") as log:
             ranks.append(spawn_bound(command, env, sys.stdout if rank == 0 else log, errors=log))
     return ranks
 
@@ -174,15 +174,15 @@ def watch(ranks: Sequence[subprocess.Popen], engine: EngineProcess | None, direc
         SlimeExtError: the line that a rank left, or what is known of its end; or the engine gave up.
     """
     while any(rank.poll() is None for rank in ranks):
-        failed = next((i for i, rank in enumerate(ranks) if rank.poll() not in (None, 0)), None)
-        if failed is not None:
+        if any(rank.poll() for rank in ranks):
             break
         if engine is not None and engine.failure is not None:
             raise engine.failure
         time.sleep(POLL_SECONDS)
-    failed = next((i for i, rank in enumerate(ranks) if rank.poll() not in (None, 0)), None)
-    if failed is not None:
-        raise _failure(failed, ranks[failed].returncode, directory)
+    failed = [i for i, rank in enumerate(ranks) if rank.poll()]
+    if failed:  # others fail because one did, and write that later than it wrote why
+        first = min(failed, key=lambda i: _log(directory, i).stat().st_mtime_ns)
+        raise _failure(first, ranks[first].returncode, directory)
 
 
 def _failure(rank: int, status: int, directory: Path) -> SlimeExtError:
@@ -190,12 +190,16 @@ def _failure(rank: int, status: int, directory: Path) -> SlimeExtError:
     message = directory / ERROR_FILE
     if message.is_file():
         return SlimeExtError(message.read_text().strip())
-    log = directory / f"rank_{rank}.log"
+    log = _log(directory, rank)
     end = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
     return SlimeExtError(
         f"rank {rank}: expected to finish, got {end} ({_last_line(log)}): see {log}; "
         f"continue with --load {directory / 'checkpoints'}"
     )
+
+
+def _log(directory: Path, rank: int) -> Path:
+    return directory / f"rank_{rank}.log"
 
 
 def _last_line(log: Path) -> str:

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -20,7 +21,7 @@ ERROR_FILE = "error.txt"
 
 
 def main(argv: list[str]) -> int:
-    """Reads the resolved arguments and runs the loop."""
+    """Reads the resolved arguments and runs the loop; the exit status."""
     args = argparse.Namespace(**json.loads(Path(argv[0]).read_text()))
     warnings.filterwarnings("ignore", module="megatron|torch|transformers")
     # What our rooms have to say (a correction that counts a ratio twice, say) belongs before the user's eyes.
@@ -33,11 +34,15 @@ def main(argv: list[str]) -> int:
     except SlimeExtError as error:
         (Path(args.run_path) / ERROR_FILE).write_text(f"{error}\n")
         return 2
+    except BaseException:
+        traceback.print_exc()
+        return 1
     return 0
 
 
 if __name__ == "__main__":
     status = main(sys.argv[1:])
     sys.stdout.flush()
+    sys.stderr.flush()
     # Not sys.exit: after an error the other ranks never arrive where the process group would wait for them.
     os._exit(status)

@@ -32,7 +32,15 @@ def call(versions):
 
 @pytest.mark.parametrize(
     ("spans", "age"),
-    [(["7"], 0), (["5", "7"], 2), (["6", "6"], 1), ([], math.nan), (["default"], math.nan), (None, math.nan)],
+    [
+        (["7"], 0),
+        (["5", "7"], 2),
+        (["6", "6"], 1),
+        (["8"], math.nan),
+        ([], math.nan),
+        (["default"], math.nan),
+        (None, math.nan),
+    ],
 )
 def test_an_age_counts_from_the_oldest_weights(spans, age):
     ages.tell(7)

@@ -152,7 +152,7 @@ def test_every_rank_stops(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_stage_of_a_pipeline_stops(tmp_path):
+def test_every_stage_of_a_pipeline_stops_and_says_why(tmp_path):
     first, last = run(tmp_path, 2, functools.partial(stops, stages=2))
     assert last[0].startswith("cur_log_probs, sequence 1") and last[1].endswith("as guards asks")
-    assert len(first) == 2 and all("the pipeline's last stage: it says why" in line for line in first)
+    assert first == last  # the first of them may be all that the user sees

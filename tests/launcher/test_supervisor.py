@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_ext.errors import ConfigError, EngineError
+from slime_ext.errors import ConfigError, EngineError, SlimeExtError
 from slime_ext.launcher import supervisor
 from slime_ext.launcher.task import tiny
 from tests.launcher.engine import ROOT
@@ -57,6 +57,19 @@ def test_an_engine_that_may_not_be_restarted_ends_the_run(tmp_path):
     engine = Namespace(failure=EngineError("gone"), restarts=0)
     with pytest.raises(EngineError, match="gone"):
         supervisor.watch([rank], engine, tmp_path)
+
+
+def test_the_rank_that_failed_first_is_named(tmp_path):
+    """The others fail within milliseconds, because it did."""
+    ends = {"rank_0.log": ("RuntimeError: Connection reset by peer", 2), "rank_1.log": ("ValueError: no", 1)}
+    for name, (line, at) in ends.items():
+        (tmp_path / name).write_text(f"Traceback ...\n{line}\n")
+        os.utime(tmp_path / name, (at, at))
+    rank = Namespace(poll=lambda: 1, returncode=1)
+    with pytest.raises(
+        SlimeExtError, match=r"rank 1: expected to finish, got exit status 1 \(ValueError: no\)"
+    ):
+        supervisor.watch([rank, rank], None, tmp_path)
 
 
 SWALLOWS = """
