@@ -14,6 +14,7 @@ from slime_ext.ops.segments import Segments
 from tests import oracle
 
 PAIRS = [(-0.1, -0.1), (-0.1, -3.0), (-7.0, -0.01), (-1e-9, -1e-9), (-40.0, -1.0), (-1.0, -40.0)]
+PAIRS += [(-1e-9, -1.0), (-1.0, -1e-9)]
 
 
 def column(values):
