@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slime_ext import metrics, presets
-from slime_ext.correction import Correction
+from slime_ext.correction import Correction, Plan
 from slime_ext.metrics import Accumulator, Layout
 from slime_ext.metrics.measure import measure
 from slime_ext.steps import Reject
@@ -41,8 +41,9 @@ def test_the_median_is_within_its_bound_wherever_it_lies_in_its_bin():
         assert math.log(got["ratio_p50"]) == pytest.approx(log_ratio, rel=0.0308)
 
 
-def test_half_of_the_tokens_on_policy_have_a_median_of_1():
-    assert scalars(Correction(), one_long([-9.0, 0.0, 0.0, 9.0]))["ratio_p50"] == 1
+@pytest.mark.parametrize("log_ratios", [[-9.0, 0.0, 0.0, 9.0], [0.0, 0.0, 9.0, 9.0]])
+def test_half_of_the_tokens_on_policy_have_a_median_of_1(log_ratios):
+    assert scalars(Correction(), one_long(log_ratios))["ratio_p50"] == 1
 
 
 def test_a_sequence_without_response_tokens_is_no_sample():
@@ -68,6 +69,17 @@ def test_the_share_that_a_surrogate_clipped_is_of_all_response_tokens():
     assert (
         found["off_policy/surrogate_clipped_fraction"] == 0.25 and found["off_policy/clipped_fraction"] == 0
     )
+
+
+def test_what_its_group_takes_out_is_counted_beside_the_steps():
+    packed, _ = tokens([s for x in (1.0, 0.0, 0.0, 0.0) for s in one_long([x])])
+    correction = Correction(steps=(Reject(high=2.0),), group="atomic")
+    outcome = correction(packed, Plan(keep=torch.tensor([False, False, True, True])), observe=True)
+    accumulator = Accumulator(plan := Layout.of(correction))
+    accumulator.add(measure(packed, outcome, plan))
+    found = metrics.scalars(accumulator.reduce()[0])
+    shares = [found[f"off_policy/steps/{step}/rejected_fraction"] for step in ("0_reject", "group")]
+    assert shares == [0.25, 0.5] and found["off_policy/kept_fraction"] == 0.5
 
 
 @pytest.mark.parametrize("rank", [0, 1])
