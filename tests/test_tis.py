@@ -10,8 +10,9 @@ import torch
 
 from slime_ext import presets, tis
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
-from slime_ext.host import guards, step_metrics
+from slime_ext.host import guards, hook, step_metrics
 from slime_ext.host.contract import METRICS, REQUIRED
+from slime_ext.host.packing import Parallel
 from tests import oracle
 from tests.batches import tokens
 
@@ -115,6 +116,18 @@ def test_in_an_open_step_the_seeds_weights_are_measured(name, weights):
     found = step.reduce()[0]
     expected = {"weight_mean": sum(weights) / 4, "kept_fraction": len(weights) / 4, "clipped_fraction": 2 / 4}
     assert {key: found[f"off_policy/{key}"] for key in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", [*SEEDS, "geo_rs"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_the_ranks_that_share_sequences_the_first_counts_them(name, rank, monkeypatch):
+    for module in (tis, hook):
+        monkeypatch.setattr(module, "context_parallel", lambda: Parallel(rank))
+    batch = oracle.random_batch(1)
+    with step_metrics.under_way(step_metrics.OF_SEEDS) as step:
+        getattr(tis, name)(arguments(), **as_slime_calls(batch))
+    counted = sum(any(s["mask"]) for s in batch)
+    assert step.reduce()[0]["off_policy/sequences"] == (0 if rank else counted)
 
 
 @pytest.mark.parametrize("name", NAMES)
