@@ -14,6 +14,7 @@ from slime_ext.correction import Correction, Plan, Tokens, plan_step
 from slime_ext.errors import ConfigError
 from slime_ext.objectives import Bounds, DualClip, Host, PpoClip, Reinforce, Sapo
 from slime_ext.ops.segments import Segments
+from slime_ext.outcome import largest_factor
 from slime_ext.steps import (
     Clip,
     MinPrefixReweight,
@@ -183,7 +184,7 @@ def test_what_every_one_of_the_most_steps_did_is_told_apart():
 
 
 def test_what_a_correction_needs_from_the_host():
-    assert not Correction(steps=WEIGHTED).needs_target
+    assert not Correction(steps=WEIGHTED).needs_target and Correction(surrogate=PpoClip()).needs_target
     assert Correction(numerator="target").needs_target and Correction(surrogate=Reinforce()).needs_advantages
     assert Correction(steps=(Taper(),)).needs_advantages
     assert Correction(steps=(Reject("token", "tv", high=0.1, when="outward"),)).needs_advantages
@@ -272,6 +273,12 @@ def test_an_infinite_weight_on_a_loss_of_0_is_0(level):
     loss, _ = correction.loss(outcome, packed, host_loss, Bounds())
     (gradient,) = torch.autograd.grad((loss * torch.tensor([0.0, 1.0])).sum(), host_loss)
     assert outcome.weights[0].isinf() and loss[0] == 0 and gradient[0] == 0 and not gradient.isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_largest_factor_stays_finite_in_the_narrowest_loss(dtype):
+    narrow = torch.float16 if dtype is torch.float16 else torch.bfloat16
+    assert torch.tensor(largest_factor(dtype)).to(narrow).isfinite()
 
 
 def test_a_mean_weight_below_any_float32_divides():

@@ -9,8 +9,9 @@ import torch
 
 from slime_ext import load_config, presets, tis
 from slime_ext.config import to_mapping
+from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
-from slime_ext.objectives import Bounds
+from slime_ext.objectives import Bounds, DualClip, PpoClip, Reinforce, Sapo
 from slime_ext.ops import arrays
 from tests import oracle
 from tests.batches import flat, tokens
@@ -179,3 +180,13 @@ def test_a_truncated_weight_is_exactly_the_cap_even_where_the_ratio_overflows():
     batch[0] |= {"mask": [1], "host_loss": [1.0]}
     assert presets.get("token_is")(tokens(batch)[0]).weights.tolist() == [2.0]
     assert math.isinf(oracle.exp(800.0))
+
+
+@pytest.mark.parametrize("surrogate", [Reinforce(), PpoClip(), DualClip("behavior"), Sapo()], ids=str)
+def test_the_gradient_of_a_surrogate_flows_through_the_target_alone(surrogate):
+    packed, host_loss = tokens(oracle.random_batch(1, wild=False))
+    fixed = {key: getattr(packed, key).requires_grad_() for key in ("proximal", "behavior", "advantages")}
+    correction = Correction(surrogate=surrogate)
+    loss, _ = correction.loss(correction(packed), packed, host_loss, Bounds())
+    loss.sum().backward()
+    assert packed.target.grad.any() and not any(value.grad is not None for value in fixed.values())

@@ -8,6 +8,7 @@ import pytest
 
 from slime_ext import rails
 from slime_ext.config import read_config
+from slime_ext.errors import ConfigError
 from slime_ext.metrics.options import Options
 from slime_ext.rails import Guard, Watch
 
@@ -32,6 +33,21 @@ def test_it_is_said_again_ever_more_rarely():
 )
 def test_outside_is_outside(guard, value):
     assert alarms(guard, [value])[0] and not guard.holds(value)
+
+
+def test_both_ends_are_inside():
+    guard = Guard(min=0.1, max=0.2)
+    assert [guard.holds(value) for value in (0.09, 0.1, 0.2, 0.21)] == [False, True, True, False]
+    assert Guard(max=0.2).holds(-math.inf) and Guard(min=0.1).holds(math.inf)
+    assert Guard(min=0.1, max=0.1).holds(0.1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"), [({}, "min"), ({"min": 0.2, "max": 0.1}, "min"), ({"min": 0.1, "steps": 0}, "steps")]
+)
+def test_a_guard_that_could_not_act_or_always_would_is_refused(fields, key):
+    with pytest.raises(ConfigError, match=f"^{key}: expected"):
+        Guard(**fields)
 
 
 def test_the_line_says_what_was_expected_and_what_follows():

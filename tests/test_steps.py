@@ -8,18 +8,22 @@ import pytest
 import torch
 
 from slime_ext.correction import Correction, Tokens
+from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments
-from slime_ext.steps import Clip, MinPrefixReweight, Reject, Reweight, Taper, Truncate, Veto
+from slime_ext.steps import Clip, MinPrefixReweight, Reject, Reweight, SecondMoment, Taper, Truncate, Veto
 
 
-def outcome(ratios, *steps, mask=None, advantages=None, lengths=None):
-    """The outcome for tokens with these ratios of proximal to behavior (proximal log-prob 0)."""
+def packed(ratios, *, mask=None, advantages=None, lengths=None):
+    """Tokens with these ratios of proximal to behavior (proximal log-prob 0)."""
     ratios = torch.tensor(ratios, dtype=torch.float64)
     mask = torch.ones(len(ratios)) if mask is None else torch.tensor(mask)
     segments = Segments.whole(lengths or [len(ratios)], mask)
     advantages = None if advantages is None else torch.tensor(advantages, dtype=torch.float64)
-    tokens = Tokens(segments, torch.zeros_like(ratios), -ratios.log(), advantages=advantages)
-    return Correction(steps=steps)(tokens, observe=True)
+    return Tokens(segments, torch.zeros_like(ratios), -ratios.log(), advantages=advantages)
+
+
+def outcome(ratios, *steps, **fields):
+    return Correction(steps=steps)(packed(ratios, **fields), observe=True)
 
 
 def weights(*args, **fields):
@@ -52,6 +56,14 @@ def test_truncate_and_clip_are_exact_at_their_bounds_and_say_where_they_acted():
         True,
     ]
     assert outcome([4.0, 0.1], Reweight(), Truncate(2.0)).clipped.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("seen", [{"observe": True}, {"bounds": True}], ids=str)
+def test_the_host_is_told_where_any_of_two_bounds_acted(seen):
+    tokens = packed([4.0, 1.0, 0.25])
+    correction = Correction(steps=(Reweight(), Truncate(2.0), Clip(0.5, 3.0)))
+    _, clipped, _ = correction.outcome(tokens, **seen).channel(tokens.segments.mask)
+    assert clipped.tolist() == [1, 0, 1] == correction(tokens, **seen).clipped.tolist()
 
 
 def test_both_ends_of_an_interval_are_inside():
@@ -103,3 +115,52 @@ def test_prefix_minima_multiply_the_tokens_own_ratio():
 def test_topr_weighs_by_the_sign_of_the_advantage():
     assert weights([2.0, 2.0], Taper(), advantages=[1.0, -1.0]) == [1.0, 1.0]
     assert weights([0.5, 0.5], Taper(), advantages=[1.0, -1.0]) == pytest.approx([1.0, 0.25])
+
+
+def test_of_advantage_0_topr_takes_the_range_of_positive_ones():
+    assert weights([0.5, 0.5], Taper("token"), advantages=[0.0, -1.0]) == pytest.approx([1.0, 0.5])
+
+
+TIGHTEST = [
+    Truncate(1.0),
+    Clip(1.0, 1.0),
+    Clip(0.0, 1.0),
+    Taper("token", positive_low=0.0, negative_low=1.0),
+    Reject(low=1.0, high=1.0),
+    Reject("sequence", "k2", high=0.0),
+    Reject("sequence", "k1", low=0.0),
+    Veto(1.0, 1.0),
+    SecondMoment(1e-300),
+]
+
+
+@pytest.mark.parametrize("step", TIGHTEST, ids=str)
+def test_the_tightest_bounds_leave_on_policy_data_alone(step):
+    got = outcome([1.0, 1.0], Reweight(), step, advantages=[1.0, -1.0])
+    assert got.weights.tolist() == [1.0, 1.0] and got.keep.all()
+
+
+@pytest.mark.parametrize(
+    ("step", "fields", "key"),
+    [
+        (Truncate, {"high": 0.99}, "truncate.high"),
+        (Clip, {"low": -0.01}, "clip.low"),
+        (Clip, {"low": 1.01}, "clip.low"),
+        (Clip, {"high": 0.99}, "clip.high"),
+        (Taper, {"positive_low": -0.01}, "taper.positive"),
+        (Taper, {"positive_high": 0.99}, "taper.positive"),
+        (Taper, {"negative_low": 1.01}, "taper.negative"),
+        (Taper, {"negative_high": 0.99}, "taper.negative"),
+        (Reject, {"low": 1.01}, "reject"),
+        (Reject, {"high": 0.99}, "reject"),
+        (Reject, {"statistic": "k2", "low": 0.01}, "reject"),
+        (Reject, {"statistic": "k2", "high": -0.01}, "reject"),
+        (Reject, {"max_staleness": -1}, "reject.max_staleness"),
+        (Veto, {"low": 1.01}, "veto"),
+        (Veto, {"high": 0.99}, "veto"),
+        (SecondMoment, {"threshold": 0.0}, "second_moment.threshold"),
+    ],
+)
+def test_bounds_that_on_policy_data_would_leave_are_refused(step, fields, key):
+    with pytest.raises(ConfigError, match=f"^{key}: expected"):
+        step(**fields)

@@ -10,8 +10,9 @@ import torch
 
 from slime_ext import presets, tis
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
-from slime_ext.host import guards
+from slime_ext.host import guards, hook, step_metrics
 from slime_ext.host.contract import METRICS, REQUIRED
+from slime_ext.host.packing import Parallel
 from tests import oracle
 from tests.batches import tokens
 
@@ -92,12 +93,41 @@ def test_both_ends_of_the_band_are_inside():
 
 
 def test_the_seeds_metrics_are_slimes():
-    batch = [{"proximal": [0.0, 0.0], "behavior": [-1.0, 0.0], "mask": [1, 1]}]
-    batch[0] |= {"target": [0.0] * 2, "advantage": [1.0] * 2, "host_loss": [1.0] * 2}
+    batch = [{"proximal": [0.0] * 3, "behavior": [-1.0, 0.0, math.nan], "mask": [1, 1, 1]}]
+    batch[0] |= {"target": [0.0] * 3, "advantage": [1.0] * 3, "host_loss": [1.0] * 3}
     _, _, metrics = tis.vanilla_tis_function(arguments(), **as_slime_calls(batch))
-    assert metrics["tis"].tolist() == pytest.approx([math.e, 1.0])
-    assert metrics["tis_clipfrac"].tolist() == [1.0, 0.0]
-    assert metrics["tis_abs"].tolist() == pytest.approx([math.e - 1, 0.0])
+    assert metrics["tis"].tolist() == pytest.approx([math.e, 1.0, 0.0])
+    assert metrics["tis_clipfrac"].tolist() == [1.0, 0.0, 0.0]
+    assert metrics["tis_abs"].tolist() == pytest.approx([math.e - 1, 0.0, 0.0])
+    assert metrics["nonfinite_fraction"].tolist() == [0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"), [(SEEDS[0], [1, 2, 0.5]), (SEEDS[1], [1]), (SEEDS[2], [1, 2, 0.5])]
+)
+def test_in_an_open_step_the_seeds_weights_are_measured(name, weights):
+    """Ratios 1, 4, 1/4 and none in the band from 1/2 to 2."""
+    log_probs = [0.0, math.log(4), -math.log(4), 0.0]
+    batch = [{"behavior": [0.0, 0.0, 0.0, math.nan], "mask": [1] * 4}]
+    batch[0] |= dict.fromkeys(("proximal", "target", "advantage", "host_loss"), log_probs)
+    args = arguments(tis_clip_low=0.5, tis_clip=2.0, eps_clip=0.5, eps_clip_high=1.0)
+    with step_metrics.under_way(step_metrics.OF_SEEDS) as step:
+        getattr(tis, name)(args, **as_slime_calls(batch))
+    found = step.reduce()[0]
+    expected = {"weight_mean": sum(weights) / 4, "kept_fraction": len(weights) / 4, "clipped_fraction": 2 / 4}
+    assert {key: found[f"off_policy/{key}"] for key in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", [*SEEDS, "geo_rs"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_the_ranks_that_share_sequences_the_first_counts_them(name, rank, monkeypatch):
+    for module in (tis, hook):
+        monkeypatch.setattr(module, "context_parallel", lambda: Parallel(rank))
+    batch = oracle.random_batch(1)
+    with step_metrics.under_way(step_metrics.OF_SEEDS) as step:
+        getattr(tis, name)(arguments(), **as_slime_calls(batch))
+    counted = sum(any(s["mask"]) for s in batch)
+    assert step.reduce()[0]["off_policy/sequences"] == (0 if rank else counted)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -39,6 +39,7 @@ def call(versions):
         (["8"], math.nan),
         ([], math.nan),
         (["default"], math.nan),
+        (["default", "7"], math.nan),
         (None, math.nan),
     ],
 )
@@ -53,6 +54,12 @@ def test_without_either_number_there_is_no_age():
     assert ages.ages_of(call(None)) is None
 
 
+def test_without_a_host_there_is_nothing_to_note(monkeypatch):
+    monkeypatch.setattr(hosts, "current", lambda: None)
+    ages.install()
+    assert ages.current() is None
+
+
 def test_the_hosts_pushing_object_says_the_version(monkeypatch):
     class UpdateWeightFromTensor:
         def __init__(self, args):
@@ -61,15 +68,20 @@ def test_the_hosts_pushing_object_says_the_version(monkeypatch):
     class UpdateWeightDelta(UpdateWeightFromTensor):
         pass
 
+    class Actor:
+        def __init__(self):
+            self.weight_version = -1
+
     actor = ModuleType("host.actor")
-    actor.UpdateWeightFromTensor, actor.torch = UpdateWeightFromTensor, torch
+    actor.UpdateWeightFromTensor, actor.Actor, actor.UpdateWeightMode = UpdateWeightFromTensor, Actor, "delta"
     monkeypatch.setitem(sys.modules, "host.actor", actor)
     monkeypatch.setattr(hosts, "current", lambda: hosts.Host("host", "", "", "host.actor", ""))
     ages.install()
     ages.install()
     assert ages.current() is None
     pushing = UpdateWeightDelta(4)
-    assert ages.current() == 4
+    other = Actor()
+    assert ages.current() == 4 != other.weight_version
     pushing.weight_version += 1
     assert ages.current() == 5
     del pushing

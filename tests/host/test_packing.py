@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 from argparse import Namespace
 from dataclasses import replace
 from itertools import accumulate
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,17 @@ import torch
 from slime_ext.analysis.speed.cost import count
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.host.contract import HookCall
-from slime_ext.host.packing import Parallel, locate, pack, pack_segments, slice_response, unpack_masks, zigzag
+from slime_ext.host.packing import (
+    ALONE,
+    Parallel,
+    context_parallel,
+    locate,
+    pack,
+    pack_segments,
+    slice_response,
+    unpack_masks,
+    zigzag,
+)
 from slime_ext.ops.segments import Segments
 
 # total, response; slime always has a prompt, so the first response token has a logit before it
@@ -77,6 +89,15 @@ def test_local_masks_and_positions_are_the_slices(rank):
     assert segments.positions.tolist() == [b + i for b, part in zip(begins, held, strict=False) for i in part]
     assert segments.ids.tolist() == [s for s, part in enumerate(held) for _ in part]
     assert torch.equal(segments.mask, torch.cat(masks)[segments.positions] != 0)
+
+
+@pytest.mark.parametrize(("initialized", "size"), [(False, None), (True, 1)])
+def test_a_process_that_shares_no_sequence_is_alone(initialized, size, monkeypatch):
+    state = SimpleNamespace(
+        model_parallel_is_initialized=lambda: initialized, get_context_parallel_world_size=lambda: size
+    )
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
+    assert context_parallel() == ALONE
 
 
 def hook_call(**changes):

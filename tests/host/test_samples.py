@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import math
 
 import pytest
 import torch
 
+from slime_ext.errors import NonFiniteError
 from slime_ext.host import samples
+from slime_ext.host.poison import Poison
+from slime_ext.host.samples import Record
+from slime_ext.ops.segments import Segments
 
 
 def data(count=3, **more):
@@ -64,3 +69,19 @@ def test_a_mask_that_is_gone_is_not_mistaken_for_one_at_its_address():
 def test_records_take_what_the_release_fills_in(more, expected):
     (record,) = samples.records_of(data(1, **more))
     assert (record.index, record.rollout_id, record.weight_versions) == expected
+
+
+@pytest.mark.parametrize(
+    ("records", "name"),
+    [
+        ([Record(0, 6), Record(1, 7)], r"sample 7 \(sequence 1 of 2 in micro-batch 0\)"),
+        ([Record(0), Record(1)], "sequence 1 of 2 in micro-batch 0"),
+        (None, "sequence 1 of 2 in micro-batch 0"),
+    ],
+)
+def test_a_broken_sample_is_named_by_its_index_where_the_host_keeps_one(records, name):
+    poison = Poison()
+    broken = torch.tensor([0.0, 0.0, math.nan])
+    poison.look({"train_log_probs": broken}, Segments.whole([1, 2], torch.ones(3)), records)
+    with pytest.raises(NonFiniteError, match=f"^train_log_probs, {name}, response token 1: "):
+        poison.check([poison.vector().tolist()], 0)

@@ -14,6 +14,7 @@ from slime_ext.ops.segments import Segments
 from tests import oracle
 
 PAIRS = [(-0.1, -0.1), (-0.1, -3.0), (-7.0, -0.01), (-1e-9, -1e-9), (-40.0, -1.0), (-1.0, -40.0)]
+PAIRS += [(-1e-9, -1.0), (-1.0, -1e-9)]
 
 
 def column(values):
@@ -140,10 +141,10 @@ def test_clipped_marks_where_the_pessimistic_bound_acts():
 
 
 def test_cispo_takes_its_gradient_through_the_log_prob_alone():
-    target = column([-1.0]).requires_grad_()
-    loss, _ = surrogates.cispo(target - column([-3.0]), target, column([2.0]), 0.2, 0.2)
+    target = column([-1.0, -1.0]).requires_grad_()  # the first is clipped, the second is not
+    loss, _ = surrogates.cispo(target - column([-3.0, -1.1]), target, column([2.0, 2.0]), 0.2, 0.2)
     loss.sum().backward()
-    assert target.grad.item() == pytest.approx(-1.2 * 2.0)
+    assert target.grad.tolist() == pytest.approx([-1.2 * 2.0, -math.exp(0.1) * 2.0])
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
