@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from slime_ext.errors import ConfigError
 from slime_ext.host import hosts
 from slime_ext.host.contract import HookCall
+from slime_ext.host.versions import versions_of
 
 MARK = "_noted_by_slime_ext"
 PATCH = "apply patch 0002 (slime-ext patch apply DIR), which lets the rollout's weight versions through"
@@ -95,8 +96,8 @@ def require_host(host: hosts.Host | None, who: str = "max_staleness") -> None:
         )
 
 
-def _age(spans: Sequence[Any] | None, now: int) -> float:
-    versions = [str(version) for version in spans or ()]
+def _age(spans: Any, now: int) -> float:
+    versions = [str(version) for version in versions_of(spans)]
     if not versions or not all(version.isdigit() for version in versions):
         return float("nan")
     age = now - min(map(int, versions))

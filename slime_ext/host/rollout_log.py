@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
+from slime_ext.host.versions import versions_of
+
 PREFIX, STEP = "rollout/off_policy/", "rollout/step"
 # Where hosts keep ``log`` and ``compute_rollout_step``: slime, slime up to v0.3.1, miles.
 TRACKERS = (
@@ -97,8 +99,8 @@ def _token_lags(sample: Any, newest: int) -> list[int]:
     return [newest - min(numbers)] * sample.response_length if numbers else []
 
 
-def _versions(names: Iterable[Any] | None) -> list[int]:
-    return [int(name) for name in names or () if str(name).isdigit()]
+def _versions(names: Any) -> list[int]:
+    return [int(name) for name in versions_of(names) if str(name).isdigit()]
 
 
 def _flat(samples: Iterable[Any]) -> Iterable[Any]:

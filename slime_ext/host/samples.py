@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from slime_ext.host.rollout_data import ROLLOUT_IDS, column, first_of
+from slime_ext.host.versions import versions_of
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,6 @@ def records_of(rollout_data: Mapping[str, Any]) -> tuple[Record, ...]:
     )
     versions = rollout_data.get("weight_versions") or [()] * count
     return tuple(
-        Record(place, index, rollout, position, tuple(str(v) for v in spans or ()))
+        Record(place, index, rollout, position, tuple(map(str, versions_of(spans))))
         for place, (index, rollout, position, spans) in enumerate(zip(*columns, versions, strict=True))
     )

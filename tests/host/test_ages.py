@@ -40,6 +40,9 @@ def call(versions):
         ([], math.nan),
         (["default"], math.nan),
         (["default", "7"], math.nan),
+        ("5", 2),
+        (5, 2),
+        ("17", math.nan),
         (None, math.nan),
     ],
 )

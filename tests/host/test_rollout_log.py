@@ -41,6 +41,12 @@ def test_log_probs_may_be_an_array(recorded, lacks):
     assert spread([made])["no_log_probs"] == lacks
 
 
+@pytest.mark.parametrize("versions", ["12", 12])
+def test_a_single_version_is_no_list_of_digits(versions):
+    made = SimpleNamespace(weight_versions=versions, response_length=2, rollout_log_probs=[-1.0, -1.0])
+    assert spread([made, sample("14")])["lag_max"] == 2
+
+
 def test_tokens_with_versions_of_their_own():
     found = spread([sample("3", "5", length=4, token_weight_versions=["3", "5", "5", "5"])])
     assert (found["lag_mean"], found["lag_tokens"]) == (2, 0.5)

@@ -64,6 +64,7 @@ def test_a_mask_that_is_gone_is_not_mistaken_for_one_at_its_address():
         ({"sample_indices": torch.tensor([4]), "rollout_ids": [torch.tensor(9)]}, (4, 9, ())),
         ({"weight_versions": [["3", "4"]]}, (None, None, ("3", "4"))),
         ({"weight_versions": [None]}, (None, None, ())),
+        ({"weight_versions": ["12"]}, (None, None, ("12",))),
     ],
 )
 def test_records_take_what_the_release_fills_in(more, expected):

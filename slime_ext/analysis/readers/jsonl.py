@@ -19,9 +19,10 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-from slime_ext.analysis.readers.rows import Row, assemble, rollout_number, versions_of
+from slime_ext.analysis.readers.rows import Row, assemble, rollout_number
 from slime_ext.analysis.readers.train_files import text
 from slime_ext.analysis.records import Rollout, Skipped
+from slime_ext.host.versions import versions_of
 
 ALIASES = {
     "behavior": ("rollout_log_probs", "behavior"),

@@ -224,17 +224,6 @@ def number_of(version: Any) -> int:
     return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else UNKNOWN
 
 
-def versions_of(value: Any) -> Sequence[Any]:
-    """The versions that a file names: a list, none, or a single one.
-
-    >>> versions_of(["1", "2"]), versions_of(None), versions_of("12")
-    (['1', '2'], (), ('12',))
-    """
-    if value is None:
-        return ()
-    return value if isinstance(value, (list, tuple)) else (value,)
-
-
 def _versions(rows: list[Row], mask: Tensor, notes: Notes) -> Tensor | None:
     if not any(row.weight_versions or row.token_versions for row in rows):
         return None

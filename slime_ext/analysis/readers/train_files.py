@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.analysis.readers.rows import Row, as_tensor, versions_of
+from slime_ext.analysis.readers.rows import Row, as_tensor
+from slime_ext.host.versions import versions_of
 
 
 def about_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
