@@ -165,7 +165,13 @@ def found(rollouts):
 LARGE, MANY = (pytest.param(number, marks=pytest.mark.slow) for number in (512, 128))
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+# Each takes half a second: the fast tests look at every third.
+PLANTED = [
+    fault if i % 3 == 0 else pytest.param(fault, marks=pytest.mark.slow) for i, fault in enumerate(FAULTS)
+]
+
+
+@pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found_and_no_other(fault):
     world, harm, expected = FAULTS[fault]
     assert found(harm(run(world))) == expected
@@ -311,7 +317,7 @@ def test_top_p_is_found_at_another_temperature_too(temperature, top_p, confidenc
     assert only.name == "truncated_sampling" and "temperatures differ besides" in only.evidence
 
 
-@pytest.mark.parametrize("samples", [4, 16, MANY])
+@pytest.mark.parametrize("samples", [4, pytest.param(16, marks=pytest.mark.slow), MANY])
 @pytest.mark.parametrize("confidence", [0, 6, 60])
 def test_single_tokens_of_tools_in_the_mask_are_found(confidence, samples):
     model = Arithmetic(confidence=confidence)

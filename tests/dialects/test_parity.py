@@ -99,13 +99,18 @@ MIS = [
 ]
 
 
+def some_fast(configs):
+    """Every third in the fast tests."""
+    return [c if i % 3 == 0 else pytest.param(c, marks=pytest.mark.slow) for i, c in enumerate(configs)]
+
+
 def numbers(config):
     """The transcriptions take numbers as numbers; thresholds of verl's today stay text."""
     texts = {"rs_upper_bound", "rollout_token_veto_threshold"}
     return {k: float(v) if k in texts and v is not None else v for k, v in config.items()}
 
 
-@pytest.mark.parametrize("config", HEAD, ids=str)
+@pytest.mark.parametrize("config", some_fast(HEAD), ids=str)
 def test_verl_of_today(config):
     compare({"verl": config}, lambda rows: oracle_verl.head(rows, **config))
 
@@ -136,7 +141,7 @@ def test_verl_without_a_proximal_policy_weighs_by_the_target(config):
     compare({"verl": config}, lambda rows: transcription(rows, **config), numerator="target")
 
 
-@pytest.mark.parametrize("config", SKYRL, ids=str)
+@pytest.mark.parametrize("config", some_fast(SKYRL), ids=str)
 def test_skyrl(config):
     compare({"skyrl": config}, lambda rows: oracle_skyrl.correct(rows, **config))
 

@@ -49,8 +49,13 @@ def test_loops_decide_as_the_eager_path(name):
         agree(CORRECTIONS[name], packed, observe=True)
 
 
-@pytest.mark.parametrize("how", [{}, {"bounds": True}, {"observe": True}], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "how", [{}, pytest.param({"bounds": True}, marks=pytest.mark.slow), {"observe": True}], ids=str
+)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, *(pytest.param(x, marks=pytest.mark.slow) for x in (torch.bfloat16, torch.float16))],
+)
 def test_loops_hand_out_what_was_asked_for(how, dtype):
     agree(FULL, random_tokens([700, 0, 900, 3], dtype, noise=2e-3), **how)
 
@@ -161,6 +166,7 @@ def test_what_is_1_less_loses_nothing(log_ratio):
     torch.testing.assert_close(excess, log_ratio.double().expm1().sum(), rtol=3e-7, atol=0)
 
 
+@pytest.mark.slow
 def test_ratios_far_from_1_are_those_of_the_eager_path():
     log_ratio = torch.cat([torch.linspace(-120, 120, 4001), torch.tensor([-1e30, 88.72, 88.73, 1e30])])
     nothing = torch.zeros_like(log_ratio)

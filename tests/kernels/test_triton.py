@@ -57,15 +57,14 @@ def test_nothing_at_all():
     assert Triton(FULL).outcome(random_tokens([])).weights.shape == (0,)
 
 
-SCALE = pytest.param(torch.tensor([1.0, 2.0, 0.5]), id="scaled", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("scale", [pytest.param(None, id="plain"), SCALE])
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [None, torch.tensor([1.0, 2.0, 0.5])], ids=["plain", "scaled"])
 def test_loss_gradient_and_metrics_are_those_of_the_eager_path(scale):
     packed = random_tokens([90, 40, 300], noise=2e-3)
     assert_applied_alike(Triton(FULL), packed, Plan(scale=scale), 1e-5)
 
 
+@pytest.mark.slow
 def test_arrays_with_gaps_are_read_as_they_are():
     """Kernels know no strides."""
     packed = random_tokens([90, 40, 300])

@@ -53,7 +53,7 @@ def _sharded(dtype, temperature):
     return chosen.detach(), entropy.detach(), first
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 0.6])
 @pytest.mark.parametrize("dtype", VALUE, ids=str)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_values_and_gradients_are_those_of_log_softmax(ranks, dtype, temperature):
