@@ -234,6 +234,24 @@ MUTATIONS = {
     "weights of another sequence": Mutation(
         "kernels/measures.h", "if (SHARED && CURVES) flush();", ";", "tests/kernels/test_loops.py"
     ),
+    "versions digit by digit": Mutation(
+        "host/versions.py", " and not isinstance(value, str)", "", "tests/host/test_rollout_log.py"
+    ),
+    "ages of weights to come": Mutation(
+        "host/ages.py", ' if age >= 0 else float("nan")', "", "tests/host/test_ages.py"
+    ),
+    "a stage that keeps its reason": Mutation(
+        "host/step_metrics.py",
+        "if not any(over_stages([int(bool(reason))])):",
+        "if True:",
+        "tests/host/test_metrics_layouts.py",
+    ),
+    "no word of the floor": Mutation(
+        "dialects/verl_head.py", "(FLOOR, *", "(*", "tests/dialects/test_denominator.py"
+    ),
+    "a gradient through the ratio of cispo": Mutation(
+        "ops/surrogates.py", "log_ratio.detach().exp()", "log_ratio.exp()", "tests/ops"
+    ),
 }
 
 
