@@ -148,30 +148,26 @@ def test_a_killed_engine_is_restarted_and_nothing_is_lost(tmp_path):
 
 
 def test_a_killed_trainer_continues_at_its_checkpoint(tmp_path):
-    whole = tmp_path / "whole"
-    train(whole, "--num-rollout", "4")
-    process = start(tmp_path, "--num-rollout", "4")
+    """At the same samples, and with the engine's lag."""
+    whole, flags = tmp_path / "whole", ("--num-rollout", "4", "--update-weights-interval", "3")
+    train(whole, *flags)
+    process = start(tmp_path, *flags)
     wait_for(lambda: (tmp_path / "run/checkpoints/iter_0000002").exists(), process)
     [rank] = [p for p in processes_of(tmp_path) if b"worker" in Path(f"/proc/{p}/cmdline").read_bytes()]
     os.kill(rank, signal.SIGKILL)
     output = finish(process)
     assert process.returncode == 2 and "killed by signal 9" in output and "--load" in output
     assert not processes_of(tmp_path)
-    train(tmp_path, "--num-rollout", "4", "--load", str(tmp_path / "run/checkpoints"))
-    assert [row["step"] for row in rows(tmp_path, "step")] == list(range(1, 17))
+    train(tmp_path, *flags, "--load", str(tmp_path / "run/checkpoints"))
+    steps = rows(tmp_path, "step")
+    assert [row["step"] for row in steps] == list(range(1, 17))
+    assert [row["train/staleness"] for row in steps] == pytest.approx([*range(12), *range(4)], abs=1e-3)
     for rollout in range(4):
         there, here = (
             torch.load(base / f"run/rollout_data/{rollout}.pt", weights_only=False)["samples"]
             for base in (whole, tmp_path)
         )
         assert [s["prompt"] for s in there] == [s["prompt"] for s in here]
-
-
-def test_a_resumed_run_keeps_the_lag_of_its_engine(tmp_path):
-    lag = ("--update-weights-interval", "3", "--sglang-dtype", "float32")
-    train(tmp_path, *lag, "--num-rollout", "2")
-    train(tmp_path, *lag, "--num-rollout", "3", "--load", str(tmp_path / "run/checkpoints"))
-    assert [row["train/staleness"] for row in rows(tmp_path, "step")] == pytest.approx(range(12), abs=1e-3)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
