@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,21 +24,24 @@ class Own:
     bounds: Bounds
 
 
-def read_configs(files: Iterable[str], read_mapping: Callable[[str], Any]) -> dict[str, Own]:
+def resolved(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Own]:
     """``--config`` files by the name of their row: the file's, with its path behind it if that is a preset's.
+
+    Args:
+        files: path and content of each, which stays as it is.
 
     Raises:
         ConfigError: one does not resolve.
     """
     found: dict[str, Own] = {}
-    for file in files:
+    for file, mapping in files:
         stem = Path(file).stem
         name = f"{stem} ({file})" if stem in presets.PRESETS else stem
         if name in found:
             raise ConfigError(
                 f"--config {file}: expected each name once, got '{name}' twice: it names the row of the table"
             )
-        found[name] = _own(file, read_mapping(file))
+        found[name] = _own(file, mapping)
     return found
 
 

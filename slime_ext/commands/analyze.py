@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -28,13 +29,14 @@ FOUND = 1
 ANY = "any"
 STDOUT = "-"
 OUT, JSON = "--out", "--json"
+Configs = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 def main(argv: list[str]) -> int:
     """Prints the summary, writes what was asked for; 1 if a finding of --fail-on is there."""
     given = _parser().parse_args(argv)
     _check(given)
-    documents = _documents(given)
+    documents = _documents(given, _own(given.config))
     screen = console(stderr=given.json == STDOUT)
     with _writing("stdout", STDOUT):
         summary(screen, documents)
@@ -109,8 +111,15 @@ def _check(given: argparse.Namespace) -> None:
             raise ConfigError(f"--fail-on: expected the name of a finding, got '{name}'{near}")
     _check_outputs(given)
     decoder(given.tokenizer)
-    with light.room("slime_ext.analysis.own") as own:
-        own.read_configs(given.config, read_mapping)
+
+
+def _own(files: Sequence[str]) -> Configs:
+    """Path and content of each file of --config; each is read once, for it may be a pipe."""
+    found = [(file, read_mapping(file)) for file in files]
+    if found:
+        with light.room("slime_ext.analysis.own") as own:
+            own.resolved(found)
+    return found
 
 
 def _check_outputs(given: argparse.Namespace) -> None:
@@ -152,7 +161,7 @@ def _writing(flag: str, path: str) -> Iterator[None]:
         raise ConfigError(f"{flag}: expected a file that can be written, got '{path}': {why}") from None
 
 
-def _documents(given: argparse.Namespace) -> list[Document]:
+def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
     requests = [
         Request(tuple(paths), given.rollouts, given.jobs, rate=given.suggest, tokenizer=given.tokenizer)
         for paths in (given.paths, given.against)
@@ -160,14 +169,14 @@ def _documents(given: argparse.Namespace) -> list[Document]:
     ]
     files = [request.files() for request in requests]
     _spare(given, [path for found in files for job in found.jobs for path in job.paths])
-    return _analysed(requests, files, given.config)
+    return _analysed(requests, files, configs)
 
 
-def _analysed(requests: Sequence[Request], files: Sequence[Found], configs: Sequence[str]) -> list[Document]:
-    from slime_ext.analysis.own import read_configs
+def _analysed(requests: Sequence[Request], files: Sequence[Found], configs: Configs) -> list[Document]:
+    from slime_ext.analysis.own import resolved
     from slime_ext.analysis.run import analyse
 
-    own, both = read_configs(configs, read_mapping), list(zip(requests, files, strict=True))
+    own, both = resolved(configs), list(zip(requests, files, strict=True))
     total = sum(job.size * request.passes for request, found in both for job in found.jobs)
     with _bar(total) as done:
         return [analyse(replace(request, configs=own), found, done) for request, found in both]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 
 import pytest
 from rich.console import Console
@@ -147,6 +148,16 @@ def test_a_mistake_in_a_file_names_the_file(capsys, runs, tmp_path, block):
     own.write_text(f"slime_ext: {block}\n")
     status, out, err = analyze(capsys, runs / "healthy", "--config", own)
     assert (status, out) == (2, "") and err.startswith(f"slime-ext: {own}: slime_ext.")
+
+
+def test_a_file_that_can_be_read_but_once_is(capsys, runs):
+    """As a shell's <(command)."""
+    reading, writing = os.pipe()
+    os.write(writing, b"slime_ext: {preset: token_is}")
+    os.close(writing)
+    status, _, err = analyze(capsys, runs / "healthy", "--config", f"/dev/fd/{reading}")
+    os.close(reading)
+    assert (status, err) == (0, "")
 
 
 def test_rollouts_and_a_correction_of_ones_own(capsys, runs, tmp_path):

@@ -9,4 +9,4 @@ from slime_ext.lazily import exported
 __all__ = ["Found", "Job", "Wanted", "find"]
 
 # What reads needs torch; which files there are does not.
-__getattr__, __dir__ = exported(__name__, {"load": "stream", "read": "stream"})
+__getattr__, __dir__ = exported(__name__, {"read": "stream"})
