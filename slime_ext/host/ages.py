@@ -19,7 +19,7 @@ from torch import Tensor
 from slime_ext.errors import ConfigError
 from slime_ext.host import hosts
 from slime_ext.host.contract import HookCall
-from slime_ext.host.versions import versions_of
+from slime_ext.host.versions import number_of, versions_of
 
 MARK = "_noted_by_slime_ext"
 PATCH = "apply patch 0002 (slime-ext patch apply DIR), which lets the rollout's weight versions through"
@@ -97,10 +97,10 @@ def require_host(host: hosts.Host | None, who: str = "max_staleness") -> None:
 
 
 def _age(spans: Any, now: int) -> float:
-    versions = [str(version) for version in versions_of(spans)]
-    if not versions or not all(version.isdigit() for version in versions):
+    versions = [number_of(version) for version in versions_of(spans)]
+    if not versions or None in versions:
         return float("nan")
-    age = now - min(map(int, versions))
+    age = now - min(versions)
     return float(age) if age >= 0 else float("nan")
 
 

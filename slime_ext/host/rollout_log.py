@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from slime_ext.host.versions import versions_of
+from slime_ext.host.versions import number_of, versions_of
 
 PREFIX, STEP = "rollout/off_policy/", "rollout/step"
 # Where hosts keep ``log`` and ``compute_rollout_step``: slime, slime up to v0.3.1, miles.
@@ -100,7 +100,7 @@ def _token_lags(sample: Any, newest: int) -> list[int]:
 
 
 def _versions(names: Any) -> list[int]:
-    return [int(name) for name in versions_of(names) if str(name).isdigit()]
+    return [number for name in versions_of(names) if (number := number_of(name)) is not None]
 
 
 def _flat(samples: Iterable[Any]) -> Iterable[Any]:

@@ -43,6 +43,8 @@ def call(versions):
         ("5", 2),
         (5, 2),
         ("17", math.nan),
+        (["\u00b2"], math.nan),
+        (torch.tensor(5), math.nan),
         (None, math.nan),
     ],
 )

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from slime_ext.analysis.records import Rollout, Skipped
+from slime_ext.host.versions import MOST_DIGITS, number_of
 
 UNKNOWN = -1  # version of the weights of a token
-MOST_DIGITS = 18  # of a version or a rollout's number: what an int64 holds
 NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError)  # what ``as_tensor`` may raise
 # What a row has for each token of its response -> as what, and what stands for a row without.
 FIELDS: dict[str, tuple[torch.dtype, float]] = {
@@ -218,10 +218,9 @@ def rollout_number(value: Any) -> int:
     return found
 
 
-def number_of(version: Any) -> int:
-    """slime's versions are numbers written as text; anything else is unknown."""
-    text = str(version)
-    return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else UNKNOWN
+def _number(version: Any) -> int:
+    found = number_of(version)
+    return UNKNOWN if found is None else found
 
 
 def _versions(rows: list[Row], mask: Tensor, notes: Notes) -> Tensor | None:
@@ -240,11 +239,11 @@ def _fill(out: Tensor, row: Row, mask: Tensor, notes: Notes) -> None:
     """The versions of one sample, in place."""
     per_token = row.token_versions
     if len(per_token) == len(out) and len(out):
-        runs = [(number_of(version), sum(1 for _ in run)) for version, run in groupby(per_token)]
+        runs = [(_number(version), sum(1 for _ in run)) for version, run in groupby(per_token)]
         numbers, counts = zip(*runs, strict=True)
         out.copy_(torch.tensor(numbers).repeat_interleave(torch.tensor(counts)))
         return
-    numbers = [number_of(version) for version in row.weight_versions]
+    numbers = [_number(version) for version in row.weight_versions]
     if len(set(numbers)) <= 1:
         out.fill_(numbers[0] if numbers else UNKNOWN)
         return
