@@ -145,19 +145,21 @@ class Facts:
             return torch.zeros_like(self.finite)
         return self.spread(state.unit, functools.reduce(torch.bitwise_or, (c for _, c in state.clipped)))
 
-    def acted(self, state: State) -> Tensor:
-        """[T] integers, bit i set where step i (from 1) rejected the token or bounded its weight; bit 0:
-        where a non-finite behavior log-prob took the token's turn or sequence out. Anything at masked
-        tokens."""
-        once = self._once(state)
-        if not once:
+    def acted(self, codes: Mapping[Unit, Tensor]) -> Tensor:
+        """[T] integers of what ``codes`` says of each unit. Anything at masked tokens."""
+        if not codes:
             return torch.zeros_like(self.finite, dtype=torch.uint8)
-        bits = 1 + max(step for _, step, _ in once)
+        return functools.reduce(torch.bitwise_or, (self.spread(unit, code) for unit, code in codes.items()))
+
+    def codes(self, state: State) -> dict[Unit, Tensor]:
+        """Integers per unit, bit i set where step i (from 1) rejected the unit or bounded its weight; bit 0:
+        where a non-finite behavior log-prob took the turn or sequence out."""
+        once = self._once(state)
+        bits = 1 + max((step for _, step, _ in once), default=0)
         flags: dict[Unit, list[tuple[int, Tensor, bool]]] = {}
         for (unit, step, kind), flag in once.items():
             flags.setdefault(unit, []).append((step, flag, kind == "inside"))
-        parts = (self.spread(u, packed(f, bits, by_product=u != "token")) for u, f in flags.items())
-        return functools.reduce(torch.bitwise_or, parts)
+        return {unit: packed(own, bits, by_product=unit != "token") for unit, own in flags.items()}
 
     def _once(self, state: State) -> dict[tuple[Unit, int, str], Tensor]:
         """What every step did to each unit, in one flag each; as step 0, which units were sound."""

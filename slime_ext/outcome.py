@@ -14,7 +14,9 @@ from slime_ext.ops.segments import Segments, as_bytes, as_numbers, is_traced, se
 
 BLOCK = 256  # tokens that are added in the log-ratio's own dtype; blocks are added in float64
 Operation = Callable[..., Tensor]
-ROWS = 6  # of an outcome's room
+# The rows of an outcome's room; what is not measured token by token is at the end.
+_, BEHAVIOR, K3, EXCESS, WEIGHT, _ = range(6)  # the first and the last for squares
+ROWS = 6
 
 
 def largest_factor(dtype: torch.dtype) -> float:
@@ -63,6 +65,15 @@ class Sequences:
 
 
 @dataclass(frozen=True)
+class Shared:
+    """What all tokens of a sequence share where every step looked at whole sequences, [S] each."""
+
+    weights: Tensor | None  # of the tokens that are kept; None: 1
+    acted: Tensor  # as ``Outcome.acted``
+    count: Tensor  # float64, response tokens of this rank
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a correction decided, [T] each, detached."""
 
@@ -76,6 +87,7 @@ class Outcome:
     scale: Tensor | None = None  # [T] the plan's factors of the loss; None: 1
     bounds: int = 0  # the bits of what acted that ``clipped`` stands for, where that is None
     rejects: int = 0  # the bits of what acted that ``keep`` stands for; 0 where it is not known
+    shared: Shared | None = None  # None where a step looked at single tokens, and where nobody knows
 
     @property
     def factor(self) -> Tensor:
@@ -90,12 +102,12 @@ class Outcome:
 
     @cached_property
     def room(self) -> Tensor:
-        """[ROWS, T and what is missing to whole blocks] of the log-ratio's dtype: e^l - 1 in the first row, 0
-        beyond the tokens, and rows for whoever measures."""
+        """[ROWS, T and what is missing to whole blocks] of the log-ratio's dtype, 0 beyond the tokens:
+        e^l - 1 in its row, and rows for whoever measures."""
         size = self.log_ratio.numel()
         rows = self.log_ratio.new_empty(ROWS, -(-size // BLOCK) * BLOCK)
         rows[:, size:].zero_()
-        torch.expm1(self.log_ratio, out=rows[0, :size])
+        torch.expm1(self.log_ratio, out=rows[EXCESS, :size])
         return rows
 
     @property
@@ -103,7 +115,7 @@ class Outcome:
         """[T] ratio - 1, whose sums lose no digits where policies are close."""
         if is_traced(self.log_ratio):
             return self.log_ratio.expm1()
-        return self.room[0, : self.log_ratio.numel()]
+        return self.room[EXCESS, : self.log_ratio.numel()]
 
     def channel(self, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T] float32 each: ratio, 1 where a bound acted, 1 where rejected. The outcome must know where

@@ -252,6 +252,24 @@ MUTATIONS = {
     "a gradient through the ratio of cispo": Mutation(
         "ops/surrogates.py", "log_ratio.detach().exp()", "log_ratio.exp()", "tests/ops"
     ),
+    "measure the weights of rejected sequences": Mutation(
+        "metrics/columns.py",
+        "torch.where(keep, shared.weights, 0)",
+        "shared.weights",
+        "tests/metrics/test_statistics.py",
+    ),
+    "share what single tokens do not": Mutation(
+        "correction.py",
+        'codes.keys() == {"sequence"}',
+        '"sequence" in codes',
+        "tests/metrics/test_statistics.py",
+    ),
+    "select by a product of numbers": Mutation(
+        "ops/arrays.py",
+        "{4: np.int32, 8: np.int64}[values.itemsize]",
+        "{4: np.float32, 8: np.float64}[values.itemsize]",
+        "tests/ops/test_arrays.py",
+    ),
 }
 
 

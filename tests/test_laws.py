@@ -280,7 +280,7 @@ def test_with_everything_measured_an_eager_call_takes_at_most_seventy_five(corre
     assert both_sizes(body_of) <= 75
 
 
-@pytest.mark.parametrize(("curves", "limit"), [(False, 31), (True, 41)])
+@pytest.mark.parametrize(("curves", "limit"), [(False, 32), (True, 41)])
 def test_metrics_do_not_wait_for_the_device(curves, limit):
     correction = presets.get("decoupled_geo_rs_seq_tis")
 

@@ -10,6 +10,7 @@ import torch
 from slime_ext.correction import OBSERVED, Correction
 from slime_ext.kernels.passes import Parts, sizes_of
 from slime_ext.kernels.writer import Line, Writer, literal
+from slime_ext.metrics.columns import LARGEST
 from slime_ext.metrics.layout import (
     AGES,
     COLUMNS,
@@ -21,7 +22,6 @@ from slime_ext.metrics.layout import (
     SHIFT,
     SIDE,
 )
-from slime_ext.metrics.measure import LARGEST
 from slime_ext.ops.divergences import EDGE
 from slime_ext.ops.statistics import Need, Over
 from slime_ext.outcome import largest_factor

@@ -16,8 +16,8 @@ import torch
 from slime_ext.correction import Correction
 from slime_ext.kernels.passes import Parts
 from slime_ext.kernels.writer import Writer, literal
+from slime_ext.metrics.columns import LARGEST
 from slime_ext.metrics.layout import BINS, COLUMNS, CURVE_COLUMNS, FIRST, LOG_PROBABILITIES, SHIFT, SIDE
-from slime_ext.metrics.measure import LARGEST
 from slime_ext.ops.statistics import Need
 from slime_ext.outcome import largest_factor
 

@@ -28,7 +28,7 @@ from slime_ext.ops.grid import host_ints, host_numbers
 from slime_ext.ops.runs import runs
 from slime_ext.ops.segments import as_numbers, is_traced
 from slime_ext.ops.tally import product, tally
-from slime_ext.outcome import Outcome, Tokens
+from slime_ext.outcome import K3, WEIGHT, Outcome, Tokens
 
 FLAGS = 2  # how many of the columns count tokens, the first
 SUMMED = len(CURVE_COLUMNS) - FLAGS  # how many are sums
@@ -61,20 +61,22 @@ def places_of(tokens: Tokens, dtype: torch.dtype) -> Places | None:
     return Places(index, bins)
 
 
-def sums_by_place(places: Places, kept: Tensor, rows: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+def sums_by_place(places: Places, kept: Tensor, room: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
     """[2] the finite and the kept tokens, and the numbers of ``curve_sums``, on a CPU: tokens are added one
     after the other. An infinite number makes NaN of the bins that it is not in.
 
     Args:
         kept: [bins, 2] those at each place.
-        rows: [SUMMED, T] or more.
+        room: of the outcome, filled.
     """
     index, bins = places
     summed = torch.empty(index.shape, dtype=torch.float64)  # bincount adds in the dtype of the row
-    summed.copy_(rows[:SUMMED, : index.shape[1]])
-    sums = torch.bincount(index.view(-1), summed.view(-1), SUMMED * bins).view(SUMMED, bins)
+    summed.copy_(room[K3 : WEIGHT + 1, : index.shape[1]])
+    k3, *others = (
+        torch.bincount(index.view(-1), summed.view(-1), SUMMED * bins).view(SUMMED, bins, 1).unbind()
+    )
     table = torch.empty(bins, len(CURVE_COLUMNS), dtype=torch.float64)
-    torch.cat([kept, sums.t()], 1, out=table)
+    torch.cat([kept, *others, k3], 1, out=table)
     every, *curves = (_margins(bins // CURVE_BINS**2) @ table).split((1, *(CURVE_BINS,) * len(CURVES)))
     return every[0, :FLAGS], [curve.view(-1) for curve in curves]
 

@@ -60,6 +60,8 @@ def as_bytes(flags: Tensor) -> Tensor:
 
 def selected(flags: Tensor, values: Tensor) -> Tensor:
     """[T] values where the flags are set, 0 elsewhere: selected, never multiplied."""
+    if arrays.is_array(values):
+        return arrays.selected(flags, values)
     plain = is_traced(flags) or flags.device.type != "cpu"
     return torch.where(flags, values, 0 if plain else host_numbers(0, values))
 

@@ -27,15 +27,17 @@ class Need(NamedTuple):
     ``unit``.
 
     ``slots`` is the table [S, slots] of minima per part of a sequence that ``prefix_min`` reads; empty
-    where one rank holds every token. ``all`` is no need of a step, see ``ALL_SOUND``.
+    where one rank holds every token. ``all`` and ``held`` are no needs of a step, see ``ALL_SOUND`` and
+    ``HELD``.
     """
 
-    aggregate: Literal["sum", "max", "slots", "all"]
+    aggregate: Literal["sum", "max", "slots", "all", "held"]
     unit: Literal["turn", "sequence"]
     name: str | Over
 
 
 ALL_SOUND = Need("all", "sequence", "sound")  # whether the sum of ``sound`` is finite
+HELD = Need("held", "sequence", "count")  # the response tokens that this rank holds
 
 
 def tabulate(
@@ -49,7 +51,7 @@ def tabulate(
 
     Returns:
         need -> [S] or [U] float64 (``slots``: see ``Need``); maxima of a unit without response tokens are
-        -inf. Also ``ALL_SOUND`` -> [S] bool where that costs nothing.
+        -inf. Also ``ALL_SOUND`` -> [S] bool and ``HELD`` -> [S] float64 where that costs nothing.
     """
     wanted = list(dict.fromkeys(needs))
     totals = [n for n in wanted if n.aggregate == "sum" and n.unit == "sequence"]
@@ -63,14 +65,14 @@ def tabulate(
     shares = _all_sum(shares, len(others), segments)
     table = {n: _finish(n, share) for n, share in zip(others, shares, strict=False)}
     table |= dict(zip(totals, shares[len(others) :], strict=True))
-    return table | known if segments.all_sum is identity else table
+    return table | known
 
 
 def _sums(
     names: Sequence[str | Over], value_of: Callable[[str | Over], Tensor], segments: Segments
 ) -> tuple[list[Tensor], dict[Need, Tensor]]:
-    """[S] float64 each, the sums of these names over every sequence; and what this rank's own tokens say
-    beside."""
+    """[S] float64 each, this rank's share of the sums of these names over every sequence; and what that
+    tells beside."""
     rows: dict[str, int] = {}
     places = [[rows.setdefault(row, len(rows)) for row in _rows_of(name)] for name in names]
     values = [value_of(row) for row in rows]
@@ -84,8 +86,10 @@ def _sums(
     for name, of in zip(names, places, strict=True):
         total = next(beyond) if isinstance(name, Over) else found[of[0]]
         if name == "sound":  # infinite where fewer tokens are finite than there are
-            known[ALL_SOUND] = all_finite = total == found[of[1]]
+            all_finite = total == found[of[1]]
+            known |= {ALL_SOUND: all_finite} if segments.all_sum is identity else {}
             total = total / all_finite
+        known |= {HELD: total} if name == "count" else {}
         sums.append(total)
     return sums, known
 

@@ -21,9 +21,9 @@ from tests.batches import tokens
 NAMES = ("metrics_only", "token_is", "seq_is_rs", "geo_rs", "trm", "turn_tis", "off_policy_is", "icepop")
 
 
-def accumulated(correction, batch, size=100, *, ages=None):
+def accumulated(correction, batch, size=100, *, ages=None, curves=True):
     """The totals of a batch, ``size`` sequences per micro-batch."""
-    plan = Layout.of(correction)
+    plan = Layout.of(correction, curves=curves)
     accumulator = Accumulator(plan)
     for i in range(0, len(batch), size):
         packed, _ = tokens(batch[i : i + size])
@@ -34,7 +34,9 @@ def accumulated(correction, batch, size=100, *, ages=None):
 
 
 def scalars(*args, **kwargs):
-    found = metrics.scalars(accumulated(*args, **kwargs))
+    """The same with curves, for which every token is looked at, and without."""
+    found, shorter = (metrics.scalars(accumulated(*args, **kwargs, curves=on)) for on in (True, False))
+    assert shorter == pytest.approx(found, rel=1e-12, abs=1e-15, nan_ok=True)
     return {name.removeprefix("off_policy/"): value for name, value in found.items()}
 
 
@@ -324,3 +326,41 @@ def test_a_masked_token_is_no_extreme(numpy, monkeypatch):
     below, above = (scalars(Correction(), one_long([x, 2 * x, 0.0], mask=[1, 1, 0])) for x in (-0.5, 0.5))
     assert below["ratio_max"] == pytest.approx(math.exp(-0.5))
     assert above["ratio_min"] == pytest.approx(math.exp(0.5))
+
+
+MANY = Correction(steps=tuple(Reject("sequence", "ratio", high=1.0 + i) for i in range(9)))  # beyond a byte
+SHARING = {"geo_rs": presets.get("geo_rs"), "seq_is_rs": presets.get("seq_is_rs"), "nine": MANY}
+SHARING |= {"unbounded": Correction(steps=(Reweight("sequence"),)), "seq_mis": presets.get("seq_mis")}
+LATER = (Reject("sequence", "ratio", high=2.0), *[Reweight("sequence")] * 8)
+SHARING |= {"a question beyond what a byte carries": Correction(steps=LATER, group="atomic")}
+ALONE = {"token_is": presets.get("token_is"), "turn_tis": presets.get("turn_tis")}
+ALONE |= {"min_prefix": presets.get("min_prefix"), "metrics_only": presets.get("metrics_only")}
+ALONE |= {"stale": Correction(steps=(Reject(max_staleness=2),))}  # one NaN takes no sequence with it
+ALONE |= {"both": Correction(steps=(Reweight("token"), Reject("sequence", "ratio", high=2.0)))}
+ALONE |= {"rejects both": Correction(steps=(Reject(high=2.0), Reject("sequence", "ratio", high=2.0)))}
+
+
+def observed(correction, seed=0, beyond=()):
+    packed, _ = tokens(oracle.random_batch(seed) + one_long(beyond))
+    packed = replace(packed, ages=torch.arange(packed.segments.count).double())
+    return packed, correction.outcome(packed, observe=True)
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_what_a_sequence_shares_adds_up_as_its_tokens_do(name):
+    """Also masked tokens, sequences without any, and log-probs that are not finite."""
+    plan = Layout.of(SHARING[name], curves=False)
+    for seed in range(40):
+        packed, outcome = observed(SHARING[name], seed, beyond=[1000.0 - seed])
+        for first in (True, False):
+            found = measure(packed, outcome, plan, first=first)
+            wanted = measure(packed, replace(outcome, shared=None), plan, first=first)
+            for one, other in zip(found, wanted, strict=True):
+                assert torch.allclose(one, other, rtol=1e-12, atol=1e-15), seed
+
+
+def test_what_is_shared_is_known_where_every_step_looks_at_sequences():
+    for correction in SHARING.values():
+        assert observed(correction)[1].shared is not None
+    for correction in ALONE.values():
+        assert observed(correction)[1].shared is None
