@@ -16,6 +16,7 @@ from slime_ext.objectives import Bounds, Evidence, Host, Surrogate
 from slime_ext.ops.ratios import finite_tokens, in_common
 from slime_ext.ops.segments import AllSum, identity, selected
 from slime_ext.ops.statistics import HELD, Need, Unit, tabulate
+from slime_ext.ops.weighted import weighted
 from slime_ext.outcome import NO_PLAN, Outcome, Plan, Sequences, Shared, Tokens, largest_factor
 from slime_ext.steps import MinPrefixReweight, Reweight, Taper
 
@@ -269,11 +270,11 @@ class Correction:
         if self.is_identity:
             return host_loss, None
         if isinstance(self.surrogate, Host):
-            return selected(outcome.keep, host_loss * self.factor(outcome, host_loss.dtype)), None
+            return weighted(host_loss, self.factor(outcome, host_loss.dtype), outcome.keep), None
         # A token that is not kept must not reach the graph: 0 times an infinite slope is NaN. Its log-ratio
         # and advantage read 0, so that it is not clipped either.
         loss, clipped = self.surrogate(Evidence(vars(tokens), outcome.keep), bounds)
-        return selected(outcome.keep, loss * self.factor(outcome, loss.dtype)), clipped
+        return weighted(loss, self.factor(outcome, loss.dtype), outcome.keep), clipped
 
     def factor(self, outcome: Outcome, dtype: torch.dtype) -> Tensor:
         """[T] what multiplies the loss, finite where log-ratios are: infinity times a loss of 0 is NaN."""

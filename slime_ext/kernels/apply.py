@@ -47,20 +47,6 @@ class Applied:
     measured: Measured | None
 
 
-class Weighted(torch.autograd.Function):
-    """A product of the host's loss and detached factors that is known already, with its gradient."""
-
-    @staticmethod
-    def forward(ctx, host_loss: Tensor, product: Tensor, factor: Tensor, keep: Tensor) -> Tensor:
-        ctx.save_for_backward(factor, keep)
-        return product.view_as(product)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        factor, keep = ctx.saved_tensors
-        return torch.where(keep, grad * factor.to(grad.dtype), 0), None, None, None
-
-
 def settled(correction: Correction, tokens: Tokens, plan: Plan | None) -> Plan:
     """The plan, or the one of a step that these tokens are all of."""
     if plan is not None:

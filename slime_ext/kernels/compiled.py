@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import pad
 
 from slime_ext.correction import Correction, Outcome, Plan, Sequences, Tokens
-from slime_ext.kernels.apply import Applied, Eager, Weighted, Work, finish, over_ranks, settled
+from slime_ext.kernels.apply import Applied, Eager, Work, finish, over_ranks, settled
 from slime_ext.kernels.traced import (
     SPARE,
     Named,
@@ -35,6 +35,7 @@ from slime_ext.metrics.measure import Measured, measure
 from slime_ext.objectives import Bounds, Host
 from slime_ext.ops.segments import as_numbers, identity
 from slime_ext.ops.statistics import tabulate
+from slime_ext.ops.weighted import Weighted
 
 SMALLEST = 1024  # tokens; below, compiled calls cost more than they save
 Flat = tuple[Tensor, ...]

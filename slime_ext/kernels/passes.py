@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from slime_ext.correction import OBSERVED, Correction, Outcome, Plan, Sequences, Tokens
-from slime_ext.kernels.apply import Applied, Eager, Weighted, Work, finish, settled
+from slime_ext.kernels.apply import Applied, Eager, Work, finish, settled
 from slime_ext.metrics.layout import COLUMNS, HIGHEST, LOG_SUMS, Layout
 from slime_ext.metrics.measure import Measured
 from slime_ext.objectives import Host
 from slime_ext.ops.statistics import Need
+from slime_ext.ops.weighted import Weighted
 
 Named = dict[str, Tensor]
 
