@@ -62,14 +62,14 @@ def measure(
     clipped = acted[-1:] if surrogate_clipped is None else surrogate_clipped.sum(0, keepdim=True)
     parts = [*columns, acted[:-1], clipped, *per_sequence]
     parts += [*_histogram(outcome.log_ratio), *curves, *ends, *highest, log_sums]
-    every = torch.cat([_joinable(part) for part in parts])
+    every = torch.cat(_joinable(parts))
     return Measured(*every.split((every.numel() - len(HIGHEST) - len(LOG_SUMS), len(HIGHEST), len(LOG_SUMS))))
 
 
-def _joinable(part: Tensor) -> Tensor:
+def _joinable(parts: list[Tensor]) -> list[Tensor]:
     """In float64 where that had better be done before parts are joined: CUDA joins at once what has one
     dtype, and copies all else in turn."""
-    return part if is_traced(part) or part.device.type == "cpu" else part.double()
+    return parts if is_traced(parts[0]) or parts[0].is_cpu else [part.double() for part in parts]
 
 
 def nothing(layout: Layout, device: torch.device | str = "cpu") -> Measured:
@@ -93,7 +93,7 @@ def _histogram(log_ratio: Tensor) -> list[Tensor]:
         index, above, below = arrays.leading_bits(narrow, SHIFT), 0, 1
     else:
         index, above, below = (narrow.view(torch.int32) >> SHIFT).add_(every), 1, 0
-    sides = _joinable(count(index, 2 * every)).view(2, every)
+    (sides,) = _joinable([count(index, 2 * every).view(2, every)])
     beyond = sides[:, FIRST + SIDE :].sum(1, keepdim=True)
     inside = sides[:, FIRST : FIRST + SIDE]
     return [inside[above], beyond[above], inside[below], beyond[below]]

@@ -47,7 +47,7 @@ def cuts(lengths: np.ndarray) -> Cuts:
 def is_array(values: Tensor) -> bool:
     """Whether numpy can look at a tensor: on the CPU, without gradient, of a dtype that it knows, and nothing
     that a compiler records."""
-    plain = type(values) is Tensor and values.device.type == "cpu" and not values.requires_grad
+    plain = type(values) is Tensor and values.is_cpu and not values.requires_grad
     return plain and values.dtype is not torch.bfloat16
 
 
@@ -113,15 +113,13 @@ def ends(flags: Tensor, values: Tensor, room: Tensor) -> Tensor:
     return torch.from_numpy(np.array([highest, -lowest], dtype=values.dtype))
 
 
-@QUIET
 def add_blocks(values: Tensor, where: Cuts, out: np.ndarray) -> None:
     """[T] -> [B] float64, the sum of each block, added in the dtype of the values: float32 or more, or bytes
-    of 0 and 1."""
+    of 0 and 1, which may overflow."""
     values = values.numpy()
     out[:] = np.add.reduceat(values, where.blocks, dtype=values.dtype)
 
 
-@QUIET
 def add_up(blocks: np.ndarray, where: Cuts) -> np.ndarray:
     """[K, B] float64 -> [K, H], the sums of each segment's blocks."""
     return np.add.reduceat(blocks, where.firsts, axis=1)

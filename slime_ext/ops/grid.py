@@ -35,10 +35,11 @@ def host_numbers(numbers: Numbers, like: Tensor) -> Tensor:
     not to be written to, and held between calls on the CPU alone: a host may drop what a device holds."""
     if type(like) is not Tensor:  # a graph has constants of its own
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
-    if like.device.type != "cpu" and (alike := _alike(numbers)) is not None:
+    if like.is_cpu:
+        return _on_host(numbers, like.dtype)
+    if (alike := _alike(numbers)) is not None:
         return like.new_full(*alike)  # nothing to copy
-    found = _on_host(numbers, like.dtype)
-    return found if like.device.type == "cpu" else found.pin_memory().to(like.device, non_blocking=True)
+    return _on_host(numbers, like.dtype).pin_memory().to(like.device, non_blocking=True)
 
 
 @functools.lru_cache(maxsize=256)
@@ -195,9 +196,10 @@ class Grid:
     def _row_by_row(self, rows: Sequence[Tensor], extremes: Sequence[Extreme]) -> Tensor:
         found, cuts = np.zeros((len(rows) + len(extremes), self.count)), self._cuts
         blocks = np.empty((len(rows), len(cuts.blocks)))
-        for sums, row in zip(blocks, rows, strict=True):
-            arrays.add_blocks(row, cuts, sums)
-        found[: len(rows), cuts.held] = arrays.add_up(blocks, cuts)
+        with np.errstate(over="ignore", invalid="ignore"):  # as PyTorch is
+            for sums, row in zip(blocks, rows, strict=True):
+                arrays.add_blocks(row, cuts, sums)
+            found[: len(rows), cuts.held] = arrays.add_up(blocks, cuts)
         for lies, (row, below, limit) in zip(found[len(rows) :], extremes, strict=True):
             lies[cuts.held] = arrays.beyond(rows[row], cuts, below, limit)
         return torch.from_numpy(found)
