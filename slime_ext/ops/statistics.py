@@ -81,7 +81,7 @@ def _sums(
         for name, (row, *_) in zip(names, places, strict=True)
         if isinstance(name, Over)
     ]
-    found = segments.grid.sums(values, limits)
+    found = segments.grid.sums(values, limits).unbind()
     beyond, known, sums = iter(found[len(rows) :]), {}, []
     for name, of in zip(names, places, strict=True):
         total = next(beyond) if isinstance(name, Over) else found[of[0]]
