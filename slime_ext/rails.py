@@ -77,7 +77,9 @@ class Watch:
         """
         for name, guard in self.guards.items():
             value = values.get(PREFIX + name)
-            if value is None or guard.holds(value):
+            if value is None:  # not measured: neither in the row nor the end of it
+                continue
+            if guard.holds(value):
                 self.outside.pop(name, None)
                 continue
             count = self.outside[name] = self.outside.get(name, 0) + 1

@@ -58,8 +58,10 @@ def test_the_line_says_what_was_expected_and_what_follows():
     )
 
 
-def test_a_metric_that_is_not_there_is_not_judged():
-    assert not list(Watch({"staleness_max": Guard(max=1)}).look({}, "step 0"))
+def test_a_metric_that_is_not_there_is_not_judged_and_ends_no_row():
+    watch = Watch({"staleness_max": Guard(max=1, steps=2)})
+    bad = {"off_policy/staleness_max": 2.0}
+    assert [len(list(watch.look(values, "step 0"))) for values in ({}, bad, {}, {}, bad)] == [0, 0, 0, 0, 1]
 
 
 def test_the_default_warns_of_a_run_that_rejects_nearly_everything():
