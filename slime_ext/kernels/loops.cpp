@@ -94,17 +94,16 @@ extern "C" void correct(const void* const* p, const int64_t* n) {
         @ahead@
         kepts[owner] = kept;
         const I whole = I{} - kept;
-        measures.shared = kept ? minimum(all_w, LARGEST) : 0.0f;
         const float scale = LOSS && scales ? scales[owner] : 1.0f;
         const int age = CURVES && ages && !std::isnan(ages[owner]) ? reached(AGES, ages[owner]) : -1;
+        const int64_t shift = pieces.start(piece) - bounds[piece];  // from here to the place in the response
+        if (MEASURE) measures.begin_sequence(kept ? all_w : 0.0f, age);
         for (int64_t at = bounds[piece]; at < stop;) {
             int64_t end = stop;
-            if (MEASURE && CURVES) {
-                const int64_t within = at - bounds[piece] + pieces.start(piece);
-                const int position = reached(POSITIONS, within);
-                const int64_t left = position < EDGES ? (int64_t)POSITIONS[position] - within : stop - at;
+            if (MEASURE && CURVES && pieces.start(piece) % LANES) {  // or a vector lies in one bin anyway
+                const int position = reached(POSITIONS, at + shift);
+                const int64_t left = position < EDGES ? (int64_t)POSITIONS[position] - (at + shift) : stop - at;
                 end = left < stop - at ? at + left : stop;
-                measures.begin_range(position, age);
             }
             const auto step = [&](Recent& now, int64_t at, int64_t mine, int64_t there) INSIDE {
                 const I here = first_lanes(mine), nowhere{};
@@ -139,17 +138,16 @@ extern "C" void correct(const void* const* p, const int64_t* n) {
             };
             while (at < end) {
                 Recent now = measures.recent;
-                const int64_t until = at + LANES * (FLUSH - now.filled);
+                const int64_t begin = at, until = at + LANES * (FLUSH - now.filled);
                 for (; at + LANES <= end && at < until; at += LANES) step(now, at, LANES, LANES);
                 if (at < end && at < until) {
                     step(now, at, end - at, pieces.tokens - at);
                     at = end;
                 }
-                if (MEASURE) measures.take(now);
+                if (MEASURE) measures.take(now, begin + shift);
             }
-            if (MEASURE) measures.end_range(all_w, all_acted);
         }
-        if (MEASURE) measures.end_sequence();
+        if (MEASURE && stop > bounds[piece]) measures.end_sequence(all_acted, ages);
     }
     if (!MEASURE) return;
     for (int i = 0; i < @sums_size@; i++) sums[i] = 0;

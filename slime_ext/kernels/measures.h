@@ -21,6 +21,14 @@ struct Recent {
 struct Block {
     F behavior[FLUSH], excess[FLUSH], weight[FLUSH], k3[FLUSH];
     I keep[FLUSH];
+    int position[FLUSH];
+};
+
+// Tokens of one bin of position that come in with those of others, lane by lane, until they are moved on.
+struct Place {
+    int filled = 0;
+    I counted{}, kept{};
+    F excess{}, weight{}, k3{};
 };
 
 struct Measures {
@@ -33,7 +41,9 @@ struct Measures {
     uint32_t histogram[4][2 * HALF + 16] = {};
     Recent recent;
     Block block;
-    int position = 0, age = -1;
+    Place places[EDGES + 1];
+    int age = -1;
+    bool mixed = false;  // whether the tokens since the last flush lie in several bins of position
     float shared = 0.0f;  // the weight of all tokens of the sequence that are kept
 
     INSIDE void add(Recent& now, const Tokens& t, I keep, F weight, F excess, const I* acting) {
@@ -71,35 +81,84 @@ struct Measures {
         std::memcpy(at, &places, sizeof at);
         for (int i = 0; i < LANES; i++) histogram[i & 3][at[i]]++;
     }
-    // Tokens from here on lie in these bins of position and age; an age below 0 is unknown.
-    void begin_range(int at_position, int at_age) {
-        position = at_position;
+    // Tokens from here on have this weight where they are kept, and lie in this bin of age; below 0 it is unknown.
+    void begin_sequence(float weight, int at_age) {
+        shared = weight;
         age = at_age;
     }
-    // Adds lanes in float64; every token has a bin of position, so that with curves those bins hold it all.
-    void move(int column, F lanes, double times = 1.0) {
-        if (!CURVES || column >= CURVE_COLUMNS) return columns[column].add_wide(lanes, times);
-        by_position[position][column].add_wide(lanes, times);
-        if (age >= 0) by_age[age][column].add_wide(lanes, times);
-    }
-    // All tokens of the curve by probability since the last flush have one weight then.
-    void end_sequence() {
-        if (SHARED && CURVES) flush();
-    }
-    void move_sums() {
-        for (int c = EXCESS; c < COLUMNS; c++) {
-            move(c, recent.sums[c]);
-            recent.sums[c] = F{};
-        }
-    }
-    INSIDE void take(const Recent& now) {
+    // The new vectors follow each other from this token of the response on.
+    INSIDE void take(const Recent& now, int64_t within) {
+        if (CURVES) place(recent.filled, now.filled, within);
         recent = now;
         if (recent.filled == FLUSH) flush();
     }
+    void place(int from, int to, int64_t within) {
+        const int first = reached(POSITIONS, within), last = reached(POSITIONS, within + (to - from - 1) * LANES);
+        mixed |= first != last || (from && block.position[from - 1] != first);
+        for (int i = from; i < to; i++)
+            block.position[i] = first == last ? first : reached(POSITIONS, within + (i - from) * LANES);
+    }
+    // After the last token of a sequence: what all of them share is added once. With curves a flush does that, which
+    // sees tokens of one weight and age so.
+    void end_sequence(int all_acted, bool aged) {
+        @flag_lines@
+        recent.masked = I{};
+        for (I& lanes : recent.flagged) lanes = I{};
+        if (!CURVES) move_shared();
+        if (CURVES && (SHARED || aged)) flush();
+    }
     void flush() {
-        move_sums();
-        if (CURVES) add_by_probability();
+        if (CURVES && recent.filled) add_curves();
+        for (int c = CURVES ? CURVE_COLUMNS : EXCESS; c < COLUMNS; c++) columns[c].add_wide(recent.sums[c]);
+        for (F& lanes : recent.sums) lanes = F{};
         recent.filled = 0;
+        mixed = false;
+    }
+    void move_shared() {
+        const F kept = as_floats(recent.kept);
+        if (!CURVES) columns[COUNTED].add_wide(as_floats(recent.counted));
+        if (!CURVES) columns[KEPT].add_wide(kept);
+        if (SHARED) {
+            const float heaviest = any(recent.kept) ? shared : 0.0f;
+            const double bounded = minimum(heaviest, LARGEST);
+            if (!CURVES) columns[WEIGHT].add_wide(kept, bounded);
+            columns[WEIGHT_SQUARED].add_wide(kept, bounded * bounded);
+            recent.heaviest = maximum(recent.heaviest, heaviest);
+        }
+        recent.counted = recent.kept = I{};
+    }
+    // Every token has a bin of position: with curves those bins hold the columns that curves have.
+    void add_curves() {
+        const F found[CURVE_COLUMNS] = {as_floats(recent.counted), as_floats(recent.kept), recent.sums[EXCESS],
+                                        recent.sums[WEIGHT], recent.sums[K3]};
+        if (age >= 0) add_found(by_age[age], found);
+        if (mixed) add_by_position();
+        else add_found(by_position[block.position[0]], found);
+        add_by_probability();
+        move_shared();
+    }
+    void add_found(Sum* bin, const F* found) {
+        for (int c = 0; c < CURVE_COLUMNS; c++)
+            if (!SHARED || c != WEIGHT) bin[c].add_wide(found[c]);
+        if (SHARED) bin[WEIGHT].add_wide(found[KEPT], minimum(shared, LARGEST));
+    }
+    void add_by_position() {
+        const F weight = each(minimum(shared, LARGEST));
+        for (int i = 0; i < recent.filled; i++) {
+            Place& place = places[block.position[i]];
+            place.counted -= block.behavior[i] == block.behavior[i];
+            place.kept -= block.keep[i];
+            place.excess += block.excess[i];
+            place.weight += SHARED ? only(block.keep[i], weight) : block.weight[i];
+            place.k3 += block.k3[i];
+            if (++place.filled == FLUSH) move_place(block.position[i]);
+        }
+    }
+    void move_place(int at) {
+        const Place& place = places[at];
+        const F found[CURVE_COLUMNS] = {as_floats(place.counted), as_floats(place.kept), place.excess, place.weight, place.k3};
+        for (int c = 0; c < CURVE_COLUMNS; c++) by_position[at][c].add_wide(found[c]);
+        places[at] = Place{};
     }
     void add_by_probability() {
         F lowest = each(INF), highest = each(-INF);
@@ -124,29 +183,11 @@ struct Measures {
             k3 += only(here, block.k3[i]);
         }
         const F found[CURVE_COLUMNS] = {as_floats(counted), as_floats(kept), excess, weight, k3};
-        for (int c = 0; c < CURVE_COLUMNS; c++)
-            if (!SHARED || c != WEIGHT) by_probability[bin][c].add_wide(found[c]);
-        if (SHARED) by_probability[bin][WEIGHT].add_wide(found[KEPT], shared);
-    }
-    // After the last token of a sequence or of its bin of position: what all of them share is added once.
-    void end_range(float weight, int all_acted) {
-        const F kept = as_floats(recent.kept);
-        move(COUNTED, as_floats(recent.counted));
-        move(KEPT, kept);
-        if (SHARED) {
-            const float shared = any(recent.kept) ? weight : 0.0f;
-            const double bounded = minimum(shared, LARGEST);
-            move(WEIGHT, kept, bounded);
-            move(WEIGHT_SQUARED, kept, bounded * bounded);
-            recent.heaviest = maximum(recent.heaviest, shared);
-        }
-        @flag_lines@
-        recent.masked = recent.counted = recent.kept = I{};
-        for (I& lanes : recent.flagged) lanes = I{};
-        if (CURVES) move_sums();
+        add_found(by_probability[bin], found);
     }
     void write(double* sums, double* highest) {
         flush();
+        for (int at = 0; at <= EDGES; at++) move_place(at);
         for (int c = 0; c < COLUMNS; c++) {
             if (CURVES && c < CURVE_COLUMNS)
                 for (const auto& bin : by_position) columns[c].add_wide(bin[c]);

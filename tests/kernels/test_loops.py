@@ -12,9 +12,9 @@ from slime_ext.correction import Correction, Plan, Tokens
 from slime_ext.kernels import Eager, Work, built, loops
 from slime_ext.kernels.loops import SMALLEST, Loops
 from slime_ext.metrics import Layout
-from slime_ext.metrics.layout import BINS
+from slime_ext.metrics.layout import BINS, CURVE_BINS, CURVE_COLUMNS, CURVES
 from slime_ext.ops.segments import Segments
-from slime_ext.steps import Reject, Reweight, Veto
+from slime_ext.steps import Reject, Reweight, Truncate, Veto
 from tests.kernels.batches import (
     CORRECTIONS,
     FULL,
@@ -285,3 +285,60 @@ def test_a_compiler_that_fails_is_named_and_eager_goes_on(monkeypatch, tmp_path)
     backend = Loops(FULL)
     with pytest.warns(RuntimeWarning, match="no luck; this correction stays eager"):
         assert torch.equal(backend.outcome(packed).weights, FULL(packed).weights)
+
+
+@pytest.mark.parametrize("level", ["sequence", "token"])
+@pytest.mark.parametrize("aged", [False, True])
+def test_a_piece_may_begin_anywhere(level, aged):
+    """However a piece lies among vectors, wherever it begins in its response: bins of position, of age and of
+    probability hold what the eager path counts there, each with its sequence's weight and age."""
+    correction = Correction(steps=(Reweight(level), Truncate(1.2)))
+    lengths, count = (300, 400, 90), 0
+    for before in (1, 5, 8, 16, 21):
+        for start in (0, 3, 5, 8, 16, 21, 60, 64, 77):
+            pieces = ((0, 300 - before, 300, 1), (1, start, start + 300, 0), (2, 1, 90, 1))
+            whole = random_tokens(lengths, seed=count)
+            held = torch.cat([torch.arange(s, e) + sum(lengths[:i]) for i, s, e, _ in pieces])
+            segments = Segments(lengths, pieces, whole.segments.full_mask, 2, lambda values: values * 1)
+            ages = torch.tensor([2.0, torch.nan, 9.0]) if aged else None
+            mine = Tokens(segments, whole.proximal[held], whole.behavior[held], ages=ages)
+            work = Work(mine, torch.zeros(len(held)), layout=Layout.of(correction))
+            expected, got = (served(correction).apply(work).measured for served in (Eager, Loops))
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+            count += 1
+    assert count == 45
+
+
+def test_short_sequences_of_many_ages_do_not_run_together():
+    """More than a block of them, and of every length about that of a vector."""
+    for level in ("sequence", "token"):
+        correction = Correction(steps=(Reweight(level), Truncate(1.2)))
+        packed = random_tokens([*range(1, 70), *range(40, 0, -3)] * 2, wild=False)
+        ages = torch.arange(packed.segments.count).remainder(11).float()
+        packed = replace(packed, ages=torch.where(ages == 10, torch.nan, ages))
+        work = Work(packed, torch.zeros(packed.segments.size), layout=Layout.of(correction))
+        expected, got = (served(correction).apply(work).measured for served in (Eager, Loops))
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_sequences_without_tokens_have_no_largest_weight():
+    correction = Correction(steps=(Reweight("sequence"), Truncate(1.2)))
+    for curves in (False, True):
+        layout = Layout.of(correction, curves=curves)
+        work = Work(random_tokens([0, 0]), torch.zeros(0), layout=layout)
+        expected, got = (served(correction).apply(work).measured for served in (Eager, Loops))
+        torch.testing.assert_close(got, expected)
+
+
+def test_the_bins_of_short_sequences_lose_no_digits():
+    """Each lane of a bin takes thousands of them: in float32 throughout their sum would be off by 1e-5."""
+    correction = Correction(steps=(Reweight("token"), Truncate(1.05)))
+    count = 40 * 6000
+    segments = Segments.whole([40] * 6000, torch.ones(count, dtype=torch.bool))
+    packed = Tokens(segments, torch.full((count,), -0.2), torch.full((count,), -0.3))
+    layout = Layout.of(correction)
+    sums = Loops(correction).apply(Work(packed, torch.zeros(count), layout=layout)).measured.sums
+    by_position = sums[-len(CURVES) * CURVE_BINS * len(CURVE_COLUMNS) :][: 2 * len(CURVE_COLUMNS)].view(2, -1)
+    excess = (torch.tensor(-0.2) - torch.tensor(-0.3)).double().expm1().item()
+    for found, share in zip(by_position.tolist(), (16, 24), strict=True):
+        assert found[:4] == pytest.approx([share * 6000 * x for x in (1, 1, excess, 1.05)], rel=1e-6)
