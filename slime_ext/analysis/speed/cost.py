@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -17,6 +17,8 @@ from slime_ext.ops import arrays
 VIEWS = ("detach", "view", "select", "split", "scalar_tensor", "lift_fresh", "squeeze", "unsqueeze", "slice")
 VIEWS += ("expand", "alias", "as_strided", "empty", "new_empty", "t.", "transpose", "unbind", "promote_types")
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal.", "is_nonzero", "index.Tensor_bool")
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 class Cost(NamedTuple):
@@ -92,10 +94,10 @@ def count(body: Callable[[], Any]) -> Cost:
     return Cost(counting.operations, counting.waits, counting.bytes / 1e6, counting.peak / 1e6)
 
 
-def medians(bodies: Mapping[str, Callable[[], Any]], repeat: int, slow_ms: float = 250) -> dict[str, float]:
+def medians(bodies: Mapping[Name, Callable[[], Any]], repeat: int, slow_ms: float = 250) -> dict[Name, float]:
     """Median milliseconds of processor time, interleaved, the order turned every other time; one that takes
     longer than ``slow_ms`` runs four times alone."""
-    times: dict[str, list[float]] = {name: [] for name in bodies}
+    times: dict[Name, list[float]] = {name: [] for name in bodies}
     for i in range(repeat + 1):
         for name in list(bodies) if i % 2 else list(bodies)[::-1]:
             if i > 3 and statistics.median(times[name]) > slow_ms:

@@ -125,6 +125,16 @@ def _lists(batch: Batch) -> tuple[list, ...]:
     )
 
 
+def interleaved(
+    bodies: dict[str, Body], batches: dict[str, Batch], repeat: int
+) -> dict[str, dict[str, float]]:
+    """workload -> contender -> milliseconds; a contender's workloads follow each other, call by call, so that
+    they too may be compared."""
+    calls = {(w, k): functools.partial(v, batch) for k, v in bodies.items() for w, batch in batches.items()}
+    found = medians(calls, repeat)
+    return {w: {k: found[w, k] for k in bodies} for w in batches}
+
+
 def table(config: str, found: dict[str, dict[str, float]], costs: dict[str, Cost | None]) -> Table:
     """Rows of contenders: milliseconds on each workload, and how many times the floor."""
     shown = Table(title=f"configuration {config}: processor ms (times the floor)")
@@ -194,10 +204,7 @@ def main(argv: Sequence[str]) -> int:
     batches = {name: Batch.of(lengths_of(name)) for name in args.workloads}
     for config in args.configs:
         bodies = contenders(config, args.backends, args.slime_dir)
-        found = {
-            name: medians({k: functools.partial(v, batch) for k, v in bodies.items()}, args.repeat)
-            for name, batch in batches.items()
-        }
+        found = interleaved(bodies, batches, args.repeat)
         last = batches[args.workloads[-1]]
         costs = {name: _counted(name, body, last) for name, body in bodies.items()}
         Console(width=160).print(table(config, found, costs))
