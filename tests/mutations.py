@@ -266,8 +266,8 @@ MUTATIONS = {
     ),
     "select by a product of numbers": Mutation(
         "ops/arrays.py",
-        "{4: np.int32, 8: np.int64}[values.itemsize]",
-        "{4: np.float32, 8: np.float64}[values.itemsize]",
+        'bits, values = f"i{values.itemsize}"',
+        'bits, values = f"f{values.itemsize}"',
         "tests/ops/test_arrays.py",
     ),
 }

@@ -89,7 +89,7 @@ def reached(values: Tensor, edges: Sequence[float]) -> Tensor:
 def selected(flags: Tensor, values: Tensor, out: Tensor | None = None) -> Tensor:
     """[T] values where the flags are set, 0 elsewhere, whatever stood there: their bits as an integer, times
     the flag. Half the time of a choice."""
-    bits, values = {4: np.int32, 8: np.int64}[values.itemsize], values.numpy()
+    bits, values = f"i{values.itemsize}", values.numpy()
     found = np.empty(values.shape, values.dtype) if out is None else out.numpy()
     np.multiply(values.view(bits), flags.numpy().view(np.uint8), out=found.view(bits))
     return torch.from_numpy(found)

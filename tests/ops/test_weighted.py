@@ -14,7 +14,7 @@ FACTOR = [2.0, 0.25, 1.0, 0.0, 4.0]
 KEEP = [True, True, False, False, False]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_the_product_and_its_gradient_are_0_where_nothing_is_kept(dtype):
     loss = torch.tensor(LOSS, dtype=dtype, requires_grad=True)
     factor = torch.tensor(FACTOR, dtype=dtype)
