@@ -232,7 +232,16 @@ MUTATIONS = {
         "correction.py", "else factor.clamp(max=largest_factor(dtype))", "else factor", SUITE
     ),
     "weights of another sequence": Mutation(
-        "kernels/measures.h", "if (SHARED && CURVES) flush();", ";", "tests/kernels/test_loops.py"
+        "kernels/measures.h",
+        "if (CURVES && (SHARED || aged)) flush();",
+        "if (CURVES && aged) flush();",
+        "tests/kernels/test_loops.py",
+    ),
+    "a piece begins with a vector": Mutation(
+        "kernels/loops.cpp",
+        "CURVES && pieces.start(piece) % LANES)",
+        "CURVES && false)",
+        "tests/kernels/test_loops.py",
     ),
     "versions digit by digit": Mutation(
         "host/versions.py", " and not isinstance(value, str)", "", "tests/host/test_rollout_log.py"
