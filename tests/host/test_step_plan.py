@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from slime_ext import tis
+from slime_ext.config import read_config
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host import ages, guards, rollout_data_postprocess, siblings, step_metrics, step_plan
+from slime_ext.host.ranks import ranks
+from slime_ext.host.settle import settle
 from tests.host import slime_rollouts as slime
 
 GEO = {"reject": {"unit": "sequence", "aggregate": "mean", "low": 0.97, "high": 1.03}}
@@ -118,6 +121,30 @@ def test_a_baseline_over_split_rollouts_is_refused():
     args, data = slime.arguments(CASES["rebaseline"][0]), slime.data_of(slime.samples(0))
     with pytest.raises(ConfigError, match=r"group: expected 16 samples .* got 17"):
         rollout_data_postprocess(args, 0, data)
+
+
+@pytest.mark.parametrize("unknown", ["raw_reward", "rollout_batch_size"])
+def test_what_cannot_be_counted_is_not_refused(unknown):
+    args, data = slime.arguments(CASES["rebaseline"][0]), slime.data_of(slime.samples(0))
+    data.pop(unknown, None)
+    vars(args).pop(unknown, None)
+    rollout_data_postprocess(args, 0, data)
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "default"),
+    [("rebaseline", "grpo_std_normalization", True), ("kept", "calculate_per_token_loss", False)],
+)
+def test_a_flag_that_a_host_lacks_has_its_default(name, flag, default):
+    correction = read_config(CASES[name][0]).correction
+    found = []
+    for given in ({flag: default}, {}, {flag: not default}):
+        args, data = slime.arguments(CASES[name][0]), slime.data_of(samples(name, 1))
+        delattr(args, flag)
+        vars(args).update(given)
+        plan = settle(correction, args, data, ranks())
+        found.append((plan.scale, [advantage.tolist() for advantage in data["advantages"]]))
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_sample_without_a_reward_is_in_no_baseline():
