@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from slime_ext.coupled import Normalize
-from slime_ext.facts import Facts, State, Step, expect
+from slime_ext.coherence import check
+from slime_ext.facts import Facts, State, Step
 from slime_ext.objectives import Bounds, Evidence, Host, Surrogate
 from slime_ext.ops.ratios import finite_tokens, in_common
 from slime_ext.ops.segments import AllSum, identity, selected
@@ -28,7 +28,6 @@ WEIGHTS = (Reweight, MinPrefixReweight, Taper)
 OBSERVED = (Need("sum", "sequence", "ratio"), Need("sum", "sequence", "count"))
 SOUND = Need("sum", "sequence", "sound")
 HOST = Host()
-MOST_STEPS = 29  # what each did is a bit of an int32, two more are the group's and the non-finite's
 
 
 @dataclass(frozen=True)
@@ -63,76 +62,7 @@ class Correction:
     group: Grouping = "ignore"
 
     def __post_init__(self) -> None:
-        self._forbid_double_count()
-        self._check_plan()
-        expect(len(self.steps) <= MOST_STEPS, "steps", f"at most {MOST_STEPS}", len(self.steps), "join some")
-        for i, step in enumerate(self.steps):
-            if not step.is_coupled:
-                continue
-            expect(
-                step not in self.steps[:i],
-                f"steps[{i}]",
-                "a coupled step once",
-                step,
-                "it settles one number",
-            )
-            expect(
-                self.numerator == "proximal",
-                "numerator",
-                f"proximal with {step}",
-                self.numerator,
-                "a number for the whole optimizer step must be known before it begins",
-            )
-            bounded = any(before.is_bound for before in self.steps[:i])
-            expect(
-                bounded or not isinstance(step, Normalize),
-                f"steps[{i}].normalize",
-                "a truncate or clip step before it",
-                "none",
-                "an unbounded weight would decide the mean alone",
-            )
-
-    def _check_plan(self) -> None:
-        """Whether what couples samples can be known before the optimizer step, and can act."""
-        for key, value, idle in (("denominator", self.denominator, "host"), ("group", self.group, "ignore")):
-            if value == idle:
-                continue
-            expect(not self.is_identity, key, f"{idle} without steps", value, "nothing would be rejected")
-            expect(
-                self.numerator == "proximal",
-                "numerator",
-                f"proximal with {key}: {value}",
-                self.numerator,
-                "what is rejected must be known before the optimizer step begins",
-            )
-        if self.group == "rebaseline":
-            reading = any(step.reads_advantages for step in self.steps)
-            expect(
-                not reading,
-                "group",
-                "ignore or atomic beside a step that reads advantages",
-                self.group,
-                "what is rejected would depend on the advantages that it changes",
-            )
-
-    def _forbid_double_count(self) -> None:
-        anchor = getattr(self.surrogate, "anchor", None)
-        if anchor is None or not self.sets_weights:
-            return
-        expect(
-            anchor != "behavior",
-            "surrogate.anchor",
-            "proximal beside a step that sets weights",
-            anchor,
-            "this surrogate divides by the behavior policy already; drop the step, or surrogate: reinforce",
-        )
-        expect(
-            self.numerator != "target",
-            "numerator",
-            "proximal with this surrogate",
-            self.numerator,
-            "target / proximal would be counted twice; use numerator: proximal, or surrogate: reinforce",
-        )
+        check(self)
 
     @property
     def is_identity(self) -> bool:

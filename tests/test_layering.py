@@ -21,6 +21,7 @@ RANK = {
     "objectives": 2,
     "coupled": 3,
     "steps": 4,
+    "coherence": 4,
     "outcome": 4,
     "correction": 5,
     "presets": 6,
@@ -38,7 +39,8 @@ RANK = {
     "cli": 13,
     "__main__": 14,
 }
-MATHEMATICS = ("ops", "facts", "objectives", "coupled", "steps", "outcome", "correction", "presets")
+MATHEMATICS = ("ops", "facts", "objectives", "coupled", "steps", "coherence", "outcome")
+MATHEMATICS += ("correction", "presets")
 HOOK_PATH = (*MATHEMATICS, "kernels", "host", "tis")
 FORBIDDEN_IN_MATHEMATICS = {"megatron", "slime", "yaml", "argparse", "pydantic", "torch.distributed"}
 SYNCS = {"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique"}
