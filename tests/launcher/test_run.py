@@ -78,14 +78,15 @@ def has_steps(directory: Path, count: int) -> bool:
     return path.exists() and path.read_text().count('"kind": "step"') >= count
 
 
-def processes_of(directory: Path) -> list[int]:
-    """Living processes whose command line or environment names the run's directory."""
+def processes_of(directory: Path, word: str = "") -> list[int]:
+    """Living processes whose command line names the run's directory, and this word."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             words = (entry / "cmdline").read_bytes()
-            if str(directory).encode() in words and state != "Z" and int(entry.name) != os.getpid():
+            named = str(directory).encode() in words and word.encode() in words
+            if named and state != "Z" and int(entry.name) != os.getpid():
                 found.append(int(entry.name))
     return found
 
@@ -153,7 +154,7 @@ def test_a_killed_trainer_continues_at_its_checkpoint(tmp_path):
     train(whole, *flags)
     process = start(tmp_path, *flags)
     wait_for(lambda: (tmp_path / "run/checkpoints/iter_0000002").exists(), process)
-    [rank] = [p for p in processes_of(tmp_path) if b"worker" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    [rank] = processes_of(tmp_path, "worker")
     os.kill(rank, signal.SIGKILL)
     output = finish(process)
     assert process.returncode == 2 and "killed by signal 9" in output and "--load" in output
@@ -170,16 +171,20 @@ def test_a_killed_trainer_continues_at_its_checkpoint(tmp_path):
         assert [s["prompt"] for s in there] == [s["prompt"] for s in here]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_run_leaves_no_process(tmp_path, number):
-    process = start(tmp_path, "--num-rollout", "50")
-    wait_for(lambda: has_steps(tmp_path, 1), process)
+@pytest.mark.parametrize(
+    ("number", "code", "trained"),
+    [(signal.SIGINT, 130, True), (signal.SIGKILL, -9, True), (signal.SIGTERM, 130, False)],
+    ids=["interrupted", "killed", "terminated while the engine starts"],
+)
+def test_a_run_that_ends_early_leaves_no_process(tmp_path, number, code, trained):
+    process, log = start(tmp_path, "--num-rollout", "50"), tmp_path / "run" / "sglang.log"
+    wait_for(lambda: has_steps(tmp_path, 1) if trained else log.exists() and log.stat().st_size, process)
     process.send_signal(number)
     finish(process)
     deadline = time.monotonic() + 15
     while processes_of(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert process.returncode == (-9 if number == signal.SIGKILL else 130)
+    assert process.returncode == code
     assert not processes_of(tmp_path)
 
 
