@@ -23,23 +23,20 @@ from tests.batches import tokens
 from tests.host.test_context_parallel import run, slices
 from tests.test_tis import arguments, as_slime_calls
 
+STEPS = [
+    {"reject": {"unit": "sequence", "low": 0.9, "high": 1.1, "max_staleness": 2}},
+    {"veto": {"low": 1.0e-4}},
+    {"reweight": {"level": "sequence"}},
+    {"truncate": {"high": 2.0}},
+]
 CONFIGS = {
-    "sequence weights, two rejections": {
-        "steps": [
-            {"reject": {"unit": "sequence", "low": 0.9, "high": 1.1, "max_staleness": 2}},
-            {"veto": {"low": 1.0e-4}},
-            {"reweight": {"level": "sequence"}},
-            {"truncate": {"high": 2.0}},
-        ]
-    },
+    "sequence weights, two rejections": {"steps": STEPS},
+    "the same without curves": {"steps": STEPS, "metrics": {"curves": "none"}},
     "token weights": {"preset": "token_is"},
     "a surrogate of ours": {"preset": "cispo"},
 }
 LISTED = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
 LAYOUTS = {  # processes, tensor, context
-    "cp2": (2, 1, 2),
-    "dp2": (2, 1, 1),
-    "tp2": (2, 2, 1),
     "cp2 dp2": (4, 1, 2),
     "tp2 cp2": (4, 2, 2),
     "cp4": (4, 1, 4),
@@ -69,7 +66,7 @@ def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
     batch = samples()
     versions = [[str(5 - i % 4), "5"] if i % 7 else [] for i in range(len(batch))]
     mine = range(dp_rank, len(batch), dp_size)
-    with step_metrics.under_way(step_metrics.layout_of(args, curves=True)) as step:
+    with step_metrics.under_way(step_metrics.layout_of(args, curves="metrics" not in config)) as step:
         for start in range(0, len(mine), size):
             places = mine[start : start + size]
             call = call_of([batch[i] for i in places], [versions[i] for i in places])
