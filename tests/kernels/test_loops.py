@@ -287,7 +287,7 @@ def test_a_compiler_that_fails_is_named_and_eager_goes_on(monkeypatch, tmp_path)
         assert torch.equal(backend.outcome(packed).weights, FULL(packed).weights)
 
 
-@pytest.mark.parametrize("level", ["sequence", "token"])
+@pytest.mark.parametrize("level", ["sequence", pytest.param("token", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("aged", [False, True])
 def test_a_piece_may_begin_anywhere(level, aged):
     """However a piece lies among vectors, wherever it begins in its response: bins of position, of age and of
@@ -330,6 +330,7 @@ def test_sequences_without_tokens_have_no_largest_weight():
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.slow
 def test_the_bins_of_short_sequences_lose_no_digits():
     """Each lane of a bin takes thousands of them: in float32 throughout their sum would be off by 1e-5."""
     correction = Correction(steps=(Reweight("token"), Truncate(1.05)))
