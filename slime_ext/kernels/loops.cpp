@@ -11,6 +11,12 @@ constexpr int CURVE_COLUMNS = @curve_columns@, SHIFT = @shift@, FIRST = @first@,
 constexpr float LARGEST_FACTOR = @largest_factor@, LARGEST = @largest@, POSITIONS[EDGES] = {@positions@}, AGES[EDGES] = {@ages@};
 constexpr float LOG_PROBABILITIES[EDGES] = {@log_probabilities@};
 constexpr int SAME[FLAGS + 1] = {@same@};  // flags that ask for the same steps are counted once
+constexpr bool are_whole_vectors(const float* edges) {
+    for (int i = 0; i < EDGES; i++)
+        if ((int)edges[i] % LANES) return false;
+    return true;
+}
+static_assert(are_whole_vectors(POSITIONS), "a vector that begins with a response would lie in two bins of position");
 constexpr int FLUSH = 32;  // additions in float32 before one in float64
 constexpr int AHEAD = 512;  // tokens from what is looked at to what is asked for from memory
 

@@ -116,12 +116,14 @@ struct Measures {
     }
     void move_shared() {
         const F kept = as_floats(recent.kept);
-        if (!CURVES) columns[COUNTED].add_wide(as_floats(recent.counted));
-        if (!CURVES) columns[KEPT].add_wide(kept);
+        const float heaviest = any(recent.kept) ? shared : 0.0f;
+        const double bounded = minimum(heaviest, LARGEST);
+        if (!CURVES) {
+            columns[COUNTED].add_wide(as_floats(recent.counted));
+            columns[KEPT].add_wide(kept);
+            if (SHARED) columns[WEIGHT].add_wide(kept, bounded);
+        }
         if (SHARED) {
-            const float heaviest = any(recent.kept) ? shared : 0.0f;
-            const double bounded = minimum(heaviest, LARGEST);
-            if (!CURVES) columns[WEIGHT].add_wide(kept, bounded);
             columns[WEIGHT_SQUARED].add_wide(kept, bounded * bounded);
             recent.heaviest = maximum(recent.heaviest, heaviest);
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +17,7 @@ OPERATIONS |= {"counted": 1, "selected": 1, "leading_bits": 1, "add_squares": 1}
 OPERATIONS |= {"reached": 2, "ends": 3, "beyond": 2}
 # Tokens that numpy adds in eight lanes: no number takes part in more than 26 additions; a byte counts them.
 LONG = 128
-QUIET = np.errstate(over="ignore", invalid="ignore")  # as PyTorch is
+quiet = functools.partial(np.errstate, over="ignore", invalid="ignore")  # as PyTorch is
 
 
 class Cuts(NamedTuple):
@@ -72,7 +73,7 @@ def counted(flags: Tensor) -> Tensor:
     return torch.from_numpy(np.array([np.count_nonzero(flags.numpy())]))
 
 
-@QUIET
+@quiet()
 def add_squares(blocks: Tensor, out: Tensor) -> None:
     """[K, N, B] -> [K, N], the sums of the squares in each block, of which none is written down."""
     blocks = blocks.numpy()
@@ -100,7 +101,7 @@ def leading_bits(values: Tensor, shift: int) -> Tensor:
     return torch.from_numpy((values.numpy().view(np.uint32) >> shift).view(np.int32))
 
 
-@QUIET
+@quiet()
 def ends(flags: Tensor, values: Tensor, room: Tensor) -> Tensor:
     """[T] -> [2], the largest and the negated smallest of the values, which are 0 where the flags are not
     set; these do not count, nor does NaN; -inf for none.
@@ -115,7 +116,7 @@ def ends(flags: Tensor, values: Tensor, room: Tensor) -> Tensor:
 
 def add_blocks(values: Tensor, where: Cuts, out: np.ndarray) -> None:
     """[T] -> [B] float64, the sum of each block, added in the dtype of the values: float32 or more, or bytes
-    of 0 and 1, which may overflow."""
+    of 0 and 1. May overflow: the caller is ``quiet``."""
     values = values.numpy()
     out[:] = np.add.reduceat(values, where.blocks, dtype=values.dtype)
 

@@ -196,7 +196,7 @@ class Grid:
     def _row_by_row(self, rows: Sequence[Tensor], extremes: Sequence[Extreme]) -> Tensor:
         found, cuts = np.zeros((len(rows) + len(extremes), self.count)), self._cuts
         blocks = np.empty((len(rows), len(cuts.blocks)))
-        with np.errstate(over="ignore", invalid="ignore"):  # as PyTorch is
+        with arrays.quiet():
             for sums, row in zip(blocks, rows, strict=True):
                 arrays.add_blocks(row, cuts, sums)
             found[: len(rows), cuts.held] = arrays.add_up(blocks, cuts)
