@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -89,6 +90,18 @@ def processes_of(directory: Path, word: str = "") -> list[int]:
             if named and state != "Z" and int(entry.name) != os.getpid():
                 found.append(int(entry.name))
     return found
+
+
+def serving(process: subprocess.Popen) -> bool:
+    """Whether a run has an engine among its processes, ready or not; its command line names no run."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    return any("sglang_cpu" in word for one in filter(is_alive, family) for word in one.cmdline())
+
+
+def is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def engine_pid(directory: Path) -> int:
@@ -177,15 +190,17 @@ def test_a_killed_trainer_continues_at_its_checkpoint(tmp_path):
     ids=["interrupted", "killed", "terminated while the engine starts"],
 )
 def test_a_run_that_ends_early_leaves_no_process(tmp_path, number, code, trained):
-    process, log = start(tmp_path, "--num-rollout", "50"), tmp_path / "run" / "sglang.log"
-    wait_for(lambda: has_steps(tmp_path, 1) if trained else log.exists() and log.stat().st_size, process)
+    process = start(tmp_path, "--num-rollout", "50")
+    wait_for(lambda: has_steps(tmp_path, 1) if trained else serving(process), process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert serving(process)
     process.send_signal(number)
     finish(process)
-    deadline = time.monotonic() + 15
-    while processes_of(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    left = list(filter(is_alive, psutil.wait_procs(family, timeout=15)[1]))
+    for one in left:
+        one.kill()
     assert process.returncode == code
-    assert not processes_of(tmp_path)
+    assert not left and not processes_of(tmp_path)
 
 
 @pytest.mark.parametrize("layout", [("--tensor-model-parallel-size", "2"), ("--context-parallel-size", "2")])
