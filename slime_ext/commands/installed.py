@@ -82,7 +82,7 @@ def transformer_engine() -> Part:
     return _package(
         "Transformer Engine",
         "transformer_engine",
-        "pip install slime-ext[te], with CUDA",
+        "pip install transformer-engine[pytorch], with CUDA",
         "transformer-engine",
     )
 
@@ -113,7 +113,7 @@ def ray() -> Part:
 
 def transformers() -> Part:
     """Tokenizers and model shapes."""
-    return _package("transformers", "transformers", "pip install slime-ext[train]")
+    return _package("transformers", "transformers", "pip install transformers")
 
 
 def sglang() -> Part:
