@@ -18,7 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("slime_ext.commands.check:main", "whether a configuration or a launch script is right"),
     "convert": ("slime_ext.commands.convert:main", "another system's correction in native keys"),
     "bench": (
-        "slime_ext.analysis.bench:main",
+        "slime_ext.commands.bench:main",
         "what corrections cost: exact bias and variance, time, scaling",
     ),
     "doctor": ("slime_ext.commands.doctor:main", "what is installed, and whether a launch can work here"),

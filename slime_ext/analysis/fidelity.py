@@ -8,12 +8,13 @@ couple samples).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations_with_replacement, product
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from slime_ext import presets
@@ -180,29 +181,26 @@ TOKENS = _all_tokens()
 PREFIXES = _all_prefixes(TOKENS)
 
 
-def table(names: Sequence[str] = (), seed: int = 0):
+def table(names: Sequence[str] = (), seed: int = 0, under_way: Callable[[list], Iterable] = iter) -> Table:
     """The rich table preset x mismatch: relative bias, cosine, variance, effective sample size, kept part.
 
     Args:
-        names: presets; all that do not couple samples when empty (those take all pairs, some seconds each).
+        names: presets; all that do not couple samples when empty (those take all pairs: a minute or two).
         seed: of the random policies.
+        under_way: shows how far it is.
     """
-    from rich.table import Table
-
     chosen = list(names) or [name for name, p in presets.PRESETS.items() if not p.correction.is_coupled]
     worlds = {name: World.of(name, seed) for name in MISMATCHES}
     result = Table(title="bias / |true gradient|, cosine, variance, ESS, kept: exact, over all 81 sequences")
     for column in ("preset", *worlds):
         result.add_column(column)
-    for name in chosen:
-        correction = presets.get(name)
-        batch = 2 if correction.is_coupled else 1
-        cells = (evaluate(correction, world, batch=batch) for world in worlds.values())
-        result.add_row(
-            name,
-            *(
-                f"{f.bias / f.true:.1e} {f.cosine:.2f} {f.variance:.2f} {f.ess:.2f} {f.kept:.2f}"
-                for f in cells
-            ),
-        )
+    cells = [_cell(name, worlds[mismatch]) for name, mismatch in under_way(list(product(chosen, worlds)))]
+    for row, name in enumerate(chosen):
+        result.add_row(name, *cells[row * len(worlds) :][: len(worlds)])
     return result
+
+
+def _cell(name: str, world: World) -> str:
+    correction = presets.get(name)
+    f = evaluate(correction, world, batch=2 if correction.is_coupled else 1)
+    return f"{f.bias / f.true:.1e} {f.cosine:.2f} {f.variance:.2f} {f.ess:.2f} {f.kept:.2f}"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from slime_ext.analysis import bench
-from slime_ext.analysis.speed import run, scale, workloads
+from slime_ext.analysis.speed import request, run, workloads
 from slime_ext.analysis.speed.cost import count, medians
 from slime_ext.analysis.speed.workloads import Batch
+from slime_ext.commands import bench
 from slime_ext.ops import arrays
 from slime_ext.ops.segments import Segments
 
@@ -63,40 +61,26 @@ def test_slow_contenders_run_less_often():
     assert len(calls) == 4
 
 
-def test_speed_prints_a_table(capsys, monkeypatch):
-    monkeypatch.setattr(workloads, "lengths_of", lambda _: [40, 3])
-    monkeypatch.setattr("slime_ext.analysis.speed.run.lengths_of", lambda _: [40, 3])
-    for key, value in workloads.ALLOCATOR.items():
+@pytest.fixture
+def settled(monkeypatch):
+    for key, value in request.ALLOCATOR.items():
         monkeypatch.setenv(key, value)
+
+
+def test_speed_prints_a_table(capsys, monkeypatch, settled):
+    monkeypatch.setattr(run, "lengths_of", lambda _: [40, 3])
     assert bench.main(["speed", "--workloads", "d", "--repeat", "1", "--backends", "eager"]) == 0
     shown = capsys.readouterr().out
     assert "configuration S" in shown and "ours eager, all metrics" in shown and "floor" in shown
 
 
-@pytest.mark.parametrize(("flag", "text"), [("--workloads", "az"), ("--configs", "")])
-def test_what_is_not_there_is_refused(capsys, flag, text):
-    with pytest.raises(SystemExit):
-        run.main([flag, text])
-    assert (
-        f"expected letters out of {'abcde' if 'work' in flag else 'TS'}, got '{text}'"
-        in capsys.readouterr().err
-    )
-
-
-@pytest.mark.parametrize("words", [["--others", "python9"], ["--others=python9"]])
-def test_another_environment_is_asked_without_the_flag_that_names_it(monkeypatch, words):
-    started = []
-    monkeypatch.setattr(
-        run.subprocess, "run", lambda words, **_: started.append(words) or SimpleNamespace(returncode=0)
-    )
-    run.main(["--configs", "T", *words])
-    assert started[0][0] == "python9" and started[0][-4:] == ["bench", "speed", "--configs", "T"]
-
-
 @pytest.mark.slow
-def test_scale_prints_its_tables(capsys, monkeypatch):
-    for key, value in workloads.ALLOCATOR.items():
-        monkeypatch.setenv(key, value)
+def test_scale_prints_its_tables(capsys, settled):
     small = ["--most", "100000", "--tokens", "65536", "--repeat", "1"]
-    assert scale.main(small) == 0
+    assert bench.main(["scale", *small]) == 0
     assert capsys.readouterr().out.count("processor ms") == 3
+
+
+def test_what_is_asked_for_by_letter_is_there():
+    assert set(request.CONFIGS) == set(run.OURS)
+    assert all(workloads.lengths_of(letter) for letter in request.WORKLOADS)

@@ -318,6 +318,7 @@ MISTAKES = [
         ["check", FILES[0]],
         ["presets"],
         ["presets", "geo_rs"],
+        ["bench", "fidelity", "token_ti"],
         ["analyze", "--help"],
         ["analyze", ".", *MISTAKES[0]],
         *(pytest.param(["analyze", ".", *words], marks=pytest.mark.slow) for words in MISTAKES[1:]),

@@ -7,12 +7,9 @@ and metrics. Systems that are not installed are left out.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,10 +17,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import slime_ext
 from slime_ext.analysis.speed.cost import Cost, count, medians
 from slime_ext.analysis.speed.others import SYSTEMS
-from slime_ext.analysis.speed.workloads import ALLOCATOR, WORKLOADS, Batch, floor, lengths_of
+from slime_ext.analysis.speed.request import Speed
+from slime_ext.analysis.speed.workloads import Batch, floor, lengths_of
 from slime_ext.correction import Correction
 from slime_ext.kernels import Backend, Work, backend_for, choose
 from slime_ext.metrics import Layout
@@ -34,7 +31,6 @@ OURS = {
     "T": Correction(steps=(Reweight("token"), Truncate(2.0))),
     "S": Correction(steps=(Reweight("sequence"), Truncate(2.0), GEO, Veto(low=1e-4))),
 }
-OTHERS = "--others"
 FLOOR = "floor (C, one pass)"
 Body = Callable[[Batch], object]
 
@@ -85,13 +81,13 @@ def mis(folder: str) -> dict[str, Body]:
     token = SimpleNamespace(**common, use_rs=False, tis_level="token", rs_level="geometric")
     sequence = SimpleNamespace(**common, use_rs=True, tis_level="sequence", rs_level="geometric")
 
-    def run(args: SimpleNamespace, batch: Batch) -> object:
+    def weights(args: SimpleNamespace, batch: Batch) -> object:
         train, rollout, masks = _lists(batch)
         return helper.compute_mis_weights(
             args, train_log_probs=train, rollout_log_probs=rollout, loss_masks=masks
         )
 
-    return {"T": functools.partial(run, token), "S": functools.partial(run, sequence)}
+    return {"T": functools.partial(weights, token), "S": functools.partial(weights, sequence)}
 
 
 def vanilla(folder: str) -> dict[str, Body]:
@@ -110,13 +106,13 @@ def vanilla(folder: str) -> dict[str, Body]:
     exec(compile(ast.Module(future + wanted, []), str(path), "exec"), scope)
     args = SimpleNamespace(tis_clip_low=0.0, tis_clip=2.0)
 
-    def run(batch: Batch) -> object:
+    def weights(batch: Batch) -> object:
         train, rollout, masks = _lists(batch)
         return scope["vanilla_tis_function"](
             args, pg_loss=batch.host_loss, train_log_probs=train, rollout_log_probs=rollout, loss_masks=masks
         )
 
-    return {"T": run}
+    return {"T": weights}
 
 
 def _lists(batch: Batch) -> tuple[list, ...]:
@@ -158,72 +154,17 @@ def _counted(name: str, body: Body, batch: Batch) -> Cost | None:
     return None if name == FLOOR else count(lambda: body(batch))
 
 
-def parser() -> argparse.ArgumentParser:
-    """The flags of the command."""
-    made = argparse.ArgumentParser(prog="slime-ext bench speed", allow_abbrev=False)
-    made.add_argument("--repeat", type=int, default=9, help="runs of each, of which the median counts")
-    made.add_argument(
-        "--workloads",
-        type=_letters(WORKLOADS),
-        default="abcd",
-        help="; ".join(f"{k}: {v}" for k, v in WORKLOADS.items()),
-    )
-    made.add_argument(
-        "--configs",
-        type=_letters(OURS),
-        default="TS",
-        help="T: token weights; S: sequence weights and all else",
-    )
-    made.add_argument(
-        "--backends",
-        nargs="*",
-        default=["eager", "compiled"],
-        choices=["eager", "compiled"],
-        help="of ours; default: both",
-    )
-    made.add_argument("--slime-dir", help="a slime checkout, for its mis.py and vanilla_tis")
-    made.add_argument(OTHERS, help="python of an environment with benchmarks/requirements.txt installed")
-    return made
-
-
-def _letters(known: Iterable[str]) -> Callable[[str], str]:
-    def letters(text: str) -> str:
-        if not text or set(text) - set(known):
-            raise argparse.ArgumentTypeError(f"expected letters out of {''.join(known)}, got '{text}'")
-        return text
-
-    return letters
-
-
-def main(argv: Sequence[str]) -> int:
+def run(asked: Speed) -> None:
     """Prints the tables."""
-    args = parser().parse_args(list(argv))
-    if args.others or not settled_allocator():
-        return again("speed", list(argv), args.others)
     torch.set_num_threads(1)
-    batches = {name: Batch.of(lengths_of(name)) for name in args.workloads}
-    for config in args.configs:
-        bodies = contenders(config, args.backends, args.slime_dir)
-        found = interleaved(bodies, batches, args.repeat)
-        last = batches[args.workloads[-1]]
+    batches = {name: Batch.of(lengths_of(name)) for name in asked.workloads}
+    for config in asked.configs:
+        bodies = contenders(config, asked.backends, asked.slime)
+        found = interleaved(bodies, batches, asked.repeat)
+        last = batches[asked.workloads[-1]]
         costs = {name: _counted(name, body, last) for name, body in bodies.items()}
         Console(width=160).print(table(config, found, costs))
     print(
-        f"operations, waits, MB moved, MB of new tensors at once: one call on workload {args.workloads[-1]}; "
-        "of the compiled backend without its two loops"
+        "operations, waits, MB moved, MB of new tensors at once: "
+        f"one call on workload {asked.workloads[-1]}; of the compiled backend without its two loops"
     )
-    return 0
-
-
-def settled_allocator() -> bool:
-    """Whether this process keeps the memory of temporaries, as every figure assumes."""
-    return all(os.environ.get(key) == value for key, value in ALLOCATOR.items())
-
-
-def again(command: str, argv: list[str], others: str | None = None) -> int:
-    """The same command under the allocator's settings, with another environment's python if asked for."""
-    words = [w for i, w in enumerate(argv) if w.split("=")[0] != OTHERS and (i == 0 or argv[i - 1] != OTHERS)]
-    root = str(Path(slime_ext.__file__).parents[1])
-    env = os.environ | ALLOCATOR | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    start = [others or sys.executable, "-W", "ignore", "-m", "slime_ext.cli", "bench", command]
-    return subprocess.run([*start, *words], env=env, check=False).returncode

@@ -3,12 +3,10 @@ ranks."""
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from slime_ext.analysis.speed.cost import medians
-from slime_ext.analysis.speed.run import OURS, again, settled_allocator
+from slime_ext.analysis.speed.request import Scale
+from slime_ext.analysis.speed.run import OURS
 from slime_ext.analysis.speed.workloads import Batch, slope
 from slime_ext.correction import Tokens
 from slime_ext.host.packing import pack_segments
@@ -25,7 +24,6 @@ from slime_ext.kernels import backend_for
 
 SEQUENCES = (1, 16, 256, 4096)
 RANKS = (1, 2, 4)
-LEAST = 10**5  # tokens of the largest batch
 LARGE = 10**6  # tokens, from which the fixed cost of a call no longer shows
 CONFIG = OURS["S"]
 
@@ -97,21 +95,10 @@ def _table(what: str, title: str, rows: object, last: str = "ns per token") -> T
     return shown
 
 
-def main(argv: Sequence[str]) -> int:
+def run(asked: Scale) -> None:
     """Prints three tables."""
-    made = argparse.ArgumentParser(prog="slime-ext bench scale", allow_abbrev=False)
-    made.add_argument("--backend", default="compiled", choices=["eager", "compiled"])
-    made.add_argument("--most", type=int, default=10**7, help="tokens of the largest batch, up to 10^8")
-    made.add_argument("--tokens", type=int, default=1 << 20, help="of the batch that is cut up")
-    made.add_argument("--repeat", type=int, default=7, help="runs of each, of which the median counts")
-    args = made.parse_args(list(argv))
-    if args.most < LEAST:
-        made.error(f"argument --most: expected at least {LEAST}, got {args.most}: a slope needs two sizes")
-    if not settled_allocator():
-        return again("scale", list(argv))
     torch.set_num_threads(1)
     console = Console(width=100)
-    console.print(over_tokens(args.backend, args.most, args.repeat))
-    console.print(over_sequences(args.backend, args.tokens, args.repeat))
-    console.print(over_ranks(args.backend, args.tokens, args.repeat))
-    return 0
+    console.print(over_tokens(asked.backend, asked.most, asked.repeat))
+    console.print(over_sequences(asked.backend, asked.tokens, asked.repeat))
+    console.print(over_ranks(asked.backend, asked.tokens, asked.repeat))

@@ -18,16 +18,6 @@ from torch import Tensor
 from slime_ext.correction import Tokens
 from slime_ext.ops.segments import Segments
 
-WORKLOADS = {
-    "a": "512 sequences of ragged length, 64 to 16k",
-    "b": "64 x 8192",
-    "c": "4096 sequences of 64 to 192",
-    "d": "1 x 131072",
-    "e": "64 x 131072",
-}
-# Temporaries stay mapped between calls, as under a caching device allocator.
-ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(1 << 28)}
-
 
 def lengths_of(name: str) -> list[int]:
     """Response lengths of a workload."""
