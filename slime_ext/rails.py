@@ -67,14 +67,18 @@ class Watch:
 
     guards: Mapping[str, Guard] = field(default_factory=lambda: DEFAULT)
     outside: dict[str, int] = field(default_factory=dict)
+    last: tuple[str, dict[str, int]] = ("", {})  # the latest step, and the counts before it
 
     def look(self, values: Mapping[str, float], where: str) -> Iterator[Alarm]:
         """The guards that act on a step's metrics: after ``steps`` in a row, then after twice as many, ...
 
         Args:
             values: by their full names.
-            where: which step, for the message.
+            where: which step, for the message; the latest step again takes its own place.
         """
+        latest, before = self.last
+        self.outside = dict(before if where == latest else self.outside)
+        self.last = (where, dict(self.outside))
         for name, guard in self.guards.items():
             value = values.get(PREFIX + name)
             if value is None:  # not measured: neither in the row nor the end of it

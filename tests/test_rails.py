@@ -15,12 +15,19 @@ from slime_ext.rails import Guard, Watch
 
 def alarms(guard, values, name="kept_fraction"):
     watch = Watch({name: guard})
-    return [list(watch.look({f"off_policy/{name}": value}, "step 0")) for value in values]
+    return [list(watch.look({f"off_policy/{name}": value}, f"step {i}")) for i, value in enumerate(values)]
 
 
 def test_a_guard_waits_for_its_steps_in_a_row():
     said = alarms(Guard(min=0.1, steps=3), [0.0, 0.0, 0.5, 0.0, 0.0, 0.0])
     assert [len(step) for step in said] == [0, 0, 0, 0, 0, 1]
+
+
+def test_a_step_that_a_host_trains_again_counts_once():
+    watch, said = Watch({"kept_fraction": Guard(min=0.1, steps=3)}), []
+    for step, value in ((0, 0.0), (1, 0.0), (1, 0.0), (2, 0.0), (2, 0.5), (3, 0.0)):
+        said.append(len(list(watch.look({"off_policy/kept_fraction": value}, f"step {step}"))))
+    assert said == [0, 0, 0, 1, 0, 0]
 
 
 def test_it_is_said_again_ever_more_rarely():
@@ -61,7 +68,8 @@ def test_the_line_says_what_was_expected_and_what_follows():
 def test_a_metric_that_is_not_there_is_not_judged_and_ends_no_row():
     watch = Watch({"staleness_max": Guard(max=1, steps=2)})
     bad = {"off_policy/staleness_max": 2.0}
-    assert [len(list(watch.look(values, "step 0"))) for values in ({}, bad, {}, {}, bad)] == [0, 0, 0, 0, 1]
+    said = [len(list(watch.look(values, f"step {i}"))) for i, values in enumerate(({}, bad, {}, {}, bad))]
+    assert said == [0, 0, 0, 0, 1]
 
 
 def test_the_default_warns_of_a_run_that_rejects_nearly_everything():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -78,11 +79,13 @@ def read_metrics(run_path: str | Path) -> list[dict[str, Any]]:
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     for number, line in enumerate(lines, 1):
-        try:
-            yield json.loads(line)
-        except ValueError as error:
-            if number < len(lines):
-                raise DataError(f"{path}:{number}: expected a JSON object, got {line[:40]!r}") from error
+        row = None
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+        if isinstance(row, dict):
+            yield row
+        elif number < len(lines):
+            raise DataError(f"{path}:{number}: expected a JSON object, got {line[:40]!r}")
 
 
 def _rewrite(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -19,6 +19,7 @@ Row = dict[str, Any]
 Points = tuple[list[float], list[float]]
 # Okabe and Ito's palette: told apart with every kind of colour vision
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+PICTURES = (".png", ".pdf", ".svg")
 SMOOTH = 10
 STALENESS = ("rollout/staleness_mean", "train/staleness")
 CLIPPED = (
@@ -212,10 +213,15 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.labels and len(args.labels) != len(args.runs):
         parser.error(f"--labels: expected {len(args.runs)} names, got {len(args.labels)}")
+    if args.out and args.out.suffix not in PICTURES:
+        parser.error(f"--out: expected a name that ends in {', '.join(PICTURES)}, got {args.out}")
     try:
         print(draw(args.runs, args.out or Path(args.runs[0]) / "report.png", args.labels))
     except SlimeExtError as error:
         print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"{error.filename}: expected room for a picture, got {error.strerror}", file=sys.stderr)
         return 2
     return 0
 

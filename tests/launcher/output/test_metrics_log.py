@@ -51,9 +51,10 @@ def test_a_new_run_starts_empty(tmp_path):
     assert len(read_metrics(tmp_path)) == 1
 
 
-def test_a_broken_line_in_the_middle_is_named(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"a": 1}\nx\n{"a": 2}\n')
-    with pytest.raises(DataError, match=r"metrics\.jsonl:2: expected a JSON object, got 'x'"):
+@pytest.mark.parametrize("line", ["x", "5"])
+def test_a_broken_line_in_the_middle_is_named(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"a": 1}}\n{line}\n{{"a": 2}}\n')
+    with pytest.raises(DataError, match=rf"metrics\.jsonl:2: expected a JSON object, got '{line}'"):
         read_metrics(tmp_path)
 
 

@@ -89,3 +89,9 @@ def test_a_run_with_nothing_to_draw_is_named(tmp_path):
 def test_the_command_says_what_is_missing(tmp_path, capsys):
     assert report.main([str(tmp_path / "gone")]) == 2
     assert "expected a run's directory" in capsys.readouterr().err
+
+
+def test_a_picture_of_a_kind_that_is_not_drawn_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        report.main([str(tmp_path), "--out", "picture.txt"])
+    assert "--out: expected a name that ends in .png, .pdf, .svg, got picture.txt" in capsys.readouterr().err
