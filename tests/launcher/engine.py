@@ -17,6 +17,8 @@ from slime_ext.launcher.rollout.server import EngineProcess
 
 ROOT = Path(__file__).parents[2]
 VOCAB = 64
+# What the shared server's tests are marked with; in one group they start it once.
+SERVED = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.xdist_group("served")]
 
 
 def sglang_python() -> Path | None:

@@ -7,9 +7,9 @@ import pytest
 
 from slime_ext.errors import EngineError
 from slime_ext.launcher.rollout.client import EngineClient, GenerateRequest, SamplingParams
-from tests.launcher.engine import VOCAB, make_tiny_qwen3
+from tests.launcher.engine import SERVED, VOCAB, make_tiny_qwen3
 
-SERVERS = ["stand_in", pytest.param("sglang_engine", marks=[pytest.mark.sglang, pytest.mark.slow])]
+SERVERS = ["stand_in", pytest.param("sglang_engine", marks=SERVED)]
 PROMPT = [5, 9, 14, 23]
 
 

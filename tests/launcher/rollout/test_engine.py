@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -17,10 +16,10 @@ from slime_ext.errors import DataError
 from slime_ext.launcher.rollout.client import EngineClient, GenerateRequest, SamplingParams
 from slime_ext.launcher.rollout.processes import check_port
 from slime_ext.launcher.rollout.weight_sync import push_weights
-from tests.launcher.engine import VOCAB, make_tiny_qwen3, tiny_engine
+from tests.launcher.engine import SERVED, VOCAB, make_tiny_qwen3, tiny_engine
 from tests.launcher.rollout.test_processes import wait_for
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+pytestmark = SERVED
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +95,19 @@ def tell(client, path, **body):
     assert httpx.post(client.url + path, json=body, timeout=30).status_code == 200
 
 
+def running(client):
+    """How many answers the engine is in the middle of."""
+    (load,) = httpx.get(client.url + "/v1/loads", timeout=30).json()["loads"]
+    return load["num_running_reqs"]
+
+
 def test_weights_changed_in_the_middle_leave_two_spans(client, models):
     client.update_weights_from_disk(models[1], 1)
     sampled = []
     sampling = SamplingParams(400, ignore_eos=True)
     asking = threading.Thread(target=lambda: sampled.extend(flat(client.generate(prompts(1), sampling))))
     asking.start()
-    time.sleep(0.3)
+    wait_for(lambda: running(client) == 2)
     tell(client, "/pause_generation", mode="retract")
     client.update_weights_from_disk(models[2], 2)
     tell(client, "/continue_generation")
