@@ -288,7 +288,7 @@ def test_a_compiler_that_fails_is_named_and_eager_goes_on(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize("level", ["sequence", pytest.param("token", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("aged", [False, True])
+@pytest.mark.parametrize("aged", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_piece_may_begin_anywhere(level, aged):
     """However a piece lies among vectors, wherever it begins in its response: bins of position, of age and of
     probability hold what the eager path counts there, each with its sequence's weight and age."""
@@ -309,6 +309,7 @@ def test_a_piece_may_begin_anywhere(level, aged):
     assert count == 45
 
 
+@pytest.mark.slow
 def test_short_sequences_of_many_ages_do_not_run_together():
     """More than a block of them, and of every length about that of a vector."""
     for level in ("sequence", "token"):
@@ -321,6 +322,7 @@ def test_short_sequences_of_many_ages_do_not_run_together():
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_sequences_without_tokens_have_no_largest_weight():
     correction = Correction(steps=(Reweight("sequence"), Truncate(1.2)))
     for curves in (False, True):
