@@ -75,7 +75,9 @@ def _run(words, cwd=None, **env):
     return [sys.executable, "-c", code], {"env": environ, "cwd": cwd, "text": True}
 
 
-PRINTING = [["--help"], ["presets"], ["presets", "geo_rs"], ["check", "--help"], ["check", str(CONFIG)]]
+PRINTING = [["--help"], ["presets", "geo_rs"]]
+MORE = (["presets"], ["check", "--help"], ["check", str(CONFIG)])
+PRINTING += [pytest.param(words, marks=pytest.mark.slow) for words in MORE]
 
 
 @pytest.mark.parametrize("words", PRINTING, ids=str)
