@@ -33,11 +33,11 @@ LACKING = f"import importlib.util as u; print(*(n for n in {NEEDED!r} if not u.f
 def main(argv: Sequence[str]) -> int:
     """Runs ``bench fidelity [PRESET ...]``, ``bench speed`` or ``bench scale``."""
     words = list(argv)
-    given = _parser().parse_args(words)
-    return {"fidelity": _fidelity, "speed": _speed, "scale": _scale}[given.command](given, words)
+    given = _parser().parse_args(words, argparse.Namespace(words=words))
+    return {"fidelity": _fidelity, "speed": _speed, "scale": _scale}[given.command](given)
 
 
-def _fidelity(given: argparse.Namespace, words: list[str]) -> int:
+def _fidelity(given: argparse.Namespace) -> int:
     with light.room("slime_ext.presets") as presets:
         for name in given.preset:
             presets.find(name)
@@ -50,21 +50,22 @@ def _fidelity(given: argparse.Namespace, words: list[str]) -> int:
 
     torch.set_num_threads(1)  # tensors of a dozen numbers: threads wait for each other
     errors = Console(stderr=True)
-    shown = functools.partial(track, description="", transient=True, console=errors)
-    how = shown if errors.is_terminal else iter
-    Console(width=160).print(table(given.preset, given.seed, how))
+    shown = functools.partial(
+        track, description="", transient=True, console=errors, disable=not errors.is_terminal
+    )
+    Console(width=160).print(table(given.preset, given.seed, shown))
     return 0
 
 
-def _speed(given: argparse.Namespace, words: list[str]) -> int:
+def _speed(given: argparse.Namespace) -> int:
     if given.slime_dir and not Path(given.slime_dir, "slime").is_dir():
         raise ConfigError(
             f"--slime-dir: expected a checkout of slime, got {given.slime_dir}: name what holds slime/"
         )
     if given.others:
-        return again(_without(words, OTHERS), _python(given.others))
+        return again(_without(given.words, OTHERS), _python(given.others))
     if not settled_allocator():
-        return again(words)
+        return again(given.words)
 
     from slime_ext.analysis.speed import run
 
@@ -73,9 +74,9 @@ def _speed(given: argparse.Namespace, words: list[str]) -> int:
     return 0
 
 
-def _scale(given: argparse.Namespace, words: list[str]) -> int:
+def _scale(given: argparse.Namespace) -> int:
     if not settled_allocator():
-        return again(words)
+        return again(given.words)
 
     from slime_ext.analysis.speed import scale
 

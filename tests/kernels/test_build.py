@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 
 def printed(module, **more):
@@ -23,11 +23,12 @@ def printed(module, **more):
 @pytest.mark.slow
 def test_kernels_compile_for_sm_90_and_keep_their_numbers_in_registers(tmp_path):
     """A thread has 255; what finds none goes to memory, but for 8 bytes that calls of functions take. Every
-    kind of step at once takes 175 with Triton 3.9, 219 with 3.7."""
+    kind of step at once takes 175 with Triton 3.9, 219 with 3.7, which PyTorch 2.13 brings."""
+    limit = 224 if triton.__version__.startswith("3.7.") else 192
     lines = printed("tests.kernels.build_for_cuda", TRITON_CACHE_DIR=str(tmp_path))
     assert len(lines) == 14
     for kernel, registers, stack, *_ in lines:
-        assert int(registers) <= 224 and int(stack) <= 8, kernel
+        assert int(registers) <= limit and int(stack) <= 8, kernel
 
 
 @pytest.mark.slow

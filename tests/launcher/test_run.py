@@ -101,8 +101,11 @@ def processes_of(directory: Path, word: str = "") -> list[int]:
 
 def serving(process: subprocess.Popen) -> bool:
     """Whether a run has an engine among its processes, ready or not; its command line names no run."""
-    family = psutil.Process(process.pid).children(recursive=True)
-    return any("sglang_cpu" in word for one in filter(is_alive, family) for word in one.cmdline())
+    for one in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any("sglang_cpu" in word for word in one.cmdline()):
+                return True
+    return False
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -215,13 +215,15 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--labels: expected {len(args.runs)} names, got {len(args.labels)}")
     if args.out and args.out.suffix not in PICTURES:
         parser.error(f"--out: expected a name that ends in {', '.join(PICTURES)}, got {args.out}")
+    out = args.out or Path(args.runs[0]) / "report.png"
     try:
-        print(draw(args.runs, args.out or Path(args.runs[0]) / "report.png", args.labels))
+        print(draw(args.runs, out, args.labels))
     except SlimeExtError as error:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"{error.filename}: expected room for a picture, got {error.strerror}", file=sys.stderr)
+        where = error.filename or out  # a full disk names no file
+        print(f"{where}: expected a file to read or write, got {error.strerror}", file=sys.stderr)
         return 2
     return 0
 

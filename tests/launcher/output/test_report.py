@@ -91,6 +91,13 @@ def test_the_command_says_what_is_missing(tmp_path, capsys):
     assert "expected a run's directory" in capsys.readouterr().err
 
 
+def test_a_picture_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    MetricsLog(tmp_path).log("step", {"train/off_policy/k3_kl": 1.0}, rollout_id=0, step=0)
+    (tmp_path / "file").write_text("")
+    assert report.main([str(tmp_path), "--out", str(tmp_path / "file" / "x.png")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_picture_of_a_kind_that_is_not_drawn_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         report.main([str(tmp_path), "--out", "picture.txt"])

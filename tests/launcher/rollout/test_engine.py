@@ -107,7 +107,7 @@ def test_weights_changed_in_the_middle_leave_two_spans(client, models):
     sampling = SamplingParams(400, ignore_eos=True)
     asking = threading.Thread(target=lambda: sampled.extend(flat(client.generate(prompts(1), sampling))))
     asking.start()
-    wait_for(lambda: running(client) == 2)
+    assert wait_for(lambda: running(client) == 2)
     tell(client, "/pause_generation", mode="retract")
     client.update_weights_from_disk(models[2], 2)
     tell(client, "/continue_generation")
