@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from slime_ext.facts import Step
+from slime_ext.ops.arrays import is_array
 from slime_ext.ops.segments import Segments, as_bytes, as_numbers, is_traced, selected
 
 BLOCK = 256  # tokens that are added in the log-ratio's own dtype; blocks are added in float64
 Operation = Callable[..., Tensor]
-# The rows of an outcome's room; what is not measured token by token is at the end.
-_, BEHAVIOR, K3, EXCESS, WEIGHT, _ = range(6)  # the first and the last for squares
-ROWS = 6
+ROWS = 4  # of an outcome's room; what is not measured token by token is at the end
+BEHAVIOR, K3, EXCESS, WEIGHT = range(ROWS)
 
 
 def largest_factor(dtype: torch.dtype) -> float:
@@ -102,18 +102,18 @@ class Outcome:
 
     @cached_property
     def room(self) -> Tensor:
-        """[ROWS, T and what is missing to whole blocks] of the log-ratio's dtype, 0 beyond the tokens:
-        e^l - 1 in its row, and rows for whoever measures."""
+        """[ROWS, T and what is missing to whole blocks] of the log-ratio's dtype, 0 beyond the tokens: excess
+        in its row, and rows for whoever measures on a CPU."""
         size = self.log_ratio.numel()
         rows = self.log_ratio.new_empty(ROWS, -(-size // BLOCK) * BLOCK)
         rows[:, size:].zero_()
         torch.expm1(self.log_ratio, out=rows[EXCESS, :size])
         return rows
 
-    @property
+    @cached_property
     def excess(self) -> Tensor:
         """[T] ratio - 1, whose sums lose no digits where policies are close."""
-        if is_traced(self.log_ratio):
+        if not is_array(self.log_ratio):
             return self.log_ratio.expm1()
         return self.room[EXCESS, : self.log_ratio.numel()]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slime_ext.correction import NO_PLAN, Correction, Outcome, Plan, Tokens, plan_step
 from slime_ext.metrics.layout import Layout
-from slime_ext.metrics.measure import Measured, measure
+from slime_ext.metrics.measure import Measured, announce, measure
 from slime_ext.objectives import Bounds
 from slime_ext.ops.segments import AllSum, identity
 
@@ -89,6 +89,8 @@ class Eager:
 
     def apply(self, work: Work) -> Applied:
         """The whole of a hook call between packing and handing back."""
+        if work.layout is not None:
+            announce(work.tokens, work.layout)
         outcome = self.correction.outcome(
             work.tokens, work.plan, observe=work.layout is not None, bounds=True
         )

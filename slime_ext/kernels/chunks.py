@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from slime_ext.metrics.layout import POSITIONS
-from slime_ext.ops.grid import host_ints
 from slime_ext.ops.runs import Runs, runs
 from slime_ext.ops.segments import Segments
+from slime_ext.ops.uploads import host_ints
 
 FEWEST, MOST = 128, 1024  # tokens of a chunk
 

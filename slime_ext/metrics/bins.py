@@ -24,10 +24,10 @@ from slime_ext.metrics.layout import (
     POSITIONS,
 )
 from slime_ext.ops import arrays
-from slime_ext.ops.grid import host_ints, host_numbers
 from slime_ext.ops.runs import runs
 from slime_ext.ops.segments import as_numbers, is_traced
 from slime_ext.ops.tally import product, tally
+from slime_ext.ops.uploads import host_numbers
 from slime_ext.outcome import K3, WEIGHT, Outcome, Tokens
 
 FLAGS = 2  # how many of the columns count tokens, the first
@@ -42,15 +42,13 @@ class Places(NamedTuple):
     bins: int
 
 
-def places_of(tokens: Tokens, dtype: torch.dtype) -> Places | None:
-    """None where tokens are not added in order.
+def places_of(tokens: Tokens, dtype: torch.dtype) -> Places:
+    """On a CPU.
 
     Args:
         dtype: in which log-probs are compared with the edges.
     """
     behavior, ages = tokens.behavior.detach(), tokens.ages
-    if is_traced(behavior) or not adds_in_order(behavior.device):
-        return None
     bins = CURVE_BINS**2 * (1 if ages is None else CURVE_BINS + 1)
     found = runs(tokens.segments, POSITIONS)
     first = np.add.outer(np.arange(SUMMED) * bins, found.bins * CURVE_BINS).astype(np.int16)
@@ -62,8 +60,9 @@ def places_of(tokens: Tokens, dtype: torch.dtype) -> Places | None:
 
 
 def sums_by_place(places: Places, kept: Tensor, room: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-    """[2] the finite and the kept tokens, and the numbers of ``curve_sums``, on a CPU: tokens are added one
-    after the other. An infinite number makes NaN of the bins that it is not in.
+    """[2] the finite and the kept tokens; 3 x 8 x 5 numbers in parts, for position, age and probability the
+    columns' sums in each bin. On a CPU: tokens are added one after the other. An infinite number makes NaN of
+    the bins that it is not in.
 
     Args:
         kept: [bins, 2] those at each place.
@@ -91,35 +90,57 @@ def _margins(ages: int) -> Tensor:
     return torch.from_numpy(np.concatenate([np.ones((1, len(age))), *rows]))
 
 
-def curve_sums(tokens: Tokens, outcome: Outcome, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-    """3 x 8 x 5 numbers in parts: for position, age and probability the columns' sums in each bin. For graphs
-    and for devices that do not add in order.
+def announce_curves(tokens: Tokens) -> None:
+    """Has what ``sums_by_product`` reads wait for the first copy of the call."""
+    parcel, found = tokens.segments.parcel, functools.cache(lambda: runs(tokens.segments, POSITIONS))
+    parcel.add("runs", lambda: found().lengths.astype(np.int32))
+    parcel.add("their places", lambda: _places_without_age(found().bins))
+    parcel.add("their sequences", lambda: found().sequences.astype(np.int32))
+    parcel.add("bins", lambda: np.arange(CURVE_BINS, dtype=np.int32))
+    for dtype in (np.float32, np.float64):
+        edges = np.array(LOG_PROBABILITIES, dtype)
+        parcel.add(("edges", torch.from_numpy(edges).dtype), lambda edges=edges: edges)
+
+
+def sums_by_product(tokens: Tokens, columns: Tensor, behavior: Tensor) -> Sequence[Tensor]:
+    """The numbers of ``sums_by_place`` on a device, by a product with a 0-1 matrix.
 
     Args:
-        rows: [T] or more each, the first excess, weight, k3 and log behavior.
+        columns: [5, T] of CURVE_COLUMNS.
+        behavior: [T] log-probs, nats.
     """
-    excess, weight, k3, behavior = (row[: outcome.log_ratio.numel()] for row in rows[:4])
+    parcel = tokens.segments.parcel
+    places = parcel.take("bins").new_empty(len(CURVES), len(behavior))
+    owners = torch.repeat_interleave(parcel.take("runs"), output_size=len(behavior))
+    torch.index_select(_of_runs(tokens), 1, owners, out=places[:2])
+    edges = parcel.take(("edges", behavior.dtype))
+    torch.bucketize(behavior, edges, right=True, out_int32=True, out=places[2])
+    return (product(places, columns, parcel.take("bins")).view(-1),)
+
+
+def _places_without_age(positions: np.ndarray) -> np.ndarray:
+    """[R] -> [2 R], bins of position, then those of unknown ages."""
+    return np.append(positions, np.full_like(positions, CURVE_BINS)).astype(np.int32)
+
+
+def _of_runs(tokens: Tokens) -> Tensor:
+    """[2, R] int32, a run's bin of position, and that of its age: one more where that is unknown."""
+    places = tokens.segments.parcel.take("their places").view(2, -1)
+    if tokens.ages is None:
+        return places
+    sequences = tokens.segments.parcel.take("their sequences")
+    return torch.stack([places[0], _age_bins(tokens.ages).int().index_select(0, sequences)])
+
+
+def traced_sums(tokens: Tokens, outcome: Outcome, rows: Sequence[Tensor]) -> tuple[Tensor]:
+    """The numbers of ``sums_by_place`` where a compiler records.
+
+    Args:
+        rows: [T] each, the first excess, weight, k3 and log behavior.
+    """
+    excess, weight, k3, behavior = rows[:4]
     flags = (as_numbers(flag, outcome.log_ratio.dtype) for flag in (outcome.finite, outcome.keep))
     columns = torch.stack([*flags, excess, weight, k3])
-    if is_traced(behavior):
-        return _traced(tokens, behavior, columns)
-    places = [*_of_runs(tokens), _bin(behavior, LOG_PROBABILITIES)]
-    return (product(places, columns, CURVE_BINS).view(-1),)
-
-
-def _of_runs(tokens: Tokens) -> tuple[Tensor, Tensor]:
-    """[T] each, a token's bin of position, and that of its age: one more where that is unknown."""
-    found, segments = runs(tokens.segments, POSITIONS), tokens.segments
-    lengths = host_ints(found.lengths.astype(np.int32), segments.device)
-    owners = torch.repeat_interleave(lengths, output_size=segments.size)
-    position = host_ints(found.bins.astype(np.uint8), segments.device).index_select(0, owners)
-    if tokens.ages is None:
-        return position, torch.full_like(position, CURVE_BINS)
-    sequences = host_ints(found.sequences, segments.device)
-    return position, _age_bins(tokens.ages).index_select(0, sequences).index_select(0, owners)
-
-
-def _traced(tokens: Tokens, behavior: Tensor, columns: Tensor) -> tuple[Tensor]:
     segments = tokens.segments
     place = _bin(segments.within, POSITIONS) * CURVE_BINS + _bin(behavior, LOG_PROBABILITIES)
     ages = 1
@@ -133,17 +154,12 @@ def _traced(tokens: Tokens, behavior: Tensor, columns: Tensor) -> tuple[Tensor]:
     return (torch.stack([table.sum((1, 3)), by_age, table.sum((1, 2))]).transpose(1, 2).reshape(-1),)
 
 
-def adds_in_order(device: torch.device) -> bool:
-    """Whether additions at random places are made one after the other, so that they repeat bit by bit."""
-    return device.type == "cpu"
-
-
 def _bin(values: Tensor, edges: Sequence[float]) -> Tensor:
-    """int32, how many edges a value has reached: half the time of a search among them."""
+    """Whole numbers, how many edges a value has reached."""
     if is_traced(values):  # one loop of it all
         return functools.reduce(operator.add, ((values >= edge).to(torch.int32) for edge in edges))
     reached = values >= host_numbers(edges, values)[:, None]
-    return reached.view(torch.uint8).sum(0, dtype=torch.uint8).int()
+    return reached.view(torch.uint8).sum(0, dtype=torch.uint8)
 
 
 def _age_bins(ages: Tensor) -> Tensor:

@@ -11,16 +11,21 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from slime_ext.correction import Outcome, Sequences, Tokens
-from slime_ext.metrics.columns import columns_of
+from slime_ext.metrics.columns import Columns, traced
+from slime_ext.metrics.columns_on_cpu import on_cpu
+from slime_ext.metrics.columns_on_device import announce_queries, on_device
 from slime_ext.metrics.layout import FIRST, HIGHEST, LOG_SUMS, SHIFT, SIDE, Layout
 from slime_ext.ops import arrays
-from slime_ext.ops.grid import host_numbers
 from slime_ext.ops.segments import Segments, is_traced
 from slime_ext.ops.tally import count
+from slime_ext.ops.uploads import host_numbers
+
+MULTIPLES = ((2,), (1,), (-1,))
 
 
 class Measured(NamedTuple):
@@ -54,16 +59,33 @@ def measure(
         surrogate_clipped: [T] bool, where a surrogate of ours clipped.
         first: whether this rank is the one that counts the sequences it shares with others.
     """
-    kept, (*before, behavior, excess_squared, weight_squared), acted, ends, curves = columns_of(
+    announce(tokens, layout)
+    kept, (*before, behavior, excess_squared, weight_squared), acted, ends, curves = _columns_of(
         tokens, outcome, layout
     )
-    log_ratio, per_sequence, highest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
+    log_ratio, per_sequence, highest, log_sums = _of_sequences(
+        outcome.sequences, tokens, acted[-1:], first=first
+    )
     columns = (*kept, *before, log_ratio, behavior, excess_squared, weight_squared)
     clipped = acted[-1:] if surrogate_clipped is None else surrogate_clipped.sum(0, keepdim=True)
     parts = [*columns, acted[:-1], clipped, *per_sequence]
-    parts += [*_histogram(outcome.log_ratio), *curves, *ends, *highest, log_sums]
+    parts += [*_histogram(outcome.log_ratio, tokens.segments), *curves, *ends, *highest, log_sums]
     every = torch.cat(_joinable(parts))
     return Measured(*every.split((every.numel() - len(HIGHEST) - len(LOG_SUMS), len(HIGHEST), len(LOG_SUMS))))
+
+
+def announce(tokens: Tokens, layout: Layout) -> None:
+    """Has all that a device needs to know of what is measured wait for the first copy of the call."""
+    if tokens.proximal.is_cpu:
+        return
+    tokens.segments.parcel.add("multiples", lambda: np.array(MULTIPLES, np.float64)[:, 0])
+    announce_queries(tokens, layout)
+
+
+def _columns_of(tokens: Tokens, outcome: Outcome, layout: Layout) -> Columns:
+    if is_traced(outcome.log_ratio):
+        return traced(tokens, outcome, layout)
+    return (on_cpu if arrays.is_array(outcome.log_ratio) else on_device)(tokens, outcome, layout)
 
 
 def _joinable(parts: list[Tensor]) -> list[Tensor]:
@@ -80,7 +102,7 @@ def nothing(layout: Layout, device: torch.device | str = "cpu") -> Measured:
     return measure(Tokens(Segments.whole([], no), empty, empty), outcome, layout)
 
 
-def _histogram(log_ratio: Tensor) -> list[Tensor]:
+def _histogram(log_ratio: Tensor, segments: Segments) -> list[Tensor]:
     """Tokens per bin of |l|, 16 per power of 2 from 2^-20 to 2^7 nats: BINS numbers in parts, those above 0
     first.
 
@@ -93,30 +115,43 @@ def _histogram(log_ratio: Tensor) -> list[Tensor]:
         index, above, below = arrays.leading_bits(narrow, SHIFT), 0, 1
     else:
         index, above, below = (narrow.view(torch.int32) >> SHIFT).add_(every), 1, 0
-    (sides,) = _joinable([count(index, 2 * every).view(2, every)])
+    known = is_traced(index) or index.is_cpu
+    one = None if known else segments.parcel.take(("one", torch.float64))
+    (sides,) = _joinable([count(index, 2 * every, one).view(2, every)])
     beyond = sides[:, FIRST + SIDE :].sum(1, keepdim=True)
     inside = sides[:, FIRST : FIRST + SIDE]
     return [inside[above], beyond[above], inside[below], beyond[below]]
 
 
 def _of_sequences(
-    seen: Sequences, ages: Tensor | None, *, first: bool
+    seen: Sequences, tokens: Tokens, zero: Tensor, *, first: bool
 ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor], Tensor]:
     """The sum of log-ratios; sums, maxima and logarithms of sums over the sequences that have response
-    tokens."""
-    log_ratio, tokens = seen.log_ratio, seen.count
-    none = host_numbers((-math.inf,) * 3, log_ratio)
-    if not first or not tokens.numel():
-        zeros = tokens.new_zeros(6)
-        return zeros[:1], (zeros[1:],), (none,), none[:2].clone()
-    there = tokens > 0
-    table = torch.stack([log_ratio, tokens, there, seen.keep])
+    tokens.
+
+    Args:
+        zero: [1] of any dtype, what sequences without ages add.
+    """
+    log_ratio, count = seen.log_ratio, seen.count
+    if not first or not count.numel():
+        zeros, none = count.new_zeros(6), count.new_full((6,), -math.inf)
+        return zeros[:1], (zeros[1:],), (none[:3],), none[:2]
+    there = count > 0
+    table = torch.stack([log_ratio, count, there, seen.keep])
     sums = torch.mv(table, table[2])
-    multiples = log_ratio * host_numbers(((2,), (1,), (-1,)), log_ratio)
-    candidates = torch.where(there, multiples, -torch.inf)
+    candidates = torch.addcmul(
+        table[2].log(), log_ratio, _multiples(tokens, log_ratio)
+    )  # -inf where none are
     highest, log_sums = candidates[1:].amax(1), candidates[:2].logsumexp(1)
-    aged, oldest = (host_numbers((0, 0), log_ratio), none[:1]) if ages is None else _aged(there, ages)
+    aged, oldest = (zero.expand(2), zero) if tokens.ages is None else _aged(there, tokens.ages)
     return sums[:1], (sums[1:], aged), (highest, oldest), log_sums
+
+
+def _multiples(tokens: Tokens, like: Tensor) -> Tensor:
+    """[3, 1] float64: of which multiples of the log-ratios logarithms of sums are taken, and maxima."""
+    if is_traced(like) or like.is_cpu:
+        return host_numbers(MULTIPLES, like)
+    return tokens.segments.parcel.take("multiples")[:, None]
 
 
 def _aged(there: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:

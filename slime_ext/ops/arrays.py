@@ -27,7 +27,7 @@ class Cuts(NamedTuple):
     held: np.ndarray  # [H] the segments that hold tokens
     starts: np.ndarray  # [H] their first tokens
     firsts: np.ndarray  # [H] their first blocks
-    blocks: np.ndarray  # [B] the first tokens of blocks, which hold up to ``LONG`` tokens of one segment
+    blocks: np.ndarray  # [B] the first tokens of blocks, which hold tokens of one segment
 
 
 def integers(values: Sequence[int]) -> np.ndarray:
@@ -35,14 +35,14 @@ def integers(values: Sequence[int]) -> np.ndarray:
     return np.frombuffer(array("q", values), dtype=np.int64)
 
 
-def cuts(lengths: np.ndarray) -> Cuts:
-    """Of segments of these lengths, int64."""
+def cuts(lengths: np.ndarray, long: int = LONG) -> Cuts:
+    """Of segments of these lengths, int64, in blocks of up to ``long``."""
     held = np.flatnonzero(lengths)
     lengths = lengths[held]
-    starts, many = lengths.cumsum() - lengths, -(-lengths // LONG)
+    starts, many = lengths.cumsum() - lengths, -(-lengths // long)
     firsts = many.cumsum() - many
     inside = np.arange(many.sum()) - np.repeat(firsts, many)
-    return Cuts(held, starts, firsts, np.repeat(starts, many) + LONG * inside)
+    return Cuts(held, starts, firsts, np.repeat(starts, many) + long * inside)
 
 
 def is_array(values: Tensor) -> bool:

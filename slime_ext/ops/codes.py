@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slime_ext.ops.grid import host_ints, host_numbers
 from slime_ext.ops.segments import as_numbers, is_traced
 from slime_ext.ops.tally import count
+from slime_ext.ops.uploads import host_ints, host_numbers
 
 STANDINGS = 4  # masked, without a finite behavior log-prob, finite but not kept, kept
 LOST, FINITE, KEPT = 1, 2, 3

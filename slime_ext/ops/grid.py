@@ -2,15 +2,14 @@
 more than one segment.
 
 Nearly all blocks of 32 tokens lie inside one segment and are added without looking anything up. The few that
-a segment begins or ends in are looked up and their tokens added one by one. What numpy can see is cut
-where the segments begin instead.
+a segment begins or ends in are looked up and their tokens added one by one. That is for graphs and gradients:
+what needs none of them is cut where the segments begin, by numpy where it can see the tokens.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,40 +20,13 @@ import torch
 from torch import Tensor
 
 from slime_ext.ops import arrays
+from slime_ext.ops.uploads import Parcel, host_ints
 
 SHIFT = 5
 BLOCK = 1 << SHIFT
-MANY = 256  # integers, from which a buffer is faster than torch.tensor
+PART = 2048  # tokens that are added on a device before parts are
 
-
-Numbers = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
-
-
-def host_numbers(numbers: Numbers, like: Tensor) -> Tensor:
-    """Numbers known to the host, in the dtype and on the device of another tensor, without waiting for it;
-    not to be written to, and held between calls on the CPU alone: a host may drop what a device holds."""
-    if type(like) is not Tensor:  # a graph has constants of its own
-        return torch.tensor(numbers, dtype=like.dtype, device=like.device)
-    if like.is_cpu:
-        return _on_host(numbers, like.dtype)
-    if (alike := _alike(numbers)) is not None:
-        return like.new_full(*alike)  # nothing to copy
-    return _on_host(numbers, like.dtype).pin_memory().to(like.device, non_blocking=True)
-
-
-@functools.lru_cache(maxsize=256)
-def _alike(numbers: Numbers) -> tuple[tuple[int, ...], float] | None:
-    """Shape and number where there is but one, in no table."""
-    if not isinstance(numbers, tuple):
-        return (), numbers
-    (first, *others) = numbers
-    alike = not isinstance(first, tuple) and all(number == first for number in others)
-    return ((len(numbers),), first) if alike else None
-
-
-@functools.lru_cache(maxsize=256)
-def _on_host(numbers: Numbers, dtype: torch.dtype) -> Tensor:
-    return torch.tensor(numbers, dtype=dtype)
+ONES = {torch.float32: np.ones(1, np.float32), torch.float64: np.ones(1)}
 
 
 class Extreme(NamedTuple):
@@ -63,19 +35,6 @@ class Extreme(NamedTuple):
     row: int
     below: bool  # whether tokens lie beyond it that are smaller than -limit, or those that are larger
     limit: float
-
-
-def host_ints(
-    values: Sequence[int] | np.ndarray, device: torch.device, dtype: torch.dtype = torch.int64
-) -> Tensor:
-    """Integers known to the host as a tensor on ``device``, without waiting for the device."""
-    if isinstance(values, np.ndarray):
-        found = torch.from_numpy(values)
-    elif len(values) < MANY:
-        found = torch.tensor(values, dtype=dtype)
-    else:
-        found = torch.frombuffer(array("q" if dtype is torch.int64 else "i", values), dtype=dtype)
-    return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
 
 
 def rounded(limit: float, dtype: torch.dtype) -> float:
@@ -111,38 +70,29 @@ class Grid:
         return max(sum(self.lengths) - 2, 0) >> SHIFT
 
     @cached_property
+    def parcel(self) -> Parcel:
+        """What the host knows of this call and the device is told at once: the ``lengths``, 1 in two dtypes,
+        and what others add."""
+        parcel = Parcel(self.device)
+        parcel.add("lengths", lambda: self.numbers.astype(np.int32))
+        for dtype, one in ONES.items():
+            parcel.add(("one", dtype), lambda one=one: one)
+        return parcel
+
+    @cached_property
     def index(self) -> tuple[Tensor, Tensor]:
         """The shared blocks, blocks 0 and 1 among them; and where, among all block sums and all single
         tokens, each segment begins: its blocks [S + 1], its single tokens [S] and the end of all."""
-        shared, block, begins = self._places
-        both = host_ints(np.concatenate([shared, block, begins[1:]]), self.device)
-        return both[: len(shared)], both[len(shared) :]
-
-    @cached_property
-    def _places(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """On the host: the shared blocks, rising; the block [S + 1] that each segment begins in and the last
-        ends in; where [S + 1] its single tokens begin among all block sums and all single tokens."""
         bounds = np.zeros(self.count + 1, dtype=np.int64)
         np.cumsum(self.numbers, out=bounds[1:])
         block = np.minimum(bounds >> SHIFT, self.blocks)  # only the last can lie beyond all whole blocks
         later = block[1:][(block[1:] != block[:-1]) & (block[1:] > 1)]
         shared = np.concatenate([(0, 1), later])
         rank = np.searchsorted(shared, block)
-        begins = self.blocks + ((rank - block) << SHIFT) + bounds
-        return shared[shared < self.blocks], block, begins
-
-    def _offsets(self, rows: int) -> np.ndarray:
-        """Where the parts of K rows of block sums and single tokens begin, and their end: for each segment
-        its first block, which it shares, and its other blocks; then for each its single tokens."""
-        _, block, begins = self._places
-        count, end = self.count, begins[-1]
-        parts = np.empty(3 * count, dtype=np.int64)
-        parts[: 2 * count : 2] = block[:-1]
-        parts[1 : 2 * count : 2] = np.minimum(np.maximum(block[:-1] + 1, 2), block[1:])  # 0 and 1 are shared
-        parts[2 * count :] = begins[:-1]
-        offsets = np.full(rows * len(parts) + 1, end * rows)
-        np.add.outer(np.arange(rows) * end, parts, out=offsets[:-1].reshape(rows, -1))
-        return offsets
+        begins = self.blocks + ((rank - block) << SHIFT) + bounds  # of single tokens
+        shared = shared[shared < self.blocks]
+        both = host_ints(np.concatenate([shared, block, begins[1:]]), self.device)
+        return both[: len(shared)], both[len(shared) :]
 
     @cached_property
     def owners(self) -> tuple[Tensor, Tensor]:
@@ -189,7 +139,8 @@ class Grid:
         """K rows [T] without gradient -> [K + E, S] float64: each row's sums over each segment, then for each
         extreme a number > 0 where any of the segment's tokens lies beyond its limit, 0 where none does.
 
-        One operation and one for each row on a CPU, six elsewhere; and two for each extreme.
+        One operation and one for each row on a CPU, and two for each extreme; elsewhere two more, and one
+        more where there are extremes.
         """
         return (self._row_by_row if all(map(arrays.is_array, rows)) else self._together)(rows, extremes)
 
@@ -209,26 +160,33 @@ class Grid:
         return arrays.cuts(self.numbers)
 
     def _together(self, rows: Sequence[Tensor], extremes: Sequence[Extreme]) -> Tensor:
-        wide = functools.reduce(torch.promote_types, (row.dtype for row in rows), torch.float32)
-        table = torch.stack([row.to(wide) for row in rows])  # of one dtype: CUDA copies others one by one
-        shared, _ = self.index
-        whole = table[:, : self.blocks << SHIFT].unflatten(1, (self.blocks, BLOCK))
-        singles = whole[:, shared].flatten(1).unbind()  # index_select would copy all rows
-        rest = table[:, self.blocks << SHIFT :].unbind()
-        levels = [(row, whole[row].amin(1) if below else whole[row].amax(1)) for row, below, _ in extremes]
-        rows = [*enumerate(whole.sum(2).unbind()), *levels]
-        parts = [part for row, level in rows for part in (level, singles[row], rest[row])]
-        width = sum(map(len, parts[:3]))
-        if not width:
-            return table.new_zeros(len(rows), self.count, dtype=torch.float64)
-        found = torch.cat(parts).double().view(len(rows), width)
-        for row, (_, below, limit) in zip(found[len(table) :], extremes, strict=True):
-            torch.lt(row, -limit, out=row) if below else torch.gt(row, limit, out=row)
-        # One flat reduction, which CUDA spreads over all its processors.
-        offsets = host_ints(self._offsets(len(rows)), self.device)
-        flat = torch.segment_reduce(found.view(-1), "sum", offsets=offsets, unsafe=True, initial=0)
-        of = flat.view(len(rows), -1)
-        return of[:, 1 : 2 * self.count : 2] + of[:, 2 * self.count :]
+        many, tokens = len(rows), rows[0].numel()
+        table = rows[0].new_empty(many, tokens, dtype=torch.float64)
+        if not tokens:
+            return table.new_zeros(many + len(extremes), self.count)
+        for place, row in zip(table, rows, strict=True):
+            place.copy_(row)
+        parts, segments = self._sent(many, len(extremes))
+        # Flat reductions, which CUDA spreads over all its processors.
+        reduce = functools.partial(torch.segment_reduce, unsafe=True)
+        found = [reduce(table.view(-1), "sum", offsets=parts, initial=0)]
+        first = parts[: (parts.numel() - 1) // many + 1]
+        for row, below, limit in extremes:
+            kind, initial = ("min", torch.inf) if below else ("max", -torch.inf)
+            most = reduce(table[row], kind, offsets=first, initial=initial)
+            found.append(torch.lt(most, -limit, out=most) if below else torch.gt(most, limit, out=most))
+        every = torch.cat(found) if extremes else found[0]
+        return reduce(every, "sum", offsets=segments, initial=0).view(many + len(extremes), self.count)
+
+    def _sent(self, rows: int, extremes: int) -> tuple[Tensor, Tensor]:
+        """Where the parts of K rows of tokens begin, and where the segments of K + E rows of parts do; and
+        the end of all."""
+        names = ("parts", rows), ("segments", rows + extremes)
+        starts = arrays.cuts(self.numbers, PART).blocks
+        firsts = np.searchsorted(starts, self.numbers.cumsum() - self.numbers)
+        self.parcel.add(names[0], lambda: _in_rows(starts, sum(self.lengths), rows))
+        self.parcel.add(names[1], lambda: _in_rows(firsts, len(starts), rows + extremes))
+        return tuple(map(self.parcel.take, names))
 
     def _sums(self, table: Tensor) -> Tensor:
         """[K, N] block sums and single tokens, shared blocks 0 -> [K, S]."""
@@ -245,3 +203,8 @@ class Grid:
         flat = torch.segment_reduce(table.view(-1), "sum", offsets=offsets, unsafe=True, initial=0)
         parts = flat.view(rows, 2 * count + 1)
         return parts[:, :count] + parts[:, count : 2 * count]
+
+
+def _in_rows(begins: np.ndarray, width: int, rows: int) -> np.ndarray:
+    """[N] where parts of a row begin -> [rows * N + 1] where those of all rows do, and the end."""
+    return np.append(np.add.outer(np.arange(rows) * width, begins), rows * width)

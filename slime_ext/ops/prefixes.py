@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from slime_ext.ops import arrays
-from slime_ext.ops.grid import host_ints
 from slime_ext.ops.segments import Segments
+from slime_ext.ops.uploads import host_ints
 
 
 def prefix_min(segments: Segments, values: Tensor, max_of_negative: Tensor) -> Tensor:

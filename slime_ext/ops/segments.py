@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from slime_ext.ops import arrays
-from slime_ext.ops.grid import Grid, host_ints, host_numbers
+from slime_ext.ops.grid import Grid
+from slime_ext.ops.uploads import Parcel, host_ints
 
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # as wide as a number, by its bytes
 AllSum = Callable[[Tensor], Tensor]
 Piece = tuple[
     int, int, int, int
@@ -59,11 +61,13 @@ def as_bytes(flags: Tensor) -> Tensor:
 
 
 def selected(flags: Tensor, values: Tensor) -> Tensor:
-    """[T] values where the flags are set, 0 elsewhere: selected, never multiplied."""
+    """[T] values where the flags are set, 0 elsewhere, whatever stood there: their bits as an integer, times
+    the flag. A choice would have to be told 0 on the device first."""
     if arrays.is_array(values):
         return arrays.selected(flags, values)
-    plain = is_traced(flags) or flags.device.type != "cpu"
-    return torch.where(flags, values, 0 if plain else host_numbers(0, values))
+    if is_traced(flags) or values.requires_grad:
+        return torch.where(flags, values, 0)
+    return (values.view(INTEGERS[values.itemsize]) * flags).view(values.dtype)
 
 
 @dataclass(frozen=True)
@@ -261,14 +265,18 @@ class Segments:
     @cached_property
     def _owners(self) -> Tensor:
         """[T] int32, ``ids`` in half the memory."""
-        return torch.repeat_interleave(
-            host_ints(self.local_lengths, self.device, torch.int32), output_size=self.size
-        )
+        lengths = self.parcel.take("lengths")
+        return torch.repeat_interleave(lengths, output_size=self.size)
 
     @cached_property
     def grid(self) -> Grid:
         """Where the local tokens of each sequence lie among blocks."""
         return Grid(self.local_lengths, self.device)
+
+    @property
+    def parcel(self) -> Parcel:
+        """What the device is told of this call at once."""
+        return self.grid.parcel
 
     @cached_property
     def piece_slots(self) -> Tensor:

@@ -31,29 +31,31 @@ def tally(index: Tensor, rows: Tensor | Sequence[Tensor], bins: int) -> Tensor:
     return table.scatter_add_(1, index.expand(len(rows), -1), rows.double())
 
 
-def count(index: Tensor, bins: int) -> Tensor:
+def count(index: Tensor, bins: int, one: Tensor | None = None) -> Tensor:
     """[bins] whole numbers, how many tokens lie in each: int64, on a device float64.
 
     Args:
         index: [T] integers from 0 to bins - 1.
+        one: [1] 1 in float64, where a device has it already.
     """
-    return (torch.ops.slime_ext.count if is_traced(index) else _count)(index, bins)
+    return torch.ops.slime_ext.count(index, bins) if is_traced(index) else _count(index, bins, one)
 
 
-def product(places: Sequence[Tensor], rows: Tensor, bins: int) -> Tensor:
-    """K rows [T] summed by the bins of each of C curves -> [C, bins, K] float64, without additions whose
-    order is left to the device: a product with a 0-1 matrix, slice by slice.
+def product(places: Tensor, rows: Tensor, bins: Tensor) -> Tensor:
+    """K rows [T] summed by the bins of each of C curves -> [C, B, K] float64, without additions whose order
+    is left to the device: a product with a 0-1 matrix, slice by slice.
 
     Args:
-        places: C x [T] integers; what is not from 0 to bins - 1 is in no bin.
+        places: [C, T] integers; what is none of the bins is in no bin.
+        bins: [B] integers.
     """
-    wide = rows.new_zeros(len(places) * bins, len(rows), dtype=torch.float64)
-    numbers = torch.arange(bins, device=wide.device)[:, None]
+    wide = rows.new_zeros(len(places) * len(bins), len(rows), dtype=torch.float64)
     for start in range(0, rows.shape[1], SLICE):
-        part = slice(start, start + SLICE)
-        inside = torch.stack([place[part] for place in places])[:, None] == numbers
-        wide.addmm_(inside.double().flatten(0, 1), rows[:, part].t().double())
-    return wide.view(len(places), bins, len(rows))
+        of_slice = places[:, None, start : start + SLICE]
+        inside = wide.new_empty(len(places), len(bins), of_slice.shape[2])
+        torch.eq(of_slice, bins[:, None], out=inside)
+        wide.addmm_(inside.flatten(0, 1), rows[:, start : start + SLICE].t().double())
+    return wide.view(len(places), len(bins), len(rows))
 
 
 def _tally(index: Tensor, rows: list[Tensor], bins: int) -> Tensor:
@@ -63,10 +65,11 @@ def _tally(index: Tensor, rows: list[Tensor], bins: int) -> Tensor:
     return table
 
 
-def _count(index: Tensor, bins: int) -> Tensor:
+def _count(index: Tensor, bins: int, one: Tensor | None = None) -> Tensor:
     if index.device.type == "cpu":
         return torch.bincount(index, minlength=bins)  # elsewhere it waits for the device
-    one = torch.ones((), dtype=_counted_in(index), device=index.device)
+    if one is None:
+        one = torch.ones(1, dtype=_counted_in(index), device=index.device)
     return one.new_zeros(bins).index_add_(0, index.int(), one.expand(index.shape))
 
 

@@ -167,27 +167,17 @@ def test_float32_log_probs_give_the_metrics_of_the_same_numbers_in_float64():
     assert found[0] == pytest.approx(found[1], rel=1e-5, abs=1e-6)
 
 
-def test_a_product_with_a_matrix_measures_the_same_curves(monkeypatch):
-    """What other devices than the CPU do."""
-    batch = oracle.random_batch(3)
-    ages = [float(i % 3) for i in range(len(batch))]
-    expected = metrics.curves(accumulated(presets.get("geo_rs"), batch, ages=ages))
-    monkeypatch.setattr(bins, "adds_in_order", lambda device: False)
-    got = metrics.curves(accumulated(presets.get("geo_rs"), batch, ages=ages))
-    assert got == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("name", ["token_is", "skyrl_outlier_mask", "turn_tis", "kpop"])
-def test_other_devices_measure_the_same(name, monkeypatch):
+@pytest.mark.parametrize("name", ["token_is", "skyrl_outlier_mask", "turn_tis", "kpop", "geo_rs"])
+@pytest.mark.parametrize("aged", [True, False])
+def test_other_devices_measure_the_same(name, aged, monkeypatch):
     """Without numpy, and without additions in order."""
     batch = [s for seed in range(5) for s in oracle.random_batch(seed)]
-    ages = [float(i % 3) for i in range(len(batch))]
+    ages = [float(i % 3) for i in range(len(batch))] if aged else None
     found = []
     for _ in range(2):
         totals = accumulated(presets.get(name), batch, 7, ages=ages)
         found.append(metrics.scalars(totals) | metrics.curves(totals))
         monkeypatch.setattr(arrays, "is_array", lambda values: False)
-        monkeypatch.setattr(bins, "adds_in_order", lambda device: False)
     assert found[1] == pytest.approx(found[0], rel=1e-11, abs=1e-13, nan_ok=True) and len(found[0]) > 50
 
 
@@ -215,11 +205,16 @@ def test_bins_begin_at_their_edges(dtype):
     expected = (log_probs >= edges[:, None]).sum(0)
     assert arrays.reached(log_probs, layout.LOG_PROBABILITIES).tolist() == expected.tolist()
     assert bins._bin(log_probs, layout.LOG_PROBABILITIES).tolist() == expected.tolist()
+    whole = Segments.whole([len(log_probs)], torch.ones(len(log_probs), dtype=torch.bool))
+    bins.announce_curves(of_one := Tokens(whole, log_probs, log_probs))
+    (found,) = bins.sums_by_product(of_one, torch.ones(5, len(log_probs), dtype=dtype), log_probs)
+    assert found.view(3, -1, 5)[2, :, 0].tolist() == expected.bincount(minlength=layout.CURVE_BINS).tolist()
     lengths = [layout.POSITIONS[-1] + 5, 0, 70]
     segments = Segments.whole(lengths, torch.ones(sum(lengths), dtype=torch.bool))
     expected = [sum(at >= edge for edge in layout.POSITIONS) for n in lengths for at in range(n)]
     packed = Tokens(segments, behavior := torch.zeros(sum(lengths)), behavior)
-    position, age = bins._of_runs(packed)
+    bins.announce_curves(packed)
+    position, age = bins._of_runs(packed).repeat_interleave(packed.segments.parcel.take("runs"), 1)
     assert position.tolist() == expected and set(age.tolist()) == {len(layout.AGES) + 1}
     index, _ = bins.places_of(packed, dtype)
     assert (index // layout.CURVE_BINS)[0].tolist() == expected

@@ -24,7 +24,7 @@ def test_tokens_are_counted_by_bin():
 @pytest.mark.parametrize("size", [2, 5, 100])
 def test_the_product_with_a_matrix_is_the_same_whatever_the_slices(size, monkeypatch):
     monkeypatch.setattr(module, "SLICE", size)
-    found = product([INDEX, INDEX + 1], ROWS, 6)
+    found = product(torch.stack([INDEX, INDEX + 1]), ROWS, torch.arange(6))
     assert torch.equal(found[0].T, tally(INDEX, ROWS, 6))
     assert torch.equal(found[1].T[:, 1:], found[0].T[:, :5]), "what is beyond the last bin is in none"
 
