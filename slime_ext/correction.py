@@ -14,7 +14,7 @@ from slime_ext.coherence import check
 from slime_ext.facts import Facts, State, Step
 from slime_ext.objectives import Bounds, Evidence, Host, Surrogate
 from slime_ext.ops.ratios import finite_tokens, in_common
-from slime_ext.ops.segments import AllSum, identity, selected
+from slime_ext.ops.segments import AllSum, identity, selected, selected_
 from slime_ext.ops.statistics import HELD, Need, Unit, tabulate
 from slime_ext.ops.weighted import weighted
 from slime_ext.outcome import NO_PLAN, Outcome, Plan, Sequences, Shared, Tokens, largest_factor
@@ -124,7 +124,8 @@ class Correction:
             state = state.but(step=len(self.steps) + 1).reject("sequence", plan.keep)
         seen = self._seen(facts, state) if observe else {}
         keep = facts.kept(state, seen.get("acted"))
-        weights = selected(keep, facts.spread(state.unit, state.weights))
+        of_tokens = facts.spread(state.unit, state.weights)
+        weights = (selected if of_tokens is state.weights else selected_)(keep, of_tokens)
         if bounds and not observe:
             seen = {"clipped": facts.clipped(state)}
         scale = None if plan.scale is None else facts.spread("sequence", plan.scale)
@@ -166,7 +167,7 @@ class Correction:
         advantages = tokens.advantages
         if advantages is not None:  # to be added up
             advantages = advantages.detach().to(torch.promote_types(advantages.dtype, torch.float32))
-        log_ratio = selected(finite, numerator - behavior)
+        log_ratio = selected_(finite, numerator - behavior)
         return Facts(tokens.segments, log_ratio, finite, numerator, behavior, advantages, tokens.ages)
 
     def numerator_of(self, tokens: Tokens) -> Tensor:

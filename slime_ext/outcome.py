@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slime_ext.facts import Step
 from slime_ext.ops.arrays import is_array
-from slime_ext.ops.segments import Segments, as_bytes, as_numbers, is_traced, selected
+from slime_ext.ops.segments import Segments, as_bytes, as_numbers, is_traced, selected_
 
 BLOCK = 256  # tokens that are added in the log-ratio's own dtype; blocks are added in float64
 Operation = Callable[..., Tensor]
@@ -121,7 +121,7 @@ class Outcome:
         """[T] float32 each: ratio, 1 where a bound acted, 1 where rejected. The outcome must know where
         weights were bounded."""
         if self.sequences is None:
-            ratio = selected(self.finite, self.log_ratio.exp())
+            ratio = selected_(self.finite, self.log_ratio.exp())
         else:  # e^l - 1 is 0 where there is no ratio, and will be measured
             ratio = self.excess + as_bytes(self.finite)
         if self.clipped is None and not self.bounds:

@@ -121,12 +121,27 @@ MUTATIONS = {
         "tests/kernels/test_chunks.py",
     ),
     "a shared block counts whole and token by token": Mutation(
-        "ops/grid.py", "np.maximum(block[:-1] + 1, 2)", "block[:-1] + 1", "tests/ops"
+        "ops/grid.py", "table.index_fill_(1, self.index[0], 0)", "pass", "tests/ops"
+    ),
+    "a device's sums begin where the next segment does": Mutation(
+        "ops/grid.py", "self.numbers.cumsum() - self.numbers", "self.numbers.cumsum()", "tests/ops"
+    ),
+    "what is sent later takes the place of what is there": Mutation(
+        "ops/uploads.py",
+        "if name not in self._there and name not in self._waiting",
+        "if name not in self._waiting",
+        "tests/ops/test_uploads.py",
+    ),
+    "a device counts tokens without a log-prob among its extremes": Mutation(
+        "metrics/columns_on_device.py",
+        "masked_fill_(lost, -math.inf)",
+        "masked_fill_(lost, 0)",
+        "tests/metrics/test_statistics.py",
     ),
     "blocks pass the end of a segment": Mutation(
         "ops/arrays.py",
-        "np.repeat(starts, many) + LONG * inside",
-        "LONG * np.arange(many.sum())",
+        "np.repeat(starts, many) + long * inside",
+        "long * np.arange(many.sum())",
         "tests/ops",
     ),
     "a part of a sequence forgets the minima before it": Mutation(
@@ -152,8 +167,8 @@ MUTATIONS = {
     ),
     "count shared sequences on every rank": Mutation(
         "metrics/measure.py",
-        "if not first or not tokens",
-        "if not tokens",
+        "if not first or not count.numel()",
+        "if not count.numel()",
         "tests/metrics/test_statistics.py",
     ),
     "a curve's bin begins one later": Mutation(
@@ -262,7 +277,7 @@ MUTATIONS = {
         "ops/surrogates.py", "log_ratio.detach().exp()", "log_ratio.exp()", "tests/ops"
     ),
     "measure the weights of rejected sequences": Mutation(
-        "metrics/columns.py",
+        "metrics/columns_on_cpu.py",
         "torch.where(keep, shared.weights, 0)",
         "shared.weights",
         "tests/metrics/test_statistics.py",

@@ -7,6 +7,8 @@ elsewhere.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import operator
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,13 +27,16 @@ from slime_ext.metrics.layout import (
 )
 from slime_ext.ops import arrays
 from slime_ext.ops.runs import runs
-from slime_ext.ops.segments import as_numbers, is_traced
+from slime_ext.ops.segments import as_numbers
 from slime_ext.ops.tally import product, tally
-from slime_ext.ops.uploads import host_numbers
+from slime_ext.ops.uploads import host_numbers, on_host
 from slime_ext.outcome import K3, WEIGHT, Outcome, Tokens
 
 FLAGS = 2  # how many of the columns count tokens, the first
 SUMMED = len(CURVE_COLUMNS) - FLAGS  # how many are sums
+AGES_AND_NONE = (*AGES, math.inf)  # beyond which unknown ages lie, which are NaN
+EDGES = (LOG_PROBABILITIES, AGES_AND_NONE)  # that a device is told, in DTYPES
+DTYPES = (torch.float32, torch.float64)
 
 
 class Places(NamedTuple):
@@ -55,7 +60,8 @@ def places_of(tokens: Tokens, dtype: torch.dtype) -> Places:
     index = arrays.repeated(first, found.lengths)
     index += arrays.reached(behavior.to(dtype), LOG_PROBABILITIES)
     if ages is not None:
-        index.add_(tokens.segments.spread(_age_bins(ages)), alpha=CURVE_BINS**2)
+        of_sequences = _age_bins(ages, host_numbers(AGES_AND_NONE, ages)).short()
+        index.add_(tokens.segments.spread(of_sequences), alpha=CURVE_BINS**2)
     return Places(index, bins)
 
 
@@ -97,9 +103,8 @@ def announce_curves(tokens: Tokens) -> None:
     parcel.add("their places", lambda: _places_without_age(found().bins))
     parcel.add("their sequences", lambda: found().sequences.astype(np.int32))
     parcel.add("bins", lambda: np.arange(CURVE_BINS, dtype=np.int32))
-    for dtype in (np.float32, np.float64):
-        edges = np.array(LOG_PROBABILITIES, dtype)
-        parcel.add(("edges", torch.from_numpy(edges).dtype), lambda edges=edges: edges)
+    for edges, dtype in itertools.product(EDGES, DTYPES):
+        parcel.add((edges, dtype), lambda edges=edges, dtype=dtype: on_host(edges, dtype).numpy())
 
 
 def sums_by_product(tokens: Tokens, columns: Tensor, behavior: Tensor) -> Sequence[Tensor]:
@@ -113,7 +118,7 @@ def sums_by_product(tokens: Tokens, columns: Tensor, behavior: Tensor) -> Sequen
     places = parcel.take("bins").new_empty(len(CURVES), len(behavior))
     owners = torch.repeat_interleave(parcel.take("runs"), output_size=len(behavior))
     torch.index_select(_of_runs(tokens), 1, owners, out=places[:2])
-    edges = parcel.take(("edges", behavior.dtype))
+    edges = parcel.take((LOG_PROBABILITIES, behavior.dtype))
     torch.bucketize(behavior, edges, right=True, out_int32=True, out=places[2])
     return (product(places, columns, parcel.take("bins")).view(-1),)
 
@@ -129,7 +134,8 @@ def _of_runs(tokens: Tokens) -> Tensor:
     if tokens.ages is None:
         return places
     sequences = tokens.segments.parcel.take("their sequences")
-    return torch.stack([places[0], _age_bins(tokens.ages).int().index_select(0, sequences)])
+    edges = tokens.segments.parcel.take((AGES_AND_NONE, tokens.ages.dtype))
+    return torch.stack([places[0], _age_bins(tokens.ages, edges).index_select(0, sequences)])
 
 
 def traced_sums(tokens: Tokens, outcome: Outcome, rows: Sequence[Tensor]) -> tuple[Tensor]:
@@ -146,7 +152,9 @@ def traced_sums(tokens: Tokens, outcome: Outcome, rows: Sequence[Tensor]) -> tup
     ages = 1
     if tokens.ages is not None:
         ages = CURVE_BINS + 1
-        place = _age_bins(tokens.ages).index_select(0, segments.ids) * CURVE_BINS**2 + place
+        known = _bin(tokens.ages, AGES)
+        of_sequences = torch.where(tokens.ages.isnan(), CURVE_BINS, known)
+        place = of_sequences.index_select(0, segments.ids) * CURVE_BINS**2 + place
     table = tally(place.long(), columns, ages * CURVE_BINS**2)
     table = table.view(len(columns), ages, CURVE_BINS, CURVE_BINS)
     by_age = table.sum((2, 3))[:, :CURVE_BINS]
@@ -155,13 +163,14 @@ def traced_sums(tokens: Tokens, outcome: Outcome, rows: Sequence[Tensor]) -> tup
 
 
 def _bin(values: Tensor, edges: Sequence[float]) -> Tensor:
-    """Whole numbers, how many edges a value has reached."""
-    if is_traced(values):  # one loop of it all
-        return functools.reduce(operator.add, ((values >= edge).to(torch.int32) for edge in edges))
-    reached = values >= host_numbers(edges, values)[:, None]
-    return reached.view(torch.uint8).sum(0, dtype=torch.uint8)
+    """int32, how many edges a value has reached, in one loop of a compiler's."""
+    return functools.reduce(operator.add, ((values >= edge).to(torch.int32) for edge in edges))
 
 
-def _age_bins(ages: Tensor) -> Tensor:
-    """[S] int16; one bin more where the age is unknown."""
-    return torch.where(ages.isnan(), CURVE_BINS, _bin(ages, AGES)).to(torch.int16)
+def _age_bins(ages: Tensor, edges: Tensor) -> Tensor:
+    """[S] int32; one bin more where the age is unknown.
+
+    Args:
+        edges: AGES_AND_NONE in the dtype of the ages.
+    """
+    return torch.bucketize(ages, edges, right=True, out_int32=True)

@@ -25,7 +25,9 @@ from slime_ext.ops.segments import Segments, is_traced
 from slime_ext.ops.tally import count
 from slime_ext.ops.uploads import host_numbers
 
-MULTIPLES = ((2,), (1,), (-1,))
+# What a device is told: of which multiples of log-ratios sums are taken, and maxima; and how many sequences
+# have an age, the sum of these ages and the largest, where none is known.
+NUMBERS = {"multiples": (2, 1, -1), "no ages": (0, 0, -math.inf)}
 
 
 class Measured(NamedTuple):
@@ -63,9 +65,7 @@ def measure(
     kept, (*before, behavior, excess_squared, weight_squared), acted, ends, curves = _columns_of(
         tokens, outcome, layout
     )
-    log_ratio, per_sequence, highest, log_sums = _of_sequences(
-        outcome.sequences, tokens, acted[-1:], first=first
-    )
+    log_ratio, per_sequence, highest, log_sums = _of_sequences(outcome.sequences, tokens, first=first)
     columns = (*kept, *before, log_ratio, behavior, excess_squared, weight_squared)
     clipped = acted[-1:] if surrogate_clipped is None else surrogate_clipped.sum(0, keepdim=True)
     parts = [*columns, acted[:-1], clipped, *per_sequence]
@@ -78,7 +78,8 @@ def announce(tokens: Tokens, layout: Layout) -> None:
     """Has all that a device needs to know of what is measured wait for the first copy of the call."""
     if tokens.proximal.is_cpu:
         return
-    tokens.segments.parcel.add("multiples", lambda: np.array(MULTIPLES, np.float64)[:, 0])
+    for name, numbers in NUMBERS.items():
+        tokens.segments.parcel.add(name, lambda numbers=numbers: np.array(numbers, np.float64))
     announce_queries(tokens, layout)
 
 
@@ -124,38 +125,30 @@ def _histogram(log_ratio: Tensor, segments: Segments) -> list[Tensor]:
 
 
 def _of_sequences(
-    seen: Sequences, tokens: Tokens, zero: Tensor, *, first: bool
+    seen: Sequences, tokens: Tokens, *, first: bool
 ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor], Tensor]:
     """The sum of log-ratios; sums, maxima and logarithms of sums over the sequences that have response
-    tokens.
-
-    Args:
-        zero: [1] of any dtype, what sequences without ages add.
-    """
+    tokens."""
     log_ratio, count = seen.log_ratio, seen.count
     if not first or not count.numel():
         zeros, none = count.new_zeros(6), count.new_full((6,), -math.inf)
         return zeros[:1], (zeros[1:],), (none[:3],), none[:2]
     there = count > 0
-    table = torch.stack([log_ratio, count, there, seen.keep])
+    ages = () if tokens.ages is None else (tokens.ages == tokens.ages, tokens.ages.nan_to_num())
+    table = torch.stack([log_ratio, count, there, seen.keep, *ages])
     sums = torch.mv(table, table[2])
-    candidates = torch.addcmul(
-        table[2].log(), log_ratio, _multiples(tokens, log_ratio)
-    )  # -inf where none are
+    none = table[2].log()  # 0, or -inf where no tokens are
+    candidates = torch.addcmul(none, log_ratio, _known("multiples", tokens, log_ratio)[:, None])
     highest, log_sums = candidates[1:].amax(1), candidates[:2].logsumexp(1)
-    aged, oldest = (zero.expand(2), zero) if tokens.ages is None else _aged(there, tokens.ages)
-    return sums[:1], (sums[1:], aged), (highest, oldest), log_sums
+    if ages:
+        oldest = (tokens.ages + none).nan_to_num(nan=-math.inf, neginf=-math.inf).amax(0, True)
+        return sums[:1], (sums[1:],), (highest, oldest), log_sums
+    aged = _known("no ages", tokens, log_ratio)
+    return sums[:1], (sums[1:], aged[:2]), (highest, aged[2:]), log_sums
 
 
-def _multiples(tokens: Tokens, like: Tensor) -> Tensor:
-    """[3, 1] float64: of which multiples of the log-ratios logarithms of sums are taken, and maxima."""
+def _known(name: str, tokens: Tokens, like: Tensor) -> Tensor:
+    """[3] float64, some of NUMBERS."""
     if is_traced(like) or like.is_cpu:
-        return host_numbers(MULTIPLES, like)
-    return tokens.segments.parcel.take("multiples")[:, None]
-
-
-def _aged(there: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
-    """[2] how many sequences have an age and the sum of their ages; [1] the largest."""
-    known = there & ~ages.isnan()
-    ages = torch.where(known, ages.double(), -torch.inf)
-    return torch.stack([known.sum(), torch.where(known, ages, 0).sum()]), ages.amax()[None]
+        return host_numbers(NUMBERS[name], like)
+    return tokens.segments.parcel.take(name)

@@ -101,7 +101,6 @@ def leading_bits(values: Tensor, shift: int) -> Tensor:
     return torch.from_numpy((values.numpy().view(np.uint32) >> shift).view(np.int32))
 
 
-@quiet()
 def ends(flags: Tensor, values: Tensor, room: Tensor) -> Tensor:
     """[T] -> [2], the largest and the negated smallest of the values, which are 0 where the flags are not
     set; these do not count, nor does NaN; -inf for none.
@@ -109,8 +108,12 @@ def ends(flags: Tensor, values: Tensor, room: Tensor) -> Tensor:
     Args:
         room: [T] of the values' dtype, to work in.
     """
-    values = np.divide(values.numpy(), flags.numpy().view(np.uint8), out=room.numpy())  # 0 / 0 is NaN
-    highest, lowest = np.fmax.reduce(values, initial=-np.inf), np.fmin.reduce(values, initial=np.inf)
+    values = values.numpy()
+    highest, lowest = values.max(initial=-np.inf), values.min(initial=np.inf)
+    if not highest > 0 > lowest:  # else both are a flagged value's, and no NaN is among them
+        with quiet():
+            values = np.divide(values, flags.numpy().view(np.uint8), out=room.numpy())  # 0 / 0 is NaN
+        highest, lowest = np.fmax.reduce(values, initial=-np.inf), np.fmin.reduce(values, initial=np.inf)
     return torch.from_numpy(np.array([highest, -lowest], dtype=values.dtype))
 
 

@@ -70,6 +70,13 @@ def selected(flags: Tensor, values: Tensor) -> Tensor:
     return (values.view(INTEGERS[values.itemsize]) * flags).view(values.dtype)
 
 
+def selected_(flags: Tensor, values: Tensor) -> Tensor:
+    """The same of values that nobody else holds, in place where that can be."""
+    if arrays.is_array(values):
+        return arrays.selected(flags, values, values)
+    return selected(flags, values)
+
+
 @dataclass(frozen=True)
 class Segments:
     """The packed response tokens of one micro-batch on one rank.

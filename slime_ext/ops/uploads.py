@@ -23,10 +23,10 @@ def host_numbers(numbers: Numbers, like: Tensor) -> Tensor:
     if type(like) is not Tensor:  # a graph has constants of its own
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
     if like.is_cpu:
-        return _on_host(numbers, like.dtype)
+        return on_host(numbers, like.dtype)
     if (alike := _alike(numbers)) is not None:
         return like.new_full(*alike)  # nothing to copy
-    return _on_host(numbers, like.dtype).pin_memory().to(like.device, non_blocking=True)
+    return on_host(numbers, like.dtype).pin_memory().to(like.device, non_blocking=True)
 
 
 @functools.lru_cache(maxsize=256)
@@ -40,7 +40,8 @@ def _alike(numbers: Numbers) -> tuple[tuple[int, ...], float] | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _on_host(numbers: Numbers, dtype: torch.dtype) -> Tensor:
+def on_host(numbers: Numbers, dtype: torch.dtype) -> Tensor:
+    """Numbers as a tensor of the CPU, made once; not to be written to."""
     return torch.tensor(numbers, dtype=dtype)
 
 

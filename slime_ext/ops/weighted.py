@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slime_ext.ops.segments import is_traced, selected
+from slime_ext.ops.segments import is_traced, selected, selected_
 
 
 class Weighted(torch.autograd.Function):
@@ -19,7 +19,7 @@ class Weighted(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
         factor, keep = ctx.saved_tensors
-        return selected(keep, grad * factor.to(grad.dtype)), None, None, None
+        return selected_(keep, grad * factor.to(grad.dtype)), None, None, None
 
 
 def weighted(loss: Tensor, factor: Tensor, keep: Tensor) -> Tensor:
@@ -31,4 +31,4 @@ def weighted(loss: Tensor, factor: Tensor, keep: Tensor) -> Tensor:
     """
     if is_traced(loss):
         return selected(keep, loss * factor)
-    return Weighted.apply(loss, selected(keep, loss.detach() * factor), factor, keep)
+    return Weighted.apply(loss, selected_(keep, loss.detach() * factor), factor, keep)

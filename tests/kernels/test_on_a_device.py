@@ -74,14 +74,22 @@ def test_the_eager_path_runs_on_a_device_and_waits_for_nothing(name, monkeypatch
             applied.loss.sum().backward()
 
 
-@pytest.mark.parametrize(("name", "limits"), [("T", (15, 56, 63)), ("S", (37, 74, 81))])
-def test_what_an_eager_call_queues_on_a_device(name, limits, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "ages", "limits"),
+    [
+        ("T", False, (15, 56, 63)),
+        ("T", True, (15, 61, 71)),
+        ("S", False, (37, 74, 81)),
+        ("S", True, (37, 79, 89)),
+    ],
+)
+def test_what_an_eager_call_queues_on_a_device(name, ages, limits, monkeypatch):
     """Without metrics, with all, with curves; copies of what the host knows and filled numbers among them."""
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     correction = CORRECTIONS[name]
     layouts = (None, Layout.of(correction, curves=False), Layout.of(correction))
     for layout, limit in zip(layouts, limits, strict=True):
-        work = work_for(correction, LENGTHS, layout=layout, ages=False)
+        work = work_for(correction, LENGTHS, layout=layout, ages=ages)
         with OnDevice() as seen:
             Eager(correction).apply(work)
         assert seen.queued <= limit

@@ -54,6 +54,7 @@ def test_what_is_selected_is_the_same_bits_and_all_else_0(dtype):
     for found in (arrays.selected(flags, values), arrays.selected(flags, values, room), room):
         assert found.dtype is dtype and found.numpy()[:7].tobytes() == values.numpy()[:7].tobytes()
         assert found.numpy()[7:].tobytes() == bytes(7 * dtype.itemsize)
+    assert arrays.selected(flags, values, values).numpy().tobytes() == room.numpy().tobytes()
     one = torch.tensor(1, dtype=dtype).expand(2)
     assert arrays.selected(torch.tensor([False, True]), one).tolist() == [0, 1]
 
@@ -73,6 +74,10 @@ def test_ends_are_those_of_the_flagged(dtype):
     assert values.tolist()[:4] == [0, -3, -1, 0]
     assert arrays.ends(flags[1:3], values[2:4], room[:2]).tolist() == [0, 1]
     assert arrays.ends(flags[:1], values[:1], room[:1]).tolist() == [-math.inf] * 2
+    assert arrays.ends(flags[:0], values[:0], room[:0]).tolist() == [-math.inf] * 2
+    both = torch.tensor([-3.0, 2.0, 0.0, math.nan], dtype=dtype)
+    for many in (3, 4):
+        assert arrays.ends(torch.tensor([True] * many), both[:many], room[:many]).tolist() == [2, 3]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-15)])
