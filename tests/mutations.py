@@ -202,7 +202,10 @@ MUTATIONS = {
         "host/ages.py", "now - min(", "now - max(", "tests/host/test_ages.py"
     ),
     "the last non-finite log-prob is named": Mutation(
-        "host/poison.py", "self.found[:, :1] > 0", "now[:, :1] == 0", "tests/host/test_train_step.py"
+        "host/poison.py",
+        "torch.stack(found).max(0,",
+        "torch.stack(found).flip(0).max(0,",
+        "tests/host/test_train_step.py",
     ),
     "sum a micro-batch for a step": Mutation(
         "coupled.py", "for state, facts in seen)).unbind()", "for state, facts in seen[:1])).unbind()", SUITE

@@ -1,13 +1,14 @@
 """Non-finite log-probs of an optimizer step, found on the device and named once its statistics are reduced.
 
-On CUDA a look at every hook call would make the host wait. So a call leaves behind how many it found and
-where the first was; what is known of the samples stays on the host.
+On CUDA a look at every hook call would make the host wait. So a call leaves behind whether it found any and
+where the first was, in five operations; what is known of the samples stays on the host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from slime_ext.errors import NonFiniteError
 from slime_ext.host.packing import locate
 from slime_ext.host.samples import Record
 from slime_ext.ops.segments import Segments
+from slime_ext.ops.uploads import host_ints
 
 POISONED = (
     "the host's surrogate is poisoned by it already; look for an overflow in the trainer's forward pass"
@@ -25,7 +27,15 @@ KINDS = {
     "cur_log_probs": POISONED,
     "rollout_log_probs": "on_nonfinite: raise asks to stop here",
 }
-WIDTH = 3  # how many, number of the hook call, index of the token in it
+WIDTH = 3  # whether there is any, number of the hook call, index of the token in it
+
+
+class Look(NamedTuple):
+    """What a hook call leaves behind, of each kind that it had."""
+
+    kinds: tuple[str, ...]
+    found: Tensor  # [K] bytes, 1 where a response token is not finite
+    first: Tensor  # [K] the first such token
 
 
 @dataclass
@@ -34,7 +44,7 @@ class Poison:
 
     device: torch.device | str = "cpu"
     calls: list[tuple[Segments, Sequence[Record] | None]] = field(default_factory=list)
-    found: Tensor | None = None  # [kinds, WIDTH] float64
+    looks: dict[int, Look] = field(default_factory=dict)  # by the number of the call
 
     def look(
         self, values: Mapping[str, Tensor | None], segments: Segments, samples: Sequence[Record] | None
@@ -45,21 +55,32 @@ class Poison:
             values: kind -> [T] log-probs; None or absent: not looked at.
             samples: what is known of the call's samples.
         """
+        kinds = tuple(kind for kind in KINDS if values.get(kind) is not None)
+        if segments.size and kinds:
+            rows = torch.stack([values[kind].detach() for kind in kinds])
+            # 0 times a log-prob is 0, or NaN, which nothing is larger than.
+            bad = (segments.mask > rows * 0) != segments.mask
+            self.looks[len(self.calls)] = Look(kinds, *bad.view(torch.uint8).max(1))  # the first of equals
         self.calls.append((_outline(segments), samples))
-        if not segments.size:
-            return
-        looked = [values.get(kind) for kind in KINDS]
-        fine = [torch.ones_like(segments.mask) if row is None else row.detach().isfinite() for row in looked]
-        bad = segments.mask & ~torch.stack(fine)
-        call = torch.full_like(bad[:, 0], len(self.calls) - 1, dtype=torch.float64)
-        now = torch.stack([bad.sum(1).double(), call, bad.int().argmax(1).double()], 1)
-        self.found = now if self.found is None else torch.where(self.found[:, :1] > 0, self.found, now)
 
     def vector(self) -> Tensor:
         """[kinds x WIDTH] float64, what this rank tells the others."""
-        if self.found is None:
-            return torch.zeros(len(KINDS) * WIDTH, dtype=torch.float64, device=self.device)
-        return self.found.reshape(-1)
+        return torch.cat([self._first(kind) for kind in KINDS])
+
+    def _first(self, kind: str) -> Tensor:
+        """[WIDTH] float64, of the first call that has found something."""
+        looks = [
+            (call, look.found[place], look.first[place])
+            for call, look in self.looks.items()
+            for place, seen in enumerate(look.kinds)
+            if seen == kind
+        ]
+        if not looks:
+            return torch.zeros(WIDTH, dtype=torch.float64, device=self.device)
+        calls, found, first = zip(*looks, strict=True)
+        most, which = torch.stack(found).max(0, keepdim=True)
+        places = torch.stack([host_ints(calls, most.device), torch.stack(first)])[:, which]
+        return torch.cat([most.double(), places[:, 0].double()])
 
     def check(self, per_rank: Sequence[Sequence[float]], rank: int) -> None:
         """Stops on every rank if one of them found something.

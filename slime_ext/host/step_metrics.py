@@ -76,7 +76,7 @@ class Step:
         Raises:
             NonFiniteError: it met a non-finite log-prob.
         """
-        if self.poison.found is not None:
+        if self.poison.looks:
             self.poison.check([numbers(self.poison.vector())], 0)
 
 

@@ -14,6 +14,7 @@ from slime_ext import presets, tis
 from slime_ext.analysis.speed.run import OURS
 from slime_ext.correction import Tokens
 from slime_ext.host import step_metrics
+from slime_ext.host.poison import KINDS, Poison
 from slime_ext.kernels import Eager, Work
 from slime_ext.metrics import Layout
 from slime_ext.ops.segments import Segments
@@ -95,6 +96,16 @@ def test_what_an_eager_call_queues_on_a_device(name, ages, limits, monkeypatch):
         assert seen.queued <= limit
 
 
+def test_a_look_for_non_finite_log_probs_queues_five_operations():
+    work = work_for(CORRECTIONS["S"], LENGTHS, layout=None, ages=False)
+    log_probs = dict.fromkeys(KINDS, work.tokens.behavior)
+    found = Poison()
+    with OnDevice() as seen:
+        for _ in range(4):
+            found.look(log_probs, work.tokens.segments, None)
+    assert seen.queued == 4 * 5
+
+
 def there(values):
     """The same in float32 on the meta device."""
     if isinstance(values, list):
@@ -114,7 +125,9 @@ def test_a_whole_hook_call_waits_for_nothing(name, monkeypatch):
     call = {key: there(values) for key, values in as_slime_calls(oracle.random_batch(0)).items()}
     layout = Layout.of(presets.get(name)) if name in presets.PRESETS else None
     for step in (nullcontext(), nullcontext() if layout is None else step_metrics.under_way(layout)):
-        with OnDevice(), step:
+        with OnDevice() as seen, step:
             loss, masks, metrics = getattr(tis, name)(arguments(), **call)
+        # Packing, a look for non-finite log-probs, the correction, metrics and curves; m2 has no plan here.
+        assert seen.queued <= 96 or name == "m2"
         assert all(x.is_meta for x in (loss, *masks, *metrics.values()))
         loss.sum().backward()
