@@ -203,8 +203,8 @@ MUTATIONS = {
     ),
     "the last non-finite log-prob is named": Mutation(
         "host/poison.py",
-        "torch.stack(found).max(0,",
-        "torch.stack(found).flip(0).max(0,",
+        "in self.looks.items()",
+        "in reversed(self.looks.items())",
         "tests/host/test_train_step.py",
     ),
     "sum a micro-batch for a step": Mutation(
