@@ -1,7 +1,7 @@
 """The columns of a micro-batch on a device: rows of one table, added up at once.
 
 Sums are of two levels: blocks of 256 in the dtype of the log-ratios (float32 or more), the blocks in float64.
-Added in a wider dtype at once, PyTorch would copy the table into it first.
+PyTorch would copy the table into float64 first if asked to add it there at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from slime_ext.correction import Outcome, Tokens
 from slime_ext.metrics.bins import announce_curves, sums_by_product
 from slime_ext.metrics.columns import LARGEST, Columns, queries_of
 from slime_ext.metrics.layout import Layout
-from slime_ext.ops.uploads import host_numbers
 from slime_ext.outcome import BLOCK
 
 CURVES = 5  # the first rows, as CURVE_COLUMNS has them
@@ -57,7 +56,7 @@ def _ends(outcome: Outcome, lost: Tensor, rows: Tensor) -> Tensor:
     """[3]; works in the first rows. NaN counts: the hook will stop at it."""
     log_ratio = outcome.log_ratio
     if not log_ratio.numel():
-        return host_numbers((-math.inf,) * 3, log_ratio)
+        return log_ratio.new_full((3,), -math.inf)
     found = torch.stack([log_ratio, -log_ratio, outcome.weights], out=rows[:3])
     found[:2].masked_fill_(lost, -math.inf)
     return found.amax(1)

@@ -64,7 +64,7 @@ def count_flags(
     bins: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """[bins, 2] finite tokens and kept tokens at each place, and [Q] for each query the response tokens with
-    any of its bits; whole numbers of any dtype.
+    any of its bits; whole numbers of any dtype. On a CPU.
 
     Bit 0 stands for every token without a finite behavior log-prob, whether ``acted`` carries it or not.
 
@@ -81,7 +81,7 @@ def count_flags(
     if place is not None and (codes * bins > CELLS or codes > MOST):
         _, found = count_flags(acted, mask, finite, keep, queries, rejects=rejects)
         return _by_place(finite, keep, place, bins), found
-    if acted.device.type != "cpu" or codes > MOST:
+    if codes > MOST:
         return _by_rows(acted, mask, finite, keep, queries)
     if width > NARROW and acted.dtype is torch.uint8:
         acted = acted.int()

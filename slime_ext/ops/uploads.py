@@ -18,25 +18,12 @@ Numbers = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 
 
 def host_numbers(numbers: Numbers, like: Tensor) -> Tensor:
-    """Numbers known to the host, in the dtype and on the device of another tensor, without waiting for it;
-    not to be written to, and held between calls on the CPU alone: a host may drop what a device holds."""
-    if type(like) is not Tensor:  # a graph has constants of its own
+    """Numbers in the dtype of another tensor of the CPU, made once, or of a graph, which has constants of its
+    own; not to be written to. What a device needs goes there in a ``Parcel``, again in every call: a host may
+    drop what a device holds."""
+    if type(like) is not Tensor:
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
-    if like.is_cpu:
-        return on_host(numbers, like.dtype)
-    if (alike := _alike(numbers)) is not None:
-        return like.new_full(*alike)  # nothing to copy
-    return on_host(numbers, like.dtype).pin_memory().to(like.device, non_blocking=True)
-
-
-@functools.lru_cache(maxsize=256)
-def _alike(numbers: Numbers) -> tuple[tuple[int, ...], float] | None:
-    """Shape and number where there is but one, in no table."""
-    if not isinstance(numbers, tuple):
-        return (), numbers
-    (first, *others) = numbers
-    alike = not isinstance(first, tuple) and all(number == first for number in others)
-    return ((len(numbers),), first) if alike else None
+    return on_host(numbers, like.dtype)
 
 
 @functools.lru_cache(maxsize=256)
