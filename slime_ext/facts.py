@@ -17,7 +17,6 @@ from slime_ext.ops import arrays, divergences
 from slime_ext.ops.codes import packed
 from slime_ext.ops.segments import Segments, as_bytes, as_numbers, is_traced
 from slime_ext.ops.statistics import Need, Over, Unit
-from slime_ext.ops.uploads import host_numbers
 
 Aggregate = Literal["sum", "mean", "max"]
 # The number of a step, and bool per unit: what it left inside, or where it bounded; and which of the two.
@@ -175,15 +174,9 @@ class Facts:
         """The state before any step: units with a non-finite behavior log-prob are out."""
         sums = (need for need in self.table if need.name == "sound" and need.aggregate == "sum")
         sound = {need.unit: self._is_sound(need) for need in sums}
-        return State(self._one.expand_as(self.log_ratio), self.finite, sound)
-
-    @property
-    def _one(self) -> Tensor:
-        if is_traced(self.finite):
-            return self.log_ratio.new_ones(())
-        if self.log_ratio.is_cpu:
-            return host_numbers(1, self.log_ratio)
-        return self.segments.parcel.take(("one", self.log_ratio.dtype))
+        like, is_graph = self.log_ratio, is_traced(self.finite)
+        one = like.new_ones(()) if is_graph else self.segments.numbers((1,), like)
+        return State(one.expand_as(like), self.finite, sound)
 
     def _is_sound(self, need: Need) -> Tensor:
         known = self.table.get(need._replace(aggregate="all"))

@@ -89,7 +89,7 @@ class Eager:
 
     def apply(self, work: Work) -> Applied:
         """The whole of a hook call between packing and handing back."""
-        if work.layout is not None:
+        if work.layout is not None and not work.host_loss.is_cpu:
             announce(work.tokens, work.layout)
         outcome = self.correction.outcome(
             work.tokens, work.plan, observe=work.layout is not None, bounds=True

@@ -29,7 +29,6 @@ from slime_ext.ops import arrays
 from slime_ext.ops.runs import runs
 from slime_ext.ops.segments import as_numbers
 from slime_ext.ops.tally import product, tally
-from slime_ext.ops.uploads import host_numbers, on_host
 from slime_ext.outcome import K3, WEIGHT, Outcome, Tokens
 
 FLAGS = 2  # how many of the columns count tokens, the first
@@ -60,8 +59,7 @@ def places_of(tokens: Tokens, dtype: torch.dtype) -> Places:
     index = arrays.repeated(first, found.lengths)
     index += arrays.reached(behavior.to(dtype), LOG_PROBABILITIES)
     if ages is not None:
-        of_sequences = _age_bins(ages, host_numbers(AGES_AND_NONE, ages)).short()
-        index.add_(tokens.segments.spread(of_sequences), alpha=CURVE_BINS**2)
+        index.add_(tokens.segments.spread(_age_bins(tokens).short()), alpha=CURVE_BINS**2)
     return Places(index, bins)
 
 
@@ -104,7 +102,7 @@ def announce_curves(tokens: Tokens) -> None:
     parcel.add("their sequences", lambda: found().sequences.astype(np.int32))
     parcel.add("bins", lambda: np.arange(CURVE_BINS, dtype=np.int32))
     for edges, dtype in itertools.product(EDGES, DTYPES):
-        parcel.add((edges, dtype), lambda edges=edges, dtype=dtype: on_host(edges, dtype).numpy())
+        parcel.expect(edges, dtype)
 
 
 def sums_by_product(tokens: Tokens, columns: Tensor, behavior: Tensor) -> Sequence[Tensor]:
@@ -118,7 +116,7 @@ def sums_by_product(tokens: Tokens, columns: Tensor, behavior: Tensor) -> Sequen
     places = parcel.take("bins").new_empty(len(CURVES), len(behavior))
     owners = torch.repeat_interleave(parcel.take("runs"), output_size=len(behavior))
     torch.index_select(_of_runs(tokens), 1, owners, out=places[:2])
-    edges = parcel.take((LOG_PROBABILITIES, behavior.dtype))
+    edges = tokens.segments.numbers(LOG_PROBABILITIES, behavior)
     torch.bucketize(behavior, edges, right=True, out_int32=True, out=places[2])
     return (product(places, columns, parcel.take("bins")).view(-1),)
 
@@ -134,8 +132,7 @@ def _of_runs(tokens: Tokens) -> Tensor:
     if tokens.ages is None:
         return places
     sequences = tokens.segments.parcel.take("their sequences")
-    edges = tokens.segments.parcel.take((AGES_AND_NONE, tokens.ages.dtype))
-    return torch.stack([places[0], _age_bins(tokens.ages, edges).index_select(0, sequences)])
+    return torch.stack([places[0], _age_bins(tokens).index_select(0, sequences)])
 
 
 def traced_sums(tokens: Tokens, outcome: Outcome, rows: Sequence[Tensor]) -> tuple[Tensor]:
@@ -167,10 +164,7 @@ def _bin(values: Tensor, edges: Sequence[float]) -> Tensor:
     return functools.reduce(operator.add, ((values >= edge).to(torch.int32) for edge in edges))
 
 
-def _age_bins(ages: Tensor, edges: Tensor) -> Tensor:
-    """[S] int32; one bin more where the age is unknown.
-
-    Args:
-        edges: AGES_AND_NONE in the dtype of the ages.
-    """
-    return torch.bucketize(ages, edges, right=True, out_int32=True)
+def _age_bins(tokens: Tokens) -> Tensor:
+    """[S] int32; one bin more where the age is unknown."""
+    edges = tokens.segments.numbers(AGES_AND_NONE, tokens.ages)
+    return torch.bucketize(tokens.ages, edges, right=True, out_int32=True)

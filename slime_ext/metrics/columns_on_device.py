@@ -21,13 +21,13 @@ from slime_ext.outcome import BLOCK
 CURVES = 5  # the first rows, as CURVE_COLUMNS has them
 FINITE, KEPT, EXCESS, WEIGHT, K3, BEHAVIOR, SQUARES = range(CURVES + 2)
 FLAGS = SQUARES + 2  # of excess and weight
-BYTES, INTEGERS = {torch.uint8: np.uint8, torch.int32: np.int32}.items()  # dtypes of what acted
+ACTED = {torch.uint8: np.uint8, torch.int32: np.int32}  # dtypes of what acted
 
 
 def announce_queries(tokens: Tokens, layout: Layout) -> None:
     """Has what ``on_device`` reads wait for the first copy of the call."""
     parcel, queries = tokens.segments.parcel, queries_of(layout)
-    for dtype, kind in (BYTES, INTEGERS):
+    for dtype, kind in ACTED.items():
         carried = int(np.iinfo(kind).max)  # a byte has none of the higher bits
         values = [query & carried for query in queries]
         parcel.add((queries, dtype), lambda values=values, kind=kind: np.array(values, kind))

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,11 +22,9 @@ from slime_ext.metrics.layout import FIRST, HIGHEST, LOG_SUMS, SHIFT, SIDE, Layo
 from slime_ext.ops import arrays
 from slime_ext.ops.segments import Segments, is_traced
 from slime_ext.ops.tally import count
-from slime_ext.ops.uploads import host_numbers
 
-# What a device is told: of which multiples of log-ratios sums are taken, and maxima; and how many sequences
-# have an age, the sum of these ages and the largest, where none is known.
-NUMBERS = {"multiples": (2, 1, -1), "no ages": (0, 0, -math.inf)}
+MULTIPLES = (2, 1, -1)  # of the log-ratios, of which logarithms of sums are taken, and maxima
+NO_AGES = (0, 0, -math.inf)  # how many sequences have an age, the sum of these ages and the largest
 
 
 class Measured(NamedTuple):
@@ -61,7 +58,6 @@ def measure(
         surrogate_clipped: [T] bool, where a surrogate of ours clipped.
         first: whether this rank is the one that counts the sequences it shares with others.
     """
-    announce(tokens, layout)
     kept, (*before, behavior, excess_squared, weight_squared), acted, ends, curves = _columns_of(
         tokens, outcome, layout
     )
@@ -76,10 +72,8 @@ def measure(
 
 def announce(tokens: Tokens, layout: Layout) -> None:
     """Has all that a device needs to know of what is measured wait for the first copy of the call."""
-    if tokens.proximal.is_cpu:
-        return
-    for name, numbers in NUMBERS.items():
-        tokens.segments.parcel.add(name, lambda numbers=numbers: np.array(numbers, np.float64))
+    for numbers in (MULTIPLES, NO_AGES):
+        tokens.segments.parcel.expect(numbers, torch.float64)
     announce_queries(tokens, layout)
 
 
@@ -116,8 +110,7 @@ def _histogram(log_ratio: Tensor, segments: Segments) -> list[Tensor]:
         index, above, below = arrays.leading_bits(narrow, SHIFT), 0, 1
     else:
         index, above, below = (narrow.view(torch.int32) >> SHIFT).add_(every), 1, 0
-    known = is_traced(index) or index.is_cpu
-    one = None if known else segments.parcel.take(("one", torch.float64))
+    one = None if is_traced(index) or index.is_cpu else segments.parcel.take(((1,), torch.float64))
     (sides,) = _joinable([count(index, 2 * every, one).view(2, every)])
     beyond = sides[:, FIRST + SIDE :].sum(1, keepdim=True)
     inside = sides[:, FIRST : FIRST + SIDE]
@@ -129,7 +122,7 @@ def _of_sequences(
 ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor], Tensor]:
     """The sum of log-ratios; sums, maxima and logarithms of sums over the sequences that have response
     tokens."""
-    log_ratio, count = seen.log_ratio, seen.count
+    log_ratio, count, segments = seen.log_ratio, seen.count, tokens.segments
     if not first or not count.numel():
         zeros, none = count.new_zeros(6), count.new_full((6,), -math.inf)
         return zeros[:1], (zeros[1:],), (none[:3],), none[:2]
@@ -138,17 +131,10 @@ def _of_sequences(
     table = torch.stack([log_ratio, count, there, seen.keep, *ages])
     sums = torch.mv(table, table[2])
     none = table[2].log()  # 0, or -inf where no tokens are
-    candidates = torch.addcmul(none, log_ratio, _known("multiples", tokens, log_ratio)[:, None])
+    candidates = torch.addcmul(none, log_ratio, segments.numbers(MULTIPLES, log_ratio)[:, None])
     highest, log_sums = candidates[1:].amax(1), candidates[:2].logsumexp(1)
     if ages:
         oldest = (tokens.ages + none).nan_to_num(nan=-math.inf, neginf=-math.inf).amax(0, True)
         return sums[:1], (sums[1:],), (highest, oldest), log_sums
-    aged = _known("no ages", tokens, log_ratio)
+    aged = segments.numbers(NO_AGES, log_ratio)
     return sums[:1], (sums[1:], aged[:2]), (highest, aged[2:]), log_sums
-
-
-def _known(name: str, tokens: Tokens, like: Tensor) -> Tensor:
-    """[3] float64, some of NUMBERS."""
-    if is_traced(like) or like.is_cpu:
-        return host_numbers(NUMBERS[name], like)
-    return tokens.segments.parcel.take(name)

@@ -26,8 +26,6 @@ SHIFT = 5
 BLOCK = 1 << SHIFT
 PART = 2048  # tokens that are added on a device before parts are
 
-ONES = {torch.float32: np.ones(1, np.float32), torch.float64: np.ones(1)}
-
 
 class Extreme(NamedTuple):
     """A limit on the tokens of a row."""
@@ -75,8 +73,8 @@ class Grid:
         and what others add."""
         parcel = Parcel(self.device)
         parcel.add("lengths", lambda: self.numbers.astype(np.int32))
-        for dtype, one in ONES.items():
-            parcel.add(("one", dtype), lambda one=one: one)
+        for dtype in (torch.float32, torch.float64):
+            parcel.expect((1,), dtype)
         return parcel
 
     @cached_property

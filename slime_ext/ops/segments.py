@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slime_ext.ops import arrays
 from slime_ext.ops.grid import Grid
-from slime_ext.ops.uploads import Parcel, host_ints
+from slime_ext.ops.uploads import Numbers, Parcel, host_ints, host_numbers
 
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # as wide as a number, by its bytes
 AllSum = Callable[[Tensor], Tensor]
@@ -284,6 +284,13 @@ class Segments:
     def parcel(self) -> Parcel:
         """What the device is told of this call at once."""
         return self.grid.parcel
+
+    def numbers(self, numbers: Numbers, like: Tensor) -> Tensor:
+        """Numbers of the host beside another tensor; those that the parcel expects cost a device nothing."""
+        if is_traced(like) or like.is_cpu:
+            return host_numbers(numbers, like)
+        self.parcel.expect(numbers, like.dtype)
+        return self.parcel.take((numbers, like.dtype))
 
     @cached_property
     def piece_slots(self) -> Tensor:

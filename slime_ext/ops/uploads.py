@@ -14,6 +14,7 @@ from torch import Tensor
 
 WORD = 8  # bytes, of which every dtype that is sent takes a part
 MANY = 256  # integers, from which a buffer is faster than torch.tensor
+NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 Numbers = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 
 
@@ -23,12 +24,11 @@ def host_numbers(numbers: Numbers, like: Tensor) -> Tensor:
     drop what a device holds."""
     if type(like) is not Tensor:
         return torch.tensor(numbers, dtype=like.dtype, device=like.device)
-    return on_host(numbers, like.dtype)
+    return _on_host(numbers, like.dtype)
 
 
 @functools.lru_cache(maxsize=256)
-def on_host(numbers: Numbers, dtype: torch.dtype) -> Tensor:
-    """Numbers as a tensor of the CPU, made once; not to be written to."""
+def _on_host(numbers: Numbers, dtype: torch.dtype) -> Tensor:
     return torch.tensor(numbers, dtype=dtype)
 
 
@@ -57,6 +57,10 @@ class Parcel:
         """Has [N] numbers wait for the next copy; nothing where the name is known."""
         if name not in self._there and name not in self._waiting:
             self._waiting[name] = values()
+
+    def expect(self, numbers: Numbers, dtype: torch.dtype) -> None:
+        """Has numbers wait under themselves and their dtype."""
+        self.add((numbers, dtype), lambda: np.array(numbers, NUMPY[dtype]))
 
     def take(self, name: Hashable) -> Tensor:
         """[N] on the device, of the dtype in which they were added; not to be written to."""
