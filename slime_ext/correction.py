@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -15,9 +15,9 @@ from slime_ext.facts import Facts, State, Step
 from slime_ext.objectives import Bounds, Evidence, Host, Surrogate
 from slime_ext.ops.ratios import finite_tokens, in_common
 from slime_ext.ops.segments import AllSum, identity, selected, selected_
-from slime_ext.ops.statistics import HELD, Need, Unit, tabulate
+from slime_ext.ops.statistics import Need, tabulate
 from slime_ext.ops.weighted import weighted
-from slime_ext.outcome import NO_PLAN, Outcome, Plan, Sequences, Shared, Tokens, largest_factor
+from slime_ext.outcome import NO_PLAN, Outcome, Plan, Sequences, Tokens, largest_factor
 from slime_ext.steps import MinPrefixReweight, Reweight, Taper
 
 Numerator = Literal["proximal", "target"]
@@ -26,7 +26,6 @@ Grouping = Literal["ignore", "rebaseline", "atomic"]
 WEIGHTS = (Reweight, MinPrefixReweight, Taper)
 
 OBSERVED = (Need("sum", "sequence", "ratio"), Need("sum", "sequence", "count"))
-SOUND = Need("sum", "sequence", "sound")
 HOST = Host()
 
 
@@ -134,22 +133,11 @@ class Correction:
     def _seen(self, facts: Facts, state: State) -> dict[str, Any]:
         keep = state.units.get("sequence")
         log_ratio, count = (facts.table[need] for need in OBSERVED)
-        codes = facts.codes(state)
         return {
-            "acted": facts.acted(codes),
+            "acted": facts.acted(facts.codes(state)),
             "bounds": sum(1 << step for step, _ in state.clipped),
-            "rejects": state.rejects,
             "sequences": Sequences(log_ratio, count, count >= 0 if keep is None else keep),
-            "shared": self._shared(facts, state, codes),
         }
-
-    def _shared(self, facts: Facts, state: State, codes: Mapping[Unit, Tensor]) -> Shared | None:
-        """What the tokens of a sequence share, where nothing but whole sequences was rejected or bounded."""
-        ones = state.weights is facts.untouched.weights
-        known = facts.table.keys() >= {HELD, SOUND} and codes.keys() == {"sequence"}
-        if not known or not (ones or state.unit == "sequence"):
-            return None
-        return Shared(None if ones else state.weights, codes["sequence"], facts.table[HELD])
 
     def facts(self, tokens: Tokens, *, observe: bool = False) -> Facts:
         """Everything the steps may look at, with one all-reduce at most."""
@@ -210,7 +198,7 @@ class Correction:
     def factor(self, outcome: Outcome, dtype: torch.dtype) -> Tensor:
         """[T] what multiplies the loss, finite where log-ratios are: infinity times a loss of 0 is NaN."""
         factor = outcome.factor.to(dtype)
-        return factor if self._bounds_weights else factor.clamp(max=largest_factor(dtype))
+        return factor if self.bounds_weights else factor.clamp(max=largest_factor(dtype))
 
     @cached_property
     def sets_weights(self) -> bool:
@@ -218,7 +206,7 @@ class Correction:
         return any(isinstance(step, WEIGHTS) for step in self.steps)
 
     @cached_property
-    def _bounds_weights(self) -> bool:
+    def bounds_weights(self) -> bool:
         """Whether a step bounds the last weights."""
         bounded = True
         for step in self.steps:

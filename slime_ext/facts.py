@@ -173,14 +173,10 @@ class Facts:
     def untouched(self) -> State:
         """The state before any step: units with a non-finite behavior log-prob are out."""
         sums = (need for need in self.table if need.name == "sound" and need.aggregate == "sum")
-        sound = {need.unit: self._is_sound(need) for need in sums}
+        sound = {need.unit: self.table[need] < torch.inf for need in sums}
         like, is_graph = self.log_ratio, is_traced(self.finite)
         one = like.new_ones(()) if is_graph else self.segments.numbers((1,), like)
         return State(one.expand_as(like), self.finite, sound)
-
-    def _is_sound(self, need: Need) -> Tensor:
-        known = self.table.get(need._replace(aggregate="all"))
-        return self.table[need] < torch.inf if known is None else known
 
     @cached_property
     def usable(self) -> Tensor:

@@ -10,13 +10,9 @@ import torch
 from torch import Tensor
 
 from slime_ext.facts import Step
-from slime_ext.ops.arrays import is_array
 from slime_ext.ops.segments import Segments, as_bytes, as_numbers, is_traced, selected_
 
-BLOCK = 256  # tokens that are added in the log-ratio's own dtype; blocks are added in float64
 Operation = Callable[..., Tensor]
-ROWS = 4  # of an outcome's room; what is not measured token by token is at the end
-BEHAVIOR, K3, EXCESS, WEIGHT = range(ROWS)
 
 
 def largest_factor(dtype: torch.dtype) -> float:
@@ -65,15 +61,6 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What all tokens of a sequence share where every step looked at whole sequences, [S] each."""
-
-    weights: Tensor | None  # of the tokens that are kept; None: 1
-    acted: Tensor  # as ``Outcome.acted``
-    count: Tensor  # float64, response tokens of this rank
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What a correction decided, [T] each, detached."""
 
@@ -86,8 +73,6 @@ class Outcome:
     sequences: Sequences | None = None
     scale: Tensor | None = None  # [T] the plan's factors of the loss; None: 1
     bounds: int = 0  # the bits of what acted that ``clipped`` stands for, where that is None
-    rejects: int = 0  # the bits of what acted that ``keep`` stands for; 0 where it is not known
-    shared: Shared | None = None  # None where a step looked at single tokens, and where nobody knows
 
     @property
     def factor(self) -> Tensor:
@@ -98,24 +83,12 @@ class Outcome:
         """With what acted as int32, and its bit 0 at every token without a finite behavior log-prob."""
         acted = self.acted.int() | as_numbers(~self.finite, torch.int32)
         clipped = (self.acted & self.bounds).to(torch.bool) if self.clipped is None else self.clipped
-        return replace(self, acted=acted, clipped=clipped, bounds=0, rejects=0)
-
-    @cached_property
-    def room(self) -> Tensor:
-        """[ROWS, T and what is missing to whole blocks] of the log-ratio's dtype, 0 beyond the tokens: excess
-        in its row, and rows for whoever measures on a CPU."""
-        size = self.log_ratio.numel()
-        rows = self.log_ratio.new_empty(ROWS, -(-size // BLOCK) * BLOCK)
-        rows[:, size:].zero_()
-        torch.expm1(self.log_ratio, out=rows[EXCESS, :size])
-        return rows
+        return replace(self, acted=acted, clipped=clipped, bounds=0)
 
     @cached_property
     def excess(self) -> Tensor:
         """[T] ratio - 1, whose sums lose no digits where policies are close."""
-        if not is_array(self.log_ratio):
-            return self.log_ratio.expm1()
-        return self.room[EXCESS, : self.log_ratio.numel()]
+        return self.log_ratio.expm1()
 
     def channel(self, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T] float32 each: ratio, 1 where a bound acted, 1 where rejected. The outcome must know where

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -15,13 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slime_ext import presets, tis
 from slime_ext.analysis.speed.run import OURS
+from slime_ext.analysis.speed.watched import NEW, watched
 from slime_ext.correction import Correction, plan_step
 from slime_ext.host import hook, step_metrics
-from slime_ext.kernels import Eager, Work
+from slime_ext.kernels import Work, backend_for
 from slime_ext.metrics import Layout
 from slime_ext.metrics.measure import measure
 from slime_ext.objectives import Bounds
-from slime_ext.ops import arrays
 from slime_ext.steps import Reject, Reweight, Truncate, Veto
 from tests import oracle
 from tests.batches import tokens
@@ -142,24 +143,19 @@ class Count(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.ops = []
-        self.patch = pytest.MonkeyPatch()
+        self.ops, self.numpy = [], ExitStack()
 
     def __enter__(self):
-        for name, many in arrays.OPERATIONS.items():
-            self.patch.setattr(arrays, name, self._counted(getattr(arrays, name), ["numpy"] * many))
+        self.numpy.enter_context(watched(self._note))
         return super().__enter__()
 
     def __exit__(self, *raised):
-        self.patch.undo()
+        self.numpy.close()
         return super().__exit__(*raised)
 
-    def _counted(self, function, ops):
-        def counted(*given):
-            self.ops.extend(ops)
-            return function(*given)
-
-        return counted
+    def _note(self, name, read, made):
+        if name != NEW:
+            self.ops.append(f"numpy.{name}")
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if not str(func).startswith(FREE):
@@ -173,16 +169,22 @@ def counted(body):
     return count.ops
 
 
-def test_every_operation_of_numpy_counts():
-    own = {name for name, x in vars(arrays).items() if getattr(x, "__module__", "") == arrays.__name__}
-    assert own == {"is_array", "integers", "Cuts", "cuts", *arrays.OPERATIONS}  # these four look at no token
+def whole(batch):
+    """All tokens sampled by the policy, with finite log-probs, which nearly all batches are."""
+    for s in batch:
+        s["mask"] = [1] * len(s["mask"])
+        s["behavior"] = [x if math.isfinite(x) else -1.0 for x in s["behavior"]]
+    return [s for s in batch if s["mask"]]
 
 
-def both_sizes(body_of):
-    few, many = (
-        counted(body_of([s for seed in seeds for s in oracle.random_batch(seed)]))
-        for seeds in ([0], range(30))
-    )
+def both_sizes(body_of, clean=False):
+    """How many operations a call takes, of few sequences as of many. Both have masked tokens, non-finite
+    log-probs, extremes and sequences without tokens, or nothing of it if ``clean``."""
+    counts = []
+    for seeds in (range(16), range(60)):
+        batch = [s for seed in seeds for s in oracle.random_batch(seed, wild=not clean)]
+        counts.append(counted(body_of(whole(batch) if clean else batch)))
+    few, many = counts
     assert few == many, "the operations depend on the number of sequences"
     assert not [op for op in few if op.startswith(SYNCS)]
     return len(few)
@@ -233,7 +235,7 @@ def eager_as_on_a_device(monkeypatch):
     """Without the check that stops at once on CPU: on CUDA, where operations cost a launch, it does
     nothing."""
     monkeypatch.setattr(hook, "require_finite", lambda *_: None)
-    monkeypatch.setattr(hook, "backend_for", lambda correction, *_: Eager(correction))
+    monkeypatch.setattr(hook, "backend_for", lambda correction, *_: backend_for(correction, "cpu", "eager"))
 
 
 def whole_call(name, layout=None):
@@ -257,16 +259,19 @@ def test_a_whole_hook_call_takes_at_most_fifty(name, eager_as_on_a_device):
 
 
 @pytest.mark.parametrize("name", [name for name in presets.PRESETS if name != "m2"])
-@pytest.mark.parametrize(("curves", "limit"), [(False, 75), (True, 85)], ids=["", "curves"])
-def test_a_whole_hook_call_with_all_metrics_takes_at_most_seventy_five_and_ten_for_curves(
-    name, curves, limit, eager_as_on_a_device
-):
+@pytest.mark.parametrize("curves", [False, True], ids=["", "curves"])
+def test_a_whole_hook_call_with_all_metrics_takes_at_most_seventy_five(name, curves, eager_as_on_a_device):
+    """And 12 for curves, 13 where masks have holes or log-probs are not finite; 12 more for turns and
+    prefixes, which PyTorch serves."""
     layout = Layout.of(presets.get(name), curves=curves)
-    assert both_sizes(whole_call(name, layout)) <= limit
+    more = 12 * curves + 12 * (name in ("turn_tis", "min_prefix"))
+    assert both_sizes(whole_call(name, layout), clean=True) <= 75 + more
+    assert both_sizes(whole_call(name, layout)) <= 88 + more
 
 
 @pytest.mark.parametrize("correction", [*OURS.values(), presets.get("m2")], ids=[*OURS, "m2"])
-def test_with_everything_measured_an_eager_call_takes_at_most_seventy_five(correction):
+@pytest.mark.parametrize(("clean", "limit"), [(True, 75), (False, 90)], ids=["whole", "wild"])
+def test_with_everything_measured_an_eager_call_takes_at_most_seventy_five(correction, clean, limit):
     """The configurations that speed is measured on, token weights, and sequence weights with mask and veto,
     from packed tokens to everything that the hook keeps, all metrics and curves; m2 with its plan."""
 
@@ -275,12 +280,12 @@ def test_with_everything_measured_an_eager_call_takes_at_most_seventy_five(corre
         packed = replace(packed, proximal=packed.proximal.float(), behavior=packed.behavior.float())
         plan = plan_step(correction, [packed])
         work = Work(packed, host_loss.float(), plan, layout=Layout.of(correction))
-        return lambda: Eager(correction).apply(work)
+        return lambda: backend_for(correction, "cpu", "eager").apply(work)
 
-    assert both_sizes(body_of) <= 75
+    assert both_sizes(body_of, clean) <= limit
 
 
-@pytest.mark.parametrize(("curves", "limit"), [(False, 32), (True, 41)])
+@pytest.mark.parametrize(("curves", "limit"), [(False, 47), (True, 60)])
 def test_metrics_do_not_wait_for_the_device(curves, limit):
     correction = presets.get("decoupled_geo_rs_seq_tis")
 

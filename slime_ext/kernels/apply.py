@@ -15,6 +15,8 @@ from slime_ext.metrics.measure import Measured, announce, measure
 from slime_ext.objectives import Bounds
 from slime_ext.ops.segments import AllSum, identity
 
+Channel = tuple[Tensor, Tensor, Tensor]  # [T] float32 each: ratio, clipped, rejected
+
 
 @dataclass(frozen=True)
 class Work:
@@ -43,7 +45,7 @@ class Applied:
 
     loss: Tensor  # [T] with grad, 0 at rejected and masked tokens
     keep: Tensor  # [T] bool
-    channel: tuple[Tensor, Tensor, Tensor]  # [T] float32 each: ratio, clipped, rejected
+    channel: Channel
     measured: Measured | None
 
 
@@ -103,13 +105,21 @@ def measured_plainly(work: Work, outcome: Outcome, clipped: Tensor | None) -> Me
 
 
 def finish(
-    correction: Correction, outcome: Outcome, work: Work, measured_by: Callable[..., Measured]
+    correction: Correction,
+    outcome: Outcome,
+    work: Work,
+    measured_by: Callable[..., Measured],
+    channel: Channel | None = None,
 ) -> Applied:
-    """Loss, host metrics and measures of an observed outcome."""
+    """Loss, host metrics and measures of an observed outcome.
+
+    Args:
+        channel: the host metrics where they are known, without what a surrogate of ours clipped.
+    """
     loss, clipped = work.host_loss, None
     if work.acts:
         loss, clipped = correction.loss(outcome, work.tokens, work.host_loss, work.bounds)
-    ratio, bounded, rejected = outcome.channel(work.tokens.segments.mask)
+    ratio, bounded, rejected = channel or outcome.channel(work.tokens.segments.mask)
     if clipped is not None:
         bounded = torch.maximum(bounded, clipped)
     measured = None if work.layout is None else measured_by(work, outcome, clipped)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from slime_ext.correction import Tokens
-from slime_ext.kernels.apply import Work, over_ranks
+from slime_ext.kernels.apply import Backend, Work, over_ranks
 from slime_ext.kernels.built import BuildError, library
 from slime_ext.kernels.cpp_text import ARRAYS, source
 from slime_ext.kernels.passes import Named, Parts, TwoPasses, room
+from slime_ext.kernels.vectors import Vectors
 from slime_ext.ops.runs import pieces
 from slime_ext.ops.segments import Segments
 
@@ -25,7 +26,7 @@ SMALLEST = 256  # tokens; below, building costs more than it saves
 
 @dataclass(frozen=True, eq=False)
 class Loops(TwoPasses):
-    """C++ loops for one correction. Small batches, float64 and machines that cannot build run eagerly."""
+    """C++ loops for one correction. Small batches, float64 and machines that cannot build run on numpy."""
 
     name: str = "compiled"
 
@@ -36,6 +37,10 @@ class Loops(TwoPasses):
         read = (self.correction.numerator_of(tokens), tokens.behavior)
         wide = any(values.dtype is torch.float64 for values in read)
         return tokens.segments.size >= SMALLEST and not wide and self._library(parts) is not None
+
+    @property
+    def _otherwise(self) -> Backend:
+        return Vectors(self.correction)
 
     @cached_property
     def _keeps_finite(self) -> bool:

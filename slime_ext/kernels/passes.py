@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.correction import OBSERVED, Correction, Outcome, Plan, Sequences, Tokens
-from slime_ext.kernels.apply import Applied, Eager, Work, finish, settled
+from slime_ext.kernels.apply import Applied, Backend, Channel, Eager, Work, finish, settled
 from slime_ext.metrics.layout import COLUMNS, HIGHEST, LOG_SUMS, Layout
 from slime_ext.metrics.measure import Measured
 from slime_ext.objectives import Host
@@ -19,6 +20,7 @@ from slime_ext.ops.statistics import Need
 from slime_ext.ops.weighted import Weighted
 
 Named = dict[str, Tensor]
+CHANNEL = ("ratios", "bounded_ones", "rejected_ones")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class TwoPasses(abc.ABC):
         """As ``Correction.__call__``."""
         parts = Parts(outcome=True, bounds=bounds or observe, observe=observe)
         if not self._serves(tokens, parts):
-            return Eager(self.correction).outcome(tokens, plan, observe=observe, bounds=bounds)
+            return self._otherwise.outcome(tokens, plan, observe=observe, bounds=bounds)
         plan = settled(self.correction, tokens, plan)
         return self._outcome(tokens, plan, self._run(Work(tokens, tokens.behavior, plan), parts), parts)
 
@@ -60,15 +62,22 @@ class TwoPasses(abc.ABC):
         """As ``Eager.apply``; the second pass weights the host's loss and measures."""
         parts = self._parts(work)
         if not self._serves(work.tokens, parts):
-            return Eager(self.correction).apply(work)
+            return self._otherwise.apply(work)
         work = replace(work, plan=settled(self.correction, work.tokens, work.plan))
         found = self._run(work, parts)
         if parts.outcome:
             outcome = self._outcome(work.tokens, work.plan, found, parts)
-            return finish(self.correction, outcome, work, lambda *seen: with_surrogate(found, *seen))
+            measured_by = functools.partial(with_surrogate, found)
+            return finish(self.correction, outcome, work, measured_by, _channel(found))
         loss = Weighted.apply(work.host_loss, found["products"], found["factors"], found["keeps"])
-        channel = found["ratios"], found["bounded_ones"], found["rejected_ones"]
-        return Applied(loss, found["keeps"], channel, None if work.layout is None else measured(found))
+        return Applied(
+            loss, found["keeps"], _channel(found), None if work.layout is None else measured(found)
+        )
+
+    @property
+    def _otherwise(self) -> Backend:
+        """What serves the tokens that this backend does not."""
+        return Eager(self.correction)
 
     @abc.abstractmethod
     def _serves(self, tokens: Tokens, parts: Parts) -> bool:
@@ -103,7 +112,7 @@ class TwoPasses(abc.ABC):
             return own
         rows = dict(zip(self._needs(parts), found["table"].unbind(), strict=True))
         seen = Sequences(*(rows[need] for need in OBSERVED), found["kepts"])
-        return replace(own, acted=found["acteds"], sequences=seen)
+        return replace(own, acted=found.get("acteds"), sequences=seen)
 
     def _settled(self, tokens: Tokens, plan: Plan) -> Named:
         """What was decided for the optimizer step."""
@@ -146,7 +155,7 @@ def room(work: Work, parts: Parts, wide: torch.dtype, *, finites: bool = True) -
         names |= {"acteds": torch.int32} if parts.observe else {}
     if parts.loss:
         names |= {"factors": wide, "products": work.host_loss.dtype}
-        names |= dict.fromkeys(("ratios", "bounded_ones", "rejected_ones"), torch.float32)
+        names |= dict.fromkeys(CHANNEL, torch.float32)
     made = {name: torch.empty(size, dtype=dtype, device=device) for name, dtype in names.items()}
     sizes = {} if parts.layout is None else sizes_of(parts.layout)
     made |= {name: torch.empty(n, dtype=torch.float64, device=device) for name, n in sizes.items()}
@@ -156,6 +165,11 @@ def room(work: Work, parts: Parts, wide: torch.dtype, *, finites: bool = True) -
 def sizes_of(layout: Layout) -> dict[str, int]:
     """How many numbers each part of ``Measured`` has."""
     return {"sums": layout.size, "highest": len(HIGHEST), "log_sums": len(LOG_SUMS)}
+
+
+def _channel(found: Named) -> Channel | None:
+    """The host metrics where the second pass writes them."""
+    return tuple(found[name] for name in CHANNEL) if CHANNEL[0] in found else None
 
 
 def measured(found: Named) -> Measured:

@@ -102,6 +102,10 @@ def backend_for(correction: Correction, device: str = "cpu", backend: str = "aut
         from slime_ext.kernels.compiled import Compiled
 
         return Compiled(correction)
+    if device == "cpu" and not _hindrance(correction):
+        from slime_ext.kernels.vectors import Vectors
+
+        return Vectors(correction)
     return Eager(correction)
 
 

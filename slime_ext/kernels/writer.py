@@ -52,6 +52,8 @@ class Writer:
     language: Language
     ahead: list[Line] = field(default_factory=list)
     acting: dict[int, list[str]] = field(default_factory=dict)  # step -> flags of the tokens on which it acts
+    # (step, flag of the sequences on which it acts, whether on those where it is not set)
+    acting_ahead: list[tuple[int, str, bool]] = field(default_factory=list)
     shared: bool = True  # whether all tokens of a sequence have one weight, as far as it is written
 
     def __post_init__(self) -> None:
@@ -125,6 +127,7 @@ class Writer:
         else:
             name = self._once("inside", inside)
             self.ahead += [("kept", f"kept & {name}"), self._act("all_acted", name, 0, 1 << i)]
+            self.acting_ahead.append((i, name, True))
 
     @property
     def _weight(self) -> str:
@@ -136,6 +139,7 @@ class Writer:
         lines += [(f"{of}clipped", f"{of}clipped | {changed}"), self._act(f"{of}acted", changed, 1 << i, 0)]
         if self.shared:
             self.ahead += lines
+            self.acting_ahead.append((i, changed, False))
         else:
             self._token_acts(i, changed)
             yield from lines
@@ -181,9 +185,14 @@ class Writer:
         if step._over:
             return f"({self.slot[step._over]} == 0.0)"
         wide = step.unit != "token" or step.statistic in WIDE
-        low, high = (self.language.number(limit, wide=wide) for limit in step._limits)
         value = self._total(step.unit, step.aggregate, step.statistic)
-        return f"(({value} >= {low}) & ({value} <= {high}))"
+        if step.unit != "token" and step.aggregate == "mean":
+            value = self._once("mean", value)
+        low, high = (self.language.number(limit, wide=wide) for limit in step._limits)
+        above, below = f"({value} >= {low})", f"({value} <= {high})"
+        if math.isinf(step._limits[0]):
+            return below  # false for NaN, too
+        return above if math.isinf(step._limits[1]) else f"({above} & {below})"
 
     def _applies(self, step: Reject) -> str:
         none = self.language.number(0.0, wide=step.unit != "token")

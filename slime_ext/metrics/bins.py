@@ -28,11 +28,12 @@ from slime_ext.metrics.layout import (
 from slime_ext.ops import arrays
 from slime_ext.ops.runs import runs
 from slime_ext.ops.segments import as_numbers
-from slime_ext.ops.tally import product, tally
-from slime_ext.outcome import K3, WEIGHT, Outcome, Tokens
+from slime_ext.ops.tally import count, product, tally
+from slime_ext.outcome import Outcome, Tokens
 
 FLAGS = 2  # how many of the columns count tokens, the first
 SUMMED = len(CURVE_COLUMNS) - FLAGS  # how many are sums
+STANDINGS = 3  # of a token: not finite, finite but not kept, kept
 AGES_AND_NONE = (*AGES, math.inf)  # beyond which unknown ages lie, which are NaN
 EDGES = (LOG_PROBABILITIES, AGES_AND_NONE)  # that a device is told, in DTYPES
 DTYPES = (torch.float32, torch.float64)
@@ -63,18 +64,36 @@ def places_of(tokens: Tokens, dtype: torch.dtype) -> Places:
     return Places(index, bins)
 
 
-def sums_by_place(places: Places, kept: Tensor, room: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+def kept_by_place(places: Places, finite: Tensor, keep: Tensor) -> Tensor:
+    """[bins, 2] float64, finite and kept tokens at each place. On a CPU.
+
+    Args:
+        finite, keep: [T] bool, the second inside the first.
+    """
+    standing = finite.view(torch.uint8) + keep.view(torch.uint8)
+    found = count(torch.add(standing, places.index[0], alpha=STANDINGS), STANDINGS * places.bins)
+    return found.view(places.bins, STANDINGS).double() @ _counted()
+
+
+@functools.lru_cache
+def _counted() -> Tensor:
+    """What counts as finite, and as kept."""
+    return torch.tensor([(0, 0), (1, 0), (1, 1)], dtype=torch.float64)
+
+
+def sums_by_place(places: Places, kept: Tensor, rows: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
     """[2] the finite and the kept tokens; 3 x 8 x 5 numbers in parts, for position, age and probability the
     columns' sums in each bin. On a CPU: tokens are added one after the other. An infinite number makes NaN of
     the bins that it is not in.
 
     Args:
         kept: [bins, 2] those at each place.
-        room: of the outcome, filled.
+        rows: [T] each, k3, excess and weight.
     """
     index, bins = places
     summed = torch.empty(index.shape, dtype=torch.float64)  # bincount adds in the dtype of the row
-    summed.copy_(room[K3 : WEIGHT + 1, : index.shape[1]])
+    for own, row in zip(summed, rows, strict=True):
+        own.copy_(row)
     k3, *others = (
         torch.bincount(index.view(-1), summed.view(-1), SUMMED * bins).view(SUMMED, bins, 1).unbind()
     )

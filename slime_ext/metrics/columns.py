@@ -1,5 +1,5 @@
 """What the tokens of one micro-batch add up to, column by column: the columns, and how they are summed where
-a compiler records; ``columns_on_cpu`` and ``columns_on_device`` do it elsewhere.
+a compiler records; ``columns_on_device`` does it on a device, ``measure_on_cpu`` all at once on a CPU.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from slime_ext.metrics.bins import traced_sums
 from slime_ext.metrics.layout import Layout
 from slime_ext.ops.segments import as_numbers
 
+BLOCK = 256  # tokens that are added in the log-ratio's own dtype; blocks are added in float64
 # Ratios and weights beyond count as this much in the sums, whose squares stay finite so.
 LARGEST = {torch.float64: 1e150, torch.float32: 1e17}
 

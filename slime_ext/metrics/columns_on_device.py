@@ -14,9 +14,8 @@ from torch import Tensor
 
 from slime_ext.correction import Outcome, Tokens
 from slime_ext.metrics.bins import announce_curves, sums_by_product
-from slime_ext.metrics.columns import LARGEST, Columns, queries_of
+from slime_ext.metrics.columns import BLOCK, LARGEST, Columns, queries_of
 from slime_ext.metrics.layout import Layout
-from slime_ext.outcome import BLOCK
 
 CURVES = 5  # the first rows, as CURVE_COLUMNS has them
 FINITE, KEPT, EXCESS, WEIGHT, K3, BEHAVIOR, SQUARES = range(CURVES + 2)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from slime_ext.correction import Outcome, Sequences, Tokens
 from slime_ext.metrics.columns import Columns, traced
-from slime_ext.metrics.columns_on_cpu import on_cpu
 from slime_ext.metrics.columns_on_device import announce_queries, on_device
 from slime_ext.metrics.layout import FIRST, HIGHEST, LOG_SUMS, SHIFT, SIDE, Layout
+from slime_ext.metrics.measure_on_cpu import on_cpu
 from slime_ext.ops import arrays
 from slime_ext.ops.segments import Segments, is_traced
 from slime_ext.ops.tally import count
@@ -58,6 +58,9 @@ def measure(
         surrogate_clipped: [T] bool, where a surrogate of ours clipped.
         first: whether this rank is the one that counts the sequences it shares with others.
     """
+    if arrays.is_array(outcome.log_ratio):
+        parts = on_cpu(tokens, outcome, layout, surrogate_clipped, first=first)
+        return Measured(*map(torch.from_numpy, parts))
     kept, (*before, behavior, excess_squared, weight_squared), acted, ends, curves = _columns_of(
         tokens, outcome, layout
     )
@@ -80,7 +83,7 @@ def announce(tokens: Tokens, layout: Layout) -> None:
 def _columns_of(tokens: Tokens, outcome: Outcome, layout: Layout) -> Columns:
     if is_traced(outcome.log_ratio):
         return traced(tokens, outcome, layout)
-    return (on_cpu if arrays.is_array(outcome.log_ratio) else on_device)(tokens, outcome, layout)
+    return on_device(tokens, outcome, layout)
 
 
 def _joinable(parts: list[Tensor]) -> list[Tensor]:
@@ -105,16 +108,12 @@ def _histogram(log_ratio: Tensor, segments: Segments) -> list[Tensor]:
     """
     every = 1 << (31 - SHIFT)
     narrow = log_ratio.float()
-    # The sign, too, is one of the bits.
-    if arrays.is_array(narrow):
-        index, above, below = arrays.leading_bits(narrow, SHIFT), 0, 1
-    else:
-        index, above, below = (narrow.view(torch.int32) >> SHIFT).add_(every), 1, 0
-    one = None if is_traced(index) or index.is_cpu else segments.parcel.take(((1,), torch.float64))
+    index = (narrow.view(torch.int32) >> SHIFT).add_(every)  # the sign, too, is one of the bits
+    one = None if is_traced(index) else segments.parcel.take(((1,), torch.float64))
     (sides,) = _joinable([count(index, 2 * every, one).view(2, every)])
     beyond = sides[:, FIRST + SIDE :].sum(1, keepdim=True)
     inside = sides[:, FIRST : FIRST + SIDE]
-    return [inside[above], beyond[above], inside[below], beyond[below]]
+    return [inside[1], beyond[1], inside[0], beyond[0]]
 
 
 def _of_sequences(

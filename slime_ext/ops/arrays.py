@@ -11,13 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# What a call counts for beside PyTorch's operations.
-OPERATIONS = {"repeated": 1, "finite": 1, "differ": 1, "add_blocks": 1, "add_up": 1}
-OPERATIONS |= {"counted": 1, "selected": 1, "leading_bits": 1, "add_squares": 1}
-OPERATIONS |= {"reached": 2, "ends": 3, "beyond": 2}
 # Tokens that numpy adds in eight lanes: no number takes part in more than 26 additions; a byte counts them.
 LONG = 128
-quiet = functools.partial(np.errstate, over="ignore", invalid="ignore")  # as PyTorch is
+quiet = functools.partial(np.errstate, over="ignore", invalid="ignore", divide="ignore")  # as PyTorch is
 
 
 class Cuts(NamedTuple):
@@ -52,86 +48,68 @@ def is_array(values: Tensor) -> bool:
     return plain and values.dtype is not torch.bfloat16
 
 
+def of(values: Tensor) -> np.ndarray:
+    """What ``is_array`` says yes to, as numpy sees it. Here and in ``new`` begins what counts as an
+    operation."""
+    return values.numpy()
+
+
+def new(shape: int | tuple[int, ...], dtype: np.dtype | type = np.float64) -> np.ndarray:
+    """To be written to."""
+    return np.empty(shape, dtype)
+
+
 def repeated(values: Tensor | np.ndarray, times: np.ndarray) -> Tensor:
     """[..., N] -> [..., sum of times], each value as often as its number says: a sixth of the time of an
     index."""
-    return torch.from_numpy(np.repeat(np.asarray(values), times, axis=-1))
+    return torch.from_numpy(
+        np.repeat(values if isinstance(values, np.ndarray) else of(values), times, axis=-1)
+    )
 
 
 def finite(values: Tensor) -> Tensor:
     """Bool, shaped like the values."""
-    return torch.from_numpy(np.isfinite(values.numpy()))
+    return torch.from_numpy(np.isfinite(of(values)))
 
 
 def differ(one: Tensor, other: Tensor) -> Tensor:
     """Bool, where two tensors of one shape are not equal: a quarter of the time of PyTorch's comparison."""
-    return torch.from_numpy(np.not_equal(one.numpy(), other.numpy()))
-
-
-def counted(flags: Tensor) -> Tensor:
-    """[T] bool -> [1] int64, how many are set: a fifth of the time of a sum."""
-    return torch.from_numpy(np.array([np.count_nonzero(flags.numpy())]))
-
-
-@quiet()
-def add_squares(blocks: Tensor, out: Tensor) -> None:
-    """[K, N, B] -> [K, N], the sums of the squares in each block, of which none is written down."""
-    blocks = blocks.numpy()
-    np.einsum("knb,knb->kn", blocks, blocks, out=out.numpy())
+    return torch.from_numpy(np.not_equal(of(one), of(other)))
 
 
 def reached(values: Tensor, edges: Sequence[float]) -> Tensor:
     """[T] -> [T] bytes, how many of the edges a value has reached, each in the dtype of the values."""
-    values = values.numpy()
+    values = of(values)
     flags = np.greater_equal(values, np.array(edges, dtype=values.dtype)[:, None])
     return torch.from_numpy(np.add.reduce(flags.view(np.uint8), 0, dtype=np.uint8))
 
 
 def selected(flags: Tensor, values: Tensor, out: Tensor | None = None) -> Tensor:
+    """``masked`` of tensors."""
+    return torch.from_numpy(masked(of(flags), of(values), None if out is None else of(out)))
+
+
+def masked(flags: np.ndarray, values: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """[T] values where the flags are set, 0 elsewhere, whatever stood there: their bits as an integer, times
     the flag. Half the time of a choice."""
-    bits, values = f"i{values.itemsize}", values.numpy()
-    found = np.empty(values.shape, values.dtype) if out is None else out.numpy()
-    np.multiply(values.view(bits), flags.numpy().view(np.uint8), out=found.view(bits))
-    return torch.from_numpy(found)
+    bits = f"i{values.itemsize}"
+    found = new(values.shape, values.dtype) if out is None else out
+    np.multiply(values.view(bits), flags.view(np.uint8), out=found.view(bits))
+    return found
 
 
-def leading_bits(values: Tensor, shift: int) -> Tensor:
-    """[T] float32 -> [T] int32, the bits of a number without the last ``shift``, the sign first."""
-    return torch.from_numpy((values.numpy().view(np.uint32) >> shift).view(np.int32))
+def sums(rows: Sequence[np.ndarray], where: Cuts) -> np.ndarray:
+    """R rows [T] -> [R, H] float64, their sums over each segment: blocks in the dtype of the row, which is
+    float32 or more, or bytes of 0 and 1; the blocks in float64. May overflow: the caller is ``quiet``."""
+    if not rows:
+        return new((0, len(where.held)))
+    blocks = [np.add.reduceat(row, where.blocks, dtype=row.dtype) for row in rows]
+    return np.add.reduceat(np.stack(blocks, dtype=np.float64), where.firsts, axis=1)
 
 
-def ends(flags: Tensor, values: Tensor, room: Tensor) -> Tensor:
-    """[T] -> [2], the largest and the negated smallest of the values, which are 0 where the flags are not
-    set; these do not count, nor does NaN; -inf for none.
-
-    Args:
-        room: [T] of the values' dtype, to work in.
-    """
-    values = values.numpy()
-    highest, lowest = values.max(initial=-np.inf), values.min(initial=np.inf)
-    if not highest > 0 > lowest:  # else both are a flagged value's, and no NaN is among them
-        with quiet():
-            values = np.divide(values, flags.numpy().view(np.uint8), out=room.numpy())  # 0 / 0 is NaN
-        highest, lowest = np.fmax.reduce(values, initial=-np.inf), np.fmin.reduce(values, initial=np.inf)
-    return torch.from_numpy(np.array([highest, -lowest], dtype=values.dtype))
-
-
-def add_blocks(values: Tensor, where: Cuts, out: np.ndarray) -> None:
-    """[T] -> [B] float64, the sum of each block, added in the dtype of the values: float32 or more, or bytes
-    of 0 and 1. May overflow: the caller is ``quiet``."""
-    values = values.numpy()
-    out[:] = np.add.reduceat(values, where.blocks, dtype=values.dtype)
-
-
-def add_up(blocks: np.ndarray, where: Cuts) -> np.ndarray:
-    """[K, B] float64 -> [K, H], the sums of each segment's blocks."""
-    return np.add.reduceat(blocks, where.firsts, axis=1)
-
-
-def beyond(values: Tensor, where: Cuts, below: bool, limit: float) -> np.ndarray:
+def beyond(values: np.ndarray, where: Cuts, below: bool, limit: float) -> np.ndarray:
     """[T] -> [H] bool: whether any token of a segment is smaller than -limit if ``below``, else larger; NaN
     is neither."""
     if below:
-        return np.fmin.reduceat(values.numpy(), where.starts) < -limit
-    return np.fmax.reduceat(values.numpy(), where.starts) > limit
+        return np.fmin.reduceat(values, where.starts) < -limit
+    return np.fmax.reduceat(values, where.starts) > limit

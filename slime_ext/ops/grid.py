@@ -35,9 +35,9 @@ class Extreme(NamedTuple):
     limit: float
 
 
-def rounded(limit: float, dtype: torch.dtype) -> float:
-    """The limit as a comparison in ``dtype`` takes it."""
-    return struct.unpack("f", struct.pack("f", limit))[0] if dtype is torch.float32 else limit
+def rounded(limit: float, values: Tensor | np.ndarray) -> float:
+    """The limit as a comparison with these values takes it."""
+    return struct.unpack("f", struct.pack("f", limit))[0] if values.itemsize == 4 else limit
 
 
 @dataclass(frozen=True)
@@ -140,18 +140,31 @@ class Grid:
         One operation and one for each row on a CPU, and two for each extreme; elsewhere two more, and one
         more where there are extremes.
         """
-        return (self._row_by_row if all(map(arrays.is_array, rows)) else self._together)(rows, extremes)
+        if all(map(arrays.is_array, rows)):
+            found = self.sums_of_arrays(list(map(arrays.of, rows)), extremes)
+            return torch.from_numpy(np.array(found, dtype=np.float64))
+        return self._together(rows, extremes)
 
-    def _row_by_row(self, rows: Sequence[Tensor], extremes: Sequence[Extreme]) -> Tensor:
-        found, cuts = np.zeros((len(rows) + len(extremes), self.count)), self._cuts
-        blocks = np.empty((len(rows), len(cuts.blocks)))
+    def sums_of_arrays(
+        self, rows: Sequence[np.ndarray | None], extremes: Sequence[Extreme] = ()
+    ) -> list[np.ndarray]:
+        """The same where numpy sees the tokens, [S] each, those of extremes bool; a row that is None is 1 at
+        every token."""
         with arrays.quiet():
-            for sums, row in zip(blocks, rows, strict=True):
-                arrays.add_blocks(row, cuts, sums)
-            found[: len(rows), cuts.held] = arrays.add_up(blocks, cuts)
-        for lies, (row, below, limit) in zip(found[len(rows) :], extremes, strict=True):
-            lies[cuts.held] = arrays.beyond(rows[row], cuts, below, limit)
-        return torch.from_numpy(found)
+            added = iter(self._in_full(arrays.sums([row for row in rows if row is not None], self._cuts)))
+        sums = [self.numbers if row is None else next(added) for row in rows]
+        beyond = (arrays.beyond(rows[row], self._cuts, below, limit) for row, below, limit in extremes)
+        return sums + list(map(self._in_full, beyond))
+
+    def _in_full(self, values: np.ndarray) -> np.ndarray:
+        """[..., H] of the segments that hold tokens -> [..., S], 0 elsewhere."""
+        held = self._cuts.held
+        if len(held) == self.count:
+            return values
+        found = arrays.new((*values.shape[:-1], self.count), values.dtype)
+        found.fill(0)
+        found[..., held] = values
+        return found
 
     @cached_property
     def _cuts(self) -> arrays.Cuts:

@@ -3,13 +3,15 @@ the steps are."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from slime_ext.ops.grid import Extreme, rounded
+from slime_ext.ops.grid import Extreme, Grid, rounded
 from slime_ext.ops.segments import Segments, identity, is_traced
 
 Unit = Literal["token", "turn", "sequence"]
@@ -27,17 +29,12 @@ class Need(NamedTuple):
     ``unit``.
 
     ``slots`` is the table [S, slots] of minima per part of a sequence that ``prefix_min`` reads; empty
-    where one rank holds every token. ``all`` and ``held`` are no needs of a step, see ``ALL_SOUND`` and
-    ``HELD``.
+    where one rank holds every token.
     """
 
-    aggregate: Literal["sum", "max", "slots", "all", "held"]
+    aggregate: Literal["sum", "max", "slots"]
     unit: Literal["turn", "sequence"]
     name: str | Over
-
-
-ALL_SOUND = Need("all", "sequence", "sound")  # whether the sum of ``sound`` is finite
-HELD = Need("held", "sequence", "count")  # the response tokens that this rank holds
 
 
 def tabulate(
@@ -51,47 +48,76 @@ def tabulate(
 
     Returns:
         need -> [S] or [U] float64 (``slots``: see ``Need``); maxima of a unit without response tokens are
-        -inf. Also ``ALL_SOUND`` -> [S] bool and ``HELD`` -> [S] float64 where that costs nothing.
+        -inf.
     """
     wanted = list(dict.fromkeys(needs))
     totals = [n for n in wanted if n.aggregate == "sum" and n.unit == "sequence"]
     others = [n for n in wanted if n not in totals]
     shares = [_share(n, value_of(n.name), segments) for n in others]
-    known: dict[Need, Tensor] = {}
     if totals:
         names = [n.name for n in totals]
-        sums, known = (_traced_sums if is_traced(segments.mask) else _sums)(names, value_of, segments)
-        shares += sums
+        shares += (_traced_sums if is_traced(segments.mask) else _sums)(names, value_of, segments)
     shares = _all_sum(shares, len(others), segments)
     table = {n: _finish(n, share) for n, share in zip(others, shares, strict=False)}
     table |= dict(zip(totals, shares[len(others) :], strict=True))
-    return table | known
+    return table
 
 
 def _sums(
     names: Sequence[str | Over], value_of: Callable[[str | Over], Tensor], segments: Segments
-) -> tuple[list[Tensor], dict[Need, Tensor]]:
-    """[S] float64 each, this rank's share of the sums of these names over every sequence; and what that
-    tells beside."""
-    rows: dict[str, int] = {}
-    places = [[rows.setdefault(row, len(rows)) for row in _rows_of(name)] for name in names]
+) -> list[Tensor]:
+    """[S] float64 each, this rank's share of the sums of these names over every sequence."""
+    rows, places = _planned(tuple(names))
     values = [value_of(row) for row in rows]
-    limits = [
-        Extreme(row, name.name == "k1", rounded(name.limit, values[row].dtype))
-        for name, (row, *_) in zip(names, places, strict=True)
-        if isinstance(name, Over)
-    ]
+    limits = _limits(names, places, values)
     found = segments.grid.sums(values, limits).unbind()
-    beyond, known, sums = iter(found[len(rows) :]), {}, []
+    beyond, sums = iter(found[len(rows) :]), []
     for name, of in zip(names, places, strict=True):
         total = next(beyond) if isinstance(name, Over) else found[of[0]]
         if name == "sound":  # infinite where fewer tokens are finite than there are
-            all_finite = total == found[of[1]]
-            known |= {ALL_SOUND: all_finite} if segments.all_sum is identity else {}
-            total = total / all_finite
-        known |= {HELD: total} if name == "count" else {}
+            total = total / (total == found[of[1]])
         sums.append(total)
-    return sums, known
+    return sums
+
+
+def sums_of_arrays(
+    names: Sequence[str | Over], value_of: Callable[[str], np.ndarray | None], grid: Grid
+) -> list[np.ndarray]:
+    """[S] each, this rank's share of the sums of these names over every sequence, where numpy sees the
+    tokens.
+
+    Args:
+        value_of: the per-token quantity [T] of a name, 0 at masked tokens; None: 1 at every token.
+    """
+    rows, places = _planned(tuple(names))
+    values = [value_of(row) for row in rows]
+    found = grid.sums_of_arrays(values, _limits(names, places, values))
+    beyond, sums = iter(found[len(rows) :]), []
+    for name, of in zip(names, places, strict=True):
+        total = next(beyond) if isinstance(name, Over) else found[of[0]]
+        if (
+            name == "sound" and values[of[1]] is not None
+        ):  # infinite where fewer tokens are finite than there are
+            total = total / (total == found[of[1]])
+        sums.append(total)
+    return sums
+
+
+@functools.lru_cache
+def _planned(names: tuple[str | Over, ...]) -> tuple[tuple[str, ...], list[list[int]]]:
+    """Every row of tokens that these names take, each once; and which of them each name takes."""
+    rows: dict[str, int] = {}
+    places = [[rows.setdefault(row, len(rows)) for row in _rows_of(name)] for name in names]
+    return tuple(rows), places
+
+
+def _limits(names: Sequence[str | Over], places: list[list[int]], values: Sequence) -> list[Extreme]:
+    """What tokens are asked whether they lie beyond, in the order of the names."""
+    return [
+        Extreme(row, name.name == "k1", rounded(name.limit, values[row]))
+        for name, (row, *_) in zip(names, places, strict=True)
+        if isinstance(name, Over)
+    ]
 
 
 def _rows_of(name: str | Over) -> tuple[str, ...]:
@@ -103,8 +129,8 @@ def _rows_of(name: str | Over) -> tuple[str, ...]:
 
 def _traced_sums(
     names: Sequence[str | Over], value_of: Callable[[str | Over], Tensor], segments: Segments
-) -> tuple[list[Tensor], dict[Need, Tensor]]:
-    return list(segments.grid.totals([_partial(name, value_of, segments) for name in names])), {}
+) -> list[Tensor]:
+    return list(segments.grid.totals([_partial(name, value_of, segments) for name in names]))
 
 
 def _partial(name: str | Over, value_of: Callable[[str | Over], Tensor], segments: Segments) -> Tensor:

@@ -12,6 +12,7 @@ from slime_ext.coupled import Normalize
 from slime_ext.kernels import Eager, Work, built, loops
 from slime_ext.kernels.chunks import Chunks
 from slime_ext.kernels.loops import Loops
+from slime_ext.kernels.vectors import Vectors
 from slime_ext.metrics import Layout
 from slime_ext.metrics.layout import POSITIONS
 from slime_ext.objectives import Reinforce
@@ -26,6 +27,10 @@ def through_loops(correction):
     return Loops(correction)
 
 
+def through_vectors(correction):
+    return Vectors(correction)
+
+
 def through_triton(correction):
     pytest.importorskip("triton")
     from slime_ext.kernels.triton import Triton
@@ -33,8 +38,8 @@ def through_triton(correction):
     return Triton(correction)
 
 
-both = pytest.mark.parametrize(
-    "backend", [through_loops, pytest.param(through_triton, marks=pytest.mark.slow)]
+each = pytest.mark.parametrize(
+    "backend", [through_vectors, through_loops, pytest.param(through_triton, marks=pytest.mark.slow)]
 )
 
 
@@ -45,7 +50,7 @@ def whatever_size(monkeypatch):
     monkeypatch.setattr(loops, "_library", built.library)
 
 
-@both
+@each
 def test_a_plan_reaches_the_second_pass(backend):
     packed = random_tokens([400, 600, 800])
     plan = Plan(scale=torch.tensor([1.0, 2.0, 3.0]), keep=torch.tensor([True, False, True]))
@@ -55,7 +60,7 @@ def test_a_plan_reaches_the_second_pass(backend):
 
 
 @pytest.mark.slow
-@both
+@each
 def test_ages_reject_and_are_measured(backend):
     correction = Correction(steps=(Reject("token", "k3", high=0.5, max_staleness=3), Truncate(2.0)))
     packed = random_tokens([40, 60, 80, 20], wild=False)
@@ -66,7 +71,7 @@ def test_ages_reject_and_are_measured(backend):
 
 
 @pytest.mark.slow
-@both
+@each
 def test_a_surrogate_of_ours_is_measured_too(backend):
     correction = Correction("target", Reinforce(), (Reweight("token"), Clip(0.5, 2.0)))
     packed = random_tokens([900, 40, 300], wild=False)
@@ -80,7 +85,7 @@ def test_a_surrogate_of_ours_is_measured_too(backend):
     torch.testing.assert_close(both[1].measured, both[0].measured, rtol=1e-5, atol=1e-5)
 
 
-@both
+@each
 @pytest.mark.parametrize("first", [True, False])
 def test_nothing_is_measured_differently_on_a_rank_that_holds_parts(backend, first):
     lengths = (1300, 60, 700)
@@ -92,7 +97,7 @@ def test_nothing_is_measured_differently_on_a_rank_that_holds_parts(backend, fir
     assert_applied_alike(backend(FULL), mine, None, 1e-5, first)
 
 
-@both
+@each
 @pytest.mark.parametrize("level", ["token", pytest.param("sequence", marks=pytest.mark.slow)])
 def test_an_infinite_weight_on_a_loss_of_0_is_0(backend, level):
     correction = Correction(steps=(Reweight(level),))
@@ -105,7 +110,7 @@ def test_an_infinite_weight_on_a_loss_of_0_is_0(backend, level):
 
 
 @pytest.mark.slow
-@both
+@each
 def test_a_mean_weight_below_any_float32_divides(backend):
     steps = (Reweight("sequence"), Truncate(2.0), Normalize())
     far = torch.tensor([-103.6, -300.0]).repeat_interleave(40) / 40

@@ -10,8 +10,10 @@ import torch
 
 from slime_ext import metrics, presets
 from slime_ext.correction import Correction, Tokens
+from slime_ext.kernels import Work, backend_for
 from slime_ext.metrics import Accumulator, Layout, bins, layout
 from slime_ext.metrics.measure import measure
+from slime_ext.objectives import Host
 from slime_ext.ops import arrays
 from slime_ext.ops.segments import Segments
 from slime_ext.steps import Reject, Reweight, Truncate
@@ -21,22 +23,39 @@ from tests.batches import tokens
 NAMES = ("metrics_only", "token_is", "seq_is_rs", "geo_rs", "trm", "turn_tis", "off_policy_is", "icepop")
 
 
-def accumulated(correction, batch, size=100, *, ages=None, curves=True):
+def step_by_step(correction, packed, host_loss, plan, **how):
+    """As PyTorch does it, operation by operation."""
+    return measure(packed, correction(packed, observe=True), plan, **how)
+
+
+def by_the_backend(correction, packed, host_loss, plan, **how):
+    """As the hook has it done."""
+    acts = isinstance(correction.surrogate, Host)
+    work = Work(packed, host_loss, layout=plan, acts=acts, **how)
+    return backend_for(correction, "cpu", "eager").apply(work).measured
+
+
+def accumulated(correction, batch, size=100, *, ages=None, curves=True, measured=step_by_step):
     """The totals of a batch, ``size`` sequences per micro-batch."""
     plan = Layout.of(correction, curves=curves)
     accumulator = Accumulator(plan)
     for i in range(0, len(batch), size):
-        packed, _ = tokens(batch[i : i + size])
+        packed, host_loss = tokens(batch[i : i + size])
         if ages is not None:
             packed = replace(packed, ages=torch.tensor(ages[i : i + size], dtype=torch.float64))
-        accumulator.add(measure(packed, correction(packed, observe=True), plan))
+        accumulator.add(measured(correction, packed, host_loss, plan))
     return accumulator.reduce()[0]
 
 
 def scalars(*args, **kwargs):
-    """The same with curves, for which every token is looked at, and without."""
-    found, shorter = (metrics.scalars(accumulated(*args, **kwargs, curves=on)) for on in (True, False))
-    assert shorter == pytest.approx(found, rel=1e-12, abs=1e-15, nan_ok=True)
+    """The same with curves, for which every token is looked at, and without, and however it is computed."""
+    found, *others = (
+        metrics.scalars(accumulated(*args, **kwargs, curves=on, measured=how))
+        for how in (step_by_step, by_the_backend)
+        for on in (True, False)
+    )
+    for other in others:
+        assert other == pytest.approx(found, rel=1e-12, abs=1e-15, nan_ok=True)
     return {name.removeprefix("off_policy/"): value for name, value in found.items()}
 
 
@@ -91,6 +110,8 @@ def test_curves_match_the_oracle(name):
                 columns = ("share", "k3_kl", "ratio_mean", "weight_mean", "kept_fraction")
                 wanted |= {prefix + c: v for c, v in zip(columns, [n / total, *values], strict=True)}
         assert got == pytest.approx(wanted, rel=1e-10, abs=1e-12), seed
+        other = metrics.curves(accumulated(correction, batch, ages=ages, measured=by_the_backend))
+        assert other == pytest.approx(wanted, rel=1e-10, abs=1e-12), seed
 
 
 def test_steps_are_counted_one_by_one():
@@ -335,27 +356,19 @@ ALONE |= {"both": Correction(steps=(Reweight("token"), Reject("sequence", "ratio
 ALONE |= {"rejects both": Correction(steps=(Reject(high=2.0), Reject("sequence", "ratio", high=2.0)))}
 
 
-def observed(correction, seed=0, beyond=()):
-    packed, _ = tokens(oracle.random_batch(seed) + one_long(beyond))
-    packed = replace(packed, ages=torch.arange(packed.segments.count).double())
-    return packed, correction.outcome(packed, observe=True)
-
-
-@pytest.mark.parametrize("name", SHARING)
-def test_what_a_sequence_shares_adds_up_as_its_tokens_do(name):
+@pytest.mark.parametrize("name", SHARING | ALONE)
+@pytest.mark.parametrize("curves", [False, True])
+def test_what_sequences_share_adds_up_as_their_tokens_do(name, curves):
     """Also masked tokens, sequences without any, and log-probs that are not finite."""
-    plan = Layout.of(SHARING[name], curves=False)
+    correction = (SHARING | ALONE)[name]
+    plan = Layout.of(correction, curves=curves)
     for seed in range(40):
-        packed, outcome = observed(SHARING[name], seed, beyond=[1000.0 - seed])
+        packed, host_loss = tokens(oracle.random_batch(seed) + one_long([1000.0 - seed]))
+        packed = replace(packed, ages=torch.arange(packed.segments.count).double())
         for first in (True, False):
-            found = measure(packed, outcome, plan, first=first)
-            wanted = measure(packed, replace(outcome, shared=None), plan, first=first)
+            wanted, found = (
+                each(correction, packed, host_loss, plan, first=first)
+                for each in (step_by_step, by_the_backend)
+            )
             for one, other in zip(found, wanted, strict=True):
-                assert torch.allclose(one, other, rtol=1e-12, atol=1e-15), seed
-
-
-def test_what_is_shared_is_known_where_every_step_looks_at_sequences():
-    for correction in SHARING.values():
-        assert observed(correction)[1].shared is not None
-    for correction in ALONE.values():
-        assert observed(correction)[1].shared is None
+                assert torch.allclose(one, other, rtol=1e-12, atol=1e-15, equal_nan=True), seed

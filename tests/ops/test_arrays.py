@@ -59,40 +59,6 @@ def test_what_is_selected_is_the_same_bits_and_all_else_0(dtype):
     assert arrays.selected(torch.tensor([False, True]), one).tolist() == [0, 1]
 
 
-def test_leading_bits_are_sign_exponent_and_mantissa():
-    values = torch.tensor([0.0, -0.0, 1.0, -1.0, 1.5, -2.0])
-    expected = [0, 256, 127, 256 + 127, 127, 256 + 128]
-    assert arrays.leading_bits(values, 23).tolist() == expected
-    assert arrays.leading_bits(values, 22).tolist() == [0, 512, 254, 512 + 254, 255, 512 + 256]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_ends_are_those_of_the_flagged(dtype):
-    values = torch.tensor([0.0, -3.0, -1.0, 0.0, math.nan], dtype=dtype)
-    flags, room = torch.tensor([False, True, True, False, True]), torch.empty(5, dtype=dtype)
-    assert arrays.ends(flags, values, room).tolist() == [-1, 3]
-    assert values.tolist()[:4] == [0, -3, -1, 0]
-    assert arrays.ends(flags[1:3], values[2:4], room[:2]).tolist() == [0, 1]
-    assert arrays.ends(flags[:1], values[:1], room[:1]).tolist() == [-math.inf] * 2
-    assert arrays.ends(flags[:0], values[:0], room[:0]).tolist() == [-math.inf] * 2
-    both = torch.tensor([-3.0, 2.0, 0.0, math.nan], dtype=dtype)
-    for many in (3, 4):
-        assert arrays.ends(torch.tensor([True] * many), both[:many], room[:many]).tolist() == [2, 3]
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-15)])
-def test_squares_are_added_block_by_block(dtype, tolerance):
-    values = torch.linspace(-2, 3, 24, dtype=dtype).view(2, 3, 4)
-    out = torch.empty(2, 3, dtype=dtype)
-    arrays.add_squares(values, out)
-    expected = [[sum(x * x for x in block) for block in row] for row in values.double().tolist()]
-    assert torch.allclose(out.double(), torch.tensor(expected, dtype=torch.float64), rtol=tolerance, atol=0)
-
-
-def test_flags_are_counted():
-    assert arrays.counted(torch.tensor([True, False, True])).tolist() == [2]
-
-
 def test_what_numpy_cannot_see_is_spread_by_an_index():
     segments = Segments.whole([2, 0, 1], torch.ones(3, dtype=torch.bool))
     values = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
+import weakref
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slime_ext.ops import arrays
+from slime_ext.analysis.speed.watched import NEW, watched
 
 VIEWS = ("detach", "view", "select", "split", "scalar_tensor", "lift_fresh", "squeeze", "unsqueeze", "slice")
 VIEWS += ("expand", "alias", "as_strided", "empty", "new_empty", "t.", "transpose", "unbind", "promote_types")
@@ -31,56 +34,56 @@ class Cost(NamedTuple):
 
 
 class Counting(TorchDispatchMode):
-    """Counts what is dispatched, and what we have numpy do, views and allocations left out."""
+    """Counts what is dispatched, and what numpy does beside it, views and allocations left out."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operations, self.waits, self.bytes, self.peak = 0, 0, 0, 0
-        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._numpy: dict[str, Callable[..., Any]] = {}
+        self._alive: dict[int, tuple[Callable[[], bool], int]] = {}
+        self._numpy = ExitStack()
 
     def __enter__(self) -> Counting:
-        self._numpy = {name: getattr(arrays, name) for name in arrays.OPERATIONS}
-        for name, function in self._numpy.items():
-            setattr(arrays, name, self._watched(function, arrays.OPERATIONS[name]))
+        self._numpy.enter_context(watched(self._note))
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
-        for name, function in self._numpy.items():
-            setattr(arrays, name, function)
+        self._numpy.close()
         super().__exit__(*raised)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = str(func).removeprefix("aten.")
         self.waits += name.startswith(WAITS) or (name.startswith("index.") and _by_flags(args))
-        given = tree_leaves((args, kwargs or {}))
-        self._add(0 if name.startswith(VIEWS) else 1, given, out)
+        given, made = (
+            [t for t in tree_leaves(x) if isinstance(t, torch.Tensor)] for x in ((args, kwargs), out)
+        )
+        if not name.startswith(VIEWS):
+            self.operations += 1
+            self.bytes += sum(t.numel() * t.element_size() for t in (*given, *made))
+        known = {t.untyped_storage().data_ptr() for t in given}
+        for storage in (t.untyped_storage() for t in made if t.untyped_storage().data_ptr() not in known):
+            weak = StorageWeakRef(storage)
+            self._remember(storage.data_ptr(), storage.nbytes(), lambda weak=weak: not weak.expired())
         return out
 
-    def _watched(self, function: Callable[..., Any], operations: int) -> Callable[..., Any]:
-        def watched(*given: Any) -> Any:
-            out = function(*given)
-            self._add(operations, list(given), out)
-            return out
+    def _note(self, name: str, given: list[np.ndarray], made: list[np.ndarray]) -> None:
+        self.operations += name != NEW
+        self.bytes += sum(values.nbytes for values in (*given, *made)) if name != NEW else 0
+        for values in made:
+            own = values if values.base is None else values.base
+            if isinstance(own, np.ndarray) and own.flags.owndata:
+                weak = weakref.ref(own)
+                self._remember(own.ctypes.data, own.nbytes, lambda weak=weak: weak() is not None)
 
-        return watched
-
-    def _add(self, operations: int, given: list, out: Any) -> None:
-        self.operations += operations
-        if operations:
-            touched = [t for t in (*given, *tree_leaves(out)) if isinstance(t, torch.Tensor)]
-            self.bytes += sum(t.numel() * t.element_size() for t in touched)
-        self._remember(out, given)
-
-    def _remember(self, out: Any, given: list) -> None:
-        """Keeps account of storages that this call made and that are still there."""
-        known = {t.untyped_storage().data_ptr() for t in given if isinstance(t, torch.Tensor)}
-        self._alive = {at: held for at, held in self._alive.items() if not held[0].expired()}
-        for made in (t.untyped_storage() for t in tree_leaves(out) if isinstance(t, torch.Tensor)):
-            if made.data_ptr() not in known:
-                self._alive[made.data_ptr()] = (StorageWeakRef(made), made.nbytes())
+    def _remember(self, at: int, size: int, is_there: Callable[[], bool]) -> None:
+        """Keeps account of memory that this call took and that is still held."""
+        self._alive = {place: held for place, held in self._alive.items() if held[0]()}
+        self._alive.setdefault(at, (is_there, size))
         self.peak = max(self.peak, sum(size for _, size in self._alive.values()))
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _by_flags(args: Any) -> bool:
