@@ -35,7 +35,7 @@ setup(
         "slime_ext.kernels": ["*.h", "*.cpp"],
         "slime_ext.analysis.report": ["page.html.j2", "style.css"],
     },
-    install_requires=[TORCH, "numpy", "pydantic>=2.7", "PyYAML", "rich", "libcst", "Jinja2>=3.1,<4"],
+    install_requires=[TORCH, "numpy>=1.24", "pydantic>=2.7", "PyYAML", "rich", "libcst", "Jinja2>=3.1,<4"],
     extras_require={
         "megatron": MEGATRON,
         "te": ["transformer-engine[pytorch]"],

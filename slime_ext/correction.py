@@ -13,7 +13,7 @@ from torch import Tensor
 from slime_ext.coherence import check
 from slime_ext.facts import Facts, State, Step
 from slime_ext.objectives import Bounds, Evidence, Host, Surrogate
-from slime_ext.ops.ratios import finite_tokens, in_common
+from slime_ext.ops.ratios import finite_tokens, in_common, widened
 from slime_ext.ops.segments import AllSum, identity, selected, selected_
 from slime_ext.ops.statistics import Need, tabulate
 from slime_ext.ops.weighted import weighted
@@ -152,9 +152,7 @@ class Correction:
         """What there is to know token by token, without a table."""
         numerator, behavior = in_common(self.numerator_of(tokens), tokens.behavior)
         finite = finite_tokens(behavior, tokens.segments.mask)
-        advantages = tokens.advantages
-        if advantages is not None:  # to be added up
-            advantages = advantages.detach().to(torch.promote_types(advantages.dtype, torch.float32))
+        advantages = None if tokens.advantages is None else widened(tokens.advantages)
         log_ratio = selected_(finite, numerator - behavior)
         return Facts(tokens.segments, log_ratio, finite, numerator, behavior, advantages, tokens.ages)
 

@@ -279,23 +279,77 @@ MUTATIONS = {
     "a gradient through the ratio of cispo": Mutation(
         "ops/surrogates.py", "log_ratio.detach().exp()", "log_ratio.exp()", "tests/ops"
     ),
-    "measure the weights of rejected sequences": Mutation(
-        "metrics/columns_on_cpu.py",
-        "torch.where(keep, shared.weights, 0)",
-        "shared.weights",
-        "tests/metrics/test_statistics.py",
-    ),
-    "share what single tokens do not": Mutation(
-        "correction.py",
-        'codes.keys() == {"sequence"}',
-        '"sequence" in codes',
-        "tests/metrics/test_statistics.py",
-    ),
     "select by a product of numbers": Mutation(
         "ops/arrays.py",
-        'bits, values = f"i{values.itemsize}"',
-        'bits, values = f"f{values.itemsize}"',
+        'bits = f"i{values.itemsize}"',
+        'bits = f"f{values.itemsize}"',
         "tests/ops/test_arrays.py",
+    ),
+    "numpy weights rejected sequences": Mutation(
+        "kernels/vectors.py",
+        "np.where(kept, weights, 0)",
+        "weights",
+        "tests/kernels/test_vectors.py",
+    ),
+    "numpy keeps what single tokens lost": Mutation(
+        "kernels/vectors.py",
+        "held if together and looked.whole else keep & held",
+        "held",
+        "tests/kernels/test_vectors.py",
+    ),
+    "numpy shares what single tokens do not": Mutation(
+        "kernels/vectors.py",
+        "own if exact or (together and by.sound) else None",
+        "own",
+        "tests/metrics/test_statistics.py",
+    ),
+    "numpy takes any sequence for sound": Mutation(
+        "kernels/vector_text.py",
+        'any(step.unit == "sequence" for step in correction.steps)',
+        "True",
+        "tests/metrics/test_statistics.py",
+    ),
+    "numpy takes 0 for the ratio of what is not finite": Mutation(
+        "kernels/vectors.py",
+        "else lambda: looked.ratio_or_one",
+        "else lambda: looked.ratio",
+        "tests/kernels/test_vectors.py",
+    ),
+    "numpy forgets the group": Mutation(
+        "kernels/vectors.py",
+        'if "groups" in settled:',
+        "if False:",
+        "tests/kernels/test_vectors.py",
+    ),
+    "numpy counts masked tokens": Mutation(
+        "kernels/vectors.py",
+        "every if looked.whole else every & looked.mask",
+        "every",
+        "tests/metrics/test_statistics.py",
+    ),
+    "numpy counts shared sequences on every rank": Mutation(
+        "metrics/measure_on_cpu.py",
+        "if not first or not len(there):",
+        "if not len(there):",
+        "tests/metrics/test_statistics.py",
+    ),
+    "numpy counts sequences without tokens": Mutation(
+        "metrics/measure_on_cpu.py",
+        "there = seen.count > 0",
+        "there = seen.count >= 0",
+        "tests/metrics/test_statistics.py",
+    ),
+    "a masked token is an extreme": Mutation(
+        "metrics/measure_on_cpu.py",
+        "high > 0 > low or (whole and high >= low)",
+        "high >= low",
+        "tests/kernels/test_vectors.py",
+    ),
+    "what is joined with nothing is lost": Mutation(
+        "kernels/vector_text.py",
+        "value = value.removeprefix(name + join)",
+        "value = name",
+        "tests/kernels/test_vectors.py",
     ),
 }
 

@@ -6,12 +6,11 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from slime_ext.correction import Correction, Tokens
 from slime_ext.metrics.measure_on_cpu import EXCESS, room_for
 from slime_ext.ops import arrays, divergences
-from slime_ext.ops.ratios import in_common
+from slime_ext.ops.ratios import in_common, widened
 from slime_ext.ops.statistics import sums_of_arrays
 
 
@@ -36,7 +35,7 @@ class Looked:
 
     @cached_property
     def advantages(self) -> np.ndarray | None:
-        """Anything at masked tokens; float32 or more, to be added up."""
+        """Anything at masked tokens."""
         return None if self._advantages is None else arrays.of(widened(self._advantages))
 
     @cached_property
@@ -86,8 +85,3 @@ class Looked:
             return arrays.of(divergences.OF_RATIO[name](torch.from_numpy(self.log_ratio)))
         both = map(torch.from_numpy, (self.numerator, self.behavior))
         return np.where(self.finite, arrays.of(divergences.OF_BOTH[name](*both)), 0)
-
-
-def widened(values: Tensor) -> Tensor:
-    """Detached, float32 or more."""
-    return values.detach().to(torch.promote_types(values.dtype, torch.float32))

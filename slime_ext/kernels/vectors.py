@@ -34,8 +34,8 @@ OUTCOME = Parts(outcome=True)  # weights, keep and what is finite, and no more
 class Verdict(NamedTuple):
     """What the steps and the plan decided."""
 
-    acted: Sequence[Acted]
-    acting: Mapping[int, Sequence[np.ndarray]]  # those steps -> [T] flags each
+    acted: Sequence[Acted]  # what steps did that looked at sequences
+    acting: Mapping[int, Sequence[np.ndarray]]  # those that looked at tokens -> [T] flags each
     kept: np.ndarray  # [S] bool
     keep: np.ndarray  # [T] bool
     weights: np.ndarray  # [T], 0 where not kept
@@ -69,19 +69,18 @@ class Vectors(TwoPasses):
 
     def _run(self, work: Work, parts: Parts) -> Named:
         with arrays.quiet():
-            found = self._quietly(work, parts)
+            found = self._passes(work, parts)
         return {name: torch.from_numpy(values) for name, values in found.items()}
 
-    def _quietly(self, work: Work, parts: Parts) -> Arrays:
+    def _passes(self, work: Work, parts: Parts) -> Arrays:
         settled = {name: arrays.of(t) for name, t in self._settled(work.tokens, work.plan).items()}
         looked, needs = Looked(self.correction, work.tokens), self._needs(parts)
         share = looked.sums([need.name for need in needs])
         table = _over_ranks(share, work.tokens.segments.all_sum)
-        verdict = self._verdict(looked, table, settled, parts)
-        found = {"kepts": verdict.kept, "keeps": verdict.keep}
+        verdict = self._decide(looked, table, settled, parts)
+        found = {"keeps": verdict.keep}
         if parts.outcome:
-            found |= {"table": np.array(table, np.float64)} if parts.observe else {}
-            found |= _outcome(looked, verdict, parts)
+            found |= _outcome(looked, verdict, table, parts)
         if parts.loss:
             found |= self._weighted(work.host_loss, looked, verdict, work.plan.scale)
         if parts.loss or parts.layout is not None:
@@ -93,9 +92,9 @@ class Vectors(TwoPasses):
             found |= _measured(work, looked, verdict, own, counts)
         return found
 
-    def _verdict(self, looked: Looked, table: list[np.ndarray], settled: Arrays, parts: Parts) -> Verdict:
-        decide = self._program(parts)
-        decided = decide(
+    def _decide(self, looked: Looked, table: list[np.ndarray], settled: Arrays, parts: Parts) -> Verdict:
+        steps = self._program(parts)
+        decided = steps(
             table,
             numbers=settled.get("numbers"),
             ages=settled.get("ages"),
@@ -111,7 +110,7 @@ class Vectors(TwoPasses):
         )
         if "groups" in settled:
             decided = self._without(decided, settled["groups"].view(bool))
-        return _verdict(looked, decided, decide)
+        return _verdict(looked, decided, steps)
 
     def _without(self, decided: Decided, groups: np.ndarray) -> Decided:
         """Without the sequences whose group was rejected."""
@@ -145,9 +144,17 @@ def _verdict(looked: Looked, decided: Decided, by: Program) -> Verdict:
         of_sequences = own if exact or (together and by.sound) else None
     if not exact:
         weights = arrays.masked(keep, weights)
-    clipped = looked.spread(decided.clipped) if by.shared else decided.clipped
-    how = (kept, keep, weights, clipped, of_sequences, by.sound, every)
-    return Verdict(decided.acted, decided.acting, *how)
+    return Verdict(
+        acted=decided.acted,
+        acting=decided.acting,
+        kept=kept,
+        keep=keep,
+        weights=weights,
+        clipped=looked.spread(decided.clipped) if by.shared else decided.clipped,
+        of_sequences=of_sequences,
+        sound=by.sound,
+        every=every,
+    )
 
 
 def _each(values: np.ndarray | float, count: int, dtype: np.dtype | type) -> np.ndarray:
@@ -166,13 +173,13 @@ def _over_ranks(share: list[np.ndarray], all_sum: AllSum) -> list[np.ndarray]:
     return list(arrays.of(over_ranks(torch.from_numpy(np.array(share, np.float64)), all_sum)))
 
 
-def _outcome(looked: Looked, verdict: Verdict, parts: Parts) -> Arrays:
+def _outcome(looked: Looked, verdict: Verdict, table: list[np.ndarray], parts: Parts) -> Arrays:
     found = {"weights": verdict.weights, "finites": looked.finite}
     if parts.bounds:
-        found |= {
-            "log_ratios": looked.log_ratio,
-            "clippeds": _each(verdict.clipped, len(looked.finite), np.bool_),
-        }
+        found["log_ratios"] = looked.log_ratio
+        found["clippeds"] = _each(verdict.clipped, len(looked.finite), np.bool_)
+    if parts.observe:
+        found |= {"table": np.array(table, np.float64), "kepts": verdict.kept}
     if parts.observe and parts.layout is None:  # or it is counted, not handed out
         found["acteds"] = _acteds(looked, verdict)
     return found
@@ -191,10 +198,11 @@ def _acteds(looked: Looked, verdict: Verdict) -> np.ndarray:
 
 def _channel(looked: Looked, verdict: Verdict) -> Arrays:
     """As ``Outcome.channel``."""
-    clipped = _each(verdict.clipped, len(looked.finite), np.float32)
+    size = len(looked.finite)
+    clipped = _each(verdict.clipped, size, np.float32)
     if not looked.whole:
         arrays.masked(looked.finite, clipped, clipped)
-    rejected = np.not_equal(looked.mask, verdict.keep).astype(np.float32)
+    rejected = _each(not verdict.every and np.not_equal(looked.mask, verdict.keep), size, np.float32)
     ratios = looked.ratio.astype(np.float32, copy=False)
     return {"ratios": ratios, "bounded_ones": clipped, "rejected_ones": rejected}
 

@@ -30,6 +30,11 @@ def in_common(numerator: Tensor, behavior: Tensor) -> tuple[Tensor, Tensor]:
     return numerator.detach().to(dtype), behavior.detach().to(dtype)
 
 
+def widened(values: Tensor) -> Tensor:
+    """Detached, in float32 or more, to be added up."""
+    return values.detach().to(torch.promote_types(values.dtype, torch.float32))
+
+
 def log_ratio(numerator: Tensor, behavior: Tensor, mask: Tensor) -> Tensor:
     """log numerator - log behavior at response tokens, 0 elsewhere and where behavior is not finite.
 

@@ -98,6 +98,26 @@ def test_nothing_is_measured_differently_on_a_rank_that_holds_parts(backend, fir
 
 
 @each
+def test_ranks_may_have_different_backends(backend):
+    """All of them hand over the same numbers in the same order."""
+    whole, handed = random_tokens([300, 60, 700], wild=False), []
+
+    def all_sum(values):
+        handed.append(values.clone())
+        return values * 1
+
+    segments = Segments(
+        (300, 60, 700), ((0, 0, 300, 0), (2, 5, 700, 1)), whole.segments.full_mask, 2, all_sum
+    )
+    held = torch.cat([torch.arange(300), torch.arange(365, 1060)])
+    mine = Tokens(segments, whole.proximal[held], whole.behavior[held])
+    for served in (Eager(FULL), backend(FULL)):
+        served.apply(Work(mine, torch.zeros(len(held)), layout=Layout.of(FULL)))
+    expected, got = handed
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@each
 @pytest.mark.parametrize("level", ["token", pytest.param("sequence", marks=pytest.mark.slow)])
 def test_an_infinite_weight_on_a_loss_of_0_is_0(backend, level):
     correction = Correction(steps=(Reweight(level),))

@@ -372,3 +372,21 @@ def test_what_sequences_share_adds_up_as_their_tokens_do(name, curves):
             )
             for one, other in zip(found, wanted, strict=True):
                 assert torch.allclose(one, other, rtol=1e-12, atol=1e-15, equal_nan=True), seed
+
+
+@pytest.mark.parametrize("name", ["seq_mis", "token_is", "turn_tis"])
+@pytest.mark.parametrize("curves", [False, True])
+def test_what_numpy_measures_is_what_pytorch_measures_elsewhere(name, curves, monkeypatch):
+    correction, found = presets.get(name), {}
+    plan = Layout.of(correction, curves=curves)
+    for numpy in (True, False):
+        if not numpy:  # as on other devices
+            monkeypatch.setattr(arrays, "is_array", lambda values: False)
+        for seed in range(20):
+            packed, host_loss = tokens(oracle.random_batch(seed))
+            packed = replace(packed, ages=torch.arange(packed.segments.count).double())
+            for first in (True, False):
+                found[numpy, seed, first] = step_by_step(correction, packed, host_loss, plan, first=first)
+    for (numpy, *which), wanted in found.items():
+        for one, other in zip(found[(not numpy, *which)], wanted, strict=True):
+            assert torch.allclose(one, other, rtol=1e-10, atol=1e-12, equal_nan=True), which
