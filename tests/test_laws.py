@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slime_ext import presets, tis
 from slime_ext.analysis.speed.run import OURS
 from slime_ext.analysis.speed.watched import NEW, watched
-from slime_ext.correction import Correction, plan_step
+from slime_ext.correction import HOST, Correction, plan_step
 from slime_ext.host import hook, step_metrics
 from slime_ext.kernels import Work, backend_for
 from slime_ext.metrics import Layout
@@ -197,7 +197,7 @@ def test_no_sync_and_an_operation_count_that_sequences_do_not_change(name):
         return lambda: presets.get(name)(packed)
 
     # m2 settles its number: with a step plan, see below.
-    limit = {"m2": 300, "min_prefix": 60, "kpop": 36, "trm": 32}.get(name, 30)
+    limit = {"m2": 300, "min_prefix": 60, "kpop": 36, "trm": 34, "skyrl_outlier_mask": 32}.get(name, 30)
     assert both_sizes(body_of) <= limit
 
 
@@ -261,31 +261,34 @@ def test_a_whole_hook_call_takes_at_most_fifty(name, eager_as_on_a_device):
 @pytest.mark.parametrize("name", [name for name in presets.PRESETS if name != "m2"])
 @pytest.mark.parametrize("curves", [False, True], ids=["", "curves"])
 def test_a_whole_hook_call_with_all_metrics_takes_at_most_seventy_five(name, curves, eager_as_on_a_device):
-    """And 12 for curves, 13 where masks have holes or log-probs are not finite; 12 more for turns and
-    prefixes, which PyTorch serves."""
+    """And 13 for curves, 13 where masks have holes or log-probs are not finite, 13 for turns and prefixes,
+    which PyTorch serves, and 5 for a loss of ours."""
     layout = Layout.of(presets.get(name), curves=curves)
-    more = 12 * curves + 12 * (name in ("turn_tis", "min_prefix"))
+    more = 13 * curves + 13 * (name in ("turn_tis", "min_prefix"))
+    more += 5 * (presets.get(name).surrogate != HOST)
     assert both_sizes(whole_call(name, layout), clean=True) <= 75 + more
     assert both_sizes(whole_call(name, layout)) <= 88 + more
 
 
 @pytest.mark.parametrize("correction", [*OURS.values(), presets.get("m2")], ids=[*OURS, "m2"])
-@pytest.mark.parametrize(("clean", "limit"), [(True, 75), (False, 90)], ids=["whole", "wild"])
-def test_with_everything_measured_an_eager_call_takes_at_most_seventy_five(correction, clean, limit):
+@pytest.mark.parametrize(("clean", "limit"), [(True, 70), (False, 84)], ids=["whole", "wild"])
+@pytest.mark.parametrize("curves", [False, True], ids=["", "curves"])
+def test_with_everything_measured_an_eager_call_takes_at_most_seventy_five(correction, clean, limit, curves):
     """The configurations that speed is measured on, token weights, and sequence weights with mask and veto,
-    from packed tokens to everything that the hook keeps, all metrics and curves; m2 with its plan."""
+    from packed tokens to everything that the hook keeps; m2 with its plan. Curves take 13 more, and holes in
+    masks and non-finite log-probs up to 14."""
 
     def body_of(batch):
         packed, host_loss = tokens(batch)
         packed = replace(packed, proximal=packed.proximal.float(), behavior=packed.behavior.float())
         plan = plan_step(correction, [packed])
-        work = Work(packed, host_loss.float(), plan, layout=Layout.of(correction))
+        work = Work(packed, host_loss.float(), plan, layout=Layout.of(correction, curves=curves))
         return lambda: backend_for(correction, "cpu", "eager").apply(work)
 
-    assert both_sizes(body_of, clean) <= limit
+    assert both_sizes(body_of, clean) <= limit + 13 * curves
 
 
-@pytest.mark.parametrize(("curves", "limit"), [(False, 47), (True, 60)])
+@pytest.mark.parametrize(("curves", "limit"), [(False, 51), (True, 65)])
 def test_metrics_do_not_wait_for_the_device(curves, limit):
     correction = presets.get("decoupled_geo_rs_seq_tis")
 

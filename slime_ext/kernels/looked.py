@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from slime_ext.correction import Correction, Tokens
-from slime_ext.metrics.measure_on_cpu import EXCESS, room_for
 from slime_ext.ops import arrays, divergences
 from slime_ext.ops.ratios import in_common, widened
 from slime_ext.ops.statistics import sums_of_arrays
@@ -39,12 +38,9 @@ class Looked:
         return None if self._advantages is None else arrays.of(widened(self._advantages))
 
     @cached_property
-    def room(self) -> np.ndarray:
-        """With ratio - 1 in its row, to be measured."""
-        room = room_for(self.log_ratio)
-        excess = torch.from_numpy(room[EXCESS, : len(self.finite)])
-        torch.expm1(torch.from_numpy(self.log_ratio), out=excess)
-        return room
+    def excess(self) -> np.ndarray:
+        """Ratio - 1."""
+        return arrays.of(torch.from_numpy(self.log_ratio).expm1())
 
     @cached_property
     def ratio(self) -> np.ndarray:
@@ -55,11 +51,6 @@ class Looked:
     def ratio_or_one(self) -> np.ndarray:
         """1 where not finite, as the log-ratio says."""
         return self.excess + self.log_ratio.dtype.type(1)
-
-    @property
-    def excess(self) -> np.ndarray:
-        """Ratio - 1."""
-        return self.room[EXCESS, : len(self.finite)]
 
     def exponentials(self) -> np.ndarray:
         """``ratio_or_one`` for those who need no more of it."""

@@ -212,7 +212,7 @@ def _measured(work: Work, looked: Looked, verdict: Verdict, own: Sequences, coun
     places = places_of(tokens, torch.from_numpy(looked.behavior).dtype) if layout.curves else None
     seen = Seen(
         log_ratio=looked.log_ratio,
-        room=looked.room,
+        excess=looked.excess,
         behavior=looked.behavior,
         weights=verdict.weights,
         finite=looked.finite,

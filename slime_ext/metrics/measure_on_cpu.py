@@ -22,8 +22,6 @@ from slime_ext.metrics.layout import FIRST, SHIFT, SIDE, Layout
 from slime_ext.ops import arrays
 
 MOST = {np.dtype(str(dtype).removeprefix("torch.")): most for dtype, most in LARGEST.items()}
-ROWS = 4  # of the room; what is measured over sequences is at the end, and what is squared before it
-BEHAVIOR, K3, EXCESS, WEIGHT = range(ROWS)
 NO_SUMS, NONE = (0.0,) * 5, (-math.inf,) * 3
 SIGN = 1 << (31 - SHIFT)  # the first bit of a number, among those that say its bin
 
@@ -41,7 +39,7 @@ class Seen(NamedTuple):
     """What is measured of tokens, [T] each, and of their sequences."""
 
     log_ratio: np.ndarray  # nats; 0 at tokens that are not finite
-    room: np.ndarray  # with e^l - 1 in its row
+    excess: np.ndarray  # e^l - 1; is written to
     behavior: np.ndarray  # log-probs, nats; anything at tokens that are not finite
     weights: np.ndarray  # 0 at rejected and masked tokens
     finite: np.ndarray  # bool
@@ -55,6 +53,7 @@ class Seen(NamedTuple):
     surrogate_clipped: float = 0  # tokens
 
 
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray]  # as ``Measured`` has them
 
 
@@ -70,20 +69,10 @@ def on_cpu(
     sequences = Sequences(*map(arrays.of, of), None if tokens.ages is None else arrays.of(tokens.ages))
     places = places_of(tokens, outcome.log_ratio.dtype) if layout.curves else None
     clipped = 0 if surrogate_clipped is None else np.count_nonzero(arrays.of(surrogate_clipped))
-    room = room_for(log_ratio)
-    room[EXCESS, : len(excess)] = excess
     count = np.count_nonzero(finite)
-    seen = Seen(log_ratio, room, behavior, weights, finite, keep, count, acted, sequences, places)
+    seen = Seen(log_ratio, excess.copy(), behavior, weights, finite, keep, count, acted, sequences, places)
     with arrays.quiet():
         return measured(seen._replace(surrogate_clipped=clipped), first=first)
-
-
-def room_for(log_ratio: np.ndarray) -> np.ndarray:
-    """[ROWS, T and what is missing to whole blocks], 0 beyond the tokens."""
-    size = len(log_ratio)
-    room = arrays.new((ROWS, -(-size // BLOCK) * BLOCK), log_ratio.dtype)
-    room[:, size:].fill(0)
-    return room
 
 
 def measured(seen: Seen, *, first: bool) -> Parts:
@@ -95,43 +84,56 @@ def measured(seen: Seen, *, first: bool) -> Parts:
     log_ratio, per_sequence, of_sequences, log_sums = _of_sequences(seen.sequences, first=first)
     high, low = _ends(seen)
     heaviest = np.maximum.reduce(seen.weights, initial=-math.inf)
-    *before, behavior, excess_squared, weight_squared = _columns(seen, high, heaviest)
-    kept, curves = _kept(seen)
+    (*before, behavior, excess_squared, weight_squared), rows = _columns(seen, high, heaviest)
+    kept, curves = _kept(seen, rows)
     numbers = (*kept, *before, log_ratio, behavior, excess_squared, weight_squared)
     numbers += (*seen.acted, seen.surrogate_clipped, *per_sequence)
     sums = np.concatenate([numbers, *_histogram(seen.log_ratio), *curves])
     return sums, np.array([high, -low, heaviest, *of_sequences]), np.array(log_sums)
 
 
-def _columns(seen: Seen, highest: float, heaviest: float) -> Sequence[float]:
-    """The sums of excess, weight, k3 and log behavior, and of the first two squared. Fills the room."""
-    rows, most = seen.room[:, : len(seen.log_ratio)], MOST[seen.room.dtype]
+def _columns(seen: Seen, highest: float, heaviest: float) -> tuple[Sequence[float], Rows]:
+    """The sums of excess, weight, k3 and log behavior, and of the first two squared; [T] each, k3, excess and
+    weights as they were added."""
+    excess, weights, most = seen.excess, seen.weights, MOST[seen.excess.dtype]
     if not highest < math.log(most):
-        np.minimum(rows[EXCESS], most, out=rows[EXCESS])
-    np.subtract(rows[EXCESS], seen.log_ratio, out=rows[K3])
-    if seen.count == len(seen.finite):
-        rows[BEHAVIOR] = seen.behavior
-    else:
-        arrays.masked(seen.finite, seen.behavior, rows[BEHAVIOR])
+        np.minimum(excess, most, out=excess)
+    if not heaviest <= most:
+        weights = np.minimum(weights, most)
+    whole, k3 = seen.count == len(seen.finite), excess - seen.log_ratio
+    behavior = seen.behavior if whole else arrays.masked(seen.finite, seen.behavior)
     if seen.shared is None:
-        np.minimum(seen.weights, most, out=rows[WEIGHT])
-        behavior, k3, excess, weight, *squares = _sums(seen.room)
-        return excess, weight, k3, behavior, *squares
-    behavior, k3, excess, excess_squared = _sums(seen.room[:WEIGHT])
-    weights, many = seen.shared
-    weights = weights if heaviest <= most else np.minimum(weights, most)
-    weight_squared = np.einsum("s,s,s->", weights, weights, many)
-    return excess, weights @ many, k3, behavior, excess_squared, weight_squared
+        rows = (behavior, k3, excess, weights)
+        of_behavior, of_k3, of_excess, of_weight, *squares = _sums(rows, 2)
+    else:
+        of_behavior, of_k3, of_excess, of_squares = _sums((behavior, k3, excess), 1)
+        of_weight, *squares = _of_shared(*seen.shared, most)
+        squares.insert(0, of_squares)
+    return (of_excess, of_weight, of_k3, of_behavior, *squares), (k3, excess, weights)
 
 
-def _sums(rows: np.ndarray) -> np.ndarray:
-    """[R + Q] float64, the sums of the rows, and of the squares of those from excess on, of which none is
-    written down."""
-    inside = rows.reshape(len(rows), -1, BLOCK)
-    blocks = arrays.new((2 * len(rows) - EXCESS, inside.shape[1]), rows.dtype)
-    np.einsum("rnb->rn", inside, out=blocks[: len(rows)])
-    np.einsum("rnb,rnb->rn", inside[EXCESS:], inside[EXCESS:], out=blocks[len(rows) :])
-    return np.add.reduce(blocks, 1, np.float64)
+def _of_shared(weights: np.ndarray, count: np.ndarray, most: float) -> tuple[float, float]:
+    """The sums of weights and of their squares."""
+    weights = np.minimum(weights, most)
+    return weights @ count, np.einsum("s,s,s->", weights, weights, count)
+
+
+def _sums(rows: Sequence[np.ndarray], squared: int) -> np.ndarray:
+    """[R + squared] float64, the sums of the rows, and of the squares of the last, of which none is written
+    down."""
+    size, many = len(rows[0]), len(rows)
+    whole = size - size % BLOCK
+    sums = arrays.new((many + squared, -(-size // BLOCK)), rows[0].dtype)
+    of_blocks, blocks = sums[:, : whole // BLOCK], [row[:whole].reshape(-1, BLOCK) for row in rows]
+    for out, row in zip(of_blocks, blocks, strict=False):
+        np.einsum("nb->n", row, out=out)
+    for out, row in zip(of_blocks[many:], blocks[-squared:], strict=True):
+        np.einsum("nb,nb->n", row, row, out=out)
+    if whole < size:
+        rest = np.stack([row[whole:] for row in rows])
+        np.einsum("rn->r", rest, out=sums[:many, -1])
+        np.einsum("rn,rn->r", rest[-squared:], rest[-squared:], out=sums[many:, -1])
+    return np.add.reduce(sums, 1, np.float64)
 
 
 def _ends(seen: Seen) -> tuple[float, float]:
@@ -145,12 +147,11 @@ def _ends(seen: Seen) -> tuple[float, float]:
     return high, np.fmin.reduce(values, where=seen.finite, initial=math.inf)
 
 
-def _kept(seen: Seen) -> tuple[Sequence[float], Sequence[np.ndarray]]:
+def _kept(seen: Seen, rows: Sequence[np.ndarray]) -> tuple[Sequence[float], Sequence[np.ndarray]]:
     """How many tokens are finite and how many are kept; the numbers of the curves, in parts."""
     if seen.places is None:
         return (seen.count, np.count_nonzero(seen.keep)), ()
-    finite, keep, room = map(torch.from_numpy, (seen.finite, seen.keep, seen.room))
-    rows = room[K3:, : len(finite)].unbind()
+    finite, keep, *rows = map(torch.from_numpy, (seen.finite, seen.keep, *rows))
     kept, curves = sums_by_place(seen.places, kept_by_place(seen.places, finite, keep), rows)
     return arrays.of(kept), [arrays.of(curve) for curve in curves]
 

@@ -109,7 +109,10 @@ def sums(rows: Sequence[np.ndarray], where: Cuts) -> np.ndarray:
 
 def beyond(values: np.ndarray, where: Cuts, below: bool, limit: float) -> np.ndarray:
     """[T] -> [H] bool: whether any token of a segment is smaller than -limit if ``below``, else larger; NaN
-    is neither."""
-    if below:
-        return np.fmin.reduceat(values, where.starts) < -limit
-    return np.fmax.reduceat(values, where.starts) > limit
+    is neither. Most calls find no such token, and look at segments no more."""
+    extreme, compare, limit = (np.fmin, np.less, -limit) if below else (np.fmax, np.greater, limit)
+    if compare(extreme.reduce(values, initial=limit), limit):
+        return compare(extreme.reduceat(values, where.starts), limit)
+    none = new(len(where.starts), np.bool_)
+    none.fill(False)
+    return none
