@@ -181,7 +181,7 @@ def both_sizes(body_of, clean=False):
     """How many operations a call takes, of few sequences as of many. Both have masked tokens, non-finite
     log-probs, extremes and sequences without tokens, or nothing of it if ``clean``."""
     counts = []
-    for seeds in (range(16), range(60)):
+    for seeds in (range(30), range(90)):
         batch = [s for seed in seeds for s in oracle.random_batch(seed, wild=not clean)]
         counts.append(counted(body_of(whole(batch) if clean else batch)))
     few, many = counts
