@@ -1,4 +1,4 @@
-"""What the two backends with a pass of their own share: which arrays a call has, and what becomes of them."""
+"""What the backends with passes of their own share: which arrays a call has, and what becomes of them."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def _measured(work: Work, looked: Looked, verdict: Verdict, own: Sequences, coun
         acted=_acted(layout, looked, verdict, counts),
         sequences=own,
         places=places,
-        shared=None if verdict.of_sequences is None or layout.curves else (verdict.of_sequences, counts),
+        shared=None if verdict.of_sequences is None else (verdict.of_sequences, counts),
     )
     return dict(zip(("sums", "highest", "log_sums"), measured(seen, first=work.first), strict=True))
 

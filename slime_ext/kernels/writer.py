@@ -1,4 +1,4 @@
-"""The steps of a correction as straight-line code about one token: written once, for Triton and for C++.
+"""The steps of a correction as straight-line code about one token: written once, for Triton, C++ and numpy.
 
 A line sets ``w`` (weight), ``keep``, ``clipped`` and ``acted`` of the token, or of its sequence ``kept`` and
 what the tokens begin with: ``all_w``, ``all_clipped``, ``all_acted``. What depends on the sequence alone is
@@ -25,10 +25,10 @@ BOTH = ("tv", *WIDE)
 
 
 class Language(Protocol):
-    """What the two languages write differently."""
+    """What the languages write differently."""
 
     def call(self, name: str, *arguments: str) -> str:
-        """A function that both have."""
+        """A function that all have."""
 
     def no(self, flag: str) -> str:
         """The opposite of a flag."""
@@ -236,7 +236,7 @@ def has_writer(step: Step) -> bool:
 
 
 def literal(value: float) -> str:
-    """A number as both languages read it."""
+    """A number as all languages read it."""
     if math.isinf(value):
         return "INF" if value > 0 else "-INF"
     return repr(float(value))

@@ -53,14 +53,13 @@ class Seen(NamedTuple):
     surrogate_clipped: float = 0  # tokens
 
 
-Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
-Parts = tuple[np.ndarray, np.ndarray, np.ndarray]  # as ``Measured`` has them
+Three = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def on_cpu(
     tokens: Tokens, outcome: Outcome, layout: Layout, surrogate_clipped: Tensor | None, *, first: bool
-) -> Parts:
-    """Of an observed outcome."""
+) -> Three:
+    """As ``measure`` of an observed outcome: the three parts of ``Measured``."""
     own = (outcome.log_ratio, outcome.excess, tokens.behavior.detach().to(outcome.log_ratio.dtype))
     log_ratio, excess, behavior = map(arrays.of, own)
     weights, finite, keep = map(arrays.of, (outcome.weights, outcome.finite, outcome.keep))
@@ -75,8 +74,9 @@ def on_cpu(
         return measured(seen._replace(surrogate_clipped=clipped), first=first)
 
 
-def measured(seen: Seen, *, first: bool) -> Parts:
-    """What a micro-batch adds to the metrics of the optimizer step; may overflow: the caller is ``quiet``.
+def measured(seen: Seen, *, first: bool) -> Three:
+    """What a micro-batch adds to the metrics of the optimizer step, in the three parts of ``Measured``; may
+    overflow: the caller is ``quiet``.
 
     Args:
         first: whether this rank is the one that counts the sequences it shares with others.
@@ -92,7 +92,7 @@ def measured(seen: Seen, *, first: bool) -> Parts:
     return sums, np.array([high, -low, heaviest, *of_sequences]), np.array(log_sums)
 
 
-def _columns(seen: Seen, highest: float, heaviest: float) -> tuple[Sequence[float], Rows]:
+def _columns(seen: Seen, highest: float, heaviest: float) -> tuple[Sequence[float], Three]:
     """The sums of excess, weight, k3 and log behavior, and of the first two squared; [T] each, k3, excess and
     weights as they were added."""
     excess, weights, most = seen.excess, seen.weights, MOST[seen.excess.dtype]

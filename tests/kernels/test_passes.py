@@ -1,4 +1,4 @@
-"""What both backends with passes of their own must do with plans, ages and parts of sequences."""
+"""What all backends with passes of their own must do with plans, ages and parts of sequences."""
 
 from __future__ import annotations
 
