@@ -231,26 +231,32 @@ def _acted(layout: Layout, looked: Looked, verdict: Verdict, counts: np.ndarray)
     acting = dict(verdict.acting)
     if not (looked.whole or verdict.sound):
         acting[0] = (np.logical_not(looked.finite),)
-    asked = list(dict.fromkeys(bits for _, bits in layout.flags))
+    asked = tuple(dict.fromkeys(bits for _, bits in layout.flags))
     of_all = _of_all(asked, verdict.acted, len(counts))
     found = dict(zip(asked, of_all @ counts, strict=True))
-    for bits, of_sequences in zip(asked, of_all, strict=True):
+    for bits, of_sequences in zip(asked, of_all, strict=True) if acting else ():
         flags = [flags for step, every in acting.items() if bits >> step & 1 for flags in every]
-        if flags and any(bits >> step & 1 for step, _, _ in verdict.acted):
+        if flags and any(bits >> act.step & 1 for act in verdict.acted):
             flags.append(looked.spread(of_sequences))
         if flags:
             found[bits] = _count(looked, flags)
     return [found[bits] for _, bits in layout.flags]
 
 
-def _of_all(asked: Sequence[int], acted: Sequence[Acted], count: int) -> np.ndarray:
+def _of_all(asked: tuple[int, ...], acted: Sequence[Acted], count: int) -> np.ndarray:
     """[Q, S] bool, whether any step of a question acted on the sequence."""
     if not acted:
         return np.zeros((len(asked), count), np.bool_)
-    table = np.stack([_each(flags, count, np.bool_) for _, flags, _ in acted], dtype=np.float64)
-    # One that says where it did nothing counts as -1 where it did nothing: all of them do so at the least.
-    signs = np.array([[(bits >> step & 1) * (1 - 2 * inside) for step, _, inside in acted] for bits in asked])
-    return np.greater(signs.astype(np.float64) @ table, np.minimum(signs, 0).sum(1)[:, None])
+    signs, least = _signs(asked, tuple((act.step, act.inside) for act in acted))
+    return np.greater(signs @ arrays.table([_each(act.flags, count, np.bool_) for act in acted]), least)
+
+
+@functools.lru_cache(maxsize=256)
+def _signs(asked: tuple[int, ...], acted: tuple[tuple[int, bool], ...]) -> tuple[np.ndarray, np.ndarray]:
+    """[Q, F] what each flag counts for a question, -1 where it says that its step did nothing; [Q, 1] what
+    they come to where no step acted."""
+    signs = np.array([[(bits >> step & 1) * (1 - 2 * inside) for step, inside in acted] for bits in asked])
+    return signs.astype(np.float64), np.minimum(signs, 0).sum(1, keepdims=True)
 
 
 def _count(looked: Looked, flags: Sequence[np.ndarray]) -> int:

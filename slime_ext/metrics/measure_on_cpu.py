@@ -189,7 +189,7 @@ def _of_sequences(
         known = there & (seen.ages == seen.ages)
         rows += [known, np.where(known, seen.ages, 0.0)]
         oldest = np.maximum.reduce(seen.ages, where=known, initial=-math.inf)
-    log_ratio, *sums = np.stack(rows, dtype=np.float64) @ there.astype(np.float64)
+    log_ratio, *sums = arrays.table(rows) @ there.astype(np.float64)
     own = np.where(there, seen.log_ratio, -math.inf)
     high = np.maximum.reduce(own)
     low = np.minimum.reduce(seen.log_ratio, where=there, initial=math.inf)

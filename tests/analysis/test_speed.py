@@ -54,6 +54,7 @@ def test_every_kind_of_operation_of_numpy_is_noted_once():
     assert noted(lambda x: np.count_nonzero(x[np.newaxis] > 1)) == ["greater", "count_nonzero"]
     assert noted(lambda x: np.concatenate([x, x]) * 2) == ["concatenate", "multiply"]
     assert noted(lambda x: arrays.new(4).fill(1)) == [NEW, "fill"]
+    assert noted(lambda x: arrays.table([x, x > 1]) + 1) == ["greater", "table", "add"]
 
 
 def test_memory_that_numpy_takes_counts_while_it_is_held():

@@ -68,12 +68,13 @@ def _made(name: str, read: Any, found: Any) -> Any:
 @contextmanager
 def watched(note: Note) -> Iterator[None]:
     """Notes what numpy does meanwhile with the tensors that it is shown, and with what it makes of them."""
-    of, new = arrays.of, arrays.new
+    of, new, table = arrays.of, arrays.new, arrays.table
     arrays.of = lambda values: _watching(of(values))
     arrays.new = lambda *how: _made(NEW, (), new(*how))
+    arrays.table = lambda rows: _made("table", rows, table(list(map(_plain, rows))))
     _notes.append(note)
     try:
         yield
     finally:
-        arrays.of, arrays.new = of, new
+        arrays.of, arrays.new, arrays.table = of, new, table
         _notes.remove(note)
