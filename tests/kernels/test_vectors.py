@@ -31,6 +31,12 @@ LENGTHS = ([40000], [700, 0, 900], [1] * 1500, [2048, 31, 1], [5, 0, 300, 1, 64]
 SERVED = [name for name in presets.PRESETS if type(backend_for(presets.get(name), "cpu", "eager")) is Vectors]
 WEIGHTED = [name for name in SERVED if isinstance(presets.get(name).surrogate, Host)]
 OWN = [name for name, each in CORRECTIONS.items() if isinstance(each.surrogate, Host)]
+
+
+def slow(value):
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 HIGH = Reject("sequence", "ratio", "sum", high=1e30)
 PLANS = [
     None,
@@ -54,7 +60,7 @@ def test_nearly_every_preset_is_served():
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["wild", "whole"])
-@pytest.mark.parametrize("name", [*OWN, *(name for name in WEIGHTED if name not in OWN)])
+@pytest.mark.parametrize("name", [*OWN, *(slow(name) for name in WEIGHTED if name not in OWN)])
 def test_decisions_loss_and_metrics_are_those_operation_by_operation(name, whole):
     """1e-6: sums are added in another order; weights beside a cap may differ in the last bit."""
     correction = CORRECTIONS.get(name) or presets.get(name)
@@ -69,7 +75,7 @@ def test_decisions_loss_and_metrics_are_those_operation_by_operation(name, whole
 
 
 @pytest.mark.parametrize("how", [{}, {"bounds": True}, {"observe": True}], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, slow(torch.bfloat16), slow(torch.float16)])
 @pytest.mark.parametrize("name", ["full", "every", "token_tis"])
 def test_what_was_asked_for_is_handed_out(how, dtype, name):
     packed = random_tokens([700, 0, 900, 3], dtype, noise=2e-3)

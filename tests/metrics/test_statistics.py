@@ -357,7 +357,7 @@ ALONE |= {"rejects both": Correction(steps=(Reject(high=2.0), Reject("sequence",
 
 
 @pytest.mark.parametrize("name", SHARING | ALONE)
-@pytest.mark.parametrize("curves", [False, True])
+@pytest.mark.parametrize("curves", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_sequences_share_adds_up_as_their_tokens_do(name, curves):
     """Also masked tokens, sequences without any, and log-probs that are not finite."""
     correction = (SHARING | ALONE)[name]
@@ -375,7 +375,7 @@ def test_what_sequences_share_adds_up_as_their_tokens_do(name, curves):
 
 
 @pytest.mark.parametrize("name", ["seq_mis", "token_is", "turn_tis"])
-@pytest.mark.parametrize("curves", [False, True])
+@pytest.mark.parametrize("curves", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_numpy_measures_is_what_pytorch_measures_elsewhere(name, curves, monkeypatch):
     correction, found = presets.get(name), {}
     plan = Layout.of(correction, curves=curves)
