@@ -38,7 +38,7 @@ class Loops(TwoPasses):
         wide = any(values.dtype is torch.float64 for values in read)
         return tokens.segments.size >= SMALLEST and not wide and self._library(parts) is not None
 
-    @property
+    @cached_property
     def _otherwise(self) -> Backend:
         return Vectors(self.correction)
 

@@ -74,7 +74,7 @@ class TwoPasses(abc.ABC):
             loss, found["keeps"], _channel(found), None if work.layout is None else measured(found)
         )
 
-    @property
+    @cached_property
     def _otherwise(self) -> Backend:
         """What serves the tokens that this backend does not."""
         return Eager(self.correction)

@@ -82,7 +82,7 @@ def describe(correction: Correction, device: torch.device | str = "cpu", backend
     return f"backend {chosen.name} ({chosen.why}{more})"
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=256)  # what-if asks for every preset in turn
 def backend_for(correction: Correction, device: str = "cpu", backend: str = "auto") -> Backend:
     """The backend itself, the same one for the same question.
 

@@ -170,7 +170,7 @@ def _over_ranks(share: list[np.ndarray], all_sum: AllSum) -> list[np.ndarray]:
     """[S] each, summed over the ranks that share the sequences."""
     if all_sum is identity or not share:
         return share
-    return list(arrays.of(over_ranks(torch.from_numpy(np.array(share, np.float64)), all_sum)))
+    return list(arrays.of(over_ranks(torch.from_numpy(arrays.table(share)), all_sum)))
 
 
 def _outcome(looked: Looked, verdict: Verdict, table: list[np.ndarray], parts: Parts) -> Arrays:

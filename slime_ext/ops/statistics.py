@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from slime_ext.ops.grid import Extreme, Grid, rounded
 from slime_ext.ops.segments import Segments, identity, is_traced
 
 Unit = Literal["token", "turn", "sequence"]
+Values = TypeVar("Values", Tensor, np.ndarray)
 
 
 class Over(NamedTuple):
@@ -70,14 +71,7 @@ def _sums(
     rows, places = _planned(tuple(names))
     values = [value_of(row) for row in rows]
     limits = _limits(names, places, values)
-    found = segments.grid.sums(values, limits).unbind()
-    beyond, sums = iter(found[len(rows) :]), []
-    for name, of in zip(names, places, strict=True):
-        total = next(beyond) if isinstance(name, Over) else found[of[0]]
-        if name == "sound":  # infinite where fewer tokens are finite than there are
-            total = total / (total == found[of[1]])
-        sums.append(total)
-    return sums
+    return _named(names, places, segments.grid.sums(values, limits).unbind(), values)
 
 
 def sums_of_arrays(
@@ -91,14 +85,23 @@ def sums_of_arrays(
     """
     rows, places = _planned(tuple(names))
     values = [value_of(row) for row in rows]
-    found = grid.sums_of_arrays(values, _limits(names, places, values))
-    beyond, sums = iter(found[len(rows) :]), []
-    for name, of in zip(names, places, strict=True):
-        total = next(beyond) if isinstance(name, Over) else found[of[0]]
-        if (
-            name == "sound" and values[of[1]] is not None
-        ):  # infinite where fewer tokens are finite than there are
-            total = total / (total == found[of[1]])
+    return _named(names, places, grid.sums_of_arrays(values, _limits(names, places, values)), values)
+
+
+def _named(
+    names: Sequence[str | Over], places: list[list[int]], found: Sequence[Values], values: Sequence
+) -> list[Values]:
+    """[S] the sum of each name, of tensors as of arrays.
+
+    Args:
+        found: the sums of the rows, then what was asked of extremes.
+        values: the rows; None: 1 at every token.
+    """
+    beyond, sums = iter(found[len(values) :]), []
+    for name, (row, *others) in zip(names, places, strict=True):
+        total = next(beyond) if isinstance(name, Over) else found[row]
+        if name == "sound" and values[others[0]] is not None:  # infinite where some token is not finite
+            total = total / (total == found[others[0]])
         sums.append(total)
     return sums
 

@@ -10,7 +10,8 @@ import torch
 
 from slime_ext import presets
 from slime_ext.correction import Correction, Plan, Tokens
-from slime_ext.kernels import Eager, Work, backend_for
+from slime_ext.kernels import Eager, Work, backend_for, vectors
+from slime_ext.kernels.loops import Loops
 from slime_ext.kernels.vector_text import program
 from slime_ext.kernels.vectors import Vectors
 from slime_ext.metrics import Layout
@@ -256,3 +257,22 @@ def test_what_changes_nothing_is_not_written():
         "keep, w, clipped, nowhere = finite, all_w, all_clipped, False",
         "return kept, [], keep, w, clipped, {}",
     ]
+
+
+@pytest.mark.parametrize("of", [Vectors, Loops])
+def test_the_lines_of_a_correction_are_written_once(of, monkeypatch):
+    """Also where small batches come to them from another backend."""
+    written = []
+    monkeypatch.setattr(vectors, "program", lambda *how, **more: written.append(1) or program(*how, **more))
+    backend, packed = of(FULL), random_tokens([30, 20])
+    for _ in range(3):
+        backend.apply(Work(packed, torch.zeros(50), layout=Layout.of(FULL)))
+    assert len(written) == 1
+
+
+def test_every_preset_keeps_its_backend():
+    """What-if asks for all of them in turn, part after part."""
+    first, again = (
+        [backend_for(presets.get(name), "cpu", "eager") for name in presets.PRESETS] for _ in range(2)
+    )
+    assert all(one is other for one, other in zip(first, again, strict=True))

@@ -54,9 +54,7 @@ class Counting(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = str(func).removeprefix("aten.")
         self.waits += name.startswith(WAITS) or (name.startswith("index.") and _by_flags(args))
-        given, made = (
-            [t for t in tree_leaves(x) if isinstance(t, torch.Tensor)] for x in ((args, kwargs), out)
-        )
+        given, made = _tensors((args, kwargs)), _tensors(out)
         if not name.startswith(VIEWS):
             self.operations += 1
             self.bytes += sum(t.numel() * t.element_size() for t in (*given, *made))
