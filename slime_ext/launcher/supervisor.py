@@ -21,7 +21,7 @@ from types import FrameType
 
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.launcher.arguments import parse_args
-from slime_ext.launcher.rollout.processes import free_port, spawn_bound
+from slime_ext.launcher.rollout.processes import hold_port, spawn_bound
 from slime_ext.launcher.rollout.server import EngineProcess
 from slime_ext.launcher.validation import validate
 from slime_ext.launcher.validation.places import has_cuda
@@ -68,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
         )
         for note in args.notes:
             print(f"slime-ext: {note}", flush=True)
-        ranks = start_ranks(args, directory)
+        rendezvous = stack.enter_context(hold_port())
+        ranks = start_ranks(args, directory, rendezvous.getsockname()[1])
         stack.callback(stop_ranks, ranks)
         watch(ranks, engine, directory)
     minutes = (time.monotonic() - started) / 60
@@ -147,9 +148,8 @@ def start_engine(args: argparse.Namespace) -> EngineProcess:
     )
 
 
-def start_ranks(args: argparse.Namespace, directory: Path) -> list[subprocess.Popen]:
-    """One process per rank; rank 0 keeps the terminal, every rank's errors go to rank_N.log."""
-    port = free_port()
+def start_ranks(args: argparse.Namespace, directory: Path, port: int) -> list[subprocess.Popen]:
+    """One process per rank, which meet at `port`; rank 0 keeps the terminal, errors go to rank_N.log."""
     command = [sys.executable, "-m", "slime_ext.launcher.worker", str(directory / "args.json")]
     ranks = []
     for rank in range(args.world_size):

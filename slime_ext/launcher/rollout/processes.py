@@ -29,28 +29,31 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port of `host` that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+def hold_port(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
+    """Keeps a TCP port of `host`, 0 for any free one, for a server that will name it.
 
-
-def check_port(host: str, port: int) -> None:
-    """Refuses a port that cannot be opened.
+    Until the socket is closed the system gives the port to nobody who asks for *any* port, neither to a
+    listener nor to an outgoing connection; a server that names it listens on it all the same.
 
     Raises:
         ConfigError: something listens on it, or the system does not allow it.
     """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not matter
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f"rollout engine port: expected a free port on {host}, got {port} "
-                f"({getattr(error, 'strerror', None) or error}): choose another or stop what listens there"
-            ) from error
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do; TIME_WAIT does not matter
+    try:
+        held.bind((host, port))
+    except (OSError, OverflowError) as error:
+        held.close()
+        raise ConfigError(
+            f"rollout engine port: expected a free port on {host}, got {port} "
+            f"({getattr(error, 'strerror', None) or error}): choose another or stop what listens there"
+        ) from error
+    return held
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuses a port that cannot be opened; raises ConfigError as `hold_port` does."""
+    hold_port(host, port).close()
 
 
 def spawn_bound(

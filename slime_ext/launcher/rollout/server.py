@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,8 +19,7 @@ import httpx
 from slime_ext.errors import ConfigError, EngineError
 from slime_ext.launcher.rollout.processes import (
     MARK,
-    check_port,
-    free_port,
+    hold_port,
     kill_marked,
     last_lines,
     marked_processes,
@@ -87,10 +87,9 @@ class EngineProcess:
         env: Mapping[str, str] | None = None,
     ) -> None:
         if device not in _DEVICE_FLAGS:
-            raise ConfigError(
-                f"rollout engine device: expected cpu or cuda, got {device!r}: choose one of them"
-            )
-        self.host, self.port = host, free_port(host) if port is None else port
+            raise ConfigError(f"rollout engine device: expected cpu or cuda, got {device!r}: choose one")
+        self._held = hold_port(host) if port is None else None  # until `stop`, also between two starts
+        self.host, self.port = host, self._held.getsockname()[1] if self._held else port
         self.log_path, self.python, self.device = Path(log_path), str(python), device
         self.restarts, self.failure = 0, None
         self._options = {
@@ -166,10 +165,15 @@ class EngineProcess:
                 f"rollout engine: expected the Python of the SGLang environment, got {self.command[0]!r}: "
                 "create it with `make install` or name another one"
             )
-        check_port(self.host, self.port)
+        self._hold(hold_port(self.host, self.port))
         with self._lock:
             self._spawn()
         return self
+
+    def _hold(self, port: socket.socket | None) -> None:
+        if self._held is not None:
+            self._held.close()
+        self._held = port
 
     def _spawn(self) -> None:
         self._mark, self._started_at = uuid.uuid4().hex, time.monotonic()
@@ -238,6 +242,7 @@ class EngineProcess:
             self._watcher.join()
         with self._lock:
             self._clear()  # the watcher may have been in the middle of a restart
+        self._hold(None)
 
     def _clear(self) -> None:
         if self._process is None:

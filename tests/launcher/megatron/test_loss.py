@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 from dataclasses import replace
 
 import pytest
@@ -24,10 +23,7 @@ VOCAB = 48
 
 @pytest.fixture(scope="module", autouse=True)
 def one_process():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     parallel.initialize(arguments())
     yield
     parallel.destroy()

@@ -9,7 +9,7 @@ import pytest
 
 from slime_ext.errors import DataError, EngineError
 from slime_ext.launcher.rollout.client import EngineClient, GenerateRequest, SamplingParams
-from slime_ext.launcher.rollout.processes import free_port
+from slime_ext.launcher.rollout.processes import hold_port
 from tests.launcher.rollout.stand_in import StandIn
 
 SAMPLING = SamplingParams(4)
@@ -125,10 +125,11 @@ def test_weights_that_did_not_arrive_are_an_error(stand_in, tmp_path, monkeypatc
 
 
 def test_no_server_at_all_is_one_line():
-    asked = EngineClient(f"http://127.0.0.1:{free_port()}", recovery_timeout=0.1)
-    with pytest.raises(EngineError, match=r"expected an answer from .*/health within 0 s, got none"):
-        asked.generate(requests(1), SAMPLING)
-    assert not asked.health()
+    with hold_port() as held:
+        asked = EngineClient(f"http://127.0.0.1:{held.getsockname()[1]}", recovery_timeout=0.1)
+        with pytest.raises(EngineError, match=r"expected an answer from .*/health within 0 s, got none"):
+            asked.generate(requests(1), SAMPLING)
+        assert not asked.health()
 
 
 class Outage:

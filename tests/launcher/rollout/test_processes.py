@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from slime_ext.errors import ConfigError
 from slime_ext.launcher.rollout.processes import (
     MARK,
     check_port,
-    free_port,
+    hold_port,
     kill_marked,
     last_lines,
     marked_processes,
@@ -36,8 +37,35 @@ def wait_for(condition, seconds=60.0):
     return condition()
 
 
-def test_a_free_port_is_accepted():
-    check_port("127.0.0.1", free_port())
+IP_LOCAL_PORT_RANGE = 51  # linux/in.h, since Linux 6.3: (highest << 16) | lowest for this socket
+
+
+def among(port: int) -> socket.socket:
+    """A socket for which this is the only port to be had."""
+    asking = socket.socket()
+    asking.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        asking.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, struct.pack("=I", port << 16 | port))
+    except OSError:
+        asking.close()
+        pytest.skip("IP_LOCAL_PORT_RANGE: Linux 6.3 or later")
+    return asking
+
+
+def test_a_held_port_serves_those_who_name_it_alone():
+    with hold_port() as held, socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        port = held.getsockname()[1]
+        for ask in (
+            lambda s: s.bind(("127.0.0.1", 0)),
+            lambda s: s.connect(elsewhere.getsockname()),
+        ):
+            with among(port) as asking, pytest.raises(OSError):
+                ask(asking)
+        check_port("127.0.0.1", port)
+        with socket.create_server(("127.0.0.1", port)) as server:
+            socket.create_connection(server.getsockname()).close()
+    with among(port) as asking:
+        asking.bind(("127.0.0.1", 0))
 
 
 @pytest.mark.parametrize("port", [None, 99999])

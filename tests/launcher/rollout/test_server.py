@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import pytest
 from slime_ext.errors import ConfigError, EngineError
 from slime_ext.launcher.rollout.processes import check_port
 from slime_ext.launcher.rollout.server import START_LINE, EngineProcess
-from tests.launcher.rollout.test_processes import wait_for
+from tests.launcher.rollout.test_processes import among, wait_for
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
 
@@ -36,6 +37,24 @@ def test_stop_leaves_no_process_and_no_port(engine):
     engine.stop()
     assert engine.pids == [] and not Path(f"/proc/{pid}").exists()
     check_port(engine.host, engine.port)
+
+
+def test_nobody_is_given_its_port_before_it_listens_and_while_it_is_away(engine):
+    """The system would otherwise hand it out in the seconds that SGLang takes to start."""
+
+    def is_given_away() -> bool:
+        with among(engine.port) as asking, contextlib.suppress(OSError):
+            asking.bind((engine.host, 0))
+            return True
+        return False
+
+    assert not is_given_away()
+    engine.start(60)
+    os.kill(engine.pid, signal.SIGKILL)
+    assert wait_for(lambda: not engine.alive()) and not is_given_away()
+    engine.restart(60)
+    engine.stop()
+    assert is_given_away()
 
 
 def test_it_starts_again_after_a_stop(engine):
