@@ -9,7 +9,6 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from slime_ext import presets, tis
 from slime_ext.correction import Correction, Tokens, plan_step
@@ -20,6 +19,7 @@ from slime_ext.ops.segments import Segments
 from slime_ext.steps import Clip, Normalize, Reject, Reweight, Truncate
 from tests import oracle
 from tests.batches import tokens
+from tests.launcher.distributed import run_ranks
 from tests.test_tis import arguments, as_slime_calls
 
 EXTRA = {
@@ -63,8 +63,9 @@ def shard(packed, pieces, slots, all_sum):
     return replace(packed, segments=segments, **fields), index
 
 
-def split_anyhow(rank, size):
+def split_anyhow():
     """{(name, seed): largest difference to one process, number of all-reduces}."""
+    rank, size = dist.get_rank(), dist.get_world_size()
     found = {}
     for seed in SEEDS:
         packed, host_loss = tokens(oracle.random_batch(seed))
@@ -87,7 +88,7 @@ def split_anyhow(rank, size):
     return found
 
 
-def through_megatron(rank, size):
+def through_megatron():
     """The same through the hook with slime's zig-zag slices and Megatron's groups."""
     from megatron.core import parallel_state
 
@@ -95,6 +96,7 @@ def through_megatron(rank, size):
     cases = {(name, seed): as_slime_calls(oracle.random_batch(seed)) for name in names for seed in SEEDS}
     args = {name: arguments(slime_ext={"preset": name, "mask_scope": "all"}) for name in names}
     alone = {case: tis.correct(args[case[0]], **call) for case, call in cases.items()}
+    rank, size = dist.get_rank(), dist.get_world_size()
     parallel_state.initialize_model_parallel(context_parallel_size=size)
     return {case: (agrees(args[case[0]], call, alone[case], rank, size), 0) for case, call in cases.items()}
 
@@ -122,8 +124,9 @@ def slices(call, values, rank, size):
     return [slice_response(v, total, response, rank, size) for v, total, response in shapes]
 
 
-def data_parallel_plan(rank, size):
+def data_parallel_plan():
     """A step plan over data-parallel ranks is that of one process with all micro-batches."""
+    rank, size = dist.get_rank(), dist.get_world_size()
     batches = [tokens(oracle.random_batch(seed))[0] for seed in range(2 * size)]
 
     def all_sum(values):
@@ -138,23 +141,10 @@ def data_parallel_plan(rank, size):
     return found
 
 
-def worker(rank, size, folder, body):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=size)
-    torch.save(body(rank, size), f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def run(tmp_path, size, body):
-    mp.start_processes(worker, (size, tmp_path, body), nprocs=size, start_method="spawn")
-    return [torch.load(tmp_path / f"{rank}.pt") for rank in range(size)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
-def test_any_split_equals_one_process_with_one_all_reduce(tmp_path, size):
-    for rank, found in enumerate(run(tmp_path, size, split_anyhow)):
+def test_any_split_equals_one_process_with_one_all_reduce(size):
+    for rank, found in enumerate(run_ranks(split_anyhow, size)):
         assert {case for case, (close, _) in found.items() if not close} == set(), rank
         calls = {name: n for (name, _), (_, n) in found.items()}
         assert max(n for name, n in calls.items() if not CORRECTIONS[name].is_coupled) == 1
@@ -162,14 +152,14 @@ def test_any_split_equals_one_process_with_one_all_reduce(tmp_path, size):
 
 
 @pytest.mark.slow
-def test_the_hook_under_megatrons_groups_equals_one_process(tmp_path):
-    for found in run(tmp_path, 2, through_megatron):
+def test_the_hook_under_megatrons_groups_equals_one_process():
+    for found in run_ranks(through_megatron, 2):
         assert {case for case, (close, _) in found.items() if not close} == set()
 
 
 @pytest.mark.slow
-def test_a_step_plan_over_data_parallel_ranks(tmp_path):
-    for found in run(tmp_path, 2, data_parallel_plan):
+def test_a_step_plan_over_data_parallel_ranks():
+    for found in run_ranks(data_parallel_plan, 2):
         assert {case for case, (close, _) in found.items() if not close} == set()
 
 

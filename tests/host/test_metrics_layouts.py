@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 
@@ -20,7 +19,8 @@ from slime_ext.host.train_step import Reporter
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens
-from tests.host.test_context_parallel import run, slices
+from tests.host.test_context_parallel import slices
+from tests.launcher.distributed import run_ranks
 from tests.test_tis import arguments, as_slime_calls
 
 STEPS = [
@@ -76,7 +76,7 @@ def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
     return {**scalars, **curves}
 
 
-def in_layout(rank, size, tensor, context):
+def in_layout(tensor, context):
     from megatron.core import parallel_state
 
     parallel_state.initialize_model_parallel(tensor, context_parallel_size=context)
@@ -99,12 +99,11 @@ def differs(got, whole):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_gives_the_metrics_of_one_process(tmp_path, layout):
+def test_a_layout_gives_the_metrics_of_one_process(layout):
     size, tensor, context = LAYOUTS[layout]
     wholes = {name: measured(config, 100) for name, config in CONFIGS.items()}
     wholes["again"] = next(iter(wholes.values()))
-    body = functools.partial(in_layout, tensor=tensor, context=context)
-    for found in run(tmp_path, size, body):
+    for found in run_ranks(in_layout, size, tensor, context):
         for name, got in found.items():
             whole = wholes[name]
             assert differs(got, whole) == {} and set(got) == set(whole), name
@@ -132,10 +131,11 @@ def test_a_hook_call_counts_the_sequences_on_one_of_the_ranks_that_share_them(fi
     assert step.reduce()[0]["off_policy/sequences"] == first
 
 
-def stops(rank, size, stages=1):
+def stops(stages=1):
     """What every rank says when one alone meets a NaN, and when a guard asks to stop."""
     from megatron.core import parallel_state
 
+    rank = torch.distributed.get_rank()
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=stages)
     step_metrics.reset()
     lines = []
@@ -160,15 +160,15 @@ def stops(rank, size, stages=1):
 
 
 @pytest.mark.slow
-def test_every_rank_stops(tmp_path):
-    first, second = run(tmp_path, 2, stops)
+def test_every_rank_stops():
+    first, second = run_ranks(stops, 2)
     assert first[0].startswith("cur_log_probs, sequence 1 of 2 in micro-batch 0, response token 1: expected")
     assert second[0].startswith("cur_log_probs, data rank 0, micro-batch 0, token 2 of it: expected a finite")
     assert first[1] == second[1] and first[1].endswith("the run stops, as guards asks")
 
 
 @pytest.mark.slow
-def test_every_stage_of_a_pipeline_stops_and_says_why(tmp_path):
-    first, last = run(tmp_path, 2, functools.partial(stops, stages=2))
+def test_every_stage_of_a_pipeline_stops_and_says_why():
+    first, last = run_ranks(stops, 2, 2)
     assert last[0].startswith("cur_log_probs, sequence 1") and last[1].endswith("as guards asks")
     assert first == last  # the first of them may be all that the user sees

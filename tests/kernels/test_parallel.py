@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from slime_ext.correction import Tokens
 from slime_ext.kernels import backend_for
 from slime_ext.ops.segments import Segments
 from tests.kernels.batches import FULL, random_tokens
+from tests.launcher.distributed import run_ranks
 
 LENGTHS = [1300, 60]
 SPLITS = (
@@ -32,22 +32,19 @@ def shard(packed, pieces):
     return Tokens(segments, packed.proximal[index], packed.behavior[index]), index
 
 
-def rank_of(rank, folder, backend):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+def agrees(backend):
     packed = random_tokens(LENGTHS, noise=2e-3, wild=False)
     expected = FULL(packed)
     for pieces in SPLITS:
-        mine, index = shard(packed, pieces[rank])
+        mine, index = shard(packed, pieces[dist.get_rank()])
         got = backend_for(FULL, "cpu", backend).outcome(mine)
         assert torch.equal(got.keep, expected.keep[index])
         torch.testing.assert_close(got.weights, expected.weights[index], rtol=1e-6, atol=0)
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["triton", "compiled"])
-def test_any_split_gives_what_one_process_gets(backend, tmp_path):
+def test_any_split_gives_what_one_process_gets(backend):
     if backend == "triton":
         pytest.importorskip("triton")
-    mp.spawn(rank_of, (str(tmp_path), backend), nprocs=2)
+    run_ranks(agrees, 2, backend)
