@@ -63,11 +63,11 @@ def shard(packed, pieces, slots, all_sum):
     return replace(packed, segments=segments, **fields), index
 
 
-def split_anyhow():
+def split_anyhow(seeds):
     """{(name, seed): largest difference to one process, number of all-reduces}."""
     rank, size = dist.get_rank(), dist.get_world_size()
     found = {}
-    for seed in SEEDS:
+    for seed in seeds:
         packed, host_loss = tokens(oracle.random_batch(seed))
         pieces = random_pieces(seed, packed.segments.lengths, size)[rank]
         for name, correction in CORRECTIONS.items():
@@ -142,9 +142,9 @@ def data_parallel_plan():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
-def test_any_split_equals_one_process_with_one_all_reduce(size):
-    for rank, found in enumerate(run_ranks(split_anyhow, size)):
+@pytest.mark.parametrize(("size", "seeds"), [(2, SEEDS), (4, SEEDS[:2])])
+def test_any_split_equals_one_process_with_one_all_reduce(size, seeds):
+    for rank, found in enumerate(run_ranks(split_anyhow, size, seeds)):
         assert {case for case, (close, _) in found.items() if not close} == set(), rank
         calls = {name: n for (name, _), (_, n) in found.items()}
         assert max(n for name, n in calls.items() if not CORRECTIONS[name].is_coupled) == 1

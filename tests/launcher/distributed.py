@@ -21,6 +21,8 @@ _PRELOAD = [
     "megatron.core.models.gpt.gpt_layer_specs",
     "megatron.core.pipeline_parallel",
     "transformers.models.qwen3.modeling_qwen3",
+    "slime_ext.tis",
+    "slime_ext.launcher.megatron.step",
 ]
 
 

@@ -127,8 +127,8 @@ def process_named(engine, name):
     return next(pid for pid in engine.pids if name in Path(f"/proc/{pid}/comm").read_text())
 
 
-@pytest.mark.parametrize("victim", ["python", "sglang::schedul"])
-def test_a_server_killed_in_the_middle_loses_nothing(sglang_engine, client, models, tmp_path, victim):
+def test_a_scheduler_killed_in_the_middle_loses_nothing(sglang_engine, client, models, tmp_path):
+    """Its first process is killed in tests/launcher/test_run.py."""
     from safetensors.torch import load_file
 
     pushes, finished, state = [], [], load_file(models[2] / "model.safetensors")
@@ -139,7 +139,7 @@ def test_a_server_killed_in_the_middle_loses_nothing(sglang_engine, client, mode
     def kill_once(done, total):
         finished.append(done)
         if done == 5:
-            os.kill(process_named(sglang_engine, victim), signal.SIGKILL)
+            os.kill(process_named(sglang_engine, "sglang::schedul"), signal.SIGKILL)
 
     client.ensure_weights = push
     push()
