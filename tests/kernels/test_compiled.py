@@ -31,6 +31,24 @@ def full():
     return Compiled(FULL)
 
 
+def test_two_threads_may_be_the_first_to_ask(full):
+    assert not full._known
+    packed = random_tokens([131072], noise=2e-3)
+    expected = FULL(packed).keep
+    found = []
+
+    def ask():
+        found.append(full.outcome(packed, observe=True).keep)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2 and all(torch.equal(keep, expected) for keep in found)
+    assert len(full._known) == 2
+
+
 @pytest.mark.parametrize("lengths", SIZES, ids=lambda lengths: f"{len(lengths)}x{lengths[0]}")
 def test_graphs_decide_as_the_eager_path(full, lengths):
     packed = random_tokens(lengths, noise=2e-3)
@@ -80,15 +98,3 @@ def test_fifty_random_batches_share_their_graphs(full):
 
 def test_loss_gradient_and_metrics_are_those_of_the_eager_path(full):
     assert_applied_alike(full, random_tokens([900, 40, 300], noise=2e-3), None, 1e-6)
-
-
-def test_two_threads(full):
-    packed = random_tokens([131072], noise=2e-3)
-    expected = FULL(packed).keep
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(full.outcome(packed).keep)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 2 and all(torch.equal(keep, expected) for keep in found)
