@@ -107,6 +107,8 @@ class Panel:
     needs: tuple[str, ...]
     draw: Callable[[Any, Run, str], None]
     log: bool = False
+    bottom: float | None = None  # where no value is below 0
+    holds: tuple[float, float] | None = None  # what the axis holds even if no value is there
 
     def has(self, run: Run) -> bool:
         return bool(run.points(*self.needs)[0])
@@ -119,11 +121,21 @@ def _draw_panel(panel: Panel, ax: Any, runs: list[Run]) -> None:
             panel.draw(ax, run, f"{run.name}, " if several else "")
     if panel.log and any(max(run.points(*panel.needs)[1], default=0) > 0 for run in runs):
         ax.set_yscale("log")
+    _limit(panel, ax)
     ax.set_ylabel(panel.title, fontsize=9)
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(which="both", labelsize=8)
     ax.legend(fontsize=7.5, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _limit(panel: Panel, ax: Any) -> None:
+    """Once all runs are drawn: an axis that was given a limit follows no value that comes later."""
+    low, high = ax.get_ylim()
+    if panel.holds is not None:
+        ax.set_ylim(min(low, panel.holds[0]), max(high, panel.holds[1]))
+    if panel.bottom is not None:
+        ax.set_ylim(bottom=panel.bottom)
 
 
 def _reward(ax: Any, run: Run, prefix: str) -> None:
@@ -145,7 +157,6 @@ def _reward(ax: Any, run: Run, prefix: str) -> None:
             "markerfacecolor": "white",
         }
         ax.plot(*held, color=run.colour, label=prefix + name.removeprefix("eval/"), **style)
-    ax.set_ylim(-0.03, max(1.03, *rewards))
 
 
 def _ratios(ax: Any, run: Run, prefix: str) -> None:
@@ -159,18 +170,12 @@ def _ratios(ax: Any, run: Run, prefix: str) -> None:
     ax.plot(*median, color=run.colour, linewidth=run.width, linestyle="--", label=f"{prefix}median")
 
 
-def _clipped(ax: Any, run: Run, prefix: str) -> None:
-    _line(*CLIPPED, label="clipped")(ax, run, prefix)
-    ax.set_ylim(bottom=-0.002)  # no share is below 0
-
-
 def _staleness(ax: Any, run: Run, prefix: str) -> None:
     _line(*STALENESS, label="mean", drawstyle="steps-post")(ax, run, prefix)
     largest = run.points("rollout/staleness_max")
     if largest[0] and largest != run.points(*STALENESS):
         style = {"linewidth": 0.9, "linestyle": ":", "drawstyle": "steps-post"}
         ax.plot(*largest, color=run.colour, label=f"{prefix}largest", **style)
-    ax.set_ylim(bottom=-0.2)
 
 
 def _line(*names: str, label: str, **style: Any) -> Callable[[Any, Run, str], None]:
@@ -181,7 +186,7 @@ def _line(*names: str, label: str, **style: Any) -> Callable[[Any, Run, str], No
 
 
 PANELS = (
-    Panel("reward", ("rollout/raw_reward",), _reward),
+    Panel("reward", ("rollout/raw_reward",), _reward, holds=(-0.03, 1.03)),
     Panel(
         "mismatch KL\n(nats per token)",
         ("train/off_policy/k3_kl",),
@@ -189,8 +194,8 @@ PANELS = (
         log=True,
     ),
     Panel("ratio trainer\n/ sampler", ("train/off_policy/ratio_p50",), _ratios),
-    Panel("weights clipped\n(fraction)", CLIPPED, _clipped),
-    Panel("staleness\n(optimizer steps)", STALENESS, _staleness),
+    Panel("weights clipped\n(fraction)", CLIPPED, _line(*CLIPPED, label="clipped"), bottom=-0.002),
+    Panel("staleness\n(optimizer steps)", STALENESS, _staleness, bottom=-0.2),
 )
 
 

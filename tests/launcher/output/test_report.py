@@ -102,3 +102,21 @@ def test_a_picture_of_a_kind_that_is_not_drawn_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         report.main([str(tmp_path), "--out", "picture.txt"])
     assert "--out: expected a name that ends in .png, .pdf, .svg, got picture.txt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_every_value_of_every_run_is_in_sight(tmp_path, drawn, first):
+    """Whichever run comes first; one has rewards below 0, older samples and more clipped weights."""
+    names = ("train/off_policy/clipped_fraction", "train/staleness")
+    small = a_run(tmp_path / "small", **dict.fromkeys(names, 0.0))
+    large = a_run(tmp_path / "large", steps=9, **dict.fromkeys(names, 0.9))
+    log = MetricsLog(large)
+    log.log("rollout", {"rollout/raw_reward": -4.0, "rollout/staleness_mean": 30}, rollout_id=9, step=10)
+    log.log("rollout", {"rollout/raw_reward": 7.0, "rollout/staleness_mean": 0}, rollout_id=10, step=11)
+    log.close()
+    report.draw([small, large][:: 1 - 2 * first], tmp_path / "both.png")
+    for ax in drawn[0].axes:
+        low, high = ax.get_ylim()
+        values = [value for line in ax.get_lines() for value in line.get_ydata()]
+        assert low <= min(values) and max(values) <= high, ax.get_ylabel()
+    assert drawn[0].axes[-1].get_ylim()[0] > -1
