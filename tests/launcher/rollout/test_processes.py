@@ -64,6 +64,11 @@ def test_a_held_port_serves_those_who_name_it_alone():
         check_port("127.0.0.1", port)
         with socket.create_server(("127.0.0.1", port)) as server:
             socket.create_connection(server.getsockname()).close()
+
+
+def test_a_port_that_is_held_no_more_is_given_away():
+    with hold_port() as held:
+        port = held.getsockname()[1]
     with among(port) as asking:
         asking.bind(("127.0.0.1", 0))
 

@@ -52,9 +52,7 @@ def test_nobody_is_given_its_port_before_it_listens_and_while_it_is_away(engine)
     engine.start(60)
     os.kill(engine.pid, signal.SIGKILL)
     assert wait_for(lambda: not engine.alive()) and not is_given_away()
-    engine.restart(60)
-    engine.stop()
-    assert is_given_away()
+    assert engine.restart(60).healthy()
 
 
 def test_it_starts_again_after_a_stop(engine):
