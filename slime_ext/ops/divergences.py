@@ -23,8 +23,8 @@ def k2(log_ratio: Tensor) -> Tensor:
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """e^l - 1 - l: unbiased and never negative. Source: as k1."""
-    return torch.expm1(log_ratio) - log_ratio
+    """e^l - 1 - l: unbiased and never negative, also where rounding would make it so. Source: as k1."""
+    return (torch.expm1(log_ratio) - log_ratio).clamp_min(0)
 
 
 def chi2(log_ratio: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from slime_ext import tis
 from slime_ext.correction import Correction
 from slime_ext.errors import SlimeExtError
-from slime_ext.host import ages, step_metrics, train_step
+from slime_ext.host import staleness, step_metrics, train_step
 from slime_ext.host.contract import HookCall
 from slime_ext.host.ranks import ranks
 from slime_ext.host.train_step import Reporter
@@ -61,7 +61,7 @@ def local(call, cp_rank, cp_size):
 def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
     """Scalars and curves of an optimizer step over this rank's samples, ``size`` per micro-batch."""
     step_metrics.reset()
-    ages.tell(5)
+    staleness.set_trainer_version(5)
     args = arguments(slime_ext=config, custom_tis_function_path="slime_ext.tis.correct")
     batch = samples()
     versions = [[str(5 - i % 4), "5"] if i % 7 else [] for i in range(len(batch))]
@@ -72,7 +72,7 @@ def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
             call = call_of([batch[i] for i in places], [versions[i] for i in places])
             tis.correct(args, **local(call, cp_rank, cp_size))
         scalars, curves = step.reduce()
-    ages.tell(None)
+    staleness.set_trainer_version(None)
     return {**scalars, **curves}
 
 
