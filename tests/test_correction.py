@@ -213,7 +213,7 @@ def test_narrow_advantages_are_added_in_float32(dtype):
     packed, _ = tokens([s | {"mask": [1] * 100}])
     packed = replace(packed, advantages=torch.full((100,), value).to(dtype))
     correction = Correction(steps=(Reject("sequence", high=2.0, when="negative_advantage"),))
-    table = tabulate(correction.statistics(), correction.read(packed))
+    table = tabulate(correction.statistics, correction.read(packed))
     assert table[StatisticKey("sum", "sequence", "advantage")].tolist() == [100 * value]
 
 

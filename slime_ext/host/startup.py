@@ -15,7 +15,7 @@ from slime_ext import compiled
 from slime_ext.config import read_config, to_mapping
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
-from slime_ext.given import Given
+from slime_ext.optional_args import OptionalArgs
 from slime_ext.host import contract, host_hooks, hosts, staleness, train_step
 from slime_ext.host.configured import correction_named, mapping_of_flags
 from slime_ext.host.flags import check_flags, skips_proximal
@@ -107,7 +107,7 @@ def _check_plan(args: Any, correction: Correction) -> None:
     """What couples samples is computed in --rollout-data-postprocess-path, where all of a step is at hand."""
     if not correction.needs_plan:
         return
-    path, host, a = getattr(args, "rollout_data_postprocess_path", None), hosts.current(), Given(args)
+    path, host, a = getattr(args, "rollout_data_postprocess_path", None), hosts.current(), OptionalArgs(args)
     if path != contract.PLAN:
         raise ConfigError(
             f"--rollout-data-postprocess-path: expected {contract.PLAN} with a correction that couples the "
@@ -126,7 +126,7 @@ def _check_plan(args: Any, correction: Correction) -> None:
 
 
 def _warnings(args: Any, correction: Correction) -> Iterator[str]:
-    a = Given(args)
+    a = OptionalArgs(args)
     rejects = any(isinstance(step, Reject | Veto) for step in correction.steps)
     reducer = a.custom_pg_loss_reducer_function_path
     if rejects and reducer:
@@ -145,7 +145,7 @@ def _warnings(args: Any, correction: Correction) -> Iterator[str]:
 
 
 def _said(args: Any, correction: Correction | None) -> str:
-    a = Given(args)
+    a = OptionalArgs(args)
     path = a.custom_tis_function_path
     if not (a.use_tis or a.get_mismatch_metrics):
         return "no correction (--use-tis is off)"

@@ -111,18 +111,20 @@ def summarize(
     log_ratio, finite, segments = outcome.log_ratio, outcome.finite, tokens.segments
     most = LARGEST[log_ratio.dtype]
     behavior = tokens.behavior.detach().to(log_ratio.dtype)
-    ratio_minus_one = log_ratio.expm1().clamp(max=most)
+    ratio_minus_one = log_ratio.expm1()
+    divergence = k3(log_ratio, ratio_minus_one).clamp(max=most)
+    ratio_minus_one = ratio_minus_one.clamp(max=most)
     weights = outcome.weights.clamp(max=most)
     flags = (as_numbers(flag, log_ratio.dtype) for flag in (finite, outcome.keep))
-    columns = (*flags, ratio_minus_one, weights, k3(log_ratio).clamp(max=most))
+    columns = (*flags, ratio_minus_one, weights, divergence)
     rows = (*columns, torch.where(finite, behavior, 0), ratio_minus_one.square(), weights.square())
     of_sequences, oldest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
     counts = _effect_counts(outcome, layout.effects, segments, first=first)
-    clipped = (outcome.clipped & segments.mask).sum()
-    by_surrogate = torch.zeros_like(clipped) if surrogate_clipped is None else surrogate_clipped.sum()
+    clipped = (outcome.clipped & segments.mask).count_nonzero()
+    by_surrogate = torch.zeros_like(clipped) if surrogate_clipped is None else surrogate_clipped.count_nonzero()
     numbers = (*counts, clipped, by_surrogate, *of_sequences)
-    ends = (torch.where(finite, x, -torch.inf) for x in (log_ratio, -log_ratio))
-    highest = [*map(_highest, ends), _highest(outcome.weights), *oldest]
+    gone = torch.where(finite, 0, -torch.inf).to(log_ratio.dtype)
+    highest = [*map(_highest, (gone + log_ratio, gone - log_ratio, outcome.weights)), *oldest]
     return Summary(
         torch.cat([segments.local_sums(rows).sum(1), torch.stack([x.double() for x in numbers])]),
         torch.stack([x.double() for x in highest]),
@@ -199,7 +201,7 @@ def _effect_counts(
         """Response tokens of the units with a flag."""
         if unit == "sequence":  # counted on one of the ranks that share them
             return (flags * outcome.sequences.count).sum() * first
-        return (_expanded(unit, flags, segments) & segments.mask).sum()
+        return (_expanded(unit, flags, segments) & segments.mask).count_nonzero()
 
     for _, kind, step in counts:
         if kind == "kept":
@@ -220,7 +222,7 @@ def _kept_after(step: int, outcome: Outcome, segments: Segments) -> Tensor:
         if kind == "rejected" and place <= step:
             lost[unit] = lost[unit] | flags if unit in lost else flags
     gone = (_expanded(unit, flags, segments) for unit, flags in lost.items())
-    return (~functools.reduce(operator.or_, gone, ~outcome.finite)).sum()
+    return (~functools.reduce(operator.or_, gone, ~outcome.finite)).count_nonzero()
 
 
 def _expanded(unit: str, flags: Tensor, segments: Segments) -> Tensor:

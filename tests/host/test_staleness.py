@@ -22,7 +22,7 @@ from tests.test_tis import arguments, as_slime_calls
 
 @pytest.fixture(autouse=True)
 def _nobody_says_the_version(monkeypatch):
-    monkeypatch.setattr(staleness, "_told", None)
+    monkeypatch.setattr(staleness, "_version", None)
     monkeypatch.setattr(staleness, "_pusher", None)
 
 
