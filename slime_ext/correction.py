@@ -13,7 +13,7 @@ from torch import Tensor
 from slime_ext.checks import check
 from slime_ext.losses import Bounds, HostLoss, LossInputs, Surrogate
 from slime_ext.metrics.layout import MetricsLayout
-from slime_ext.metrics.measure import LARGEST, Measured, Summary, count_bins, position_bins, summarize
+from slime_ext.metrics.measure import Measured, Summary, count_bins, largest, position_bins, summarize
 from slime_ext.ops.ratios import finite_tokens, in_common, widened
 from slime_ext.ops.segments import AllSum, as_numbers, identity
 from slime_ext.state import (
@@ -294,7 +294,7 @@ def finish(
     if inputs.acts:
         loss, by_surrogate = correction.loss(outcome, inputs.tokens, inputs.host_loss, inputs.bounds)
     clipped = outcome.clipped & outcome.finite
-    ratio = torch.where(outcome.finite, outcome.log_ratio.exp().clamp(max=LARGEST[torch.float32]), 0)
+    ratio = torch.where(outcome.finite, outcome.log_ratio.exp().clamp(max=largest(torch.float32)), 0)
     result = HookResult(
         loss,
         outcome.keep,

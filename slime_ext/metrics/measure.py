@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from slime_ext.metrics.layout import (
     AGES,
@@ -31,11 +30,13 @@ from slime_ext.ops.divergences import k3
 from slime_ext.ops.segments import Segments, as_numbers, to_device
 from slime_ext.state import Outcome, SequenceStatistics, StepEffect, Tokens
 
-# Ratios and weights beyond count as this much in the sums, so that their squares stay finite.
-LARGEST = {torch.float64: 1e150, torch.float32: 1e17}
 SIGNED = 1 << (32 - SHIFT)  # bins by the first bits of a float32, the sign among them
 LANES = 16  # tables that tokens of one bin are counted in, so that on a GPU few wait for each other
-POSITION_EDGES = torch.tensor([0, *POSITIONS, 1 << 40])
+
+
+def largest(dtype: torch.dtype) -> float:
+    """What ratios and weights beyond it count as in sums, so that their squares stay finite."""
+    return 1e150 if dtype is torch.float64 else 1e17
 
 
 class Measured(NamedTuple):
@@ -109,7 +110,7 @@ def summarize(
         others: as ``measure``.
     """
     log_ratio, finite, segments = outcome.log_ratio, outcome.finite, tokens.segments
-    most = LARGEST[log_ratio.dtype]
+    most = largest(log_ratio.dtype)
     behavior = tokens.behavior.detach().to(log_ratio.dtype)
     ratio_minus_one = log_ratio.expm1()
     divergence = k3(log_ratio, ratio_minus_one).clamp(max=most)
@@ -158,7 +159,8 @@ def count_bins(summary: Summary) -> Measured:
 def position_bins(segments: Segments) -> Tensor:
     """[T] int32, in which bin of ``POSITIONS`` each local token's position in its response lies."""
     shards = torch.tensor([shard[1:3] for shard in segments.local_shards], dtype=torch.int64).view(-1, 2, 1)
-    before = (shards - POSITION_EDGES[:-1]).clamp_min(0).minimum(POSITION_EDGES.diff())  # tokens in each bin
+    edges = torch.tensor([0, *POSITIONS, 1 << 40])
+    before = (shards - edges[:-1]).clamp_min(0).minimum(edges.diff())  # tokens of each bin before these
     lengths = (before[:, 1] - before[:, 0]).view(-1)
     bins = torch.arange(CURVE_BINS, dtype=torch.int32).repeat(len(shards))
     lengths, bins = (to_device(x, segments.device) for x in (lengths, bins))
@@ -256,6 +258,6 @@ def _of_sequences(
     ]
     rows = [torch.where(there, x, -torch.inf) for x in (log_ratio, -log_ratio, 2 * log_ratio)]
     rows = [*rows, torch.where(known, age, -torch.inf)]
-    high, low, double, old = (pad(row, (0, 1), value=-math.inf) for row in rows)
+    high, low, double, old = (torch.nn.functional.pad(row, (0, 1), value=-math.inf) for row in rows)
     log_sums = torch.stack([double.logsumexp(0), high.logsumexp(0)])
     return sums, [high.amax(), low.amax(), old.amax()], log_sums
