@@ -1,4 +1,5 @@
-"""The compiled graphs give what the eager code gives, for any sizes, without being compiled again and again."""
+"""The compiled graphs give what the eager code gives, for any sizes, without being compiled again and
+again."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from slime_ext.losses import PpoClip, Reinforce
 from slime_ext.metrics import MetricsLayout
 from slime_ext.ops.segments import Segments
 from slime_ext.state import Tokens
-from slime_ext.steps import Clip, Normalize, Reject, Reweight, SecondMoment, SignedClip, Truncate, Veto
+from slime_ext.steps import Clip, Normalize, Reject, Reweight, SignedClip, Truncate, Veto
 
 FULL = Correction(
     steps=(

@@ -25,11 +25,11 @@ from slime_ext.commands.arguments import (
 from slime_ext.commands.output import console, needs
 from slime_ext.commands.script import UNKNOWN, is_script
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
-from slime_ext.optional_args import OptionalArgs
 from slime_ext.host import contract
 from slime_ext.host.flags import HOOK, check_flags, skips_proximal
 from slime_ext.host.functions import flag_of
 from slime_ext.host.summary import brief, double_count, formula, one_line
+from slime_ext.optional_args import OptionalArgs
 
 WRONG = 1
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_ext.errors import ConfigError
-from slime_ext.optional_args import OptionalArgs, steps_per_rollout
 from slime_ext.host import contract
 from slime_ext.host.functions import flag_of
+from slime_ext.optional_args import OptionalArgs, steps_per_rollout
 
 AFTERWARDS = "a key of --custom-config-path comes after slime has read it; give it as a flag"
 

@@ -114,4 +114,6 @@ def _elsewhere(rank: int, call: float, index: float) -> str:
 
 def _outline(segments: Segments) -> Segments:
     """What is needed to name a token, without the tensors."""
-    return Segments(segments.lengths, segments.shards, torch.zeros(0, dtype=torch.bool), segments.shards_per_sequence)
+    return Segments(
+        segments.lengths, segments.shards, torch.zeros(0, dtype=torch.bool), segments.shards_per_sequence
+    )

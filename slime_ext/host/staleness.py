@@ -41,7 +41,8 @@ def install() -> None:
 
 
 def set_trainer_version(version: int | None) -> None:
-    """Sets the trainer's weight version, from a caller that knows it; None: the host's pushing object knows."""
+    """Sets the trainer's weight version, from a caller that knows it; None: the host's pushing object
+    knows."""
     global _version
     _version = version
 

@@ -15,13 +15,13 @@ from slime_ext import compiled
 from slime_ext.config import read_config, to_mapping
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
-from slime_ext.optional_args import OptionalArgs
 from slime_ext.host import contract, host_hooks, hosts, staleness, train_step
 from slime_ext.host.configured import correction_named, mapping_of_flags
 from slime_ext.host.flags import check_flags, skips_proximal
 from slime_ext.host.functions import check_call, flag_of
 from slime_ext.host.hook import asks_for_compiled
 from slime_ext.host.summary import formula, one_line
+from slime_ext.optional_args import OptionalArgs
 from slime_ext.steps import Reject, Veto
 
 REDUCED = {  # mask_scope -> what a reducer that divides by its masks then does
@@ -42,7 +42,8 @@ log = logging.getLogger("slime_ext")
 
 
 def init(args: Any) -> None:
-    """Checks the run's arguments, puts the wrappers of the host's loss and of its train step in place, says what will run.
+    """Checks the run's arguments, puts the wrappers of the host's loss and of its train step in place, says
+    what will run.
 
     Called again it checks again and installs nothing twice.
 
