@@ -99,7 +99,7 @@ def _check_correction(args: Any, correction: Correction) -> None:
         staleness.require_host(hosts.current())
     for name in read_config(mapping_of_flags(args)).guards:
         if name.startswith("staleness_"):
-            staleness.require_host(hosts.current(), f"slime_ext.guards.{name}")
+            staleness.require_guard(args, hosts.current(), f"slime_ext.guards.{name}")
     for warning in _warnings(args, correction):
         log.warning(warning)
 
