@@ -1,4 +1,4 @@
-"""What runs in the host's environment: a Ray of its own, then the host's train.py, or the same loop for the wheel.
+"""What runs in the host's environment: a Ray of its own, then the host's train.py, or its loop for the wheel.
 
 Started by `driver.run_host`, which sets the environment that this needs.
 """
@@ -17,6 +17,7 @@ from slime_ext.errors import SlimeExtError
 from slime_ext.without_cuda.stand_ins import torch_cuda
 
 WHEEL = "miles"
+LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 256 << 20
 RAY_STARTS = 3  # on a busy machine the raylet gives up on a slow agent and dies
 
@@ -66,20 +67,21 @@ def _run_wheel(given: argparse.Namespace, flags: list[str]) -> int:
 
 
 def start_ray(gpus: int, nodes: int = 1) -> None:
-    """Starts Ray with `gpus` GPUs per node, which are only numbers to it.
+    """Starts Ray on the loopback address, with `gpus` GPUs per node, which are only numbers to it.
 
     More nodes than one are further raylets on this machine.
     """
     import ray
 
     options = {"num_cpus": 16, "num_gpus": gpus, "object_store_memory": OBJECT_STORE_BYTES}
+    quiet = {"include_dashboard": False, "logging_level": "warning"}
     temp = os.environ["SLIME_EXT_RAY_FOLDER"]
     for attempt in range(RAY_STARTS):
         try:
             if nodes == 1:
-                ray.init("local", include_dashboard=False, logging_level="warning", _temp_dir=temp, **options)
+                ray.init("local", _temp_dir=temp, _node_ip_address=LOOPBACK, **quiet, **options)
             else:
-                _start_nodes(ray, nodes, options | {"temp_dir": temp})
+                _start_nodes(ray, nodes, options | {"temp_dir": temp, "node_ip_address": LOOPBACK})
             return
         except Exception:
             ray.shutdown()
