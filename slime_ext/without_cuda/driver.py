@@ -50,6 +50,7 @@ ENVIRONMENT = {
     "MILES_HOST_IP": "127.0.0.1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on the loopback address alone
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
     "RAY_raylet_start_wait_time_s": "90",  # its 30 s are few on a busy machine

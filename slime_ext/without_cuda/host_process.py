@@ -17,7 +17,6 @@ from slime_ext.errors import SlimeExtError
 from slime_ext.without_cuda.stand_ins import torch_cuda
 
 WHEEL = "miles"
-LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 256 << 20
 RAY_STARTS = 3  # on a busy machine the raylet gives up on a slow agent and dies
 
@@ -79,9 +78,9 @@ def start_ray(gpus: int, nodes: int = 1) -> None:
     for attempt in range(RAY_STARTS):
         try:
             if nodes == 1:
-                ray.init("local", _temp_dir=temp, _node_ip_address=LOOPBACK, **quiet, **options)
+                ray.init("local", _temp_dir=temp, **quiet, **options)
             else:
-                _start_nodes(ray, nodes, options | {"temp_dir": temp, "node_ip_address": LOOPBACK})
+                _start_nodes(ray, nodes, options | {"temp_dir": temp})
             return
         except Exception:
             ray.shutdown()
