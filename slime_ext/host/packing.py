@@ -15,6 +15,8 @@ from slime_ext.errors import ConfigError, DataError
 from slime_ext.host.contract import CARRY, HookCall, check_lengths
 from slime_ext.ops.segments import AllSum, Segments, identity
 
+HIGHEST = 0.01  # nats; above it rounding is no explanation for a log-prob over 0
+
 Sliceable = TypeVar("Sliceable", Tensor, list)
 
 
@@ -134,6 +136,8 @@ class Packed:
 def pack(call: HookCall, parallel: Parallel = ALONE) -> Packed:
     """Lists of local slices -> flat tensors, with every length checked against what this rank must hold.
 
+    A behavior log-prob above 0 is no log-prob: it becomes NaN, and what is done about NaN is done about it.
+
     Raises:
         ConfigError: the host pads sequences to lengths that it did not pass.
         DataError: a list or a tensor has another length than this rank holds.
@@ -154,6 +158,7 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Packed:
         all_sum=parallel.all_sum,
     )
     proximal, behavior, advantages = _together(call, segments)
+    behavior = torch.where(behavior > HIGHEST, torch.nan, behavior)
     target = _flat("cur_log_probs", call.cur_log_probs, segments)
     return Packed(segments, proximal, behavior, target, advantages)
 

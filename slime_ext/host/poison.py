@@ -25,7 +25,7 @@ POISONED = (
 KINDS = {
     "train_log_probs": POISONED,
     "cur_log_probs": POISONED,
-    "rollout_log_probs": "on_nonfinite: raise asks to stop here",
+    "rollout_log_probs": "on_nonfinite: raise asks to stop here (one above 0 counts as nan)",
 }
 WIDTH = 3  # whether there is any, number of the hook call, index of the token in it
 

@@ -158,10 +158,10 @@ def test_a_local_index_is_located_in_its_response():
     ]
 
 
-@pytest.mark.parametrize(("dtype", "operations"), [(torch.float32, 3), (torch.bfloat16, 5)])
+@pytest.mark.parametrize(("dtype", "operations"), [(torch.float32, 5), (torch.bfloat16, 7)])
 def test_lists_of_one_dtype_are_joined_at_once_and_others_apart(dtype, operations):
     lengths = [5, 0, 3]
-    proximal, behavior, advantages = ([torch.rand(n) for n in lengths] for _ in range(3))
+    proximal, behavior, advantages = ([-torch.rand(n) for n in lengths] for _ in range(3))
     behavior = [x.to(dtype) for x in behavior]
     masks = [torch.ones(n, dtype=torch.int32) for n in lengths]
     call = HookCall(None, torch.zeros(8), proximal, behavior, masks, lengths, lengths, advantages=advantages)
@@ -172,4 +172,16 @@ def test_lists_of_one_dtype_are_joined_at_once_and_others_apart(dtype, operation
         (advantages, packed.advantages),
     ):
         assert torch.equal(found, torch.cat(values)) and found.dtype is values[0].dtype
-    assert count(lambda: pack(call)).operations == operations  # two of them are the mask's
+    assert (
+        count(lambda: pack(call)).operations == operations
+    )  # two are the mask's, two the look for log-probs above 0
+
+
+def test_a_behavior_log_prob_above_zero_is_none():
+    """Rounding may leave one a little above 0; a probability of 2 is a broken engine's, rejected like NaN."""
+    given = [torch.tensor([-1.0, 1e-4, 0.7]), torch.tensor([torch.inf, 0.0])]
+    masks = [torch.ones(3, dtype=torch.int32), torch.ones(2, dtype=torch.int32)]
+    call = HookCall(None, torch.zeros(5), given, given, masks, [3, 2], [3, 2])
+    packed = pack(call)
+    assert packed.behavior.isnan().tolist() == [False, False, True, True, False]
+    assert torch.equal(packed.proximal, torch.cat(given))
