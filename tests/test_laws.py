@@ -173,7 +173,7 @@ def whole(batch):
     """All tokens sampled by the policy, with finite log-probs, which nearly all batches are."""
     for s in batch:
         s["mask"] = [1] * len(s["mask"])
-        s["behavior"] = [x if math.isfinite(x) else -1.0 for x in s["behavior"]]
+        s["behavior"] = [x if math.isfinite(x) and x <= 0 else -1.0 for x in s["behavior"]]
     return [s for s in batch if s["mask"]]
 
 
@@ -258,14 +258,14 @@ def test_a_whole_hook_call_takes_at_most_fifty(name, eager_as_on_a_device):
 
 @pytest.mark.parametrize("name", [name for name in presets.PRESETS if name != "m2"])
 @pytest.mark.parametrize("curves", [False, True], ids=["", "curves"])
-def test_a_whole_hook_call_with_all_metrics_takes_at_most_seventy_five(name, curves, eager_as_on_a_device):
+def test_a_whole_hook_call_with_all_metrics_takes_at_most_seventy_seven(name, curves, eager_as_on_a_device):
     """And 13 for curves, 13 where masks have holes or log-probs are not finite, 13 for turns and prefixes,
     which PyTorch serves, and 5 for a loss of ours."""
     layout = Layout.of(presets.get(name), curves=curves)
     more = 13 * curves + 13 * (name in ("turn_tis", "min_prefix"))
     more += 5 * (presets.get(name).surrogate != HOST)
-    assert both_sizes(whole_call(name, layout), clean=True) <= 75 + more
-    assert both_sizes(whole_call(name, layout)) <= 88 + more
+    assert both_sizes(whole_call(name, layout), clean=True) <= 77 + more
+    assert both_sizes(whole_call(name, layout)) <= 90 + more
 
 
 @pytest.mark.parametrize("correction", [*OURS.values(), presets.get("m2")], ids=[*OURS, "m2"])

@@ -158,7 +158,9 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Packed:
         all_sum=parallel.all_sum,
     )
     proximal, behavior, advantages = _together(call, segments)
-    behavior = torch.where(behavior > HIGHEST, torch.nan, behavior)
+    if isinstance(call.rollout_log_probs, Tensor):
+        behavior = behavior.clone()  # lists are copied where they are joined
+    behavior = behavior.masked_fill_(behavior > HIGHEST, torch.nan)
     target = _flat("cur_log_probs", call.cur_log_probs, segments)
     return Packed(segments, proximal, behavior, target, advantages)
 
