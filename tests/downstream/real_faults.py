@@ -83,11 +83,10 @@ FAULTS = {
     ),
     "positive": Fault("positive", flags=PLANT, held={"nonfinite_fraction": (0.2, 0.3)}),
     "positive, without slime_ext": Fault("positive", HOSTS_OWN, PLANT),
-    "missing": Fault(
-        "missing", flags=PLANT, ends="slime_ext: rollout_log_probs: expected one tensor", rollouts=0
-    ),
+    "missing": Fault("missing", flags=PLANT, ends="slime_ext: .*got none in 16 of 16", rollouts=0),
     "missing, without slime_ext": Fault("missing", HOSTS_OWN, PLANT, ends=".", rollouts=0),
-    "some missing": Fault("some_missing", flags=PLANT, ends=".", rollouts=0),
+    "some missing": Fault("some_missing", flags=PLANT, ends="slime_ext: .*got none in 4 of 16", rollouts=0),
+    "some missing, without slime_ext": Fault("some_missing", HOSTS_OWN, PLANT, ends=".", rollouts=0),
     "dead engine": Fault("kill_engine", flags=PLANT, ends=".", rollouts=0),
     "engine killed twice": Fault("kill_engine_twice", flags=(*PLANT, *TWO_ENGINES, *TOLERANT)),
     "trainer killed": Fault(
@@ -111,7 +110,12 @@ FAULTS = {
         "|.* unrecognized arguments: --custom-tis-funtion-path",  # the miles wheel's parser
         rollouts=0,
     ),
-    "a version old": Fault(asynchronous=True, held={"staleness_max": (0, 1)}),
+    "nan, a version old": Fault(
+        "nan",
+        flags=PLANT,
+        held={"staleness_max": (0, 1), "nonfinite_fraction": (0.05, 0.3)},
+        asynchronous=True,
+    ),
 }
 
 
@@ -134,8 +138,8 @@ def main(argv: list[str]) -> int:
         row = run(name, FAULTS[name], given.host, given.out)
         rows.append(row)
         with table.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(json.dumps(row), flush=True)
+            file.write(json.dumps(row, default=str) + "\n")
+        print(json.dumps(row, default=str), flush=True)
     return int(any(row["wrong"] for row in rows))
 
 
@@ -148,7 +152,7 @@ def run(name: str, fault: Fault, host: str, out: Path) -> dict[str, Any]:
         again = Fault(rollouts=fault.rollouts)
         found["again"] = started(again, host, out / "tiny", folder, ("--load", str(folder / "checkpoints")))
         wrong += complaints(Fault(), found["again"], folder)
-    return {"fault": name, "host": str(host), "wrong": wrong, **found}
+    return {"fault": name, "host": str(host), "folder": folder, "wrong": wrong, **found}
 
 
 def started(fault: Fault, host: str, task: Path, folder: Path, more: tuple[str, ...]) -> dict[str, Any]:
@@ -164,6 +168,7 @@ def started(fault: Fault, host: str, task: Path, folder: Path, more: tuple[str, 
     )
     flags += ["--actor-num-gpus-per-node", "1", "--custom-config-path", str(config)]
     flags += ["--save", str(folder / "checkpoints"), "--save-interval", "1", *more]
+    flags += ["--use-tensorboard", "--tb-project-name", "faults", "--tb-experiment-name", "run"]
     environment = {
         "PLANTED": fault.planted,
         "PYTHONPATH": str(ROOT),
