@@ -24,7 +24,7 @@ from slime_ext.without_cuda import driver, tiny
 from tests.downstream.planted import PER_ROLLOUT
 
 ROOT = Path(__file__).parents[2]
-PROMPTS, ROLLOUTS, TIMEOUT_S = 4, 3, 400
+PROMPTS, ROLLOUTS, TIMEOUT_S = 4, 3, 900
 OURS = {
     "use_tis": True,
     "custom_tis_function_path": "slime_ext.tis.correct",
@@ -128,6 +128,8 @@ def main(argv: list[str]) -> int:
         "--host", default=driver.WHEEL, help="'miles' for the wheel, or the folder of a checkout"
     )
     given = parser.parse_args(argv)
+    if unknown := [name for name in given.names if name not in FAULTS]:
+        parser.error(f"expected one of {', '.join(FAULTS)}, got {unknown[0]}")
     given.out.mkdir(parents=True, exist_ok=True)
     table = given.out / "faults.jsonl"
     rows = [json.loads(line) for line in table.read_text().splitlines()] if table.exists() else []
