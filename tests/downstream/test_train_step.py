@@ -6,19 +6,16 @@
 from __future__ import annotations
 
 import ast
-import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from slime_ext import metrics, presets
 from slime_ext.host.train_step import LEADING, NAME
 from tests import oracle
+from tests.downstream.host_step import two_steps
+from tests.launcher.distributed import run_ranks
 from tests.metrics.test_statistics import accumulated
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow]
 
 
@@ -37,10 +34,7 @@ def test_the_function_that_is_wrapped_is_a_global_that_train_looks_up(host):
 def test_the_log_of_the_host_has_the_metrics_of_every_step(host):
     if host.name != "slime":
         pytest.skip("the harness builds slime's arguments only")
-    command = [sys.executable, "-m", "tests.downstream.host_step", host.name, str(host.folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1].strip())
+    (found,) = run_ranks(two_steps, 1, host.name, str(host.folder))
     for step, seeds in enumerate([(1, 2), (3,)]):
         batch = [s for seed in seeds for s in oracle.random_batch(seed)]
         wanted = metrics.scalars(accumulated(presets.get("geo_rs"), batch))
