@@ -17,7 +17,7 @@ from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract, host_hooks, hosts, staleness, train_step
 from slime_ext.host.configured import correction_named, mapping_of_flags
-from slime_ext.host.flags import check_flags, skips_proximal
+from slime_ext.host.flags import check_command_line, check_flags, skips_proximal
 from slime_ext.host.functions import check_call, flag_of
 from slime_ext.host.hook import asks_for_compiled
 from slime_ext.host.summary import formula, one_line
@@ -50,6 +50,7 @@ def init(args: Any) -> None:
     Raises:
         ConfigError: one line that names the flag or key, what was expected, and what to do.
     """
+    check_command_line(hosts.command_line(), args)
     check_flags(args)
     check_functions(args)
     has_host = host_hooks.install()
