@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import logging
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+log = logging.getLogger("slime_ext")
 PASSED = re.compile(r"[\"'](?:cur_log_probs|current_log_probs)[\"']\s*:")
+DEFINED = "def policy_loss_function("
 WITHOUT_DATA = re.compile(r"rollout_data_postprocess\(\s*self\.args\s*\)")
 
 
@@ -20,10 +23,16 @@ class Host:
     """A launcher with slime's hooks: where it keeps what this library touches."""
 
     name: str
+    distributions: tuple[str, ...]  # names under which it is installed
     package: str  # imported in every process that trains
-    loss: str  # has policy_loss_function and get_log_probs_and_entropy
+    losses: tuple[str, ...]  # one of them defines policy_loss_function, by release
     actor: str  # hands the rollout to --rollout-data-postprocess-path
     model: str  # has train_one_step
+
+    @property
+    def loss(self) -> str:
+        """The module that defines policy_loss_function in this release."""
+        return next((name for name in self.losses if DEFINED in self.source(name)), self.losses[0])
 
     def loss_module(self) -> ModuleType:
         """The module whose globals the policy loss looks its functions up in."""
@@ -40,11 +49,25 @@ class Host:
 
     @property
     def version(self) -> str:
-        """As installed; a checkout on PYTHONPATH has none."""
-        try:
-            return importlib.metadata.version(self.name)
-        except importlib.metadata.PackageNotFoundError:
-            return "(a checkout)"
+        """Of the distribution that this process imports it from; a checkout on PYTHONPATH has none."""
+        for name in self.distributions:
+            try:
+                distribution = importlib.metadata.distribution(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+            if self._is_of(distribution):
+                return distribution.version
+        return "(a checkout)"
+
+    def _is_of(self, distribution: importlib.metadata.Distribution) -> bool:
+        """Whether importing this host finds the distribution's files, installed or linked to (pip -e)."""
+        found = importlib.util.find_spec(self.name)
+        folders = (
+            [Path(place).resolve().parent for place in found.submodule_search_locations] if found else []
+        )
+        linked = distribution.read_text("direct_url.json") or ""
+        installed = Path(distribution.locate_file("")).resolve()
+        return any(folder == installed or f'"{folder.as_uri()}"' in linked for folder in folders)
 
     @property
     def passes_target(self) -> bool:
@@ -64,15 +87,17 @@ class Host:
 
 SLIME = Host(
     "slime",
+    distributions=("slime",),
     package="slime.backends.megatron_utils",
-    loss="slime.backends.megatron_utils.loss",
+    losses=("slime.backends.megatron_utils.loss",),
     actor="slime.backends.megatron_utils.actor",
     model="slime.backends.megatron_utils.model",
 )
 MILES = Host(
     "miles",
+    distributions=("miles-rl", "miles"),
     package="miles.backends.training_utils",
-    loss="miles.backends.training_utils.loss_hub.losses",
+    losses=("miles.backends.training_utils.loss_hub.losses", "miles.backends.training_utils.loss"),
     actor="miles.backends.megatron_utils.actor",
     model="miles.backends.megatron_utils.model",
 )
@@ -82,3 +107,16 @@ HOSTS = (SLIME, MILES)
 def current() -> Host | None:
     """The host whose training code this process has imported; None in the embedded launcher and in tests."""
     return next((host for host in HOSTS if host.package in sys.modules), None)
+
+
+def command_line() -> list[str]:
+    """The words that started the run: in Ray's actors those of the driver, else this process's own."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return sys.argv
+    try:
+        own = ray.get_runtime_context().get_job_id()
+        return next(job["Entrypoint"] for job in ray._private.state.jobs() if job["JobID"] == own).split()
+    except Exception:  # no public interface of Ray says it without its dashboard
+        log.debug("the driver's command line is not known", exc_info=True)
+        return sys.argv

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from slime_ext.host import hosts
@@ -54,3 +58,47 @@ def test_a_host_that_is_not_installed_has_neither_source_nor_version():
 
 def test_the_source_of_a_module_is_read_without_importing_it():
     assert "def train_step" in hosts.SLIME.source("slime_ext.launcher.megatron.step")
+
+
+def test_the_loss_is_where_this_release_defines_it(monkeypatch):
+    for defines in hosts.MILES.losses:
+        texts = {defines: "def policy_loss_function(args"}
+        monkeypatch.setattr(hosts.Host, "source", lambda self, module, texts=texts: texts.get(module, ""))
+        assert hosts.MILES.loss == defines
+
+
+def test_the_version_is_of_the_distribution_that_is_imported(monkeypatch, tmp_path):
+    """Installed or linked to; a checkout that comes first on the path is not what is installed."""
+    checkout, installed, linked = (tmp_path / name for name in ("checkout", "installed", "linked"))
+    for folder in (checkout, installed, linked):
+        (folder / "miles").mkdir(parents=True)
+        (folder / "miles/__init__.py").touch()
+    info = installed / "miles_rl-0.0.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: miles-rl\nVersion: 0.0.2\n")
+    (info / "direct_url.json").write_text(
+        json.dumps({"url": linked.as_uri(), "dir_info": {"editable": True}})
+    )
+    found = {}
+    for folder in (checkout, installed, linked):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", [str(folder), str(installed), *sys.path])
+            found[folder.name] = hosts.MILES.version
+    assert found == {"checkout": "(a checkout)", "installed": "0.0.2", "linked": "0.0.2"}
+
+
+def test_the_command_line_is_that_of_rays_driver(monkeypatch):
+    """An actor has another; and where a release of Ray keeps it elsewhere, this process's own will do."""
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setattr(sys, "argv", ["worker.py"])
+    assert hosts.command_line() == ["worker.py"]
+    jobs = [
+        {"JobID": "02", "Entrypoint": "other.py"},
+        {"JobID": "01", "Entrypoint": "python train.py --use-tsi"},
+    ]
+    context = SimpleNamespace(get_job_id=lambda: "01")
+    ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    assert hosts.command_line() == ["worker.py"]
+    ray._private = SimpleNamespace(state=SimpleNamespace(jobs=lambda: jobs))
+    assert hosts.command_line() == ["python", "train.py", "--use-tsi"]
