@@ -16,7 +16,7 @@ from slime_ext.without_cuda import driver, host_process
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A folder with a train.py, run by this interpreter in place of the host environment's; no imports, no Ray."""
+    """A folder with a train.py, run by this interpreter instead of the host environment's, without Ray."""
     monkeypatch.setenv("SLIME_EXT_HOST_PYTHON", sys.executable)
     monkeypatch.setattr(driver, "CHILD", "tests.without_cuda.child")
     return tmp_path

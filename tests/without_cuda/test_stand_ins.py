@@ -35,7 +35,7 @@ NEEDS = {
         HOST,
         "import tempfile, miles.utils.distributed_utils as d\n"
         "file = tempfile.mktemp()\n"
-        "d.init_process_group('nccl', init_method=f'file://{file}', world_size=1, rank=0, group_name='weights')",
+        "d.init_process_group('nccl', init_method=f'file://{file}', world_size=1, rank=0, group_name='w')",
         "pg_options|NCCL",
     ),
     "hf_weights": (
