@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slime_ext.commands.python_script import command_of
 from slime_ext.commands.script import ARRAY, REFERENCE, commands_of, lines_of
 from slime_ext.errors import ConfigError
 from slime_ext.mappings import text_of
@@ -72,19 +73,22 @@ class _Shell:
             yield from shlex.split(found) if split else [found]
 
 
-def read(path: str, given: Sequence[str] = (), roots: Sequence[Path] = ()) -> Launch:
-    """The launch that a shell script makes.
+def read(path: str, given: Sequence[str] = (), host: str | None = None) -> Launch:
+    """The launch that a script makes: of the shell, or of Python in miles' manner.
 
     Args:
         given: flags of the script's own, which a shell would have as ``$@``.
-        roots: folders in which a file that it sources is looked for, beside its own.
+        host: a checkout in which a file that it sources is looked for, beside its own folders.
 
     Raises:
         ConfigError: the script cannot be read, sources a file that is not there, or launches nothing.
     """
-    files: dict[str, str] = {}
-    text = _with_sourced(Path(path), [*roots, *Path(path).resolve().parents], files)
-    return launch_of(path, text, files, given)
+    if Path(path).suffix == ".py":
+        files = {path: text_of(path)}
+        return launch_of(path, command_of(path, given), files)
+    files = {}
+    roots = [*([Path(host)] if host else []), *Path(path).resolve().parents]
+    return launch_of(path, _with_sourced(Path(path), roots, files), files, given)
 
 
 def launch_of(path: str, text: str, files: Mapping[str, str], given: Sequence[str] = ()) -> Launch:
@@ -97,7 +101,7 @@ def launch_of(path: str, text: str, files: Mapping[str, str], given: Sequence[st
         ConfigError: nothing in it launches train.py or train_async.py.
     """
     shell = _Shell()
-    program, words = _run(shell, commands_of(lines_of(text)), given)
+    program, words = _run(path, shell, commands_of(lines_of(text)), given)
     if program is None:
         raise ConfigError(f"{path}: expected a launch of {' or '.join(PROGRAMS)}, got none")
     environment = {
@@ -110,7 +114,7 @@ def launch_of(path: str, text: str, files: Mapping[str, str], given: Sequence[st
 
 
 def _run(
-    shell: _Shell, commands: Iterator[list[str]], given: Sequence[str]
+    path: str, shell: _Shell, commands: Iterator[list[str]], given: Sequence[str]
 ) -> tuple[str | None, list[str]]:
     """The last launch: its program and words; a script may have one in each branch."""
     launched: tuple[str | None, list[str]] = (None, [])
@@ -125,6 +129,11 @@ def _run(
             stop = next((i for i, word in enumerate(rest) if word in ENDS), len(rest))
             own = [w for word in rest[:stop] for w in (given if word in ("$@", "${@}") else [word])]
             launched = words[at], list(shell.words(own))
+        elif array is None and EXPANDED.match(words[0]) and launched[0]:
+            raise ConfigError(
+                f"{path}: {words[0]}: expected the launch to go on, got a new command: the line before it lacks the "
+                "backslash at its end"
+            )
     return launched
 
 

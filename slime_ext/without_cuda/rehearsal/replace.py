@@ -149,6 +149,7 @@ def replaced_flags(launch: Launch, prepared: Prepared, out: Path) -> list[str]:
     words += ["--num-gpus-per-node", "4"]
     if split:
         words += [f"--{split}{'' if split == 'context' else '-model'}-parallel-size", "2"]
+        words += ["--cp-comm-type", "all_gather"] if split == "context" else []
     words += ["--hf-checkpoint", str(prepared.model), "--load", str(prepared.model)]
     if launch.flag("--ref-load"):
         words += ["--ref-load", str(prepared.model)]

@@ -9,3 +9,7 @@ if os.environ.get("SLIME_EXT_WITHOUT_CUDA") == "1":
     from slime_ext.without_cuda import stand_ins
 
     stand_ins.install()
+    if "SLIME_EXT_REHEARSE_EVENTS" in os.environ:
+        from slime_ext.without_cuda.rehearsal import observe
+
+        observe.install()
