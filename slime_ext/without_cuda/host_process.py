@@ -1,4 +1,4 @@
-"""What runs in the host's environment: a Ray of its own, then the host's train.py, or the same loop for the wheel.
+"""What runs in the host's environment: a Ray of its own, then the host's train.py, or its loop for the wheel.
 
 Started by `driver.run_host`, which sets the environment that this needs.
 """
@@ -66,18 +66,19 @@ def _run_wheel(given: argparse.Namespace, flags: list[str]) -> int:
 
 
 def start_ray(gpus: int, nodes: int = 1) -> None:
-    """Starts Ray with `gpus` GPUs per node, which are only numbers to it.
+    """Starts Ray on the loopback address, with `gpus` GPUs per node, which are only numbers to it.
 
     More nodes than one are further raylets on this machine.
     """
     import ray
 
     options = {"num_cpus": 16, "num_gpus": gpus, "object_store_memory": OBJECT_STORE_BYTES}
+    quiet = {"include_dashboard": False, "logging_level": "warning"}
     temp = os.environ["SLIME_EXT_RAY_FOLDER"]
     for attempt in range(RAY_STARTS):
         try:
             if nodes == 1:
-                ray.init("local", include_dashboard=False, logging_level="warning", _temp_dir=temp, **options)
+                ray.init("local", _temp_dir=temp, **quiet, **options)
             else:
                 _start_nodes(ray, nodes, options | {"temp_dir": temp})
             return

@@ -40,7 +40,7 @@ class ImportHooks(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of the module that the other finders give, with the registered calls around its execution."""
+        """The module's spec from the other finders, with the registered calls around its execution."""
         for call in self._before.pop(name, ()):
             call()
         if name not in self._after and name not in self._make:

@@ -1,4 +1,4 @@
-"""The tiny task for a real host: model folder, flags in slime's and miles' spelling, reward, rollouts on disk."""
+"""The tiny task for a real host: model folder, flags that slime and miles share, reward, rollouts on disk."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ async def reward(args: Namespace, sample: object, **kwargs: object) -> float:
 def write_model(folder: Path, seed: int = 0) -> None:
     """Prompts and the tiny model with random weights in bfloat16, below `folder`.
 
-    Hugging Face sets the embedding of the pad token to zero. Behind a zero row RMSNorm multiplies gradients by
-    1/sqrt(eps) = 1000, and Megatron trains that row: here it is as random as the others.
+    Hugging Face sets the embedding of the pad token to zero. Behind a zero row RMSNorm multiplies gradients
+    by 1/sqrt(eps) = 1000, and Megatron trains that row: here it is as random as the others.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -127,7 +127,9 @@ def write_rollouts(
     noise: float = 0.1,
     seed: int = 0,
 ) -> None:
-    """Rollouts in the hosts' dump format, without an engine: OUT/0.pt and so on, for --load-debug-rollout-data.
+    """Writes rollouts in the hosts' dump format, for --load-debug-rollout-data OUT/{rollout_id}.pt.
+
+    Made without an engine: every token is drawn from the model itself.
 
     Args:
         folder: where `write_model` wrote.

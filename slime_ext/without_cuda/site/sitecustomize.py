@@ -1,6 +1,7 @@
 """Installs the stand-ins at the start of every Python process of a run without CUDA, and of no other.
 
-`driver.py` puts this folder on PYTHONPATH and sets the variable; Ray's actors and SGLang's children inherit both.
+`driver.py` puts this folder on PYTHONPATH and sets the variable; Ray's actors and SGLang's children inherit
+both.
 """
 
 import os
