@@ -29,8 +29,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--megatron", help="a checkout of Megatron-LM; by default the wheel's")
     parser.add_argument("--out", type=Path, help="folder of the run; by default a new one")
     parser.add_argument("--timeout", type=float, default=run.TIMEOUT_S, help="seconds until the run is ended")
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help="-- and flags of the script's own")
-    given = parser.parse_args(argv)
+    parser.epilog = "Words behind -- are flags of the script's own."
+    end = argv.index("--") if "--" in argv else len(argv)
+    given = parser.parse_args(argv[:end], argparse.Namespace(own=argv[end + 1 :]))
     try:
         return rehearse(given)
     except SlimeExtError as error:
@@ -46,7 +47,7 @@ def rehearse(given: argparse.Namespace) -> int:
     """
     began, screen = time.monotonic(), console()
     run.refuse_cuda()
-    launch = launch_script.read(given.script, [word for word in given.rest if word != "--"], given.host)
+    launch = launch_script.read(given.script, given.own, given.host)
     host = run.host_of(launch, given.host)
     launch = run.with_found_files(launch, host)
     screen.print(f"{given.script}: {len(launch.flags)} flags, on {host}", markup=False)
