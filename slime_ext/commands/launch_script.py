@@ -23,7 +23,9 @@ from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
 PROGRAMS = ("train.py", "train_async.py")
 SOURCE = re.compile(r"^\s*((?:\w+=\S+\s+)*)(?:source|\.)\s+(\S.*?)\s*;?\s*$")
 DIRNAME = re.compile(r"""\$\(\s*dirname\s+(?:--\s+)?"?\$\{?(?:BASH_SOURCE(?:\[0\])?|0)\}?"?\s*\)""")
-FOLDER = re.compile(r"""\$\(\s*cd\s+(?:--\s+)?"?([^"$()&;]+?)"?\s*(?:&?>\s*/dev/null\s*(?:2>&1)?)?\s*&&\s*pwd[^)]*\)""")
+FOLDER = re.compile(
+    r"""\$\(\s*cd\s+(?:--\s+)?"?([^"$()&;]+?)"?\s*(?:&?>\s*/dev/null\s*(?:2>&1)?)?\s*&&\s*pwd[^)]*\)"""
+)
 ASSIGNED = re.compile(r"^(\w+)(\+?)=(?!\()(.*)$", re.DOTALL)
 EXPANDED = re.compile(r"\$\{(\w+)\[[@*]\]")
 ARITHMETIC = re.compile(r"\$\(\(([^()$]+(?:\([^()$]*\)[^()$]*)*)\)\)")
@@ -245,5 +247,7 @@ def _sourced(path: Path, name: str, roots: Sequence[Path]) -> Path | None:
             if (found := root.joinpath(*parts[begin:])).is_file():
                 return found
     if "models" in parts:
-        raise ConfigError(f"{path}: source: expected a file, got '{name}': --host DIR names the host's checkout")
+        raise ConfigError(
+            f"{path}: source: expected a file, got '{name}': --host DIR names the host's checkout"
+        )
     return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 import sys
 import tempfile
 import time
@@ -59,6 +61,8 @@ def rehearse(given: argparse.Namespace) -> int:
     status = run.rehearse(launch, host, prepared, out, given.timeout, given.megatron)
     found = checks.lines(launch, seen := evidence.gather(out, status, time.monotonic() - began))
     screen.print(page.result(found, checks.unseen(launch, account), seen.seconds, seen.log))
+    facts = {"seconds": round(seen.seconds), "status": status, "lines": [vars(line) for line in found]}
+    (out / "page.json").write_text(json.dumps(facts, indent=2))
     return FAILED if status or any(line.state == checks.WRONG for line in found) else 0
 
 
@@ -67,12 +71,22 @@ def mistakes(launch: Launch, host: run.Host) -> list[str]:
     known = preflight.known_flags(host.package, run.wheel_folder() / "megatron")
     wrong = [*preflight.mistakes(launch, known, run.module_paths(launch, host), is_own_host=host.is_own)]
     if any("slime_ext" in word for flag in launch.flags for word in flag.values) or _has_our_key(launch):
-        try:
-            with config() as ours:
-                check(ours, launch.script)
-        except SlimeExtError as error:
-            wrong.append(str(error))
+        wrong += _of_our_configuration(launch)
     return wrong
+
+
+def _of_our_configuration(launch: Launch) -> list[str]:
+    """What ``slime-ext check`` says of the launch's flags."""
+    with tempfile.TemporaryDirectory() as folder, config() as ours:
+        file = Path(folder, "launch.sh")
+        file.write_text(
+            shlex.join(["train.py", *(word for f in launch.flags for word in (f.name, *f.values))])
+        )
+        try:
+            check(ours, str(file))
+        except SlimeExtError as error:
+            return [str(error).replace(str(file), Path(launch.script).name)]
+    return []
 
 
 def _has_our_key(launch: Launch) -> bool:

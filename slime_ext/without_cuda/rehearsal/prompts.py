@@ -32,9 +32,13 @@ def rows_of(launch: Launch, flag: Flag, path: str) -> list[dict[str, Any]]:
         read = _parquet(file) if file.suffix == ".parquet" else _jsonl(file)
         rows = [row for row in islice(read, ROWS * 4) if len(json.dumps(row, default=str)) < LONGEST][:ROWS]
     except (ValueError, OSError) as error:
-        raise ConfigError(f"{flag.where}: {flag.name}: expected rows of JSON, got {error} in {file}") from None
+        raise ConfigError(
+            f"{flag.where}: {flag.name}: expected rows of JSON, got {error} in {file}"
+        ) from None
     if not rows:
-        raise ConfigError(f"{flag.where}: {flag.name}: expected rows below {LONGEST} characters, got none in {file}")
+        raise ConfigError(
+            f"{flag.where}: {flag.name}: expected rows below {LONGEST} characters, got none in {file}"
+        )
     _check_keys(launch, rows[0], file)
     return rows
 
@@ -55,7 +59,9 @@ def made_rows(launch: Launch) -> list[dict[str, Any]]:
 
 
 def _keys(launch: Launch) -> dict[str, str]:
-    keys = {name: launch.value(name) for name in ("--input-key", "--label-key", "--metadata-key", "--tool-key")}
+    keys = {
+        name: launch.value(name) for name in ("--input-key", "--label-key", "--metadata-key", "--tool-key")
+    }
     return {"--input-key": "input"} | {name: key for name, key in keys.items() if key}
 
 
@@ -64,7 +70,9 @@ def _check_keys(launch: Launch, row: dict[str, Any], file: Path) -> None:
         if key not in row and name in ("--input-key", "--label-key"):
             where = flag.where if (flag := launch.flag(name)) else Path(launch.script).name
             near = did_you_mean(key, row)
-            raise ConfigError(f"{where}: {name}: expected a key of {file}, got '{key}'{near} (keys: {', '.join(row)})")
+            raise ConfigError(
+                f"{where}: {name}: expected a key of {file}, got '{key}'{near} (keys: {', '.join(row)})"
+            )
 
 
 def _jsonl(file: Path) -> Iterator[dict[str, Any]]:

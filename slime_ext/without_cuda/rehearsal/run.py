@@ -12,8 +12,28 @@ from slime_ext.without_cuda.rehearsal import observe, prompts, replace, rewards,
 from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
 
 TIMEOUT_S = 900.0
-OF_A_CLUSTER = ("CUDA", "NCCL", "NVTE", "NVSHMEM", "CUBLAS", "GLOO", "TP_SOCKET", "PYTORCH", "MASTER", "MC_", "RAY",
-                "no_proxy", "NO_PROXY", "PYTHONPATH", "PYTHONUNBUFFERED", "TORCH", "OMP", "WANDB", "SGLANG", "HF_")
+OF_A_CLUSTER = (
+    "CUDA",
+    "NCCL",
+    "NVTE",
+    "NVSHMEM",
+    "CUBLAS",
+    "GLOO",
+    "TP_SOCKET",
+    "PYTORCH",
+    "MASTER",
+    "MC_",
+    "RAY",
+    "no_proxy",
+    "NO_PROXY",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "TORCH",
+    "OMP",
+    "WANDB",
+    "SGLANG",
+    "HF_",
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +55,9 @@ class Host:
         return self.package.name
 
     def __str__(self) -> str:
-        return "miles of the package index (miles-rl)" if self.name == WHEEL else f"{self.kind} in {self.name}"
+        return (
+            "miles of the package index (miles-rl)" if self.name == WHEEL else f"{self.kind} in {self.name}"
+        )
 
 
 def refuse_cuda() -> None:
@@ -69,7 +91,9 @@ def host_of(launch: Launch, given: str | None) -> Host:
             if (folder / kind / "utils/arguments.py").is_file():
                 return Host(str(folder), folder / kind, is_own=True)
     if folders and given:
-        raise ConfigError(f"--host: expected 'miles' or a checkout of slime or miles, got {given}: no train.py there")
+        raise ConfigError(
+            f"--host: expected 'miles' or a checkout of slime or miles, got {given}: no train.py there"
+        )
     return Host(WHEEL, wheel_folder() / "miles", is_own=given == WHEEL)
 
 
@@ -122,7 +146,11 @@ def prepare(launch: Launch, out: Path) -> tuple[replace.Prepared, list[tuple[str
         prompts.write_rows(held_out, evaluation)
     twin.write_weights(out / "model", small, tokenizer.eos_token_id)
     prepared = replace.Prepared(out / "model", small.flags, out / "data/train.jsonl", evaluation, longest)
-    data = f"first {len(rows)} rows" if is_file else f"not on this machine: {len(rows)} made rows with the same keys"
+    data = (
+        f"first {len(rows)} rows"
+        if is_file
+        else f"not on this machine: {len(rows)} made rows with the same keys"
+    )
     words = "its own tokenizer" if is_real else "its tokenizer is not on this machine: one of bytes"
     return prepared, replace.account(launch, f"{small}; {words}", data)
 
