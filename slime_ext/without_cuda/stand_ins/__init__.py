@@ -20,6 +20,7 @@ NAMES = (
     "hf_weights",
     "mooncake",
     "server_args",
+    "sglang_fork",
     "sglang_kernels",
     "weight_endpoints",
 )
