@@ -89,7 +89,8 @@ def read(path: str, given: Sequence[str] = (), host: str | None = None) -> Launc
         files = {path: text_of(path)}
         return launch_of(path, command_of(path, given), files)
     files = {}
-    roots = [*([Path(host)] if host else []), *Path(path).resolve().parents]
+    near = [*([Path(host)] if host else []), *Path(path).resolve().parents]
+    roots = [root for folder in near for root in (folder, folder / "scripts")]
     return launch_of(path, _with_sourced(Path(path), roots, files), files, given)
 
 

@@ -48,13 +48,13 @@ def rehearse(given: argparse.Namespace) -> int:
         ConfigError: no host, a script that launches nothing, a mistake that needs no run to be seen.
     """
     began, screen = time.monotonic(), console()
-    run.refuse_cuda()
     launch = launch_script.read(given.script, given.own, given.host)
     host = run.host_of(launch, given.host)
     launch = run.with_found_files(launch, host)
     screen.print(f"{given.script}: {len(launch.flags)} flags, on {host}", markup=False)
     if wrong := mistakes(launch, host):
         raise ConfigError("\n  ".join(wrong))
+    run.refuse_cuda()
     out = (given.out or Path(tempfile.mkdtemp(prefix="slime-ext-rehearsal-"))).absolute()
     prepared, account = run.prepare(launch, out)
     screen.print(page.replaced(account))

@@ -19,6 +19,7 @@ NAMES = (
     "gloo",
     "hf_weights",
     "mooncake",
+    "process_groups",
     "server_args",
     "sglang_fork",
     "sglang_kernels",
