@@ -15,7 +15,7 @@ from slime_ext.commands.check import check
 from slime_ext.commands.light import config
 from slime_ext.commands.output import console
 from slime_ext.errors import ConfigError, SlimeExtError
-from slime_ext.without_cuda.rehearsal import checks, evidence, page, preflight, run
+from slime_ext.without_cuda.rehearsal import checks, evidence, page, preflight, prompts, run
 from slime_ext.without_cuda.rehearsal.launch import Launch
 
 FAILED = 1
@@ -54,9 +54,10 @@ def rehearse(given: argparse.Namespace) -> int:
     screen.print(f"{given.script}: {len(launch.flags)} flags, on {host}", markup=False)
     if wrong := mistakes(launch, host):
         raise ConfigError("\n  ".join(wrong))
+    rows = prompts.all_rows(launch)
     run.refuse_cuda()
     out = (given.out or Path(tempfile.mkdtemp(prefix="slime-ext-rehearsal-"))).absolute()
-    prepared, account = run.prepare(launch, out)
+    prepared, account = run.prepare(launch, rows, out)
     screen.print(page.replaced(account))
     status = run.rehearse(launch, host, prepared, out, given.timeout, given.megatron)
     found = checks.lines(launch, seen := evidence.gather(out, status, time.monotonic() - began))

@@ -11,6 +11,7 @@ from pathlib import Path
 from slime_ext.errors import did_you_mean
 from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
 from slime_ext.without_cuda.rehearsal.replace import Sizes, sizes_of
+from slime_ext.without_cuda.rehearsal.twin import has_chat_template, tokenizer_files
 
 NAME = re.compile(r"--[a-z][a-z0-9_-]*")
 NEARLY = 0.8  # likeness from which a name is a misspelling of another
@@ -81,6 +82,7 @@ def mistakes(launch: Launch, known: set[str], paths: Sequence[Path], *, is_own_h
         elif is_own_host:
             yield f"{flag.where}: {flag.name}: the host has no such flag: nothing reads it"
     yield from _arithmetic(launch, sizes_of(launch))
+    yield from _tokenizer(launch)
     for flag in launch.flags:
         if flag.name.endswith("-path") and flag.values and (line := _function(flag, paths)):
             yield line
@@ -103,6 +105,15 @@ def _arithmetic(launch: Launch, sizes: Sizes) -> Iterator[str]:
     more = launch.number("--over-sampling-batch-size", sizes.prompts)
     if more < sizes.prompts:
         yield f"--over-sampling-batch-size: expected at least --rollout-batch-size {sizes.prompts}, got {more}"
+
+
+def _tokenizer(launch: Launch) -> Iterator[str]:
+    flag, folder = launch.flag("--apply-chat-template"), Path(launch.value("--hf-checkpoint"))
+    if flag and tokenizer_files(folder) and not has_chat_template(folder):
+        yield (
+            f"{flag.where}: --apply-chat-template: expected a tokenizer with a chat template, got none in "
+            f"{folder}: leave the flag out, or give the chat model's folder"
+        )
 
 
 def _function(flag: Flag, paths: Sequence[Path]) -> str | None:

@@ -43,6 +43,16 @@ def rows_of(launch: Launch, flag: Flag, path: str) -> list[dict[str, Any]]:
     return rows
 
 
+def all_rows(launch: Launch) -> dict[str, list[dict[str, Any]]]:
+    """Rows of --prompt-data and --eval-prompt-data, made ones where a flag is absent or its file not here.
+
+    Raises:
+        ConfigError: as ``rows_of``.
+    """
+    flags = {name: launch.flag(name) for name in ("--prompt-data", "--eval-prompt-data")}
+    return {name: rows_of(launch, f, f.values[-1]) if f else made_rows(launch) for name, f in flags.items()}
+
+
 def made_rows(launch: Launch) -> list[dict[str, Any]]:
     """Sums of two numbers under the launch's keys."""
     keys = _keys(launch)
@@ -97,18 +107,9 @@ def write_rows(rows: list[dict[str, Any]], file: Path) -> None:
 
 
 def longest_prompt(launch: Launch, rows: list[dict[str, Any]], tokenizer: Any) -> int:
-    """Tokens of the longest prompt.
-
-    Raises:
-        ConfigError: the tokenizer has no chat template and the launch asks for one.
-    """
-    key, flag = _keys(launch)["--input-key"], launch.flag("--apply-chat-template")
-    if flag and not tokenizer.chat_template:
-        raise ConfigError(
-            f"{flag.where}: --apply-chat-template: expected a tokenizer with a chat template, got none in "
-            f"{launch.value('--hf-checkpoint')}: leave the flag out, or give the chat model's folder"
-        )
-    return max(_length(row[key], tokenizer, is_chat=bool(flag)) for row in rows)
+    """Tokens of the longest prompt."""
+    key, is_chat = _keys(launch)["--input-key"], bool(launch.flag("--apply-chat-template"))
+    return max(_length(row[key], tokenizer, is_chat=is_chat) for row in rows)
 
 
 def _length(prompt: Any, tokenizer: Any, *, is_chat: bool) -> int:

@@ -74,14 +74,14 @@ class Prepared:
         model: folder of the twin.
         model_flags: Megatron's flags for it.
         data: prompts, JSONL.
-        evaluation: the same for evaluations, or none.
+        evaluation: the same for evaluations.
         longest: tokens of the longest prompt.
     """
 
     model: Path
     model_flags: tuple[str, ...]
     data: Path
-    evaluation: Path | None
+    evaluation: Path
     longest: int
 
 
@@ -183,7 +183,7 @@ def _micro_batches(launch: Launch, small: Sizes, context: int) -> list[str]:
 
 
 def _evaluation(launch: Launch, prepared: Prepared) -> list[str]:
-    if prepared.evaluation is None or not launch.flag("--eval-interval"):
+    if not (launch.flag("--eval-prompt-data") and launch.flag("--eval-interval")):
         return []
     words = ["--eval-interval", str(ROLLOUTS), "--n-samples-per-eval-prompt", "1"]
     return [

@@ -110,6 +110,13 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return [file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)] if folder.is_dir() else []
 
 
+def has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer in a model's folder knows how to write messages."""
+    settings = folder / "tokenizer_config.json"
+    beside = [*folder.glob("chat_template*"), *folder.glob("additional_chat_templates")]
+    return bool(beside) or (settings.is_file() and '"chat_template"' in settings.read_text())
+
+
 def write_tokenizer(out: Path, real: Path) -> bool:
     """Copies the real tokenizer, or writes one of bytes with a chat template; returns whether it is real."""
     out.mkdir(parents=True, exist_ok=True)
