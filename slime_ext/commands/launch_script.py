@@ -29,8 +29,8 @@ FOLDER = re.compile(
 ASSIGNED = re.compile(r"^(\w+)(\+?)=(?!\()(.*)$", re.DOTALL)
 EXPANDED = re.compile(r"\$\{(\w+)\[[@*]\]")
 ARITHMETIC = re.compile(r"\$\(\(([^()$]+(?:\([^()$]*\)[^()$]*)*)\)\)")
-RUNTIME = re.compile(r"""env_vars["'\\]+\s*:\s*\{(.*?)\}""", re.DOTALL)
-PAIR = re.compile(r"""\\?"(\w+)\\?"\s*:\s*\\?"(.*?)\\?"(?=\s*[,}\n]|\s*$)""", re.DOTALL)
+RUNTIME = re.compile(r"""env_vars["'\\]+\s*:\s*\{((?:\$\{[^}]*\}|[^}])*)\}""")
+PAIR = re.compile(r'"(\w+)"\s*:\s*"(.*?)"(?=\s*[,}\n]|\s*$)')
 BEFORE_ASSIGNMENT = ("export", "readonly", "local", "declare", "then", "do", "else", "{")
 ENDS = ("|", "||", "&&", ";", "&", ">", "2>&1", ">>")
 DEEPEST = 8  # files that source files, defaults in defaults
@@ -122,7 +122,7 @@ def _run(
     """The last launch: its program and words; a script may have one in each branch."""
     launched: tuple[str | None, list[str]] = (None, [])
     array = None
-    for words in commands:
+    for words in (clause for line in commands for clause in _clauses(line)):
         if array is None and _skips(shell, words):
             continue
         array = _assigned(shell, words, array)
@@ -138,6 +138,13 @@ def _run(
                 "backslash at its end"
             )
     return launched
+
+
+def _clauses(words: Sequence[str]) -> Iterator[list[str]]:
+    """A line cut before each ``then``, ``else``, ``elif`` and ``fi``."""
+    cuts = [i for i, word in enumerate(words) if i and word.rstrip(";") in ("then", "else", "elif", "fi")]
+    for begin, end in zip([0, *cuts], [*cuts, len(words)], strict=True):
+        yield list(words[begin:end])
 
 
 def _assigned(shell: _Shell, words: Sequence[str], array: str | None) -> str | None:
@@ -167,7 +174,7 @@ def _assigned(shell: _Shell, words: Sequence[str], array: str | None) -> str | N
 def _skips(shell: _Shell, words: Sequence[str]) -> bool:
     """Whether a line lies in a branch that is not taken; follows if, else and fi."""
     first = words[0].rstrip(";") if words else ""
-    if first == "if" and words[-1].rstrip(";") != "fi":
+    if first == "if":
         shell.taken.append(_holds(shell, words[1:]))
         shell.tests.append(" ".join(words))
     elif first in ("else", "elif") and shell.taken:
