@@ -1,10 +1,12 @@
-"""``slime-ext rehearse`` on real launch scripts of slime and miles, and on copies with one planted mistake each.
+"""``slime-ext rehearse`` on real launch scripts of slime and miles, and on copies with one planted mistake
+each.
 
-    python -m benchmarks.rehearsals --hosts ../shared/hosts --out runs/rehearsals [--only NAME ...] [--table]
+    python -m benchmarks.rehearsals --hosts ../shared/hosts --out runs/rehearsals [--only NAME ...]
+    [--table]
 
-HOSTS has the checkouts as folders (slime-624b824, slime-v0.3.1, miles-31f1ca9). A case is a line of OUT/results.jsonl
-as soon as it has ended; cases that have a line are not run again. --table prints the lines as the table of
-docs/rehearse.md and runs nothing.
+HOSTS has the checkouts as folders (slime-624b824, slime-v0.3.1, miles-31f1ca9). A case is a line of
+OUT/results.jsonl as soon as it has ended; cases that have a line are not run again. --table prints the
+lines as the table of docs/rehearse.md and runs nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ SLIME, PAST, MILES = "slime-624b824", "slime-v0.3.1", "miles-31f1ca9"
 PLAIN = f"{SLIME}/scripts/run-qwen3-4B.sh"
 TIS = f"{SLIME}/examples/train_infer_mismatch_helper/run-qwen3-4b-mis.sh"
 
-GENERATE = """
+GENERATE =
+"""
 from slime.rollout.sglang_rollout import generate as host_generate
 
 async def generate(args, sample, sampling_params):
@@ -35,7 +38,8 @@ async def generate(args, sample, sampling_params):
 SHIFTED = "sample.rollout_log_probs = [*sample.rollout_log_probs[1:], sample.rollout_log_probs[-1]]"
 SPOILT = "sample.rollout_log_probs[3] = float('nan')"
 FORGOTTEN = "sample.rollout_log_probs = None"
-REWARD = """
+REWARD =
+"""
 async def reward(args, sample, **kwargs):
     return float(sample.metadata["answer"] == sample.response)
 """
@@ -59,6 +63,7 @@ class Case:
         edits: (text, other text) in the script; each text is there once.
         files: further files beside the copy.
         flags: of `slime-ext rehearse`; {hosts} and {here} are folders.
+   
     """
 
     name: str

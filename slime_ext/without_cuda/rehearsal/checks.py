@@ -9,7 +9,7 @@ from pathlib import Path
 from slime_ext.without_cuda.driver import TIMED_OUT
 from slime_ext.without_cuda.rehearsal.evidence import Evidence, nonfinite
 from slime_ext.without_cuda.rehearsal.launch import Launch
-from slime_ext.without_cuda.rehearsal.replace import ROLLOUTS, Sizes, kept, small_sizes, sizes_of
+from slime_ext.without_cuda.rehearsal.replace import ROLLOUTS, Sizes, kept, sizes_of, small_sizes
 
 OK, WRONG, NOT_REACHED, NOT_ASKED = "ok", "WRONG", "not reached", "not asked for"
 NEAR = 0.02  # nats: mean |trainer - sampler| below which both have the same weights in bfloat16
@@ -91,9 +91,10 @@ def _sampled(launch: Launch, small: Sizes, seen: Evidence) -> Line:
     if findings:
         return Line("sampled", WRONG, " ".join(f"{f.title} {f.evidence}" for f in findings))
     one, lengths = samples[0], [sample["response_length"] for sample in samples]
+    every = f"{len(samples)} responses in {len(seen.rollouts)} rollouts"
     text = one["response"][:SHOWN] + ("..." if len(one["response"]) > SHOWN else "")
-    count = f"{len(samples)} responses of {min(lengths)} to {max(lengths)} tokens in {len(seen.rollouts)} rollouts"
-    return Line("sampled", OK, f"{count}; the first: {text!r} -> reward {one['reward']}")
+    sizes = f"of {min(lengths)} to {max(lengths)} tokens"
+    return Line("sampled", OK, f"{every} {sizes}; the first: {text!r} -> reward {one['reward']}")
 
 
 def _hook(launch: Launch, small: Sizes, seen: Evidence) -> Line:

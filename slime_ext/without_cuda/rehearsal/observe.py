@@ -1,7 +1,8 @@
 """What a host does, as lines of JSON: installed in every process of a rehearsal, read when it has ended.
 
-Each watched call leaves one line when it returns or raises: {"event", "error"?, "at"?, ...}, in a file per process.
-Functions that flags name are watched where the host loads them (``utils/misc.py``, ``load_function``).
+Each watched call leaves one line when it returns or raises: {"event", "error"?, "at"?, ...}, in a file per
+process. Functions that flags name are watched where the host loads them (``utils/misc.py``,
+``load_function``).
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ def _nothing(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> d
 
 
 def _of_hook(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
-    """Of the policy loss hook: sequences, tokens, and sums over what it was given; of other functions, nothing."""
+    """Of the policy loss hook: sequences, tokens, and sums over what it was given; of other functions,
+    nothing."""
     if "rollout_log_probs" not in kwargs:
         return {}
     import torch
