@@ -26,8 +26,7 @@ SLIME, PAST, MILES = "slime-624b824", "slime-v0.3.1", "miles-31f1ca9"
 PLAIN = f"{SLIME}/scripts/run-qwen3-4B.sh"
 TIS = f"{SLIME}/examples/train_infer_mismatch_helper/run-qwen3-4b-mis.sh"
 
-GENERATE =
-"""
+GENERATE = """
 from slime.rollout.sglang_rollout import generate as host_generate
 
 async def generate(args, sample, sampling_params):
@@ -38,8 +37,7 @@ async def generate(args, sample, sampling_params):
 SHIFTED = "sample.rollout_log_probs = [*sample.rollout_log_probs[1:], sample.rollout_log_probs[-1]]"
 SPOILT = "sample.rollout_log_probs[3] = float('nan')"
 FORGOTTEN = "sample.rollout_log_probs = None"
-REWARD =
-"""
+REWARD = """
 async def reward(args, sample, **kwargs):
     return float(sample.metadata["answer"] == sample.response)
 """
@@ -63,7 +61,7 @@ class Case:
         edits: (text, other text) in the script; each text is there once.
         files: further files beside the copy.
         flags: of `slime-ext rehearse`; {hosts} and {here} are folders.
-   
+
     """
 
     name: str

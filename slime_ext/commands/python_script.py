@@ -18,8 +18,7 @@ from slime_ext.errors import ConfigError
 UTILITIES = "miles/utils/external_utils"
 REFUSED = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.kill", "os.killpg")
 LIMIT_S = 120.0
-RECORDER =
-"""
+RECORDER = """
 import json, runpy, sys
 from importlib import import_module
 notes = []
@@ -55,7 +54,7 @@ def command_of(path: str, given: Sequence[str]) -> str:
 
     Raises:
         ConfigError: the script lies in no checkout of miles, fails, or submits nothing.
-   
+
     """
     from slime_ext.without_cuda.driver import SITE, host_python
 

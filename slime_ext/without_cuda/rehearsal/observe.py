@@ -153,8 +153,8 @@ def _number(value: Any) -> float | str | None:
 
 
 def _of_parser(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
-    names = ("global_batch_size", "rollout_batch_size", "n_samples_per_prompt", "advantage_estimator", "use_tis",
-             "get_mismatch_metrics", "custom_tis_function_path")  # fmt: skip
+    names = ("global_batch_size", "rollout_batch_size", "n_samples_per_prompt", "advantage_estimator")
+    names = (*names, "use_tis", "get_mismatch_metrics", "custom_tis_function_path")
     return {name: getattr(result, name, None) for name in names}
 
 

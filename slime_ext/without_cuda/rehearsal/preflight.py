@@ -76,7 +76,8 @@ def mistakes(launch: Launch, known: set[str], paths: Sequence[Path], *, is_own_h
     for name in NEEDED:
         if not launch.flag(name):
             count = len(launch.flags)
-            yield f"{Path(launch.script).name}: {name}: expected in the launch, got none among its {count} flags"
+            script = Path(launch.script).name
+            yield f"{script}: {name}: expected in the launch, got none among its {count} flags"
     for flag, near in unknown_flags(launch, known):
         if near:
             yield f"{flag.where}: {flag.name}: the host has no such flag; did you mean {near}?"
@@ -94,9 +95,9 @@ def _arithmetic(launch: Launch, sizes: Sizes) -> Iterator[str]:
     total, steps = sizes.prompts * sizes.samples, launch.number("--num-steps-per-rollout", 0)
     if not sizes.batch or total % sizes.batch:
         yield (
-            f"{where}: --global-batch-size: expected a divisor of --rollout-batch-size x --n-samples-per-prompt "
-            f"= {sizes.prompts} x {sizes.samples} = {total}, got {sizes.batch}: {total % max(sizes.batch, 1)} "
-            "samples of each rollout would train nothing"
+            f"{where}: --global-batch-size: expected a divisor of --rollout-batch-size x "
+            f"--n-samples-per-prompt = {sizes.prompts} x {sizes.samples} = {total}, got {sizes.batch}: "
+            f"{total % max(sizes.batch, 1)} samples of each rollout would train nothing"
         )
     elif steps and total // steps != sizes.batch:
         yield (

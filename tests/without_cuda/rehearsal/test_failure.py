@@ -21,8 +21,8 @@ LOGS = {
     REMOTE: "HTTPError: 400 Client Error (/slime/backends/sglang_engine.py:418)",
     "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x\n": "unrecognized arguments: --x",
     '  File "a.py", line 3, in f\nAssertionError\n': "AssertionError (a.py:3)",
-    "(Actor pid=3) slime_ext.errors.ConfigError: a: expected b, got c\nlater\n": "ConfigError: a: expected b, got c",
-    "ray.exceptions.ActorDiedError: The actor died: out of memory\n": "ActorDiedError: The actor died: out of memory",
+    "(Actor pid=3) slime_ext.errors.ConfigError: a: got c\nlater\n": "ConfigError: a: got c",
+    "ray.exceptions.ActorDiedError: The actor died: no memory\n": "ActorDiedError: The actor died: no memory",
     "Killed\n\n": "Killed",
     "": "the log is empty",
 }

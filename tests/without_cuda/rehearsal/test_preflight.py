@@ -44,7 +44,7 @@ CASES = [
     ("--over-sampling-batch-size 8", "expected at least --rollout-batch-size 32, got 8"),
     ("--custom-rm-path rewards.score", None),
     ("--custom-rm-path rewards.scor", "rewards.py has no scor; did you mean 'score'?"),
-    ("--custom-rm-path reward.score", "no module reward below PYTHONPATH"),
+    ("--custom-rm-path reward.score", "no module reward below the launch"),
     (
         "--hf-checkpoint {here}/plain --apply-chat-template",
         "expected a tokenizer with a chat template, got none",

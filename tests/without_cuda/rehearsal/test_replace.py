@@ -16,12 +16,14 @@ from tests.without_cuda.rehearsal.launches import launch
 
 HOSTS = Path(os.environ.get("HOSTS", "absent"))
 PREPARED = Prepared(Path("/t"), ("--num-layers", "2"), Path("/rows"), Path("/eval"), 40)
-DECIDING = """--rm-type --custom-rm-path --custom-generate-function-path --rollout-function-path --advantage-estimator
---use-tis --tis-clip --tis-clip-low --custom-tis-function-path --custom-config-path --get-mismatch-metrics --eps-clip
---eps-clip-high --use-kl-loss --kl-loss-coef --entropy-coef --n-samples-per-prompt --input-key --label-key
---apply-chat-template --rollout-temperature --calculate-per-token-loss --num-steps-per-rollout --loss-type
---use-rollout-logprobs --keep-old-actor --update-weights-interval --use-dynamic-batch-size --partial-rollout
---weight-decay --adam-beta2 --lr-decay-style --use-opsm --custom-megatron-init-path --metadata-key""".split()
+DECIDING = """--rm-type --custom-rm-path --custom-generate-function-path --rollout-function-path
+--advantage-estimator --use-tis --tis-clip --tis-clip-low --custom-tis-function-path
+--custom-config-path --get-mismatch-metrics --eps-clip --eps-clip-high --use-kl-loss
+--kl-loss-coef --entropy-coef --n-samples-per-prompt --input-key --label-key
+--apply-chat-template --rollout-temperature --calculate-per-token-loss
+--num-steps-per-rollout --loss-type --use-rollout-logprobs --keep-old-actor
+--update-weights-interval --use-dynamic-batch-size --partial-rollout --weight-decay
+--adam-beta2 --lr-decay-style --use-opsm --custom-megatron-init-path --metadata-key""".split()
 
 
 def test_small_batches_keep_samples_and_steps():
@@ -115,7 +117,7 @@ def test_the_twin_is_of_the_same_kind_in_both_configurations(flags, family, lost
 
 @pytest.mark.skipif(not HOSTS.is_dir(), reason="HOSTS names no folder of hosts")
 def test_every_script_of_slime_becomes_a_small_launch(monkeypatch):
-    """No flag of a large run is left; each script's own host knows all flags but those known to be dropped there."""
+    """No flag of a large run is left; each script's own host knows all flags but one that it drops."""
     for name in ("BASE_DIR", "BASE_FOLDER"):
         monkeypatch.setenv(name, "/data")
     large, unknown = ("--moe-", "--sglang-enable", "--mtp", "--offload", "--recompute", "--wandb"), set()

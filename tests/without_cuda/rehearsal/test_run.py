@@ -44,7 +44,7 @@ def test_the_first_short_rows_of_a_file_are_taken(tmp_path):
         with pytest.raises(ConfigError, match=line):
             prompts.all_rows(launch(f"--prompt-data {tmp_path}/d.jsonl {flags}"))
     (tmp_path / "d.jsonl").write_text("no json\n")
-    with pytest.raises(ConfigError, match="run.sh:27: --prompt-data: expected rows of JSON"):
+    with pytest.raises(ConfigError, match=r"run\.sh:27: --prompt-data: expected rows of JSON"):
         prompts.all_rows(said)
 
 
