@@ -23,6 +23,7 @@ LOGS = {
     '  File "a.py", line 3, in f\nAssertionError\n': "AssertionError (a.py:3)",
     "(Actor pid=3) slime_ext.errors.ConfigError: a: got c\nlater\n": "ConfigError: a: got c",
     "ray.exceptions.ActorDiedError: The actor died: no memory\n": "ActorDiedError: The actor died: no memory",
+    "ValueError: first\nray.exceptions.ActorDiedError: The actor died\n": "ValueError: first",
     "Killed\n\n": "Killed",
     "": "the log is empty",
 }

@@ -35,6 +35,7 @@ def test_flags_are_read_from_the_sources(known):
 CASES = [
     ("", None),
     ("--log-interval 3 --no-log-params-norm", None),
+    ("--no-use-tis", None),
     ("--use-ti", None),  # the beginning of a name is enough for argparse
     ("--sglang-anything 1", None),
     ("--use-tiss", "run.sh:27: --use-tiss: the host has no such flag; did you mean --use-tis?"),
