@@ -113,13 +113,14 @@ def _hook(launch: Launch, small: Sizes, seen: Evidence) -> Line:
         return Line(
             "hook called", WRONG, f"without log-probs of the sampler or the trainer in {len(lacking)} calls"
         )
-    sums = {
-        name: sum(e[name] for e in calls)
-        for name in ("sequences", "tokens", "local", "nonfinite", "distance")
-    }
-    text = f"{len(calls)} times with {sums['sequences']} sequences, {sums['tokens']} tokens"
-    if sums["nonfinite"]:
-        return Line("hook called", WRONG, f"{text}: {sums['nonfinite']} log-ratios are NaN or infinite")
+    of_one = [e for e in calls if e["pid"] == calls[0]["pid"]]  # every rank is called with all sequences
+    sequences, tokens = (sum(e[name] for e in of_one) for name in ("sequences", "tokens"))
+    ranks = len({e["pid"] for e in calls})
+    text = (
+        f"{len(of_one)} times on {ranks} rank{'s' * (ranks > 1)} with {sequences} sequences, {tokens} tokens"
+    )
+    if nonfinite := sum(e["nonfinite"] for e in calls):
+        return Line("hook called", WRONG, f"{text}: {nonfinite} log-ratios are NaN or infinite")
     return Line(
         "hook called", OK, f"{text}; {len(calls[-1]['names'])} metrics: {', '.join(calls[-1]['names'][:4])}"
     )

@@ -38,7 +38,7 @@ def install() -> None:
 def record(event: str, **facts: Any) -> None:
     """Appends a line to this process' file."""
     with Path(os.environ[FOLDER], f"{os.getpid()}.jsonl").open("a") as file:
-        file.write(json.dumps({"event": event, **facts}) + "\n")
+        file.write(json.dumps({"event": event, "pid": os.getpid(), **facts}) + "\n")
 
 
 def read(folder: Path) -> Iterator[dict[str, Any]]:
@@ -110,7 +110,7 @@ def _nothing(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> d
 
 
 def _of_hook(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
-    """Of the policy loss hook: sequences, tokens, and sums over what it was given; of other functions,
+    """Of the policy loss hook: sequences, tokens, log-ratios that are not finite; of other functions,
     nothing."""
     if "rollout_log_probs" not in kwargs:
         return {}
@@ -122,8 +122,7 @@ def _of_hook(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> d
         return found
     masks = torch.cat([torch.as_tensor(mask) for mask in kwargs["loss_masks"]])
     ratio = torch.cat(list(train)).detach() - torch.cat(list(rollout))
-    sums = {"tokens": int(masks.sum()), "local": ratio.numel(), "nonfinite": int((~ratio.isfinite()).sum())}
-    return {**found, **sums, "distance": float(ratio.nan_to_num().abs().sum())}
+    return {**found, "tokens": int(masks.sum()), "nonfinite": int((~ratio.isfinite()).sum())}
 
 
 def _of_actor(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:

@@ -16,7 +16,14 @@ from tests.without_cuda.rehearsal.launches import launch
 
 PATH = "slime_ext.tis.correct"
 PARSED = {"event": "parsed", "advantage_estimator": "grpo", "use_tis": True, "get_mismatch_metrics": False}
-HOOK = {"event": "function", "path": PATH, "sequences": 16, "names": ["a", "b"], "tokens": 256, "local": 256}
+HOOK = {
+    "event": "function",
+    "path": PATH,
+    "sequences": 16,
+    "names": ["a", "b"],
+    "tokens": 256,
+    "nonfinite": 0,
+}
 STEPS = [(rollout, step) for rollout in (0, 1) for step in range(4)]
 
 
@@ -38,7 +45,7 @@ GOOD = Evidence(
         {"event": "engine"},
         {"event": "model", "parameters": 1000},
         *({"event": "push", "version": version} for version in (1, 2, 3)),
-        *({**HOOK, "nonfinite": 0, "distance": 1.0} for _ in STEPS),
+        *({**HOOK, "pid": pid} for pid in (7, 8) for _ in STEPS),
         *(
             {"event": "step", "rollout": r, "step": s, "losses": {"loss": 0.5}, "norm": 1.25}
             for r, s in STEPS
@@ -64,7 +71,7 @@ def without(event, **changes):
 def test_a_good_run_is_ten_times_ok():
     found = of(GOOD)
     assert len(found) == 10 and {line.state for line in found.values()} == {"ok"}
-    assert "8 times with 128 sequences, 2048 tokens; 2 metrics: a, b" in found["hook called"].text
+    assert "8 times on 2 ranks with 128 sequences, 2048 tokens; 2 metrics: a, b" in found["hook called"].text
     assert "'ab' -> reward 0" in found["sampled"].text and "8 optimizer steps" in found["trained"].text
     assert "versions 1 to 3; rollouts sampled with 1, 2" in found["weights pushed"].text
     assert "0.0040, 0.0050 nats" in found["weights pushed"].text
@@ -82,7 +89,7 @@ WRONG = {
         "hook called",
         "without log-probs of the sampler or the trainer in 1 calls",
     ),
-    "NaN in the hook": (without("function", nonfinite=3), "hook called", "24 log-ratios are NaN or infinite"),
+    "NaN in the hook": (without("function", nonfinite=3), "hook called", "48 log-ratios are NaN or infinite"),
     "NaN loss": (
         without("step", losses={"loss": "nan"}),
         "trained",

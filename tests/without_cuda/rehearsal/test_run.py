@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,7 +130,7 @@ def test_calls_and_errors_of_functions_that_flags_name_are_recorded(tmp_path, mo
         asyncio.run(module.load_function("a.reward")(None, None))
     assert module.load_function("a.C") is Manager and module.load_function(None) is None
     of_hook, of_reward = observe.read(tmp_path)
-    facts = {"tokens": 3, "local": 3, "nonfinite": 1, "distance": 2.0, "sequences": 1, "names": ["ours"]}
+    facts = {"tokens": 3, "nonfinite": 1, "pid": os.getpid(), "sequences": 1, "names": ["ours"]}
     assert of_hook == {"event": "function", "path": "a.hook", **facts}
     line = Path(__file__).read_text().splitlines().index('    raise KeyError("answer")') + 1
     assert of_reward["error"] == "KeyError: 'answer'" and of_reward["at"] == f"{__file__}:{line}"
