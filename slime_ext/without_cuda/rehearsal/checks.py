@@ -14,6 +14,7 @@ from slime_ext.without_cuda.rehearsal.replace import ROLLOUTS, Sizes, kept, size
 OK, WRONG, NOT_REACHED, NOT_ASKED = "ok", "WRONG", "not reached", "not asked for"
 NEAR = 0.02  # nats: mean |trainer - sampler| below which both have the same weights in bfloat16
 GROWN = 3.0  # times the distance of the first rollout from which the engine's weights are older ones
+GENERATES = ("--custom-generate-function-path", "--rollout-function-path")
 SHOWN = 60  # characters of a sample
 
 
@@ -89,7 +90,9 @@ def _sampled(launch: Launch, small: Sizes, seen: Evidence) -> Line:
         return Line("sampled", NOT_REACHED)
     findings = [f for f in seen.analysis.findings if f.severity == "error"] if seen.analysis else []
     if findings:
-        return Line("sampled", WRONG, " ".join(f"{f.title} {f.evidence}" for f in findings))
+        made = [flag for name in GENERATES if (flag := launch.flag(name))]
+        where = "".join(f" ({flag.where}: {flag})" for flag in made)
+        return Line("sampled", WRONG, " ".join(f"{f.title} {f.evidence}" for f in findings) + where)
     one, lengths = samples[0], [sample["response_length"] for sample in samples]
     every = f"{len(samples)} responses in {len(seen.rollouts)} rollouts"
     text = one["response"][:SHOWN] + ("..." if len(one["response"]) > SHOWN else "")

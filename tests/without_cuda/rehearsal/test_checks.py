@@ -129,6 +129,12 @@ def test_the_flag_that_stops_the_push_is_named():
     assert "(run.sh:27: --update-weights-interval 1000)" in line.text
 
 
+def test_the_function_that_made_wrong_log_probs_is_named():
+    seen = replace(GOOD, analysis=analysis(0.6, findings=[SHIFTED]))
+    line = of(seen, "--custom-generate-function-path mine.generate")["sampled"]
+    assert line.text.endswith("(run.sh:27: --custom-generate-function-path mine.generate)")
+
+
 def test_what_nobody_asked_for_is_not_wrong():
     plain = replace(without("parsed", use_tis=False, custom_tis_function_path=None))
     plain = replace(plain, events=tuple(e for e in plain.events if e["event"] != "function"))
