@@ -84,6 +84,7 @@ REAL = [
     Case("qwen3-next-80B", f"{PAST}/scripts/run-qwen3-next-80B-A3B.sh"),
     Case("miles qwen3_4b", f"{MILES}/scripts/run_qwen3_4b.py"),
     Case("miles glm47_flash", f"{MILES}/scripts/run_glm47_flash.py"),
+    Case("the tiny task", str(Path("examples/rehearse_tiny.sh").absolute()), flags=("--host", "miles")),
     Case("qwen3-4B on the miles wheel", PLAIN, flags=("--host", "miles")),
 ]
 PLANTED = [
@@ -170,7 +171,7 @@ def run(case: Case, hosts: Path, out: Path) -> dict[str, object]:
     said = wrong or ([] if lines else [done.stderr.strip().removeprefix("slime-ext rehearse: ")])
     return {
         "case": case.name,
-        "script": case.script,
+        "script": case.script.removeprefix(f"{Path.cwd()}/"),
         "status": done.returncode,
         "seconds": round(time.monotonic() - began, 1),
         "ran": bool(lines),
