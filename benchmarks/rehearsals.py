@@ -225,7 +225,8 @@ def main() -> None:
             if case.name not in {line["case"] for line in done}:
                 done.append(run(case, given.hosts.absolute(), given.out.absolute()))
                 results.parent.mkdir(parents=True, exist_ok=True)
-                results.write_text("".join(json.dumps(line) + "\n" for line in done))
+                with results.open("a") as file:
+                    file.write(json.dumps(done[-1]) + "\n")
                 print(json.dumps(done[-1]), flush=True)
     order = [case.name for case in (*REAL, *PLANTED)]
     print(table(sorted((x for x in done if x["case"] in order), key=lambda x: order.index(x["case"]))))
