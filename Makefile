@@ -10,7 +10,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: install train test test-fast test-gpu lint format clean
+.PHONY: install train rehearse test test-fast test-gpu lint format clean
 
 install: $(VENV)/.ready $(SGLANG_VENV)/.ready
 
@@ -32,6 +32,10 @@ $(SGLANG_VENV)/.ready: slime_ext/launcher/rollout/requirements-sglang-cpu.txt sl
 train:
 	@$(MAKE) -s -j2 install
 	@$(VENV)/bin/slime-ext train --config $(CONFIG)
+
+rehearse: # the tiny task on the miles of the package index: its parser, Ray, SGLang, Megatron; no GPU
+	@$(MAKE) -s -j2 $(VENV)/.ready host
+	@$(VENV)/bin/slime-ext rehearse examples/rehearse_tiny.sh --host miles
 
 test:
 	@$(MAKE) -s -j2 install
