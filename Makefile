@@ -52,6 +52,10 @@ train:
 	@$(MAKE) -s -j2 install
 	@$(VENV)/bin/slime-ext train --config $(CONFIG)
 
+rehearse: # the tiny task on the miles of the package index: its parser, Ray, SGLang, Megatron; no GPU
+	@$(MAKE) -s -j2 $(VENV)/.ready host
+	@$(VENV)/bin/slime-ext rehearse examples/rehearse_tiny.sh --host miles
+
 test:
 	@$(MAKE) -s -j2 install
 	@$(VENV)/bin/ruff check .
