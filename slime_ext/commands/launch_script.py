@@ -137,8 +137,8 @@ def _run(
             launched = words[at], list(shell.words(own))
         elif array is None and EXPANDED.match(words[0]) and launched[0]:
             raise ConfigError(
-                f"{_where(words[0], files)}: expected the launch to go on, got {words[0]} as a new command: the "
-                "line before it lacks the backslash at its end"
+                f"{_where(words[0], files)}: expected the launch to go on, got {words[0]} as a new command: "
+                "the line before it lacks the backslash at its end"
             )
     return launched
 
