@@ -32,6 +32,7 @@ setup(
     data_files=[("share/slime-ext/patches", [str(p.relative_to(ROOT)) for p in ROOT.glob("patches/*.yaml")])],
     package_data={
         "slime_ext.launcher.rollout": ["requirements-*.txt"],
+        "slime_ext.without_cuda": ["requirements-*.txt", "site/*.py"],
         "slime_ext.kernels": ["*.h", "*.cpp"],
         "slime_ext.analysis.report": ["page.html.j2", "style.css"],
     },

@@ -144,26 +144,34 @@ def run(name: str, host: str | Path, out: Path) -> dict:
 
 def read_log(log: Path, began: float) -> dict:
     """What a run's log says: steps, our lines, seconds until the first step, the error if there was one."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
-    steps, first = {}, None
-    for line in text.splitlines():
-        match = STEP.search(line)
-        if match and int(match[1]) not in steps:
-            steps[int(match[1])] = ast.literal_eval(re.sub(r"\bnan\b|\binf\b", "None", match[2]))
-            clock = CLOCK.search(line)
-            if first is None and clock:
-                first = time.mktime(time.strptime(clock[1], "%Y-%m-%d %H:%M:%S")) - began
+    text = _plain(log)
+    steps = read_steps(log)
+    first = next((line for line in text.splitlines() if STEP.search(line)), "")
+    clock = CLOCK.search(first)
     ours = [line[line.index("slime_ext: ") :] for line in text.splitlines() if "slime_ext: " in line]
     errors = [line for line in text.splitlines() if re.match(r"^\S*(Error|Exception)\b", line)]
+    measured = steps.get(1, steps.get(0, {}))
     return {
-        "first_step_s": first and round(first),
+        "first_step_s": clock and round(time.mktime(time.strptime(clock[1], "%Y-%m-%d %H:%M:%S")) - began),
         "loss": [step["train/loss"] for _, step in sorted(steps.items())],
         "grad_norm": [step["train/grad_norm"] for _, step in sorted(steps.items())],
-        "off_policy": {k: v for k, v in steps.get(1, steps.get(0, {})).items() if "off_policy" in k},
+        "off_policy": {name: value for name, value in measured.items() if "off_policy" in name},
         "start_up": ours[:1],
         "start_up_lines": len(ours),
         "error": errors[-1:],
     }
+
+
+def read_steps(log: Path) -> dict[int, dict]:
+    """The metrics of every optimizer step that the host printed."""
+    found = {}
+    for number, metrics in STEP.findall(_plain(log)):
+        found.setdefault(int(number), ast.literal_eval(re.sub(r"\bnan\b|\binf\b", "None", metrics)))
+    return found
+
+
+def _plain(log: Path) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
 
 
 def table(rows: list[dict]) -> str:

@@ -32,6 +32,7 @@ from slime_ext.launcher.rollout.processes import (
 
 PACKAGE = Path(slime_ext.__file__).parent
 SITE = Path(__file__).with_name("site")
+CHILD = "slime_ext.without_cuda.host_process"
 WHEEL = "miles"
 TIMED_OUT = 124  # as coreutils' timeout
 DEFAULT_TIMEOUT_S = 1800.0
@@ -114,7 +115,7 @@ def run_host(
             )
     out = Path(out).absolute()
     out.mkdir(parents=True, exist_ok=True)
-    command = [str(host_python()), "-m", "slime_ext.without_cuda.host_process", "--host", str(host)]
+    command = [str(host_python()), "-m", CHILD, "--host", str(host)]
     command += [
         *(["--async"] if asynchronous else []),
         "--gpus",

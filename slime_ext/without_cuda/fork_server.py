@@ -1,9 +1,9 @@
 """Processes of a run start by a fork of one that has imported torch, Ray, SGLang and the host already.
 
-Of a run's processes every Ray worker and every child of SGLang imports the same packages, 9 s of CPU each.
-Here one process imports them, and forks once per worker: in a new interpreter `sitecustomize` calls
-`hand_over` before anything else, which sends command line, environment and open files to the server, whose fork
-goes on as that process. The new interpreter stays as its shell: it passes signals on and ends as it ends.
+Every Ray worker and every child of SGLang imports the same packages, 9 s of CPU each. Here one process
+imports them, and forks once per worker: in a new interpreter `sitecustomize` calls `hand_over` before
+anything else, which sends command line, environment and open files to the server, whose fork goes on as that
+process. The new interpreter stays as its shell: it passes signals on and ends as it ends.
 """
 
 from __future__ import annotations
