@@ -18,9 +18,12 @@ import signal
 import socket
 import struct
 import sys
+import time
 import types
 from collections.abc import Sequence
 from pathlib import Path
+
+from slime_ext.launcher.rollout.processes import MARK, marked_processes
 
 VARIABLE = "SLIME_EXT_FORK_SERVER"
 SCRIPTS = ("setup_worker.py", "default_worker.py")  # of Ray
@@ -100,7 +103,8 @@ def start(address: str) -> int | None:
     """Forks a server that listens at `address`: None in the caller, an exit status in the server's forks.
 
     A caller that gets a status must end with it. Where this process has more threads than one, which a fork
-    would lose, no server is started.
+    would lose, no server is started. When the caller has ended, by kill -9 too, the server ends every process
+    with the mark of the run.
     """
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         return None
@@ -108,17 +112,20 @@ def start(address: str) -> int | None:
     listener.bind(address)
     listener.listen(64)
     os.environ[VARIABLE] = address
+    caller, open_while_it_runs = os.pipe()
     if os.fork():
         listener.close()
+        os.close(caller)
         return None
-    return _Server(listener).serve()
+    os.close(open_while_it_runs)
+    return _Server(listener, caller).serve()
 
 
 class _Server:
     """Accepts interpreters, forks for each, and carries exit statuses one way and deaths the other."""
 
-    def __init__(self, listener: socket.socket) -> None:
-        self._listener = listener
+    def __init__(self, listener: socket.socket, caller: int) -> None:
+        self._listener, self._caller = listener, caller
         self._shells: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
         self._woken, wake = socket.socketpair()
@@ -127,7 +134,7 @@ class _Server:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         self._wake = wake
-        for source in (listener, self._woken):
+        for source in (listener, self._woken, caller):
             self._selector.register(source, selectors.EVENT_READ)
 
     def serve(self) -> int:
@@ -138,6 +145,8 @@ class _Server:
                     request = self._accept()
                     if request is not None:
                         return _run(*request)
+                elif key.fileobj == self._caller:
+                    _end_run()
                 elif key.fileobj is self._woken:
                     self._woken.recv(4096)
                     self._reap()
@@ -171,6 +180,7 @@ class _Server:
         for number in (signal.SIGCHLD, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.default_int_handler)
         self._selector.close()
+        os.close(self._caller)
         for other in (connection, self._listener, self._woken, self._wake, *self._shells.values()):
             other.close()
 
@@ -190,6 +200,19 @@ class _Server:
         if kill is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, kill)
+
+
+def _end_run() -> None:
+    """Kills every other process of the run, then this one."""
+    mark, own, seen_none = os.environ.get(MARK), os.getpid(), 0
+    while mark and seen_none < 2:  # in the middle of an exec a process shows no mark
+        others = [pid for pid in marked_processes(mark) if pid != own]
+        seen_none = 0 if others else seen_none + 1
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    os._exit(0)
 
 
 def _run(request: dict, files: list[int]) -> int:

@@ -19,7 +19,13 @@ from slime_ext.without_cuda import fork_server
 from slime_ext.without_cuda.stand_ins import torch_cuda
 
 WHEEL = "miles"
-SERVER = ("sglang.launch_server", "sglang.srt.entrypoints.http_server")
+PRELOADED = (
+    "pandas",
+    "transformers",
+    "sglang.srt.entrypoints.http_server",
+    "sglang.launch_server",
+    "megatron.training",
+)
 OBJECT_STORE_BYTES = 256 << 20
 RAY_STARTS = 3  # on a busy machine the raylet gives up on a slow agent and dies
 
@@ -33,7 +39,7 @@ def main(argv: list[str]) -> int:
     except SlimeExtError as error:
         print(f"slime-ext: {error}", file=sys.stderr)
         return 2
-    preload(given.host)
+    preload()
     status = fork_server.start(f"{os.environ['SLIME_EXT_RAY_FOLDER']}.socket")
     if status is not None:
         return status
@@ -43,13 +49,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def preload(host: str) -> None:
-    """Imports what each process of the run would import: Ray's worker, SGLang's server, the host's actors."""
-    package = WHEEL
-    if host != WHEEL:
-        sys.path.insert(0, host)
-        package = next(name for name in ("slime", "miles") if Path(host, name).is_dir())
-    for module in ("ray", "ray._private.workers.default_worker", *SERVER, f"{package}.ray.placement_group"):
+def preload() -> None:
+    """Imports what each process of the run would; not Ray, which reads its environment as it is imported."""
+    for module in PRELOADED:
         importlib.import_module(module)
 
 
@@ -66,6 +68,7 @@ def _run_script(given: argparse.Namespace, flags: list[str]) -> None:
     """The checkout's own train.py or train_async.py."""
     script = Path(given.host, "train_async.py" if given.asynchronous else "train.py")
     sys.argv = [str(script), *flags]
+    sys.path.insert(0, given.host)
     start_ray(given.gpus, given.nodes)
     runpy.run_path(str(script), run_name="__main__")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import slime_ext
-from slime_ext.launcher.rollout.processes import MARK, kill_marked
+from slime_ext.launcher.rollout.processes import MARK
 from slime_ext.without_cuda import fork_server
 
 ROOT = Path(slime_ext.__file__).parents[1]
@@ -31,21 +31,21 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    """A server that has imported `decimal`."""
+    """Where a server listens that has imported `decimal`."""
     path = str(tmp_path_factory.mktemp("s") / "socket")
-    env = os.environ | {"PYTHONPATH": str(ROOT), MARK: path}
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER, path],
-        env=env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stdout.readline() == "ready\n"
+    caller = serving(path)
     yield path
-    server.stdin.close()
-    kill_marked(path)
-    server.wait()
+    caller.stdin.close()
+    caller.wait()
+
+
+def serving(path):
+    """The process that a server at `path` was forked from."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), MARK: path}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", SERVER, path], env=env, **pipes)
+    assert process.stdout.readline() == "ready\n"
+    return process
 
 
 def start(address, tmp_path, code, *words, **options):
@@ -94,6 +94,17 @@ def test_a_signal_reaches_the_fork_and_its_death_ends_the_interpreter(address, t
     process.stdout.readline()
     process.terminate()
     assert process.wait(30) == -signal.SIGTERM
+
+
+def test_with_the_caller_every_process_of_the_run_ends(tmp_path):
+    path = str(tmp_path / "socket")
+    caller = serving(path)
+    worker = start(path, tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
+    fork = int(worker.stdout.readline())
+    caller.kill()
+    caller.wait()
+    assert gone(fork)
+    worker.wait(10)
 
 
 def test_multiprocessing_spawn_runs_in_a_fork(address, tmp_path):
