@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import importlib
 import os
 import runpy
@@ -53,6 +54,8 @@ def preload() -> None:
     """Imports what each process of the run would; not Ray, which reads its environment as it is imported."""
     for module in PRELOADED:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # or each collection in each fork goes through all of it, a second every time
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -21,6 +21,7 @@ def cpu_flags() -> list[str]:
         *("--no-rope-fusion", "--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion"),
         *("--no-bias-swiglu-fusion", "--no-bias-dropout-fusion", "--no-persist-layer-norm"),
         *("--attention-softmax-in-fp32", "--accumulate-allreduce-grads-in-fp32"),
+        *("--cp-comm-type", "all_gather"),  # the one that attention without Transformer Engine has
     ]
 
 
@@ -35,6 +36,8 @@ def engine_flags(context: int = 64, tokens: int = 16384, concurrency: int = 64) 
     return [
         *("--rollout-num-gpus", "1", "--rollout-num-gpus-per-engine", "1", "--sglang-device", "cpu"),
         *("--sglang-attention-backend", "torch_native", "--sglang-disable-cuda-graph"),
+        "--sglang-sleep-on-idle",  # the scheduler otherwise polls without pause, on a core of its own
+        *("--sglang-log-level-http", "warning"),  # one line per request otherwise
         *("--sglang-context-length", str(context), "--sglang-max-total-tokens", str(tokens)),
         *("--sglang-max-running-requests", str(concurrency), "--sglang-server-concurrency", str(concurrency)),
     ]
