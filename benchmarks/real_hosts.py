@@ -3,8 +3,8 @@
     python -m benchmarks.real_hosts --hosts ../shared/hosts --out runs/real_hosts [--only 'miles/*']
     python -m benchmarks.real_hosts --out runs/real_hosts --table
 
-Every run trains two rollouts from the same files, without an engine (--debug-train-only). A line of
-OUT/rows.jsonl is written as a run ends, and a run with a line is not started again.
+Every run trains two rollouts, most from the same files, without an engine (--debug-train-only). A line
+of OUT/rows.jsonl is written as a run ends, and a run with a line is not started again.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Layout:
     nodes: int = 1
     asynchronous: bool = False
     steps: int = 2
+    engine: bool = False  # SGLang samples; otherwise the rollouts come from files
+    resumed: bool = False  # the first rollout trains and saves, another run loads and goes on
 
 
 LAYOUTS = {
@@ -57,6 +59,10 @@ LAYOUTS = {
     "four steps": Layout(steps=4),
     "rollout log-probs": Layout(("--use-rollout-logprobs",)),
     "recompute": Layout(("--recompute-loss-function",)),
+    "resumed": Layout(resumed=True),
+    "engine": Layout(engine=True),
+    "engine async": Layout(engine=True, asynchronous=True),
+    "colocated": Layout(("--colocate", "--no-offload-train", "--no-offload-rollout"), engine=True),
 }
 
 
@@ -114,7 +120,25 @@ def prepare(out: Path) -> None:
 def run(name: str, host: str | Path, out: Path) -> dict:
     """Trains once; the row of the run."""
     _, layout_name, plugin = name.split("/")
-    layout, out = LAYOUTS[layout_name], out.absolute()
+    layout, folder = LAYOUTS[layout_name], out.absolute() / name.replace(" ", "-")
+    flags, began = flags_of(layout, plugin, out.absolute()), time.time()
+    if layout.resumed:
+        saved = folder / "checkpoints"
+        start(
+            host,
+            layout,
+            [*flags, "--num-rollout", "1", "--save", f"{saved}", "--save-interval", "1"],
+            folder / "1",
+        )
+        flags += ["--load", f"{saved}"]
+    status = start(host, layout, flags, folder)
+    return {"run": name, "status": status, "seconds": round(time.time() - began, 1)} | read_log(
+        folder / "log", began
+    )
+
+
+def flags_of(layout: Layout, plugin: str, out: Path) -> list[str]:
+    """The host's flags."""
     flags = [*tiny.cpu_flags(), *tiny.model_flags(), *tiny.algorithm_flags(), *layout.flags]
     flags += tiny.task_flags(out / "tiny", rollouts=ROLLOUTS, steps=layout.steps)
     flags += [
@@ -123,23 +147,19 @@ def run(name: str, host: str | Path, out: Path) -> dict:
         "--actor-num-gpus-per-node",
         str(layout.ranks // layout.nodes),
     ]
-    flags += ["--load-debug-rollout-data", f"{out}/rollouts/{{rollout_id}}.pt", "--debug-train-only"]
+    if layout.engine:
+        flags += tiny.engine_flags()
+    else:
+        flags += ["--load-debug-rollout-data", f"{out}/rollouts/{{rollout_id}}.pt", "--debug-train-only"]
     if PLUGINS[plugin] is not None:
         flags += ["--custom-config-path", f"{out}/{plugin}.yaml"]
-    folder = out / name.replace(" ", "-")
-    began = time.time()
-    status = run_host(
-        host,
-        flags,
-        folder,
-        layout.asynchronous,
-        gpus=max(layout.ranks // layout.nodes, 1),
-        timeout=600,
-        nodes=layout.nodes,
-    )
-    return {"run": name, "status": status, "seconds": round(time.time() - began, 1)} | read_log(
-        folder / "log", began
-    )
+    return flags
+
+
+def start(host: str | Path, layout: Layout, flags: list[str], folder: Path) -> int:
+    """The exit status of a run."""
+    gpus = layout.ranks // layout.nodes + layout.engine
+    return run_host(host, flags, folder, layout.asynchronous, gpus, timeout=600, nodes=layout.nodes)
 
 
 def read_log(log: Path, began: float) -> dict:
