@@ -77,6 +77,7 @@ TEXT = Kind("text", lambda value: isinstance(value, str), str)
 PATH = Kind("a path", lambda value: isinstance(value, str), str)
 FUNCTION = Kind("package.module.function", lambda value: isinstance(value, str), str)
 ANY = Kind("a value", lambda value: True, str)
+DERIVED = Kind("a value", lambda value: True, None)  # no flag gives it: the host makes it of others
 
 # Every argument that a rule of this file or of config/rules.py reads. ``slime-ext check`` reads exactly these
 # from a launch script; a rule that reads another one fails, and so does a test.
@@ -142,8 +143,7 @@ ARGUMENTS: dict[str, Argument] = {
     ),
     "custom_config_path": Argument(PATH),
     **dict.fromkeys(("custom_tis_function_path", *contract.CALLS), Argument(FUNCTION)),
-    # No flag gives these: the host derives them (see as_parsed), or only some host has them.
-    **dict.fromkeys(("use_critic", "multi_lora", "eval_datasets"), Argument(ANY)),
+    **dict.fromkeys(("use_critic", "multi_lora", "eval_datasets"), Argument(DERIVED)),
 }
 
 
@@ -156,8 +156,9 @@ def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[s
         unknown: dest names of flags whose values cannot be known; they and what follows from them are left
             out.
     """
-    a = {name: known.default for name, known in ARGUMENTS.items() if known.kind is not ANY}
-    a = {name: value for name, value in {**a, **flags}.items() if name not in unknown}
+    a = {name: known.default for name, known in ARGUMENTS.items()} | dict(flags)
+    for name in unknown:
+        del a[name]
     derived = {
         "eps_clip_high": lambda: a["eps_clip"] if a["eps_clip_high"] is None else a["eps_clip_high"],
         "use_critic": lambda: a["advantage_estimator"] == "ppo",
@@ -165,15 +166,15 @@ def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[s
         "grpo_std_normalization": lambda: a["grpo_std_normalization"] and a["n_samples_per_prompt"] != 1,
         "over_sampling_batch_size": lambda: a["over_sampling_batch_size"] or a["rollout_batch_size"],
         "use_routing_replay": lambda: a["use_routing_replay"] or a["use_rollout_routing_replay"],
-        "debug_train_only": lambda: a["debug_train_only"] or a.get("load_debug_rollout_data") is not None,
+        "debug_train_only": lambda: a["debug_train_only"] or a["load_debug_rollout_data"] is not None,
     }
     for name, value in derived.items():
         try:
             a[name] = value()
         except KeyError:  # an unknown one among what it follows from
             a.pop(name, None)
-    if a.get("eval_datasets") is None and "eval_interval" in flags:
-        a["eval_datasets"] = [flags.get(key) for key in ("eval_config", "eval_prompt_data") if key in flags]
+    if a.get("eval_interval") is not None:
+        a["eval_datasets"] = [name for name in ("eval_config", "eval_prompt_data") if name in flags]
     if a.get("dump_details") is not None:
         kinds = ("rollout", "train")
         a |= {
@@ -373,6 +374,29 @@ def check_flags(
         with contextlib.suppress(_UnknownError):
             if rule.is_broken(a):
                 raise ConfigError(rule.line.format(a=a))
+
+
+def check_plan(args: Any, *, may_skip_proximal: bool) -> None:
+    """Holds the arguments against what a correction needs that couples the samples of an optimizer step.
+
+    Args:
+        may_skip_proximal: whether the host does without proximal log-probs where flags allow it (slime since
+            v0.3.0).
+
+    Raises:
+        ConfigError: a flag is missing.
+    """
+    path = getattr(args, "rollout_data_postprocess_path", None)
+    if path != contract.PLAN:
+        raise ConfigError(
+            f"--rollout-data-postprocess-path: expected {contract.PLAN} with a correction that couples the "
+            f"samples of an optimizer step, got {path or 'none'}: {'it takes one' if path else 'add it'}"
+        )
+    if may_skip_proximal and skips_proximal(Given(args)):
+        raise ConfigError(
+            "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
+            "step, got off: with one step per rollout slime computes no proximal log-probs before it trains"
+        )
 
 
 def skips_proximal(a: Given) -> bool:

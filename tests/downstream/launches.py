@@ -1,0 +1,190 @@
+"""Real launch scripts of host trees, with and without slime_ext, as bash itself would start them.
+
+``HOSTS=DIR python -m tests.downstream.launches`` prints what ``slime-ext check`` says to each beside what the
+host's own parser and ``slime_ext.host.init`` say to the same launch, in one process of .venv-host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from slime_ext.commands import light
+from slime_ext.commands.check import check
+from slime_ext.errors import SlimeExtError
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-host/bin/python"
+LAUNCH = re.compile(r"(\btrain(?:_async)?\.py)(?=\s)")
+INIT = "--custom-megatron-init-path slime_ext.host.init"
+TIS = f"--use-tis --custom-tis-function-path slime_ext.tis.token_tis {INIT}"
+CORRECT = f"--use-tis --custom-tis-function-path slime_ext.tis.correct {INIT}"
+PLAN = "--rollout-data-postprocess-path slime_ext.host.rollout_data_postprocess"
+# Flags that are added to a launch, and what stands in the file of its --custom-config-path.
+ADDED = {
+    "nothing": ("", ""),
+    "metrics_only": (TIS.replace("token_tis", "metrics_only"), ""),
+    "token_tis": (TIS, ""),
+    "no --use-tis": (TIS.removeprefix("--use-tis "), ""),
+    "sft": (f"{TIS} --loss-type sft_loss", ""),
+    "greedy": (f"{TIS} --rollout-temperature 0", ""),
+    "two references": (f"{TIS} --kl-coef 0.1 --kl-loss-coef 0.1", ""),
+    "band": (f"{TIS.replace('token_tis', 'icepop_function')} --tis-clip 0.5", ""),
+    "cispo": (TIS.replace("token_tis", "cispo"), ""),
+    "whole step": (f"{CORRECT} {PLAN} --get-mismatch-metrics", "slime_ext: {preset: m2}"),
+    "whole step without its flag": (CORRECT, "slime_ext: {preset: m2}"),
+    "rebaseline": (
+        f"{CORRECT} {PLAN} --get-mismatch-metrics",
+        "slime_ext: {preset: geo_rs, group: rebaseline}",
+    ),
+    "rebaseline and whitening": (
+        f"{CORRECT} {PLAN} --get-mismatch-metrics --normalize-advantages",
+        "slime_ext: {preset: geo_rs, group: rebaseline}",
+    ),
+    "target twice": (
+        f"{CORRECT} --num-steps-per-rollout 2 --global-batch-size 1",
+        "slime_ext: {numerator: target, steps: [reweight, {truncate: {high: 2.0}}]}",
+    ),
+    "the file goes around a flag": (TIS, "{dump_details: /tmp/x, use_opsm: 'false'}"),
+    "the file's text": (TIS, "kl_coef: 1e-3"),
+    "the file's estimator": (TIS, "advantage_estimator: ppo"),
+    "another bound": (CORRECT, "slime_ext: {fireworks: {eps_clip: 0.3}}"),
+    "a wrong name": (TIS.replace("token_tis", "token_tsi"), ""),
+}
+# bash runs a script with no command on its PATH: what it would start is written down instead.
+RECORD = r"""
+command_not_found_handle() {
+   case $1 in
+      dirname) local path="${@: -1}"; case $path in */*) echo "${path%/*}";; *) echo .;; esac;;
+      basename) local path="${@: -1}"; echo "${path##*/}";;
+      *) { printf '%s\0' "$@"; printf '\036'; } >> "$RECORD_FILE";;
+   esac
+}
+"""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A script of a host's tree with flags added, and the flags that bash gives to train.py."""
+
+    script: Path
+    added: str
+    flags: tuple[str, ...]
+
+
+def scripts(tree: Path) -> list[Path]:
+    """The launch scripts of a tree."""
+    return [path for path in sorted(tree.rglob("*.sh")) if LAUNCH.search(path.read_text())]
+
+
+def launches(tree: Path, folder: Path, added: list[str]) -> list[Launch]:
+    """Every script of a tree, copied below `folder` with each of the additions."""
+    _copy(tree, folder)
+    found = []
+    for script in scripts(folder):
+        text = script.read_text()
+        for name in added:
+            flags, content = ADDED[name]
+            copy = script.with_name(f"{script.stem}+{name.replace(' ', '-').replace(chr(39), '')}.sh")
+            if content:
+                copy.with_suffix(".yaml").write_text(content)
+                flags += f" --custom-config-path {copy.with_suffix('.yaml')}"
+            copy.write_text(LAUNCH.sub(rf"\1 {flags}", text))
+            if given := flags_of(copy):
+                found.append(Launch(copy, name, given))
+    return found
+
+
+def flags_of(script: Path) -> tuple[str, ...]:
+    """What bash gives to train.py; empty where the script ends before."""
+    with tempfile.TemporaryDirectory() as folder:
+        record, handler = Path(folder, "record"), Path(folder, "handler.sh")
+        handler.write_text(RECORD)
+        record.touch()
+        environment = {"PATH": "/none", "HOME": folder, "BASH_ENV": str(handler), "RECORD_FILE": str(record)}
+        subprocess.run(
+            ["/bin/bash", str(script)],
+            env=environment | {"BASE_FOLDER": "/root", "MASTER_ADDR": "127.0.0.1"},
+            cwd=folder,
+            timeout=60,
+            check=False,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+        )
+        commands = [line.split("\0")[:-1] for line in record.read_text().split("\036")]
+    for words in commands:
+        for at, word in enumerate(words):
+            if Path(word).name in ("train.py", "train_async.py"):
+                return tuple(words[at + 1 :])
+    return ()
+
+
+def told(found: list[Launch], package: str, tree: Path) -> list[tuple[str, str]]:
+    """What the host's parser and ``init`` say to each."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "launches.json")
+        file.write_text(json.dumps([launch.flags for launch in found]))
+        answered = subprocess.run(
+            [str(PYTHON), "-m", "tests.downstream.host_parser", package, str(file)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{ROOT}", "SGLANG_USE_CPU_ENGINE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if answered.returncode:
+        raise RuntimeError(answered.stderr[-2000:])
+    return [tuple(verdict) for verdict in json.loads(answered.stdout)]
+
+
+def checked(found: list[Launch]) -> list[str]:
+    """What ``slime-ext check`` says to each; empty for ``ok``."""
+    return [_said(launch.script) for launch in found]
+
+
+def _said(script: Path) -> str:
+    try:
+        with light.config() as config:
+            check(config, str(script))
+    except SlimeExtError as error:
+        return str(error)
+    return ""
+
+
+def _copy(tree: Path, folder: Path) -> None:
+    for pattern in ("*.sh", "*.yaml"):
+        for path in tree.rglob(pattern):
+            target = folder / path.relative_to(tree)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+
+
+def main() -> int:
+    """Prints the table, and last in how many rows one refuses what the other lets through."""
+    differing, table = 0, Table("script", "added", "check", "host and init", box=None)
+    for tree in sorted(Path(os.environ["HOSTS"]).glob("slime-*")):
+        with tempfile.TemporaryDirectory() as folder:
+            found = launches(tree, Path(folder), sys.argv[1:] or list(ADDED))
+            for launch, said, (who, line) in zip(
+                found, checked(found), told(found, "slime", tree), strict=True
+            ):
+                differing += bool(said) != bool(line)
+                name = f"{tree.name}/{launch.script.name.partition('+')[0]}"
+                mark = "" if bool(said) == bool(line) else "DIFFERS "
+                table.add_row(name, launch.added, mark + (said or "ok"), f"{who}: {line}" if line else "ok")
+    Console(width=260).print(table)
+    print(f"{table.row_count} launches, {differing} where check and the host with init differ")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
