@@ -9,7 +9,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from slime_ext.commands.script import UNKNOWN, forbid_unused_arrays, is_script, words_of
+from slime_ext.commands import launch_script
+from slime_ext.commands.script import (
+    SLIME,
+    UNKNOWN,
+    forbid_unused_arrays,
+    is_script,
+    launcher_of,
+    words_of,
+)
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.flags import ARGUMENTS, BEFORE_THE_MERGE, DERIVED, as_parsed, check_flags
@@ -135,7 +143,7 @@ def _of_script(path: str) -> Arguments:
     text = text_of(path)
     forbid_unused_arrays(path, text, lambda flag: flag in map(flag_of, DECISIVE))
     values, unknown = {}, set()
-    for word, after in pairwise([*words_of(path, text), ""]):
+    for word, after in pairwise([*_words(path, text), ""]):
         flag, is_attached, attached = word.partition("=")
         if not flag.startswith("--"):
             continue
@@ -147,6 +155,13 @@ def _of_script(path: str) -> Arguments:
             values[NAMES[flag]] = value
             (unknown.add if value is None else unknown.discard)(NAMES[flag])
     return Arguments(as_parsed(values, unknown), unknown, path)
+
+
+def _words(path: str, text: str) -> list[str]:
+    """The words of a host's launch; every word of a script that launches none."""
+    if launcher_of(path) != SLIME:
+        return words_of(path, text)
+    return [word for flag in launch_script.read(path).flags for word in (flag.name, *flag.values)]
 
 
 def _value(path: str, flag: str, text: str) -> Any:

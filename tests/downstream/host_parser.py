@@ -1,9 +1,9 @@
 """What a host's own parser and ``slime_ext.host.init`` say to launches; run in the host's environment.
 
-``python -m tests.downstream.host_parser slime|miles FILE`` with the host's package on PYTHONPATH: a JSON list of
-lists of flags in, a JSON list of ``[who refuses, its line]`` out, ``["", ""]`` where nobody does. Nothing is
-started. Left out is what needs the model's files or a device: the checks against the Hugging Face configuration,
-Megatron's own and SGLang's; every path exists.
+``python -m tests.downstream.host_parser slime|miles FILE`` with the host's package on PYTHONPATH: a JSON list
+of lists of flags in, a JSON list of ``[who refuses, its line]`` out, ``["", ""]`` where nobody does. Nothing
+is started. Left out is what needs the model's files or a device: the checks against the Hugging Face
+configuration, Megatron's own and SGLang's; every path exists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 UNNEEDED = ("sglang_validate_args", "megatron_validate_args", "hf_validate_args", "validate_args")
-MEGATRON = ("_hf_validate_args", "validate_args", "_vocab_size_with_padding")
+MEGATRON = ("_hf_validate_args", "validate_args", "_validate_allgather_cp_supported")
 
 
 def main(package: str, path: str) -> int:
