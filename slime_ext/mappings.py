@@ -10,7 +10,15 @@ import yaml
 from slime_ext.errors import ConfigError, cut
 
 # PyYAML lets Python's own errors through for values such as 2024-13-45, 0b_, !!bool x and 3000 brackets.
-UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+UNREADABLE = (
+    yaml.YAMLError,
+    ImportError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 MERGE = "tag:yaml.org,2002:merge"
 LONGEST = 100_000  # characters of a file: a configuration is a page
@@ -71,11 +79,19 @@ def read_yaml(path: str, where: str | None = None) -> Any:
     if len(text) > LONGEST:
         raise ConfigError(f"{where}: expected at most {LONGEST} characters of YAML, got {len(text)}")
     try:
-        return yaml.load(text, UniqueKeyLoader)
+        return _toml(text) if Path(path).suffix == ".toml" else yaml.load(text, UniqueKeyLoader)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     except UNREADABLE as error:
-        raise ConfigError(f"{where}: expected YAML, got {cut(_fault(error))}") from None
+        raise ConfigError(
+            f"{where}: expected {'TOML' if path.endswith('.toml') else 'YAML'}, got {cut(_fault(error))}"
+        ) from None
+
+
+def _toml(text: str) -> Any:
+    import tomllib  # of Python 3.11
+
+    return tomllib.loads(text)
 
 
 def text_of(path: str, where: str | None = None) -> str:
