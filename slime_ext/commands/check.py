@@ -14,6 +14,7 @@ from rich.text import Text
 from slime_ext import dialects
 from slime_ext.commands import light
 from slime_ext.commands.arguments import Arguments, gathered
+from slime_ext.commands.convert import system_of
 from slime_ext.commands.output import console, needs
 from slime_ext.commands.script import EMBEDDED, launcher_of
 from slime_ext.errors import ConfigError, SlimeExtError, cut, did_you_mean
@@ -114,6 +115,11 @@ def _unused(config: Any, path: str, arguments: Arguments) -> Checked:
     if not arguments.script:
         _forbid_bare_block(path, arguments)
         raise ConfigError(f"{path}: expected the key slime_ext, got none: see the files in configs/presets")
+    if launcher_of(arguments.script) is None and (system := system_of(arguments.script)):
+        raise ConfigError(
+            f"{path}: expected a launch of slime, miles or slime-ext train, got one of {system}: "
+            f"slime-ext convert --from {system} {path}"
+        )
     rows, refused = {}, {}
     for when, (flags, what) in OFFERED.items():
         try:

@@ -72,6 +72,12 @@ def read_settings(system: str, path: str) -> dict[str, Any]:
     return found
 
 
+def system_of(path: str) -> str | None:
+    """The system whose correction a launch script sets by Hydra's overrides."""
+    names = dict.fromkeys((*HOMES, *AMONG))
+    return next((name for name in names if _find(name, _overrides(name, path))), None)
+
+
 def _overrides(system: str, path: str) -> dict[str, Any]:
     places = (*HOMES.get(system, ()), *AMONG.get(system, ()))
     return hydra.overrides(path, tuple(f"{'.'.join(place)}." for place in places), _keys(system))
@@ -188,11 +194,12 @@ def _other(system: str, whole: Mapping[str, Any]) -> str:
 
 def _other_script(system: str, path: str) -> str:
     """Which other system's script it is, or what the system then does."""
-    others = [name for name in (*HOMES, *AMONG) if name != system]
-    for name in others:
-        if _find(name, _overrides(name, path)):
-            return f": it is a script of {name}; use --from {name}"
-    return f": {system} corrects nothing without"
+    other = system_of(path)
+    return (
+        f": it is a script of {other}; use --from {other}"
+        if other
+        else f": {system} corrects nothing without"
+    )
 
 
 def _at(whole: Any, path: tuple[str, ...], absent: Any) -> Any:

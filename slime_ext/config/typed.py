@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
@@ -97,7 +98,8 @@ def _one_line(where: str, error: ValidationError, allowed: tuple[str, ...]) -> s
     if first["type"] == "extra_forbidden":
         return unknown(where, "key", key, allowed)
     expected = first["msg"].removeprefix("Input should be ").replace("a valid ", "a ")
-    return f"{where}.{key}: expected {expected}, got {shown(first['input'])}"
+    near = did_you_mean(str(first["input"]), re.findall("'(.*?)'", expected))
+    return f"{where}.{key}: expected {expected}, got {shown(first['input'])}{near}"
 
 
 def unknown(where: str, kind: str, name: Any, known: Any) -> str:

@@ -7,10 +7,15 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import libcst as cst
-from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
+from slime_ext.errors import ConfigError, DataError
 
-from slime_ext.errors import DataError
+try:
+    import libcst as cst
+    from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
+except ImportError as error:
+    raise ConfigError(
+        "libcst: expected the package that reads a host's source, got none: pip install libcst"
+    ) from error
 
 
 @dataclass(frozen=True)
