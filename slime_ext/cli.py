@@ -32,6 +32,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "patch": ("slime_ext.patching.main:main", "cur_log_probs and staleness for a slime or miles checkout"),
 }
+REQUIRED = {  # module -> what setup.py requires for it
+    **{name: name for name in ("torch", "numpy", "pydantic", "rich", "libcst")},
+    "yaml": "PyYAML",
+    "jinja2": "Jinja2",
+}
 USER_ERROR, INTERRUPTED, UNREAD = 2, 130, 1  # the last as rich has it
 
 
@@ -76,7 +81,15 @@ def _run(name: str, argv: list[str]) -> int:
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)  # functions that flags name may lie there, as with slime
     module, _, function = COMMANDS[name][0].partition(":")
-    return int(getattr(importlib.import_module(module), function)(argv) or 0)
+    try:
+        return int(getattr(importlib.import_module(module), function)(argv) or 0)
+    except ModuleNotFoundError as error:
+        package = REQUIRED.get(str(error.name).partition(".")[0])
+        if package is None:
+            raise
+        raise ConfigError(
+            f"{name}: expected the package {package}, got none: pip install {package}"
+        ) from None
 
 
 def _flush() -> None:

@@ -20,7 +20,15 @@ from slime_ext.commands.script import (
 )
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
-from slime_ext.host.flags import ARGUMENTS, BEFORE_THE_MERGE, DERIVED, as_parsed, check_flags
+from slime_ext.host.flags import (
+    ARGUMENTS,
+    BEFORE_THE_MERGE,
+    DECISIVE,
+    DERIVED,
+    NEARLY,
+    as_parsed,
+    check_flags,
+)
 from slime_ext.host.functions import flag_of
 from slime_ext.mappings import read_yaml, text_of
 
@@ -30,16 +38,6 @@ NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument
 NAMES |= {flag_of(name): name for name in TEXTS}
 OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
 OFF |= {f"--no-{flag_of(name)[2:]}": name for name in SWITCHED_OFF}
-# What decides whether anything of ours runs; a misspelling of it is one that slime passes over.
-DECISIVE = (
-    *contract.OURS,
-    "custom_tis_function_path",
-    "custom_config_path",
-    "use_tis",
-    "get_mismatch_metrics",
-    "tis_clip_low",
-)
-NEARLY = 0.85  # likeness from which a name is a misspelling of another
 ALIKE = (*contract.CALLS, "custom_agent_function_path")  # arguments of slime and miles that look like those
 
 

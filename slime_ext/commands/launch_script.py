@@ -23,12 +23,14 @@ from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
 PROGRAMS = ("train.py", "train_async.py")
 SOURCE = re.compile(r"^\s*((?:\w+=\S+\s+)*)(?:source|\.)\s+(\S.*?)\s*;?\s*$")
 DIRNAME = re.compile(r"""\$\(\s*dirname\s+(?:--\s+)?"?\$\{?(?:BASH_SOURCE(?:\[0\])?|0)\}?"?\s*\)""")
-FOLDER = re.compile(r"""\$\(\s*cd\s+(?:--\s+)?"?([^"$()&;]+?)"?\s*(?:&?>\s*/dev/null\s*(?:2>&1)?)?\s*&&\s*pwd[^)]*\)""")
+FOLDER = re.compile(
+    r"""\$\(\s*cd\s+(?:--\s+)?"?([^"$()&;]+?)"?\s*(?:&?>\s*/dev/null\s*(?:2>&1)?)?\s*&&\s*pwd[^)]*\)"""
+)
 ASSIGNED = re.compile(r"^(\w+)(\+?)=(?!\()(.*)$", re.DOTALL)
 EXPANDED = re.compile(r"\$\{(\w+)\[[@*]\]")
 ARITHMETIC = re.compile(r"\$\(\(([^()$]+(?:\([^()$]*\)[^()$]*)*)\)\)")
-RUNTIME = re.compile(r"""env_vars["'\\]+\s*:\s*\{(.*?)\}""", re.DOTALL)
-PAIR = re.compile(r"""\\?"(\w+)\\?"\s*:\s*\\?"(.*?)\\?"(?=\s*[,}\n]|\s*$)""", re.DOTALL)
+RUNTIME = re.compile(r"""env_vars["'\\]+\s*:\s*\{((?:\$\{[^}]*\}|[^}])*)\}""")
+PAIR = re.compile(r'"(\w+)"\s*:\s*"(.*?)"(?=\s*[,}\n]|\s*$)')
 BEFORE_ASSIGNMENT = ("export", "readonly", "local", "declare", "then", "do", "else", "{")
 ENDS = ("|", "||", "&&", ";", "&", ">", "2>&1", ">>")
 DEEPEST = 8  # files that source files, defaults in defaults
@@ -87,7 +89,8 @@ def read(path: str, given: Sequence[str] = (), host: str | None = None) -> Launc
         files = {path: text_of(path)}
         return launch_of(path, command_of(path, given), files)
     files = {}
-    roots = [*([Path(host)] if host else []), *Path(path).resolve().parents]
+    near = [*([Path(host)] if host else []), *Path(path).resolve().parents]
+    roots = [root for folder in near for root in (folder, folder / "scripts")]
     return launch_of(path, _with_sourced(Path(path), roots, files), files, given)
 
 
@@ -119,7 +122,7 @@ def _run(
     """The last launch: its program and words; a script may have one in each branch."""
     launched: tuple[str | None, list[str]] = (None, [])
     array = None
-    for words in commands:
+    for words in (clause for line in commands for clause in _clauses(line)):
         if array is None and _skips(shell, words):
             continue
         array = _assigned(shell, words, array)
@@ -135,6 +138,13 @@ def _run(
                 "backslash at its end"
             )
     return launched
+
+
+def _clauses(words: Sequence[str]) -> Iterator[list[str]]:
+    """A line cut before each ``then``, ``else``, ``elif`` and ``fi``."""
+    cuts = [i for i, word in enumerate(words) if i and word.rstrip(";") in ("then", "else", "elif", "fi")]
+    for begin, end in zip([0, *cuts], [*cuts, len(words)], strict=True):
+        yield list(words[begin:end])
 
 
 def _assigned(shell: _Shell, words: Sequence[str], array: str | None) -> str | None:
@@ -164,7 +174,7 @@ def _assigned(shell: _Shell, words: Sequence[str], array: str | None) -> str | N
 def _skips(shell: _Shell, words: Sequence[str]) -> bool:
     """Whether a line lies in a branch that is not taken; follows if, else and fi."""
     first = words[0].rstrip(";") if words else ""
-    if first == "if" and words[-1].rstrip(";") != "fi":
+    if first == "if":
         shell.taken.append(_holds(shell, words[1:]))
         shell.tests.append(" ".join(words))
     elif first in ("else", "elif") and shell.taken:
@@ -245,5 +255,7 @@ def _sourced(path: Path, name: str, roots: Sequence[Path]) -> Path | None:
             if (found := root.joinpath(*parts[begin:])).is_file():
                 return found
     if "models" in parts:
-        raise ConfigError(f"{path}: source: expected a file, got '{name}': --host DIR names the host's checkout")
+        raise ConfigError(
+            f"{path}: source: expected a file, got '{name}': --host DIR names the host's checkout"
+        )
     return None

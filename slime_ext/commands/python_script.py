@@ -66,7 +66,9 @@ def command_of(path: str, given: Sequence[str]) -> str:
         command = [str(host_python()), "-c", RECORDER, notes.name, json.dumps(REFUSED), path, *given]
         paths = [str(SITE), str(Path(__file__).parents[2]), str(root), str(root / "scripts")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SLIME_EXT_WITHOUT_CUDA": "1"}
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, cwd=root)
+        run = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, cwd=root
+        )
         text = Path(notes.name).read_text()
     submitted = [line for line in json.loads(text or "[]") if "ray job submit" in line]
     if not submitted:

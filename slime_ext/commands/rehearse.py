@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 import sys
 import tempfile
 import time
@@ -13,7 +15,7 @@ from slime_ext.commands.check import check
 from slime_ext.commands.light import config
 from slime_ext.commands.output import console
 from slime_ext.errors import ConfigError, SlimeExtError
-from slime_ext.without_cuda.rehearsal import checks, evidence, page, preflight, run
+from slime_ext.without_cuda.rehearsal import checks, evidence, page, preflight, prompts, run
 from slime_ext.without_cuda.rehearsal.launch import Launch
 
 FAILED = 1
@@ -29,8 +31,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--megatron", help="a checkout of Megatron-LM; by default the wheel's")
     parser.add_argument("--out", type=Path, help="folder of the run; by default a new one")
     parser.add_argument("--timeout", type=float, default=run.TIMEOUT_S, help="seconds until the run is ended")
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help="-- and flags of the script's own")
-    given = parser.parse_args(argv)
+    parser.epilog = "Words behind -- are flags of the script's own."
+    end = argv.index("--") if "--" in argv else len(argv)
+    given = parser.parse_args(argv[:end], argparse.Namespace(own=argv[end + 1 :]))
     try:
         return rehearse(given)
     except SlimeExtError as error:
@@ -45,19 +48,22 @@ def rehearse(given: argparse.Namespace) -> int:
         ConfigError: no host, a script that launches nothing, a mistake that needs no run to be seen.
     """
     began, screen = time.monotonic(), console()
-    run.refuse_cuda()
-    launch = launch_script.read(given.script, [word for word in given.rest if word != "--"], given.host)
+    launch = launch_script.read(given.script, given.own, given.host)
     host = run.host_of(launch, given.host)
     launch = run.with_found_files(launch, host)
     screen.print(f"{given.script}: {len(launch.flags)} flags, on {host}", markup=False)
     if wrong := mistakes(launch, host):
         raise ConfigError("\n  ".join(wrong))
+    rows = prompts.all_rows(launch)
+    run.refuse_cuda()
     out = (given.out or Path(tempfile.mkdtemp(prefix="slime-ext-rehearsal-"))).absolute()
-    prepared, account = run.prepare(launch, out)
+    prepared, account = run.prepare(launch, rows, out)
     screen.print(page.replaced(account))
     status = run.rehearse(launch, host, prepared, out, given.timeout, given.megatron)
     found = checks.lines(launch, seen := evidence.gather(out, status, time.monotonic() - began))
     screen.print(page.result(found, checks.unseen(launch, account), seen.seconds, seen.log))
+    facts = {"seconds": round(seen.seconds), "status": status, "lines": [vars(line) for line in found]}
+    (out / "page.json").write_text(json.dumps(facts, indent=2))
     return FAILED if status or any(line.state == checks.WRONG for line in found) else 0
 
 
@@ -66,12 +72,22 @@ def mistakes(launch: Launch, host: run.Host) -> list[str]:
     known = preflight.known_flags(host.package, run.wheel_folder() / "megatron")
     wrong = [*preflight.mistakes(launch, known, run.module_paths(launch, host), is_own_host=host.is_own)]
     if any("slime_ext" in word for flag in launch.flags for word in flag.values) or _has_our_key(launch):
-        try:
-            with config() as ours:
-                check(ours, launch.script)
-        except SlimeExtError as error:
-            wrong.append(str(error))
+        wrong += _of_our_configuration(launch)
     return wrong
+
+
+def _of_our_configuration(launch: Launch) -> list[str]:
+    """What ``slime-ext check`` says of the launch's flags."""
+    with tempfile.TemporaryDirectory() as folder, config() as ours:
+        file = Path(folder, "launch.sh")
+        file.write_text(
+            shlex.join(["train.py", *(word for f in launch.flags for word in (f.name, *f.values))])
+        )
+        try:
+            check(ours, str(file))
+        except SlimeExtError as error:
+            return [str(error).replace(str(file), Path(launch.script).name)]
+    return []
 
 
 def _has_our_key(launch: Launch) -> bool:

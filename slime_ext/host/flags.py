@@ -8,9 +8,10 @@ the host has.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,12 @@ from slime_ext.given import Given, steps_per_rollout
 from slime_ext.host import contract
 from slime_ext.host.functions import flag_of
 
+# What decides whether anything of ours runs; hosts pass over a misspelling of it without a word.
+DECISIVE = (
+    *contract.OURS,
+    *("custom_tis_function_path", "custom_config_path", "use_tis", "get_mismatch_metrics", "tis_clip_low"),
+)
+NEARLY = 0.85  # likeness from which a name is a misspelling of another
 AFTERWARDS = "a key of --custom-config-path comes after slime has read it; give it as a flag"
 
 
@@ -397,6 +404,29 @@ def check_plan(args: Any, *, may_skip_proximal: bool) -> None:
             "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
             "step, got off: with one step per rollout slime computes no proximal log-probs before it trains"
         )
+
+
+def check_command_line(words: Iterable[str], args: Any) -> None:
+    """Stops at a flag that is nearly one of those that decide whether ours runs: slime and miles ignore what
+    their parsers do not know.
+
+    Args:
+        words: the command line that started the run.
+        args: what the host made of it; a flag that it knows is none of ours misspelt.
+
+    Raises:
+        ConfigError: with the right flag.
+    """
+    for word in words:
+        flag = word.partition("=")[0]
+        dest = flag.removeprefix("--").replace("-", "_")
+        if flag == dest or (flag == flag_of(dest) and hasattr(args, dest)):
+            continue
+        for right in map(flag_of, difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=NEARLY)):
+            if not right.startswith(flag):  # which argparse takes for it
+                raise ConfigError(
+                    f"{flag}: expected {right}, got a flag that the host ignores: correct the name"
+                )
 
 
 def skips_proximal(a: Given) -> bool:

@@ -17,7 +17,7 @@ from slime_ext.errors import ConfigError
 from slime_ext.given import Given
 from slime_ext.host import ages, carriers, contract, hosts, train_step
 from slime_ext.host.configured import correction_named, mapping_of_flags
-from slime_ext.host.flags import check_flags, check_plan
+from slime_ext.host.flags import check_command_line, check_flags, check_plan
 from slime_ext.host.functions import check_call, flag_of
 from slime_ext.host.guards import warn_of_double_count
 from slime_ext.host.hook import backend_name
@@ -50,6 +50,7 @@ def init(args: Any) -> None:
     Raises:
         ConfigError: one line that names the flag or key, what was expected, and what to do.
     """
+    check_command_line(hosts.command_line(), args)
     check_flags(args)
     check_functions(args)
     has_host = carriers.install()

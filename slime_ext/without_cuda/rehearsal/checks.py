@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from slime_ext.without_cuda.driver import TIMED_OUT
 from slime_ext.without_cuda.rehearsal.evidence import Evidence, nonfinite
@@ -53,7 +52,11 @@ def _cause(launch: Launch, seen: Evidence) -> str:
 
 def _script(launch: Launch) -> Line:
     count = len(launch.flags)
-    return Line("script", OK, f"{count} flags for {Path(launch.program).name}, {len(list(kept(launch)))} stay as they are")
+    return Line(
+        "script",
+        OK,
+        f"{count} flags for {Path(launch.program).name}, {len(list(kept(launch)))} stay as they are",
+    )
 
 
 def _parsed(launch: Launch, small: Sizes, seen: Evidence) -> Line:
@@ -66,14 +69,18 @@ def _parsed(launch: Launch, small: Sizes, seen: Evidence) -> Line:
 def _engine(launch: Launch, small: Sizes, seen: Evidence) -> Line:
     if launch.flag("--debug-train-only"):
         return Line("engine up", NOT_ASKED, "--debug-train-only")
-    return Line("engine up", OK, "SGLang on the CPU") if seen.calls("engine") else Line("engine up", NOT_REACHED)
+    return (
+        Line("engine up", OK, "SGLang on the CPU") if seen.calls("engine") else Line("engine up", NOT_REACHED)
+    )
 
 
 def _model(launch: Launch, small: Sizes, seen: Evidence) -> Line:
     calls = seen.calls("model")
     if not calls:
         return Line("model built", NOT_REACHED)
-    return Line("model built", OK, f"{sum(c['parameters'] for c in calls):,} parameters on {len(calls)} ranks")
+    return Line(
+        "model built", OK, f"{sum(c['parameters'] for c in calls):,} parameters on {len(calls)} ranks"
+    )
 
 
 def _sampled(launch: Launch, small: Sizes, seen: Evidence) -> Line:
@@ -90,22 +97,31 @@ def _sampled(launch: Launch, small: Sizes, seen: Evidence) -> Line:
 
 
 def _hook(launch: Launch, small: Sizes, seen: Evidence) -> Line:
-    path = launch.value("--custom-tis-function-path")
+    parsed = (seen.calls("parsed") or [{}])[-1]  # with the keys of --custom-config-path
+    path = parsed.get("custom_tis_function_path")
     calls = [e for e in seen.calls("function") if path and e["path"] == path] or seen.calls("vanilla")
-    parsed = seen.calls("parsed")
-    if not calls and not (parsed and parsed[-1]["use_tis"] or launch.flag("--get-mismatch-metrics")):
+    if parsed and not calls and not parsed["use_tis"] and not parsed["get_mismatch_metrics"]:
         return Line("hook called", NOT_ASKED, "neither --use-tis nor --get-mismatch-metrics")
     if not calls:
         reached = bool(seen.calls("step"))
-        return Line("hook called", WRONG if reached else NOT_REACHED, "never, though there were steps" * reached)
+        return Line(
+            "hook called", WRONG if reached else NOT_REACHED, "never, though there were steps" * reached
+        )
     lacking = [e for e in calls if "tokens" not in e]
     if lacking:
-        return Line("hook called", WRONG, f"without log-probs of the sampler or the trainer in {len(lacking)} calls")
-    sums = {name: sum(e[name] for e in calls) for name in ("sequences", "tokens", "local", "nonfinite", "distance")}
+        return Line(
+            "hook called", WRONG, f"without log-probs of the sampler or the trainer in {len(lacking)} calls"
+        )
+    sums = {
+        name: sum(e[name] for e in calls)
+        for name in ("sequences", "tokens", "local", "nonfinite", "distance")
+    }
     text = f"{len(calls)} times with {sums['sequences']} sequences, {sums['tokens']} tokens"
     if sums["nonfinite"]:
         return Line("hook called", WRONG, f"{text}: {sums['nonfinite']} log-ratios are NaN or infinite")
-    return Line("hook called", OK, f"{text}; {len(calls[-1]['names'])} metrics: {', '.join(calls[-1]['names'][:4])}")
+    return Line(
+        "hook called", OK, f"{text}; {len(calls[-1]['names'])} metrics: {', '.join(calls[-1]['names'][:4])}"
+    )
 
 
 def _trained(launch: Launch, small: Sizes, seen: Evidence) -> Line:
@@ -113,9 +129,15 @@ def _trained(launch: Launch, small: Sizes, seen: Evidence) -> Line:
     if not steps:
         return Line("trained", NOT_REACHED)
     places = {(e["rollout"], e["step"]): e for e in steps}
-    bad = [place for place, e in places.items() if isinstance(e["norm"], str) or "nan" in map(str, e["losses"].values())]
+    bad = [
+        place
+        for place, e in places.items()
+        if isinstance(e["norm"], str) or "nan" in map(str, e["losses"].values())
+    ]
     if bad:
-        return Line("trained", WRONG, f"rollout {bad[0][0]}, step {bad[0][1]}: loss or gradient norm is not finite")
+        return Line(
+            "trained", WRONG, f"rollout {bad[0][0]}, step {bad[0][1]}: loss or gradient norm is not finite"
+        )
     expected = small.steps * ROLLOUTS
     if len(places) != expected and not seen.status:
         return Line("trained", WRONG, f"{len(places)} optimizer steps, expected {expected}")
@@ -139,7 +161,9 @@ def _pushed(launch: Launch, small: Sizes, seen: Evidence) -> Line:
     versions = sorted({e["version"] for e in seen.calls("push") if e["version"] is not None})
     if not versions or len(seen.rollouts) < ROLLOUTS:
         return Line("weights pushed", NOT_REACHED)
-    used = [sorted({v for s in rollout for v in s["weight_versions"] or ()}) for rollout in seen.rollouts.values()]
+    used = [
+        sorted({v for s in rollout for v in s["weight_versions"] or ()}) for rollout in seen.rollouts.values()
+    ]
     sampled = ", ".join("/".join(map(str, v)) or "unknown" for v in used)
     distances = [m.numbers.absolute for m in seen.analysis.timeline] if seen.analysis else []
     known = [d for d in distances if d is not None]
@@ -168,7 +192,10 @@ CHECKS: tuple[Callable[[Launch, Sizes, Evidence], Line], ...] = (
 
 def unseen(launch: Launch, account: Sequence[tuple[str, str]]) -> list[str]:
     """What a rehearsal without a GPU does not show of this launch."""
-    found = ["memory, speed, NCCL, and the numerics of CUDA kernels", "the model's own weights and their conversion"]
+    found = [
+        "memory, speed, NCCL, and the numerics of CUDA kernels",
+        "the model's own weights and their conversion",
+    ]
     words: Mapping[str, str] = dict(account)
     if "; without " in words.get("model", ""):
         found.append(words["model"].split("; without ")[1].split(";")[0])
@@ -179,8 +206,3 @@ def unseen(launch: Launch, account: Sequence[tuple[str, str]]) -> list[str]:
     if launch.flag("--colocate"):
         found.append("offloading and the push of colocated weights")
     return [*found, *(f"{name}: {words[name]}" for name in ("filter", "evaluation") if name in words)]
-
-
-def facts(found: Sequence[Line]) -> dict[str, Any]:
-    """States by name, for a table of many rehearsals."""
-    return {line.name: line.state for line in found}

@@ -54,7 +54,9 @@ def gather(out: Path, status: int, seconds: float) -> Evidence:
     """Reads a rehearsal's folder."""
     log = out / "log"
     text = log.read_text(errors="replace") if log.exists() else ""
-    files = {str(f.relative_to(out)): f.stat().st_size for f in (out / "checkpoint").rglob("*") if f.is_file()}
+    files = {
+        str(f.relative_to(out)): f.stat().st_size for f in (out / "checkpoint").rglob("*") if f.is_file()
+    }
     return Evidence(
         status, seconds, log, failure.cause(text) if status else "", tuple(observe.read(out / "events")),
         _rollouts(out / "dumps/rollout_data"), _analysis(out / "dumps"), _scalars(out / "tensorboard"), files,

@@ -22,7 +22,11 @@ def replaced(account: Sequence[tuple[str, str]]) -> RenderableType:
 def result(lines: Sequence[Line], unseen: Sequence[str], seconds: float, log: Path) -> RenderableType:
     """The ten lines, and what no machine without a GPU shows."""
     rows = _table((Text(f"  {x.name}"), Text(x.state, STYLES.get(x.state, "")), Text(x.text)) for x in lines)
-    heads = [Text(f"rehearsed in {seconds:.0f} s; the host's log: {log}"), rows, Text("not seen without a GPU")]
+    heads = [
+        Text(f"rehearsed in {seconds:.0f} s; the host's log: {log}"),
+        rows,
+        Text("not seen without a GPU"),
+    ]
     return Group(*heads, *(Text(f"  {line}") for line in unseen))
 
 

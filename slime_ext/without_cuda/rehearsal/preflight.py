@@ -11,12 +11,18 @@ from pathlib import Path
 from slime_ext.errors import did_you_mean
 from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
 from slime_ext.without_cuda.rehearsal.replace import Sizes, sizes_of
+from slime_ext.without_cuda.rehearsal.twin import has_chat_template, tokenizer_files
 
 NAME = re.compile(r"--[a-z][a-z0-9_-]*")
 NEARLY = 0.8  # likeness from which a name is a misspelling of another
 ELSEWHERE = ("--sglang-", "--router-")  # checked by the SGLang of the cluster
-MEGATRON = ("training/arguments.py", "training/*config*.py", "training/config/*.py", "core/*config*.py",
-            "core/*/*config*.py")
+MEGATRON = (
+    "training/arguments.py",
+    "training/*config*.py",
+    "training/config/*.py",
+    "core/*config*.py",
+    "core/*/*config*.py",
+)
 HOST = ("utils/arguments.py", "backends/**/arguments.py")
 NEEDED = ("--hf-checkpoint",)
 
@@ -39,8 +45,14 @@ def _names(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and NAME.fullmatch(node.value):
             yield node.value
         elif isinstance(node, ast.ClassDef):
-            fields = [s.target.id for s in node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)]
-            yield from (f"--{sign}{name.replace('_', '-')}" for name in fields for sign in ("", "no-", "disable-"))
+            fields = [
+                s.target.id
+                for s in node.body
+                if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)
+            ]
+            yield from (
+                f"--{sign}{name.replace('_', '-')}" for name in fields for sign in ("", "no-", "disable-")
+            )
 
 
 def unknown_flags(launch: Launch, known: set[str]) -> Iterator[tuple[Flag, str]]:
@@ -70,6 +82,7 @@ def mistakes(launch: Launch, known: set[str], paths: Sequence[Path], *, is_own_h
         elif is_own_host:
             yield f"{flag.where}: {flag.name}: the host has no such flag: nothing reads it"
     yield from _arithmetic(launch, sizes_of(launch))
+    yield from _tokenizer(launch)
     for flag in launch.flags:
         if flag.name.endswith("-path") and flag.values and (line := _function(flag, paths)):
             yield line
@@ -94,12 +107,23 @@ def _arithmetic(launch: Launch, sizes: Sizes) -> Iterator[str]:
         yield f"--over-sampling-batch-size: expected at least --rollout-batch-size {sizes.prompts}, got {more}"
 
 
+def _tokenizer(launch: Launch) -> Iterator[str]:
+    flag, folder = launch.flag("--apply-chat-template"), Path(launch.value("--hf-checkpoint"))
+    if flag and tokenizer_files(folder) and not has_chat_template(folder):
+        yield (
+            f"{flag.where}: --apply-chat-template: expected a tokenizer with a chat template, got none in "
+            f"{folder}: leave the flag out, or give the chat model's folder"
+        )
+
+
 def _function(flag: Flag, paths: Sequence[Path]) -> str | None:
     """What is wrong with a flag's module.function, as far as a file shows it."""
     module, _, name = flag.values[0].rpartition(".")
     if not module or "/" in flag.values[0] or "$" in flag.values[0]:
         return None
-    expected = f"{flag.where}: {flag.name}: expected module.function that Python finds, got '{flag.values[0]}'"
+    expected = (
+        f"{flag.where}: {flag.name}: expected module.function that Python finds, got '{flag.values[0]}'"
+    )
     file = _file(module, paths)
     if file is None:
         return f"{expected}: no module {module} below PYTHONPATH of the launch, the script's folder or the host's"
@@ -111,7 +135,9 @@ def _function(flag: Flag, paths: Sequence[Path]) -> str | None:
 
 def _file(module: str, paths: Iterable[Path]) -> Path | None:
     parts: Callable[[Path], Path] = lambda root: root.joinpath(*module.split("."))  # noqa: E731
-    places = (place for root in paths for place in (parts(root).with_suffix(".py"), parts(root) / "__init__.py"))
+    places = (
+        place for root in paths for place in (parts(root).with_suffix(".py"), parts(root) / "__init__.py")
+    )
     return next((place for place in places if place.is_file()), None)
 
 

@@ -32,11 +32,25 @@ def rows_of(launch: Launch, flag: Flag, path: str) -> list[dict[str, Any]]:
         read = _parquet(file) if file.suffix == ".parquet" else _jsonl(file)
         rows = [row for row in islice(read, ROWS * 4) if len(json.dumps(row, default=str)) < LONGEST][:ROWS]
     except (ValueError, OSError) as error:
-        raise ConfigError(f"{flag.where}: {flag.name}: expected rows of JSON, got {error} in {file}") from None
+        raise ConfigError(
+            f"{flag.where}: {flag.name}: expected rows of JSON, got {error} in {file}"
+        ) from None
     if not rows:
-        raise ConfigError(f"{flag.where}: {flag.name}: expected rows below {LONGEST} characters, got none in {file}")
+        raise ConfigError(
+            f"{flag.where}: {flag.name}: expected rows below {LONGEST} characters, got none in {file}"
+        )
     _check_keys(launch, rows[0], file)
     return rows
+
+
+def all_rows(launch: Launch) -> dict[str, list[dict[str, Any]]]:
+    """Rows of --prompt-data and --eval-prompt-data, made ones where a flag is absent or its file not here.
+
+    Raises:
+        ConfigError: as ``rows_of``.
+    """
+    flags = {name: launch.flag(name) for name in ("--prompt-data", "--eval-prompt-data")}
+    return {name: rows_of(launch, f, f.values[-1]) if f else made_rows(launch) for name, f in flags.items()}
 
 
 def made_rows(launch: Launch) -> list[dict[str, Any]]:
@@ -55,7 +69,9 @@ def made_rows(launch: Launch) -> list[dict[str, Any]]:
 
 
 def _keys(launch: Launch) -> dict[str, str]:
-    keys = {name: launch.value(name) for name in ("--input-key", "--label-key", "--metadata-key", "--tool-key")}
+    keys = {
+        name: launch.value(name) for name in ("--input-key", "--label-key", "--metadata-key", "--tool-key")
+    }
     return {"--input-key": "input"} | {name: key for name, key in keys.items() if key}
 
 
@@ -64,7 +80,9 @@ def _check_keys(launch: Launch, row: dict[str, Any], file: Path) -> None:
         if key not in row and name in ("--input-key", "--label-key"):
             where = flag.where if (flag := launch.flag(name)) else Path(launch.script).name
             near = did_you_mean(key, row)
-            raise ConfigError(f"{where}: {name}: expected a key of {file}, got '{key}'{near} (keys: {', '.join(row)})")
+            raise ConfigError(
+                f"{where}: {name}: expected a key of {file}, got '{key}'{near} (keys: {', '.join(row)})"
+            )
 
 
 def _jsonl(file: Path) -> Iterator[dict[str, Any]]:
@@ -89,18 +107,9 @@ def write_rows(rows: list[dict[str, Any]], file: Path) -> None:
 
 
 def longest_prompt(launch: Launch, rows: list[dict[str, Any]], tokenizer: Any) -> int:
-    """Tokens of the longest prompt.
-
-    Raises:
-        ConfigError: the tokenizer has no chat template and the launch asks for one.
-    """
-    key, flag = _keys(launch)["--input-key"], launch.flag("--apply-chat-template")
-    if flag and not tokenizer.chat_template:
-        raise ConfigError(
-            f"{flag.where}: --apply-chat-template: expected a tokenizer with a chat template, got none in "
-            f"{launch.value('--hf-checkpoint')}: leave the flag out, or give the chat model's folder"
-        )
-    return max(_length(row[key], tokenizer, is_chat=bool(flag)) for row in rows)
+    """Tokens of the longest prompt."""
+    key, is_chat = _keys(launch)["--input-key"], bool(launch.flag("--apply-chat-template"))
+    return max(_length(row[key], tokenizer, is_chat=is_chat) for row in rows)
 
 
 def _length(prompt: Any, tokenizer: Any, *, is_chat: bool) -> int:

@@ -74,14 +74,14 @@ class Prepared:
         model: folder of the twin.
         model_flags: Megatron's flags for it.
         data: prompts, JSONL.
-        evaluation: the same for evaluations, or none.
+        evaluation: the same for evaluations.
         longest: tokens of the longest prompt.
     """
 
     model: Path
     model_flags: tuple[str, ...]
     data: Path
-    evaluation: Path | None
+    evaluation: Path
     longest: int
 
 
@@ -160,7 +160,9 @@ def replaced_flags(launch: Launch, prepared: Prepared, out: Path) -> list[str]:
     words += _micro_batches(launch, small, context)
     words += ["--rollout-max-response-len", str(RESPONSE), "--lr", LEARNING_RATE]
     words += _evaluation(launch, prepared)
-    words += ["--custom-reward-post-process-path", SPREAD] if launch.value("--loss-type") != "sft_loss" else []
+    words += (
+        ["--custom-reward-post-process-path", SPREAD] if launch.value("--loss-type") != "sft_loss" else []
+    )
     words += ["--save", str(out / "checkpoint"), "--save-interval", str(ROLLOUTS)]
     words += ["--dump-details", str(out / "dumps"), "--use-tensorboard"]
     return [*words, "--tb-project-name", "rehearsal", "--tb-experiment-name", "run"]
@@ -181,11 +183,17 @@ def _micro_batches(launch: Launch, small: Sizes, context: int) -> list[str]:
 
 
 def _evaluation(launch: Launch, prepared: Prepared) -> list[str]:
-    if prepared.evaluation is None or not launch.flag("--eval-interval"):
+    if not (launch.flag("--eval-prompt-data") and launch.flag("--eval-interval")):
         return []
     words = ["--eval-interval", str(ROLLOUTS), "--n-samples-per-eval-prompt", "1"]
-    return [*words, "--eval-prompt-data", launch.value("--eval-prompt-data"), str(prepared.evaluation),
-            "--eval-max-response-len", str(RESPONSE)]
+    return [
+        *words,
+        "--eval-prompt-data",
+        launch.value("--eval-prompt-data"),
+        str(prepared.evaluation),
+        "--eval-max-response-len",
+        str(RESPONSE),
+    ]
 
 
 def account(launch: Launch, twin: str, data: str) -> list[tuple[str, str]]:
@@ -201,13 +209,28 @@ def account(launch: Launch, twin: str, data: str) -> list[tuple[str, str]]:
     response = launch.value("--rollout-max-response-len", "the host's default")
     rows.append(("lengths", f"responses of {response} -> {RESPONSE} tokens"))
     rate = launch.value("--lr", "the host's default")
-    rows.append(("schedule", f"{launch.value('--num-rollout', '?')} -> {ROLLOUTS} rollouts; learning rate {rate} -> "
-                 f"{LEARNING_RATE}, so that one step can be seen"))
+    rows.append(
+        (
+            "schedule",
+            f"{launch.value('--num-rollout', '?')} -> {ROLLOUTS} rollouts; learning rate {rate} -> "
+            f"{LEARNING_RATE}, so that one step can be seen",
+        )
+    )
     if launch.value("--loss-type") != "sft_loss":
-        rows.append(("rewards", "1 is added to every second one where all of a rollout are alike, as a random model's "
-                     "are; the reward function itself runs as it is"))
+        rows.append(
+            (
+                "rewards",
+                "1 is added to every second one where all of a rollout are alike, as a random model's "
+                "are; the reward function itself runs as it is",
+            )
+        )
     if launch.flag("--colocate"):
-        rows.append(("weights", "--colocate: trainer and engine stand apart, the push goes by gloo instead of CUDA IPC"))
+        rows.append(
+            (
+                "weights",
+                "--colocate: trainer and engine stand apart, the push goes by gloo instead of CUDA IPC",
+            )
+        )
     if flag := launch.flag("--dynamic-sampling-filter-path"):
         rows.append(("filter", f"{flag} is left out: it would refuse a random model's groups for ever"))
     if launch.flag("--eval-config"):
@@ -221,7 +244,9 @@ def account(launch: Launch, twin: str, data: str) -> list[tuple[str, str]]:
 
 def _layout(launch: Launch) -> str:
     nodes, gpus = launch.number("--actor-num-nodes", 1), launch.value("--actor-num-gpus-per-node", "8")
-    sizes = [(kind, launch.number(f"--{kind}{'' if kind == 'context' else '-model'}-parallel-size", 1))
-             for kind in (*PARALLEL, "expert")]
+    sizes = [
+        (kind, launch.number(f"--{kind}{'' if kind == 'context' else '-model'}-parallel-size", 1))
+        for kind in (*PARALLEL, "expert")
+    ]
     split = ", ".join(f"{kind} {size}" for kind, size in sizes if size > 1)
     return f"{nodes} x {gpus} GPUs{f' ({split})' if split else ''}"

@@ -34,4 +34,6 @@ def _of_host(args: Namespace, samples: Sequence[Any]) -> tuple[list[float], list
     manager = import_module(f"{host}.ray.rollout").RolloutManager
     plain = getattr(manager, "__ray_metadata__", None)
     kind = plain.modified_class if plain else manager
-    return kind._post_process_rewards(SimpleNamespace(args=args, custom_reward_post_process_func=None), samples)
+    return kind._post_process_rewards(
+        SimpleNamespace(args=args, custom_reward_post_process_func=None), samples
+    )

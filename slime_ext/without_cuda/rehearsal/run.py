@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slime_ext.errors import ConfigError
 from slime_ext.without_cuda.driver import WHEEL, host_python, run_host
@@ -12,8 +14,30 @@ from slime_ext.without_cuda.rehearsal import observe, prompts, replace, rewards,
 from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
 
 TIMEOUT_S = 900.0
-OF_A_CLUSTER = ("CUDA", "NCCL", "NVTE", "NVSHMEM", "CUBLAS", "GLOO", "TP_SOCKET", "PYTORCH", "MASTER", "MC_", "RAY",
-                "no_proxy", "NO_PROXY", "PYTHONPATH", "PYTHONUNBUFFERED", "TORCH", "OMP", "WANDB", "SGLANG", "HF_")
+Row = dict[str, Any]
+Account = list[tuple[str, str]]
+OF_A_CLUSTER = (
+    "CUDA",
+    "NCCL",
+    "NVTE",
+    "NVSHMEM",
+    "CUBLAS",
+    "GLOO",
+    "TP_SOCKET",
+    "PYTORCH",
+    "MASTER",
+    "MC_",
+    "RAY",
+    "no_proxy",
+    "NO_PROXY",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "TORCH",
+    "OMP",
+    "WANDB",
+    "SGLANG",
+    "HF_",
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +59,9 @@ class Host:
         return self.package.name
 
     def __str__(self) -> str:
-        return "miles of the package index (miles-rl)" if self.name == WHEEL else f"{self.kind} in {self.name}"
+        return (
+            "miles of the package index (miles-rl)" if self.name == WHEEL else f"{self.kind} in {self.name}"
+        )
 
 
 def refuse_cuda() -> None:
@@ -69,7 +95,9 @@ def host_of(launch: Launch, given: str | None) -> Host:
             if (folder / kind / "utils/arguments.py").is_file():
                 return Host(str(folder), folder / kind, is_own=True)
     if folders and given:
-        raise ConfigError(f"--host: expected 'miles' or a checkout of slime or miles, got {given}: no train.py there")
+        raise ConfigError(
+            f"--host: expected 'miles' or a checkout of slime or miles, got {given}: no train.py there"
+        )
     return Host(WHEEL, wheel_folder() / "miles", is_own=given == WHEEL)
 
 
@@ -97,34 +125,29 @@ def with_found_files(launch: Launch, host: Host) -> Launch:
     return launch.with_flags(flags)
 
 
-def prepare(launch: Launch, out: Path) -> tuple[replace.Prepared, list[tuple[str, str]]]:
+def prepare(launch: Launch, rows: Mapping[str, list[Row]], out: Path) -> tuple[replace.Prepared, Account]:
     """Writes the twin and the rows below a folder; returns them, and what was replaced by what.
 
-    Raises:
-        ConfigError: the data lack a key, the tokenizer a chat template.
+    Args:
+        rows: of ``prompts.all_rows``.
     """
     from transformers import AutoTokenizer
 
-    real = Path(launch.value("--hf-checkpoint"))
+    real, flag = Path(launch.value("--hf-checkpoint")), launch.flag("--prompt-data")
     is_real = twin.write_tokenizer(out / "model", real)
     tokenizer = AutoTokenizer.from_pretrained(out / "model")
     small = twin.twin_of(launch, max(len(tokenizer), launch.number("--vocab-size", 0) if is_real else 0))
-    flag = launch.flag("--prompt-data")
-    rows = prompts.rows_of(launch, flag, flag.values[-1]) if flag else prompts.made_rows(launch)
-    is_file = bool(flag) and Path(flag.values[-1].partition("@[")[0]).is_file()
-    prompts.write_rows(rows, out / "data/train.jsonl")
-    longest = prompts.longest_prompt(launch, rows, tokenizer)
-    evaluation = None
-    if (flag := launch.flag("--eval-prompt-data")) and len(flag.values) > 1:
-        evaluation = out / "data/eval.jsonl"
-        held_out = prompts.rows_of(launch, flag, flag.values[1])[: replace.PROMPTS * 2]
-        longest = max(longest, prompts.longest_prompt(launch, held_out, tokenizer))
-        prompts.write_rows(held_out, evaluation)
     twin.write_weights(out / "model", small, tokenizer.eos_token_id)
-    prepared = replace.Prepared(out / "model", small.flags, out / "data/train.jsonl", evaluation, longest)
-    data = f"first {len(rows)} rows" if is_file else f"not on this machine: {len(rows)} made rows with the same keys"
+    train, held_out = rows["--prompt-data"], rows["--eval-prompt-data"][: replace.PROMPTS * 2]
+    prompts.write_rows(train, out / "data/train.jsonl")
+    prompts.write_rows(held_out, out / "data/eval.jsonl")
+    longest = max(prompts.longest_prompt(launch, some, tokenizer) for some in (train, held_out))
+    files = [out / "data/train.jsonl", out / "data/eval.jsonl"]
+    prepared = replace.Prepared(out / "model", small.flags, *files, longest)
+    is_file = flag and Path(flag.values[-1].partition("@[")[0]).is_file()
+    data = "first {} rows" if is_file else "not on this machine: {} made rows with the same keys"
     words = "its own tokenizer" if is_real else "its tokenizer is not on this machine: one of bytes"
-    return prepared, replace.account(launch, f"{small}; {words}", data)
+    return prepared, replace.account(launch, f"{small}; {words}", data.format(len(train)))
 
 
 def environment_of(launch: Launch, host: Host, out: Path) -> dict[str, str]:

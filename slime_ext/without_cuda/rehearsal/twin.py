@@ -15,10 +15,22 @@ INIT_STD = 0.1  # log-probs of neighbouring tokens differ by 0.5 nats or more, s
 POSITIONS = 1 << 16
 MULTIPLE = 16  # of the vocabulary, for two tensor-parallel ranks
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
-TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges*", "special_tokens*", "added_tokens*", "chat_template*", "*.model")
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges*",
+    "special_tokens*",
+    "added_tokens*",
+    "chat_template*",
+    "*.model",
+)
 END, BEGIN, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
-    "{% for message in messages %}" + BEGIN + "{{ message.role }}\n{{ message.content }}" + STOP + "\n{% endfor %}"
+    "{% for message in messages %}"
+    + BEGIN
+    + "{{ message.role }}\n{{ message.content }}"
+    + STOP
+    + "\n{% endfor %}"
     "{% if add_generation_prompt %}" + BEGIN + "assistant\n{% endif %}"
 )
 NOT_DENSE = {
@@ -57,11 +69,16 @@ def twin_of(launch: Launch, vocabulary: int) -> Twin:
     Args:
         vocabulary: number of tokens.
     """
-    family = "qwen3" if launch.flag("--qk-layernorm") else "qwen2" if launch.flag("--add-qkv-bias") else "llama"
+    family = (
+        "qwen3" if launch.flag("--qk-layernorm") else "qwen2" if launch.flag("--add-qkv-bias") else "llama"
+    )
     vocabulary += -vocabulary % MULTIPLE
     is_tied = not launch.flag("--untie-embeddings-and-output-weights")
     groups = QUERY_GROUPS if launch.flag("--group-query-attention") else HEADS
-    eps, base = float(launch.value("--norm-epsilon", "1e-6")), int(float(launch.value("--rotary-base", "10000")))
+    eps, base = (
+        float(launch.value("--norm-epsilon", "1e-6")),
+        int(float(launch.value("--rotary-base", "10000"))),
+    )
     config = {
         "architectures": [ARCHITECTURES[family]], "model_type": family, "vocab_size": vocabulary,
         "hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS, "head_dim": HEAD_DIM,
@@ -76,7 +93,12 @@ def twin_of(launch: Launch, vocabulary: int) -> Twin:
         "rotary-base": base, "normalization": "RMSNorm",
     }  # fmt: skip
     flags = [word for name, value in words.items() for word in (f"--{name}", str(value))]
-    flags += ["--swiglu", "--group-query-attention", "--use-rotary-position-embeddings", "--disable-bias-linear"]
+    flags += [
+        "--swiglu",
+        "--group-query-attention",
+        "--use-rotary-position-embeddings",
+        "--disable-bias-linear",
+    ]
     flags += {"qwen3": ["--qk-layernorm"], "qwen2": ["--add-qkv-bias"], "llama": []}[family]
     flags += [] if is_tied else ["--untie-embeddings-and-output-weights"]
     lost = tuple(text for flag, text in NOT_DENSE.items() if launch.flag(flag))
@@ -86,6 +108,13 @@ def twin_of(launch: Launch, vocabulary: int) -> Twin:
 def tokenizer_files(folder: Path) -> list[Path]:
     """The tokenizer's files in a model's folder; none where the folder is not on this machine."""
     return [file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)] if folder.is_dir() else []
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer in a model's folder knows how to write messages."""
+    settings = folder / "tokenizer_config.json"
+    beside = [*folder.glob("chat_template*"), *folder.glob("additional_chat_templates")]
+    return bool(beside) or (settings.is_file() and '"chat_template"' in settings.read_text())
 
 
 def write_tokenizer(out: Path, real: Path) -> bool:
@@ -108,8 +137,13 @@ def _write_byte_tokenizer(out: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (END, BEGIN, STOP)])
     tokenizer.save(str(out / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": STOP, "pad_token": END,
-                "chat_template": CHAT_TEMPLATE, "clean_up_tokenization_spaces": False}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": STOP,
+        "pad_token": END,
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+    }
     (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 
@@ -121,10 +155,14 @@ def write_weights(out: Path, twin: Twin, end: int | None) -> None:
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     config = twin.config | {"eos_token_id": end, "bos_token_id": None}
     (out / "config.json").write_text(json.dumps(config, indent=2))
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(out)).bfloat16().save_pretrained(out / "weights")
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(out)).bfloat16().save_pretrained(
+        out / "weights"
+    )
     (out / "weights/model.safetensors").rename(out / "model.safetensors")
     shutil.rmtree(out / "weights")
