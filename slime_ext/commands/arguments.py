@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +39,7 @@ NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument
 NAMES |= {flag_of(name): name for name in TEXTS}
 OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
 OFF |= {f"--no-{flag_of(name)[2:]}": name for name in SWITCHED_OFF}
+INDIRECT = re.compile(r"\$\{!|\b(?:local|declare|typeset) -n\b|\beval\b")
 ALIKE = (*contract.CALLS, "custom_agent_function_path")  # arguments of slime and miles that look like those
 
 
@@ -156,10 +158,11 @@ def _of_script(path: str) -> Arguments:
 
 
 def _words(path: str, text: str) -> list[str]:
-    """The words of a host's launch; every word of a script that launches none."""
-    if launcher_of(path) != SLIME:
+    """The words of a host's launch; every word of a script that launches none, or by a name of a name."""
+    if launcher_of(path) != SLIME or INDIRECT.search(text):
         return words_of(path, text)
-    return [word for flag in launch_script.read(path).flags for word in (flag.name, *flag.values)]
+    flags = launch_script.read(path, needs_model=False).flags
+    return [word for flag in flags for word in (flag.name, *flag.values)]
 
 
 def _value(path: str, flag: str, text: str) -> Any:

@@ -133,7 +133,7 @@ def _unused(config: Any, path: str, arguments: Arguments) -> Checked:
     said = (
         f"not used by this launch; add these flags{instead}"
         if rows
-        else "could correct nothing in this launch"
+        else "nothing for it in this launch"
     )
     return Checked({"slime_ext": said, **rows}, said, notes=tuple(refused), uses_ours=False)
 
