@@ -97,8 +97,8 @@ def printable(text: str) -> str:
 def shown(value: object) -> str:
     """The repr of a value, cut where it is longer than a line.
 
-    >>> shown("1e-4"), shown([0] * 100)[-7:]
-    ("'1e-4'", '0, 0...')
+    >>> shown("1e-4"), len(shown([0] * 100))
+    ("'1e-4'", 100)
     """
     return cut(repr(value))
 
