@@ -134,7 +134,11 @@ def _carried(arguments: Arguments, launcher: str | None, rows: list[Row]) -> Row
 
 
 def _arguments(path: str | None) -> Arguments:
-    return gathered(path) if path else Arguments()
+    """As far as they can be read; what is wrong with them is a row of the table."""
+    try:
+        return gathered(path) if path else Arguments()
+    except SlimeExtError:
+        return Arguments()
 
 
 def _show(rows: list[Row]) -> None:

@@ -14,6 +14,9 @@ from pathlib import Path
 
 from slime_ext.errors import ConfigError
 from slime_ext.launcher.validation.places import default_python
+from slime_ext.patching.declared import load_patches
+from slime_ext.patching.plan import status
+from slime_ext.patching.tree import Tree
 
 APEX_HOW = "build it from github.com/NVIDIA/apex with its C++ and CUDA extensions"
 CORE_ALONE = "megatron-core alone, without megatron.training"
@@ -138,30 +141,13 @@ def slime(folder: str | None = None) -> Part:
     if root is None:
         return Part("slime", "", False, "a checkout of github.com/THUDM/slime, installed or on PYTHONPATH")
     try:
-        states = _patches(root)
+        tree = Tree(root)
     except ConfigError as error:
         if folder:
             raise ConfigError(f"--slime-dir {error}") from None
         return Part("slime", "", False, str(error))
+    states = ", ".join(f"patch {patch.id} {status(tree, patch).state}" for patch in load_patches())
     return Part("slime", _version_in(root) or "a checkout", True, states)
-
-
-def _patches(root: Path) -> str:
-    """Which patches a checkout has, or why that cannot be told.
-
-    Raises:
-        ConfigError: the folder holds no checkout.
-    """
-    from slime_ext.patching.tree import Tree
-
-    tree = Tree(root)
-    try:
-        from slime_ext.patching.plan import status
-    except ConfigError as error:  # without libcst
-        return str(error)
-    from slime_ext.patching.declared import load_patches
-
-    return ", ".join(f"patch {patch.id} {status(tree, patch).state}" for patch in load_patches())
 
 
 PARTS: dict[str, Callable[[], Part]] = {

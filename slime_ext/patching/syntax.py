@@ -7,15 +7,10 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from slime_ext.errors import ConfigError, DataError
+import libcst as cst
+from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
-try:
-    import libcst as cst
-    from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
-except ImportError as error:
-    raise ConfigError(
-        "libcst: expected the package that reads a host's source, got none: pip install libcst"
-    ) from error
+from slime_ext.errors import DataError
 
 
 @dataclass(frozen=True)
