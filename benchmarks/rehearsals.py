@@ -1,10 +1,12 @@
-"""``slime-ext rehearse`` on real launch scripts of slime and miles, and on copies with one planted mistake each.
+"""``slime-ext rehearse`` on real launch scripts of slime and miles, and on copies with one planted mistake
+each.
 
-    python -m benchmarks.rehearsals --hosts ../shared/hosts --out runs/rehearsals [--only NAME ...] [--table]
+    python -m benchmarks.rehearsals --hosts ../shared/hosts --out runs/rehearsals [--only NAME ...]
+    [--table]
 
-HOSTS has the checkouts as folders (slime-624b824, slime-v0.3.1, miles-31f1ca9). A case is a line of OUT/results.jsonl
-as soon as it has ended; cases that have a line are not run again. --table prints the lines as the table of
-docs/rehearse.md and runs nothing.
+HOSTS has the checkouts as folders (slime-624b824, slime-v0.3.1, miles-31f1ca9). A case is a line of
+OUT/results.jsonl as soon as it has ended; cases that have a line are not run again. --table prints the
+lines as the table of docs/rehearse.md and runs nothing.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ class Case:
         edits: (text, other text) in the script; each text is there once.
         files: further files beside the copy.
         flags: of `slime-ext rehearse`; {hosts} and {here} are folders.
+
     """
 
     name: str
@@ -81,6 +84,7 @@ REAL = [
     Case("qwen3-next-80B", f"{PAST}/scripts/run-qwen3-next-80B-A3B.sh"),
     Case("miles qwen3_4b", f"{MILES}/scripts/run_qwen3_4b.py"),
     Case("miles glm47_flash", f"{MILES}/scripts/run_glm47_flash.py"),
+    Case("the tiny task", str(Path("examples/rehearse_tiny.sh").absolute()), flags=("--host", "miles")),
     Case("qwen3-4B on the miles wheel", PLAIN, flags=("--host", "miles")),
 ]
 PLANTED = [
@@ -167,7 +171,7 @@ def run(case: Case, hosts: Path, out: Path) -> dict[str, object]:
     said = wrong or ([] if lines else [done.stderr.strip().removeprefix("slime-ext rehearse: ")])
     return {
         "case": case.name,
-        "script": case.script,
+        "script": case.script.removeprefix(f"{Path.cwd()}/"),
         "status": done.returncode,
         "seconds": round(time.monotonic() - began, 1),
         "ran": bool(lines),
@@ -221,7 +225,8 @@ def main() -> None:
             if case.name not in {line["case"] for line in done}:
                 done.append(run(case, given.hosts.absolute(), given.out.absolute()))
                 results.parent.mkdir(parents=True, exist_ok=True)
-                results.write_text("".join(json.dumps(line) + "\n" for line in done))
+                with results.open("a") as file:
+                    file.write(json.dumps(done[-1]) + "\n")
                 print(json.dumps(done[-1]), flush=True)
     order = [case.name for case in (*REAL, *PLANTED)]
     print(table(sorted((x for x in done if x["case"] in order), key=lambda x: order.index(x["case"]))))

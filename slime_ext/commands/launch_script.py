@@ -1,8 +1,9 @@
-"""A launch script of slime or miles -> the flags and the environment of its launch, without running the script.
+"""A launch script of slime or miles -> the flags and the environment of its launch, without running the
+script.
 
 Such scripts end every Python process of the machine before they start their own, so none of it is executed:
-assignments, arrays, ``source`` and simple conditions are followed as a shell would; what only a shell can know
-(the output of a command) stays as it is written.
+assignments, arrays, ``source`` and simple conditions are followed as a shell would; what only a shell can
+know (the output of a command) stays as it is written.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ def read(
 
     Raises:
         ConfigError: the script cannot be read, sources a file that is not there, or launches nothing.
+
     """
     if Path(path).suffix == ".py":
         files = {path: text_of(path)}
@@ -108,6 +110,7 @@ def launch_of(path: str, text: str, files: Mapping[str, str], given: Sequence[st
 
     Raises:
         ConfigError: nothing in it launches train.py or train_async.py.
+
     """
     shell = _Shell()
     program, words = _run(path, shell, commands_of(lines_of(text)), given)
@@ -142,8 +145,8 @@ def _run(
             launched = words[at], list(shell.words(own))
         elif array is None and EXPANDED.match(words[0]) and launched[0]:
             raise ConfigError(
-                f"{path}: {words[0]}: expected the launch to go on, got a new command: the line before it lacks the "
-                "backslash at its end"
+                f"{path}: {words[0]}: expected the launch to go on, got a new command: the line "
+                "before it lacks the backslash at its end"
             )
     return launched
 
@@ -169,7 +172,9 @@ def _assigned(shell: _Shell, words: Sequence[str], array: str | None) -> str | N
             closed = word.count(")") > word.count("(")
             inner = word.rstrip(";").removesuffix(")") if closed else word
             shell.arrays.setdefault(array, []).extend(shell.words([inner]) if inner else [])
-            shell.guessed += [test for test, taken in zip(shell.tests, shell.taken) if taken is None]
+            shell.guessed += [
+                test for test, taken in zip(shell.tests, shell.taken, strict=True) if taken is None
+            ]
             array = None if closed else array
         elif leading and (assigned := ASSIGNED.match(word)):
             before = shell.scalars.get(assigned[1], "") if assigned[2] else ""
@@ -256,6 +261,7 @@ def _sourced(path: Path, name: str, roots: Sequence[Path], needs_model: bool) ->
 
     Raises:
         ConfigError: a file of a model's flags that is nowhere.
+
     """
     if Path(name).is_file():
         return Path(name)

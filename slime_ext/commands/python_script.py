@@ -1,7 +1,7 @@
 """The shell command by which a Python launch script of miles would start its job, none of which is started.
 
-The script runs with miles' own launcher utilities, of which the functions that run commands only note them; any
-other way of starting or ending a process is refused.
+The script runs with miles' own launcher utilities, of which the functions that run commands only note them;
+any other way of starting or ending a process is refused.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def command_of(path: str, given: Sequence[str]) -> str:
 
     Raises:
         ConfigError: the script lies in no checkout of miles, fails, or submits nothing.
+
     """
     from slime_ext.without_cuda.driver import SITE, host_python
 

@@ -1,4 +1,5 @@
-"""``slime-ext rehearse run.sh``: two small rollouts of a launch script through the real host, without a GPU."""
+"""``slime-ext rehearse run.sh``: two small rollouts of a launch script through the real host, without a
+GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ FAILED = 1
 
 
 def main(argv: list[str]) -> int:
-    """Prints the page and returns 0, 1 where a line is wrong; a mistake in the script is told before the run."""
+    """Prints the page and returns 0, 1 where a line is wrong; a mistake in the script is told before the
+    run."""
     parser = argparse.ArgumentParser(
         prog="slime-ext rehearse", description="Rehearses a launch script of slime or miles without a GPU."
     )
@@ -46,6 +48,7 @@ def rehearse(given: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: no host, a script that launches nothing, a mistake that needs no run to be seen.
+
     """
     began, screen = time.monotonic(), console()
     launch = launch_script.read(given.script, given.own, given.host)

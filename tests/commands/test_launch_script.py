@@ -40,6 +40,7 @@ RUNTIME="{
 ray job submit --runtime-env-json="${RUNTIME}" -- python3 train_async.py \\
    --size $(( 4 * 1024 )) ${MODEL_ARGS[@]} \\
    "${A[@]}" $FLAGS ${NONE[@]} 2>&1 | tee log
+# not --lr 9
 """
 
 

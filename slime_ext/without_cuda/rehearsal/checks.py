@@ -9,11 +9,12 @@ from pathlib import Path
 from slime_ext.without_cuda.driver import TIMED_OUT
 from slime_ext.without_cuda.rehearsal.evidence import Evidence, nonfinite
 from slime_ext.without_cuda.rehearsal.launch import Launch
-from slime_ext.without_cuda.rehearsal.replace import ROLLOUTS, Sizes, kept, small_sizes, sizes_of
+from slime_ext.without_cuda.rehearsal.replace import ROLLOUTS, Sizes, kept, sizes_of, small_sizes
 
 OK, WRONG, NOT_REACHED, NOT_ASKED = "ok", "WRONG", "not reached", "not asked for"
 NEAR = 0.02  # nats: mean |trainer - sampler| below which both have the same weights in bfloat16
 GROWN = 3.0  # times the distance of the first rollout from which the engine's weights are older ones
+GENERATES = ("--custom-generate-function-path", "--rollout-function-path")
 SHOWN = 60  # characters of a sample
 
 
@@ -89,11 +90,14 @@ def _sampled(launch: Launch, small: Sizes, seen: Evidence) -> Line:
         return Line("sampled", NOT_REACHED)
     findings = [f for f in seen.analysis.findings if f.severity == "error"] if seen.analysis else []
     if findings:
-        return Line("sampled", WRONG, " ".join(f"{f.title} {f.evidence}" for f in findings))
+        made = [flag for name in GENERATES if (flag := launch.flag(name))]
+        where = "".join(f" ({flag.where}: {flag})" for flag in made)
+        return Line("sampled", WRONG, " ".join(f"{f.title} {f.evidence}" for f in findings) + where)
     one, lengths = samples[0], [sample["response_length"] for sample in samples]
+    every = f"{len(samples)} responses in {len(seen.rollouts)} rollouts"
     text = one["response"][:SHOWN] + ("..." if len(one["response"]) > SHOWN else "")
-    count = f"{len(samples)} responses of {min(lengths)} to {max(lengths)} tokens in {len(seen.rollouts)} rollouts"
-    return Line("sampled", OK, f"{count}; the first: {text!r} -> reward {one['reward']}")
+    sizes = f"of {min(lengths)} to {max(lengths)} tokens"
+    return Line("sampled", OK, f"{every} {sizes}; the first: {text!r} -> reward {one['reward']}")
 
 
 def _hook(launch: Launch, small: Sizes, seen: Evidence) -> Line:
@@ -112,13 +116,14 @@ def _hook(launch: Launch, small: Sizes, seen: Evidence) -> Line:
         return Line(
             "hook called", WRONG, f"without log-probs of the sampler or the trainer in {len(lacking)} calls"
         )
-    sums = {
-        name: sum(e[name] for e in calls)
-        for name in ("sequences", "tokens", "local", "nonfinite", "distance")
-    }
-    text = f"{len(calls)} times with {sums['sequences']} sequences, {sums['tokens']} tokens"
-    if sums["nonfinite"]:
-        return Line("hook called", WRONG, f"{text}: {sums['nonfinite']} log-ratios are NaN or infinite")
+    of_one = [e for e in calls if e["pid"] == calls[0]["pid"]]  # every rank is called with all sequences
+    sequences, tokens = (sum(e[name] for e in of_one) for name in ("sequences", "tokens"))
+    ranks = len({e["pid"] for e in calls})
+    text = (
+        f"{len(of_one)} times on {ranks} rank{'s' * (ranks > 1)} with {sequences} sequences, {tokens} tokens"
+    )
+    if nonfinite := sum(e["nonfinite"] for e in calls):
+        return Line("hook called", WRONG, f"{text}: {nonfinite} log-ratios are NaN or infinite")
     return Line(
         "hook called", OK, f"{text}; {len(calls[-1]['names'])} metrics: {', '.join(calls[-1]['names'][:4])}"
     )

@@ -1,7 +1,8 @@
 """What a host does, as lines of JSON: installed in every process of a rehearsal, read when it has ended.
 
-Each watched call leaves one line when it returns or raises: {"event", "error"?, "at"?, ...}, in a file per process.
-Functions that flags name are watched where the host loads them (``utils/misc.py``, ``load_function``).
+Each watched call leaves one line when it returns or raises: {"event", "error"?, "at"?, ...}, in a file per
+process. Functions that flags name are watched where the host loads them (``utils/misc.py``,
+``load_function``).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def install() -> None:
 def record(event: str, **facts: Any) -> None:
     """Appends a line to this process' file."""
     with Path(os.environ[FOLDER], f"{os.getpid()}.jsonl").open("a") as file:
-        file.write(json.dumps({"event": event, **facts}) + "\n")
+        file.write(json.dumps({"event": event, "pid": os.getpid(), **facts}) + "\n")
 
 
 def read(folder: Path) -> Iterator[dict[str, Any]]:
@@ -109,7 +110,8 @@ def _nothing(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> d
 
 
 def _of_hook(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
-    """Of the policy loss hook: sequences, tokens, and sums over what it was given; of other functions, nothing."""
+    """Of the policy loss hook: sequences, tokens, log-ratios that are not finite; of other functions,
+    nothing."""
     if "rollout_log_probs" not in kwargs:
         return {}
     import torch
@@ -120,8 +122,7 @@ def _of_hook(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> d
         return found
     masks = torch.cat([torch.as_tensor(mask) for mask in kwargs["loss_masks"]])
     ratio = torch.cat(list(train)).detach() - torch.cat(list(rollout))
-    sums = {"tokens": int(masks.sum()), "local": ratio.numel(), "nonfinite": int((~ratio.isfinite()).sum())}
-    return {**found, **sums, "distance": float(ratio.nan_to_num().abs().sum())}
+    return {**found, "tokens": int(masks.sum()), "nonfinite": int((~ratio.isfinite()).sum())}
 
 
 def _of_actor(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
@@ -151,8 +152,8 @@ def _number(value: Any) -> float | str | None:
 
 
 def _of_parser(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
-    names = ("global_batch_size", "rollout_batch_size", "n_samples_per_prompt", "advantage_estimator", "use_tis",
-             "get_mismatch_metrics", "custom_tis_function_path")  # fmt: skip
+    names = ("global_batch_size", "rollout_batch_size", "n_samples_per_prompt", "advantage_estimator")
+    names = (*names, "use_tis", "get_mismatch_metrics", "custom_tis_function_path")
     return {name: getattr(result, name, None) for name in names}
 
 

@@ -75,7 +75,9 @@ def mistakes(launch: Launch, known: set[str], paths: Sequence[Path], *, is_own_h
     """
     for name in NEEDED:
         if not launch.flag(name):
-            yield f"{Path(launch.script).name}: {name}: expected in the launch, got none among its {len(launch.flags)} flags"
+            count = len(launch.flags)
+            script = Path(launch.script).name
+            yield f"{script}: {name}: expected in the launch, got none among its {count} flags"
     for flag, near in unknown_flags(launch, known):
         if near:
             yield f"{flag.where}: {flag.name}: the host has no such flag; did you mean {near}?"
@@ -93,18 +95,20 @@ def _arithmetic(launch: Launch, sizes: Sizes) -> Iterator[str]:
     total, steps = sizes.prompts * sizes.samples, launch.number("--num-steps-per-rollout", 0)
     if not sizes.batch or total % sizes.batch:
         yield (
-            f"{where}: --global-batch-size: expected a divisor of --rollout-batch-size x --n-samples-per-prompt = "
-            f"{sizes.prompts} x {sizes.samples} = {total}, got {sizes.batch}: {total % max(sizes.batch, 1)} samples of "
-            "each rollout would train nothing"
+            f"{where}: --global-batch-size: expected a divisor of --rollout-batch-size x "
+            f"--n-samples-per-prompt = {sizes.prompts} x {sizes.samples} = {total}, got {sizes.batch}: "
+            f"{total % max(sizes.batch, 1)} samples of each rollout would train nothing"
         )
     elif steps and total // steps != sizes.batch:
         yield (
-            f"{where}: --global-batch-size: expected {total} / --num-steps-per-rollout {steps} = {total // steps}, got "
-            f"{sizes.batch}"
+            f"{where}: --global-batch-size: expected {total} / --num-steps-per-rollout {steps} = "
+            f"{total // steps}, got {sizes.batch}"
         )
     more = launch.number("--over-sampling-batch-size", sizes.prompts)
     if more < sizes.prompts:
-        yield f"--over-sampling-batch-size: expected at least --rollout-batch-size {sizes.prompts}, got {more}"
+        flag = launch.flag("--over-sampling-batch-size")
+        where = flag.where if flag else ""
+        yield f"{where}: {flag}: expected at least --rollout-batch-size {sizes.prompts}, got {more}"
 
 
 def _tokenizer(launch: Launch) -> Iterator[str]:
@@ -126,7 +130,9 @@ def _function(flag: Flag, paths: Sequence[Path]) -> str | None:
     )
     file = _file(module, paths)
     if file is None:
-        return f"{expected}: no module {module} below PYTHONPATH of the launch, the script's folder or the host's"
+        return (
+            f"{expected}: no module {module} below the launch's PYTHONPATH, the script's folder or the host's"
+        )
     names = set(_defined(ast.parse(file.read_text())))
     if name in names or "__getattr__" in names or "*" in names:
         return None

@@ -15,8 +15,11 @@ from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
 
 ROWS = 64
 LONGEST = 2000  # characters; longer rows are passed over
-PARQUET = "import json, sys, pyarrow.parquet as p; t = next(p.ParquetFile(sys.argv[1]).iter_batches(int(sys.argv[2])));"
-PARQUET += "print('\\n'.join(json.dumps(row, default=str) for row in t.to_pylist()))"
+PARQUET = """
+import json, sys, pyarrow.parquet
+rows = next(pyarrow.parquet.ParquetFile(sys.argv[1]).iter_batches(int(sys.argv[2]))).to_pylist()
+print("\\n".join(json.dumps(row, default=str) for row in rows))
+"""
 
 
 def rows_of(launch: Launch, flag: Flag, path: str) -> list[dict[str, Any]]:

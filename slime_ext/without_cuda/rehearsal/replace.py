@@ -20,48 +20,73 @@ SPREAD = "slime_ext.without_cuda.rehearsal.rewards.post_process"
 
 # Flags that are left out, by what stands for them or why nothing has to. A star ends a prefix.
 LEFT_OUT = {
-    "model": "--num-layers --hidden-size --ffn-hidden-size --num-attention-heads --group-query-attention "
-    "--num-query-groups --kv-channels --vocab-size --padded-vocab-size --make-vocab-size-divisible-by --seq-length "
-    "--max-position-embeddings --spec --qk-layernorm --add-qkv-bias --add-bias-linear --disable-bias-linear --swiglu "
-    "--normalization --norm-epsilon --rotary-base --rotary-percent --rotary-interleaved --rotary-scaling-factor "
-    "--use-rope-scaling --rope-* --use-rotary-position-embeddings --position-embedding-type --no-position-embedding "
-    "--untie-embeddings-and-output-weights --apply-layernorm-1p --post-self-attn-layernorm --post-mlp-layernorm "
-    "--attention-output-gate --use-gated-attention --multi-latent-attention --q-lora-rank --kv-lora-rank "
-    "--qk-head-dim --qk-pos-emb-head-dim --v-head-dim --mscale* --beta-fast --beta-slow --num-experts --moe-* "
-    "--mtp-* --enable-mtp-training --linear-* --experimental-* --enable-experimental --softmax-type --window-* "
-    "--quick-geglu --glu-* --dsa-* --allgather-cp --enable-gloo-process-groups --attention-bias --model-name "
-    "--megatron-to-hf-mode --custom-model-provider-path --original-max-position-embeddings",
-    "speed and memory of a GPU": "--recompute-granularity --recompute-method --recompute-num-layers "
-    "--recompute-modules --attention-backend --transformer-impl --*fusion --optimizer-cpu-offload "
-    "--optimizer-offload-fraction --overlap-* --use-precision-aware-optimizer --no-offload-* --offload-* --offload "
-    "--update-weight-buffer-size --update-weight-transport --update-weight-mode --update-weights-bucket-size "
-    "--train-memory-margin-bytes --train-env-vars --log-probs-chunk-size --data-pad-size-multiplier --cp-comm-type "
-    "--fp8-* --fp4-* --te-* --decoder-*-pipeline-num-layers --num-layers-per-virtual-pipeline-stage "
-    "--virtual-pipeline-* --use-torch-fsdp2 --tp-comm-* --sequence-parallel --distributed-timeout-minutes "
-    "--deterministic-mode --balance-data --num-workers --no-rope-fusion --accumulate-allreduce-grads-in-fp32 "
-    "--attention-softmax-in-fp32 --attention-dropout --hidden-dropout --distributed-backend --grad-reduce-in-bf16 "
-    "--cross-entropy-* --main-grads-dtype --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype",
-    "the cluster": "--actor-num-nodes --actor-num-gpus-per-node --num-gpus-per-node --rollout-num-gpus "
-    "--rollout-num-gpus-per-engine --num-gpus-per-node --critic-num-nodes --critic-num-gpus-per-node --colocate "
-    "--use-fault-tolerance --rollout-health-* --expert-model-parallel-size --expert-tensor-parallel-size "
-    "--*-model-parallel-size --context-parallel-size --release-train --use-distributed-post --*-timeout-*",
-    "the engine": "--sglang-* --router-* --use-slime-router --use-miles-router --prefill-num-servers --slime-router-*"
-    " --miles-router-*",
-    "services outside": "--use-wandb --wandb-* --use-tensorboard --tb-* --use-mlflow --mlflow-* --use-prometheus "
-    "--prometheus-* --use-miles-dashboard* --use-dashboard --dashboard-* --use-clearml --clearml-*",
-    "dumps": "--dump-details --save-debug-* --load-debug-* --save-retain-interval --memory-snapshot-* "
-    "--record-memory-history --profile* --use-pytorch-profiler --save --save-interval --save-hf --async-save "
-    "--log-interval --timing-* --ckpt-*",
-    "checkpoints": "--hf-checkpoint --ref-load --load --critic-load --critic-save --no-load-* --finetune --ckpt-step "
-    "--ref-ckpt-step --load-format --start-rollout-id --rotary-seq-len-*",
-    "schedule": "--num-rollout --num-epoch --lr --min-lr --lr-decay-iters --lr-warmup-* --critic-lr* --eval-interval "
-    "--n-samples-per-eval-prompt --train-iters --num-critic-only-steps",
-    "batch": "--rollout-batch-size --global-batch-size --over-sampling-batch-size --micro-batch-size "
-    "--ref-micro-batch-size --max-tokens-per-gpu --log-probs-max-tokens-per-gpu",
-    "lengths": "--rollout-max-response-len --rollout-max-context-len --rollout-max-prompt-len --eval-max-* "
-    "--rollout-min-response-len",
-    "data": "--prompt-data --eval-prompt-data --eval-config --dynamic-sampling-filter-path "
-    "--custom-reward-post-process-path",
+    "model": """
+        --num-layers --hidden-size --ffn-hidden-size --num-attention-heads --group-query-attention
+        --num-query-groups --kv-channels --vocab-size --padded-vocab-size --make-vocab-size-divisible-by
+        --seq-length --max-position-embeddings --spec --qk-layernorm --add-qkv-bias --add-bias-linear
+        --disable-bias-linear --swiglu --normalization --norm-epsilon --rotary-base --rotary-percent
+        --rotary-interleaved --rotary-scaling-factor --use-rope-scaling --rope-*
+        --use-rotary-position-embeddings --position-embedding-type --no-position-embedding
+        --untie-embeddings-and-output-weights --apply-layernorm-1p --post-self-attn-layernorm
+        --post-mlp-layernorm --attention-output-gate --use-gated-attention --multi-latent-attention
+        --q-lora-rank --kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim --v-head-dim --mscale* --beta-fast
+        --beta-slow --num-experts --moe-* --mtp-* --enable-mtp-training --linear-* --experimental-*
+        --enable-experimental --softmax-type --window-* --quick-geglu --glu-* --dsa-* --allgather-cp
+        --enable-gloo-process-groups --attention-bias --model-name --megatron-to-hf-mode
+        --custom-model-provider-path --original-max-position-embeddings
+    """,
+    "speed and memory of a GPU": """
+        --recompute-granularity --recompute-method --recompute-num-layers --recompute-modules
+        --attention-backend --transformer-impl --*fusion --optimizer-cpu-offload
+        --optimizer-offload-fraction --overlap-* --use-precision-aware-optimizer --no-offload-* --offload-*
+        --offload --update-weight-buffer-size --update-weight-transport --update-weight-mode
+        --update-weights-bucket-size --train-memory-margin-bytes --train-env-vars --log-probs-chunk-size
+        --data-pad-size-multiplier --cp-comm-type --fp8-* --fp4-* --te-* --decoder-*-pipeline-num-layers
+        --num-layers-per-virtual-pipeline-stage --virtual-pipeline-* --use-torch-fsdp2 --tp-comm-*
+        --sequence-parallel --distributed-timeout-minutes --deterministic-mode --balance-data --num-workers
+        --no-rope-fusion --accumulate-allreduce-grads-in-fp32 --attention-softmax-in-fp32
+        --attention-dropout --hidden-dropout --distributed-backend --grad-reduce-in-bf16 --cross-entropy-*
+        --main-grads-dtype --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype
+    """,
+    "the cluster": """
+        --actor-num-nodes --actor-num-gpus-per-node --num-gpus-per-node --rollout-num-gpus
+        --rollout-num-gpus-per-engine --critic-num-nodes --critic-num-gpus-per-node --colocate
+        --use-fault-tolerance --rollout-health-* --expert-model-parallel-size --expert-tensor-parallel-size
+        --*-model-parallel-size --context-parallel-size --release-train --use-distributed-post --*-timeout-*
+    """,
+    "the engine": """
+        --sglang-* --router-* --use-slime-router --use-miles-router --prefill-num-servers --slime-router-*
+        --miles-router-*
+    """,
+    "services outside": """
+        --use-wandb --wandb-* --use-tensorboard --tb-* --use-mlflow --mlflow-* --use-prometheus
+        --prometheus-* --use-miles-dashboard* --use-dashboard --dashboard-* --use-clearml --clearml-*
+    """,
+    "dumps": """
+        --dump-details --save-debug-* --load-debug-* --save-retain-interval --memory-snapshot-*
+        --record-memory-history --profile* --use-pytorch-profiler --save --save-interval --save-hf
+        --async-save --log-interval --timing-* --ckpt-*
+    """,
+    "checkpoints": """
+        --hf-checkpoint --ref-load --load --critic-load --critic-save --no-load-* --finetune --ckpt-step
+        --ref-ckpt-step --load-format --start-rollout-id --rotary-seq-len-*
+    """,
+    "schedule": """
+        --num-rollout --num-epoch --lr --min-lr --lr-decay-iters --lr-warmup-* --critic-lr* --eval-interval
+        --n-samples-per-eval-prompt --train-iters --num-critic-only-steps
+    """,
+    "batch": """
+        --rollout-batch-size --global-batch-size --over-sampling-batch-size --micro-batch-size
+        --ref-micro-batch-size --max-tokens-per-gpu --log-probs-max-tokens-per-gpu
+    """,
+    "lengths": """
+        --rollout-max-response-len --rollout-max-context-len --rollout-max-prompt-len --eval-max-*
+        --rollout-min-response-len
+    """,
+    "data": """
+        --prompt-data --eval-prompt-data --eval-config --dynamic-sampling-filter-path
+        --custom-reward-post-process-path
+    """,
 }
 PATTERNS = [(pattern, why) for why, patterns in LEFT_OUT.items() for pattern in patterns.split()]
 

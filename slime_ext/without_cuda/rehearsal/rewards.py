@@ -6,8 +6,11 @@ import os
 from argparse import Namespace
 from collections.abc import Sequence
 from importlib import import_module
+from numbers import Real
 from types import SimpleNamespace
 from typing import Any
+
+from slime_ext.errors import DataError
 
 THEIRS = "SLIME_EXT_REHEARSE_REWARDS"  # the script's own function for the same flag
 HOSTS = ("slime", "miles")
@@ -15,8 +18,17 @@ HOSTS = ("slime", "miles")
 
 def post_process(args: Namespace, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
     """(raw rewards, normalised rewards) as the script's function or the host makes them, 1 added to every
-    second reward where all are alike."""
-    if len({float(sample.get_reward_value(args)) for sample in samples}) == 1:
+    second reward where all are alike.
+
+    Raises:
+        DataError: a reward is no number.
+    """
+    values = [sample.get_reward_value(args) for sample in samples]
+    for i, value in enumerate(values):
+        if not isinstance(value, Real):
+            name = getattr(args, "custom_rm_path", None) or getattr(args, "rm_type", None)
+            raise DataError(f"sample {i}: expected a number as its reward, got {value!r}: look at {name}")
+    if len(set(map(float, values))) == 1:
         for sample in samples[1::2]:
             if isinstance(sample.reward, dict):
                 sample.reward[args.reward_key] += 1

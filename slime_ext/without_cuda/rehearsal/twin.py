@@ -75,16 +75,15 @@ def twin_of(launch: Launch, vocabulary: int) -> Twin:
     vocabulary += -vocabulary % MULTIPLE
     is_tied = not launch.flag("--untie-embeddings-and-output-weights")
     groups = QUERY_GROUPS if launch.flag("--group-query-attention") else HEADS
-    eps, base = (
-        float(launch.value("--norm-epsilon", "1e-6")),
-        int(float(launch.value("--rotary-base", "10000"))),
-    )
+    eps = float(launch.value("--norm-epsilon", "1e-6"))
+    base = int(float(launch.value("--rotary-base", "10000")))
     config = {
         "architectures": [ARCHITECTURES[family]], "model_type": family, "vocab_size": vocabulary,
-        "hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS, "head_dim": HEAD_DIM,
-        "num_attention_heads": HEADS, "num_key_value_heads": groups, "hidden_act": "silu", "rms_norm_eps": eps,
-        "rope_theta": base, "max_position_embeddings": POSITIONS, "attention_bias": False,
-        "tie_word_embeddings": is_tied, "initializer_range": INIT_STD, "torch_dtype": "bfloat16",
+        "hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS,
+        "head_dim": HEAD_DIM, "num_attention_heads": HEADS, "num_key_value_heads": groups,
+        "hidden_act": "silu", "rms_norm_eps": eps, "rope_theta": base,
+        "max_position_embeddings": POSITIONS, "attention_bias": False, "tie_word_embeddings": is_tied,
+        "initializer_range": INIT_STD, "torch_dtype": "bfloat16",
     }  # fmt: skip
     words = {
         "num-layers": LAYERS, "hidden-size": HIDDEN, "ffn-hidden-size": FFN, "num-attention-heads": HEADS,

@@ -1,8 +1,8 @@
 """A range of ports for each run, so that two runs that start together do not choose the same ports.
 
-Every release of slime and miles takes the first port that is free from 15000 on (utils/misc.py, get_free_port)
-and binds it half a minute later, when SGLang is up; in between another run finds it free. On a cluster one run
-has a node to itself.
+Every release of slime and miles takes the first port that is free from 15000 on (utils/misc.py,
+get_free_port) and binds it half a minute later, when SGLang is up; in between another run finds it free. On
+a cluster one run has a node to itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Collectives of torch 2.13 under their new names, for the hosts' process groups that can be destroyed and made anew.
+"""Collectives of torch 2.13 under their new names, for the hosts' process groups that can be destroyed and
+made anew.
 
-slime and miles (utils/reloadable_process_group.py, ReloadableProcessGroup) hand each collective of the torch of
-their images to the group inside, by name. torch 2.13 calls `all_gather_single` where those called
+slime and miles (utils/reloadable_process_group.py, ReloadableProcessGroup) hand each collective of the
+torch of their images to the group inside, by name. torch 2.13 calls `all_gather_single` where those called
 `_allgather_base`; without a method of that name the wrapper itself is asked, which has no backend. Context
 parallelism gathers with it.
 """
