@@ -130,11 +130,7 @@ def _unused(config: Any, path: str, arguments: Arguments) -> Checked:
             rows[when] = f"{_spelled(flags, arguments)}\n# {what}"
     theirs = arguments.get("custom_tis_function_path")
     instead = f" in place of {cut(theirs)}" if theirs else ""
-    said = (
-        f"not used by this launch; add these flags{instead}"
-        if rows
-        else "nothing for it in this launch"
-    )
+    said = f"not used by this launch; add these flags{instead}" if rows else "nothing for it in this launch"
     return Checked({"slime_ext": said, **rows}, said, notes=tuple(refused), uses_ours=False)
 
 
