@@ -88,6 +88,16 @@ def read_yaml(path: str, where: str | None = None) -> Any:
         ) from None
 
 
+def located(path: str, file: str) -> str:
+    """A path as a file names it: from the file's own folder, from one above it, from the working directory;
+    unchanged where it is in none of them. What lies below the working directory is relative to it."""
+    here = Path.cwd()
+    for folder in (*Path(file).resolve().parents, here):
+        if (found := folder / path).exists():
+            return str(found.relative_to(here) if found.is_relative_to(here) else found)
+    return path
+
+
 def _toml(text: str) -> Any:
     import tomllib  # of Python 3.11
 

@@ -8,7 +8,7 @@ import yaml
 from slime_ext import cli
 from slime_ext.errors import ConfigError
 from slime_ext.launcher.arguments.parser import read_mapping as read_for_train
-from slime_ext.mappings import read_yaml
+from slime_ext.mappings import located, read_yaml
 
 NO_VALUE = "expected YAML, got a value that is none of its type: "
 
@@ -61,6 +61,27 @@ def test_the_commands_refuse_a_key_that_is_there_twice(capsys, tmp_path, words):
     (tmp_path / "c.yaml").write_text("slime_ext: {preset: geo_rs}\nslime_ext: {preset: m2}")
     assert cli.main([*words, str(tmp_path / "c.yaml")]) != 0
     assert "expected each key once, got 'slime_ext' twice" in capsys.readouterr().err
+
+
+def test_a_path_in_a_file_is_relative_to_the_file(tmp_path, monkeypatch):
+    (tmp_path / "configs/tiny").mkdir(parents=True)
+    for name in ("configs/a.yaml", "configs/tiny/x.jsonl", "here.jsonl"):
+        (tmp_path / name).write_text("")
+    file = str(tmp_path / "configs/a.yaml")
+    monkeypatch.chdir(tmp_path)
+    for path, found in {
+        "tiny/x.jsonl": "configs/tiny/x.jsonl",
+        "configs/tiny/x.jsonl": "configs/tiny/x.jsonl",
+        "here.jsonl": "here.jsonl",
+    }.items():
+        assert located(path, file) == found
+    monkeypatch.chdir(tmp_path / "configs/tiny")
+    assert located("here.jsonl", file) == str(tmp_path / "here.jsonl")
+    assert located("none.jsonl", file) == "none.jsonl"
+    text = "prompt-data: tiny/x.jsonl\neval_prompt_data: [tiny, tiny/x.jsonl]\nsave: tiny"
+    (tmp_path / "configs/a.yaml").write_text(text)
+    expected = {"prompt-data": "x.jsonl", "eval_prompt_data": ["tiny", "x.jsonl"], "save": "tiny"}
+    assert read_for_train(file, "--config") == expected
 
 
 BOMB = "a0: &a0 [x, x]\n" + "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))

@@ -31,7 +31,7 @@ from slime_ext.host.flags import (
     check_flags,
 )
 from slime_ext.host.functions import flag_of
-from slime_ext.mappings import read_yaml, text_of
+from slime_ext.mappings import located, read_yaml, text_of
 
 # Read beside what the rules read: which parts of the host a launch needs (slime-ext doctor).
 TEXTS, SWITCHED_OFF = ("transformer_impl",), ("gradient_accumulation_fusion",)
@@ -182,7 +182,7 @@ def _value(path: str, flag: str, text: str) -> Any:
 
 
 def _found(path: str, script: str) -> str:
-    """The file of --custom-config-path: from the working directory, or a folder above the file that names it.
+    """The file of --custom-config-path; one that a script names is first looked for where it is run.
 
     Raises:
         ConfigError: only a shell can tell which one.
@@ -192,8 +192,7 @@ def _found(path: str, script: str) -> str:
             f"{script}: --custom-config-path: expected a path that the script itself says, got '{cut(path)}'"
             f": slime-ext check FILE --args {script} checks the file with the script's flags"
         )
-    folders = [Path(), *Path(script).resolve().parents]  # a host's scripts are run from its checkout
-    return next((str(found) for folder in folders if (found := folder / path).is_file()), path)
+    return path if is_script(script) and Path(path).is_file() else located(path, script)
 
 
 def forbid_misspelt(path: str, name: str) -> None:
