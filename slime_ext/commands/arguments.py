@@ -39,7 +39,7 @@ NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument
 NAMES |= {flag_of(name): name for name in TEXTS}
 OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
 OFF |= {f"--no-{flag_of(name)[2:]}": name for name in SWITCHED_OFF}
-INDIRECT = re.compile(r"\$\{!|\b(?:local|declare|typeset) -n\b|\beval\b")
+INDIRECT = re.compile(r"\$\{!|\b(?:local|declare|typeset) -n\b|(?<![\w-])eval\s")
 ALIKE = (*contract.CALLS, "custom_agent_function_path")  # arguments of slime and miles that look like those
 
 
