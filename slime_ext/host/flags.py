@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_ext.errors import ConfigError, shown
-from slime_ext.given import Given, steps_per_rollout
 from slime_ext.host import contract
 from slime_ext.host.functions import flag_of
+from slime_ext.optional_args import OptionalArgs, steps_per_rollout
 
 # What decides whether anything of ours runs; hosts pass over a misspelling of it without a word.
 DECISIVE = (
@@ -404,7 +404,7 @@ def check_plan(args: Any, *, may_skip_proximal: bool) -> None:
             f"--rollout-data-postprocess-path: expected {contract.PLAN} with a correction that couples the "
             f"samples of an optimizer step, got {path or 'none'}: {'it takes one' if path else 'add it'}"
         )
-    if may_skip_proximal and skips_proximal(Given(args)):
+    if may_skip_proximal and skips_proximal(OptionalArgs(args)):
         raise ConfigError(
             "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
             "step, got off: with one step per rollout slime computes no proximal log-probs before it trains"
@@ -434,7 +434,7 @@ def check_command_line(words: Iterable[str], args: Any) -> None:
                 )
 
 
-def skips_proximal(a: Given) -> bool:
+def skips_proximal(a: OptionalArgs) -> bool:
     """slime's condition for a rollout without recomputed log-probs, as far as flags decide it."""
     needed = (a.get_mismatch_metrics, a.kl_coef, a.use_rollout_logprobs, a.keep_old_actor, a.use_opd)
     others = a.use_critic or a.advantage_estimator == "gspo" or a.loss_type not in (None, "policy_loss")
