@@ -119,7 +119,7 @@ def test_a_sourced_file_and_a_branch_are_followed(capsys, tmp_path):
     (tmp_path / "models").mkdir()
     written(tmp_path / "models/m.sh", f"MODEL_ARGS=(--num-layers 2 {GOOD})")
     source = 'HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"\n'
-    source += 'source "${HERE}/models/m.sh"\npython3 train.py --eval-interval 5 ${MODEL_ARGS[@]}'
+    source += 'source "${HERE}/models/m.sh"\npython3 train.py --eval-top-p 1 ${MODEL_ARGS[@]}'
     assert "truncate(high 2)" in run(capsys, "check", written(tmp_path / "run.sh", source))[1]
     branch = f"if [ 0 -eq 1 ]; then\n  A=({GOOD})\nelse\n  A=(--lr 1)\nfi\npython3 train.py ${{A[@]}}"
     assert "not used" in run(capsys, "check", written(tmp_path / "run.sh", branch))[1]
