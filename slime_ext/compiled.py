@@ -44,11 +44,11 @@ class Wanted(NamedTuple):
     """What a graph is compiled for; everything else about a batch may change from call to call."""
 
     correction: Correction
-    part: str
     acts: bool
     bounds: Bounds
     layout: MetricsLayout | None
     first: bool
+    part: str
     inputs: tuple[tuple[str, torch.dtype], ...]
 
 
@@ -78,19 +78,21 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
         plan = plan_step(correction, [inputs.tokens], segments.all_sum) if correction.is_coupled else NO_PLAN
     given = _inputs_of(correction, replace(inputs, plan=plan))
     wanted = functools.partial(
-        Wanted, correction, acts=inputs.acts, bounds=inputs.bounds, layout=inputs.layout, first=inputs.first
+        Wanted, correction, inputs.acts, inputs.bounds, inputs.layout, inputs.first
     )
     if correction.statistics(observe=inputs.layout is not None):
-        (table,) = _run(wanted("head"), given)
+        (table,) = _run(functools.partial(wanted, "head"), given)
         if segments.all_sum is not identity:
             summed = segments.all_sum(table[:, : segments.count].reshape(-1))
             table = pad(summed.view(-1, segments.count), (0, SPARE))
         given["table"] = table
-    loss, slope, keep, finite, *rest = _run(wanted("expand"), given)
+    loss, slope, keep, finite, *rest = _run(functools.partial(wanted, "expand"), given)
     source = inputs.host_loss if _reads_host_loss(correction, inputs) else inputs.tokens.target
     loss = _KnownLoss.apply(source, loss, slope) if inputs.acts else inputs.host_loss
     result = HookResult(loss, keep.view(torch.bool), finite.view(torch.bool), *rest[:4])
-    return result if inputs.layout is None else replace(result, measured=count_bins(Summary(*rest[4:])))
+    if inputs.layout is None:
+        return result
+    return replace(result, measured=count_bins(Summary(*rest[4:9], columns=rest[9:])))
 
 
 @functools.lru_cache(maxsize=256)
@@ -141,13 +143,13 @@ _graphs: dict[Wanted, Callable[..., tuple[Tensor, ...]]] = {}
 _lock = threading.Lock()
 
 
-def _run(wanted: Callable[..., Wanted] | Wanted, given: Named) -> tuple[Tensor, ...]:
-    wanted = wanted(inputs=tuple((name, values.dtype) for name, values in given.items()))
+def _run(wanted: Callable[..., Wanted], given: Named) -> tuple[Tensor, ...]:
+    key = wanted(tuple((name, values.dtype) for name, values in given.items()))
     with _lock:
-        if wanted not in _graphs:
-            _graphs[wanted] = _compile(wanted, given)
+        if key not in _graphs:
+            _graphs[key] = _compile(key, given)
     with torch.no_grad():
-        return _graphs[wanted](*given.values())
+        return _graphs[key](*given.values())
 
 
 def _compile(wanted: Wanted, given: Named) -> Callable[..., tuple[Tensor, ...]]:
@@ -186,7 +188,7 @@ def _expand(wanted: Wanted, given: Named) -> tuple[Tensor, ...]:
         (slope,) = torch.autograd.grad(result.loss.sum(), source)
     flags = (flag.to(torch.uint8) for flag in (result.keep, result.finite))
     own = (result.loss.detach(), slope, *flags, result.weights, result.ratio, result.clipped, result.rejected)
-    return (*own, *(x for x in summary or () if x is not None))
+    return own if summary is None else (*own, *(x for x in summary[:5] if x is not None), *summary.columns)
 
 
 def _tokens_of(given: Mapping[str, Tensor]) -> Tokens:

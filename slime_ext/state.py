@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slime_ext.errors import ConfigError
 from slime_ext.ops import divergences
-from slime_ext.ops.segments import Segments, identity
+from slime_ext.ops.segments import Segments, as_numbers, identity
 
 Unit = Literal["token", "turn", "sequence"]
 Aggregate = Literal["sum", "mean", "max"]
@@ -122,7 +122,7 @@ class State:
 
 
 class ExceedsLimit(NamedTuple):
-    """1 at response tokens at which the quantity ``name`` exceeds ``limit``, else 0."""
+    """By how much the quantity ``name`` exceeds ``limit``, 0 where it does not: its sum is 0 iff no token does."""
 
     name: str
     limit: float
@@ -157,7 +157,7 @@ class StepInputs:
     def value_of(self, name: str | ExceedsLimit) -> Tensor:
         """The per-token quantity [T] that a statistic's name stands for, 0 at masked tokens."""
         if isinstance(name, ExceedsLimit):
-            return (self.value_of(name.name) > name.limit).to(self.log_ratio.dtype)
+            return (self.value_of(name.name) - name.limit).clamp_min(0)
         if name in divergences.OF_RATIO:
             return divergences.OF_RATIO[name](self.log_ratio)
         if name in divergences.OF_BOTH:
@@ -165,7 +165,7 @@ class StepInputs:
         if name == "advantage":
             return self.segments.zeroed(self.advantages)
         flags = {"count": self.segments.mask, "finite": self.finite}
-        return flags[name].to(self.log_ratio.dtype) if name in flags else self.log_ratio
+        return as_numbers(flags[name], self.log_ratio.dtype) if name in flags else self.log_ratio
 
     def expand_to_tokens(self, unit: Unit, values: Tensor) -> Tensor:
         """A value per unit -> the same at each of its tokens [T]."""

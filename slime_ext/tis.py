@@ -95,6 +95,7 @@ def off_policy_is_function(call: HookCall) -> Result:
 
     Source: slime PR 2084; MiniMax-M1, https://arxiv.org/abs/2506.13585.
     """
+    call.require_target("off_policy_is_function")
     return run(call, seed_correction("off_policy_is_function", call.args), _is_channel)
 
 
@@ -112,8 +113,7 @@ def _tis_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
 
 
 def _is_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
-    weight = torch.where(result.keep, result.weights, 0).float()
-    return {"is_weight": weight, "is_clipfrac": result.clipped, **_nonfinite(result, tokens)}
+    return {"is_weight": result.weights, "is_clipfrac": result.clipped, **_nonfinite(result, tokens)}
 
 
 def _nonfinite(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from slime_ext.losses import SURROGATES
 from slime_ext.metrics.names import known_names
 from slime_ext.metrics.options import Options
 from slime_ext.state import Step
-from slime_ext.steps import STEPS, WEIGHTS, Clip, SignedClip, Truncate
+from slime_ext.steps import STEPS, WEIGHTS, Clip, Truncate
 
 __all__ = ["Loaded", "check_args", "load_config", "read_config", "to_mapping", "with_preset"]
 
@@ -34,7 +34,7 @@ PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
 KEYS = ("preset", "surrogate", "steps", *PLAIN, "guards", "metrics", "backend")
 BACKENDS = ("eager", "compiled")
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **FORMS}
-FORMER_STEPS = {"taper": SignedClip}  # accepted with a note
+FORMER_STEPS = {"taper": "signed_clip"}  # names that are accepted with a note
 log = logging.getLogger("slime_ext")
 
 
@@ -83,7 +83,7 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
         backend, notes = _backend(mapping.get("backend", "eager"))
         options = _options(mapping.get("metrics"))
         _forbid_unmeasured(mapping, correction, options)
-        return Loaded(correction, (*_renamed(mapping), *notes), guards=of_mapping, metrics=options, backend=backend)
+        return Loaded(correction, (*_notes_of_names(mapping.get("steps")), *notes), guards=of_mapping, metrics=options, backend=backend)
     if len(mapping) > 1:
         others = ", ".join(str(key) for key in mapping if key != systems[0])
         raise ConfigError(
@@ -179,10 +179,19 @@ def _backend(name: Any) -> tuple[str, tuple[str, ...]]:
     return name, ()
 
 
-def _renamed(mapping: Mapping[str, Any]) -> tuple[str, ...]:
-    """A note where a step is called by its name of before."""
-    names = {name for entry in mapping.get("steps") or () for name in ([entry] if isinstance(entry, str) else entry)}
-    return ("steps: taper is called signed_clip now",) if "taper" in names else ()
+def _renamed(entry: Any) -> Any:
+    """A step under the name that it has now."""
+    if isinstance(entry, Mapping):
+        return {_renamed(key): fields for key, fields in entry.items()}
+    return FORMER_STEPS.get(entry, entry) if isinstance(entry, str) else entry
+
+
+def _notes_of_names(steps: Any) -> Iterator[str]:
+    """A note for every step that is called by a former name."""
+    for entry in steps if isinstance(steps, list | tuple) else ():
+        for name in [entry] if isinstance(entry, str) else entry if isinstance(entry, Mapping) else ():
+            if name in FORMER_STEPS:
+                yield f"steps: {name} is called {FORMER_STEPS[name]} now"
 
 
 def _options(mapping: Any) -> Options:
@@ -232,7 +241,7 @@ def _steps(listed: Any) -> tuple:
         raise ConfigError(
             f"{ROOT}.steps: expected a list of steps, got {listed!r}: each step is its name with its fields"
         )
-    steps = [named(f"{ROOT}.steps[{i}]", "step", entry, KNOWN_STEPS | FORMER_STEPS) for i, entry in enumerate(listed)]
+    steps = [named(f"{ROOT}.steps[{i}]", "step", _renamed(entry), KNOWN_STEPS) for i, entry in enumerate(listed)]
     _forbid_idle(steps)
     return tuple(step.plain() if hasattr(step, "plain") else step for step in steps)
 

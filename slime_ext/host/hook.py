@@ -12,7 +12,7 @@ from slime_ext.correction import Correction, HookInputs, HookResult, apply
 from slime_ext.errors import ConfigError
 from slime_ext.host import staleness, step_metrics
 from slime_ext.host.contract import CARRY, METRICS, HookCall
-from slime_ext.host.packing import CONSEQUENCES, context_parallel, pack, require_finite, unpack_masks
+from slime_ext.host.packing import CONSEQUENCES, check_loss, context_parallel, pack, require_finite, unpack_masks
 from slime_ext.host.step_plan import plan_for
 from slime_ext.losses import Bounds
 from slime_ext.state import Tokens
@@ -44,7 +44,8 @@ def run(call: HookCall, correction: Correction, channel: Channel = host_channel)
     _require(call, correction)
     parallel = context_parallel()
     tokens = pack(call, parallel)
-    _check_finite(call, tokens, behavior=correction.on_nonfinite == "raise")
+    check_loss(call.pg_loss, tokens.segments)
+    check_finite(call, tokens, behavior=correction.on_nonfinite == "raise")
     if call.weight_versions is not None or correction.needs_ages:
         tokens = staleness.with_ages(tokens, call, required=correction.needs_ages)
     layout = step_metrics.layout_for(call)
@@ -84,7 +85,7 @@ def _require(call: HookCall, correction: Correction) -> None:
         call.require_advantages("this correction")
 
 
-def _check_finite(call: HookCall, tokens: Tokens, *, behavior: bool) -> None:
+def check_finite(call: HookCall, tokens: Tokens, *, behavior: bool = False) -> None:
     """Stops at a non-finite log-prob that has poisoned the loss: at once on CPU; on other devices it is noted,
     and the run stops when the step's statistics are reduced.
 

@@ -28,13 +28,13 @@ from slime_ext.metrics.layout import (
     MetricsLayout,
 )
 from slime_ext.ops.divergences import k3
-from slime_ext.ops.segments import Segments, to_device
+from slime_ext.ops.segments import Segments, as_numbers, to_device
 from slime_ext.state import Outcome, SequenceStatistics, StepEffect, Tokens
 
 # Ratios and weights beyond count as this much in the sums, so that their squares stay finite.
 LARGEST = {torch.float64: 1e150, torch.float32: 1e17}
 SIGNED = 1 << (32 - SHIFT)  # bins by the first bits of a float32, the sign among them
-LANES = 32  # tables that tokens of one bin are counted in, so that on a GPU few wait for each other
+LANES = 16  # tables that tokens of one bin are counted in, so that on a GPU few wait for each other
 POSITION_EDGES = torch.tensor([0, *POSITIONS, 1 << 40])
 
 
@@ -61,7 +61,7 @@ class Summary(NamedTuple):
     log_sums: Tensor
     histogram_bin: Tensor  # [T] integers
     curve_bin: Tensor | None = None  # [T] integers: (age x CURVE_BINS + position) x CURVE_BINS + probability
-    columns: Tensor | None = None  # [5, T] of CURVE_COLUMNS
+    columns: tuple[Tensor, ...] = ()  # CURVE_COLUMNS, [T] each
 
 
 @torch.no_grad()
@@ -113,7 +113,7 @@ def summarize(
     behavior = tokens.behavior.detach().to(log_ratio.dtype)
     ratio_minus_one = log_ratio.expm1().clamp(max=most)
     weights = outcome.weights.clamp(max=most)
-    flags = finite.to(log_ratio.dtype), outcome.keep.to(log_ratio.dtype)
+    flags = (as_numbers(flag, log_ratio.dtype) for flag in (finite, outcome.keep))
     columns = (*flags, ratio_minus_one, weights, k3(log_ratio).clamp(max=most))
     rows = (*columns, torch.where(finite, behavior, 0), ratio_minus_one.square(), weights.square())
     of_sequences, oldest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
@@ -130,7 +130,7 @@ def summarize(
         # The exponent and 4 bits of the mantissa: 16 bins per power of 2.
         (log_ratio.float().view(torch.int32) >> SHIFT) + SIGNED // 2,
         None if position is None else _curve_bins(tokens, behavior, position),
-        None if position is None else torch.stack(columns),
+        None if position is None else columns,
     )
 
 
@@ -140,8 +140,8 @@ def count_bins(summary: Summary) -> Measured:
 
     A token without a finite log-prob has l = 0 and lies in no bin.
     """
-    ones = summary.sums.new_ones(1).expand(1, summary.histogram_bin.shape[0])
-    above, below = reversed(_sums_by_bin(summary.histogram_bin, ones, SIGNED).view(2, -1).unbind())
+    ones = summary.sums.new_ones(1).expand(summary.histogram_bin.shape)
+    below, above = _sums_by_bin(summary.histogram_bin, [ones], SIGNED).view(2, -1).unbind()
     sides = [torch.cat([x[FIRST : FIRST + SIDE], x[FIRST + SIDE :].sum(0, keepdim=True)]) for x in (above, below)]
     parts = [summary.sums, *sides]
     if summary.curve_bin is not None:
@@ -171,22 +171,23 @@ def _curve_bins(tokens: Tokens, behavior: Tensor, position: Tensor) -> Tensor:
     else:
         known = _bins(tokens.ages, AGES)
         age = tokens.segments.expand(torch.where(tokens.ages.isnan(), CURVE_BINS, known))
-    return (age * CURVE_BINS + position) * CURVE_BINS + probability
+    return (age.int() * CURVE_BINS + position) * CURVE_BINS + probability
 
 
 def _bins(values: Tensor, edges: Sequence[float]) -> Tensor:
-    """int32, how many edges each value has reached: a few comparisons are faster than a search."""
-    return functools.reduce(operator.add, ((values >= edge).to(torch.int32) for edge in edges))
+    """Bytes, how many edges each value has reached: a few comparisons are faster than a search."""
+    return functools.reduce(operator.add, (as_numbers(values >= edge, torch.uint8) for edge in edges))
 
 
-def _sums_by_bin(index: Tensor, rows: Tensor, bins: int) -> Tensor:
+def _sums_by_bin(index: Tensor, rows: Sequence[Tensor], bins: int) -> Tensor:
     """K rows [T] added up by bin -> [K, bins] float64."""
-    lacking = -index.shape[0] % LANES
-    index = pad(index.long(), (0, lacking), value=bins).view(LANES, -1)
-    table = torch.zeros(len(rows), LANES, bins + 1, dtype=torch.float64, device=index.device)
+    index, even = index.long(), index.shape[0] // LANES * LANES
+    table = torch.zeros(len(rows), LANES, bins, dtype=torch.float64, device=index.device)
     for sums, row in zip(table, rows, strict=True):
-        sums.scatter_add_(1, index, pad(row.double(), (0, lacking)).view(LANES, -1))
-    return table.sum(1)[:, :bins]
+        row = row.double()
+        sums.scatter_add_(1, index[:even].view(LANES, -1), row[:even].view(LANES, -1))
+        sums[0].scatter_add_(0, index[even:], row[even:])
+    return table.sum(1)
 
 
 def _effect_counts(

@@ -1,4 +1,4 @@
-"""Carriers around a module with the shape of a host's loss: what the hook gets; nothing stays behind."""
+"""Wrappers around a module with the shape of a host's loss: what the hook gets; nothing stays behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from slime_ext import tis
 from slime_ext.errors import ConfigError
-from slime_ext.host import host_hooks, hosts
+from slime_ext.host import contract, host_hooks, hosts
 from slime_ext.host.configured import check_first_call
 from slime_ext.host.warnings import warn_once
 from tests import oracle
@@ -21,9 +21,17 @@ SEEN = []
 LENGTHS = [3, 2]
 
 
+def carried_into(given):
+    """What of a hook call's keywords there is: the host's own, and what the running policy loss holds."""
+    lists = {key: [] for key in contract.REQUIRED[1:]}
+    call = contract.HookCall.of(None, lists | given)
+    every = {key: getattr(call, key) for key in (*contract.OPTIONAL, *contract.PADDED)}
+    return {key: value for key, value in every.items() if value is not None}
+
+
 def seeing(args, *, cur_log_probs=None, advantages=None, **kwargs):
     """Stands where the hook stands: keeps what would reach it."""
-    given = carriers.completed({"cur_log_probs": cur_log_probs, "advantages": advantages, **kwargs})
+    given = carried_into({"cur_log_probs": cur_log_probs, "advantages": advantages, **kwargs})
     SEEN.append(given)
     return kwargs["pg_loss"].square()  # saves a tensor, so that a recomputation comes this far
 
@@ -122,7 +130,7 @@ def test_nothing_is_held_outside_the_policy_loss(host):
     host_hooks.install()
     run(module)
     module.get_log_probs_and_entropy(torch.arange(5.0))
-    assert carriers.completed({"pg_loss": None}) == {"pg_loss": None}
+    assert carried_into({}) == {}
 
 
 def test_nothing_is_held_after_a_loss_that_failed(host):
@@ -130,7 +138,7 @@ def test_nothing_is_held_after_a_loss_that_failed(host):
     host_hooks.install()
     with pytest.raises(ZeroDivisionError):
         module.policy_loss_function(None, batch(), torch.arange(5.0), lambda x: 1 / 0)
-    assert carriers.completed({}) == {}
+    assert carried_into({}) == {}
 
 
 def test_installing_twice_is_once_and_uninstalling_restores(host):
@@ -157,7 +165,7 @@ def test_an_unknown_shape_is_refused(host):
 
 
 def test_our_hooks_read_what_is_carried():
-    token = carriers._held.set({"cur_log_probs": [torch.zeros(2, requires_grad=True)]})
+    token = contract.carried.set({"cur_log_probs": [torch.zeros(2, requires_grad=True)]})
     lists = {key: [torch.ones(2)] for key in ("train_log_probs", "rollout_log_probs", "loss_masks")}
     args = types.SimpleNamespace(eps_clip=0.2, eps_clip_high=0.2, use_tis=True)
     try:
@@ -165,7 +173,7 @@ def test_our_hooks_read_what_is_carried():
             args, pg_loss=torch.ones(2), total_lengths=[3], response_lengths=[2], **lists
         )
     finally:
-        carriers._held.reset(token)
+        contract.carried.reset(token)
     assert torch.equal(loss, torch.full((2,), 0.8))
 
 

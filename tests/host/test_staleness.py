@@ -22,8 +22,8 @@ from tests.test_tis import arguments, as_slime_calls
 
 @pytest.fixture(autouse=True)
 def _nobody_says_the_version(monkeypatch):
-    monkeypatch.setattr(ages, "_told", None)
-    monkeypatch.setattr(ages, "_pusher", None)
+    monkeypatch.setattr(staleness, "_told", None)
+    monkeypatch.setattr(staleness, "_pusher", None)
 
 
 def call(versions):

@@ -10,7 +10,7 @@ import torch
 from slime_ext import tis
 from slime_ext.config import read_config
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
-from slime_ext.host import guards, rollout_data_postprocess, groups, staleness, step_metrics, step_plan
+from slime_ext.host import groups, rollout_data_postprocess, staleness, step_metrics, step_plan, warnings
 from slime_ext.host.ranks import ranks
 from slime_ext.host.step_plan import compute_plan
 from tests.host import slime_rollouts as slime
@@ -263,7 +263,7 @@ def hook_call(data):
 
 
 def test_a_call_without_a_plan_is_a_step_of_its_own_and_says_so(caplog):
-    guards.warn_once.cache_clear()
+    warnings.warn_once.cache_clear()
     rollout = slime.samples(0, split=False)[:8]
     data = slime.data_of(rollout)
     step_plan.forget()

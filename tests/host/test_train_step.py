@@ -366,7 +366,7 @@ def test_a_step_that_breaks_off_says_why():
         for _ in range(2):  # a loss that is recomputed
             step_metrics.note_nonfinite(call, values, Segments.whole([2], torch.ones(2)))
             step_metrics.layout_for(call)
-        assert len(step_metrics._open.poison.calls) == 1
+        assert len(step_metrics._open.tracker.calls) == 1
         raise RuntimeError("found NaN in local grad norm")
 
     module.train_one_step = train_one_step
