@@ -6,6 +6,8 @@ block of a sum and an exponential, 2e-5 relative as on the CPU (tests/test_prese
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
@@ -44,6 +46,16 @@ def moved(value, dtype, device):
     return value.detach().to(device, dtype if value.is_floating_point() else None)
 
 
+@contextlib.contextmanager
+def no_waits():
+    """An error where the host waits for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def compare(name, dtype, backend, device):
     """The hook's losses on a device against the oracle's."""
     args = arguments(slime_ext={"backend": backend})
@@ -55,11 +67,8 @@ def compare(name, dtype, backend, device):
         correct = getattr(tis, name)
         if not seed:
             correct(args, **call)  # what is compiled, and what is looked up once
-        torch.cuda.set_sync_debug_mode("error" if device == "cuda" else "default")
-        try:
+        with no_waits():
             loss, _, _ = correct(args, **call)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         specification = oracle.SPECS[name]
         expected = column(oracle.correct(specification, batch), "loss")
         if presets.get(name).steps or presets.get(name).needs_target:
