@@ -1,10 +1,11 @@
-"""``backend: compiled``: a hook call as two graphs that torch.compile turns into loops, the same code as eager.
+"""``backend: compiled``: a hook call as two graphs that torch.compile turns into loops, the same code as
+eager.
 
 ``head`` reads the tokens and makes the statistics of sequences; ``expand`` takes them, lets the steps decide,
 weights the loss and sums the metrics up. Between the two the ranks that share sequences add up, and one graph
-would work out the small [S] part anew for every token. Sizes are dynamic: each graph is compiled once, on a made-up
-batch in which no two sizes are alike, and serves every batch from then on. Without a compiler, for small batches and
-for steps that read statistics of turns, prefixes or minima, ``apply`` is eager.
+would work out the small [S] part anew for every token. Sizes are dynamic: each graph is compiled once, on a
+made-up batch in which no two sizes are alike, and serves every batch from then on. Without a compiler, for
+small batches and for steps that read statistics of turns, prefixes or minima, ``apply`` is eager.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from slime_ext.losses import Bounds, HostLoss
 from slime_ext.metrics.layout import MetricsLayout
 from slime_ext.metrics.measure import Summary, count_bins, position_bins
 from slime_ext.ops.segments import BLOCK, Segments, identity
-from slime_ext.state import NO_PLAN, Plan, Tokens, tabulate
+from slime_ext.state import NO_PLAN, Plan, StatisticKey, Tokens, tabulate
 from slime_ext.steps import STEPS
 
 SMALLEST = 1024  # tokens; below, a compiled call costs more than it saves
@@ -77,10 +78,8 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
     if plan is None:
         plan = plan_step(correction, [inputs.tokens], segments.all_sum) if correction.is_coupled else NO_PLAN
     given = _inputs_of(correction, replace(inputs, plan=plan))
-    wanted = functools.partial(
-        Wanted, correction, inputs.acts, inputs.bounds, inputs.layout, inputs.first
-    )
-    if correction.statistics(observe=inputs.layout is not None):
+    wanted = functools.partial(Wanted, correction, inputs.acts, inputs.bounds, inputs.layout, inputs.first)
+    if _statistics(correction, inputs.layout):
         (table,) = _run(functools.partial(wanted, "head"), given)
         if segments.all_sum is not identity:
             summed = segments.all_sum(table[:, : segments.count].reshape(-1))
@@ -98,11 +97,17 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
 @functools.lru_cache(maxsize=256)
 def _can_serve(correction: Correction, device: str) -> bool:
     if why := hindrance(device):
-        log.warning("slime_ext.backend: expected a compiler beside compiled, got none: %s; it stays eager", why)
+        log.warning(
+            "slime_ext.backend: expected a compiler beside compiled, got none: %s; it stays eager", why
+        )
         return False
     known = all(type(step) in STEPS.values() for step in correction.steps)
-    keys = correction.statistics(observe=True)
+    keys = correction.observed_statistics
     return known and all(key.aggregate == "sum" and key.unit == "sequence" for key in keys)
+
+
+def _statistics(correction: Correction, layout: MetricsLayout | None) -> tuple[StatisticKey, ...]:
+    return correction.statistics if layout is None else correction.observed_statistics
 
 
 def _reads_host_loss(correction: Correction, inputs: HookInputs) -> bool:
@@ -167,7 +172,7 @@ def _compile(wanted: Wanted, given: Named) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _head(wanted: Wanted, given: Named) -> tuple[Tensor, ...]:
-    correction, keys = wanted.correction, wanted.correction.statistics(observe=wanted.layout is not None)
+    correction, keys = wanted.correction, _statistics(wanted.correction, wanted.layout)
     table = tabulate(keys, correction.read(_tokens_of(given)))
     return (torch.stack([table[key] for key in keys]),)
 
@@ -175,7 +180,7 @@ def _head(wanted: Wanted, given: Named) -> tuple[Tensor, ...]:
 def _expand(wanted: Wanted, given: Named) -> tuple[Tensor, ...]:
     correction, observe, tokens = wanted.correction, wanted.layout is not None, _tokens_of(given)
     numbers = {step: given[f"number{i}"] for i, step in enumerate(_coupled(correction))}
-    keys = correction.statistics(observe=observe)
+    keys = _statistics(correction, wanted.layout)
     table = dict(zip(keys, given["table"].unbind(), strict=True)) if keys else {}
     keep = given["group"] != 0 if "group" in given else None
     read = replace(correction.read(tokens), table=table, plan=numbers)

@@ -13,9 +13,9 @@ from torch import Tensor
 from slime_ext.checks import check
 from slime_ext.losses import Bounds, HostLoss, LossInputs, Surrogate
 from slime_ext.metrics.layout import MetricsLayout
-from slime_ext.metrics.measure import LARGEST, Measured, Summary, count_bins, position_bins, summarize
+from slime_ext.metrics.measure import Measured, Summary, count_bins, largest, position_bins, summarize
 from slime_ext.ops.ratios import finite_tokens, in_common, widened
-from slime_ext.ops.segments import AllSum, identity
+from slime_ext.ops.segments import AllSum, as_numbers, identity
 from slime_ext.state import (
     NO_PLAN,
     Outcome,
@@ -71,32 +71,32 @@ class Correction:
     def __post_init__(self) -> None:
         check(self)
 
-    @property
+    @cached_property
     def is_identity(self) -> bool:
         """Whether it leaves the host's loss alone (metrics only)."""
         return not self.steps and isinstance(self.surrogate, HostLoss)
 
-    @property
+    @cached_property
     def is_coupled(self) -> bool:
         """Whether a step computes a number over the whole optimizer step."""
         return any(step.is_coupled for step in self.steps)
 
-    @property
+    @cached_property
     def needs_plan(self) -> bool:
         """Whether something has to be computed over the whole optimizer step before it begins."""
         return self.is_coupled or self.denominator != "host" or self.group != "ignore"
 
-    @property
+    @cached_property
     def needs_target(self) -> bool:
         """Whether the target policy's log-probs must be there."""
         return self.numerator == "target" or not isinstance(self.surrogate, HostLoss)
 
-    @property
+    @cached_property
     def needs_ages(self) -> bool:
         """Whether the samples' ages must be there."""
         return any(step.reads_ages for step in self.steps)
 
-    @property
+    @cached_property
     def needs_advantages(self) -> bool:
         """Whether the advantages must be there."""
         return not isinstance(self.surrogate, HostLoss) or any(step.reads_advantages for step in self.steps)
@@ -112,16 +112,25 @@ class Correction:
         if plan is None:
             plan = plan_step(self, [tokens], tokens.segments.all_sum) if self.is_coupled else NO_PLAN
         inputs = self.read(tokens)
-        table = tabulate(self.statistics(observe=observe), inputs)
+        table = tabulate(self.observed_statistics if observe else self.statistics, inputs)
         return self.decide(replace(inputs, table=table, plan=plan.numbers), plan, observe=observe)
 
-    def statistics(self, *, observe: bool = False) -> tuple[StatisticKey, ...]:
-        """The statistics over units that a call reads."""
-        return tuple(dict.fromkeys(self._statistics + OBSERVED if observe else self._statistics))
+    @cached_property
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        """The statistics over units that the steps read."""
+        units = dict.fromkeys(step.unit for step in self.steps if step.unit != "token")
+        finite = (StatisticKey("sum", unit, name) for unit in units for name in ("count", "finite"))
+        return tuple(dict.fromkeys((*finite, *(key for step in self.steps for key in step.statistics))))
+
+    @cached_property
+    def observed_statistics(self) -> tuple[StatisticKey, ...]:
+        """Those, and what metrics read of sequences."""
+        return tuple(dict.fromkeys(self.statistics + OBSERVED))
 
     def read(self, tokens: Tokens) -> StepInputs:
         """What steps read token by token, with no statistics yet."""
-        numerator, behavior = in_common(self.numerator_of(tokens), tokens.behavior)
+        numerator = tokens.target if self.numerator == "target" else tokens.proximal
+        numerator, behavior = in_common(numerator, tokens.behavior)
         finite = finite_tokens(behavior, tokens.segments.mask)
         advantages = None if tokens.advantages is None else widened(tokens.advantages)
         log_ratio = torch.where(finite, numerator - behavior, 0)
@@ -137,7 +146,11 @@ class Correction:
         if observe:
             log_ratio, count = (inputs.table[key] for key in OBSERVED)
             sequences = SequenceStatistics(log_ratio, count, state.keep.get("sequence", count >= 0))
-        clipped = torch.zeros_like(keep) if state.clipped is None else inputs.expand_to_tokens(state.unit, state.clipped)
+        clipped = (
+            torch.zeros_like(keep)
+            if state.clipped is None
+            else inputs.expand_to_tokens(state.unit, state.clipped)
+        )
         return Outcome(
             torch.where(keep, inputs.expand_to_tokens(state.unit, state.weights), 0),
             keep,
@@ -148,10 +161,6 @@ class Correction:
             state.effects,
             sequences,
         )
-
-    def numerator_of(self, tokens: Tokens) -> Tensor:
-        """[T] the log-probs of the policy in the ratio's numerator, nats."""
-        return tokens.target if self.numerator == "target" else tokens.proximal
 
     def run(self, inputs: StepInputs, steps: Sequence[Step]) -> State:
         """The state after ``steps``: the only loop over them."""
@@ -204,12 +213,6 @@ class Correction:
             bounded = step.is_bound or (bounded and not isinstance(step, WEIGHTS))
         return bounded
 
-    @cached_property
-    def _statistics(self) -> tuple[StatisticKey, ...]:
-        units = dict.fromkeys(step.unit for step in self.steps if step.unit != "token")
-        finite = (StatisticKey("sum", unit, name) for unit in units for name in ("count", "finite"))
-        return (*finite, *(key for step in self.steps for key in step.statistics))
-
 
 def largest_product(dtype: torch.dtype) -> float:
     """The largest loss of one token where nothing bounds its weight: of float32 what bfloat16, too, can hold,
@@ -229,7 +232,7 @@ def plan_step(correction: Correction, batches: Sequence[Tokens], all_sum: AllSum
     """
     numbers: dict[Step, Tensor] = {}
     read = [correction.read(tokens) for tokens in batches]
-    read = [replace(inputs, table=tabulate(correction.statistics(), inputs)) for inputs in read]
+    read = [replace(inputs, table=tabulate(correction.statistics, inputs)) for inputs in read]
     for i, step in enumerate(correction.steps):
         if step.is_coupled:
             now = [replace(inputs, plan=numbers) for inputs in read]
@@ -295,15 +298,15 @@ def finish(
     if inputs.acts:
         loss, by_surrogate = correction.loss(outcome, inputs.tokens, inputs.host_loss, inputs.bounds)
     clipped = outcome.clipped & outcome.finite
-    ratio = torch.where(outcome.finite, outcome.log_ratio.exp().clamp(max=LARGEST[torch.float32]), 0)
+    ratio = torch.where(outcome.finite, outcome.log_ratio.exp().clamp(max=largest(torch.float32)), 0)
     result = HookResult(
         loss,
         outcome.keep,
         outcome.finite,
         outcome.weights,
         ratio.float(),
-        (clipped if by_surrogate is None else clipped | by_surrogate).float(),
-        (inputs.tokens.segments.mask & ~outcome.keep).float(),
+        as_numbers(clipped if by_surrogate is None else clipped | by_surrogate, torch.float32),
+        as_numbers(inputs.tokens.segments.mask & ~outcome.keep, torch.float32),
     )
     if inputs.layout is None:
         return result, None

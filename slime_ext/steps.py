@@ -5,8 +5,8 @@ hands on a state: weights and keep flags. Rejections therefore commute; weights 
 are written. On-policy data (ratio 1) leaves every step as it entered.
 
 Coupled steps compute one number over the whole optimizer step before any micro-batch is trained:
-``number_for_step`` gets every micro-batch of this rank and an ``all_sum`` over all ranks, so the number does not
-depend on how tokens are packed or split. ``slime_ext.correction.plan_step`` calls it.
+``number_for_step`` gets every micro-batch of this rank and an ``all_sum`` over all ranks, so the number does
+not depend on how tokens are packed or split. ``slime_ext.correction.plan_step`` calls it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -47,7 +48,7 @@ class _AtLevel(Step):
 
     level: Level
 
-    @property
+    @cached_property
     def unit(self) -> Unit:
         return "sequence" if self.level == "geometric" else self.level
 
@@ -55,7 +56,7 @@ class _AtLevel(Step):
     def statistics(self) -> tuple[StatisticKey, ...]:
         return statistics_of(self.unit, self._aggregate, "ratio")
 
-    @property
+    @cached_property
     def _aggregate(self) -> Aggregate:
         return "mean" if self.level == "geometric" else "sum"
 
@@ -223,11 +224,11 @@ class Reject(Step):
         low, high = self._interval
         expect(low <= neutral <= high, "reject", f"low <= {neutral} <= high", bounds, KEPT)
 
-    @property
+    @cached_property
     def reads_advantages(self) -> bool:
         return self.when != "always"
 
-    @property
+    @cached_property
     def reads_ages(self) -> bool:
         return self.max_staleness is not None
 
@@ -251,7 +252,7 @@ class Reject(Step):
             inside = inside >= self._applies(inputs)  # or it does not apply
         return state.reject(self.unit, inside)
 
-    @property
+    @cached_property
     def _reads_ratio(self) -> bool:
         return (self.low, self.high) != (None, None)
 
@@ -264,19 +265,19 @@ class Reject(Step):
             return value <= high
         return value.clamp(low, high) == value  # false for NaN, too
 
-    @property
+    @cached_property
     def _exceeds(self) -> StatisticKey | None:
         """A maximum with an upper bound alone needs no maximum: no token may exceed it."""
         if self.unit == "token" or self.aggregate != "max" or self.low is not None:
             return None
         return StatisticKey("sum", self.unit, ExceedsLimit(self.statistic, self._limits[1]))
 
-    @property
+    @cached_property
     def _interval(self) -> tuple[float, float]:
         low = -math.inf if self.low is None else self.low
         return low, math.inf if self.high is None else self.high
 
-    @property
+    @cached_property
     def _limits(self) -> tuple[float, float]:
         """The interval as the statistic is compared with it: logarithms for ratios."""
         low, high = self._interval
@@ -319,7 +320,7 @@ class Veto(Step):
             state = state.reject("sequence", inputs.table[key] == 0)
         return state
 
-    @property
+    @cached_property
     def _interval(self) -> tuple[float, float]:
         return 0.0 if self.low is None else self.low, math.inf if self.high is None else self.high
 
@@ -358,7 +359,10 @@ class Normalize(Step):
         if self.level == "sequence":
             count = inputs.table[COUNT].clamp_min(1)
             per_token = per_token / inputs.expand_to_tokens("sequence", count)
-        weighted = torch.where(inputs.usable, inputs.expand_to_tokens(state.unit, state.weights), 0).double() * per_token
+        weighted = (
+            torch.where(inputs.usable, inputs.expand_to_tokens(state.unit, state.weights), 0).double()
+            * per_token
+        )
         return torch.stack([weighted.sum(), per_token.sum()])
 
 

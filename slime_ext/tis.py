@@ -15,18 +15,20 @@ import torch
 from torch import Tensor
 
 from slime_ext import presets
-from slime_ext.correction import HookResult
+from slime_ext.correction import Correction, HookResult
 from slime_ext.errors import did_you_mean
 from slime_ext.host.configured import correction_for, seed_correction
 from slime_ext.host.contract import HookCall
-from slime_ext.host.hook import Result, run
+from slime_ext.host.hook import Channel, Result, host_channel, run
 from slime_ext.state import Tokens
 
-Body = Callable[[HookCall], Result]
 
-
-def _hook(body: Body) -> Callable[..., Result]:
-    """Gives a body the signature that every host calls."""
+def _hook(
+    load: Callable[[Any], Correction], name: str, document: str, channel: Channel = host_channel
+) -> Callable[..., Result]:
+    """The function that every host calls for the correction that ``load`` reads from the host's arguments,
+    once per arguments object."""
+    loaded: tuple[Any, Any, Correction | None] = (None, None, None)
 
     def function(
         args: Any,
@@ -41,6 +43,7 @@ def _hook(body: Body) -> Callable[..., Result]:
         advantages: list[Tensor] | Tensor | None = None,
         **kwargs: Any,
     ) -> Result:
+        nonlocal loaded
         given = {
             "pg_loss": pg_loss,
             "train_log_probs": train_log_probs,
@@ -52,57 +55,16 @@ def _hook(body: Body) -> Callable[..., Result]:
             **kwargs,
             **({} if cur_log_probs is None else {"cur_log_probs": cur_log_probs}),
         }
-        return body(HookCall.of(args, given))
+        owner, known, correction = loaded
+        mapping = getattr(args, "slime_ext", None)
+        if correction is None or owner is not args or known is not mapping:
+            correction = load(args)
+            loaded = (args, mapping, correction)
+        return run(HookCall.of(args, given), correction, channel, name)
 
-    function.__name__ = function.__qualname__ = body.__name__
-    function.__doc__, function.__module__ = body.__doc__, __name__
+    function.__name__ = function.__qualname__ = name
+    function.__doc__, function.__module__ = document, __name__
     return function
-
-
-@_hook
-def vanilla_tis_function(call: HookCall) -> Result:
-    """Clipped token weights: w_t = clip(proximal / behavior, --tis-clip-low, --tis-clip), slime's default.
-
-    Metrics: ``tis`` the ratio, ``tis_clipfrac`` where it was clipped, ``tis_abs`` |ratio - 1|,
-    ``nonfinite_fraction``.
-
-    Source: slime, loss.py; Yao et al. 2025, https://fengyao.notion.site/off-policy-rl.
-    """
-    return run(call, seed_correction("vanilla_tis_function", call.args), _tis_channel)
-
-
-@_hook
-def icepop_function(call: HookCall) -> Result:
-    """Token weights inside the band: w_t = rho_t if --tis-clip-low <= rho_t <= --tis-clip, else the token is
-    rejected.
-
-    Metrics as ``vanilla_tis_function``. Source: slime, loss.py; IcePop, https://ringtech.notion.site/icepop.
-    """
-    return run(call, seed_correction("icepop_function", call.args), _tis_channel)
-
-
-@_hook
-def off_policy_is_function(call: HookCall) -> Result:
-    """One detached weight for mismatch and staleness: w_t = clip(target / behavior, 1 - eps_clip, 1 +
-    eps_clip_high).
-
-    On a REINFORCE loss it is CISPO. On a loss that carries target / proximal already the weight counts that
-    ratio twice; the preset ``off_policy_is`` does not. Metrics: ``is_weight``, ``is_clipfrac``,
-    ``nonfinite_fraction``.
-
-    Raises:
-        ConfigError: the host passes no ``cur_log_probs``.
-
-    Source: slime PR 2084; MiniMax-M1, https://arxiv.org/abs/2506.13585.
-    """
-    call.require_target("off_policy_is_function")
-    return run(call, seed_correction("off_policy_is_function", call.args), _is_channel)
-
-
-@_hook
-def correct(call: HookCall) -> Result:
-    """The correction that stands under ``slime_ext:`` in the file of ``--custom-config-path``."""
-    return run(call, correction_for(call.args))
 
 
 def _tis_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
@@ -120,14 +82,57 @@ def _nonfinite(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
     return {"nonfinite_fraction": (tokens.segments.mask & ~result.finite).float()}
 
 
+correct = _hook(
+    correction_for,
+    "correct",
+    "The correction that stands under ``slime_ext:`` in the file of ``--custom-config-path``.",
+)
+vanilla_tis_function = _hook(
+    functools.partial(seed_correction, "vanilla_tis_function"),
+    "vanilla_tis_function",
+    """Clipped token weights: w_t = clip(proximal / behavior, --tis-clip-low, --tis-clip), slime's default.
+
+    Metrics: ``tis`` the ratio, ``tis_clipfrac`` where it was clipped, ``tis_abs`` |ratio - 1|,
+    ``nonfinite_fraction``.
+
+    Source: slime, loss.py; Yao et al. 2025, https://fengyao.notion.site/off-policy-rl.
+    """,
+    _tis_channel,
+)
+icepop_function = _hook(
+    functools.partial(seed_correction, "icepop_function"),
+    "icepop_function",
+    """Token weights inside the band: w_t = rho_t if --tis-clip-low <= rho_t <= --tis-clip, else the token is
+    rejected.
+
+    Metrics as ``vanilla_tis_function``. Source: slime, loss.py; IcePop, https://ringtech.notion.site/icepop.
+    """,
+    _tis_channel,
+)
+off_policy_is_function = _hook(
+    functools.partial(seed_correction, "off_policy_is_function"),
+    "off_policy_is_function",
+    """One detached weight for mismatch and staleness: w_t = clip(target / behavior, 1 - eps_clip, 1 +
+    eps_clip_high).
+
+    On a REINFORCE loss it is CISPO. On a loss that carries target / proximal already the weight counts that
+    ratio twice; the preset ``off_policy_is`` does not. Metrics: ``is_weight``, ``is_clipfrac``,
+    ``nonfinite_fraction``.
+
+    Raises:
+        ConfigError: the host passes no ``cur_log_probs``.
+
+    Source: slime PR 2084; MiniMax-M1, https://arxiv.org/abs/2506.13585.
+    """,
+    _is_channel,
+)
+
+
 @functools.cache
 def _preset(name: str) -> Callable[..., Result]:
-    def body(call: HookCall) -> Result:
-        return run(call, correction_for(call.args, name))
-
     entry = presets.find(name)
-    body.__name__, body.__doc__ = name, f"{entry.formula}.\n\nSource: {entry.source}."
-    return _hook(body)
+    document = f"{entry.formula}.\n\nSource: {entry.source}."
+    return _hook(functools.partial(correction_for, preset=name), name, document)
 
 
 def __getattr__(name: str) -> Callable[..., Result]:

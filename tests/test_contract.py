@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from slime_ext import host, presets, tis
-from slime_ext.host import host_hooks, contract
+from slime_ext.host import contract
 
 LENGTHS, PROMPTS = (4, 1, 3), (3, 2, 6)
 # Keyword -> how slime makes it for one response length, and whether it carries a gradient.

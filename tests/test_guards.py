@@ -9,8 +9,8 @@ import pytest
 from slime_ext import guards
 from slime_ext.config import read_config
 from slime_ext.errors import ConfigError
-from slime_ext.metrics.options import Options
 from slime_ext.guards import Guard, Watch
+from slime_ext.metrics.options import Options
 
 
 def alarms(guard, values, name="kept_fraction"):

@@ -125,6 +125,7 @@ def test_a_cap_that_never_acts_is_no_cap(seed):
 
 # ---- cost ----
 
+
 class Count(TorchDispatchMode):
     """The operations that PyTorch dispatches."""
 

@@ -11,7 +11,16 @@ from slime_ext.correction import Correction, HookInputs, Tokens, apply
 from slime_ext.errors import ConfigError
 from slime_ext.metrics import MetricsLayout
 from slime_ext.ops.segments import Segments
-from slime_ext.steps import Clip, MinPrefixReweight, Reject, Reweight, SecondMoment, SignedClip, Truncate, Veto
+from slime_ext.steps import (
+    Clip,
+    MinPrefixReweight,
+    Reject,
+    Reweight,
+    SecondMoment,
+    SignedClip,
+    Truncate,
+    Veto,
+)
 
 
 def packed(ratios, *, mask=None, advantages=None, lengths=None):

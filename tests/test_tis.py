@@ -117,7 +117,11 @@ def test_in_an_open_step_the_seeds_weights_are_measured(name, weights, clipped):
     with step_metrics.under_way(step_metrics.layout_of(args, curves=True)) as step:
         getattr(tis, name)(args, **as_slime_calls(batch))
     found = step.reduce()[0]
-    expected = {"weight_mean": sum(weights) / 4, "kept_fraction": len(weights) / 4, "clipped_fraction": clipped / 4}
+    expected = {
+        "weight_mean": sum(weights) / 4,
+        "kept_fraction": len(weights) / 4,
+        "clipped_fraction": clipped / 4,
+    }
     assert {key: found[f"off_policy/{key}"] for key in expected} == pytest.approx(expected)
 
 
@@ -162,7 +166,9 @@ def test_metrics_are_finite_whatever_the_log_ratio(name):
 def test_lists_of_floats_are_refused_in_one_line(name):
     call = as_slime_calls(oracle.random_batch(1))
     wrong = [x.tolist() for x in call[name]]
-    with pytest.raises(DataError, match=f"{name}, sequence 0 of {len(wrong)}: expected a tensor, got list: turn"):
+    with pytest.raises(
+        DataError, match=f"{name}, sequence 0 of {len(wrong)}: expected a tensor, got list: turn"
+    ):
         tis.pure_is(arguments(), **call | {name: wrong})
 
 

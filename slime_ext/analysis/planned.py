@@ -1,7 +1,7 @@
 """What a correction needs of a rollout, and what is computed for it over whole optimizer steps.
 
-The latter by the code that computes it in a host (``slime_ext.host.step_plan``), which is shown the rollout as
-slime would hold it.
+The latter by the code that computes it in a host (``slime_ext.host.step_plan``), which is shown the rollout
+as slime would hold it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError
-from slime_ext.given import steps_per_rollout
 from slime_ext.losses import DualClip, HostLoss
+from slime_ext.optional_args import steps_per_rollout
 from slime_ext.steps import WEIGHTS
 
 if TYPE_CHECKING:

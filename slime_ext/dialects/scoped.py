@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -154,7 +155,7 @@ class ZeroOutside(Step):
         of_tokens = replace(state, weights=weights, clipped=clipped, unit="token")
         return of_tokens.bound(torch.where(inside, weights, 0))
 
-    @property
+    @cached_property
     def _band(self) -> Reject:
         return Reject(self.unit, "ratio", self.aggregate, self.low, self.high)
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from slime_ext import compiled
 from slime_ext.correction import Correction, HookInputs, HookResult, apply
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import staleness, step_metrics
-from slime_ext.host.contract import CARRY, METRICS, HookCall
-from slime_ext.host.packing import CONSEQUENCES, check_loss, context_parallel, pack, require_finite, unpack_masks
+from slime_ext.host.contract import CARRY, METRICS, SEEDS, HookCall
+from slime_ext.host.packing import CONSEQUENCES, context_parallel, pack, require_finite, unpack_masks
 from slime_ext.host.step_plan import plan_for
 from slime_ext.losses import Bounds
 from slime_ext.state import Tokens
@@ -26,25 +26,32 @@ def host_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
     return dict(zip(METRICS, (result.ratio, result.clipped, result.rejected), strict=True))
 
 
-def run(call: HookCall, correction: Correction, channel: Channel = host_channel) -> Result:
+def run(
+    call: HookCall, correction: Correction, channel: Channel = host_channel, who: str = "this correction"
+) -> Result:
     """Applies a correction to one hook call.
 
     Args:
         channel: what the host gets to average over tokens.
+        who: the function that the host called, for messages.
 
     Returns:
-        The loss [T], the masks (N x [R_i]) and the channel's metrics [T]; unless ``args.use_tis`` the loss and
-        the masks are the very objects of the call.
+        The loss [T], the masks (N x [R_i]) and the channel's metrics [T]; unless ``args.use_tis`` the loss
+        and the masks are the very objects of the call.
 
     Raises:
         ConfigError: the correction needs something that the host did not pass.
         DataError: a tensor has another length than this rank holds.
         NonFiniteError: a proximal or target log-prob is not finite at a response token.
     """
-    _require(call, correction)
+    if correction.needs_target:
+        call.require_target(who if who in SEEDS else _reads_target(correction))
+    if correction.needs_advantages:
+        call.require_advantages("this correction")
     parallel = context_parallel()
     tokens = pack(call, parallel)
-    check_loss(call.pg_loss, tokens.segments)
+    if call.pg_loss.numel() != (size := tokens.segments.size):
+        raise DataError(f"pg_loss: expected {size} tokens on this rank, got {call.pg_loss.numel()}")
     check_finite(call, tokens, behavior=correction.on_nonfinite == "raise")
     if call.weight_versions is not None or correction.needs_ages:
         tokens = staleness.with_ages(tokens, call, required=correction.needs_ages)
@@ -78,16 +85,14 @@ def bounds_of(args: Any) -> Bounds:
     return Bounds(low, low if high is None else high, getattr(args, "eps_clip_c", None))
 
 
-def _require(call: HookCall, correction: Correction) -> None:
-    if correction.needs_target:
-        call.require_target("numerator: target" if correction.numerator == "target" else "this surrogate")
-    if correction.needs_advantages:
-        call.require_advantages("this correction")
+def _reads_target(correction: Correction) -> str:
+    """The key of a correction that needs the target policy's log-probs, for messages."""
+    return "numerator: target" if correction.numerator == "target" else "this surrogate"
 
 
 def check_finite(call: HookCall, tokens: Tokens, *, behavior: bool = False) -> None:
-    """Stops at a non-finite log-prob that has poisoned the loss: at once on CPU; on other devices it is noted,
-    and the run stops when the step's statistics are reduced.
+    """Stops at a non-finite log-prob that has poisoned the loss: at once on CPU; on other devices it is
+    noted, and the run stops when the step's statistics are reduced.
 
     Args:
         behavior: whether the behavior policy's have to be finite too.

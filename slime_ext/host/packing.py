@@ -155,12 +155,6 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
     return Tokens(segments, proximal, behavior, target, advantages)
 
 
-def check_loss(pg_loss: Tensor, segments: Segments) -> None:
-    """Raises DataError if the host's loss is not one number for each token of this rank."""
-    if pg_loss.numel() != segments.size:
-        raise DataError(f"pg_loss: expected {segments.size} tokens on this rank, got {pg_loss.numel()}")
-
-
 def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments) -> list[Tensor]:
     """The host's masks without the rejected tokens, full length on every rank.
 

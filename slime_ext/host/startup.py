@@ -15,13 +15,13 @@ from slime_ext import compiled
 from slime_ext.config import read_config, to_mapping
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
-from slime_ext.given import Given
 from slime_ext.host import contract, host_hooks, hosts, staleness, train_step
 from slime_ext.host.configured import correction_named, mapping_of_flags
 from slime_ext.host.flags import check_flags, skips_proximal
 from slime_ext.host.functions import check_call, flag_of
 from slime_ext.host.hook import asks_for_compiled
 from slime_ext.host.summary import formula, one_line
+from slime_ext.optional_args import OptionalArgs
 from slime_ext.steps import Reject, Veto
 
 REDUCED = {  # mask_scope -> what a reducer that divides by its masks then does
@@ -42,7 +42,8 @@ log = logging.getLogger("slime_ext")
 
 
 def init(args: Any) -> None:
-    """Checks the run's arguments, puts the wrappers of the host's loss and of its train step in place, says what will run.
+    """Checks the run's arguments, puts the wrappers of the host's loss and of its train step in place, says
+    what will run.
 
     Called again it checks again and installs nothing twice.
 
@@ -98,7 +99,7 @@ def _check_correction(args: Any, correction: Correction) -> None:
         staleness.require_host(hosts.current())
     for name in read_config(mapping_of_flags(args)).guards:
         if name.startswith("staleness_"):
-            staleness.require_host(hosts.current(), f"slime_ext.guards.{name}")
+            staleness.require_guard(args, hosts.current(), f"slime_ext.guards.{name}")
     for warning in _warnings(args, correction):
         log.warning(warning)
 
@@ -107,7 +108,7 @@ def _check_plan(args: Any, correction: Correction) -> None:
     """What couples samples is computed in --rollout-data-postprocess-path, where all of a step is at hand."""
     if not correction.needs_plan:
         return
-    path, host, a = getattr(args, "rollout_data_postprocess_path", None), hosts.current(), Given(args)
+    path, host, a = getattr(args, "rollout_data_postprocess_path", None), hosts.current(), OptionalArgs(args)
     if path != contract.PLAN:
         raise ConfigError(
             f"--rollout-data-postprocess-path: expected {contract.PLAN} with a correction that couples the "
@@ -126,7 +127,7 @@ def _check_plan(args: Any, correction: Correction) -> None:
 
 
 def _warnings(args: Any, correction: Correction) -> Iterator[str]:
-    a = Given(args)
+    a = OptionalArgs(args)
     rejects = any(isinstance(step, Reject | Veto) for step in correction.steps)
     reducer = a.custom_pg_loss_reducer_function_path
     if rejects and reducer:
@@ -145,7 +146,7 @@ def _warnings(args: Any, correction: Correction) -> Iterator[str]:
 
 
 def _said(args: Any, correction: Correction | None) -> str:
-    a = Given(args)
+    a = OptionalArgs(args)
     path = a.custom_tis_function_path
     if not (a.use_tis or a.get_mismatch_metrics):
         return "no correction (--use-tis is off)"

@@ -39,16 +39,13 @@ class OptimizerStep:
     # same objects. Held until the step ends, so that no other tensor gets the same identity.
     seen: dict[int, Tensor] = field(default_factory=dict)
 
-    def knows(self, call: HookCall) -> bool:
-        """Whether this micro-batch has been counted."""
-        return id(_mask_of(call)) in self.seen
-
-    def is_new(self, call: HookCall) -> bool:
-        """Whether this micro-batch has not been counted; from now on it has."""
-        if self.knows(call):
+    def is_new(self, call: HookCall, *, count: bool = True) -> bool:
+        """Whether this micro-batch has not been counted; from now on it has, if it is to ``count``."""
+        mask = call.loss_masks[0] if len(call.loss_masks) else call.pg_loss
+        if id(mask) in self.seen:
             return False
-        mask = _mask_of(call)
-        self.seen[id(mask)] = mask
+        if count:
+            self.seen[id(mask)] = mask
         return True
 
     def reduce(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -75,10 +72,6 @@ class OptimizerStep:
         """
         if self.tracker.looks:
             self.tracker.check([numbers(self.tracker.vector())], 0)
-
-
-def _mask_of(call: HookCall) -> Tensor:
-    return call.loss_masks[0] if len(call.loss_masks) else call.pg_loss
 
 
 _open: OptimizerStep | None = None
@@ -114,13 +107,14 @@ def layout_for(call: HookCall) -> MetricsLayout | None:
 
 def add(measured: Measured) -> None:
     """Adds a micro-batch to the open step."""
-    _open.accumulator.add(measured)
+    known = _open.accumulator.measured
+    _open.accumulator.measured = measured if known is None else known + measured
 
 
 def note_nonfinite(call: HookCall, values: Mapping[str, Tensor | None], segments: Segments) -> None:
     """Leaves a mark where log-probs are not finite, to be read when the step is reduced; before the call is
     measured."""
-    if _open is not None and not _open.knows(call):
+    if _open is not None and _open.is_new(call, count=False):
         _open.tracker.look(values, segments, samples.of(call.loss_masks))
 
 

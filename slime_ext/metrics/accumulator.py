@@ -14,7 +14,6 @@ from torch import Tensor
 from slime_ext.metrics.layout import (
     BINS,
     BITS,
-    CURVE_BINS,
     CURVE_COLUMNS,
     CURVES,
     FIRST,

@@ -1,7 +1,8 @@
 """From the tokens of one micro-batch to numbers that add up: a pure function of tensors.
 
 Its shapes depend on the correction alone, its number of operations on nothing, and nothing here waits for the
-device. ``summarize`` makes every sum, and says in which bin each token lies; ``count_bins`` adds tokens up by bin.
+device. ``summarize`` makes every sum, and says in which bin each token lies; ``count_bins`` adds tokens up by
+bin.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from slime_ext.metrics.layout import (
     AGES,
@@ -29,13 +29,15 @@ from slime_ext.metrics.layout import (
 )
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.segments import Segments, as_numbers, to_device
-from slime_ext.state import Outcome, SequenceStatistics, StepEffect, Tokens
+from slime_ext.state import Outcome, SequenceStatistics, Tokens
 
-# Ratios and weights beyond count as this much in the sums, so that their squares stay finite.
-LARGEST = {torch.float64: 1e150, torch.float32: 1e17}
 SIGNED = 1 << (32 - SHIFT)  # bins by the first bits of a float32, the sign among them
 LANES = 16  # tables that tokens of one bin are counted in, so that on a GPU few wait for each other
-POSITION_EDGES = torch.tensor([0, *POSITIONS, 1 << 40])
+
+
+def largest(dtype: torch.dtype) -> float:
+    """What ratios and weights beyond it count as in sums, so that their squares stay finite."""
+    return 1e150 if dtype is torch.float64 else 1e17
 
 
 class Measured(NamedTuple):
@@ -109,20 +111,24 @@ def summarize(
         others: as ``measure``.
     """
     log_ratio, finite, segments = outcome.log_ratio, outcome.finite, tokens.segments
-    most = LARGEST[log_ratio.dtype]
+    most = largest(log_ratio.dtype)
     behavior = tokens.behavior.detach().to(log_ratio.dtype)
-    ratio_minus_one = log_ratio.expm1().clamp(max=most)
+    ratio_minus_one = log_ratio.expm1()
+    divergence = k3(log_ratio, ratio_minus_one).clamp(max=most)
+    ratio_minus_one = ratio_minus_one.clamp(max=most)
     weights = outcome.weights.clamp(max=most)
     flags = (as_numbers(flag, log_ratio.dtype) for flag in (finite, outcome.keep))
-    columns = (*flags, ratio_minus_one, weights, k3(log_ratio).clamp(max=most))
+    columns = (*flags, ratio_minus_one, weights, divergence)
     rows = (*columns, torch.where(finite, behavior, 0), ratio_minus_one.square(), weights.square())
     of_sequences, oldest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
     counts = _effect_counts(outcome, layout.effects, segments, first=first)
-    clipped = (outcome.clipped & segments.mask).sum()
-    by_surrogate = torch.zeros_like(clipped) if surrogate_clipped is None else surrogate_clipped.sum()
+    clipped = (outcome.clipped & segments.mask).count_nonzero()
+    by_surrogate = (
+        torch.zeros_like(clipped) if surrogate_clipped is None else surrogate_clipped.count_nonzero()
+    )
     numbers = (*counts, clipped, by_surrogate, *of_sequences)
-    ends = (torch.where(finite, x, -torch.inf) for x in (log_ratio, -log_ratio))
-    highest = [*map(_highest, ends), _highest(outcome.weights), *oldest]
+    gone = torch.where(finite, 0, -torch.inf).to(log_ratio.dtype)
+    highest = [*map(_highest, (gone + log_ratio, gone - log_ratio, outcome.weights)), *oldest]
     return Summary(
         torch.cat([segments.local_sums(rows).sum(1), torch.stack([x.double() for x in numbers])]),
         torch.stack([x.double() for x in highest]),
@@ -142,7 +148,9 @@ def count_bins(summary: Summary) -> Measured:
     """
     ones = summary.sums.new_ones(1).expand(summary.histogram_bin.shape)
     below, above = _sums_by_bin(summary.histogram_bin, [ones], SIGNED).view(2, -1).unbind()
-    sides = [torch.cat([x[FIRST : FIRST + SIDE], x[FIRST + SIDE :].sum(0, keepdim=True)]) for x in (above, below)]
+    sides = [
+        torch.cat([x[FIRST : FIRST + SIDE], x[FIRST + SIDE :].sum(0, keepdim=True)]) for x in (above, below)
+    ]
     parts = [summary.sums, *sides]
     if summary.curve_bin is not None:
         ages = CURVE_BINS + 1  # one more where the age is unknown
@@ -156,7 +164,8 @@ def count_bins(summary: Summary) -> Measured:
 def position_bins(segments: Segments) -> Tensor:
     """[T] int32, in which bin of ``POSITIONS`` each local token's position in its response lies."""
     shards = torch.tensor([shard[1:3] for shard in segments.local_shards], dtype=torch.int64).view(-1, 2, 1)
-    before = (shards - POSITION_EDGES[:-1]).clamp_min(0).minimum(POSITION_EDGES.diff())  # tokens in each bin
+    edges = torch.tensor([0, *POSITIONS, 1 << 40])
+    before = (shards - edges[:-1]).clamp_min(0).minimum(edges.diff())  # tokens of each bin before these
     lengths = (before[:, 1] - before[:, 0]).view(-1)
     bins = torch.arange(CURVE_BINS, dtype=torch.int32).repeat(len(shards))
     lengths, bins = (to_device(x, segments.device) for x in (lengths, bins))
@@ -199,7 +208,7 @@ def _effect_counts(
         """Response tokens of the units with a flag."""
         if unit == "sequence":  # counted on one of the ranks that share them
             return (flags * outcome.sequences.count).sum() * first
-        return (_expanded(unit, flags, segments) & segments.mask).sum()
+        return (_expanded(unit, flags, segments) & segments.mask).count_nonzero()
 
     for _, kind, step in counts:
         if kind == "kept":
@@ -220,7 +229,7 @@ def _kept_after(step: int, outcome: Outcome, segments: Segments) -> Tensor:
         if kind == "rejected" and place <= step:
             lost[unit] = lost[unit] | flags if unit in lost else flags
     gone = (_expanded(unit, flags, segments) for unit, flags in lost.items())
-    return (~functools.reduce(operator.or_, gone, ~outcome.finite)).sum()
+    return (~functools.reduce(operator.or_, gone, ~outcome.finite)).count_nonzero()
 
 
 def _expanded(unit: str, flags: Tensor, segments: Segments) -> Tensor:
@@ -254,6 +263,6 @@ def _of_sequences(
     ]
     rows = [torch.where(there, x, -torch.inf) for x in (log_ratio, -log_ratio, 2 * log_ratio)]
     rows = [*rows, torch.where(known, age, -torch.inf)]
-    high, low, double, old = (pad(row, (0, 1), value=-math.inf) for row in rows)
+    high, low, double, old = (torch.nn.functional.pad(row, (0, 1), value=-math.inf) for row in rows)
     log_sums = torch.stack([double.logsumexp(0), high.logsumexp(0)])
     return sums, [high.amax(), low.amax(), old.amax()], log_sums

@@ -9,8 +9,8 @@ import pytest
 
 from slime_ext.correction import Correction
 from slime_ext.host import groups
-from slime_ext.host.step_plan import what_couples
 from slime_ext.host.groups import SampleRow
+from slime_ext.host.step_plan import what_couples
 from slime_ext.steps import Reject, SecondMoment
 
 NAN = math.nan

@@ -33,7 +33,15 @@ STEPS = {
     "S": [
         {"reweight": {"level": "sequence"}},
         {"truncate": {"high": 2.0}},
-        {"reject": {"unit": "sequence", "statistic": "ratio", "aggregate": "mean", "low": 0.999, "high": 1.001}},
+        {
+            "reject": {
+                "unit": "sequence",
+                "statistic": "ratio",
+                "aggregate": "mean",
+                "low": 0.999,
+                "high": 1.001,
+            }
+        },
         {"veto": {"low": 1e-4}},
     ],
 }
@@ -42,8 +50,8 @@ Body = Callable[[Batch], object]
 
 
 def ours(config: str, backend: str) -> dict[str, Body]:
-    """The hook as slime calls it, lists in and lists out: with the host's own channel alone, with the metrics of
-    an optimizer step, and with its curves."""
+    """The hook as slime calls it, lists in and lists out: with the host's own channel alone, with the metrics
+    of an optimizer step, and with its curves."""
     args = SimpleNamespace(use_tis=True, slime_ext={"steps": STEPS[config], "backend": backend})
     correction = load_config({"steps": STEPS[config]})
 
@@ -172,6 +180,5 @@ def run(asked: Speed) -> None:
         costs = {name: _counted(name, body, last) for name, body in bodies.items()}
         Console(width=160).print(table(config, found, costs))
     print(
-        "operations, waits, MB moved, MB of new tensors at once: "
-        f"one call on workload {asked.workloads[-1]}"
+        f"operations, waits, MB moved, MB of new tensors at once: one call on workload {asked.workloads[-1]}"
     )

@@ -14,12 +14,11 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from slime_ext import compiled, correction
 from slime_ext.analysis.speed.cost import medians
 from slime_ext.analysis.speed.request import Scale
-from slime_ext.analysis.speed.run import ours
+from slime_ext.analysis.speed.run import STEPS, ours
 from slime_ext.analysis.speed.workloads import Batch, slope
-from slime_ext import compiled, correction
-from slime_ext.analysis.speed.run import STEPS
 from slime_ext.config import load_config
 from slime_ext.correction import HookInputs
 from slime_ext.host.packing import pack_segments

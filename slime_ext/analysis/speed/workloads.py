@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 
-
 def lengths_of(name: str) -> list[int]:
     """Response lengths of a workload."""
     torch.manual_seed(0)
@@ -62,7 +61,9 @@ class Batch(SimpleNamespace):
     @cached_property
     def _lists(self) -> dict[str, list[Tensor]]:
         flat = {"train_log_probs": self.flat_proximal, "rollout_log_probs": self.flat_behavior}
-        return {name: list(x.split(self.sizes)) for name, x in (flat | {"loss_masks": self.flat_mask}).items()}
+        return {
+            name: list(x.split(self.sizes)) for name, x in (flat | {"loss_masks": self.flat_mask}).items()
+        }
 
     def call(self) -> dict[str, object]:
         """slime's keywords, in lists anew: nothing that a call derives from them may be kept."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class Given:
+class OptionalArgs:
     """Arguments of any host; one that it does not have is None."""
 
     def __init__(self, args: Any) -> None:
@@ -26,7 +26,7 @@ def steps_per_rollout(args: Any) -> int:
     >>> steps_per_rollout(SimpleNamespace())
     1
     """
-    a = Given(args)
+    a = OptionalArgs(args)
     if a.use_dynamic_global_batch_size:
         return 1
     if a.num_steps_per_rollout:
