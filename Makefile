@@ -10,7 +10,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: install train test test-fast test-gpu lint format clean
+.PHONY: cuda-wheels install train test test-fast test-gpu lint format clean
 
 install: $(VENV)/.ready $(SGLANG_VENV)/.ready
 
@@ -45,6 +45,14 @@ test-fast:
 
 test-gpu:
 	@$(VENV)/bin/python -m pytest tests_gpu -q
+
+# Wheels for `bash benchmarks/cuda.sh` on a machine with CUDA and without a network; its Python may be another.
+CUDA_PYTHON ?= 3.12
+cuda-wheels:
+	@$(PYTHON) -m pip --disable-pip-version-check download -q --no-deps --only-binary=:all: \
+	  --python-version $(CUDA_PYTHON) --implementation cp $(foreach n,28 27 24 17,--platform manylinux_2_$(n)_x86_64) \
+	  --platform manylinux2014_x86_64 -d cuda-wheels -r benchmarks/requirements-cuda.txt
+	@du -sh cuda-wheels
 
 lint:
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .

@@ -5,7 +5,7 @@
 The hook is timed as slime calls it, lists in and lists out, beside slime's mis.py, verl and SkyRL and beside a copy
 on the device of what a call reads (three tensors and the loss, 16 bytes per token) in one interleaved run. Launches
 are kernels and copies that one call queues, from PyTorch's profiler. ``--dry-run`` does the same on a CPU with small
-batches, where launches are the operations that PyTorch dispatches.
+batches, and counts none.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from slime_ext.analysis.speed.cost import count
 from slime_ext.analysis.speed.run import contenders
 from slime_ext.analysis.speed.workloads import Batch
 
@@ -40,7 +39,7 @@ COPY = "copy on the device"
 MIS = "slime mis.py"
 TRAINER_STEPS = 10
 LIMIT_S = 240  # of tests_gpu
-HOOK = ["--use-tis", "--custom-tis-function-path", "slime_ext.tis.decoupled_geo_rs_seq_tis"]
+HOOK = ["--use-tis", "--custom-tis-function-path", "slime_ext.tis.token_tis"]
 Body = Callable[[Batch], object]
 
 
@@ -52,7 +51,7 @@ class Timed:
     tokens: str
     contender: str
     milliseconds: float
-    launches: int
+    launches: int | None
     times_copy: float
     times_mis: float | None
 
@@ -95,10 +94,10 @@ def _once(body: Body, batch: Batch, device: str) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def launches(body: Body, batch: Batch, device: str) -> int:
-    """Kernels and copies that one call queues; on a CPU the operations that PyTorch dispatches."""
+def launches(body: Body, batch: Batch, device: str) -> int | None:
+    """Kernels and copies that one call queues; None on a CPU, which queues none."""
     if device != "cuda":
-        return count(lambda: body(batch)).operations
+        return None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         body(batch)
         torch.cuda.synchronize()
@@ -193,8 +192,9 @@ def markdown(found: dict, rows: list[Timed]) -> str:
     ]
     for row in rows:
         faster = "-" if row.times_mis is None else f"{row.times_mis:.1f}"
+        queued = "-" if row.launches is None else row.launches
         lines.append(
-            f"| {row.config} | {row.tokens} | {row.contender} | {row.milliseconds:.3f} | {row.launches} | "
+            f"| {row.config} | {row.tokens} | {row.contender} | {row.milliseconds:.3f} | {queued} | "
             f"{row.times_copy:.1f} | {faster} |"
         )
     return "\n".join(lines) + "\n"
@@ -213,7 +213,10 @@ def main() -> int:
     """1 where a test or the trainer failed."""
     asked = parser().parse_args()
     if not asked.dry_run and not torch.cuda.is_available():
-        print("benchmarks/cuda.sh: expected a CUDA device, got none: --dry-run walks through it here", file=sys.stderr)
+        print(
+            "benchmarks/cuda.sh: expected a CUDA device, got none: --dry-run walks through it here",
+            file=sys.stderr,
+        )
         return 2
     device = "cpu" if asked.dry_run else "cuda"
     sys.path[:0] = [folder for folder in (asked.verl, asked.skyrl) if folder]
