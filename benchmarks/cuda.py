@@ -2,10 +2,10 @@
 
     bash benchmarks/cuda.sh [--out DIR] [--slime DIR] [--verl DIR] [--skyrl DIR] [--dry-run]
 
-The hook is timed as slime calls it, lists in and lists out, beside slime's mis.py, verl and SkyRL and beside a copy
-on the device of what a call reads (three tensors and the loss, 16 bytes per token) in one interleaved run. Launches
-are kernels and copies that one call queues, from PyTorch's profiler. ``--dry-run`` does the same on a CPU with small
-batches, and counts none.
+The hook is timed as slime calls it, lists in and lists out, beside slime's mis.py, verl and SkyRL and beside
+a copy on the device of what a call reads (three tensors and the loss, 16 bytes per token) in one interleaved
+run. Launches are kernels and copies that one call queues, from PyTorch's profiler. ``--dry-run`` does the
+same on a CPU with small batches, and counts none.
 """
 
 from __future__ import annotations
@@ -183,9 +183,9 @@ def markdown(found: dict, rows: list[Timed]) -> str:
         "",
         f"tests_gpu: {tests['said']} (exit status {tests['exit']})",
         "",
-        f"Embedded trainer, {trained['backend']}: {trained['steps']} steps, {trained['milliseconds_per_step']:.1f} "
-        f"ms each, {trained['hook_milliseconds']:.2f} ms of it the hook, losses "
-        f"{'finite' if trained['finite'] else 'NOT FINITE'}",
+        f"Embedded trainer, {trained['backend']}: {trained['steps']} steps, "
+        f"{trained['milliseconds_per_step']:.1f} ms each, {trained['hook_milliseconds']:.2f} ms of it the "
+        f"hook, losses {'finite' if trained['finite'] else 'NOT FINITE'}",
         "",
         f"| weights | tokens in {SEQUENCES} sequences | | ms | launches | times the copy | times mis.py |",
         "|---|---|---|---:|---:|---:|---:|",

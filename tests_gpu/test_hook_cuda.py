@@ -1,7 +1,7 @@
-"""The hook on one CUDA device: every preset against the oracle, eager and compiled, with no wait for the device.
+"""The hook on one CUDA device: every preset against the oracle, eager and compiled, without a wait for it.
 
-Log-probs in float32 and bfloat16 go to the oracle as rounded, so that what is left is float32 arithmetic: 255 u per
-block of a sum and an exponential, 2e-5 relative as on the CPU (tests/test_presets.py).
+Log-probs in float32 and bfloat16 go to the oracle as rounded, so that what is left is float32 arithmetic: 255
+u per block of a sum and an exponential, 2e-5 relative as on the CPU (tests/test_presets.py).
 """
 
 from __future__ import annotations
