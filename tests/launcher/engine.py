@@ -58,26 +58,32 @@ def make_tiny_qwen3(directory: str | Path, seed: int = 0) -> Path:
     return Path(directory)
 
 
-def tiny_engine(directory: Path, **options: object) -> EngineProcess:
+def tiny_engine(directory: Path, dtype: str = "float32", **options: object) -> EngineProcess:
     """A server for the tiny model, not started; weights and log are kept in `directory`."""
     python = sglang_python()
     if python is None:
         pytest.skip("no SGLang environment: set SLIME_EXT_SGLANG_PYTHON")
-    sizes = {"context_length": 512, "max_total_tokens": 8192, "mem_fraction": 0.1, "seed": 0}
+    sizes = {
+        "context-length": 512,
+        "max-total-tokens": 8192,
+        "mem-fraction-static": 0.1,
+        "random-seed": 0,
+        "dtype": dtype,
+    }
     model = directory / "model"
     if not model.exists():
         make_tiny_qwen3(model)
-    return EngineProcess(model, python=python, log_path=directory / "sglang.log", **{**sizes, **options})
+    return EngineProcess(model, python=python, log_path=directory / "sglang.log", flags=sizes, **options)
 
 
 @functools.cache
 def shared_engine() -> EngineProcess:
     """The server that all tests of this process share; started at the first call, stopped at exit."""
     scratch = tempfile.TemporaryDirectory(prefix="slime-ext-test-")
-    engine = tiny_engine(Path(scratch.name)).start()
+    engine = tiny_engine(Path(scratch.name), max_restarts=10).launch()
     atexit.register(scratch.cleanup)
     atexit.register(engine.stop)
-    return engine.supervise(max_restarts=10)
+    return engine.wait_ready()
 
 
 @pytest.fixture

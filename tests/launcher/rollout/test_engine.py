@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from slime_ext.errors import DataError
-from slime_ext.launcher.rollout.client import EngineClient, GenerateRequest, SamplingParams
+from slime_ext.launcher.rollout.client import EngineClient
 from slime_ext.launcher.rollout.processes import check_port
+from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams
+from slime_ext.launcher.rollout.server import HOST
 from slime_ext.launcher.rollout.weight_sync import push_weights
 from tests.launcher.engine import SERVED, VOCAB, make_tiny_qwen3, tiny_engine
 from tests.launcher.rollout.test_processes import wait_for
@@ -35,8 +37,8 @@ def client(sglang_engine):
 
 @pytest.fixture(scope="module")
 def bf16_engine(tmp_path_factory):
-    with tiny_engine(tmp_path_factory.mktemp("bf16"), dtype="bfloat16").start() as engine:
-        yield engine
+    with tiny_engine(tmp_path_factory.mktemp("bf16"), dtype="bfloat16") as engine:
+        yield engine.launch().wait_ready()
 
 
 def prompts(count=8, n=2, length=12):
@@ -131,25 +133,17 @@ def test_a_scheduler_killed_in_the_middle_loses_nothing(sglang_engine, client, m
     """Its first process is killed in tests/launcher/test_run.py."""
     from safetensors.torch import load_file
 
-    pushes, finished, state = [], [], load_file(models[2] / "model.safetensors")
-
-    def push():
-        pushes.append(push_weights(client, state, models[2], tmp_path / "weights", 7))
-
-    def kill_once(done, total):
-        finished.append(done)
-        if done == 5:
-            os.kill(process_named(sglang_engine, "sglang::schedul"), signal.SIGKILL)
-
-    client.ensure_weights = push
-    push()
-    requests = prompts(24)
-    samples = flat(client.generate(requests, SamplingParams(60, ignore_eos=True), on_finish=kill_once))
-    assert [sample.index for sample in samples] == list(range(48)) and finished == list(range(1, 25))
-    assert len(pushes) == 2 and client.last_stats.outages == 1
-    assert {tuple(sample.weight_versions) for sample in samples} == {("7",)}
+    push_weights(client, load_file(models[2] / "model.safetensors"), models[2], tmp_path / "weights", 7)
+    restarts, sampled, sampling = sglang_engine.restarts, [], SamplingParams(60, ignore_eos=True)
+    asking = threading.Thread(target=lambda: sampled.extend(flat(client.generate(prompts(24), sampling))))
+    asking.start()
+    assert wait_for(lambda: running(client) >= 8)
+    os.kill(process_named(sglang_engine, "sglang::schedul"), signal.SIGKILL)
+    asking.join()
+    assert [sample.index for sample in sampled] == list(range(48)) and sglang_engine.restarts == restarts + 1
+    assert {tuple(sample.weight_versions) for sample in sampled} == {("7",)}
     assert (
-        mean_difference(models[2], samples[-4:]) < 1e-5
+        mean_difference(models[2], sampled[-4:]) < 1e-5
     )  # after the restart: the pushed weights, not the first
 
 
@@ -158,4 +152,4 @@ def test_stop_leaves_no_process_and_no_port(bf16_engine):
     assert len(pids) >= 3
     bf16_engine.stop()
     assert bf16_engine.pids == [] and wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
-    check_port(bf16_engine.host, bf16_engine.port)
+    check_port(HOST, bf16_engine.port)
