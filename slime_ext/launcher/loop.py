@@ -245,14 +245,14 @@ class Loop:
             rollouts_done,
             self.rank,
             payload,
-            layout=checkpoint.layout_of(self.args),
+            sizes=checkpoint.sizes_of(self.args),
             keep=self.args.save_keep,
             barrier=dist.barrier,
         )
 
     def _load(self) -> None:
-        layout = checkpoint.layout_of(self.args)
-        self.start, payload = checkpoint.load(self.args.load, self.rank, layout=layout)
+        self.start = self.args.load_iteration
+        payload = checkpoint.load(self.args.load, self.start, self.rank)
         unwrap(self.trainer.chunks[0]).load_state_dict(payload["model"])
         if payload["optimizer"] is None:
             raise DataError(
@@ -265,12 +265,12 @@ class Loop:
             self.sampler.dataset.load_state_dict(payload["data"])
 
 
-def run(args: argparse.Namespace) -> None:
-    """Joins the process group, runs, leaves it.
+def run(args: argparse.Namespace, store: str) -> None:
+    """Joins the process group at `store`, runs, leaves it.
 
     A rank that fails does not take leave: NCCL would wait for the others, which wait for this rank.
     """
-    parallel.initialize(args)
+    parallel.initialize(args, store)
     loop = Loop(args)
     try:
         loop.run()

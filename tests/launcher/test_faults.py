@@ -6,16 +6,19 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import deque
+from contextlib import ExitStack
 
 import pytest
 import torch
 
 from slime_ext.launcher.output.metrics_log import read_metrics
+from slime_ext.launcher.supervisor import claim
 from tests.launcher.engine import ROOT, make_tiny_qwen3
 from tests.launcher.rollout.stand_in import StandIn
 
 pytestmark = pytest.mark.slow
-FAULTS = ("nan", "missing", "short", "abort", 500, "drop")
+FAULTS = ("positive", "outside", "too long", "abort", 500, "drop")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,7 @@ def task(tmp_path_factory):
     return directory
 
 
-def train(task, tmp_path, url, *more):
+def train(task, tmp_path, url, *more, before=()):
     sizes = {
         "rollout-batch-size": 4,
         "n-samples-per-prompt": 2,
@@ -48,7 +51,7 @@ def train(task, tmp_path, url, *more):
     }
     words = [str(word) for flag, value in flags.items() for word in (f"--{flag}", value)]
     return subprocess.run(
-        [sys.executable, "-m", "slime_ext.cli", "train", *words, *more],
+        [*before, sys.executable, "-m", "slime_ext.cli", "train", *words, *more],
         cwd=ROOT,
         text=True,
         capture_output=True,
@@ -75,7 +78,34 @@ def test_wrong_answers_are_dropped_and_counted_and_lost_ones_asked_again(task, t
     dropped = [s for s in dump if s["remove_sample"]]
     assert len(dump) == 8 and len(dropped) == 4
     assert all(s["metadata"]["dropped"] and not any(s["loss_mask"]) for s in dropped)
+    assert "rollout 0: 4 of 8 samples dropped (" in done.stdout and "log-prob above 0: 1" in done.stdout
     assert server.version == "3"  # the weights after the last step arrived
+
+
+def one_line(done) -> str:
+    assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    return line
+
+
+def test_a_rollout_of_which_nothing_is_left_stops_the_run(task, tmp_path, server):
+    server.faults, server.always = deque([None] * 4), "all nan"
+    line = one_line(train(task, tmp_path, server.url))
+    assert "rollout 1: expected samples to train on, got 8 of 8 dropped (non-finite log-prob: 8)" in line
+
+
+def test_a_full_disk_stops_the_run_and_the_checkpoint_before_stays(task, tmp_path, server):
+    """A limit on a file's length does for a disk: the engine's weights are the largest file after a dump."""
+    server.faults.clear()
+    line = one_line(train(task, tmp_path, server.url, before=("prlimit", "--fsize=300000")))
+    assert "--run-dir " in line and "expected room on the disk, got File too large" in line
+
+
+def test_the_checkpoints_of_a_run_that_is_under_way_are_not_touched(task, tmp_path, server):
+    with ExitStack() as other:
+        claim(tmp_path, "--save", other)
+        line = one_line(train(task, tmp_path / "runs", server.url, "--save", str(tmp_path)))
+        assert f"--save: expected no other run in {tmp_path}, got one that is under way" in line
 
 
 def test_an_evaluation_that_a_killed_run_owed_is_made_up_once(task, tmp_path, server):
@@ -113,6 +143,4 @@ def test_a_run_that_is_resumed_under_another_name_keeps_the_lag_of_its_engine(ta
 def test_a_reward_that_is_no_number_stops_with_one_line(task, tmp_path, server):
     server.faults.clear()
     done = train(task, tmp_path, server.url, "--custom-rm-path", "tests.launcher.bad_reward.score")
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1 and "nan" in done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+    assert "nan" in one_line(done)

@@ -110,7 +110,7 @@ def test_every_file_of_configs_also_runs_in_the_embedded_launcher(place, path, c
         ("--policy-loss sapo --eps-clip-c 3", "expected --policy-loss dual_clip beside it, got sapo"),
         ("--lr-warmup-iters 2", "--lr-warmup-iters: expected fewer than the 2 steps"),
         ("--eval-interval 3", "expected --eval-prompt-data beside it"),
-        ("--load nowhere", "--load nowhere: expected a directory with latest_checkpointed_iteration.txt"),
+        ("--load nowhere", "--load nowhere: expected a directory with checkpoints"),
         ("--sglang-python nowhere", "--sglang-python: expected the interpreter"),
         ("--sglang-server-url localhost", "--sglang-server-url: expected http://host:port"),
         ("--save-debug-rollout-data a.pt", "expected a path with {rollout_id}, got a.pt"),
@@ -264,7 +264,7 @@ def test_a_damaged_file_of_the_model_is_named(place, name, text, expected):
 
 def _saved(line: str, where: str) -> None:
     args = check(line)
-    checkpoint.save(where, 1, 0, {}, layout=checkpoint.layout_of(args))
+    checkpoint.save(where, 1, 0, {}, sizes=checkpoint.sizes_of(args))
 
 
 def test_another_runs_files_are_not_overwritten(place):
@@ -279,9 +279,19 @@ def test_a_run_goes_on_from_its_own_checkpoints(place):
     _saved("", "runs/mine/checkpoints")
     Path("runs/mine/metrics.jsonl").write_text("")
     assert check("--load runs/mine/checkpoints").run_name == "mine"
-    assert "expected the sizes tensor 2" in said(
+    assert "expected tensor 1, which it was saved with, got 2" in said(
         "--load runs/mine/checkpoints --tensor-model-parallel-size 2"
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("rms_norm_eps", 1e-5), ("rope_theta", 5e5), ("num_hidden_layers", 3)]
+)
+def test_a_model_that_changed_since_is_refused(place, key, value):
+    _saved("", "runs/mine/checkpoints")
+    file = Path("model/config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    assert "which it was saved with, got" in said("--load runs/mine/checkpoints")
 
 
 def test_a_complete_run_is_not_continued(place):
@@ -290,15 +300,12 @@ def test_a_complete_run_is_not_continued(place):
     assert "--num-rollout: expected more than the 1 rollouts that --load" in said(line)
 
 
-@pytest.mark.parametrize(
-    ("file", "expected"),
-    [("layout.json", "expected JSON, got a damaged file"), ("rank_0.pt", "rank_0.pt, got none")],
-)
-def test_a_damaged_checkpoint_is_named(place, file, expected):
+def test_a_damaged_checkpoint_is_noted(place):
     _saved("", "there")
-    path = Path("there/iter_0000001", file)
-    path.write_text("{") if file == "layout.json" else path.unlink()
-    assert expected in said("--load there")
+    checkpoint.save("there", 2, 0, {}, sizes=checkpoint.sizes_of(check("")))
+    Path("there/iter_0000002/rank_0.pt").write_bytes(b"half")
+    args = check("--load there --num-rollout 2")
+    assert args.load_iteration == 1 and "iter_0000002 is damaged" in args.notes[0]
 
 
 def test_epochs_become_rollouts(place):

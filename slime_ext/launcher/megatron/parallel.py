@@ -27,6 +27,8 @@ def device() -> torch.device:
 def initialize(args: argparse.Namespace, init_method: str = "env://") -> None:
     """Joins the process group (RANK, WORLD_SIZE, LOCAL_RANK of the environment) and builds Megatron's groups.
 
+    A file is the better place to meet: torch's server behind env:// listens on every network interface.
+
     gloo and the CPU shims without CUDA, nccl with it. A process group that exists already is used as it is.
 
     Raises:
@@ -58,6 +60,8 @@ def _timeout(args: argparse.Namespace) -> int:
 
 
 def _join(init_method: str, timeout: timedelta) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         backend="nccl" if torch.cuda.is_available() else "gloo",
         init_method=init_method,

@@ -57,11 +57,15 @@ def check_port(host: str, port: int) -> None:
 
 
 def spawn_bound(
-    command: Sequence[str], env: Mapping[str, str], output: IO, errors: IO | None = None
+    command: Sequence[str],
+    env: Mapping[str, str],
+    output: IO,
+    errors: IO | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen:
     """Starts a program in a session of its own; the kernel kills it when the calling thread ends.
 
-    Standard error goes to `errors`, by default where the output goes.
+    Standard error goes to `errors`, by default where the output goes; `pass_fds` stay open in the program.
     """
     return subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _BIND_TO_PARENT, str(os.getpid()), *command],
@@ -70,6 +74,7 @@ def spawn_bound(
         stdout=output,
         stderr=errors or subprocess.STDOUT,
         start_new_session=True,
+        pass_fds=pass_fds,
     )
 
 

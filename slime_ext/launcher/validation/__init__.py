@@ -11,7 +11,7 @@ def validate(args: argparse.Namespace) -> argparse.Namespace:
     """Checks `args` of `parse_args` from the cheapest test to the dearest, fills what only files can tell.
 
     Filled: num_rollout (from --num-epoch), train_iters, lr_decay_iters, the model's sizes (from
-    config.json), sglang_python. torch is imported only by the functions that flags name.
+    config.json), sglang_python, load_iteration. torch is imported only by the functions that flags name.
 
     Raises:
         ConfigError: a flag or a combination of flags that cannot work.
@@ -27,7 +27,7 @@ def validate(args: argparse.Namespace) -> argparse.Namespace:
         places.check_engine,
         model.check_model,
         prompts.check_prompts,
-        places.check_left_to_do,
+        places.check_load,
         numbers.check_schedule,
         functions.check_functions,
         functions.check_config,
