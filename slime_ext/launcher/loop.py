@@ -18,7 +18,6 @@ from typing import Any
 import torch.distributed as dist
 from transformers import AutoConfig, AutoTokenizer
 
-from slime_ext.errors import DataError
 from slime_ext.host import ages
 from slime_ext.host.functions import load_function
 from slime_ext.launcher.megatron import parallel
@@ -114,8 +113,7 @@ class Loop:
         target: dict[int, Any] = {}
         hook = 0.0
         with clock.part("train"):
-            for index, step in enumerate(steps):
-                self._before_step(rollout_id, index)
+            for step in steps:
                 values, log = self.trainer.train_step(step, proximal, self.step)
                 self.step += 1
                 hook += log.hook_seconds
@@ -161,13 +159,6 @@ class Loop:
             return False
         function = load_function(path, "--custom-rollout-log-function-path")
         return bool(function(rollout_id, self.args, samples, metrics, metrics["perf/rollout_time"]))
-
-    def _before_step(self, rollout_id: int, index: int) -> None:
-        path = self.args.custom_megatron_before_train_step_hook_path
-        if path:
-            function = load_function(path, "--custom-megatron-before-train-step-hook-path")
-            optimizer = self.trainer.optimizer
-            function(self.args, rollout_id, index, self.trainer.chunks, optimizer, optimizer.schedule)
 
     def _first_push(self) -> None:
         """A new run's weights, or those that the engine of the resumed run had, if they are still there."""
@@ -235,7 +226,7 @@ class Loop:
     def _save(self, rollouts_done: int) -> None:
         payload = {
             "model": unwrap(self.trainer.chunks[0]).state_dict(),
-            "optimizer": None if self.args.no_save_optim else self.trainer.optimizer.state_dict(),
+            "optimizer": self.trainer.optimizer.state_dict(),
             "step": self.step,
             "engine_step": self.engine_step,
             "data": self.sampler.dataset.state_dict() if self.sampler else None,
@@ -254,11 +245,6 @@ class Loop:
         self.start = self.args.load_iteration
         payload = checkpoint.load(self.args.load, self.start, self.rank)
         unwrap(self.trainer.chunks[0]).load_state_dict(payload["model"])
-        if payload["optimizer"] is None:
-            raise DataError(
-                f"--load {self.args.load}: expected the optimizer's state, got a checkpoint of "
-                "--no-save-optim: go on from another one"
-            )
         self.trainer.optimizer.load_state_dict(payload["optimizer"])
         self.step, self.lagging = payload["step"], payload["engine_step"]
         if self.sampler:

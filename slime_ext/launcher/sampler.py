@@ -15,7 +15,7 @@ from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams,
 from slime_ext.launcher.rollout.sample import Sample
 from slime_ext.launcher.rollout.weight_sync import push_weights
 from slime_ext.launcher.task.prompts import Prompt, PromptDataset, read_prompts
-from slime_ext.launcher.task.rewards import score, value_of
+from slime_ext.launcher.task.rewards import score
 
 Metrics = dict[str, float]
 
@@ -71,14 +71,14 @@ class Sampler:
             sample.rollout_id = sample.index
         self._score(samples)
         seconds = time.perf_counter() - start
-        return samples, {**rollout_metrics(samples, args.reward_key), "perf/rollout_time": seconds}
+        return samples, {**rollout_metrics(samples), "perf/rollout_time": seconds}
 
     def evaluate(self) -> Metrics:
         """Mean reward of each held-out set under the engine's present weights."""
         out: Metrics = {}
         args = self.args
         for name, path in args.eval_datasets:
-            prompts = read_prompts(path, args.eval_input_key, args.eval_label_key, args.metadata_key)
+            prompts = read_prompts(path, args.input_key, args.label_key)
             out[f"eval/{name}"] = self._evaluate(prompts)
         return out
 
@@ -87,12 +87,12 @@ class Sampler:
         params = SamplingParams(
             max_new_tokens=args.eval_max_response_len,
             temperature=args.eval_temperature,
-            top_p=args.eval_top_p,
-            top_k=args.eval_top_k,
+            top_p=args.rollout_top_p,
+            top_k=args.rollout_top_k,
             stop_token_ids=self._stop_ids(),
         )
         samples = self._generate(prompts, args.n_samples_per_eval_prompt, params, None)
-        return sum(self._score(samples, evaluation=True)) / max(len(samples), 1)  # a dropped one counts as 0
+        return sum(self._score(samples)) / max(len(samples), 1)  # a dropped one counts as 0
 
     def _generate(
         self, prompts: Sequence[Prompt], n: int, params: SamplingParams, rollout_id: int | None
@@ -130,16 +130,16 @@ class Sampler:
             )
         print(f"slime-ext: {where}: {dropped.total()} of {count} samples dropped ({reasons})", flush=True)
 
-    def _score(self, samples: Sequence[Sample], evaluation: bool = False) -> list[float]:
+    def _score(self, samples: Sequence[Sample]) -> list[float]:
         """Rewards of the samples that were not dropped; a dropped one has none."""
-        return score(self.args, [s for s in samples if not s.remove_sample], evaluation)
+        return score(self.args, [s for s in samples if not s.remove_sample])
 
     def _stop_ids(self) -> tuple[int, ...]:
         chosen = tuple(self.args.rollout_stop_token_ids or ())
         return chosen or (self.tokenizer.eos_token_id,)
 
 
-def rollout_metrics(samples: Sequence[Sample], reward_key: str | None = None) -> Metrics:
+def rollout_metrics(samples: Sequence[Sample]) -> Metrics:
     """Means over the samples that count, and how many were dropped."""
     kept = [s for s in samples if not s.remove_sample]
     if not kept:
@@ -149,7 +149,7 @@ def rollout_metrics(samples: Sequence[Sample], reward_key: str | None = None) ->
         return sum(of(s) for s in kept) / len(kept)
 
     return {
-        "rollout/raw_reward": mean(lambda s: value_of(s.reward, reward_key)),
+        "rollout/raw_reward": mean(lambda s: s.reward),
         "rollout/response_len": mean(lambda s: s.response_length),
         "rollout/truncated": mean(lambda s: s.status == "truncated"),
         "rollout/dropped": float(len(samples) - len(kept)),

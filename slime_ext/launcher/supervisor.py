@@ -105,11 +105,7 @@ def make_directories(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: one that cannot be made or written.
     """
-    wanted = {"--run-dir": args.run_path, "--save": args.save, "--tb-project-name": args.tensorboard_dir}
-    for dest in ("save_debug_rollout_data", "save_debug_train_data"):
-        if template := getattr(args, dest):
-            wanted["--" + dest.replace("_", "-")] = template.partition("{")[0].rpartition("/")[0] or "."
-    for flag, path in wanted.items():
+    for flag, path in {"--run-dir": args.run_path, "--save": args.save}.items():
         try:
             Path(path).mkdir(parents=True, exist_ok=True)
             if not os.access(path, os.W_OK | os.X_OK):
@@ -146,7 +142,6 @@ def start_engine(args: argparse.Namespace) -> EngineProcess:
         extra += ["--attention-backend", args.sglang_attention_backend]
     engine = EngineProcess(
         args.hf_checkpoint,
-        port=args.sglang_port,
         log_path=Path(args.run_path) / "sglang.log",
         python=args.sglang_python,
         flags={

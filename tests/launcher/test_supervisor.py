@@ -27,18 +27,17 @@ def arguments(tmp_path: Path, **more: object) -> Namespace:
 
 
 def test_directories_are_made(tmp_path):
-    template = f"{tmp_path}/dumps/rollout_{{rollout_id}}.pt"
-    supervisor.make_directories(arguments(tmp_path, save_debug_rollout_data=template))
-    assert all((tmp_path / name).is_dir() for name in ("run", "run/save", "run/events", "dumps"))
+    supervisor.make_directories(arguments(tmp_path))
+    assert all((tmp_path / name).is_dir() for name in ("run", "run/save"))
 
 
 @pytest.mark.parametrize(
     ("name", "flag"),
-    [("run_path", "--run-dir"), ("save", "--save"), ("save_debug_train_data", "--save-debug-train-data")],
+    [("run_path", "--run-dir"), ("save", "--save")],
 )
 def test_a_directory_that_cannot_be_made_is_named(tmp_path, name, flag):
     (tmp_path / "file").write_text("")
-    path = f"{tmp_path}/file/x/{{rollout_id}}.pt" if "data" in name else f"{tmp_path}/file/x"
+    path = f"{tmp_path}/file/x"
     with pytest.raises(ConfigError, match=f"{flag} .*file/x: expected a directory that can be written"):
         supervisor.make_directories(arguments(tmp_path, **{name: path}))
 

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from slime_ext.errors import ConfigError
-
 MARK = "SLIME_EXT_ENGINE"
 
 # PR_SET_PDEATHSIG survives exec, so a Python of a few milliseconds sets it and then becomes the program; a
@@ -29,31 +27,16 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
-def hold_port(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """Keeps a TCP port of `host`, 0 for any free one, for a server that will name it.
+def hold_port(host: str = "127.0.0.1") -> socket.socket:
+    """Keeps a free TCP port of `host` for a server that will name it.
 
     Until the socket is closed the system gives the port to nobody who asks for *any* port, neither to a
     listener nor to an outgoing connection; a server that names it listens on it all the same.
-
-    Raises:
-        ConfigError: something listens on it, or the system does not allow it.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do; TIME_WAIT does not matter
-    try:
-        held.bind((host, port))
-    except (OSError, OverflowError) as error:
-        held.close()
-        raise ConfigError(
-            f"rollout engine port: expected a free port on {host}, got {port} "
-            f"({getattr(error, 'strerror', None) or error}): choose another or stop what listens there"
-        ) from error
+    held.bind((host, 0))
     return held
-
-
-def check_port(host: str, port: int) -> None:
-    """Refuses a port that cannot be opened; raises ConfigError as `hold_port` does."""
-    hold_port(host, port).close()
 
 
 def spawn_bound(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -59,7 +58,6 @@ class EngineProcess:
 
     Args:
         model_path: directory in Hugging Face format.
-        port: TCP port, None for a free one.
         python: interpreter of the environment that SGLang is installed in.
         flags: SGLang's by name without dashes, {"context-length": 64}; one that is None is left out.
         switches: further words of the command line.
@@ -73,7 +71,6 @@ class EngineProcess:
         self,
         model_path: str | Path,
         *,
-        port: int | None = None,
         log_path: str | Path = "sglang.log",
         python: str | Path = sys.executable,
         flags: Mapping[str, object] | None = None,
@@ -83,8 +80,8 @@ class EngineProcess:
         max_restarts: int = 3,
         on_restart: Callable[[EngineProcess], None] = lambda engine: None,
     ) -> None:
-        self._held: socket.socket | None = hold_port(HOST) if port is None else None
-        self.port = self._held.getsockname()[1] if self._held else port
+        self._held = hold_port(HOST)  # until `stop`, also between two starts
+        self.port = self._held.getsockname()[1]
         self.url = f"http://{HOST}:{self.port}"
         self.log_path, self.device = Path(log_path), device
         self.restarts, self.failure = 0, None
@@ -123,14 +120,13 @@ class EngineProcess:
         """Starts the server and returns at once; it is ready 15 s later on two idle cores.
 
         Raises:
-            ConfigError: the interpreter does not exist, or the port is taken; nothing was started.
+            ConfigError: the interpreter does not exist.
         """
         if shutil.which(self.command[0]) is None:
             raise ConfigError(
                 f"rollout engine: expected the Python of the SGLang environment, got {self.command[0]!r}: "
                 "create it with `make install` or name another one"
             )
-        self._held = self._held or hold_port(HOST, self.port)  # until `stop`, also between two starts
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
         return self
@@ -155,9 +151,7 @@ class EngineProcess:
         self._stopping.set()
         if self._watcher is not None:
             self._watcher.join()
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        self._held.close()
 
     def _watch(self) -> None:
         """Starts the server, waits for its end, clears up after it, and again."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.machinery
 import multiprocessing
 import os
+import socket
 import sys
 import types
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")  # read while sglang is imported
 
 import torch
+from torch.distributed import rendezvous
 
 
 def _declare_torchvision_ops() -> object:
@@ -46,8 +48,21 @@ def _absent_sgl_kernel() -> types.ModuleType:
     return module
 
 
+def _listen_on_loopback() -> None:
+    """Has the store at which SGLang's schedulers meet listen on their host only, not on every interface."""
+    create = rendezvous.TCPStore
+
+    def store(host_name: str, port: int, is_master: bool = False, **options: object) -> object:
+        if is_master:
+            options["master_listen_fd"] = socket.create_server((host_name, port)).detach()
+        return create(host_name=host_name, port=port, is_master=is_master, **options)
+
+    rendezvous.TCPStore = store
+
+
 _torchvision_ops = _declare_torchvision_ops()  # the declaration lives as long as this object
 sys.modules.setdefault("sgl_kernel", _absent_sgl_kernel())
+_listen_on_loopback()
 
 
 def _fork_processes() -> None:

@@ -62,14 +62,10 @@ def has_cuda() -> bool:
 
 
 def check_engine(args: argparse.Namespace) -> None:
-    """The server's address, or a free port and an interpreter to start one with."""
+    """The server's address, or an interpreter to start one with."""
     if args.sglang_server_url is not None:
         _check_url(args.sglang_server_url)
         return
-    if args.sglang_port is not None:
-        from slime_ext.launcher.rollout.processes import check_port
-
-        check_port("127.0.0.1", args.sglang_port)
     args.sglang_python = args.sglang_python or default_python()
     if not (Path(args.sglang_python).is_file() and os.access(args.sglang_python, os.X_OK)):
         raise ConfigError(

@@ -14,12 +14,10 @@ import torch
 
 from slime_ext.errors import DataError
 from slime_ext.launcher.rollout.client import EngineClient
-from slime_ext.launcher.rollout.processes import check_port
 from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams
-from slime_ext.launcher.rollout.server import HOST
 from slime_ext.launcher.rollout.weight_sync import push_weights
 from tests.launcher.engine import SERVED, VOCAB, make_tiny_qwen3, tiny_engine
-from tests.launcher.rollout.test_processes import wait_for
+from tests.launcher.rollout.test_processes import listens, wait_for
 
 pytestmark = SERVED
 
@@ -152,4 +150,4 @@ def test_stop_leaves_no_process_and_no_port(bf16_engine):
     assert len(pids) >= 3
     bf16_engine.stop()
     assert bf16_engine.pids == [] and wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
-    check_port(HOST, bf16_engine.port)
+    assert not listens(bf16_engine.port)
