@@ -28,7 +28,7 @@ from slime_ext.launcher.megatron.weights import gather_hf_state, read_hf_checkpo
 from slime_ext.launcher.output import checkpoint
 from slime_ext.launcher.output.dumps import save_rollout
 from slime_ext.launcher.output.metrics_log import MetricsLog
-from slime_ext.launcher.output.progress import Progress
+from slime_ext.launcher.output.progress import RunProgress
 from slime_ext.launcher.postprocess import postprocess
 from slime_ext.launcher.rollout.sample import Sample
 from slime_ext.launcher.sampler import Sampler
@@ -76,7 +76,7 @@ class Loop:
         self.writer, self.writing = ThreadPoolExecutor(1), Future()
         self.writing.set_result(None)
         self.log = self._log() if self.rank == 0 else None
-        self.progress = Progress(args.num_rollout, self.start) if self.rank == 0 else None
+        self.progress = RunProgress(args.num_rollout, self.start) if self.rank == 0 else None
 
     def run(self) -> None:
         """All rollouts from where the run stands, an evaluation around them, checkpoints and the report."""

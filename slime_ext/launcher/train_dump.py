@@ -34,23 +34,16 @@ def train_dump(
         log_probs: position -> this rank's part [L_i] of the proximal log-probs.
         steps: what this rank trained on, --rollout-data-postprocess-path's replacements included.
     """
-    full = gather_whole(batch, {"log_probs": log_probs, **_replaced(args, steps)})
-    if dist.get_rank() != 0:
-        return lambda: None
-    return lambda: _write(args, rollout_id, batch, full)
-
-
-def _replaced(args: argparse.Namespace, steps: Steps) -> dict[str, dict[int, Tensor]]:
-    """Field -> position -> [L_i], where a postprocess function may have replaced it; nothing without one."""
-    if not args.rollout_data_postprocess_path:
-        return {}
     found: dict[str, dict[int, Tensor]] = {"loss_masks": {}, "rollout_log_probs": {}, "advantages": {}}
     for part in chain.from_iterable(chain(*step) for step in steps):
         masks = part.split(part.local(part.loss_masks))
         values = (masks, part.rollout_log_probs, part.advantages)
         for field, tensors in zip(found.values(), values, strict=True):
             field.update(zip(part.positions, tensors, strict=True))
-    return found
+    full = gather_whole(batch, {"log_probs": log_probs, **found})
+    if dist.get_rank() != 0:
+        return lambda: None
+    return lambda: _write(args, rollout_id, batch, full)
 
 
 def _write(
@@ -65,6 +58,7 @@ def _write(
         shard = [list(chain(*micro_batches(args, step, lengths, rank, dp_size))) for step in steps]
         places = list(chain(*chain(*shard)))
         gathered = {field: [values[p] for p in places] for field, values in full.items()}
+        gathered["returns"] = gathered["advantages"]
         fields = _fields(args, [batch[p] for p in places]) | gathered
         rows += shard_samples({**fields, "partition": places}, rank)
         shards.append(_described(args, rank, shard, places, fields["sample_indices"]))
@@ -107,11 +101,7 @@ def _fields(args: argparse.Namespace, own: Sequence[TrainSample]) -> dict[str, l
         **columns(own),
         "response_lengths": [s.response_length for s in own],
         "total_lengths": [s.total_length for s in own],
-        "loss_masks": [torch.tensor(s.loss_mask, dtype=torch.int32) for s in own],
         "rollout_mask_sums": [torch.tensor(s.mask_sum) for s in own],
-        "rollout_log_probs": [torch.tensor(s.rollout_log_probs) for s in own],
-        "advantages": [torch.full((s.response_length,), s.advantage) for s in own],
-        "returns": [torch.full((s.response_length,), s.advantage) for s in own],
         "kl": [torch.zeros(s.response_length) for s in own],  # no reference policy here
         "source_names": [str(args.prompt_data) for _ in own],
     }

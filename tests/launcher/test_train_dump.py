@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -15,15 +14,16 @@ from slime_ext.launcher.training_data import TrainSample
 
 ARGS = Namespace(
     data_parallel_size=2, global_batch_size=4, ppo_n_minibatches=1, use_dynamic_batch_size=False,
-    micro_batch_size=1, prompt_data="prompts", rollout_data_postprocess_path=None,
+    micro_batch_size=1, prompt_data="prompts",
 )  # fmt: skip
 
 
-def dumped(tmp_path, monkeypatch, samples, steps=(), **changes):
+def dumped(tmp_path, monkeypatch, samples, batch=None, **changes):
     log_probs = {s.position: torch.full((s.response_length,), -float(s.position)) for s in samples}
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(train_dump, "gather_whole", lambda batch, local: local)
     args = Namespace(**vars(ARGS) | changes, save_debug_train_data=str(tmp_path / "{rollout_id}.pt"))
+    steps = [[[batch or pack_micro_batch(samples, Layout())]]]
     train_dump.train_dump(args, 3, samples, log_probs, steps)()
     return torch.load(tmp_path / "3.pt", weights_only=True)
 
@@ -41,17 +41,16 @@ def test_samples_stand_in_the_order_of_the_rollout_whoever_trained_them(tmp_path
     assert found["dp_shards"][1]["micro_batch_indices"] == [[0], [1], [2], [3]]
 
 
-@pytest.mark.parametrize("path", ["some.function", None])
-def test_what_a_postprocess_function_replaced_is_dumped_as_it_was_trained_on(tmp_path, monkeypatch, path):
+def test_a_sample_is_dumped_as_it_was_trained_on(tmp_path, monkeypatch):
+    """With what a postprocess function replaced."""
     samples = [TrainSample(i, i, [7, i, 5, 6], 3, [1, 0, 1], [-0.5] * 3, advantage=1.0) for i in range(4)]
     batch = pack_micro_batch(samples, Layout())
     batch.advantages[2], batch.loss_masks[1] = torch.tensor([7.0, 8.0, 9.0]), torch.tensor([0, 0, 1])
     batch.rollout_log_probs[3] = torch.tensor([-1.0, -2.0, -3.0])
-    options = {"rollout_data_postprocess_path": path, "data_parallel_size": 1}
-    found = dumped(tmp_path, monkeypatch, samples, [[[batch]]], **options)["samples"]
-    assert (found[2]["advantages"].tolist() == [7.0, 8.0, 9.0]) is bool(path)
-    assert (found[1]["loss_masks"].tolist() == [0, 0, 1]) is bool(path)
-    assert (found[3]["rollout_log_probs"].tolist() == [-1.0, -2.0, -3.0]) is bool(path)
+    found = dumped(tmp_path, monkeypatch, samples, batch, data_parallel_size=1)["samples"]
+    assert found[2]["advantages"].tolist() == found[2]["returns"].tolist() == [7.0, 8.0, 9.0]
+    assert found[1]["loss_masks"].tolist() == [0, 0, 1]
+    assert found[3]["rollout_log_probs"].tolist() == [-1.0, -2.0, -3.0]
     assert found[0]["advantages"].tolist() == [1.0] * 3 and found[0]["loss_masks"].tolist() == [1, 0, 1]
 
 

@@ -201,12 +201,8 @@ def _write_tensors(path: Path, payload: Mapping[str, Any]) -> None:
 
 def _publish(root: Path, partial: Path, final: Path) -> None:
     _sync_directory(partial)
-    aside = root / f".replaced_{final.name}"
-    shutil.rmtree(aside, ignore_errors=True)
-    if final.exists():  # the same iteration again
-        final.rename(aside)
+    shutil.rmtree(final, ignore_errors=True)  # the same iteration again
     partial.rename(final)
-    shutil.rmtree(aside, ignore_errors=True)
     _sync_directory(root)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slime_ext.errors import DataError
@@ -32,35 +32,25 @@ class SamplingParams:
 
     def payload(self, n: int) -> dict[str, Any]:
         """SGLang's `sampling_params` for `n` responses to one prompt."""
-        return {
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "stop_token_ids": list(self.stop_token_ids),
-            "ignore_eos": self.ignore_eos,
-            "n": n,
-        }
+        return {**asdict(self), "n": n}
 
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One prompt and how many responses to it; their `Sample.index` counts from `first_index`."""
+    """One prompt and how many responses to it."""
 
     prompt_ids: Sequence[int]
     group_index: int
     n: int = 1
-    first_index: int | None = None
     prompt: str = ""
     label: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def blank(self, k: int, rollout_id: int | None) -> Sample:
         """The k-th sample of the group before anything was generated."""
-        first = self.group_index * self.n if self.first_index is None else self.first_index
         return Sample(
             group_index=self.group_index,
-            index=first + k,
+            index=self.group_index * self.n + k,
             rollout_id=rollout_id,
             prompt=self.prompt,
             tokens=list(self.prompt_ids),

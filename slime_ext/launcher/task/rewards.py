@@ -48,7 +48,7 @@ def check_rm_type(rm_type: str | None) -> None:
         )
 
 
-async def score_all(args: Namespace, samples: Sequence[Any]) -> list[float]:
+def score(args: Namespace, samples: Sequence[Any]) -> list[float]:
     """The reward of each sample, dimensionless; sets ``sample.reward`` to it.
 
     A custom function is called as slime calls it, ``fn(args, sample)``, and may be async or not.
@@ -56,15 +56,13 @@ async def score_all(args: Namespace, samples: Sequence[Any]) -> list[float]:
     Raises:
         DataError: a reward that is no finite number, a label that is missing.
     """
-    answers = await asyncio.gather(*(_ask(args, sample) for sample in samples))
-    for sample, answer in zip(samples, answers, strict=True):
+
+    async def ask() -> list[Any]:
+        return await asyncio.gather(*(_ask(args, sample) for sample in samples))
+
+    for sample, answer in zip(samples, asyncio.run(ask()), strict=True):
         sample.reward = _value(f"reward of sample {sample.index}", answer)
     return [sample.reward for sample in samples]
-
-
-def score(args: Namespace, samples: Sequence[Any]) -> list[float]:
-    """`score_all` for a caller that is not async."""
-    return asyncio.run(score_all(args, samples))
 
 
 async def _ask(args: Namespace, sample: Any) -> Any:
