@@ -50,12 +50,11 @@ def _write(
     args: argparse.Namespace, rollout_id: int, batch: Sequence[TrainSample], full: Mapping[str, ByPosition]
 ) -> None:
     dp_size = args.data_parallel_size
-    lengths = [s.total_length for s in batch]
     steps = step_slices(len(batch), args.global_batch_size)
     rows: list[dict[str, Any]] = []
     shards = []
     for rank in range(dp_size):
-        shard = [list(chain(*micro_batches(args, step, lengths, rank, dp_size))) for step in steps]
+        shard = [list(chain(*micro_batches(args, step, rank, dp_size))) for step in steps]
         places = list(chain(*chain(*shard)))
         gathered = {field: [values[p] for p in places] for field, values in full.items()}
         gathered["returns"] = gathered["advantages"]

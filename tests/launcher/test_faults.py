@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections import deque
@@ -108,39 +107,26 @@ def test_the_checkpoints_of_a_run_that_is_under_way_are_not_touched(task, tmp_pa
         assert f"--save: expected no other run in {tmp_path}, got one that is under way" in line
 
 
-def test_an_evaluation_that_a_killed_run_owed_is_made_up_once(task, tmp_path, server):
+def test_a_resumed_run_makes_up_an_owed_evaluation_and_keeps_the_lag_of_its_engine(task, tmp_path, server):
+    """The lag also under another name."""
     server.faults.clear()
-    evaluated = ("--eval-prompt-data", "held", str(task / "prompts.jsonl"), "--eval-interval", "1")
-    log, saved = tmp_path / "run/metrics.jsonl", tmp_path / "run/checkpoints"
+    flags = ("--update-weights-interval", "3", "--eval-prompt-data", "held", str(task / "prompts.jsonl"))
+    load = ("--load", str(tmp_path / "run/checkpoints"), "--eval-interval", "1")
 
-    def steps(rollouts, *more):
-        done = train(task, tmp_path, server.url, *evaluated, "--num-rollout", rollouts, *more)
+    def run(rollouts, *more):
+        done = train(task, tmp_path, server.url, *flags, "--num-rollout", rollouts, *more)
         assert done.returncode == 0, done.stdout + done.stderr
-        return [row["step"] for row in read_metrics(tmp_path / "run") if row["kind"] == "eval"]
 
-    before = steps("1")  # the first step, and after the last
-    shutil.copytree(saved, tmp_path / "saved")
-    everything = steps("2", "--load", str(saved))
-    assert len(before) == 2 and everything[:2] == before and len(everything) == 3
-    rows = log.read_text().splitlines(keepends=True)
-    owed = [row for row in rows if '"eval"' in row and json.loads(row)["step"] == before[1]]
-    log.write_text("".join(row for row in rows if row not in owed))
-    shutil.rmtree(saved)
-    shutil.copytree(tmp_path / "saved", saved)
-    assert len(owed) == 1 and steps("2", "--load", str(saved)) == everything
+    def steps(name, kind):
+        return [row["step"] for row in read_metrics(tmp_path / name) if row["kind"] == kind]
 
-
-def test_a_run_that_is_resumed_under_another_name_keeps_the_lag_of_its_engine(task, tmp_path, server):
-    server.faults.clear()
-    lag = ("--update-weights-interval", "3")
-    for rollouts, more in (("2", ()), ("3", ("--load", tmp_path / "run/checkpoints", "--run-name", "other"))):
-        done = train(task, tmp_path, server.url, *lag, "--num-rollout", rollouts, *map(str, more))
-        assert done.returncode == 0, done.stdout + done.stderr
+    run("1", "--eval-interval", "1")
+    assert steps("run", "eval") == [0, 1]
+    run("2", *load, "--run-name", "other")
     ages = [row["train/staleness"] for row in read_metrics(tmp_path / "other") if row["kind"] == "step"]
-    assert min(ages) > 1
-
-
-def test_a_reward_that_is_no_number_stops_with_one_line(task, tmp_path, server):
-    server.faults.clear()
-    done = train(task, tmp_path, server.url, "--custom-rm-path", "tests.launcher.bad_reward.score")
-    assert "nan" in one_line(done)
+    assert ages == [1.0] and steps("other", "eval") == [1, 2]
+    log = tmp_path / "run/metrics.jsonl"
+    rows = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(row for row in rows if '"eval"' not in row or '"step": 0' in row))
+    run("2", *load)
+    assert steps("run", "eval") == [0, 1, 2]

@@ -13,7 +13,7 @@ from slime_ext.launcher.megatron.batching import Layout, pack_micro_batch
 from slime_ext.launcher.training_data import TrainSample
 
 ARGS = Namespace(
-    data_parallel_size=2, global_batch_size=4, ppo_n_minibatches=1, use_dynamic_batch_size=False,
+    data_parallel_size=2, global_batch_size=4, ppo_n_minibatches=1,
     micro_batch_size=1, prompt_data="prompts",
 )  # fmt: skip
 

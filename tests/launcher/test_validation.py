@@ -93,8 +93,6 @@ def test_every_file_of_configs_also_runs_in_the_embedded_launcher(place, path, c
         ),
         ("--micro-batch-size 3", "--micro-batch-size: samples of a minibatch: expected a multiple of 3"),
         ("--ppo-n-minibatches 4 --micro-batch-size 8", "expected a multiple of 8"),
-        ("--use-dynamic-batch-size", "--max-tokens-per-gpu: expected a number"),
-        ("--tis-clip 1 --tis-clip-low 2", "--tis-clip-low: expected at most --tis-clip 1.0"),
         ("--rollout-top-k 0", "--rollout-top-k: expected -1 or at least 1"),
         ("--use-tis --use-rollout-logprobs", "--use-tis: expected no --use-rollout-logprobs"),
         ("--get-mismatch-metrics", "expected --custom-tis-function-path beside it"),

@@ -20,8 +20,6 @@ STEPS = (
         help="optimizer steps in a rollout, instead of --global-batch-size",
     ),
     Flag("--micro-batch-size", Count, 1, help="samples in a forward pass"),
-    Flag("--use-dynamic-batch-size", help="fill forward passes up to --max-tokens-per-gpu instead"),
-    Flag("--max-tokens-per-gpu", Count, help="most tokens of a forward pass on a rank"),
     Flag("--ppo-n-minibatches", Count, 1, help="forward-backward passes in an optimizer step; ours"),
 )
 

@@ -32,7 +32,7 @@ def vocab_parallel_log_probs(
 def log_probs_and_entropy(
     logits: Tensor, targets: Tensor, temperature: float = 1.0, group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The above, and the entropy H = log Z - sum_v p[v] x[v], p = exp(x) / Z, Z = sum_v exp(x[v]); [T] each."""
+    """The above, and the entropy H = log Z - sum_v p[v] x[v], p = exp(x) / Z, Z = sum_v exp(x[v]): [T]."""
     group = parallel_state.get_tensor_model_parallel_group() if group is None else group
     x = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     top = x.detach().amax(-1)

@@ -55,11 +55,10 @@ class Trainer:
     def cut(self, samples: Sequence[TrainSample]) -> list[Minibatches]:
         """This rank's part of the rollout: steps of minibatches of micro-batches."""
         args, layout = self.args, layout_of(self.args)
-        lengths = [s.total_length for s in samples]
         return [
             [
                 [pack_micro_batch([samples[p] for p in positions], layout) for positions in minibatch]
-                for minibatch in micro_batches(args, step, lengths, layout.dp_rank, layout.dp_size)
+                for minibatch in micro_batches(args, step, layout.dp_rank, layout.dp_size)
             ]
             for step in step_slices(len(samples), args.global_batch_size)
         ]

@@ -13,12 +13,7 @@ def check_batches(args: argparse.Namespace) -> None:
     _divide("--global-batch-size", args.global_batch_size, ranks, "data-parallel ranks")
     local = args.global_batch_size // ranks
     _divide("--ppo-n-minibatches: samples of a step on a rank", local, parts, "minibatches")
-    if not args.use_dynamic_batch_size:
-        _divide("--micro-batch-size: samples of a minibatch", local // parts, args.micro_batch_size, "a pass")
-    elif args.max_tokens_per_gpu is None:
-        raise ConfigError(
-            "--max-tokens-per-gpu: expected a number with --use-dynamic-batch-size, got nothing"
-        )
+    _divide("--micro-batch-size: samples of a minibatch", local // parts, args.micro_batch_size, "a pass")
 
 
 def _divide(where: str, total: int, parts: int, of_what: str) -> None:

@@ -37,8 +37,6 @@ DEFAULTS = {
     "global_batch_size": 8,
     "num_steps_per_rollout": 1,
     "micro_batch_size": 2,
-    "use_dynamic_batch_size": False,
-    "max_tokens_per_gpu": None,
     "ppo_n_minibatches": 1,
     "keep_old_actor": False,
     "rollout_data_postprocess_path": None,
