@@ -9,7 +9,6 @@ from typing import Any
 
 from slime_ext.errors import ConfigError
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 # Megatron's argument: key of config.json
 SIZES = {
     "num_layers": "num_hidden_layers",
@@ -31,7 +30,6 @@ def check_model(args: argparse.Namespace) -> None:
     """The directory is a Qwen3 with a tokenizer, and the ranks divide it. Fills Megatron's arguments."""
     directory = Path(args.hf_checkpoint)
     config = read_config(args.hf_checkpoint)
-    _check_tokenizer(directory)
     _check_weights(directory)
     _check_shape(directory / "config.json", config)
     _check_engine_limits(args, config)
@@ -67,13 +65,6 @@ def read_config(directory: str) -> dict[str, Any]:
     if missing:
         raise ConfigError(f"{path}: expected the key {missing[0]}, got none")
     return config
-
-
-def _check_tokenizer(directory: Path) -> None:
-    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
-        raise ConfigError(
-            f"--hf-checkpoint {directory}: expected a tokenizer in it ({TOKENIZER_FILES[0]}), got none"
-        )
 
 
 def _check_shape(path: Path, config: dict[str, Any]) -> None:

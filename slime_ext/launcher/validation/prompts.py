@@ -28,38 +28,25 @@ def check_prompts(args: argparse.Namespace) -> None:
 
 
 def token_counter(directory: str, vocab_size: int) -> Count:
-    """Counts the tokens of a text with the tokenizer in `directory`; needs no torch for tokenizer.json.
+    """Counts the tokens of a text with the tokenizer in `directory`; needs no torch.
 
     Raises:
         ConfigError: a tokenizer that does not load, or has more tokens than the model's `vocab_size`.
     """
+    from tokenizers import Tokenizer
+
     where = f"--hf-checkpoint {directory}"
     try:
-        size, count = _tokenizer(directory)
+        tokenizer = Tokenizer.from_file(str(Path(directory) / "tokenizer.json"))
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{where}: expected a tokenizer that loads, got {reason}") from error
-    if size > vocab_size:
+        raise ConfigError(f"{where}: expected a tokenizer.json that loads, got {reason}") from error
+    if (size := tokenizer.get_vocab_size()) > vocab_size:
         raise ConfigError(
             f"{where}: expected a tokenizer of at most {vocab_size} tokens (vocab_size of config.json), "
             f"got {size}: it belongs to another model"
         )
-    return count
-
-
-def _tokenizer(directory: str) -> tuple[int, Count]:
-    path = Path(directory) / "tokenizer.json"
-    if path.is_file():
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(path))
-        return tokenizer.get_vocab_size(), lambda text: len(
-            tokenizer.encode(text, add_special_tokens=False).ids
-        )
-    from transformers import AutoTokenizer
-
-    slow = AutoTokenizer.from_pretrained(directory)
-    return len(slow), lambda text: len(slow.encode(text, add_special_tokens=False))
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def _context(args: argparse.Namespace) -> int:
