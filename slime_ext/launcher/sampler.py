@@ -140,10 +140,8 @@ class Sampler:
 
 
 def rollout_metrics(samples: Sequence[Sample]) -> Metrics:
-    """Means over the samples that count, and how many were dropped."""
+    """Means over the samples that count, of which there is at least one, and how many were dropped."""
     kept = [s for s in samples if not s.remove_sample]
-    if not kept:
-        return {"rollout/dropped": float(len(samples))}
 
     def mean(of: Callable[[Sample], float]) -> float:
         return sum(of(s) for s in kept) / len(kept)

@@ -54,9 +54,10 @@ def _gathered(mine: Any, group: dist.ProcessGroup) -> list[Any]:
 def _whole(data: dict[str, Any]) -> dict[str, Any]:
     """The same on the CPU, each context-parallel rank's part [L_i] put together with the others' to [R_i]."""
     group = parallel.cp_group()
-    mine = {key: [part.cpu() for part in data[key]] for key in PER_TOKEN if key in data}
+    data = {k: [v.cpu() if isinstance(v, Tensor) else v for v in values] for k, values in data.items()}
     if group.size() == 1:
-        return {**data, **mine}
+        return data
+    mine = {key: data[key] for key in PER_TOKEN if key in data}
     shares = _gathered(mine, group)
     lengths = list(zip(data["total_lengths"], data["response_lengths"], strict=True))
     whole = {
