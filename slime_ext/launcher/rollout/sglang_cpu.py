@@ -18,8 +18,6 @@ from pathlib import Path
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")  # read while sglang is imported
 
-from torch.distributed import rendezvous
-
 KERNELS = Path(__file__).parents[2] / "without_cuda/stand_ins/sglang_kernels.py"
 
 
@@ -38,6 +36,7 @@ def _stand_in_for_kernels() -> None:
 
 def _listen_on_loopback() -> None:
     """Has the store at which SGLang's schedulers meet listen on their host only, not on every interface."""
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")  # the attribute is a function
     create = rendezvous.TCPStore
 
     def store(host_name: str, port: int, is_master: bool = False, **options: object) -> object:
