@@ -74,8 +74,7 @@ def _run(args: argparse.Namespace) -> int:
         check_run(args)  # once more: a run that ended meanwhile may have left something
         engine = None
         if args.sglang_server_url is None:
-            engine = start_engine(args)
-            stack.callback(engine.stop)
+            engine = stack.enter_context(start_engine(args))
             args.sglang_server_url = engine.url
         _write_args(args, directory / "args.json")
         print(

@@ -76,14 +76,28 @@ def tiny_engine(directory: Path, dtype: str = "float32", **options: object) -> E
     return EngineProcess(model, python=python, log_path=directory / "sglang.log", flags=sizes, **options)
 
 
+def started(engine: EngineProcess) -> EngineProcess:
+    """Launches a server and waits until it answers.
+
+    Raises:
+        EngineError: it ended before.
+    """
+    engine.launch()
+    while not engine.ready.wait(0.1):
+        if engine.failure is not None:
+            engine.stop()
+            raise engine.failure
+    return engine
+
+
 @functools.cache
 def shared_engine() -> EngineProcess:
     """The server that all tests of this process share; started at the first call, stopped at exit."""
     scratch = tempfile.TemporaryDirectory(prefix="slime-ext-test-")
-    engine = tiny_engine(Path(scratch.name), max_restarts=10).launch()
+    engine = tiny_engine(Path(scratch.name), max_restarts=10)
     atexit.register(scratch.cleanup)
     atexit.register(engine.stop)
-    return engine.wait_ready()
+    return started(engine)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pydantic import Field, TypeAdapter, ValidationError
 from slime_ext.errors import ConfigError, did_you_mean
 
 Text = Annotated[str, Field(pattern=r"\S")]
-Integer = int
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -93,7 +93,8 @@ class EngineProcess:
         self._max_restarts, self._on_restart = max_restarts, on_restart
         self._process: subprocess.Popen | None = None
         self._mark, self._scratch, self._shared = "", "", set()
-        self._ready, self._stopping = threading.Event(), threading.Event()
+        self.ready = threading.Event()  # as long as the server answers
+        self._stopping = threading.Event()
         self._watcher: threading.Thread | None = None
 
     @property
@@ -131,21 +132,6 @@ class EngineProcess:
         self._watcher.start()
         return self
 
-    def wait_ready(self, timeout: float = 300.0) -> EngineProcess:
-        """Waits until the server answers.
-
-        Raises:
-            EngineError: it ended or was not ready in time; nothing of it is left.
-        """
-        deadline = time.monotonic() + timeout
-        while not self._ready.wait(_POLL_S):
-            if self.failure is None and time.monotonic() > deadline:
-                self.failure = self._ended(f"none after {timeout:.0f} s")
-            if self.failure is not None:
-                self.stop()
-                raise self.failure
-        return self
-
     def stop(self) -> None:
         """Ends the server, all its processes and the watcher; the port is free when it returns."""
         self._stopping.set()
@@ -159,7 +145,7 @@ class EngineProcess:
             while True:
                 self._spawn()
                 self._wait_for_its_end()
-                status, was_ready = self._process.poll(), self._ready.is_set() or self.restarts > 0
+                status, was_ready = self._process.poll(), self.ready.is_set() or self.restarts > 0
                 self._clear()
                 if self._stopping.is_set():
                     return
@@ -175,8 +161,8 @@ class EngineProcess:
             if time.monotonic() - looked_at > 1:  # one that died has no names left
                 self._shared |= shared_memory_of(self.pids)
                 looked_at = time.monotonic()
-            if not self._ready.is_set() and self.healthy():
-                self._ready.set()
+            if not self.ready.is_set() and self.healthy():
+                self.ready.set()
                 if self.restarts:
                     self._on_restart(self)
 
@@ -211,7 +197,7 @@ class EngineProcess:
 
     def _clear(self) -> None:
         """Ends what is left of the server, of all its processes and files."""
-        self._ready.clear()
+        self.ready.clear()
         self._shared |= shared_memory_of(self.pids)
         if left := kill_marked(self._mark):
             raise EngineError(

@@ -16,7 +16,7 @@ from slime_ext.errors import DataError
 from slime_ext.launcher.rollout.client import EngineClient
 from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams
 from slime_ext.launcher.rollout.weight_sync import push_weights
-from tests.launcher.engine import SERVED, VOCAB, make_tiny_qwen3, tiny_engine
+from tests.launcher.engine import SERVED, VOCAB, make_tiny_qwen3, started, tiny_engine
 from tests.launcher.rollout.test_processes import listens, wait_for
 
 pytestmark = SERVED
@@ -36,7 +36,7 @@ def client(sglang_engine):
 @pytest.fixture(scope="module")
 def bf16_engine(tmp_path_factory):
     with tiny_engine(tmp_path_factory.mktemp("bf16"), dtype="bfloat16") as engine:
-        yield engine.launch().wait_ready()
+        yield started(engine)
 
 
 def prompts(count=8, n=2, length=12):

@@ -12,6 +12,7 @@ import pytest
 
 from slime_ext.errors import ConfigError, EngineError
 from slime_ext.launcher.rollout.server import HOST, START_LINE, EngineProcess
+from tests.launcher.engine import started
 from tests.launcher.rollout.test_processes import among, listens, wait_for
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
@@ -24,22 +25,18 @@ def engine(tmp_path):
     process.stop()
 
 
-def start(engine):
-    return engine.launch().wait_ready(60)
-
-
 def starts(engine):
     return [line for line in engine.log_path.read_text().splitlines() if line.startswith(START_LINE)]
 
 
 def test_start_waits_until_it_answers(engine):
     assert not engine.healthy() and not engine.alive()
-    start(engine)
+    started(engine)
     assert engine.healthy() and engine.alive() and engine.pids == [engine.pid]
 
 
 def test_stop_leaves_no_process_and_no_port(engine):
-    pid = start(engine).pid
+    pid = started(engine).pid
     engine.stop()
     assert engine.pids == [] and not Path(f"/proc/{pid}").exists()
     assert not listens(engine.port)
@@ -55,7 +52,7 @@ def test_nobody_is_given_its_port_before_it_listens_and_while_it_is_away(engine)
         return False
 
     assert not is_given_away()
-    start(engine)
+    started(engine)
     os.kill(engine.pid, signal.SIGKILL)
     assert wait_for(lambda: not engine.alive()) and not is_given_away()
     assert wait_for(lambda: engine.restarts == 1 and engine.healthy())
@@ -69,7 +66,7 @@ def test_a_server_that_is_killed_twice_in_a_row_comes_back(tmp_path, is_ready_be
     with EngineProcess(
         "model", program=program, log_path=tmp_path / "log", on_restart=lambda e: came_back.append(e.restarts)
     ) as engine:
-        start(engine)
+        started(engine)
         known = engine.pid
         os.kill(known, signal.SIGKILL)
         assert wait_for(lambda: engine.restarts == 1 and engine.pid not in (known, None))
@@ -84,7 +81,7 @@ def test_a_server_that_is_killed_twice_in_a_row_comes_back(tmp_path, is_ready_be
 
 def test_the_watcher_gives_up(tmp_path):
     with EngineProcess("m", program=PROGRAM, log_path=tmp_path / "log", max_restarts=1) as engine:
-        start(engine)
+        started(engine)
         for _ in range(2):
             assert wait_for(lambda: engine.pid is not None and engine.healthy())
             os.kill(engine.pid, signal.SIGKILL)
@@ -96,15 +93,8 @@ def test_the_watcher_gives_up(tmp_path):
 def test_a_server_that_ends_at_once_shows_its_last_words_and_is_not_tried_again(tmp_path):
     engine = EngineProcess("m", program=PROGRAM, log_path=tmp_path / "log", switches=["--exit-with", "3"])
     with pytest.raises(EngineError, match=r"got exit status 3, .*: RuntimeError: asked to fail") as error:
-        start(engine)
+        started(engine)
     assert "\n" not in str(error.value) and engine.pids == [] and len(starts(engine)) == 1
-
-
-def test_a_server_that_never_answers_is_given_up(tmp_path):
-    engine = EngineProcess("m", program=("sh", "-c", "sleep 30"), log_path=tmp_path / "log")
-    with pytest.raises(EngineError, match=r"got none after \d+ s"):
-        engine.launch().wait_ready(0.3)
-    assert engine.pids == []
 
 
 def test_a_missing_interpreter_is_one_line(tmp_path):
