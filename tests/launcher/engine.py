@@ -58,7 +58,7 @@ def make_tiny_qwen3(directory: str | Path, seed: int = 0) -> Path:
     return Path(directory)
 
 
-def tiny_engine(directory: Path, dtype: str = "float32", **options: object) -> EngineProcess:
+def tiny_engine(directory: Path, **options: object) -> EngineProcess:
     """A server for the tiny model, not started; weights and log are kept in `directory`."""
     python = sglang_python()
     if python is None:
@@ -68,7 +68,7 @@ def tiny_engine(directory: Path, dtype: str = "float32", **options: object) -> E
         "max-total-tokens": 8192,
         "mem-fraction-static": 0.1,
         "random-seed": 0,
-        "dtype": dtype,
+        "dtype": "float32",
     }
     model = directory / "model"
     if not model.exists():
