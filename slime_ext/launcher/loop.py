@@ -114,7 +114,7 @@ class Loop:
         hook = 0.0
         with clock.part("train"):
             for step in steps:
-                values, log = self.trainer.train_step(step, proximal, self.step)
+                values, log = self.trainer.train_step(step, proximal, self.step, rollout_id)
                 self.step += 1
                 hook += log.hook_seconds
                 target |= log.target

@@ -73,7 +73,7 @@ class Trainer:
         return {position: values for part in found for position, values in part.items()}
 
     def train_step(
-        self, step: Minibatches, proximal: dict[int, Tensor], optimizer_step: int
+        self, step: Minibatches, proximal: dict[int, Tensor], optimizer_step: int, rollout_id: int = 0
     ) -> tuple[dict[str, float], StepLog]:
         """Every minibatch forward and backward, then one optimizer step; metrics reduced over all ranks."""
         log = StepLog()
@@ -93,7 +93,8 @@ class Trainer:
                 reported += self._run(minibatch, loss, finish=finish, scale=len(minibatch))
             lr = self.optimizer.lr
             updated, grad_norm = self.optimizer.step()
-            metrics = self._reduce(reported, measured, optimizer_step)
+            where = {"rollout_id": rollout_id, "optimizer_step": optimizer_step}
+            metrics = self._reduce(reported, measured, where)
         return {
             **metrics,
             "train/grad_norm": grad_norm,
@@ -158,7 +159,7 @@ class Trainer:
         return step_metrics.under_way(layout)
 
     def _reduce(
-        self, reported: list[dict[str, Tensor]], measured: step_metrics.Step | None, optimizer_step: int
+        self, reported: list[dict[str, Tensor]], measured: step_metrics.Step | None, where: dict[str, int]
     ) -> dict[str, float]:
         """slime's reduction: one SUM over data and context parallel ranks, one division, for all stages."""
         metrics: dict[str, float] = {}
@@ -169,7 +170,7 @@ class Trainer:
             values = dict(zip(names, sums.tolist(), strict=True))
             metrics = self._means(values)
         if measured is not None:
-            found = report_on_every_stage(self.reporter, measured, {"optimizer_step": optimizer_step})
+            found = report_on_every_stage(self.reporter, measured, where)
             metrics |= {f"train/{name}": value for name, value in found.items()}
         return _from_last_stage(metrics)
 
