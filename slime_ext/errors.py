@@ -1,15 +1,22 @@
-"""The errors that a user of slime_ext can meet. Importable by every room; imports nothing but the standard
-library."""
+"""The errors that a user of slime_ext can meet. Importable everywhere; imports nothing but the
+standard library."""
 
 from __future__ import annotations
 
+import atexit
 import difflib
-from collections.abc import Iterable
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class SlimeExtError(Exception):
     """Base of every error raised on purpose. Its text is one line: ``<where>: expected X, got Y: what to
     do``."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (type(self), *self.args)
 
 
 class ConfigError(SlimeExtError, ValueError):
@@ -30,6 +37,33 @@ class NonFiniteError(SlimeExtError, FloatingPointError):
 
 class GuardError(SlimeExtError, RuntimeError):
     """A metric outside the range of a guard whose action is to stop."""
+
+
+def _received(kind: type[SlimeExtError], *args: Any) -> SlimeExtError:
+    """An error that another process raised, as unpickling makes it here.
+
+    Ray hands an actor's error to the driver, which ends with dozens of lines of traceback and of what its
+    workers still print. There the error's own line is printed once more, as the last one.
+    """
+    hook = sys.excepthook
+    if "ray" in sys.modules and getattr(hook, "func", None) is not _show_and_repeat:
+        sys.excepthook = functools.partial(_show_and_repeat, hook)
+    return kind(*args)
+
+
+def _show_and_repeat(
+    show: Callable[..., None], kind: type[BaseException], error: BaseException, trace: Any
+) -> None:
+    show(kind, error, trace)
+    while isinstance(error, sys.modules["ray"].exceptions.RayTaskError):
+        error = error.cause
+    if isinstance(error, SlimeExtError):
+        atexit.register(_print_last, f"slime_ext: {error}")
+
+
+def _print_last(line: str) -> None:
+    sys.modules["ray"].shutdown()  # prints what its workers have written so far
+    print(f"\n{line}", file=sys.stderr, flush=True)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from slime_ext.commands.script import forbid_unused_arrays, is_script, words_of
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract
+from slime_ext.host.flags import DECISIVE, NEARLY
 from slime_ext.host.functions import flag_of
 from slime_ext.mappings import read_yaml, text_of
 
@@ -39,9 +40,6 @@ SWITCHES = (
     "use_dynamic_global_batch_size",
     "no_gradient_accumulation_fusion",
 )
-# What decides whether anything of ours runs; a misspelling of it is one that slime passes over.
-DECISIVE = (*contract.OURS, "custom_tis_function_path", "custom_config_path", *SWITCHES[:2], "tis_clip_low")
-NEARLY = 0.85  # likeness from which a name is a misspelling of another
 ALIKE = (*contract.CALLS, "custom_agent_function_path")  # arguments of slime and miles that look like those
 Arguments = dict[str, Any]
 

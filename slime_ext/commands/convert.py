@@ -10,10 +10,11 @@ from typing import Any
 
 from slime_ext import dialects
 from slime_ext.commands import light
-from slime_ext.commands.arguments import NEARLY, read_mapping
+from slime_ext.commands.arguments import read_mapping
 from slime_ext.commands.output import yaml_of
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.host import contract
+from slime_ext.host.flags import NEARLY
 
 # Where a system's whole configuration holds its block, and which mappings hold it among other keys.
 HOMES = {"verl": (("algorithm", "rollout_correction"), ("rollout_correction",))}

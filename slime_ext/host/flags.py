@@ -7,17 +7,24 @@ the host has.
 
 from __future__ import annotations
 
+import difflib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from slime_ext.errors import ConfigError
-from slime_ext.given import Given, steps_per_rollout
 from slime_ext.host import contract
 from slime_ext.host.functions import flag_of
+from slime_ext.optional_args import OptionalArgs, steps_per_rollout
 
+# What decides whether anything of ours runs; hosts pass over a misspelling of it without a word.
+DECISIVE = (
+    *contract.OURS,
+    *("custom_tis_function_path", "custom_config_path", "use_tis", "get_mismatch_metrics", "tis_clip_low"),
+)
+NEARLY = 0.85  # likeness from which a name is a misspelling of another
 AFTERWARDS = "a key of --custom-config-path comes after slime has read it; give it as a flag"
 
 
@@ -239,7 +246,7 @@ def check_flags(args: Any, rules: tuple[Rule, ...] = (*HOOK, *BEFORE_THE_MERGE))
     Raises:
         ConfigError: an argument of another kind, or the line of the first rule that they break.
     """
-    given = Given(args)
+    given = OptionalArgs(args)
     for expected, (is_one, names) in KINDS.items():
         for dest in names:
             value = getattr(given, dest)
@@ -250,7 +257,30 @@ def check_flags(args: Any, rules: tuple[Rule, ...] = (*HOOK, *BEFORE_THE_MERGE))
             raise ConfigError(rule.line.format(a=given))
 
 
-def skips_proximal(a: Given) -> bool:
+def check_command_line(words: Iterable[str], args: Any) -> None:
+    """Stops at a flag that is nearly one of those that decide whether ours runs: slime and miles ignore what
+    their parsers do not know.
+
+    Args:
+        words: the command line that started the run.
+        args: what the host made of it; a flag that it knows is none of ours misspelt.
+
+    Raises:
+        ConfigError: with the right flag.
+    """
+    for word in words:
+        flag = word.partition("=")[0]
+        dest = flag.removeprefix("--").replace("-", "_")
+        if flag == dest or (flag == flag_of(dest) and hasattr(args, dest)):
+            continue
+        for right in map(flag_of, difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=NEARLY)):
+            if not right.startswith(flag):  # which argparse takes for it
+                raise ConfigError(
+                    f"{flag}: expected {right}, got a flag that the host ignores: correct the name"
+                )
+
+
+def skips_proximal(a: OptionalArgs) -> bool:
     """slime's condition for a rollout without recomputed log-probs, as far as flags decide it."""
     needed = (a.get_mismatch_metrics, a.kl_coef, a.use_rollout_logprobs, a.keep_old_actor, a.use_opd)
     others = a.use_critic or a.advantage_estimator == "gspo" or a.loss_type not in (None, "policy_loss")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.host.flags import check_flags
+from slime_ext.host.flags import check_command_line, check_flags
 
 VANILLA, ICEPOP, OFF_POLICY = (
     {"use_tis": True, "custom_tis_function_path": f"slime_ext.tis.{name}_function"}
@@ -95,3 +95,24 @@ def test_a_band_that_could_not_work_is_refused(function, band, line):
 )
 def test_a_band_around_1_is_let_through(function, band):
     check_flags(SimpleNamespace(**function, **band))
+
+
+def test_a_misspelt_flag_of_ours_is_named():
+    args = SimpleNamespace(use_tis=False, custom_tis_function_path=None, custom_agent_function_path=None)
+    for words, right in (
+        (["--custom-tis-funtion-path", "slime_ext.tis.correct"], "--custom-tis-function-path"),
+        (["--custom_tis_function_path=slime_ext.tis.correct"], "--custom-tis-function-path"),
+        (["--use-tsi"], "--use-tis"),
+        (["--get-mismatch-metric-s"], "--get-mismatch-metrics"),
+        (["--custom-megatron-init-pth", "slime_ext.host.init"], "--custom-megatron-init-path"),
+    ):
+        flag = words[0].partition("=")[0]
+        with pytest.raises(ConfigError, match=f"^{flag}: expected {right}, got a flag that the host ignores"):
+            check_command_line(["python", "train.py", "--lr", "1e-3", *words], args)
+
+
+def test_flags_that_are_none_of_ours_misspelt():
+    """The host's own, what argparse takes for ours, values, and flags of nobody."""
+    args = SimpleNamespace(custom_agent_function_path=None, use_tis=True)
+    words = "--custom-agent-function-path a.b --use-ti --custom-tis-function -x custom_tis_functio --use-gin"
+    check_command_line(["train.py", *words.split()], args)
