@@ -16,7 +16,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from slime_ext.analysis.document import Document, to_json
 from slime_ext.analysis.readers import Found, Job
-from slime_ext.analysis.report import write_report
 from slime_ext.analysis.request import Request
 from slime_ext.analysis.texts import decoder
 from slime_ext.commands import light
@@ -207,6 +206,8 @@ def _bar(total: int) -> Iterator:
 
 
 def _write_page(path: str, documents: Sequence[Document]) -> None:
+    from slime_ext.analysis.report import write_report  # matplotlib, which nothing else here needs
+
     write_report(documents[0], path, documents[1] if len(documents) > 1 else None)
 
 

@@ -27,7 +27,7 @@ PAPER = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}
 DRAWN = """() => [...document.querySelectorAll("svg")].map(svg => {
     const box = svg.getBoundingClientRect();
     const size = mark => mark.getBBox().width + mark.getBBox().height;
-    const marks = [...svg.querySelectorAll("path, rect, circle")].filter(size).length;
+    const marks = [...svg.querySelectorAll("path, use")].filter(size).length;
     return [svg.dataset.picture, box.width, box.height, marks];
 })"""
 OUTSIDE = """() => [...document.querySelectorAll("body *")].filter(e =>

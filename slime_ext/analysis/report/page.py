@@ -13,11 +13,8 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from slime_ext.analysis.document import Document, Effect, Numbers
-from slime_ext.analysis.report.curves import CURVES, curve
-from slime_ext.analysis.report.distribution import distribution
 from slime_ext.analysis.report.numbers import NONE, depth, listed, number, percent, ratio, sentence, whole
-from slime_ext.analysis.report.picture import Picture
-from slime_ext.analysis.report.timeline import timeline
+from slime_ext.analysis.report.pictures import pictures
 
 MOST_NAMED = 300  # characters of rejected sequences on the page; JSON has all
 TEMPLATE, STYLE = "page.html.j2", "style.css"
@@ -66,12 +63,6 @@ def _environment() -> Environment:
 
 def _text(name: str) -> str:
     return files("slime_ext.analysis.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def pictures(documents: Sequence[Document]) -> list[Picture]:
-    """Every picture of the page, in its order."""
-    found = (distribution(documents), timeline(documents), *(curve(kind, documents) for kind in CURVES))
-    return [picture for picture in found if picture is not None]
 
 
 TILES: tuple[tuple[str, Callable[[Numbers], str]], ...] = (
