@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from slime_ext.analysis.detector_statistics import VersionSums
 from slime_ext.analysis.document import Curve, Moment, Point
-from slime_ext.analysis.evidence import Cell
 
 NOTE = "ages are counted in rollouts since the first one that the weights sampled; the dumps do not tell them"
 
 
-def since_seen(cells: Iterable[Cell]) -> dict[Cell, int]:
+def since_seen(cells: Iterable[VersionSums]) -> dict[VersionSums, int]:
     """The age of each cell; empty if no version was seen in two rollouts."""
     ordered = sorted(cells)
     first: dict[int, int] = {}
@@ -22,7 +22,7 @@ def since_seen(cells: Iterable[Cell]) -> dict[Cell, int]:
     return ages if any(ages.values()) else {}
 
 
-def curve(ages: dict[Cell, int]) -> Curve:
+def curve(ages: dict[VersionSums, int]) -> Curve:
     """The log-ratio over the age."""
     points = []
     for age in sorted(set(ages.values())):
@@ -33,13 +33,13 @@ def curve(ages: dict[Cell, int]) -> Curve:
     return Curve(name="staleness", points=tuple(points))
 
 
-def mean(ages: dict[Cell, int], rollout_id: int | None = None) -> float:
+def mean(ages: dict[VersionSums, int], rollout_id: int | None = None) -> float:
     """Mean age of the tokens of a rollout, or of all."""
     found = [(cell.count, age) for cell, age in ages.items() if rollout_id in (None, cell.rollout_id)]
     return sum(count * age for count, age in found) / max(sum(count for count, _ in found), 1)
 
 
-def timeline(moments: Sequence[Moment], ages: dict[Cell, int]) -> list[Moment]:
+def timeline(moments: Sequence[Moment], ages: dict[VersionSums, int]) -> list[Moment]:
     """Moments with the mean age of their tokens."""
     return [
         m.model_copy(update={"numbers": m.numbers.model_copy(update={"staleness": mean(ages, m.rollout_id)})})

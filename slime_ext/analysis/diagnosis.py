@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from slime_ext.analysis import ages
 from slime_ext.analysis.curves import Curves, midway
-from slime_ext.analysis.document import Curve, Finding, Moment, Numbers, Worst
-from slime_ext.analysis.evidence import Cell, Evidence
+from slime_ext.analysis.detector_statistics import DetectorStatistics, VersionSums
+from slime_ext.analysis.document import Curve, Moment, Numbers, Worst
 from slime_ext.analysis.measures import Sums
 from slime_ext.analysis.records import Rollout
 from slime_ext.analysis.worst import Worsts
@@ -20,7 +20,7 @@ class Diagnosis:
 
     sums: Sums = field(default_factory=Sums)
     curves: Curves = field(default_factory=Curves)
-    evidence: Evidence = field(default_factory=Evidence)
+    statistics: DetectorStatistics = field(default_factory=DetectorStatistics)
     worsts: Worsts = field(default_factory=Worsts)
     timeline: list[Moment] = field(default_factory=list)
 
@@ -30,9 +30,9 @@ class Diagnosis:
         for part in rollout.parts():
             own.add(part)
             self.curves.add(part, correct_above)
-            self.evidence.add(part)
+            self.statistics.add(part)
             self.worsts.add(part)
-        self.evidence.close(rollout, own)
+        self.statistics.close(rollout, own)
         self.sums.merge(own)
         self.timeline.append(Moment(rollout_id=rollout.rollout_id, numbers=own.numbers()))
 
@@ -40,14 +40,14 @@ class Diagnosis:
         """Adds what another one counted."""
         self.sums.merge(other.sums)
         self.curves.merge(other.curves)
-        self.evidence.merge(other.evidence)
+        self.statistics.merge(other.statistics)
         self.worsts.merge(other.worsts)
         self.timeline = sorted([*self.timeline, *other.timeline], key=lambda moment: moment.rollout_id)
 
-    def _ages(self) -> dict[Cell, int]:
+    def _ages(self) -> dict[VersionSums, int]:
         """Ages in rollouts, where the dumps hold no others."""
         told = float(self.curves.column("staleness", "x").sum())
-        return {} if told else ages.since_seen(self.evidence.cells)
+        return {} if told else ages.since_seen(self.statistics.versions)
 
     def numbers(self) -> Numbers:
         """Of all rollouts."""
@@ -71,9 +71,3 @@ class Diagnosis:
     def worst(self) -> tuple[Worst, ...]:
         """The samples and tokens that are furthest off."""
         return self.worsts.found()
-
-    def findings(self) -> tuple[Finding, ...]:
-        """What is wrong, the gravest first."""
-        from slime_ext.analysis.findings import find
-
-        return find(self)

@@ -13,6 +13,25 @@ from pydantic import BaseModel, ConfigDict, Field
 
 VERSION = 1
 Severity = Literal["error", "warning", "note"]
+FindingName = Literal[
+    "nan_log_probs",
+    "missing_log_probs",
+    "positive_log_probs",
+    "off_by_one",
+    "greedy_sampling",
+    "tool_tokens",
+    "truncated_sampling",
+    "before_temperature",
+    "temperature",
+    "unlike_entropy",
+    "resumed_wrong_weights",
+    "stale_weights",
+    "stale_cache",
+    "position_drift",
+    "routing_flips",
+    "quantised",
+    "unexplained",
+]
 CurveName = Literal["position", "staleness", "probability", "length", "turn", "outcome"]
 
 
@@ -25,7 +44,7 @@ class Part(BaseModel):
 class Finding(Part):
     """Something that is wrong, or that a reader must know."""
 
-    name: str = Field(description="what --fail-on names, e.g. temperature")
+    name: FindingName = Field(description="what --fail-on names")
     severity: Severity
     title: str = Field(description="one plain sentence")
     evidence: str = Field(description="the figures that it rests on")

@@ -9,6 +9,7 @@ from typing import Any
 from slime_ext import __version__, presets
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.document import Document, Skipped
+from slime_ext.analysis.findings import find
 from slime_ext.analysis.pipeline import Result, collect
 from slime_ext.analysis.readers import Found, Job, Wanted
 from slime_ext.analysis.recommend import recommend
@@ -62,7 +63,7 @@ def _collect(request: Request, jobs: Sequence[Job], collectors: Mapping[str, Any
 def _document(request: Request, evaluations: int, result: Result, ranking: Ranking | None) -> Document:
     diagnosis: Diagnosis = result.collectors["diagnosis"]
     whatif: WhatIf = result.collectors["whatif"]
-    findings, total, effects = diagnosis.findings(), diagnosis.numbers(), whatif.effects()
+    findings, total, effects = find(diagnosis), diagnosis.numbers(), whatif.effects()
     files = {name: own.file for name, own in request.configs.items()}
     return Document(
         name=_name(request.paths),

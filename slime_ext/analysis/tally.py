@@ -22,7 +22,7 @@ SUMS = ("weight", "square", "up", "up_kept", "down", "down_kept", "slope", "adva
 
 
 @dataclass(frozen=True)
-class Applied:
+class TokenEffects:
     """What a correction does to each response token, [T] each, 0 or False at masked ones."""
 
     weights: Tensor  # multiplies the loss; 0 at rejected tokens
@@ -32,7 +32,7 @@ class Applied:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SharedSums:
     """What every tally needs of the same rollout, or of whole samples of one, computed once."""
 
     rollout: Rollout
@@ -87,7 +87,7 @@ class Tally:
     weights: BitHistogram = field(default_factory=BitHistogram)
     rejected: dict[str, str] = field(default_factory=dict)
 
-    def add(self, applied: Applied, seen: Seen) -> None:
+    def add(self, applied: TokenEffects, seen: SharedSums) -> None:
         """Counts what the correction does to some tokens."""
         kept = int(applied.keep.sum())
         self.tokens += seen.tokens
@@ -101,7 +101,7 @@ class Tally:
             self._advantages(applied, seen, kept == seen.tokens)
         self._sequences(applied.keep, seen, kept == seen.tokens)
 
-    def _advantages(self, applied: Applied, seen: Seen, keeps_all: bool) -> None:
+    def _advantages(self, applied: TokenEffects, seen: SharedSums, keeps_all: bool) -> None:
         up, down = seen.masses
         kept = seen.masses
         if not keeps_all:
@@ -110,7 +110,7 @@ class Tally:
         for name, value in zip(SUMS[2:], found, strict=True):
             self.sums[name] += value
 
-    def _sequences(self, keep: Tensor, seen: Seen, keeps_all: bool) -> None:
+    def _sequences(self, keep: Tensor, seen: SharedSums, keeps_all: bool) -> None:
         kept = seen.has if keeps_all else seen.some(keep)
         self.sequences += int(seen.has.sum())
         self.kept_sequences += int(kept.sum())

@@ -17,7 +17,7 @@ from slime_ext import config, presets
 from slime_ext.analysis.document import Effect
 from slime_ext.analysis.planned import lacking, steps_of
 from slime_ext.analysis.records import Rollout
-from slime_ext.analysis.tally import BOUNDS, Applied, Seen, Tally
+from slime_ext.analysis.tally import BOUNDS, SharedSums, Tally, TokenEffects
 from slime_ext.correction import Correction, Outcome, Plan, Tokens
 from slime_ext.host.summary import one_line
 from slime_ext.kernels import backend_for
@@ -26,7 +26,7 @@ from slime_ext.objectives import Bounds, Host
 NAMED = 10  # rollouts in a note
 
 
-def apply(correction: Correction, rollout: Rollout, bounds: Bounds = BOUNDS) -> Applied:
+def apply(correction: Correction, rollout: Rollout, bounds: Bounds = BOUNDS) -> TokenEffects:
     """What the hook would do to a rollout, optimizer step by optimizer step where steps matter.
 
     Args:
@@ -43,24 +43,24 @@ def apply(correction: Correction, rollout: Rollout, bounds: Bounds = BOUNDS) -> 
         values = [getattr(applied, name) for _, applied in parts]
         return None if values[0] is None else torch.cat(values)[order]
 
-    return Applied(*(joined(name) for name in ("weights", "keep", "clipped", "slope")))
+    return TokenEffects(*(joined(name) for name in ("weights", "keep", "clipped", "slope")))
 
 
-def _applied(correction: Correction, tokens: Tokens, plan: Plan, bounds: Bounds) -> Applied:
+def _applied(correction: Correction, tokens: Tokens, plan: Plan, bounds: Bounds) -> TokenEffects:
     mask = tokens.segments.mask
     if correction.is_identity:  # the hook hands the host's loss back, whatever stands in it
         slope = None if tokens.advantages is None else -tokens.segments.zeroed(tokens.advantages)
-        return Applied(mask.to(tokens.proximal.dtype), mask, torch.zeros_like(mask), slope)
+        return TokenEffects(mask.to(tokens.proximal.dtype), mask, torch.zeros_like(mask), slope)
     outcome = backend_for(correction, "cpu", "eager").outcome(tokens, plan, bounds=True)
     clipped = outcome.clipped & outcome.finite
     if tokens.advantages is None:
-        return Applied(outcome.weights, outcome.keep, clipped, None)
+        return TokenEffects(outcome.weights, outcome.keep, clipped, None)
     if isinstance(correction.surrogate, Host):  # its slope at ratio 1 is -A
         factor = outcome.factor.to(tokens.proximal.dtype)
         slope = torch.where(outcome.keep, -tokens.advantages * factor, 0)
-        return Applied(outcome.weights, outcome.keep, clipped, slope)
+        return TokenEffects(outcome.weights, outcome.keep, clipped, slope)
     slope, by_loss = _slope(correction, outcome, tokens, bounds)
-    return Applied(outcome.weights, outcome.keep, clipped | by_loss, slope)
+    return TokenEffects(outcome.weights, outcome.keep, clipped | by_loss, slope)
 
 
 def _slope(correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
@@ -134,7 +134,7 @@ def whatif(
 
 
 def _count(tallies: Iterable[Tally], rollout: Rollout) -> None:
-    seen = Seen(rollout)
+    seen = SharedSums(rollout)
     for tally in tallies:
         if why := lacking(tally.correction, rollout):
             tally.lacked = tally.lacked or why

@@ -7,14 +7,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from slime_ext.analysis.document import Document, to_json
+from slime_ext.analysis.document import Document, FindingName, to_json
 from slime_ext.analysis.readers import Found, Job
 from slime_ext.analysis.request import Request
 from slime_ext.analysis.texts import decoder
@@ -26,6 +25,7 @@ from slime_ext.errors import ConfigError, did_you_mean
 
 FOUND = 1
 ANY = "any"
+FINDINGS = get_args(FindingName)
 STDOUT = "-"
 OUT, JSON = "--out", "--json"
 Configs = Sequence[tuple[str, Mapping[str, Any]]]
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="slime-ext analyze",
         description="Reads dumps of a run (slime's --dump-details, slime-ext train, JSONL) and says what is "
         "wrong with its log-probs, and what each correction would have done.",
-        epilog=f"Findings: {', '.join(_names())}.",
+        epilog=f"Findings: {', '.join(FINDINGS)}.",
     )
     parser.add_argument(
         "paths", nargs="+", metavar="PATH", help="folder of dumps, file, or pattern such as 'dumps/*/1?.pt'"
@@ -92,12 +92,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@cache
-def _names() -> tuple[str, ...]:
-    with light.room("slime_ext.analysis.findings") as findings:
-        return tuple(detector.name for detector in findings.detectors())
-
-
 def _check(given: argparse.Namespace) -> None:
     """What argparse lets through, before torch, whose import takes longer than a mistake may cost."""
     if given.jobs < 1:
@@ -105,8 +99,8 @@ def _check(given: argparse.Namespace) -> None:
     if given.suggest is not None and not 0 < given.suggest < 1:
         raise ConfigError(f"--suggest: expected a share between 0 and 1, got {given.suggest:g}")
     for name in given.fail_on:
-        if name not in (*_names(), ANY):
-            near = did_you_mean(name, (*_names(), ANY)) or f": one of {', '.join((*_names(), ANY))}"
+        if name not in (*FINDINGS, ANY):
+            near = did_you_mean(name, (*FINDINGS, ANY)) or f": one of {', '.join((*FINDINGS, ANY))}"
             raise ConfigError(f"--fail-on: expected the name of a finding, got '{name}'{near}")
     _check_outputs(given)
     decoder(given.tokenizer)

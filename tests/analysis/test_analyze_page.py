@@ -6,13 +6,14 @@ import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 
 from examples.off_by_one import reward
 from slime_ext.analysis import recommend as limits
-from slime_ext.analysis.document import Effect
-from slime_ext.analysis.findings import detectors
+from slime_ext.analysis.document import Effect, FindingName
+from slime_ext.analysis.findings import DETECTORS
 from slime_ext.launcher.arguments import parse_args
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,7 @@ TRAINED = [
 
 def test_every_finding_is_in_the_table():
     table = TEXT[TEXT.index("| finding |") : TEXT.index("**The recommendation**")]
-    assert set(re.findall(r"`(\w+)`", table)) == {d.name for d in detectors()}
+    assert set(re.findall(r"`(\w+)`", table)) == {d.name for d in DETECTORS} == set(get_args(FindingName))
 
 
 def test_links_and_pictures_are_there():

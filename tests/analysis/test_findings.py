@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slime_ext.analysis.diagnosis import Diagnosis
-from slime_ext.analysis.findings import detectors
+from slime_ext.analysis.findings import DETECTORS, find
 from tests.analysis.synthetic import (
     BF16,
     Arithmetic,
@@ -159,7 +159,7 @@ def diagnosed(rollouts):
 
 
 def found(rollouts):
-    return {finding.name for finding in diagnosed(rollouts).findings()}
+    return {finding.name for finding in find(diagnosed(rollouts))}
 
 
 LARGE, MANY = (pytest.param(number, marks=pytest.mark.slow) for number in (512, 128))
@@ -313,7 +313,7 @@ def test_top_p_is_found_at_another_temperature_too(temperature, top_p, confidenc
     setting = engine(temperature=temperature, top_p=top_p)
     world = replace(setting, vocabulary=vocabulary, trainer=Arithmetic(confidence=confidence))
     diagnosis = diagnosed(run(world))
-    (only,) = diagnosis.findings()
+    (only,) = find(diagnosis)
     assert only.name == "truncated_sampling" and "temperatures differ besides" in only.evidence
 
 
@@ -328,6 +328,4 @@ def test_single_tokens_of_tools_in_the_mask_are_found(confidence, samples):
 
 
 def test_every_detector_has_a_planted_fault():
-    assert {detector.name for detector in detectors()} == set().union(
-        *(names for *_, names in FAULTS.values())
-    )
+    assert {detector.name for detector in DETECTORS} == set().union(*(names for *_, names in FAULTS.values()))

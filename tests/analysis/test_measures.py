@@ -10,6 +10,7 @@ import torch
 
 from slime_ext.analysis.curves import Curves, midway
 from slime_ext.analysis.diagnosis import Diagnosis
+from slime_ext.analysis.findings import find
 from slime_ext.analysis.measures import Sums, bins, edges
 from slime_ext.analysis.worst import KEPT, decoder
 from slime_ext.errors import DataError
@@ -133,7 +134,7 @@ def test_nothing_to_count_is_no_number():
     found, counted = diagnosis.numbers(), rollout()
     assert found.k3 is None and found.nonfinite == found.tokens == int(counted.mask.sum())
     assert found.sequences == sum(bool(m.any()) for m in counted.mask.split(counted.lengths))
-    assert diagnosis.sums.distribution() == () and diagnosis.evidence.seen == []
+    assert diagnosis.sums.distribution() == () and diagnosis.statistics.rollouts == []
 
 
 @pytest.mark.parametrize("limit", [1, 7, 40, 10**6])
@@ -157,14 +158,14 @@ def test_merged_diagnoses_are_one_diagnosis():
         together.add(r)
         (first if i % 2 else second).add(r)
     first.merge(second)
-    assert first.timeline == together.timeline and first.findings() == together.findings()
-    assert sorted(first.evidence.cells) == sorted(together.evidence.cells)
-    assert first.evidence.counts == together.evidence.counts
+    assert first.timeline == together.timeline and find(first) == find(together)
+    assert sorted(first.statistics.versions) == sorted(together.statistics.versions)
+    assert first.statistics.counts == together.statistics.counts
     for one, two in (
-        (first.evidence.switched, together.evidence.switched),
-        (first.evidence.shifts, together.evidence.shifts),
-        (first.evidence.shifted, together.evidence.shifted),
-        (first.evidence.means.sums, together.evidence.means.sums),
+        (first.statistics.switched, together.statistics.switched),
+        (first.statistics.shifts, together.statistics.shifts),
+        (first.statistics.shifted, together.statistics.shifted),
+        (first.statistics.means.sums, together.statistics.means.sums),
         *((first.curves.tables[name], table) for name, table in together.curves.tables.items()),
     ):
         assert torch.allclose(one, two)

@@ -83,7 +83,7 @@ def test_pictures_escape_labels():
 
 def test_a_finding_shows_severity_evidence_and_fix():
     for severity in ("error", "warning", "note"):
-        finding = Finding(name="n", severity=severity, title="T 1", evidence="E 2", fix="F 3")
+        finding = Finding(name="temperature", severity=severity, title="T 1", evidence="E 2", fix="F 3")
         page = render(Document(name="x", findings=(finding,)))
         assert f'<article class="finding {severity}"' in page
         assert all(text in page for text in ("T 1", "E 2", "F 3"))

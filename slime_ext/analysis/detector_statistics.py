@@ -74,7 +74,7 @@ class Means:
         return Mean(mean, math.sqrt(max(square - 2 * mean * cross + mean * mean * n_square, 0)) / n, int(n))
 
 
-class Cell(NamedTuple):
+class VersionSums(NamedTuple):
     """The tokens of a rollout that one version of the weights sampled."""
 
     rollout_id: int
@@ -86,7 +86,7 @@ class Cell(NamedTuple):
     age: float = 0.0  # of the weights, as far as the rollout's files tell it; the newest's may be larger
 
 
-class Seen(NamedTuple):
+class RolloutSummary(NamedTuple):
     """One rollout in short."""
 
     rollout_id: int
@@ -101,7 +101,7 @@ COUNTS = ("above", "below", "zeros", "doubted", "filled", "sure", "padded", "pos
 
 
 @dataclass
-class Evidence:
+class DetectorStatistics:
     """Of a run.
 
     ``above`` and ``below`` count tokens with l beyond +-1e-4, ``zeros`` behavior log-probs that are exactly
@@ -120,8 +120,8 @@ class Evidence:
     shifts: Tensor = field(default_factory=lambda: torch.zeros(len(SHIFTS), 4, dtype=torch.float64))
     shifted: Tensor = field(default_factory=lambda: torch.zeros(len(SHIFTS), dtype=torch.float64))
     switched: Tensor = field(default_factory=lambda: torch.zeros(2, 4, dtype=torch.float64))
-    cells: list[Cell] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
+    versions: list[VersionSums] = field(default_factory=list)
+    rollouts: list[RolloutSummary] = field(default_factory=list)
     open: dict[int, Tensor] = field(default_factory=dict)  # of the rollout whose parts are being added
     near: float = 0.0  # sum k3 of that rollout
 
@@ -149,8 +149,8 @@ class Evidence:
             sums: of this rollout alone.
         """
         if sums["finite"]:
-            self.seen.append(
-                Seen(
+            self.rollouts.append(
+                RolloutSummary(
                     rollout.rollout_id,
                     int(sums["finite"]),
                     sums.mean("absolute") or 0.0,
@@ -161,8 +161,9 @@ class Evidence:
         self.near = 0.0
         reference = _reference(rollout)
         for version, (every, after, pure) in sorted(self.open.items()):
-            count, *sums = every.tolist()
-            self.cells.append(Cell(rollout.rollout_id, version, int(count), *sums, reference - version))
+            count, *rest = every.tolist()
+            found = VersionSums(rollout.rollout_id, version, int(count), *rest, reference - version)
+            self.versions.append(found)
             if after[0]:
                 self.switched += torch.stack([after, pure])
         self.open.clear()
@@ -170,9 +171,9 @@ class Evidence:
     @property
     def top_share(self) -> float:
         """Of sum l^2, what the 1% of tokens with the largest |l| hold; the median of the rollouts."""
-        return median(seen.top_share for seen in self.seen) if self.seen else 0.0
+        return median(rollout.top_share for rollout in self.rollouts) if self.rollouts else 0.0
 
-    def merge(self, other: Evidence) -> None:
+    def merge(self, other: DetectorStatistics) -> None:
         """Adds what another one counted."""
         self.means.sums += other.means.sums
         for name, count in other.counts.items():
@@ -180,8 +181,8 @@ class Evidence:
         self.shifts += other.shifts
         self.shifted += other.shifted
         self.switched += other.switched
-        self.cells += other.cells
-        self.seen = sorted([*self.seen, *other.seen])
+        self.versions += other.versions
+        self.rollouts = sorted([*self.rollouts, *other.rollouts])
 
 
 def _near(log_ratio: Tensor) -> Tensor:

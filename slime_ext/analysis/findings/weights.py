@@ -1,0 +1,176 @@
+"""The engine's weights are not the trainer's: old ones, wrong ones after a resume, an old KV cache."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import takewhile
+from statistics import median
+from typing import NamedTuple
+
+from slime_ext.analysis.detector_statistics import RolloutSummary, VersionSums
+from slime_ext.analysis.diagnosis import Diagnosis
+from slime_ext.analysis.findings.detector import FEW, Detected, detector, factor, nats
+from slime_ext.analysis.findings.log_probs import SPOILT
+from slime_ext.analysis.findings.sampling import OTHER_POLICY
+
+BEFORE = (*SPOILT, *OTHER_POLICY)
+FEWEST = 100  # tokens on each side
+MATTERS = 1e-3  # nats of k3 that old weights must make
+TIMES = 3.0  # as much as fresh ones
+FIRST_TIMES, FIRST_MATTERS = 8.0, 5e-3
+CACHE_TIMES, CACHE_MATTERS = 3.0, 2e-4  # of k3
+
+
+class Side(NamedTuple):
+    """Tokens, mean |l| and mean k3 of some cells."""
+
+    count: int
+    absolute: float
+    k3: float
+
+    @classmethod
+    def of(cls, cells: list[VersionSums]) -> Side:
+        count = sum(cell.count for cell in cells)
+        return cls(count, *(sum(getattr(c, k) for c in cells) / max(count, 1) for k in ("absolute", "k3")))
+
+
+def fresh_and_stale(cells: list[VersionSums]) -> tuple[list[VersionSums], list[VersionSums]]:
+    """Tokens of weights in the first rollout that saw them, being the newest of it and of no known age; and
+    all others."""
+    first: dict[int, int] = {}
+    newest: dict[int, int] = {}
+    for cell in cells:
+        first[cell.version] = min(first.get(cell.version, cell.rollout_id), cell.rollout_id)
+        newest[cell.rollout_id] = max(newest.get(cell.rollout_id, cell.version), cell.version)
+    fresh = [
+        c for c in cells if (first[c.version], newest[c.rollout_id], 0) == (c.rollout_id, c.version, c.age)
+    ]
+    chosen = set(fresh)
+    return fresh, [c for c in cells if c not in chosen]
+
+
+def _first_off(seen: list[RolloutSummary]) -> tuple[list[RolloutSummary], float]:
+    """The first rollouts that are off, at most a third of all; and k3 of the rest (median)."""
+    rest = median(s.k3 for s in seen[len(seen) // 3 :])
+    limit = max(FIRST_MATTERS, FIRST_TIMES * rest)
+    bad = list(takewhile(lambda s: s.k3 >= limit, seen))
+    is_few = len(bad) <= max(1, len(seen) // 3)
+    return (bad if is_few and any(s.top_share < FEW for s in bad) else []), rest
+
+
+def _aged(cells: list[VersionSums]) -> set[int]:
+    """Rollouts of which most tokens are known to come from old weights."""
+    tokens: Counter[int] = Counter()
+    for cell in cells:
+        tokens[cell.rollout_id] += cell.count if cell.age > 0 else -cell.count
+    return {rollout_id for rollout_id, more in tokens.items() if more > 0}
+
+
+@detector("error", after=BEFORE)
+def resumed_wrong_weights(d: Diagnosis) -> Detected | None:
+    """k3 of the first rollouts a multiple of that of the others."""
+    seen = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
+    bad, rest = _first_off(seen) if len(seen) >= 4 else ([], 0.0)
+    if not bad or _aged(d.statistics.versions).issuperset(s.rollout_id for s in bad):
+        return None
+    worst, names = max(s.k3 for s in bad), ", ".join(str(s.rollout_id) for s in bad)
+    times = factor(worst / rest) if rest else "infinitely many times"
+    return Detected(
+        title="The first rollouts were sampled from other weights than the trainer's.",
+        evidence=f"k3 {nats(worst)} in rollout {names}, {nats(rest)} afterwards: {times} as much.",
+        fix=(
+            "After --load the engine still had the weights of --hf-checkpoint: push the trainer's weights "
+            "before the first rollout, and check that --ref-load and --load name the checkpoint that is "
+            "meant."
+        ),
+        rollouts=tuple(s.rollout_id for s in bad),
+    )
+
+
+@detector("warning", after=(*BEFORE, resumed_wrong_weights))
+def stale_weights(d: Diagnosis) -> Detected | None:
+    """k3 of tokens of older weights a multiple of that of fresh ones, or of rollout 0; or none are fresh."""
+    fresh_cells, stale_cells = fresh_and_stale(d.statistics.versions)
+    fresh, stale = Side.of(fresh_cells), Side.of(stale_cells)
+    if min(fresh.count, stale.count) >= FEWEST and stale.k3 >= max(MATTERS, TIMES * fresh.k3):
+        worst = max(
+            (c for c in stale_cells if c.count >= FEWEST // 4), key=lambda c: c.k3 / c.count, default=None
+        )
+        at = (
+            f", {nats(worst.k3 / worst.count)} in rollout {worst.rollout_id} (version {worst.version})"
+            if worst
+            else ""
+        )
+        return _stale(
+            f"Tokens of weights that the trainer has moved on from: k3 {nats(stale.k3)}{at}; of fresh "
+            f"weights {nats(fresh.k3)}.",
+            tuple(sorted({c.rollout_id for c in stale_cells})),
+        )
+    return (_all_aged(stale_cells) if fresh.count < FEWEST else None) or _lagging(d)
+
+
+def _all_aged(cells: list[VersionSums]) -> Detected | None:
+    """Nothing fresh to compare with, but the dumps tell the age."""
+    aged = [c for c in cells if c.age > 0]
+    found = Side.of(aged)
+    if found.count < FEWEST or found.k3 < MATTERS:
+        return None
+    ages = f"{min(c.age for c in aged):g} to {max(c.age for c in aged):g}"
+    return _stale(
+        f"The weights are {ages} versions behind the trainer's: k3 {nats(found.k3)}. No token is of fresh "
+        "weights to compare with: how much of it is numerics cannot be told.",
+        tuple(sorted({c.rollout_id for c in aged})),
+    )
+
+
+def _lagging(d: Diagnosis) -> Detected | None:
+    """A lag from the start: the first rollout of a run has none yet."""
+    seen = d.statistics.rollouts
+    if len(seen) < 3 or seen[0].rollout_id != 0 or min(s.tokens for s in seen) < FEWEST:
+        return None
+    later = median(s.k3 for s in seen[1:])
+    if later < max(MATTERS, 2 * TIMES * seen[0].k3):
+        return None
+    return _stale(
+        f"k3 is {nats(seen[0].k3)} in rollout 0, where sampler and trainer have the same weights, and "
+        f"{nats(later)} after it (median).",
+        tuple(s.rollout_id for s in seen[1:]),
+    )
+
+
+def _stale(evidence: str, rollouts: tuple[int, ...]) -> Detected:
+    return Detected(
+        title="Responses come from older weights than the ones they train.",
+        evidence=evidence,
+        fix=(
+            "Push weights more often (--update-weights-interval), bound the lag of an asynchronous run, "
+            "reject old tokens (reject: {max_staleness: ...}) or correct for it: see what each correction "
+            "would do. If no lag was meant, look whether the engine confirms its weight updates."
+        ),
+        rollouts=rollouts,
+    )
+
+
+@detector("error", after=SPOILT)
+def stale_cache(d: Diagnosis) -> Detected | None:
+    """k3 behind a weight update inside a response a multiple of that of the same weights elsewhere."""
+    (count, *_, after), (count_pure, *_, pure) = d.statistics.switched.tolist()
+    if min(count, count_pure) < FEWEST:
+        return None
+    k3_after, k3_pure = after / count, pure / count_pure
+    if k3_after < max(CACHE_MATTERS, CACHE_TIMES * k3_pure):
+        return None
+    return Detected(
+        title="After a weight update inside a response, the engine goes on with the KV cache of before.",
+        evidence=(
+            f"k3 {nats(k3_after)} at tokens behind an update inside their response, {nats(k3_pure)} at "
+            f"tokens of the same weights in responses without one: {factor(k3_after / max(k3_pure, 1e-12))}."
+        ),
+        fix=(
+            "Flush the cache when weights change and let running requests be prefilled again (SGLang: "
+            "flush_cache, or abort and resume with the tokens so far)."
+        ),
+    )
+
+
+DETECTORS = (resumed_wrong_weights, stale_weights, stale_cache)
