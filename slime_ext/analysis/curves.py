@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.analysis.document import Curve, Point
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.uploads import host_ints
 
@@ -25,7 +25,7 @@ class Axis:
     """What a curve runs over: x [T] of each token (NaN: not on this curve), None where a dump lacks it."""
 
     size: int
-    x: Callable[[Rollout], Tensor | None]
+    x: Callable[[DumpedRollout], Tensor | None]
     bin: Callable[[Tensor], Tensor] = lambda x: x
 
 
@@ -39,16 +39,16 @@ def _decades(x: Tensor) -> Tensor:
     return -x.log10() * PER_DECADE
 
 
-def _position(part: Rollout) -> Tensor:
+def _position(part: DumpedRollout) -> Tensor:
     begins = host_ints([0, *part.lengths[:-1]], part.mask.device).cumsum(0)
     return torch.arange(part.size) - begins[part.segments.ids]
 
 
-def _length(part: Rollout) -> Tensor:
+def _length(part: DumpedRollout) -> Tensor:
     return host_ints(part.lengths, part.mask.device)[part.segments.ids]
 
 
-def _turn(part: Rollout) -> Tensor:
+def _turn(part: DumpedRollout) -> Tensor:
     """The turn within its sample, from 0."""
     turns = part.segments.turn_ids
     first = torch.where(part.mask, turns, torch.iinfo(torch.int64).max)
@@ -80,7 +80,7 @@ class Curves:
         }
     )
 
-    def add(self, part: Rollout, midway: float = 0.0) -> None:
+    def add(self, part: DumpedRollout, midway: float = 0.0) -> None:
         """Counts a part of a rollout.
 
         Args:
@@ -134,7 +134,7 @@ class Curves:
         return tuple(c for c in found if len(c.points) > 1 or (c.name == "staleness" and c.points))
 
 
-def midway(rollout: Rollout) -> float:
+def midway(rollout: DumpedRollout) -> float:
     """The reward above which a sample counts as correct: halfway between the rollout's lowest and highest; 0
     if all are the same."""
     rewards = None if rollout.rewards is None else rollout.rewards[rollout.rewards.isfinite()]
@@ -144,7 +144,7 @@ def midway(rollout: Rollout) -> float:
     return middle if math.isfinite(middle) else 0.0
 
 
-def _values(part: Rollout) -> Tensor:
+def _values(part: DumpedRollout) -> Tensor:
     """[COLUMNS - 2, finite tokens] float64: what is summed in every bin."""
     found = part.log_ratio[part.finite].double()
     return torch.stack([found, found.abs(), found.square(), k3(found)])

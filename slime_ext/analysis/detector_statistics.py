@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.analysis.measures import PER_DECADE, SMALLEST, Sums
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.ops.divergences import k3
 
 SHIFTS = (-2, -1, 1, 2)
@@ -50,7 +50,7 @@ class Means:
 
     sums: Tensor = field(default_factory=lambda: torch.zeros(len(QUANTITIES), 5, dtype=torch.float64))
 
-    def add(self, part: Rollout) -> None:
+    def add(self, part: DumpedRollout) -> None:
         """Counts a part of a rollout."""
         ratio = part.log_ratio.clamp(max=math.log(LARGEST_RATIO))
         self._add("excess", torch.expm1(ratio), part.finite, part)
@@ -60,7 +60,7 @@ class Means:
             known = part.finite & part.entropy.isfinite()
             self._add("surprise", torch.where(known, -part.behavior - part.entropy, 0), known, part)
 
-    def _add(self, name: str, values: Tensor, counted: Tensor, part: Rollout) -> None:
+    def _add(self, name: str, values: Tensor, counted: Tensor, part: DumpedRollout) -> None:
         total = part.segments.sum(torch.where(counted, values, 0))
         n = part.segments.sum(counted.float())
         sums = (total.sum(), total.square().sum(), (total * n).sum(), n.sum(), n.square().sum())
@@ -125,7 +125,7 @@ class DetectorStatistics:
     open: dict[int, Tensor] = field(default_factory=dict)  # of the rollout whose parts are being added
     near: float = 0.0  # sum k3 of that rollout
 
-    def add(self, part: Rollout) -> None:
+    def add(self, part: DumpedRollout) -> None:
         """Counts a part of a rollout."""
         self.means.add(part)
         for name, count in _counts(part).items():
@@ -137,12 +137,12 @@ class DetectorStatistics:
             for version, sums in _by_version(part).items():
                 self.open[version] = self.open.get(version, 0) + sums
 
-    def _add_shift(self, row: int, shift: int, part: Rollout) -> None:
+    def _add_shift(self, row: int, shift: int, part: DumpedRollout) -> None:
         ids, distances = _shifted(part, shift)
         self.shifts[row] += torch.tensor([len(ids), *distances.sum(1).tolist()], dtype=torch.float64)
         self.shifted[row] += float(_is_explained(ids, distances, part.count).sum())
 
-    def close(self, rollout: Rollout, sums: Sums) -> None:
+    def close(self, rollout: DumpedRollout, sums: Sums) -> None:
         """Counts what only a whole rollout tells, after its parts.
 
         Args:
@@ -190,7 +190,7 @@ def _near(log_ratio: Tensor) -> Tensor:
     return k3(log_ratio.clamp(max=FURTHEST))
 
 
-def _counts(part: Rollout) -> dict[str, int]:
+def _counts(part: DumpedRollout) -> dict[str, int]:
     found, mask = part.log_ratio, part.mask
     zero = mask & (part.behavior == 0)
     neighbour = zero[1:] & zero[:-1] & (part.segments.ids[1:] == part.segments.ids[:-1])
@@ -213,7 +213,7 @@ def _counts(part: Rollout) -> dict[str, int]:
     return {name: int(flags.sum()) for name, flags in counted.items()}
 
 
-def _shifted(part: Rollout, shift: int) -> tuple[Tensor, Tensor]:
+def _shifted(part: DumpedRollout, shift: int) -> tuple[Tensor, Tensor]:
     """[N] sample, and [3, N] |proximal_t - behavior_(t + shift)|, |l| at t and at t + shift, of tokens of
     which both are inside one sample."""
     ids, finite, s = part.segments.ids, part.finite, abs(shift)
@@ -237,7 +237,7 @@ def _is_explained(ids: Tensor, distances: Tensor, count: int) -> Tensor:
     return verdicts[0] & verdicts[1]
 
 
-def _by_version(part: Rollout) -> dict[int, Tensor]:
+def _by_version(part: DumpedRollout) -> dict[int, Tensor]:
     """version -> [3, 4]: all its tokens, those after a change of weights inside their response, and those of
     responses without one; of each count, sum l, sum |l|, sum k3."""
     versions, segments = part.versions, part.segments
@@ -253,7 +253,7 @@ def _by_version(part: Rollout) -> dict[int, Tensor]:
     return dict(zip(numbers.tolist(), table, strict=True))
 
 
-def _reference(rollout: Rollout) -> float:
+def _reference(rollout: DumpedRollout) -> float:
     """The version of which every age is counted; 0 where none is known, as then there is no cell."""
     if rollout.ages is None:
         return 0.0

@@ -9,7 +9,7 @@ from slime_ext.analysis.curves import Curves, midway
 from slime_ext.analysis.detector_statistics import DetectorStatistics, VersionSums
 from slime_ext.analysis.document import Curve, Moment, Numbers, Worst
 from slime_ext.analysis.measures import Sums
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.analysis.worst import Worsts
 
 
@@ -24,7 +24,7 @@ class Diagnosis:
     worsts: Worsts = field(default_factory=Worsts)
     timeline: list[Moment] = field(default_factory=list)
 
-    def add(self, rollout: Rollout) -> None:
+    def add(self, rollout: DumpedRollout) -> None:
         """Counts a rollout, part by part, so that what is computed of it stays small."""
         own, correct_above = Sums(), midway(rollout)
         for part in rollout.parts():

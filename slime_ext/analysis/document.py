@@ -7,6 +7,7 @@ known is null. ``Document.model_json_schema()`` is the schema.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -35,13 +36,13 @@ FindingName = Literal[
 CurveName = Literal["position", "staleness", "probability", "length", "turn", "outcome"]
 
 
-class Part(BaseModel):
+class FrozenModel(BaseModel):
     """Closed and unchangeable; NaN and infinity become null in JSON."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
 
 
-class Finding(Part):
+class Finding(FrozenModel):
     """Something that is wrong, or that a reader must know."""
 
     name: FindingName = Field(description="what --fail-on names")
@@ -52,7 +53,7 @@ class Finding(Part):
     rollouts: tuple[int, ...] = Field((), description="ids of the rollouts that show it; empty: all")
 
 
-class Numbers(Part):
+class Numbers(FrozenModel):
     """Sizes and distances of a rollout, or of all of them."""
 
     tokens: int = Field(0, description="response tokens with mask 1")
@@ -76,14 +77,14 @@ class Numbers(Part):
     staleness: float | None = Field(None, description="mean age of the sampling weights, weight versions")
 
 
-class Moment(Part):
+class Moment(FrozenModel):
     """One rollout of the timeline."""
 
     rollout_id: int
     numbers: Numbers
 
 
-class Bin(Part):
+class Bin(FrozenModel):
     """One bar of the distribution of l: low <= l < high."""
 
     low: float
@@ -91,7 +92,7 @@ class Bin(Part):
     count: int
 
 
-class Point(Part):
+class Point(FrozenModel):
     """One place on a curve: the tokens (of an outcome or a length: of the sequences) around x."""
 
     x: float
@@ -101,21 +102,21 @@ class Point(Part):
     label: str | None = Field(None, description="what to write instead of x, e.g. correct")
 
 
-class Curve(Part):
+class Curve(FrozenModel):
     """How l depends on something."""
 
     name: CurveName
     points: tuple[Point, ...]
 
 
-class Span(Part):
+class Span(FrozenModel):
     """A token of a worst sample, for its text to be coloured by l."""
 
     text: str
     log_ratio: float | None = Field(None, description="null: prompt, tool output or not finite")
 
 
-class Worst(Part):
+class Worst(FrozenModel):
     """A sample or a token that is far off."""
 
     kind: Literal["sequence", "token"]
@@ -129,7 +130,7 @@ class Worst(Part):
     spans: tuple[Span, ...] = ()
 
 
-class Effect(Part):
+class Effect(FrozenModel):
     """What a correction would have done to all rollouts."""
 
     name: str
@@ -159,7 +160,7 @@ class Effect(Part):
     )
 
 
-class Candidate(Part):
+class Candidate(FrozenModel):
     """A correction that was considered, and what became of it."""
 
     name: str
@@ -167,7 +168,7 @@ class Candidate(Part):
     reason: str
 
 
-class Recommendation(Part):
+class Recommendation(FrozenModel):
     """Which correction to train with."""
 
     name: str
@@ -176,7 +177,7 @@ class Recommendation(Part):
     candidates: tuple[Candidate, ...] = ()
 
 
-class Suggestion(Part):
+class Suggestion(FrozenModel):
     """Thresholds at which a rejection drops a wished share of its units."""
 
     name: str
@@ -189,14 +190,18 @@ class Suggestion(Part):
     config: str = Field(description="YAML for --custom-config-path")
 
 
-class Skipped(Part):
-    """A file that was not read."""
+@dataclass(frozen=True)
+class Skipped:
+    """A file, or a part of one, that was not analysed."""
 
     path: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
 
-class Document(Part):
+
+class Document(FrozenModel):
     """One analysed run."""
 
     version: int = VERSION

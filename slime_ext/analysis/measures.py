@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.analysis.document import Bin, Numbers
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.segments import as_numbers
 
@@ -65,7 +65,7 @@ class Sums:
     lowest: float = math.inf
     highest: float = -math.inf
 
-    def add(self, part: Rollout) -> None:
+    def add(self, part: DumpedRollout) -> None:
         """Counts a part of a rollout."""
         found = part.log_ratio[part.finite].double()
         self.values += _values(part, found)
@@ -177,7 +177,7 @@ def edges(index: int, joined: int = 1) -> tuple[float, float]:
     return (near, far) if side > 0 else (-far, -near)
 
 
-def _values(part: Rollout, log_ratio: Tensor) -> Tensor:
+def _values(part: DumpedRollout, log_ratio: Tensor) -> Tensor:
     finite, mask = part.finite, part.mask
     ratio = log_ratio.exp()
     lengths = torch.tensor(part.lengths, dtype=torch.float64)
@@ -208,7 +208,7 @@ def _values(part: Rollout, log_ratio: Tensor) -> Tensor:
     return torch.stack([x.double() for x in found])
 
 
-def _log_sums(part: Rollout) -> Tensor:
+def _log_sums(part: DumpedRollout) -> Tensor:
     """[2, 2]: logs of the sums over sequences of the ratio and its square, sequence and geometric level."""
     segments = part.segments
     count = segments.sum(as_numbers(part.finite, torch.float64))

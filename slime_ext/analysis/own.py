@@ -16,7 +16,7 @@ from slime_ext.objectives import Bounds
 
 
 @dataclass(frozen=True)
-class Own:
+class UserCorrection:
     """A file of --custom-config-path: its correction, and the host's clip range that it sets."""
 
     file: str
@@ -24,7 +24,7 @@ class Own:
     bounds: Bounds
 
 
-def resolved(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Own]:
+def resolved(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, UserCorrection]:
     """``--config`` files by the name of their row: the file's, with its path behind it if that is a preset's.
 
     Args:
@@ -33,7 +33,7 @@ def resolved(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Own]:
     Raises:
         ConfigError: one does not resolve.
     """
-    found: dict[str, Own] = {}
+    found: dict[str, UserCorrection] = {}
     for file, mapping in files:
         stem = Path(file).stem
         name = f"{stem} ({file})" if stem in presets.PRESETS else stem
@@ -45,7 +45,7 @@ def resolved(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Own]:
     return found
 
 
-def _own(file: str, mapping: Mapping[str, Any]) -> Own:
+def _own(file: str, mapping: Mapping[str, Any]) -> UserCorrection:
     if "slime_ext" not in mapping:
         raise ConfigError(
             f"{file}: expected the key slime_ext, got {', '.join(map(str, mapping)) or 'nothing'}"
@@ -59,4 +59,4 @@ def _own(file: str, mapping: Mapping[str, Any]) -> Own:
     # slime sets --eps-clip-high from its own --eps-clip before it reads the file
     bounds = Bounds()
     low, high = clip.get("eps_clip", bounds.low), clip.get("eps_clip_high", bounds.high)
-    return Own(file, correction, Bounds(low, high))
+    return UserCorrection(file, correction, Bounds(low, high))

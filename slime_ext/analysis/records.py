@@ -22,7 +22,7 @@ PER_SAMPLE = ("lengths", "prompt_lengths", "positions", "rewards", "groups", "st
 
 
 @dataclass(frozen=True, eq=False)
-class Rollout:
+class DumpedRollout:
     """The samples of one rollout, in the order of their positions, everything on the CPU.
 
     Args:
@@ -110,7 +110,7 @@ class Rollout:
         """[T] bool, response tokens with both log-probs finite."""
         return self.mask & (self.behavior.abs() < torch.inf) & (self.proximal.abs() < torch.inf)
 
-    def parts(self, limit: int = 1 << 18) -> Iterator[Rollout]:
+    def parts(self, limit: int = 1 << 18) -> Iterator[DumpedRollout]:
         """Runs of whole samples with at most ``limit`` tokens (or one longer sample): what is computed
         from one stays small. Tensors are views."""
         first, begin, end = 0, 0, 0
@@ -122,7 +122,7 @@ class Rollout:
         if self.count:
             yield self._part(first, self.count, begin, end)
 
-    def _part(self, first: int, last: int, begin: int, end: int) -> Rollout:
+    def _part(self, first: int, last: int, begin: int, end: int) -> DumpedRollout:
         fields = {name: getattr(self, name) for name in (*PER_TOKEN, *PER_SAMPLE)}
         cuts = dict.fromkeys(PER_TOKEN, (begin, end)) | dict.fromkeys(PER_SAMPLE, (first, last))
         return replace(self, **{k: None if v is None else v[slice(*cuts[k])] for k, v in fields.items()})
@@ -133,14 +133,3 @@ class Rollout:
         return Tokens(
             self.segments, self.proximal, self.behavior, target=self.proximal, advantages=self.advantages
         )
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A file, or a part of one, that was not analysed."""
-
-    path: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"

@@ -8,10 +8,10 @@ from typing import Any
 
 from slime_ext import __version__, presets
 from slime_ext.analysis.diagnosis import Diagnosis
-from slime_ext.analysis.document import Document, Skipped
+from slime_ext.analysis.document import Document
 from slime_ext.analysis.findings import find
 from slime_ext.analysis.pipeline import Result, collect
-from slime_ext.analysis.readers import Found, Job, Wanted
+from slime_ext.analysis.readers.find import DumpFiles, Job, RolloutRanges
 from slime_ext.analysis.recommend import recommend
 from slime_ext.analysis.request import Request
 from slime_ext.analysis.suggest import Ranking
@@ -24,7 +24,7 @@ Progress = Callable[[Job], None]
 MOST_NOTES = 20
 
 
-def analyse(request: Request, found: Found, done: Progress = lambda job: None) -> Document:
+def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: None) -> Document:
     """Reads the files (once, or twice for suggestions) and concludes.
 
     Args:
@@ -56,7 +56,7 @@ def analyse(request: Request, found: Found, done: Progress = lambda job: None) -
 
 
 def _collect(request: Request, jobs: Sequence[Job], collectors: Mapping[str, Any], done: Progress) -> Result:
-    wanted = Wanted.parse(request.rollouts)
+    wanted = RolloutRanges.parse(request.rollouts)
     return collect(jobs, collectors, wanted=wanted, processes=request.jobs, done=done)
 
 
@@ -69,7 +69,7 @@ def _document(request: Request, evaluations: int, result: Result, ranking: Ranki
         name=_name(request.paths),
         paths=request.paths,
         made_with=f"slime-ext {__version__}",
-        skipped=tuple(Skipped(path=s.path, reason=s.reason) for s in result.skipped),
+        skipped=tuple(result.skipped),
         notes=(
             *_left_out(evaluations),
             *_first(result.notes),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slime_ext.analysis.document import Effect
 from slime_ext.analysis.quantiles import BitHistogram
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.correction import Correction
 from slime_ext.objectives import Bounds
 from slime_ext.ops.segments import as_numbers
@@ -35,7 +35,7 @@ class TokenEffects:
 class SharedSums:
     """What every tally needs of the same rollout, or of whole samples of one, computed once."""
 
-    rollout: Rollout
+    rollout: DumpedRollout
 
     @cached_property
     def tokens(self) -> int:

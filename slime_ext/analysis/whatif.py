@@ -16,7 +16,7 @@ from torch import Tensor
 from slime_ext import config, presets
 from slime_ext.analysis.document import Effect
 from slime_ext.analysis.planned import lacking, steps_of
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.analysis.tally import BOUNDS, SharedSums, Tally, TokenEffects
 from slime_ext.correction import Correction, Outcome, Plan, Tokens
 from slime_ext.host.summary import one_line
@@ -26,7 +26,7 @@ from slime_ext.objectives import Bounds, Host
 NAMED = 10  # rollouts in a note
 
 
-def apply(correction: Correction, rollout: Rollout, bounds: Bounds = BOUNDS) -> TokenEffects:
+def apply(correction: Correction, rollout: DumpedRollout, bounds: Bounds = BOUNDS) -> TokenEffects:
     """What the hook would do to a rollout, optimizer step by optimizer step where steps matter.
 
     Args:
@@ -89,7 +89,7 @@ class WhatIf:
         self.tallies = {name: Tally(c, own.get(name, BOUNDS)) for name, c in chosen.items()}
         self.stopped: list[int] = []  # rollouts at which every hook stops the run
 
-    def add(self, rollout: Rollout) -> None:
+    def add(self, rollout: DumpedRollout) -> None:
         """Applies every correction to one rollout; one with a non-finite proximal log-prob is left out."""
         if not rollout.proximal[rollout.mask].isfinite().all():
             self.stopped.append(rollout.rollout_id)
@@ -124,7 +124,7 @@ class WhatIf:
 
 
 def whatif(
-    rollouts: Iterable[Rollout], corrections: Mapping[str, Correction] | None = None
+    rollouts: Iterable[DumpedRollout], corrections: Mapping[str, Correction] | None = None
 ) -> tuple[Effect, ...]:
     """The effects of corrections (all presets when None) on rollouts, one after the other."""
     found = WhatIf(corrections)
@@ -133,7 +133,7 @@ def whatif(
     return found.effects()
 
 
-def _count(tallies: Iterable[Tally], rollout: Rollout) -> None:
+def _count(tallies: Iterable[Tally], rollout: DumpedRollout) -> None:
     seen = SharedSums(rollout)
     for tally in tallies:
         if why := lacking(tally.correction, rollout):

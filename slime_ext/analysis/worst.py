@@ -8,7 +8,7 @@ from heapq import nlargest
 import torch
 
 from slime_ext.analysis.document import Span, Worst
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.analysis.texts import decoder
 
 KEPT = 10  # samples, and as many tokens
@@ -29,7 +29,7 @@ class Worsts:
     samples: list[Worst] = field(default_factory=list)
     tokens: list[Worst] = field(default_factory=list)
 
-    def add(self, part: Rollout) -> None:
+    def add(self, part: DumpedRollout) -> None:
         """Looks at a part of a rollout."""
         totals = part.segments.sum(part.log_ratio)
         for i in _largest(totals, _floor(self.samples)):
@@ -52,7 +52,7 @@ class Worsts:
         for name in ("samples", "tokens"):
             setattr(self, name, nlargest(KEPT, getattr(self, name), key=lambda worst: abs(worst.log_ratio)))
 
-    def _sample(self, part: Rollout, i: int, total: float) -> Worst:
+    def _sample(self, part: DumpedRollout, i: int, total: float) -> Worst:
         begin = sum(part.lengths[:i])
         own = part.log_ratio[begin : begin + part.lengths[i]]
         peak = int(own.abs().argmax())
@@ -65,7 +65,7 @@ class Worsts:
             spans=self._spans(part, begin + first, min(begin + first + SPANS, begin + part.lengths[i])),
         )
 
-    def _token(self, part: Rollout, at: int) -> Worst:
+    def _token(self, part: DumpedRollout, at: int) -> Worst:
         i = int(part.segments.ids[at])
         begin = sum(part.lengths[:i])
         first, last = max(begin, at - AROUND), min(begin + part.lengths[i], at + AROUND + 1)
@@ -79,7 +79,7 @@ class Worsts:
             spans=spans,
         )
 
-    def _spans(self, part: Rollout, first: int, last: int) -> tuple[Span, ...]:
+    def _spans(self, part: DumpedRollout, first: int, last: int) -> tuple[Span, ...]:
         if part.tokens is None:
             return ()
         texts = decoder(self.tokenizer)(part.tokens[first:last].tolist())
@@ -100,7 +100,7 @@ def _largest(values: torch.Tensor, floor: float) -> list[int]:
     return found.indices[found.values > floor].tolist()
 
 
-def _place(part: Rollout, i: int) -> dict:
+def _place(part: DumpedRollout, i: int) -> dict:
     reward = None if part.rewards is None or part.rewards[i].isnan() else float(part.rewards[i])
     return {
         "rollout_id": part.rollout_id,

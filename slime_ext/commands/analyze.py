@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from slime_ext.analysis.document import Document, FindingName, to_json
-from slime_ext.analysis.readers import Found, Job
+from slime_ext.analysis.readers.find import DumpFiles, Job
 from slime_ext.analysis.request import Request
 from slime_ext.analysis.texts import decoder
 from slime_ext.commands import light
@@ -165,7 +165,7 @@ def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
     return _analysed(requests, files, configs)
 
 
-def _analysed(requests: Sequence[Request], files: Sequence[Found], configs: Configs) -> list[Document]:
+def _analysed(requests: Sequence[Request], files: Sequence[DumpFiles], configs: Configs) -> list[Document]:
     from slime_ext.analysis.own import resolved
     from slime_ext.analysis.run import analyse
 

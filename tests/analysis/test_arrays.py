@@ -8,8 +8,7 @@ import numpy
 import pytest
 import torch
 
-from slime_ext.analysis.readers.arrays import STAND_INS
-from slime_ext.analysis.readers.plain import load_plain
+from slime_ext.analysis.readers.unpickle import STAND_INS, load_plain
 from slime_ext.errors import DataError
 from tests.analysis import dumps
 from tests.analysis.test_readers import FIRST, Runs, only, same

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from slime_ext import cli
-from slime_ext.analysis.readers import find, plain, read
-from slime_ext.analysis.readers.train_files import step_of_position
+from slime_ext.analysis.readers import unpickle
+from slime_ext.analysis.readers.dumps import step_of_position
+from slime_ext.analysis.readers.find import find
+from slime_ext.analysis.readers.stream import read
 from slime_ext.errors import DataError
 from tests.analysis import dumps
 from tests.analysis.synthetic import World, run
@@ -84,7 +86,7 @@ def test_a_pickle_for_which_memory_does_not_last_is_left_to_torch(tmp_path, monk
     def full(_):
         raise MemoryError
 
-    monkeypatch.setattr(plain._Lists, "load", full)
+    monkeypatch.setattr(unpickle._Lists, "load", full)
     dumps.write_train(tmp_path, FIRST)
     assert only([tmp_path]).count == FIRST.count
     monkeypatch.setattr(torch, "load", lambda *_, **__: full(0))

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from slime_ext import load_config
-from slime_ext.analysis.readers import find, read
+from slime_ext.analysis.readers.find import find
+from slime_ext.analysis.readers.stream import read
 from slime_ext.analysis.whatif import whatif
 from slime_ext.errors import DataError
 from tests.analysis import dumps

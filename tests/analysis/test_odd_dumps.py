@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from slime_ext.analysis.pipeline import collect
-from slime_ext.analysis.readers import find, read
+from slime_ext.analysis.readers.find import find
+from slime_ext.analysis.readers.stream import read
 from tests.analysis import dumps
 from tests.analysis.synthetic import World, run
 from tests.analysis.test_readers import only

@@ -9,7 +9,7 @@ import torch
 
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.pipeline import collect
-from slime_ext.analysis.readers import find
+from slime_ext.analysis.readers.find import find
 from slime_ext.errors import DataError
 from tests.analysis import dumps
 from tests.analysis.synthetic import World, run
@@ -46,7 +46,7 @@ def test_processes_find_what_one_finds(folder):
 
 @pytest.mark.slow
 def test_a_killed_process_is_told(folder):
-    with pytest.raises(DataError, match="--jobs: expected every process to finish, got one with status 9"):
+    with pytest.raises(DataError, match="--jobs: expected every process to finish, got one that was killed"):
         collect(find([folder]).jobs, {"d": Kills()}, processes=2)
 
 

@@ -10,8 +10,9 @@ import numpy
 import pytest
 import torch
 
-from slime_ext.analysis.readers import read
-from slime_ext.analysis.records import Rollout, Skipped
+from slime_ext.analysis.document import Skipped
+from slime_ext.analysis.readers.stream import read
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.errors import DataError
 from tests.analysis import dumps
 from tests.analysis.synthetic import World, run
@@ -20,13 +21,13 @@ ROLLOUTS = run(World(rollouts=3, samples=7, length=23))
 FIRST = ROLLOUTS[0]
 
 
-def same(a: Rollout, b: Rollout, *names: str) -> bool:
+def same(a: DumpedRollout, b: DumpedRollout, *names: str) -> bool:
     return all(torch.equal(getattr(a, n), getattr(b, n)) for n in ("behavior", "proximal", "mask", *names))
 
 
-def only(paths, **options) -> Rollout:
+def only(paths, **options) -> DumpedRollout:
     (found,) = read(paths, **options)
-    assert isinstance(found, Rollout), found
+    assert isinstance(found, DumpedRollout), found
     return found
 
 
@@ -114,7 +115,7 @@ def test_broken_files_are_named_and_the_rest_is_read(tmp_path):
     path = tmp_path / "train_data" / "1.pt"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     found = list(read([tmp_path]))
-    assert [type(f) for f in found] == [Rollout, Skipped, Rollout]
+    assert [type(f) for f in found] == [DumpedRollout, Skipped, DumpedRollout]
     assert str(path) in str(found[1]) and "cut off" in str(found[1])
 
 
@@ -242,7 +243,7 @@ def test_slimes_keys_with_other_values_are_named_and_left_out(tmp_path, content)
     torch.save(content, tmp_path / "train_data" / "1.pt")
     found = list(read([tmp_path]))
     said = [str(one) for one in found if isinstance(one, Skipped)]
-    assert [r.rollout_id for r in found if isinstance(r, Rollout)] == [0, 2]
+    assert [r.rollout_id for r in found if isinstance(r, DumpedRollout)] == [0, 2]
     assert "1.pt" in said[0] and "than slime's" in said[0]
 
 

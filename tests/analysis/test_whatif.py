@@ -11,7 +11,7 @@ import torch
 from slime_ext import load_config, presets, tis
 from slime_ext.analysis import whatif
 from slime_ext.analysis.planned import NO_ADVANTAGES, NO_AGES, NO_GROUPS, STOPS
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.analysis.tally import spans
 from slime_ext.analysis.whatif import WhatIf
 from slime_ext.errors import NonFiniteError
@@ -156,7 +156,7 @@ def as_rollout(samples):
     def joined(key, dtype=torch.float64):
         return torch.tensor([x for s in samples for x in s[key]], dtype=dtype)
 
-    return Rollout(
+    return DumpedRollout(
         rollout_id=0,
         source="0.pt",
         lengths=tuple(len(s["mask"]) for s in samples),

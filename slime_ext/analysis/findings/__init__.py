@@ -12,7 +12,7 @@ NAMED = (*log_probs.DETECTORS, *sampling.DETECTORS, *weights.DETECTORS, *numeric
 DETECTORS = (
     *NAMED,
     detector("warning", after=NAMED)(numerics.unexplained),
-)  # in the order in which they look
+)
 ORDER = {"error": 0, "warning": 1, "note": 2}
 
 

@@ -12,8 +12,8 @@ GREEDY_TOKENS = 100  # tokens
 NEARLY_ALL = 0.95  # tokens with a behavior log-prob of 0
 DOUBTED_SHARE = 0.05  # tokens of which the trainer is not sure; flipped experts and tool output are rarer
 FILLED_TOKENS, FILLED_SHARE = 4, 5e-4  # tokens in runs, and their share
-# Share of tokens that may stand alone: an engine that errs may be sure of one of them. It is then mostly nearly
-# sure, not exactly: at most this share of such tokens has a log-prob of exactly 0.
+# Zeros that stand alone are filled in if they are this share of the tokens, and nearly all of the tokens of
+# which the sampler is sure and the trainer is not: an engine that errs is mostly nearly sure, not exactly.
 ALONE_SHARE, EXACT_SHARE = 5e-3, 0.9
 
 

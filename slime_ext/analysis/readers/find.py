@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_ext.analysis.readers.names import NUMBER, is_evaluation, numbers
 from slime_ext.errors import DataError
 
 KINDS = ("rollout_data", "train_data")
@@ -15,22 +14,26 @@ SUFFIXES = (".pt", ".jsonl")
 Key = tuple[Path, "int | None", str]
 RANGE = re.compile(r"(\d{0,18})-(\d{0,18})|(\d{1,18})")
 SHOWN = 60  # characters of a mistake
+NUMBER = re.compile(r"\d+")
+RANKED = re.compile(r"\d+[_-](?:rank[_-]?)?\d+$")
+# slime puts "eval_5" where the template of --save-debug-rollout-data has the rollout's number.
+EVALUATION = re.compile(r"(^|[^a-z])eval_\d")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RolloutRanges:
     """Rollout numbers in ranges, both ends included; no range wants all."""
 
     ranges: tuple[tuple[int, float], ...] = ()
 
     @classmethod
-    def parse(cls, text: str | None) -> Wanted:
+    def parse(cls, text: str | None) -> RolloutRanges:
         """``100-200``, ``7``, ``0,5,10-``.
 
         Raises:
             DataError: it is something else.
 
-        >>> Wanted.parse("0,5,10-").ranges
+        >>> RolloutRanges.parse("0,5,10-").ranges
         ((0, 0), (5, 5), (10, inf))
         """
         parts = [] if text is None else text.replace(" ", "").split(",")
@@ -68,7 +71,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Found:
+class DumpFiles:
     """The jobs of the wanted rollouts, in the order of run and rollout number; and how many dumps of
     evaluations are left out."""
 
@@ -76,15 +79,15 @@ class Found:
     evaluations: int
 
 
-def find(paths: Iterable[str | Path], wanted: Wanted | None = None) -> Found:
+def find(paths: Iterable[str | Path], wanted: RolloutRanges | None = None) -> DumpFiles:
     """What to read.
 
     Raises:
         DataError: a path does not exist or holds no dump.
     """
-    wanted = wanted or Wanted()
+    wanted = wanted or RolloutRanges()
     files = _of_all(paths)
-    dumps = [file for file in files if not is_evaluation(file)]
+    dumps = [file for file in files if not _is_evaluation(file)]
     if files and not dumps:
         raise DataError(f"{files[0]}: expected dumps of training, got {len(files)} of evaluations alone")
     jobs = _jobs(dumps)
@@ -92,7 +95,7 @@ def find(paths: Iterable[str | Path], wanted: Wanted | None = None) -> Found:
     if jobs and not chosen:
         known = [job.rollout_id for job in jobs if job.rollout_id is not None]
         raise DataError(f"--rollouts: expected some of {min(known)}-{max(known)}, got none of them")
-    return Found(tuple(chosen), len(files) - len(dumps))
+    return DumpFiles(tuple(chosen), len(files) - len(dumps))
 
 
 def _of_all(paths: Iterable[str | Path]) -> list[Path]:
@@ -102,7 +105,7 @@ def _of_all(paths: Iterable[str | Path]) -> list[Path]:
 
 def _jobs(files: Sequence[Path]) -> list[Job]:
     together: dict[Key, list[Path]] = {}
-    for path, number in numbers(files).items():
+    for path, number in _numbers(files).items():
         together.setdefault(_key(path, number), []).append(path)
     is_one = len({_run_of(key) for key in together}) == 1
     return [
@@ -128,6 +131,32 @@ def _in_order(key: Key) -> tuple[str, int, str]:
 
 def _job(paths: list[Path], number: int | None, run: str) -> Job:
     return Job(tuple(sorted(paths, key=_rank)), number, sum(path.stat().st_size for path in paths), run)
+
+
+def _numbers(files: Iterable[Path]) -> dict[Path, int | None]:
+    """The number of each file's rollout; None where its name has none.
+
+    Among names that are else the same it is the first number that differs, so that ``qwen3-8b-0`` and
+    ``qwen3-8b-1`` are two rollouts; a name of its own kind has it last. The rank in ``5_0`` is never meant.
+    """
+    alike: dict[tuple[Path, str], list[Path]] = {}
+    for path in files:
+        alike.setdefault((path.parent, NUMBER.sub("#", path.stem)), []).append(path)
+    return {path: number for paths in alike.values() for path, number in _of_alike(paths)}
+
+
+def _is_evaluation(path: Path) -> bool:
+    """Whether a name is that of an evaluation's samples, on which nothing was trained."""
+    return bool(EVALUATION.search(path.name))
+
+
+def _of_alike(paths: Sequence[Path]) -> Iterable[tuple[Path, int | None]]:
+    rows = [NUMBER.findall(path.stem) for path in paths]
+    if not rows[0]:
+        return [(path, None) for path in paths]
+    last = len(rows[0]) - (2 if RANKED.search(paths[0].stem) else 1)
+    at = next((i for i in range(last) if len({row[i] for row in rows}) > 1), last)
+    return [(path, int(row[at])) for path, row in zip(paths, rows, strict=True)]
 
 
 def _files(given: str) -> list[Path]:

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.analysis.readers.rows import Row, as_tensor
-from slime_ext.analysis.readers.train_files import row_of
+from slime_ext.analysis.readers.samples import DumpedSample, as_tensor, sample_of
 from slime_ext.errors import DataError
 from slime_ext.host.packing import zigzag
 
@@ -22,7 +21,7 @@ Data = Mapping[str, Any]
 CUT = ("log_probs", "rollout_log_probs", "advantages", "entropy")  # local slices; masks and tokens are whole
 
 
-def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[Row]:
+def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[DumpedSample]:
     """All samples of a rollout from the files of its ranks.
 
     Raises:
@@ -52,7 +51,7 @@ def _identity(data: Data) -> tuple:
     )
 
 
-def _whole(parts: list[Data]) -> list[Row]:
+def _whole(parts: list[Data]) -> list[DumpedSample]:
     size = _context_parallel_size(parts)
     copies = len(parts) // size
     cut = parts[::copies]  # tensor-parallel ranks are neighbours, and their files are the same
@@ -64,7 +63,7 @@ def _whole(parts: list[Data]) -> list[Row]:
             if sample.get(key) is not None:
                 sample[key] = _interleave([c[key][i] for c in columns], total, response)
         index = sample.get("sample_indices")
-        rows.append(row_of(sample, i if index is None else -1 - int(index)))
+        rows.append(sample_of(sample, i if index is None else -1 - int(index)))
     return rows
 
 

@@ -102,7 +102,7 @@ def _shares(bins: Sequence[Bin], edges: numpy.ndarray) -> numpy.ndarray:
 
 
 @dataclass(frozen=True)
-class Panel:
+class TimelinePanel:
     """One row of the timeline: a number of each rollout, and the range around it."""
 
     name: str
@@ -114,13 +114,13 @@ class Panel:
 
 
 PANELS = (
-    Panel("k3, nats", lambda n: n.k3, may_be_log=True),
-    Panel(
+    TimelinePanel("k3, nats", lambda n: n.k3, may_be_log=True),
+    TimelinePanel(
         "ratio", lambda n: n.ratio_p50, lambda n: n.ratio_p01, lambda n: n.ratio_p99, (1.0,), may_be_log=True
     ),
-    Panel("ESS", lambda n: n.ess_token, shown=(0.0, 1.0)),
-    Panel("reward", lambda n: n.reward),
-    Panel("age, versions", lambda n: n.staleness, shown=(0.0,)),
+    TimelinePanel("ESS", lambda n: n.ess_token, shown=(0.0, 1.0)),
+    TimelinePanel("reward", lambda n: n.reward),
+    TimelinePanel("age, versions", lambda n: n.staleness, shown=(0.0,)),
 )
 
 
@@ -145,7 +145,7 @@ def timeline(documents: Sequence[Document]) -> Picture:
     return Picture("timeline", title, how, drawing.svg("timeline"), wide=True)
 
 
-def _draw_run(drawing: Drawing, axes, panel: Panel, document: Document, colour: str) -> None:
+def _draw_run(drawing: Drawing, axes, panel: TimelinePanel, document: Document, colour: str) -> None:
     if panel.low and panel.high:
         low, high = _series(document, panel.low), _series(document, panel.high)
         if low and len(low) == len(high):
@@ -159,7 +159,7 @@ def _draw_run(drawing: Drawing, axes, panel: Panel, document: Document, colour: 
         drawing.dots(axes, points, hints, colour, LARGE_DOT if len(points) < SPARSE else SMALL_DOT)
 
 
-def _scale(axes, panel: Panel, documents: Sequence[Document]) -> None:
+def _scale(axes, panel: TimelinePanel, documents: Sequence[Document]) -> None:
     parts = [part for part in (panel.value, panel.low, panel.high) if part]
     values = [y for d in documents for part in parts for _, y in _series(d, part)]
     if panel.may_be_log and is_wide(values) and min(values) > 0:
