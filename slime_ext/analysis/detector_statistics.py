@@ -4,6 +4,7 @@ weight versions, zeros that stand for log-probs. All of it adds up over rollouts
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -97,9 +98,6 @@ class RolloutSummary(NamedTuple):
     median: float  # of |l|
 
 
-COUNTS = ("above", "below", "zeros", "doubted", "filled", "sure", "padded", "positive", "silent", "partial")
-
-
 @dataclass
 class DetectorStatistics:
     """Of a run.
@@ -116,7 +114,7 @@ class DetectorStatistics:
     """
 
     means: Means = field(default_factory=Means)
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    counts: Counter[str] = field(default_factory=Counter)
     shifts: Tensor = field(default_factory=lambda: torch.zeros(len(SHIFTS), 4, dtype=torch.float64))
     shifted: Tensor = field(default_factory=lambda: torch.zeros(len(SHIFTS), dtype=torch.float64))
     switched: Tensor = field(default_factory=lambda: torch.zeros(2, 4, dtype=torch.float64))
@@ -128,8 +126,7 @@ class DetectorStatistics:
     def add(self, part: DumpedRollout) -> None:
         """Counts a part of a rollout."""
         self.means.add(part)
-        for name, count in _counts(part).items():
-            self.counts[name] += count
+        self.counts.update(_counts(part))
         for row, shift in enumerate(SHIFTS):
             self._add_shift(row, shift, part)
         self.near += float(_near(part.log_ratio).sum(dtype=torch.float64))
@@ -176,8 +173,7 @@ class DetectorStatistics:
     def merge(self, other: DetectorStatistics) -> None:
         """Adds what another one counted."""
         self.means.sums += other.means.sums
-        for name, count in other.counts.items():
-            self.counts[name] += count
+        self.counts.update(other.counts)
         self.shifts += other.shifts
         self.shifted += other.shifted
         self.switched += other.switched

@@ -1,9 +1,12 @@
-"""Sums over response tokens and sequences from which the mismatch numbers follow; they add up over parts of a
-rollout, rollouts and processes."""
+"""Sums over response tokens and sequences -> the mismatch numbers: k3, chi^2, effective sample sizes.
+
+Sums add up over parts of a rollout, rollouts and processes.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -15,27 +18,6 @@ from slime_ext.analysis.records import DumpedRollout
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.segments import as_numbers
 
-NAMES = (
-    "tokens",  # response tokens
-    "finite",  # of them, those with both log-probs finite: what every other sum is over
-    "no_behavior",
-    "no_proximal",
-    "log_ratio",
-    "absolute",
-    "squared",
-    "k3",
-    "ratio",
-    "ratio_squared",
-    "behavior",
-    "proximal",
-    "sequences",
-    "compared",  # of them, those with a token that counts
-    "length",
-    "rewarded",
-    "reward",
-    "aged",
-    "age",
-)
 LEVELS = ("sequence", "geometric")
 PER_DECADE, SMALLEST, DECADES = 256, -6, 8
 PER_BAR = 8  # bins that a bar of the distribution joins
@@ -49,26 +31,26 @@ def _logs() -> Tensor:
 
 @dataclass
 class Sums:
-    """What the numbers of a rollout, or of a run, are made of.
+    """Sums over tokens and sequences of a rollout, or of a run.
 
     Args:
-        values: [NAMES] float64 sums.
+        values: name -> sum, as ``_sums`` names them.
         logs: [2, 2] float64, for the sequence and the geometric level the logs of sum x and sum x^2 over
-            sequences, x the ratio of the level, which overflows where its log does not.
+            sequences, x the importance ratio of the level, which overflows where its log does not.
         histogram: of log-ratios, 256 bins per decade on both sides of 0.
         lowest, highest: extremes of the log-ratio, exact.
     """
 
-    values: Tensor = field(default_factory=lambda: torch.zeros(len(NAMES), dtype=torch.float64))
+    values: Counter[str] = field(default_factory=Counter)
     logs: Tensor = field(default_factory=_logs)
     histogram: Tensor = field(default_factory=lambda: torch.zeros(BINS, dtype=torch.float64))
     lowest: float = math.inf
     highest: float = -math.inf
 
     def add(self, part: DumpedRollout) -> None:
-        """Counts a part of a rollout."""
+        """Adds the tokens and sequences of a part of a rollout."""
         found = part.log_ratio[part.finite].double()
-        self.values += _values(part, found)
+        self.values.update(_sums(part, found))
         self.histogram += torch.bincount(bins(found), minlength=len(self.histogram)).double()
         self.logs = torch.logaddexp(self.logs, _log_sums(part))
         if found.numel():
@@ -76,14 +58,14 @@ class Sums:
             self.lowest, self.highest = min(self.lowest, float(low)), max(self.highest, float(high))
 
     def merge(self, other: Sums) -> None:
-        """Adds what another one counted."""
-        self.values += other.values
+        """Adds the sums over other tokens."""
+        self.values.update(other.values)
         self.histogram += other.histogram
         self.logs = torch.logaddexp(self.logs, other.logs)
         self.lowest, self.highest = min(self.lowest, other.lowest), max(self.highest, other.highest)
 
     def __getitem__(self, name: str) -> float:
-        return float(self.values[NAMES.index(name)])
+        return self.values[name]
 
     def mean(self, name: str, over: str = "finite") -> float | None:
         """A sum over the tokens (or what ``over`` counts); None for none."""
@@ -177,35 +159,36 @@ def edges(index: int, joined: int = 1) -> tuple[float, float]:
     return (near, far) if side > 0 else (-far, -near)
 
 
-def _values(part: DumpedRollout, log_ratio: Tensor) -> Tensor:
+def _sums(part: DumpedRollout, log_ratio: Tensor) -> dict[str, float]:
+    """The sums over a part of a rollout; ``log_ratio`` is that of the tokens with both log-probs finite."""
     finite, mask = part.finite, part.mask
     ratio = log_ratio.exp()
     lengths = torch.tensor(part.lengths, dtype=torch.float64)
     responding = part.segments.sum(torch.ones_like(part.behavior)) > 0
     rewards = torch.zeros(0) if part.rewards is None else part.rewards[part.rewards.isfinite()]
     ages = torch.zeros(0) if part.ages is None else part.ages[mask & part.ages.isfinite()]
-    found = (
-        mask.sum(),
-        finite.sum(),
-        (mask & ~(part.behavior.abs() < torch.inf)).sum(),
-        (mask & ~(part.proximal.abs() < torch.inf)).sum(),
-        log_ratio.sum(),
-        log_ratio.abs().sum(),
-        log_ratio.square().sum(),
-        k3(log_ratio).sum(),
-        ratio.sum(),
-        ratio.square().sum(),
-        part.behavior[finite].sum(dtype=torch.float64),
-        part.proximal[finite].sum(dtype=torch.float64),
-        responding.sum(),
-        (part.segments.sum(as_numbers(finite, torch.float32)) > 0).sum(),
-        lengths[responding].sum(),
-        torch.tensor(rewards.numel()),
-        rewards.sum(dtype=torch.float64),
-        torch.tensor(ages.numel()),
-        ages.sum(dtype=torch.float64),
-    )
-    return torch.stack([x.double() for x in found])
+    sums = {
+        "tokens": mask,  # response tokens
+        "finite": finite,  # of them, those with both log-probs finite
+        "no_behavior": mask & ~(part.behavior.abs() < torch.inf),
+        "no_proximal": mask & ~(part.proximal.abs() < torch.inf),
+        "log_ratio": log_ratio,
+        "absolute": log_ratio.abs(),
+        "squared": log_ratio.square(),
+        "k3": k3(log_ratio),
+        "ratio": ratio,
+        "ratio_squared": ratio.square(),
+        "behavior": part.behavior[finite],
+        "proximal": part.proximal[finite],
+        "sequences": responding,
+        "compared": part.segments.sum(as_numbers(finite, torch.float32)) > 0,  # with a finite token
+        "length": lengths[responding],
+        "rewarded": torch.ones_like(rewards),
+        "reward": rewards,
+        "aged": torch.ones_like(ages),
+        "age": ages,
+    }
+    return {name: float(values.sum(dtype=torch.float64)) for name, values in sums.items()}
 
 
 def _log_sums(part: DumpedRollout) -> Tensor:

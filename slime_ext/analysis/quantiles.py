@@ -47,15 +47,6 @@ class BitHistogram:
     def __post_init__(self) -> None:
         self.counts = torch.zeros(1 << (31 - self.low), dtype=torch.int64)
 
-    def add(self, values: Tensor) -> None:
-        """Counts [N] values >= 0."""
-        if not values.numel():
-            return
-        keys = bits(values) >> self.low
-        self.counts += torch.bincount(keys, minlength=len(self.counts))
-        self.smallest = min(self.smallest, float(values.min()))
-        self.largest = max(self.largest, float(values.max()))
-
     def add_where(self, values: Tensor, chosen: Tensor, count: int) -> None:
         """Counts the ``count`` values of [N] that are chosen [N]; all others must be 0."""
         if not count:

@@ -8,7 +8,7 @@ whatever the threshold, and so is a sequence that has one: they count neither as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -196,25 +196,6 @@ class Ranking:
             rank = self.ranks[rejection.name]
             if rank.total:
                 yield rejection, rank, rejection.bounds(*rank.result()[:2])
-
-
-def suggest(read: Callable[[], Iterable[DumpedRollout]], rate: float) -> tuple[Suggestion, ...]:
-    """Thresholds for a rejection rate, from both passes in this process.
-
-    Args:
-        read: gives the rollouts again whenever it is called; it is called twice.
-        rate: share of the units that may be rejected, in (0, 1).
-
-    Raises:
-        ConfigError: a rate outside (0, 1).
-    """
-    ranking = Ranking(rate)
-    for rollout in read():
-        ranking.add(rollout)
-    ranking.again()
-    for rollout in read():
-        ranking.add(rollout)
-    return ranking.suggestions()
 
 
 def _suggestion(rejection: Rejection, rank: ExactRank | KeptRank, bounds: Mapping[str, float]) -> Suggestion:

@@ -123,16 +123,6 @@ class WhatIf:
         return tuple(tally.effect(name, *_described(name, tally.correction)) for name, tally in found)
 
 
-def whatif(
-    rollouts: Iterable[DumpedRollout], corrections: Mapping[str, Correction] | None = None
-) -> tuple[Effect, ...]:
-    """The effects of corrections (all presets when None) on rollouts, one after the other."""
-    found = WhatIf(corrections)
-    for rollout in rollouts:
-        found.add(rollout)
-    return found.effects()
-
-
 def _count(tallies: Iterable[Tally], rollout: DumpedRollout) -> None:
     seen = SharedSums(rollout)
     for tally in tallies:

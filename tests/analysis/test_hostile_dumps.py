@@ -13,9 +13,9 @@ from slime_ext import cli
 from slime_ext.analysis.readers import unpickle
 from slime_ext.analysis.readers.dumps import step_of_position
 from slime_ext.analysis.readers.find import find
-from slime_ext.analysis.readers.stream import read
 from slime_ext.errors import DataError
 from tests.analysis import dumps
+from tests.analysis.in_process import read
 from tests.analysis.synthetic import World, run
 from tests.analysis.test_readers import only, reason
 

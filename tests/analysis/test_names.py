@@ -8,10 +8,9 @@ import pytest
 
 from slime_ext import load_config
 from slime_ext.analysis.readers.find import find
-from slime_ext.analysis.readers.stream import read
-from slime_ext.analysis.whatif import whatif
 from slime_ext.errors import DataError
 from tests.analysis import dumps
+from tests.analysis.in_process import read, whatif
 from tests.analysis.test_readers import FIRST, ROLLOUTS, only, same
 
 NAMES = [

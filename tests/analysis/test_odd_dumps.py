@@ -10,8 +10,8 @@ import torch
 
 from slime_ext.analysis.pipeline import collect
 from slime_ext.analysis.readers.find import find
-from slime_ext.analysis.readers.stream import read
 from tests.analysis import dumps
+from tests.analysis.in_process import read
 from tests.analysis.synthetic import World, run
 from tests.analysis.test_readers import only
 

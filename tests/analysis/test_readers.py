@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from slime_ext.analysis.document import Skipped
-from slime_ext.analysis.readers.stream import read
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.errors import DataError
 from tests.analysis import dumps
+from tests.analysis.in_process import read
 from tests.analysis.synthetic import World, run
 
 ROLLOUTS = run(World(rollouts=3, samples=7, length=23))

@@ -11,9 +11,9 @@ import yaml
 
 from slime_ext import load_config
 from slime_ext.analysis.quantiles import BitHistogram, ExactRank
-from slime_ext.analysis.suggest import Ranking, between, suggest
-from slime_ext.analysis.whatif import whatif
+from slime_ext.analysis.suggest import Ranking, between
 from slime_ext.errors import ConfigError
+from tests.analysis.in_process import suggest, whatif
 from tests.analysis.rollouts import rollout
 
 
@@ -99,14 +99,15 @@ def test_histogram_quantiles_are_within_a_bucket(q):
     values = torch.rand(5000) * 4
     histogram = BitHistogram()
     for part in values.split(999):
-        histogram.add(part)
+        histogram.add_where(part, part >= 0, len(part))
     exact = float(values.sort().values[max(math.ceil(q * 5000), 1) - 1])
     assert exact * (1 - 2**-7) <= histogram.quantile(q) <= exact
 
 
 def test_histogram_reads_round_weights_as_they_are():
     histogram = BitHistogram()
-    histogram.add(torch.tensor([0.0, 0.5, 1.0, 1.0, 2.0, 5.0]))
+    values = torch.tensor([0.0, 0.5, 1.0, 1.0, 2.0, 5.0])
+    histogram.add_where(values, values >= 0, len(values))
     assert [histogram.quantile(q) for q in (0.1, 0.3, 0.6, 0.8, 1.0)] == [0.0, 0.5, 1.0, 2.0, 5.0]
 
 
