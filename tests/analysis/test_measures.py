@@ -47,43 +47,43 @@ def ess(xs):
     return sum(xs) ** 2 / (len(xs) * sum(x * x for x in xs))
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_numbers_are_the_formulas(seed):
-    found = ragged(seed)
-    sums = Sums()
-    sums.add(found)
-    numbers, samples = sums.numbers(), plain(found)
-    ratios = [x for sample in samples for x, *_ in sample]
-    totals = [sum(x for x, *_ in s) for s in samples if s]
-    means = [total / len(s) for total, s in zip(totals, [s for s in samples if s], strict=True)]
-    n = len(ratios)
-    expected = {
-        "tokens": int(found.mask.sum()),
-        "nonfinite": int(found.mask.sum()) - n,
-        "mean": sum(ratios) / n,
-        "absolute": sum(map(abs, ratios)) / n,
-        "k3": sum(math.exp(x) - 1 - x for x in ratios) / n,
-        "chi2_token": sum(math.exp(2 * x) for x in ratios) / n - 1,
-        "chi2_sequence": sum(math.exp(2 * x) for x in totals) / len(totals) - 1,
-        "ess_token": ess([math.exp(x) for x in ratios]),
-        "ess_sequence": ess([math.exp(x) for x in totals]),
-        "ess_geometric": ess([math.exp(x) for x in means]),
-        "perplexity_behavior": math.exp(-sum(q for s in samples for _, q, _ in s) / n),
-        "perplexity_proximal": math.exp(-sum(p for s in samples for *_, p in s) / n),
-    }
-    assert {k: getattr(numbers, k) for k in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
+def test_numbers_are_the_formulas():
+    for seed in range(20):
+        found = ragged(seed)
+        sums = Sums()
+        sums.add(found)
+        numbers, samples = sums.numbers(), plain(found)
+        ratios = [x for sample in samples for x, *_ in sample]
+        totals = [sum(x for x, *_ in s) for s in samples if s]
+        means = [total / len(s) for total, s in zip(totals, [s for s in samples if s], strict=True)]
+        n = len(ratios)
+        expected = {
+            "tokens": int(found.mask.sum()),
+            "nonfinite": int(found.mask.sum()) - n,
+            "mean": sum(ratios) / n,
+            "absolute": sum(map(abs, ratios)) / n,
+            "k3": sum(math.exp(x) - 1 - x for x in ratios) / n,
+            "chi2_token": sum(math.exp(2 * x) for x in ratios) / n - 1,
+            "chi2_sequence": sum(math.exp(2 * x) for x in totals) / len(totals) - 1,
+            "ess_token": ess([math.exp(x) for x in ratios]),
+            "ess_sequence": ess([math.exp(x) for x in totals]),
+            "ess_geometric": ess([math.exp(x) for x in means]),
+            "perplexity_behavior": math.exp(-sum(q for s in samples for _, q, _ in s) / n),
+            "perplexity_proximal": math.exp(-sum(p for s in samples for *_, p in s) / n),
+        }
+        assert {k: getattr(numbers, k) for k in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("noise", [1e-5, 0.7, 4.0])
-def test_quantiles_are_right_to_half_a_bin(noise):
-    found = rollout(samples=400, noise=noise)
-    sums = Sums()
-    sums.add(found)
-    exact = sorted(found.log_ratio[found.finite].double().tolist())
-    for q in (0.01, 0.25, 0.5, 0.9, 0.99):
-        at_rank = exact[math.ceil(q * len(exact)) - 1]
-        assert sums.quantile(q) == pytest.approx(at_rank, rel=0.005, abs=1e-6)
-    assert (sums.lowest, sums.highest) == (exact[0], exact[-1])
+def test_quantiles_are_right_to_half_a_bin():
+    for noise in [1e-5, 0.7, 4.0]:
+        found = rollout(samples=400, noise=noise)
+        sums = Sums()
+        sums.add(found)
+        exact = sorted(found.log_ratio[found.finite].double().tolist())
+        for q in (0.01, 0.25, 0.5, 0.9, 0.99):
+            at_rank = exact[math.ceil(q * len(exact)) - 1]
+            assert sums.quantile(q) == pytest.approx(at_rank, rel=0.005, abs=1e-6)
+        assert (sums.lowest, sums.highest) == (exact[0], exact[-1])
 
 
 def test_a_quantile_beyond_the_last_bin_is_the_extreme():
@@ -137,19 +137,19 @@ def test_nothing_to_count_is_no_number():
     assert diagnosis.sums.distribution() == () and diagnosis.statistics.rollouts == []
 
 
-@pytest.mark.parametrize("limit", [1, 7, 40, 10**6])
-def test_parts_add_up_to_the_rollout(limit):
-    found = ragged(rollout_id=3)
-    whole, cut = (Sums(), Curves()), (Sums(), Curves())
-    for sums, curves, parts in ((*whole, [found]), (*cut, found.parts(limit))):
-        for part in parts:
-            sums.add(part)
-            curves.add(part)
-    assert whole[0].values == pytest.approx(cut[0].values)
-    assert torch.allclose(whole[0].logs, cut[0].logs)
-    assert torch.equal(whole[0].histogram, cut[0].histogram)
-    for name, table in whole[1].tables.items():
-        assert torch.allclose(table, cut[1].tables[name])
+def test_parts_add_up_to_the_rollout():
+    for limit in [1, 7, 40, 10**6]:
+        found = ragged(rollout_id=3)
+        whole, cut = (Sums(), Curves()), (Sums(), Curves())
+        for sums, curves, parts in ((*whole, [found]), (*cut, found.parts(limit))):
+            for part in parts:
+                sums.add(part)
+                curves.add(part)
+        assert whole[0].values == pytest.approx(cut[0].values)
+        assert torch.allclose(whole[0].logs, cut[0].logs)
+        assert torch.equal(whole[0].histogram, cut[0].histogram)
+        for name, table in whole[1].tables.items():
+            assert torch.allclose(table, cut[1].tables[name])
 
 
 def test_merged_diagnoses_are_one_diagnosis():

@@ -120,7 +120,7 @@ def test_the_recommended_correction_is_the_first_row(page):
     assert rows[0] == (' class="chosen"', "token_is") and sum(bool(c) for c, _ in rows) == 1
 
 
-def test_a_bar_is_as_long_as_its_number_says(found, page):
+def test_a_bar_is_as_long_as_its_numbersays(found, page):
     effect = next(e for e in found.effects if e.name == "geo_rs")
     row = page[page.index("<b>geo_rs</b>") :]
     width = re.search(r'sequences kept">.*?width:([\d.]+)%', row, re.S)[1]

@@ -59,19 +59,19 @@ def sizes(effect):
     return effect.kept_tokens, effect.clipped_tokens, effect.tokens
 
 
-@pytest.mark.parametrize("make", [rollout, lambda: with_holes(rollout())], ids=["whole", "holes"])
-@pytest.mark.parametrize("name", [n for n in presets.PRESETS if n != "metrics_only"])
-def test_it_is_the_hook_exactly(name, make):
-    r = make()
-    slope, metrics = run_hook(name, r)
-    applied = apply(presets.get(name), r)
-    rejected, clipped = (metrics[f"off_policy/host/{key}"].bool() for key in ("rejected", "clipped"))
-    assert torch.equal(applied.slope, slope)
-    assert torch.equal(applied.keep, r.mask & ~rejected) and torch.equal(applied.clipped, clipped)
-    (effect,) = whatif([r], {name: presets.get(name)})
-    assert sizes(effect) == (int((r.mask & ~rejected).sum()), int(clipped.sum()), int(r.mask.sum()))
-    scale = slope.double().abs().sum() / torch.where(r.mask, r.advantages, 0).double().abs().sum()
-    assert effect.gradient_scale == float(scale)
+def test_it_is_the_hook_exactly():
+    for make in [rollout, lambda: with_holes(rollout())]:
+        for name in [n for n in presets.PRESETS if n != "metrics_only"]:
+            r = make()
+            slope, metrics = run_hook(name, r)
+            applied = apply(presets.get(name), r)
+            rejected, clipped = (metrics[f"off_policy/host/{key}"].bool() for key in ("rejected", "clipped"))
+            assert torch.equal(applied.slope, slope)
+            assert torch.equal(applied.keep, r.mask & ~rejected) and torch.equal(applied.clipped, clipped)
+            (effect,) = whatif([r], {name: presets.get(name)})
+            assert sizes(effect) == (int((r.mask & ~rejected).sum()), int(clipped.sum()), int(r.mask.sum()))
+            scale = slope.double().abs().sum() / torch.where(r.mask, r.advantages, 0).double().abs().sum()
+            assert effect.gradient_scale == float(scale)
 
 
 def test_a_correction_under_a_presets_name_is_not_shown_as_the_preset():
@@ -107,20 +107,20 @@ def test_metrics_only_leaves_everything_as_it_is():
     assert (effect.kept_tokens, effect.gradient_scale, effect.ess) == (effect.tokens, 1.0, 1.0)
 
 
-@pytest.mark.parametrize("name", ["token_is", "seq_mis", "kpop", "topr", "off_policy_is", "m2", "min_prefix"])
-def test_numbers_are_those_of_plain_loops(name):
-    r, correction = rollout(seed=3), presets.get(name)
-    applied, effect = apply(correction, r), whatif([r], {name: correction})[0]
-    kept = [float(w) for w, k in zip(applied.weights, applied.keep, strict=True) if k]
-    seen = [(float(a), bool(k)) for a, k, m in zip(r.advantages, applied.keep, r.mask, strict=True) if m]
-    for sign, share in ((1, effect.kept_positive), (-1, effect.kept_negative)):
-        masses = [(abs(a), k) for a, k in seen if a * sign > 0]
-        assert share == pytest.approx(sum(a for a, k in masses if k) / sum(a for a, _ in masses))
-    assert effect.weight_mean == pytest.approx(sum(kept) / len(kept))
-    assert effect.ess == pytest.approx(sum(kept) ** 2 / (effect.tokens * sum(w * w for w in kept)))
-    middle = sorted(kept)[(len(kept) + 1) // 2 - 1]
-    assert middle * (1 - 2**-7) <= effect.weight_quantiles["p50"] <= middle
-    assert effect.weight_quantiles["max"] == max(kept)
+def test_numbers_are_those_of_plain_loops():
+    for name in ["token_is", "seq_mis", "kpop", "topr", "off_policy_is", "m2", "min_prefix"]:
+        r, correction = rollout(seed=3), presets.get(name)
+        applied, effect = apply(correction, r), whatif([r], {name: correction})[0]
+        kept = [float(w) for w, k in zip(applied.weights, applied.keep, strict=True) if k]
+        seen = [(float(a), bool(k)) for a, k, m in zip(r.advantages, applied.keep, r.mask, strict=True) if m]
+        for sign, share in ((1, effect.kept_positive), (-1, effect.kept_negative)):
+            masses = [(abs(a), k) for a, k in seen if a * sign > 0]
+            assert share == pytest.approx(sum(a for a, k in masses if k) / sum(a for a, _ in masses))
+        assert effect.weight_mean == pytest.approx(sum(kept) / len(kept))
+        assert effect.ess == pytest.approx(sum(kept) ** 2 / (effect.tokens * sum(w * w for w in kept)))
+        middle = sorted(kept)[(len(kept) + 1) // 2 - 1]
+        assert middle * (1 - 2**-7) <= effect.weight_quantiles["p50"] <= middle
+        assert effect.weight_quantiles["max"] == max(kept)
 
 
 def test_rejected_sequences_are_named_by_rollout_and_position():
@@ -171,32 +171,30 @@ def as_rollout(samples):
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", CASES)
-def test_what_is_settled_over_steps_is_what_the_host_settles(name, seed):
-    mapping = CASES[name][0]
-    samples = slime.samples(seed, split=False)
-    data = slime.data_of(samples)
-    data["host_loss"] = [-torch.ones_like(a) for a in data["advantages"]]
-    r, correction = as_rollout(samples), load_config(mapping)
-    slopes = apply(correction, r).slope.split(list(r.lengths))
-    losses = [
-        float(s.sum() / max(float(m.sum()), 1)) for s, m in zip(slopes, data["loss_masks"], strict=True)
-    ]
-    assert losses == slime.train(slime.arguments(mapping), data)
+def test_what_is_settled_over_steps_is_what_the_host_settles():
+    for seed in range(3):
+        for name in CASES:
+            mapping = CASES[name][0]
+            samples = slime.samples(seed, split=False)
+            data = slime.data_of(samples)
+            data["host_loss"] = [-torch.ones_like(a) for a in data["advantages"]]
+            r, correction = as_rollout(samples), load_config(mapping)
+            slopes = apply(correction, r).slope.split(list(r.lengths))
+            losses = [
+                float(s.sum() / max(float(m.sum()), 1))
+                for s, m in zip(slopes, data["loss_masks"], strict=True)
+            ]
+            assert losses == slime.train(slime.arguments(mapping), data)
 
 
-@pytest.mark.parametrize(
-    ("keys", "why"),
-    [
+def test_what_a_dump_lacks_is_said():
+    for keys, why in [
         ({"steps": [{"reject": {"high": 2.0, "max_staleness": 1}}]}, NO_AGES),
         ({"steps": [{"reject": {"high": 2.0}}], "group": "atomic"}, NO_GROUPS),
         ({"steps": ["reweight"], "on_nonfinite": "raise"}, STOPS),
-    ],
-)
-def test_what_a_dump_lacks_is_said(keys, why):
-    r = with_holes(rollout())
-    assert whatif([r], {"x": load_config(keys)})[0].unavailable == why
+    ]:
+        r = with_holes(rollout())
+        assert whatif([r], {"x": load_config(keys)})[0].unavailable == why
 
 
 def test_ages_are_those_of_the_oldest_token():
