@@ -15,7 +15,8 @@ NOTE = "ages are counted in rollouts since the first one that the weights sample
 
 
 def since_seen(cells: Iterable[VersionSums]) -> dict[VersionSums, int]:
-    """The age of each cell; empty if no version was seen in two rollouts."""
+    """How many rollouts old the weights of each cell are, counted from the first rollout that they
+    sampled; empty if no version sampled two rollouts."""
     ordered = sorted(cells)
     first: dict[int, int] = {}
     ages = {cell: cell.rollout_id - first.setdefault(cell.version, cell.rollout_id) for cell in ordered}
@@ -23,7 +24,7 @@ def since_seen(cells: Iterable[VersionSums]) -> dict[VersionSums, int]:
 
 
 def curve(ages: dict[VersionSums, int]) -> Curve:
-    """The log-ratio over the age."""
+    """The mean log-ratio at each age, as the curve ``staleness``."""
     points = []
     for age in sorted(set(ages.values())):
         same = [cell for cell, other in ages.items() if other == age]
@@ -34,13 +35,13 @@ def curve(ages: dict[VersionSums, int]) -> Curve:
 
 
 def mean(ages: dict[VersionSums, int], rollout_id: int | None = None) -> float:
-    """Mean age of the tokens of a rollout, or of all."""
+    """Mean age over the tokens of one rollout, or of all rollouts."""
     found = [(cell.count, age) for cell, age in ages.items() if rollout_id in (None, cell.rollout_id)]
     return sum(count * age for count, age in found) / max(sum(count for count, _ in found), 1)
 
 
 def timeline(moments: Sequence[Moment], ages: dict[VersionSums, int]) -> list[Moment]:
-    """Moments with the mean age of their tokens."""
+    """The moments of the timeline with the mean age of their tokens."""
     return [
         m.model_copy(update={"numbers": m.numbers.model_copy(update={"staleness": mean(ages, m.rollout_id)})})
         for m in moments

@@ -30,7 +30,8 @@ TOP = 0.01  # the share of tokens whose part in sum l^2 is remembered
 
 
 class Mean(NamedTuple):
-    """A mean over tokens and its standard error, sequences being independent of each other."""
+    """A mean over tokens with its standard error, for tokens that depend on each other within a sequence
+    and not beyond."""
 
     value: float
     error: float
@@ -46,13 +47,13 @@ class Mean(NamedTuple):
 
 @dataclass
 class Means:
-    """Per quantity sum a, sum a^2, sum a n over sequences (a its sum over a sequence of n tokens), and sum n,
-    sum n^2."""
+    """The sums from which ``Mean`` follows: per quantity sum a, sum a^2, sum a n over sequences (a is the
+    quantity's sum over a sequence of n tokens), sum n and sum n^2."""
 
     sums: Tensor = field(default_factory=lambda: torch.zeros(len(QUANTITIES), 5, dtype=torch.float64))
 
     def add(self, part: DumpedRollout) -> None:
-        """Counts a part of a rollout."""
+        """Adds the sequences of a part of a rollout."""
         ratio = part.log_ratio.clamp(max=math.log(LARGEST_RATIO))
         self._add("excess", torch.expm1(ratio), part.finite, part)
         self._add("log_ratio", part.log_ratio, part.finite, part)
@@ -76,7 +77,7 @@ class Means:
 
 
 class VersionSums(NamedTuple):
-    """The tokens of a rollout that one version of the weights sampled."""
+    """Sums over those tokens of a rollout that one version of the weights sampled."""
 
     rollout_id: int
     version: int
@@ -88,7 +89,7 @@ class VersionSums(NamedTuple):
 
 
 class RolloutSummary(NamedTuple):
-    """One rollout in short."""
+    """Size and mismatch of one rollout."""
 
     rollout_id: int
     tokens: int
@@ -100,7 +101,7 @@ class RolloutSummary(NamedTuple):
 
 @dataclass
 class DetectorStatistics:
-    """Of a run.
+    """Counts and sums of a run that the detectors look at beside the numbers and the curves.
 
     ``above`` and ``below`` count tokens with l beyond +-1e-4, ``zeros`` behavior log-probs that are exactly
     0, ``doubted`` those of them with a trainer's log-prob below -0.25, ``filled`` those with one below -2,
@@ -124,7 +125,7 @@ class DetectorStatistics:
     near: float = 0.0  # sum k3 of that rollout
 
     def add(self, part: DumpedRollout) -> None:
-        """Counts a part of a rollout."""
+        """Adds the tokens of a part of a rollout."""
         self.means.add(part)
         self.counts.update(_counts(part))
         for row, shift in enumerate(SHIFTS):
@@ -140,7 +141,7 @@ class DetectorStatistics:
         self.shifted[row] += float(_is_explained(ids, distances, part.count).sum())
 
     def close(self, rollout: DumpedRollout, sums: Sums) -> None:
-        """Counts what only a whole rollout tells, after its parts.
+        """Adds what can only be computed once all parts of a rollout were added.
 
         Args:
             sums: of this rollout alone.
@@ -167,11 +168,11 @@ class DetectorStatistics:
 
     @property
     def top_share(self) -> float:
-        """Of sum l^2, what the 1% of tokens with the largest |l| hold; the median of the rollouts."""
+        """The share of sum l^2 that the 1% of tokens with the largest |l| hold; the median over rollouts."""
         return median(rollout.top_share for rollout in self.rollouts) if self.rollouts else 0.0
 
     def merge(self, other: DetectorStatistics) -> None:
-        """Adds what another one counted."""
+        """Adds the statistics of other rollouts."""
         self.means.sums += other.means.sums
         self.counts.update(other.counts)
         self.shifts += other.shifts
@@ -182,7 +183,7 @@ class DetectorStatistics:
 
 
 def _near(log_ratio: Tensor) -> Tensor:
-    """k3, of log-ratios up to 5 nats."""
+    """k3 of log-ratios, which count as 5 nats at most."""
     return k3(log_ratio.clamp(max=FURTHEST))
 
 
@@ -210,8 +211,9 @@ def _counts(part: DumpedRollout) -> dict[str, int]:
 
 
 def _shifted(part: DumpedRollout, shift: int) -> tuple[Tensor, Tensor]:
-    """[N] sample, and [3, N] |proximal_t - behavior_(t + shift)|, |l| at t and at t + shift, of tokens of
-    which both are inside one sample."""
+    """Log-probs compared with those of a place ``shift`` tokens away: [N] sample, and [3, N] |proximal_t -
+    behavior_(t + shift)|, |l| at t and |l| at t + shift, for tokens t of which both places are in one
+    sample."""
     ids, finite, s = part.segments.ids, part.finite, abs(shift)
     early, late = slice(None, -s), slice(s, None)
     here, there = (early, late) if shift > 0 else (late, early)
@@ -221,8 +223,8 @@ def _shifted(part: DumpedRollout, shift: int) -> tuple[Tensor, Tensor]:
 
 
 def _is_explained(ids: Tensor, distances: Tensor, count: int) -> Tensor:
-    """[S] bool, sequences in which the shifted log-probs are significantly closer than those at either
-    place."""
+    """Whether a shift explains each sequence, [S] bool: sequences in which the shifted log-probs are
+    significantly closer than those at either place."""
     shifted, *own = distances
     verdicts = []
     for distance in own:
@@ -250,7 +252,7 @@ def _by_version(part: DumpedRollout) -> dict[int, Tensor]:
 
 
 def _reference(rollout: DumpedRollout) -> float:
-    """The version of which every age is counted; 0 where none is known, as then there is no cell."""
+    """The weight version from which the ages of a rollout are counted; 0 where no age is known."""
     if rollout.ages is None:
         return 0.0
     known = rollout.ages.isfinite()
@@ -258,12 +260,13 @@ def _reference(rollout: DumpedRollout) -> float:
 
 
 def _tabulated(index: Tensor, values: Tensor, size: int) -> Tensor:
-    """[N], [K, N] -> [size, K] sums."""
+    """Sums of values [K, N] by their index [N], [size, K]."""
     return torch.stack([torch.bincount(index, weights=v, minlength=size) for v in values], 1)
 
 
 def _tail(histogram: Tensor) -> tuple[float, float]:
-    """Share of sum l^2 that the 1% of tokens with the largest |l| hold, and the median of |l|; from bins."""
+    """From the histogram of log-ratios: the share of sum l^2 that the 1% of tokens with the largest |l|
+    hold, and the median of |l|."""
     side = len(histogram) // 2
     counts = histogram[side:].clone()
     counts[1:] += histogram[:side].flip(0)

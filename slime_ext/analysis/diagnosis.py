@@ -1,4 +1,4 @@
-"""Everything that is measured of a run: the collector behind the report's numbers, curves and findings."""
+"""The collector behind the report's numbers, curves and findings."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from slime_ext.analysis.detector_statistics import DetectorStatistics, VersionSu
 from slime_ext.analysis.document import Curve, Moment, Numbers, Worst
 from slime_ext.analysis.measures import Sums
 from slime_ext.analysis.records import DumpedRollout
-from slime_ext.analysis.worst import Worsts
+from slime_ext.analysis.worst_samples import WorstSamples
 
 
 @dataclass
 class Diagnosis:
-    """A collector (see ``pipeline``): sums, curves, evidence, worst samples, and the numbers of each
-    rollout."""
+    """A collector (see ``pipeline``) of everything that is measured of a run: sums, curves, detector
+    statistics, worst samples, and the numbers of each rollout."""
 
     sums: Sums = field(default_factory=Sums)
     curves: Curves = field(default_factory=Curves)
     statistics: DetectorStatistics = field(default_factory=DetectorStatistics)
-    worsts: Worsts = field(default_factory=Worsts)
+    worsts: WorstSamples = field(default_factory=WorstSamples)
     timeline: list[Moment] = field(default_factory=list)
 
     def add(self, rollout: DumpedRollout) -> None:
-        """Counts a rollout, part by part, so that what is computed of it stays small."""
+        """Adds a rollout, part by part, so that temporary tensors stay small."""
         own, correct_above = Sums(), midway(rollout)
         for part in rollout.parts():
             own.add(part)
@@ -37,7 +37,7 @@ class Diagnosis:
         self.timeline.append(Moment(rollout_id=rollout.rollout_id, numbers=own.numbers()))
 
     def merge(self, other: Diagnosis) -> None:
-        """Adds what another one counted."""
+        """Adds what another diagnosis measured of other rollouts."""
         self.sums.merge(other.sums)
         self.curves.merge(other.curves)
         self.statistics.merge(other.statistics)
@@ -45,12 +45,12 @@ class Diagnosis:
         self.timeline = sorted([*self.timeline, *other.timeline], key=lambda moment: moment.rollout_id)
 
     def _ages(self) -> dict[VersionSums, int]:
-        """Ages in rollouts, where the dumps hold no others."""
+        """The age of each cell in rollouts; empty where the dumps themselves say how old the weights are."""
         told = float(self.curves.column("staleness", "x").sum())
         return {} if told else ages.since_seen(self.statistics.versions)
 
     def numbers(self) -> Numbers:
-        """Of all rollouts."""
+        """The numbers over all rollouts."""
         found, known = self.sums.numbers(), self._ages()
         return found.model_copy(update={"staleness": ages.mean(known)}) if known else found
 
@@ -59,15 +59,15 @@ class Diagnosis:
         known = self._ages()
         return tuple(ages.timeline(self.timeline, known) if known else self.timeline)
 
-    def drawn(self) -> tuple[Curve, ...]:
-        """Every curve that there is."""
+    def all_curves(self) -> tuple[Curve, ...]:
+        """Every curve that has points."""
         found, known = self.curves.curves(), self._ages()
         return tuple(ages.curve(known) if known and c.name == "staleness" else c for c in found)
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the numbers must know."""
+        """How ages were counted, if the dumps do not say them."""
         return (ages.NOTE,) if self._ages() else ()
 
     def worst(self) -> tuple[Worst, ...]:
-        """The samples and tokens that are furthest off."""
+        """The samples and tokens with the largest log-ratios."""
         return self.worsts.found()

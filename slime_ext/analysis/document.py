@@ -37,7 +37,7 @@ CurveName = Literal["position", "staleness", "probability", "length", "turn", "o
 
 
 class FrozenModel(BaseModel):
-    """Closed and unchangeable; NaN and infinity become null in JSON."""
+    """A model without further fields, unchangeable, whose NaN and infinity become null in JSON."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
 
@@ -54,7 +54,7 @@ class Finding(FrozenModel):
 
 
 class Numbers(FrozenModel):
-    """Sizes and distances of a rollout, or of all of them."""
+    """Sizes and distances between the policies, of a rollout or of a run."""
 
     tokens: int = Field(0, description="response tokens with mask 1")
     sequences: int = 0
@@ -78,7 +78,7 @@ class Numbers(FrozenModel):
 
 
 class Moment(FrozenModel):
-    """One rollout of the timeline."""
+    """The numbers of one rollout."""
 
     rollout_id: int
     numbers: Numbers
@@ -103,7 +103,7 @@ class Point(FrozenModel):
 
 
 class Curve(FrozenModel):
-    """How l depends on something."""
+    """The log-ratio as a function of something."""
 
     name: CurveName
     points: tuple[Point, ...]
@@ -117,7 +117,7 @@ class Span(FrozenModel):
 
 
 class Worst(FrozenModel):
-    """A sample or a token that is far off."""
+    """A sample or a token with a large log-ratio."""
 
     kind: Literal["sequence", "token"]
     rollout_id: int
@@ -131,7 +131,7 @@ class Worst(FrozenModel):
 
 
 class Effect(FrozenModel):
-    """What a correction would have done to all rollouts."""
+    """What a correction would have done to the rollouts."""
 
     name: str
     formula: str = ""
@@ -161,7 +161,7 @@ class Effect(FrozenModel):
 
 
 class Candidate(FrozenModel):
-    """A correction that was considered, and what became of it."""
+    """A correction that was considered, and why it was chosen or passed over."""
 
     name: str
     chosen: bool
@@ -169,7 +169,7 @@ class Candidate(FrozenModel):
 
 
 class Recommendation(FrozenModel):
-    """Which correction to train with."""
+    """The correction to train with."""
 
     name: str
     reasons: tuple[str, ...]
@@ -202,7 +202,7 @@ class Skipped:
 
 
 class Document(FrozenModel):
-    """One analysed run."""
+    """Everything that was found in a run."""
 
     version: int = VERSION
     name: str

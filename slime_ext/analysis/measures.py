@@ -16,7 +16,6 @@ from torch import Tensor
 from slime_ext.analysis.document import Bin, Numbers
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.ops.divergences import k3
-from slime_ext.ops.segments import as_numbers
 
 LEVELS = ("sequence", "geometric")
 PER_DECADE, SMALLEST, DECADES = 256, -6, 8
@@ -68,11 +67,12 @@ class Sums:
         return self.values[name]
 
     def mean(self, name: str, over: str = "finite") -> float | None:
-        """A sum over the tokens (or what ``over`` counts); None for none."""
+        """A sum divided by the number of tokens with both log-probs, or by the sum that ``over`` names;
+        None for none."""
         return self[name] / self[over] if self[over] else None
 
     def numbers(self) -> Numbers:
-        """The numbers for the page and JSON."""
+        """The numbers that follow from the sums."""
         count = self["finite"]
         always = Numbers(
             tokens=int(self["tokens"]),
@@ -85,7 +85,7 @@ class Sums:
         return always.model_copy(update=self._compared(count)) if count else always
 
     def _compared(self, count: float) -> dict[str, float | None]:
-        """What there is of tokens with both log-probs."""
+        """The numbers that need tokens with both log-probs."""
         first, second = self["ratio"], self["ratio_squared"]
         return dict(
             mean=self.mean("log_ratio"),
@@ -102,14 +102,15 @@ class Sums:
         )
 
     def quantile(self, q: float) -> float:
-        """Log-ratio at rank ``q`` of the tokens, off by at most half a bin (0.5%), within the extremes."""
+        """The log-ratio at a share ``q`` of the tokens, off by at most half a bin (0.5%), within the
+        extremes."""
         below = list(accumulate(self.histogram.tolist()))
         index = next((i for i, c in enumerate(below) if c >= q * below[-1]), len(below) - 1)
         low, high = edges(index)
         return min(max((low + high) / 2, self.lowest), self.highest)  # an end without bound: the extreme
 
     def distribution(self) -> tuple[Bin, ...]:
-        """The histogram in bars, from the first to the last that holds a token; the ends are the extremes."""
+        """The histogram in bars, from the first to the last that holds a token."""
         bars = _bars(self.histogram)
         held = bars.nonzero()[:, 0].tolist()
         if not held:
@@ -132,20 +133,20 @@ class Sums:
 
 
 def bins(log_ratio: Tensor) -> Tensor:
-    """[N] -> [N] int64, the histogram bin of each log-ratio."""
+    """The histogram bin of each log-ratio, [N] -> [N] int64."""
     distance = ((log_ratio.abs().log10() - SMALLEST) * PER_DECADE).floor().add(1).clamp(0, SIDE + 1)
     return distance.copysign(log_ratio).add(SIDE + 1).long()
 
 
 def _bars(histogram: Tensor) -> Tensor:
-    """[BINS] -> [BINS of PER_BAR times the width]."""
+    """Joins the bins of a histogram to bars of PER_BAR times the width."""
     below, above = histogram[1 : SIDE + 1], histogram[SIDE + 2 : -1]
     joined = [side.view(-1, PER_BAR).sum(1) for side in (below, above)]
     return torch.cat([histogram[:1], joined[0], histogram[SIDE + 1 : SIDE + 2], joined[1], histogram[-1:]])
 
 
 def edges(index: int, joined: int = 1) -> tuple[float, float]:
-    """Ends of a histogram bin of log-ratios, nats; of a bar, where ``joined`` bins are one.
+    """The two ends of a histogram bin of log-ratios, nats; of a bar, where ``joined`` bins are one.
 
     >>> [round(x, 7) for x in edges(SIDE + 1)]
     [-1e-06, 1e-06]
@@ -181,7 +182,7 @@ def _sums(part: DumpedRollout, log_ratio: Tensor) -> dict[str, float]:
         "behavior": part.behavior[finite],
         "proximal": part.proximal[finite],
         "sequences": responding,
-        "compared": part.segments.sum(as_numbers(finite, torch.float32)) > 0,  # with a finite token
+        "compared": part.segments.sum(finite.float()) > 0,  # with a finite token
         "length": lengths[responding],
         "rewarded": torch.ones_like(rewards),
         "reward": rewards,
@@ -192,9 +193,10 @@ def _sums(part: DumpedRollout, log_ratio: Tensor) -> dict[str, float]:
 
 
 def _log_sums(part: DumpedRollout) -> Tensor:
-    """[2, 2]: logs of the sums over sequences of the ratio and its square, sequence and geometric level."""
+    """[2, 2] for the sequence and the geometric level the logs of sum x and sum x^2 over sequences, x the
+    importance ratio."""
     segments = part.segments
-    count = segments.sum(as_numbers(part.finite, torch.float64))
+    count = segments.sum(part.finite.double())
     total = segments.sum(part.log_ratio)[count > 0]
     levels = torch.stack([total, total / count[count > 0]])
     if not total.numel():
@@ -203,8 +205,8 @@ def _log_sums(part: DumpedRollout) -> Tensor:
 
 
 def _ess_token(first: float, second: float, count: float) -> float | None:
-    """From the sums of the ratio and its square: one token outweighs all if the latter overflows, and nothing
-    is known if it underflows."""
+    """Effective sample size from the sums of the ratio and its square: of one token if the square
+    overflows, unknown if it underflows."""
     if not second:
         return None
     return 1 / count if math.isinf(second) else first / count * (first / second)

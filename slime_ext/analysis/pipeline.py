@@ -32,7 +32,7 @@ SHARES = 4  # of the jobs for each process: a slow one is not waited for long, a
 
 
 class Collector(Protocol):
-    """Something that looks at rollouts one by one and adds up."""
+    """Something that is shown rollouts one by one and adds up what it needs of them."""
 
     def add(self, rollout: DumpedRollout) -> None: ...
 
@@ -41,7 +41,7 @@ class Collector(Protocol):
 
 @dataclass
 class Result:
-    """What became of the files."""
+    """The collectors after all files were read, and what had to be left out."""
 
     collectors: dict[str, Any]
     skipped: list[Skipped] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Result:
     rollouts: int = 0
 
     def add(self, found: DumpedRollout | Skipped) -> None:
-        """Shows a rollout to every collector, or remembers why there is none."""
+        """Shows a rollout to every collector, or notes why there is none."""
         if isinstance(found, Skipped):
             self.skipped.append(found)
             return
@@ -59,7 +59,7 @@ class Result:
             collector.add(found)
 
     def merge(self, other: Result) -> None:
-        """Adds what another process found."""
+        """Adds the result of other files."""
         for name, collector in self.collectors.items():
             collector.merge(other.collectors[name])
         self.skipped += other.skipped
@@ -75,7 +75,7 @@ def collect(
     processes: int = 1,
     done: Callable[[Job], None] = lambda job: None,
 ) -> Result:
-    """Every rollout of the jobs through copies of the collectors.
+    """Shows every rollout of the jobs to copies of the collectors.
 
     Args:
         jobs: from ``readers.find``.
@@ -104,7 +104,7 @@ def collect(
 
 
 def _in_numbers(path: str) -> list[str | int]:
-    """A key that sorts 2.pt before 10.pt, and so lines of a file."""
+    """A sort key by which 2.pt comes before 10.pt, and line 2 of a file before line 10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path)]
 
 
@@ -117,7 +117,7 @@ def _read(result: Result, job: Job, wanted: RolloutRanges | None) -> None:
 
 
 def _glibc(name: str, *numbers: int) -> None:
-    """Calls a function of the C library, where it has it."""
+    """Calls a function of the C library, if it has one of that name."""
     function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:
         function(*numbers)
@@ -131,7 +131,8 @@ def _keep_tensors_off_the_heap() -> None:
 def _in_processes(
     jobs: Sequence[Job], empty: Result, wanted: RolloutRanges | None, count: int
 ) -> Iterator[tuple[Sequence[Job], Result]]:
-    """Shares of the jobs and what each of them gave, in the same order every time."""
+    """Reads the jobs in several processes: shares of the jobs and the result of each, in an order that
+    does not change."""
     shares = min(len(jobs), SHARES * count)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, context, initializer=_start) as pool:

@@ -1,7 +1,6 @@
-"""What a correction needs of a rollout, and what it settles over its optimizer steps.
+"""Rollouts -> what a correction reads of them, with what is computed over whole optimizer steps.
 
-The latter by the code that settles it in a host (``slime_ext.host.settle``), which is shown the rollout as
-slime would hold it.
+The code that computes it in a host does so here: it is shown the rollout as slime would hold it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ARGS = SimpleNamespace(n_samples_per_prompt=1, use_tis=True)
 StepPart = tuple[Tensor, Tokens, Plan]
 
 
-def lacking(correction: Correction, rollout: DumpedRollout) -> str | None:
+def missing_input(correction: Correction, rollout: DumpedRollout) -> str | None:
     """Why a correction cannot be applied to a rollout; None if it can."""
     reads_advantages = any(step.reads_advantages for step in correction.steps)
     reasons = {
@@ -44,7 +43,7 @@ def lacking(correction: Correction, rollout: DumpedRollout) -> str | None:
 def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPart]:
     """Where tokens lie in the rollout, the tokens, and what was settled for them: one part for each optimizer
     step, or a single one where it makes no difference."""
-    tokens = replace(rollout.tokens_of(), ages=ages_of(rollout) if correction.needs_ages else None)
+    tokens = replace(rollout.correction_input(), ages=ages_of(rollout) if correction.needs_ages else None)
     if not correction.needs_plan:
         yield torch.arange(rollout.size), tokens, NO_PLAN
         return
@@ -92,7 +91,8 @@ def as_slime(rollout: DumpedRollout, places: list[list[int]]) -> dict[str, Any]:
 
 
 def _rewards(rollout: DumpedRollout) -> list[float]:
-    """What the advantages were made of: a group's are the rewards, centred and scaled."""
+    """Rewards from which the host would compute these advantages: a group's advantages are its rewards,
+    centred and scaled."""
     if rollout.advantages is None:
         return [0.0] * rollout.count
     parts = rollout.advantages.split(list(rollout.lengths))
@@ -100,13 +100,13 @@ def _rewards(rollout: DumpedRollout) -> list[float]:
 
 
 def _places(rollout: DumpedRollout) -> list[list[int]]:
-    """The samples of each optimizer step; all are of one where the dump does not say."""
+    """The samples of each optimizer step; one step where the dump does not say."""
     steps = rollout.steps or (0,) * rollout.count
     return [[i for i, s in enumerate(steps) if s == step] for step in sorted(set(steps))]
 
 
 def _taken(rollout: DumpedRollout, tokens: Tokens, places: list[int]) -> tuple[Tensor, Tokens]:
-    """Where the tokens of some samples lie, and the tokens."""
+    """The tokens of some samples, and where they lie in the rollout."""
     chosen = torch.zeros(rollout.count, dtype=torch.bool)
     chosen[places] = True
     lengths = torch.tensor(rollout.lengths)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from slime_ext.analysis.readers.find import DumpFiles, RolloutRanges, find
 
 if TYPE_CHECKING:
-    from slime_ext.analysis.own import UserCorrection
+    from slime_ext.analysis.user_corrections import UserCorrection
 
 PASSES = 2  # over the files, with a wished rejection rate
 
@@ -40,7 +40,7 @@ class Request:
         return 1 if self.rate is None else PASSES
 
     def files(self) -> DumpFiles:
-        """The files that would be read.
+        """The files to read.
 
         Raises:
             DataError: a path holds none.

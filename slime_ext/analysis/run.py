@@ -17,7 +17,7 @@ from slime_ext.analysis.request import Request
 from slime_ext.analysis.suggest import Ranking
 from slime_ext.analysis.texts import decoder
 from slime_ext.analysis.whatif import WhatIf
-from slime_ext.analysis.worst import Worsts
+from slime_ext.analysis.worst_samples import WorstSamples
 from slime_ext.errors import DataError
 
 Progress = Callable[[Job], None]
@@ -25,7 +25,7 @@ MOST_NOTES = 20
 
 
 def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: None) -> Document:
-    """Reads the files (once, or twice for suggestions) and concludes.
+    """The document of a run, from its files, which are read once, or twice for suggestions.
 
     Args:
         found: of ``request.files``.
@@ -39,7 +39,7 @@ def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: Non
     corrections |= {name: own.correction for name, own in request.configs.items()}
     bounds = {name: own.bounds for name, own in request.configs.items()}
     collectors: dict[str, Any] = {
-        "diagnosis": Diagnosis(worsts=Worsts(request.tokenizer)),
+        "diagnosis": Diagnosis(worsts=WorstSamples(request.tokenizer)),
         "whatif": WhatIf(corrections, bounds),
     }
     if request.rate is not None:
@@ -80,7 +80,7 @@ def _document(request: Request, evaluations: int, result: Result, ranking: Ranki
         total=total,
         findings=findings,
         distribution=diagnosis.sums.distribution(),
-        curves=diagnosis.drawn(),
+        curves=diagnosis.all_curves(),
         timeline=diagnosis.moments(),
         worst=diagnosis.worst(),
         effects=effects,
@@ -94,13 +94,13 @@ def _left_out(count: int) -> tuple[str, ...]:
 
 
 def _first(notes: list[str]) -> tuple[str, ...]:
-    """A long run repeats itself."""
+    """The first notes, and how many more there are: a long run repeats itself."""
     more = len(notes) - MOST_NOTES
     return (*notes[:MOST_NOTES], *([f"and {more} more like these"] if more > 0 else []))
 
 
 def _name(paths: Sequence[str]) -> str:
-    """What the report calls the run: the last folder that says something."""
+    """The name of a run in the report: its last folder that says something."""
     path = Path(paths[0]).expanduser().absolute()
     inner = ("dumps", "rollout_data", "train_data", "dump_details")
     named = next((p for p in (path, *path.parents) if p.name not in inner), path)

@@ -28,7 +28,8 @@ LARGEST = 700.0  # log-ratio whose ratio, and one over it, a float64 holds
 
 @dataclass(frozen=True)
 class Rejection:
-    """A rejection whose one threshold is searched: ``statistic`` of its units, >= 0, larger is worse."""
+    """A rejection whose one threshold is searched: ``statistic`` gives a value >= 0 for each of its units,
+    of which the larger are rejected."""
 
     name: str
     unit: Literal["token", "sequence"]
@@ -51,7 +52,7 @@ class Rejection:
 
 
 def _sequences(rollout: DumpedRollout, values: Tensor) -> Tensor:
-    """[S] -> those of the sequences whose every response token has a behavior log-prob."""
+    """Values [S] of those sequences of which every response token has a behavior log-prob."""
     has = rollout.segments.any(rollout.mask)
     return values[has & ~rollout.segments.any(~rollout.finite)]
 
@@ -104,7 +105,7 @@ REJECTIONS = (
 
 @dataclass
 class KeptRank:
-    """As ``ExactRank``, of values that are all kept: eight bytes each."""
+    """As ``ExactRank``, for values that are all kept in memory, eight bytes each."""
 
     rate: float
     values: list[Tensor] = field(default_factory=list)
@@ -217,8 +218,8 @@ def _suggestion(rejection: Rejection, rank: ExactRank | KeptRank, bounds: Mappin
 
 
 def between(kept: float, gone: float) -> float:
-    """The number with the fewest digits that keeps ``kept`` and not ``gone``, a tenth of the way or more from
-    both.
+    """The number with the fewest digits between ``kept`` and ``gone``, at least a tenth of the way from
+    each.
 
     >>> between(1.00123456, 1.00345678), between(0.9981, 0.9979)
     (1.002, 0.998)

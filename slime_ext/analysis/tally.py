@@ -14,7 +14,6 @@ from slime_ext.analysis.quantiles import BitHistogram
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.correction import Correction
 from slime_ext.objectives import Bounds
-from slime_ext.ops.segments import as_numbers
 
 BOUNDS = Bounds()  # slime's --eps-clip
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
@@ -23,7 +22,7 @@ COUNTS = ("tokens", "kept_tokens", "sequences", "kept_sequences", "clipped_token
 
 @dataclass(frozen=True)
 class TokenEffects:
-    """What a correction does to each response token, [T] each, 0 or False at masked ones."""
+    """What a correction does to each response token, [T] each; 0 or False at masked tokens."""
 
     weights: Tensor  # multiplies the loss; 0 at rejected tokens
     keep: Tensor  # bool, stays in the policy loss
@@ -33,8 +32,7 @@ class TokenEffects:
 
 @dataclass(frozen=True)
 class SharedSums:
-    """What the tallies of all corrections need of the same rollout, or of whole samples of one, computed
-    once."""
+    """What the tallies of all corrections need of the same rollout, computed once."""
 
     rollout: DumpedRollout
 
@@ -109,7 +107,7 @@ class Tally:
     def _add_advantages(self, effects: TokenEffects, shared: SharedSums, keeps_all: bool) -> None:
         advantages, kept = shared.advantages, shared.masses
         if not keeps_all:
-            kept = masses_of(advantages * as_numbers(effects.keep, advantages.dtype))
+            kept = masses_of(advantages * effects.keep)
         self.sums.update(
             positive=shared.masses[0],
             kept_positive=kept[0],
@@ -140,7 +138,7 @@ class Tally:
             self._remember(rollout, positions)
 
     def effect(self, name: str, formula: str = "", source: str = "") -> Effect:
-        """The row of the what-if table."""
+        """The row of the what-if table that follows from the sums."""
         plain = {"name": name, "formula": formula, "source": source, "numerator": self.correction.numerator}
         sums = self.sums
         if not sums["tokens"]:
@@ -166,12 +164,12 @@ class Tally:
 
 
 def total_of(values: Tensor) -> float:
-    """The sum, added up in float64."""
+    """The sum of a tensor, added up in float64."""
     return float(values.sum(dtype=torch.float64))
 
 
 def spans(numbers: list[int]) -> str:
-    """Sorted integers as ranges.
+    """Sorted integers as text of ranges.
 
     >>> spans([0, 1, 2, 7, 9, 10])
     '0-2,7,9-10'

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slime_ext import config, presets
 from slime_ext.analysis.document import Effect
-from slime_ext.analysis.planned import lacking, steps_of
+from slime_ext.analysis.planned import missing_input, steps_of
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.analysis.tally import BOUNDS, SharedSums, Tally, TokenEffects
 from slime_ext.correction import Correction, Outcome, Plan, Tokens
@@ -27,7 +27,7 @@ NAMED = 10  # rollouts in a note
 
 
 def apply(correction: Correction, rollout: DumpedRollout, bounds: Bounds = BOUNDS) -> TokenEffects:
-    """What the hook would do to a rollout, optimizer step by optimizer step where steps matter.
+    """What the hook would do to each token of a rollout.
 
     Args:
         bounds: the host's clip range, for surrogates that name none of their own.
@@ -72,7 +72,7 @@ def _slope(correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bou
 
 
 class WhatIf:
-    """Tallies of several corrections over the same rollouts.
+    """A collector (see ``pipeline``) of what several corrections do to the same rollouts.
 
     Args:
         corrections: name -> correction; all presets when None.
@@ -90,7 +90,7 @@ class WhatIf:
         self.stopped: list[int] = []  # rollouts at which every hook stops the run
 
     def add(self, rollout: DumpedRollout) -> None:
-        """Applies every correction to one rollout; one with a non-finite proximal log-prob is left out."""
+        """Applies every correction to a rollout, and leaves out one with a non-finite proximal log-prob."""
         if not rollout.proximal[rollout.mask].isfinite().all():
             self.stopped.append(rollout.rollout_id)
             return
@@ -102,13 +102,13 @@ class WhatIf:
         _count(coupled, rollout)
 
     def merge(self, other: WhatIf) -> None:
-        """Adds what another one counted, of other rollouts and the same corrections."""
+        """Adds what the same corrections do to other rollouts."""
         for name, tally in self.tallies.items():
             tally.merge(other.tallies[name])
         self.stopped += other.stopped
 
     def notes(self) -> tuple[str, ...]:
-        """What the numbers leave out."""
+        """Which rollouts are left out."""
         if not self.stopped:
             return ()
         named, more = sorted(self.stopped)[:NAMED], ", ..." if len(self.stopped) > NAMED else ""
@@ -118,7 +118,7 @@ class WhatIf:
         )
 
     def effects(self) -> tuple[Effect, ...]:
-        """One row per correction, in the order in which they were given."""
+        """What each correction does, in the order in which they were given."""
         found = self.tallies.items()
         return tuple(tally.effect(name, *_described(name, tally.correction)) for name, tally in found)
 
@@ -126,14 +126,14 @@ class WhatIf:
 def _count(tallies: Iterable[Tally], rollout: DumpedRollout) -> None:
     seen = SharedSums(rollout)
     for tally in tallies:
-        if why := lacking(tally.correction, rollout):
+        if why := missing_input(tally.correction, rollout):
             tally.lacked = tally.lacked or why
         else:
             tally.add(apply(tally.correction, rollout, tally.bounds), seen)
 
 
 def _described(name: str, correction: Correction) -> tuple[str, str]:
-    """Formula and source of a preset; anything else in one line."""
+    """Formula and source of a preset; of another correction its steps in one line."""
     known = presets.PRESETS.get(name)
     if known and known.correction == correction:
         return known.formula, known.source

@@ -32,10 +32,11 @@ Configs = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 def main(argv: list[str]) -> int:
-    """Prints the summary, writes what was asked for; 1 if a finding of --fail-on is there."""
+    """Analyses runs, prints the summary and writes the files asked for; 1 if a finding of --fail-on is
+    there."""
     given = _parser().parse_args(argv)
     _check(given)
-    documents = _documents(given, _own(given.config))
+    documents = _documents(given, _read_configs(given.config))
     screen = console(stderr=given.json == STDOUT)
     with _writing("stdout", STDOUT):
         summary(screen, documents)
@@ -93,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(given: argparse.Namespace) -> None:
-    """What argparse lets through, before torch, whose import takes longer than a mistake may cost."""
+    """Checks arguments that argparse lets through, before torch is imported, which takes seconds."""
     if given.jobs < 1:
         raise ConfigError(f"--jobs: expected at least 1, got {given.jobs}")
     if given.suggest is not None and not 0 < given.suggest < 1:
@@ -106,34 +107,34 @@ def _check(given: argparse.Namespace) -> None:
     decoder(given.tokenizer)
 
 
-def _own(files: Sequence[str]) -> Configs:
-    """Path and content of each file of --config; each is read once, for it may be a pipe."""
+def _read_configs(files: Sequence[str]) -> Configs:
+    """Path and content of each file of --config, read once, since it may be a pipe."""
     found = [(file, read_mapping(file)) for file in files]
     if found:
-        with light.room("slime_ext.analysis.own") as own:
-            own.resolved(found)
+        with light.room("slime_ext.analysis.user_corrections") as own:
+            own.load_user_corrections(found)
     return found
 
 
 def _check_outputs(given: argparse.Namespace) -> None:
-    """What cannot be written is a mistake before the first file is read."""
+    """Raises before the first file is read if an output cannot be written."""
     if given.out == STDOUT:
         raise ConfigError(f"{OUT}: expected a file, got '{STDOUT}': only {JSON} writes to stdout")
     files = _files(given)
     for flag, path in files.items():
         with _writing(flag, path):
-            _try(Path(path))
+            _check_writable(Path(path))
     if len({Path(path).resolve() for path in files.values()}) < len(files):
         raise ConfigError(f"{JSON}: expected another file than {OUT}, got '{given.json}'")
 
 
 def _files(given: argparse.Namespace) -> dict[str, str]:
-    """Flag -> the file that it writes."""
+    """Flag -> path of the file that it writes."""
     return {flag: path for flag, path in ((OUT, given.out), (JSON, given.json)) if path not in (None, STDOUT)}
 
 
-def _try(path: Path) -> None:
-    """Fails as writing would, and leaves what there is as it is."""
+def _check_writable(path: Path) -> None:
+    """Raises what writing the file would raise, and changes nothing."""
     is_new = not path.exists()
     if not is_new and not path.is_file() and not path.is_dir():
         return  # a pipe or a device: to open it is to use it
@@ -146,7 +147,7 @@ def _try(path: Path) -> None:
 
 @contextmanager
 def _writing(flag: str, path: str) -> Iterator[None]:
-    """Says what could not be written, and why."""
+    """Turns an OSError into one line that says what could not be written, and why."""
     try:
         yield
     except OSError as error:
@@ -161,22 +162,22 @@ def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
         if paths
     ]
     files = [request.files() for request in requests]
-    _spare(given, [path for found in files for job in found.jobs for path in job.paths])
+    _refuse_to_overwrite_inputs(given, [path for found in files for job in found.jobs for path in job.paths])
     return _analysed(requests, files, configs)
 
 
 def _analysed(requests: Sequence[Request], files: Sequence[DumpFiles], configs: Configs) -> list[Document]:
-    from slime_ext.analysis.own import resolved
     from slime_ext.analysis.run import analyse
+    from slime_ext.analysis.user_corrections import load_user_corrections
 
-    own, both = resolved(configs), list(zip(requests, files, strict=True))
+    own, both = load_user_corrections(configs), list(zip(requests, files, strict=True))
     total = sum(job.size * request.passes for request, found in both for job in found.jobs)
     with _bar(total) as done:
         return [analyse(replace(request, configs=own), found, done) for request, found in both]
 
 
-def _spare(given: argparse.Namespace, dumps: Sequence[Path]) -> None:
-    """No output may be written over what is read."""
+def _refuse_to_overwrite_inputs(given: argparse.Namespace, dumps: Sequence[Path]) -> None:
+    """Raises if an output would overwrite a file that is read."""
     read = {Path(path).resolve() for path in (*dumps, *given.config)}
     for flag, path in _files(given).items():
         if Path(path).resolve() in read:
@@ -187,7 +188,7 @@ def _spare(given: argparse.Namespace, dumps: Sequence[Path]) -> None:
 
 @contextmanager
 def _bar(total: int) -> Iterator:
-    """A progress bar on stderr with the time left, if that is a terminal."""
+    """Shows a progress bar with the time left, if stderr is a terminal."""
     screen = Console(stderr=True)
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:

@@ -26,7 +26,7 @@ def slime_like(interval, rollouts=6):
 
 def test_weights_age_by_rollouts():
     diagnosis = diagnosed(slime_like(3))
-    (curve,) = [c for c in diagnosis.drawn() if c.name == "staleness"]
+    (curve,) = [c for c in diagnosis.all_curves() if c.name == "staleness"]
     assert [p.x for p in curve.points] == [0, 1, 2]
     assert curve.points[0].absolute < curve.points[1].absolute < curve.points[2].absolute
     assert [m.numbers.staleness for m in diagnosis.moments()] == [0, 1, 2, 0, 1, 2]

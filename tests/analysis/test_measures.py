@@ -12,7 +12,7 @@ from slime_ext.analysis.curves import Curves, midway
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.findings import find
 from slime_ext.analysis.measures import Sums, bins, edges
-from slime_ext.analysis.worst import KEPT, decoder
+from slime_ext.analysis.worst_samples import KEPT, decoder
 from slime_ext.errors import DataError
 from tests.analysis.rollouts import rollout
 from tests.analysis.synthetic import World, run

@@ -19,7 +19,8 @@ ALONE_SHARE, EXACT_SHARE = 5e-3, 0.9
 
 @detector("error")
 def nan_log_probs(d: Diagnosis) -> Detected | None:
-    """NaN or infinite log-probs at some tokens of a response, or of the trainer."""
+    """Finds log-probs of the sampler that are NaN or infinite at some tokens of a response, and any of the
+    trainer."""
     sums, counts = d.sums, d.statistics.counts
     if not counts["partial"] and not sums["no_proximal"]:
         return None
@@ -42,7 +43,7 @@ def nan_log_probs(d: Diagnosis) -> Detected | None:
 
 @detector("error")
 def missing_log_probs(d: Diagnosis) -> Detected | None:
-    """Responses without any log-prob of the sampler."""
+    """Finds responses without any log-prob of the sampler."""
     silent = d.statistics.counts["silent"]
     if not silent:
         return None
@@ -59,7 +60,7 @@ def missing_log_probs(d: Diagnosis) -> Detected | None:
 
 @detector("error")
 def positive_log_probs(d: Diagnosis) -> Detected | None:
-    """Behavior log-probs above 0."""
+    """Finds behavior log-probs above 0."""
     count = d.statistics.counts["positive"]
     if not count:
         return None
@@ -75,8 +76,8 @@ def positive_log_probs(d: Diagnosis) -> Detected | None:
 
 @detector("error", after=(positive_log_probs,))
 def off_by_one(d: Diagnosis) -> Detected | None:
-    """Behavior log-probs that fit the token one or two places away better than their own: over all tokens, or
-    in some of the sequences."""
+    """Finds behavior log-probs that fit the token one or two places away better than their own, over all
+    tokens or in some of the sequences."""
     found = [
         (shifted / count, min(at, beside) / count, shift)
         for shift, (count, shifted, at, beside) in zip(SHIFTS, d.statistics.shifts.tolist(), strict=True)
@@ -94,7 +95,7 @@ def off_by_one(d: Diagnosis) -> Detected | None:
 
 
 def _in_some(d: Diagnosis) -> Detected | None:
-    """Sequences of which each is closer when shifted, by itself."""
+    """The finding where only some sequences are shifted, each looked at by itself."""
     count, best = max(zip(d.statistics.shifted.tolist(), SHIFTS, strict=True))
     every = d.sums["sequences"]
     if count < max(SHIFTED_SEQUENCES, SHIFTED_SHARE * every):
@@ -126,7 +127,7 @@ def _tokens(shift: int) -> str:
 
 @detector("error", after=(positive_log_probs,))
 def greedy_sampling(d: Diagnosis) -> Detected | None:
-    """Nearly every behavior log-prob is exactly 0, where the trainer is often unsure."""
+    """Finds behavior log-probs that are nearly all exactly 0 where the trainer is often unsure."""
     count, zeros, doubted = d.sums["finite"], d.statistics.counts["zeros"], d.statistics.counts["doubted"]
     if count < GREEDY_TOKENS or zeros < NEARLY_ALL * count or doubted < DOUBTED_SHARE * count:
         return None
@@ -146,7 +147,8 @@ def greedy_sampling(d: Diagnosis) -> Detected | None:
 
 
 def _are_filled_in(d: Diagnosis) -> bool:
-    """Zeros in runs, which sampling does not make, or a share of single ones with next to nothing near 0."""
+    """Whether log-probs of exactly 0 stand in runs, which sampling does not make, or alone but often, with
+    hardly any that are nearly 0."""
     counts, tokens = d.statistics.counts, d.sums["tokens"]
     if counts["padded"] >= max(FILLED_TOKENS, FILLED_SHARE * tokens):
         return True
@@ -157,7 +159,7 @@ def _are_filled_in(d: Diagnosis) -> bool:
 # A shift puts the zeros of sure tokens on others, and code that makes one fills the gap with zeros.
 @detector("error", after=(positive_log_probs, off_by_one, greedy_sampling))
 def tool_tokens(d: Diagnosis) -> Detected | None:
-    """Response tokens whose log-prob was filled in with 0."""
+    """Finds response tokens whose log-prob was filled in with 0."""
     if not _are_filled_in(d):
         return None
     filled = d.statistics.counts["filled"]

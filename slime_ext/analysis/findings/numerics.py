@@ -11,7 +11,7 @@ from slime_ext.analysis.findings.detector import FEW, Detected, detector, factor
 from slime_ext.analysis.findings.log_probs import SPOILT
 from slime_ext.analysis.findings.sampling import OTHER_POLICY, by_probability
 from slime_ext.analysis.findings.weights import (
-    Side,
+    VersionMeans,
     fresh_and_stale,
     resumed_wrong_weights,
     stale_cache,
@@ -37,7 +37,7 @@ UNEXPLAINED_SURE = 3.0  # standard errors above it
 
 @detector("warning", after=SPOILT)
 def position_drift(d: Diagnosis) -> Detected | None:
-    """Mean |log-ratio| of late positions a multiple of that of early ones."""
+    """Finds a mean |log-ratio| that is a multiple late in the responses of what it is early."""
     count, absolute, squared = (d.curves.column("position", c) for c in ("count", "absolute", "squared"))
     if count.sum() < DRIFT_TOKENS:
         return None
@@ -69,7 +69,7 @@ def position_drift(d: Diagnosis) -> Detected | None:
 
 @detector("warning", after=(*BEFORE, stale_weights, stale_cache))
 def routing_flips(d: Diagnosis) -> Detected | None:
-    """Nearly all of the squared log-ratio in 1% of the tokens, far off, the others quiet."""
+    """Finds that 1% of the tokens hold nearly all of the squared log-ratio, while the others agree."""
     if d.sums["finite"] < FEWEST:
         return None
     held, size = d.statistics.top_share, median(s.median for s in d.statistics.rollouts)
@@ -94,7 +94,7 @@ def routing_flips(d: Diagnosis) -> Detected | None:
 
 @detector("warning", after=(*BEFORE, routing_flips, position_drift))
 def quantised(d: Diagnosis) -> Detected | None:
-    """Unbiased noise above that of bfloat16, growing as probability falls."""
+    """Finds unbiased noise above that of bfloat16 which grows as the probability falls."""
     distance = _without_age(d)
     if d.sums["finite"] < FEWEST or not NOISY <= distance < TOO_LOUD or by_probability(d) > BIASED:
         return None
@@ -118,8 +118,8 @@ def quantised(d: Diagnosis) -> Detected | None:
 
 
 def _without_age(d: Diagnosis) -> float:
-    """Mean |l| of tokens of fresh weights; 0 where age may be all that there is."""
-    fresh, aged = map(Side.of, fresh_and_stale(d.statistics.versions))
+    """Mean |l| of tokens that fresh weights sampled; 0 where all of it may come from old weights."""
+    fresh, aged = map(VersionMeans.of, fresh_and_stale(d.statistics.versions))
     if fresh.count < FEWEST <= aged.count:
         return 0.0
     distance = fresh.absolute if fresh.count >= FEWEST else d.sums.mean("absolute") or 0.0
@@ -130,7 +130,7 @@ def _without_age(d: Diagnosis) -> float:
 
 
 def _by_bins(d: Diagnosis, bins: slice) -> float | None:
-    """Mean |l| in bins of the probability; None without a token there."""
+    """Mean |l| over some bins of the probability; None without a token there."""
     count, absolute = (d.curves.column("probability", name)[bins].sum() for name in ("count", "absolute"))
     return float(absolute / count) if count else None
 
@@ -140,7 +140,7 @@ def _said(value: float | None) -> str:
 
 
 def unexplained(d: Diagnosis) -> Detected | None:
-    """Mean |log-ratio| significantly above what arithmetic makes."""
+    """Finds a mean |log-ratio| that is significantly above what arithmetic makes."""
     distance = d.statistics.means["absolute"]
     if distance.count < FEWEST_TOKENS or distance.value - UNEXPLAINED_SURE * distance.error < UNEXPLAINED:
         return None

@@ -63,7 +63,8 @@ def implied_temperature(d: Diagnosis) -> float:
 
 
 def _leaning(d: Diagnosis) -> float | None:
-    """Mean l over mean |l| of likely tokens: under a temperature of one sign, as log q + H > 0 there."""
+    """Mean l over mean |l| of likely tokens. Between two temperatures it has one sign there, as log q + H
+    > 0."""
     log_ratio, absolute = (
         float(d.curves.column("probability", c)[:LIKELY].sum()) for c in ("log_ratio", "absolute")
     )
@@ -71,8 +72,7 @@ def _leaning(d: Diagnosis) -> float | None:
 
 
 def _is_scaled(d: Diagnosis) -> bool:
-    """Log-ratios as between two temperatures. With at least ``FEWEST`` tokens the share that chance explains
-    over some 30 bins of probability is below 0.1."""
+    """Whether the log-ratios are as between two temperatures."""
     if d.sums["finite"] < FEWEST or (d.sums.mean("absolute") or 0.0) < SMALL:
         return False
     temperature, leaning = implied_temperature(d), _leaning(d)
@@ -83,7 +83,8 @@ def _is_scaled(d: Diagnosis) -> bool:
 
 @detector("error", after=SPOILT)
 def truncated_sampling(d: Diagnosis) -> Detected | None:
-    """Mean ratio significantly below 1, and a mean log-ratio that fits it: renormalised to a part."""
+    """Finds a mean ratio significantly below 1 and a mean log-ratio that fits it: probabilities
+    renormalised to a part of the vocabulary."""
     mean, excess = d.sums.mean("log_ratio"), d.statistics.means["excess"]
     if mean is None or d.sums["finite"] < FEWEST or mean > -SMALL:
         return None
@@ -115,7 +116,8 @@ def _besides(mean: float, expected: float) -> str:
 
 @detector("error", after=(*SPOILT, truncated_sampling))
 def before_temperature(d: Diagnosis) -> Detected | None:
-    """Log-ratio a function of the probability, its mean and that of the ratio above what sampling allows."""
+    """Finds log-ratios that are a function of the probability and whose means, and those of the ratio, are
+    above what sampling allows."""
     log_ratio, excess = d.statistics.means["log_ratio"], d.statistics.means["excess"]
     if not _is_scaled(d) or min(log_ratio.z, excess.z) < DECIDED:
         return None
@@ -136,7 +138,7 @@ def before_temperature(d: Diagnosis) -> Detected | None:
 
 @detector("error", after=(*SPOILT, truncated_sampling, before_temperature))
 def temperature(d: Diagnosis) -> Detected | None:
-    """Log-ratio a function of the probability, with the means that sampling gives."""
+    """Finds log-ratios that are a function of the probability, with the means that sampling gives."""
     if not _is_scaled(d):
         return None
     scale = implied_temperature(d)
@@ -158,7 +160,7 @@ def temperature(d: Diagnosis) -> Detected | None:
 
 @detector("error", after=(*SPOILT, truncated_sampling, before_temperature, temperature))
 def unlike_entropy(d: Diagnosis) -> Detected | None:
-    """Mean -log-prob of the sampled tokens unlike the entropy: the policy that drew them is another."""
+    """Finds a mean -log-prob of the sampled tokens that is not the entropy: another policy drew them."""
     surprise = d.statistics.means["surprise"]
     entropy = -(d.sums.mean("behavior") or 0.0) - surprise.value
     if surprise.count < FEWEST or abs(surprise.z) < SURE or abs(surprise.value) < APART * entropy:

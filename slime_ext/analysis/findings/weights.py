@@ -21,22 +21,22 @@ FIRST_TIMES, FIRST_MATTERS = 8.0, 5e-3
 CACHE_TIMES, CACHE_MATTERS = 3.0, 2e-4  # of k3
 
 
-class Side(NamedTuple):
-    """Tokens, mean |l| and mean k3 of some cells."""
+class VersionMeans(NamedTuple):
+    """Number of tokens, mean |l| and mean k3 over some versions of the weights."""
 
     count: int
     absolute: float
     k3: float
 
     @classmethod
-    def of(cls, cells: list[VersionSums]) -> Side:
+    def of(cls, cells: list[VersionSums]) -> VersionMeans:
         count = sum(cell.count for cell in cells)
         return cls(count, *(sum(getattr(c, k) for c in cells) / max(count, 1) for k in ("absolute", "k3")))
 
 
 def fresh_and_stale(cells: list[VersionSums]) -> tuple[list[VersionSums], list[VersionSums]]:
-    """Tokens of weights in the first rollout that saw them, being the newest of it and of no known age; and
-    all others."""
+    """The sums over tokens of fresh weights and those over all others. Weights are fresh in the first
+    rollout that they sampled, if they are its newest and not known to be old."""
     first: dict[int, int] = {}
     newest: dict[int, int] = {}
     for cell in cells:
@@ -50,7 +50,8 @@ def fresh_and_stale(cells: list[VersionSums]) -> tuple[list[VersionSums], list[V
 
 
 def _first_off(seen: list[RolloutSummary]) -> tuple[list[RolloutSummary], float]:
-    """The first rollouts that are off, at most a third of all; and k3 of the rest (median)."""
+    """The first rollouts in which the policies are far apart, at most a third of all, and the median k3 of
+    the rest."""
     rest = median(s.k3 for s in seen[len(seen) // 3 :])
     limit = max(FIRST_MATTERS, FIRST_TIMES * rest)
     bad = list(takewhile(lambda s: s.k3 >= limit, seen))
@@ -68,7 +69,7 @@ def _aged(cells: list[VersionSums]) -> set[int]:
 
 @detector("error", after=BEFORE)
 def resumed_wrong_weights(d: Diagnosis) -> Detected | None:
-    """k3 of the first rollouts a multiple of that of the others."""
+    """Finds that k3 of the first rollouts is a multiple of that of the others."""
     seen = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
     bad, rest = _first_off(seen) if len(seen) >= 4 else ([], 0.0)
     if not bad or _aged(d.statistics.versions).issuperset(s.rollout_id for s in bad):
@@ -89,9 +90,10 @@ def resumed_wrong_weights(d: Diagnosis) -> Detected | None:
 
 @detector("warning", after=(*BEFORE, resumed_wrong_weights))
 def stale_weights(d: Diagnosis) -> Detected | None:
-    """k3 of tokens of older weights a multiple of that of fresh ones, or of rollout 0; or none are fresh."""
+    """Finds that k3 of tokens of older weights is a multiple of that of fresh ones or of rollout 0, or
+    that no weights are fresh."""
     fresh_cells, stale_cells = fresh_and_stale(d.statistics.versions)
-    fresh, stale = Side.of(fresh_cells), Side.of(stale_cells)
+    fresh, stale = VersionMeans.of(fresh_cells), VersionMeans.of(stale_cells)
     if min(fresh.count, stale.count) >= FEWEST and stale.k3 >= max(MATTERS, TIMES * fresh.k3):
         worst = max(
             (c for c in stale_cells if c.count >= FEWEST // 4), key=lambda c: c.k3 / c.count, default=None
@@ -110,9 +112,9 @@ def stale_weights(d: Diagnosis) -> Detected | None:
 
 
 def _all_aged(cells: list[VersionSums]) -> Detected | None:
-    """Nothing fresh to compare with, but the dumps tell the age."""
+    """The finding where no weights are fresh to compare with, but the dumps say how old they are."""
     aged = [c for c in cells if c.age > 0]
-    found = Side.of(aged)
+    found = VersionMeans.of(aged)
     if found.count < FEWEST or found.k3 < MATTERS:
         return None
     ages = f"{min(c.age for c in aged):g} to {max(c.age for c in aged):g}"
@@ -124,7 +126,7 @@ def _all_aged(cells: list[VersionSums]) -> Detected | None:
 
 
 def _lagging(d: Diagnosis) -> Detected | None:
-    """A lag from the start: the first rollout of a run has none yet."""
+    """The finding where weights lag from the start: the first rollout of a run has none of it yet."""
     seen = d.statistics.rollouts
     if len(seen) < 3 or seen[0].rollout_id != 0 or min(s.tokens for s in seen) < FEWEST:
         return None
@@ -153,7 +155,8 @@ def _stale(evidence: str, rollouts: tuple[int, ...]) -> Detected:
 
 @detector("error", after=SPOILT)
 def stale_cache(d: Diagnosis) -> Detected | None:
-    """k3 behind a weight update inside a response a multiple of that of the same weights elsewhere."""
+    """Finds that k3 behind a weight update inside a response is a multiple of that of the same weights
+    elsewhere."""
     (count, *_, after), (count_pure, *_, pure) = d.statistics.switched.tolist()
     if min(count, count_pure) < FEWEST:
         return None

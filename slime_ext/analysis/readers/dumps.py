@@ -42,7 +42,7 @@ NOTHING = pickle.dumps([])
 
 
 def kind_of(found: Mapping[str, Any], path: Path) -> str:
-    """``rollout``, ``train`` (format version 2) or ``rank`` (v0.3.1 and older).
+    """What a file is: ``rollout``, ``train`` (format version 2) or ``rank`` (v0.3.1 and older).
 
     Raises:
         DataError: it is neither.
@@ -63,7 +63,7 @@ def kind_of(found: Mapping[str, Any], path: Path) -> str:
 
 @dataclass
 class _Content:
-    """What the files of a rollout held so far."""
+    """What was read so far of the files of one rollout."""
 
     rollout_id: int
     paths: list[Path] = field(default_factory=list)
@@ -75,7 +75,7 @@ class _Content:
     version: int | None = None
 
     def take(self, kind: str, found: Mapping[str, Any]) -> None:
-        """What a file has to give."""
+        """Adds the content of a file."""
         if kind == "rollout":
             self.about = pickle.dumps(about_samples(found["samples"]))
         elif kind == "train":
@@ -84,7 +84,7 @@ class _Content:
             self.ranks.append((int(found.get("rank", len(self.ranks))), found["rollout_data"]))
 
     def rollout(self, source: str) -> DumpedRollout | Skipped:
-        """All of it as one rollout."""
+        """The rollout that the files make up."""
         try:
             rows = self.rows or merge_ranks(self.ranks)
         except DataError as error:
@@ -100,8 +100,8 @@ class _Content:
 
 
 def read_job(job: Job) -> Iterator[DumpedRollout | Skipped]:
-    """The rollout of a job's files (the rollouts, if their names did not tell them apart), after what had to
-    be skipped of them."""
+    """The rollouts of a job's files (more than one if their names did not tell them apart), after what had
+    to be skipped."""
     yield from _read(job)  # in a call of its own: what the files held is gone when a rollout is shown
 
 
@@ -118,7 +118,7 @@ def _read(job: Job) -> list[DumpedRollout | Skipped]:
 
 
 def _add(contents: dict[int, _Content], path: Path, number: int) -> None:
-    """Takes what a file has to give to its rollout.
+    """Reads a file and adds it to its rollout.
 
     Raises:
         DataError: it is no dump, or a second one of the same rollout.
@@ -147,13 +147,13 @@ def _of_another_kind(error: Exception) -> str:
 
 
 def _bare(position: int, sample: Mapping[str, Any]) -> DumpedSample:
-    """A sample that only a rollout dump knows."""
+    """The row of a sample that only a rollout dump has."""
     return DumpedSample(position, int(sample["response_length"]))
 
 
 def _join(rows: list[DumpedSample], about: list[dict[str, Any]], notes: Notes) -> None:
-    """Text, versions, group and reward of the rollout dump, by position; for files without positions by
-    sample index."""
+    """Adds text, versions, group and reward of the rollout dump to the rows, by position, or by sample
+    index for files without positions."""
     by_index = {sample["index"]: i for i, sample in enumerate(about) if sample["index"] is not None}
     for row in rows:
         if row.position < 0:  # a per-rank file: minus one, minus the sample's index
@@ -179,7 +179,7 @@ def _take_over(row: DumpedSample, sample: dict[str, Any]) -> None:
 
 
 def about_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What only the rollout dump knows of each sample; its lists of tokens are let go."""
+    """What only the rollout dump has of each sample, without its lists of tokens."""
     return [
         {
             "index": sample.get("index"),
@@ -197,7 +197,7 @@ def about_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _small(values: Any) -> Tensor | None:
-    """Four bytes for each log-prob, where a list takes 32."""
+    """Log-probs as float32, four bytes each where a list takes 32."""
     return None if values is None else as_tensor(values, torch.float32)
 
 
@@ -228,8 +228,8 @@ def step_of_position(shards: Sequence[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def trainer_version(found: Mapping[str, Any], rollout_id: int) -> int | None:
-    """Optimizer steps that came before the rollout, which is how the embedded launcher names its weights;
-    every rollout has the same number of steps."""
+    """The trainer's weight version at the start of a rollout, as the embedded launcher counts it: the
+    optimizer steps before, of which every rollout has the same number."""
     shards = found.get("dp_shards") or ({},)
     steps = shards[0].get("num_microbatches")
     return None if steps is None else int(rollout_id) * len(steps)

@@ -22,13 +22,13 @@ EVALUATION = re.compile(r"(^|[^a-z])eval_\d")
 
 @dataclass(frozen=True)
 class RolloutRanges:
-    """Rollout numbers in ranges, both ends included; no range wants all."""
+    """Ranges of rollout numbers, both ends included; without any range, all numbers."""
 
     ranges: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def parse(cls, text: str | None) -> RolloutRanges:
-        """``100-200``, ``7``, ``0,5,10-``.
+        """Ranges from text such as ``100-200``, ``7``, ``0,5,10-``.
 
         Raises:
             DataError: it is something else.
@@ -40,7 +40,7 @@ class RolloutRanges:
         return cls(tuple(_range(part, text) for part in parts))
 
     def __contains__(self, rollout_id: int | None) -> bool:
-        """A file whose name does not tell its number is wanted until its content does."""
+        """Whether a rollout is wanted; one of unknown number is, until its content tells the number."""
         if rollout_id is None or not self.ranges:
             return True
         return any(low <= rollout_id <= high for low, high in self.ranges)
@@ -48,8 +48,8 @@ class RolloutRanges:
 
 @dataclass(frozen=True)
 class Job:
-    """The files of one rollout (or one JSONL file), how many bytes they are, and, beside jobs of other runs,
-    whose they are: the run's folder, or the JSONL file."""
+    """The files of one rollout (or one JSONL file), their size in bytes, and, where several runs are read,
+    the run's folder or JSONL file."""
 
     paths: tuple[Path, ...]
     rollout_id: int | None
@@ -61,7 +61,7 @@ class Job:
         return self.paths[0].suffix == ".jsonl"
 
     def __str__(self) -> str:
-        """The common folder once, then the names under it."""
+        """The paths, with their common folder written once."""
         first, *others = self.paths
         if not others:
             return str(first)
@@ -72,15 +72,15 @@ class Job:
 
 @dataclass(frozen=True)
 class DumpFiles:
-    """The jobs of the wanted rollouts, in the order of run and rollout number; and how many dumps of
-    evaluations are left out."""
+    """The jobs of the wanted rollouts, ordered by run and rollout number, and the number of evaluation
+    dumps that are left out."""
 
     jobs: tuple[Job, ...]
     evaluations: int
 
 
 def find(paths: Iterable[str | Path], wanted: RolloutRanges | None = None) -> DumpFiles:
-    """What to read.
+    """The files to read.
 
     Raises:
         DataError: a path does not exist or holds no dump.
@@ -99,7 +99,7 @@ def find(paths: Iterable[str | Path], wanted: RolloutRanges | None = None) -> Du
 
 
 def _of_all(paths: Iterable[str | Path]) -> list[Path]:
-    """Each file once, however many of the paths lead to it."""
+    """Every file that the paths lead to, once."""
     return list({file.resolve(): file for given in paths for file in _files(str(given))}.values())
 
 
@@ -115,7 +115,7 @@ def _jobs(files: Sequence[Path]) -> list[Job]:
 
 
 def _key(path: Path, number: int | None) -> Key:
-    """The same for the files of one rollout."""
+    """What the files of one rollout have in common."""
     root = _root(path).resolve()
     return (root, number, "") if path.suffix == ".pt" else (root, None, str(path.relative_to(_root(path))))
 
@@ -185,7 +185,8 @@ def _found(given: str) -> tuple[list[Path], bool]:
 
 
 def _meant(path: Path) -> Path:
-    """runs/x for runs/x/dumps, where the run's own folder holds them."""
+    """The run's folder where its folder ``dumps`` is named but absent, since the run's own folder holds
+    the dumps."""
     is_run = path.name == "dumps" and any((path.parent / kind).is_dir() for kind in KINDS)
     return path.parent if is_run and not path.exists() else path
 
@@ -201,7 +202,7 @@ def _within(path: Path) -> list[Path]:
 
 
 def _of_folder(path: Path) -> list[Path]:
-    """Dumps of a folder: of its rollout_data and train_data where it has them, else of itself."""
+    """The dumps in a folder's rollout_data and train_data, or in the folder itself if it has neither."""
     inner = path / "dumps" if (path / "dumps").is_dir() else path
     folders = [inner / kind for kind in KINDS if (inner / kind).is_dir()] or [inner]
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in SUFFIXES]
@@ -213,7 +214,7 @@ def _root(path: Path) -> Path:
 
 
 def _rank(path: Path) -> tuple[str, list[int]]:
-    """Rollout dumps first, then train dumps by rank."""
+    """A sort key: rollout dumps first, then train dumps by rank."""
     return path.parent.name, [int(n) for n in NUMBER.findall(path.stem)]
 
 

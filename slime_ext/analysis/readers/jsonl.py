@@ -33,7 +33,7 @@ NAMED = 2  # bad lines that are told one by one
 
 
 def read_jsonl(path: Path) -> Iterator[DumpedRollout | Skipped]:
-    """The rollouts of a file, as they follow each other; lines that are no samples come as ``Skipped``."""
+    """The rollouts of a file in their order; lines that are no samples come as ``Skipped``."""
     bad: list[Skipped] = []
     for rollout_id, found in groupby(_good(path, bad), key=lambda pair: pair[0]):
         rows = [row for _, row in found]
@@ -102,5 +102,5 @@ def _row(found: Mapping[str, Any]) -> DumpedSample:
 
 
 def _first(found: Mapping[str, Any], *keys: str, default: Any = None) -> Any:
-    """The value of the first of the keys that has one; null is none."""
+    """The value of the first of the keys that is there and not null."""
     return next((found[key] for key in keys if found.get(key) is not None), default)

@@ -22,7 +22,7 @@ CUT = ("log_probs", "rollout_log_probs", "advantages", "entropy")  # local slice
 
 
 def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[DumpedSample]:
-    """All samples of a rollout from the files of its ranks.
+    """The samples of a rollout, put together from the files of its ranks.
 
     Raises:
         DataError: a context-parallel part is missing, or the lengths fit no zig-zag layout.
@@ -41,7 +41,7 @@ def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[DumpedSample]:
 
 
 def _identity(data: Data) -> tuple:
-    """The same for ranks that hold the same samples."""
+    """A value that is equal for ranks that hold the same samples."""
     indices = data.get("sample_indices")
     if indices is not None and all(i is not None for i in indices):
         return tuple(int(i) for i in indices)
@@ -68,7 +68,7 @@ def _whole(parts: list[Data]) -> list[DumpedSample]:
 
 
 def _columns(data: Data) -> dict[str, Any]:
-    """The fields with one value per sample."""
+    """The fields that have one value per sample."""
     count = len(data["response_lengths"])
     return {
         key: values for key, values in data.items() if hasattr(values, "__len__") and len(values) == count
@@ -84,7 +84,8 @@ def _lengths(data: Data) -> list[tuple[int, int]]:
 
 
 def _context_parallel_size(parts: list[Data]) -> int:
-    """The size for which every file holds what its rank would; a rank's copies are neighbours."""
+    """The context-parallel size for which every file has the lengths that its rank would have. Copies of a
+    rank follow each other."""
     lengths = _lengths(parts[0])
     for size in range(1, len(parts) + 1):
         if len(parts) % size == 0 and _explains(parts, lengths, size):
@@ -113,7 +114,7 @@ def _runs(total: int, response: int, rank: int, size: int) -> tuple[tuple[int, i
 
 
 def _interleave(parts: Sequence[Any], total: int, response: int) -> Tensor:
-    """The local slices of all context-parallel ranks -> [R]."""
+    """One tensor [R] from the slices of all context-parallel ranks."""
     if len(parts) == 1:
         return as_tensor(parts[0], torch.float32)
     out = torch.full((response,), torch.nan)

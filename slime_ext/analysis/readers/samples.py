@@ -29,7 +29,7 @@ FIELDS: dict[str, tuple[torch.dtype, float]] = {
 
 @dataclass
 class DumpedSample:
-    """One sample: every value as its file had it, lists or tensors over the response ([R])."""
+    """One sample as its file has it: lists or tensors over the response ([R])."""
 
     position: int
     response_length: int
@@ -51,7 +51,7 @@ class DumpedSample:
 
 @dataclass
 class Notes:
-    """Remarks of one kind are one line: how often, and the first."""
+    """Remarks about samples, of which those of one kind become one line: how many, and the first."""
 
     kinds: dict[str, list[str]] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ def assemble(
     trainer_version: int | None = None,
     notes: Notes | None = None,
 ) -> DumpedRollout | Skipped:
-    """Packs samples, leaving out those whose lists do not fit.
+    """One rollout from samples, without those whose lists do not fit.
 
     Args:
         trainer_version: version of the trainer's weights when the rollout was trained on, if it is known.
@@ -156,8 +156,7 @@ def _pack(
 
 @dataclass(frozen=True)
 class _Packer:
-    """Takes a field of all rows into one flat tensor, and drops it from the rows, so that a rollout is not
-    held twice."""
+    """Moves a field of all rows into one flat tensor, so that the rollout is not in memory twice."""
 
     rows: list[DumpedSample]
     lengths: tuple[int, ...]
@@ -181,7 +180,7 @@ class _Packer:
 
 
 def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
-    """A list (None means NaN) or tensor -> CPU tensor [R].
+    """A CPU tensor [R] from a list, in which None means NaN, or from a tensor.
 
     Raises:
         TypeError, ValueError, RuntimeError, OverflowError: something else than a list of numbers.
@@ -208,7 +207,7 @@ def _all(values: list[int | None]) -> tuple[int, ...] | None:
 
 
 def rollout_number(value: Any) -> int:
-    """What a file calls its rollout.
+    """A rollout number from what a file calls its rollout.
 
     Raises:
         TypeError, ValueError, OverflowError: it is no number, or one of more digits than an int64 holds.
@@ -237,7 +236,7 @@ def _versions(rows: list[DumpedSample], mask: Tensor, notes: Notes) -> Tensor | 
 
 
 def _fill(out: Tensor, row: DumpedSample, mask: Tensor, notes: Notes) -> None:
-    """The versions of one sample, in place."""
+    """Writes the weight version of each token of a sample to ``out``."""
     per_token = row.token_versions
     if len(per_token) == len(out) and len(out):
         runs = [(_number(version), sum(1 for _ in run)) for version, run in groupby(per_token)]
@@ -268,7 +267,7 @@ def _ages(versions: Tensor, trainer_version: int | None) -> Tensor | None:
 
 
 def sample_of(sample: Mapping[str, Any], position: int, step: int | None = None) -> DumpedSample:
-    """One sample under slime's plural names."""
+    """One sample from a row under slime's plural names."""
     length = int(sample["response_lengths"])
     tokens = sample.get("tokens")
     prompt_length = int(sample.get("total_lengths") or (length if tokens is None else len(tokens))) - length
@@ -289,7 +288,7 @@ def sample_of(sample: Mapping[str, Any], position: int, step: int | None = None)
 
 
 def number(value: Any) -> float | None:
-    """A reward as a number; a mapping of rewards, or none, is None."""
+    """A reward as a number; None for a mapping of rewards or for none."""
     if isinstance(value, Tensor):
         return float(value) if value.numel() == 1 else None
     try:
@@ -299,8 +298,8 @@ def number(value: Any) -> float | None:
 
 
 def text(value: Any) -> str:
-    """A prompt may be a text, or a list of chat messages; half a surrogate pair, which no file can hold, is
-    a question mark."""
+    """A prompt as text, from text or a list of chat messages; half a surrogate pair, which no file can
+    hold, becomes a question mark."""
     return _text(value).encode("utf-8", "replace").decode()
 
 

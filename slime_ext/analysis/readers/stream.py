@@ -13,7 +13,7 @@ from slime_ext.analysis.records import DumpedRollout
 
 
 def load(job: Job, wanted: RolloutRanges | None = None) -> Iterator[DumpedRollout | Skipped]:
-    """The rollouts of one job's files: one, but for JSONL."""
+    """The rollouts of one job's files: one, or several of a JSONL file."""
     wanted = wanted or RolloutRanges()
     for found in read_jsonl(job.paths[0]) if job.is_jsonl else read_job(job):
         if isinstance(found, Skipped):

@@ -25,7 +25,7 @@ class _Named(Exception):
 
 
 class _Lists(pickle.Unpickler):
-    """Reads what consists of lists, mappings, numbers and texts alone; a name of anything else raises.
+    """Unpickles lists, mappings, numbers and texts, and raises where a pickle names anything else.
 
     torch.load(weights_only=True) reads the same, an opcode at a time in Python: a rollout dump of a million
     tokens takes it seconds.
@@ -58,7 +58,8 @@ def load_plain(path: Path) -> Mapping[str, Any]:
 
 @contextmanager
 def _stand_ins_alone() -> Iterator[None]:
-    """What else this process lets pickles name, such as numpy's own functions for megatron, stands back."""
+    """Allows torch.load our stand-ins and nothing else, such as numpy's own functions that megatron
+    allows."""
     others = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     try:
@@ -69,7 +70,7 @@ def _stand_ins_alone() -> Iterator[None]:
 
 
 def _lists(path: Path) -> Any:
-    """The content of a file without tensors; None if it has any, or is of another kind."""
+    """The content of a file without tensors; None if it has tensors, or is no such file."""
     try:
         with zipfile.ZipFile(path) as archive:
             name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
@@ -94,7 +95,7 @@ def _why(error: Exception) -> str:
 
 
 class DTypeName:
-    """For a dtype: its name alone, such as <f8."""
+    """Stands in for numpy.dtype: keeps its name, such as <f8."""
 
     def __init__(self, code: Any, *_: Any) -> None:
         self.code = self.str = code
@@ -104,7 +105,7 @@ class DTypeName:
 
 
 class Array(numpy.ndarray):
-    """For an array, and for the function that makes one: empty until its state comes."""
+    """Stands in for numpy.ndarray and the function that makes one: empty until its content comes."""
 
     def __new__(cls, *_: Any) -> Array:
         return super().__new__(cls, 0)
@@ -120,7 +121,7 @@ class Array(numpy.ndarray):
 
 
 class Number:
-    """For the function that makes a number: a number of Python."""
+    """Stands in for the function that makes a number of numpy: makes one of Python."""
 
     def __new__(cls, dtype: DTypeName, content: bytes) -> Any:
         found = Array()
@@ -129,14 +130,15 @@ class Number:
 
 
 class Empty:
-    """For ``bytes``, which empty arrays call without arguments; bytes(n) would take n bytes of memory."""
+    """Stands in for ``bytes``, which empty arrays call without arguments; bytes(n) would take n bytes of
+    memory."""
 
     def __new__(cls) -> Any:
         return b""
 
 
 def _called(name: str, stand_in: type) -> type:
-    """A stand-in under the name that a pickle has, by which torch finds it."""
+    """A stand-in with the name that pickles use, by which torch finds it."""
     module, _, own = name.rpartition(".")
     return type(own, (stand_in,), {"__module__": module})
 

@@ -78,7 +78,8 @@ class Drawing:
             axes.tick_params(axis="x", bottom=axes is self.axes[-1])
 
     def name(self, axes: Axes, x: str, y: str, ticks: int = 7) -> None:
-        """Names both axes, and puts at most so many round numbers on the y axis. After all marks."""
+        """Names both axes, and puts at most ``ticks`` round numbers on the y axis. To be called after all
+        marks are drawn."""
         axes.set_ylabel(y)
         along_figure = blended_transform_factory(self.figure.transFigure, axes.transAxes)
         axes.yaxis.set_label_coords(15 / WIDTH, 0.5, along_figure)
@@ -190,7 +191,7 @@ def _marks(group: ET.Element) -> list[ET.Element]:
 
 
 def _clean(root: ET.Element) -> None:
-    """Takes out what would act on the rest of the page: rules, fonts, names that nothing refers to."""
+    """Removes what would act on the rest of the page: style rules, fonts, ids that nothing refers to."""
     used = {value for e in root.iter() for key, value in e.attrib.items() if key.endswith("href")}
     for element in root.iter():
         for rules in element.findall(f"{{{SVG}}}style"):

@@ -29,7 +29,7 @@ def write_report(document: Document, path: str | Path, against: Document | None 
 
 
 def render(document: Document, against: Document | None = None) -> str:
-    """The page as text."""
+    """The HTML of the page."""
     documents = [document] if against is None else [document, against]
     about = {
         "style": Markup(_text(STYLE)),
@@ -85,52 +85,47 @@ TILES: tuple[tuple[str, Callable[[Numbers], str]], ...] = (
 
 
 def tiles(totals: Sequence[Numbers]) -> list[tuple[str, list[str]]]:
-    """Name and the value of each run, without those that no run knows."""
+    """Name of each number and its value in each run, without numbers that no run has."""
     found = [(name, [say(n) for n in totals]) for name, say in TILES]
     return [(name, values) for name, values in found if set(values) != {NONE}]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the what-if table."""
+    """A column of the what-if table: what it says of a correction, and the share that its bar shows."""
 
     name: str
-    value: Callable[[Effect], float | None]
-    say: Callable[[float | None], str] = percent
-    gauge: bool = True
-
-    def text(self, effect: Effect) -> str:
-        """The cell."""
-        return self.say(self.value(effect))
+    text: Callable[[Effect], str]
+    share: Callable[[Effect], float | None] = lambda effect: None
 
     def width(self, effect: Effect) -> str:
         """Per cent of the bar."""
-        return f"{100 * min(max(self.value(effect) or 0, 0), 1):.1f}"
+        return f"{100 * min(max(self.share(effect) or 0, 0), 1):.1f}"
 
 
-@dataclass(frozen=True)
-class Weights(Column):
-    """The column of weight quantiles: three numbers, no bar."""
+def _column(name: str, share: Callable[[Effect], float | None]) -> Column:
+    return Column(name, lambda effect: percent(share(effect)), share)
 
-    def text(self, effect: Effect) -> str:
-        found = effect.weight_quantiles
-        return " / ".join(number(found[key]) for key in ("p01", "p50", "p99")) if found else NONE
+
+def _weights(effect: Effect) -> str:
+    found = effect.weight_quantiles
+    return " / ".join(number(found[key]) for key in ("p01", "p50", "p99")) if found else NONE
 
 
 COLUMNS = (
-    Column("sequences kept", lambda e: _share(e.kept_sequences, e.sequences)),
-    Column("tokens kept", lambda e: _share(e.kept_tokens, e.tokens)),
-    Column("A > 0 kept", lambda e: e.kept_positive),
-    Column("A < 0 kept", lambda e: e.kept_negative),
-    Column("clipped", lambda e: _share(e.clipped_tokens, e.tokens)),
-    Weights("weights", lambda e: None, gauge=False),
-    Column("ESS", lambda e: e.ess),
-    Column("gradient", lambda e: e.gradient_scale, number, gauge=False),
+    _column("sequences kept", lambda e: _share(e.kept_sequences, e.sequences)),
+    _column("tokens kept", lambda e: _share(e.kept_tokens, e.tokens)),
+    _column("A > 0 kept", lambda e: e.kept_positive),
+    _column("A < 0 kept", lambda e: e.kept_negative),
+    _column("clipped", lambda e: _share(e.clipped_tokens, e.tokens)),
+    Column("weights", _weights),
+    _column("ESS", lambda e: e.ess),
+    Column("gradient", lambda e: number(e.gradient_scale)),
 )
 
 
 def rows(documents: Sequence[Document]) -> list[dict[str, Any]]:
-    """What the table's rows need: one per correction of any document, the recommended one first."""
+    """The rows of the what-if table: one per correction of any document, the recommended one first."""
     chosen = {d.recommendation.name for d in documents if d.recommendation}
     by_name: dict[str, dict[int, Effect]] = {}
     for run, document in enumerate(documents):

@@ -1,4 +1,4 @@
-"""The samples and the tokens that are furthest off, with their text."""
+"""The samples and the tokens with the largest log-ratios, with their text."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TEXT = 600  # characters
 
 
 @dataclass
-class Worsts:
-    """A collector of the largest |sum of l| of samples and |l| of tokens.
+class WorstSamples:
+    """A collector of the samples with the largest |sum of l| and the tokens with the largest |l|.
 
     Args:
         tokenizer: folder of the tokenizer, or None.
@@ -30,7 +30,7 @@ class Worsts:
     tokens: list[Worst] = field(default_factory=list)
 
     def add(self, part: DumpedRollout) -> None:
-        """Looks at a part of a rollout."""
+        """Looks for larger log-ratios in a part of a rollout."""
         totals = part.segments.sum(part.log_ratio)
         for i in _largest(totals, _floor(self.samples)):
             self.samples.append(self._sample(part, i, float(totals[i])))
@@ -38,14 +38,14 @@ class Worsts:
             self.tokens.append(self._token(part, at))
         self._trim()
 
-    def merge(self, other: Worsts) -> None:
-        """Adds what another one found."""
+    def merge(self, other: WorstSamples) -> None:
+        """Adds the samples and tokens of other rollouts."""
         self.samples += other.samples
         self.tokens += other.tokens
         self._trim()
 
     def found(self) -> tuple[Worst, ...]:
-        """Samples, then tokens, the furthest off first."""
+        """The samples, then the tokens, those with the largest log-ratio first."""
         return (*self.samples, *self.tokens)
 
     def _trim(self) -> None:
@@ -91,7 +91,7 @@ class Worsts:
 
 
 def _floor(kept: list[Worst]) -> float:
-    """What a newcomer must exceed."""
+    """The size that a log-ratio must exceed to be among the largest."""
     return abs(kept[-1].log_ratio) if len(kept) >= KEPT else 0.0
 
 

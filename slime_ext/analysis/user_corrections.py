@@ -1,4 +1,4 @@
-"""The user's own corrections, beside the presets."""
+"""Files of ``--config`` -> corrections that stand beside the presets."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from slime_ext.objectives import Bounds
 
 @dataclass(frozen=True)
 class UserCorrection:
-    """A file of --custom-config-path: its correction, and the host's clip range that it sets."""
+    """A file of --custom-config-path: its correction, and the clip range that it sets for the host."""
 
     file: str
     correction: Correction
     bounds: Bounds
 
 
-def resolved(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, UserCorrection]:
-    """``--config`` files by the name of their row: the file's, with its path behind it if that is a preset's.
+def load_user_corrections(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, UserCorrection]:
+    """The corrections in files of ``--config`` by the name of their row: the file's name, with its path
+    behind it if a preset has that name.
 
     Args:
         files: path and content of each, which stays as it is.
