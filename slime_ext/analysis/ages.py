@@ -14,12 +14,12 @@ from slime_ext.analysis.document import Curve, Moment, Point
 NOTE = "ages are counted in rollouts since the first one that the weights sampled; the dumps do not tell them"
 
 
-def since_seen(cells: Iterable[VersionSums]) -> dict[VersionSums, int]:
-    """How many rollouts old the weights of each cell are, counted from the first rollout that they
+def since_seen(versions: Iterable[VersionSums]) -> dict[VersionSums, int]:
+    """How many rollouts old the weights are in each rollout, counted from the first one that they
     sampled; empty if no version sampled two rollouts."""
-    ordered = sorted(cells)
+    ordered = sorted(versions)
     first: dict[int, int] = {}
-    ages = {cell: cell.rollout_id - first.setdefault(cell.version, cell.rollout_id) for cell in ordered}
+    ages = {sums: sums.rollout_id - first.setdefault(sums.version, sums.rollout_id) for sums in ordered}
     return ages if any(ages.values()) else {}
 
 
@@ -27,16 +27,16 @@ def curve(ages: dict[VersionSums, int]) -> Curve:
     """The mean log-ratio at each age, as the curve ``staleness``."""
     points = []
     for age in sorted(set(ages.values())):
-        same = [cell for cell, other in ages.items() if other == age]
-        count = sum(cell.count for cell in same)
-        mean, distance = (sum(getattr(cell, k) for cell in same) / count for k in ("log_ratio", "absolute"))
+        same = [sums for sums, other in ages.items() if other == age]
+        count = sum(sums.count for sums in same)
+        mean, distance = (sum(getattr(sums, k) for sums in same) / count for k in ("log_ratio", "absolute"))
         points.append(Point(x=age, count=count, mean=mean, absolute=distance))
     return Curve(name="staleness", points=tuple(points))
 
 
 def mean(ages: dict[VersionSums, int], rollout_id: int | None = None) -> float:
     """Mean age over the tokens of one rollout, or of all rollouts."""
-    found = [(cell.count, age) for cell, age in ages.items() if rollout_id in (None, cell.rollout_id)]
+    found = [(sums.count, age) for sums, age in ages.items() if rollout_id in (None, sums.rollout_id)]
     return sum(count * age for count, age in found) / max(sum(count for count, _ in found), 1)
 
 

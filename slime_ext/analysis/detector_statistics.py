@@ -17,7 +17,7 @@ from slime_ext.analysis.records import DumpedRollout
 from slime_ext.ops.divergences import k3
 
 SHIFTS = (-2, -1, 1, 2)
-QUANTITIES = ("excess", "log_ratio", "absolute", "surprise")
+QUANTITIES = ("ratio_minus_one", "log_ratio", "absolute", "surprise")
 LARGEST_RATIO = 10.0  # a ratio counts as this much at most, so that one token does not make a mean
 FURTHEST = 5.0  # nats, and a log-ratio in k3 as this much
 EXACT = 1e-4  # nats; what arithmetic alone does to equal log-probs stays below
@@ -55,7 +55,7 @@ class Means:
     def add(self, part: DumpedRollout) -> None:
         """Adds the sequences of a part of a rollout."""
         ratio = part.log_ratio.clamp(max=math.log(LARGEST_RATIO))
-        self._add("excess", torch.expm1(ratio), part.finite, part)
+        self._add("ratio_minus_one", torch.expm1(ratio), part.finite, part)
         self._add("log_ratio", part.log_ratio, part.finite, part)
         self._add("absolute", part.log_ratio.abs(), part.finite, part)
         if part.entropy is not None:

@@ -45,7 +45,7 @@ class Diagnosis:
         self.timeline = sorted([*self.timeline, *other.timeline], key=lambda moment: moment.rollout_id)
 
     def _ages(self) -> dict[VersionSums, int]:
-        """The age of each cell in rollouts; empty where the dumps themselves say how old the weights are."""
+        """The age of each version in rollouts; empty where the dumps say how old weights are."""
         told = float(self.curves.column("staleness", "x").sum())
         return {} if told else ages.since_seen(self.statistics.versions)
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Protocol
 
 import torch
@@ -133,14 +134,13 @@ def _in_processes(
 ) -> Iterator[tuple[Sequence[Job], Result]]:
     """Reads the jobs in several processes: shares of the jobs and the result of each, in an order that
     does not change."""
-    shares = min(len(jobs), SHARES * count)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, context, initializer=_start) as pool:
-        # By value: a tensor that is sent to another process as such becomes shared memory.
-        asked = [pickle.dumps((jobs[i::shares], empty, wanted)) for i in range(shares)]
+    number = min(len(jobs), SHARES * count)
+    shares = [jobs[i::number] for i in range(number)]
+    asked = pickle.dumps((empty, wanted))  # by value: a tensor sent as such becomes shared memory
+    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_start) as pool:
         try:
-            for i, result in enumerate(pool.map(_read_all, asked)):
-                yield jobs[i::shares], pickle.loads(result)
+            for share, result in zip(shares, pool.map(_read_all, shares, repeat(asked)), strict=True):
+                yield share, pickle.loads(result)
         except BrokenProcessPool:
             raise DataError(
                 "--jobs: expected every process to finish, got one that was killed, most often since no "
@@ -154,8 +154,8 @@ def _start() -> None:
     _keep_tensors_off_the_heap()
 
 
-def _read_all(asked: bytes) -> bytes:
-    jobs, result, wanted = pickle.loads(asked)
+def _read_all(jobs: Sequence[Job], asked: bytes) -> bytes:
+    result, wanted = pickle.loads(asked)
     for job in jobs:
         _read(result, job, wanted)
     return pickle.dumps(result)

@@ -85,18 +85,18 @@ def _is_scaled(d: Diagnosis) -> bool:
 def truncated_sampling(d: Diagnosis) -> Detected | None:
     """Finds a mean ratio significantly below 1 and a mean log-ratio that fits it: probabilities
     renormalised to a part of the vocabulary."""
-    mean, excess = d.sums.mean("log_ratio"), d.statistics.means["excess"]
+    mean, above_1 = d.sums.mean("log_ratio"), d.statistics.means["ratio_minus_one"]
     if mean is None or d.sums["finite"] < FEWEST or mean > -SMALL:
         return None
-    if excess.z > -SURE or d.statistics.top_share > EVEN or mean < WHOLLY * math.log1p(excess.value):
+    if above_1.z > -SURE or d.statistics.top_share > EVEN or mean < WHOLLY * math.log1p(above_1.value):
         return None
     return Detected(
         title="The sampler's log-probs are renormalised to the tokens that top-p or top-k left.",
         evidence=(
             f"{share(d.statistics.counts['below'], d.sums['finite'])} of the tokens are less likely for the "
             f"trainer, {share(d.statistics.counts['above'], d.sums['finite'])} more. The mean ratio is "
-            f"{1 + excess.value:.4f} ± {excess.error:.1g} instead of 1: the probability mass that was "
-            f"sampled from.{_besides(mean, math.log1p(excess.value))}"
+            f"{1 + above_1.value:.4f} ± {above_1.error:.1g} instead of 1: the probability mass that was "
+            f"sampled from.{_besides(mean, math.log1p(above_1.value))}"
         ),
         fix=(
             "Sample with --rollout-top-p 1 --rollout-top-k -1, or replay the sampling mask in the trainer "
@@ -118,16 +118,16 @@ def _besides(mean: float, expected: float) -> str:
 def before_temperature(d: Diagnosis) -> Detected | None:
     """Finds log-ratios that are a function of the probability and whose means, and those of the ratio, are
     above what sampling allows."""
-    log_ratio, excess = d.statistics.means["log_ratio"], d.statistics.means["excess"]
-    if not _is_scaled(d) or min(log_ratio.z, excess.z) < DECIDED:
+    log_ratio, above_1 = d.statistics.means["log_ratio"], d.statistics.means["ratio_minus_one"]
+    if not _is_scaled(d) or min(log_ratio.z, above_1.z) < DECIDED:
         return None
     return Detected(
         title="The sampler's log-probs are from before the temperature (or another processor) was applied.",
         evidence=(
             "The recorded policy is not the one that sampled: its mean log-ratio is "
-            f"+{nats(log_ratio.value)}, its mean ratio {1 + excess.value:.3f} ± {excess.error:.1g}; sampled "
-            f"from, they would be below 0 and 1. {share(by_probability(d), 1)} of the variance of the "
-            "log-ratio follows from the probability."
+            f"+{nats(log_ratio.value)}, its mean ratio {1 + above_1.value:.3f} ± {above_1.error:.1g}; "
+            f"sampled from, they would be below 0 and 1. {share(by_probability(d), 1)} of the variance of "
+            "the log-ratio follows from the probability."
         ),
         fix=(
             "Have the engine return log-probs after temperature (SGLang: do not set "

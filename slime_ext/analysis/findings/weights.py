@@ -29,49 +29,49 @@ class VersionMeans(NamedTuple):
     k3: float
 
     @classmethod
-    def of(cls, cells: list[VersionSums]) -> VersionMeans:
-        count = sum(cell.count for cell in cells)
-        return cls(count, *(sum(getattr(c, k) for c in cells) / max(count, 1) for k in ("absolute", "k3")))
+    def of(cls, versions: list[VersionSums]) -> VersionMeans:
+        count = sum(v.count for v in versions)
+        return cls(count, *(sum(getattr(v, k) for v in versions) / max(count, 1) for k in ("absolute", "k3")))
 
 
-def fresh_and_stale(cells: list[VersionSums]) -> tuple[list[VersionSums], list[VersionSums]]:
+def fresh_and_stale(versions: list[VersionSums]) -> tuple[list[VersionSums], list[VersionSums]]:
     """The sums over tokens of fresh weights and those over all others. Weights are fresh in the first
     rollout that they sampled, if they are its newest and not known to be old."""
     first: dict[int, int] = {}
     newest: dict[int, int] = {}
-    for cell in cells:
-        first[cell.version] = min(first.get(cell.version, cell.rollout_id), cell.rollout_id)
-        newest[cell.rollout_id] = max(newest.get(cell.rollout_id, cell.version), cell.version)
+    for v in versions:
+        first[v.version] = min(first.get(v.version, v.rollout_id), v.rollout_id)
+        newest[v.rollout_id] = max(newest.get(v.rollout_id, v.version), v.version)
     fresh = [
-        c for c in cells if (first[c.version], newest[c.rollout_id], 0) == (c.rollout_id, c.version, c.age)
+        c for c in versions if (first[c.version], newest[c.rollout_id], 0) == (c.rollout_id, c.version, c.age)
     ]
     chosen = set(fresh)
-    return fresh, [c for c in cells if c not in chosen]
+    return fresh, [c for c in versions if c not in chosen]
 
 
-def _first_off(seen: list[RolloutSummary]) -> tuple[list[RolloutSummary], float]:
+def _first_off(rollouts: list[RolloutSummary]) -> tuple[list[RolloutSummary], float]:
     """The first rollouts in which the policies are far apart, at most a third of all, and the median k3 of
     the rest."""
-    rest = median(s.k3 for s in seen[len(seen) // 3 :])
+    rest = median(s.k3 for s in rollouts[len(rollouts) // 3 :])
     limit = max(FIRST_MATTERS, FIRST_TIMES * rest)
-    bad = list(takewhile(lambda s: s.k3 >= limit, seen))
-    is_few = len(bad) <= max(1, len(seen) // 3)
+    bad = list(takewhile(lambda s: s.k3 >= limit, rollouts))
+    is_few = len(bad) <= max(1, len(rollouts) // 3)
     return (bad if is_few and any(s.top_share < FEW for s in bad) else []), rest
 
 
-def _aged(cells: list[VersionSums]) -> set[int]:
+def _aged(versions: list[VersionSums]) -> set[int]:
     """Rollouts of which most tokens are known to come from old weights."""
     tokens: Counter[int] = Counter()
-    for cell in cells:
-        tokens[cell.rollout_id] += cell.count if cell.age > 0 else -cell.count
+    for v in versions:
+        tokens[v.rollout_id] += v.count if v.age > 0 else -v.count
     return {rollout_id for rollout_id, more in tokens.items() if more > 0}
 
 
 @detector("error", after=BEFORE)
 def resumed_wrong_weights(d: Diagnosis) -> Detected | None:
     """Finds that k3 of the first rollouts is a multiple of that of the others."""
-    seen = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
-    bad, rest = _first_off(seen) if len(seen) >= 4 else ([], 0.0)
+    rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
+    bad, rest = _first_off(rollouts) if len(rollouts) >= 4 else ([], 0.0)
     if not bad or _aged(d.statistics.versions).issuperset(s.rollout_id for s in bad):
         return None
     worst, names = max(s.k3 for s in bad), ", ".join(str(s.rollout_id) for s in bad)
@@ -92,11 +92,11 @@ def resumed_wrong_weights(d: Diagnosis) -> Detected | None:
 def stale_weights(d: Diagnosis) -> Detected | None:
     """Finds that k3 of tokens of older weights is a multiple of that of fresh ones or of rollout 0, or
     that no weights are fresh."""
-    fresh_cells, stale_cells = fresh_and_stale(d.statistics.versions)
-    fresh, stale = VersionMeans.of(fresh_cells), VersionMeans.of(stale_cells)
+    fresh_sums, stale_sums = fresh_and_stale(d.statistics.versions)
+    fresh, stale = VersionMeans.of(fresh_sums), VersionMeans.of(stale_sums)
     if min(fresh.count, stale.count) >= FEWEST and stale.k3 >= max(MATTERS, TIMES * fresh.k3):
         worst = max(
-            (c for c in stale_cells if c.count >= FEWEST // 4), key=lambda c: c.k3 / c.count, default=None
+            (c for c in stale_sums if c.count >= FEWEST // 4), key=lambda c: c.k3 / c.count, default=None
         )
         at = (
             f", {nats(worst.k3 / worst.count)} in rollout {worst.rollout_id} (version {worst.version})"
@@ -106,14 +106,14 @@ def stale_weights(d: Diagnosis) -> Detected | None:
         return _stale(
             f"Tokens of weights that the trainer has moved on from: k3 {nats(stale.k3)}{at}; of fresh "
             f"weights {nats(fresh.k3)}.",
-            tuple(sorted({c.rollout_id for c in stale_cells})),
+            tuple(sorted({c.rollout_id for c in stale_sums})),
         )
-    return (_all_aged(stale_cells) if fresh.count < FEWEST else None) or _lagging(d)
+    return (_all_aged(stale_sums) if fresh.count < FEWEST else None) or _lagging(d)
 
 
-def _all_aged(cells: list[VersionSums]) -> Detected | None:
+def _all_aged(versions: list[VersionSums]) -> Detected | None:
     """The finding where no weights are fresh to compare with, but the dumps say how old they are."""
-    aged = [c for c in cells if c.age > 0]
+    aged = [c for c in versions if c.age > 0]
     found = VersionMeans.of(aged)
     if found.count < FEWEST or found.k3 < MATTERS:
         return None
@@ -127,16 +127,16 @@ def _all_aged(cells: list[VersionSums]) -> Detected | None:
 
 def _lagging(d: Diagnosis) -> Detected | None:
     """The finding where weights lag from the start: the first rollout of a run has none of it yet."""
-    seen = d.statistics.rollouts
-    if len(seen) < 3 or seen[0].rollout_id != 0 or min(s.tokens for s in seen) < FEWEST:
+    rollouts = d.statistics.rollouts
+    if len(rollouts) < 3 or rollouts[0].rollout_id != 0 or min(s.tokens for s in rollouts) < FEWEST:
         return None
-    later = median(s.k3 for s in seen[1:])
-    if later < max(MATTERS, 2 * TIMES * seen[0].k3):
+    later = median(s.k3 for s in rollouts[1:])
+    if later < max(MATTERS, 2 * TIMES * rollouts[0].k3):
         return None
     return _stale(
-        f"k3 is {nats(seen[0].k3)} in rollout 0, where sampler and trainer have the same weights, and "
+        f"k3 is {nats(rollouts[0].k3)} in rollout 0, where sampler and trainer have the same weights, and "
         f"{nats(later)} after it (median).",
-        tuple(s.rollout_id for s in seen[1:]),
+        tuple(s.rollout_id for s in rollouts[1:]),
     )
 
 
