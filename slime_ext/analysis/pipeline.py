@@ -13,11 +13,12 @@ import multiprocessing
 import pickle
 import re
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from itertools import repeat
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +30,7 @@ from slime_ext.analysis.records import DumpedRollout
 from slime_ext.errors import DataError
 
 M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+ASKED = "asked"  # the file with what a process needs
 SHARES = 4  # of the jobs for each process: a slow one is not waited for long, and little is sent around
 
 
@@ -136,16 +138,19 @@ def _in_processes(
     does not change."""
     number = min(len(jobs), SHARES * count)
     shares = [jobs[i::number] for i in range(number)]
-    asked = pickle.dumps((empty, wanted))  # by value: a tensor sent as such becomes shared memory
-    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_start) as pool:
-        try:
-            for share, result in zip(shares, pool.map(_read_all, shares, repeat(asked)), strict=True):
-                yield share, pickle.loads(result)
-        except BrokenProcessPool:
-            raise DataError(
-                "--jobs: expected every process to finish, got one that was killed, most often since no "
-                "memory was left: give fewer"
-            ) from None
+    # Large things go through files: the pool hangs if a process is killed while one is written to its queues.
+    with tempfile.TemporaryDirectory(prefix="slime_ext_analyze_") as folder:
+        Path(folder, ASKED).write_bytes(pickle.dumps((shares, empty, wanted)))
+        with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_start) as pool:
+            try:
+                futures = [pool.submit(_read_share, folder, i) for i in range(number)]
+                for share, future in zip(shares, futures, strict=True):
+                    yield share, pickle.loads(Path(future.result()).read_bytes())
+            except BrokenProcessPool:
+                raise DataError(
+                    "--jobs: expected every process to finish, got one that was killed, most often since no "
+                    "memory was left: give fewer"
+                ) from None
 
 
 def _start() -> None:
@@ -154,8 +159,11 @@ def _start() -> None:
     _keep_tensors_off_the_heap()
 
 
-def _read_all(jobs: Sequence[Job], asked: bytes) -> bytes:
-    result, wanted = pickle.loads(asked)
-    for job in jobs:
+def _read_share(folder: str, number: int) -> str:
+    """The file to which the result of a share of the jobs was written."""
+    shares, result, wanted = pickle.loads(Path(folder, ASKED).read_bytes())
+    for job in shares[number]:
         _read(result, job, wanted)
-    return pickle.dumps(result)
+    path = Path(folder, str(number))
+    path.write_bytes(pickle.dumps(result))
+    return str(path)
