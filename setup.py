@@ -31,7 +31,6 @@ setup(
     data_files=[("share/slime-ext/patches", [str(p.relative_to(ROOT)) for p in ROOT.glob("patches/*.yaml")])],
     package_data={
         "slime_ext.launcher.rollout": ["requirements-*.txt"],
-        "slime_ext.kernels": ["*.h", "*.cpp"],
         "slime_ext.analysis.report": ["page.html.j2", "style.css"],
     },
     install_requires=[
@@ -56,7 +55,6 @@ setup(
             "ruff==0.17.5",
             "pre-commit",
             "psutil",
-            "triton>=3.4,<4; platform_system == 'Linux'",
             "playwright>=1.45,<2",
         ],
     },

@@ -158,7 +158,7 @@ MUTATIONS = {
     ),
     "an atomic group keeps its tokens in the denominator": Mutation(
         "host/settle.py",
-        "rows = siblings.without(rows, broken)",
+        "rows = groups.without(rows, broken)",
         "pass",
         "tests/host/test_step_plan.py",
     ),
@@ -190,7 +190,7 @@ MUTATIONS = {
         "tests/metrics/test_statistics.py",
     ),
     "a guard counts steps that are not in a row": Mutation(
-        "rails.py", "self.outside.pop(name, None)", "pass", "tests/test_rails.py"
+        "guards.py", "self.outside.pop(name, None)", "pass", "tests/test_rails.py"
     ),
     "metrics only goes on correcting": Mutation(
         "host/hook.py",

@@ -11,8 +11,7 @@ from slime_ext import load_config, presets, tis
 from slime_ext.config import to_mapping
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
-from slime_ext.objectives import Bounds, DualClip, PpoClip, Reinforce, Sapo
-from slime_ext.ops import arrays
+from slime_ext.losses import Bounds, DualClip, PpoClip, Reinforce, Sapo
 from tests import oracle
 from tests.batches import flat, tokens
 
@@ -29,14 +28,6 @@ def same(got, expected, rel, abs_):
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_matches_the_oracle(name, seeds):
     compare_with_the_oracle(name, seeds)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", presets.PRESETS)
-def test_matches_the_oracle_without_numpy(name, monkeypatch):
-    """As on other devices than the CPU."""
-    monkeypatch.setattr(arrays, "is_array", lambda values: False)
-    compare_with_the_oracle(name, range(FEW))
 
 
 def compare_with_the_oracle(name, seeds):

@@ -16,7 +16,7 @@ from torch import Tensor
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.correction import NO_PLAN, Correction, Plan, Tokens
 from slime_ext.host.ranks import Ranks
-from slime_ext.host.settle import settle
+from slime_ext.host.step_plan import compute_plan
 from slime_ext.ops.segments import Segments
 
 NO_ADVANTAGES = "needs advantages, which the dump does not hold"
@@ -49,7 +49,7 @@ def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPar
         return
     places = _places(rollout)
     data = as_slime(rollout, places)
-    plan = settle(correction, ARGS, data, Ranks())
+    plan = compute_plan(correction, ARGS, data, Ranks())
     if data["advantages"] is not None:
         tokens = replace(tokens, advantages=torch.cat(data["advantages"]))  # group: rebaseline wrote to them
     for own in places:

@@ -13,7 +13,7 @@ from slime_ext.analysis.document import Effect
 from slime_ext.analysis.quantiles import BitHistogram
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.correction import Correction
-from slime_ext.objectives import Bounds
+from slime_ext.losses import Bounds
 
 BOUNDS = Bounds()  # slime's --eps-clip
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}

@@ -111,7 +111,7 @@ def _read_configs(files: Sequence[str]) -> Configs:
     """Path and content of each file of --config, read once, since it may be a pipe."""
     found = [(file, read_mapping(file)) for file in files]
     if found:
-        with light.room("slime_ext.analysis.user_corrections") as own:
+        with light.module("slime_ext.analysis.user_corrections") as own:
             own.load_user_corrections(found)
     return found
 

@@ -14,7 +14,7 @@ from slime_ext.analysis.records import DumpedRollout
 from slime_ext.analysis.tally import spans
 from slime_ext.analysis.whatif import WhatIf, apply
 from slime_ext.errors import NonFiniteError
-from slime_ext.objectives import Bounds
+from slime_ext.losses import Bounds
 from tests.analysis.in_process import whatif
 from tests.analysis.rollouts import rollout
 from tests.host import slime_rollouts as slime

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from slime_ext.errors import NonFiniteError
-from slime_ext.host import ages, step_metrics
+from slime_ext.host import staleness, step_metrics
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import Layout, pack_micro_batch
 from slime_ext.launcher.megatron.loss import PolicyLoss, StepLog
@@ -201,11 +201,11 @@ def test_a_bound_on_staleness_drops_the_samples_that_are_older():
     batch = replace(batch, weight_versions=versions)
     mapping = {"steps": [{"reject": {"max_staleness": 1}}]}
     loss = make(hook=correct, slime_ext=mapping, custom_tis_function_path="slime_ext.tis.correct")
-    ages.tell(4)
+    staleness.set_trainer_version(4)
     with step_metrics.under_way(step_metrics.layout_of(loss.args, curves=True)) as step:
         loss(batch, 1, logits)
         scalars, curves = step.reduce()
-    ages.tell(None)
+    staleness.set_trainer_version(None)
     masks = [int(mask.sum()) for mask in batch.loss_masks]
     assert scalars["off_policy/kept_fraction"] == pytest.approx(1 - masks[1] / sum(masks))
     assert scalars["off_policy/staleness_max"] == 3 and curves["off_policy/by_staleness/3/kept_fraction"] == 0
