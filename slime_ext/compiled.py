@@ -1,10 +1,11 @@
-"""``backend: compiled``: a hook call as two graphs that torch.compile turns into loops, the same code as eager.
+"""``backend: compiled``: a hook call as two graphs that torch.compile turns into loops, the same code as
+eager.
 
 ``head`` reads the tokens and makes the statistics of sequences; ``expand`` takes them, lets the steps decide,
 weights the loss and sums the metrics up. Between the two the ranks that share sequences add up, and one graph
-would work out the small [S] part anew for every token. Sizes are dynamic: each graph is compiled once, on a made-up
-batch in which no two sizes are alike, and serves every batch from then on. Without a compiler, for small batches and
-for steps that read statistics of turns, prefixes or minima, ``apply`` is eager.
+would work out the small [S] part anew for every token. Sizes are dynamic: each graph is compiled once, on a
+made-up batch in which no two sizes are alike, and serves every batch from then on. Without a compiler, for
+small batches and for steps that read statistics of turns, prefixes or minima, ``apply`` is eager.
 """
 
 from __future__ import annotations
@@ -77,9 +78,7 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
     if plan is None:
         plan = plan_step(correction, [inputs.tokens], segments.all_sum) if correction.is_coupled else NO_PLAN
     given = _inputs_of(correction, replace(inputs, plan=plan))
-    wanted = functools.partial(
-        Wanted, correction, inputs.acts, inputs.bounds, inputs.layout, inputs.first
-    )
+    wanted = functools.partial(Wanted, correction, inputs.acts, inputs.bounds, inputs.layout, inputs.first)
     if _statistics(correction, inputs.layout):
         (table,) = _run(functools.partial(wanted, "head"), given)
         if segments.all_sum is not identity:
@@ -98,7 +97,9 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
 @functools.lru_cache(maxsize=256)
 def _can_serve(correction: Correction, device: str) -> bool:
     if why := hindrance(device):
-        log.warning("slime_ext.backend: expected a compiler beside compiled, got none: %s; it stays eager", why)
+        log.warning(
+            "slime_ext.backend: expected a compiler beside compiled, got none: %s; it stays eager", why
+        )
         return False
     known = all(type(step) in STEPS.values() for step in correction.steps)
     keys = correction.observed_statistics

@@ -146,7 +146,11 @@ class Correction:
         if observe:
             log_ratio, count = (inputs.table[key] for key in OBSERVED)
             sequences = SequenceStatistics(log_ratio, count, state.keep.get("sequence", count >= 0))
-        clipped = torch.zeros_like(keep) if state.clipped is None else inputs.expand_to_tokens(state.unit, state.clipped)
+        clipped = (
+            torch.zeros_like(keep)
+            if state.clipped is None
+            else inputs.expand_to_tokens(state.unit, state.clipped)
+        )
         return Outcome(
             torch.where(keep, inputs.expand_to_tokens(state.unit, state.weights), 0),
             keep,

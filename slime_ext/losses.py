@@ -132,7 +132,13 @@ class Sapo:
 
 
 Surrogate = HostLoss | Reinforce | PpoClip | DualClip | Sapo
-SURROGATES = {"host": HostLoss, "reinforce": Reinforce, "ppo_clip": PpoClip, "dual_clip": DualClip, "sapo": Sapo}
+SURROGATES = {
+    "host": HostLoss,
+    "reinforce": Reinforce,
+    "ppo_clip": PpoClip,
+    "dual_clip": DualClip,
+    "sapo": Sapo,
+}
 
 
 def _range(surrogate: PpoClip | DualClip, bounds: Bounds) -> tuple[float, float]:

@@ -122,17 +122,19 @@ class State:
 
 
 class ExceedsLimit(NamedTuple):
-    """By how much the quantity ``name`` exceeds ``limit``, 0 where it does not: its sum is 0 iff no token does."""
+    """By how much the quantity ``name`` exceeds ``limit``, 0 where it does not: its sum is 0 iff no token
+    does."""
 
     name: str
     limit: float
 
 
 class StatisticKey(NamedTuple):
-    """One statistic: ``aggregate`` of the per-token quantity ``name`` over the response tokens of each ``unit``.
+    """One statistic: ``aggregate`` of the per-token quantity ``name`` over the response tokens of each
+    ``unit``.
 
-    ``by_shard`` is [S, shards_per_sequence], the maximum of the negative quantity in each shard of a sequence,
-    which ``prefix_min`` reads.
+    ``by_shard`` is [S, shards_per_sequence], the maximum of the negative quantity in each shard of a
+    sequence, which ``prefix_min`` reads.
     """
 
     aggregate: Literal["sum", "max", "by_shard"]
@@ -189,7 +191,9 @@ class StepInputs:
         for key in self.table:
             if key.name == "finite":
                 keep[key.unit] = self.table[key] == self.table[StatisticKey("sum", key.unit, "count")]
-        rejected = (StepEffect(BEFORE, "rejected", unit, ~kept) for unit, kept in keep.items() if unit != "token")
+        rejected = (
+            StepEffect(BEFORE, "rejected", unit, ~kept) for unit, kept in keep.items() if unit != "token"
+        )
         return State(torch.ones_like(self.log_ratio), keep, effects=tuple(rejected))
 
     def kept(self, state: State) -> Tensor:
@@ -229,7 +233,8 @@ def statistics_of(unit: Unit, aggregate: Aggregate, name: str) -> tuple[Statisti
 
 
 def tabulate(keys: Sequence[StatisticKey], inputs: StepInputs) -> dict[StatisticKey, Tensor]:
-    """Every statistic as one tensor over its units: one pass over the tokens, one call of ``all_sum`` at most.
+    """Every statistic as one tensor over its units: one pass over the tokens, one call of ``all_sum`` at
+    most.
 
     Returns:
         key -> [S] or [U] float64; maxima of a unit without response tokens are -inf.

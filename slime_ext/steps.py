@@ -5,8 +5,8 @@ hands on a state: weights and keep flags. Rejections therefore commute; weights 
 are written. On-policy data (ratio 1) leaves every step as it entered.
 
 Coupled steps compute one number over the whole optimizer step before any micro-batch is trained:
-``number_for_step`` gets every micro-batch of this rank and an ``all_sum`` over all ranks, so the number does not
-depend on how tokens are packed or split. ``slime_ext.correction.plan_step`` calls it.
+``number_for_step`` gets every micro-batch of this rank and an ``all_sum`` over all ranks, so the number does
+not depend on how tokens are packed or split. ``slime_ext.correction.plan_step`` calls it.
 """
 
 from __future__ import annotations
@@ -359,7 +359,10 @@ class Normalize(Step):
         if self.level == "sequence":
             count = inputs.table[COUNT].clamp_min(1)
             per_token = per_token / inputs.expand_to_tokens("sequence", count)
-        weighted = torch.where(inputs.usable, inputs.expand_to_tokens(state.unit, state.weights), 0).double() * per_token
+        weighted = (
+            torch.where(inputs.usable, inputs.expand_to_tokens(state.unit, state.weights), 0).double()
+            * per_token
+        )
         return torch.stack([weighted.sum(), per_token.sum()])
 
 

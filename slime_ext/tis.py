@@ -26,8 +26,8 @@ from slime_ext.state import Tokens
 def _hook(
     load: Callable[[Any], Correction], name: str, document: str, channel: Channel = host_channel
 ) -> Callable[..., Result]:
-    """The function that every host calls for the correction that ``load`` reads from the host's arguments, once
-    per arguments object."""
+    """The function that every host calls for the correction that ``load`` reads from the host's arguments,
+    once per arguments object."""
     loaded: tuple[Any, Any, Correction | None] = (None, None, None)
 
     def function(

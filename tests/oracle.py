@@ -178,9 +178,13 @@ def apply(step, seqs):
     if step[0] in coupled:
         return coupled[step[0]](seqs, step)
     for s in seqs:
-        {"reweight": reweight, "min_prefix": min_prefix, "signed_clip": signed_clip, "reject": reject, "veto": veto}.get(
-            step[0], bound
-        )(s, step)
+        {
+            "reweight": reweight,
+            "min_prefix": min_prefix,
+            "signed_clip": signed_clip,
+            "reject": reject,
+            "veto": veto,
+        }.get(step[0], bound)(s, step)
 
 
 def bound(s, step):

@@ -1,4 +1,5 @@
-"""The compiled graphs give what the eager code gives, for any sizes, without being compiled again and again."""
+"""The compiled graphs give what the eager code gives, for any sizes, without being compiled again and
+again."""
 
 from __future__ import annotations
 

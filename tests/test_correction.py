@@ -152,7 +152,10 @@ WEIGHTED = (Reweight("token"), Truncate(2.0))
             "surrogate.anchor: expected proximal",
         ),
         ({"surrogate": PpoClip(), "steps": WEIGHTED, "numerator": "target"}, "would be counted twice"),
-        ({"surrogate": DualClip(), "steps": (SignedClip(),), "numerator": "target"}, "would be counted twice"),
+        (
+            {"surrogate": DualClip(), "steps": (SignedClip(),), "numerator": "target"},
+            "would be counted twice",
+        ),
         ({"steps": (SecondMoment(), SecondMoment())}, r"steps\[1\]: expected a coupled step once"),
         (
             {"steps": (SecondMoment(),), "numerator": "target"},
@@ -190,7 +193,9 @@ def test_what_a_correction_needs_from_the_host():
 
 def test_corrections_print_compare_and_hash():
     one, other = (Correction(steps=WEIGHTED) for _ in range(2))
-    assert one == other and hash(one) == hash(other) and eval(repr(one)) == one and HostLoss() == one.surrogate
+    assert (
+        one == other and hash(one) == hash(other) and eval(repr(one)) == one and HostLoss() == one.surrogate
+    )
 
 
 @pytest.mark.parametrize("observe", [False, True])
@@ -281,7 +286,9 @@ def test_a_weight_that_nothing_bounds_gives_a_finite_loss(dtype):
     assert (torch.tensor(largest_product(dtype), dtype=torch.float64).to(narrow) * 8).isfinite()
     s = {k: [-1.0] * 100 for k in ("proximal", "target", "advantage", "host_loss")}
     packed, _ = tokens([s | {"mask": [1] * 100, "behavior": [-2000.0] * 100}])
-    host_loss = torch.full((100,), 2.0, dtype=torch.float32 if dtype is torch.float16 else dtype, requires_grad=True)
+    host_loss = torch.full(
+        (100,), 2.0, dtype=torch.float32 if dtype is torch.float16 else dtype, requires_grad=True
+    )
     correction = Correction(steps=(Reweight(),))
     loss, _ = correction.loss(correction(packed), packed, host_loss, Bounds())
     (gradient,) = torch.autograd.grad(loss.sum(), host_loss)

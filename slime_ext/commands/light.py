@@ -1,4 +1,5 @@
-"""Modules that know names and rules, imported without torch, whose import alone takes longer than a mistake may cost.
+"""Modules that know names and rules, imported without torch, whose import alone takes longer than a mistake
+may cost.
 
 What is asked of them computes nothing, so a stand-in with the names that they look at while they are
 defined is enough. Nothing of it stays in ``sys.modules``; a process that has torch already uses it.

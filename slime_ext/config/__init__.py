@@ -83,7 +83,13 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
         backend, notes = _backend(mapping.get("backend", "eager"))
         options = _options(mapping.get("metrics"))
         _forbid_unmeasured(mapping, correction, options)
-        return Loaded(correction, (*_notes_of_names(mapping.get("steps")), *notes), guards=of_mapping, metrics=options, backend=backend)
+        return Loaded(
+            correction,
+            (*_notes_of_names(mapping.get("steps")), *notes),
+            guards=of_mapping,
+            metrics=options,
+            backend=backend,
+        )
     if len(mapping) > 1:
         others = ", ".join(str(key) for key in mapping if key != systems[0])
         raise ConfigError(
@@ -175,7 +181,9 @@ def _backend(name: Any) -> tuple[str, tuple[str, ...]]:
         return "eager", ("backend: auto is eager now; compiled is torch.compile of the same code",)
     if name not in BACKENDS:
         near = did_you_mean(str(name), BACKENDS)
-        raise ConfigError(f"{ROOT}.backend: expected eager or compiled, got {name!r}{near}: both run everywhere")
+        raise ConfigError(
+            f"{ROOT}.backend: expected eager or compiled, got {name!r}{near}: both run everywhere"
+        )
     return name, ()
 
 
@@ -241,7 +249,9 @@ def _steps(listed: Any) -> tuple:
         raise ConfigError(
             f"{ROOT}.steps: expected a list of steps, got {listed!r}: each step is its name with its fields"
         )
-    steps = [named(f"{ROOT}.steps[{i}]", "step", _renamed(entry), KNOWN_STEPS) for i, entry in enumerate(listed)]
+    steps = [
+        named(f"{ROOT}.steps[{i}]", "step", _renamed(entry), KNOWN_STEPS) for i, entry in enumerate(listed)
+    ]
     _forbid_idle(steps)
     return tuple(step.plain() if hasattr(step, "plain") else step for step in steps)
 

@@ -25,7 +25,12 @@ UNCALLED = (
     f"{WITHOUT}; what needs cur_log_probs or advantages stops here"
 )
 
-SEED_FLAGS = {"tis_clip_low": 0.0, "tis_clip": 2.0, "eps_clip": 0.2, "eps_clip_high": None}  # slime's defaults
+SEED_FLAGS = {
+    "tis_clip_low": 0.0,
+    "tis_clip": 2.0,
+    "eps_clip": 0.2,
+    "eps_clip_high": None,
+}  # slime's defaults
 _checked: Any = None
 _loaded: dict[str | None, tuple[Any, Any, Correction]] = {}  # function -> args, what it reads, correction
 
@@ -50,8 +55,8 @@ def correction_for(args: Any, preset: str | None = None) -> Correction:
 
 
 def seed_correction(name: str, args: Any) -> Correction:
-    """The correction of one of ``contract.SEEDS``, with the bounds that the host's flags give it; made once per
-    args object.
+    """The correction of one of ``contract.SEEDS``, with the bounds that the host's flags give it; made once
+    per args object.
 
     Raises:
         ConfigError: the flags' bounds do not keep on-policy tokens.
@@ -68,7 +73,9 @@ def seed_correction(name: str, args: Any) -> Correction:
         eps_high = eps_low if eps_high is None else eps_high
         correction = Correction("target", steps=(Reweight(), Clip(max(1 - eps_low, 0.0), 1 + eps_high)))
     else:
-        bound = Clip if name == "vanilla_tis_function" else functools.partial(Reject, "token", "ratio", "mean")
+        bound = (
+            Clip if name == "vanilla_tis_function" else functools.partial(Reject, "token", "ratio", "mean")
+        )
         correction = Correction(steps=(Reweight(), bound(tis_low, tis_high)))
     _loaded[name] = (args, bounds, correction)
     return correction

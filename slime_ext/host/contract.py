@@ -112,8 +112,9 @@ class HookCall:
 
     @classmethod
     def of(cls, args: Any, arguments: dict[str, Any]) -> HookCall:
-        """Sorts the host's keywords: aliases resolved, unknown ones ignored (a newer host may pass more). What the
-        host did not pass comes from the policy loss that is running, where ``host_hooks`` carries it.
+        """Sorts the host's keywords: aliases resolved, unknown ones ignored (a newer host may pass more).
+        What the host did not pass comes from the policy loss that is running, where ``host_hooks`` carries
+        it.
 
         Raises:
             ConfigError: a required keyword is missing, or the rollout recorded no log-probs.
@@ -173,8 +174,8 @@ def check_lengths(name: str, got: Sequence[Tensor], expected: Sequence[int]) -> 
     for i, (tensor, length) in enumerate(zip(got, expected, strict=True)):
         if not hasattr(tensor, "numel"):
             raise DataError(
-                f"{name}, sequence {i} of {len(expected)}: expected a tensor, got {type(tensor).__name__}: turn "
-                "it into one, as slime does before it calls the hook"
+                f"{name}, sequence {i} of {len(expected)}: expected a tensor, got {type(tensor).__name__}: "
+                "turn it into one, as slime does before it calls the hook"
             )
         if tensor.numel() != length:
             raise DataError(

@@ -36,8 +36,8 @@ def run(
         who: the function that the host called, for messages.
 
     Returns:
-        The loss [T], the masks (N x [R_i]) and the channel's metrics [T]; unless ``args.use_tis`` the loss and
-        the masks are the very objects of the call.
+        The loss [T], the masks (N x [R_i]) and the channel's metrics [T]; unless ``args.use_tis`` the loss
+        and the masks are the very objects of the call.
 
     Raises:
         ConfigError: the correction needs something that the host did not pass.
@@ -91,8 +91,8 @@ def _reads_target(correction: Correction) -> str:
 
 
 def check_finite(call: HookCall, tokens: Tokens, *, behavior: bool = False) -> None:
-    """Stops at a non-finite log-prob that has poisoned the loss: at once on CPU; on other devices it is noted,
-    and the run stops when the step's statistics are reduced.
+    """Stops at a non-finite log-prob that has poisoned the loss: at once on CPU; on other devices it is
+    noted, and the run stops when the step's statistics are reduced.
 
     Args:
         behavior: whether the behavior policy's have to be finite too.

@@ -85,14 +85,10 @@ class NonFiniteTracker:
         for other in sorted(range(len(per_rank)), key=lambda r: r != rank):
             for kind, (count, call, index) in zip(CONSEQUENCES, _rows(per_rank[other]), strict=True):
                 if count:
-                    place = (
-                        self._place(int(call), int(index))
-                        if other == rank
-                        else _elsewhere(other, call, index)
-                    )
-                    raise NonFiniteError(
-                        f"{kind}, {place}: expected a finite log-prob, got NaN or an infinity: {CONSEQUENCES[kind]}"
-                    )
+                    here = other == rank
+                    place = self._place(int(call), int(index)) if here else _elsewhere(other, call, index)
+                    why = f"expected a finite log-prob, got NaN or an infinity: {CONSEQUENCES[kind]}"
+                    raise NonFiniteError(f"{kind}, {place}: {why}")
 
     def _place(self, call: int, index: int) -> str:
         segments, samples = self.calls[call]
@@ -114,4 +110,6 @@ def _elsewhere(rank: int, call: float, index: float) -> str:
 
 def _outline(segments: Segments) -> Segments:
     """What is needed to name a token, without the tensors."""
-    return Segments(segments.lengths, segments.shards, torch.zeros(0, dtype=torch.bool), segments.shards_per_sequence)
+    return Segments(
+        segments.lengths, segments.shards, torch.zeros(0, dtype=torch.bool), segments.shards_per_sequence
+    )

@@ -42,7 +42,8 @@ log = logging.getLogger("slime_ext")
 
 
 def init(args: Any) -> None:
-    """Checks the run's arguments, puts the wrappers of the host's loss and of its train step in place, says what will run.
+    """Checks the run's arguments, puts the wrappers of the host's loss and of its train step in place, says
+    what will run.
 
     Called again it checks again and installs nothing twice.
 
@@ -98,7 +99,7 @@ def _check_correction(args: Any, correction: Correction) -> None:
         staleness.require_host(hosts.current())
     for name in read_config(mapping_of_flags(args)).guards:
         if name.startswith("staleness_"):
-            staleness.require_host(hosts.current(), f"slime_ext.guards.{name}")
+            staleness.require_guard(args, hosts.current(), f"slime_ext.guards.{name}")
     for warning in _warnings(args, correction):
         log.warning(warning)
 

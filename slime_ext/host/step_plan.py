@@ -194,7 +194,8 @@ def compute_plan(correction: Correction, args: Any, data: dict[str, Any], here: 
 
 @dataclass(frozen=True)
 class _StepNumbers:
-    """One optimizer step's samples on this rank: the numbers of its coupled steps, and this rank's share of their tokens."""
+    """One optimizer step's samples on this rank: the numbers of its coupled steps, and this rank's share of
+    their tokens."""
 
     places: Sequence[int]
     numbers: Mapping[Step, Tensor]
@@ -210,7 +211,8 @@ def _numbers_of(
     *,
     counts: bool,
 ) -> _StepNumbers:
-    """What one optimizer step comes to, as if it were one micro-batch; ``counts``: also what would be kept."""
+    """What one optimizer step comes to, as if it were one micro-batch; ``counts``: also what would be
+    kept."""
     call = data_of.call_of(data, args, places, advantages=correction.needs_advantages)
     tokens = pack(call, here.context)
     segments = tokens.segments
@@ -250,7 +252,9 @@ def _local_rows(
     first = here.context.rank == 0
     listed = {name: values if first and None not in values else nothing for name, values in wanted.items()}
     device = by_step[0].shares.device
-    rows = torch.tensor([listed.get(name, nothing) for name in SampleRow._fields], dtype=torch.float64).T.to(device)
+    rows = torch.tensor([listed.get(name, nothing) for name in SampleRow._fields], dtype=torch.float64).T.to(
+        device
+    )
     for one in by_step:
         rows[list(one.places), SampleRow._fields.index("tokens")] = one.shares[:, 0]
         rows[list(one.places), SampleRow._fields.index("kept")] = one.shares[:, 1]
@@ -268,7 +272,9 @@ def _gathered(rows: Tensor, here: Ranks) -> tuple[list[SampleRow], range]:
     return [SampleRow(*row) for row in data_of.numbers(here.all_sum(table))], mine
 
 
-def _related(plan: RolloutPlan, args: Any, data: dict[str, Any], rows: list[SampleRow], mine: range) -> RolloutPlan:
+def _related(
+    plan: RolloutPlan, args: Any, data: dict[str, Any], rows: list[SampleRow], mine: range
+) -> RolloutPlan:
     """The plan with what the rows mean for each other."""
     correction = plan.correction
     if correction.group != "ignore":
@@ -310,7 +316,9 @@ def _refuse_split(args: Any, data: dict[str, Any]) -> None:
         )
 
 
-def _divided(plan: RolloutPlan, args: Any, data: dict[str, Any], rows: list[SampleRow], mine: range) -> RolloutPlan:
+def _divided(
+    plan: RolloutPlan, args: Any, data: dict[str, Any], rows: list[SampleRow], mine: range
+) -> RolloutPlan:
     """The plan with the factors that make the host divide by the kept tokens."""
     if getattr(args, "calculate_per_token_loss", False):
         factors = groups.token_factors(rows)

@@ -109,7 +109,9 @@ class Loop:
         with clock.part("proximal_forward"):
             if needs_proximal_forward(args):
                 proximal = self.trainer.proximal(steps)
-        staleness.set_trainer_version(self.step)  # samples are as old as what is trained now is ahead of what sampled them
+        staleness.set_trainer_version(
+            self.step
+        )  # samples are as old as what is trained now is ahead of what sampled them
         postprocess(args, rollout_id, steps, proximal, batch)
         target: dict[int, Any] = {}
         hook = 0.0

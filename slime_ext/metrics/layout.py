@@ -1,5 +1,5 @@
-"""What is measured, as data: the sums over tokens and sequences, the histogram's bins, the curves' bins, and what
-is counted of each step."""
+"""What is measured, as data: the sums over tokens and sequences, the histogram's bins, the curves' bins, and
+what is counted of each step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """From the tokens of one micro-batch to numbers that add up: a pure function of tensors.
 
 Its shapes depend on the correction alone, its number of operations on nothing, and nothing here waits for the
-device. ``summarize`` makes every sum, and says in which bin each token lies; ``count_bins`` adds tokens up by bin.
+device. ``summarize`` makes every sum, and says in which bin each token lies; ``count_bins`` adds tokens up by
+bin.
 """
 
 from __future__ import annotations
@@ -122,7 +123,9 @@ def summarize(
     of_sequences, oldest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
     counts = _effect_counts(outcome, layout.effects, segments, first=first)
     clipped = (outcome.clipped & segments.mask).count_nonzero()
-    by_surrogate = torch.zeros_like(clipped) if surrogate_clipped is None else surrogate_clipped.count_nonzero()
+    by_surrogate = (
+        torch.zeros_like(clipped) if surrogate_clipped is None else surrogate_clipped.count_nonzero()
+    )
     numbers = (*counts, clipped, by_surrogate, *of_sequences)
     gone = torch.where(finite, 0, -torch.inf).to(log_ratio.dtype)
     highest = [*map(_highest, (gone + log_ratio, gone - log_ratio, outcome.weights)), *oldest]
@@ -145,7 +148,9 @@ def count_bins(summary: Summary) -> Measured:
     """
     ones = summary.sums.new_ones(1).expand(summary.histogram_bin.shape)
     below, above = _sums_by_bin(summary.histogram_bin, [ones], SIGNED).view(2, -1).unbind()
-    sides = [torch.cat([x[FIRST : FIRST + SIDE], x[FIRST + SIDE :].sum(0, keepdim=True)]) for x in (above, below)]
+    sides = [
+        torch.cat([x[FIRST : FIRST + SIDE], x[FIRST + SIDE :].sum(0, keepdim=True)]) for x in (above, below)
+    ]
     parts = [summary.sums, *sides]
     if summary.curve_bin is not None:
         ages = CURVE_BINS + 1  # one more where the age is unknown

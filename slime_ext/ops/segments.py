@@ -1,9 +1,9 @@
 """Packed variable-length sequences: which sequence and turn a token belongs to, and sums over them on every
 rank that shares a sequence.
 
-``T`` counts the response tokens that this rank holds, ``S`` the sequences, ``U`` the turns. A rank may hold any
-part of a sequence, or nothing of it; ``all_sum`` (a SUM all-reduce over those ranks) is all that this module
-knows of parallelism.
+``T`` counts the response tokens that this rank holds, ``S`` the sequences, ``U`` the turns. A rank may hold
+any part of a sequence, or nothing of it; ``all_sum`` (a SUM all-reduce over those ranks) is all that this
+module knows of parallelism.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ class Segments:
         Two levels: blocks of 32 tokens are added in the values' own dtype, the blocks in float64. With u the
         unit roundoff of that dtype, |error| <= 31 u sum|x| + (number of blocks) 2^-53 sum|x|: in float32
         1.9e-6 of sum|x| at any length, where one sequential float32 sum of 128k tokens guarantees 7.9e-3. A
-        block that holds tokens of several sequences is taken apart: its tokens are added one by one, so that a
-        NaN stays in its sequence.
+        block that holds tokens of several sequences is taken apart: its tokens are added one by one, so that
+        a NaN stays in its sequence.
         """
         mixed, bounds = self.blocks
         full = self._full_blocks * BLOCK
@@ -176,9 +176,9 @@ class Segments:
 
     @cached_property
     def blocks(self) -> tuple[Tensor, Tensor]:
-        """The blocks that hold tokens of several sequences (and the first two); and [2 S + 1] where, among the
-        sums of all blocks followed by the single tokens of those blocks, the blocks of each sequence begin and
-        then its single tokens."""
+        """The blocks that hold tokens of several sequences (and the first two); and [2 S + 1] where, among
+        the sums of all blocks followed by the single tokens of those blocks, the blocks of each sequence
+        begin and then its single tokens."""
         bounds = torch.tensor([0, *accumulate(self.local_lengths)])
         block = (bounds // BLOCK).clamp(max=self._full_blocks)
         later = block[1:][(block[1:] > block[:-1]) & (block[1:] > 1)]
@@ -220,7 +220,9 @@ class Segments:
             lengths = host_ints([stop - start for _, start, stop, _ in self.shards], self.device)
             numbers = host_ints([number for _, _, _, number in self.shards], self.device)
             index = index + numbers.repeat_interleave(lengths, output_size=self.size)
-        table = values.new_full((self.turn_bound * self.shards_per_sequence,), -torch.inf, dtype=torch.float64)
+        table = values.new_full(
+            (self.turn_bound * self.shards_per_sequence,), -torch.inf, dtype=torch.float64
+        )
         table = table.scatter_reduce(0, index, values.double(), "amax").view(self.turn_bound, -1)
         held = table > -torch.inf
         return torch.stack([torch.where(held, table, 0), held.double()], 2)
@@ -231,7 +233,9 @@ class Segments:
 
     def mean(self, values: Tensor) -> Tensor:
         """[T] -> [S] float64; 0 for a sequence without response tokens."""
-        total, count = self.all_sum(self.local_sums([self.zeroed(values), as_numbers(self.mask, values.dtype)]))
+        total, count = self.all_sum(
+            self.local_sums([self.zeroed(values), as_numbers(self.mask, values.dtype)])
+        )
         return total / count.clamp_min(1)
 
     def max(self, values: Tensor) -> Tensor:
@@ -262,6 +266,7 @@ def _sums_between(table: Tensor, bounds: Tensor) -> Tensor:
         return table.sum(1, keepdim=True).expand(rows, count)
     starts = torch.arange(rows + 1, device=table.device) * width
     offsets = (starts[:, None] + bounds[:-1]).view(-1)[: rows * 2 * count + 1]
-    # One segment_reduce over all rows: of one dimension it is a scan on CUDA, of two a loop over each segment.
+    # One segment_reduce over all rows: of one dimension it is a scan on CUDA, of two a loop over each
+    # segment.
     sums = torch.segment_reduce(table.view(-1), "sum", offsets=offsets, unsafe=True, initial=0)
     return sums.view(rows, 2, count).sum(1)

@@ -160,7 +160,9 @@ def test_a_local_index_is_located_in_its_response():
 
 def test_each_quantity_keeps_its_dtype():
     lengths = [5, 0, 3]
-    proximal, behavior = ([torch.rand(n).to(dtype) for n in lengths] for dtype in (torch.float32, torch.bfloat16))
+    proximal, behavior = (
+        [torch.rand(n).to(dtype) for n in lengths] for dtype in (torch.float32, torch.bfloat16)
+    )
     masks = [torch.ones(n, dtype=torch.int32) for n in lengths]
     packed = pack(HookCall(None, torch.zeros(8), proximal, behavior, masks, lengths, lengths))
     for values, found in ((proximal, packed.proximal), (behavior, packed.behavior)):
@@ -174,5 +176,5 @@ def test_a_non_finite_log_prob_is_named_unless_it_is_masked(value, masked):
     values = torch.tensor([-1.0, 3e38, -1.0, value, -1.0])  # a sum beyond float32 is no finding
     if masked or value == 3e38:
         return require_finite("train_log_probs", values, segments, "stop")
-    with pytest.raises(NonFiniteError, match="train_log_probs, sequence 1 of 2, response token 1: .*: stop"):
+    with pytest.raises(NonFiniteError, match=r"train_log_probs, sequence 1 of 2, response token 1: .*: stop"):
         require_finite("train_log_probs", values, segments, "stop")

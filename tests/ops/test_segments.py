@@ -93,7 +93,9 @@ def test_local_sums_are_those_of_a_loop_whatever_the_blocks(dtype):
     for lengths in LENGTHS:
         rows = [[float(RNG.randint(-9, 9)) for _ in range(sum(lengths))] for _ in range(3)]
         got = Segments.whole(lengths, torch.ones(sum(lengths))).local_sums(torch.tensor(rows, dtype=dtype))
-        expected = [[sum(part) for part in torch.tensor(row).split(lengths)] for row in rows] if lengths else []
+        expected = (
+            [[sum(part) for part in torch.tensor(row).split(lengths)] for row in rows] if lengths else []
+        )
         assert got.tolist() == [[float(x) for x in row] for row in expected] or not lengths, lengths
         assert got.shape == (3, len(lengths)) and got.dtype is torch.float64
 

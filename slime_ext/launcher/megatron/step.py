@@ -159,7 +159,10 @@ class Trainer:
         return step_metrics.under_way(layout)
 
     def _reduce(
-        self, reported: list[dict[str, Tensor]], measured: step_metrics.OptimizerStep | None, optimizer_step: int
+        self,
+        reported: list[dict[str, Tensor]],
+        measured: step_metrics.OptimizerStep | None,
+        optimizer_step: int,
     ) -> dict[str, float]:
         """slime's reduction: one SUM over data and context parallel ranks, one division, for all stages."""
         metrics: dict[str, float] = {}
