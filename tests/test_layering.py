@@ -35,6 +35,7 @@ RANK = {
     "tis": 10,
     "analysis": 11,
     "launcher": 12,
+    "without_cuda": 12,
     "commands": 12,
     "cli": 13,
     "__main__": 14,

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 PASSED = re.compile(r"[\"'](?:cur_log_probs|current_log_probs)[\"']\s*:")
+DEFINED = "def policy_loss_function("
 WITHOUT_DATA = re.compile(r"rollout_data_postprocess\(\s*self\.args\s*\)")
 
 
@@ -20,10 +21,16 @@ class Host:
     """A launcher with slime's hooks: where it keeps what this library touches."""
 
     name: str
+    distributions: tuple[str, ...]  # names under which it is installed
     package: str  # imported in every process that trains
-    loss: str  # has policy_loss_function and get_log_probs_and_entropy
+    losses: tuple[str, ...]  # one of them defines policy_loss_function, by release
     actor: str  # hands the rollout to --rollout-data-postprocess-path
     model: str  # has train_one_step
+
+    @property
+    def loss(self) -> str:
+        """The module that defines policy_loss_function in this release."""
+        return next((name for name in self.losses if DEFINED in self.source(name)), self.losses[0])
 
     def loss_module(self) -> ModuleType:
         """The module whose globals the policy loss looks its functions up in."""
@@ -40,11 +47,25 @@ class Host:
 
     @property
     def version(self) -> str:
-        """As installed; a checkout on PYTHONPATH has none."""
-        try:
-            return importlib.metadata.version(self.name)
-        except importlib.metadata.PackageNotFoundError:
-            return "(a checkout)"
+        """Of the distribution that this process imports it from; a checkout on PYTHONPATH has none."""
+        for name in self.distributions:
+            try:
+                distribution = importlib.metadata.distribution(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+            if self._is_of(distribution):
+                return distribution.version
+        return "(a checkout)"
+
+    def _is_of(self, distribution: importlib.metadata.Distribution) -> bool:
+        """Whether importing this host finds the distribution's files, installed or linked to (pip -e)."""
+        found = importlib.util.find_spec(self.name)
+        folders = (
+            [Path(place).resolve().parent for place in found.submodule_search_locations] if found else []
+        )
+        linked = distribution.read_text("direct_url.json") or ""
+        installed = Path(distribution.locate_file("")).resolve()
+        return any(folder == installed or f'"{folder.as_uri()}"' in linked for folder in folders)
 
     @property
     def passes_target(self) -> bool:
@@ -64,15 +85,17 @@ class Host:
 
 SLIME = Host(
     "slime",
+    distributions=("slime",),
     package="slime.backends.megatron_utils",
-    loss="slime.backends.megatron_utils.loss",
+    losses=("slime.backends.megatron_utils.loss",),
     actor="slime.backends.megatron_utils.actor",
     model="slime.backends.megatron_utils.model",
 )
 MILES = Host(
     "miles",
+    distributions=("miles-rl", "miles"),
     package="miles.backends.training_utils",
-    loss="miles.backends.training_utils.loss_hub.losses",
+    losses=("miles.backends.training_utils.loss_hub.losses", "miles.backends.training_utils.loss"),
     actor="miles.backends.megatron_utils.actor",
     model="miles.backends.megatron_utils.model",
 )

@@ -53,10 +53,10 @@ def ranks() -> Ranks:
 
 
 def replica() -> int:
-    """Which of miles' independent data parallel replicas this process trains; 0 where there are none."""
+    """Which of miles' independent data parallel replicas this process trains; 0 in releases without them."""
     module = sys.modules.get("miles.backends.training_utils.parallel")
-    state = getattr(module, "_parallel_state", None)
-    return 0 if state is None else state.indep_dp.rank
+    replicas = getattr(getattr(module, "_parallel_state", None), "indep_dp", None)
+    return 0 if replicas is None else replicas.rank
 
 
 def pipeline_group() -> Any:

@@ -100,7 +100,7 @@ def _check_correction(args: Any, correction: Correction) -> None:
         ages.require_host(hosts.current())
     for name in read_config(mapping_of_flags(args)).guards:
         if name.startswith("staleness_"):
-            ages.require_host(hosts.current(), f"slime_ext.guards.{name}")
+            ages.require_guard(args, hosts.current(), f"slime_ext.guards.{name}")
     for warning in _warnings(args, correction):
         log.warning(warning)
 

@@ -77,6 +77,8 @@ class Reporter:
         """
         scalars, curves = step.reduce()
         first = _is_first()
+        if f"{PREFIX}staleness_mean" not in scalars:  # the hook got no versions
+            scalars |= {PREFIX + name: value for name, value in ages.of_rollout(where["rollout_id"]).items()}
         if not scalars[TOKENS]:  # of nothing there is no ratio, and nothing to judge
             scalars = {name: value for name, value in scalars.items() if name in (TOKENS, SEQUENCES)}
             if not step.seen:

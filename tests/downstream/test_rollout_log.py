@@ -46,5 +46,6 @@ def test_slime_logs_our_values(pair, tmp_path):
     ((ours, theirs),) = run_ranks(logged, 1, str(folder), name, None)
     assert ours["rollout/step"] == theirs["rollout/step"] == 7
     for found in (metrics, ours):
-        assert found["rollout/off_policy/lag_mean"] == 1.5
+        assert found["rollout/off_policy/versions"] == 3
+        assert found["rollout/off_policy/mixed"] == 0.5
         assert found["rollout/off_policy/no_log_probs"] == 1.0

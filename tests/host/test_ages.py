@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from dataclasses import replace
@@ -10,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from slime_ext import load_config, tis
+from slime_ext import host, load_config, tis
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
 from slime_ext.host import ages, hosts, startup
@@ -24,6 +25,10 @@ from tests.test_tis import arguments, as_slime_calls
 def _nobody_says_the_version(monkeypatch):
     monkeypatch.setattr(ages, "_told", None)
     monkeypatch.setattr(ages, "_pusher", None)
+
+
+def made_by(versions):
+    return SimpleNamespace(weight_versions=versions, response_length=0, rollout_log_probs=None)
 
 
 def call(versions):
@@ -80,7 +85,7 @@ def test_the_hosts_pushing_object_says_the_version(monkeypatch):
     actor = ModuleType("host.actor")
     actor.UpdateWeightFromTensor, actor.Actor, actor.UpdateWeightMode = UpdateWeightFromTensor, Actor, "delta"
     monkeypatch.setitem(sys.modules, "host.actor", actor)
-    monkeypatch.setattr(hosts, "current", lambda: hosts.Host("host", "", "", "host.actor", ""))
+    monkeypatch.setattr(hosts, "current", lambda: hosts.Host("host", (), "", ("",), "host.actor", ""))
     ages.install()
     ages.install()
     assert ages.current() is None
@@ -138,19 +143,55 @@ def test_a_bound_on_ages_that_nobody_knows_is_refused(more, version, line):
 
 
 def test_a_host_that_drops_the_versions_is_refused_at_start_up(monkeypatch):
-    host = hosts.Host("slime", "", "slime.loss", "", "")
+    slime = hosts.Host("slime", (), "", ("slime.loss",), "", "")
     monkeypatch.setattr(hosts.Host, "source", lambda self, module: "tis_kwargs = {}")
     with pytest.raises(ConfigError, match="patch 0002"):
-        ages.require_host(host)
+        ages.require_host(slime)
     monkeypatch.setattr(hosts.Host, "source", lambda self, module: '"weight_versions": batch.get(...)')
-    ages.require_host(host)
+    ages.require_host(slime)
     ages.require_host(None)
 
 
 def test_a_guard_on_ages_that_nobody_would_know_is_refused_at_start_up(monkeypatch):
-    monkeypatch.setattr(hosts, "current", lambda: hosts.Host("slime", "", "slime.loss", "", ""))
+    monkeypatch.setattr(hosts, "current", lambda: hosts.Host("slime", (), "", ("slime.loss",), "", ""))
     monkeypatch.setattr(hosts.Host, "source", lambda self, module: "tis_kwargs = {}")
     config = {"preset": "geo_rs", "guards": {"staleness_max": {"max": 3}}}
     args = arguments(slime_ext=config, custom_tis_function_path="slime_ext.tis.correct")
     with pytest.raises(ConfigError, match=r"slime_ext\.guards\.staleness_max: expected a slime that hands"):
         startup._check_correction(args, load_config(config))
+    args.custom_rollout_log_function_path = "slime_ext.host.log_rollout"
+    startup._check_correction(args, load_config(config))
+
+
+def test_ages_of_a_rollout_count_to_the_version_that_trains_on_it(monkeypatch):
+    """The rollout manager samples the next rollout while the trainer pushes a version: each is one old."""
+    stored = {}
+    store = SimpleNamespace(
+        _internal_kv_initialized=lambda: True,
+        _internal_kv_put=lambda key, value, namespace: stored.update({(namespace, key): value}),
+        _internal_kv_get=lambda key, namespace: stored.get((namespace, key)),
+    )
+    ray = SimpleNamespace(get_runtime_context=lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
+    monkeypatch.setattr(ages, "_published", {})
+    host.log_rollout(0, None, [], {})  # no Ray: nobody to leave them for
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.experimental.internal_kv", store)
+    for rollout_id in range(30):
+        sampled = [str(max(rollout_id, 1))]
+        made = [made_by(versions) for versions in (sampled, sampled, ["1"], [])]
+        host.log_rollout(rollout_id, None, made, {})
+        ages.tell(rollout_id + 1 if rollout_id else 1)
+        found, old = ages.of_rollout(rollout_id), rollout_id
+        known = {"staleness_max": max(old, 0), "staleness_known_fraction": 0.75}
+        mean = 0 if not old else (1 + 1 + old) / 3
+        assert found == pytest.approx(known | {"staleness_mean": mean}), rollout_id
+    assert ages.of_rollout(31) == {} == ages.of_rollout(0)  # not sampled yet; trained long ago
+    assert len(json.loads(next(iter(stored.values())))) == ages.KEPT
+    ages.tell(20)  # rollout 29 says version 29: another run's, as with --load-debug-rollout-data
+    assert ages.of_rollout(29) == {
+        "staleness_mean": 19,
+        "staleness_max": 19,
+        "staleness_known_fraction": 0.25,
+    }
+    ages.tell(None)
+    assert ages.of_rollout(29) == {}

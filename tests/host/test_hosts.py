@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 import pytest
 
 from slime_ext.host import hosts
@@ -54,3 +57,30 @@ def test_a_host_that_is_not_installed_has_neither_source_nor_version():
 
 def test_the_source_of_a_module_is_read_without_importing_it():
     assert "def train_step" in hosts.SLIME.source("slime_ext.launcher.megatron.step")
+
+
+def test_the_loss_is_where_this_release_defines_it(monkeypatch):
+    for defines in hosts.MILES.losses:
+        texts = {defines: "def policy_loss_function(args"}
+        monkeypatch.setattr(hosts.Host, "source", lambda self, module, texts=texts: texts.get(module, ""))
+        assert hosts.MILES.loss == defines
+
+
+def test_the_version_is_of_the_distribution_that_is_imported(monkeypatch, tmp_path):
+    """Installed or linked to; a checkout that comes first on the path is not what is installed."""
+    checkout, installed, linked = (tmp_path / name for name in ("checkout", "installed", "linked"))
+    for folder in (checkout, installed, linked):
+        (folder / "miles").mkdir(parents=True)
+        (folder / "miles/__init__.py").touch()
+    info = installed / "miles_rl-0.0.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: miles-rl\nVersion: 0.0.2\n")
+    (info / "direct_url.json").write_text(
+        json.dumps({"url": linked.as_uri(), "dir_info": {"editable": True}})
+    )
+    found = {}
+    for folder in (checkout, installed, linked):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", [str(folder), str(installed), *sys.path])
+            found[folder.name] = hosts.MILES.version
+    assert found == {"checkout": "(a checkout)", "installed": "0.0.2", "linked": "0.0.2"}

@@ -27,9 +27,6 @@ def test_by_hand():
     )
     assert found == {
         "versions": 3,
-        "lag_mean": pytest.approx(2 / 3),
-        "lag_max": 2,
-        "lag_tokens": pytest.approx(6 / 8),
         "mixed": pytest.approx(1 / 3),
         "no_log_probs": pytest.approx(1 / 3),
     }
@@ -44,31 +41,26 @@ def test_log_probs_may_be_an_array(recorded, lacks):
 @pytest.mark.parametrize("versions", ["12", 12])
 def test_a_single_version_is_no_list_of_digits(versions):
     made = SimpleNamespace(weight_versions=versions, response_length=2, rollout_log_probs=[-1.0, -1.0])
-    assert spread([made, sample("14")])["lag_max"] == 2
-
-
-def test_tokens_with_versions_of_their_own():
-    found = spread([sample("3", "5", length=4, token_weight_versions=["3", "5", "5", "5"])])
-    assert (found["lag_mean"], found["lag_tokens"]) == (2, 0.5)
+    assert spread([made, sample("12")])["versions"] == 1
 
 
 @pytest.mark.parametrize("samples", [[], [sample("default")], [sample()]])
 def test_no_version_at_all(samples):
     found = spread(samples)
-    assert all(found[key] == 0 for key in ("versions", "lag_mean", "lag_max", "lag_tokens", "mixed"))
+    assert found["versions"] == found["mixed"] == 0
 
 
 def test_the_hosts_log_goes_on_with_our_values():
     metrics = {"rollout/raw_reward": 1.0}
     assert host.log_rollout(0, None, [sample("1"), sample("2")], metrics, 1.5) is False
     assert metrics["rollout/raw_reward"] == 1.0
-    assert metrics["rollout/off_policy/lag_max"] == 1.0
+    assert metrics["rollout/off_policy/versions"] == 2.0
 
 
 def test_groups_of_samples_count_as_samples():
     metrics = {}
-    host.log_rollout(0, None, [[sample("1")], [sample("2"), sample("2")]], metrics, 1.5)
-    assert metrics["rollout/off_policy/lag_mean"] == pytest.approx(1 / 3)
+    host.log_rollout(0, None, [[sample("1")], [sample("2", "3"), sample("2")]], metrics, 1.5)
+    assert metrics["rollout/off_policy/mixed"] == pytest.approx(1 / 3)
 
 
 def test_a_line_where_the_host_has_no_metrics(caplog):

@@ -182,7 +182,7 @@ def slime(**facts):
 
     for name in ("passes_target", "hands_out_data", "may_skip_proximal"):
         setattr(Slime, name, facts.get(name, False))
-    return Slime("slime", "", "slime.loss", "", "")
+    return Slime("slime", (), "", ("slime.loss",), "", "")
 
 
 PLANNING = {

@@ -187,13 +187,17 @@ def test_a_step_that_a_host_trains_again_has_one_line(tmp_path):
     assert steps_in(file.path) == [(0, 0), (0, 1), (1, 0)]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_one_of_miles_replicas_writes_the_file(tmp_path, monkeypatch, rank):
+def test_one_of_miles_replicas_writes_the_file(tmp_path, monkeypatch):
+    """The release that PyPI has, miles-rl 0.0.2, knows no replicas."""
     parallel = ModuleType("miles.backends.training_utils.parallel")
-    parallel._parallel_state = SimpleNamespace(indep_dp=SimpleNamespace(rank=rank, size=2))
     monkeypatch.setitem(sys.modules, parallel.__name__, parallel)
-    trained(host([oracle.random_batch(1)]), args_of({"preset": "geo_rs"}, save=str(tmp_path)))
-    assert (tmp_path / train_step.FILE).exists() is (rank == 0)
+    first, second = ({"indep_dp": SimpleNamespace(rank=rank, size=2)} for rank in (0, 1))
+    for name, replicas, writes in (("none", {}, True), ("first", first, True), ("second", second, False)):
+        parallel._parallel_state = SimpleNamespace(**replicas)
+        folder = tmp_path / name
+        folder.mkdir()
+        trained(host([oracle.random_batch(1)]), args_of({"preset": "geo_rs"}, save=str(folder)))
+        assert (folder / train_step.FILE).exists() is writes, name
 
 
 def test_what_a_killed_run_left_unfinished_goes_and_foreign_lines_stay(tmp_path):

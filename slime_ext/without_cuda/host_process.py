@@ -1,0 +1,101 @@
+"""What runs in the host's environment: a Ray of its own, then the host's train.py, or the same loop for the wheel.
+
+Started by `driver.run_host`, which sets the environment that this needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from slime_ext.errors import SlimeExtError
+from slime_ext.without_cuda.stand_ins import torch_cuda
+
+WHEEL = "miles"
+OBJECT_STORE_BYTES = 256 << 20
+RAY_STARTS = 3  # on a busy machine the raylet gives up on a slow agent and dies
+
+
+def main(argv: list[str]) -> int:
+    """Runs the host with the words after "--" as its flags; returns the exit status."""
+    ours, flags = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    given = _parser().parse_args(ours)
+    try:
+        torch_cuda.refuse_cuda()
+    except SlimeExtError as error:
+        print(f"slime-ext: {error}", file=sys.stderr)
+        return 2
+    if given.host == WHEEL:
+        return _run_wheel(given, flags)
+    _run_script(given, flags)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m slime_ext.without_cuda.host_process")
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--async", dest="asynchronous", action="store_true")
+    parser.add_argument("--gpus", type=int, default=4)
+    parser.add_argument("--nodes", type=int, default=1)
+    return parser
+
+
+def _run_script(given: argparse.Namespace, flags: list[str]) -> None:
+    """The checkout's own train.py or train_async.py."""
+    script = Path(given.host, "train_async.py" if given.asynchronous else "train.py")
+    sys.argv = [str(script), *flags]
+    sys.path.insert(0, given.host)
+    start_ray(given.gpus, given.nodes)
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def _run_wheel(given: argparse.Namespace, flags: list[str]) -> int:
+    """The loop of miles' train.py from the classes of its wheel, which does not hold the file."""
+    from slime_ext.without_cuda import wheel_loop
+
+    sys.argv = ["train_async.py" if given.asynchronous else "train.py", *flags]
+    args = wheel_loop.parse()
+    start_ray(given.gpus, given.nodes)
+    asyncio.run((wheel_loop.train_async if given.asynchronous else wheel_loop.train)(args))
+    return 0
+
+
+def start_ray(gpus: int, nodes: int = 1) -> None:
+    """Starts Ray with `gpus` GPUs per node, which are only numbers to it.
+
+    More nodes than one are further raylets on this machine.
+    """
+    import ray
+
+    options = {"num_cpus": 16, "num_gpus": gpus, "object_store_memory": OBJECT_STORE_BYTES}
+    temp = os.environ["SLIME_EXT_RAY_FOLDER"]
+    for attempt in range(RAY_STARTS):
+        try:
+            if nodes == 1:
+                ray.init("local", include_dashboard=False, logging_level="warning", _temp_dir=temp, **options)
+            else:
+                _start_nodes(ray, nodes, options | {"temp_dir": temp})
+            return
+        except Exception:
+            ray.shutdown()
+            if attempt == RAY_STARTS - 1:
+                raise
+
+
+def _start_nodes(ray: ModuleType, nodes: int, options: dict[str, object]) -> None:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args=options | {"include_dashboard": False})
+    for _ in range(nodes - 1):
+        cluster.add_node(**options)
+    cluster.wait_for_nodes()
+    ray.init(cluster.address, logging_level="warning")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,11 @@
+"""Installs the stand-ins at the start of every Python process of a run without CUDA, and of no other.
+
+`driver.py` puts this folder on PYTHONPATH and sets the variable; Ray's actors and SGLang's children inherit both.
+"""
+
+import os
+
+if os.environ.get("SLIME_EXT_WITHOUT_CUDA") == "1":
+    from slime_ext.without_cuda import stand_ins
+
+    stand_ins.install()

@@ -1,0 +1,51 @@
+"""Names of SGLang's server arguments that the hosts' releases expect and SGLang 0.5.23 has changed.
+
+- `ServerArgs` is a msgspec.Struct there; slime 624b824 (sglang_engine.py:633) and miles ask
+  `dataclasses.fields` for its fields, as older ones are dataclasses.
+- The parser gives `dp_size`, `pp_size` and `ep_size` alone; miles 2b5b7fc (sglang_utils/arguments.py:130) reads
+  `sglang_data_parallel_size` and its like.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from slime_ext.without_cuda.import_hooks import ImportHooks
+
+LONG_NAMES = {"dp": "data_parallel", "pp": "pipeline_parallel", "ep": "expert_parallel"}
+
+
+def install(hooks: ImportHooks) -> None:
+    """Adds the older names where SGLang's arguments and the hosts' checks of them are imported."""
+    hooks.after("sglang.srt.server_args", give_fields)
+    for host in ("miles", "slime"):
+        hooks.after(f"{host}.backends.sglang_utils.arguments", give_long_names)
+
+
+def give_fields(module: ModuleType) -> None:
+    """Lets `dataclasses.fields` answer for SGLang's ServerArgs."""
+    import dataclasses
+
+    named = getattr(module, "record_fields", None)
+    if named is None:
+        return
+    fields = dataclasses.fields
+
+    def fields_of(record: object) -> tuple:
+        is_server_args = record is module.ServerArgs or isinstance(record, module.ServerArgs)
+        return tuple(named(record)) if is_server_args else fields(record)
+
+    dataclasses.fields = fields_of
+
+
+def give_long_names(module: ModuleType) -> None:
+    """Sets the long names of SGLang's parallel sizes from the short ones before the host reads them."""
+    validate = module.validate_args
+
+    def validate_args(args: object) -> None:
+        for short, long in LONG_NAMES.items():
+            if not hasattr(args, f"sglang_{long}_size"):
+                setattr(args, f"sglang_{long}_size", getattr(args, f"sglang_{short}_size"))
+        validate(args)
+
+    module.validate_args = validate_args

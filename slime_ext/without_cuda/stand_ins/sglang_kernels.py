@@ -1,0 +1,46 @@
+"""SGLang's compiled parts that have no CPU build on PyPI: sgl_kernel, and two operators of torchvision.
+
+SGLang 0.5.23 imports `sgl_kernel` in many places (layers/activation.py, layers/layernorm.py, ...), of which
+nothing is reached with --attention-backend torch_native; torchvision 0.28.0 registers a fake for
+`torchvision::nms` (_meta_registrations.py), whose library is linked against CUDA and does not load.
+
+Imports nothing of slime_ext at its top: SGLang's entry of the embedded launcher loads this file by its path, in
+an environment without slime_ext.
+"""
+
+from __future__ import annotations
+
+import types
+
+_kept: list[object] = []  # a declaration of operators lives as long as its library object
+
+
+def install(hooks: object) -> None:
+    """Makes an absent sgl_kernel, and declares torchvision's operators before torchvision is imported."""
+    hooks.make("sgl_kernel", refuse_calls)
+    hooks.before("torchvision", declare_torchvision_ops)
+
+
+def declare_torchvision_ops() -> None:
+    """Declares `torchvision::nms` and `torchvision::qnms`, without an implementation."""
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _kept.append(library)
+
+
+def refuse_calls(module: types.ModuleType) -> None:
+    """Gives `module` every function that is asked for; each raises NotImplementedError when it is called."""
+
+    def missing(name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args: object, **kwargs: object) -> None:
+            raise NotImplementedError(f"sgl_kernel.{name}: no CPU build of sgl_kernel is installed")
+
+        return call
+
+    module.__getattr__ = missing

@@ -1,0 +1,155 @@
+"""torch.cuda as Megatron-LM and the hosts use it, on the CPU: "cuda" means "cpu", streams and waiting are nothing.
+
+Needed by every host with every Megatron-LM: tensors made with device="cuda" (core/optimizer/distrib_optimizer.py,
+core/pipeline_parallel/schedules.py, core/tensor_parallel/random.py and others), `.cuda()` on models and batches,
+`torch.cuda.current_device()`, a generator per device, memory statistics. Installed just before megatron.core is
+imported, so SGLang's and Ray's own processes never see it; torch.cuda.is_available() stays False.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from slime_ext.errors import ConfigError
+from slime_ext.without_cuda.import_hooks import ImportHooks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FACTORIES = (
+    *("zeros", "ones", "empty", "full", "tensor", "arange", "rand", "randn", "randint", "randperm", "eye"),
+    *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "linspace"),
+    *("as_tensor", "empty_strided"),
+)
+DO_NOTHING = (
+    *("synchronize", "set_device", "empty_cache", "set_stream", "reset_peak_memory_stats", "ipc_collect"),
+    *("init", "manual_seed_all", "_lazy_init", "_lazy_call"),
+)
+MEMORY = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+CAPABILITY = (9, 0)  # of an H100, for checks of features that none of this path reaches
+
+
+def install(hooks: ImportHooks) -> None:
+    """Replaces torch.cuda just before megatron.core is imported."""
+    hooks.before("megatron.core", replace)
+
+
+def replace() -> None:
+    """Replaces torch.cuda, and what names a CUDA device, in this process.
+
+    Raises:
+        ConfigError: this machine has CUDA.
+    """
+    import torch
+
+    refuse_cuda()
+    for name in FACTORIES:
+        setattr(torch, name, _on_the_cpu(getattr(torch, name)))
+    for name in DO_NOTHING:
+        setattr(torch.cuda, name, _returns(None))
+    for name in MEMORY:
+        setattr(torch.cuda, name, _returns(0))
+    _replace_devices(torch)
+    _replace_generators(torch)
+    _replace_streams(torch)
+    _replace_methods(torch)
+
+
+def refuse_cuda() -> None:
+    """Raises ConfigError on a machine with CUDA."""
+    import torch
+
+    if torch.cuda.is_available():
+        raise ConfigError(
+            "run without CUDA: expected a machine without CUDA, got one with it: start the host itself there"
+        )
+
+
+def _is_cuda(device: object) -> bool:
+    import torch
+
+    name = device.type if isinstance(device, torch.device) else device
+    return isinstance(name, str) and name.startswith("cuda")
+
+
+def _on_the_cpu(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def call(*args: object, **options: object) -> object:
+        if _is_cuda(options.get("device")):
+            options["device"] = "cpu"
+        options.pop("pin_memory", None)
+        return function(*args, **options)
+
+    return call
+
+
+def _returns(value: object) -> Callable:
+    return lambda *args, **options: value  # a function of its own each: torch._dynamo wants them different
+
+
+def _replace_devices(torch: types.ModuleType) -> None:
+    torch.cuda.current_device = _returns(torch.device("cpu"))
+    torch.cuda.get_device_capability = _returns(CAPABILITY)
+    properties = types.SimpleNamespace(
+        major=CAPABILITY[0], minor=CAPABILITY[1], total_memory=1 << 34, name="cpu"
+    )
+    torch.cuda.get_device_properties = _returns(properties)
+    torch.cuda.mem_get_info = _returns((1 << 33, 1 << 34))
+
+
+def _replace_generators(torch: types.ModuleType) -> None:
+    """On a CPU there is one generator; Megatron sets CUDA's through torch._C (core/tensor_parallel/random.py)."""
+
+    def get_rng_state(*args: object, **options: object) -> Tensor:
+        return torch.get_rng_state()
+
+    torch.cuda.manual_seed = torch.manual_seed
+    torch.cuda.get_rng_state = torch.cuda.random.get_rng_state = get_rng_state
+    torch.cuda.set_rng_state = lambda state, *args, **options: torch.set_rng_state(state)
+    torch._C._cuda_setRNGState = torch.set_rng_state
+
+
+class _Stream:
+    """A stream or an event on which everything has already happened."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable:
+        return _returns(None)
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: object) -> float:
+        return 0.0
+
+
+def _replace_streams(torch: types.ModuleType) -> None:
+    torch.cuda.Stream = torch.cuda.Event = _Stream
+    torch.cuda.stream = lambda stream: contextlib.nullcontext()
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda *args: _Stream()
+
+
+def _replace_methods(torch: types.ModuleType) -> None:
+    torch.Tensor.cuda = torch.Tensor.pin_memory = lambda self, *args, **options: self
+    torch.nn.Module.cuda = lambda self, *args, **options: self
+    torch.compile = lambda model=None, **options: model if model is not None else (lambda function: function)
+    to, kind = torch.Tensor.to, torch.Tensor.type
+
+    def moved(self: Tensor, *args: object, **options: object) -> Tensor:
+        args = tuple("cpu" if _is_cuda(arg) else arg for arg in args)
+        if _is_cuda(options.get("device")):
+            options["device"] = "cpu"
+        return to(self, *args, **options)
+
+    def named(self: Tensor, *args: object, **options: object) -> Tensor | str:
+        if args or options:
+            return kind(self, *args, **options)
+        return kind(self).replace("torch.", "torch.cuda.", 1)  # distrib_optimizer.py compares it with cuda's
+
+    torch.Tensor.to, torch.Tensor.type = moved, named
