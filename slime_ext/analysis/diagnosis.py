@@ -46,8 +46,8 @@ class Diagnosis:
 
     def _ages(self) -> dict[VersionSums, int]:
         """The age of each version in rollouts; empty where the dumps say how old weights are."""
-        told = float(self.curves.column("staleness", "x").sum())
-        return {} if told else ages.since_seen(self.statistics.versions)
+        known = float(self.curves.column("staleness", "x").sum())
+        return {} if known else ages.since_seen(self.statistics.versions)
 
     def numbers(self) -> Numbers:
         """The numbers over all rollouts."""

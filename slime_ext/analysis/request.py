@@ -1,4 +1,4 @@
-"""What to analyse: told apart from how, since it needs no torch and a mistake in it must not wait for one."""
+"""What to analyse. It needs no torch, so that a mistake in it is found before torch is imported."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def between(kept: float, gone: float) -> float:
     >>> between(1.00123456, 1.00345678), between(0.9981, 0.9979)
     (1.002, 0.998)
     """
-    if math.isinf(gone) or gone == 0:  # nothing lies beyond: a little room
+    if math.isinf(gone) or gone == 0:  # nothing lies beyond it
         gone = kept * 1.1 if gone else kept / 1.1
         gone = gone or 1e-6
     low, high = sorted((kept + 0.1 * (gone - kept), kept + 0.6 * (gone - kept)))

@@ -29,7 +29,7 @@ ALIASES = {
     "proximal": ("log_probs", "train_log_probs", "proximal"),
     "mask": ("loss_mask", "mask"),
 }
-NAMED = 2  # bad lines that are told one by one
+NAMED = 2  # bad lines that are named one by one
 
 
 def read_jsonl(path: Path) -> Iterator[DumpedRollout | Skipped]:
