@@ -48,7 +48,7 @@ class Wanted(NamedTuple):
     acts: bool
     bounds: Bounds
     layout: MetricsLayout | None
-    first: bool
+    counts_sequences: bool
     part: str
     inputs: tuple[tuple[str, torch.dtype], ...]
 
@@ -78,7 +78,9 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
     if plan is None:
         plan = plan_step(correction, [inputs.tokens], segments.all_sum) if correction.is_coupled else NO_PLAN
     given = _inputs_of(correction, replace(inputs, plan=plan))
-    wanted = functools.partial(Wanted, correction, inputs.acts, inputs.bounds, inputs.layout, inputs.first)
+    wanted = functools.partial(
+        Wanted, correction, inputs.acts, inputs.bounds, inputs.layout, inputs.counts_sequences
+    )
     if _statistics(correction, inputs.layout):
         (table,) = _run(functools.partial(wanted, "head"), given)
         if segments.all_sum is not identity:
@@ -188,7 +190,9 @@ def _expand(wanted: Wanted, given: Named) -> tuple[Tensor, ...]:
     with torch.enable_grad():
         source = given["host_loss" if "host_loss" in given else "target"].detach().requires_grad_()
         tokens = tokens if "host_loss" in given else replace(tokens, target=source)
-        inputs = HookInputs(tokens, source, None, wanted.bounds, wanted.acts, wanted.layout, wanted.first)
+        inputs = HookInputs(
+            tokens, source, None, wanted.bounds, wanted.acts, wanted.layout, wanted.counts_sequences
+        )
         result, summary = finish(correction, outcome, inputs, given.get("position"))
         (slope,) = torch.autograd.grad(result.loss.sum(), source)
     flags = (flag.to(torch.uint8) for flag in (result.keep, result.finite))

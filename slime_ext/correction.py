@@ -158,7 +158,7 @@ class Correction:
             inputs.log_ratio,
             clipped,
             None if plan.scale is None else inputs.expand_to_tokens("sequence", plan.scale),
-            state.effects,
+            state.step_effects,
             sequences,
         )
 
@@ -251,7 +251,7 @@ class HookInputs:
         bounds: the host's clip range.
         acts: whether the loss is corrected; if not it comes back as it is.
         layout: of the metrics to measure; None measures nothing.
-        first: whether this rank is the one that counts the sequences it shares with others.
+        counts_sequences: whether this rank is the one that counts the sequences it shares with others.
     """
 
     tokens: Tokens
@@ -260,7 +260,7 @@ class HookInputs:
     bounds: Bounds = field(default_factory=Bounds)
     acts: bool = True
     layout: MetricsLayout | None = None
-    first: bool = True
+    counts_sequences: bool = True
 
 
 @dataclass(frozen=True)
@@ -312,4 +312,4 @@ def finish(
         return result, None
     with torch.no_grad():
         of = inputs.tokens, outcome, inputs.layout, position, by_surrogate
-        return result, summarize(*of, first=inputs.first)
+        return result, summarize(*of, counts_sequences=inputs.counts_sequences)

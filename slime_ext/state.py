@@ -83,7 +83,7 @@ class Outcome:
     log_ratio: Tensor  # 0 at tokens that are not finite
     clipped: Tensor  # bool, where a bound changed a weight
     scale: Tensor | None = None  # the plan's factors of the loss; None: 1
-    effects: tuple[StepEffect, ...] = ()  # what each step did, in order
+    step_effects: tuple[StepEffect, ...] = ()  # what each step did, in order
     sequences: SequenceStatistics | None = None  # None unless observed
 
     @property
@@ -100,7 +100,7 @@ class State:
     keep: Mapping[Unit, Tensor]  # unit -> bool per unit, false where it was rejected; tokens are always there
     unit: Unit = "token"  # what weights and clipped are one per
     clipped: Tensor | None = None  # bool, shaped like the weights: where a bound changed them; None: nowhere
-    effects: tuple[StepEffect, ...] = ()
+    step_effects: tuple[StepEffect, ...] = ()
     step: int = BEFORE  # the place of the step at work
 
     def reweight(self, unit: Unit, ratio: Tensor) -> State:
@@ -112,13 +112,13 @@ class State:
         changed = weights != self.weights
         clipped = changed if self.clipped is None else self.clipped | changed
         effect = StepEffect(self.step, "clipped", self.unit, changed)
-        return replace(self, weights=weights, clipped=clipped, effects=(*self.effects, effect))
+        return replace(self, weights=weights, clipped=clipped, step_effects=(*self.step_effects, effect))
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
         """Keeps the units that are ``inside``, and records which are not."""
         kept = self.keep[unit] & inside if unit in self.keep else inside
         effect = StepEffect(self.step, "rejected", unit, ~inside)
-        return replace(self, keep={**self.keep, unit: kept}, effects=(*self.effects, effect))
+        return replace(self, keep={**self.keep, unit: kept}, step_effects=(*self.step_effects, effect))
 
 
 class ExceedsLimit(NamedTuple):
@@ -194,7 +194,7 @@ class StepInputs:
         rejected = (
             StepEffect(BEFORE, "rejected", unit, ~kept) for unit, kept in keep.items() if unit != "token"
         )
-        return State(torch.ones_like(self.log_ratio), keep, effects=tuple(rejected))
+        return State(torch.ones_like(self.log_ratio), keep, step_effects=tuple(rejected))
 
     def kept(self, state: State) -> Tensor:
         """[T] bool, the response tokens that a state keeps."""

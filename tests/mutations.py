@@ -141,7 +141,7 @@ MUTATIONS = {
     ),
     "count shared sequences on every rank": Mutation(
         "metrics/measure.py",
-        "statistics.count > 0 if first else",
+        "statistics.count > 0 if counts_sequences else",
         "statistics.count > 0 if True else",
         "tests/metrics",
     ),

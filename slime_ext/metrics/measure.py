@@ -73,17 +73,19 @@ def measure(
     layout: MetricsLayout,
     *,
     surrogate_clipped: Tensor | None = None,
-    first: bool = True,
+    counts_sequences: bool = True,
 ) -> Measured:
     """What a micro-batch adds to the metrics of the optimizer step.
 
     Args:
         outcome: of the correction, observed.
         surrogate_clipped: [T] bool, where a surrogate of ours clipped.
-        first: whether this rank is the one that counts the sequences it shares with others.
+        counts_sequences: whether this rank is the one that counts the sequences it shares with others.
     """
     position = position_bins(tokens.segments) if layout.curves else None
-    return count_bins(summarize(tokens, outcome, layout, position, surrogate_clipped, first=first))
+    return count_bins(
+        summarize(tokens, outcome, layout, position, surrogate_clipped, counts_sequences=counts_sequences)
+    )
 
 
 def nothing(layout: MetricsLayout, device: torch.device | str = "cpu") -> Measured:
@@ -102,7 +104,7 @@ def summarize(
     position: Tensor | None,
     surrogate_clipped: Tensor | None = None,
     *,
-    first: bool = True,
+    counts_sequences: bool = True,
 ) -> Summary:
     """Every sum, maximum and logarithm of sums, and the bin of each token.
 
@@ -120,8 +122,10 @@ def summarize(
     flags = (as_numbers(flag, log_ratio.dtype) for flag in (finite, outcome.keep))
     columns = (*flags, ratio_minus_one, weights, divergence)
     rows = (*columns, torch.where(finite, behavior, 0), ratio_minus_one.square(), weights.square())
-    of_sequences, oldest, log_sums = _of_sequences(outcome.sequences, tokens.ages, first=first)
-    counts = _effect_counts(outcome, layout.effects, segments, first=first)
+    of_sequences, oldest, log_sums = _of_sequences(
+        outcome.sequences, tokens.ages, counts_sequences=counts_sequences
+    )
+    counts = _effect_counts(outcome, layout.effects, segments, counts_sequences=counts_sequences)
     clipped = (outcome.clipped & segments.mask).count_nonzero()
     by_surrogate = (
         torch.zeros_like(clipped) if surrogate_clipped is None else surrogate_clipped.count_nonzero()
@@ -200,21 +204,21 @@ def _sums_by_bin(index: Tensor, rows: Sequence[Tensor], bins: int) -> Tensor:
 
 
 def _effect_counts(
-    outcome: Outcome, counts: Sequence[EffectCount], segments: Segments, *, first: bool
+    outcome: Outcome, counts: Sequence[EffectCount], segments: Segments, *, counts_sequences: bool
 ) -> Iterator[Tensor]:
     """How many response tokens each of the layout's counts has."""
 
     def tokens_of(unit: str, flags: Tensor) -> Tensor:
         """Response tokens of the units with a flag."""
         if unit == "sequence":  # counted on one of the ranks that share them
-            return (flags * outcome.sequences.count).sum() * first
+            return (flags * outcome.sequences.count).sum() * counts_sequences
         return (_expanded(unit, flags, segments) & segments.mask).count_nonzero()
 
     for _, kind, step in counts:
         if kind == "kept":
             yield _kept_after(step, outcome, segments)
             continue
-        did = [effect for effect in outcome.effects if (effect.step, effect.kind) == (step, kind)]
+        did = [effect for effect in outcome.step_effects if (effect.step, effect.kind) == (step, kind)]
         if len({effect.unit for effect in did}) == 1:
             yield tokens_of(did[0].unit, functools.reduce(operator.or_, (effect.flags for effect in did)))
         else:
@@ -225,7 +229,7 @@ def _effect_counts(
 def _kept_after(step: int, outcome: Outcome, segments: Segments) -> Tensor:
     """Response tokens that the steps up to one keep."""
     lost: dict[str, Tensor] = {}
-    for place, kind, unit, flags in outcome.effects:
+    for place, kind, unit, flags in outcome.step_effects:
         if kind == "rejected" and place <= step:
             lost[unit] = lost[unit] | flags if unit in lost else flags
     gone = (_expanded(unit, flags, segments) for unit, flags in lost.items())
@@ -245,11 +249,11 @@ def _highest(values: Tensor) -> Tensor:
 
 
 def _of_sequences(
-    statistics: SequenceStatistics, ages: Tensor | None, *, first: bool
+    statistics: SequenceStatistics, ages: Tensor | None, *, counts_sequences: bool
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """The sums of PER_SEQUENCE, three maxima and two logarithms of sums over the sequences that have response
     tokens; of none on a rank that does not count them."""
-    there = statistics.count > 0 if first else torch.zeros_like(statistics.keep)
+    there = statistics.count > 0 if counts_sequences else torch.zeros_like(statistics.keep)
     known = torch.zeros_like(there) if ages is None else there & (ages == ages)
     age = statistics.count.new_zeros(()) if ages is None else ages
     log_ratio = statistics.log_ratio

@@ -242,7 +242,7 @@ def test_only_the_first_of_the_ranks_that_share_sequences_counts_them():
     packed, _ = tokens(oracle.random_batch(5))
     correction = presets.get("seq_is_rs")
     plan = MetricsLayout.of(correction)
-    second = measure(packed, correction(packed, observe=True), plan, first=False)
+    second = measure(packed, correction(packed, observe=True), plan, counts_sequences=False)
     accumulator = Accumulator(plan)
     accumulator.add(second)
     assert accumulator.reduce()[0]["sequences"] == 0

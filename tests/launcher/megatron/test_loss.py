@@ -15,6 +15,7 @@ from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import Layout, pack_micro_batch
 from slime_ext.launcher.megatron.loss import PolicyLoss, StepLog
 from slime_ext.launcher.training_data import TrainSample
+from slime_ext.metrics import MetricsLayout
 from slime_ext.tis import correct, vanilla_tis_function
 from tests.launcher.megatron.tiny_rollout import arguments, rollout
 
@@ -186,7 +187,7 @@ def test_a_diverged_model_stops_and_names_the_token():
 def test_recompute_counts_once():
     batch, logits = batch_and_logits()
     loss = make(hook=vanilla_tis_function, recompute_loss_function=True)
-    with step_metrics.under_way(step_metrics.OF_SEEDS) as step:
+    with step_metrics.under_way(MetricsLayout()) as step:
         value, _, _ = loss(batch, 1, logits)
         value.backward()
         scalars, _ = step.reduce()
