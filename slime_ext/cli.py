@@ -14,6 +14,10 @@ from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("slime_ext.launcher.supervisor:main", "train with Megatron on rollouts of SGLang"),
+    "rehearse": (
+        "slime_ext.commands.rehearse:main",
+        "two small rollouts of a launch script through the real host, without a GPU",
+    ),
     "presets": ("slime_ext.commands.presets:main", "corrections by name, with formula and flags"),
     "check": ("slime_ext.commands.check:main", "whether a configuration or a launch script is right"),
     "convert": ("slime_ext.commands.convert:main", "another system's correction in native keys"),
@@ -27,6 +31,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "what is wrong in a run's dumps; what corrections would do",
     ),
     "patch": ("slime_ext.patching.main:main", "cur_log_probs and staleness for a slime or miles checkout"),
+}
+REQUIRED = {  # module -> what setup.py requires for it
+    **{name: name for name in ("torch", "numpy", "pydantic", "rich", "libcst")},
+    "yaml": "PyYAML",
+    "jinja2": "Jinja2",
 }
 USER_ERROR, INTERRUPTED, UNREAD = 2, 130, 1  # the last as rich has it
 
@@ -72,7 +81,15 @@ def _run(name: str, argv: list[str]) -> int:
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)  # functions that flags name may lie there, as with slime
     module, _, function = COMMANDS[name][0].partition(":")
-    return int(getattr(importlib.import_module(module), function)(argv) or 0)
+    try:
+        return int(getattr(importlib.import_module(module), function)(argv) or 0)
+    except ModuleNotFoundError as error:
+        package = REQUIRED.get(str(error.name).partition(".")[0])
+        if package is None:
+            raise
+        raise ConfigError(
+            f"{name}: expected the package {package}, got none: pip install {package}"
+        ) from None
 
 
 def _flush() -> None:

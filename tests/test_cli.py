@@ -127,3 +127,24 @@ def test_a_working_directory_that_is_gone_is_none_to_look_in(tmp_path, words, st
     gone = f"import os, sys; os.rmdir({str(tmp_path)!r}); os.execv(sys.executable, {command!r})"
     done = subprocess.run([sys.executable, "-c", gone], capture_output=True, **how | {"cwd": tmp_path})
     assert done.returncode == status and "Traceback" not in done.stderr and said in done.stderr
+
+
+def test_a_package_that_is_not_installed_is_one_line():
+    """Of doctor, too, which is asked what is missing."""
+    hidden = (
+        "import sys; sys.modules[sys.argv[1]] = None; from slime_ext import cli;print(cli.main(['doctor']))"
+    )
+    for module, package in (("libcst", "libcst"), ("yaml", "PyYAML"), ("rich", "rich")):
+        made = subprocess.run(
+            [sys.executable, "-c", hidden, module], capture_output=True, text=True, check=False
+        )
+        assert made.stdout == "2\n"
+        assert (
+            made.stderr
+            == f"slime-ext: doctor: expected the package {package}, got none: pip install {package}\n"
+        )
+
+
+def test_it_is_a_module_too():
+    done = subprocess.run([sys.executable, "-m", "slime_ext", "--help"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, cli.usage() + "\n")

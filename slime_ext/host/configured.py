@@ -11,7 +11,7 @@ from slime_ext.config import load_config, with_preset
 from slime_ext.correction import Correction
 from slime_ext.host import host_hooks, hosts
 from slime_ext.host.contract import CARRY, OURS, SEEDS, calls_hook, function_of
-from slime_ext.host.flags import check_flags
+from slime_ext.host.flags import check_command_line, check_flags
 from slime_ext.host.warnings import warn_of_double_count, warn_once
 from slime_ext.steps import Clip, Reject, Reweight
 
@@ -93,6 +93,7 @@ def check_first_call(args: Any) -> None:
     if hosts.current() is not None and not host_hooks.is_installed():
         named = getattr(args, "custom_megatron_init_path", None)
         warn_once(UNCALLED if named == OURS["custom_megatron_init_path"] else LATE)
+        check_command_line(hosts.command_line(), args)
         check_flags(args)
     _checked = args
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import logging
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+log = logging.getLogger("slime_ext")
 PASSED = re.compile(r"[\"'](?:cur_log_probs|current_log_probs)[\"']\s*:")
 DEFINED = "def policy_loss_function("
 WITHOUT_DATA = re.compile(r"rollout_data_postprocess\(\s*self\.args\s*\)")
@@ -105,3 +107,15 @@ HOSTS = (SLIME, MILES)
 def current() -> Host | None:
     """The host whose training code this process has imported; None in the embedded launcher and in tests."""
     return next((host for host in HOSTS if host.package in sys.modules), None)
+
+
+def command_line() -> list[str]:
+    """The words that started the run: in Ray's actors those of the driver, else this process's own."""
+    if (ray := sys.modules.get("ray")) is None:
+        return sys.argv
+    try:
+        own = ray.get_runtime_context().get_job_id()
+        return next(job["Entrypoint"] for job in ray._private.state.jobs() if job["JobID"] == own).split()
+    except Exception:  # Ray is not started, or keeps it elsewhere: there is no public interface to it
+        log.debug("the driver's command line is not known", exc_info=True)
+        return sys.argv

@@ -1,5 +1,5 @@
-"""slime and miles, unedited, end to end on a machine without CUDA: stand-ins, and a driver for the host's loop.
+"""slime and miles, unedited, end to end on a machine without CUDA.
 
-What CUDA, NCCL and Transformer Engine are there, small replacements are here (`stand_ins`), installed in every
-process of such a run and in no other; all else is the host's own code.
+Where a cluster has CUDA, NCCL and Transformer Engine, here are small replacements (`stand_ins`), installed in
+every process of such a run and in no other; all else is the host's own code.
 """

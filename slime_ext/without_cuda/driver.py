@@ -1,4 +1,4 @@
-"""Runs slime or miles, unedited, on a machine without CUDA, in a child process with everything that this takes.
+"""Runs slime or miles, unedited, on a machine without CUDA, in a child process.
 
     python -m slime_ext.without_cuda.driver --host miles|DIR [--async] [--megatron DIR] [--gpus N] [--nodes N]
         [--out FOLDER] -- FLAGS OF THE HOST
@@ -32,6 +32,7 @@ from slime_ext.launcher.rollout.processes import (
 
 PACKAGE = Path(slime_ext.__file__).parent
 SITE = Path(__file__).with_name("site")
+CHILD = "slime_ext.without_cuda.host_process"
 WHEEL = "miles"
 TIMED_OUT = 124  # as coreutils' timeout
 DEFAULT_TIMEOUT_S = 1800.0
@@ -46,8 +47,12 @@ ENVIRONMENT = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron asks for it with tensor parallelism
     "PYTHONUNBUFFERED": "1",
     "WANDB_MODE": "disabled",
+    "SLIME_HOST_IP": "127.0.0.1",  # by default the hosts listen on the machine's own address
+    "MILES_HOST_IP": "127.0.0.1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's; a fork wants one thread (fork_server.py)
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on the loopback address alone
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
     "RAY_raylet_start_wait_time_s": "90",  # its 30 s are few on a busy machine
@@ -59,7 +64,7 @@ REMOVED = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONHOME", "RAY_
 
 
 def host_python() -> Path:
-    """The interpreter of the host environment: SLIME_EXT_HOST_PYTHON, else .venv-host here or beside the package.
+    """The interpreter of the host environment: SLIME_EXT_HOST_PYTHON, else that of .venv-host.
 
     Raises:
         ConfigError: there is none.
@@ -70,7 +75,7 @@ def host_python() -> Path:
         if place.exists():
             return place.absolute()
     raise ConfigError(
-        f"host environment: expected {' or '.join(map(str, places))}, got none: run `make host` (a few minutes)"
+        f"host environment: expected {' or '.join(map(str, places))}, got none: run `make host`"
     )
 
 
@@ -110,7 +115,7 @@ def run_host(
             )
     out = Path(out).absolute()
     out.mkdir(parents=True, exist_ok=True)
-    command = [str(host_python()), "-m", "slime_ext.without_cuda.host_process", "--host", str(host)]
+    command = [str(host_python()), "-m", CHILD, "--host", str(host)]
     command += [
         *(["--async"] if asynchronous else []),
         "--gpus",

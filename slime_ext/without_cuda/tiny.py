@@ -1,4 +1,4 @@
-"""The tiny task for a real host: model folder, flags in slime's and miles' spelling, reward, rollouts on disk."""
+"""The tiny task for a real host: model folder, flags that slime and miles share, reward, rollouts on disk."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def model_flags(model: Model | None = None, vocabulary: int = 16) -> list[str]:
 
 
 def task_flags(
-    folder: Path, prompts: int = 8, samples: int = 8, rollouts: int = 2, steps: int = 2
+    folder: Path, prompts: int = 8, samples: int = 8, rollouts: int = 2, steps: int = 2, micro_batch: int = 16
 ) -> list[str]:
     """The task of `write_model`'s folder: `rollouts` of `prompts` x `samples` responses, `steps` each."""
     return [
@@ -73,25 +73,17 @@ def task_flags(
         *("--custom-rm-path", f"{__name__}.reward", "--rollout-shuffle", "--rollout-temperature", "1"),
         *("--rollout-batch-size", str(prompts), "--n-samples-per-prompt", str(samples)),
         *("--rollout-max-response-len", "5", "--num-rollout", str(rollouts)),
-        *("--num-steps-per-rollout", str(steps), "--micro-batch-size", "16"),
+        *("--num-steps-per-rollout", str(steps), "--micro-batch-size", str(micro_batch)),
     ]
 
 
-def algorithm_flags(learning_rate: float = 1e-3) -> list[str]:
-    """GRPO with Adam."""
+def algorithm_flags(learning_rate: float = 1e-3, entropy: float = 0.0, decay: str = "constant") -> list[str]:
+    """GRPO with Adam, an entropy term of `entropy`, the learning rate as `decay` says."""
     return [
-        *(
-            "--advantage-estimator",
-            "grpo",
-            "--eps-clip",
-            "0.2",
-            "--eps-clip-high",
-            "0.28",
-            "--entropy-coef",
-            "0.0",
-        ),
-        *("--optimizer", "adam", "--lr", str(learning_rate), "--lr-decay-style", "constant"),
-        *("--weight-decay", "0.0", "--adam-beta2", "0.95", "--clip-grad", "1.0"),
+        *("--advantage-estimator", "grpo", "--eps-clip", "0.2", "--eps-clip-high", "0.28"),
+        *("--entropy-coef", str(entropy), "--clip-grad", "1.0", "--weight-decay", "0.0"),
+        *("--optimizer", "adam", "--lr", str(learning_rate), "--lr-decay-style", decay),
+        *("--adam-beta2", "0.95"),
         *("--actor-num-nodes", "1", "--num-gpus-per-node", "4"),
     ]
 
@@ -104,8 +96,8 @@ async def reward(args: Namespace, sample: object, **kwargs: object) -> float:
 def write_model(folder: Path, seed: int = 0) -> None:
     """Prompts and the tiny model with random weights in bfloat16, below `folder`.
 
-    Hugging Face sets the embedding of the pad token to zero. Behind a zero row RMSNorm multiplies gradients by
-    1/sqrt(eps) = 1000, and Megatron trains that row: here it is as random as the others.
+    Hugging Face sets the embedding of the pad token to zero. Behind a zero row RMSNorm multiplies gradients
+    by 1/sqrt(eps) = 1000, and Megatron trains that row: here it is as random as the others.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -127,7 +119,9 @@ def write_rollouts(
     noise: float = 0.1,
     seed: int = 0,
 ) -> None:
-    """Rollouts in the hosts' dump format, without an engine: OUT/0.pt and so on, for --load-debug-rollout-data.
+    """Writes rollouts in the hosts' dump format, for --load-debug-rollout-data OUT/{rollout_id}.pt.
+
+    Made without an engine: every token is drawn from the model itself.
 
     Args:
         folder: where `write_model` wrote.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,3 +85,20 @@ def test_the_version_is_of_the_distribution_that_is_imported(monkeypatch, tmp_pa
             patch.setattr(sys, "path", [str(folder), str(installed), *sys.path])
             found[folder.name] = hosts.MILES.version
     assert found == {"checkout": "(a checkout)", "installed": "0.0.2", "linked": "0.0.2"}
+
+
+def test_the_command_line_is_that_of_rays_driver(monkeypatch):
+    """An actor has another; and where a release of Ray keeps it elsewhere, this process's own will do."""
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setattr(sys, "argv", ["worker.py"])
+    assert hosts.command_line() == ["worker.py"]
+    jobs = [
+        {"JobID": "02", "Entrypoint": "other.py"},
+        {"JobID": "01", "Entrypoint": "python train.py --use-tsi"},
+    ]
+    context = SimpleNamespace(get_job_id=lambda: "01")
+    ray = SimpleNamespace(get_runtime_context=lambda: context)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    assert hosts.command_line() == ["worker.py"]
+    ray._private = SimpleNamespace(state=SimpleNamespace(jobs=lambda: jobs))
+    assert hosts.command_line() == ["python", "train.py", "--use-tsi"]

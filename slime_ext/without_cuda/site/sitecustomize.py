@@ -1,11 +1,17 @@
 """Installs the stand-ins at the start of every Python process of a run without CUDA, and of no other.
 
-`driver.py` puts this folder on PYTHONPATH and sets the variable; Ray's actors and SGLang's children inherit both.
+`driver.py` puts this folder on PYTHONPATH and sets the variable; Ray's actors and SGLang's children inherit
+both.
 """
 
 import os
 
 if os.environ.get("SLIME_EXT_WITHOUT_CUDA") == "1":
-    from slime_ext.without_cuda import stand_ins
+    from slime_ext.without_cuda import fork_server, stand_ins
 
+    fork_server.hand_over()
     stand_ins.install()
+    if "SLIME_EXT_REHEARSE_EVENTS" in os.environ:
+        from slime_ext.without_cuda.rehearsal import observe
+
+        observe.install()

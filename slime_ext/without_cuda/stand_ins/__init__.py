@@ -1,4 +1,4 @@
-"""One file per stand-in: what it stands for, which release of which host needs it, and the hooks that install it.
+"""One file per stand-in: what it stands for, which release of which host needs it, how it is installed.
 
 A stand-in that no host needs any longer is deleted; tests/without_cuda shows of each that something fails
 without it.
@@ -15,10 +15,13 @@ from slime_ext.without_cuda.import_hooks import ImportHooks
 NAMES = (
     "torch_cuda",
     "accelerator",
+    "free_ports",
     "gloo",
     "hf_weights",
     "mooncake",
+    "process_groups",
     "server_args",
+    "sglang_fork",
     "sglang_kernels",
     "weight_endpoints",
 )

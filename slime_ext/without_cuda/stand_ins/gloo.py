@@ -1,8 +1,8 @@
 """gloo for NCCL in the process group of trainer and engines, over which weights are pushed.
 
-miles 2b5b7fc (utils/distributed_utils.py:35) and slime make that group with the backend "nccl"; the group of the
-trainers alone is chosen by --distributed-backend gloo. There, torch's version is compared as text ("2.13" >=
-"2.6" is false), so an option has the name of torch < 2.6.
+miles 2b5b7fc (utils/distributed_utils.py:35) and slime make that group with the backend "nccl"; the group of
+the trainers alone is chosen by --distributed-backend gloo. There, torch's version is compared as text ("2.13"
+>= "2.6" is false), so an option has the name of torch < 2.6.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _read(folder: Path) -> Mapping[str, Tensor]:
 
 
 def _positions(parameter: Parameter) -> Parameter:
-    """Of each element: its rank in the tensor parallel group, then its place in this rank's part, as one number.
+    """Of each element, as one number: rank in the tensor parallel group, then place in that rank's part.
 
     It carries the attributes by which the host gathers the parts of the parameter itself.
     """

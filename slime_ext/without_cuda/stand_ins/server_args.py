@@ -2,8 +2,8 @@
 
 - `ServerArgs` is a msgspec.Struct there; slime 624b824 (sglang_engine.py:633) and miles ask
   `dataclasses.fields` for its fields, as older ones are dataclasses.
-- The parser gives `dp_size`, `pp_size` and `ep_size` alone; miles 2b5b7fc (sglang_utils/arguments.py:130) reads
-  `sglang_data_parallel_size` and its like.
+- The parser gives `dp_size`, `pp_size` and `ep_size` alone; miles 2b5b7fc (sglang_utils/arguments.py:130)
+  reads `sglang_data_parallel_size` and its like.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""torch.cuda as Megatron-LM and the hosts use it, on the CPU: "cuda" means "cpu", streams and waiting are nothing.
+"""torch.cuda as Megatron-LM and the hosts use it, on the CPU: "cuda" means "cpu", streams do nothing.
 
-Needed by every host with every Megatron-LM: tensors made with device="cuda" (core/optimizer/distrib_optimizer.py,
-core/pipeline_parallel/schedules.py, core/tensor_parallel/random.py and others), `.cuda()` on models and batches,
-`torch.cuda.current_device()`, a generator per device, memory statistics. Installed just before megatron.core is
-imported, so SGLang's and Ray's own processes never see it; torch.cuda.is_available() stays False.
+Needed by every host with every Megatron-LM: tensors made with device="cuda" (in Megatron's
+core/optimizer/distrib_optimizer.py, core/pipeline_parallel/schedules.py, core/tensor_parallel/random.py),
+`.cuda()` on models and batches, `torch.cuda.current_device()`, a generator per device, memory statistics.
+Installed just before megatron.core is imported, so SGLang's and Ray's own processes never see it;
+torch.cuda.is_available() stays False.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _replace_devices(torch: types.ModuleType) -> None:
 
 
 def _replace_generators(torch: types.ModuleType) -> None:
-    """On a CPU there is one generator; Megatron sets CUDA's through torch._C (core/tensor_parallel/random.py)."""
+    """One generator, the CPU's; Megatron sets CUDA's through torch._C (core/tensor_parallel/random.py)."""
 
     def get_rng_state(*args: object, **options: object) -> Tensor:
         return torch.get_rng_state()

@@ -1,7 +1,7 @@
 """The endpoints of SGLang by which weights are pushed, as the hosts call them and SGLang 0.5.23 has them.
 
-miles 2b5b7fc (backends/sglang_utils/sglang_engine.py) calls post_process_weights, which its fork of SGLang has;
-it names NCCL in init_weights_update_group; 0.5.23 takes update_weights_from_distributed between
+miles 2b5b7fc (backends/sglang_utils/sglang_engine.py) calls post_process_weights, which its fork of SGLang
+has; it names NCCL in init_weights_update_group; 0.5.23 takes update_weights_from_distributed between
 begin_weight_update and end_weight_update alone.
 """
 
