@@ -12,7 +12,7 @@ import torch
 
 from slime_ext import tis
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
-from slime_ext.host import guards
+from slime_ext.host.warnings import warn_once
 
 ARGS = SimpleNamespace(use_tis=True, eps_clip=0.2, eps_clip_high=0.28)
 NAN = math.nan
@@ -233,7 +233,7 @@ def test_lists_of_different_lengths_are_an_error_with_the_sample():
     ],
 )
 def test_it_warns_once_where_it_counts_a_ratio_twice(fields, warnings, caplog):
-    guards.warn_once.cache_clear()
+    warn_once.cache_clear()
     args = SimpleNamespace(**vars(ARGS), **fields)
     with caplog.at_level(logging.WARNING, logger="slime_ext"):
         for _ in range(2):

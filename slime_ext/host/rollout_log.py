@@ -1,7 +1,7 @@
 """``slime_ext.host.log_rollout`` for ``--custom-rollout-log-function-path``: which weights sampled a rollout.
 
 It runs in the rollout manager's process, which alone knows the samples' weight versions on every host. The
-trainer's version when it trains on them is not known yet: ``ages`` takes the versions to the trainer.
+trainer's version when it trains on them is not known yet: ``staleness`` takes the versions to the trainer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slime_ext.errors import DataError
-from slime_ext.host import ages, contract
+from slime_ext.host import contract, staleness
 from slime_ext.host.versions import number_of, versions_of
 
 PREFIX, STEP = "rollout/off_policy/", "rollout/step"
@@ -50,7 +50,9 @@ def log_rollout(
     """
     samples = list(_flat(samples))
     _require_log_probs(args, samples)
-    ages.publish(rollout_id, [min(_versions(sample.weight_versions), default=None) for sample in samples])
+    staleness.publish(
+        rollout_id, [min(_versions(sample.weight_versions), default=None) for sample in samples]
+    )
     values = {PREFIX + name: value for name, value in spread(samples).items()}
     if rollout_extra_metrics is not None:
         rollout_extra_metrics.update(values)

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from megatron.core import mpu
 from torch import Tensor
 
-from slime_ext.host import carriers
+from slime_ext.host import host_hooks
 
 VOCAB, PAD = 32, 8
 PADDED = 48  # what --qkv-format bshd pads every sample to
@@ -138,7 +138,7 @@ def _measured(host: Any, layout: Layout, case: Case) -> dict[str, Any]:
     if case.init:
         host.module.load_function(case.init)(args)
     else:  # of a case before
-        carriers.uninstall(host.module)
+        host_hooks.uninstall(host.module)
     try:
         return _summed(args, host, layout, case)
     except Exception as error:  # what a wrong input must lead to is a measurement too

@@ -16,7 +16,7 @@ from slime_ext import metrics, presets, tis
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
 from slime_ext.host import contract, step_metrics, train_step
 from slime_ext.host.hook import check_finite
-from slime_ext.host.poison import Poison
+from slime_ext.host.nonfinite import NonFiniteTracker
 from slime_ext.host.step_file import StepFile
 from slime_ext.ops.segments import Segments
 from tests import oracle
@@ -320,7 +320,7 @@ def test_the_default_guard_speaks_in_the_third_step(caplog):
 
 
 def poisoned(values, mask=(1, 1, 1, 1)):
-    poison = Poison()
+    poison = NonFiniteTracker()
     segments = Segments.whole([1, 3], torch.tensor(mask))
     fine = torch.zeros(4)
     poison.look({"train_log_probs": fine}, segments, None)
@@ -370,7 +370,7 @@ def test_a_step_that_breaks_off_says_why():
         for _ in range(2):  # a loss that is recomputed
             step_metrics.note_nonfinite(call, values, Segments.whole([2], torch.ones(2)))
             step_metrics.layout_for(call)
-        assert len(step_metrics._open.poison.calls) == 1
+        assert len(step_metrics._open.tracker.calls) == 1
         raise RuntimeError("found NaN in local grad norm")
 
     module.train_one_step = train_one_step
