@@ -14,6 +14,10 @@ from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("slime_ext.launcher.supervisor:main", "train with Megatron on rollouts of SGLang"),
+    "rehearse": (
+        "slime_ext.commands.rehearse:main",
+        "two small rollouts of a launch script through the real host, without a GPU",
+    ),
     "presets": ("slime_ext.commands.presets:main", "corrections by name, with formula and flags"),
     "check": ("slime_ext.commands.check:main", "whether a configuration or a launch script is right"),
     "convert": ("slime_ext.commands.convert:main", "another system's correction in native keys"),

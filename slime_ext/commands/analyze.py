@@ -22,7 +22,7 @@ from slime_ext.analysis.texts import decoder
 from slime_ext.commands import light
 from slime_ext.commands.analyze_summary import summary
 from slime_ext.commands.arguments import read_mapping
-from slime_ext.commands.output import console
+from slime_ext.commands.output import console, make_folder
 from slime_ext.errors import ConfigError, did_you_mean
 
 FOUND = 1
@@ -145,7 +145,7 @@ def _try(path: Path) -> None:
     if not is_new and not path.is_file() and not path.is_dir():
         return  # a pipe or a device: to open it is to use it
     if not path.parent.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
     path.open("a").close()
     if is_new:
         path.unlink()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
+from slime_ext.mappings import text_of
 
 ASSIGNMENT = re.compile(
     r"^\s*(?:(?:export|readonly|local|declare)\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|[^\s;]*)\s*;?(?:\s*#.*)?$"
@@ -18,11 +19,14 @@ KEPT = re.compile(r"\$\{(\w+):?=([^{}]*)\}")  # a default that stays
 UNKNOWN = re.compile(r"[$`]")  # what only a shell can tell
 COMMENT = re.compile(r"""(\\.|'[^']*'|"(?:\\.|[^"\\])*")|(?:^|(?<=\s))#.*""")
 ARRAY = re.compile(r"^(\w+)\+?=\(")
-LAUNCHES = ("train.py", "train_async.py", "slime-ext")
+SLIME, EMBEDDED = "slime", "slime-ext train"
+LAUNCHES = {"train.py": SLIME, "train_async.py": SLIME, "slime-ext": EMBEDDED}
 SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", "")
 MAPPING = (".yaml", ".yml", ".json")
 SAYS = ("echo", "printf")  # what a script only says
 ELSEWHERE = set(";|&>")  # what may carry it elsewhere
+OUTPUT = re.compile(r"\$\((?:[^()\"']|\([^()\"']*\))*\)")  # of a command, or a sum: one word
+BLANK = "\x1f"  # a space in it
 QUOTED = 100  # lines that one quote may span
 NESTED = 5  # defaults in defaults
 
@@ -39,6 +43,12 @@ def _names_a_shell(path: str) -> bool:
             return file.read(2) == b"#!"
     except OSError:
         return False
+
+
+def launcher_of(path: str) -> str | None:
+    """Which launcher a script starts; None for a YAML file, and for a script that starts neither."""
+    words = words_of(path, text_of(path)) if is_script(path) else ()
+    return next((LAUNCHES[name] for name in (Path(word).name for word in words) if name in LAUNCHES), None)
 
 
 def words_of(path: str, text: str) -> list[str]:
@@ -58,7 +68,7 @@ def forbid_unused_arrays(path: str, text: str, acts: Callable[[str], bool]) -> N
     words = _words(path, text)
     if not any(Path(_bare(word)).name in LAUNCHES for word in words):
         return
-    said = "\n".join(_lines(text))
+    said = "\n".join(lines_of(text))
     for name in dict.fromkeys(name for name, word in _array_words(words) if acts(word.partition("=")[0])):
         if not re.search(rf"\b{name}\b(?!\+?=)", said):
             raise ConfigError(
@@ -84,29 +94,33 @@ def _bare(word: str) -> str:
 
 def _words(path: str, text: str) -> list[str]:
     known = _variables(path, text)
-    return list(_split([_substituted(line, known) for line in _lines(text)]))
+    lines = [_substituted(line, known) for line in lines_of(text)]
+    return [word for words in commands_of(lines) for word in words]
 
 
-def _lines(text: str) -> list[str]:
+def lines_of(text: str) -> list[str]:
     """Lines with those that go on joined, without comments."""
     joined = text.replace("\\\n", " ").splitlines()
     return [COMMENT.sub(lambda match: match[1] or "", line) for line in joined]
 
 
-def _split(lines: Sequence[str]) -> Iterator[str]:
-    """Shell words; a quote is read to its end, a line with one that has no end is left out."""
+def commands_of(lines: Sequence[str]) -> Iterator[list[str]]:
+    """Shell words of each line; a quote is read to its end, a line with one that has no end is left out."""
     begin = 0
     while begin < len(lines):
         begin, words = begin + 1, []
         for stop in range(begin, min(begin + QUOTED, len(lines) + 1)):
             try:
-                words = shlex.split("\n".join(lines[begin - 1 : stop]))
+                words = shlex.split(
+                    OUTPUT.sub(lambda m: m[0].replace(" ", BLANK), "\n".join(lines[begin - 1 : stop]))
+                )
             except ValueError:
                 continue
+            words = [word.replace(BLANK, " ") for word in words]
             begin = stop
             break
-        if not _is_said(words):
-            yield from words
+        if words and not _is_said(words):
+            yield words
 
 
 def _is_said(words: Sequence[str]) -> bool:

@@ -156,7 +156,7 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
     )
     names = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
     proximal, behavior, target, advantages = (_flat(name, getattr(call, name), segments) for name in names)
-    behavior = torch.where(behavior > HIGHEST, torch.nan, behavior)
+    behavior = behavior.masked_fill(behavior > HIGHEST, torch.nan)
     return Tokens(segments, proximal, behavior, target, advantages)
 
 

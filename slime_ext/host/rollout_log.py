@@ -50,9 +50,8 @@ def log_rollout(
     """
     samples = list(_flat(samples))
     _require_log_probs(args, samples)
-    staleness.publish(
-        rollout_id, [min(_versions(sample.weight_versions), default=None) for sample in samples]
-    )
+    oldest = [min(_versions(sample.weight_versions), default=None) for sample in samples]
+    staleness.publish(rollout_id, oldest)
     values = {PREFIX + name: value for name, value in spread(samples).items()}
     if rollout_extra_metrics is not None:
         rollout_extra_metrics.update(values)

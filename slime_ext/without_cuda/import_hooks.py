@@ -41,17 +41,25 @@ class ImportHooks(importlib.abc.MetaPathFinder):
         self, name: str, path: object = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The module's spec from the other finders, with the registered calls around its execution."""
-        for call in self._before.pop(name, ()):
-            call()
-        if name not in self._after and name not in self._make:
+        if name not in self._before and name not in self._after and name not in self._make:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         spec = next((s for f in others if (s := f.find_spec(name, path, target)) is not None), None)
         if spec is None and name in self._make:
             return importlib.machinery.ModuleSpec(name, _Maker(self._make[name]), is_package=True)
-        if spec is not None and spec.loader is not None and name in self._after:
-            spec.loader.exec_module = _followed_by(spec.loader.exec_module, self._after.pop(name))
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = self._around(name, spec.loader.exec_module)
         return spec
+
+    def _around(self, name: str, execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+        def exec_module(module: ModuleType) -> None:
+            for call in self._before.pop(name, ()):
+                call()
+            execute(module)
+            for call in self._after.pop(name, ()):
+                call(module)
+
+        return exec_module
 
 
 class _Maker(importlib.abc.Loader):
@@ -62,14 +70,3 @@ class _Maker(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._fill(module)
-
-
-def _followed_by(
-    execute: Callable[[ModuleType], None], calls: list[Callable[[ModuleType], None]]
-) -> Callable[[ModuleType], None]:
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        for call in calls:
-            call(module)
-
-    return exec_module

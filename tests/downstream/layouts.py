@@ -1,4 +1,4 @@
-"""The same loss and gradient in every layout of a real host, with carriers and patched: measured, as a table.
+"""The same loss and gradient in every layout of a real host, hooked and patched: measured, as a table.
 
 ``python -m tests.downstream.layouts --slime-dir DIR``, and again for further checkouts; ``--miles-dir DIR``.
 """

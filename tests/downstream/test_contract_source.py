@@ -45,7 +45,7 @@ def test_the_hook_is_called_with_these_keywords_and_three_values_come_back(host)
     assert len(call.targets[0].elts) == len(contract.RETURNED)
 
 
-def test_the_loss_looks_up_what_the_carriers_wrap(host):
+def test_the_loss_looks_up_what_our_hooks_wrap(host):
     tree = loss_of(host)
     defined = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
     loss = defined["policy_loss_function"]

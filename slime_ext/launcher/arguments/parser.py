@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.launcher.arguments import elsewhere, model, rollout, running, training
 from slime_ext.launcher.arguments.flags import Flag, integer, number
-from slime_ext.mappings import read_yaml
+from slime_ext.mappings import located, read_yaml
 
 GROUPS: dict[str, tuple[Flag, ...]] = {
     "model": model.MODEL,
@@ -28,6 +28,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     "output": running.OUTPUT,
 }
 FLAGS: tuple[Flag, ...] = tuple(flag for group in GROUPS.values() for flag in group)
+READ = ("hf_checkpoint", "prompt_data", "custom_config_path", "load")  # files and folders that a run reads
 BY_NAME = {flag.name.lstrip("-").replace("-", "_"): flag for flag in FLAGS}
 BY_DEST = {flag.dest: flag for flag in FLAGS}
 KNOWN_NAMES = [flag.name for flag in FLAGS] + ["--config"]
@@ -102,11 +103,22 @@ def _take_elsewhere(args: argparse.Namespace) -> list[str]:
 
 
 def read_mapping(path: str, flag: str) -> dict[str, Any]:
-    """The mapping in a YAML file; `flag` is named in errors."""
+    """The mapping in a YAML file; `flag` is named in errors. What --config reads is relative to its file."""
     data = read_yaml(path, f"{flag} {path}")
     if not isinstance(data, dict | None):
         raise ConfigError(f"{flag} {path}: expected a mapping of keys to values, got a {type(data).__name__}")
-    return data or {}
+    read = (data or {}).items()
+    return (
+        dict(data or {}) if flag != "--config" else {key: _located(key, value, path) for key, value in read}
+    )
+
+
+def _located(key: Any, value: Any, file: str) -> Any:
+    """The value of a key that names what is read, from the folder of its file."""
+    name = str(key).lstrip("-").replace("-", "_")
+    if name == "eval_prompt_data" and isinstance(value, list):
+        return [located(v, file) if i % 2 and isinstance(v, str) else v for i, v in enumerate(value)]
+    return located(value, file) if name in READ and isinstance(value, str) and value else value
 
 
 def config_tokens(path: str) -> list[str]:

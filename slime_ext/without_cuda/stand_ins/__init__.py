@@ -15,10 +15,13 @@ from slime_ext.without_cuda.import_hooks import ImportHooks
 NAMES = (
     "torch_cuda",
     "accelerator",
+    "free_ports",
     "gloo",
     "hf_weights",
     "mooncake",
+    "process_groups",
     "server_args",
+    "sglang_fork",
     "sglang_kernels",
     "weight_endpoints",
 )

@@ -1,0 +1,239 @@
+"""``slime-ext rehearse`` on real launch scripts of slime and miles, and on copies with one planted mistake
+each.
+
+    python -m benchmarks.rehearsals --hosts ../shared/hosts --out runs/rehearsals [--only NAME ...]
+    [--table]
+
+HOSTS has the checkouts as folders (slime-624b824, slime-v0.3.1, miles-31f1ca9). A case is a line of
+OUT/results.jsonl as soon as it has ended; cases that have a line are not run again. --table prints the
+lines as the table of docs/rehearse.md and runs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SLIME, PAST, MILES = "slime-624b824", "slime-v0.3.1", "miles-31f1ca9"
+PLAIN = f"{SLIME}/scripts/run-qwen3-4B.sh"
+TIS = f"{SLIME}/examples/train_infer_mismatch_helper/run-qwen3-4b-mis.sh"
+
+GENERATE = """
+from slime.rollout.sglang_rollout import generate as host_generate
+
+async def generate(args, sample, sampling_params):
+    sample = await host_generate(args, sample, sampling_params)
+    {}
+    return sample
+"""
+SHIFTED = "sample.rollout_log_probs = [*sample.rollout_log_probs[1:], sample.rollout_log_probs[-1]]"
+SPOILT = "sample.rollout_log_probs[3] = float('nan')"
+FORGOTTEN = "sample.rollout_log_probs = None"
+REWARD = """
+async def reward(args, sample, **kwargs):
+    return float(sample.metadata["answer"] == sample.response)
+"""
+REWARD_FLAG = ("--rm-type deepscaler", "--custom-rm-path planted.reward")
+GENERATE_FLAG = ("--use-tis", "--use-tis --custom-generate-function-path planted.generate")
+OURS = """use_tis: true
+custom_tis_function_path: slime_ext.tis.correct
+custom_megatron_init_path: slime_ext.host.init
+slime_ext:
+  preset: decoupled_geo_rs
+  guards: {kept_fraction: {minimum: 0.1}}
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script, and what is planted into a copy of it.
+
+    Args:
+        script: below HOSTS.
+        edits: (text, other text) in the script; each text is there once.
+        files: further files beside the copy.
+        flags: of `slime-ext rehearse`; {hosts} and {here} are folders.
+
+    """
+
+    name: str
+    script: str
+    edits: tuple[tuple[str, str], ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+
+ROWS = '{"question": "What is 1 + 1?", "answer": "2"}\n' * 8
+REAL = [
+    Case("qwen3-4B", PLAIN),
+    Case("qwen3-4b-mis", TIS),
+    Case("glm4-9B", f"{SLIME}/scripts/run-glm4-9B.sh"),
+    Case("qwen2.5-0.5B-reproducibility", f"{SLIME}/scripts/run-qwen2.5-0.5B-reproducibility.sh"),
+    Case("moonlight-16B-A3B", f"{SLIME}/scripts/run-moonlight-16B-A3B.sh"),
+    Case("qwen3-4B-base-sft", f"{SLIME}/scripts/run-qwen3-4B-base-sft.sh"),
+    Case("kimi-k2-Instruct", f"{SLIME}/scripts/run-kimi-k2-Instruct.sh"),
+    Case("glm5.2-744B", f"{PAST}/scripts/run-glm5.2-744B-A40B.sh"),
+    Case("qwen3-next-80B", f"{PAST}/scripts/run-qwen3-next-80B-A3B.sh"),
+    Case("miles qwen3_4b", f"{MILES}/scripts/run_qwen3_4b.py"),
+    Case("miles glm47_flash", f"{MILES}/scripts/run_glm47_flash.py"),
+    Case("the tiny task", str(Path("examples/rehearse_tiny.sh").absolute()), flags=("--host", "miles")),
+    Case("qwen3-4B on the miles wheel", PLAIN, flags=("--host", "miles")),
+]
+PLANTED = [
+    Case("misspelt flag", TIS, (("--custom-tis-function-path", "--custom-tis-funtion-path"),)),
+    Case("wrong hook path", TIS, (("mis.compute_mis_weights_with_cp", "mis.compute_mis_weight"),)),
+    Case("batches that do not divide", PLAIN, (("--global-batch-size 256", "--global-batch-size 96"),)),
+    Case("lost backslash", PLAIN, (("   ${CKPT_ARGS[@]} \\", "   ${CKPT_ARGS[@]}"),)),
+    Case(
+        "data key missing",
+        PLAIN,
+        (("/root/dapo-math-17k/dapo-math-17k.jsonl", "{here}/rows.jsonl"),),
+        {"rows.jsonl": ROWS},
+    ),
+    Case(
+        "no chat template",
+        PLAIN,
+        (
+            ("/root/dapo-math-17k/dapo-math-17k.jsonl", "{here}/rows.jsonl"),
+            ("--hf-checkpoint /root/Qwen3-4B\n", "--hf-checkpoint {tiny}\n"),
+        ),
+        {"rows.jsonl": '{"prompt": "abc>", "label": "abc"}\n' * 8},
+    ),
+    Case(
+        "wrong key of a guard",
+        TIS,
+        (
+            ("examples/train_infer_mismatch_helper/mis.yaml", "{here}/ours.yaml"),
+            ("examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp", "slime_ext.tis.correct"),
+        ),
+        {"ours.yaml": OURS},
+    ),
+    Case(
+        "TIS with --use-rollout-logprobs",
+        TIS,
+        (("   --use-tis\n", "   --use-tis\n   --use-rollout-logprobs\n"),),
+    ),
+    Case("reward function that raises", PLAIN, (REWARD_FLAG,), {"planted.py": REWARD}),
+    Case("log-probs shifted by one", TIS, (GENERATE_FLAG,), {"planted.py": GENERATE.format(SHIFTED)}),
+    Case("NaN log-probs", TIS, (GENERATE_FLAG,), {"planted.py": GENERATE.format(SPOILT)}),
+    Case("no log-probs", TIS, (GENERATE_FLAG,), {"planted.py": GENERATE.format(FORGOTTEN)}),
+    Case(
+        "weights never pushed",
+        f"{SLIME}/scripts/run-qwen3-4B.sh",
+        (
+            ("-- python3 train.py", "-- python3 train_async.py"),
+            ("   --colocate \\\n", "   --rollout-num-gpus 8 --update-weights-interval 1000 \\\n"),
+        ),
+    ),
+]
+
+
+def run(case: Case, hosts: Path, out: Path) -> dict[str, object]:
+    """A case's line: what the command said, its exit status, seconds."""
+    here = out / case.name.replace(" ", "_")
+    shutil.rmtree(here, ignore_errors=True)
+    here.mkdir(parents=True)
+    script = _planted(case, hosts, here)
+    flags = [flag.format(hosts=hosts, here=here) for flag in case.flags]
+    if case.edits and "--host" not in flags:
+        flags += ["--host", str(hosts / Path(case.script).parts[0])]
+    began = time.monotonic()
+    command = [
+        sys.executable,
+        "-m",
+        "slime_ext.cli",
+        "rehearse",
+        str(script),
+        "--out",
+        str(here / "run"),
+        *flags,
+    ]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), str(here)])}
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=environment | {"BASE_DIR": "/data", "BASE_FOLDER": "/data", "MASTER_ADDR": "127.0.0.1"},
+    )
+    (here / "page.txt").write_text(done.stdout + done.stderr)
+    page = here / "run/page.json"
+    lines = json.loads(page.read_text())["lines"] if page.exists() else []
+    wrong = [f"{line['name']}: {line['text']}" for line in lines if line["state"] == "WRONG"]
+    ok = sum(line["state"] == "ok" for line in lines)
+    said = wrong or ([] if lines else [done.stderr.strip().removeprefix("slime-ext rehearse: ")])
+    return {
+        "case": case.name,
+        "script": case.script.removeprefix(f"{Path.cwd()}/"),
+        "status": done.returncode,
+        "seconds": round(time.monotonic() - began, 1),
+        "ran": bool(lines),
+        "ok": ok,
+        "said": [
+            text.replace(f"{here}/", "").replace(f"{hosts}/", "").replace(f"{Path.cwd()}/", "")
+            for text in said
+        ],
+    }
+
+
+def _planted(case: Case, hosts: Path, here: Path) -> Path:
+    """The script itself, or a copy with its edits."""
+    script = hosts / case.script
+    if not case.edits:
+        return script
+    text = script.read_text()
+    for before, after in case.edits:
+        assert text.count(before) >= 1, f"{case.name}: {before!r} is not in {case.script}"
+        text = text.replace(
+            before,
+            after.replace("{here}", str(here)).replace("{tiny}", str(Path("configs/tiny/model").absolute())),
+        )
+    for name, content in case.files.items():
+        (here / name).write_text(content)
+    copy = here / script.name
+    copy.write_text(text)
+    return copy
+
+
+def table(lines: list[dict[str, object]]) -> str:
+    """The lines in Markdown."""
+    rows = ["| case | status | ok | seconds | what it said |", "| --- | ---: | ---: | ---: | --- |"]
+    for line in lines:
+        said = "<br>".join(line["said"]).replace("|", "\\|").replace("\n", "<br>") or "-"
+        ok = f"{line['ok']} of 10" if line["ran"] else "before Ray"
+        rows.append(f"| {line['case']} | {line['status']} | {ok} | {line['seconds']:.0f} | {said} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Runs what has no line yet, or prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hosts", type=Path, default=Path("../shared/hosts"))
+    parser.add_argument("--out", type=Path, default=Path("runs/rehearsals"))
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_args()
+    results = given.out.absolute() / "results.jsonl"
+    done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    cases = [case for case in (*REAL, *PLANTED) if given.only is None or case.name in given.only]
+    if not given.table:
+        for case in cases:
+            if case.name not in {line["case"] for line in done}:
+                done.append(run(case, given.hosts.absolute(), given.out.absolute()))
+                results.parent.mkdir(parents=True, exist_ok=True)
+                with results.open("a") as file:
+                    file.write(json.dumps(done[-1]) + "\n")
+                print(json.dumps(done[-1]), flush=True)
+    order = [case.name for case in (*REAL, *PLANTED)]
+    print(table(sorted((x for x in done if x["case"] in order), key=lambda x: order.index(x["case"]))))
+
+
+if __name__ == "__main__":
+    main()

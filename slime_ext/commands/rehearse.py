@@ -1,0 +1,98 @@
+"""``slime-ext rehearse run.sh``: two small rollouts of a launch script through the real host, without a
+GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from slime_ext.commands import launch_script
+from slime_ext.commands.check import check
+from slime_ext.commands.light import config
+from slime_ext.commands.output import console
+from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.without_cuda.rehearsal import checks, evidence, page, preflight, prompts, run
+from slime_ext.without_cuda.rehearsal.launch import Launch
+
+FAILED = 1
+
+
+def main(argv: list[str]) -> int:
+    """Prints the page and returns 0, 1 where a line is wrong; a mistake in the script is told before the
+    run."""
+    parser = argparse.ArgumentParser(
+        prog="slime-ext rehearse", description="Rehearses a launch script of slime or miles without a GPU."
+    )
+    parser.add_argument("script", help="launch script: .sh, or .py of miles")
+    parser.add_argument("--host", help="'miles' for the wheel, or a checkout; by default the script's own")
+    parser.add_argument("--megatron", help="a checkout of Megatron-LM; by default the wheel's")
+    parser.add_argument("--out", type=Path, help="folder of the run; by default a new one")
+    parser.add_argument("--timeout", type=float, default=run.TIMEOUT_S, help="seconds until the run is ended")
+    parser.epilog = "Words behind -- are flags of the script's own."
+    end = argv.index("--") if "--" in argv else len(argv)
+    given = parser.parse_args(argv[:end], argparse.Namespace(own=argv[end + 1 :]))
+    try:
+        return rehearse(given)
+    except SlimeExtError as error:
+        print(f"slime-ext rehearse: {error}", file=sys.stderr)
+        return FAILED
+
+
+def rehearse(given: argparse.Namespace) -> int:
+    """The exit status of a rehearsal.
+
+    Raises:
+        ConfigError: no host, a script that launches nothing, a mistake that needs no run to be seen.
+
+    """
+    began, screen = time.monotonic(), console()
+    launch = launch_script.read(given.script, given.own, given.host)
+    host = run.host_of(launch, given.host)
+    launch = run.with_found_files(launch, host)
+    screen.print(f"{given.script}: {len(launch.flags)} flags, on {host}", markup=False)
+    if wrong := mistakes(launch, host):
+        raise ConfigError("\n  ".join(wrong))
+    rows = prompts.all_rows(launch)
+    run.refuse_cuda()
+    out = (given.out or Path(tempfile.mkdtemp(prefix="slime-ext-rehearsal-"))).absolute()
+    prepared, account = run.prepare(launch, rows, out)
+    screen.print(page.replaced(account))
+    status = run.rehearse(launch, host, prepared, out, given.timeout, given.megatron)
+    found = checks.lines(launch, seen := evidence.gather(out, status, time.monotonic() - began))
+    screen.print(page.result(found, checks.unseen(launch, account), seen.seconds, seen.log))
+    facts = {"seconds": round(seen.seconds), "status": status, "lines": [vars(line) for line in found]}
+    (out / "page.json").write_text(json.dumps(facts, indent=2))
+    return FAILED if status or any(line.state == checks.WRONG for line in found) else 0
+
+
+def mistakes(launch: Launch, host: run.Host) -> list[str]:
+    """What the launch's text shows to be wrong: of the host's flags, of functions, of our configuration."""
+    known = preflight.known_flags(host.package, run.wheel_folder() / "megatron")
+    wrong = [*preflight.mistakes(launch, known, run.module_paths(launch, host), is_own_host=host.is_own)]
+    if any("slime_ext" in word for flag in launch.flags for word in flag.values) or _has_our_key(launch):
+        wrong += _of_our_configuration(launch)
+    return wrong
+
+
+def _of_our_configuration(launch: Launch) -> list[str]:
+    """What ``slime-ext check`` says of the launch's flags."""
+    with tempfile.TemporaryDirectory() as folder, config() as ours:
+        file = Path(folder, "launch.sh")
+        file.write_text(
+            shlex.join(["train.py", *(word for f in launch.flags for word in (f.name, *f.values))])
+        )
+        try:
+            check(ours, str(file))
+        except SlimeExtError as error:
+            return [str(error).replace(str(file), Path(launch.script).name)]
+    return []
+
+
+def _has_our_key(launch: Launch) -> bool:
+    file = Path(launch.value("--custom-config-path") or "/")
+    return file.is_file() and "slime_ext" in file.read_text()

@@ -1,0 +1,51 @@
+"""Rewards that differ, for --custom-reward-post-process-path: from equal ones no trainer learns anything."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Sequence
+from importlib import import_module
+from numbers import Real
+from types import SimpleNamespace
+from typing import Any
+
+from slime_ext.errors import DataError
+
+THEIRS = "SLIME_EXT_REHEARSE_REWARDS"  # the script's own function for the same flag
+HOSTS = ("slime", "miles")
+
+
+def post_process(args: Namespace, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """(raw rewards, normalised rewards) as the script's function or the host makes them, 1 added to every
+    second reward where all are alike.
+
+    Raises:
+        DataError: a reward is no number.
+    """
+    values = [sample.get_reward_value(args) for sample in samples]
+    for i, value in enumerate(values):
+        if not isinstance(value, Real):
+            name = getattr(args, "custom_rm_path", None) or getattr(args, "rm_type", None)
+            raise DataError(f"sample {i}: expected a number as its reward, got {value!r}: look at {name}")
+    if len(set(map(float, values))) == 1:
+        for sample in samples[1::2]:
+            if isinstance(sample.reward, dict):
+                sample.reward[args.reward_key] += 1
+            else:
+                sample.reward += 1
+    if path := os.environ.get(THEIRS):
+        module, _, name = path.rpartition(".")
+        return getattr(import_module(module), name)(args, samples)
+    return _of_host(args, samples)
+
+
+def _of_host(args: Namespace, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """What the host's manager does where --custom-reward-post-process-path is absent."""
+    host = type(samples[0]).__module__.split(".")[0]
+    manager = import_module(f"{host}.ray.rollout").RolloutManager
+    plain = getattr(manager, "__ray_metadata__", None)
+    kind = plain.modified_class if plain else manager
+    return kind._post_process_rewards(
+        SimpleNamespace(args=args, custom_reward_post_process_func=None), samples
+    )

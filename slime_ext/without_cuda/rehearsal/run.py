@@ -1,0 +1,176 @@
+"""A launch -> a rehearsal of it: what is written for it, the run of the real host, the page."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_ext.errors import ConfigError
+from slime_ext.without_cuda.driver import WHEEL, host_python, run_host
+from slime_ext.without_cuda.rehearsal import observe, prompts, replace, rewards, twin
+from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
+
+TIMEOUT_S = 900.0
+Row = dict[str, Any]
+Account = list[tuple[str, str]]
+OF_A_CLUSTER = (
+    "CUDA",
+    "NCCL",
+    "NVTE",
+    "NVSHMEM",
+    "CUBLAS",
+    "GLOO",
+    "TP_SOCKET",
+    "PYTORCH",
+    "MASTER",
+    "MC_",
+    "RAY",
+    "no_proxy",
+    "NO_PROXY",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "TORCH",
+    "OMP",
+    "WANDB",
+    "SGLANG",
+    "HF_",
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What runs the rehearsal.
+
+    Args:
+        name: "miles" for the wheel, or a checkout's folder.
+        package: folder of slime or miles.
+        is_own: whether it is the host that the script belongs to.
+    """
+
+    name: str
+    package: Path
+    is_own: bool
+
+    @property
+    def kind(self) -> str:
+        return self.package.name
+
+    def __str__(self) -> str:
+        return (
+            "miles of the package index (miles-rl)" if self.name == WHEEL else f"{self.kind} in {self.name}"
+        )
+
+
+def refuse_cuda() -> None:
+    """Stops on a machine with CUDA.
+
+    Raises:
+        ConfigError: there is a GPU, on which the script itself can run.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        raise ConfigError("rehearse: expected a machine without CUDA, got one with it: run the script itself")
+
+
+def wheel_folder() -> Path:
+    """The folder of the host environment in which miles and its Megatron lie."""
+    return host_python().parents[1] / "miles"
+
+
+def host_of(launch: Launch, given: str | None) -> Host:
+    """The host that --host names, else the checkout that the script lies in, else the wheel.
+
+    Raises:
+        ConfigError: a folder without train.py and slime or miles.
+    """
+    folders = [Path(given)] if given not in (None, WHEEL) else []
+    if given is None:
+        folders = [f for f in Path(launch.script).resolve().parents if (f / "train.py").is_file()]
+    for folder in folders:
+        for kind in ("slime", "miles"):
+            if (folder / kind / "utils/arguments.py").is_file():
+                return Host(str(folder), folder / kind, is_own=True)
+    if folders and given:
+        raise ConfigError(
+            f"--host: expected 'miles' or a checkout of slime or miles, got {given}: no train.py there"
+        )
+    return Host(WHEEL, wheel_folder() / "miles", is_own=given == WHEEL)
+
+
+def module_paths(launch: Launch, host: Host) -> list[Path]:
+    """Where Python finds the functions that flags name."""
+    said = [Path(path) for path in launch.environment.get("PYTHONPATH", "").split(":") if path]
+    given = [Path(path) for path in os.environ.get("PYTHONPATH", "").split(":") if path]
+    package = Path(__file__).parents[3]
+    site = list(host_python().parents[1].glob("lib/python*/site-packages"))
+    paths = [Path.cwd(), Path(launch.script).resolve().parent, *said, *given, host.package.parent, package]
+    return [p for p in (*paths, wheel_folder(), *site) if p.is_dir() and "megatron" not in p.name.lower()]
+
+
+def with_found_files(launch: Launch, host: Host) -> Launch:
+    """The launch with relative paths of files made absolute, as the run has another working directory."""
+    roots = [Path.cwd(), Path(launch.script).resolve().parent, host.package.parent]
+
+    def found(value: str) -> str:
+        plain = Path(value)
+        if not value or plain.is_absolute() or ("/" not in value and not plain.suffix):
+            return value
+        return next((str(root / plain) for root in roots if (root / plain).exists()), value)
+
+    flags = tuple(Flag(f.name, tuple(map(found, f.values)), f.where) for f in launch.flags)
+    return launch.with_flags(flags)
+
+
+def prepare(launch: Launch, rows: tuple[list[Row], list[Row]], out: Path) -> tuple[replace.Prepared, Account]:
+    """Writes the twin and the rows below a folder; returns them, and what was replaced by what.
+
+    Args:
+        rows: of ``prompts.all_rows``.
+    """
+    from transformers import AutoTokenizer
+
+    real, flag = Path(launch.value("--hf-checkpoint")), launch.flag("--prompt-data")
+    is_real = twin.write_tokenizer(out / "model", real)
+    tokenizer = AutoTokenizer.from_pretrained(out / "model")
+    small = twin.twin_of(launch, max(len(tokenizer), launch.number("--vocab-size", 0) if is_real else 0))
+    twin.write_weights(out / "model", small, tokenizer.eos_token_id)
+    train, held_out = rows[0], rows[1][: replace.PROMPTS * 2]
+    prompts.write_rows(train, out / "data/train.jsonl")
+    prompts.write_rows(held_out, out / "data/eval.jsonl")
+    longest = prompts.longest_prompt(launch, [*train, *held_out], tokenizer)
+    files = [out / "data/train.jsonl", out / "data/eval.jsonl"]
+    prepared = replace.Prepared(out / "model", small.flags, *files, longest)
+    is_file = flag and Path(flag.values[-1].partition("@[")[0]).is_file()
+    data = "first {} rows" if is_file else "not on this machine: {} made rows with the same keys"
+    words = "its own tokenizer" if is_real else "its tokenizer is not on this machine: one of bytes"
+    return prepared, replace.account(launch, f"{small}; {words}", data.format(len(train)))
+
+
+def environment_of(launch: Launch, host: Host, out: Path) -> dict[str, str]:
+    """Variables of the run: those of the Ray job that no cluster needs, and ours."""
+    own = {name: value for name, value in launch.environment.items() if not name.startswith(OF_A_CLUSTER)}
+    (out / "events").mkdir(parents=True, exist_ok=True)
+    own |= {observe.FOLDER: str(out / "events"), "TENSORBOARD_DIR": str(out / "tensorboard")}
+    own["PYTHONPATH"] = ":".join(map(str, module_paths(launch, host)[:-2]))
+    if flag := launch.flag("--custom-reward-post-process-path"):
+        own[rewards.THEIRS] = flag.values[0]
+    return own
+
+
+def rehearse(
+    launch: Launch, host: Host, prepared: replace.Prepared, out: Path, timeout: float, megatron: str | None
+) -> int:
+    """Runs the host with the launch's small twin; returns its exit status."""
+    flags = replace.replaced_flags(launch, prepared, out.absolute())
+    return run_host(
+        host.name,
+        flags,
+        out,
+        launch.asynchronous,
+        timeout=timeout,
+        environment=environment_of(launch, host, out.absolute()),
+        megatron=megatron,
+    )

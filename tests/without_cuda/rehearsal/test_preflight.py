@@ -1,0 +1,85 @@
+"""Mistakes that a launch's text shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_ext.without_cuda.rehearsal.preflight import known_flags, mistakes
+from tests.without_cuda.rehearsal.launches import WORDS, launch
+
+PARSER = """
+def add(parser):
+    parser.add_argument("--custom-rm-path", type=str)
+    parser.add_argument("--use-tis", action="store_true")
+    parser.add_argument("--over-sampling-batch-size", "--apply-chat-template", "--num-steps-per-rollout")
+"""
+CONFIG = "class LoggerConfig:\n    log_interval: int = 1\n    log_params_norm: bool = True\n"
+PATCH = "+    group.add_argument('--patched', action='store_true',\n"
+KNOWN = {word for word in WORDS.split() if word.startswith("--")}
+
+
+@pytest.fixture
+def known(tmp_path):
+    for file, text in {
+        "slime/utils/arguments.py": PARSER,
+        "docker/x.patch": PATCH,
+        "megatron/training/config/logger.py": CONFIG,
+    }.items():
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(text)
+    return known_flags(tmp_path / "slime", tmp_path / "megatron") | KNOWN
+
+
+def test_flags_are_read_from_the_sources(known):
+    assert {"--custom-rm-path", "--log-interval", "--no-log-params-norm", "--patched"} <= known
+
+
+CASES = [
+    ("", None),
+    ("--log-interval 3 --no-log-params-norm", None),
+    ("--no-use-tis", None),
+    ("--rm-type '$KIND'", "--rm-type: expected a value that the script says, got '$KIND': export it"),
+    ("--ref-load '$BASE/x'", None),  # replaced
+    ("--use-ti", None),  # the beginning of a name is enough for argparse
+    ("--sglang-anything 1", None),
+    ("--use-tiss", "run.sh:27: --use-tiss: the host has no such flag; did you mean --use-tis?"),
+    ("--quite-other 1", "run.sh:27: --quite-other: the host has no such flag: nothing reads it"),
+    ("--global-batch-size 96", "got 96: 64 samples of each rollout would train nothing"),
+    ("--num-steps-per-rollout 2", "expected 256 / --num-steps-per-rollout 2 = 128, got 64"),
+    ("--over-sampling-batch-size 8", "expected at least --rollout-batch-size 32, got 8"),
+    ("--custom-rm-path rewards.score", None),
+    ("--custom-rm-path rewards.scor", "rewards.py has no scor; did you mean 'score'?"),
+    ("--custom-rm-path reward.score", "no module reward below the launch"),
+    (
+        "--hf-checkpoint {here}/plain --apply-chat-template",
+        "expected a tokenizer with a chat template, got none",
+    ),
+    ("--hf-checkpoint {here}/chat --apply-chat-template", None),
+    ("--hf-checkpoint /absent --apply-chat-template", None),  # nothing to look at
+]
+
+
+def test_each_mistake_is_one_line_and_nothing_else_is_one(known, tmp_path):
+    (tmp_path / "rewards.py").write_text("async def score(args, sample): ...\n")
+    for name, settings in {"plain": "{}", "chat": '{"chat_template": "x"}'}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text("{}")
+        (tmp_path / name / "tokenizer_config.json").write_text(settings)
+    for flags, line in CASES:
+        said = launch(flags.format(here=tmp_path))
+        found = list(mistakes(said, known, [tmp_path], is_own_host=True))
+        assert (len(found), line or "") == (int(line is not None), line or "") and (line or "") in "".join(
+            found
+        ), flags
+
+
+def test_on_another_host_only_misspelt_names_are_mistakes(known):
+    found = lambda flags: list(mistakes(launch(flags), known, [], is_own_host=False))  # noqa: E731
+    assert not found("--quite-other 1") and len(found("--use-tiss")) == 1
+
+
+def test_a_launch_without_a_model_is_a_mistake(known):
+    bare = launch().with_flags(launch().flags[6:8])
+    assert "--hf-checkpoint: expected in the launch, got none among its 2 flags" in next(
+        mistakes(bare, known, [], is_own_host=True)
+    )
