@@ -27,8 +27,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from slime_ext.analysis.speed.run import contenders
-from slime_ext.analysis.speed.workloads import Batch
+from benchmarks.speed.run import contenders
+from benchmarks.speed.workloads import Batch
 
 ROOT = Path(__file__).parents[1]
 SEQUENCES = 64
