@@ -11,10 +11,14 @@ WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
 
+CORE_TESTS := tests/ops tests/metrics tests/host/test_hook.py tests/host/test_packing.py tests/test_contract.py \
+	tests/test_correction.py tests/test_coupled_steps.py tests/test_guards.py tests/test_laws.py tests/test_layering.py \
+	tests/test_off_policy_is.py tests/test_presets.py tests/test_steps.py tests/test_tis.py
+
 SGLANG_LISTS := slime_ext/launcher/rollout/requirements-sglang-cpu.txt slime_ext/launcher/rollout/requirements-sglang-cpu-nodeps.txt
 HOST_LISTS := slime_ext/without_cuda/requirements-host.txt slime_ext/without_cuda/requirements-host-nodeps.txt
 
-.PHONY: install host train rehearse test test-fast test-gpu lint format clean
+.PHONY: install host train rehearse test test-core test-fast test-gpu lint format clean
 
 install: $(VENV)/.ready $(SGLANG_VENV)/.ready
 
@@ -61,6 +65,11 @@ test:
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/python -m pytest tests -q -n $(WORKERS) --dist loadgroup
+
+# The mathematics and the hook.
+test-core:
+	@$(MAKE) -s $(VENV)/.ready
+	@$(VENV)/bin/python -m pytest $(CORE_TESTS) -q -n $(WORKERS) -m "not slow"
 
 test-fast:
 	@$(MAKE) -s $(VENV)/.ready

@@ -33,7 +33,6 @@ setup(
     package_data={
         "slime_ext.launcher.rollout": ["requirements-*.txt"],
         "slime_ext.without_cuda": ["requirements-*.txt", "site/*.py"],
-        "slime_ext.kernels": ["*.h", "*.cpp"],
         "slime_ext.analysis.report": ["page.html.j2", "style.css"],
     },
     install_requires=[TORCH, "numpy>=1.24", "pydantic>=2.7", "PyYAML", "rich", "libcst", "Jinja2>=3.1,<4"],
@@ -49,7 +48,6 @@ setup(
             "ruff==0.17.5",
             "pre-commit",
             "psutil",
-            "triton>=3.4,<4; platform_system == 'Linux'",
             "playwright>=1.45,<2",
         ],
     },

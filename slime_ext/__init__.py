@@ -3,12 +3,12 @@ nothing."""
 
 from __future__ import annotations
 
-from slime_ext.lazily import exported
+from slime_ext.lazy_attributes import lazy_attributes
 
 __version__ = "0.1.0"
 
 FILES = {"Correction": "correction", "load_config": "config"}
-ROOMS = ("ops", "presets", "steps", "tis")
+MODULES = ("ops", "presets", "steps", "tis")
 
-__all__ = ["__version__", *FILES, *ROOMS]
-__getattr__, __dir__ = exported(__name__, FILES, ROOMS)
+__all__ = ["__version__", *FILES, *MODULES]
+__getattr__, __dir__ = lazy_attributes(__name__, FILES, MODULES)

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from slime_ext.coherence import check
-from slime_ext.facts import Facts, State, Step
-from slime_ext.objectives import Bounds, Evidence, Host, Surrogate
+from slime_ext.checks import check
+from slime_ext.losses import Bounds, HostLoss, LossInputs, Surrogate
+from slime_ext.metrics.layout import MetricsLayout
+from slime_ext.metrics.measure import Measured, Summary, count_bins, largest, position_bins, summarize
 from slime_ext.ops.ratios import finite_tokens, in_common, widened
-from slime_ext.ops.segments import AllSum, identity, selected, selected_
-from slime_ext.ops.statistics import Need, tabulate
-from slime_ext.ops.weighted import weighted
-from slime_ext.outcome import NO_PLAN, Outcome, Plan, Sequences, Tokens, largest_factor
-from slime_ext.steps import MinPrefixReweight, Reweight, Taper
+from slime_ext.ops.segments import AllSum, as_numbers, identity
+from slime_ext.state import (
+    NO_PLAN,
+    Outcome,
+    Plan,
+    SequenceStatistics,
+    State,
+    StatisticKey,
+    Step,
+    StepInputs,
+    Tokens,
+    tabulate,
+)
+from slime_ext.steps import WEIGHTS
 
 Numerator = Literal["proximal", "target"]
 Denominator = Literal["host", "kept"]
 Grouping = Literal["ignore", "rebaseline", "atomic"]
-WEIGHTS = (Reweight, MinPrefixReweight, Taper)
-
-OBSERVED = (Need("sum", "sequence", "ratio"), Need("sum", "sequence", "count"))
-HOST = Host()
+OBSERVED = (StatisticKey("sum", "sequence", "ratio"), StatisticKey("sum", "sequence", "count"))
+HOST = HostLoss()
 
 
 @dataclass(frozen=True)
@@ -63,113 +71,102 @@ class Correction:
     def __post_init__(self) -> None:
         check(self)
 
-    @property
+    @cached_property
     def is_identity(self) -> bool:
         """Whether it leaves the host's loss alone (metrics only)."""
-        return not self.steps and isinstance(self.surrogate, Host)
+        return not self.steps and isinstance(self.surrogate, HostLoss)
 
-    @property
+    @cached_property
     def is_coupled(self) -> bool:
-        """Whether a step settles a number over the whole optimizer step."""
+        """Whether a step computes a number over the whole optimizer step."""
         return any(step.is_coupled for step in self.steps)
 
-    @property
+    @cached_property
     def needs_plan(self) -> bool:
-        """Whether something is to be settled over the whole optimizer step before it begins."""
+        """Whether something has to be computed over the whole optimizer step before it begins."""
         return self.is_coupled or self.denominator != "host" or self.group != "ignore"
 
-    @property
+    @cached_property
     def needs_target(self) -> bool:
         """Whether the target policy's log-probs must be there."""
-        return self.numerator == "target" or not isinstance(self.surrogate, Host)
+        return self.numerator == "target" or not isinstance(self.surrogate, HostLoss)
 
-    @property
+    @cached_property
     def needs_ages(self) -> bool:
         """Whether the samples' ages must be there."""
         return any(step.reads_ages for step in self.steps)
 
-    @property
+    @cached_property
     def needs_advantages(self) -> bool:
         """Whether the advantages must be there."""
-        return not isinstance(self.surrogate, Host) or any(step.reads_advantages for step in self.steps)
+        return not isinstance(self.surrogate, HostLoss) or any(step.reads_advantages for step in self.steps)
 
-    def __call__(
-        self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False, bounds: bool = False
-    ) -> Outcome:
+    def __call__(self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False) -> Outcome:
         """Weights and keep for packed tokens, all detached.
 
         Args:
-            plan: what was settled for the optimizer step; None makes these tokens a step of their own, in
+            plan: what was computed for the optimizer step; None makes these tokens a step of their own, in
                 which ``denominator`` and ``group`` are the host's.
-            observe: also record what each step did, and the sequences' log-ratios (for metrics).
-            bounds: record no more than where a bound changed a weight.
+            observe: also hand out the sequences' statistics, which metrics read.
         """
-        outcome = self.outcome(tokens, plan, observe=observe, bounds=bounds)
-        return outcome.in_full() if observe else outcome
-
-    def outcome(
-        self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False, bounds: bool = False
-    ) -> Outcome:
-        """As a call, but what acted in as few bytes as hold it."""
         if plan is None:
             plan = plan_step(self, [tokens], tokens.segments.all_sum) if self.is_coupled else NO_PLAN
-        return self.decide(self.facts(tokens, observe=observe), plan, observe=observe, bounds=bounds)
+        inputs = self.read(tokens)
+        table = tabulate(self.observed_statistics if observe else self.statistics, inputs)
+        return self.decide(replace(inputs, table=table, plan=plan.numbers), plan, observe=observe)
 
-    def decide(self, facts: Facts, plan: Plan, *, observe: bool = False, bounds: bool = False) -> Outcome:
-        """The second half of a call: from the facts with their table to weights and keep."""
-        facts = replace(facts, plan=plan.numbers) if plan.numbers else facts
-        state = self.run(facts, self.steps, observe=observe, bounds=bounds)
-        if plan.keep is not None:
-            state = state.but(step=len(self.steps) + 1).reject("sequence", plan.keep)
-        seen = self._seen(facts, state) if observe else {}
-        keep = facts.kept(state, seen.get("acted"))
-        of_tokens = facts.spread(state.unit, state.weights)
-        weights = (selected if of_tokens is state.weights else selected_)(keep, of_tokens)
-        if bounds and not observe:
-            seen = {"clipped": facts.clipped(state)}
-        scale = None if plan.scale is None else facts.spread("sequence", plan.scale)
-        return Outcome(weights, keep, facts.finite, facts.log_ratio, scale=scale, **seen)
+    @cached_property
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        """The statistics over units that the steps read."""
+        units = dict.fromkeys(step.unit for step in self.steps if step.unit != "token")
+        finite = (StatisticKey("sum", unit, name) for unit in units for name in ("count", "finite"))
+        return tuple(dict.fromkeys((*finite, *(key for step in self.steps for key in step.statistics))))
 
-    def _seen(self, facts: Facts, state: State) -> dict[str, Any]:
-        keep = state.units.get("sequence")
-        log_ratio, count = (facts.table[need] for need in OBSERVED)
-        return {
-            "acted": facts.acted(facts.codes(state)),
-            "bounds": sum(1 << step for step, _ in state.clipped),
-            "sequences": Sequences(log_ratio, count, count >= 0 if keep is None else keep),
-        }
+    @cached_property
+    def observed_statistics(self) -> tuple[StatisticKey, ...]:
+        """Those, and what metrics read of sequences."""
+        return tuple(dict.fromkeys(self.statistics + OBSERVED))
 
-    def facts(self, tokens: Tokens, *, observe: bool = False) -> Facts:
-        """Everything the steps may look at, with one all-reduce at most."""
-        facts = self.look(tokens)
-        return replace(facts, table=tabulate(self.needs(observe=observe), facts.value_of, tokens.segments))
-
-    def needs(self, *, observe: bool = False) -> tuple[Need, ...]:
-        """The statistics over units that a call reads."""
-        return tuple(dict.fromkeys(self._needs + OBSERVED if observe else self._needs))
-
-    def look(self, tokens: Tokens) -> Facts:
-        """What there is to know token by token, without a table."""
-        numerator, behavior = in_common(self.numerator_of(tokens), tokens.behavior)
+    def read(self, tokens: Tokens) -> StepInputs:
+        """What steps read token by token, with no statistics yet."""
+        numerator = tokens.target if self.numerator == "target" else tokens.proximal
+        numerator, behavior = in_common(numerator, tokens.behavior)
         finite = finite_tokens(behavior, tokens.segments.mask)
         advantages = None if tokens.advantages is None else widened(tokens.advantages)
-        log_ratio = selected_(finite, numerator - behavior)
-        return Facts(tokens.segments, log_ratio, finite, numerator, behavior, advantages, tokens.ages)
+        log_ratio = torch.where(finite, numerator - behavior, 0)
+        return StepInputs(tokens.segments, log_ratio, finite, numerator, behavior, advantages, tokens.ages)
 
-    def numerator_of(self, tokens: Tokens) -> Tensor:
-        """[T] the log-probs of the policy in the ratio's numerator, nats."""
-        return tokens.target if self.numerator == "target" else tokens.proximal
+    def decide(self, inputs: StepInputs, plan: Plan, *, observe: bool = False) -> Outcome:
+        """From inputs with their statistics to weights and keep: the second half of a call."""
+        state = self.run(inputs, self.steps)
+        if plan.keep is not None:
+            state = replace(state, step=len(self.steps)).reject("sequence", plan.keep)
+        keep = inputs.kept(state)
+        sequences = None
+        if observe:
+            log_ratio, count = (inputs.table[key] for key in OBSERVED)
+            sequences = SequenceStatistics(log_ratio, count, state.keep.get("sequence", count >= 0))
+        clipped = (
+            torch.zeros_like(keep)
+            if state.clipped is None
+            else inputs.expand_to_tokens(state.unit, state.clipped)
+        )
+        return Outcome(
+            torch.where(keep, inputs.expand_to_tokens(state.unit, state.weights), 0),
+            keep,
+            inputs.finite,
+            inputs.log_ratio,
+            clipped,
+            None if plan.scale is None else inputs.expand_to_tokens("sequence", plan.scale),
+            state.step_effects,
+            sequences,
+        )
 
-    def run(
-        self, facts: Facts, steps: Sequence[Step], *, observe: bool = False, bounds: bool = False
-    ) -> State:
+    def run(self, inputs: StepInputs, steps: Sequence[Step]) -> State:
         """The state after ``steps``: the only loop over them."""
-        state = facts.untouched
-        if observe or bounds:
-            state = state.but(clipped=(), acts=() if observe else None)
-        for number, step in enumerate(steps, 1):
-            state = state.but(step=number) if observe else state
-            state = step(state, facts)
+        state = inputs.start
+        for place, step in enumerate(steps):
+            state = step(replace(state, step=place), inputs)
         return state
 
     def loss(
@@ -186,17 +183,22 @@ class Correction:
         """
         if self.is_identity:
             return host_loss, None
-        if isinstance(self.surrogate, Host):
-            return weighted(host_loss, self.factor(outcome, host_loss.dtype), outcome.keep), None
-        # A token that is not kept must not reach the graph: 0 times an infinite slope is NaN. Its log-ratio
-        # and advantage read 0, so that it is not clipped either.
-        loss, clipped = self.surrogate(Evidence(vars(tokens), outcome.keep), bounds)
-        return weighted(loss, self.factor(outcome, loss.dtype), outcome.keep), clipped
+        if isinstance(self.surrogate, HostLoss):
+            loss, clipped = host_loss, None
+        else:
+            # A token that is not kept must not reach the graph: 0 times an infinite slope is NaN. Its
+            # log-ratio and advantage read 0, so that it is not clipped either.
+            loss, clipped = self.surrogate(LossInputs(vars(tokens), outcome.keep), bounds)
+        loss = torch.where(outcome.keep, loss, 0)
+        return loss * self.factor(outcome, loss.detach()), clipped
 
-    def factor(self, outcome: Outcome, dtype: torch.dtype) -> Tensor:
-        """[T] what multiplies the loss, finite where log-ratios are: infinity times a loss of 0 is NaN."""
-        factor = outcome.factor.to(dtype)
-        return factor if self.bounds_weights else factor.clamp(max=largest_factor(dtype))
+    def factor(self, outcome: Outcome, loss: Tensor) -> Tensor:
+        """[T] what multiplies the loss, in its dtype. A weight that no step bounds is cut where the product
+        would overflow: infinity times a loss of 0 is NaN."""
+        factor = outcome.factor.to(loss.dtype)
+        if self.bounds_weights:
+            return factor
+        return torch.minimum(factor, largest_product(loss.dtype) / loss.abs().clamp_min(1))
 
     @cached_property
     def sets_weights(self) -> bool:
@@ -211,37 +213,103 @@ class Correction:
             bounded = step.is_bound or (bounded and not isinstance(step, WEIGHTS))
         return bounded
 
-    @cached_property
-    def _soundness(self) -> tuple[Need, ...]:
-        units = dict.fromkeys(step.unit for step in self.steps if step.unit != "token")
-        return tuple(Need("sum", unit, "sound") for unit in units)
 
-    @cached_property
-    def _needs(self) -> tuple[Need, ...]:
-        return tuple(self._every_need())
-
-    def _every_need(self) -> Iterator[Need]:
-        yield from self._soundness
-        for step in self.steps:
-            yield from step.needs
+def largest_product(dtype: torch.dtype) -> float:
+    """The largest loss of one token where nothing bounds its weight: of float32 what bfloat16, too, can hold,
+    with a quarter of its exponents left for sums over tokens."""
+    return torch.finfo(torch.bfloat16 if dtype is torch.float32 else dtype).max ** 0.75
 
 
 def plan_step(correction: Correction, batches: Sequence[Tokens], all_sum: AllSum = identity) -> Plan:
-    """Settles the numbers of the coupled steps over all micro-batches of an optimizer step, on all ranks.
+    """The numbers of the coupled steps over all micro-batches of an optimizer step, on all ranks.
 
     Args:
         batches: the step's micro-batches on this rank; every rank must have at least one.
         all_sum: SUM over all ranks that train the step, each token once (data x context parallel).
 
     Returns:
-        The numbers. Steps settle in their order, each seeing what those before it did.
+        A plan with the numbers. Each step sees what the coupled steps before it did.
     """
     numbers: dict[Step, Tensor] = {}
-    seen = [correction.facts(tokens) for tokens in batches]
+    read = [correction.read(tokens) for tokens in batches]
+    read = [replace(inputs, table=tabulate(correction.statistics, inputs)) for inputs in read]
     for i, step in enumerate(correction.steps):
         if step.is_coupled:
-            now = [replace(facts, plan=numbers) for facts in seen]
-            numbers[step] = step.settle(
-                [(correction.run(facts, correction.steps[:i]), facts) for facts in now], all_sum
-            )
+            now = [replace(inputs, plan=numbers) for inputs in read]
+            before = [(correction.run(inputs, correction.steps[:i]), inputs) for inputs in now]
+            numbers[step] = step.number_for_step(before, all_sum)
     return Plan(numbers)
+
+
+@dataclass(frozen=True)
+class HookInputs:
+    """One hook call's tokens with everything that is known about them.
+
+    Args:
+        host_loss: [T] the host's policy loss, with grad.
+        plan: what was computed for the optimizer step; None makes the tokens a step of their own.
+        bounds: the host's clip range.
+        acts: whether the loss is corrected; if not it comes back as it is.
+        layout: of the metrics to measure; None measures nothing.
+        counts_sequences: whether this rank is the one that counts the sequences it shares with others.
+    """
+
+    tokens: Tokens
+    host_loss: Tensor
+    plan: Plan | None = None
+    bounds: Bounds = field(default_factory=Bounds)
+    acts: bool = True
+    layout: MetricsLayout | None = None
+    counts_sequences: bool = True
+
+
+@dataclass(frozen=True)
+class HookResult:
+    """What the hook returns and keeps of a call; ratio, clipped and rejected go to the host's own channel."""
+
+    loss: Tensor  # [T] with grad, 0 at rejected and masked tokens
+    keep: Tensor  # [T] bool
+    finite: Tensor  # [T] bool, response tokens whose behavior log-prob is finite
+    weights: Tensor  # [T] 0 at rejected and masked tokens
+    ratio: Tensor  # [T] float32, 0 where there is none
+    clipped: Tensor  # [T] float32, 1 where a bound or the surrogate acted
+    rejected: Tensor  # [T] float32
+    measured: Measured | None = None
+
+
+def apply(correction: Correction, inputs: HookInputs) -> HookResult:
+    """The whole of a hook call between packing and handing back."""
+    outcome = correction(inputs.tokens, inputs.plan, observe=inputs.layout is not None)
+    curves = inputs.layout is not None and inputs.layout.curves
+    position = position_bins(inputs.tokens.segments) if curves else None
+    result, summary = finish(correction, outcome, inputs, position)
+    return result if summary is None else replace(result, measured=count_bins(summary))
+
+
+def finish(
+    correction: Correction, outcome: Outcome, inputs: HookInputs, position: Tensor | None
+) -> tuple[HookResult, Summary | None]:
+    """From an outcome to the corrected loss, the host's channel, and the sums that metrics are made of.
+
+    Args:
+        position: as ``metrics.measure.position_bins``.
+    """
+    loss, by_surrogate = inputs.host_loss, None
+    if inputs.acts:
+        loss, by_surrogate = correction.loss(outcome, inputs.tokens, inputs.host_loss, inputs.bounds)
+    clipped = outcome.clipped & outcome.finite
+    ratio = torch.where(outcome.finite, outcome.log_ratio.exp().clamp(max=largest(torch.float32)), 0)
+    result = HookResult(
+        loss,
+        outcome.keep,
+        outcome.finite,
+        outcome.weights,
+        ratio.float(),
+        as_numbers(clipped if by_surrogate is None else clipped | by_surrogate, torch.float32),
+        as_numbers(inputs.tokens.segments.mask & ~outcome.keep, torch.float32),
+    )
+    if inputs.layout is None:
+        return result, None
+    with torch.no_grad():
+        of = inputs.tokens, outcome, inputs.layout, position, by_surrogate
+        return result, summarize(*of, counts_sequences=inputs.counts_sequences)

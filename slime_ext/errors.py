@@ -1,5 +1,5 @@
-"""The errors that a user of slime_ext can meet. Importable by every room; imports nothing but the standard
-library."""
+"""The errors that a user of slime_ext can meet. Importable everywhere; imports nothing but the
+standard library."""
 
 from __future__ import annotations
 

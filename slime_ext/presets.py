@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError, did_you_mean
-from slime_ext.facts import Step
-from slime_ext.objectives import PpoClip, Reinforce
+from slime_ext.losses import PpoClip, Reinforce
+from slime_ext.state import Step
 from slime_ext.steps import (
     Clip,
     MinPrefixReweight,
     Reject,
     Reweight,
     SecondMoment,
-    Taper,
+    SignedClip,
     Truncate,
     Veto,
 )
@@ -202,7 +202,7 @@ LITERATURE = {
     "topr": _preset(
         "-w A log pi, w = 1 where A >= 0, clip(Pi, 0, 1) where A < 0, target",
         "TOPR, https://arxiv.org/abs/2503.14286",
-        Taper(),
+        SignedClip(),
         **PURE,
     ),
     "dppo_tv": _preset(

@@ -1,30 +1,46 @@
 """Steps of a correction: frozen dataclasses, fields are the configuration, calling one is the mathematics.
 
-A step reads facts (log-ratios and the statistics it asked for, always over the host's response mask) and
-hands on a state: weights and keep. Rejections therefore commute; weights follow the order in which they are
-written. On-policy data (ratio 1) leaves every step as it entered.
+A step reads its inputs (log-ratios and the statistics it asked for, always over the host's response mask) and
+hands on a state: weights and keep flags. Rejections therefore commute; weights follow the order in which they
+are written. On-policy data (ratio 1) leaves every step as it entered.
+
+Coupled steps compute one number over the whole optimizer step before any micro-batch is trained:
+``number_for_step`` gets every micro-batch of this rank and an ``all_sum`` over all ranks, so the number does
+not depend on how tokens are packed or split. ``slime_ext.correction.plan_step`` calls it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from slime_ext.coupled import Normalize, SecondMoment
-from slime_ext.facts import Aggregate, Facts, State, Step, expect, needs_of
 from slime_ext.ops.prefixes import prefix_min
 from slime_ext.ops.ratios import Level
-from slime_ext.ops.segments import is_traced
-from slime_ext.ops.statistics import Need, Over, Unit
+from slime_ext.ops.segments import AllSum
+from slime_ext.state import (
+    Aggregate,
+    ExceedsLimit,
+    State,
+    StatisticKey,
+    Step,
+    StepInputs,
+    Unit,
+    expect,
+    statistics_of,
+)
 
 Statistic = Literal["ratio", "k1", "k2", "k3", "binary_kl", "binary_kl_max", "tv"]
 When = Literal["always", "negative_advantage", "outward"]
 KEPT = "on-policy data must be kept"
+COUNT = StatisticKey("sum", "sequence", "count")
+Batches = Sequence[tuple[State, StepInputs]]
+TOP = 0x7FEFFFFFFFFFFFFF  # the bits of the largest finite float64; order of bits is order of values from 0 up
 
 
 class _AtLevel(Step):
@@ -32,24 +48,21 @@ class _AtLevel(Step):
 
     level: Level
 
-    @property
+    @cached_property
     def unit(self) -> Unit:
         return "sequence" if self.level == "geometric" else self.level
 
     @property
-    def needs(self) -> tuple[Need, ...]:
-        return needs_of(self.unit, self._aggregate, "ratio")
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        return statistics_of(self.unit, self._aggregate, "ratio")
 
-    @property
+    @cached_property
     def _aggregate(self) -> Aggregate:
         return "mean" if self.level == "geometric" else "sum"
 
-    def _ratio(self, facts: Facts) -> Tensor:
+    def _ratio(self, inputs: StepInputs) -> Tensor:
         """exp(log-ratio), one per unit."""
-        total = facts.total(self.unit, self._aggregate, "ratio")
-        if total.dtype is facts.log_ratio.dtype or is_traced(total):
-            return total.exp().to(facts.log_ratio.dtype)
-        return torch.exp(total, out=total.new_empty(total.shape, dtype=facts.log_ratio.dtype))
+        return inputs.total(self.unit, self._aggregate, "ratio").exp().to(inputs.log_ratio.dtype)
 
 
 @dataclass(frozen=True)
@@ -67,8 +80,8 @@ class Reweight(_AtLevel):
 
     level: Level = "token"
 
-    def __call__(self, state: State, facts: Facts) -> State:
-        return state.reweight(self.unit, self._ratio(facts))
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        return state.reweight(self.unit, self._ratio(inputs))
 
 
 @dataclass(frozen=True)
@@ -83,16 +96,16 @@ class MinPrefixReweight(Step):
     """
 
     unit = "sequence"
-    needs = (Need("slots", "sequence", "ratio"),)
+    statistics = (StatisticKey("by_shard", "sequence", "ratio"),)
 
-    def __call__(self, state: State, facts: Facts) -> State:
-        lowest = prefix_min(facts.segments, facts.log_ratio, facts.table[self.needs[0]])
-        before = lowest.nan_to_num_(math.nan, posinf=0, neginf=0)
-        return state.reweight("token", (facts.log_ratio + before).exp())
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        lowest = prefix_min(inputs.segments, inputs.log_ratio, inputs.table[self.statistics[0]])
+        before = lowest.nan_to_num(math.nan, posinf=0, neginf=0)
+        return state.reweight("token", (inputs.log_ratio + before).exp())
 
 
 @dataclass(frozen=True)
-class Taper(_AtLevel):
+class SignedClip(_AtLevel):
     """Sets weights by the advantage's sign: clip(ratio, low, high), the range of positive or of negative
     advantages.
 
@@ -113,13 +126,13 @@ class Taper(_AtLevel):
     def __post_init__(self) -> None:
         for sign in ("positive", "negative"):
             low, high = getattr(self, f"{sign}_low"), getattr(self, f"{sign}_high")
-            expect(0 <= low <= 1 <= high, f"taper.{sign}", "0 <= low <= 1 <= high", [low, high], KEPT)
+            expect(0 <= low <= 1 <= high, f"signed_clip.{sign}", "0 <= low <= 1 <= high", [low, high], KEPT)
 
-    def __call__(self, state: State, facts: Facts) -> State:
-        ratio = facts.spread(self.unit, self._ratio(facts))
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        ratio = inputs.expand_to_tokens(self.unit, self._ratio(inputs))
         positive = ratio.clamp(self.positive_low, self.positive_high)
         negative = ratio.clamp(self.negative_low, self.negative_high)
-        return state.reweight("token", ratio).bound(torch.where(facts.advantages < 0, negative, positive))
+        return state.reweight("token", ratio).bound(torch.where(inputs.advantages < 0, negative, positive))
 
 
 @dataclass(frozen=True)
@@ -144,7 +157,7 @@ class Truncate(Step):
             "below 1 it would shrink on-policy tokens",
         )
 
-    def __call__(self, state: State, facts: Facts) -> State:
+    def __call__(self, state: State, inputs: StepInputs) -> State:
         return state.bound(state.weights.clamp(max=self.high))
 
 
@@ -166,7 +179,7 @@ class Clip(Step):
         )
         expect(self.high >= 1, "clip.high", "a number >= 1", self.high, "it would shrink on-policy tokens")
 
-    def __call__(self, state: State, facts: Facts) -> State:
+    def __call__(self, state: State, inputs: StepInputs) -> State:
         return state.bound(state.weights.clamp(self.low, self.high))
 
 
@@ -211,70 +224,70 @@ class Reject(Step):
         low, high = self._interval
         expect(low <= neutral <= high, "reject", f"low <= {neutral} <= high", bounds, KEPT)
 
-    @property
+    @cached_property
     def reads_advantages(self) -> bool:
         return self.when != "always"
 
-    @property
+    @cached_property
     def reads_ages(self) -> bool:
         return self.max_staleness is not None
 
     @property
-    def needs(self) -> tuple[Need, ...]:
+    def statistics(self) -> tuple[StatisticKey, ...]:
         if not self._reads_ratio:
             return ()
-        own = (self._over,) if self._over else needs_of(self.unit, self.aggregate, self.statistic)
+        own = (self._exceeds,) if self._exceeds else statistics_of(self.unit, self.aggregate, self.statistic)
         if self.when == "always":
             return own
         signs = ("advantage",) if self.when == "negative_advantage" else ("advantage", "ratio")
-        return own + tuple(need for name in signs for need in needs_of(self.unit, "sum", name))
+        return own + tuple(key for name in signs for key in statistics_of(self.unit, "sum", name))
 
-    def __call__(self, state: State, facts: Facts) -> State:
+    def __call__(self, state: State, inputs: StepInputs) -> State:
         if self.max_staleness is not None:
-            state = state.reject("sequence", ~(facts.ages > self.max_staleness))
+            state = state.reject("sequence", ~(inputs.ages > self.max_staleness))
         if not self._reads_ratio:
             return state
-        inside = self._inside(facts)
+        inside = self._inside(inputs)
         if self.when != "always":
-            inside = inside >= self._applies(facts)  # or it does not apply
+            inside = inside >= self._applies(inputs)  # or it does not apply
         return state.reject(self.unit, inside)
 
-    @property
+    @cached_property
     def _reads_ratio(self) -> bool:
         return (self.low, self.high) != (None, None)
 
-    def _inside(self, facts: Facts) -> Tensor:
-        if self._over:
-            return facts.table[self._over] == 0
+    def _inside(self, inputs: StepInputs) -> Tensor:
+        if self._exceeds:
+            return inputs.table[self._exceeds] == 0
         low, high = self._limits
-        value = facts.total(self.unit, self.aggregate, self.statistic)
+        value = inputs.total(self.unit, self.aggregate, self.statistic)
         if low == -math.inf:
             return value <= high
         return value.clamp(low, high) == value  # false for NaN, too
 
-    @property
-    def _over(self) -> Need | None:
+    @cached_property
+    def _exceeds(self) -> StatisticKey | None:
         """A maximum with an upper bound alone needs no maximum: no token may exceed it."""
         if self.unit == "token" or self.aggregate != "max" or self.low is not None:
             return None
-        return Need("sum", self.unit, Over(self.statistic, self._limits[1]))
+        return StatisticKey("sum", self.unit, ExceedsLimit(self.statistic, self._limits[1]))
 
-    @property
+    @cached_property
     def _interval(self) -> tuple[float, float]:
         low = -math.inf if self.low is None else self.low
         return low, math.inf if self.high is None else self.high
 
-    @property
+    @cached_property
     def _limits(self) -> tuple[float, float]:
         """The interval as the statistic is compared with it: logarithms for ratios."""
         low, high = self._interval
         return (_log(low), _log(high)) if self.statistic == "ratio" else (low, high)
 
-    def _applies(self, facts: Facts) -> Tensor:
-        advantage = facts.total(self.unit, "sum", "advantage")
+    def _applies(self, inputs: StepInputs) -> Tensor:
+        advantage = inputs.total(self.unit, "sum", "advantage")
         if self.when == "negative_advantage":
             return advantage < 0
-        return advantage * facts.total(self.unit, "sum", "ratio") > 0
+        return advantage * inputs.total(self.unit, "sum", "ratio") > 0
 
 
 @dataclass(frozen=True)
@@ -297,25 +310,118 @@ class Veto(Step):
         expect(low <= 1 <= high, "veto", "low <= 1 <= high", bounds, KEPT)
 
     @property
-    def needs(self) -> tuple[Need, ...]:
-        low = () if self.low is None else (Over("k1", -_log(self.low)),)
-        high = () if self.high is None else (Over("ratio", _log(self.high)),)
-        return tuple(Need("sum", "sequence", over) for over in low + high)
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        low = () if self.low is None else (ExceedsLimit("k1", -_log(self.low)),)
+        high = () if self.high is None else (ExceedsLimit("ratio", _log(self.high)),)
+        return tuple(StatisticKey("sum", "sequence", over) for over in low + high)
 
-    def __call__(self, state: State, facts: Facts) -> State:
-        for need in self.needs:
-            state = state.reject("sequence", facts.table[need] == 0)
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        for key in self.statistics:
+            state = state.reject("sequence", inputs.table[key] == 0)
         return state
 
-    @property
+    @cached_property
     def _interval(self) -> tuple[float, float]:
         return 0.0 if self.low is None else self.low, math.inf if self.high is None else self.high
+
+
+@dataclass(frozen=True)
+class Normalize(Step):
+    """Divides the weights by their mean, so that the mean weight of the optimizer step is 1.
+
+    ``level`` says what the mean counts alike: tokens, or sequences (each token by 1 / response tokens of its
+    sequence). Rejected tokens count, tokens with a non-finite behavior log-prob do not. Biased, of low
+    variance.
+
+    Source: Owen 2013, Monte Carlo theory, section 9.2; verl PR 3980 (rollout_is_batch_normalize).
+    """
+
+    level: Literal["token", "sequence"] = "token"
+
+    is_coupled = True
+
+    @property
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        return () if self.level == "token" else (COUNT,)
+
+    def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
+        """[] float64: the mean weight of the step; 1 where there is no weight at all."""
+        total, count = all_sum(sum(self._share(state, inputs) for state, inputs in batches)).unbind()
+        return torch.where(total > 0, total / count, 1)
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        # In float64: the mean may be smaller than any float32 while the largest weight over it is not.
+        weights = state.weights.double() / inputs.plan[self]
+        return replace(state, weights=weights.to(state.weights.dtype))
+
+    def _share(self, state: State, inputs: StepInputs) -> Tensor:
+        per_token = inputs.usable.double()
+        if self.level == "sequence":
+            count = inputs.table[COUNT].clamp_min(1)
+            per_token = per_token / inputs.expand_to_tokens("sequence", count)
+        weighted = (
+            torch.where(inputs.usable, inputs.expand_to_tokens(state.unit, state.weights), 0).double()
+            * per_token
+        )
+        return torch.stack([weighted.sum(), per_token.sum()])
+
+
+@dataclass(frozen=True)
+class SecondMoment(Step):
+    """Drops the tokens with the largest squared log-ratio of the step until the mean of the rest is <
+    ``threshold``.
+
+    Tokens with equal values stay or go together, and the smallest always stay. This is the all-sign variant;
+    the paper restricts it to the tokens that PPO would clip.
+
+    Source: M2PO, https://arxiv.org/abs/2510.01161; AReaL (m2_threshold).
+    """
+
+    threshold: float = 0.04
+
+    is_coupled = True
+    rejects = True
+
+    def __post_init__(self) -> None:
+        expect(
+            self.threshold > 0,
+            "second_moment.threshold",
+            "a number > 0",
+            self.threshold,
+            "nothing would be kept",
+        )
+
+    def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
+        """[] float64: the largest squared log-ratio that stays.
+
+        Searches the bits of the cut byte by byte, with one SUM of 256 counts and sums per byte: exact, and no
+        rank has to see another's tokens.
+        """
+        ranked = [_ranked(inputs) for _, inputs in batches]
+
+        def below(cuts: Tensor) -> Tensor:
+            """[cuts, 2] count and sum of the squared log-ratios up to each cut, over all ranks."""
+            return all_sum(sum(_up_to(cuts, values, sums) for values, sums in ranked))
+
+        def none(cuts: Tensor) -> Tensor:
+            return below(cuts)[:, 0] == 0
+
+        def small(cuts: Tensor) -> Tensor:
+            count, total = below(cuts).unbind(1)
+            return (count == 0) | (total < self.threshold * count)
+
+        device = batches[0][1].log_ratio.device
+        smallest = _last(none, device) + 1
+        return torch.maximum(_last(small, device), smallest).view(torch.float64)
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        return state.reject("token", inputs.log_ratio.double().square() <= inputs.plan[self])
 
 
 STEPS: dict[str, Callable[..., Step]] = {
     "reweight": Reweight,
     "min_prefix_reweight": MinPrefixReweight,
-    "taper": Taper,
+    "signed_clip": SignedClip,
     "truncate": Truncate,
     "clip": Clip,
     "reject": Reject,
@@ -325,5 +431,32 @@ STEPS: dict[str, Callable[..., Step]] = {
 }
 
 
+WEIGHTS = (Reweight, MinPrefixReweight, SignedClip)  # the steps that set weights
+
+
 def _log(bound: float) -> float:
     return math.log(bound) if bound > 0 else -math.inf
+
+
+def _ranked(inputs: StepInputs) -> tuple[Tensor, Tensor]:
+    """Squared log-ratios of usable tokens in ascending order, padded with inf, and their sums from the
+    left."""
+    values = torch.where(inputs.usable, inputs.log_ratio.double().square(), torch.inf).sort().values
+    return values, torch.cat([values.new_zeros(1), values.cumsum(0)])
+
+
+def _up_to(cuts: Tensor, values: Tensor, sums: Tensor) -> Tensor:
+    count = torch.searchsorted(values, cuts, right=True)
+    return torch.stack([count.double(), sums.index_select(0, count)], 1)
+
+
+def _last(holds: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
+    """[] int64, the bits of the largest finite value >= 0 for which ``holds`` (true, then false), or -1."""
+    found = torch.zeros((), dtype=torch.int64, device=device)
+    digits = torch.arange(256, device=device)
+    for shift in range(56, -8, -8):
+        bits = found + (digits[:128] if shift == 56 else digits) * 2**shift
+        good = holds(bits.clamp(max=TOP).view(torch.float64)) & (bits <= TOP)
+        last = good.sum() - 1
+        found = bits.index_select(0, last.clamp_min(0).view(1)).squeeze(0)
+    return torch.where(last < 0, -1, found)

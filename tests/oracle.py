@@ -78,7 +78,7 @@ SPECS = {
         numerator="target",
         loss=("host",),
     ),
-    "topr": spec(("taper", "sequence", (1.0, 1.0), (0.0, 1.0)), **PURE),
+    "topr": spec(("signed_clip", "sequence", (1.0, 1.0), (0.0, 1.0)), **PURE),
     "dppo_tv": spec(TOKEN, ("truncate", 20.0), ("reject", "token", "tv", "-", -INF, 0.2, "outward"), **PURE),
     "glm5": spec(TOKEN, ("reject", "token", "ratio", "-", 0.5, 2.0, "always"), **PURE),
     "seq_mask_tis": spec(TOKEN, ("reject", "sequence", "ratio", "mean", 0.999, 1.002, "always")),
@@ -100,7 +100,7 @@ def units(unit, mask):
 
 
 def unit_of(step):
-    if step[0] in ("reweight", "taper"):
+    if step[0] in ("reweight", "signed_clip"):
         return "sequence" if step[1] == "geometric" else step[1]
     if step[0] == "reject":
         return step[1]
@@ -178,9 +178,13 @@ def apply(step, seqs):
     if step[0] in coupled:
         return coupled[step[0]](seqs, step)
     for s in seqs:
-        {"reweight": reweight, "min_prefix": min_prefix, "taper": taper, "reject": reject, "veto": veto}.get(
-            step[0], bound
-        )(s, step)
+        {
+            "reweight": reweight,
+            "min_prefix": min_prefix,
+            "signed_clip": signed_clip,
+            "reject": reject,
+            "veto": veto,
+        }.get(step[0], bound)(s, step)
 
 
 def bound(s, step):
@@ -209,7 +213,7 @@ def min_prefix(s, step):
             lowest = min(lowest, s["l"][i])
 
 
-def taper(s, step):
+def signed_clip(s, step):
     _, level, positive, negative = step
     for i, ratio in enumerate(level_ratio(s, level)):
         low, high = negative if s["advantage"][i] < 0 else positive
@@ -385,11 +389,13 @@ def random_sequence(rng, n, scale, *, wild):
         "host_loss": [rng.gauss(0, 1) for _ in range(n)],
         "mask": random_mask(rng, n),
     }
-    s["behavior"] = [p + rng.gauss(0, scale) for p in s["proximal"]]
+    s["behavior"] = [min(p + rng.gauss(0, scale), 0.0) for p in s["proximal"]]  # a log-prob is none above 0
     s["target"] = [p + rng.gauss(0, scale) for p in s["proximal"]]
     for i in range(n):
         if wild and rng.random() < 0.08:
-            s["behavior"][i] = s["proximal"][i] + rng.choice([50.0, -50.0, INF, -INF, math.nan])
+            s["behavior"][i] = s["proximal"][i] + rng.choice([-50.0, INF, -INF, math.nan])
+        elif wild and rng.random() < 0.02:
+            s["proximal"][i] -= 50.0
         if not s["mask"][i] and rng.random() < 0.3:
             for key in ("behavior", "proximal", "target", "advantage", "host_loss"):
                 s[key][i] = rng.choice([math.nan, INF, -INF, 1e30])

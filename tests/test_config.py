@@ -8,7 +8,7 @@ import yaml
 from slime_ext import load_config, presets
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
-from slime_ext.objectives import PpoClip, Reinforce
+from slime_ext.losses import PpoClip, Reinforce
 from slime_ext.steps import Reject, Reweight, Truncate, Veto
 
 FROM_THE_DESIGN = """

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slime_ext.correction import Correction, Plan, Tokens, plan_step
+from slime_ext.correction import Correction, Plan, Tokens, largest_product, plan_step
 from slime_ext.errors import ConfigError
-from slime_ext.objectives import Bounds, DualClip, Host, PpoClip, Reinforce, Sapo
+from slime_ext.losses import Bounds, DualClip, HostLoss, PpoClip, Reinforce, Sapo
 from slime_ext.ops.segments import Segments
-from slime_ext.outcome import largest_factor
+from slime_ext.state import StatisticKey, tabulate
 from slime_ext.steps import (
     Clip,
     MinPrefixReweight,
@@ -22,7 +22,7 @@ from slime_ext.steps import (
     Reject,
     Reweight,
     SecondMoment,
-    Taper,
+    SignedClip,
     Truncate,
     Veto,
 )
@@ -51,7 +51,7 @@ def random_step(rng):
         (MinPrefixReweight(), ("min_prefix",)),
         (Truncate(1.5), ("truncate", 1.5)),
         (Clip(0.7, 1.3), ("clip", 0.7, 1.3)),
-        (Taper(level), ("taper", level, (1.0, 1.0), (0.0, 1.0))),
+        (SignedClip(level), ("signed_clip", level, (1.0, 1.0), (0.0, 1.0))),
         (Veto(0.1, 9.0), ("veto", 0.1, 9.0)),
     ]
     reject = (
@@ -152,7 +152,10 @@ WEIGHTED = (Reweight("token"), Truncate(2.0))
             "surrogate.anchor: expected proximal",
         ),
         ({"surrogate": PpoClip(), "steps": WEIGHTED, "numerator": "target"}, "would be counted twice"),
-        ({"surrogate": DualClip(), "steps": (Taper(),), "numerator": "target"}, "would be counted twice"),
+        (
+            {"surrogate": DualClip(), "steps": (SignedClip(),), "numerator": "target"},
+            "would be counted twice",
+        ),
         ({"steps": (SecondMoment(), SecondMoment())}, r"steps\[1\]: expected a coupled step once"),
         (
             {"steps": (SecondMoment(),), "numerator": "target"},
@@ -169,30 +172,30 @@ def test_impossible_combinations_are_refused(fields, message):
         Correction(**fields)
 
 
-def test_what_every_one_of_the_most_steps_did_is_told_apart():
-    """Each veto rejects one more token; the last of 29 and the group have bits of their own."""
-    many = (*(Veto(0.5 * 0.9**i) for i in range(29)),)
+def test_what_every_step_did_is_told_apart():
+    """Each veto rejects one more token; the group comes after the last step."""
+    many = (*(Veto(0.5 * 0.9**i) for i in range(40)),)
     packed, _ = tokens(oracle.random_batch(0, wild=False))
     plan = Plan(keep=torch.zeros(packed.segments.count, dtype=torch.bool))
-    acted = Correction(steps=many, group="atomic")(packed, plan, observe=True).acted[packed.segments.mask]
-    assert (acted & (1 << 30) != 0).all()
-    for number, step in enumerate(many, 1):
-        alone = Correction(steps=(step,))(packed, observe=True).acted[packed.segments.mask]
-        assert torch.equal(acted & (1 << number) != 0, alone & 2 != 0)
-    with pytest.raises(ConfigError, match="steps: expected at most 29, got 30"):
-        Correction(steps=(*many, Veto(1e-9)))
+    effects = {e.step: e for e in Correction(steps=many, group="atomic")(packed, plan).step_effects}
+    assert effects[len(many)].flags.all() and set(effects) == {-1, *range(len(many) + 1)}
+    for place, step in enumerate(many):
+        (alone,) = (e for e in Correction(steps=(step,))(packed).step_effects if e.step == 0)
+        assert torch.equal(effects[place].flags, alone.flags) and alone.unit == "sequence"
 
 
 def test_what_a_correction_needs_from_the_host():
     assert not Correction(steps=WEIGHTED).needs_target and Correction(surrogate=PpoClip()).needs_target
     assert Correction(numerator="target").needs_target and Correction(surrogate=Reinforce()).needs_advantages
-    assert Correction(steps=(Taper(),)).needs_advantages
+    assert Correction(steps=(SignedClip(),)).needs_advantages
     assert Correction(steps=(Reject("token", "tv", high=0.1, when="outward"),)).needs_advantages
 
 
 def test_corrections_print_compare_and_hash():
     one, other = (Correction(steps=WEIGHTED) for _ in range(2))
-    assert one == other and hash(one) == hash(other) and eval(repr(one)) == one and Host() == one.surrogate
+    assert (
+        one == other and hash(one) == hash(other) and eval(repr(one)) == one and HostLoss() == one.surrogate
+    )
 
 
 @pytest.mark.parametrize("observe", [False, True])
@@ -214,8 +217,9 @@ def test_narrow_advantages_are_added_in_float32(dtype):
     s = {k: [-1.0] * 100 for k in ("proximal", "target", "behavior", "advantage", "host_loss")}
     packed, _ = tokens([s | {"mask": [1] * 100}])
     packed = replace(packed, advantages=torch.full((100,), value).to(dtype))
-    facts = Correction(steps=(Reject("sequence", high=2.0, when="negative_advantage"),)).facts(packed)
-    assert facts.total("sequence", "sum", "advantage").tolist() == [100 * value]
+    correction = Correction(steps=(Reject("sequence", high=2.0, when="negative_advantage"),))
+    table = tabulate(correction.statistics, correction.read(packed))
+    assert table[StatisticKey("sum", "sequence", "advantage")].tolist() == [100 * value]
 
 
 def test_a_broken_token_takes_its_unit_with_it():
@@ -275,10 +279,20 @@ def test_an_infinite_weight_on_a_loss_of_0_is_0(level):
     assert outcome.weights[0].isinf() and loss[0] == 0 and gradient[0] == 0 and not gradient.isnan().any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_largest_factor_stays_finite_in_the_narrowest_loss(dtype):
-    narrow = torch.float16 if dtype is torch.float16 else torch.bfloat16
-    assert torch.tensor(largest_factor(dtype)).to(narrow).isfinite()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_weight_that_nothing_bounds_gives_a_finite_loss(dtype):
+    """Also summed over many tokens, and in the narrowest dtype that a host may take it to."""
+    narrow = torch.bfloat16 if dtype is torch.float32 else dtype
+    assert (torch.tensor(largest_product(dtype), dtype=torch.float64).to(narrow) * 8).isfinite()
+    s = {k: [-1.0] * 100 for k in ("proximal", "target", "advantage", "host_loss")}
+    packed, _ = tokens([s | {"mask": [1] * 100, "behavior": [-2000.0] * 100}])
+    host_loss = torch.full(
+        (100,), 2.0, dtype=torch.float32 if dtype is torch.float16 else dtype, requires_grad=True
+    )
+    correction = Correction(steps=(Reweight(),))
+    loss, _ = correction.loss(correction(packed), packed, host_loss, Bounds())
+    (gradient,) = torch.autograd.grad(loss.sum(), host_loss)
+    assert loss.sum().isfinite() and loss.min() > 1e25 and gradient.isfinite().all() and gradient.all()
 
 
 def test_a_mean_weight_below_any_float32_divides():

@@ -16,7 +16,7 @@ from slime_ext import load_config, presets
 from slime_ext.config import KEYS, KNOWN_STEPS
 from slime_ext.dialects import DIALECTS
 from slime_ext.launcher.arguments import elsewhere
-from slime_ext.objectives import SURROGATES
+from slime_ext.losses import SURROGATES
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]

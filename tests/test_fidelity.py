@@ -13,7 +13,7 @@ from slime_ext import presets
 from slime_ext.analysis import fidelity
 from slime_ext.analysis.fidelity import World, evaluate, expected_gradient
 from slime_ext.correction import Correction
-from slime_ext.objectives import PpoClip, Reinforce
+from slime_ext.losses import PpoClip, Reinforce
 from slime_ext.steps import MinPrefixReweight, Normalize, Reweight, Truncate
 from tests import oracle
 

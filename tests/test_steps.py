@@ -7,10 +7,20 @@ import math
 import pytest
 import torch
 
-from slime_ext.correction import Correction, Tokens
+from slime_ext.correction import Correction, HookInputs, Tokens, apply
 from slime_ext.errors import ConfigError
+from slime_ext.metrics import MetricsLayout
 from slime_ext.ops.segments import Segments
-from slime_ext.steps import Clip, MinPrefixReweight, Reject, Reweight, SecondMoment, Taper, Truncate, Veto
+from slime_ext.steps import (
+    Clip,
+    MinPrefixReweight,
+    Reject,
+    Reweight,
+    SecondMoment,
+    SignedClip,
+    Truncate,
+    Veto,
+)
 
 
 def packed(ratios, *, mask=None, advantages=None, lengths=None):
@@ -58,12 +68,12 @@ def test_truncate_and_clip_are_exact_at_their_bounds_and_say_where_they_acted():
     assert outcome([4.0, 0.1], Reweight(), Truncate(2.0)).clipped.tolist() == [True, False]
 
 
-@pytest.mark.parametrize("seen", [{"observe": True}, {"bounds": True}], ids=str)
-def test_the_host_is_told_where_any_of_two_bounds_acted(seen):
-    tokens = packed([4.0, 1.0, 0.25])
+@pytest.mark.parametrize("layout", [None, MetricsLayout()], ids=["", "measured"])
+def test_the_host_gets_where_any_of_two_bounds_acted(layout):
     correction = Correction(steps=(Reweight(), Truncate(2.0), Clip(0.5, 3.0)))
-    _, clipped, _ = correction.outcome(tokens, **seen).channel(tokens.segments.mask)
-    assert clipped.tolist() == [1, 0, 1] == correction(tokens, **seen).clipped.tolist()
+    tokens = packed([4.0, 1.0, 0.25])
+    result = apply(correction, HookInputs(tokens, torch.ones(3), layout=layout))
+    assert result.clipped.tolist() == [1, 0, 1] == correction(tokens).clipped.tolist()
 
 
 def test_both_ends_of_an_interval_are_inside():
@@ -113,19 +123,19 @@ def test_prefix_minima_multiply_the_tokens_own_ratio():
 
 
 def test_topr_weighs_by_the_sign_of_the_advantage():
-    assert weights([2.0, 2.0], Taper(), advantages=[1.0, -1.0]) == [1.0, 1.0]
-    assert weights([0.5, 0.5], Taper(), advantages=[1.0, -1.0]) == pytest.approx([1.0, 0.25])
+    assert weights([2.0, 2.0], SignedClip(), advantages=[1.0, -1.0]) == [1.0, 1.0]
+    assert weights([0.5, 0.5], SignedClip(), advantages=[1.0, -1.0]) == pytest.approx([1.0, 0.25])
 
 
 def test_of_advantage_0_topr_takes_the_range_of_positive_ones():
-    assert weights([0.5, 0.5], Taper("token"), advantages=[0.0, -1.0]) == pytest.approx([1.0, 0.5])
+    assert weights([0.5, 0.5], SignedClip("token"), advantages=[0.0, -1.0]) == pytest.approx([1.0, 0.5])
 
 
 TIGHTEST = [
     Truncate(1.0),
     Clip(1.0, 1.0),
     Clip(0.0, 1.0),
-    Taper("token", positive_low=0.0, negative_low=1.0),
+    SignedClip("token", positive_low=0.0, negative_low=1.0),
     Reject(low=1.0, high=1.0),
     Reject("sequence", "k2", high=0.0),
     Reject("sequence", "k1", low=0.0),
@@ -147,10 +157,10 @@ def test_the_tightest_bounds_leave_on_policy_data_alone(step):
         (Clip, {"low": -0.01}, "clip.low"),
         (Clip, {"low": 1.01}, "clip.low"),
         (Clip, {"high": 0.99}, "clip.high"),
-        (Taper, {"positive_low": -0.01}, "taper.positive"),
-        (Taper, {"positive_high": 0.99}, "taper.positive"),
-        (Taper, {"negative_low": 1.01}, "taper.negative"),
-        (Taper, {"negative_high": 0.99}, "taper.negative"),
+        (SignedClip, {"positive_low": -0.01}, "signed_clip.positive"),
+        (SignedClip, {"positive_high": 0.99}, "signed_clip.positive"),
+        (SignedClip, {"negative_low": 1.01}, "signed_clip.negative"),
+        (SignedClip, {"negative_high": 0.99}, "signed_clip.negative"),
         (Reject, {"low": 1.01}, "reject"),
         (Reject, {"high": 0.99}, "reject"),
         (Reject, {"statistic": "k2", "low": 0.01}, "reject"),

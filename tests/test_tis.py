@@ -10,9 +10,10 @@ import torch
 
 from slime_ext import presets, tis
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
-from slime_ext.host import guards, hook, step_metrics
+from slime_ext.host import hook, step_metrics, warnings
 from slime_ext.host.contract import METRICS, REQUIRED
 from slime_ext.host.packing import Parallel
+from slime_ext.metrics import MetricsLayout
 from tests import oracle
 from tests.batches import tokens
 
@@ -50,23 +51,23 @@ def column(seqs, key):
     return torch.tensor([x for s in seqs for x in s[key]], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
-def test_presets_through_the_hook_match_the_oracle(name):
-    for seed in range(20):
-        batch = oracle.random_batch(seed)
-        call = as_slime_calls(batch)
-        loss, masks, metrics = getattr(tis, name)(arguments(), **call)
-        expected = oracle.correct(oracle.SPECS[name], batch)
-        assert all(a is b for a, b in zip(masks, call["loss_masks"], strict=True))
-        assert list(metrics) == list(METRICS) and all(m.shape == loss.shape for m in metrics.values())
-        rejected = torch.tensor(
-            [bool(m) and not k for s in expected for m, k in zip(s["mask"], s["keep"], strict=True)]
-        )
-        assert torch.equal(metrics[METRICS[2]] > 0, rejected)
-        if name == "metrics_only":
-            assert loss is call["pg_loss"]
-        else:
-            torch.testing.assert_close(loss.detach(), column(expected, "loss"), rtol=1e-11, atol=1e-12)
+def test_presets_through_the_hook_match_the_oracle():
+    for name in presets.PRESETS:
+        for seed in range(20):
+            batch = oracle.random_batch(seed)
+            call = as_slime_calls(batch)
+            loss, masks, metrics = getattr(tis, name)(arguments(), **call)
+            expected = oracle.correct(oracle.SPECS[name], batch)
+            assert all(a is b for a, b in zip(masks, call["loss_masks"], strict=True))
+            assert list(metrics) == list(METRICS) and all(m.shape == loss.shape for m in metrics.values())
+            rejected = torch.tensor(
+                [bool(m) and not k for s in expected for m, k in zip(s["mask"], s["keep"], strict=True)]
+            )
+            assert torch.equal(metrics[METRICS[2]] > 0, rejected)
+            if name == "metrics_only":
+                assert loss is call["pg_loss"]
+            else:
+                torch.testing.assert_close(loss.detach(), column(expected, "loss"), rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 2.0), (0.8, 1.1)])
@@ -103,70 +104,96 @@ def test_the_seeds_metrics_are_slimes():
 
 
 @pytest.mark.parametrize(
-    ("name", "weights"), [(SEEDS[0], [1, 2, 0.5]), (SEEDS[1], [1]), (SEEDS[2], [1, 2, 0.5])]
+    ("name", "weights", "clipped"),
+    [(SEEDS[0], [1, 2, 0.5], 2), (SEEDS[1], [1], 0), (SEEDS[2], [1, 2, 0.5], 2)],
 )
-def test_in_an_open_step_the_seeds_weights_are_measured(name, weights):
+def test_in_an_open_step_the_seeds_weights_are_measured(name, weights, clipped):
     """Ratios 1, 4, 1/4 and none in the band from 1/2 to 2."""
     log_probs = [0.0, math.log(4), -math.log(4), 0.0]
     batch = [{"behavior": [0.0, 0.0, 0.0, math.nan], "mask": [1] * 4}]
     batch[0] |= dict.fromkeys(("proximal", "target", "advantage", "host_loss"), log_probs)
     args = arguments(tis_clip_low=0.5, tis_clip=2.0, eps_clip=0.5, eps_clip_high=1.0)
-    with step_metrics.under_way(step_metrics.OF_SEEDS) as step:
+    args.custom_tis_function_path = f"slime_ext.tis.{name}"
+    with step_metrics.under_way(step_metrics.layout_of(args, curves=True)) as step:
         getattr(tis, name)(args, **as_slime_calls(batch))
     found = step.reduce()[0]
-    expected = {"weight_mean": sum(weights) / 4, "kept_fraction": len(weights) / 4, "clipped_fraction": 2 / 4}
+    expected = {
+        "weight_mean": sum(weights) / 4,
+        "kept_fraction": len(weights) / 4,
+        "clipped_fraction": clipped / 4,
+    }
     assert {key: found[f"off_policy/{key}"] for key in expected} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", [*SEEDS, "geo_rs"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_of_the_ranks_that_share_sequences_the_first_counts_them(name, rank, monkeypatch):
-    for module in (tis, hook):
-        monkeypatch.setattr(module, "context_parallel", lambda: Parallel(rank))
+    monkeypatch.setattr(hook, "context_parallel", lambda: Parallel(rank))
     batch = oracle.random_batch(1)
-    with step_metrics.under_way(step_metrics.OF_SEEDS) as step:
+    with step_metrics.under_way(MetricsLayout()) as step:
         getattr(tis, name)(arguments(), **as_slime_calls(batch))
     counted = sum(any(s["mask"]) for s in batch)
     assert step.reduce()[0]["off_policy/sequences"] == (0 if rank else counted)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_without_use_tis_loss_and_masks_are_the_same_objects(name):
-    call = as_slime_calls(oracle.random_batch(0))
-    loss, masks, metrics = getattr(tis, name)(arguments(use_tis=False), **call)
-    assert loss is call["pg_loss"] and masks is call["loss_masks"] and metrics
+def test_without_use_tis_loss_and_masks_are_the_same_objects():
+    for name in NAMES:
+        call = as_slime_calls(oracle.random_batch(0))
+        loss, masks, metrics = getattr(tis, name)(arguments(use_tis=False), **call)
+        assert loss is call["pg_loss"] and masks is call["loss_masks"] and metrics
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_metrics_are_finite_whatever_stands_at_masked_positions(name):
-    for seed in range(10):
-        batch = oracle.random_batch(seed)
-        _, _, metrics = getattr(tis, name)(arguments(), **as_slime_calls(batch))
-        assert all(m.isfinite().all() and not m.requires_grad for m in metrics.values())
+def test_metrics_are_finite_whatever_stands_at_masked_positions():
+    for name in NAMES:
+        for seed in range(10):
+            batch = oracle.random_batch(seed)
+            _, _, metrics = getattr(tis, name)(arguments(), **as_slime_calls(batch))
+            assert all(m.isfinite().all() and not m.requires_grad for m in metrics.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_masks_are_never_written_to(name):
-    call = as_slime_calls(oracle.random_batch(0))
-    before = [m.clone() for m in call["loss_masks"]]
-    getattr(tis, name)(arguments(), **call)
-    assert all(torch.equal(a, b) for a, b in zip(before, call["loss_masks"], strict=True))
+def test_metrics_are_finite_whatever_the_log_ratio():
+    for name in NAMES:
+        batch = [{key: [0.0, -1.0] for key in ("proximal", "target", "advantage", "host_loss")}]
+        batch[0] |= {"behavior": [-100.0, -1.0], "mask": [1, 1]}
+        call = as_slime_calls(batch)
+        lists = ("train_log_probs", "rollout_log_probs", "cur_log_probs")
+        call |= {key: [x.detach().float() for x in call[key]] for key in lists}
+        loss, _, metrics = getattr(tis, name)(arguments(), **call | {"pg_loss": torch.full((2,), 2.0)})
+        assert all(m.isfinite().all() for m in metrics.values()) and loss.isfinite().all()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_calling_twice_changes_nothing(name):
+def test_lists_of_floats_are_refused_in_one_line():
+    for name in ["train_log_probs", "rollout_log_probs", "loss_masks", "cur_log_probs"]:
+        call = as_slime_calls(oracle.random_batch(1))
+        wrong = [x.tolist() for x in call[name]]
+        with pytest.raises(
+            DataError, match=f"{name}, sequence 0 of {len(wrong)}: expected a tensor, got list: turn"
+        ):
+            tis.pure_is(arguments(), **call | {name: wrong})
+
+
+def test_masks_are_never_written_to():
+    for name in NAMES:
+        call = as_slime_calls(oracle.random_batch(0))
+        before = [m.clone() for m in call["loss_masks"]]
+        getattr(tis, name)(arguments(), **call)
+        assert all(torch.equal(a, b) for a, b in zip(before, call["loss_masks"], strict=True))
+
+
+def test_calling_twice_changes_nothing():
     """slime's --recompute-loss-function calls the hook twice per micro-batch."""
-    call = as_slime_calls(oracle.random_batch(1))
-    first, second = (getattr(tis, name)(arguments(), **call)[0] for _ in range(2))
-    torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+    for name in NAMES:
+        call = as_slime_calls(oracle.random_batch(1))
+        first, second = (getattr(tis, name)(arguments(), **call)[0] for _ in range(2))
+        torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", [*SEEDS, "geo_rs", "token_tis", "metrics_only"])
-def test_a_loss_that_is_not_one_number_per_token_is_refused(name):
-    call = as_slime_calls(oracle.random_batch(1))
-    held = len(call["pg_loss"])
-    with pytest.raises(DataError, match=f"pg_loss: expected {held} tokens on this rank, got {held - 1}"):
-        getattr(tis, name)(arguments(), **call | {"pg_loss": call["pg_loss"][1:]})
+def test_a_loss_that_is_not_one_number_per_token_is_refused():
+    for name in [*SEEDS, "geo_rs", "token_tis", "metrics_only"]:
+        call = as_slime_calls(oracle.random_batch(1))
+        held = len(call["pg_loss"])
+        with pytest.raises(DataError, match=f"pg_loss: expected {held} tokens on this rank, got {held - 1}"):
+            getattr(tis, name)(arguments(), **call | {"pg_loss": call["pg_loss"][1:]})
 
 
 def test_correct_reads_the_mapping_of_the_arguments():
@@ -244,7 +271,7 @@ def test_weights_on_a_loss_that_clips_against_behavior_are_refused():
 
 
 def test_a_coupled_step_without_a_plan_says_once_that_it_is_alone(caplog):
-    guards.warn_once.cache_clear()
+    warnings.warn_once.cache_clear()
     for _ in range(2):
         tis.m2(arguments(), **as_slime_calls(oracle.random_batch(0)))
     assert len([r for r in caplog.records if "a step of its own" in r.getMessage()]) == 1

@@ -37,7 +37,7 @@ def call_of(data, places):
     return taken | {"train_log_probs": taken.pop("log_probs"), "pg_loss": host}
 
 
-@pytest.mark.parametrize("backend", ["eager", "triton"])
+@pytest.mark.parametrize("backend", ["eager", "compiled"])
 def test_losses_are_those_of_the_cpu(backend):
     args = slime.arguments(MAPPING | {"backend": backend})
     found = []

@@ -12,7 +12,7 @@ from torch import Tensor
 from slime_ext.analysis.document import Curve, Point
 from slime_ext.analysis.records import Rollout
 from slime_ext.ops.divergences import k3
-from slime_ext.ops.uploads import host_ints
+from slime_ext.ops.segments import host_ints
 
 PER_OCTAVE = 4  # bins of positions and lengths
 PER_DECADE = 8  # bins of probabilities

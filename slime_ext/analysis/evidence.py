@@ -242,8 +242,8 @@ def _by_version(part: Rollout) -> dict[int, Tensor]:
     versions, segments = part.versions, part.segments
     known = part.finite & (versions >= 0)
     first, last = -segments.max(-versions.double()), segments.max(versions.double())
-    is_pure = segments.spread(first == last)[known]
-    is_last = (versions == segments.spread(last))[known]
+    is_pure = segments.expand(first == last)[known]
+    is_last = (versions == segments.expand(last))[known]
     numbers, index = versions[known].unique(return_inverse=True)
     found = part.log_ratio[known].double()
     values = torch.stack([torch.ones_like(found), found, found.abs(), _near(found)])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from slime_ext import presets
 from slime_ext.correction import Correction, Outcome, Tokens
-from slime_ext.objectives import Bounds
+from slime_ext.losses import Bounds
 from slime_ext.ops import surrogates
 from slime_ext.ops.segments import Segments
 

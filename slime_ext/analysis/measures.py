@@ -13,7 +13,6 @@ from torch import Tensor
 from slime_ext.analysis.document import Bin, Numbers
 from slime_ext.analysis.records import Rollout
 from slime_ext.ops.divergences import k3
-from slime_ext.ops.segments import as_numbers
 
 NAMES = (
     "tokens",  # response tokens
@@ -198,7 +197,7 @@ def _values(part: Rollout, log_ratio: Tensor) -> Tensor:
         part.behavior[finite].sum(dtype=torch.float64),
         part.proximal[finite].sum(dtype=torch.float64),
         responding.sum(),
-        (part.segments.sum(as_numbers(finite, torch.float32)) > 0).sum(),
+        (part.segments.sum(finite.float()) > 0).sum(),
         lengths[responding].sum(),
         torch.tensor(rewards.numel()),
         rewards.sum(dtype=torch.float64),
@@ -211,7 +210,7 @@ def _values(part: Rollout, log_ratio: Tensor) -> Tensor:
 def _log_sums(part: Rollout) -> Tensor:
     """[2, 2]: logs of the sums over sequences of the ratio and its square, sequence and geometric level."""
     segments = part.segments
-    count = segments.sum(as_numbers(part.finite, torch.float64))
+    count = segments.sum(part.finite.double())
     total = segments.sum(part.log_ratio)[count > 0]
     levels = torch.stack([total, total / count[count > 0]])
     if not total.numel():

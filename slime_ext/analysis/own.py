@@ -12,7 +12,7 @@ from slime_ext import config, presets
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
 from slime_ext.host.flags import check_flags
-from slime_ext.objectives import Bounds
+from slime_ext.losses import Bounds
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What a correction needs of a rollout, and what it settles over its optimizer steps.
+"""What a correction needs of a rollout, and what is computed for it over whole optimizer steps.
 
-The latter by the code that settles it in a host (``slime_ext.host.settle``), which is shown the rollout as
-slime would hold it.
+The latter by the code that computes it in a host (``slime_ext.host.step_plan``), which is shown the rollout
+as slime would hold it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from slime_ext.analysis.records import Rollout
 from slime_ext.correction import NO_PLAN, Correction, Plan, Tokens
 from slime_ext.host.ranks import Ranks
-from slime_ext.host.settle import settle
+from slime_ext.host.step_plan import compute_plan
 from slime_ext.ops.segments import Segments
 
 NO_ADVANTAGES = "needs advantages, which the dump does not hold"
@@ -42,7 +42,7 @@ def lacking(correction: Correction, rollout: Rollout) -> str | None:
 
 
 def steps_of(correction: Correction, rollout: Rollout) -> Iterator[Part]:
-    """Where tokens lie in the rollout, the tokens, and what was settled for them: one part for each optimizer
+    """Where tokens lie in the rollout, the tokens, and their plan: one part for each optimizer
     step, or a single one where it makes no difference."""
     tokens = replace(rollout.tokens_of(), ages=ages_of(rollout) if correction.needs_ages else None)
     if not correction.needs_plan:
@@ -50,7 +50,7 @@ def steps_of(correction: Correction, rollout: Rollout) -> Iterator[Part]:
         return
     places = _places(rollout)
     data = as_slime(rollout, places)
-    plan = settle(correction, ARGS, data, Ranks())
+    plan = compute_plan(correction, ARGS, data, Ranks())
     if data["advantages"] is not None:
         tokens = replace(tokens, advantages=torch.cat(data["advantages"]))  # group: rebaseline wrote to them
     for own in places:

@@ -12,8 +12,7 @@ from slime_ext.analysis.document import Effect
 from slime_ext.analysis.quantiles import BitHistogram
 from slime_ext.analysis.records import Rollout
 from slime_ext.correction import Correction
-from slime_ext.objectives import Bounds
-from slime_ext.ops.segments import as_numbers
+from slime_ext.losses import Bounds
 
 BOUNDS = Bounds()  # slime's --eps-clip
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
@@ -105,7 +104,7 @@ class Tally:
         up, down = seen.masses
         kept = seen.masses
         if not keeps_all:
-            kept = seen.mass_of(seen.advantages * as_numbers(applied.keep, seen.advantages.dtype))
+            kept = seen.mass_of(seen.advantages * applied.keep)
         found = (up, kept[0], down, kept[1], total_of(applied.slope.abs()), total_of(seen.advantages.abs()))
         for name, value in zip(SUMS[2:], found, strict=True):
             self.sums[name] += value

@@ -20,8 +20,7 @@ from slime_ext.analysis.records import Rollout
 from slime_ext.analysis.tally import BOUNDS, Applied, Seen, Tally
 from slime_ext.correction import Correction, Outcome, Plan, Tokens
 from slime_ext.host.summary import one_line
-from slime_ext.kernels import backend_for
-from slime_ext.objectives import Bounds, Host
+from slime_ext.losses import Bounds, HostLoss
 
 NAMED = 10  # rollouts in a note
 
@@ -51,11 +50,11 @@ def _applied(correction: Correction, tokens: Tokens, plan: Plan, bounds: Bounds)
     if correction.is_identity:  # the hook hands the host's loss back, whatever stands in it
         slope = None if tokens.advantages is None else -tokens.segments.zeroed(tokens.advantages)
         return Applied(mask.to(tokens.proximal.dtype), mask, torch.zeros_like(mask), slope)
-    outcome = backend_for(correction, "cpu", "eager").outcome(tokens, plan, bounds=True)
+    outcome = correction(tokens, plan)
     clipped = outcome.clipped & outcome.finite
     if tokens.advantages is None:
         return Applied(outcome.weights, outcome.keep, clipped, None)
-    if isinstance(correction.surrogate, Host):  # its slope at ratio 1 is -A
+    if isinstance(correction.surrogate, HostLoss):  # its slope at ratio 1 is -A
         factor = outcome.factor.to(tokens.proximal.dtype)
         slope = torch.where(outcome.keep, -tokens.advantages * factor, 0)
         return Applied(outcome.weights, outcome.keep, clipped, slope)

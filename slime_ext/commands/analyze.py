@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @cache
 def _names() -> tuple[str, ...]:
-    with light.room("slime_ext.analysis.findings") as findings:
+    with light.module("slime_ext.analysis.findings") as findings:
         return tuple(detector.name for detector in findings.detectors())
 
 
@@ -117,7 +117,7 @@ def _own(files: Sequence[str]) -> Configs:
     """Path and content of each file of --config; each is read once, for it may be a pipe."""
     found = [(file, read_mapping(file)) for file in files]
     if found:
-        with light.room("slime_ext.analysis.own") as own:
+        with light.module("slime_ext.analysis.own") as own:
             own.resolved(found)
     return found
 

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _fidelity(given: argparse.Namespace) -> int:
-    with light.room("slime_ext.presets") as presets:
+    with light.module("slime_ext.presets") as presets:
         for name in given.preset:
             presets.find(name)
 

@@ -25,11 +25,11 @@ from slime_ext.commands.arguments import (
 from slime_ext.commands.output import console, needs
 from slime_ext.commands.script import UNKNOWN, is_script
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
-from slime_ext.given import Given
 from slime_ext.host import contract
 from slime_ext.host.flags import HOOK, check_flags, skips_proximal
 from slime_ext.host.functions import flag_of
 from slime_ext.host.summary import brief, double_count, formula, one_line
+from slime_ext.optional_args import OptionalArgs
 
 WRONG = 1
 
@@ -228,7 +228,7 @@ def _notes(
         f"needs the whole optimizer step: in slime add {contract.PLAN_FLAG} {contract.PLAN}": needs_plan
         and arguments.get("rollout_data_postprocess_path") != contract.PLAN,
         "needs log-probs from before the step: in slime since v0.3.0 add --get-mismatch-metrics": needs_plan
-        and skips_proximal(Given(namespace(arguments))),
+        and skips_proximal(OptionalArgs(namespace(arguments))),
     }
     return tuple(note for note, is_lacking in lacking.items() if is_lacking)
 

@@ -47,18 +47,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--slime-dir", metavar="DIR", help="the checkout of slime; default: the one that imports"
     )
-    parser.add_argument(
-        "--kernels",
-        action="store_true",
-        help="compare the Triton kernels with the eager path on the CUDA device, which takes some minutes: "
-        "where they agree, 'backend: auto' takes them from then on",
-    )
     given = parser.parse_args(argv)
     asked = given.script or None
     launcher = launcher_of(asked) if asked else None
     rows = diagnose(launcher, _arguments(asked), given.slime_dir)
-    if given.kernels:
-        rows.append(kernels())
     if asked:
         rows += what_runs(asked, launcher, rows)
     _show(rows)
@@ -104,19 +96,6 @@ def _row(part: Part, is_needed: bool, launcher: str | None) -> Row:
     if not part.usable and not is_needed:
         return Row(part.name, part.found or "none", "-", part.note)
     return Row(part.name, part.found or "none", state, part.note)
-
-
-def kernels() -> Row:
-    """Whether the Triton kernels do on this machine's device what the eager path does."""
-    for part in (installed.PARTS[name]() for name in ("cuda", "triton")):
-        if not part.usable:
-            return Row("kernels", "not tried", "missing", f"{part.name}: {part.note}")
-    from slime_ext.kernels.proof import prove
-
-    said = prove()
-    if said:
-        return Row("kernels", "not proven", "wrong", f"backend: auto stays eager ({said})")
-    return Row("kernels", "proven", "ok", "backend: auto takes them on this device")
 
 
 def what_runs(path: str, launcher: str | None, rows: list[Row]) -> list[Row]:

@@ -1,6 +1,7 @@
-"""Rooms that know names and rules, without torch, whose import alone takes longer than a mistake may cost.
+"""Modules that know names and rules, imported without torch, whose import alone takes longer than a mistake
+may cost.
 
-What is asked of them computes nothing, so a stand-in with the names that those rooms look at while they are
+What is asked of them computes nothing, so a stand-in with the names that they look at while they are
 defined is enough. Nothing of it stays in ``sys.modules``; a process that has torch already uses it.
 """
 
@@ -11,12 +12,12 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 
 @contextmanager
-def room(name: str) -> Iterator[Any]:
+def module(name: str) -> Iterator[Any]:
     """A module of ours, quickly; what it gives may be used inside the ``with`` block alone."""
     if "torch" in sys.modules:
         yield importlib.import_module(name)
@@ -33,8 +34,8 @@ def room(name: str) -> Iterator[Any]:
 
 
 def config() -> AbstractContextManager[Any]:
-    """``slime_ext.config``, as ``room`` does."""
-    return room("slime_ext.config")
+    """``slime_ext.config``, as ``module`` does."""
+    return module("slime_ext.config")
 
 
 def _forget(module: str) -> None:
@@ -45,12 +46,10 @@ def _forget(module: str) -> None:
 
 
 def _stand_in() -> ModuleType:
-    """What those rooms look at while they are defined; nothing of it computes."""
+    """What they look at while they are defined; nothing of it computes."""
     torch = _StandIn("torch")
     torch.Tensor, torch.device, torch.dtype, torch.inf = object, object, object, math.inf
     torch.no_grad = lambda: lambda function: function
-    torch.autograd = SimpleNamespace(Function=object)
-    torch.library = SimpleNamespace(Library=_Library, register_fake=_nothing)
     return torch
 
 
@@ -61,13 +60,3 @@ class _StandIn(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         return object()
-
-
-class _Library:
-    """Operations that are announced, never called."""
-
-    def __init__(self, *names: str) -> None:
-        self.define = self.impl = _nothing
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None: ...

@@ -10,30 +10,31 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slime_ext import dialects, presets, rails
+from slime_ext import dialects, guards, presets
 from slime_ext.config.rules import check_args
 from slime_ext.config.typed import built, checked, mapping_of, named, unknown
-from slime_ext.correction import WEIGHTS, Correction
+from slime_ext.correction import Correction
 from slime_ext.dialects.scoped import FORMS, ZeroOutside
 from slime_ext.errors import ConfigError, did_you_mean
-from slime_ext.facts import Step
-from slime_ext.kernels.names import check_name
+from slime_ext.guards import Guard
+from slime_ext.losses import SURROGATES
+from slime_ext.metrics.names import known_names
 from slime_ext.metrics.options import Options
-from slime_ext.metrics.readings import known_names
-from slime_ext.objectives import SURROGATES
-from slime_ext.rails import Guard
-from slime_ext.steps import STEPS, Clip, Truncate
+from slime_ext.state import Step
+from slime_ext.steps import STEPS, WEIGHTS, Clip, Truncate
 
 __all__ = ["Loaded", "check_args", "load_config", "read_config", "to_mapping", "with_preset"]
 
 ROOT = "slime_ext"
 PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
 KEYS = ("preset", "surrogate", "steps", *PLAIN, "guards", "metrics", "backend")
+BACKENDS = ("eager", "compiled")
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **FORMS}
+FORMER_STEPS = {"taper": "signed_clip"}  # names that are accepted with a note
 log = logging.getLogger("slime_ext")
 
 
@@ -44,9 +45,9 @@ class Loaded:
     correction: Correction
     notes: tuple[str, ...] = ()
     args: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what the host's arguments must say
-    guards: Mapping[str, Guard] = dataclasses.field(default_factory=lambda: rails.DEFAULT)
+    guards: Mapping[str, Guard] = dataclasses.field(default_factory=lambda: guards.DEFAULT)
     metrics: Options = dataclasses.field(default_factory=Options)
-    backend: str = "auto"
+    backend: str = "eager"
 
 
 def load_config(mapping: Mapping[str, Any], args: Any = None) -> Correction:
@@ -78,12 +79,17 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
     systems = [key for key in mapping if key in dialects.DIALECTS]
     if not systems:
         correction = _native(mapping)
-        guards = _guards(mapping.get("guards"), correction)
-        backend = mapping.get("backend", "auto")
-        check_name(backend, f"{ROOT}.backend")
+        of_mapping = _guards(mapping.get("guards"), correction)
+        backend, notes = _backend(mapping.get("backend", "eager"))
         options = _options(mapping.get("metrics"))
         _forbid_unmeasured(mapping, correction, options)
-        return Loaded(correction, guards=guards, metrics=options, backend=backend)
+        return Loaded(
+            correction,
+            (*_notes_of_names(mapping.get("steps")), *notes),
+            guards=of_mapping,
+            metrics=options,
+            backend=backend,
+        )
     if len(mapping) > 1:
         others = ", ".join(str(key) for key in mapping if key != systems[0])
         raise ConfigError(
@@ -169,6 +175,33 @@ def _native(mapping: Mapping[str, Any]) -> Correction:
     return built(ROOT, Correction, fields)
 
 
+def _backend(name: Any) -> tuple[str, tuple[str, ...]]:
+    """The backend of the mapping, and what its reader should know."""
+    if name == "auto":
+        return "eager", ("backend: auto is eager now; compiled is torch.compile of the same code",)
+    if name not in BACKENDS:
+        near = did_you_mean(str(name), BACKENDS)
+        raise ConfigError(
+            f"{ROOT}.backend: expected eager or compiled, got {name!r}{near}: both run everywhere"
+        )
+    return name, ()
+
+
+def _renamed(entry: Any) -> Any:
+    """A step under the name that it has now."""
+    if isinstance(entry, Mapping):
+        return {_renamed(key): fields for key, fields in entry.items()}
+    return FORMER_STEPS.get(entry, entry) if isinstance(entry, str) else entry
+
+
+def _notes_of_names(steps: Any) -> Iterator[str]:
+    """A note for every step that is called by a former name."""
+    for entry in steps if isinstance(steps, list | tuple) else ():
+        for name in [entry] if isinstance(entry, str) else entry if isinstance(entry, Mapping) else ():
+            if name in FORMER_STEPS:
+                yield f"steps: {name} is called {FORMER_STEPS[name]} now"
+
+
 def _options(mapping: Any) -> Options:
     where, allowed = f"{ROOT}.metrics", tuple(f.name for f in dataclasses.fields(Options))
     return built(ROOT, Options, checked(where, Options, mapping_of(where, mapping), allowed))
@@ -187,19 +220,19 @@ def _guards(mapping: Any, correction: Correction) -> dict[str, Guard]:
     """The default guards and those of the mapping; None takes one away."""
     where = f"{ROOT}.guards"
     allowed = tuple(f.name for f in dataclasses.fields(Guard))
-    guards, known = dict(rails.DEFAULT), known_names(correction)
+    found, known = dict(guards.DEFAULT), known_names(correction)
     for name, fields in mapping_of(where, mapping).items():
-        guards.pop(name, None)
+        found.pop(name, None)
         if fields is not None:
             at = f"{where}.{name}"
             given = checked(at, Guard, mapping_of(at, fields), allowed)
-            guards[name] = built(at, Guard, given)
-    for name in (*mapping_of(where, mapping), *guards):
+            found[name] = built(at, Guard, given)
+    for name in (*mapping_of(where, mapping), *found):
         if name not in known:
             raise ConfigError(
                 f"{where}: unknown metric '{name}'{did_you_mean(str(name), known)} (see docs/metrics.md)"
             )
-    return guards
+    return found
 
 
 def _preset(name: Any) -> Correction:
@@ -216,7 +249,9 @@ def _steps(listed: Any) -> tuple:
         raise ConfigError(
             f"{ROOT}.steps: expected a list of steps, got {listed!r}: each step is its name with its fields"
         )
-    steps = [named(f"{ROOT}.steps[{i}]", "step", entry, KNOWN_STEPS) for i, entry in enumerate(listed)]
+    steps = [
+        named(f"{ROOT}.steps[{i}]", "step", _renamed(entry), KNOWN_STEPS) for i, entry in enumerate(listed)
+    ]
     _forbid_idle(steps)
     return tuple(step.plain() if hasattr(step, "plain") else step for step in steps)
 

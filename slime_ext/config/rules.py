@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slime_ext.correction import WEIGHTS
 from slime_ext.errors import ConfigError
-from slime_ext.given import steps_per_rollout
-from slime_ext.objectives import DualClip, Host
+from slime_ext.losses import DualClip, HostLoss
+from slime_ext.optional_args import steps_per_rollout
+from slime_ext.steps import WEIGHTS
 
 if TYPE_CHECKING:
     from slime_ext.config import Loaded
@@ -25,7 +25,7 @@ def check_args(loaded: Loaded, args: Any) -> None:
         _same_as_args(key, value, args)
     if not getattr(args, "use_tis", True):  # it only measures: the loss comes back as it was
         return
-    if isinstance(loaded.correction.surrogate, Host):
+    if isinstance(loaded.correction.surrogate, HostLoss):
         _check_beside_host_loss(loaded.correction, args)
     else:
         _check_own_loss(loaded.correction, args)
@@ -46,7 +46,7 @@ def multiplies_target_ratio(correction: Correction) -> bool:
     both policies are the same, which ends with the first optimizer step of a rollout."""
     return (
         correction.numerator == "target"
-        and isinstance(correction.surrogate, Host)
+        and isinstance(correction.surrogate, HostLoss)
         and any(isinstance(step, WEIGHTS) for step in correction.steps)
     )
 

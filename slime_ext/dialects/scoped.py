@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from slime_ext.facts import Facts, State, Step, expect
-from slime_ext.ops.statistics import Need, Unit, tabulate
+from slime_ext.state import State, StatisticKey, Step, StepInputs, Unit, expect, tabulate
 from slime_ext.steps import Reject, Reweight
 
 Over = Literal["response", "kept"]
@@ -27,8 +27,8 @@ CLAMPABLE = ("ratio", "k1", "k2", "k3")
 
 
 @dataclass(frozen=True)
-class KeptFacts(Facts):
-    """Facts whose sums and counts leave out the tokens that are not ``kept``."""
+class KeptInputs(StepInputs):
+    """Inputs whose sums and counts leave out the tokens that are not ``kept``."""
 
     kept_tokens: Tensor | None = None  # [T] bool
 
@@ -38,15 +38,15 @@ class KeptFacts(Facts):
 
 
 def narrowed(
-    facts: Facts, state: State, over: Over, clamp: float | None, needs: tuple[Need, ...]
-) -> KeptFacts:
-    """Facts over other tokens or clamped log-ratios, with the statistics that ``needs`` names."""
-    values = {f.name: getattr(facts, f.name) for f in dataclasses.fields(facts)}
+    inputs: StepInputs, state: State, over: Over, clamp: float | None, keys: tuple[StatisticKey, ...]
+) -> KeptInputs:
+    """Inputs over other tokens or clamped log-ratios, with the statistics that ``keys`` name."""
+    values = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
     if clamp is not None:
-        values["log_ratio"] = facts.log_ratio.clamp(-clamp, clamp)
-    kept = facts.kept(state) if over == "kept" else None
-    own = KeptFacts(**values, kept_tokens=kept)
-    return replace(own, table={**facts.table, **tabulate(needs, own.value_of, facts.segments)})
+        values["log_ratio"] = inputs.log_ratio.clamp(-clamp, clamp)
+    kept = inputs.kept(state) if over == "kept" else None
+    own = KeptInputs(**values, kept_tokens=kept)
+    return replace(own, table={**inputs.table, **tabulate(keys, own)})
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class ScopedReweight(Reweight):
     clamp: float | None = None
 
     @property
-    def needs(self) -> tuple[Need, ...]:
+    def statistics(self) -> tuple[StatisticKey, ...]:
         return ()
 
     def __post_init__(self) -> None:
         _check("reweight", self.clamp)
 
-    def __call__(self, state: State, facts: Facts) -> State:
-        return super().__call__(state, narrowed(facts, state, self.over, self.clamp, super().needs))
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        return super().__call__(state, narrowed(inputs, state, self.over, self.clamp, super().statistics))
 
     def plain(self) -> Step:
         """The native step, where it says the same."""
@@ -103,11 +103,11 @@ class ScopedReject(Reject):
         )
 
     @property
-    def needs(self) -> tuple[Need, ...]:
+    def statistics(self) -> tuple[StatisticKey, ...]:
         return ()
 
-    def __call__(self, state: State, facts: Facts) -> State:
-        return super().__call__(state, narrowed(facts, state, self.over, self.clamp, super().needs))
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        return super().__call__(state, narrowed(inputs, state, self.over, self.clamp, super().statistics))
 
     def plain(self) -> Step:
         """The native step, where it says the same."""
@@ -142,19 +142,20 @@ class ZeroOutside(Step):
         )
 
     @property
-    def needs(self) -> tuple[Need, ...]:
-        return self._band.needs
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        return self._band.statistics
 
-    def __call__(self, state: State, facts: Facts) -> State:
-        fresh = replace(state, keep=torch.ones_like(state.keep), units={})
-        inside = facts.kept(self._band(fresh, facts))
-        weights = facts.spread(state.unit, state.weights)
-        before = () if state.clipped is None else ((i, facts.spread(state.unit, c)) for i, c in state.clipped)
-        clipped = None if state.clipped is None else tuple(before)
-        spread = replace(state, weights=weights, clipped=clipped, unit="token")
-        return spread.bound(torch.where(inside, weights, 0))
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        every = {"token": torch.ones_like(inputs.finite)}
+        inside = inputs.kept(self._band(replace(state, keep=every), inputs))
+        weights, clipped = (
+            None if values is None else inputs.expand_to_tokens(state.unit, values)
+            for values in (state.weights, state.clipped)
+        )
+        of_tokens = replace(state, weights=weights, clipped=clipped, unit="token")
+        return of_tokens.bound(torch.where(inside, weights, 0))
 
-    @property
+    @cached_property
     def _band(self) -> Reject:
         return Reject(self.unit, "ratio", self.aggregate, self.low, self.high)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from slime_ext import presets
 from slime_ext.config import load_config, with_preset
 from slime_ext.correction import Correction
-from slime_ext.host import carriers, hosts
-from slime_ext.host.contract import CARRY, OURS, calls_hook, function_of
+from slime_ext.host import host_hooks, hosts
+from slime_ext.host.contract import CARRY, OURS, SEEDS, calls_hook, function_of
 from slime_ext.host.flags import check_command_line, check_flags
-from slime_ext.host.guards import warn_once
+from slime_ext.host.warnings import warn_of_double_count, warn_once
+from slime_ext.steps import Clip, Reject, Reweight
 
 WITHOUT = (
     "the configuration is checked only now, after the first rollout, and there are no guards and no metrics "
@@ -23,8 +25,14 @@ UNCALLED = (
     f"{WITHOUT}; what needs cur_log_probs or advantages stops here"
 )
 
+SEED_FLAGS = {
+    "tis_clip_low": 0.0,
+    "tis_clip": 2.0,
+    "eps_clip": 0.2,
+    "eps_clip_high": None,
+}  # slime's defaults
 _checked: Any = None
-_loaded: dict[str | None, tuple[Any, Any, Correction]] = {}  # preset -> args, their mapping, correction
+_loaded: dict[str | None, tuple[Any, Any, Correction]] = {}  # function -> args, what it reads, correction
 
 
 def correction_for(args: Any, preset: str | None = None) -> Correction:
@@ -40,8 +48,36 @@ def correction_for(args: Any, preset: str | None = None) -> Correction:
     owner, known, correction = _loaded.get(preset, (None, None, None))
     if correction is not None and owner is args and known is mapping:
         return correction
+    check_first_call(args)
     correction = load_config(with_preset(mapping, preset), args)
     _loaded[preset] = (args, mapping, correction)
+    return correction
+
+
+def seed_correction(name: str, args: Any) -> Correction:
+    """The correction of one of ``contract.SEEDS``, with the bounds that the host's flags give it; made once
+    per args object.
+
+    Raises:
+        ConfigError: the flags' bounds do not keep on-policy tokens.
+    """
+    found = {flag: getattr(args, flag, None) for flag in SEED_FLAGS}
+    bounds = tuple(default if found[flag] is None else found[flag] for flag, default in SEED_FLAGS.items())
+    owner, known, correction = _loaded.get(name, (None, None, None))
+    if correction is not None and owner is args and known == bounds:
+        return correction
+    check_first_call(args)
+    tis_low, tis_high, eps_low, eps_high = bounds
+    if name == "off_policy_is_function":
+        warn_of_double_count(args)
+        eps_high = eps_low if eps_high is None else eps_high
+        correction = Correction("target", steps=(Reweight(), Clip(max(1 - eps_low, 0.0), 1 + eps_high)))
+    else:
+        bound = (
+            Clip if name == "vanilla_tis_function" else functools.partial(Reject, "token", "ratio", "mean")
+        )
+        correction = Correction(steps=(Reweight(), bound(tis_low, tis_high)))
+    _loaded[name] = (args, bounds, correction)
     return correction
 
 
@@ -54,7 +90,7 @@ def check_first_call(args: Any) -> None:
     global _checked
     if args is _checked:
         return
-    if hosts.current() is not None and not carriers.is_installed():
+    if hosts.current() is not None and not host_hooks.is_installed():
         named = getattr(args, "custom_megatron_init_path", None)
         warn_once(UNCALLED if named == OURS["custom_megatron_init_path"] else LATE)
         check_command_line(hosts.command_line(), args)
@@ -77,6 +113,8 @@ def correction_named(args: Any) -> Correction | None:
     name = function_of(args)
     if name == "correct":
         return correction_for(args)
+    if name in SEEDS:
+        return seed_correction(name, args)
     return correction_for(args, name) if name in presets.NAMES else None
 
 

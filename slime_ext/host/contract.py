@@ -8,6 +8,7 @@ the part of it that this context-parallel rank holds. The contract is the same f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,8 @@ OURS = {  # argument -> the function of ours that it may name
     "custom_rollout_log_function_path": "slime_ext.host.log_rollout",
 }
 METRICS = ("off_policy/host/ratio", "off_policy/host/clipped", "off_policy/host/rejected")
+# What the policy loss that is running holds and does not pass to the hook; ``host_hooks`` fills it in.
+carried: ContextVar[dict[str, Any] | None] = ContextVar("slime_ext_carried", default=None)
 
 
 def calls_hook(args: Any) -> bool:
@@ -110,11 +113,14 @@ class HookCall:
     @classmethod
     def of(cls, args: Any, arguments: dict[str, Any]) -> HookCall:
         """Sorts the host's keywords: aliases resolved, unknown ones ignored (a newer host may pass more).
+        What the host did not pass comes from the policy loss that is running, where ``host_hooks`` carries
+        it.
 
         Raises:
             ConfigError: a required keyword is missing, or the rollout recorded no log-probs.
         """
         named = {ALIASES.get(key, key): value for key, value in arguments.items() if value is not None}
+        named = {**(carried.get() or {}), **named}
         if "rollout_log_probs" not in named and "rollout_log_probs" in arguments:
             raise ConfigError(
                 "rollout_log_probs: expected one tensor per sample, got None: the rollout must record "
@@ -166,6 +172,11 @@ def check_lengths(name: str, got: Sequence[Tensor], expected: Sequence[int]) -> 
     if len(got) != len(expected):
         raise DataError(f"{name}: expected {len(expected)} samples, got {len(got)}: one tensor per sample")
     for i, (tensor, length) in enumerate(zip(got, expected, strict=True)):
+        if not hasattr(tensor, "numel"):
+            raise DataError(
+                f"{name}, sequence {i} of {len(expected)}: expected a tensor, got {type(tensor).__name__}: "
+                "turn it into one, as slime does before it calls the hook"
+            )
         if tensor.numel() != length:
             raise DataError(
                 f"{name}, sequence {i} of {len(expected)}: expected {length} tokens on this rank, got "

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_ext.errors import ConfigError
-from slime_ext.given import Given, steps_per_rollout
 from slime_ext.host import contract
 from slime_ext.host.functions import flag_of
+from slime_ext.optional_args import OptionalArgs, steps_per_rollout
 
 # What decides whether anything of ours runs; hosts pass over a misspelling of it without a word.
 DECISIVE = (
@@ -246,7 +246,7 @@ def check_flags(args: Any, rules: tuple[Rule, ...] = (*HOOK, *BEFORE_THE_MERGE))
     Raises:
         ConfigError: an argument of another kind, or the line of the first rule that they break.
     """
-    given = Given(args)
+    given = OptionalArgs(args)
     for expected, (is_one, names) in KINDS.items():
         for dest in names:
             value = getattr(given, dest)
@@ -280,7 +280,7 @@ def check_command_line(words: Iterable[str], args: Any) -> None:
                 )
 
 
-def skips_proximal(a: Given) -> bool:
+def skips_proximal(a: OptionalArgs) -> bool:
     """slime's condition for a rollout without recomputed log-probs, as far as flags decide it."""
     needed = (a.get_mismatch_metrics, a.kl_coef, a.use_rollout_logprobs, a.keep_old_actor, a.use_opd)
     others = a.use_critic or a.advantage_estimator == "gspo" or a.loss_type not in (None, "policy_loss")

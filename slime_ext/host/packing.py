@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from slime_ext.errors import ConfigError, DataError
+from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host.contract import CARRY, HookCall, check_lengths
-from slime_ext.ops.segments import AllSum, Segments, identity
+from slime_ext.ops.segments import AllSum, Segments, Shard, identity
+from slime_ext.state import Tokens
+
+HIGHEST = 0.01  # nats; above it rounding is no explanation for a log-prob over 0
 
 Sliceable = TypeVar("Sliceable", Tensor, list)
+POISONED = (
+    "the host's surrogate is poisoned by it already; look for an overflow in the trainer's forward pass"
+)
+CONSEQUENCES = {  # keyword of the host -> what a non-finite log-prob of it means
+    "train_log_probs": POISONED,
+    "cur_log_probs": POISONED,
+    "rollout_log_probs": "on_nonfinite: raise asks to stop here (one above 0 counts as nan)",
+}
 
 
 @dataclass(frozen=True)
@@ -111,35 +122,25 @@ def pack_segments(
     mask = torch.cat(list(loss_masks)) if loss_masks else torch.zeros(0)
     if cp_size == 1:
         return Segments.whole(response_lengths, mask)
-    pieces = []
+    shards: list[Shard] = []
     lengths = zip(total_lengths, response_lengths, padded_lengths or total_lengths, strict=True)
     for i, (total, response, padded) in enumerate(lengths):
         runs = zigzag(total, response, cp_rank, cp_size, padded)
-        slots = (cp_rank, 2 * cp_size - 1 - cp_rank)
-        pieces += [(i, start, stop, slot) for (start, stop), slot in zip(runs, slots, strict=True)]
-    return Segments(tuple(response_lengths), tuple(pieces), mask != 0, 2 * cp_size, all_sum)
+        numbers = (cp_rank, 2 * cp_size - 1 - cp_rank)
+        shards += [(i, start, stop, number) for (start, stop), number in zip(runs, numbers, strict=True)]
+    return Segments(tuple(response_lengths), tuple(shards), mask != 0, 2 * cp_size, all_sum)
 
 
-@dataclass(frozen=True)
-class Packed:
-    """One hook call as flat tensors [T]; ``target`` carries the gradient."""
+def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
+    """Lists of local slices -> flat tensors [T], with every length checked against what this rank must hold.
 
-    segments: Segments
-    proximal: Tensor
-    behavior: Tensor
-    target: Tensor | None
-    advantages: Tensor | None
-
-
-def pack(call: HookCall, parallel: Parallel = ALONE) -> Packed:
-    """Lists of local slices -> flat tensors, with every length checked against what this rank must hold.
+    A behavior log-prob above 0 is no log-prob: it becomes NaN, and what is done about NaN is done about it.
 
     Raises:
         ConfigError: the host pads sequences to lengths that it did not pass.
         DataError: a list or a tensor has another length than this rank holds.
     """
-    padded = getattr(call.args, "qkv_format", None) == "bshd"
-    if padded and parallel.size > 1 and call.max_seq_lens is None:
+    if getattr(call.args, "qkv_format", None) == "bshd" and parallel.size > 1 and call.max_seq_lens is None:
         raise ConfigError(
             "max_seq_lens: expected the padded lengths beside --qkv-format bshd and context parallelism, "
             f"got none: add {CARRY}, which carries them, or use --qkv-format thd"
@@ -153,15 +154,10 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Packed:
         cp_size=parallel.size,
         all_sum=parallel.all_sum,
     )
-    proximal, behavior, advantages = _together(call, segments)
-    target = _flat("cur_log_probs", call.cur_log_probs, segments)
-    return Packed(segments, proximal, behavior, target, advantages)
-
-
-def check_loss(pg_loss: Tensor, segments: Segments) -> None:
-    """Raises DataError if the host's loss is not one number for each token of this rank."""
-    if pg_loss.numel() != segments.size:
-        raise DataError(f"pg_loss: expected {segments.size} tokens on this rank, got {pg_loss.numel()}")
+    names = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
+    proximal, behavior, target, advantages = (_flat(name, getattr(call, name), segments) for name in names)
+    behavior = behavior.masked_fill(behavior > HIGHEST, torch.nan)
+    return Tokens(segments, proximal, behavior, target, advantages)
 
 
 def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments) -> list[Tensor]:
@@ -173,7 +169,7 @@ def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments)
     """
     if not loss_masks:
         return []
-    if not segments.is_whole:
+    if segments.shards is not None:
         # Other ranks hold the rest of keep: one more SUM, of disjoint shares.
         share = torch.zeros(segments.full_mask.shape, dtype=torch.int32, device=keep.device)
         keep = segments.all_sum(share.index_copy(0, segments.positions, keep.int())) > 0
@@ -183,31 +179,37 @@ def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments)
 
 def locate(index: int, segments: Segments) -> tuple[int, int]:
     """A local token index -> (sequence, position in its response); for messages, outside the hot path."""
-    begins = list(accumulate((stop - start for _, start, stop, _ in segments.pieces), initial=0))
-    for (sequence, start, _, _), begin, end in zip(segments.pieces, begins, begins[1:], strict=False):
-        if begin <= index < end:
-            return sequence, start + index - begin
+    for sequence, start, stop, _ in segments.local_shards:
+        if index < stop - start:
+            return sequence, start + index
+        index -= stop - start
     raise IndexError(index)
 
 
-def _together(call: HookCall, segments: Segments) -> Sequence[Tensor | None]:
-    """The flat tensors of what carries no gradient, joined in one operation where all are lists of one
-    dtype."""
-    names = ("train_log_probs", "rollout_log_probs", "advantages")
-    given = {name: values for name in names if (values := getattr(call, name)) is not None}
-    if not segments.size or not _is_alike(given.values()):
-        return [_flat(name, given.get(name), segments) for name in names]
-    for name, values in given.items():
-        check_lengths(name, values, segments.local_lengths)
-    flat = torch.cat(list(chain.from_iterable(given.values())))
-    joined = dict(zip(given, flat.split(segments.size), strict=True))
-    return [joined.get(name) for name in names]
+def require_finite(name: str, values: Tensor, segments: Segments, consequence: str) -> None:
+    """Stops at the first response token whose value is not finite. On CPU at once; on CUDA it would be a
+    sync.
 
+    Args:
+        name: the host's keyword, for the message.
+        values: [T].
+        consequence: what it has done or what to do about it.
 
-def _is_alike(lists: Iterable[Sequence[Tensor] | Tensor]) -> bool:
-    """Whether all are lists that hold something, of one dtype by their first."""
-    first = [None if isinstance(values, Tensor) or not values else values[0].dtype for values in lists]
-    return None not in first and len(set(first)) == 1
+    Raises:
+        NonFiniteError: naming sample and position.
+    """
+    values = values.detach()
+    if values.device.type != "cpu" or math.isfinite(values.sum(dtype=torch.float32)):
+        return  # one number says that all are finite; where it does not, masked tokens may be why
+    bad = segments.mask & ~values.isfinite()
+    if not bad.any():
+        return
+    index = int(bad.int().argmax())
+    sequence, position = locate(index, segments)
+    raise NonFiniteError(
+        f"{name}, sequence {sequence} of {segments.count}, response token {position}: expected a finite "
+        f"log-prob, got {float(values[index])}: {consequence}"
+    )
 
 
 def _flat(name: str, values: Sequence[Tensor] | Tensor | None, segments: Segments) -> Tensor | None:

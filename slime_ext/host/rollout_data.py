@@ -1,7 +1,6 @@
 """slime's rollout data, release by release: what each optimizer step trains, and what is known of a sample.
 
-Read once per rollout, before training; the only file of this room besides the guards that may wait for the
-device.
+Read once per rollout, before training; where waiting for the device is no loss.
 """
 
 from __future__ import annotations

@@ -11,18 +11,17 @@ from typing import Any
 
 import torch
 
+from slime_ext import compiled
 from slime_ext.config import read_config, to_mapping
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
-from slime_ext.given import Given
-from slime_ext.host import ages, carriers, contract, hosts, train_step
+from slime_ext.host import contract, host_hooks, hosts, staleness, train_step
 from slime_ext.host.configured import correction_named, mapping_of_flags
 from slime_ext.host.flags import check_command_line, check_flags, skips_proximal
 from slime_ext.host.functions import check_call, flag_of
-from slime_ext.host.guards import warn_of_double_count
-from slime_ext.host.hook import backend_name
+from slime_ext.host.hook import asks_for_compiled
 from slime_ext.host.summary import formula, one_line
-from slime_ext.kernels import describe
+from slime_ext.optional_args import OptionalArgs
 from slime_ext.steps import Reject, Veto
 
 REDUCED = {  # mask_scope -> what a reducer that divides by its masks then does
@@ -43,7 +42,8 @@ log = logging.getLogger("slime_ext")
 
 
 def init(args: Any) -> None:
-    """Checks the run's arguments, puts the carriers and the metrics in place, says what will run.
+    """Checks the run's arguments, puts the wrappers of the host's loss and of its train step in place, says
+    what will run.
 
     Called again it checks again and installs nothing twice.
 
@@ -53,13 +53,11 @@ def init(args: Any) -> None:
     check_command_line(hosts.command_line(), args)
     check_flags(args)
     check_functions(args)
-    has_host = carriers.install()
+    has_host = host_hooks.install()
     correction = correction_of(args)
     train_step.install()
-    if correction is not None:
+    if correction is not None and contract.function_of(args) not in contract.SEEDS:
         _check_correction(args, correction)
-    elif contract.function_of(args) == "off_policy_is_function":
-        warn_of_double_count(args)
     if _is_first_rank():
         print(f"slime_ext: {_said(args, correction)}; {_host_said(has_host)}", flush=True)
 
@@ -81,13 +79,14 @@ def check_functions(args: Any) -> None:
 
 
 def correction_of(args: Any) -> Correction | None:
-    """The correction that the arguments name; None for a function with a formula of its own.
+    """The correction that the arguments name; None for a function that is not ours.
 
     Raises:
         ConfigError: it does not load, contradicts the flags, or no function of ours would read it.
     """
     correction = correction_named(args)
-    if correction is None and getattr(args, "slime_ext", None) is not None:
+    is_read = correction is not None and contract.function_of(args) not in contract.SEEDS
+    if not is_read and getattr(args, "slime_ext", None) is not None:
         raise ConfigError(
             f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
             f"{getattr(args, 'custom_tis_function_path', None) or 'none'}: nothing would read that key"
@@ -98,19 +97,19 @@ def correction_of(args: Any) -> Correction | None:
 def _check_correction(args: Any, correction: Correction) -> None:
     _check_plan(args, correction)
     if correction.needs_ages:
-        ages.require_host(hosts.current())
+        staleness.require_host(hosts.current())
     for name in read_config(mapping_of_flags(args)).guards:
         if name.startswith("staleness_"):
-            ages.require_guard(args, hosts.current(), f"slime_ext.guards.{name}")
+            staleness.require_guard(args, hosts.current(), f"slime_ext.guards.{name}")
     for warning in _warnings(args, correction):
         log.warning(warning)
 
 
 def _check_plan(args: Any, correction: Correction) -> None:
-    """What couples samples is settled in --rollout-data-postprocess-path, where all of a step is at hand."""
+    """What couples samples is computed in --rollout-data-postprocess-path, where all of a step is at hand."""
     if not correction.needs_plan:
         return
-    path, host, a = getattr(args, "rollout_data_postprocess_path", None), hosts.current(), Given(args)
+    path, host, a = getattr(args, "rollout_data_postprocess_path", None), hosts.current(), OptionalArgs(args)
     if path != contract.PLAN:
         raise ConfigError(
             f"--rollout-data-postprocess-path: expected {contract.PLAN} with a correction that couples the "
@@ -129,7 +128,7 @@ def _check_plan(args: Any, correction: Correction) -> None:
 
 
 def _warnings(args: Any, correction: Correction) -> Iterator[str]:
-    a = Given(args)
+    a = OptionalArgs(args)
     rejects = any(isinstance(step, Reject | Veto) for step in correction.steps)
     reducer = a.custom_pg_loss_reducer_function_path
     if rejects and reducer:
@@ -148,17 +147,16 @@ def _warnings(args: Any, correction: Correction) -> Iterator[str]:
 
 
 def _said(args: Any, correction: Correction | None) -> str:
-    a = Given(args)
+    a = OptionalArgs(args)
     path = a.custom_tis_function_path
     if not (a.use_tis or a.get_mismatch_metrics):
         return "no correction (--use-tis is off)"
+    if (name := contract.function_of(args)) in contract.SEEDS:
+        return f"{name}: {formula(name, vars(args))}"
     if correction is not None:
         acts = "" if a.use_tis else "metrics only, the loss stays as it is: "
         said = f"{acts}{_name(args, path)}: {one_line(to_mapping(correction))}"
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        return f"{said}; {describe(correction, device, backend_name(args))}"
-    if (name := contract.function_of(args)) in contract.SEEDS:
-        return f"{name}: {formula(name, vars(args))}"
+        return f"{said}; {compiled.describe(asks_for_compiled(args))}"
     return f"the correction is {path or 'the host' + chr(39) + 's own'}, not one of slime_ext"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_ext.host.guards import warn_once
+from slime_ext.host.warnings import warn_once
 
 FILE = "off_policy.jsonl"
 ANY = "surrogateescape"  # lines that are not ours may hold any bytes

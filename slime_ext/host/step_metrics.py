@@ -16,42 +16,36 @@ import torch
 from torch import Tensor
 
 from slime_ext import metrics
-from slime_ext.correction import Outcome, Tokens
-from slime_ext.host import contract, samples
+from slime_ext.host import samples
 from slime_ext.host.configured import correction_of_flags
 from slime_ext.host.contract import HookCall
-from slime_ext.host.poison import Poison
+from slime_ext.host.nonfinite import NonFiniteTracker
 from slime_ext.host.ranks import Ranks, pipeline_group, ranks
 from slime_ext.host.rollout_data import numbers
-from slime_ext.metrics import Accumulator, Layout, Measured
-from slime_ext.metrics.measure import measure
+from slime_ext.metrics import Accumulator, Measured, MetricsLayout
 from slime_ext.ops.segments import Segments
 
-OF_SEEDS = Layout((("clipped", 2),))
-LONGEST = 2000  # bytes of a reason that stages tell each other
+LONGEST = 2000  # bytes of an error that stages share
 
 
 @dataclass
-class Step:
+class OptimizerStep:
     """One optimizer step on this rank."""
 
-    layout: Layout
+    layout: MetricsLayout
     accumulator: Accumulator
-    poison: Poison
+    tracker: NonFiniteTracker
     # One mask of each micro-batch, by its identity: a loss that is recomputed calls the hook again with the
     # same objects. Held until the step ends, so that no other tensor gets the same identity.
     seen: dict[int, Tensor] = field(default_factory=dict)
 
-    def knows(self, call: HookCall) -> bool:
-        """Whether this micro-batch has been counted."""
-        return id(_mask_of(call)) in self.seen
-
-    def is_new(self, call: HookCall) -> bool:
-        """Whether this micro-batch has not been counted; from now on it has."""
-        if self.knows(call):
+    def is_new(self, call: HookCall, *, count: bool = True) -> bool:
+        """Whether this micro-batch has not been counted; from now on it has, if it is to ``count``."""
+        mask = call.loss_masks[0] if len(call.loss_masks) else call.pg_loss
+        if id(mask) in self.seen:
             return False
-        mask = _mask_of(call)
-        self.seen[id(mask)] = mask
+        if count:
+            self.seen[id(mask)] = mask
         return True
 
     def reduce(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -63,11 +57,11 @@ class Step:
         here = ranks()
         rank, size = place_of(here)
         measured = self.accumulator.measured
-        device = self.poison.device = _device() if measured is None else measured.sums.device
+        device = self.tracker.device = _device() if measured is None else measured.sums.device
         totals, extra = self.accumulator.reduce(
-            here.all_sum, rank, size, device=device, extra=self.poison.vector()
+            here.all_sum, rank, size, device=device, extra=self.tracker.vector()
         )
-        self.poison.check(extra, rank)
+        self.tracker.check(extra, rank)
         return metrics.scalars(totals), metrics.curves(totals)
 
     def explain(self) -> None:
@@ -76,23 +70,19 @@ class Step:
         Raises:
             NonFiniteError: it met a non-finite log-prob.
         """
-        if self.poison.looks:
-            self.poison.check([numbers(self.poison.vector())], 0)
+        if self.tracker.looks:
+            self.tracker.check([numbers(self.tracker.vector())], 0)
 
 
-def _mask_of(call: HookCall) -> Tensor:
-    return call.loss_masks[0] if len(call.loss_masks) else call.pg_loss
-
-
-_open: Step | None = None
+_open: OptimizerStep | None = None
 _leaves_loss_alone = False
 
 
 @contextmanager
-def under_way(layout: Layout) -> Iterator[Step]:
+def under_way(layout: MetricsLayout) -> Iterator[OptimizerStep]:
     """Opens an optimizer step for the hook calls inside."""
     global _open
-    step = _open = Step(layout, Accumulator(layout), Poison())
+    step = _open = OptimizerStep(layout, Accumulator(layout), NonFiniteTracker())
     try:
         yield step
     finally:
@@ -104,49 +94,28 @@ def is_under_way() -> bool:
     return _open is not None
 
 
-def layout_of(args: Any, *, curves: bool) -> Layout | None:
+def layout_of(args: Any, *, curves: bool) -> MetricsLayout | None:
     """What the hook that the flags name will measure; None where it is not one of ours."""
     correction = correction_of_flags(args)
-    if correction is not None:
-        return Layout.of(correction, curves=curves)
-    seed = contract.calls_hook(args) and contract.function_of(args) in contract.SEEDS
-    return Layout(OF_SEEDS.flags, curves) if seed else None
+    return None if correction is None else MetricsLayout.of(correction, curves=curves)
 
 
-def layout_for(call: HookCall) -> Layout | None:
+def layout_for(call: HookCall) -> MetricsLayout | None:
     """What this hook call has to measure; None: nothing, or it has been measured already."""
     return _open.layout if _open is not None and _open.is_new(call) else None
 
 
 def add(measured: Measured) -> None:
     """Adds a micro-batch to the open step."""
-    _open.accumulator.add(measured)
-
-
-def observe(
-    layout: Layout | None,
-    tokens: Tokens,
-    outcome: Outcome,
-    clipped: Tensor | None = None,
-    *,
-    first: bool = True,
-) -> None:
-    """Adds a hook call to the open step.
-
-    Args:
-        layout: of ``layout_for``; None adds nothing.
-        clipped: [T] bool, where a surrogate of ours clipped.
-        first: whether this rank counts the sequences that it shares with others.
-    """
-    if layout is not None:
-        add(measure(tokens, outcome, layout, surrogate_clipped=clipped, first=first))
+    known = _open.accumulator.measured
+    _open.accumulator.measured = measured if known is None else known + measured
 
 
 def note_nonfinite(call: HookCall, values: Mapping[str, Tensor | None], segments: Segments) -> None:
     """Leaves a mark where log-probs are not finite, to be read when the step is reduced; before the call is
     measured."""
-    if _open is not None and not _open.knows(call):
-        _open.poison.look(values, segments, samples.of(call.loss_masks))
+    if _open is not None and _open.is_new(call, count=False):
+        _open.tracker.look(values, segments, samples.of(call.loss_masks))
 
 
 def leave_loss_alone() -> None:
@@ -172,8 +141,8 @@ def place_of(here: Ranks) -> tuple[int, int]:
     return here.dp_rank * size + here.context.rank, here.dp_size * size
 
 
-def told_by_any_stage(reason: str) -> str:
-    """What one of the pipeline's stages has to say, on all of them; empty where none has.
+def share_error_across_stages(reason: str) -> str:
+    """The error of one of the pipeline's stages, on all of them; empty where none has one.
 
     Every stage asks, once per optimizer step; one of them at most gives a reason, empty for none.
     """

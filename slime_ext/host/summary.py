@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slime_ext.given import steps_per_rollout
 from slime_ext.host.contract import CARRY, PLAN, PLAN_FLAG
+from slime_ext.optional_args import steps_per_rollout
 
 if TYPE_CHECKING:
     from slime_ext.correction import Correction

@@ -1,4 +1,4 @@
-"""Metrics and guard rails once per optimizer step: a wrapper around the host's ``train_one_step``.
+"""Metrics and guards once per optimizer step: a wrapper around the host's ``train_one_step``.
 
 slime looks that function up as a global of its model module at every step, and writes the losses that it
 returns to its own log, on one rank, under ``train/`` with its own step. So the metrics go where the losses
@@ -21,19 +21,23 @@ from typing import Any
 from slime_ext.config import read_config
 from slime_ext.config.rules import multiplies_target_ratio
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
-from slime_ext.host import ages, hosts, step_metrics
+from slime_ext.guards import Watch
+from slime_ext.host import hosts, staleness, step_metrics
 from slime_ext.host.configured import correction_of_flags, mapping_of_flags
-from slime_ext.host.guards import warn_once
 from slime_ext.host.ranks import ranks, replica
 from slime_ext.host.step_file import FILE, StepFile
+from slime_ext.host.warnings import warn_once
 from slime_ext.metrics.names import PREFIX
 from slime_ext.metrics.options import Options
-from slime_ext.rails import Watch
 
 NAME = "train_one_step"
 LEADING = ("args", "rollout_id", "step_id", "data_iterator", "model")  # v0.2.0 to 624b824, and miles
 MARK = "_measured_by_slime_ext"
-TOKENS, SEQUENCES = f"{PREFIX}tokens", f"{PREFIX}sequences"
+TOKENS, SEQUENCES, NONFINITE = (PREFIX + name for name in ("tokens", "sequences", "nonfinite_fraction"))
+BROKEN = (
+    "rollout_log_probs: expected finite ones, at most 0, got others at {:.2%} of the tokens ({}): they are "
+    "rejected and counted in off_policy/nonfinite_fraction; look for what is wrong with the engine"
+)
 UNUSED = (
     "--custom-tis-function-path: expected a call of it in every optimizer step, got none: the loss in use "
     "(--loss-type) does not call it, and nothing is corrected"
@@ -53,6 +57,7 @@ class Reporter:
     watch: Watch = field(default_factory=Watch)
     folder: str | Path | None = None
     file: StepFile | None = field(init=False)
+    warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         folder = Path(self.folder) / FILE if self.folder else None
@@ -65,7 +70,7 @@ class Reporter:
         loaded = read_config(mapping_of_flags(args))
         return cls(loaded.metrics, Watch(loaded.guards), folder)
 
-    def report(self, step: step_metrics.Step, where: Mapping[str, int]) -> dict[str, float]:
+    def report(self, step: step_metrics.OptimizerStep, where: Mapping[str, int]) -> dict[str, float]:
         """Reduces a step, judges it, writes it to the file; what belongs into the host's log.
 
         Args:
@@ -78,15 +83,25 @@ class Reporter:
         scalars, curves = step.reduce()
         first = _is_first()
         if f"{PREFIX}staleness_mean" not in scalars:  # the hook got no versions
-            scalars |= {PREFIX + name: value for name, value in ages.of_rollout(where["rollout_id"]).items()}
+            scalars |= {
+                PREFIX + name: value for name, value in staleness.of_rollout(where["rollout_id"]).items()
+            }
         if not scalars[TOKENS]:  # of nothing there is no ratio, and nothing to judge
             scalars = {name: value for name, value in scalars.items() if name in (TOKENS, SEQUENCES)}
             if not step.seen:
                 warn_once(UNUSED)
         if first and self.file:
             self.file.add(where, {**scalars, **curves})
-        self._judge(scalars, ", ".join(f"{name} {value}" for name, value in where.items()), first)
+        place = ", ".join(f"{name} {value}" for name, value in where.items())
+        self._warn_of_broken(scalars.get(NONFINITE, 0.0), place, first)
+        self._judge(scalars, place, first)
         return {**scalars, **curves} if self.options.curves == "log" else scalars
+
+    def _warn_of_broken(self, fraction: float, place: str, first: bool) -> None:
+        """Once in a run: that there are log-probs which no policy can give."""
+        if first and fraction and not self.warned:
+            self.warned = True
+            log.warning(BROKEN.format(fraction, place))
 
     def _judge(self, scalars: Mapping[str, float], where: str, first: bool) -> None:
         for alarm in self.watch.look(scalars, where):
@@ -110,7 +125,7 @@ def install() -> bool:
     host = hosts.current()
     if host is None:
         return False
-    ages.install()
+    staleness.install()
     try:
         module = importlib.import_module(host.model)
     except (ImportError, ValueError) as error:
@@ -178,7 +193,7 @@ def measures_curves(reporter: Reporter) -> bool:
 
 
 def report_on_every_stage(
-    reporter: Reporter, step: step_metrics.Step, where: Mapping[str, int]
+    reporter: Reporter, step: step_metrics.OptimizerStep, where: Mapping[str, int]
 ) -> dict[str, float]:
     """``Reporter.report`` on the pipeline's last stage, {} on the others; where it raises, all of them do.
 
@@ -192,7 +207,7 @@ def report_on_every_stage(
             values = reporter.report(step, where)
         except (GuardError, NonFiniteError) as found:
             error = found
-    reason = step_metrics.told_by_any_stage(str(error or ""))
+    reason = step_metrics.share_error_across_stages(str(error or ""))
     if error is not None:
         raise error
     if reason:
@@ -216,7 +231,7 @@ def _trains_policy(call: Mapping[str, Any]) -> bool:
     return getattr(call["model"][0], "role", "actor") == "actor"
 
 
-def _explained(step: step_metrics.Step, function: Callable[..., Any], given: Any, named: Any) -> Any:
+def _explained(step: step_metrics.OptimizerStep, function: Callable[..., Any], given: Any, named: Any) -> Any:
     """The host's step; where it breaks off, what the hook knows of the reason."""
     try:
         return function(*given, **named)
@@ -225,7 +240,7 @@ def _explained(step: step_metrics.Step, function: Callable[..., Any], given: Any
         raise
 
 
-def _name_the_cause(step: step_metrics.Step, error: Exception) -> None:
+def _name_the_cause(step: step_metrics.OptimizerStep, error: Exception) -> None:
     try:
         step.explain()
     except NonFiniteError as found:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from transformers import AutoConfig, AutoTokenizer
 
 from slime_ext.errors import DataError
-from slime_ext.host import ages
+from slime_ext.host import staleness
 from slime_ext.host.functions import load_function
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.model import build_model, unwrap
@@ -109,7 +109,9 @@ class Loop:
         with clock.part("proximal_forward"):
             if needs_proximal_forward(args):
                 proximal = self.trainer.proximal(steps)
-        ages.tell(self.step)  # samples are as old as what is trained now is ahead of what sampled them
+        staleness.set_trainer_version(
+            self.step
+        )  # samples are as old as what is trained now is ahead of what sampled them
         postprocess(args, rollout_id, steps, proximal, batch)
         target: dict[int, Any] = {}
         hook = 0.0

@@ -24,7 +24,8 @@ def main(argv: list[str]) -> int:
     """Reads the resolved arguments and runs the loop; the exit status."""
     args = argparse.Namespace(**json.loads(Path(argv[0]).read_text()))
     warnings.filterwarnings("ignore", module="megatron|torch|transformers")
-    # What our rooms have to say (a correction that counts a ratio twice, say) belongs before the user's eyes.
+    # What the package has to say (a correction that counts a ratio twice, say) belongs before the user's
+    # eyes.
     logging.basicConfig(format="slime-ext: %(message)s", stream=sys.stdout)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:

@@ -1,16 +1,16 @@
 """Metrics of an optimizer step from sufficient statistics: counts, sums, maxima and a histogram that add up
 over micro-batches and ranks. docs/metrics.md lists the names."""
 
-from slime_ext.lazily import exported
+from slime_ext.lazy_attributes import lazy_attributes
 
 FILES = {
     "Accumulator": "accumulator",
-    "Layout": "layout",
     "METRICS": "names",
     "Measured": "measure",
+    "MetricsLayout": "layout",
     "PREFIX": "names",
-    "Totals": "totals",
-    "curves": "readings",
-    "scalars": "readings",
+    "Totals": "accumulator",
+    "curves": "names",
+    "scalars": "names",
 }
-__getattr__, __dir__ = exported(__name__, FILES)
+__getattr__, __dir__ = lazy_attributes(__name__, FILES)

@@ -1,15 +1,15 @@
-"""What is measured, as data: the columns of the token table, the histogram's bins, the curves' bins, and the
-rows that a correction's steps add."""
+"""What is measured, as data: the sums over tokens and sequences, the histogram's bins, the curves' bins, and
+what is counted of each step."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Literal, NamedTuple, Protocol
 
-from slime_ext.correction import Correction
+from slime_ext.state import Step
 
 # The histogram's bins are cut by the first bits of |l| as a float32: the exponent and 4 bits of the mantissa.
 BITS = 4
@@ -18,9 +18,9 @@ FIRST = (127 - 20) << BITS  # those bits of 2^-20 nats
 SIDE = 27 << BITS  # bins on each side of 0, from 2^-20 to 2^7 nats
 BINS = 2 * (SIDE + 1)  # one more beyond each end; what is left of all tokens lies around 0
 
-CURVE_COLUMNS = ("counted", "kept", "excess", "weight", "k3")
-COLUMNS = (*CURVE_COLUMNS, "log_ratio", "log_behavior", "excess_squared", "weight_squared")
-PER_SEQUENCE = ("response", "sequences", "kept_sequences", "aged", "age")
+CURVE_COLUMNS = ("counted", "kept", "ratio_minus_one", "weight", "k3")
+COLUMNS = (*CURVE_COLUMNS, "log_behavior", "ratio_minus_one_squared", "weight_squared")
+PER_SEQUENCE = ("log_ratio", "response", "sequences", "kept_sequences", "aged", "age")
 HIGHEST = (
     "log_ratio_max",
     "log_ratio_min",
@@ -55,36 +55,46 @@ CURVES = {
 CURVE_BINS = len(POSITIONS) + 1
 
 
+class EffectCount(NamedTuple):
+    """Response tokens that a step clipped or rejected, or that are kept after it and those before it."""
+
+    name: str
+    kind: Literal["clipped", "rejected", "kept"]
+    step: int  # its place in the list, from 0
+
+
+class Steps(Protocol):
+    """What of a correction decides what is counted."""
+
+    steps: Sequence[Step]
+    group: str
+
+
 @dataclass(frozen=True)
-class Layout:
+class MetricsLayout:
     """What the accumulated vector of one correction holds.
 
     Args:
-        flags: name -> bits of ``Outcome.acted``; counted is the response tokens on which any of them is set.
+        effects: what is counted of each step.
         curves: whether the three curves are measured.
     """
 
-    flags: tuple[tuple[str, int], ...] = (("clipped", 0),)
+    effects: tuple[EffectCount, ...] = ()
     curves: bool = True
 
     @classmethod
-    def of(cls, correction: Correction, *, curves: bool = True) -> Layout:
+    def of(cls, correction: Steps, *, curves: bool = True) -> MetricsLayout:
         """The layout of a correction's metrics."""
-        return cls(tuple(_flags(correction)), curves)
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The sums of one number each, in their order; the histogram and the curves follow."""
-        return (*COLUMNS, *(name for name, _ in self.flags), "surrogate_clipped", *PER_SEQUENCE)
+        return cls(tuple(_effects(correction)), curves)
 
     @property
-    def size(self) -> int:
-        """How many sums there are in all."""
-        curves = len(CURVES) * CURVE_BINS * len(CURVE_COLUMNS) if self.curves else 0
-        return len(self.names) + BINS + curves
+    def names(self) -> tuple[str, ...]:
+        """The sums of one number each, in their order; the histogram and the curves follow."""
+        effects = (effect.name for effect in self.effects)
+        return (*COLUMNS, *effects, "clipped", "surrogate_clipped", *PER_SEQUENCE)
 
 
-def step_names(correction: Correction) -> list[str]:
+def step_names(correction: Steps) -> list[str]:
     """Index and name of each step, as in the list of the configuration.
 
     >>> from slime_ext import presets
@@ -95,15 +105,12 @@ def step_names(correction: Correction) -> list[str]:
     return [f"{i}_{re.sub('(?<=[a-z])(?=[A-Z])', '_', name).lower()}" for i, name in enumerate(named)]
 
 
-def _flags(correction: Correction) -> Iterator[tuple[str, int]]:
-    gone = 1
-    yield "clipped", sum(1 << i for i, step in enumerate(correction.steps, 1) if step.is_bound)
-    for number, (step, name) in enumerate(zip(correction.steps, step_names(correction), strict=True), 1):
+def _effects(correction: Steps) -> Iterator[EffectCount]:
+    for place, (step, name) in enumerate(zip(correction.steps, step_names(correction), strict=True)):
         if step.is_bound:
-            yield f"steps/{name}/clipped_fraction", 1 << number
+            yield EffectCount(f"steps/{name}/clipped_fraction", "clipped", place)
         if step.rejects:
-            gone |= 1 << number
-            yield f"steps/{name}/rejected_fraction", 1 << number
-            yield f"steps/{name}/lost_fraction", gone
+            yield EffectCount(f"steps/{name}/rejected_fraction", "rejected", place)
+            yield EffectCount(f"steps/{name}/kept_fraction", "kept", place)
     if correction.group == "atomic":
-        yield "steps/group/rejected_fraction", 1 << (len(correction.steps) + 1)
+        yield EffectCount("steps/group/rejected_fraction", "rejected", len(correction.steps))

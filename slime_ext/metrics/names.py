@@ -6,10 +6,11 @@ docs/metrics.md holds the same table; a test compares them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from slime_ext.metrics.totals import Totals
+from slime_ext.metrics.accumulator import Totals
+from slime_ext.metrics.layout import MetricsLayout, Steps
 
 PREFIX = "off_policy/"
 HUGE = 700.0  # exp of more nats overflows a float64
@@ -62,11 +63,11 @@ def _ess_sequence(t: Totals) -> float:
 
 def _ess_ratio(t: Totals) -> float:
     n = t["counted"]
-    square = t["excess_squared"] + 2 * t["excess"] + n
+    square = t["ratio_minus_one_squared"] + 2 * t["ratio_minus_one"] + n
     if not n:
         return 0.0
     # Of tiny ratios rounding decides what is left of the squares; by Cauchy and Schwarz it lies in here.
-    return min(max((t["excess"] + n) ** 2 / (n * square) if square > 0 else 0.0, 1 / n), 1.0)
+    return min(max((t["ratio_minus_one"] + n) ** 2 / (n * square) if square > 0 else 0.0, 1 / n), 1.0)
 
 
 METRICS = (
@@ -91,7 +92,7 @@ METRICS = (
         "ratio",
         "mean of ρ; 1 in expectation, whatever the policies",
         "0.99 to 1.01; far from 1 the estimate has broken down",
-        lambda t: 1 + t.mean("excess") if t["counted"] else 0.0,
+        lambda t: 1 + t.mean("ratio_minus_one") if t["counted"] else 0.0,
     ),
     Metric(
         "ratio_min",
@@ -124,7 +125,7 @@ METRICS = (
         "none",
         "mean of ρ² − 1: chi-square divergence per token",
         "below 0.1",
-        lambda t: t.mean("excess_squared") + 2 * t.mean("excess"),
+        lambda t: t.mean("ratio_minus_one_squared") + 2 * t.mean("ratio_minus_one"),
     ),
     Metric(
         "chi2_sequence",
@@ -284,3 +285,37 @@ CURVE_METRICS = (
 def row(metric: Metric) -> str:
     """A metric as a line of the tables in docs/metrics.md."""
     return f"| `{metric.name}` | {metric.unit} | {metric.definition} | {metric.healthy} |"
+
+
+def known_names(correction: Steps) -> list[str]:
+    """The names, without ``off_policy/``, of every metric of one number that a correction can have."""
+    of_steps = (effect.name for effect in MetricsLayout.of(correction).effects)
+    return [*(metric.name for metric in METRICS + STALENESS), *of_steps]
+
+
+def scalars(totals: Totals) -> dict[str, float]:
+    """Every metric of one number, by its full name."""
+    known = METRICS + STALENESS if totals["aged"] else METRICS
+    found = {metric.name: metric.value(totals) for metric in known}
+    of_steps = {name: totals.mean(name, "response") for name in totals.sums if name.startswith("steps/")}
+    return {f"{PREFIX}{name}": value for name, value in {**found, **of_steps}.items()}
+
+
+def curves(totals: Totals) -> dict[str, float]:
+    """Every bin of every curve that holds tokens, by its full name."""
+    return {
+        f"{PREFIX}{curve}/{label}/{metric.name}": value
+        for curve, rows in totals.curves.items()
+        for label, row in rows.items()
+        if row["counted"]
+        for metric, value in zip(CURVE_METRICS, _of_bin(row, totals), strict=True)
+    }
+
+
+def _of_bin(row: dict[str, float], totals: Totals) -> Iterator[float]:
+    n = row["counted"]
+    yield n / totals["counted"]
+    yield row["k3"] / n
+    yield 1 + row["ratio_minus_one"] / n
+    yield row["weight"] / n
+    yield row["kept"] / n

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from slime_ext.facts import expect
+from slime_ext.state import expect
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,14 @@ def k2(log_ratio: Tensor) -> Tensor:
     return log_ratio.square() / 2
 
 
-def k3(log_ratio: Tensor) -> Tensor:
-    """e^l - 1 - l: unbiased and never negative. Source: as k1."""
-    return torch.expm1(log_ratio) - log_ratio
+def k3(log_ratio: Tensor, ratio_minus_one: Tensor | None = None) -> Tensor:
+    """e^l - 1 - l: unbiased and never negative, also where rounding would make it so. Source: as k1.
+
+    Args:
+        ratio_minus_one: e^l - 1, where it is known.
+    """
+    ratio_minus_one = torch.expm1(log_ratio) if ratio_minus_one is None else ratio_minus_one
+    return (ratio_minus_one - log_ratio).clamp_min(0)
 
 
 def chi2(log_ratio: Tensor) -> Tensor:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
-from slime_ext.ops import arrays
-from slime_ext.ops.segments import Segments
-from slime_ext.ops.uploads import host_ints
+from slime_ext.ops.segments import Segments, host_ints
 
 
 def prefix_min(segments: Segments, values: Tensor, max_of_negative: Tensor) -> Tensor:
@@ -17,27 +16,25 @@ def prefix_min(segments: Segments, values: Tensor, max_of_negative: Tensor) -> T
 
     Args:
         values: [T] on local tokens.
-        max_of_negative: [S, slots] of ``Segments.max_shares`` of the negative response tokens, summed over
-            the ranks; not read where this rank holds every token.
+        max_of_negative: [S, shards_per_sequence] of ``Segments.local_maxima`` of the negative response
+            tokens, summed over the ranks.
     """
-    lengths = [stop - start for _, start, stop, _ in segments.pieces]
-    cuts = arrays.cuts(arrays.integers(lengths))
-    begins = host_ints(cuts.starts, segments.device)
+    lengths = [stop - start for _, start, stop, _ in segments.local_shards]
+    ends = accumulate(lengths, initial=0)
+    begins = [(at, i) for i, (at, n) in enumerate(zip(ends, lengths, strict=False)) if n]
+    first_tokens, shards = host_ints(begins, segments.device).view(-1, 2).unbind(1)
+    earlier = _min_of_earlier_shards(-max_of_negative).index_select(0, segments.shard_index)
     before = torch.where(segments.mask, values, torch.inf).roll(1)
-    if segments.is_whole:
-        before.index_fill_(0, begins, torch.inf)
-    else:
-        slots = segments.piece_slots.index_select(0, host_ints(cuts.held, segments.device))
-        before.index_copy_(0, begins, _carried(-max_of_negative, slots).to(before.dtype))
+    before = before.index_copy(0, first_tokens, earlier.index_select(0, shards).to(before.dtype))
     ordered, order = before.sort(stable=True)
     ranks = torch.empty_like(order).scatter(0, order, torch.arange(segments.size, device=segments.device))
-    # One cumulative minimum over all pieces: each piece's keys lie below all keys of the pieces before it.
-    keys = host_ints(np.arange(len(lengths)) * segments.size, segments.device)
-    keys = segments.repeat(keys, lengths)
-    return ordered.index_select(0, (ranks - keys).cummin(0).values.add_(keys))
+    # One cumulative minimum over all shards: each shard's keys lie below all keys of the shards before it.
+    keys = host_ints([i * segments.size for i in range(len(lengths))], segments.device)
+    keys = keys.repeat_interleave(host_ints(lengths, segments.device), output_size=segments.size)
+    return ordered.index_select(0, (ranks - keys).cummin(0).values + keys)
 
 
-def _carried(lowest: Tensor, slots: Tensor) -> Tensor:
-    """[S, slots] minima -> [P], the minimum over the parts of the sequence before each of these."""
-    before = lowest.roll(1, 1).index_fill_(1, host_ints([0], lowest.device), torch.inf)
-    return before.cummin(1).values.view(-1).index_select(0, slots)
+def _min_of_earlier_shards(lowest: Tensor) -> Tensor:
+    """[S, shards] minima -> [S x shards], the minimum over the shards of the sequence before each."""
+    first = torch.full_like(lowest[:, :1], torch.inf)
+    return torch.cat([first, lowest[:, :-1]], 1).cummin(1).values.view(-1)

@@ -7,8 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from slime_ext.ops import arrays
-from slime_ext.ops.segments import Segments, is_traced
+from slime_ext.ops.segments import Segments
 
 Level = Literal["token", "turn", "sequence", "geometric"]
 LEVELS: tuple[str, ...] = get_args(Level)
@@ -16,12 +15,7 @@ LEVELS: tuple[str, ...] = get_args(Level)
 
 def finite_tokens(behavior: Tensor, mask: Tensor) -> Tensor:
     """[T] bool: response tokens whose behavior log-prob is finite."""
-    behavior = behavior.detach()
-    if is_traced(behavior):
-        return mask & (behavior.abs() < torch.inf)
-    if arrays.is_array(behavior):
-        return mask & arrays.finite(behavior)
-    return mask > behavior * 0  # 0 times a log-prob is 0, or NaN where it is not finite
+    return mask & (behavior.detach().abs() < torch.inf)
 
 
 def in_common(numerator: Tensor, behavior: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,9 +59,9 @@ def at_level(log_ratio: Tensor, level: Level, segments: Segments) -> Tensor:
     if level == "token":
         return log_ratio
     if level == "turn":
-        totals = segments.all_sum(segments.turn_sum_shares(segments.zeroed(log_ratio)))
-        return totals.index_select(0, segments.turn_ids)
-    return segments.spread(segments.sum(log_ratio) if level == "sequence" else segments.mean(log_ratio))
+        totals = segments.all_sum(segments.local_turn_sums(segments.zeroed(log_ratio)))
+        return segments.expand_turns(totals)
+    return segments.expand(segments.sum(log_ratio) if level == "sequence" else segments.mean(log_ratio))
 
 
 def sequence_mean(log_ratio: Tensor, segments: Segments) -> Tensor:
@@ -83,4 +77,4 @@ def sequence_mean(log_ratio: Tensor, segments: Segments) -> Tensor:
 
     Source: Zheng et al. 2025, https://arxiv.org/abs/2507.18071.
     """
-    return segments.spread(segments.mean(log_ratio)).to(log_ratio.dtype)
+    return segments.expand(segments.mean(log_ratio)).to(log_ratio.dtype)

@@ -1,43 +1,25 @@
-"""Packed variable-length sequences: which unit a token belongs to, and how to reduce over a unit on every
-rank that shares it.
+"""Packed variable-length sequences: which sequence and turn a token belongs to, and sums over them on every
+rank that shares a sequence.
 
 ``T`` counts the response tokens that this rank holds, ``S`` the sequences, ``U`` the turns. A rank may hold
-any part of a sequence, or nothing of it; ``all_sum`` (a SUM over those ranks) is all that this module knows
-of parallelism.
+any part of a sequence, or nothing of it; ``all_sum`` (a SUM all-reduce over those ranks) is all that this
+module knows of parallelism.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, repeat
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from slime_ext.ops import arrays
-from slime_ext.ops.grid import Grid
-from slime_ext.ops.uploads import Numbers, Parcel, host_ints, host_numbers
-
-INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # as wide as a number, by its bytes
 AllSum = Callable[[Tensor], Tensor]
-Piece = tuple[
-    int, int, int, int
-]  # sequence, start, stop, slot: response tokens start..stop-1 of that sequence
-
-
-@dataclass(frozen=True)
-class Whole:
-    """The pieces of a process that holds every token: its sequences, made one by one where somebody asks."""
-
-    lengths: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[Piece]:
-        return zip(range(len(self.lengths)), repeat(0), self.lengths, repeat(0), strict=False)
+# sequence, start, stop, number: response tokens start..stop-1, the shard with that number of the sequence
+Shard = tuple[int, int, int, int]
+BLOCK = 32  # tokens that are added in their own dtype before float64 takes over
 
 
 def identity(values: Tensor) -> Tensor:
@@ -45,36 +27,22 @@ def identity(values: Tensor) -> Tensor:
     return values
 
 
-def is_traced(values: Tensor) -> bool:
-    """Whether operations are being recorded for a compiler, which wants them plain."""
-    return type(values) is not Tensor
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host's memory on ``device``, without waiting for the device."""
+    if device.type == "cpu":
+        return values
+    pinned = values.pin_memory() if device.type == "cuda" else values
+    return pinned.to(device, non_blocking=True)
 
 
 def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bool -> 0 and 1; through bytes, which on CPU is four times as fast as from bool."""
-    return flags.to(dtype) if is_traced(flags) else flags.view(torch.uint8).to(dtype)
+    """Bool -> 0 and 1; through bytes, which on a CPU is three times as fast as from bool."""
+    return flags.view(torch.uint8).to(dtype)
 
 
-def as_bytes(flags: Tensor) -> Tensor:
-    """Bool -> 0 and 1, as bytes where nobody compiles."""
-    return flags.float() if is_traced(flags) else flags.view(torch.uint8)
-
-
-def selected(flags: Tensor, values: Tensor) -> Tensor:
-    """[T] values where the flags are set, 0 elsewhere, whatever stood there: their bits as an integer, times
-    the flag. A choice would have to be told 0 on the device first."""
-    if arrays.is_array(values):
-        return arrays.selected(flags, values)
-    if is_traced(flags) or values.requires_grad:
-        return torch.where(flags, values, 0)
-    return (values.view(INTEGERS[values.itemsize]) * flags).view(values.dtype)
-
-
-def selected_(flags: Tensor, values: Tensor) -> Tensor:
-    """The same of values that nobody else holds, in place where that can be."""
-    if arrays.is_array(values):
-        return arrays.selected(flags, values, values)
-    return selected(flags, values)
+def host_ints(values: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Integers known to the host as a tensor on ``device``, without waiting for the device."""
+    return to_device(torch.tensor(values, dtype=dtype), device)
 
 
 @dataclass(frozen=True)
@@ -83,26 +51,26 @@ class Segments:
 
     Args:
         lengths: [S] full response lengths, host integers.
-        pieces: what this rank holds, in packed order; the pieces of one sequence are neighbours, and the
-            sequences in their order.
+        shards: what this rank holds, in packed order; the shards of one sequence are neighbours, and the
+            sequences in their order. None: every token.
         full_mask: [sum of lengths] bool, the response mask of all sequences, the same on every rank.
-        slots: in how many parts, in order of position, the ranks together cut a sequence.
+        shards_per_sequence: into how many shards, in order of position, the ranks together cut a sequence.
         all_sum: SUM over the ranks that share the sequences.
     """
 
     lengths: tuple[int, ...]
-    pieces: tuple[Piece, ...] | Whole
+    shards: tuple[Shard, ...] | None
     full_mask: Tensor
-    slots: int = 1
+    shards_per_sequence: int = 1
     all_sum: AllSum = field(default=identity, compare=False)
 
     @classmethod
     def whole(cls, lengths: Sequence[int], mask: Tensor) -> Segments:
         """One process that holds every token. ``mask``: [T], not 0 where the behavior policy sampled the
         token."""
-        return cls(tuple(lengths), Whole(tuple(lengths)), mask.to(torch.bool))
+        return cls(tuple(lengths), None, mask.to(torch.bool))
 
-    @cached_property
+    @property
     def count(self) -> int:
         """S."""
         return len(self.lengths)
@@ -112,17 +80,17 @@ class Segments:
         return self.full_mask.device
 
     @property
-    def is_whole(self) -> bool:
-        """Whether this rank holds every token."""
-        return self.slots == 1
+    def local_shards(self) -> tuple[Shard, ...]:
+        """The shards of this rank; whole sequences where it holds every token."""
+        return tuple((i, 0, n, 0) for i, n in enumerate(self.lengths)) if self.shards is None else self.shards
 
     @cached_property
     def local_lengths(self) -> tuple[int, ...]:
         """[S] how many tokens of each sequence this rank holds."""
-        if self.is_whole:
+        if self.shards is None:
             return self.lengths
         held = [0] * self.count
-        for sequence, start, stop, _ in self.pieces:
+        for sequence, start, stop, _ in self.shards:
             held[sequence] += stop - start
         return tuple(held)
 
@@ -133,40 +101,25 @@ class Segments:
 
     @cached_property
     def ids(self) -> Tensor:
-        """[T] int64, the sequence of each local token."""
-        # The index form of repeat_interleave is four times as fast as repeating an arange.
-        return torch.repeat_interleave(host_ints(self.local_lengths, self.device), output_size=self.size)
+        """[T] int32, the sequence of each local token."""
+        lengths = host_ints(self.local_lengths, self.device, torch.int32)
+        return torch.repeat_interleave(lengths, output_size=self.size)
 
     @cached_property
     def positions(self) -> Tensor:
         """[T] int64, where each local token lies among all tokens of all sequences."""
-        begins = [0, *accumulate(self.lengths)]
-        return self._running([begins[s] + start for s, start, _, _ in self.pieces])
+        begins = list(accumulate(self.lengths, initial=0))
+        return self._counting_from([begins[i] + start for i, start, _, _ in self.local_shards])
 
     @cached_property
     def within(self) -> Tensor:
         """[T] int64, where each local token lies in its own response."""
-        return self._running([start for _, start, _, _ in self.pieces])
+        return self._counting_from([start for _, start, _, _ in self.local_shards])
 
     @cached_property
     def mask(self) -> Tensor:
         """[T] bool, the response mask of the local tokens."""
-        if self.is_whole:
-            return self.full_mask
-        cuts = self._cuts()
-        if min(cuts) < 0:
-            return self.full_mask.index_select(0, self.positions)
-        return torch.cat(self.full_mask.split(cuts)[1::2] or [self.full_mask[:0]])
-
-    def _cuts(self) -> list[int]:
-        """How many tokens of all sequences lie before each piece, in it, and after the last; negative where
-        pieces are not in order."""
-        begins = list(accumulate(self.lengths, initial=0))
-        cuts, at = [], 0
-        for sequence, start, stop, _ in self.pieces:
-            cuts += (begins[sequence] + start - at, stop - start)
-            at = begins[sequence] + stop
-        return [*cuts, begins[-1] - at]
+        return self.full_mask if self.shards is None else self.full_mask.index_select(0, self.positions)
 
     @cached_property
     def turn_ids(self) -> Tensor:
@@ -175,9 +128,9 @@ class Segments:
         A token outside every turn carries the id of the turn before it, 0 for none; no reduction counts it.
         """
         begins = [b for b, n in zip(accumulate(self.lengths, initial=0), self.lengths, strict=False) if n]
-        before = self.full_mask.roll(1).index_fill_(0, host_ints(begins, self.device), False)
+        before = self.full_mask.roll(1).index_fill(0, host_ints(begins, self.device), False)
         ids = (self.full_mask > before).cumsum(0)
-        return ids if self.is_whole else ids.index_select(0, self.positions)
+        return ids if self.shards is None else ids.index_select(0, self.positions)
 
     @cached_property
     def turn_bound(self) -> int:
@@ -188,66 +141,106 @@ class Segments:
         """[T] -> [T] with 0 at masked tokens, which may hold NaN: selected away, never multiplied."""
         return torch.where(self.mask, values, 0)
 
-    def sum_shares(self, values: Sequence[Tensor]) -> Tensor:
-        """K tensors [T], 0 at masked tokens -> [S, K] float64, this rank's share of the sums over each
+    def expand(self, values: Tensor) -> Tensor:
+        """[S] -> [T], the sequence's value at each of its local tokens."""
+        return values.index_select(0, self.ids)
+
+    def expand_turns(self, values: Tensor) -> Tensor:
+        """[U] -> [T], the turn's value at each of its local tokens."""
+        return values.index_select(0, self.turn_ids)
+
+    def local_sums(self, rows: Sequence[Tensor]) -> Tensor:
+        """K tensors [T], 0 at masked tokens -> [K, S] float64, this rank's share of the sums over each
         sequence.
 
         Two levels: blocks of 32 tokens are added in the values' own dtype, the blocks in float64. With u the
         unit roundoff of that dtype, |error| <= 31 u sum|x| + (number of blocks) 2^-53 sum|x|: in float32
-        1.9e-6 of sum|x| at any length, where one sequential float32 sum of 128k tokens guarantees 7.9e-3. The
-        bound holds for what numpy adds, too.
+        1.9e-6 of sum|x| at any length, where one sequential float32 sum of 128k tokens guarantees 7.9e-3. A
+        block that holds tokens of several sequences is taken apart: its tokens are added one by one, so that
+        a NaN stays in its sequence.
         """
-        return self.grid.totals([self.grid.partial(v) for v in values]).t()
+        mixed, bounds = self.blocks
+        full = self._full_blocks * BLOCK
+        partial = [
+            torch.cat([b.sum(1), b.index_select(0, mixed).view(-1), row[full:]]).double()
+            for row in rows
+            for b in (row[:full].view(-1, BLOCK),)
+        ]
+        table = torch.stack(partial).index_fill(1, mixed, 0)
+        return _sums_between(table, bounds)
 
-    def max_shares(self, values: Tensor) -> Tensor:
-        """[T], -inf at masked tokens -> [S, slots] float64: the maximum of each part of a sequence.
+    @cached_property
+    def _full_blocks(self) -> int:
+        """How many blocks there are; the tokens after them, at least 2 of many, are added one by one."""
+        return max(self.size - 2, 0) // BLOCK
 
-        0 for the parts that other ranks hold, so that adding up over the ranks gives the whole table.
+    @cached_property
+    def blocks(self) -> tuple[Tensor, Tensor]:
+        """The blocks that hold tokens of several sequences (and the first two); and [2 S + 1] where, among
+        the sums of all blocks followed by the single tokens of those blocks, the blocks of each sequence
+        begin and then its single tokens."""
+        bounds = torch.tensor([0, *accumulate(self.local_lengths)])
+        block = (bounds // BLOCK).clamp(max=self._full_blocks)
+        later = block[1:][(block[1:] > block[:-1]) & (block[1:] > 1)]
+        mixed = torch.cat([torch.arange(2), later])
+        singles = self._full_blocks + (torch.searchsorted(mixed, block) - block) * BLOCK + bounds
+        mixed = mixed[mixed < self._full_blocks]
+        both = to_device(torch.cat([mixed, block, singles[1:]]), self.device)
+        return both[: len(mixed)], both[len(mixed) :]
+
+    def local_maxima(self, values: Tensor) -> Tensor:
+        """[T], -inf at masked tokens -> [S, shards_per_sequence] float64, the maximum of each shard.
+
+        0 for the shards that other ranks hold, so that adding up over the ranks gives the whole table.
         """
-        lengths = [stop - start for _, start, stop, _ in self.pieces]
-        offsets = host_ints([0, *accumulate(lengths)], self.device)
-        highest = torch.segment_reduce(
-            values, "max", offsets=offsets, unsafe=True, initial=-torch.inf
-        ).double()
-        if self.is_whole:
-            return highest.view(self.count, 1)
-        table = highest.new_zeros(self.count * self.slots).index_copy(0, self.piece_slots, highest)
-        return table.view(self.count, self.slots)
+        ends = list(accumulate((stop - start for _, start, stop, _ in self.local_shards), initial=0))
+        offsets = host_ints(ends, self.device)
+        highest = torch.segment_reduce(values, "max", offsets=offsets, unsafe=True, initial=-torch.inf)
+        shape = (self.count, self.shards_per_sequence)
+        table = highest.new_zeros(shape[0] * shape[1], dtype=torch.float64)
+        return table.index_copy(0, self.shard_index, highest.double()).view(shape)
 
-    def turn_sum_shares(self, values: Tensor) -> Tensor:
+    @cached_property
+    def shard_index(self) -> Tensor:
+        """[local shards] int64, the place of each local shard among all shards of all sequences."""
+        shards = self.local_shards
+        return host_ints([i * self.shards_per_sequence + number for i, _, _, number in shards], self.device)
+
+    def local_turn_sums(self, values: Tensor) -> Tensor:
         """[T], 0 at masked tokens -> [U] float64, this rank's share of the sums over each turn."""
-        counted = values.double()
-        return counted.new_zeros(self.turn_bound).index_add(0, self.turn_ids, counted)
+        return values.new_zeros(self.turn_bound, dtype=torch.float64).index_add(
+            0, self.turn_ids, values.double()
+        )
 
-    def turn_max_shares(self, values: Tensor) -> Tensor:
-        """[T] -> [U, slots, 2] float64: the maximum of each part of a turn, and 1 where this rank holds any
-        of it."""
-        counted = torch.where(self.mask, values, -torch.inf).double()
-        index = self.turn_ids * self.slots + self.token_slots
-        table = counted.new_full((self.turn_bound * self.slots,), -torch.inf)
-        table = table.scatter_reduce(0, index, counted, "amax").view(self.turn_bound, self.slots)
+    def local_turn_maxima(self, values: Tensor) -> Tensor:
+        """[T], -inf at masked tokens -> [U, shards_per_sequence, 2] float64: the maximum of each shard of a
+        turn, 0 where this rank holds nothing of it; and 1 where it holds any."""
+        index = self.turn_ids * self.shards_per_sequence
+        if self.shards is not None:
+            lengths = host_ints([stop - start for _, start, stop, _ in self.shards], self.device)
+            numbers = host_ints([number for _, _, _, number in self.shards], self.device)
+            index = index + numbers.repeat_interleave(lengths, output_size=self.size)
+        table = values.new_full(
+            (self.turn_bound * self.shards_per_sequence,), -torch.inf, dtype=torch.float64
+        )
+        table = table.scatter_reduce(0, index, values.double(), "amax").view(self.turn_bound, -1)
         held = table > -torch.inf
         return torch.stack([torch.where(held, table, 0), held.double()], 2)
 
-    @cached_property
-    def token_slots(self) -> Tensor:
-        """[T] int64, the part of its sequence that each local token lies in."""
-        slots = host_ints([slot for _, _, _, slot in self.pieces], self.device)
-        return self.repeat(slots, [stop - start for _, start, stop, _ in self.pieces])
-
     def sum(self, values: Tensor) -> Tensor:
-        """[T] -> [S] float64, over the response tokens of every rank; see ``sum_shares`` for the error
-        bound."""
-        return self.all_sum(self.sum_shares([self.zeroed(values)])).squeeze(1)
+        """[T] -> [S] float64, over the response tokens of every rank; ``local_sums`` has the error bound."""
+        return self.all_sum(self.local_sums([self.zeroed(values)]))[0]
 
     def mean(self, values: Tensor) -> Tensor:
         """[T] -> [S] float64; 0 for a sequence without response tokens."""
-        table = self.all_sum(self.sum_shares([self.zeroed(values), as_numbers(self.mask, values.dtype)]))
-        return table[:, 0] / table[:, 1].clamp_min(1)
+        total, count = self.all_sum(
+            self.local_sums([self.zeroed(values), as_numbers(self.mask, values.dtype)])
+        )
+        return total / count.clamp_min(1)
 
     def max(self, values: Tensor) -> Tensor:
         """[T] -> [S] float64; -inf for a sequence without response tokens."""
-        return self.all_sum(self.max_shares(torch.where(self.mask, values, -torch.inf))).amax(1)
+        return self.all_sum(self.local_maxima(torch.where(self.mask, values, -torch.inf))).amax(1)
 
     def min(self, values: Tensor) -> Tensor:
         """[T] -> [S] float64; inf for a sequence without response tokens."""
@@ -257,50 +250,23 @@ class Segments:
         """[T] bool -> [S] bool, whether any response token carries the flag."""
         return self.max(flags.float()) > 0
 
-    def spread(self, values: Tensor) -> Tensor:
-        """[S] -> [T], the sequence's value at each of its local tokens."""
-        if arrays.is_array(values):
-            return arrays.repeated(values, self.grid.numbers)
-        return values.index_select(0, self._owners)
+    def _counting_from(self, begins: Sequence[int]) -> Tensor:
+        """[T] int64, numbers that count up through each local shard from where it begins."""
+        lengths = [stop - start for _, start, stop, _ in self.local_shards]
+        ends = accumulate(lengths, initial=0)
+        shifts = host_ints([begin - at for begin, at in zip(begins, ends, strict=False)], self.device)
+        shifts = shifts.repeat_interleave(host_ints(lengths, self.device), output_size=self.size)
+        return shifts + torch.arange(self.size, device=self.device)
 
-    def repeat(self, values: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Each value as often as its length says, without asking the device for the total."""
-        if arrays.is_array(values):
-            return arrays.repeated(values, arrays.integers(lengths))
-        return values.repeat_interleave(host_ints(lengths, self.device), output_size=sum(lengths))
 
-    @cached_property
-    def _owners(self) -> Tensor:
-        """[T] int32, ``ids`` in half the memory."""
-        lengths = self.parcel.take("lengths")
-        return torch.repeat_interleave(lengths, output_size=self.size)
-
-    @cached_property
-    def grid(self) -> Grid:
-        """Where the local tokens of each sequence lie among blocks."""
-        return Grid(self.local_lengths, self.device)
-
-    @property
-    def parcel(self) -> Parcel:
-        """What the device is told of this call at once."""
-        return self.grid.parcel
-
-    def numbers(self, numbers: Numbers, like: Tensor) -> Tensor:
-        """Numbers of the host beside another tensor; those that the parcel expects cost a device nothing."""
-        if is_traced(like) or like.is_cpu:
-            return host_numbers(numbers, like)
-        self.parcel.expect(numbers, like.dtype)
-        return self.parcel.take((numbers, like.dtype))
-
-    @cached_property
-    def piece_slots(self) -> Tensor:
-        """[P] int64, the place of each piece among all parts of all sequences."""
-        return host_ints([s * self.slots + slot for s, _, _, slot in self.pieces], self.device)
-
-    def _running(self, begins: Sequence[int]) -> Tensor:
-        """[T] int64, numbers that count up through each piece from where it begins."""
-        lengths = [stop - start for _, start, stop, _ in self.pieces]
-        packed = accumulate(lengths, initial=0)
-        shifts = [begin - at for begin, at in zip(begins, packed, strict=False)]
-        shift = self.repeat(host_ints(shifts, self.device), lengths)
-        return shift + torch.arange(self.size, device=self.device)
+def _sums_between(table: Tensor, bounds: Tensor) -> Tensor:
+    """[K, N] float64, and [2 S + 1] bounds as ``Segments.blocks`` has them -> [K, S]."""
+    (rows, width), count = table.shape, (bounds.shape[0] - 1) // 2
+    if not width:  # zeros with a gradient: all ranks take part in the backward pass of a sum over them
+        return table.sum(1, keepdim=True).expand(rows, count)
+    starts = torch.arange(rows + 1, device=table.device) * width
+    offsets = (starts[:, None] + bounds[:-1]).view(-1)[: rows * 2 * count + 1]
+    # One segment_reduce over all rows: of one dimension it is a scan on CUDA, of two a loop over each
+    # segment.
+    sums = torch.segment_reduce(table.view(-1), "sum", offsets=offsets, unsafe=True, initial=0)
+    return sums.view(rows, 2, count).sum(1)

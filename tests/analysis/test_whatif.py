@@ -15,7 +15,7 @@ from slime_ext.analysis.records import Rollout
 from slime_ext.analysis.tally import spans
 from slime_ext.analysis.whatif import WhatIf
 from slime_ext.errors import NonFiniteError
-from slime_ext.objectives import Bounds
+from slime_ext.losses import Bounds
 from tests.analysis.rollouts import rollout
 from tests.host import slime_rollouts as slime
 from tests.host.test_step_plan import CASES

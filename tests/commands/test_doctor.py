@@ -9,7 +9,6 @@ import pytest
 from slime_ext import cli
 from slime_ext.commands import doctor, installed
 from slime_ext.commands.installed import Part
-from slime_ext.kernels import proof
 
 SLIME_RUN = "python3 train_async.py --use-tis --custom-tis-function-path slime_ext.tis.{preset} {more}\n"
 OURS_RUN = "slime-ext train --use-tis --custom-tis-function-path slime_ext.tis.{preset} {more}\n"
@@ -151,22 +150,6 @@ def test_a_script_that_starts_neither(tmp_path):
     (tmp_path / "run.sh").write_text("echo hello\n")
     assert doctor.launcher_of(str(tmp_path / "run.sh")) is None
     assert doctor.launcher_of("some.yaml") is None
-
-
-@pytest.mark.parametrize(("said", "state"), [("", "ok"), ("seq_mis: another loss", "wrong")])
-def test_kernels_are_proven_where_they_can_run(machine, monkeypatch, capsys, said, state):
-    machine()
-    monkeypatch.setattr(proof, "prove", lambda: said)
-    assert cli.main(["doctor", "--kernels"]) == (state != "ok")
-    assert ("backend: auto stays eager" in capsys.readouterr().out) == bool(said)
-
-
-@pytest.mark.parametrize("part", ["cuda", "triton"])
-def test_kernels_are_not_tried_without_a_device(machine, monkeypatch, capsys, part):
-    machine(without=[part])
-    monkeypatch.setattr(proof, "prove", lambda: pytest.fail("tried"))
-    assert cli.main(["doctor", "--kernels"]) == 1
-    assert f"install {part}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_named_folder_without_slime_is_a_mistake(capsys, tmp_path):

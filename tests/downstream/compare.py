@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from slime_ext import load_config
-from slime_ext.coupled import Normalize
+from slime_ext.steps import Normalize
 from tests.batches import tokens
 from tests.dialects.common import batch_of
 

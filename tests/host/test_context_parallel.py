@@ -14,7 +14,7 @@ from slime_ext import presets, tis
 from slime_ext.correction import Correction, Tokens, plan_step
 from slime_ext.host.contract import METRICS
 from slime_ext.host.packing import slice_response
-from slime_ext.objectives import Bounds
+from slime_ext.losses import Bounds
 from slime_ext.ops.segments import Segments
 from slime_ext.steps import Clip, Normalize, Reject, Reweight, Truncate
 from tests import oracle

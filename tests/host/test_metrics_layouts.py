@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 import torch
 from torch import Tensor
 
 from slime_ext import tis
-from slime_ext.correction import Correction
 from slime_ext.errors import SlimeExtError
-from slime_ext.host import ages, step_metrics, train_step
+from slime_ext.host import staleness, step_metrics, train_step
 from slime_ext.host.contract import HookCall
 from slime_ext.host.ranks import ranks
 from slime_ext.host.train_step import Reporter
 from slime_ext.ops.segments import Segments
 from tests import oracle
-from tests.batches import tokens
 from tests.host.test_context_parallel import slices
 from tests.launcher.distributed import run_ranks
 from tests.test_tis import arguments, as_slime_calls
@@ -61,7 +58,7 @@ def local(call, cp_rank, cp_size):
 def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
     """Scalars and curves of an optimizer step over this rank's samples, ``size`` per micro-batch."""
     step_metrics.reset()
-    ages.tell(5)
+    staleness.set_trainer_version(5)
     args = arguments(slime_ext=config, custom_tis_function_path="slime_ext.tis.correct")
     batch = samples()
     versions = [[str(5 - i % 4), "5"] if i % 7 else [] for i in range(len(batch))]
@@ -72,7 +69,7 @@ def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
             call = call_of([batch[i] for i in places], [versions[i] for i in places])
             tis.correct(args, **local(call, cp_rank, cp_size))
         scalars, curves = step.reduce()
-    ages.tell(None)
+    staleness.set_trainer_version(None)
     return {**scalars, **curves}
 
 
@@ -120,15 +117,6 @@ def test_any_number_of_micro_batches_gives_the_same(name, size):
 def test_curves_are_measured_where_somebody_reads_them(name, curves):
     args = arguments(slime_ext={"preset": "geo_rs"}, custom_tis_function_path=f"slime_ext.tis.{name}")
     assert step_metrics.layout_of(args, curves=curves).curves is curves
-
-
-@pytest.mark.parametrize("first", [False, True])
-def test_a_hook_call_counts_the_sequences_on_one_of_the_ranks_that_share_them(first):
-    packed, _ = tokens([oracle.random_sequence(random.Random(0), 5, 0.1, wild=False)])
-    layout = step_metrics.OF_SEEDS
-    with step_metrics.under_way(layout) as step:
-        step_metrics.observe(layout, packed, Correction()(packed, observe=True), first=first)
-    assert step.reduce()[0]["off_policy/sequences"] == first
 
 
 def stops(stages=1):

@@ -10,7 +10,7 @@ import torch
 
 from slime_ext.errors import NonFiniteError
 from slime_ext.host import samples
-from slime_ext.host.poison import Poison
+from slime_ext.host.nonfinite import NonFiniteTracker
 from slime_ext.host.samples import Record
 from slime_ext.ops.segments import Segments
 
@@ -81,7 +81,7 @@ def test_records_take_what_the_release_fills_in(more, expected):
     ],
 )
 def test_a_broken_sample_is_named_by_its_index_where_the_host_keeps_one(records, name):
-    poison = Poison()
+    poison = NonFiniteTracker()
     broken = torch.tensor([0.0, 0.0, math.nan])
     poison.look({"train_log_probs": broken}, Segments.whole([1, 2], torch.ones(3)), records)
     with pytest.raises(NonFiniteError, match=f"^train_log_probs, {name}, response token 1: "):

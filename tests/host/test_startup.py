@@ -10,7 +10,7 @@ import pytest
 from slime_ext import host
 from slime_ext.errors import ConfigError
 from slime_ext.host import hosts
-from slime_ext.host.guards import warn_once
+from slime_ext.host.warnings import warn_once
 
 TOKEN = "slime_ext.tis.token_tis"
 PLAN = "slime_ext.host.rollout_data_postprocess"

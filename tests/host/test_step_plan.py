@@ -10,9 +10,9 @@ import torch
 from slime_ext import tis
 from slime_ext.config import read_config
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
-from slime_ext.host import ages, guards, rollout_data_postprocess, siblings, step_metrics, step_plan
+from slime_ext.host import groups, rollout_data_postprocess, staleness, step_metrics, step_plan, warnings
 from slime_ext.host.ranks import ranks
-from slime_ext.host.settle import settle
+from slime_ext.host.step_plan import compute_plan
 from tests.host import slime_rollouts as slime
 
 GEO = {"reject": {"unit": "sequence", "aggregate": "mean", "low": 0.97, "high": 1.03}}
@@ -142,14 +142,14 @@ def test_a_flag_that_a_host_lacks_has_its_default(name, flag, default):
         args, data = slime.arguments(CASES[name][0]), slime.data_of(samples(name, 1))
         delattr(args, flag)
         vars(args).update(given)
-        plan = settle(correction, args, data, ranks())
+        plan = compute_plan(correction, args, data, ranks())
         found.append((plan.scale, [advantage.tolist() for advantage in data["advantages"]]))
     assert found[0] == found[1] != found[2]
 
 
 def test_a_sample_without_a_reward_is_in_no_baseline():
-    rows = [siblings.Row(i, 0, 0, 5, 5 * (i != 3), 5, r) for i, r in enumerate([1.0, math.nan, 3.0, 9.0])]
-    assert siblings.rebaselined(rows, by_std=False) == [-1.0, 0.0, 1.0, 0.0]
+    rows = [groups.SampleRow(i, 0, 0, 5, 5 * (i != 3), 5, r) for i, r in enumerate([1.0, math.nan, 3.0, 9.0])]
+    assert groups.rebaselined(rows, by_std=False) == [-1.0, 0.0, 1.0, 0.0]
 
 
 def test_a_group_without_rejected_samples_keeps_its_advantages():
@@ -239,11 +239,11 @@ def test_the_plan_knows_the_samples_ages():
     data = slime.data_of(rollout)
     data["weight_versions"] = [["3" if s == 0 else "8"] for s in data["sample_indices"]]
     mapping = {"steps": [{"reject": {"unit": "sequence", "max_staleness": 2}}], "group": "atomic"}
-    ages.tell(8)
+    staleness.set_trainer_version(8)
     try:
         rollout_data_postprocess(slime.arguments(mapping), 0, data)
     finally:
-        ages.tell(None)
+        staleness.set_trainer_version(None)
     assert step_plan._current.keep == [index // slime.GROUP != 0 for index in data["sample_indices"]]
 
 
@@ -263,7 +263,7 @@ def hook_call(data):
 
 
 def test_a_call_without_a_plan_is_a_step_of_its_own_and_says_so(caplog):
-    guards.warn_once.cache_clear()
+    warnings.warn_once.cache_clear()
     rollout = slime.samples(0, split=False)[:8]
     data = slime.data_of(rollout)
     step_plan.forget()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime_ext import presets
-from slime_ext.metrics import layout, names, readings
+from slime_ext.metrics import layout, names
 from slime_ext.metrics.layout import step_names
 from tests import oracle
 from tests.metrics.test_statistics import accumulated
@@ -23,12 +23,12 @@ FROZEN = """
 
 
 def test_names_are_frozen():
-    found = readings.scalars(accumulated(presets.get("metrics_only"), oracle.random_batch(1), ages=[1.0] * 4))
+    found = names.scalars(accumulated(presets.get("metrics_only"), oracle.random_batch(1), ages=[1.0] * 4))
     assert list(found) == [f"off_policy/{name}" for name in FROZEN]
 
 
 def test_a_steps_names_carry_its_place_in_the_list():
-    found = readings.scalars(accumulated(presets.get("seq_is_rs"), oracle.random_batch(1)))
+    found = names.scalars(accumulated(presets.get("seq_is_rs"), oracle.random_batch(1)))
     assert [name for name in found if "/steps/" in name] == [
         "off_policy/steps/1_truncate/clipped_fraction",
         "off_policy/steps/2_reject/rejected_fraction",
@@ -40,7 +40,7 @@ def test_curves_are_frozen():
     totals = accumulated(presets.get("metrics_only"), oracle.random_batch(1), ages=[1.0] * 4)
     columns = ("share", "k3_kl", "ratio_mean", "weight_mean", "kept_fraction")
     bins = {f"off_policy/by_staleness/1/{column}" for column in columns}
-    assert bins <= set(readings.curves(totals)) and list(layout.CURVES) == [
+    assert bins <= set(names.curves(totals)) and list(layout.CURVES) == [
         "by_position",
         "by_staleness",
         "by_probability",
@@ -65,7 +65,7 @@ def test_the_page_has_the_bins(curve):
 
 
 def test_every_guard_of_the_page_is_known():
-    known = readings.known_names(presets.get("geo_rs"))
+    known = names.known_names(presets.get("geo_rs"))
     assert {"kept_fraction", "ess_weight", "k3_kl", "steps/0_reject/kept_fraction"} <= set(known)
 
 

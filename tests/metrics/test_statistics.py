@@ -10,11 +10,9 @@ import torch
 
 from slime_ext import metrics, presets
 from slime_ext.correction import Correction, Tokens
-from slime_ext.kernels import Work, backend_for
-from slime_ext.metrics import Accumulator, Layout, bins, layout
+from slime_ext.metrics import Accumulator, MetricsLayout, layout
+from slime_ext.metrics import measure as module
 from slime_ext.metrics.measure import measure
-from slime_ext.objectives import Host
-from slime_ext.ops import arrays
 from slime_ext.ops.segments import Segments
 from slime_ext.steps import Reject, Reweight, Truncate
 from tests import oracle
@@ -23,39 +21,22 @@ from tests.batches import tokens
 NAMES = ("metrics_only", "token_is", "seq_is_rs", "geo_rs", "trm", "turn_tis", "off_policy_is", "icepop")
 
 
-def step_by_step(correction, packed, host_loss, plan, **how):
-    """As PyTorch does it, operation by operation."""
-    return measure(packed, correction(packed, observe=True), plan, **how)
-
-
-def by_the_backend(correction, packed, host_loss, plan, **how):
-    """As the hook has it done."""
-    acts = isinstance(correction.surrogate, Host)
-    work = Work(packed, host_loss, layout=plan, acts=acts, **how)
-    return backend_for(correction, "cpu", "eager").apply(work).measured
-
-
-def accumulated(correction, batch, size=100, *, ages=None, curves=True, measured=step_by_step):
+def accumulated(correction, batch, size=100, *, ages=None, curves=True):
     """The totals of a batch, ``size`` sequences per micro-batch."""
-    plan = Layout.of(correction, curves=curves)
-    accumulator = Accumulator(plan)
+    layout = MetricsLayout.of(correction, curves=curves)
+    accumulator = Accumulator(layout)
     for i in range(0, len(batch), size):
-        packed, host_loss = tokens(batch[i : i + size])
+        packed, _ = tokens(batch[i : i + size])
         if ages is not None:
             packed = replace(packed, ages=torch.tensor(ages[i : i + size], dtype=torch.float64))
-        accumulator.add(measured(correction, packed, host_loss, plan))
+        accumulator.add(measure(packed, correction(packed, observe=True), layout))
     return accumulator.reduce()[0]
 
 
 def scalars(*args, **kwargs):
-    """The same with curves, for which every token is looked at, and without, and however it is computed."""
-    found, *others = (
-        metrics.scalars(accumulated(*args, **kwargs, curves=on, measured=how))
-        for how in (step_by_step, by_the_backend)
-        for on in (True, False)
-    )
-    for other in others:
-        assert other == pytest.approx(found, rel=1e-12, abs=1e-15, nan_ok=True)
+    """The same with curves, for which every token is looked up, and without."""
+    found, other = (metrics.scalars(accumulated(*args, **kwargs, curves=on)) for on in (True, False))
+    assert other == pytest.approx(found, rel=1e-12, abs=1e-15, nan_ok=True)
     return {name.removeprefix("off_policy/"): value for name, value in found.items()}
 
 
@@ -110,8 +91,6 @@ def test_curves_match_the_oracle(name):
                 columns = ("share", "k3_kl", "ratio_mean", "weight_mean", "kept_fraction")
                 wanted |= {prefix + c: v for c, v in zip(columns, [n / total, *values], strict=True)}
         assert got == pytest.approx(wanted, rel=1e-10, abs=1e-12), seed
-        other = metrics.curves(accumulated(correction, batch, ages=ages, measured=by_the_backend))
-        assert other == pytest.approx(wanted, rel=1e-10, abs=1e-12), seed
 
 
 def test_steps_are_counted_one_by_one():
@@ -150,7 +129,7 @@ def test_micro_batches_add_up(name):
 
 def test_ranks_add_up():
     correction = presets.get("geo_rs")
-    plan, vectors = Layout.of(correction), []
+    plan, vectors = MetricsLayout.of(correction), []
     for seed in (1, 2):
         packed, _ = tokens(oracle.random_batch(seed))
         accumulator = Accumulator(plan)
@@ -173,7 +152,7 @@ def test_quantiles_are_within_their_bound():
 
 
 def test_float32_log_probs_give_the_metrics_of_the_same_numbers_in_float64():
-    """Blocks of 256 are added in float32."""
+    """Blocks of 32 are added in float32."""
     torch.manual_seed(0)
     correction, found = presets.get("token_is"), []
     behavior = -torch.rand(20000)
@@ -181,25 +160,11 @@ def test_float32_log_probs_give_the_metrics_of_the_same_numbers_in_float64():
     for dtype in (torch.float32, torch.float64):
         segments = Segments.whole([15000, 5000], torch.ones(20000, dtype=torch.bool))
         packed = Tokens(segments, proximal.to(dtype), behavior.to(dtype))
-        accumulator = Accumulator(Layout.of(correction))
+        accumulator = Accumulator(MetricsLayout.of(correction))
         accumulator.add(measure(packed, correction(packed, observe=True), accumulator.layout))
         totals = accumulator.reduce()[0]
         found.append(metrics.scalars(totals) | metrics.curves(totals))
     assert found[0] == pytest.approx(found[1], rel=1e-5, abs=1e-6)
-
-
-@pytest.mark.parametrize("name", ["token_is", "skyrl_outlier_mask", "turn_tis", "kpop", "geo_rs"])
-@pytest.mark.parametrize("aged", [True, False])
-def test_other_devices_measure_the_same(name, aged, monkeypatch):
-    """Without numpy, and without additions in order."""
-    batch = [s for seed in range(5) for s in oracle.random_batch(seed)]
-    ages = [math.nan if i % 5 == 4 else float(i % 3) for i in range(len(batch))] if aged else None
-    found = []
-    for _ in range(2):
-        totals = accumulated(presets.get(name), batch, 7, ages=ages)
-        found.append(metrics.scalars(totals) | metrics.curves(totals))
-        monkeypatch.setattr(arrays, "is_array", lambda values: False)
-    assert found[1] == pytest.approx(found[0], rel=1e-11, abs=1e-13, nan_ok=True) and len(found[0]) > 50
 
 
 def test_curves_of_float32_are_added_in_float64():
@@ -209,11 +174,11 @@ def test_curves_of_float32_are_added_in_float64():
         Segments.whole([200_000], torch.ones(200_000, dtype=torch.bool)), behavior + 0.003, behavior
     )
     correction = presets.get("token_is")
-    accumulator = Accumulator(Layout.of(correction))
+    accumulator = Accumulator(MetricsLayout.of(correction))
     accumulator.add(measure(packed, correction(packed, observe=True), accumulator.layout))
     totals = accumulator.reduce()[0]
     excess = (packed.proximal - behavior).expm1().double()
-    assert sum(row["excess"] for row in totals.curves["by_position"].values()) == pytest.approx(
+    assert sum(row["ratio_minus_one"] for row in totals.curves["by_position"].values()) == pytest.approx(
         excess.sum().item(), rel=1e-12
     )
 
@@ -224,21 +189,13 @@ def test_bins_begin_at_their_edges(dtype):
     far = torch.tensor([-torch.inf] * len(edges), dtype=dtype)
     log_probs = torch.cat([edges, edges.nextafter(far), edges.nextafter(-far), -edges, far[:1]])
     expected = (log_probs >= edges[:, None]).sum(0)
-    assert arrays.reached(log_probs, layout.LOG_PROBABILITIES).tolist() == expected.tolist()
-    assert bins._bin(log_probs, layout.LOG_PROBABILITIES).tolist() == expected.tolist()
-    whole = Segments.whole([len(log_probs)], torch.ones(len(log_probs), dtype=torch.bool))
-    bins.announce_curves(of_one := Tokens(whole, log_probs, log_probs))
-    (found,) = bins.sums_by_product(of_one, torch.ones(5, len(log_probs), dtype=dtype), log_probs)
-    assert found.view(3, -1, 5)[2, :, 0].tolist() == expected.bincount(minlength=layout.CURVE_BINS).tolist()
+    assert module._bins(log_probs, layout.LOG_PROBABILITIES).tolist() == expected.tolist()
     lengths = [layout.POSITIONS[-1] + 5, 0, 70]
-    segments = Segments.whole(lengths, torch.ones(sum(lengths), dtype=torch.bool))
     expected = [sum(at >= edge for edge in layout.POSITIONS) for n in lengths for at in range(n)]
-    packed = Tokens(segments, behavior := torch.zeros(sum(lengths)), behavior)
-    bins.announce_curves(packed)
-    position, age = bins._of_runs(packed).repeat_interleave(packed.segments.parcel.take("runs"), 1)
-    assert position.tolist() == expected and set(age.tolist()) == {len(layout.AGES) + 1}
-    index, _ = bins.places_of(packed, dtype)
-    assert (index // layout.CURVE_BINS)[0].tolist() == expected
+    assert module.position_bins(Segments.whole(lengths, torch.ones(sum(lengths)))).tolist() == expected
+    part = Segments((80, 300), ((0, 10, 70, 1), (1, 250, 260, 0)), torch.ones(380, dtype=torch.bool), 2)
+    expected = [sum(at >= edge for edge in layout.POSITIONS) for at in (*range(10, 70), *range(250, 260))]
+    assert module.position_bins(part).tolist() == expected
 
 
 @pytest.mark.parametrize("correction", [Correction(), presets.get("seq_is_rs")])
@@ -258,7 +215,7 @@ def test_of_tiny_ratios_the_sample_size_stays_a_fraction(level):
     behavior = torch.full((1000,), -0.5)
     proximal = behavior + level + 0.1 * torch.randn(1000, generator=draw)
     packed = Tokens(Segments.whole([1000], torch.ones(1000, dtype=torch.bool)), proximal, behavior)
-    accumulator = Accumulator(plan := Layout.of(Correction()))
+    accumulator = Accumulator(plan := MetricsLayout.of(Correction()))
     accumulator.add(measure(packed, Correction()(packed, observe=True), plan))
     assert 1e-3 <= metrics.scalars(accumulator.reduce()[0])["off_policy/ess_ratio"] <= 1
 
@@ -284,32 +241,11 @@ def test_ages_are_counted_by_sample():
 def test_only_the_first_of_the_ranks_that_share_sequences_counts_them():
     packed, _ = tokens(oracle.random_batch(5))
     correction = presets.get("seq_is_rs")
-    plan = Layout.of(correction)
-    second = measure(packed, correction(packed, observe=True), plan, first=False)
+    plan = MetricsLayout.of(correction)
+    second = measure(packed, correction(packed, observe=True), plan, counts_sequences=False)
     accumulator = Accumulator(plan)
     accumulator.add(second)
     assert accumulator.reduce()[0]["sequences"] == 0
-
-
-def test_the_sums_do_not_depend_on_the_number_of_sequences():
-    class Ops(torch.utils._python_dispatch.TorchDispatchMode):
-        seen = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.seen += 1
-            return function(*args, **(kwargs or {}))
-
-    counts = set()
-    correction = presets.get("geo_rs")
-    for sequences in (1, 10):
-        packed, _ = tokens([s for _ in range(sequences) for s in one_long([0.1, 0.2])])
-        outcome = correction(packed, observe=True)
-        measure(packed, outcome, Layout.of(correction))  # constants are made once
-        outcome = correction(packed, observe=True)
-        with Ops() as ops:
-            measure(packed, outcome, Layout.of(correction))
-        counts.add(ops.seen)
-    assert len(counts) == 1
 
 
 @pytest.mark.parametrize("curves", [False, True])
@@ -319,74 +255,48 @@ def test_the_same_bits_twice(curves):
     proximal = behavior + torch.randn(70_000, generator=generator) * 0.02
     packed = Tokens(Segments.whole([69_000, 1000], torch.ones(70_000, dtype=torch.bool)), proximal, behavior)
     correction = presets.get("decoupled_geo_rs_seq_tis")
-    plan = Layout.of(correction, curves=curves)
-    one, other = (measure(packed, correction.outcome(packed, observe=True), plan) for _ in range(2))
+    plan = MetricsLayout.of(correction, curves=curves)
+    one, other = (measure(packed, correction(packed, observe=True), plan) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_what_acted_in_few_bytes_is_measured_as_in_full():
-    batch = oracle.random_batch(11)
-    packed, _ = tokens(batch)
-    for name in NAMES:
-        correction, plan = presets.get(name), Layout.of(presets.get(name))
-        few, full = correction.outcome(packed, observe=True), correction(packed, observe=True)
-        assert torch.equal(few.keep, full.keep) and torch.equal(few.keep, correction(packed).keep)
-        for a, b in zip(measure(packed, few, plan), measure(packed, full, plan), strict=True):
-            assert torch.equal(a, b), name
-
-
-@pytest.mark.parametrize("numpy", [True, False])
-def test_a_masked_token_is_no_extreme(numpy, monkeypatch):
-    if not numpy:  # as on other devices
-        monkeypatch.setattr(arrays, "is_array", lambda values: False)
+def test_a_masked_token_is_no_extreme():
     below, above = (scalars(Correction(), one_long([x, 2 * x, 0.0], mask=[1, 1, 0])) for x in (-0.5, 0.5))
     assert below["ratio_max"] == pytest.approx(math.exp(-0.5))
     assert above["ratio_min"] == pytest.approx(math.exp(0.5))
 
 
-MANY = Correction(steps=tuple(Reject("sequence", "ratio", high=1.0 + i) for i in range(9)))  # beyond a byte
-SHARING = {"geo_rs": presets.get("geo_rs"), "seq_is_rs": presets.get("seq_is_rs"), "nine": MANY}
-SHARING |= {"unbounded": Correction(steps=(Reweight("sequence"),)), "seq_mis": presets.get("seq_mis")}
-LATER = (Reject("sequence", "ratio", high=2.0), *[Reweight("sequence")] * 8)
-SHARING |= {"a question beyond what a byte carries": Correction(steps=LATER, group="atomic")}
-ALONE = {"token_is": presets.get("token_is"), "turn_tis": presets.get("turn_tis")}
-ALONE |= {"min_prefix": presets.get("min_prefix"), "metrics_only": presets.get("metrics_only")}
-ALONE |= {"stale": Correction(steps=(Reject(max_staleness=2),))}  # one NaN takes no sequence with it
-ALONE |= {"both": Correction(steps=(Reweight("token"), Reject("sequence", "ratio", high=2.0)))}
-ALONE |= {"rejects both": Correction(steps=(Reject(high=2.0), Reject("sequence", "ratio", high=2.0)))}
+@pytest.mark.parametrize("value", [-1e30, 1e30, 100.0])
+def test_k3_and_every_mean_stay_finite_and_of_their_sign(value):
+    batch = one_long([0.0, value])
+    layout_ = MetricsLayout.of(Correction())
+    packed, _ = tokens(batch, torch.float32)
+    accumulator = Accumulator(layout_)
+    accumulator.add(measure(packed, Correction()(packed, observe=True), layout_))
+    totals = accumulator.reduce()[0]
+    found = metrics.scalars(totals) | metrics.curves(totals)
+    means = {name: found[name] for name in found if name.endswith(("k3_kl", "ratio_mean", "chi2_token"))}
+    assert all(math.isfinite(x) for x in means.values()) and found["off_policy/k3_kl"] > 0
+    assert all(x >= 0 for name, x in means.items() if name.endswith("k3_kl"))
 
 
-@pytest.mark.parametrize("name", SHARING | ALONE)
-@pytest.mark.parametrize("curves", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_what_sequences_share_adds_up_as_their_tokens_do(name, curves):
-    """Also masked tokens, sequences without any, and log-probs that are not finite."""
-    correction = (SHARING | ALONE)[name]
-    plan = Layout.of(correction, curves=curves)
-    for seed in range(40):
-        packed, host_loss = tokens(oracle.random_batch(seed) + one_long([1000.0 - seed]))
+TWO_UNITS = (Reweight("token"), Reject("token", high=2.0), Reject("sequence", "ratio", high=2.0))
+EFFECTS = {"turn": (Reject("turn", "k2", "max", high=0.02), Truncate(1.5)), "two units": TWO_UNITS}
+EFFECTS |= {"stale": (Reject(low=0.5, max_staleness=2), Reweight("sequence"), Truncate(1.1))}
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_what_each_step_did_is_counted_token_by_token(name):
+    """Against running one step more or less."""
+    steps = EFFECTS[name]
+    for seed in range(20):
+        packed, _ = tokens(oracle.random_batch(seed))
         packed = replace(packed, ages=torch.arange(packed.segments.count).double())
-        for first in (True, False):
-            wanted, found = (
-                each(correction, packed, host_loss, plan, first=first)
-                for each in (step_by_step, by_the_backend)
-            )
-            for one, other in zip(found, wanted, strict=True):
-                assert torch.allclose(one, other, rtol=1e-12, atol=1e-15, equal_nan=True), seed
-
-
-@pytest.mark.parametrize("name", ["seq_mis", "token_is", "turn_tis"])
-@pytest.mark.parametrize("curves", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_what_numpy_measures_is_what_pytorch_measures_elsewhere(name, curves, monkeypatch):
-    correction, found = presets.get(name), {}
-    plan = Layout.of(correction, curves=curves)
-    for numpy in (True, False):
-        if not numpy:  # as on other devices
-            monkeypatch.setattr(arrays, "is_array", lambda values: False)
-        for seed in range(20):
-            packed, host_loss = tokens(oracle.random_batch(seed))
-            packed = replace(packed, ages=torch.arange(packed.segments.count).double())
-            for first in (True, False):
-                found[numpy, seed, first] = step_by_step(correction, packed, host_loss, plan, first=first)
-    for (numpy, *which), wanted in found.items():
-        for one, other in zip(found[(not numpy, *which)], wanted, strict=True):
-            assert torch.allclose(one, other, rtol=1e-10, atol=1e-12, equal_nan=True), which
+        units = tuple(Reject(s.unit, high=1e9) for s in steps if s.unit != "token")  # the units of all steps
+        accumulator = Accumulator(plan := MetricsLayout.of(Correction(steps=steps)))
+        accumulator.add(measure(packed, Correction(steps=steps)(packed, observe=True), plan))
+        totals = accumulator.reduce()[0]
+        for i, named in enumerate(layout.step_names(Correction(steps=steps))):
+            if steps[i].rejects:
+                kept = Correction(steps=(*steps[: i + 1], *units))(packed).keep.sum()
+                assert totals[f"steps/{named}/kept_fraction"] == kept, (seed, named)

@@ -9,9 +9,8 @@ import random
 import pytest
 import torch
 
-from slime_ext.ops.grid import BLOCK, Grid
 from slime_ext.ops.prefixes import prefix_min
-from slime_ext.ops.segments import Segments
+from slime_ext.ops.segments import BLOCK, Segments
 
 NAN = math.nan
 
@@ -45,10 +44,10 @@ def test_reductions_match_a_loop(name):
         torch.testing.assert_close(getattr(segments, name)(values), expected, rtol=1e-13, atol=1e-13)
 
 
-def test_any_and_spread():
+def test_any_and_expand():
     segments = Segments.whole([2, 0, 1], torch.tensor([1, 0, 1]))
     assert segments.any(torch.tensor([False, True, True])).tolist() == [False, False, True]
-    assert segments.spread(torch.tensor([5, 6, 7])).tolist() == [5, 5, 7]
+    assert segments.expand(torch.tensor([5, 6, 7])).tolist() == [5, 5, 7]
 
 
 def test_prefix_minima_match_a_loop():
@@ -62,7 +61,7 @@ def test_prefix_minima_match_a_loop():
                 lowest = min(lowest, values[at].item()) if m else lowest
                 at += 1
         response = torch.where(segments.mask, -values, -math.inf)
-        got = prefix_min(segments, values, segments.max_shares(response))
+        got = prefix_min(segments, values, segments.local_maxima(response))
         assert got.tolist() == expected
 
 
@@ -72,17 +71,47 @@ def test_turns_are_runs_of_the_mask_inside_one_sequence():
     assert ids == [1, 1, 2, 3, 3, 4] and max(ids) < segments.turn_bound
 
 
-@pytest.mark.parametrize(
-    "lengths",
-    [[0], [1], [BLOCK], [BLOCK - 1, 1], [BLOCK + 1], [3, 0, 2 * BLOCK], [0, 0, 5, 0], [1] * 70, [100] * 9],
-)
-def test_the_grid_counts_every_token_once_and_for_its_own_segment(lengths):
-    values = torch.arange(1, sum(lengths) + 1)
-    grid = Grid(tuple(lengths), values.device)
-    got = grid.totals([grid.partial(v) for v in (values, values.square(), -values)])
-    expected = torch.stack([part.sum() for part in values.split(lengths)])
-    assert got[0].tolist() == expected.tolist() and got.shape == (3, len(lengths))
-    assert torch.equal(got[0], -got[2])
+RNG = random.Random(0)
+LENGTHS = [
+    (),
+    (0,),
+    (1,),
+    (BLOCK - 1, 1),
+    (BLOCK,),
+    (BLOCK + 1, 0, 0, BLOCK - 1),
+    (2 * BLOCK, 2),
+    (100,),
+    (200, 0, 3, 1000, 32, 32, 64, 1),
+    (0, 0, 5, 0),
+    (1,) * 70,
+    *(tuple(RNG.choice((0, 1, 5, 40, 300)) for _ in range(RNG.randint(1, 30))) for _ in range(20)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_local_sums_are_those_of_a_loop_whatever_the_blocks(dtype):
+    for lengths in LENGTHS:
+        rows = [[float(RNG.randint(-9, 9)) for _ in range(sum(lengths))] for _ in range(3)]
+        got = Segments.whole(lengths, torch.ones(sum(lengths))).local_sums(torch.tensor(rows, dtype=dtype))
+        expected = (
+            [[sum(part) for part in torch.tensor(row).split(lengths)] for row in rows] if lengths else []
+        )
+        assert got.tolist() == [[float(x) for x in row] for row in expected] or not lengths, lengths
+        assert got.shape == (3, len(lengths)) and got.dtype is torch.float64
+
+
+def test_expanding_repeats_a_value_for_each_token():
+    for lengths in LENGTHS:
+        values = torch.arange(float(len(lengths)))
+        expected = [float(i) for i, length in enumerate(lengths) for _ in range(length)]
+        assert Segments.whole(lengths, torch.ones(sum(lengths))).expand(values).tolist() == expected
+
+
+def test_what_is_not_finite_stays_in_its_segment():
+    lengths = (70, 40, 300, 1)
+    row = torch.ones(sum(lengths))
+    row[75] = NAN
+    assert Segments.whole(lengths, row).local_sums([row])[0].isnan().tolist() == [False, True, False, False]
 
 
 def test_a_broken_value_stays_in_its_sequence():

@@ -4,9 +4,9 @@ One ``Job`` at a time is in memory: the files of one rollout.
 """
 
 from slime_ext.analysis.readers.find import Found, Job, Wanted, find
-from slime_ext.lazily import exported
+from slime_ext.lazy_attributes import lazy_attributes
 
 __all__ = ["Found", "Job", "Wanted", "find"]
 
 # What reads needs torch; which files there are does not.
-__getattr__, __dir__ = exported(__name__, {"read": "stream"})
+__getattr__, __dir__ = lazy_attributes(__name__, {"read": "stream"})

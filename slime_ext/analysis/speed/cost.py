@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-import weakref
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import ExitStack
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from slime_ext.analysis.speed.watched import NEW, watched
 
 VIEWS = ("detach", "view", "select", "split", "scalar_tensor", "lift_fresh", "squeeze", "unsqueeze", "slice")
 VIEWS += ("expand", "alias", "as_strided", "empty", "new_empty", "t.", "transpose", "unbind", "promote_types")
@@ -34,21 +29,12 @@ class Cost(NamedTuple):
 
 
 class Counting(TorchDispatchMode):
-    """Counts what is dispatched, and what numpy does beside it, views and allocations left out."""
+    """Counts what is dispatched, views and allocations left out."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operations, self.waits, self.bytes, self.peak = 0, 0, 0, 0
         self._alive: dict[int, tuple[Callable[[], bool], int]] = {}
-        self._numpy = ExitStack()
-
-    def __enter__(self) -> Counting:
-        self._numpy.enter_context(watched(self._note))
-        return super().__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        self._numpy.close()
-        super().__exit__(*raised)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -63,15 +49,6 @@ class Counting(TorchDispatchMode):
             weak = StorageWeakRef(storage)
             self._remember(storage.data_ptr(), storage.nbytes(), lambda weak=weak: not weak.expired())
         return out
-
-    def _note(self, name: str, given: list[np.ndarray], made: list[np.ndarray]) -> None:
-        self.operations += name != NEW
-        self.bytes += sum(values.nbytes for values in (*given, *made)) if name != NEW else 0
-        for values in made:
-            own = values if values.base is None else values.base
-            if isinstance(own, np.ndarray) and own.flags.owndata:
-                weak = weakref.ref(own)
-                self._remember(own.ctypes.data, own.nbytes, lambda weak=weak: weak() is not None)
 
     def _remember(self, at: int, size: int, is_there: Callable[[], bool]) -> None:
         """Keeps account of memory that this call took and that is still held."""

@@ -53,7 +53,7 @@ class Scale:
         repeat: runs of each, of which the median counts.
     """
 
-    backend: str = "compiled"
+    backend: str = "eager"
     most: int = 10**7
     tokens: int = 1 << 20
     repeat: int = 7

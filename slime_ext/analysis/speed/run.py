@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,36 +18,51 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from slime_ext import tis
 from slime_ext.analysis.speed.cost import Cost, count, medians
 from slime_ext.analysis.speed.others import SYSTEMS
 from slime_ext.analysis.speed.request import Speed
 from slime_ext.analysis.speed.workloads import Batch, floor, lengths_of
-from slime_ext.correction import Correction
-from slime_ext.kernels import Backend, Work, backend_for, choose
-from slime_ext.metrics import Layout
-from slime_ext.steps import Reject, Reweight, Truncate, Veto
+from slime_ext.compiled import hindrance
+from slime_ext.config import load_config
+from slime_ext.host import step_metrics
+from slime_ext.metrics import MetricsLayout
 
-GEO = Reject("sequence", "ratio", "mean", 0.999, 1.001)
-OURS = {
-    "T": Correction(steps=(Reweight("token"), Truncate(2.0))),
-    "S": Correction(steps=(Reweight("sequence"), Truncate(2.0), GEO, Veto(low=1e-4))),
+STEPS = {
+    "T": [{"reweight": {"level": "token"}}, {"truncate": {"high": 2.0}}],
+    "S": [
+        {"reweight": {"level": "sequence"}},
+        {"truncate": {"high": 2.0}},
+        {
+            "reject": {
+                "unit": "sequence",
+                "statistic": "ratio",
+                "aggregate": "mean",
+                "low": 0.999,
+                "high": 1.001,
+            }
+        },
+        {"veto": {"low": 1e-4}},
+    ],
 }
 FLOOR = "floor (C, one pass)"
 Body = Callable[[Batch], object]
 
 
-def ours(backend: Backend) -> dict[str, Body]:
-    """What a backend is asked for, from little to all."""
-    correction = backend.correction
+def ours(config: str, backend: str) -> dict[str, Body]:
+    """The hook as slime calls it, lists in and lists out: with the host's own channel alone, with the metrics
+    of an optimizer step, and with its curves."""
+    args = SimpleNamespace(use_tis=True, slime_ext={"steps": STEPS[config], "backend": backend})
+    correction = load_config({"steps": STEPS[config]})
 
-    def applied(batch: Batch, layout: Layout | None) -> object:
-        return backend.apply(Work(batch.tokens(), batch.host_loss, layout=layout))
+    def called(batch: Batch, layout: MetricsLayout | None) -> object:
+        with nullcontext() if layout is None else step_metrics.under_way(layout):
+            return tis.correct(args, **batch.call())
 
     return {
-        f"ours {backend.name}, weights and masks": lambda b: backend.outcome(b.tokens()),
-        f"ours {backend.name}, loss and hook metrics": lambda b: applied(b, None),
-        f"ours {backend.name}, all metrics": lambda b: applied(b, Layout.of(correction, curves=False)),
-        f"ours {backend.name}, all metrics and curves": lambda b: applied(b, Layout.of(correction)),
+        f"ours {backend}": lambda b: called(b, None),
+        f"ours {backend}, all metrics": lambda b: called(b, MetricsLayout.of(correction, curves=False)),
+        f"ours {backend}, all metrics and curves": lambda b: called(b, MetricsLayout.of(correction)),
     }
 
 
@@ -54,10 +70,10 @@ def contenders(config: str, backends: Sequence[str], slime: str | None) -> dict[
     """name -> function of a workload."""
     found: dict[str, Body] = {}
     for name in backends:
-        if choose(OURS[config], "cpu", name).name != name:
-            print(f"ours {name}: left out, {choose(OURS[config], 'cpu', name).why}", file=sys.stderr)
+        if name == "compiled" and (why := hindrance("cpu")):
+            print(f"ours {name}: left out, {why}", file=sys.stderr)
             continue
-        found |= ours(backend_for(OURS[config], "cpu", name))
+        found |= ours(config, name)
     loaders = {FLOOR: lambda: {config: floor(config)}} | SYSTEMS
     if slime:
         loaders |= {"slime mis.py": lambda: mis(slime), "slime vanilla_tis": lambda: vanilla(slime)}
@@ -116,9 +132,8 @@ def vanilla(folder: str) -> dict[str, Body]:
 
 
 def _lists(batch: Batch) -> tuple[list, ...]:
-    return tuple(
-        list(x.split(batch.sizes)) for x in (batch.flat_proximal, batch.flat_behavior, batch.flat_mask)
-    )
+    call = batch.call()
+    return call["train_log_probs"], call["rollout_log_probs"], call["loss_masks"]
 
 
 def interleaved(
@@ -150,8 +165,8 @@ def _cell(milliseconds: float, under: float | None) -> str:
 
 
 def _counted(name: str, body: Body, batch: Batch) -> Cost | None:
-    """What is dispatched: of the compiled backend what stands around its two loops, of C nothing."""
-    return None if name == FLOOR else count(lambda: body(batch))
+    """What is dispatched; of machine code nothing can be counted."""
+    return None if name == FLOOR or "compiled" in name else count(lambda: body(batch))
 
 
 def run(asked: Speed) -> None:
@@ -165,6 +180,5 @@ def run(asked: Speed) -> None:
         costs = {name: _counted(name, body, last) for name, body in bodies.items()}
         Console(width=160).print(table(config, found, costs))
     print(
-        "operations, waits, MB moved, MB of new tensors at once: "
-        f"one call on workload {asked.workloads[-1]}; of the compiled backend without its two loops"
+        f"operations, waits, MB moved, MB of new tensors at once: one call on workload {asked.workloads[-1]}"
     )

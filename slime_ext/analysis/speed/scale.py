@@ -14,18 +14,20 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from slime_ext import compiled, correction
 from slime_ext.analysis.speed.cost import medians
 from slime_ext.analysis.speed.request import Scale
-from slime_ext.analysis.speed.run import OURS
+from slime_ext.analysis.speed.run import STEPS, ours
 from slime_ext.analysis.speed.workloads import Batch, slope
-from slime_ext.correction import Tokens
+from slime_ext.config import load_config
+from slime_ext.correction import HookInputs
 from slime_ext.host.packing import pack_segments
-from slime_ext.kernels import backend_for
+from slime_ext.state import Tokens
 
 SEQUENCES = (1, 16, 256, 4096)
 RANKS = (1, 2, 4)
 LARGE = 10**6  # tokens, from which the fixed cost of a call no longer shows
-CONFIG = OURS["S"]
+CONFIG = "S"
 
 
 def over_tokens(backend: str, most: int, repeat: int) -> Table:
@@ -62,8 +64,8 @@ def over_ranks(backend: str, tokens: int, repeat: int) -> Table:
 
 
 def _once(backend: str, sizes: list[int], repeat: int) -> float:
-    batch, served = Batch.of(sizes), backend_for(CONFIG, "cpu", backend)
-    return medians({"ours": lambda: served.outcome(batch.tokens())}, repeat)["ours"]
+    batch, called = Batch.of(sizes), ours(CONFIG, backend)[f"ours {backend}"]
+    return medians({"ours": lambda: called(batch)}, repeat)["ours"]
 
 
 def _rank(rank: int, ranks: int, folder: str, backend: str, tokens: int, repeat: int) -> None:
@@ -76,13 +78,14 @@ def _rank(rank: int, ranks: int, folder: str, backend: str, tokens: int, repeat:
 
     lengths = [tokens // 16] * 16
     masks = [torch.ones(n, dtype=torch.int32) for n in lengths]
-    served, times = backend_for(CONFIG, "cpu", backend), []
+    served, times = {"eager": correction.apply, "compiled": compiled.apply}[backend], []
+    configured = load_config({"steps": STEPS[CONFIG]})
     cut = functools.partial(pack_segments, masks, lengths, lengths, cp_rank=rank, cp_size=ranks)
     proximal = -torch.rand(cut(all_sum=all_sum).size)
     for _ in range(repeat + 1):
         dist.barrier()
         begin = time.process_time()
-        served.outcome(Tokens(cut(all_sum=all_sum), proximal, proximal + 1e-4))
+        served(configured, HookInputs(Tokens(cut(all_sum=all_sum), proximal, proximal + 1e-4), -proximal))
         times.append((time.process_time() - begin) * 1e3)
     Path(folder, f"time{rank}").write_text(str(statistics.median(times[1:])))
     dist.destroy_process_group()

@@ -15,9 +15,6 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from slime_ext.correction import Tokens
-from slime_ext.ops.segments import Segments
-
 
 def lengths_of(name: str) -> list[int]:
     """Response lengths of a workload."""
@@ -58,17 +55,21 @@ class Batch(SimpleNamespace):
         return self._padded(self.flat_behavior)
 
     @cached_property
-    def packed_mask(self) -> Tensor:
-        """[T] bool, as packing hands it over."""
-        return self.flat_mask.bool()
-
-    @cached_property
     def mask(self) -> Tensor:
         return self.where.float()
 
-    def tokens(self) -> Tokens:
-        """Anew for every call: nothing that a call derives from lengths may be kept."""
-        return Tokens(Segments.whole(self.sizes, self.packed_mask), self.flat_proximal, self.flat_behavior)
+    @cached_property
+    def _lists(self) -> dict[str, list[Tensor]]:
+        flat = {"train_log_probs": self.flat_proximal, "rollout_log_probs": self.flat_behavior}
+        return {
+            name: list(x.split(self.sizes)) for name, x in (flat | {"loss_masks": self.flat_mask}).items()
+        }
+
+    def call(self) -> dict[str, object]:
+        """slime's keywords, in lists anew: nothing that a call derives from them may be kept."""
+        lists = {name: list(values) for name, values in self._lists.items()}
+        lengths = {"total_lengths": [n + 100 for n in self.sizes], "response_lengths": list(self.sizes)}
+        return {"pg_loss": self.host_loss, **lists, **lengths}
 
 
 FLOOR = """
@@ -93,16 +94,16 @@ def floor(config: str) -> Callable[[Batch], None]:
     loop = getattr(ctypes.CDLL(str(folder / "floor.so")), config)
 
     def body(batch: Batch) -> None:
-        tensors = batch.flat_proximal, batch.flat_behavior, batch.flat_mask, *_room(batch)
+        tensors = batch.flat_proximal, batch.flat_behavior, batch.flat_mask, *_written(batch)
         loop(*(ctypes.c_void_p(t.data_ptr()) for t in tensors), ctypes.c_long(batch.flat_mask.numel()))
 
     return body
 
 
-def _room(batch: Batch) -> list[Tensor]:
-    if not hasattr(batch, "room"):
-        batch.room = [torch.empty_like(batch.flat_proximal) for _ in range(2)]
-    return batch.room
+def _written(batch: Batch) -> list[Tensor]:
+    if not hasattr(batch, "written"):
+        batch.written = [torch.empty_like(batch.flat_proximal) for _ in range(2)]
+    return batch.written
 
 
 def slope(sizes: list[float], times: list[float]) -> float:

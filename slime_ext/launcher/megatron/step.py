@@ -34,7 +34,7 @@ from slime_ext.launcher.megatron.loss import (
 from slime_ext.launcher.megatron.model import params_dtype
 from slime_ext.launcher.megatron.optimizer import Optimizer
 from slime_ext.launcher.training_data import TrainSample
-from slime_ext.metrics import Layout as Measures
+from slime_ext.metrics import MetricsLayout
 
 Minibatches = list[list[MicroBatch]]
 
@@ -148,18 +148,21 @@ class Trainer:
         finally:
             self.config.finalize_model_grads_func = held
 
-    def _measured(self) -> AbstractContextManager[step_metrics.Step | None]:
+    def _measured(self) -> AbstractContextManager[step_metrics.OptimizerStep | None]:
         """The optimizer step whose hook calls are measured; None where metrics are switched off."""
         args = self.args
         if not self.reporter.options.enabled:
             return nullcontext()
         curves = measures_curves(self.reporter)
         named = argparse.Namespace(**{**vars(args), "custom_tis_function_path": hook_path(args)})
-        layout = step_metrics.layout_of(named, curves=curves) or Measures(curves=curves)
+        layout = step_metrics.layout_of(named, curves=curves) or MetricsLayout(curves=curves)
         return step_metrics.under_way(layout)
 
     def _reduce(
-        self, reported: list[dict[str, Tensor]], measured: step_metrics.Step | None, optimizer_step: int
+        self,
+        reported: list[dict[str, Tensor]],
+        measured: step_metrics.OptimizerStep | None,
+        optimizer_step: int,
     ) -> dict[str, float]:
         """slime's reduction: one SUM over data and context parallel ranks, one division, for all stages."""
         metrics: dict[str, float] = {}

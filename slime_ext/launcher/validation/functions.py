@@ -37,14 +37,14 @@ def _check_correction(args: argparse.Namespace) -> None:
     if not name:
         return
     from slime_ext.host.configured import correction_named  # torch, which a mistake before it saves
-    from slime_ext.objectives import Host
+    from slime_ext.losses import HostLoss
 
     correction = correction_named(args)
     if correction is None:
         return
     if correction.needs_plan:
         _check_plan(args)
-    if args.use_tis and args.policy_loss == "gspo" and not isinstance(correction.surrogate, Host):
+    if args.use_tis and args.policy_loss == "gspo" and not isinstance(correction.surrogate, HostLoss):
         raise ConfigError(
             f"--policy-loss: expected another than gspo beside slime_ext.tis.{name}, got gspo: the "
             "correction brings a loss of its own and would discard its sequence ratio"
@@ -52,7 +52,7 @@ def _check_correction(args: argparse.Namespace) -> None:
 
 
 def _check_plan(args: argparse.Namespace) -> None:
-    """What couples samples is settled before the first step, from log-probs that are there by then."""
+    """What couples samples is computed before the first step, from log-probs that are there by then."""
     if args.rollout_data_postprocess_path != contract.PLAN:
         raise ConfigError(
             f"{contract.PLAN_FLAG}: expected {contract.PLAN} with a correction that couples the samples of "

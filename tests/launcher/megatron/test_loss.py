@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 
 from slime_ext.errors import NonFiniteError
-from slime_ext.host import ages, step_metrics
+from slime_ext.host import staleness, step_metrics
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import Layout, pack_micro_batch
 from slime_ext.launcher.megatron.loss import PolicyLoss, StepLog
 from slime_ext.launcher.training_data import TrainSample
+from slime_ext.metrics import MetricsLayout
 from slime_ext.tis import correct, vanilla_tis_function
 from tests.launcher.megatron.tiny_rollout import arguments, rollout
 
@@ -186,7 +187,7 @@ def test_a_diverged_model_stops_and_names_the_token():
 def test_recompute_counts_once():
     batch, logits = batch_and_logits()
     loss = make(hook=vanilla_tis_function, recompute_loss_function=True)
-    with step_metrics.under_way(step_metrics.OF_SEEDS) as step:
+    with step_metrics.under_way(MetricsLayout()) as step:
         value, _, _ = loss(batch, 1, logits)
         value.backward()
         scalars, _ = step.reduce()
@@ -201,11 +202,11 @@ def test_a_bound_on_staleness_drops_the_samples_that_are_older():
     batch = replace(batch, weight_versions=versions)
     mapping = {"steps": [{"reject": {"max_staleness": 1}}]}
     loss = make(hook=correct, slime_ext=mapping, custom_tis_function_path="slime_ext.tis.correct")
-    ages.tell(4)
+    staleness.set_trainer_version(4)
     with step_metrics.under_way(step_metrics.layout_of(loss.args, curves=True)) as step:
         loss(batch, 1, logits)
         scalars, curves = step.reduce()
-    ages.tell(None)
+    staleness.set_trainer_version(None)
     masks = [int(mask.sum()) for mask in batch.loss_masks]
     assert scalars["off_policy/kept_fraction"] == pytest.approx(1 - masks[1] / sum(masks))
     assert scalars["off_policy/staleness_max"] == 3 and curves["off_policy/by_staleness/3/kept_fraction"] == 0

@@ -1,0 +1,66 @@
+"""The way of one hook call: how many files and functions it passes, and that it never climbs back."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from slime_ext import tis
+from slime_ext.config import load_config
+from slime_ext.host import step_metrics
+from slime_ext.metrics import MetricsLayout
+from tests import oracle
+from tests.test_layering import RANK, part
+from tests.test_tis import arguments, as_slime_calls
+
+ROOT = Path(tis.__file__).parent
+STEPS = [
+    {"reweight": {"level": "sequence"}},
+    {"truncate": {"high": 2.0}},
+    {"reject": {"unit": "sequence", "low": 0.999, "high": 1.001}},
+    {"veto": {"low": 1.0e-4}},
+]
+
+
+def passed(call):
+    """[(caller's file, file, function)] of every call of ours inside one call."""
+    found = []
+
+    def note(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(ROOT):
+            back = frame.f_back
+            while back and not Path(back.f_code.co_filename).is_relative_to(ROOT):
+                back = back.f_back
+            found.append((back and back.f_code.co_filename, str(path), frame.f_code))
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("steps", [STEPS[:2], STEPS], ids=["weights", "weights and rejections"])
+def test_a_hook_call_with_all_its_metrics_passes_few_files_and_never_climbs(steps):
+    mapping = {"steps": steps}
+    args = arguments(slime_ext=mapping)
+    layout = MetricsLayout.of(load_config(mapping))
+    given = as_slime_calls(oracle.random_batch(1))
+    given["cur_log_probs"] = given["advantages"] = None
+    tis.correct(args, **given)  # what is read once per run
+    with step_metrics.under_way(layout):
+        found = passed(lambda: tis.correct(args, **given))
+    files = {path for _, path, _ in found}
+    functions = {code for *_, code in found if code.co_name[0] != "<"}  # comprehensions are no functions
+    assert len(files) <= 12 and len(functions) <= 76, (len(files), len(functions))
+    uphill = {
+        (caller, path)
+        for caller, path, _ in found
+        if caller and RANK[part(Path(path))] > RANK[part(Path(caller))]
+    }
+    assert not uphill and torch.is_tensor(given["pg_loss"])

@@ -1,0 +1,208 @@
+"""Wrappers around a module with the shape of a host's loss: what the hook gets; nothing stays behind."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from slime_ext import tis
+from slime_ext.errors import ConfigError
+from slime_ext.host import contract, host_hooks, hosts
+from slime_ext.host.configured import check_first_call
+from slime_ext.host.warnings import warn_once
+from tests import oracle
+from tests.test_tis import arguments, as_slime_calls
+
+SEEN = []
+LENGTHS = [3, 2]
+
+
+def carried_into(given):
+    """What of a hook call's keywords there is: the host's own, and what the running policy loss holds."""
+    lists = {key: [] for key in contract.REQUIRED[1:]}
+    call = contract.HookCall.of(None, lists | given)
+    every = {key: getattr(call, key) for key in (*contract.OPTIONAL, *contract.PADDED)}
+    return {key: value for key, value in every.items() if value is not None}
+
+
+def seeing(args, *, cur_log_probs=None, advantages=None, **kwargs):
+    """Stands where the hook stands: keeps what would reach it."""
+    given = carried_into({"cur_log_probs": cur_log_probs, "advantages": advantages, **kwargs})
+    SEEN.append(given)
+    return kwargs["pg_loss"].square()  # saves a tensor, so that a recomputation comes this far
+
+
+def a_loss_module(form=lambda made: (None, made), passed=lambda made: {}):
+    """A policy loss as a host has it: it looks the other function up in its module's globals."""
+    module = types.ModuleType(hosts.SLIME.loss)
+
+    def get_log_probs_and_entropy(logits):
+        return form({"log_probs": list(logits.split(LENGTHS)), "entropy": []})
+
+    def policy_loss_function(args, batch, logits, sum_of_sample_mean):
+        made = module.get_log_probs_and_entropy(logits)
+        cur = (made[1] if isinstance(made, tuple) else made)["log_probs"]
+        return sum_of_sample_mean(seeing(args, pg_loss=-torch.cat(cur).square(), **passed(cur)))
+
+    module.get_log_probs_and_entropy, module.policy_loss_function = (
+        get_log_probs_and_entropy,
+        policy_loss_function,
+    )
+    return module
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """Makes a loss module the one of this process's host."""
+    SEEN.clear()
+
+    def become(module):
+        package = types.ModuleType(hosts.SLIME.package)
+        monkeypatch.setitem(sys.modules, hosts.SLIME.package, package)
+        monkeypatch.setitem(sys.modules, hosts.SLIME.loss, module)
+        return module
+
+    return become
+
+
+def batch():
+    return {"advantages": [torch.ones(n) for n in LENGTHS]}
+
+
+def run(module, **how):
+    logits = torch.arange(5.0).requires_grad_()
+    module.policy_loss_function(None, batch(), logits, torch.sum, **how).backward()
+    return logits.grad
+
+
+@pytest.mark.parametrize("form", [lambda made: made, lambda made: (None, made)], ids=["bare", "in a tuple"])
+def test_the_hook_gets_what_the_host_does_not_pass(host, form):
+    module = host(a_loss_module(form))
+    assert host_hooks.install()
+    run(module)
+    (given,) = SEEN
+    assert [t.numel() for t in given["cur_log_probs"]] == LENGTHS
+    assert all(t.requires_grad for t in given["cur_log_probs"])
+    assert len(given["advantages"]) == len(LENGTHS)
+
+
+def test_v020_calls_its_loss_by_keyword(host):
+    module = host(a_loss_module())
+    host_hooks.install()
+    logits = torch.arange(5.0)
+    module.policy_loss_function(args=None, batch=batch(), logits=logits, sum_of_sample_mean=torch.sum)
+    assert "advantages" in SEEN[0]
+
+
+@pytest.mark.parametrize("name", ["cur_log_probs", "current_log_probs"])
+def test_what_the_host_passes_itself_stays(host, name):
+    mark = [torch.zeros(n) for n in LENGTHS]
+    module = host(a_loss_module(passed=lambda made: {name: mark}))
+    host_hooks.install()
+    run(module)
+    assert SEEN[0]["cur_log_probs"] is mark and set(SEEN[0]) == {"cur_log_probs", "advantages"}
+
+
+def test_the_gradient_is_that_of_the_host_alone(host):
+    plain = run(host(a_loss_module()))
+    module = host(a_loss_module())
+    host_hooks.install()
+    assert torch.equal(run(module), plain)
+
+
+def test_a_recomputed_loss_carries_both_times(host):
+    module = host(a_loss_module())
+    host_hooks.install()
+    logits = torch.arange(5.0).requires_grad_()
+    loss = checkpoint(module.policy_loss_function, None, batch(), logits, torch.sum, use_reentrant=False)
+    loss.backward()
+    assert len(SEEN) == 2 and all("cur_log_probs" in given for given in SEEN)
+
+
+def test_nothing_is_held_outside_the_policy_loss(host):
+    module = host(a_loss_module())
+    host_hooks.install()
+    run(module)
+    module.get_log_probs_and_entropy(torch.arange(5.0))
+    assert carried_into({}) == {}
+
+
+def test_nothing_is_held_after_a_loss_that_failed(host):
+    module = host(a_loss_module())
+    host_hooks.install()
+    with pytest.raises(ZeroDivisionError):
+        module.policy_loss_function(None, batch(), torch.arange(5.0), lambda x: 1 / 0)
+    assert carried_into({}) == {}
+
+
+def test_installing_twice_is_once_and_uninstalling_restores(host):
+    module = host(a_loss_module())
+    own = (module.policy_loss_function, module.get_log_probs_and_entropy)
+    host_hooks.install()
+    once = (module.policy_loss_function, module.get_log_probs_and_entropy)
+    host_hooks.install()
+    assert (module.policy_loss_function, module.get_log_probs_and_entropy) == once != own
+    host_hooks.uninstall(module)
+    assert (module.policy_loss_function, module.get_log_probs_and_entropy) == own
+
+
+def test_without_a_host_there_is_nothing_to_wrap():
+    assert hosts.current() is None
+    assert not host_hooks.install()
+
+
+def test_an_unknown_shape_is_refused(host):
+    module = host(a_loss_module())
+    del module.get_log_probs_and_entropy
+    with pytest.raises(ConfigError, match="got no get_log_probs_and_entropy"):
+        host_hooks.install()
+
+
+def test_our_hooks_read_what_is_carried():
+    token = contract.carried.set({"cur_log_probs": [torch.full((2,), -1.0, requires_grad=True)]})
+    lists = {key: [torch.zeros(2)] for key in ("train_log_probs", "rollout_log_probs")}
+    lists["loss_masks"] = [torch.ones(2)]
+    args = types.SimpleNamespace(eps_clip=0.2, eps_clip_high=0.2, use_tis=True)
+    try:
+        loss, _, _ = tis.off_policy_is_function(
+            args, pg_loss=torch.ones(2), total_lengths=[3], response_lengths=[2], **lists
+        )
+    finally:
+        contract.carried.reset(token)
+    assert torch.equal(loss, torch.full((2,), 0.8))
+
+
+def test_without_init_the_first_call_says_that_it_is_late(host, caplog):
+    host(a_loss_module())
+    warn_once.cache_clear()
+    check_first_call(types.SimpleNamespace(slime_ext={"preset": "token_is"}))
+    assert "expected --custom-megatron-init-path slime_ext.host.init at start-up" in caplog.text
+
+
+def test_a_backend_that_never_calls_init_is_named(host, caplog):
+    host(a_loss_module())
+    warn_once.cache_clear()
+    args = types.SimpleNamespace(
+        slime_ext={"preset": "token_is"}, custom_megatron_init_path="slime_ext.host.init"
+    )
+    check_first_call(args)
+    assert "expected a backend that calls --custom-megatron-init-path slime_ext.host.init" in caplog.text
+
+
+def test_without_init_the_first_call_checks_the_flags(host):
+    host(a_loss_module())
+    call = as_slime_calls(oracle.random_batch(5))
+    with pytest.raises(ConfigError, match="--tis-clip: expected a number"):
+        tis.vanilla_tis_function(arguments(tis_clip="2e0", tis_clip_low=0.0), **call)
+
+
+def test_after_init_nothing_is_late(host, caplog):
+    host(a_loss_module())
+    warn_once.cache_clear()
+    host_hooks.install()
+    check_first_call(types.SimpleNamespace(slime_ext={"preset": "token_is"}))
+    assert not caplog.records
