@@ -4,6 +4,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 SGLANG_VENV := .venv-sglang
+HOST_VENV := .venv-host
 PIP := -m pip --disable-pip-version-check install -qq
 CONFIG ?= configs/tiny.yaml
 WORKERS ?= 2
@@ -14,7 +15,10 @@ CORE_TESTS := tests/ops tests/metrics tests/host/test_hook.py tests/host/test_pa
 	tests/test_correction.py tests/test_coupled_steps.py tests/test_guards.py tests/test_laws.py tests/test_layering.py \
 	tests/test_off_policy_is.py tests/test_presets.py tests/test_steps.py tests/test_tis.py
 
-.PHONY: install train test test-core test-fast test-gpu lint format clean
+SGLANG_LISTS := slime_ext/launcher/rollout/requirements-sglang-cpu.txt slime_ext/launcher/rollout/requirements-sglang-cpu-nodeps.txt
+HOST_LISTS := slime_ext/without_cuda/requirements-host.txt slime_ext/without_cuda/requirements-host-nodeps.txt
+
+.PHONY: install host train rehearse test test-core test-fast test-gpu lint format clean
 
 install: $(VENV)/.ready $(SGLANG_VENV)/.ready
 
@@ -25,17 +29,36 @@ $(VENV)/.ready: setup.py
 	@$(VENV)/bin/python $(PIP) "$(TORCH)" -e ".[train,dev]"
 	@touch $@
 
-$(SGLANG_VENV)/.ready: slime_ext/launcher/rollout/requirements-sglang-cpu.txt slime_ext/launcher/rollout/requirements-sglang-cpu-nodeps.txt
+$(SGLANG_VENV)/.ready: $(SGLANG_LISTS)
 	@echo "slime-ext: creating SGLang's environment ($(SGLANG_VENV))"
 	@$(PYTHON) -m venv $(SGLANG_VENV)
 	@$(SGLANG_VENV)/bin/python $(PIP) "$(TORCH)"
-	@$(SGLANG_VENV)/bin/python $(PIP) -r slime_ext/launcher/rollout/requirements-sglang-cpu.txt
-	@$(SGLANG_VENV)/bin/python $(PIP) --no-deps -r slime_ext/launcher/rollout/requirements-sglang-cpu-nodeps.txt
+	@$(SGLANG_VENV)/bin/python $(PIP) -r $(word 1,$(SGLANG_LISTS))
+	@$(SGLANG_VENV)/bin/python $(PIP) --no-deps -r $(word 2,$(SGLANG_LISTS))
+	@touch $@
+
+host: $(HOST_VENV)/.ready
+
+# miles' wheel has a folder of its own behind site-packages: it also holds an sglang, which is not to be used.
+$(HOST_VENV)/.ready: $(SGLANG_LISTS) $(HOST_LISTS)
+	@echo "slime-ext: creating the environment of the real hosts ($(HOST_VENV))"
+	@$(PYTHON) -m venv $(HOST_VENV)
+	@$(HOST_VENV)/bin/python $(PIP) "$(TORCH)"
+	@$(HOST_VENV)/bin/python $(PIP) "$(TORCH)" -r $(word 1,$(SGLANG_LISTS)) -r $(word 1,$(HOST_LISTS))
+	@$(HOST_VENV)/bin/python $(PIP) --no-deps -r $(word 2,$(SGLANG_LISTS))
+	@rm -rf $(HOST_VENV)/miles
+	@$(HOST_VENV)/bin/python $(PIP) --no-deps --target $(HOST_VENV)/miles -r $(word 2,$(HOST_LISTS))
+	@$(HOST_VENV)/bin/python -c "import sysconfig; from pathlib import Path; \
+		Path(sysconfig.get_path('purelib'), 'miles.pth').write_text(str(Path('$(HOST_VENV)/miles').absolute()) + '\n')"
 	@touch $@
 
 train:
 	@$(MAKE) -s -j2 install
 	@$(VENV)/bin/slime-ext train --config $(CONFIG)
+
+rehearse: # the tiny task on the miles of the package index: its parser, Ray, SGLang, Megatron; no GPU
+	@$(MAKE) -s -j2 $(VENV)/.ready host
+	@$(VENV)/bin/slime-ext rehearse examples/rehearse_tiny.sh --host miles
 
 test:
 	@$(MAKE) -s -j2 install
@@ -62,4 +85,4 @@ format:
 	@$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
 
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(SGLANG_VENV) $(HOST_VENV) build *.egg-info .pytest_cache .ruff_cache

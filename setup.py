@@ -32,6 +32,7 @@ setup(
     data_files=[("share/slime-ext/patches", [str(p.relative_to(ROOT)) for p in ROOT.glob("patches/*.yaml")])],
     package_data={
         "slime_ext.launcher.rollout": ["requirements-*.txt"],
+        "slime_ext.without_cuda": ["requirements-*.txt", "site/*.py"],
         "slime_ext.analysis.report": ["page.html.j2", "style.css"],
     },
     install_requires=[TORCH, "numpy>=1.24", "pydantic>=2.7", "PyYAML", "rich", "libcst", "Jinja2>=3.1,<4"],

@@ -176,7 +176,10 @@ def run(case: Case, hosts: Path, out: Path) -> dict[str, object]:
         "seconds": round(time.monotonic() - began, 1),
         "ran": bool(lines),
         "ok": ok,
-        "said": [text.replace(str(here), "").replace(str(hosts), "") for text in said],
+        "said": [
+            text.replace(f"{here}/", "").replace(f"{hosts}/", "").replace(f"{Path.cwd()}/", "")
+            for text in said
+        ],
     }
 
 

@@ -389,11 +389,13 @@ def random_sequence(rng, n, scale, *, wild):
         "host_loss": [rng.gauss(0, 1) for _ in range(n)],
         "mask": random_mask(rng, n),
     }
-    s["behavior"] = [p + rng.gauss(0, scale) for p in s["proximal"]]
+    s["behavior"] = [min(p + rng.gauss(0, scale), 0.0) for p in s["proximal"]]  # a log-prob is none above 0
     s["target"] = [p + rng.gauss(0, scale) for p in s["proximal"]]
     for i in range(n):
         if wild and rng.random() < 0.08:
-            s["behavior"][i] = s["proximal"][i] + rng.choice([50.0, -50.0, INF, -INF, math.nan])
+            s["behavior"][i] = s["proximal"][i] + rng.choice([-50.0, INF, -INF, math.nan])
+        elif wild and rng.random() < 0.02:
+            s["proximal"][i] -= 50.0
         if not s["mask"][i] and rng.random() < 0.3:
             for key in ("behavior", "proximal", "target", "advantage", "host_loss"):
                 s[key][i] = rng.choice([math.nan, INF, -INF, 1e30])

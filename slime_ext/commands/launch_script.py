@@ -113,7 +113,7 @@ def launch_of(path: str, text: str, files: Mapping[str, str], given: Sequence[st
 
     """
     shell = _Shell()
-    program, words = _run(path, shell, commands_of(lines_of(text)), given)
+    program, words = _run(files, shell, commands_of(lines_of(text)), given)
     if program is None:
         raise ConfigError(f"{path}: expected a launch of {' or '.join(PROGRAMS)}, got none")
     environment = {
@@ -126,7 +126,7 @@ def launch_of(path: str, text: str, files: Mapping[str, str], given: Sequence[st
 
 
 def _run(
-    path: str, shell: _Shell, commands: Iterator[list[str]], given: Sequence[str]
+    files: Mapping[str, str], shell: _Shell, commands: Iterator[list[str]], given: Sequence[str]
 ) -> tuple[str | None, list[str]]:
     """The last launch: its program and words; a script may have one in each branch."""
     launched: tuple[str | None, list[str]] = (None, [])
@@ -145,8 +145,8 @@ def _run(
             launched = words[at], list(shell.words(own))
         elif array is None and EXPANDED.match(words[0]) and launched[0]:
             raise ConfigError(
-                f"{path}: {words[0]}: expected the launch to go on, got a new command: the line "
-                "before it lacks the backslash at its end"
+                f"{_where(words[0], files)}: expected the launch to go on, got {words[0]} as a new command: "
+                "the line before it lacks the backslash at its end"
             )
     return launched
 

@@ -111,12 +111,11 @@ def current() -> Host | None:
 
 def command_line() -> list[str]:
     """The words that started the run: in Ray's actors those of the driver, else this process's own."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
+    if (ray := sys.modules.get("ray")) is None:
         return sys.argv
     try:
         own = ray.get_runtime_context().get_job_id()
         return next(job["Entrypoint"] for job in ray._private.state.jobs() if job["JobID"] == own).split()
-    except Exception:  # no public interface of Ray says it without its dashboard
+    except Exception:  # Ray is not started, or keeps it elsewhere: there is no public interface to it
         log.debug("the driver's command line is not known", exc_info=True)
         return sys.argv

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from slime_ext.host import staleness
+from slime_ext.errors import DataError
+from slime_ext.host import contract, staleness
 from slime_ext.host.versions import number_of, versions_of
 
 PREFIX, STEP = "rollout/off_policy/", "rollout/step"
@@ -42,18 +43,33 @@ def log_rollout(
     Returns:
         False, so that the host's own log goes on.
 
+    Raises:
+        DataError: samples without log-probs, where a correction needs them.
+
     Source: the call is slime's, slime/observability/rollout_metrics.py, the same since v0.2.2.
     """
     samples = list(_flat(samples))
-    staleness.publish(
-        rollout_id, [min(_versions(sample.weight_versions), default=None) for sample in samples]
-    )
+    _require_log_probs(args, samples)
+    oldest = [min(_versions(sample.weight_versions), default=None) for sample in samples]
+    staleness.publish(rollout_id, oldest)
     values = {PREFIX + name: value for name, value in spread(samples).items()}
     if rollout_extra_metrics is not None:
         rollout_extra_metrics.update(values)
     elif not getattr(args, "load_debug_rollout_data", None):  # with which the host logs nothing
         _hand_over(rollout_id, args, values)
     return False
+
+
+def _require_log_probs(args: Any, samples: Sequence[Any]) -> None:
+    """Hosts look at the first sample alone: without log-probs there they drop those of all others."""
+    if not contract.calls_hook(args) or getattr(args, "custom_convert_samples_to_train_data_path", None):
+        return
+    lacking = [place for place, sample in enumerate(samples) if _lacks_log_probs(sample)]
+    if lacking:
+        raise DataError(
+            f"rollout_log_probs: expected them in every sample of the rollout, got none in {len(lacking)} of "
+            f"{len(samples)}, the first is {lacking[0]}: a custom generate function has to fill them in"
+        )
 
 
 def _hand_over(rollout_id: int, args: Any, values: dict[str, float]) -> None:

@@ -33,7 +33,11 @@ from slime_ext.metrics.options import Options
 NAME = "train_one_step"
 LEADING = ("args", "rollout_id", "step_id", "data_iterator", "model")  # v0.2.0 to 624b824, and miles
 MARK = "_measured_by_slime_ext"
-TOKENS, SEQUENCES = f"{PREFIX}tokens", f"{PREFIX}sequences"
+TOKENS, SEQUENCES, NONFINITE = (PREFIX + name for name in ("tokens", "sequences", "nonfinite_fraction"))
+BROKEN = (
+    "rollout_log_probs: expected finite ones, at most 0, got others at {:.2%} of the tokens ({}): they are "
+    "rejected and counted in off_policy/nonfinite_fraction; look for what is wrong with the engine"
+)
 UNUSED = (
     "--custom-tis-function-path: expected a call of it in every optimizer step, got none: the loss in use "
     "(--loss-type) does not call it, and nothing is corrected"
@@ -53,6 +57,7 @@ class Reporter:
     watch: Watch = field(default_factory=Watch)
     folder: str | Path | None = None
     file: StepFile | None = field(init=False)
+    warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         folder = Path(self.folder) / FILE if self.folder else None
@@ -87,8 +92,16 @@ class Reporter:
                 warn_once(UNUSED)
         if first and self.file:
             self.file.add(where, {**scalars, **curves})
-        self._judge(scalars, ", ".join(f"{name} {value}" for name, value in where.items()), first)
+        place = ", ".join(f"{name} {value}" for name, value in where.items())
+        self._warn_of_broken(scalars.get(NONFINITE, 0.0), place, first)
+        self._judge(scalars, place, first)
         return {**scalars, **curves} if self.options.curves == "log" else scalars
+
+    def _warn_of_broken(self, fraction: float, place: str, first: bool) -> None:
+        """Once in a run: that there are log-probs which no policy can give."""
+        if first and fraction and not self.warned:
+            self.warned = True
+            log.warning(BROKEN.format(fraction, place))
 
     def _judge(self, scalars: Mapping[str, float], where: str, first: bool) -> None:
         for alarm in self.watch.look(scalars, where):

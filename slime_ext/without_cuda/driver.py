@@ -32,6 +32,7 @@ from slime_ext.launcher.rollout.processes import (
 
 PACKAGE = Path(slime_ext.__file__).parent
 SITE = Path(__file__).with_name("site")
+CHILD = "slime_ext.without_cuda.host_process"
 WHEEL = "miles"
 TIMED_OUT = 124  # as coreutils' timeout
 DEFAULT_TIMEOUT_S = 1800.0
@@ -48,6 +49,7 @@ ENVIRONMENT = {
     "WANDB_MODE": "disabled",
     "SLIME_HOST_IP": "127.0.0.1",  # by default the hosts listen on the machine's own address
     "MILES_HOST_IP": "127.0.0.1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's; a fork wants one thread (fork_server.py)
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on the loopback address alone
@@ -113,7 +115,7 @@ def run_host(
             )
     out = Path(out).absolute()
     out.mkdir(parents=True, exist_ok=True)
-    command = [str(host_python()), "-m", "slime_ext.without_cuda.host_process", "--host", str(host)]
+    command = [str(host_python()), "-m", CHILD, "--host", str(host)]
     command += [
         *(["--async"] if asynchronous else []),
         "--gpus",

@@ -64,7 +64,7 @@ def model_flags(model: Model | None = None, vocabulary: int = 16) -> list[str]:
 
 
 def task_flags(
-    folder: Path, prompts: int = 8, samples: int = 8, rollouts: int = 2, steps: int = 2
+    folder: Path, prompts: int = 8, samples: int = 8, rollouts: int = 2, steps: int = 2, micro_batch: int = 16
 ) -> list[str]:
     """The task of `write_model`'s folder: `rollouts` of `prompts` x `samples` responses, `steps` each."""
     return [
@@ -73,25 +73,17 @@ def task_flags(
         *("--custom-rm-path", f"{__name__}.reward", "--rollout-shuffle", "--rollout-temperature", "1"),
         *("--rollout-batch-size", str(prompts), "--n-samples-per-prompt", str(samples)),
         *("--rollout-max-response-len", "5", "--num-rollout", str(rollouts)),
-        *("--num-steps-per-rollout", str(steps), "--micro-batch-size", "16"),
+        *("--num-steps-per-rollout", str(steps), "--micro-batch-size", str(micro_batch)),
     ]
 
 
-def algorithm_flags(learning_rate: float = 1e-3) -> list[str]:
-    """GRPO with Adam."""
+def algorithm_flags(learning_rate: float = 1e-3, entropy: float = 0.0, decay: str = "constant") -> list[str]:
+    """GRPO with Adam, an entropy term of `entropy`, the learning rate as `decay` says."""
     return [
-        *(
-            "--advantage-estimator",
-            "grpo",
-            "--eps-clip",
-            "0.2",
-            "--eps-clip-high",
-            "0.28",
-            "--entropy-coef",
-            "0.0",
-        ),
-        *("--optimizer", "adam", "--lr", str(learning_rate), "--lr-decay-style", "constant"),
-        *("--weight-decay", "0.0", "--adam-beta2", "0.95", "--clip-grad", "1.0"),
+        *("--advantage-estimator", "grpo", "--eps-clip", "0.2", "--eps-clip-high", "0.28"),
+        *("--entropy-coef", str(entropy), "--clip-grad", "1.0", "--weight-decay", "0.0"),
+        *("--optimizer", "adam", "--lr", str(learning_rate), "--lr-decay-style", decay),
+        *("--adam-beta2", "0.95"),
         *("--actor-num-nodes", "1", "--num-gpus-per-node", "4"),
     ]
 

@@ -102,7 +102,7 @@ def test_the_branch_of_a_test_that_only_a_shell_can_make_is_named(script):
 
 WRONG = {
     "python3 other.py --a": "expected a launch of train.py",
-    "python3 train.py \\\n  --a 1\n  ${B[@]} \\\n  ${C[@]}": "lacks the backslash",
+    "python3 train.py \\\n  --a 1\n  ${B[@]} \\\n  ${C[@]}": r"run\.sh:3: .* lacks the backslash",
     "source models/none.sh\npython3 train.py": "expected a file, got 'models/none.sh'",
 }
 

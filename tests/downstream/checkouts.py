@@ -1,53 +1,73 @@
-"""Checkouts of real hosts that the environment names: SLIME_GIT and MILES_GIT are repositories (bare or not),
-SLIME_DIR and MILES_DIR folders."""
+"""Checkouts of real hosts that the environment names: HOSTS is a folder of them, called slime-RELEASE and
+miles-RELEASE; SLIME_DIR and MILES_DIR name one more each."""
 
 from __future__ import annotations
 
-import io
 import os
-import subprocess
-import tarfile
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-REPOSITORIES = {"slime": os.environ.get("SLIME_GIT"), "miles": os.environ.get("MILES_GIT")}
-FOLDERS = {"slime": os.environ.get("SLIME_DIR"), "miles": os.environ.get("MILES_DIR")}
-RELEASES = {"slime": ("v0.2.0", "v0.2.4", "v0.3.0", "v0.3.1", "HEAD"), "miles": ("HEAD",)}
+from slime_ext.host import hosts
 
 
-def git(repository: str, *words: str) -> bytes:
-    """What a git command writes."""
-    return subprocess.run(["git", "-C", repository, *words], check=True, capture_output=True).stdout
+@dataclass(frozen=True)
+class Checkout:
+    """A host's tree, as it is; tests never write to it.
+
+    Args:
+        name: slime or miles.
+        release: what follows the name in its folder's.
+    """
+
+    name: str
+    release: str
+    folder: Path
+
+    @property
+    def host(self) -> hosts.Host:
+        """What the package knows of it."""
+        return next(host for host in hosts.HOSTS if host.name == self.name)
+
+    def module(self, name: str) -> str:
+        """The text of one of its modules; empty where it has none."""
+        path = (self.folder / name.replace(".", "/")).with_suffix(".py")
+        return path.read_text() if path.is_file() else ""
+
+    @property
+    def hands_out_data(self) -> bool:
+        """Whether --rollout-data-postprocess-path sees the rollout."""
+        return not hosts.WITHOUT_DATA.search(self.module(self.host.actor))
 
 
-def extract(name: str, release: str, folder: Path, *more: str) -> Path:
-    """The host's package at a release, and `more` of its files, below `folder`."""
-    written = git(REPOSITORIES[name], "archive", release, name, *more)
-    with tarfile.open(fileobj=io.BytesIO(written)) as archive:
-        archive.extractall(folder, filter="data")
-    return folder
-
-
-def named() -> list:
-    """One parameter (host, release) for each checkout that is named; else one that is skipped."""
-    found = [(name, r) for name, repository in REPOSITORIES.items() if repository for r in RELEASES[name]]
-    found += [(name, "") for name, folder in FOLDERS.items() if folder and not REPOSITORIES[name]]
-    if found:
-        return [pytest.param(pair, id="-".join(filter(None, pair))) for pair in found]
+def checkouts(*names: str) -> list[Checkout]:
+    """Those that the environment names, of all hosts or of the named ones."""
+    found = []
+    if place := os.environ.get("HOSTS"):
+        for folder in sorted(Path(place).resolve().iterdir()):
+            name, _, release = folder.name.partition("-")
+            found.append(Checkout(name, release, folder))
+    for name in ("slime", "miles"):
+        if folder := os.environ.get(f"{name.upper()}_DIR"):
+            found.append(Checkout(name, "", Path(folder).resolve()))
     return [
-        pytest.param(
-            None, id="none", marks=pytest.mark.skip("SLIME_GIT, SLIME_DIR, MILES_DIR name no checkout")
-        )
+        one for one in found if one.name in (names or ("slime", "miles")) and (one.folder / one.name).is_dir()
     ]
 
 
-def of_host(name: str) -> list:
-    """Those of ``named`` that are this host's, or the one that is skipped."""
-    return [param for param in named() if param.values[0] is None or param.values[0][0] == name]
+def named(*names: str) -> list:
+    """One parameter for each of ``checkouts``; else one that is skipped."""
+    ids = {one: f"{one.name}-{one.release or 'dir'}" for one in checkouts(*names)}
+    together = pytest.mark.xdist_group  # what a host's tests share is made by one worker
+    found = [pytest.param(one, id=key, marks=together(key)) for one, key in ids.items()]
+    skipped = pytest.mark.skip("HOSTS, SLIME_DIR and MILES_DIR name no checkout")
+    return found or [pytest.param(None, id="none", marks=skipped)]
 
 
-def folder_of(pair: tuple[str, str], place: Path, *more: str) -> Path:
-    """Where the checkout lies; a release, and `more` of its files, is extracted to `place`."""
-    name, release = pair
-    return extract(name, release, place, *more) if release else Path(FOLDERS[name]).resolve()
+def copied(checkout: Checkout, into: Path) -> Path:
+    """A copy of the host's package below `into`, to be patched."""
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(checkout.folder / checkout.name, into / checkout.name, ignore=ignore)
+    return into

@@ -11,7 +11,9 @@ import contextlib
 import importlib
 import importlib.util
 import io
+import math
 import sys
+import tempfile
 import types
 from argparse import Namespace
 from dataclasses import dataclass, field
@@ -23,6 +25,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import mpu
 from torch import Tensor
+
+from slime_ext.host import host_hooks
 
 VOCAB, PAD = 32, 8
 PADDED = 48  # what --qkv-format bshd pads every sample to
@@ -85,8 +89,13 @@ class Layout:
     flags: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """What Megatron's groups are made from; layouts of one shape can share their processes."""
+        return self.tp, self.cp, self.pp, self.dp
+
+    @property
     def ranks(self) -> int:
-        return self.tp * self.cp * self.pp * self.dp
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -106,13 +115,20 @@ def one(
     return logits.sum() * 0 + 1, {"loss": torch.ones(())}
 
 
-def measure(name: str, folder: str, layout: Layout, cases: list[Case]) -> list[dict[str, Any]] | None:
-    """Loss and gradient norm over all ranks, and the host's metrics, of every case; None off rank 0."""
+def measure(
+    name: str, folder: str, jobs: list[tuple[Layout, list[Case]]]
+) -> list[list[dict[str, Any]]] | None:
+    """Loss and gradient norm over all ranks, and the host's metrics, of every case; None off rank 0.
+
+    Args:
+        jobs: cases in layouts of one shape.
+    """
     torch._dynamo.config.disable = True
-    mpu.initialize_model_parallel(layout.tp, layout.pp, context_parallel_size=layout.cp)
+    tp, cp, pp, _ = jobs[0][0].shape
+    mpu.initialize_model_parallel(tp, pp, context_parallel_size=cp)
     host = HOSTS[name](folder)
     with contextlib.redirect_stdout(io.StringIO()):  # one line per case from host.init
-        found = [_measured(host, layout, case) for case in cases]
+        found = [[_measured(host, layout, case) for case in cases] for layout, cases in jobs]
     return found if dist.get_rank() == 0 else None
 
 
@@ -121,6 +137,8 @@ def _measured(host: Any, layout: Layout, case: Case) -> dict[str, Any]:
     vars(args).update(layout.flags | case.flags)
     if case.init:
         host.module.load_function(case.init)(args)
+    else:  # of a case before
+        host_hooks.uninstall(host.module)
     try:
         return _summed(args, host, layout, case)
     except Exception as error:  # what a wrong input must lead to is a measurement too
@@ -226,6 +244,7 @@ def _mask(i: int, response: int) -> Tensor:
 def enter(folder: str, packages: tuple[str, ...], absent: tuple[str, ...] = ("ray",)) -> None:
     """Makes packages importable without running their ``__init__``; `absent` may be missing from here."""
     sys.path.insert(0, folder)
+    sys.pycache_prefix = str(Path(tempfile.gettempdir(), "slime_ext_pycache"))  # the tree stays as it is
     for name in absent:
         if importlib.util.find_spec(name) is None:
             sys.modules[name] = types.ModuleType(name)

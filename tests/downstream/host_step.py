@@ -1,11 +1,8 @@
-"""Runs the ``train`` of a real host for two optimizer steps, with our metrics in place, and prints its log.
-
-    python -m tests.downstream.host_step NAME FOLDER
+"""Runs the ``train`` of a real host for two optimizer steps on one rank, with our metrics in place.
 
 Everything from the loop over steps to the call of the logger is the host's own. Megatron's schedule is
 replaced by one that calls the hook once per micro-batch, the optimizer by one that does nothing, and packages
-that no CPU needs by empty ones. Prints a JSON object: what reached the host's logger, step by step, and the
-lines of the file.
+that no CPU needs by empty ones.
 """
 
 from __future__ import annotations
@@ -19,10 +16,10 @@ import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import torch
-import torch.distributed as dist
 import torch.distributed.nn
 
 ROLLOUT = 3
@@ -118,9 +115,10 @@ def given(function, **known):
     return {name: known.get(name) for name in names if name in known or names[name].default is inspect._empty}
 
 
-def main(name: str, folder: str) -> None:
-    """Prints what the host logged."""
+def two_steps(name: str, folder: str) -> dict[str, Any]:
+    """What reached the host's logger, step by step, and the lines of the file; on ``run_ranks``' one rank."""
     sys.path.insert(0, folder)
+    sys.pycache_prefix = str(Path(tempfile.gettempdir(), "slime_ext_pycache"))  # the tree stays as it is
     sys.meta_path.append(Empty())
     from megatron.core import mpu
 
@@ -129,7 +127,6 @@ def main(name: str, folder: str) -> None:
     from tests.test_tis import as_slime_calls
 
     place = tempfile.mkdtemp()
-    dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=0, world_size=1)
     mpu.initialize_model_parallel()
     host = next(h for h in hosts.HOSTS if h.name == name)
     model = importlib.import_module(host.model)
@@ -156,8 +153,4 @@ def main(name: str, folder: str) -> None:
         )
     )
     rows = [json.loads(line) for line in (Path(place) / train_step.FILE).read_text().splitlines()]
-    print(json.dumps({"logged": logged, "rows": rows}, default=float))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return json.loads(json.dumps({"logged": logged, "rows": rows}, default=float))

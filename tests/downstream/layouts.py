@@ -1,4 +1,4 @@
-"""The same loss and gradient in every layout of a real host, with carriers and patched: measured, as a table.
+"""The same loss and gradient in every layout of a real host, hooked and patched: measured, as a table.
 
 ``python -m tests.downstream.layouts --slime-dir DIR``, and again for further checkouts; ``--miles-dir DIR``.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_ext.patching.main import main as patch
+from tests.downstream.checkouts import Checkout
 from tests.downstream.host_loss import Case, Layout, measure
 from tests.launcher.distributed import run_ranks
 
@@ -66,6 +68,8 @@ PER_TOKEN_LAYOUTS = {
     "per token, TP2 x CP2": Layout(tp=2, cp=2, flags=PER_TOKEN),
     "per token, DP2": Layout(dp=2, flags=PER_TOKEN),
 }
+Job = tuple[Layout, list[Case]]
+TIMEOUT_S = 600.0
 # What a release does not have yet, by a word that its loss lacks.
 NEEDS = {"allgather-CP": "allgather_cp", "recompute": "recompute_loss_function", "bshd": '"bshd"'}
 LOSSES = {
@@ -83,10 +87,17 @@ def layouts_of(name: str, folder: Path) -> dict[str, Layout]:
     return {key: value for key, value in LAYOUTS.items() if not any(word in key for word in lacking)}
 
 
-def run(name: str, folder: Path, layout: Layout, cases: list[Case]) -> list[dict[str, Any]]:
-    """The cases on all ranks of a layout, in fresh processes."""
-    answers = run_ranks(measure, layout.ranks, name, str(folder), layout, cases)
-    return next(answer for answer in answers if answer)
+def run_all(name: str, folder: Path, jobs: dict[str, Job]) -> dict[str, list[dict[str, Any]]]:
+    """What every job measured, by its name: one launch of ranks for all layouts of the same shape."""
+    shapes: dict[tuple[int, ...], list[str]] = {}
+    for key, (layout, _) in jobs.items():
+        shapes.setdefault(layout.shape, []).append(key)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for shape, keys in shapes.items():
+        given = (name, str(folder), [jobs[key] for key in keys])
+        answers = run_ranks(measure, math.prod(shape), *given, timeout=TIMEOUT_S)
+        found |= zip(keys, next(answer for answer in answers if answer), strict=True)
+    return found
 
 
 def cases(init: str | None = "slime_ext.host.init") -> list[Case]:
@@ -102,28 +113,104 @@ def distance(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> float:
 
 def patched(name: str, folder: Path, into: Path) -> Path:
     """A copy of the host's package with our patches."""
-    shutil.copytree(folder / name, into / name)
+    shutil.copytree(folder / name, into / name, ignore=shutil.ignore_patterns("__pycache__"))
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
         patch(["apply", str(into), "0001"])
     return into
 
 
+def jobs_of(name: str, folder: Path) -> dict[str, Job]:
+    """Every correction in every layout that this host has."""
+    return {key: (one, cases()) for key, one in {**layouts_of(name, folder), **PER_TOKEN_LAYOUTS}.items()}
+
+
+def apart(found: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    """How far every layout of ``jobs_of`` is from one process."""
+    return {
+        key: distance(found["per token" if "per token" in key else "1 process"], found[key]) for key in found
+    }
+
+
+# What couples samples.
+PLANNED = {
+    "rollout_data_postprocess_path": "slime_ext.host.rollout_data_postprocess",
+    "get_mismatch_metrics": True,
+}
+STEPS = [
+    "reweight",
+    {"truncate": {"high": 1.2}},
+    "normalize",
+    {"reject": {"low": 0.7, "high": 1.6}},
+    {"reject": {"unit": "sequence", "aggregate": "mean", "low": 0.9, "high": 1.15}},
+]
+COUPLED = {
+    "normalize": {"steps": STEPS[:3]},
+    "second moment": {"steps": [{"second_moment": {"threshold": 0.04}}]},
+    "kept": {"steps": STEPS, "denominator": "kept"},
+    "kept, masks all": {"steps": STEPS, "denominator": "kept", "mask_scope": "all"},
+    "atomic": {"steps": STEPS, "group": "atomic"},
+    "atomic, kept": {"steps": STEPS, "denominator": "kept", "group": "atomic"},
+}
+COUPLED_LAYOUTS = {
+    "1 process": Layout(),
+    "per token": Layout(flags=PER_TOKEN),
+    "2 micro-batches": Layout(micro_batches=2),
+    "CP2": Layout(cp=2),
+    "TP2": Layout(tp=2),
+    "DP2": Layout(dp=2),
+    "DP2 x CP2": Layout(dp=2, cp=2),
+    "PP2": Layout(pp=2),
+    "DP2, 2 micro-batches": Layout(dp=2, micro_batches=2),
+    "recompute": Layout(micro_batches=2, flags={"recompute_loss_function": True}),
+    "per token, DP2": Layout(dp=2, flags=PER_TOKEN),
+    "per token, CP2": Layout(cp=2, flags=PER_TOKEN),
+}
+NO_HOOK = Case(flags={"use_tis": False, "custom_tis_function_path": None}, init=None)
+MEASURED_ONLY = ("token_is", "geo_rs", "off_policy_is")  # presets, under --get-mismatch-metrics alone
+HOOKS = ("correct", "vanilla_tis_function", "icepop_function", "off_policy_is_function")
+NANS = (None, ("behavior", "masked"), ("behavior", "valid"))
+
+
+def with_nan(hook: str) -> list[Case]:
+    """One hook on log-probs without NaN, with one at a masked and one at a valid token."""
+    flags = {"custom_tis_function_path": f"slime_ext.tis.{hook}", "tis_clip_low": 0.2}
+    return [Case({"preset": "token_is"} if hook == "correct" else None, flags, nan) for nan in NANS]
+
+
+def every_job(checkout: Checkout) -> dict[str, Job]:
+    """All that the tests hold against each other, so that a shape of ranks is started once for a host."""
+    jobs = jobs_of(checkout.name, checkout.folder)
+    jobs["no hook"] = (Layout(), [NO_HOOK])
+    off = {"use_tis": False, "get_mismatch_metrics": True}
+    jobs["metrics alone"] = (Layout(cp=2), [Case({"preset": name}, off) for name in MEASURED_ONLY])
+    jobs["no hook, CP2"] = (Layout(cp=2), [NO_HOOK])
+    for hook in HOOKS:
+        jobs |= {
+            f"nan, {hook}": (Layout(), with_nan(hook)),
+            f"nan, {hook}, CP2": (Layout(cp=2), with_nan(hook)),
+        }
+    jobs["nan of the proximal policy"] = (Layout(), [Case({"preset": "token_is"}, nan=("proximal", "valid"))])
+    jobs["without init"] = (Layout(), [Case({"preset": "off_policy_is"}, init=None)])
+    if checkout.hands_out_data:
+        given = [Case(mapping, PLANNED) for mapping in COUPLED.values()]
+        jobs |= {f"coupled, {key}": (layout, given) for key, layout in COUPLED_LAYOUTS.items()}
+        jobs["coupled, plain"] = (Layout(), [Case({"steps": s}) for s in (STEPS[:2], STEPS[:2] + STEPS[3:])])
+    return jobs
+
+
+def patched_jobs() -> dict[str, Job]:
+    """Every correction on a patched host, which passes the target's log-probs itself."""
+    inits = {"patched, without init": None, "patched, with init": "slime_ext.host.init"}
+    return {key: (Layout(cp=2), cases(init)) for key, init in inits.items()}
+
+
 def row(name: str, folder: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """The figures on one process, and how far every layout and the patched host are from them."""
-    alone = run(name, folder, Layout(), cases())
-    per_token = run(name, folder, PER_TOKEN_LAYOUTS["per token"], cases())
-    apart = {
-        key: distance(alone, run(name, folder, layout, cases()))
-        for key, layout in layouts_of(name, folder).items()
-    }
-    for key, layout in list(PER_TOKEN_LAYOUTS.items())[1:]:
-        apart[key] = distance(per_token, run(name, folder, layout, cases()))
+    found = run_all(name, folder, jobs_of(name, folder))
     with tempfile.TemporaryDirectory() as place:
-        there = patched(name, folder, Path(place))
-        for init in (None, "slime_ext.host.init"):
-            key = "patched, with init" if init else "patched, without init"
-            apart[key] = distance(alone, run(name, there, Layout(cp=2), cases(init)))
-    return alone, apart
+        there = run_all(name, patched(name, folder, Path(place)), patched_jobs())
+    alone = found["1 process"]
+    return alone, apart(found) | {key: distance(alone, there[key]) for key in there}
 
 
 def table(rows: dict[str, tuple[list[dict[str, Any]], dict[str, float]]]) -> str:

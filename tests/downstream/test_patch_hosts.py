@@ -1,13 +1,11 @@
-"""The patches on real hosts: every release of slime since v0.2.0, its newest commit, and miles.
+"""The patches on real hosts, on and off again.
 
-``SLIME_GIT=path/to/repository MILES_GIT=path/to/repository pytest tests/downstream/test_patch_hosts.py``;
-a repository may be bare. Without them these tests say that they skip.
+``HOSTS=path/to/hosts pytest tests/downstream/test_patch_hosts.py``
 """
 
 from __future__ import annotations
 
 import ast
-import shutil
 import sys
 
 import pytest
@@ -19,23 +17,14 @@ from slime_ext.patching.declared import load_patches
 from slime_ext.patching.main import main
 from slime_ext.patching.plan import status
 from slime_ext.patching.tree import Tree
-from tests.downstream.checkouts import REPOSITORIES, extract, folder_of, git, of_host
 from tests.launcher.distributed import run_ranks
 from tests.launcher.megatron.tiny_model import LAYOUTS
 from tests.launcher.megatron.tiny_rollout import arguments, rollout
 
-SLIME_GIT = REPOSITORIES["slime"]
-TOO_OLD = ("v0.1.0",)
+LINES = {"slime": 7, "miles": 4}  # that a host lacks; miles brings its versions to training itself
 VOCAB = 48
 VERSIONS = [["3"], ["3", "4"], ["4"], ["4"], ["5"], ["5"], [], ["6"]]
 pytestmark = [pytest.mark.slow]
-needs_slime = pytest.mark.skipif(not SLIME_GIT, reason="SLIME_GIT names no slime repository")
-
-
-def releases():
-    if not SLIME_GIT:
-        return [pytest.param("", marks=pytest.mark.skip("SLIME_GIT names no slime repository"))]
-    return [*(tag for tag in git(SLIME_GIT, "tag").decode().split() if tag.startswith("v")), "HEAD"]
 
 
 def python_files(folder):
@@ -46,38 +35,20 @@ def states(folder):
     return [status(Tree(folder), patch).state for patch in load_patches()]
 
 
-def goes_on_and_comes_off(folder, missing):
-    """One host through every action; ``missing`` is how many lines it lacks."""
-    before = python_files(folder)
-    assert states(folder) == ["not applied", "not applied"]
-    assert main(["apply", str(folder)]) == 0
-    patched = python_files(folder)
-    assert states(folder) == ["applied", "applied"]
-    added = b"".join(patched.values()).count(b"# slime-ext patch 000")
-    assert added == missing
+def test_they_go_on_and_come_off(host, copy, capsys):
+    before = python_files(copy)
+    assert states(copy) == ["not applied", "not applied"]
+    assert main(["apply", str(copy)]) == 0
+    patched = python_files(copy)
+    assert states(copy) == ["applied", "applied"]
+    assert b"".join(patched.values()).count(b"# slime-ext patch 000") == LINES[host.name]
     for path in (path for path in before if before[path] != patched[path]):
         ast.parse(patched[path], str(path))
-    assert main(["apply", str(folder)]) == 0
-    assert python_files(folder) == patched
-    assert main(["revert", str(folder)]) == 0
-    assert python_files(folder) == before
-
-
-@pytest.mark.parametrize("release", releases())
-def test_slime(release, tmp_path, capsys):
-    folder = extract("slime", release, tmp_path)
-    if release in TOO_OLD:  # before the hook existed
-        assert states(folder)[0] == "unknown host"
-        return
-    goes_on_and_comes_off(folder, 7)
+    assert main(["apply", str(copy)]) == 0
+    assert python_files(copy) == patched
+    assert main(["revert", str(copy)]) == 0
+    assert python_files(copy) == before
     assert "warning" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("pair", of_host("miles"))
-def test_miles_which_brings_its_versions_to_training_itself(pair, tmp_path):
-    stock = folder_of(pair, tmp_path / "stock")
-    shutil.copytree(stock / "miles", tmp_path / "copy/miles")
-    goes_on_and_comes_off(tmp_path / "copy", 4)
 
 
 SLIME_ARGS = {
@@ -131,33 +102,30 @@ def slime_batch(batch, samples, draw):
     }
 
 
-@pytest.fixture(scope="module")
-def head(tmp_path_factory):
+@pytest.fixture
+def both(host, copy):
     """slime's newest commit as it is, and patched."""
-    stock, patched = (
-        extract("slime", "HEAD", tmp_path_factory.mktemp(name)) for name in ("stock", "patched")
-    )
-    main(["apply", str(patched)])
-    return stock, patched
+    if not host.module("slime.observability.rollout_metrics"):
+        pytest.skip("the arguments are those of slime since 624b824")
+    main(["apply", str(copy)])
+    return host.folder, copy
 
 
-@needs_slime
-@pytest.mark.parametrize("layout", ["one", "cp2"])
-def test_the_hook_gets_its_keywords_with_gradient(head, layout, monkeypatch):
+def test_the_hook_gets_its_keywords_with_gradient(both, monkeypatch):
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    size = LAYOUTS[layout][0]
-    hooked = run_ranks(patched_loss, size, layout, head[1], f"{__name__}.recording_hook")
-    plain = run_ranks(patched_loss, size, layout, head[1], "slime_ext.tis.metrics_only")
-    for (_, gradient, seen, others, lengths), (_, without, *_) in zip(hooked, plain, strict=True):
-        assert seen == [[(True, length) for length in lengths]]
-        assert others == [(8, VERSIONS)]
-        assert float((gradient - without).abs().max()) > 1e-4
+    for layout in ("one", "cp2"):
+        size = LAYOUTS[layout][0]
+        hooked = run_ranks(patched_loss, size, layout, both[1], f"{__name__}.recording_hook")
+        plain = run_ranks(patched_loss, size, layout, both[1], "slime_ext.tis.metrics_only")
+        for (_, gradient, seen, others, lengths), (_, without, *_) in zip(hooked, plain, strict=True):
+            assert seen == [[(True, length) for length in lengths]]
+            assert others == [(8, VERSIONS)]
+            assert float((gradient - without).abs().max()) > 1e-4
 
 
-@needs_slime
-def test_a_hook_that_needs_nothing_new_gives_the_same_loss(head, monkeypatch):
+def test_a_hook_that_needs_nothing_new_gives_the_same_loss(both, monkeypatch):
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     hook = "slime.backends.megatron_utils.loss.vanilla_tis_function"
-    (stock,), (patched,) = (run_ranks(patched_loss, 1, "one", folder, hook) for folder in head)
+    (stock,), (patched,) = (run_ranks(patched_loss, 1, "one", folder, hook) for folder in both)
     assert torch.equal(stock[0], patched[0])
     assert torch.equal(stock[1], patched[1])

@@ -1,6 +1,6 @@
 """slime's own rollout log with our function: its default log goes on, with our values in it.
 
-``SLIME_GIT=path/to/repository pytest tests/downstream/test_rollout_log.py``, or SLIME_DIR.
+``HOSTS=path/to/hosts pytest tests/downstream/test_rollout_log.py``
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from argparse import Namespace
 
 import pytest
 
-from tests.downstream.checkouts import folder_of, of_host
 from tests.downstream.host_loss import enter
 from tests.launcher.distributed import run_ranks
 
-MODULE = "slime/observability/rollout_metrics.py"
+MODULE = "slime.observability.rollout_metrics"
 pytestmark = [pytest.mark.slow]
 
 
 def logged(folder, function, extra):
     """What reaches slime's logger for one rollout of two real samples."""
     enter(folder, ("slime.utils", "slime.observability"), ("ray", "wandb"))
-    room = importlib.import_module("slime.observability.rollout_metrics")
+    room = importlib.import_module(MODULE)
     sample = importlib.import_module("slime.utils.types").Sample
     out = []
     room.logging_utils.log = lambda args, metrics, step_key: out.append(metrics)
@@ -34,16 +33,14 @@ def logged(folder, function, extra):
     return out
 
 
-@pytest.mark.parametrize("pair", of_host("slime"))
-def test_slime_logs_our_values(pair, tmp_path):
-    folder = folder_of(pair, tmp_path)
-    if not (folder / MODULE).is_file():
+def test_slime_logs_our_values(host):
+    if not host.module(MODULE):
         pytest.skip("this release keeps its log in a module that imports Ray and SGLang")
     name = "slime_ext.host.log_rollout"
-    ((metrics,),) = run_ranks(logged, 1, str(folder), name, {"rollout/dropped": 1})
+    ((metrics,),) = run_ranks(logged, 1, str(host.folder), name, {"rollout/dropped": 1})
     assert metrics["rollout/dropped"] == 1 and metrics["rollout/step"] == 7
     # A rollout function that returns no metrics of its own: ours go to the same logger, at the same step.
-    ((ours, theirs),) = run_ranks(logged, 1, str(folder), name, None)
+    ((ours, theirs),) = run_ranks(logged, 1, str(host.folder), name, None)
     assert ours["rollout/step"] == theirs["rollout/step"] == 7
     for found in (metrics, ours):
         assert found["rollout/off_policy/versions"] == 3

@@ -1,13 +1,12 @@
 """The launcher's policy loss and slime's own on the same logits: a hook that works at one works at the other.
 
-``SLIME_DIR=path/to/slime pytest tests/downstream``; without it these tests say that they skip.
+``HOSTS=path/to/hosts pytest tests/downstream/test_slime_policy_loss.py``
 
 Bound: slime computes in float32; sums of about 40 terms of size 1 differ by less than 1e-5.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 
 import pytest
@@ -20,13 +19,9 @@ from tests.launcher.distributed import run_ranks
 from tests.launcher.megatron.tiny_model import LAYOUTS
 from tests.launcher.megatron.tiny_rollout import arguments, rollout
 
-SLIME_DIR = os.environ.get("SLIME_DIR")
 BOUND = 1e-5
 VOCAB = 48
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not SLIME_DIR, reason="SLIME_DIR names no slime checkout"),
-]
+pytestmark = [pytest.mark.slow]
 VARIANTS = {
     "vanilla": {},
     "token_tis": {"custom_tis_function_path": "slime_ext.tis.token_tis"},
@@ -53,10 +48,14 @@ SLIME_ONLY = {
 }
 
 
-def both(layout, variant):
-    """(loss, gradient, metrics) of ours and of slime's on this rank."""
-    sys.path.insert(0, SLIME_DIR)
-    args = arguments(layout, dtype=torch.float32, **VARIANTS[variant])
+def every_variant(folder, layout):
+    """Of each variant on this rank: (loss, gradient, metrics, tokens) of ours and of slime's."""
+    sys.path.insert(0, folder)
+    return {name: both(layout, more) for name, more in VARIANTS.items()}
+
+
+def both(layout, more):
+    args = arguments(layout, dtype=torch.float32, **more)
     vars(args).update(SLIME_ONLY)
     parallel.initialize(args)
     samples, cp, tp = rollout(8), parallel.cp_group(), parallel.tp_group()
@@ -101,18 +100,22 @@ def slimes(args, batch, samples, proximal, logits):
     return loss.detach(), logits.grad, values, float(count)
 
 
-@pytest.mark.parametrize("layout", ["one", "cp2", "tp2"])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_same_loss_gradient_and_metrics(layout, variant):
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    for (loss, gradient, metrics, count), (
-        their_loss,
-        their_gradient,
-        their_metrics,
-        their_count,
-    ) in run_ranks(both, LAYOUTS[layout][0], layout, variant):
-        assert abs(float(loss - their_loss)) < BOUND
-        assert float((gradient - their_gradient).abs().max()) < BOUND
-        assert count == their_count
-        del their_metrics["tokens"]
-        assert {k: metrics[k] for k in their_metrics} == pytest.approx(their_metrics, rel=BOUND, abs=BOUND)
+def test_same_loss_gradient_and_metrics(host, monkeypatch):
+    if not host.module("slime.observability.rollout_metrics"):
+        pytest.skip("the arguments are those of slime since 624b824")
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    for layout in ("one", "cp2", "tp2"):
+        for rank in run_ranks(every_variant, LAYOUTS[layout][0], str(host.folder), layout):
+            for name, (ours, theirs) in rank.items():
+                assert same(ours, theirs), (layout, name)
+
+
+def same(ours, theirs):
+    (loss, gradient, metrics, count), (their_loss, their_gradient, their_metrics, their_count) = ours, theirs
+    their_metrics = {key: value for key, value in their_metrics.items() if key != "tokens"}
+    return (
+        abs(float(loss - their_loss)) < BOUND
+        and float((gradient - their_gradient).abs().max()) < BOUND
+        and count == their_count
+        and {key: metrics[key] for key in their_metrics} == pytest.approx(their_metrics, rel=BOUND, abs=BOUND)
+    )

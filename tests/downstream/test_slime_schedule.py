@@ -1,6 +1,6 @@
 """The step plan on slime's own schedule: its cut of a rollout into ranks and micro-batches, its iterator.
 
-``SLIME_GIT=path/to/repository pytest tests/downstream/test_slime_schedule.py``
+``HOSTS=path/to/hosts pytest tests/downstream/test_slime_schedule.py``
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import importlib
 import pytest
 
 from slime_ext.host import samples
-from tests.downstream.checkouts import folder_of, named
 from tests.downstream.host_loss import enter
 from tests.host import slime_rollouts as rollouts
 from tests.host.test_step_plan import CASES, by_position, close, spec
@@ -20,14 +19,12 @@ NAMES = ("normalize", "second_moment", "kept", "kept_all", "atomic", "everything
 pytestmark = [pytest.mark.slow]
 
 
-@pytest.fixture(scope="module", params=named())
-def slime(request, tmp_path_factory):
+@pytest.fixture
+def slime(host):
     """(folder, release) of slime since it has a schedule of its own."""
-    release = request.param[1]
-    folder = folder_of(request.param, tmp_path_factory.mktemp("host"))
-    if not (folder / "slime/utils/dp_schedule.py").exists():
+    if not host.module("slime.utils.dp_schedule"):
         pytest.skip("this release has no schedule of its own")
-    return str(folder), {"v0.3.0": "v0.3.0", "v0.3.1": "v0.3.1"}.get(release, "head")
+    return str(host.folder), {"v0.3.0": "v0.3.0", "v0.3.1": "v0.3.1"}.get(host.release, "head")
 
 
 def scheduled(args, rollout, dp):
@@ -65,11 +62,11 @@ def on_a_rank(folder, release, dp):
     return found, [record.place for record in samples.of(first)] == batches[rank][0]
 
 
-@pytest.mark.parametrize("dp", [1, 2])
-def test_losses_are_the_oracles(slime, dp):
-    ranks = run_ranks(on_a_rank, dp, *slime, dp)
-    assert all(known for _, known in ranks)
+def test_losses_are_the_oracles(slime):
     rollout = rollouts.samples(1)
-    for name in NAMES:
-        found = by_position(rollout, [losses[name] for losses, _ in ranks])
-        assert close(found, rollouts.expected(rollout, spec(name), **CASES[name][2])), name
+    for dp in (1, 2):
+        ranks = run_ranks(on_a_rank, dp, *slime, dp)
+        assert all(known for _, known in ranks)
+        for name in NAMES:
+            found = by_position(rollout, [losses[name] for losses, _ in ranks])
+            assert close(found, rollouts.expected(rollout, spec(name), **CASES[name][2])), (dp, name)

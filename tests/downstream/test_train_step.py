@@ -1,44 +1,26 @@
 """The metrics in the log of real hosts: their own ``train``, ``train_one_step`` and logging, ours around it.
 
-``SLIME_GIT=path/to/repository MILES_GIT=... pytest tests/downstream/test_train_step.py``; SLIME_DIR and
-MILES_DIR name one checkout each instead.
+``HOSTS=path/to/hosts pytest tests/downstream/test_train_step.py``
 """
 
 from __future__ import annotations
 
 import ast
-import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from slime_ext import metrics, presets
-from slime_ext.host import hosts
 from slime_ext.host.train_step import LEADING, NAME
 from tests import oracle
-from tests.downstream.checkouts import folder_of, named
+from tests.downstream.host_step import two_steps
+from tests.launcher.distributed import run_ranks
 from tests.metrics.test_statistics import accumulated
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow]
 
 
-@pytest.fixture(scope="module", params=named())
-def host(request, tmp_path_factory):
-    """(name, folder) of a checkout."""
-    return request.param[0], folder_of(request.param, tmp_path_factory.mktemp("host"))
-
-
-def source(host):
-    name, folder = host
-    module = next(h.model for h in hosts.HOSTS if h.name == name)
-    return Path(folder, *module.split(".")).with_suffix(".py").read_text()
-
-
 def test_the_function_that_is_wrapped_is_a_global_that_train_looks_up(host):
-    tree = ast.parse(source(host))
+    tree = ast.parse(host.module(host.host.model))
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     parameters = [arg.arg for arg in functions[NAME].args.args]
     calls = [
@@ -50,13 +32,9 @@ def test_the_function_that_is_wrapped_is_a_global_that_train_looks_up(host):
 
 
 def test_the_log_of_the_host_has_the_metrics_of_every_step(host):
-    name, folder = host
-    if name != "slime":
+    if host.name != "slime":
         pytest.skip("the harness builds slime's arguments only")
-    command = [sys.executable, "-m", "tests.downstream.host_step", name, str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1].strip())
+    (found,) = run_ranks(two_steps, 1, host.name, str(host.folder))
     for step, seeds in enumerate([(1, 2), (3,)]):
         batch = [s for seed in seeds for s in oracle.random_batch(seed)]
         wanted = metrics.scalars(accumulated(presets.get("geo_rs"), batch))

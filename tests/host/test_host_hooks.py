@@ -163,8 +163,9 @@ def test_an_unknown_shape_is_refused(host):
 
 
 def test_our_hooks_read_what_is_carried():
-    token = contract.carried.set({"cur_log_probs": [torch.zeros(2, requires_grad=True)]})
-    lists = {key: [torch.ones(2)] for key in ("train_log_probs", "rollout_log_probs", "loss_masks")}
+    token = contract.carried.set({"cur_log_probs": [torch.full((2,), -1.0, requires_grad=True)]})
+    lists = {key: [torch.zeros(2)] for key in ("train_log_probs", "rollout_log_probs")}
+    lists["loss_masks"] = [torch.ones(2)]
     args = types.SimpleNamespace(eps_clip=0.2, eps_clip_high=0.2, use_tis=True)
     try:
         loss, _, _ = tis.off_policy_is_function(

@@ -97,7 +97,7 @@ def test_the_command_line_is_that_of_rays_driver(monkeypatch):
         {"JobID": "01", "Entrypoint": "python train.py --use-tsi"},
     ]
     context = SimpleNamespace(get_job_id=lambda: "01")
-    ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
+    ray = SimpleNamespace(get_runtime_context=lambda: context)
     monkeypatch.setitem(sys.modules, "ray", ray)
     assert hosts.command_line() == ["worker.py"]
     ray._private = SimpleNamespace(state=SimpleNamespace(jobs=lambda: jobs))

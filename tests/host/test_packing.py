@@ -161,7 +161,7 @@ def test_a_local_index_is_located_in_its_response():
 def test_each_quantity_keeps_its_dtype():
     lengths = [5, 0, 3]
     proximal, behavior = (
-        [torch.rand(n).to(dtype) for n in lengths] for dtype in (torch.float32, torch.bfloat16)
+        [-torch.rand(n).to(dtype) for n in lengths] for dtype in (torch.float32, torch.bfloat16)
     )
     masks = [torch.ones(n, dtype=torch.int32) for n in lengths]
     packed = pack(HookCall(None, torch.zeros(8), proximal, behavior, masks, lengths, lengths))
@@ -178,3 +178,13 @@ def test_a_non_finite_log_prob_is_named_unless_it_is_masked(value, masked):
         return require_finite("train_log_probs", values, segments, "stop")
     with pytest.raises(NonFiniteError, match=r"train_log_probs, sequence 1 of 2, response token 1: .*: stop"):
         require_finite("train_log_probs", values, segments, "stop")
+
+
+def test_a_behavior_log_prob_above_zero_is_none():
+    """Rounding may leave one a little above 0; a probability of 2 is a broken engine's, rejected like NaN."""
+    given = [torch.tensor([-1.0, 1e-4, 0.7]), torch.tensor([torch.inf, 0.0])]
+    masks = [torch.ones(3, dtype=torch.int32), torch.ones(2, dtype=torch.int32)]
+    call = HookCall(None, torch.zeros(5), given, given, masks, [3, 2], [3, 2])
+    packed = pack(call)
+    assert packed.behavior.isnan().tolist() == [False, False, True, True, False]
+    assert torch.equal(packed.proximal, torch.cat(given))

@@ -219,7 +219,7 @@ def test_lines_that_are_not_ours_may_hold_any_bytes(tmp_path):
 def test_a_file_that_cannot_be_written_stops_nobody(tmp_path, caplog):
     blocked = tmp_path / "a"
     blocked.write_text("no folder")
-    module = host([oracle.random_batch(1)])
+    module = host([oracle.random_batch(1, wild=False)])
     args = args_of({"preset": "geo_rs"}, save=str(blocked / "b"))
     assert K3 in trained(module, args) and K3 in trained(module, args, step_id=1)
     (line,) = caplog.messages
@@ -378,3 +378,17 @@ def test_a_step_that_breaks_off_says_why():
     with pytest.raises(NonFiniteError, match="sequence 0 of 1 in micro-batch 0, response token 1") as caught:
         module.train_one_step(args_of({"preset": "geo_rs"}), 0, 0, None, [SimpleNamespace()])
     assert "NaN in local grad norm" in str(caught.value.__cause__)
+
+
+def test_broken_log_probs_are_warned_of_once(caplog):
+    """They are rejected and counted; a run in which they are many must not go on without a word."""
+    batch = [{"proximal": [-1.0] * 4, "behavior": [-1.0, math.nan, 0.7, -2.0], "mask": [1] * 4}]
+    batch[0] |= {"advantage": [1.0] * 4, "host_loss": [1.0] * 4, "target": [-1.0] * 4}
+    module, args = host([batch]), args_of({"preset": "token_tis"})
+    assert trained(module, args)["off_policy/nonfinite_fraction"] == 0.5
+    trained(module, args)
+    (line,) = (message for message in caplog.messages if "got others" in message)
+    assert line.startswith(
+        "rollout_log_probs: expected finite ones, at most 0, got others at 50.00% of the tokens"
+    )
+    assert "(rollout_id 3, step_id 0)" in line

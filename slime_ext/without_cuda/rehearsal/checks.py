@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from slime_ext.without_cuda.driver import TIMED_OUT
 from slime_ext.without_cuda.rehearsal.evidence import Evidence, nonfinite
@@ -88,11 +90,10 @@ def _sampled(launch: Launch, small: Sizes, seen: Evidence) -> Line:
     samples = [sample for rollout in seen.rollouts.values() for sample in rollout]
     if not samples:
         return Line("sampled", NOT_REACHED)
-    findings = [f for f in seen.analysis.findings if f.severity == "error"] if seen.analysis else []
-    if findings:
+    if wrong := _wrong_log_probs(seen, samples):
         made = [flag for name in GENERATES if (flag := launch.flag(name))]
         where = "".join(f" ({flag.where}: {flag})" for flag in made)
-        return Line("sampled", WRONG, " ".join(f"{f.title} {f.evidence}" for f in findings) + where)
+        return Line("sampled", WRONG, wrong + where)
     one, lengths = samples[0], [sample["response_length"] for sample in samples]
     every = f"{len(samples)} responses in {len(seen.rollouts)} rollouts"
     text = one["response"][:SHOWN] + ("..." if len(one["response"]) > SHOWN else "")
@@ -100,11 +101,25 @@ def _sampled(launch: Launch, small: Sizes, seen: Evidence) -> Line:
     return Line("sampled", OK, f"{every} {sizes}; the first: {text!r} -> reward {one['reward']}")
 
 
+def _wrong_log_probs(seen: Evidence, samples: Sequence[Mapping[str, Any]]) -> str:
+    """What the analysis says of the dumps; where the trainer wrote none, log-probs that are none."""
+    if seen.analysis:
+        return " ".join(f"{f.title} {f.evidence}" for f in seen.analysis.findings if f.severity == "error")
+    lists = [sample.get("rollout_log_probs") for sample in samples]
+    absent = sum(found is None for found in lists)
+    spoilt = sum(not all(map(math.isfinite, found)) for found in lists if found)
+    if not absent + spoilt or (absent == len(lists) and not seen.asks_for_log_probs):
+        return ""
+    return (
+        f"Of {len(lists)} responses {absent} have no log-probs of the sampler, {spoilt} NaN or infinite ones."
+    )
+
+
 def _hook(launch: Launch, small: Sizes, seen: Evidence) -> Line:
     parsed = (seen.calls("parsed") or [{}])[-1]  # with the keys of --custom-config-path
     path = parsed.get("custom_tis_function_path")
     calls = [e for e in seen.calls("function") if path and e["path"] == path] or seen.calls("vanilla")
-    if parsed and not calls and not parsed["use_tis"] and not parsed["get_mismatch_metrics"]:
+    if parsed and not calls and not seen.asks_for_log_probs:
         return Line("hook called", NOT_ASKED, "neither --use-tis nor --get-mismatch-metrics")
     if not calls:
         reached = bool(seen.calls("step"))

@@ -45,6 +45,12 @@ class Evidence:
         """Calls of one kind that returned."""
         return [e for e in self.events if e["event"] == event and "error" not in e]
 
+    @property
+    def asks_for_log_probs(self) -> bool:
+        """Whether the host's arguments ask for the hook, which needs the sampler's log-probs."""
+        parsed = (self.calls("parsed") or [{}])[-1]  # with the keys of --custom-config-path
+        return bool(parsed.get("use_tis") or parsed.get("get_mismatch_metrics"))
+
     def errors(self) -> list[Mapping[str, Any]]:
         """Calls that raised, the innermost first."""
         return [e for e in self.events if "error" in e]

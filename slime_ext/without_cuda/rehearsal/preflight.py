@@ -10,10 +10,11 @@ from pathlib import Path
 
 from slime_ext.errors import did_you_mean
 from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
-from slime_ext.without_cuda.rehearsal.replace import Sizes, sizes_of
+from slime_ext.without_cuda.rehearsal.replace import Sizes, kept, sizes_of
 from slime_ext.without_cuda.rehearsal.twin import has_chat_template, tokenizer_files
 
 NAME = re.compile(r"--[a-z][a-z0-9_-]*")
+UNKNOWN = re.compile(r"\$[\w{(]|`")  # what only a shell can tell
 NEARLY = 0.8  # likeness from which a name is a misspelling of another
 ELSEWHERE = ("--sglang-", "--router-")  # checked by the SGLang of the cluster
 MEGATRON = (
@@ -36,7 +37,9 @@ def known_flags(host: Path, megatron: Path) -> set[str]:
     """
     files = [f for pattern in HOST for f in host.glob(pattern)]
     files += [f for pattern in MEGATRON for f in megatron.glob(pattern)]
-    return {name for file in files for name in _names(ast.parse(file.read_text()))}
+    patches = host.parent.glob("docker/**/*.patch")  # what slime's image adds to Megatron
+    added = {name for file in patches for name in re.findall(r"['\"](--[a-z][a-z0-9-]*)", file.read_text())}
+    return added | {name for file in files for name in _names(ast.parse(file.read_text()))}
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
@@ -75,19 +78,28 @@ def mistakes(launch: Launch, known: set[str], paths: Sequence[Path], *, is_own_h
     """
     for name in NEEDED:
         if not launch.flag(name):
-            count = len(launch.flags)
-            script = Path(launch.script).name
+            script, count = Path(launch.script).name, len(launch.flags)
             yield f"{script}: {name}: expected in the launch, got none among its {count} flags"
+    yield from _unknown(launch, known, is_own_host=is_own_host)
+    yield from _arithmetic(launch, sizes_of(launch))
+    yield from _tokenizer(launch)
+    yield from _of_a_shell(launch)
+    functions = (flag for flag in launch.flags if flag.name.endswith("-path") and flag.values)
+    yield from filter(None, (_function(flag, paths) for flag in functions))
+
+
+def _unknown(launch: Launch, known: set[str], *, is_own_host: bool) -> Iterator[str]:
     for flag, near in unknown_flags(launch, known):
         if near:
             yield f"{flag.where}: {flag.name}: the host has no such flag; did you mean {near}?"
         elif is_own_host:
             yield f"{flag.where}: {flag.name}: the host has no such flag: nothing reads it"
-    yield from _arithmetic(launch, sizes_of(launch))
-    yield from _tokenizer(launch)
-    for flag in launch.flags:
-        if flag.name.endswith("-path") and flag.values and (line := _function(flag, paths)):
-            yield line
+
+
+def _of_a_shell(launch: Launch) -> Iterator[str]:
+    for flag in kept(launch):
+        for word in filter(UNKNOWN.search, flag.values):
+            yield f"{flag.where}: {flag.name}: expected a value that the script says, got '{word}': export it"
 
 
 def _arithmetic(launch: Launch, sizes: Sizes) -> Iterator[str]:

@@ -46,14 +46,16 @@ def rows_of(launch: Launch, flag: Flag, path: str) -> list[dict[str, Any]]:
     return rows
 
 
-def all_rows(launch: Launch) -> dict[str, list[dict[str, Any]]]:
-    """Rows of --prompt-data and --eval-prompt-data, made ones where a flag is absent or its file not here.
+def all_rows(launch: Launch) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows for training, made ones where --prompt-data is absent, and for evaluations, none where
+    --eval-prompt-data is absent.
 
     Raises:
         ConfigError: as ``rows_of``.
     """
-    flags = {name: launch.flag(name) for name in ("--prompt-data", "--eval-prompt-data")}
-    return {name: rows_of(launch, f, f.values[-1]) if f else made_rows(launch) for name, f in flags.items()}
+    train, held_out = launch.flag("--prompt-data"), launch.flag("--eval-prompt-data")
+    rows = rows_of(launch, train, train.values[-1]) if train else made_rows(launch)
+    return rows, rows_of(launch, held_out, held_out.values[-1]) if held_out else []
 
 
 def made_rows(launch: Launch) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +124,7 @@ def with_found_files(launch: Launch, host: Host) -> Launch:
     return launch.with_flags(flags)
 
 
-def prepare(launch: Launch, rows: Mapping[str, list[Row]], out: Path) -> tuple[replace.Prepared, Account]:
+def prepare(launch: Launch, rows: tuple[list[Row], list[Row]], out: Path) -> tuple[replace.Prepared, Account]:
     """Writes the twin and the rows below a folder; returns them, and what was replaced by what.
 
     Args:
@@ -138,10 +137,10 @@ def prepare(launch: Launch, rows: Mapping[str, list[Row]], out: Path) -> tuple[r
     tokenizer = AutoTokenizer.from_pretrained(out / "model")
     small = twin.twin_of(launch, max(len(tokenizer), launch.number("--vocab-size", 0) if is_real else 0))
     twin.write_weights(out / "model", small, tokenizer.eos_token_id)
-    train, held_out = rows["--prompt-data"], rows["--eval-prompt-data"][: replace.PROMPTS * 2]
+    train, held_out = rows[0], rows[1][: replace.PROMPTS * 2]
     prompts.write_rows(train, out / "data/train.jsonl")
     prompts.write_rows(held_out, out / "data/eval.jsonl")
-    longest = max(prompts.longest_prompt(launch, some, tokenizer) for some in (train, held_out))
+    longest = prompts.longest_prompt(launch, [*train, *held_out], tokenizer)
     files = [out / "data/train.jsonl", out / "data/eval.jsonl"]
     prepared = replace.Prepared(out / "model", small.flags, *files, longest)
     is_file = flag and Path(flag.values[-1].partition("@[")[0]).is_file()

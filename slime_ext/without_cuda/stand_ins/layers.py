@@ -1,9 +1,9 @@
 """Megatron's own layers under Transformer Engine's parameter names, for `--spec`, with packed attention.
 
 Stands for the layers of Transformer Engine (megatron/core/extensions/transformer_engine.py), which every
-release of slime and miles trains with. Their converters to Hugging Face's format know its names (the norm is a
-parameter of the linear layer behind it, linear_qkv.layer_norm_weight), and Megatron's local attention refuses
-packed sequences and context parallelism (core/transformer/dot_product_attention.py).
+release of slime and miles trains with. Their converters to Hugging Face's format know its names (the norm is
+a parameter of the linear layer behind it, linear_qkv.layer_norm_weight), and Megatron's local attention
+refuses packed sequences and context parallelism (core/transformer/dot_product_attention.py).
 
     --spec slime_ext.without_cuda.stand_ins.layers layer_spec --transformer-impl local
 """

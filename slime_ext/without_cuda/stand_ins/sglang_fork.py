@@ -1,7 +1,7 @@
 """A module of miles' fork of SGLang that PyPI's SGLang 0.5.23 does not hold.
 
-miles 31f1ca9 (utils/chat_template_utils/deepseek.py:19) imports the chat format of DeepSeek V4 whatever the model
-is. The module that is made here refuses to be used.
+miles 31f1ca9 (utils/chat_template_utils/deepseek.py:19) imports the chat format of DeepSeek V4 whatever the
+model is. The module that is made here refuses to be used.
 """
 
 from __future__ import annotations

@@ -135,6 +135,19 @@ def test_the_function_that_made_wrong_log_probs_is_named():
     assert line.text.endswith("(run.sh:27: --custom-generate-function-path mine.generate)")
 
 
+def test_log_probs_that_are_none_are_seen_where_the_run_ended_before_it_trained():
+    for found, text in {
+        None: "16 have no log-probs of the sampler, 0 NaN",
+        float("nan"): "0 have no log-probs of",
+    }.items():
+        one = {**sample("1"), "rollout_log_probs": found and [found, -1.0]}
+        seen = replace(GOOD, analysis=None, status=1, cause="TypeError", rollouts={0: [one] * 16})
+        line = of(seen, "--use-tis --custom-generate-function-path mine.generate")["sampled"]
+        assert line.state == "WRONG" and text in line.text and "mine.generate" in line.text
+        plain = replace(seen, events=without("parsed", use_tis=False).events, status=0)
+        assert (of(plain)["sampled"].state == "ok") == (found is None)
+
+
 def test_what_nobody_asked_for_is_not_wrong():
     plain = replace(without("parsed", use_tis=False, custom_tis_function_path=None))
     plain = replace(plain, events=tuple(e for e in plain.events if e["event"] != "function"))

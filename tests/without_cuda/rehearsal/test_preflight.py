@@ -14,6 +14,7 @@ def add(parser):
     parser.add_argument("--over-sampling-batch-size", "--apply-chat-template", "--num-steps-per-rollout")
 """
 CONFIG = "class LoggerConfig:\n    log_interval: int = 1\n    log_params_norm: bool = True\n"
+PATCH = "+    group.add_argument('--patched', action='store_true',\n"
 KNOWN = {word for word in WORDS.split() if word.startswith("--")}
 
 
@@ -21,6 +22,7 @@ KNOWN = {word for word in WORDS.split() if word.startswith("--")}
 def known(tmp_path):
     for file, text in {
         "slime/utils/arguments.py": PARSER,
+        "docker/x.patch": PATCH,
         "megatron/training/config/logger.py": CONFIG,
     }.items():
         (tmp_path / file).parent.mkdir(parents=True)
@@ -29,13 +31,15 @@ def known(tmp_path):
 
 
 def test_flags_are_read_from_the_sources(known):
-    assert {"--custom-rm-path", "--log-interval", "--no-log-params-norm"} <= known
+    assert {"--custom-rm-path", "--log-interval", "--no-log-params-norm", "--patched"} <= known
 
 
 CASES = [
     ("", None),
     ("--log-interval 3 --no-log-params-norm", None),
     ("--no-use-tis", None),
+    ("--rm-type '$KIND'", "--rm-type: expected a value that the script says, got '$KIND': export it"),
+    ("--ref-load '$BASE/x'", None),  # replaced
     ("--use-ti", None),  # the beginning of a name is enough for argparse
     ("--sglang-anything 1", None),
     ("--use-tiss", "run.sh:27: --use-tiss: the host has no such flag; did you mean --use-tis?"),

@@ -36,7 +36,8 @@ def test_the_first_short_rows_of_a_file_are_taken(tmp_path):
     rows = [{"prompt": "x" * (5000 if i % 2 else 5), "label": str(i)} for i in range(200)]
     prompts.write_rows(rows, tmp_path / "d.jsonl")
     said = launch(f"--prompt-data {tmp_path}/d.jsonl@[0:100]")
-    found = prompts.all_rows(said)["--prompt-data"]
+    found, none = prompts.all_rows(said)
+    assert none == []
     assert [row["label"] for row in found] == [str(i) for i in range(0, 128, 2)]
     for flags, line in {
         "--label-key lable": "run.sh:28: --label-key: expected a key of .*did you mean 'label'",

@@ -1,0 +1,78 @@
+"""The tiny task learned to the end on a real host without CUDA: held-out reward and seconds per rollout.
+
+    python -m benchmarks.real_host_learns --out runs/host_learns [--seeds 1 2 3] [--rollouts 100]
+
+A line of OUT/rows.jsonl is written as a run ends, and a run with a line is not started again. The correction
+is configs/tiny.yaml's: importance weights per token, truncated at 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import statistics
+import time
+from pathlib import Path
+
+from slime_ext.without_cuda import tiny
+from slime_ext.without_cuda.driver import WHEEL, run_host
+
+CORRECTION = (
+    "use_tis: true\ncustom_tis_function_path: slime_ext.tis.token_tis\n"
+    "custom_megatron_init_path: slime_ext.host.init\n"
+)
+HELDOUT = re.compile(r"eval (\d+): (\{'eval/heldout'.*?\})")
+STEP_TIME = re.compile(r"perf (\d+): (\{'perf/.*?\})")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the seeds that have no line yet."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/host_learns"))
+    parser.add_argument("--host", default=WHEEL)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--rollouts", type=int, default=100)
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("flags", nargs="*", help="further flags of the host, after --")
+    given = parser.parse_args(argv)
+    rows = given.out / "rows.jsonl"
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "token_tis.yaml").write_text(CORRECTION)
+    done = {json.loads(line)["run"] for line in rows.read_text().splitlines()} if rows.exists() else set()
+    for seed in given.seeds:
+        name = f"{Path(given.host).name}/{seed}/{given.rollouts}"
+        if name not in done:
+            row = run(name, seed, given)
+            with rows.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
+
+
+def run(name: str, seed: int, given: argparse.Namespace) -> dict:
+    """Trains one seed; held-out reward by rollout, seconds."""
+    out = given.out.absolute()
+    folder = out / name
+    tiny.write_model(folder / "tiny", seed)
+    task = tiny.task_flags(
+        folder / "tiny", prompts=32, samples=16, rollouts=given.rollouts, steps=4, micro_batch=128
+    )
+    flags = [*tiny.cpu_flags(), *tiny.model_flags(), *task, *tiny.engine_flags(concurrency=given.concurrency)]
+    flags += tiny.algorithm_flags(entropy=0.06, decay="linear")
+    flags += ["--actor-num-gpus-per-node", "1", "--seed", str(seed), "--rollout-seed", str(seed)]
+    flags += ["--custom-config-path", f"{out}/token_tis.yaml"]
+    flags += ["--eval-prompt-data", "heldout", f"{folder}/tiny/heldout.jsonl", "--eval-interval", "20"]
+    began = time.time()
+    status = run_host(given.host, [*flags, *given.flags], folder, timeout=3600)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", (folder / "log").read_text(errors="replace"))
+    heldout = {int(n): ast.literal_eval(found)["eval/heldout"] for n, found in HELDOUT.findall(text)}
+    measured = [ast.literal_eval(found) for _, found in STEP_TIME.findall(text)]
+    times = [metrics["perf/step_time"] for metrics in measured if "perf/step_time" in metrics]
+    seconds = round(time.time() - began, 1)
+    median = statistics.median(times) if times else None
+    return {"run": name, "status": status, "seconds": seconds, "heldout": heldout, "rollout_s": median}
+
+
+if __name__ == "__main__":
+    main()

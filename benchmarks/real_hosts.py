@@ -1,0 +1,191 @@
+"""Loss and gradient norm of real slime and miles, layout by layout, with and without the plugin, on CPUs.
+
+    python -m benchmarks.real_hosts --hosts ../shared/hosts --out runs/real_hosts [--only 'miles/*']
+    python -m benchmarks.real_hosts --out runs/real_hosts --table
+
+Every run trains two rollouts from the same files, without an engine (--debug-train-only). A line of
+OUT/rows.jsonl is written as a run ends, and a run with a line is not started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import fnmatch
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from slime_ext.without_cuda import tiny
+from slime_ext.without_cuda.driver import WHEEL, run_host
+
+ROLLOUTS = 2
+STEP = re.compile(r"step (\d+): (\{'train/.*?\})")
+CLOCK = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+PLUGINS = {
+    "off": None,
+    "metrics_only": "get_mismatch_metrics: true\ncustom_tis_function_path: slime_ext.tis.correct\n",
+    "capped": "use_tis: true\ncustom_tis_function_path: slime_ext.tis.correct\n",
+}
+CAPPED_STEPS = "slime_ext:\n  steps:\n    - reweight: {level: token}\n    - truncate: {high: 1.0}\n"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a run is laid out: the host's flags, ranks, Ray nodes, train_async.py or train.py."""
+
+    flags: tuple[str, ...] = ()
+    ranks: int = 1
+    nodes: int = 1
+    asynchronous: bool = False
+    steps: int = 2
+
+
+LAYOUTS = {
+    "1": Layout(),
+    "tp2": Layout(("--tensor-model-parallel-size", "2"), ranks=2),
+    "pp2": Layout(("--pipeline-model-parallel-size", "2"), ranks=2),
+    "cp2": Layout(("--context-parallel-size", "2"), ranks=2),
+    "dp2": Layout(ranks=2),
+    "two nodes": Layout(ranks=2, nodes=2),
+    "async": Layout(asynchronous=True),
+    "one step": Layout(steps=1),
+    "four steps": Layout(steps=4),
+    "rollout log-probs": Layout(("--use-rollout-logprobs",)),
+    "recompute": Layout(("--recompute-loss-function",)),
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs what has no line yet, or prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hosts", type=Path, default=os.environ.get("HOSTS"), help="folder of checkouts")
+    parser.add_argument("--out", type=Path, default=Path("runs/real_hosts"))
+    parser.add_argument("--only", default="*", help="pattern of host/layout/plugin")
+    parser.add_argument("--table", action="store_true", help="print the table of what has run")
+    given = parser.parse_args(argv)
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.table:
+        print(table(read_rows(given.out)))
+        return
+    hosts = (
+        {WHEEL: WHEEL} | {p.name: p for p in sorted(given.hosts.iterdir())} if given.hosts else {WHEEL: WHEEL}
+    )
+    done = {row["run"] for row in read_rows(given.out)}
+    prepare(given.out)
+    for name in names(hosts):
+        if fnmatch.fnmatch(name, given.only) and name not in done:
+            row = run(name, hosts[name.split("/")[0]], given.out)
+            with (given.out / "rows.jsonl").open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
+
+
+def names(hosts: dict[str, object]) -> Iterator[str]:
+    """host/layout/plugin of every run."""
+    for host in hosts:
+        for layout in LAYOUTS:
+            for plugin in PLUGINS:
+                yield f"{host}/{layout}/{plugin}"
+
+
+def read_rows(out: Path) -> list[dict]:
+    """What has run so far."""
+    file = out / "rows.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def prepare(out: Path) -> None:
+    """Model, rollouts and the plugin's files, once."""
+    if not (out / "rollouts").exists():
+        tiny.write_model(out / "tiny")
+        tiny.write_rollouts(out / "tiny", out / "rollouts", ROLLOUTS)
+    for name, text in PLUGINS.items():
+        if text is not None:
+            init = "custom_megatron_init_path: slime_ext.host.init\n"
+            steps = CAPPED_STEPS if name == "capped" else "slime_ext:\n  preset: metrics_only\n"
+            (out / f"{name}.yaml").write_text(text + init + steps)
+
+
+def run(name: str, host: str | Path, out: Path) -> dict:
+    """Trains once; the row of the run."""
+    _, layout_name, plugin = name.split("/")
+    layout, out = LAYOUTS[layout_name], out.absolute()
+    flags = [*tiny.cpu_flags(), *tiny.model_flags(), *tiny.algorithm_flags(), *layout.flags]
+    flags += tiny.task_flags(out / "tiny", rollouts=ROLLOUTS, steps=layout.steps)
+    flags += [
+        "--actor-num-nodes",
+        str(layout.nodes),
+        "--actor-num-gpus-per-node",
+        str(layout.ranks // layout.nodes),
+    ]
+    flags += ["--load-debug-rollout-data", f"{out}/rollouts/{{rollout_id}}.pt", "--debug-train-only"]
+    if PLUGINS[plugin] is not None:
+        flags += ["--custom-config-path", f"{out}/{plugin}.yaml"]
+    folder = out / name.replace(" ", "-")
+    began = time.time()
+    status = run_host(
+        host,
+        flags,
+        folder,
+        layout.asynchronous,
+        gpus=max(layout.ranks // layout.nodes, 1),
+        timeout=600,
+        nodes=layout.nodes,
+    )
+    return {"run": name, "status": status, "seconds": round(time.time() - began, 1)} | read_log(
+        folder / "log", began
+    )
+
+
+def read_log(log: Path, began: float) -> dict:
+    """What a run's log says: steps, our lines, seconds until the first step, the error if there was one."""
+    text = _plain(log)
+    steps = read_steps(log)
+    first = next((line for line in text.splitlines() if STEP.search(line)), "")
+    clock = CLOCK.search(first)
+    ours = [line[line.index("slime_ext: ") :] for line in text.splitlines() if "slime_ext: " in line]
+    errors = [line for line in text.splitlines() if re.match(r"^\S*(Error|Exception)\b", line)]
+    measured = steps.get(1, steps.get(0, {}))
+    return {
+        "first_step_s": clock and round(time.mktime(time.strptime(clock[1], "%Y-%m-%d %H:%M:%S")) - began),
+        "loss": [step["train/loss"] for _, step in sorted(steps.items())],
+        "grad_norm": [step["train/grad_norm"] for _, step in sorted(steps.items())],
+        "off_policy": {name: value for name, value in measured.items() if "off_policy" in name},
+        "start_up": ours[:1],
+        "start_up_lines": len(ours),
+        "error": errors[-1:],
+    }
+
+
+def read_steps(log: Path) -> dict[int, dict]:
+    """The metrics of every optimizer step that the host printed."""
+    found = {}
+    for number, metrics in STEP.findall(_plain(log)):
+        found.setdefault(int(number), ast.literal_eval(re.sub(r"\bnan\b|\binf\b", "None", metrics)))
+    return found
+
+
+def _plain(log: Path) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
+
+
+def table(rows: list[dict]) -> str:
+    """The rows in Markdown: steps beside each other."""
+    lines = [
+        "| host / layout / plugin | s | first step s | loss | gradient norm | status |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        loss, norm = (" ".join(f"{x:.6g}" for x in row[key]) for key in ("loss", "grad_norm"))
+        cells = (row["run"], row["seconds"], row["first_step_s"], loss, norm, row["status"])
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

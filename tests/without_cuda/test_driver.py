@@ -1,0 +1,72 @@
+"""The driver without a host: what it refuses, what its child sees, and that nothing outlives it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime_ext.errors import ConfigError
+from slime_ext.launcher.rollout.processes import marked_processes
+from slime_ext.without_cuda import driver, host_process
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A folder with a train.py, run by this interpreter instead of the host environment's, without Ray."""
+    monkeypatch.setenv("SLIME_EXT_HOST_PYTHON", sys.executable)
+    monkeypatch.setattr(driver, "CHILD", "tests.without_cuda.child")
+    return tmp_path
+
+
+def test_flags_environment_and_folder_reach_the_host(checkout):
+    (checkout / "train.py").write_text(
+        "import os, sys\nprint(sys.argv[1:], os.environ['MINE'], os.getcwd())\n"
+        "print(os.environ['SLIME_EXT_WITHOUT_CUDA'], 'RAY_ADDRESS' in os.environ)\nsys.exit(3)\n"
+    )
+    os.environ["RAY_ADDRESS"] = "another"
+    try:
+        status = driver.run_host(checkout, ["--lr", "1"], checkout / "out", environment={"MINE": "here"})
+    finally:
+        del os.environ["RAY_ADDRESS"]
+    assert status == 3
+    assert (checkout / "out/log").read_text() == f"['--lr', '1'] here {checkout}/out\n1 False\n"
+
+
+def test_after_its_time_a_run_ends_with_all_its_processes(checkout):
+    (checkout / "train.py").write_text(
+        "import os, subprocess, time\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "time.sleep(600)\n"
+    )
+    mark = {driver.MARK: "of-this-test"}
+    assert driver.run_host(checkout, [], checkout / "out", timeout=4, environment=mark) == driver.TIMED_OUT
+    assert marked_processes("of-this-test") == []
+
+
+def test_what_cannot_run_is_one_line(checkout, monkeypatch, capsys):
+    with pytest.raises(ConfigError, match=r"--host: expected 'miles' or a folder with train_async.py"):
+        driver.run_host(checkout, [], checkout / "out", asynchronous=True)
+    monkeypatch.setenv("SLIME_EXT_HOST_PYTHON", "/nowhere/python")
+    assert driver.main(["--host", "miles", "--out", str(checkout / "out")]) == 2
+    line = "slime-ext: host environment: expected /nowhere/python, got none: run `make host`\n"
+    assert capsys.readouterr().err == line
+
+
+def test_a_machine_with_cuda_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert host_process.main(["--host", "miles", "--"]) == 2
+    assert capsys.readouterr().err.startswith("slime-ext: run without CUDA: expected a machine without CUDA")
+
+
+def test_no_other_process_gets_stand_ins():
+    code = "import sys; print([f for f in sys.meta_path if type(f).__name__ == 'ImportHooks'])"
+    path = os.pathsep.join([str(driver.SITE), str(Path(driver.PACKAGE).parent)])
+    env = {"PYTHONPATH": path, "PATH": os.environ["PATH"]}
+    said = [
+        subprocess.run([sys.executable, "-c", code], env=env | more, capture_output=True, text=True).stdout
+        for more in ({}, {"SLIME_EXT_WITHOUT_CUDA": "1"})
+    ]
+    assert said[0] == "[]\n" and "ImportHooks" in said[1]

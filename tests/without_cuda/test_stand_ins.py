@@ -1,0 +1,126 @@
+"""Each stand-in, and what fails without it: one interpreter with all of them, one with all but it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import slime_ext
+from slime_ext.errors import ConfigError
+from slime_ext.without_cuda import stand_ins
+
+ROOT = Path(slime_ext.__file__).parents[1]
+HOST_PYTHON = ROOT / ".venv-host/bin/python"
+HOSTS = Path(os.environ.get("HOSTS", ROOT.parent / "shared/hosts"))
+
+TRAINER, HOST = "the trainer's environment", "the host's environment"
+# stand-in: where it can be seen, what needs it, what is said without it
+NEEDS = {
+    "torch_cuda": (
+        TRAINER,
+        "import torch, megatron.core\nassert torch.zeros(2, device='cuda').device.type == 'cpu'",
+        "CUDA",
+    ),
+    "accelerator": (
+        HOST,
+        f"import sys; sys.path.insert(0, '{HOSTS}/slime-624b824')\n"
+        "from slime.utils.accelerator import get_accelerator\nassert get_accelerator().device_count() == 1",
+        "cpu",
+    ),
+    "gloo": (
+        HOST,
+        "import tempfile, miles.utils.distributed_utils as d\n"
+        "file = tempfile.mktemp()\n"
+        "d.init_process_group('nccl', init_method=f'file://{file}', world_size=1, rank=0, group_name='w')",
+        "pg_options|NCCL",
+    ),
+    "hf_weights": (
+        HOST,
+        "import miles.backends.megatron_utils.checkpoint as c\n"
+        "from slime_ext.without_cuda.stand_ins import hf_weights\n"
+        "assert c._load_checkpoint_hf.__module__ == hf_weights.__name__, 'megatron.bridge'",
+        "megatron.bridge",
+    ),
+    "mooncake": (
+        HOST,
+        "import miles.backends.megatron_utils.update_weight.update_weight_from_distributed.p2p",
+        "mooncake|ParameterMapper|cannot import",
+    ),
+    "server_args": (
+        HOST,
+        "import dataclasses\nfrom sglang.srt.server_args import ServerArgs\n"
+        "assert 'dp_size' in {f.name for f in dataclasses.fields(ServerArgs)}",
+        "dataclass",
+    ),
+    "sglang_fork": (HOST, "from sglang.srt.entrypoints.openai import encoding_dsv4", "encoding_dsv4"),
+    "sglang_kernels": (HOST, "import torchvision, sgl_kernel", "torchvision|sgl_kernel"),
+}
+host = pytest.mark.host
+
+
+def run(where, code, without=()):
+    """Runs `code` in a new interpreter with the stand-ins; its status and the last line that it prints."""
+    python = sys.executable if where is TRAINER else HOST_PYTHON
+    install = f"from slime_ext.without_cuda import stand_ins\nstand_ins.install({list(without)})\n"
+    env = os.environ | {"PYTHONPATH": str(ROOT), "SLIME_ACCELERATOR": "cpu", "SGLANG_USE_CPU_ENGINE": "1"}
+    done = subprocess.run(
+        [python, "-W", "ignore", "-c", install + code], env=env, capture_output=True, text=True
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=host if NEEDS[name][0] is HOST else ()) for name in NEEDS]
+)
+def test_something_fails_without_each(name):
+    where, code, said = NEEDS[name]
+    if where is HOST and not (HOST_PYTHON.exists() and (name != "accelerator" or HOSTS.exists())):
+        pytest.skip("needs `make host`, and for slime's registry the folder HOSTS")
+    status, errors = run(where, code, without=[name])
+    assert status == 1 and any(word in errors for word in said.split("|")), errors[-2000:]
+    status, errors = run(where, code)
+    assert status == 0, errors[-2000:]
+
+
+def test_every_stand_in_has_its_test():
+    elsewhere = {"weight_endpoints", "free_ports", "process_groups"}
+    assert set(stand_ins.NAMES) - elsewhere == set(NEEDS)
+    with pytest.raises(ConfigError, match="did you mean 'gloo'"):
+        stand_ins.install(["glo"])
+
+
+class Engine:
+    """The host's engine class, as far as requests go."""
+
+    def __init__(self):
+        self.sent = []
+
+    def _make_request(self, endpoint, payload=None):
+        self.sent.append((endpoint, payload))
+        if endpoint == "update_weights_from_distributed" and payload == "bad":
+            raise RuntimeError("refused")
+
+
+def test_requests_of_a_weight_push_are_those_of_sglang_0_5_23():
+    from types import SimpleNamespace
+
+    from slime_ext.without_cuda.stand_ins.weight_endpoints import translate_requests
+
+    translate_requests(SimpleNamespace(SGLangEngine=Engine))
+    engine = Engine()
+    engine._make_request("init_weights_update_group", {"backend": "nccl", "rank": 1})
+    engine._make_request("post_process_weights", {})
+    engine._make_request("update_weights_from_distributed", "good")
+    with pytest.raises(RuntimeError):
+        engine._make_request("update_weights_from_distributed", "bad")
+    begin, end = ("begin_weight_update", None), ("end_weight_update", None)
+    assert engine.sent == [
+        ("init_weights_update_group", {"backend": "gloo", "rank": 1}),
+        *(begin, ("update_weights_from_distributed", "good"), end),
+        *(begin, ("update_weights_from_distributed", "bad"), end),
+    ]
