@@ -1,5 +1,5 @@
-"""``slime-ext bench speed``: corrections against each other in one interleaved run. Ratios are what to take
-home, not milliseconds.
+"""``python -m benchmarks.speed against``: corrections against each other in one interleaved
+run. Ratios are what to take home, not milliseconds.
 
 Configuration T is token weights with a cap of 2; S is sequence weights with a cap, a geometric mask, a veto
 and metrics. Systems that are not installed are left out.
@@ -18,11 +18,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.speed.cost import Cost, count, medians
+from benchmarks.speed.others import SYSTEMS
+from benchmarks.speed.request import Speed
+from benchmarks.speed.workloads import Batch, floor, lengths_of
 from slime_ext import tis
-from slime_ext.analysis.speed.cost import Cost, count, medians
-from slime_ext.analysis.speed.others import SYSTEMS
-from slime_ext.analysis.speed.request import Speed
-from slime_ext.analysis.speed.workloads import Batch, floor, lengths_of
 from slime_ext.compiled import hindrance
 from slime_ext.config import load_config
 from slime_ext.host import step_metrics

@@ -1,4 +1,4 @@
-"""The user's own corrections, beside the presets."""
+"""Files of ``--config`` -> corrections that stand beside the presets."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from slime_ext.losses import Bounds
 
 
 @dataclass(frozen=True)
-class Own:
-    """A file of --custom-config-path: its correction, and the host's clip range that it sets."""
+class UserCorrection:
+    """A file of --custom-config-path: its correction, and the clip range that it sets for the host."""
 
     file: str
     correction: Correction
     bounds: Bounds
 
 
-def resolved(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Own]:
-    """``--config`` files by the name of their row: the file's, with its path behind it if that is a preset's.
+def load_user_corrections(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, UserCorrection]:
+    """The corrections in files of ``--config`` by the name of their row: the file's name, with its path
+    behind it if a preset has that name.
 
     Args:
         files: path and content of each, which stays as it is.
@@ -33,7 +34,7 @@ def resolved(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Own]:
     Raises:
         ConfigError: one does not resolve.
     """
-    found: dict[str, Own] = {}
+    found: dict[str, UserCorrection] = {}
     for file, mapping in files:
         stem = Path(file).stem
         name = f"{stem} ({file})" if stem in presets.PRESETS else stem
@@ -45,7 +46,7 @@ def resolved(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Own]:
     return found
 
 
-def _own(file: str, mapping: Mapping[str, Any]) -> Own:
+def _own(file: str, mapping: Mapping[str, Any]) -> UserCorrection:
     if "slime_ext" not in mapping:
         raise ConfigError(
             f"{file}: expected the key slime_ext, got {', '.join(map(str, mapping)) or 'nothing'}"
@@ -59,4 +60,4 @@ def _own(file: str, mapping: Mapping[str, Any]) -> Own:
     # slime sets --eps-clip-high from its own --eps-clip before it reads the file
     bounds = Bounds()
     low, high = clip.get("eps_clip", bounds.low), clip.get("eps_clip_high", bounds.high)
-    return Own(file, correction, Bounds(low, high))
+    return UserCorrection(file, correction, Bounds(low, high))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.analysis.records import Rollout, Skipped
+from slime_ext.analysis.document import Skipped
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.host.versions import MOST_DIGITS, number_of
 
 UNKNOWN = -1  # version of the weights of a token
@@ -27,8 +28,8 @@ FIELDS: dict[str, tuple[torch.dtype, float]] = {
 
 
 @dataclass
-class Row:
-    """One sample: every value as its file had it, lists or tensors over the response ([R])."""
+class DumpedSample:
+    """One sample as its file has it: lists or tensors over the response ([R])."""
 
     position: int
     response_length: int
@@ -50,7 +51,7 @@ class Row:
 
 @dataclass
 class Notes:
-    """Remarks of one kind are one line: how often, and the first."""
+    """Remarks about samples, of which those of one kind become one line: how many, and the first."""
 
     kinds: dict[str, list[str]] = field(default_factory=dict)
 
@@ -64,11 +65,11 @@ class Notes:
 def assemble(
     rollout_id: int,
     source: str,
-    rows: Sequence[Row],
+    rows: Sequence[DumpedSample],
     trainer_version: int | None = None,
     notes: Notes | None = None,
-) -> Rollout | Skipped:
-    """Packs samples, leaving out those whose lists do not fit.
+) -> DumpedRollout | Skipped:
+    """One rollout from samples, without those whose lists do not fit.
 
     Args:
         trainer_version: version of the trainer's weights when the rollout was trained on, if it is known.
@@ -85,7 +86,7 @@ def assemble(
     return _pack(rollout_id, source, sound, trainer_version, notes)
 
 
-def _without_log_probs(rows: Sequence[Row]) -> str | None:
+def _without_log_probs(rows: Sequence[DumpedSample]) -> str | None:
     if all(row.proximal is None for row in rows):
         return (
             "has no log-probs of the trainer (log_probs): give the train dump of the same rollout too; slime "
@@ -96,7 +97,7 @@ def _without_log_probs(rows: Sequence[Row]) -> str | None:
     return None
 
 
-def _fits(row: Row, notes: Notes) -> bool:
+def _fits(row: DumpedSample, notes: Notes) -> bool:
     if row.proximal is None:
         notes.add("without log-probs of the trainer, left out", f"position {row.position}")
         return False
@@ -124,13 +125,13 @@ def _fits(row: Row, notes: Notes) -> bool:
 
 
 def _pack(
-    rollout_id: int, source: str, rows: list[Row], trainer_version: int | None, notes: Notes
-) -> Rollout:
+    rollout_id: int, source: str, rows: list[DumpedSample], trainer_version: int | None, notes: Notes
+) -> DumpedRollout:
     lengths = tuple(row.response_length for row in rows)
     pack = _Packer(rows, lengths)
     mask = pack.whole("mask") != 0
     versions = _versions(rows, mask, notes)
-    return Rollout(
+    return DumpedRollout(
         rollout_id=rollout_id,
         source=source,
         lengths=lengths,
@@ -155,10 +156,9 @@ def _pack(
 
 @dataclass(frozen=True)
 class _Packer:
-    """Takes a field of all rows into one flat tensor, and drops it from the rows, so that a rollout is not
-    held twice."""
+    """Moves a field of all rows into one flat tensor, so that the rollout is not in memory twice."""
 
-    rows: list[Row]
+    rows: list[DumpedSample]
     lengths: tuple[int, ...]
 
     def maybe(self, name: str) -> Tensor | None:
@@ -180,7 +180,7 @@ class _Packer:
 
 
 def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
-    """A list (None means NaN) or tensor -> CPU tensor [R].
+    """A CPU tensor [R] from a list, in which None means NaN, or from a tensor.
 
     Raises:
         TypeError, ValueError, RuntimeError, OverflowError: something else than a list of numbers.
@@ -196,7 +196,7 @@ def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
     return found
 
 
-def _rewards(rows: list[Row]) -> Tensor | None:
+def _rewards(rows: list[DumpedSample]) -> Tensor | None:
     if all(row.reward is None for row in rows):
         return None
     return torch.tensor([torch.nan if r.reward is None else r.reward for r in rows], dtype=torch.float64)
@@ -207,7 +207,7 @@ def _all(values: list[int | None]) -> tuple[int, ...] | None:
 
 
 def rollout_number(value: Any) -> int:
-    """What a file calls its rollout.
+    """A rollout number from what a file calls its rollout.
 
     Raises:
         TypeError, ValueError, OverflowError: it is no number, or one of more digits than an int64 holds.
@@ -223,7 +223,7 @@ def _number(version: Any) -> int:
     return UNKNOWN if found is None else found
 
 
-def _versions(rows: list[Row], mask: Tensor, notes: Notes) -> Tensor | None:
+def _versions(rows: list[DumpedSample], mask: Tensor, notes: Notes) -> Tensor | None:
     if not any(row.weight_versions or row.token_versions for row in rows):
         return None
     out = torch.full(mask.shape, UNKNOWN, dtype=torch.int64)
@@ -235,8 +235,8 @@ def _versions(rows: list[Row], mask: Tensor, notes: Notes) -> Tensor | None:
     return out
 
 
-def _fill(out: Tensor, row: Row, mask: Tensor, notes: Notes) -> None:
-    """The versions of one sample, in place."""
+def _fill(out: Tensor, row: DumpedSample, mask: Tensor, notes: Notes) -> None:
+    """Writes the weight version of each token of a sample to ``out``."""
     per_token = row.token_versions
     if len(per_token) == len(out) and len(out):
         runs = [(_number(version), sum(1 for _ in run)) for version, run in groupby(per_token)]
@@ -264,3 +264,50 @@ def _ages(versions: Tensor, trainer_version: int | None) -> Tensor | None:
     newest = int(versions.max())
     reference = newest if trainer_version is None or trainer_version < newest else trainer_version
     return torch.where(known, (reference - versions).float(), torch.nan)
+
+
+def sample_of(sample: Mapping[str, Any], position: int, step: int | None = None) -> DumpedSample:
+    """One sample from a row under slime's plural names."""
+    length = int(sample["response_lengths"])
+    tokens = sample.get("tokens")
+    prompt_length = int(sample.get("total_lengths") or (length if tokens is None else len(tokens))) - length
+    reward = sample.get("local_raw_reward")
+    return DumpedSample(
+        position=position,
+        response_length=length,
+        behavior=sample.get("rollout_log_probs"),
+        proximal=sample.get("log_probs"),
+        mask=sample.get("loss_masks"),
+        tokens=None if tokens is None else tokens[prompt_length : prompt_length + length],
+        advantages=sample.get("advantages"),
+        entropy=sample.get("entropy"),
+        prompt_length=prompt_length,
+        reward=number(sample.get("rewards") if reward is None else reward),
+        step=step,
+    )
+
+
+def number(value: Any) -> float | None:
+    """A reward as a number; None for a mapping of rewards or for none."""
+    if isinstance(value, Tensor):
+        return float(value) if value.numel() == 1 else None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def text(value: Any) -> str:
+    """A prompt as text, from text or a list of chat messages; half a surrogate pair, which no file can
+    hold, becomes a question mark."""
+    return _text(value).encode("utf-8", "replace").decode()
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)):
+        return "\n".join(
+            str(part.get("content", "")) if isinstance(part, dict) else str(part) for part in value
+        )
+    return ""

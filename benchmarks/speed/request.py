@@ -20,7 +20,7 @@ CONFIGS = {"T": "token weights with a cap", "S": "sequence weights with a cap, g
 BACKENDS = ("eager", "compiled")
 # Temporaries stay mapped between calls, as under a caching device allocator.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(1 << 28)}
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def settled_allocator() -> bool:
 
 
 def again(words: Sequence[str], python: str = sys.executable) -> int:
-    """``slime-ext bench`` with these words under the allocator's settings; its exit status."""
+    """``python -m benchmarks.speed`` with these words under the allocator's settings; its exit status."""
     env = os.environ | ALLOCATOR | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    start = [python, "-W", "ignore", "-m", "slime_ext.cli", "bench", *words]
+    start = [python, "-W", "ignore", "-m", "benchmarks.speed", *words]
     return subprocess.run(start, env=env, check=False).returncode

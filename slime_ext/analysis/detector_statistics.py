@@ -4,6 +4,7 @@ weight versions, zeros that stand for log-probs. All of it adds up over rollouts
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor
 
 from slime_ext.analysis.measures import PER_DECADE, SMALLEST, Sums
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.ops.divergences import k3
 
 SHIFTS = (-2, -1, 1, 2)
-QUANTITIES = ("excess", "log_ratio", "absolute", "surprise")
+QUANTITIES = ("ratio_minus_one", "log_ratio", "absolute", "surprise")
 LARGEST_RATIO = 10.0  # a ratio counts as this much at most, so that one token does not make a mean
 FURTHEST = 5.0  # nats, and a log-ratio in k3 as this much
 EXACT = 1e-4  # nats; what arithmetic alone does to equal log-probs stays below
@@ -29,7 +30,8 @@ TOP = 0.01  # the share of tokens whose part in sum l^2 is remembered
 
 
 class Mean(NamedTuple):
-    """A mean over tokens and its standard error, sequences being independent of each other."""
+    """A mean over tokens with its standard error, for tokens that depend on each other within a sequence
+    and not beyond."""
 
     value: float
     error: float
@@ -45,22 +47,22 @@ class Mean(NamedTuple):
 
 @dataclass
 class Means:
-    """Per quantity sum a, sum a^2, sum a n over sequences (a its sum over a sequence of n tokens), and sum n,
-    sum n^2."""
+    """The sums from which ``Mean`` follows: per quantity sum a, sum a^2, sum a n over sequences (a is the
+    quantity's sum over a sequence of n tokens), sum n and sum n^2."""
 
     sums: Tensor = field(default_factory=lambda: torch.zeros(len(QUANTITIES), 5, dtype=torch.float64))
 
-    def add(self, part: Rollout) -> None:
-        """Counts a part of a rollout."""
+    def add(self, part: DumpedRollout) -> None:
+        """Adds the sequences of a part of a rollout."""
         ratio = part.log_ratio.clamp(max=math.log(LARGEST_RATIO))
-        self._add("excess", torch.expm1(ratio), part.finite, part)
+        self._add("ratio_minus_one", torch.expm1(ratio), part.finite, part)
         self._add("log_ratio", part.log_ratio, part.finite, part)
         self._add("absolute", part.log_ratio.abs(), part.finite, part)
         if part.entropy is not None:
             known = part.finite & part.entropy.isfinite()
             self._add("surprise", torch.where(known, -part.behavior - part.entropy, 0), known, part)
 
-    def _add(self, name: str, values: Tensor, counted: Tensor, part: Rollout) -> None:
+    def _add(self, name: str, values: Tensor, counted: Tensor, part: DumpedRollout) -> None:
         total = part.segments.sum(torch.where(counted, values, 0))
         n = part.segments.sum(counted.float())
         sums = (total.sum(), total.square().sum(), (total * n).sum(), n.sum(), n.square().sum())
@@ -74,8 +76,8 @@ class Means:
         return Mean(mean, math.sqrt(max(square - 2 * mean * cross + mean * mean * n_square, 0)) / n, int(n))
 
 
-class Cell(NamedTuple):
-    """The tokens of a rollout that one version of the weights sampled."""
+class VersionSums(NamedTuple):
+    """Sums over those tokens of a rollout that one version of the weights sampled."""
 
     rollout_id: int
     version: int
@@ -86,8 +88,8 @@ class Cell(NamedTuple):
     age: float = 0.0  # of the weights, as far as the rollout's files tell it; the newest's may be larger
 
 
-class Seen(NamedTuple):
-    """One rollout in short."""
+class RolloutSummary(NamedTuple):
+    """Size and mismatch of one rollout."""
 
     rollout_id: int
     tokens: int
@@ -97,12 +99,9 @@ class Seen(NamedTuple):
     median: float  # of |l|
 
 
-COUNTS = ("above", "below", "zeros", "doubted", "filled", "sure", "padded", "positive", "silent", "partial")
-
-
 @dataclass
-class Evidence:
-    """Of a run.
+class DetectorStatistics:
+    """Counts and sums of a run that the detectors look at beside the numbers and the curves.
 
     ``above`` and ``below`` count tokens with l beyond +-1e-4, ``zeros`` behavior log-probs that are exactly
     0, ``doubted`` those of them with a trainer's log-prob below -0.25, ``filled`` those with one below -2,
@@ -116,20 +115,19 @@ class Evidence:
     """
 
     means: Means = field(default_factory=Means)
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    counts: Counter[str] = field(default_factory=Counter)
     shifts: Tensor = field(default_factory=lambda: torch.zeros(len(SHIFTS), 4, dtype=torch.float64))
     shifted: Tensor = field(default_factory=lambda: torch.zeros(len(SHIFTS), dtype=torch.float64))
     switched: Tensor = field(default_factory=lambda: torch.zeros(2, 4, dtype=torch.float64))
-    cells: list[Cell] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
+    versions: list[VersionSums] = field(default_factory=list)
+    rollouts: list[RolloutSummary] = field(default_factory=list)
     open: dict[int, Tensor] = field(default_factory=dict)  # of the rollout whose parts are being added
     near: float = 0.0  # sum k3 of that rollout
 
-    def add(self, part: Rollout) -> None:
-        """Counts a part of a rollout."""
+    def add(self, part: DumpedRollout) -> None:
+        """Adds the tokens of a part of a rollout."""
         self.means.add(part)
-        for name, count in _counts(part).items():
-            self.counts[name] += count
+        self.counts.update(_counts(part))
         for row, shift in enumerate(SHIFTS):
             self._add_shift(row, shift, part)
         self.near += float(_near(part.log_ratio).sum(dtype=torch.float64))
@@ -137,20 +135,20 @@ class Evidence:
             for version, sums in _by_version(part).items():
                 self.open[version] = self.open.get(version, 0) + sums
 
-    def _add_shift(self, row: int, shift: int, part: Rollout) -> None:
+    def _add_shift(self, row: int, shift: int, part: DumpedRollout) -> None:
         ids, distances = _shifted(part, shift)
         self.shifts[row] += torch.tensor([len(ids), *distances.sum(1).tolist()], dtype=torch.float64)
         self.shifted[row] += float(_is_explained(ids, distances, part.count).sum())
 
-    def close(self, rollout: Rollout, sums: Sums) -> None:
-        """Counts what only a whole rollout tells, after its parts.
+    def close(self, rollout: DumpedRollout, sums: Sums) -> None:
+        """Adds what can only be computed once all parts of a rollout were added.
 
         Args:
             sums: of this rollout alone.
         """
         if sums["finite"]:
-            self.seen.append(
-                Seen(
+            self.rollouts.append(
+                RolloutSummary(
                     rollout.rollout_id,
                     int(sums["finite"]),
                     sums.mean("absolute") or 0.0,
@@ -161,35 +159,35 @@ class Evidence:
         self.near = 0.0
         reference = _reference(rollout)
         for version, (every, after, pure) in sorted(self.open.items()):
-            count, *sums = every.tolist()
-            self.cells.append(Cell(rollout.rollout_id, version, int(count), *sums, reference - version))
+            count, *rest = every.tolist()
+            found = VersionSums(rollout.rollout_id, version, int(count), *rest, reference - version)
+            self.versions.append(found)
             if after[0]:
                 self.switched += torch.stack([after, pure])
         self.open.clear()
 
     @property
     def top_share(self) -> float:
-        """Of sum l^2, what the 1% of tokens with the largest |l| hold; the median of the rollouts."""
-        return median(seen.top_share for seen in self.seen) if self.seen else 0.0
+        """The share of sum l^2 that the 1% of tokens with the largest |l| hold; the median over rollouts."""
+        return median(rollout.top_share for rollout in self.rollouts) if self.rollouts else 0.0
 
-    def merge(self, other: Evidence) -> None:
-        """Adds what another one counted."""
+    def merge(self, other: DetectorStatistics) -> None:
+        """Adds the statistics of other rollouts."""
         self.means.sums += other.means.sums
-        for name, count in other.counts.items():
-            self.counts[name] += count
+        self.counts.update(other.counts)
         self.shifts += other.shifts
         self.shifted += other.shifted
         self.switched += other.switched
-        self.cells += other.cells
-        self.seen = sorted([*self.seen, *other.seen])
+        self.versions += other.versions
+        self.rollouts = sorted([*self.rollouts, *other.rollouts])
 
 
 def _near(log_ratio: Tensor) -> Tensor:
-    """k3, of log-ratios up to 5 nats."""
+    """k3 of log-ratios, which count as 5 nats at most."""
     return k3(log_ratio.clamp(max=FURTHEST))
 
 
-def _counts(part: Rollout) -> dict[str, int]:
+def _counts(part: DumpedRollout) -> dict[str, int]:
     found, mask = part.log_ratio, part.mask
     zero = mask & (part.behavior == 0)
     neighbour = zero[1:] & zero[:-1] & (part.segments.ids[1:] == part.segments.ids[:-1])
@@ -212,9 +210,10 @@ def _counts(part: Rollout) -> dict[str, int]:
     return {name: int(flags.sum()) for name, flags in counted.items()}
 
 
-def _shifted(part: Rollout, shift: int) -> tuple[Tensor, Tensor]:
-    """[N] sample, and [3, N] |proximal_t - behavior_(t + shift)|, |l| at t and at t + shift, of tokens of
-    which both are inside one sample."""
+def _shifted(part: DumpedRollout, shift: int) -> tuple[Tensor, Tensor]:
+    """Log-probs compared with those of a place ``shift`` tokens away: [N] sample, and [3, N] |proximal_t -
+    behavior_(t + shift)|, |l| at t and |l| at t + shift, for tokens t of which both places are in one
+    sample."""
     ids, finite, s = part.segments.ids, part.finite, abs(shift)
     early, late = slice(None, -s), slice(s, None)
     here, there = (early, late) if shift > 0 else (late, early)
@@ -224,8 +223,8 @@ def _shifted(part: Rollout, shift: int) -> tuple[Tensor, Tensor]:
 
 
 def _is_explained(ids: Tensor, distances: Tensor, count: int) -> Tensor:
-    """[S] bool, sequences in which the shifted log-probs are significantly closer than those at either
-    place."""
+    """Whether a shift explains each sequence, [S] bool: sequences in which the shifted log-probs are
+    significantly closer than those at either place."""
     shifted, *own = distances
     verdicts = []
     for distance in own:
@@ -236,7 +235,7 @@ def _is_explained(ids: Tensor, distances: Tensor, count: int) -> Tensor:
     return verdicts[0] & verdicts[1]
 
 
-def _by_version(part: Rollout) -> dict[int, Tensor]:
+def _by_version(part: DumpedRollout) -> dict[int, Tensor]:
     """version -> [3, 4]: all its tokens, those after a change of weights inside their response, and those of
     responses without one; of each count, sum l, sum |l|, sum k3."""
     versions, segments = part.versions, part.segments
@@ -252,8 +251,8 @@ def _by_version(part: Rollout) -> dict[int, Tensor]:
     return dict(zip(numbers.tolist(), table, strict=True))
 
 
-def _reference(rollout: Rollout) -> float:
-    """The version of which every age is counted; 0 where none is known, as then there is no cell."""
+def _reference(rollout: DumpedRollout) -> float:
+    """The weight version from which the ages of a rollout are counted; 0 where no age is known."""
     if rollout.ages is None:
         return 0.0
     known = rollout.ages.isfinite()
@@ -261,12 +260,13 @@ def _reference(rollout: Rollout) -> float:
 
 
 def _tabulated(index: Tensor, values: Tensor, size: int) -> Tensor:
-    """[N], [K, N] -> [size, K] sums."""
+    """Sums of values [K, N] by their index [N], [size, K]."""
     return torch.stack([torch.bincount(index, weights=v, minlength=size) for v in values], 1)
 
 
 def _tail(histogram: Tensor) -> tuple[float, float]:
-    """Share of sum l^2 that the 1% of tokens with the largest |l| hold, and the median of |l|; from bins."""
+    """From the histogram of log-ratios: the share of sum l^2 that the 1% of tokens with the largest |l|
+    hold, and the median of |l|."""
     side = len(histogram) // 2
     counts = histogram[side:].clone()
     counts[1:] += histogram[:side].flip(0)

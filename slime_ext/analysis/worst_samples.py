@@ -1,4 +1,4 @@
-"""The samples and the tokens that are furthest off, with their text."""
+"""The samples and the tokens with the largest log-ratios, with their text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heapq import nlargest
 import torch
 
 from slime_ext.analysis.document import Span, Worst
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.analysis.texts import decoder
 
 KEPT = 10  # samples, and as many tokens
@@ -18,8 +18,8 @@ TEXT = 600  # characters
 
 
 @dataclass
-class Worsts:
-    """A collector of the largest |sum of l| of samples and |l| of tokens.
+class WorstSamples:
+    """A collector of the samples with the largest |sum of l| and the tokens with the largest |l|.
 
     Args:
         tokenizer: folder of the tokenizer, or None.
@@ -29,8 +29,8 @@ class Worsts:
     samples: list[Worst] = field(default_factory=list)
     tokens: list[Worst] = field(default_factory=list)
 
-    def add(self, part: Rollout) -> None:
-        """Looks at a part of a rollout."""
+    def add(self, part: DumpedRollout) -> None:
+        """Looks for larger log-ratios in a part of a rollout."""
         totals = part.segments.sum(part.log_ratio)
         for i in _largest(totals, _floor(self.samples)):
             self.samples.append(self._sample(part, i, float(totals[i])))
@@ -38,21 +38,21 @@ class Worsts:
             self.tokens.append(self._token(part, at))
         self._trim()
 
-    def merge(self, other: Worsts) -> None:
-        """Adds what another one found."""
+    def merge(self, other: WorstSamples) -> None:
+        """Adds the samples and tokens of other rollouts."""
         self.samples += other.samples
         self.tokens += other.tokens
         self._trim()
 
     def found(self) -> tuple[Worst, ...]:
-        """Samples, then tokens, the furthest off first."""
+        """The samples, then the tokens, those with the largest log-ratio first."""
         return (*self.samples, *self.tokens)
 
     def _trim(self) -> None:
         for name in ("samples", "tokens"):
             setattr(self, name, nlargest(KEPT, getattr(self, name), key=lambda worst: abs(worst.log_ratio)))
 
-    def _sample(self, part: Rollout, i: int, total: float) -> Worst:
+    def _sample(self, part: DumpedRollout, i: int, total: float) -> Worst:
         begin = sum(part.lengths[:i])
         own = part.log_ratio[begin : begin + part.lengths[i]]
         peak = int(own.abs().argmax())
@@ -65,7 +65,7 @@ class Worsts:
             spans=self._spans(part, begin + first, min(begin + first + SPANS, begin + part.lengths[i])),
         )
 
-    def _token(self, part: Rollout, at: int) -> Worst:
+    def _token(self, part: DumpedRollout, at: int) -> Worst:
         i = int(part.segments.ids[at])
         begin = sum(part.lengths[:i])
         first, last = max(begin, at - AROUND), min(begin + part.lengths[i], at + AROUND + 1)
@@ -79,7 +79,7 @@ class Worsts:
             spans=spans,
         )
 
-    def _spans(self, part: Rollout, first: int, last: int) -> tuple[Span, ...]:
+    def _spans(self, part: DumpedRollout, first: int, last: int) -> tuple[Span, ...]:
         if part.tokens is None:
             return ()
         texts = decoder(self.tokenizer)(part.tokens[first:last].tolist())
@@ -91,7 +91,7 @@ class Worsts:
 
 
 def _floor(kept: list[Worst]) -> float:
-    """What a newcomer must exceed."""
+    """The size that a log-ratio must exceed to be among the largest."""
     return abs(kept[-1].log_ratio) if len(kept) >= KEPT else 0.0
 
 
@@ -100,7 +100,7 @@ def _largest(values: torch.Tensor, floor: float) -> list[int]:
     return found.indices[found.values > floor].tolist()
 
 
-def _place(part: Rollout, i: int) -> dict:
+def _place(part: DumpedRollout, i: int) -> dict:
     reward = None if part.rewards is None or part.rewards[i].isnan() else float(part.rewards[i])
     return {
         "rollout_id": part.rollout_id,

@@ -1,5 +1,4 @@
-"""``slime-ext bench scale``: how the cost of a correction grows with tokens, sequences and context-parallel
-ranks."""
+"""``python -m benchmarks.speed scale``: how cost grows with tokens, sequences and context-parallel ranks."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.speed.cost import medians
+from benchmarks.speed.request import Scale
+from benchmarks.speed.run import STEPS, ours
+from benchmarks.speed.workloads import Batch, slope
 from slime_ext import compiled, correction
-from slime_ext.analysis.speed.cost import medians
-from slime_ext.analysis.speed.request import Scale
-from slime_ext.analysis.speed.run import STEPS, ours
-from slime_ext.analysis.speed.workloads import Batch, slope
 from slime_ext.config import load_config
 from slime_ext.correction import HookInputs
 from slime_ext.host.packing import pack_segments
