@@ -49,7 +49,6 @@ ENVIRONMENT = {
     "WANDB_MODE": "disabled",
     "SLIME_HOST_IP": "127.0.0.1",  # by default the hosts listen on the machine's own address
     "MILES_HOST_IP": "127.0.0.1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's; a fork wants one thread (fork_server.py)
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on the loopback address alone

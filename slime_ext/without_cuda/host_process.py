@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import os
 import runpy
 import sys
@@ -15,11 +14,9 @@ from pathlib import Path
 from types import ModuleType
 
 from slime_ext.errors import SlimeExtError
-from slime_ext.without_cuda import fork_server
 from slime_ext.without_cuda.stand_ins import torch_cuda
 
 WHEEL = "miles"
-SERVER = ("sglang.launch_server", "sglang.srt.entrypoints.http_server")
 OBJECT_STORE_BYTES = 256 << 20
 RAY_STARTS = 3  # on a busy machine the raylet gives up on a slow agent and dies
 
@@ -33,24 +30,10 @@ def main(argv: list[str]) -> int:
     except SlimeExtError as error:
         print(f"slime-ext: {error}", file=sys.stderr)
         return 2
-    preload(given.host)
-    status = fork_server.start(f"{os.environ['SLIME_EXT_RAY_FOLDER']}.socket")
-    if status is not None:
-        return status
     if given.host == WHEEL:
         return _run_wheel(given, flags)
     _run_script(given, flags)
     return 0
-
-
-def preload(host: str) -> None:
-    """Imports what each process of the run would import: Ray's worker, SGLang's server, the host's actors."""
-    package = WHEEL
-    if host != WHEEL:
-        sys.path.insert(0, host)
-        package = next(name for name in ("slime", "miles") if Path(host, name).is_dir())
-    for module in ("ray", "ray._private.workers.default_worker", *SERVER, f"{package}.ray.placement_group"):
-        importlib.import_module(module)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,6 +49,7 @@ def _run_script(given: argparse.Namespace, flags: list[str]) -> None:
     """The checkout's own train.py or train_async.py."""
     script = Path(given.host, "train_async.py" if given.asynchronous else "train.py")
     sys.argv = [str(script), *flags]
+    sys.path.insert(0, given.host)
     start_ray(given.gpus, given.nodes)
     runpy.run_path(str(script), run_name="__main__")
 

@@ -7,9 +7,8 @@ both.
 import os
 
 if os.environ.get("SLIME_EXT_WITHOUT_CUDA") == "1":
-    from slime_ext.without_cuda import fork_server, stand_ins
+    from slime_ext.without_cuda import stand_ins
 
-    fork_server.hand_over()
     stand_ins.install()
     if "SLIME_EXT_REHEARSE_EVENTS" in os.environ:
         from slime_ext.without_cuda.rehearsal import observe
