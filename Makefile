@@ -18,7 +18,7 @@ CORE_TESTS := tests/ops tests/metrics tests/host/test_hook.py tests/host/test_pa
 SGLANG_LISTS := slime_ext/launcher/rollout/requirements-sglang-cpu.txt slime_ext/launcher/rollout/requirements-sglang-cpu-nodeps.txt
 HOST_LISTS := slime_ext/without_cuda/requirements-host.txt slime_ext/without_cuda/requirements-host-nodeps.txt
 
-.PHONY: install host train rehearse test test-core test-fast test-gpu lint format clean
+.PHONY: install host train rehearse test test-core test-fast test-gpu cuda-wheels lint format clean
 
 install: $(VENV)/.ready $(SGLANG_VENV)/.ready
 
@@ -77,6 +77,14 @@ test-fast:
 
 test-gpu:
 	@$(VENV)/bin/python -m pytest tests_gpu -q
+
+# Wheels for `bash benchmarks/cuda.sh` on a machine with CUDA and without a network; its Python may be another.
+CUDA_PYTHON ?= 3.12
+cuda-wheels:
+	@$(PYTHON) -m pip --disable-pip-version-check download -q --no-deps --only-binary=:all: \
+	  --python-version $(CUDA_PYTHON) --implementation cp $(foreach n,28 27 24 17,--platform manylinux_2_$(n)_x86_64) \
+	  --platform manylinux2014_x86_64 -d cuda-wheels -r benchmarks/requirements-cuda.txt
+	@du -sh cuda-wheels
 
 lint:
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .

@@ -15,7 +15,6 @@ TRAIN = [
     "tokenizers",
     "safetensors",
     "tensorboard",
-    "matplotlib",
     "httpx",
 ]
 SGLANG = (ROOT / "slime_ext/launcher/rollout/requirements-sglang-cpu.txt").read_text().split()
@@ -35,7 +34,16 @@ setup(
         "slime_ext.without_cuda": ["requirements-*.txt", "site/*.py"],
         "slime_ext.analysis.report": ["page.html.j2", "style.css"],
     },
-    install_requires=[TORCH, "numpy>=1.24", "pydantic>=2.7", "PyYAML", "rich", "libcst", "Jinja2>=3.1,<4"],
+    install_requires=[
+        TORCH,
+        "numpy>=1.24",
+        "pydantic>=2.7",
+        "PyYAML",
+        "rich",
+        "libcst",
+        "Jinja2>=3.1,<4",
+        "matplotlib>=3.7",
+    ],
     extras_require={
         "megatron": MEGATRON,
         "te": ["transformer-engine[pytorch]"],

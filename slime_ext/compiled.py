@@ -253,5 +253,7 @@ def _made_up(given: Named) -> list[Tensor]:
     for name, values in given.items():
         shape = (values.shape[0], len(lengths)) if name == "table" else shapes.get(name, (sum(lengths),))
         shape = () if name.startswith("number") else shape
-        found.append(known.get(name, torch.ones(shape, dtype=values.dtype, device=device)))
+        found.append(
+            known[name].detach() if name in known else torch.ones(shape, dtype=values.dtype, device=device)
+        )
     return found

@@ -10,10 +10,15 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+LINE = 100  # characters of a value that a message shows
+
 
 class SlimeExtError(Exception):
     """Base of every error raised on purpose. Its text is one line: ``<where>: expected X, got Y: what to
-    do``."""
+    do``; control characters in it are shown as such."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (type(self), *self.args)
@@ -76,3 +81,29 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def printable(text: str) -> str:
+    """Text in which every control character, a line end too, is its escape.
+
+    >>> printable("a\\tb\\x1b[31m")
+    'a\\\\tb\\\\x1b[31m'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def shown(value: object) -> str:
+    """The repr of a value, cut where it is longer than a line.
+
+    >>> shown("1e-4"), len(shown([0] * 100))
+    ("'1e-4'", 100)
+    """
+    return cut(repr(value))
+
+
+def cut(text: object) -> str:
+    """Text as it is, or its beginning where it is longer than a line."""
+    found = str(text)
+    return found if len(found) <= LINE else f"{found[: LINE - 3]}..."

@@ -47,16 +47,21 @@ class LossInputs:
     @cached_property
     def target(self) -> Tensor:
         """Log-probs of the sampled tokens under the policy that is being trained, with grad."""
-        return torch.where(self.valid, self.given["target"], 0)
+        return torch.where(self.valid, self._wide("target"), 0)
 
     @cached_property
     def advantages(self) -> Tensor:
         """The host's advantages, detached."""
-        return torch.where(self.valid, self.given["advantages"].detach(), 0)
+        return torch.where(self.valid, self._wide("advantages").detach(), 0)
 
     def log_ratio(self, anchor: Anchor) -> Tensor:
         """[T] log target - log anchor, with the target's gradient."""
-        return torch.where(self.valid, self.given["target"] - self.given[anchor].detach(), 0)
+        return torch.where(self.valid, self._wide("target") - self._wide(anchor).detach(), 0)
+
+    def _wide(self, name: str) -> Tensor:
+        """A host's tensor in float32 or more: a loss in bfloat16 would lose what its weights are about."""
+        values = self.given[name]
+        return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 @dataclass(frozen=True)

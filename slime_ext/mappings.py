@@ -7,23 +7,62 @@ from typing import Any
 
 import yaml
 
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, cut
 
 # PyYAML lets Python's own errors through for values such as 2024-13-45, 0b_, !!bool x and 3000 brackets.
-UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+UNREADABLE = (
+    yaml.YAMLError,
+    ImportError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 MERGE = "tag:yaml.org,2002:merge"
+LONGEST = 100_000  # characters of a file: a configuration is a page
+MOST = 20_000  # values in it, each alias counted as what it stands for
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """SafeLoader lets the last of two equal keys win."""
+    """Refuses what SafeLoader takes: the last of two equal keys, aliases in aliases without end."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The document's tree.
+
+        Raises:
+            ConfigError: it stands for more values than a configuration has, or holds itself.
+        """
+        node = super().get_single_node()
+        if node is not None and _count(node, {}) > MOST:
+            raise ConfigError(f"expected at most {MOST} values, got more, with what its aliases stand for")
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != MERGE]
-        for twice in (key for i, key in enumerate(keys) if key in keys[:i]):
-            line = node.start_mark.line + 1
-            raise ConfigError(f"expected each key once, got '{twice}' twice (mapping at line {line})")
+        seen = set()
+        for key in (self.construct_object(key, deep=True) for key, _ in node.value if key.tag != MERGE):
+            if _hashable(key) in seen:
+                line = node.start_mark.line + 1
+                raise ConfigError(f"expected each key once, got '{cut(key)}' twice (mapping at line {line})")
+            seen.add(_hashable(key))
         return super().construct_mapping(node, deep)
+
+
+def _count(node: yaml.Node, counts: dict[int, int]) -> int:
+    """Values that a node stands for, itself included."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in counts:
+        counts[id(node)] = MOST + 1  # until it is known: a node that holds itself
+        pairs = isinstance(node, yaml.MappingNode)
+        children = [child for pair in node.value for child in pair] if pairs else node.value
+        counts[id(node)] = 1 + sum(_count(child, counts) for child in children)
+    return counts[id(node)]
+
+
+def _hashable(key: Any) -> Any:
+    return repr(key) if isinstance(key, list | dict | set) else key
 
 
 def read_yaml(path: str, where: str | None = None) -> Any:
@@ -33,16 +72,36 @@ def read_yaml(path: str, where: str | None = None) -> Any:
         where: what errors call the file; its path by default.
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, or has a key twice.
+        ConfigError: it cannot be read, is not YAML, has a key twice, or is too large for a configuration.
     """
     where = where or path
     text = text_of(path, where)
+    if len(text) > LONGEST:
+        raise ConfigError(f"{where}: expected at most {LONGEST} characters of YAML, got {len(text)}")
     try:
-        return yaml.load(text, UniqueKeyLoader)
+        return _toml(text) if Path(path).suffix == ".toml" else yaml.load(text, UniqueKeyLoader)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     except UNREADABLE as error:
-        raise ConfigError(f"{where}: expected YAML, got {_fault(error)}") from None
+        raise ConfigError(
+            f"{where}: expected {'TOML' if path.endswith('.toml') else 'YAML'}, got {cut(_fault(error))}"
+        ) from None
+
+
+def located(path: str, file: str) -> str:
+    """A path as a file names it: from the file's own folder, from one above it, from the working directory;
+    unchanged where it is in none of them. What lies below the working directory is relative to it."""
+    here = Path.cwd()
+    for folder in (*Path(file).resolve().parents, here):
+        if (found := folder / path).exists():
+            return str(found.relative_to(here) if found.is_relative_to(here) else found)
+    return path
+
+
+def _toml(text: str) -> Any:
+    import tomllib  # of Python 3.11
+
+    return tomllib.loads(text)
 
 
 def text_of(path: str, where: str | None = None) -> str:
@@ -54,10 +113,13 @@ def text_of(path: str, where: str | None = None) -> str:
     where = where or path
     try:
         return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{where}: expected a readable file, got {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: expected text in UTF-8, got {error.reason} at {error.start}") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise ConfigError(
+                f"{where}: expected text in UTF-8, got {error.reason} at {error.start}"
+            ) from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{where}: expected a readable file, got {reason}") from None
 
 
 def _fault(error: Exception) -> str:

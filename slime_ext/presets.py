@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slime_ext.correction import Correction
-from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.losses import PpoClip, Reinforce
 from slime_ext.state import Step
 from slime_ext.steps import (
@@ -254,7 +254,7 @@ def find(name: str) -> Preset:
     if (known := ALIASES.get(name, name)) in PRESETS:
         return PRESETS[known]
     near = did_you_mean(name, NAMES)
-    raise ConfigError(f"preset: expected one of {', '.join(sorted(NAMES))}, got '{name}'{near}")
+    raise ConfigError(f"preset: expected one of {', '.join(sorted(NAMES))}, got '{cut(name)}'{near}")
 
 
 def get(name: str) -> Correction:

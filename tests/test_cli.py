@@ -143,3 +143,8 @@ def test_a_package_that_is_not_installed_is_one_line():
             made.stderr
             == f"slime-ext: doctor: expected the package {package}, got none: pip install {package}\n"
         )
+
+
+def test_it_is_a_module_too():
+    done = subprocess.run([sys.executable, "-m", "slime_ext", "--help"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, cli.usage() + "\n")

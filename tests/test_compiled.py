@@ -100,6 +100,17 @@ def test_every_kind_of_step_becomes_a_graph(name):
 
 
 @slow
+@pytest.mark.parametrize("layout", [None, MetricsLayout.of(FULL, curves=False)], ids=["", "no curves"])
+def test_what_is_not_measured_is_in_no_graph(layout):
+    given = replace(inputs([900, 400, 300], noise=2e-3), layout=layout)
+    one, other = compiled.apply(FULL, given), correction.apply(FULL, given)
+    torch.testing.assert_close(one.loss, other.loss, rtol=1e-5, atol=1e-6)
+    assert layout is not None or one.measured is None
+    if layout is not None:
+        torch.testing.assert_close(one.measured.sums, other.measured.sums, rtol=1e-5, atol=1e-4)
+
+
+@slow
 def test_a_plan_scales_and_rejects_sequences():
     made = replace(FULL, denominator="kept", group="atomic")
     given = inputs([900, 400, 300], noise=2e-3, made_for=made)

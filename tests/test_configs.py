@@ -49,11 +49,10 @@ def test_every_preset_has_its_file():
     assert {p.stem for p in (CONFIGS / "presets").glob("*.yaml")} == set(presets.PRESETS)
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
-def test_a_presets_file_has_its_formula_and_source(name):
-    comment = re.sub(r"\s*#\s*", " ", (CONFIGS / "presets" / f"{name}.yaml").read_text())
-    entry = presets.PRESETS[name]
-    assert comment.startswith(f" {entry.formula}. Use: ") and f" Source: {entry.source}.\n" in comment
+def test_a_presets_file_has_its_formula_and_source():
+    for name, entry in presets.PRESETS.items():
+        comment = re.sub(r"\s*#\s*", " ", (CONFIGS / "presets" / f"{name}.yaml").read_text())
+        assert comment.startswith(f" {entry.formula}. Use: ") and f" Source: {entry.source}.\n" in comment
 
 
 def test_every_file_resolves_to_the_golden_text():
@@ -65,24 +64,24 @@ def test_every_file_resolves_to_the_golden_text():
     golden("configs.yaml", "\n".join(texts))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_a_file_sets_the_function_path_and_says_when_whence_and_at_what_risk(path):
-    text, flags = path.read_text(), loaded(path)
-    assert all(f"# {word}: " in text for word in ("Use", "Risk", "Source"))
-    assert flags["custom_tis_function_path"] == "slime_ext.tis.correct"
-    assert flags["use_tis"] or flags["get_mismatch_metrics"]
+def test_a_file_sets_the_function_path_and_says_when_whence_and_at_what_risk():
+    for path in FILES:
+        text, flags = path.read_text(), loaded(path)
+        assert all(f"# {word}: " in text for word in ("Use", "Risk", "Source")), path
+        assert flags["custom_tis_function_path"] == "slime_ext.tis.correct"
+        assert flags["use_tis"] or flags["get_mismatch_metrics"], path
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_a_file_is_all_that_slime_needs(path, capsys):
-    host.init(Namespace(**loaded(path)))
-    name = "correct" if path.parent.name == "modes" and path.stem != "metrics_only" else path.stem
-    assert f"{name}: " in capsys.readouterr().out
+def test_a_file_is_all_that_slime_needs(capsys):
+    for path in FILES:
+        host.init(Namespace(**loaded(path)))
+        name = "correct" if path.parent.name == "modes" and path.stem != "metrics_only" else path.stem
+        assert f"{name}: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
-def test_a_correction_and_its_keys_are_the_same(name):
-    assert load_config(to_mapping(presets.get(name))) == presets.get(name)
+def test_a_correction_and_its_keys_are_the_same():
+    for name in presets.PRESETS:
+        assert load_config(to_mapping(presets.get(name))) == presets.get(name)
 
 
 def test_wrong_configurations_are_refused_in_one_line_each():
@@ -113,67 +112,65 @@ class Args:
 TARGET = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
 
 
-@pytest.mark.parametrize(
-    ("mapping", "args", "line"),
-    [
-        (TARGET, {"num_steps_per_rollout": 4}, "slime_ext.numerator: expected proximal"),
-        (TARGET, {"keep_old_actor": True}, "--keep-old-actor"),
-        ({"surrogate": "reinforce"}, {"use_opsm": True}, "--use-opsm: expected off"),
-        ({"surrogate": "reinforce"}, {"advantage_estimator": "gspo"}, "--advantage-estimator: expected"),
-        (
-            {"surrogate": "ppo_clip"},
-            {"advantage_estimator": "cispo"},
-            "its clipped weight would be discarded",
-        ),
-        ({"surrogate": "ppo_clip"}, {"eps_clip_c": 3.0}, "--eps-clip-c: expected none beside this surrogate"),
-        (
-            {"fireworks": {"eps_clip": 0.3}},
-            {"eps_clip": 0.2},
-            "fireworks.eps_clip: expected 0.2, the --eps-clip",
-        ),
-        (
-            {"fireworks": {"eps_clip": 0.2, "eps_clip_high": 0.2}},
-            {"eps_clip": 0.2, "eps_clip_high": 0.28},
-            "fireworks.eps_clip_high: expected 0.28",
-        ),
-        (
-            {"fireworks": {"eps_clip": 0.2}},
-            {"eps_clip": 0.2, "eps_clip_high": 0.28},
-            "fireworks.eps_clip_high: expected 0.28, the --eps-clip-high of this run, got 0.2",
-        ),
-        (
-            {"fireworks": {"eps_clip": 0.1234567}},
-            {"eps_clip": 0.1234568},
-            "fireworks.eps_clip: expected 0.1234568, the --eps-clip of this run, got 0.1234567",
-        ),
-    ],
-)
-def test_rules_between_a_correction_and_the_arguments(mapping, args, line):
-    load_config(mapping)
-    with pytest.raises(ConfigError) as caught:
-        load_config(mapping, Args(**args))
-    assert line in str(caught.value) and "\n" not in str(caught.value)
+CONTRADICTED = [
+    (TARGET, {"num_steps_per_rollout": 4}, "slime_ext.numerator: expected proximal"),
+    (TARGET, {"keep_old_actor": True}, "--keep-old-actor"),
+    ({"surrogate": "reinforce"}, {"use_opsm": True}, "--use-opsm: expected off"),
+    ({"surrogate": "reinforce"}, {"advantage_estimator": "gspo"}, "--advantage-estimator: expected"),
+    (
+        {"surrogate": "ppo_clip"},
+        {"advantage_estimator": "cispo"},
+        "its clipped weight would be discarded",
+    ),
+    ({"surrogate": "ppo_clip"}, {"eps_clip_c": 3.0}, "--eps-clip-c: expected none beside this surrogate"),
+    (
+        {"fireworks": {"eps_clip": 0.3}},
+        {"eps_clip": 0.2},
+        "fireworks.eps_clip: expected 0.2, the --eps-clip",
+    ),
+    (
+        {"fireworks": {"eps_clip": 0.2, "eps_clip_high": 0.2}},
+        {"eps_clip": 0.2, "eps_clip_high": 0.28},
+        "fireworks.eps_clip_high: expected 0.28",
+    ),
+    (
+        {"fireworks": {"eps_clip": 0.2}},
+        {"eps_clip": 0.2, "eps_clip_high": 0.28},
+        "fireworks.eps_clip_high: expected 0.28, the --eps-clip-high of this run, got 0.2",
+    ),
+    (
+        {"fireworks": {"eps_clip": 0.1234567}},
+        {"eps_clip": 0.1234568},
+        "fireworks.eps_clip: expected 0.1234568, the --eps-clip of this run, got 0.1234567",
+    ),
+]
+AGREEING = [
+    (TARGET, {"num_steps_per_rollout": 1}),
+    ({"preset": "cispo"}, {"num_steps_per_rollout": 4}),
+    ({"fireworks": {"eps_clip": 0.2}}, {"eps_clip": 0.2, "eps_clip_high": None}),
+    ({"fireworks": {"eps_clip": 0.2}}, {}),
+    ({"surrogate": "dual_clip"}, {"eps_clip_c": 3.0}),
+    # It only measures then.
+    (TARGET, {"num_steps_per_rollout": 4, "use_tis": False}),
+    ({"surrogate": "reinforce"}, {"advantage_estimator": "gspo", "use_tis": False}),
+    ({"surrogate": "reinforce"}, {"use_opsm": True, "use_tis": False}),
+    ({"fireworks": {"eps_clip": 0.2, "eps_clip_high": 0.28}}, {"eps_clip": 0.2, "eps_clip_high": 0.28}),
+    ({"skyrl": {"use_tis": False, "tis_imp_ratio_cap": None}}, {}),
+    ({"skyrl": {"geo_mask_low": None}}, {}),
+]
 
 
-@pytest.mark.parametrize(
-    ("mapping", "args"),
-    [
-        (TARGET, {"num_steps_per_rollout": 1}),
-        ({"preset": "cispo"}, {"num_steps_per_rollout": 4}),
-        ({"fireworks": {"eps_clip": 0.2}}, {"eps_clip": 0.2, "eps_clip_high": None}),
-        ({"fireworks": {"eps_clip": 0.2}}, {}),
-        ({"surrogate": "dual_clip"}, {"eps_clip_c": 3.0}),
-        # It only measures then.
-        (TARGET, {"num_steps_per_rollout": 4, "use_tis": False}),
-        ({"surrogate": "reinforce"}, {"advantage_estimator": "gspo", "use_tis": False}),
-        ({"surrogate": "reinforce"}, {"use_opsm": True, "use_tis": False}),
-        ({"fireworks": {"eps_clip": 0.2, "eps_clip_high": 0.28}}, {"eps_clip": 0.2, "eps_clip_high": 0.28}),
-        ({"skyrl": {"use_tis": False, "tis_imp_ratio_cap": None}}, {}),
-        ({"skyrl": {"geo_mask_low": None}}, {}),
-    ],
-)
-def test_arguments_that_agree_are_let_through(mapping, args):
-    check_args(read_config(mapping), Args(**args))
+def test_rules_between_a_correction_and_the_arguments():
+    for mapping, args, line in CONTRADICTED:
+        load_config(mapping)
+        with pytest.raises(ConfigError) as caught:
+            load_config(mapping, Args(**args))
+        assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_arguments_that_agree_are_let_through():
+    for mapping, args in AGREEING:
+        check_args(read_config(mapping), Args(**args))
 
 
 def test_notes_are_handed_back():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from slime_ext import cli
 from slime_ext.errors import ConfigError
 from slime_ext.launcher.arguments.parser import read_mapping as read_for_train
-from slime_ext.mappings import read_yaml
+from slime_ext.mappings import located, read_yaml
 
 NO_VALUE = "expected YAML, got a value that is none of its type: "
 
@@ -60,3 +61,72 @@ def test_the_commands_refuse_a_key_that_is_there_twice(capsys, tmp_path, words):
     (tmp_path / "c.yaml").write_text("slime_ext: {preset: geo_rs}\nslime_ext: {preset: m2}")
     assert cli.main([*words, str(tmp_path / "c.yaml")]) != 0
     assert "expected each key once, got 'slime_ext' twice" in capsys.readouterr().err
+
+
+def test_a_path_in_a_file_is_relative_to_the_file(tmp_path, monkeypatch):
+    (tmp_path / "configs/tiny").mkdir(parents=True)
+    for name in ("configs/a.yaml", "configs/tiny/x.jsonl", "here.jsonl"):
+        (tmp_path / name).write_text("")
+    file = str(tmp_path / "configs/a.yaml")
+    monkeypatch.chdir(tmp_path)
+    for path, found in {
+        "tiny/x.jsonl": "configs/tiny/x.jsonl",
+        "configs/tiny/x.jsonl": "configs/tiny/x.jsonl",
+        "here.jsonl": "here.jsonl",
+    }.items():
+        assert located(path, file) == found
+    monkeypatch.chdir(tmp_path / "configs/tiny")
+    assert located("here.jsonl", file) == str(tmp_path / "here.jsonl")
+    assert located("none.jsonl", file) == "none.jsonl"
+    text = "prompt-data: tiny/x.jsonl\neval_prompt_data: [tiny, tiny/x.jsonl]\nsave: tiny"
+    (tmp_path / "configs/a.yaml").write_text(text)
+    expected = {"prompt-data": "x.jsonl", "eval_prompt_data": ["tiny", "x.jsonl"], "save": "tiny"}
+    assert read_for_train(file, "--config") == expected
+
+
+BOMB = "a0: &a0 [x, x]\n" + "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))
+MERGES = "a0: &a0 {x: 1}\n" + "\n".join(
+    f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 12)
+)
+
+
+def test_what_no_configuration_holds_is_refused_before_it_is_built(tmp_path):
+    path = tmp_path / "c.yaml"
+    for text, line in {
+        BOMB: "expected at most 20000 values, got more, with what its aliases stand for",
+        MERGES: "expected at most 20000 values, got more",
+        "a: &a [*a]": "expected at most 20000 values, got more",
+        "\n".join(f"key{i}: {i}" for i in range(20_000)): "expected at most 100000 characters of YAML, got",
+        "? [a, b]\n: 1\n? [a, b]\n: 2": "expected each key once, got '['a', 'b']' twice",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            read_yaml(str(path))
+        assert line in str(caught.value)
+
+
+def test_a_refusal_shows_a_line_of_a_value_and_control_characters_as_such(capsys, tmp_path):
+    many = {f"key{i}": "x" * 40 for i in range(500)}
+    long = "a" * 5000
+    for content in (
+        {"slime_ext": {"preset": many}},
+        {"slime_ext": {"steps": many}},
+        {"slime_ext": {"steps": [many]}},
+        {"slime_ext": {"steps": [{"reweight": {"level": long}}]}},
+        {"slime_ext": {"steps": [{long: {}}]}},
+        {"slime_ext": {long: 1}},
+        {"slime_ext": {"guards": {long: {"min": 0}}}},
+        {"slime_ext": {"verl": {"rollout_is": long}}},
+        {"slime_ext": {"verl": {long: 1}}},
+        {"slime_ext": {"preset": long}},
+        {"slime_ext": {"metrics": many}},
+        {"slime_ext": {"surrogate": many}},
+        {"use_tis": many, "slime_ext": {}},
+        {"custom_tis_function_path": f"slime_ext.tis.{long}"},
+        {"slime_ext": {"preset": "a\x1b[2J\u202eb\nc"}},
+    ):
+        (tmp_path / "c.yaml").write_text(yaml.safe_dump(content))
+        status = cli.main(["check", str(tmp_path / "c.yaml")])
+        said = capsys.readouterr().err
+        assert status == 1 and "a" * 101 not in said and "x" * 101 not in said and len(said) < 2000, content
+        assert said.removesuffix("\n").isprintable()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import zlib
-from argparse import Namespace
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E
 
 from slime_ext.errors import ConfigError  # noqa: E402
 from slime_ext.launcher.megatron import log_probs, model, optimizer, parallel, shims, weights  # noqa: E402
+from tests.launcher.megatron.tiny_model import tiny_args  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -31,11 +31,8 @@ IMPLEMENTATIONS = [
 ]
 
 
-def _args(**more):
-    sizes = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "context_parallel_size": 1}
-    return Namespace(
-        **sizes, **{"seed": 1, "bf16": True, "fp16": False, "lr": 1e-3, "clip_grad": 1.0, **more}
-    )
+def _args(dtype=torch.bfloat16, **more):
+    return tiny_args(dtype=dtype, lr=1e-3, **more)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,7 +117,7 @@ def test_log_probs_of_the_model_are_those_of_transformers(oracle, implementation
 
 def test_local_layers_in_float32_are_those_of_transformers(oracle):
     ids, params = _packed()
-    chunks = _build(oracle, bf16=False, params_dtype="float32", transformer_impl="local")
+    chunks = _build(oracle, dtype=torch.float32, transformer_impl="local")
     with torch.no_grad():
         found = chunks[0](ids, None, None, packed_seq_params=params)[0]
         expected = torch.cat([oracle(torch.tensor([s], device="cuda")).logits[0] for s in SEQUENCES])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.analysis.document import Curve, Point
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.segments import host_ints
 
@@ -22,34 +22,35 @@ OUTCOMES = ("incorrect", "correct")
 
 @dataclass(frozen=True)
 class Axis:
-    """What a curve runs over: x [T] of each token (NaN: not on this curve), None where a dump lacks it."""
+    """What a curve runs over. ``x`` gives the value [T] of each token (NaN: not on this curve), or None
+    where a dump lacks it; ``bin`` the bin of a value."""
 
     size: int
-    x: Callable[[Rollout], Tensor | None]
+    x: Callable[[DumpedRollout], Tensor | None]
     bin: Callable[[Tensor], Tensor] = lambda x: x
 
 
 def _octaves(x: Tensor) -> Tensor:
-    """0, 1, 2, ... -> 4 bins per octave of 1 + x."""
+    """Positions 0, 1, 2, ... -> bins, 4 per octave of 1 + x."""
     return (1 + x).log2() * PER_OCTAVE
 
 
 def _decades(x: Tensor) -> Tensor:
-    """Probability -> 8 bins per decade below 1."""
+    """Probabilities -> bins, 8 per decade below 1."""
     return -x.log10() * PER_DECADE
 
 
-def _position(part: Rollout) -> Tensor:
+def _position(part: DumpedRollout) -> Tensor:
     begins = host_ints([0, *part.lengths[:-1]], part.mask.device).cumsum(0)
     return torch.arange(part.size) - begins[part.segments.ids]
 
 
-def _length(part: Rollout) -> Tensor:
+def _length(part: DumpedRollout) -> Tensor:
     return host_ints(part.lengths, part.mask.device)[part.segments.ids]
 
 
-def _turn(part: Rollout) -> Tensor:
-    """The turn within its sample, from 0."""
+def _turn(part: DumpedRollout) -> Tensor:
+    """[T] the number of the turn within its sample, from 0."""
     turns = part.segments.turn_ids
     first = torch.where(part.mask, turns, torch.iinfo(torch.int64).max)
     lowest = torch.full((part.count,), torch.iinfo(torch.int64).max).scatter_reduce(
@@ -69,7 +70,7 @@ AXES: dict[str, Axis] = {
 
 @dataclass
 class Curves:
-    """[bins, COLUMNS] float64 per curve; two add up."""
+    """For each curve the sums over the tokens in each of its bins, [bins, COLUMNS] float64."""
 
     tables: dict[str, Tensor] = field(
         default_factory=lambda: {
@@ -80,8 +81,8 @@ class Curves:
         }
     )
 
-    def add(self, part: Rollout, midway: float = 0.0) -> None:
-        """Counts a part of a rollout.
+    def add(self, part: DumpedRollout, midway: float = 0.0) -> None:
+        """Adds the tokens of a part of a rollout.
 
         Args:
             midway: a sample with a reward above is correct.
@@ -98,7 +99,7 @@ class Curves:
             )
 
     def merge(self, other: Curves) -> None:
-        """Adds what another one counted."""
+        """Adds the sums over other tokens."""
         for name, table in other.tables.items():
             self.tables[name] += table
 
@@ -115,11 +116,11 @@ class Curves:
         table += torch.stack(columns, 1)
 
     def column(self, name: str, column: str) -> Tensor:
-        """[bins] of one curve."""
+        """[bins] one column of a curve's sums."""
         return self.tables[name][:, COLUMNS.index(column)]
 
     def curve(self, name: str) -> Curve:
-        """The points of a curve, where there are tokens."""
+        """A curve with a point for each bin that holds tokens."""
         points = []
         for i, (count, x, log_ratio, absolute, *_) in enumerate(self.tables[name].tolist()):
             if count:
@@ -134,7 +135,7 @@ class Curves:
         return tuple(c for c in found if len(c.points) > 1 or (c.name == "staleness" and c.points))
 
 
-def midway(rollout: Rollout) -> float:
+def midway(rollout: DumpedRollout) -> float:
     """The reward above which a sample counts as correct: halfway between the rollout's lowest and highest; 0
     if all are the same."""
     rewards = None if rollout.rewards is None else rollout.rewards[rollout.rewards.isfinite()]
@@ -144,7 +145,8 @@ def midway(rollout: Rollout) -> float:
     return middle if math.isfinite(middle) else 0.0
 
 
-def _values(part: Rollout) -> Tensor:
-    """[COLUMNS - 2, finite tokens] float64: what is summed in every bin."""
+def _values(part: DumpedRollout) -> Tensor:
+    """[COLUMNS - 2, finite tokens] float64: the log-ratio, its size, its square and k3, which are summed
+    in every bin."""
     found = part.log_ratio[part.finite].double()
     return torch.stack([found, found.abs(), found.square(), k3(found)])

@@ -1,4 +1,4 @@
-"""Everything that is measured of a run: the collector behind the report's numbers, curves and findings."""
+"""The collector behind the report's numbers, curves and findings."""
 
 from __future__ import annotations
 
@@ -6,51 +6,51 @@ from dataclasses import dataclass, field
 
 from slime_ext.analysis import ages
 from slime_ext.analysis.curves import Curves, midway
-from slime_ext.analysis.document import Curve, Finding, Moment, Numbers, Worst
-from slime_ext.analysis.evidence import Cell, Evidence
+from slime_ext.analysis.detector_statistics import DetectorStatistics, VersionSums
+from slime_ext.analysis.document import Curve, Moment, Numbers, Worst
 from slime_ext.analysis.measures import Sums
-from slime_ext.analysis.records import Rollout
-from slime_ext.analysis.worst import Worsts
+from slime_ext.analysis.records import DumpedRollout
+from slime_ext.analysis.worst_samples import WorstSamples
 
 
 @dataclass
 class Diagnosis:
-    """A collector (see ``pipeline``): sums, curves, evidence, worst samples, and the numbers of each
-    rollout."""
+    """A collector (see ``pipeline``) of everything that is measured of a run: sums, curves, detector
+    statistics, worst samples, and the numbers of each rollout."""
 
     sums: Sums = field(default_factory=Sums)
     curves: Curves = field(default_factory=Curves)
-    evidence: Evidence = field(default_factory=Evidence)
-    worsts: Worsts = field(default_factory=Worsts)
+    statistics: DetectorStatistics = field(default_factory=DetectorStatistics)
+    worsts: WorstSamples = field(default_factory=WorstSamples)
     timeline: list[Moment] = field(default_factory=list)
 
-    def add(self, rollout: Rollout) -> None:
-        """Counts a rollout, part by part, so that what is computed of it stays small."""
+    def add(self, rollout: DumpedRollout) -> None:
+        """Adds a rollout, part by part, so that temporary tensors stay small."""
         own, correct_above = Sums(), midway(rollout)
         for part in rollout.parts():
             own.add(part)
             self.curves.add(part, correct_above)
-            self.evidence.add(part)
+            self.statistics.add(part)
             self.worsts.add(part)
-        self.evidence.close(rollout, own)
+        self.statistics.close(rollout, own)
         self.sums.merge(own)
         self.timeline.append(Moment(rollout_id=rollout.rollout_id, numbers=own.numbers()))
 
     def merge(self, other: Diagnosis) -> None:
-        """Adds what another one counted."""
+        """Adds what another diagnosis measured of other rollouts."""
         self.sums.merge(other.sums)
         self.curves.merge(other.curves)
-        self.evidence.merge(other.evidence)
+        self.statistics.merge(other.statistics)
         self.worsts.merge(other.worsts)
         self.timeline = sorted([*self.timeline, *other.timeline], key=lambda moment: moment.rollout_id)
 
-    def _ages(self) -> dict[Cell, int]:
-        """Ages in rollouts, where the dumps hold no others."""
-        told = float(self.curves.column("staleness", "x").sum())
-        return {} if told else ages.since_seen(self.evidence.cells)
+    def _ages(self) -> dict[VersionSums, int]:
+        """The age of each version in rollouts; empty where the dumps say how old weights are."""
+        known = float(self.curves.column("staleness", "x").sum())
+        return {} if known else ages.since_seen(self.statistics.versions)
 
     def numbers(self) -> Numbers:
-        """Of all rollouts."""
+        """The numbers over all rollouts."""
         found, known = self.sums.numbers(), self._ages()
         return found.model_copy(update={"staleness": ages.mean(known)}) if known else found
 
@@ -59,21 +59,15 @@ class Diagnosis:
         known = self._ages()
         return tuple(ages.timeline(self.timeline, known) if known else self.timeline)
 
-    def drawn(self) -> tuple[Curve, ...]:
-        """Every curve that there is."""
+    def all_curves(self) -> tuple[Curve, ...]:
+        """Every curve that has points."""
         found, known = self.curves.curves(), self._ages()
         return tuple(ages.curve(known) if known and c.name == "staleness" else c for c in found)
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the numbers must know."""
+        """How ages were counted, if the dumps do not say them."""
         return (ages.NOTE,) if self._ages() else ()
 
     def worst(self) -> tuple[Worst, ...]:
-        """The samples and tokens that are furthest off."""
+        """The samples and tokens with the largest log-ratios."""
         return self.worsts.found()
-
-    def findings(self) -> tuple[Finding, ...]:
-        """What is wrong, the gravest first."""
-        from slime_ext.analysis.findings import find
-
-        return find(self)

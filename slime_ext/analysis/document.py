@@ -7,25 +7,45 @@ known is null. ``Document.model_json_schema()`` is the schema.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 VERSION = 1
 Severity = Literal["error", "warning", "note"]
+FindingName = Literal[
+    "nan_log_probs",
+    "missing_log_probs",
+    "positive_log_probs",
+    "off_by_one",
+    "greedy_sampling",
+    "tool_tokens",
+    "truncated_sampling",
+    "before_temperature",
+    "temperature",
+    "unlike_entropy",
+    "resumed_wrong_weights",
+    "stale_weights",
+    "stale_cache",
+    "position_drift",
+    "routing_flips",
+    "quantised",
+    "unexplained",
+]
 CurveName = Literal["position", "staleness", "probability", "length", "turn", "outcome"]
 
 
-class Part(BaseModel):
-    """Closed and unchangeable; NaN and infinity become null in JSON."""
+class FrozenModel(BaseModel):
+    """A model without further fields, unchangeable, whose NaN and infinity become null in JSON."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="null")
 
 
-class Finding(Part):
+class Finding(FrozenModel):
     """Something that is wrong, or that a reader must know."""
 
-    name: str = Field(description="what --fail-on names, e.g. temperature")
+    name: FindingName = Field(description="what --fail-on names")
     severity: Severity
     title: str = Field(description="one plain sentence")
     evidence: str = Field(description="the figures that it rests on")
@@ -33,8 +53,8 @@ class Finding(Part):
     rollouts: tuple[int, ...] = Field((), description="ids of the rollouts that show it; empty: all")
 
 
-class Numbers(Part):
-    """Sizes and distances of a rollout, or of all of them."""
+class Numbers(FrozenModel):
+    """Sizes and distances between the policies, of a rollout or of a run."""
 
     tokens: int = Field(0, description="response tokens with mask 1")
     sequences: int = 0
@@ -57,14 +77,14 @@ class Numbers(Part):
     staleness: float | None = Field(None, description="mean age of the sampling weights, weight versions")
 
 
-class Moment(Part):
-    """One rollout of the timeline."""
+class Moment(FrozenModel):
+    """The numbers of one rollout."""
 
     rollout_id: int
     numbers: Numbers
 
 
-class Bin(Part):
+class Bin(FrozenModel):
     """One bar of the distribution of l: low <= l < high."""
 
     low: float
@@ -72,7 +92,7 @@ class Bin(Part):
     count: int
 
 
-class Point(Part):
+class Point(FrozenModel):
     """One place on a curve: the tokens (of an outcome or a length: of the sequences) around x."""
 
     x: float
@@ -82,22 +102,22 @@ class Point(Part):
     label: str | None = Field(None, description="what to write instead of x, e.g. correct")
 
 
-class Curve(Part):
-    """How l depends on something."""
+class Curve(FrozenModel):
+    """The log-ratio as a function of something."""
 
     name: CurveName
     points: tuple[Point, ...]
 
 
-class Span(Part):
+class Span(FrozenModel):
     """A token of a worst sample, for its text to be coloured by l."""
 
     text: str
     log_ratio: float | None = Field(None, description="null: prompt, tool output or not finite")
 
 
-class Worst(Part):
-    """A sample or a token that is far off."""
+class Worst(FrozenModel):
+    """A sample or a token with a large log-ratio."""
 
     kind: Literal["sequence", "token"]
     rollout_id: int
@@ -110,8 +130,8 @@ class Worst(Part):
     spans: tuple[Span, ...] = ()
 
 
-class Effect(Part):
-    """What a correction would have done to all rollouts."""
+class Effect(FrozenModel):
+    """What a correction would have done to the rollouts."""
 
     name: str
     formula: str = ""
@@ -140,16 +160,16 @@ class Effect(Part):
     )
 
 
-class Candidate(Part):
-    """A correction that was considered, and what became of it."""
+class Candidate(FrozenModel):
+    """A correction that was considered, and why it was chosen or passed over."""
 
     name: str
     chosen: bool
     reason: str
 
 
-class Recommendation(Part):
-    """Which correction to train with."""
+class Recommendation(FrozenModel):
+    """The correction to train with."""
 
     name: str
     reasons: tuple[str, ...]
@@ -157,7 +177,7 @@ class Recommendation(Part):
     candidates: tuple[Candidate, ...] = ()
 
 
-class Suggestion(Part):
+class Suggestion(FrozenModel):
     """Thresholds at which a rejection drops a wished share of its units."""
 
     name: str
@@ -170,15 +190,19 @@ class Suggestion(Part):
     config: str = Field(description="YAML for --custom-config-path")
 
 
-class Skipped(Part):
-    """A file that was not read."""
+@dataclass(frozen=True)
+class Skipped:
+    """A file, or a part of one, that was not analysed."""
 
     path: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
 
-class Document(Part):
-    """One analysed run."""
+
+class Document(FrozenModel):
+    """Everything that was found in a run."""
 
     version: int = VERSION
     name: str

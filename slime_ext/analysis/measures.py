@@ -1,9 +1,12 @@
-"""Sums over response tokens and sequences from which the mismatch numbers follow; they add up over parts of a
-rollout, rollouts and processes."""
+"""Sums over response tokens and sequences -> the mismatch numbers: k3, chi^2, effective sample sizes.
+
+Sums add up over parts of a rollout, rollouts and processes.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -11,30 +14,9 @@ import torch
 from torch import Tensor
 
 from slime_ext.analysis.document import Bin, Numbers
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.ops.divergences import k3
 
-NAMES = (
-    "tokens",  # response tokens
-    "finite",  # of them, those with both log-probs finite: what every other sum is over
-    "no_behavior",
-    "no_proximal",
-    "log_ratio",
-    "absolute",
-    "squared",
-    "k3",
-    "ratio",
-    "ratio_squared",
-    "behavior",
-    "proximal",
-    "sequences",
-    "compared",  # of them, those with a token that counts
-    "length",
-    "rewarded",
-    "reward",
-    "aged",
-    "age",
-)
 LEVELS = ("sequence", "geometric")
 PER_DECADE, SMALLEST, DECADES = 256, -6, 8
 PER_BAR = 8  # bins that a bar of the distribution joins
@@ -48,26 +30,26 @@ def _logs() -> Tensor:
 
 @dataclass
 class Sums:
-    """What the numbers of a rollout, or of a run, are made of.
+    """Sums over tokens and sequences of a rollout, or of a run.
 
     Args:
-        values: [NAMES] float64 sums.
+        values: name -> sum, as ``_sums`` names them.
         logs: [2, 2] float64, for the sequence and the geometric level the logs of sum x and sum x^2 over
-            sequences, x the ratio of the level, which overflows where its log does not.
+            sequences, x the importance ratio of the level, which overflows where its log does not.
         histogram: of log-ratios, 256 bins per decade on both sides of 0.
         lowest, highest: extremes of the log-ratio, exact.
     """
 
-    values: Tensor = field(default_factory=lambda: torch.zeros(len(NAMES), dtype=torch.float64))
+    values: Counter[str] = field(default_factory=Counter)
     logs: Tensor = field(default_factory=_logs)
     histogram: Tensor = field(default_factory=lambda: torch.zeros(BINS, dtype=torch.float64))
     lowest: float = math.inf
     highest: float = -math.inf
 
-    def add(self, part: Rollout) -> None:
-        """Counts a part of a rollout."""
+    def add(self, part: DumpedRollout) -> None:
+        """Adds the tokens and sequences of a part of a rollout."""
         found = part.log_ratio[part.finite].double()
-        self.values += _values(part, found)
+        self.values.update(_sums(part, found))
         self.histogram += torch.bincount(bins(found), minlength=len(self.histogram)).double()
         self.logs = torch.logaddexp(self.logs, _log_sums(part))
         if found.numel():
@@ -75,21 +57,22 @@ class Sums:
             self.lowest, self.highest = min(self.lowest, float(low)), max(self.highest, float(high))
 
     def merge(self, other: Sums) -> None:
-        """Adds what another one counted."""
-        self.values += other.values
+        """Adds the sums over other tokens."""
+        self.values.update(other.values)
         self.histogram += other.histogram
         self.logs = torch.logaddexp(self.logs, other.logs)
         self.lowest, self.highest = min(self.lowest, other.lowest), max(self.highest, other.highest)
 
     def __getitem__(self, name: str) -> float:
-        return float(self.values[NAMES.index(name)])
+        return self.values[name]
 
     def mean(self, name: str, over: str = "finite") -> float | None:
-        """A sum over the tokens (or what ``over`` counts); None for none."""
+        """A sum divided by the number of tokens with both log-probs, or by the sum that ``over`` names;
+        None for none."""
         return self[name] / self[over] if self[over] else None
 
     def numbers(self) -> Numbers:
-        """The numbers for the page and JSON."""
+        """The numbers that follow from the sums."""
         count = self["finite"]
         always = Numbers(
             tokens=int(self["tokens"]),
@@ -102,7 +85,7 @@ class Sums:
         return always.model_copy(update=self._compared(count)) if count else always
 
     def _compared(self, count: float) -> dict[str, float | None]:
-        """What there is of tokens with both log-probs."""
+        """The numbers that need tokens with both log-probs."""
         first, second = self["ratio"], self["ratio_squared"]
         return dict(
             mean=self.mean("log_ratio"),
@@ -119,14 +102,15 @@ class Sums:
         )
 
     def quantile(self, q: float) -> float:
-        """Log-ratio at rank ``q`` of the tokens, off by at most half a bin (0.5%), within the extremes."""
+        """The log-ratio at a share ``q`` of the tokens, off by at most half a bin (0.5%), within the
+        extremes."""
         below = list(accumulate(self.histogram.tolist()))
         index = next((i for i, c in enumerate(below) if c >= q * below[-1]), len(below) - 1)
         low, high = edges(index)
         return min(max((low + high) / 2, self.lowest), self.highest)  # an end without bound: the extreme
 
     def distribution(self) -> tuple[Bin, ...]:
-        """The histogram in bars, from the first to the last that holds a token; the ends are the extremes."""
+        """The histogram in bars, from the first to the last that holds a token."""
         bars = _bars(self.histogram)
         held = bars.nonzero()[:, 0].tolist()
         if not held:
@@ -149,20 +133,20 @@ class Sums:
 
 
 def bins(log_ratio: Tensor) -> Tensor:
-    """[N] -> [N] int64, the histogram bin of each log-ratio."""
+    """The histogram bin of each log-ratio, [N] -> [N] int64."""
     distance = ((log_ratio.abs().log10() - SMALLEST) * PER_DECADE).floor().add(1).clamp(0, SIDE + 1)
     return distance.copysign(log_ratio).add(SIDE + 1).long()
 
 
 def _bars(histogram: Tensor) -> Tensor:
-    """[BINS] -> [BINS of PER_BAR times the width]."""
+    """Joins the bins of a histogram to bars of PER_BAR times the width."""
     below, above = histogram[1 : SIDE + 1], histogram[SIDE + 2 : -1]
     joined = [side.view(-1, PER_BAR).sum(1) for side in (below, above)]
     return torch.cat([histogram[:1], joined[0], histogram[SIDE + 1 : SIDE + 2], joined[1], histogram[-1:]])
 
 
 def edges(index: int, joined: int = 1) -> tuple[float, float]:
-    """Ends of a histogram bin of log-ratios, nats; of a bar, where ``joined`` bins are one.
+    """The two ends of a histogram bin of log-ratios, nats; of a bar, where ``joined`` bins are one.
 
     >>> [round(x, 7) for x in edges(SIDE + 1)]
     [-1e-06, 1e-06]
@@ -176,39 +160,41 @@ def edges(index: int, joined: int = 1) -> tuple[float, float]:
     return (near, far) if side > 0 else (-far, -near)
 
 
-def _values(part: Rollout, log_ratio: Tensor) -> Tensor:
+def _sums(part: DumpedRollout, log_ratio: Tensor) -> dict[str, float]:
+    """The sums over a part of a rollout; ``log_ratio`` is that of the tokens with both log-probs finite."""
     finite, mask = part.finite, part.mask
     ratio = log_ratio.exp()
     lengths = torch.tensor(part.lengths, dtype=torch.float64)
     responding = part.segments.sum(torch.ones_like(part.behavior)) > 0
     rewards = torch.zeros(0) if part.rewards is None else part.rewards[part.rewards.isfinite()]
     ages = torch.zeros(0) if part.ages is None else part.ages[mask & part.ages.isfinite()]
-    found = (
-        mask.sum(),
-        finite.sum(),
-        (mask & ~(part.behavior.abs() < torch.inf)).sum(),
-        (mask & ~(part.proximal.abs() < torch.inf)).sum(),
-        log_ratio.sum(),
-        log_ratio.abs().sum(),
-        log_ratio.square().sum(),
-        k3(log_ratio).sum(),
-        ratio.sum(),
-        ratio.square().sum(),
-        part.behavior[finite].sum(dtype=torch.float64),
-        part.proximal[finite].sum(dtype=torch.float64),
-        responding.sum(),
-        (part.segments.sum(finite.float()) > 0).sum(),
-        lengths[responding].sum(),
-        torch.tensor(rewards.numel()),
-        rewards.sum(dtype=torch.float64),
-        torch.tensor(ages.numel()),
-        ages.sum(dtype=torch.float64),
-    )
-    return torch.stack([x.double() for x in found])
+    sums = {
+        "tokens": mask,  # response tokens
+        "finite": finite,  # of them, those with both log-probs finite
+        "no_behavior": mask & ~(part.behavior.abs() < torch.inf),
+        "no_proximal": mask & ~(part.proximal.abs() < torch.inf),
+        "log_ratio": log_ratio,
+        "absolute": log_ratio.abs(),
+        "squared": log_ratio.square(),
+        "k3": k3(log_ratio),
+        "ratio": ratio,
+        "ratio_squared": ratio.square(),
+        "behavior": part.behavior[finite],
+        "proximal": part.proximal[finite],
+        "sequences": responding,
+        "compared": part.segments.sum(finite.float()) > 0,  # with a finite token
+        "length": lengths[responding],
+        "rewarded": torch.ones_like(rewards),
+        "reward": rewards,
+        "aged": torch.ones_like(ages),
+        "age": ages,
+    }
+    return {name: float(values.sum(dtype=torch.float64)) for name, values in sums.items()}
 
 
-def _log_sums(part: Rollout) -> Tensor:
-    """[2, 2]: logs of the sums over sequences of the ratio and its square, sequence and geometric level."""
+def _log_sums(part: DumpedRollout) -> Tensor:
+    """[2, 2] for the sequence and the geometric level the logs of sum x and sum x^2 over sequences, x the
+    importance ratio."""
     segments = part.segments
     count = segments.sum(part.finite.double())
     total = segments.sum(part.log_ratio)[count > 0]
@@ -219,8 +205,8 @@ def _log_sums(part: Rollout) -> Tensor:
 
 
 def _ess_token(first: float, second: float, count: float) -> float | None:
-    """From the sums of the ratio and its square: one token outweighs all if the latter overflows, and nothing
-    is known if it underflows."""
+    """Effective sample size from the sums of the ratio and its square: of one token if the square
+    overflows, unknown if it underflows."""
     if not second:
         return None
     return 1 / count if math.isinf(second) else first / count * (first / second)

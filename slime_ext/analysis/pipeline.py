@@ -1,7 +1,8 @@
-"""The files of a run through collectors, in this process or in several.
+"""Reads the files of a run, rollout by rollout, and shows each rollout to collectors, in this process or in
+several.
 
-A collector has ``add(rollout)`` and ``merge(other)`` and travels between processes; each process has its own
-and they are merged at the end, so that memory does not grow with the run.
+A collector adds up what it sees and forgets the rollout, so memory does not grow with the run. Each share
+of the files has collectors of its own, which are merged.
 """
 
 from __future__ import annotations
@@ -12,41 +13,46 @@ import multiprocessing
 import pickle
 import re
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from queue import Empty
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from slime_ext.analysis.readers import Job, Wanted
+from slime_ext.analysis.document import Skipped
+from slime_ext.analysis.readers.find import Job, RolloutRanges
 from slime_ext.analysis.readers.stream import load
-from slime_ext.analysis.records import Rollout, Skipped
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.errors import DataError
 
 M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
-ALIVE = 1.0  # seconds between looks at processes that say nothing
+ASKED = "asked"  # the file with what a process needs
+SHARES = 4  # of the jobs for each process: a slow one is not waited for long, and little is sent around
 
 
 class Collector(Protocol):
-    """Something that looks at rollouts one by one and adds up."""
+    """Something that is shown rollouts one by one and adds up what it needs of them."""
 
-    def add(self, rollout: Rollout) -> None: ...
+    def add(self, rollout: DumpedRollout) -> None: ...
 
     def merge(self, other: Any) -> None: ...
 
 
 @dataclass
 class Result:
-    """What became of the files."""
+    """The collectors after all files were read, and what had to be left out."""
 
     collectors: dict[str, Any]
     skipped: list[Skipped] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     rollouts: int = 0
 
-    def add(self, found: Rollout | Skipped) -> None:
-        """Shows a rollout to every collector, or remembers why there is none."""
+    def add(self, found: DumpedRollout | Skipped) -> None:
+        """Shows a rollout to every collector, or notes why there is none."""
         if isinstance(found, Skipped):
             self.skipped.append(found)
             return
@@ -56,7 +62,7 @@ class Result:
             collector.add(found)
 
     def merge(self, other: Result) -> None:
-        """Adds what another process found."""
+        """Adds the result of other files."""
         for name, collector in self.collectors.items():
             collector.merge(other.collectors[name])
         self.skipped += other.skipped
@@ -68,11 +74,11 @@ def collect(
     jobs: Sequence[Job],
     collectors: Mapping[str, Collector],
     *,
-    wanted: Wanted | None = None,
+    wanted: RolloutRanges | None = None,
     processes: int = 1,
     done: Callable[[Job], None] = lambda job: None,
 ) -> Result:
-    """Every rollout of the jobs through copies of the collectors.
+    """Shows every rollout of the jobs to copies of the collectors.
 
     Args:
         jobs: from ``readers.find``.
@@ -84,27 +90,29 @@ def collect(
     Raises:
         DataError: a process was killed (most often: no memory left).
     """
-    _large_apart()
+    _keep_tensors_off_the_heap()
     result = Result({name: copy.deepcopy(empty) for name, empty in collectors.items()})
     if min(processes, len(jobs)) <= 1:
         for job in jobs:
             _read(result, job, wanted)
             done(job)
     else:
-        for other in _from_processes(jobs, result, wanted, min(processes, len(jobs)), done):
+        for share, other in _in_processes(jobs, result, wanted, min(processes, len(jobs))):
             result.merge(other)
+            for job in share:
+                done(job)
     result.skipped.sort(key=lambda s: _in_numbers(s.path))
     result.notes.sort()
     return result
 
 
 def _in_numbers(path: str) -> list[str | int]:
-    """A key that sorts 2.pt before 10.pt, and so lines of a file."""
+    """A sort key by which 2.pt comes before 10.pt, and line 2 of a file before line 10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path)]
 
 
-def _read(result: Result, job: Job, wanted: Wanted | None) -> None:
-    found: Rollout | Skipped | None
+def _read(result: Result, job: Job, wanted: RolloutRanges | None) -> None:
+    found: DumpedRollout | Skipped | None
     for found in load(job, wanted):
         result.add(found)
         found = None  # the next one is read when this one is gone
@@ -112,67 +120,50 @@ def _read(result: Result, job: Job, wanted: Wanted | None) -> None:
 
 
 def _glibc(name: str, *numbers: int) -> None:
-    """Calls a function of the C library, where it has it."""
+    """Calls a function of the C library, if it has one of that name."""
     function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:
         function(*numbers)
 
 
-def _large_apart() -> None:
-    """Tensors from 4 MB on lie outside the heap: freed memory is gone, instead of holes among what stays."""
+def _keep_tensors_off_the_heap() -> None:
+    """Makes malloc map tensors of 4 MB and more one by one, so that what is freed goes back to the system."""
     _glibc("mallopt", M_MMAP_THRESHOLD, 4 << 20)
 
 
-def _from_processes(
-    jobs: Sequence[Job], empty: Result, wanted: Wanted | None, count: int, done: Callable[[Job], None]
-) -> Iterator[Result]:
-    context = multiprocessing.get_context("spawn")
-    asked, answers = context.Queue(), context.Queue()
-    begin = pickle.dumps((list(jobs), empty, wanted))  # by value: a tensor in a queue is shared memory
-    for index in [*range(len(jobs)), *[None] * count]:
-        asked.put(index)
-    workers = [context.Process(target=_work, args=(begin, asked, answers), daemon=True) for _ in range(count)]
-    for worker in workers:
-        worker.start()
-    try:
-        left = count
-        while left:
-            answer = _next(answers, workers)
-            if isinstance(answer, int):
-                done(jobs[answer])
-                continue
-            found = pickle.loads(answer)
-            if isinstance(found, BaseException):
-                raise found
-            left -= 1
-            yield found
-    finally:
-        for worker in workers:
-            worker.terminate()
-
-
-def _next(answers: Any, workers: Sequence[Any]) -> Any:
-    while True:
-        try:
-            return answers.get(timeout=ALIVE)
-        except Empty:
-            dead = [w.exitcode for w in workers if w.exitcode not in (None, 0)]
-            if dead:
+def _in_processes(
+    jobs: Sequence[Job], empty: Result, wanted: RolloutRanges | None, count: int
+) -> Iterator[tuple[Sequence[Job], Result]]:
+    """Reads the jobs in several processes: shares of the jobs and the result of each, in an order that
+    does not change."""
+    number = min(len(jobs), SHARES * count)
+    shares = [jobs[i::number] for i in range(number)]
+    # Large things go through files: the pool hangs if a process is killed while one is written to its queues.
+    with tempfile.TemporaryDirectory(prefix="slime_ext_analyze_") as folder:
+        Path(folder, ASKED).write_bytes(pickle.dumps((shares, empty, wanted)))
+        with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_start) as pool:
+            try:
+                futures = [pool.submit(_read_share, folder, i) for i in range(number)]
+                for share, future in zip(shares, futures, strict=True):
+                    yield share, pickle.loads(Path(future.result()).read_bytes())
+            except BrokenProcessPool:
                 raise DataError(
-                    f"--jobs: expected every process to finish, got one with status {dead[0]}: give fewer"
+                    "--jobs: expected every process to finish, got one that was killed, most often since no "
+                    "memory was left: give fewer"
                 ) from None
 
 
-def _work(begin: bytes, asked: Any, answers: Any) -> None:
-    """One process: jobs as they are free, then everything that was added up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
-    jobs, result, wanted = pickle.loads(begin)
+def _start() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
     torch.set_num_threads(1)
-    _large_apart()
-    try:
-        while (index := asked.get()) is not None:
-            _read(result, jobs[index], wanted)
-            answers.put(index)
-        answers.put(pickle.dumps(result))
-    except Exception as error:
-        answers.put(pickle.dumps(error))
+    _keep_tensors_off_the_heap()
+
+
+def _read_share(folder: str, number: int) -> str:
+    """The file to which the result of a share of the jobs was written."""
+    shares, result, wanted = pickle.loads(Path(folder, ASKED).read_bytes())
+    for job in shares[number]:
+        _read(result, job, wanted)
+    path = Path(folder, str(number))
+    path.write_bytes(pickle.dumps(result))
+    return str(path)

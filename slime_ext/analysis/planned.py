@@ -1,7 +1,6 @@
-"""What a correction needs of a rollout, and what is computed for it over whole optimizer steps.
+"""Rollouts -> what a correction reads of them, with what is computed over whole optimizer steps.
 
-The latter by the code that computes it in a host (``slime_ext.host.step_plan``), which is shown the rollout
-as slime would hold it.
+The code that computes it in a host does so here: it is shown the rollout as slime would hold it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.correction import NO_PLAN, Correction, Plan, Tokens
 from slime_ext.host.ranks import Ranks
 from slime_ext.host.step_plan import compute_plan
@@ -26,10 +25,10 @@ NO_GROUPS = "needs to know which samples share a prompt, which the dump does not
 STOPS = "on_nonfinite: raise stops the run: a behavior log-prob is not finite"
 # Samples carry the number of their group already, and every sample is a rollout of its own.
 ARGS = SimpleNamespace(n_samples_per_prompt=1, use_tis=True)
-Part = tuple[Tensor, Tokens, Plan]
+StepPart = tuple[Tensor, Tokens, Plan]
 
 
-def lacking(correction: Correction, rollout: Rollout) -> str | None:
+def missing_input(correction: Correction, rollout: DumpedRollout) -> str | None:
     """Why a correction cannot be applied to a rollout; None if it can."""
     reads_advantages = any(step.reads_advantages for step in correction.steps)
     reasons = {
@@ -41,10 +40,10 @@ def lacking(correction: Correction, rollout: Rollout) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def steps_of(correction: Correction, rollout: Rollout) -> Iterator[Part]:
-    """Where tokens lie in the rollout, the tokens, and their plan: one part for each optimizer
+def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPart]:
+    """Where tokens lie in the rollout, the tokens, and what was settled for them: one part for each optimizer
     step, or a single one where it makes no difference."""
-    tokens = replace(rollout.tokens_of(), ages=ages_of(rollout) if correction.needs_ages else None)
+    tokens = replace(rollout.correction_input(), ages=ages_of(rollout) if correction.needs_ages else None)
     if not correction.needs_plan:
         yield torch.arange(rollout.size), tokens, NO_PLAN
         return
@@ -58,7 +57,7 @@ def steps_of(correction: Correction, rollout: Rollout) -> Iterator[Part]:
         yield at, part, plan.of(own, at.device)
 
 
-def ages_of(rollout: Rollout) -> Tensor | None:
+def ages_of(rollout: DumpedRollout) -> Tensor | None:
     """[S] float64: the age of the oldest weights that sampled the sequence, as the hook has it; NaN where
     unknown."""
     if rollout.ages is None:
@@ -67,7 +66,7 @@ def ages_of(rollout: Rollout) -> Tensor | None:
     return torch.stack([part.max() if part.numel() else part.new_tensor(torch.nan) for part in parts])
 
 
-def as_slime(rollout: Rollout, places: list[list[int]]) -> dict[str, Any]:
+def as_slime(rollout: DumpedRollout, places: list[list[int]]) -> dict[str, Any]:
     """A rollout as the data that slime hands to its postprocess function, one micro-batch for each step."""
     lengths = list(rollout.lengths)
 
@@ -91,22 +90,23 @@ def as_slime(rollout: Rollout, places: list[list[int]]) -> dict[str, Any]:
     }
 
 
-def _rewards(rollout: Rollout) -> list[float]:
-    """What the advantages were made of: a group's are the rewards, centred and scaled."""
+def _rewards(rollout: DumpedRollout) -> list[float]:
+    """Rewards from which the host would compute these advantages: a group's advantages are its rewards,
+    centred and scaled."""
     if rollout.advantages is None:
         return [0.0] * rollout.count
     parts = rollout.advantages.split(list(rollout.lengths))
     return [float(part[0]) if part.numel() else 0.0 for part in parts]
 
 
-def _places(rollout: Rollout) -> list[list[int]]:
-    """The samples of each optimizer step; all are of one where the dump does not say."""
+def _places(rollout: DumpedRollout) -> list[list[int]]:
+    """The samples of each optimizer step; one step where the dump does not say."""
     steps = rollout.steps or (0,) * rollout.count
     return [[i for i, s in enumerate(steps) if s == step] for step in sorted(set(steps))]
 
 
-def _taken(rollout: Rollout, tokens: Tokens, places: list[int]) -> tuple[Tensor, Tokens]:
-    """Where the tokens of some samples lie, and the tokens."""
+def _taken(rollout: DumpedRollout, tokens: Tokens, places: list[int]) -> tuple[Tensor, Tokens]:
+    """The tokens of some samples, and where they lie in the rollout."""
     chosen = torch.zeros(rollout.count, dtype=torch.bool)
     chosen[places] = True
     lengths = torch.tensor(rollout.lengths)

@@ -18,12 +18,13 @@ HIGH_BUCKETS = 1 << (31 - LOW)  # the sign bit is 0
 
 
 def bits(values: Tensor) -> Tensor:
-    """[N] float32, not negative (inf allowed, NaN not) -> [N] int32 in the same order."""
+    """The bits of float32 values, which are in the same order: [N], not negative (inf allowed, NaN not) ->
+    [N] int32."""
     return (values.float() + 0.0).view(torch.int32)  # + 0.0 makes -0.0 positive
 
 
 def value_of(key: int) -> float:
-    """The float32 with these bits.
+    """The float32 that has these bits.
 
     >>> value_of(int(bits(torch.tensor([1.5]))[0]))
     1.5
@@ -33,7 +34,8 @@ def value_of(key: int) -> float:
 
 @dataclass
 class BitHistogram:
-    """Counts of positive numbers by the leading ``31 - low`` bits of their float32; mergeable.
+    """Counts of positive numbers by the leading ``31 - low`` bits of their float32, which adds up over
+    files.
 
     Args:
         low: trailing bits that are not looked at: 15 leaves buckets 2^-8 wide.
@@ -47,17 +49,8 @@ class BitHistogram:
     def __post_init__(self) -> None:
         self.counts = torch.zeros(1 << (31 - self.low), dtype=torch.int64)
 
-    def add(self, values: Tensor) -> None:
-        """Counts [N] values >= 0."""
-        if not values.numel():
-            return
-        keys = bits(values) >> self.low
-        self.counts += torch.bincount(keys, minlength=len(self.counts))
-        self.smallest = min(self.smallest, float(values.min()))
-        self.largest = max(self.largest, float(values.max()))
-
     def add_where(self, values: Tensor, chosen: Tensor, count: int) -> None:
-        """Counts the ``count`` values of [N] that are chosen [N]; all others must be 0."""
+        """Counts those ``count`` of the values [N] that are chosen [N]; all others must be 0."""
         if not count:
             return
         self.counts += torch.bincount(bits(values) >> self.low, minlength=len(self.counts))
@@ -112,7 +105,7 @@ class ExactRank:
         self.total += values.numel()
 
     def choose(self) -> None:
-        """Between the passes: which bucket holds the rank."""
+        """Between the passes: finds the bucket that holds the rank."""
         allowed = int(self.rate * self.total)
         over = self.high.flip(0).cumsum(0).flip(0) - self.high  # values in buckets above each
         fits = (over <= allowed) & (self.high > 0)
@@ -120,7 +113,7 @@ class ExactRank:
         self.above = int(over[self.bucket])
 
     def second(self, values: Tensor) -> None:
-        """Counts the same values, those of the chosen bucket by their trailing bits."""
+        """Counts the same values again: those of the chosen bucket, by their trailing bits."""
         keys = bits(values)
         high = keys >> LOW
         self.low += torch.bincount(keys[high == self.bucket] & ((1 << LOW) - 1), minlength=1 << LOW)
@@ -129,7 +122,7 @@ class ExactRank:
             self.next_bucket = min(self.next_bucket, float(beyond.min()))
 
     def merge(self, other: ExactRank, is_second: bool) -> None:
-        """Adds what another one counted in the same pass."""
+        """Adds the counts of other values in the same pass."""
         if is_second:
             self.low += other.low
             self.next_bucket = min(self.next_bucket, other.next_bucket)

@@ -34,7 +34,7 @@ def recommend(
     findings: Sequence[Finding] = (),
     files: Mapping[str, str] | None = None,
 ) -> Recommendation:
-    """The first candidate that does not cost too much, with the reasons.
+    """Recommends the first candidate that does not cost too much.
 
     Args:
         effects: of all presets, and of what ``--config`` names.
@@ -63,7 +63,7 @@ def recommend(
 def _judged(
     effects: Sequence[Effect], total: Numbers, found: set[str], files: Mapping[str, str]
 ) -> Recommendation:
-    """By how far apart the policies are."""
+    """The recommendation for a run without faults, by how far apart the policies are."""
     if _is_harmless(total):
         return _nothing(
             f"effective sample size of whole sequences {_said(total.ess_sequence)}, k3 {_said(total.k3)}: "
@@ -97,14 +97,14 @@ def _first(
 
 
 def flags(name: str, file: str | None = None) -> str:
-    """What to add to the launch command of slime."""
+    """The flags to add to slime's launch command for a preset or a file."""
     if file is not None:
         return " ".join([f"--custom-config-path {file}", *_lacking(file)])
     return flags_of(name, presets.get(name))
 
 
 def _lacking(file: str) -> list[str]:
-    """The flags, each with its value, for which a file of --custom-config-path has no key."""
+    """The flags, each with its value, that a file of --custom-config-path needs beside it."""
     given = read_yaml(file)
     wanted = flags_of("correct", read_config(given["slime_ext"]).correction)
     return [
@@ -119,7 +119,7 @@ def _nothing(*reasons: str) -> Recommendation:
 
 
 def _cautioned(found: Recommendation, total: Numbers) -> Recommendation:
-    """The same, with what it rests on."""
+    """The recommendation with a warning that it rests on few sequences."""
     caution = (
         f"it rests on few sequences, {total.sequences} with {total.tokens} response tokens: below {FEW} a "
         "single one may decide; analyse more rollouts before you train with it"
@@ -142,7 +142,8 @@ def _too_far(considered: list[Candidate], total: Numbers) -> Recommendation:
 
 
 def _is_harmless(total: Numbers) -> bool:
-    """Equal weights are not enough: they are equal too where all are as far from 1, or of one sequence."""
+    """Whether the policies are so close that nothing needs correcting. Equal weights alone do not show it:
+    they are equal too where all ratios are far from 1, or with one sequence."""
     if total.ess_sequence is None or total.chi2_sequence is None or total.ess_sequence < HARMLESS:
         return False
     mean = math.sqrt(total.ess_sequence * (1 + total.chi2_sequence))
@@ -150,7 +151,7 @@ def _is_harmless(total: Numbers) -> bool:
 
 
 def _candidates(total: Numbers, found: set[str]) -> list[Tried]:
-    """In the order in which they are tried."""
+    """The corrections to try, in that order, with the reason for each."""
     tried: list[Tried] = []
     if spikes := found & SPIKES:
         why = f"{', '.join(sorted(spikes))}: few tokens are far off, which a band drops one by one"
@@ -172,7 +173,7 @@ def _candidates(total: Numbers, found: set[str]) -> list[Tried]:
 
 
 def _cost(effect: Effect) -> str:
-    """Why an effect is not acceptable; empty if it is."""
+    """Why a correction costs too much; empty if it does not."""
     if effect.unavailable:
         return effect.unavailable
     kept = effect.kept_sequences / max(effect.sequences, 1)

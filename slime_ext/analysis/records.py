@@ -22,8 +22,8 @@ PER_SAMPLE = ("lengths", "prompt_lengths", "positions", "rewards", "groups", "st
 
 
 @dataclass(frozen=True, eq=False)
-class Rollout:
-    """The samples of one rollout, in the order of their positions, everything on the CPU.
+class DumpedRollout:
+    """The samples of one rollout in the order of their positions, all tensors on the CPU.
 
     Args:
         rollout_id: number of the rollout in its run.
@@ -82,17 +82,17 @@ class Rollout:
 
     @property
     def label(self) -> str:
-        """Its number, after its run where there are several."""
+        """The rollout's number, after its run where there are several."""
         return f"{self.run}/{self.rollout_id}" if self.run else str(self.rollout_id)
 
     @property
     def count(self) -> int:
-        """S."""
+        """S, the number of samples."""
         return len(self.lengths)
 
     @property
     def size(self) -> int:
-        """T."""
+        """T, the number of response tokens."""
         return sum(self.lengths)
 
     @cached_property
@@ -110,9 +110,9 @@ class Rollout:
         """[T] bool, response tokens with both log-probs finite."""
         return self.mask & (self.behavior.abs() < torch.inf) & (self.proximal.abs() < torch.inf)
 
-    def parts(self, limit: int = 1 << 18) -> Iterator[Rollout]:
-        """Runs of whole samples with at most ``limit`` tokens (or one longer sample): what is computed
-        from one stays small. Tensors are views."""
+    def parts(self, limit: int = 1 << 18) -> Iterator[DumpedRollout]:
+        """The rollout in parts of whole samples with at most ``limit`` tokens (or one longer sample), for
+        temporary tensors to stay small. Tensors are views."""
         first, begin, end = 0, 0, 0
         for i, length in enumerate(self.lengths):
             if end > begin and end + length - begin > limit:
@@ -122,25 +122,14 @@ class Rollout:
         if self.count:
             yield self._part(first, self.count, begin, end)
 
-    def _part(self, first: int, last: int, begin: int, end: int) -> Rollout:
+    def _part(self, first: int, last: int, begin: int, end: int) -> DumpedRollout:
         fields = {name: getattr(self, name) for name in (*PER_TOKEN, *PER_SAMPLE)}
         cuts = dict.fromkeys(PER_TOKEN, (begin, end)) | dict.fromkeys(PER_SAMPLE, (first, last))
         return replace(self, **{k: None if v is None else v[slice(*cuts[k])] for k, v in fields.items()})
 
-    def tokens_of(self) -> Tokens:
-        """What a correction takes. The target is the proximal policy: a dump holds no other, and at the first
-        optimizer step they are the same."""
+    def correction_input(self) -> Tokens:
+        """What a correction reads. The target is the proximal policy: a dump has no other, and at the
+        first optimizer step they are the same."""
         return Tokens(
             self.segments, self.proximal, self.behavior, target=self.proximal, advantages=self.advantages
         )
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A file, or a part of one, that was not analysed."""
-
-    path: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"

@@ -1,4 +1,4 @@
-"""What to analyse: told apart from how, since it needs no torch and a mistake in it must not wait for one."""
+"""What to analyse. It needs no torch, so that a mistake in it is found before torch is imported."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slime_ext.analysis.readers import Found, Wanted, find
+from slime_ext.analysis.readers.find import DumpFiles, RolloutRanges, find
 
 if TYPE_CHECKING:
-    from slime_ext.analysis.own import Own
+    from slime_ext.analysis.user_corrections import UserCorrection
 
 PASSES = 2  # over the files, with a wished rejection rate
 
@@ -30,7 +30,7 @@ class Request:
     paths: tuple[str, ...]
     rollouts: str | None = None
     jobs: int = 1
-    configs: Mapping[str, Own] = field(default_factory=dict)
+    configs: Mapping[str, UserCorrection] = field(default_factory=dict)
     rate: float | None = None
     tokenizer: str | None = None
 
@@ -39,10 +39,10 @@ class Request:
         """How often every file is read."""
         return 1 if self.rate is None else PASSES
 
-    def files(self) -> Found:
-        """The files that would be read.
+    def files(self) -> DumpFiles:
+        """The files to read.
 
         Raises:
             DataError: a path holds none.
         """
-        return find(self.paths, Wanted.parse(self.rollouts))
+        return find(self.paths, RolloutRanges.parse(self.rollouts))

@@ -8,23 +8,24 @@ from typing import Any
 
 from slime_ext import __version__, presets
 from slime_ext.analysis.diagnosis import Diagnosis
-from slime_ext.analysis.document import Document, Skipped
+from slime_ext.analysis.document import Document
+from slime_ext.analysis.findings import find
 from slime_ext.analysis.pipeline import Result, collect
-from slime_ext.analysis.readers import Found, Job, Wanted
+from slime_ext.analysis.readers.find import DumpFiles, Job, RolloutRanges
 from slime_ext.analysis.recommend import recommend
 from slime_ext.analysis.request import Request
 from slime_ext.analysis.suggest import Ranking
 from slime_ext.analysis.texts import decoder
 from slime_ext.analysis.whatif import WhatIf
-from slime_ext.analysis.worst import Worsts
+from slime_ext.analysis.worst_samples import WorstSamples
 from slime_ext.errors import DataError
 
 Progress = Callable[[Job], None]
 MOST_NOTES = 20
 
 
-def analyse(request: Request, found: Found, done: Progress = lambda job: None) -> Document:
-    """Reads the files (once, or twice for suggestions) and concludes.
+def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: None) -> Document:
+    """The document of a run, from its files, which are read once, or twice for suggestions.
 
     Args:
         found: of ``request.files``.
@@ -38,7 +39,7 @@ def analyse(request: Request, found: Found, done: Progress = lambda job: None) -
     corrections |= {name: own.correction for name, own in request.configs.items()}
     bounds = {name: own.bounds for name, own in request.configs.items()}
     collectors: dict[str, Any] = {
-        "diagnosis": Diagnosis(worsts=Worsts(request.tokenizer)),
+        "diagnosis": Diagnosis(worsts=WorstSamples(request.tokenizer)),
         "whatif": WhatIf(corrections, bounds),
     }
     if request.rate is not None:
@@ -55,20 +56,20 @@ def analyse(request: Request, found: Found, done: Progress = lambda job: None) -
 
 
 def _collect(request: Request, jobs: Sequence[Job], collectors: Mapping[str, Any], done: Progress) -> Result:
-    wanted = Wanted.parse(request.rollouts)
+    wanted = RolloutRanges.parse(request.rollouts)
     return collect(jobs, collectors, wanted=wanted, processes=request.jobs, done=done)
 
 
 def _document(request: Request, evaluations: int, result: Result, ranking: Ranking | None) -> Document:
     diagnosis: Diagnosis = result.collectors["diagnosis"]
     whatif: WhatIf = result.collectors["whatif"]
-    findings, total, effects = diagnosis.findings(), diagnosis.numbers(), whatif.effects()
+    findings, total, effects = find(diagnosis), diagnosis.numbers(), whatif.effects()
     files = {name: own.file for name, own in request.configs.items()}
     return Document(
         name=_name(request.paths),
         paths=request.paths,
         made_with=f"slime-ext {__version__}",
-        skipped=tuple(Skipped(path=s.path, reason=s.reason) for s in result.skipped),
+        skipped=tuple(result.skipped),
         notes=(
             *_left_out(evaluations),
             *_first(result.notes),
@@ -79,7 +80,7 @@ def _document(request: Request, evaluations: int, result: Result, ranking: Ranki
         total=total,
         findings=findings,
         distribution=diagnosis.sums.distribution(),
-        curves=diagnosis.drawn(),
+        curves=diagnosis.all_curves(),
         timeline=diagnosis.moments(),
         worst=diagnosis.worst(),
         effects=effects,
@@ -93,13 +94,13 @@ def _left_out(count: int) -> tuple[str, ...]:
 
 
 def _first(notes: list[str]) -> tuple[str, ...]:
-    """A long run repeats itself."""
+    """The first notes, and how many more there are: a long run repeats itself."""
     more = len(notes) - MOST_NOTES
     return (*notes[:MOST_NOTES], *([f"and {more} more like these"] if more > 0 else []))
 
 
 def _name(paths: Sequence[str]) -> str:
-    """What the report calls the run: the last folder that says something."""
+    """The name of a run in the report: its last folder that says something."""
     path = Path(paths[0]).expanduser().absolute()
     inner = ("dumps", "rollout_data", "train_data", "dump_details")
     named = next((p for p in (path, *path.parents) if p.name not in inner), path)

@@ -8,7 +8,7 @@ whatever the threshold, and so is a sequence that has one: they count neither as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,30 +18,28 @@ from torch import Tensor
 
 from slime_ext.analysis.document import Suggestion
 from slime_ext.analysis.quantiles import ExactRank
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.errors import ConfigError
 from slime_ext.ops import divergences
 
-Read = Callable[[], Iterable[Rollout]]
-Bound = tuple[float, float]  # the largest kept value and the smallest rejected one
 DIGITS = 17  # of a float64
 LARGEST = 700.0  # log-ratio whose ratio, and one over it, a float64 holds
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A rejection whose one threshold is searched: ``statistic`` of its units, >= 0, larger is worse."""
+class Rejection:
+    """A rejection whose one threshold is searched: ``statistic`` gives a value >= 0 for each of its units,
+    of which the larger are rejected."""
 
     name: str
     unit: Literal["token", "sequence"]
-    statistic: Callable[[Rollout], Tensor]
+    statistic: Callable[[DumpedRollout], Tensor]
     step: Mapping[str, Mapping[str, Any]]
     is_band: bool  # the statistic is |log-ratio|, the step wants low and high of the ratio
 
-    def bounds(self, bound: Bound) -> dict[str, float] | None:
-        """``low`` and ``high`` of the step for a threshold between the two values; None if no float64 holds
-        it."""
-        kept, gone = bound
+    def bounds(self, kept: float, gone: float) -> dict[str, float] | None:
+        """``low`` and ``high`` of the step for a threshold between the largest statistic that is kept and the
+        smallest that is rejected; None if no float64 holds it."""
         if kept >= (LARGEST if self.is_band else math.inf):
             return None
         if not self.is_band:
@@ -53,70 +51,61 @@ class Kind:
         }
 
 
-def _sequences(rollout: Rollout, values: Tensor) -> Tensor:
-    """[S] -> those of the sequences whose every response token has a behavior log-prob."""
+def _sequences(rollout: DumpedRollout, values: Tensor) -> Tensor:
+    """Values [S] of those sequences of which every response token has a behavior log-prob."""
     has = rollout.segments.any(rollout.mask)
     return values[has & ~rollout.segments.any(~rollout.finite)]
 
 
-def _tokens(rollout: Rollout, values: Tensor) -> Tensor:
-    return values[rollout.finite]
+def _geometric(r: DumpedRollout) -> Tensor:
+    return _sequences(r, r.segments.mean(r.log_ratio).abs())
 
 
-def _mean_k3(rollout: Rollout) -> Tensor:
-    return rollout.segments.mean(divergences.k3(rollout.log_ratio)).clamp(min=0)
+def _product(r: DumpedRollout) -> Tensor:
+    return _sequences(r, r.segments.sum(r.log_ratio).abs())
 
 
-GEOMETRIC = {"unit": "sequence", "statistic": "ratio", "aggregate": "mean"}
-KINDS = (
-    Kind(
-        "geometric mean of the ratio",
-        "sequence",
-        lambda r: _sequences(r, r.segments.mean(r.log_ratio).abs()),
-        {"reject": GEOMETRIC},
-        True,
+def _mean_k3(r: DumpedRollout) -> Tensor:
+    return _sequences(r, r.segments.mean(divergences.k3(r.log_ratio)).clamp(min=0))
+
+
+def _worst_token(r: DumpedRollout) -> Tensor:
+    return _sequences(r, r.segments.max(r.log_ratio.abs()))
+
+
+def _token_ratio(r: DumpedRollout) -> Tensor:
+    return r.log_ratio.abs()[r.finite]
+
+
+def _token_tv(r: DumpedRollout) -> Tensor:
+    return divergences.tv(r.proximal, r.behavior)[r.finite]
+
+
+SEQUENCE, TOKEN = "sequence", "token"
+OF_SEQUENCE = {"unit": SEQUENCE, "statistic": "ratio", "aggregate": "mean"}
+REJECTIONS = (
+    Rejection("geometric mean of the ratio", SEQUENCE, _geometric, {"reject": OF_SEQUENCE}, True),
+    Rejection(
+        "product of the ratios", SEQUENCE, _product, {"reject": OF_SEQUENCE | {"aggregate": "sum"}}, True
     ),
-    Kind(
-        "product of the ratios",
-        "sequence",
-        lambda r: _sequences(r, r.segments.sum(r.log_ratio).abs()),
-        {"reject": {**GEOMETRIC, "aggregate": "sum"}},
-        True,
+    Rejection("mean k3", SEQUENCE, _mean_k3, {"reject": OF_SEQUENCE | {"statistic": "k3"}}, False),
+    Rejection("worst token of a sequence", SEQUENCE, _worst_token, {"veto": {}}, True),
+    Rejection(
+        "ratio of a token", TOKEN, _token_ratio, {"reject": {"unit": TOKEN, "statistic": "ratio"}}, True
     ),
-    Kind(
-        "mean k3",
-        "sequence",
-        lambda r: _sequences(r, _mean_k3(r)),
-        {"reject": {**GEOMETRIC, "statistic": "k3"}},
-        False,
-    ),
-    Kind(
-        "worst token of a sequence",
-        "sequence",
-        lambda r: _sequences(r, r.segments.max(r.log_ratio.abs())),
-        {"veto": {}},
-        True,
-    ),
-    Kind(
-        "ratio of a token",
-        "token",
-        lambda r: _tokens(r, r.log_ratio.abs()),
-        {"reject": {"unit": "token", "statistic": "ratio"}},
-        True,
-    ),
-    Kind(
+    Rejection(
         "probability difference of a token",
-        "token",
-        lambda r: _tokens(r, divergences.tv(r.proximal, r.behavior)),
-        {"reject": {"unit": "token", "statistic": "tv"}},
+        TOKEN,
+        _token_tv,
+        {"reject": {"unit": TOKEN, "statistic": "tv"}},
         False,
     ),
 )
 
 
 @dataclass
-class Kept:
-    """Ranks sequences: one float64 each."""
+class KeptRank:
+    """As ``ExactRank``, for values that are all kept in memory, eight bytes each."""
 
     rate: float
     values: list[Tensor] = field(default_factory=list)
@@ -125,13 +114,17 @@ class Kept:
         """Keeps [N] values."""
         self.values.append(values.double())
 
-    def merge(self, other: Kept) -> None:
-        """Adds what another one kept."""
-        self.values += other.values
+    def merge(self, other: KeptRank, is_second: bool) -> None:
+        """Adds what another one kept in the first pass."""
+        if not is_second:
+            self.values += other.values
+
+    def choose(self) -> None:
+        """Nothing: there is no second pass."""
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """How many values there are."""
         return sum(v.numel() for v in self.values)
 
     def result(self) -> tuple[float, float, int]:
@@ -146,7 +139,7 @@ class Ranking:
     """A collector (see ``pipeline``) that must see every rollout, and after ``again`` every one once more.
 
     Args:
-        rate: wished share, in (0, 1).
+        rate: share of the units that may be rejected, in (0, 1).
 
     Raises:
         ConfigError: a rate outside (0, 1).
@@ -157,89 +150,65 @@ class Ranking:
             raise ConfigError(
                 f"--suggest: expected a rate between 0 and 1, got {rate:g}: 0.01 rejects 1 in 100"
             )
-        self.sequences = {kind.name: Kept(rate) for kind in KINDS if kind.unit == "sequence"}
-        self.tokens = {kind.name: ExactRank(rate) for kind in KINDS if kind.unit == "token"}
+        kinds = {SEQUENCE: KeptRank, TOKEN: ExactRank}
+        self.ranks = {rejection.name: kinds[rejection.unit](rate) for rejection in REJECTIONS}
         self.is_second = False
 
-    def add(self, rollout: Rollout) -> None:
-        """Looks at a rollout for the first or the second time."""
+    def add(self, rollout: DumpedRollout) -> None:
+        """Ranks the statistics of a rollout's tokens and sequences, for the first or the second time."""
         for part in rollout.parts():
-            for kind in KINDS:
-                self._add(kind, part)
-
-    def _add(self, kind: Kind, part: Rollout) -> None:
-        if kind.unit == "sequence":
-            if not self.is_second:
-                self.sequences[kind.name].first(kind.statistic(part))
-        elif self.is_second:
-            self.tokens[kind.name].second(kind.statistic(part))
-        else:
-            self.tokens[kind.name].first(kind.statistic(part))
+            for rejection in REJECTIONS:
+                rank = self.ranks[rejection.name]
+                if not self.is_second:
+                    rank.first(rejection.statistic(part))
+                elif rejection.unit == TOKEN:
+                    rank.second(rejection.statistic(part))
 
     def merge(self, other: Ranking) -> None:
         """Adds what another one saw in the same pass, of other rollouts."""
-        for name, rank in self.tokens.items():
-            rank.merge(other.tokens[name], self.is_second)
-        for name, kept in self.sequences.items() if not self.is_second else ():
-            kept.merge(other.sequences[name])
+        for name, rank in self.ranks.items():
+            rank.merge(other.ranks[name], self.is_second)
 
     def again(self) -> Ranking:
-        """What the second pass starts with."""
-        for rank in self.tokens.values():
+        """Begins the second pass."""
+        for rank in self.ranks.values():
             rank.choose()
         self.is_second = True
         return self
 
     def suggestions(self) -> tuple[Suggestion, ...]:
-        """After the second pass: for every kind of rejection the threshold that drops the largest share of
-        its units not above the rate."""
-        return tuple(_suggestion(kind, rank, bounds) for kind, rank, bounds in self._found() if bounds)
+        """After the second pass: for every rejection the threshold that drops the largest share of its units
+        not above the rate."""
+        return tuple(
+            _suggestion(rejection, rank, bounds) for rejection, rank, bounds in self._found() if bounds
+        )
 
     def notes(self) -> tuple[str, ...]:
-        """Which kinds of rejection have no threshold that could be written down."""
+        """Which rejections have no threshold that could be written down."""
         return tuple(
-            f"suggest: {kind.name} is left out: its threshold is beyond what a float64 holds: the policies "
-            "are too far apart"
-            for kind, _, bounds in self._found()
+            f"suggest: {rejection.name} is left out: its threshold is beyond what a float64 holds: the "
+            "policies are too far apart"
+            for rejection, _, bounds in self._found()
             if bounds is None
         )
 
-    def _found(self) -> Iterator[tuple[Kind, ExactRank | Kept, dict[str, float] | None]]:
-        ranks = self.sequences | self.tokens
-        for kind in KINDS:
-            if ranks[kind.name].total:
-                yield kind, ranks[kind.name], kind.bounds(ranks[kind.name].result()[:2])
+    def _found(self) -> Iterator[tuple[Rejection, ExactRank | KeptRank, dict[str, float] | None]]:
+        for rejection in REJECTIONS:
+            rank = self.ranks[rejection.name]
+            if rank.total:
+                yield rejection, rank, rejection.bounds(*rank.result()[:2])
 
 
-def suggest(read: Read, rate: float) -> tuple[Suggestion, ...]:
-    """Both passes in this process.
-
-    Args:
-        read: gives the rollouts again whenever it is called; it is called twice.
-        rate: wished share, in (0, 1).
-
-    Raises:
-        ConfigError: a rate outside (0, 1).
-    """
-    ranking = Ranking(rate)
-    for rollout in read():
-        ranking.add(rollout)
-    ranking.again()
-    for rollout in read():
-        ranking.add(rollout)
-    return ranking.suggestions()
-
-
-def _suggestion(kind: Kind, rank: ExactRank | Kept, bounds: Mapping[str, float]) -> Suggestion:
-    ((name, fields),) = kind.step.items()
+def _suggestion(rejection: Rejection, rank: ExactRank | KeptRank, bounds: Mapping[str, float]) -> Suggestion:
+    ((name, fields),) = rejection.step.items()
     config = {
         "use_tis": True,
         "custom_tis_function_path": "slime_ext.tis.correct",
         "slime_ext": {"steps": [{name: {**fields, **bounds}}]},
     }
     return Suggestion(
-        name=kind.name,
-        unit=kind.unit,
+        name=rejection.name,
+        unit=rejection.unit,
         wished=rank.rate,
         reached=rank.result()[2] / rank.total,
         units=rank.total,
@@ -249,13 +218,13 @@ def _suggestion(kind: Kind, rank: ExactRank | Kept, bounds: Mapping[str, float])
 
 
 def between(kept: float, gone: float) -> float:
-    """The number with the fewest digits that keeps ``kept`` and not ``gone``, a tenth of the way or more from
-    both.
+    """The number with the fewest digits between ``kept`` and ``gone``, at least a tenth of the way from
+    each.
 
     >>> between(1.00123456, 1.00345678), between(0.9981, 0.9979)
     (1.002, 0.998)
     """
-    if math.isinf(gone) or gone == 0:  # nothing lies beyond: a little room
+    if math.isinf(gone) or gone == 0:  # nothing lies beyond it
         gone = kept * 1.1 if gone else kept / 1.1
         gone = gone or 1e-6
     low, high = sorted((kept + 0.1 * (gone - kept), kept + 0.6 * (gone - kept)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,19 +11,18 @@ from torch import Tensor
 
 from slime_ext.analysis.document import Effect
 from slime_ext.analysis.quantiles import BitHistogram
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.correction import Correction
 from slime_ext.losses import Bounds
 
 BOUNDS = Bounds()  # slime's --eps-clip
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 COUNTS = ("tokens", "kept_tokens", "sequences", "kept_sequences", "clipped_tokens")
-SUMS = ("weight", "square", "up", "up_kept", "down", "down_kept", "slope", "advantage")
 
 
 @dataclass(frozen=True)
-class Applied:
-    """What a correction does to each response token, [T] each, 0 or False at masked ones."""
+class TokenEffects:
+    """What a correction does to each response token, [T] each; 0 or False at masked tokens."""
 
     weights: Tensor  # multiplies the loss; 0 at rejected tokens
     keep: Tensor  # bool, stays in the policy loss
@@ -31,10 +31,10 @@ class Applied:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What every tally needs of the same rollout, or of whole samples of one, computed once."""
+class SharedSums:
+    """What the tallies of all corrections need of the same rollout, computed once."""
 
-    rollout: Rollout
+    rollout: DumpedRollout
 
     @cached_property
     def tokens(self) -> int:
@@ -42,11 +42,11 @@ class Seen:
         return int(self.rollout.mask.sum())
 
     @cached_property
-    def has(self) -> Tensor:
+    def responding(self) -> Tensor:
         """[S] bool, samples with a response token."""
-        return self.some(self.rollout.mask)
+        return self.samples_with(self.rollout.mask)
 
-    def some(self, flags: Tensor) -> Tensor:
+    def samples_with(self, flags: Tensor) -> Tensor:
         """[T] bool, false at masked tokens -> [S] bool, samples with such a token."""
         counts = torch.cat([torch.zeros(1, dtype=torch.int64), flags.view(torch.uint8).cumsum(0)])
         ends = torch.tensor([0, *self.rollout.lengths]).cumsum(0)
@@ -61,111 +61,115 @@ class Seen:
     @cached_property
     def masses(self) -> tuple[float, float]:
         """Sum of A where A > 0, and of |A| where A < 0."""
-        return self.mass_of(self.advantages)
+        return masses_of(self.advantages)
 
-    @staticmethod
-    def mass_of(advantages: Tensor) -> tuple[float, float]:
-        """As ``masses``, of any advantages."""
-        total, size = total_of(advantages), total_of(advantages.abs())
-        return (size + total) / 2, (size - total) / 2
+
+def masses_of(advantages: Tensor) -> tuple[float, float]:
+    """Sum of A where A > 0, and of |A| where A < 0."""
+    total, size = total_of(advantages), total_of(advantages.abs())
+    return (size + total) / 2, (size - total) / 2
 
 
 @dataclass
 class Tally:
-    """What a correction does, added up; two tallies of the same correction merge."""
+    """What a correction does, added up over rollouts.
+
+    Args:
+        bounds: the host's clip range.
+        lacked: why a rollout could not be counted.
+        sums: counts and sums by name.
+        rejected: label of a rollout -> positions of the wholly rejected sequences.
+    """
 
     correction: Correction
-    bounds: Bounds = BOUNDS  # the host's clip range
-    lacked: str | None = None  # why a rollout could not be counted
-    tokens: int = 0
-    kept_tokens: int = 0
-    sequences: int = 0
-    kept_sequences: int = 0
-    clipped_tokens: int = 0
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
+    bounds: Bounds = BOUNDS
+    lacked: str | None = None
+    sums: Counter[str] = field(default_factory=Counter)
     weights: BitHistogram = field(default_factory=BitHistogram)
     rejected: dict[str, str] = field(default_factory=dict)
 
-    def add(self, applied: Applied, seen: Seen) -> None:
+    def add(self, effects: TokenEffects, shared: SharedSums) -> None:
         """Counts what the correction does to some tokens."""
-        kept = int(applied.keep.sum())
-        self.tokens += seen.tokens
-        self.kept_tokens += kept
-        self.clipped_tokens += int(applied.clipped.sum())
-        weights = applied.weights.double()
-        self.sums["weight"] += float(weights.sum())
-        self.sums["square"] += float(weights.dot(weights))
-        self.weights.add_where(applied.weights, applied.keep, kept)
-        if seen.advantages is not None:
-            self._advantages(applied, seen, kept == seen.tokens)
-        self._sequences(applied.keep, seen, kept == seen.tokens)
+        kept, weights = int(effects.keep.sum()), effects.weights.double()
+        keeps_all = kept == shared.tokens
+        self.sums.update(
+            tokens=shared.tokens,
+            kept_tokens=kept,
+            clipped_tokens=int(effects.clipped.sum()),
+            weight=float(weights.sum()),
+            weight_squared=float(weights.dot(weights)),
+        )
+        self.weights.add_where(effects.weights, effects.keep, kept)
+        if shared.advantages is not None:
+            self._add_advantages(effects, shared, keeps_all)
+        self._add_sequences(shared.responding if keeps_all else shared.samples_with(effects.keep), shared)
 
-    def _advantages(self, applied: Applied, seen: Seen, keeps_all: bool) -> None:
-        up, down = seen.masses
-        kept = seen.masses
+    def _add_advantages(self, effects: TokenEffects, shared: SharedSums, keeps_all: bool) -> None:
+        advantages, kept = shared.advantages, shared.masses
         if not keeps_all:
-            kept = seen.mass_of(seen.advantages * applied.keep)
-        found = (up, kept[0], down, kept[1], total_of(applied.slope.abs()), total_of(seen.advantages.abs()))
-        for name, value in zip(SUMS[2:], found, strict=True):
-            self.sums[name] += value
+            kept = masses_of(advantages * effects.keep)
+        self.sums.update(
+            positive=shared.masses[0],
+            kept_positive=kept[0],
+            negative=shared.masses[1],
+            kept_negative=kept[1],
+            slope=total_of(effects.slope.abs()),
+            advantage=total_of(advantages.abs()),
+        )
 
-    def _sequences(self, keep: Tensor, seen: Seen, keeps_all: bool) -> None:
-        kept = seen.has if keeps_all else seen.some(keep)
-        self.sequences += int(seen.has.sum())
-        self.kept_sequences += int(kept.sum())
-        positions = seen.rollout.positions
-        gone = sorted(positions[i] for i in (seen.has & ~kept).nonzero()[:, 0].tolist())
+    def _add_sequences(self, kept: Tensor, shared: SharedSums) -> None:
+        """Counts the samples [S] that keep a token, and remembers which do not."""
+        self.sums.update(sequences=int(shared.responding.sum()), kept_sequences=int(kept.sum()))
+        positions = shared.rollout.positions
+        gone = sorted(positions[i] for i in (shared.responding & ~kept).nonzero()[:, 0].tolist())
         if gone:
-            self._remember(seen.rollout.label, spans(gone))
+            self._remember(shared.rollout.label, spans(gone))
 
     def _remember(self, rollout: str, positions: str) -> None:
         before = self.rejected.get(rollout)
         self.rejected[rollout] = positions if before is None else f"{before},{positions}"
 
     def merge(self, other: Tally) -> None:
-        """Adds what another tally counted."""
-        for name in COUNTS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in SUMS:
-            self.sums[name] += other.sums[name]
+        """Adds what another tally of the same correction counted."""
+        self.sums.update(other.sums)
         self.lacked = self.lacked or other.lacked
         self.weights.merge(other.weights)
         for rollout, positions in other.rejected.items():
             self._remember(rollout, positions)
 
     def effect(self, name: str, formula: str = "", source: str = "") -> Effect:
-        """The numbers for the page."""
+        """The row of the what-if table that follows from the sums."""
         plain = {"name": name, "formula": formula, "source": source, "numerator": self.correction.numerator}
-        if not self.tokens:
-            return Effect(**plain, unavailable=self.lacked or "the dump holds no response token")
         sums = self.sums
+        if not sums["tokens"]:
+            return Effect(**plain, unavailable=self.lacked or "the dump holds no response token")
         return Effect(
             **plain,
-            **{key: getattr(self, key) for key in COUNTS if key in Effect.model_fields},
-            weight_mean=_ratio(sums["weight"], self.kept_tokens),
+            **{key: sums[key] for key in COUNTS},
+            weight_mean=_ratio(sums["weight"], sums["kept_tokens"]),
             weight_quantiles=self._quantiles(),
-            ess=_ratio(sums["weight"] ** 2, self.tokens * sums["square"]) or 0.0,
-            kept_positive=_ratio(sums["up_kept"], sums["up"]),
-            kept_negative=_ratio(sums["down_kept"], sums["down"]),
+            ess=_ratio(sums["weight"] ** 2, sums["tokens"] * sums["weight_squared"]) or 0.0,
+            kept_positive=_ratio(sums["kept_positive"], sums["positive"]),
+            kept_negative=_ratio(sums["kept_negative"], sums["negative"]),
             gradient_scale=_ratio(sums["slope"], sums["advantage"]),
             rejected=self.rejected,
         )
 
     def _quantiles(self) -> dict[str, float]:
         found = self.weights
-        if not self.kept_tokens:
+        if not self.sums["kept_tokens"]:
             return {}
         middle = {name: found.quantile(q) for name, q in QUANTILES.items()}
         return {"min": found.smallest, **middle, "max": found.largest}
 
 
 def total_of(values: Tensor) -> float:
-    """The sum, added up in float64."""
+    """The sum of a tensor, added up in float64."""
     return float(values.sum(dtype=torch.float64))
 
 
 def spans(numbers: list[int]) -> str:
-    """Sorted integers as ranges.
+    """Sorted integers as text of ranges.
 
     >>> spans([0, 1, 2, 7, 9, 10])
     '0-2,7,9-10'

@@ -12,13 +12,13 @@ Decode = Callable[[Sequence[int]], list[str]]
 
 
 def as_ids(tokens: Sequence[int]) -> list[str]:
-    """What a token is called without a tokenizer."""
+    """Token ids as texts: their numbers."""
     return [f" {token}" for token in tokens]
 
 
 @cache
 def decoder(path: str | None) -> Decode:
-    """Token ids -> their texts, by the tokenizer in a folder; their numbers for None.
+    """The function from token ids to their texts, by the tokenizer in a folder; to their numbers for None.
 
     Raises:
         DataError: there is no tokenizer.

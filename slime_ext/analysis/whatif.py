@@ -15,9 +15,9 @@ from torch import Tensor
 
 from slime_ext import config, presets
 from slime_ext.analysis.document import Effect
-from slime_ext.analysis.planned import lacking, steps_of
-from slime_ext.analysis.records import Rollout
-from slime_ext.analysis.tally import BOUNDS, Applied, Seen, Tally
+from slime_ext.analysis.planned import missing_input, steps_of
+from slime_ext.analysis.records import DumpedRollout
+from slime_ext.analysis.tally import BOUNDS, SharedSums, Tally, TokenEffects
 from slime_ext.correction import Correction, Outcome, Plan, Tokens
 from slime_ext.host.summary import one_line
 from slime_ext.losses import Bounds, HostLoss
@@ -25,8 +25,8 @@ from slime_ext.losses import Bounds, HostLoss
 NAMED = 10  # rollouts in a note
 
 
-def apply(correction: Correction, rollout: Rollout, bounds: Bounds = BOUNDS) -> Applied:
-    """What the hook would do to a rollout, optimizer step by optimizer step where steps matter.
+def apply(correction: Correction, rollout: DumpedRollout, bounds: Bounds = BOUNDS) -> TokenEffects:
+    """What the hook would do to each token of a rollout.
 
     Args:
         bounds: the host's clip range, for surrogates that name none of their own.
@@ -42,24 +42,24 @@ def apply(correction: Correction, rollout: Rollout, bounds: Bounds = BOUNDS) -> 
         values = [getattr(applied, name) for _, applied in parts]
         return None if values[0] is None else torch.cat(values)[order]
 
-    return Applied(*(joined(name) for name in ("weights", "keep", "clipped", "slope")))
+    return TokenEffects(*(joined(name) for name in ("weights", "keep", "clipped", "slope")))
 
 
-def _applied(correction: Correction, tokens: Tokens, plan: Plan, bounds: Bounds) -> Applied:
+def _applied(correction: Correction, tokens: Tokens, plan: Plan, bounds: Bounds) -> TokenEffects:
     mask = tokens.segments.mask
     if correction.is_identity:  # the hook hands the host's loss back, whatever stands in it
         slope = None if tokens.advantages is None else -tokens.segments.zeroed(tokens.advantages)
-        return Applied(mask.to(tokens.proximal.dtype), mask, torch.zeros_like(mask), slope)
+        return TokenEffects(mask.to(tokens.proximal.dtype), mask, torch.zeros_like(mask), slope)
     outcome = correction(tokens, plan)
     clipped = outcome.clipped & outcome.finite
     if tokens.advantages is None:
-        return Applied(outcome.weights, outcome.keep, clipped, None)
+        return TokenEffects(outcome.weights, outcome.keep, clipped, None)
     if isinstance(correction.surrogate, HostLoss):  # its slope at ratio 1 is -A
         factor = outcome.factor.to(tokens.proximal.dtype)
         slope = torch.where(outcome.keep, -tokens.advantages * factor, 0)
-        return Applied(outcome.weights, outcome.keep, clipped, slope)
+        return TokenEffects(outcome.weights, outcome.keep, clipped, slope)
     slope, by_loss = _slope(correction, outcome, tokens, bounds)
-    return Applied(outcome.weights, outcome.keep, clipped | by_loss, slope)
+    return TokenEffects(outcome.weights, outcome.keep, clipped | by_loss, slope)
 
 
 def _slope(correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
@@ -71,7 +71,7 @@ def _slope(correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bou
 
 
 class WhatIf:
-    """Tallies of several corrections over the same rollouts.
+    """A collector (see ``pipeline``) of what several corrections do to the same rollouts.
 
     Args:
         corrections: name -> correction; all presets when None.
@@ -88,8 +88,8 @@ class WhatIf:
         self.tallies = {name: Tally(c, own.get(name, BOUNDS)) for name, c in chosen.items()}
         self.stopped: list[int] = []  # rollouts at which every hook stops the run
 
-    def add(self, rollout: Rollout) -> None:
-        """Applies every correction to one rollout; one with a non-finite proximal log-prob is left out."""
+    def add(self, rollout: DumpedRollout) -> None:
+        """Applies every correction to a rollout, and leaves out one with a non-finite proximal log-prob."""
         if not rollout.proximal[rollout.mask].isfinite().all():
             self.stopped.append(rollout.rollout_id)
             return
@@ -101,13 +101,13 @@ class WhatIf:
         _count(coupled, rollout)
 
     def merge(self, other: WhatIf) -> None:
-        """Adds what another one counted, of other rollouts and the same corrections."""
+        """Adds what the same corrections do to other rollouts."""
         for name, tally in self.tallies.items():
             tally.merge(other.tallies[name])
         self.stopped += other.stopped
 
     def notes(self) -> tuple[str, ...]:
-        """What the numbers leave out."""
+        """Which rollouts are left out."""
         if not self.stopped:
             return ()
         named, more = sorted(self.stopped)[:NAMED], ", ..." if len(self.stopped) > NAMED else ""
@@ -117,32 +117,22 @@ class WhatIf:
         )
 
     def effects(self) -> tuple[Effect, ...]:
-        """One row per correction, in the order in which they were given."""
+        """What each correction does, in the order in which they were given."""
         found = self.tallies.items()
         return tuple(tally.effect(name, *_described(name, tally.correction)) for name, tally in found)
 
 
-def whatif(
-    rollouts: Iterable[Rollout], corrections: Mapping[str, Correction] | None = None
-) -> tuple[Effect, ...]:
-    """The effects of corrections (all presets when None) on rollouts, one after the other."""
-    found = WhatIf(corrections)
-    for rollout in rollouts:
-        found.add(rollout)
-    return found.effects()
-
-
-def _count(tallies: Iterable[Tally], rollout: Rollout) -> None:
-    seen = Seen(rollout)
+def _count(tallies: Iterable[Tally], rollout: DumpedRollout) -> None:
+    seen = SharedSums(rollout)
     for tally in tallies:
-        if why := lacking(tally.correction, rollout):
+        if why := missing_input(tally.correction, rollout):
             tally.lacked = tally.lacked or why
         else:
             tally.add(apply(tally.correction, rollout, tally.bounds), seen)
 
 
 def _described(name: str, correction: Correction) -> tuple[str, str]:
-    """Formula and source of a preset; anything else in one line."""
+    """Formula and source of a preset; of another correction its steps in one line."""
     known = presets.PRESETS.get(name)
     if known and known.correction == correction:
         return known.formula, known.source

@@ -7,36 +7,36 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from slime_ext.analysis.document import Document, to_json
-from slime_ext.analysis.readers import Found, Job
-from slime_ext.analysis.report import write_report
+from slime_ext.analysis.document import Document, FindingName, to_json
+from slime_ext.analysis.readers.find import DumpFiles, Job
 from slime_ext.analysis.request import Request
 from slime_ext.analysis.texts import decoder
 from slime_ext.commands import light
 from slime_ext.commands.analyze_summary import summary
 from slime_ext.commands.arguments import read_mapping
-from slime_ext.commands.output import console
+from slime_ext.commands.output import console, make_folder
 from slime_ext.errors import ConfigError, did_you_mean
 
 FOUND = 1
 ANY = "any"
+FINDINGS = get_args(FindingName)
 STDOUT = "-"
 OUT, JSON = "--out", "--json"
 Configs = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 def main(argv: list[str]) -> int:
-    """Prints the summary, writes what was asked for; 1 if a finding of --fail-on is there."""
+    """Analyses runs, prints the summary and writes the files asked for; 1 if a finding of --fail-on is
+    there."""
     given = _parser().parse_args(argv)
     _check(given)
-    documents = _documents(given, _own(given.config))
+    documents = _documents(given, _read_configs(given.config))
     screen = console(stderr=given.json == STDOUT)
     with _writing("stdout", STDOUT):
         summary(screen, documents)
@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="slime-ext analyze",
         description="Reads dumps of a run (slime's --dump-details, slime-ext train, JSONL) and says what is "
         "wrong with its log-probs, and what each correction would have done.",
-        epilog=f"Findings: {', '.join(_names())}.",
+        epilog=f"Findings: {', '.join(FINDINGS)}.",
     )
     parser.add_argument(
         "paths", nargs="+", metavar="PATH", help="folder of dumps, file, or pattern such as 'dumps/*/1?.pt'"
@@ -93,59 +93,53 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@cache
-def _names() -> tuple[str, ...]:
-    with light.module("slime_ext.analysis.findings") as findings:
-        return tuple(detector.name for detector in findings.detectors())
-
-
 def _check(given: argparse.Namespace) -> None:
-    """What argparse lets through, before torch, whose import takes longer than a mistake may cost."""
+    """Checks arguments that argparse lets through, before torch is imported, which takes seconds."""
     if given.jobs < 1:
         raise ConfigError(f"--jobs: expected at least 1, got {given.jobs}")
     if given.suggest is not None and not 0 < given.suggest < 1:
         raise ConfigError(f"--suggest: expected a share between 0 and 1, got {given.suggest:g}")
     for name in given.fail_on:
-        if name not in (*_names(), ANY):
-            near = did_you_mean(name, (*_names(), ANY)) or f": one of {', '.join((*_names(), ANY))}"
+        if name not in (*FINDINGS, ANY):
+            near = did_you_mean(name, (*FINDINGS, ANY)) or f": one of {', '.join((*FINDINGS, ANY))}"
             raise ConfigError(f"--fail-on: expected the name of a finding, got '{name}'{near}")
     _check_outputs(given)
     decoder(given.tokenizer)
 
 
-def _own(files: Sequence[str]) -> Configs:
-    """Path and content of each file of --config; each is read once, for it may be a pipe."""
+def _read_configs(files: Sequence[str]) -> Configs:
+    """Path and content of each file of --config, read once, since it may be a pipe."""
     found = [(file, read_mapping(file)) for file in files]
     if found:
-        with light.module("slime_ext.analysis.own") as own:
-            own.resolved(found)
+        with light.module("slime_ext.analysis.user_corrections") as own:
+            own.load_user_corrections(found)
     return found
 
 
 def _check_outputs(given: argparse.Namespace) -> None:
-    """What cannot be written is a mistake before the first file is read."""
+    """Raises before the first file is read if an output cannot be written."""
     if given.out == STDOUT:
         raise ConfigError(f"{OUT}: expected a file, got '{STDOUT}': only {JSON} writes to stdout")
     files = _files(given)
     for flag, path in files.items():
         with _writing(flag, path):
-            _try(Path(path))
+            _check_writable(Path(path))
     if len({Path(path).resolve() for path in files.values()}) < len(files):
         raise ConfigError(f"{JSON}: expected another file than {OUT}, got '{given.json}'")
 
 
 def _files(given: argparse.Namespace) -> dict[str, str]:
-    """Flag -> the file that it writes."""
+    """Flag -> path of the file that it writes."""
     return {flag: path for flag, path in ((OUT, given.out), (JSON, given.json)) if path not in (None, STDOUT)}
 
 
-def _try(path: Path) -> None:
-    """Fails as writing would, and leaves what there is as it is."""
+def _check_writable(path: Path) -> None:
+    """Raises what writing the file would raise, and changes nothing."""
     is_new = not path.exists()
     if not is_new and not path.is_file() and not path.is_dir():
         return  # a pipe or a device: to open it is to use it
     if not path.parent.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
     path.open("a").close()
     if is_new:
         path.unlink()
@@ -153,7 +147,7 @@ def _try(path: Path) -> None:
 
 @contextmanager
 def _writing(flag: str, path: str) -> Iterator[None]:
-    """Says what could not be written, and why."""
+    """Turns an OSError into one line that says what could not be written, and why."""
     try:
         yield
     except OSError as error:
@@ -168,22 +162,22 @@ def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
         if paths
     ]
     files = [request.files() for request in requests]
-    _spare(given, [path for found in files for job in found.jobs for path in job.paths])
+    _refuse_to_overwrite_inputs(given, [path for found in files for job in found.jobs for path in job.paths])
     return _analysed(requests, files, configs)
 
 
-def _analysed(requests: Sequence[Request], files: Sequence[Found], configs: Configs) -> list[Document]:
-    from slime_ext.analysis.own import resolved
+def _analysed(requests: Sequence[Request], files: Sequence[DumpFiles], configs: Configs) -> list[Document]:
     from slime_ext.analysis.run import analyse
+    from slime_ext.analysis.user_corrections import load_user_corrections
 
-    own, both = resolved(configs), list(zip(requests, files, strict=True))
+    own, both = load_user_corrections(configs), list(zip(requests, files, strict=True))
     total = sum(job.size * request.passes for request, found in both for job in found.jobs)
     with _bar(total) as done:
         return [analyse(replace(request, configs=own), found, done) for request, found in both]
 
 
-def _spare(given: argparse.Namespace, dumps: Sequence[Path]) -> None:
-    """No output may be written over what is read."""
+def _refuse_to_overwrite_inputs(given: argparse.Namespace, dumps: Sequence[Path]) -> None:
+    """Raises if an output would overwrite a file that is read."""
     read = {Path(path).resolve() for path in (*dumps, *given.config)}
     for flag, path in _files(given).items():
         if Path(path).resolve() in read:
@@ -194,7 +188,7 @@ def _spare(given: argparse.Namespace, dumps: Sequence[Path]) -> None:
 
 @contextmanager
 def _bar(total: int) -> Iterator:
-    """A progress bar on stderr with the time left, if that is a terminal."""
+    """Shows a progress bar with the time left, if stderr is a terminal."""
     screen = Console(stderr=True)
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
@@ -207,6 +201,8 @@ def _bar(total: int) -> Iterator:
 
 
 def _write_page(path: str, documents: Sequence[Document]) -> None:
+    from slime_ext.analysis.report import write_report  # matplotlib, which nothing else here needs
+
     write_report(documents[0], path, documents[1] if len(documents) > 1 else None)
 
 

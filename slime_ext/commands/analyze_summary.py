@@ -57,7 +57,8 @@ def _numbers(documents: Sequence[Document]) -> Table:
 
 
 def _say(screen: Console, text: str, *, is_exact: bool = False) -> None:
-    """A line; words are wrapped on a terminal alone, and what can be pasted is never."""
+    """Prints a line. Words are wrapped on a terminal, but never a line that is to be pasted
+    (``is_exact``)."""
     screen.print(text, markup=False, soft_wrap=is_exact or not screen.is_terminal)
 
 

@@ -3,45 +3,112 @@
 from __future__ import annotations
 
 import difflib
+import re
+from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from slime_ext.commands.script import forbid_unused_arrays, is_script, words_of
-from slime_ext.errors import ConfigError
-from slime_ext.host import contract
-from slime_ext.host.flags import DECISIVE, NEARLY
-from slime_ext.host.functions import flag_of
-from slime_ext.mappings import read_yaml, text_of
-
-VALUES = {
-    "eps_clip": float,
-    "eps_clip_high": float,
-    "tis_clip": float,
-    "tis_clip_low": float,
-    "num_steps_per_rollout": int,
-    "global_batch_size": int,
-    "rollout_batch_size": int,
-    "n_samples_per_prompt": int,
-    "advantage_estimator": str,
-    "custom_tis_function_path": str,
-    "custom_config_path": str,
-    "custom_megatron_init_path": str,
-    "rollout_data_postprocess_path": str,
-    "custom_rollout_log_function_path": str,
-    "transformer_impl": str,
-}
-SWITCHES = (
-    "use_tis",
-    "get_mismatch_metrics",
-    "use_rollout_logprobs",
-    "keep_old_actor",
-    "use_opsm",
-    "use_dynamic_global_batch_size",
-    "no_gradient_accumulation_fusion",
+from slime_ext.commands import launch_script
+from slime_ext.commands.script import (
+    SLIME,
+    UNKNOWN,
+    forbid_unused_arrays,
+    is_script,
+    launcher_of,
+    words_of,
 )
+from slime_ext.errors import ConfigError, cut, did_you_mean
+from slime_ext.host import contract
+from slime_ext.host.flags import (
+    ARGUMENTS,
+    BEFORE_THE_MERGE,
+    DECISIVE,
+    DERIVED,
+    NEARLY,
+    as_parsed,
+    check_flags,
+)
+from slime_ext.host.functions import flag_of
+from slime_ext.mappings import located, read_yaml, text_of
+
+# Read beside what the rules read: which parts of the host a launch needs (slime-ext doctor).
+TEXTS, SWITCHED_OFF = ("transformer_impl",), ("gradient_accumulation_fusion",)
+NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
+NAMES |= {flag_of(name): name for name in TEXTS}
+OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
+OFF |= {f"--no-{flag_of(name)[2:]}": name for name in SWITCHED_OFF}
+INDIRECT = re.compile(r"\$\{!|\b(?:local|declare|typeset) -n\b|(?<![\w-])eval\s")
 ALIKE = (*contract.CALLS, "custom_agent_function_path")  # arguments of slime and miles that look like those
-Arguments = dict[str, Any]
+
+
+@dataclass
+class Arguments:
+    """What a launch leads to.
+
+    Args:
+        values: by dest name, as far as the files say them.
+        unknown: dest names that the script sets to what only a shell can tell.
+        script: the launch script, empty where there is none.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
+    script: str = ""
+
+    def get(self, name: str) -> Any:
+        """The value of an argument, None where it has none or cannot be known."""
+        return self.values.get(name)
+
+    def namespace(self) -> SimpleNamespace:
+        """Arguments as the host holds them."""
+        return SimpleNamespace(**self.values)
+
+    def with_flags(self, flags: dict[str, Any]) -> Arguments:
+        """The same launch with more flags."""
+        return Arguments(self.values | flags, self.unknown - set(flags), self.script)
+
+
+def gathered(path: str, args_path: str | None = None) -> Arguments:
+    """Every argument that a file leads to; keys of --custom-config-path go over flags, as in slime.
+
+    Raises:
+        ConfigError: a file cannot be read or holds something else, or slime itself would refuse the flags.
+    """
+    script = next((file for file in (path, args_path) if file and is_script(file)), "")
+    found = _of_script(script) if script else Arguments()
+    if script:
+        check_flags(found.namespace(), BEFORE_THE_MERGE, found.unknown)
+    for file in (args_path, path):
+        if file and file != script:
+            found = found.with_flags(_of_file(file) if file == args_path else of_yaml(file))
+    if not script:
+        found.unknown |= ARGUMENTS.keys() - found.values.keys()  # flags that no file here says
+    check_flags(found.namespace(), (), found.unknown)
+    if "slime_ext" not in found.values and (beside := found.get("custom_config_path")):
+        found = found.with_flags(of_yaml(_found(beside, script or path)))
+        check_flags(found.namespace(), (), found.unknown)
+    return found
+
+
+def of_yaml(path: str) -> dict[str, Any]:
+    """The keys of a file for --custom-config-path.
+
+    Raises:
+        ConfigError: it cannot be read, or has a name in it that slime would pass over.
+    """
+    found = read_mapping(path)
+    for key in found:
+        if key != "slime_ext" and (near := did_you_mean(key, ["slime_ext"])):
+            raise ConfigError(f"{path}: expected the key slime_ext, got {cut(key)}{near}")
+        forbid_misspelt(path, key)
+    if "eps_clip" in found and "eps_clip_high" not in found:
+        raise ConfigError(
+            f"{path}: eps_clip_high: expected beside eps_clip, got none: slime has set it to --eps-clip "
+            "before it reads this file"
+        )
+    return found
 
 
 def read_mapping(path: str) -> dict[str, Any]:
@@ -57,48 +124,75 @@ def read_mapping(path: str) -> dict[str, Any]:
         )
     for key in found:
         if not isinstance(key, str):
-            raise ConfigError(f"{path}: expected names as keys, got {key!r}: see the files in configs/")
+            raise ConfigError(
+                f"{path}: expected names as keys, got {cut(repr(key))}: see the files in configs/"
+            )
     return found
 
 
-def read_arguments(path: str) -> Arguments:
-    """The arguments by dest name that a launch script or a file of arguments gives; the rest is left out.
+def _of_file(path: str) -> dict[str, Any]:
+    """A file of arguments; both spellings, as ``slime-ext train --config`` takes them."""
+    found = {_name_of(key): value for key, value in read_mapping(path).items()}
+    for name in found:
+        forbid_misspelt(path, name)
+    return {k: v for k, v in found.items() if k in ARGUMENTS or k in (*TEXTS, *SWITCHED_OFF, "slime_ext")}
 
-    Raises:
-        ConfigError: the file cannot be read, or a number is none.
-    """
-    if not is_script(path):
-        return _of_file(path)
+
+def _of_script(path: str) -> Arguments:
+    """The flags of a launch script, as the host's parser reads them; flags of other parts are left out."""
     text = text_of(path)
     forbid_unused_arrays(path, text, lambda flag: flag in map(flag_of, DECISIVE))
-    return _of_words(path, words_of(path, text))
-
-
-def namespace(arguments: Arguments) -> SimpleNamespace:
-    """Arguments as the host would hold them."""
-    return SimpleNamespace(**arguments)
-
-
-def _of_file(path: str) -> Arguments:
-    found = {_dest_of(key): value for key, value in read_mapping(path).items()}  # as --config takes both
-    for dest in found:
-        forbid_misspelt(path, dest)
-    return {k: v for k, v in found.items() if k in VALUES or k in SWITCHES or k == "slime_ext"}
-
-
-def _of_words(path: str, words: list[str]) -> Arguments:
-    found: Arguments = {}
-    for word, after in pairwise([*words, ""]):
-        flag, _, attached = word.partition("=")
+    values, unknown = {}, set()
+    for word, after in pairwise([*_words(path, text), ""]):
+        flag, is_attached, attached = word.partition("=")
         if not flag.startswith("--"):
             continue
         forbid_misspelt(path, flag)
-        dest = _dest_of(flag)
-        if dest in SWITCHES:
-            found[dest] = True
-        elif dest in VALUES:
-            found[dest] = _value(path, flag, VALUES[dest], attached or after)
-    return found
+        if flag in OFF:
+            values[OFF[flag]] = False
+        elif flag in NAMES:
+            value = _value(path, flag, attached if is_attached else after)
+            values[NAMES[flag]] = value
+            (unknown.add if value is None else unknown.discard)(NAMES[flag])
+    return Arguments(as_parsed(values, unknown), unknown, path)
+
+
+def _words(path: str, text: str) -> list[str]:
+    """The words of a host's launch; every word of a script that launches none, or by a name of a name."""
+    if launcher_of(path) != SLIME or INDIRECT.search(text):
+        return words_of(path, text)
+    flags = launch_script.read(path, needs_model=False).flags
+    return [word for flag in flags for word in (flag.name, *flag.values)]
+
+
+def _value(path: str, flag: str, text: str) -> Any:
+    """What the host's parser makes of a flag's text; None where only a shell can tell."""
+    name = NAMES[flag]
+    parse = ARGUMENTS[name].kind.parse if name in ARGUMENTS else str
+    if parse is None:
+        return True
+    if text.startswith("--") or not text:
+        raise ConfigError(f"{path}: {flag}: expected a value, got {text or 'none'}")
+    if UNKNOWN.search(text) and "path" not in name:
+        return None
+    try:
+        return parse(text)
+    except ValueError:
+        raise ConfigError(f"{path}: {flag}: expected a number, got '{cut(text)}'") from None
+
+
+def _found(path: str, script: str) -> str:
+    """The file of --custom-config-path; one that a script names is first looked for where it is run.
+
+    Raises:
+        ConfigError: only a shell can tell which one.
+    """
+    if is_script(script) and UNKNOWN.search(path):
+        raise ConfigError(
+            f"{script}: --custom-config-path: expected a path that the script itself says, got '{cut(path)}'"
+            f": slime-ext check FILE --args {script} checks the file with the script's flags"
+        )
+    return path if is_script(script) and Path(path).is_file() else located(path, script)
 
 
 def forbid_misspelt(path: str, name: str) -> None:
@@ -108,24 +202,16 @@ def forbid_misspelt(path: str, name: str) -> None:
     Raises:
         ConfigError: with the right name.
     """
-    dest = _dest_of(name)
-    known = dest in (*VALUES, *SWITCHES, *ALIKE)
+    as_flag = name.startswith("--")
+    dest = _name_of(name)
+    known = dest in ARGUMENTS or dest in ALIKE
     near = [dest] if known else difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=NEARLY)
-    for right in (flag_of(dest) if name.startswith("--") else dest for dest in near):
+    for right in (flag_of(near_name) if as_flag else near_name for near_name in near):
         if name != right:
             raise ConfigError(
-                f"{path}: expected {right}, got {name}: slime passes over a name it does not know"
+                f"{path}: expected {right}, got {cut(name)}: slime passes over a name it does not know"
             )
 
 
-def _dest_of(flag: str) -> str:
+def _name_of(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
-
-
-def _value(path: str, flag: str, kind: type, text: str) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        if text.startswith("$"):  # a shell variable: unknown here
-            return None
-        raise ConfigError(f"{path}: {flag}: expected a number, got '{text}'") from None

@@ -6,32 +6,36 @@ import argparse
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from slime_ext import dialects
 from slime_ext.commands import light
-from slime_ext.commands.arguments import (
-    SWITCHES,
-    VALUES,
-    Arguments,
-    forbid_misspelt,
-    namespace,
-    read_arguments,
-    read_mapping,
-)
+from slime_ext.commands.arguments import Arguments, gathered
+from slime_ext.commands.convert import system_of
 from slime_ext.commands.output import console, needs
-from slime_ext.commands.script import UNKNOWN, is_script
-from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
+from slime_ext.commands.script import EMBEDDED, launcher_of
+from slime_ext.errors import ConfigError, SlimeExtError, cut, did_you_mean
 from slime_ext.host import contract
-from slime_ext.host.flags import HOOK, check_flags, skips_proximal
+from slime_ext.host.flags import ARGUMENTS, check_flags, check_plan, skips_proximal
 from slime_ext.host.functions import flag_of
 from slime_ext.host.summary import brief, double_count, formula, one_line
 from slime_ext.optional_args import OptionalArgs
 
 WRONG = 1
+INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}
+OFFERED = {  # what a launch without anything of ours could begin with
+    "first": (
+        {"get_mismatch_metrics": True, "custom_tis_function_path": f"{contract.TIS}.metrics_only", **INIT},
+        "how far sampler and trainer are apart; the loss stays as it is",
+    ),
+    "then": (
+        {"use_tis": True, "custom_tis_function_path": f"{contract.TIS}.token_tis", **INIT},
+        "policy loss times min(proximal / behavior, 2); slime-ext presets lists the others",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -43,18 +47,22 @@ class Checked:
         line: the same in one line.
         needs_target: whether the hook needs ``cur_log_probs``.
         notes: what its reader should know.
+        uses_ours: whether anything of slime_ext would run.
     """
 
     rows: Mapping[str, str]
     line: str
-    needs_target: bool
-    notes: tuple[str, ...]
+    needs_target: bool = False
+    notes: tuple[str, ...] = ()
+    uses_ours: bool = True
 
 
 def main(argv: list[str]) -> int:
     """Prints what the file resolves to and returns 0; a mistake is one line on stderr and status 1."""
     parser = argparse.ArgumentParser(
-        prog="slime-ext check", description="Checks a configuration, or a launch script's arguments."
+        prog="slime-ext check",
+        description="Checks a configuration, or a launch script's arguments. A launch without slime_ext gets "
+        "the lines that add it.",
     )
     parser.add_argument("file", help="YAML of --custom-config-path, or a launch script (.sh)")
     parser.add_argument("--args", metavar="FILE", help="launch script, YAML or JSON with the other arguments")
@@ -75,56 +83,67 @@ def check(config: Any, path: str, args_path: str | None = None) -> Checked:
         ConfigError: the first thing that is wrong.
     """
     arguments = gathered(path, args_path)
-    name = _function(config, arguments)
-    check_flags(namespace(arguments), ())  # the kinds of what is read next
-    found = _of_seed(name, arguments) if name in contract.SEEDS else _of_correction(config, name, arguments)
-    _check_paths(arguments, is_launch=is_script(args_path or path))
-    check_flags(namespace(arguments), HOOK)
-    return found
+    if not _names_ours(arguments):
+        return _unused(config, path, arguments)
+    return checked(config, arguments)
 
 
-def gathered(path: str, args_path: str | None = None) -> Arguments:
-    """Every argument that a file leads to; keys of --custom-config-path go over flags, as in slime.
+def checked(config: Any, arguments: Arguments) -> Checked:
+    """What arguments that name something of slime_ext lead to.
 
     Raises:
-        ConfigError: a file cannot be read, or holds something else.
+        ConfigError: as ``slime_ext.host.init`` refuses them.
     """
-    arguments = read_arguments(args_path) if args_path else {}
-    arguments |= read_arguments(path) if is_script(path) else _of_yaml(path)
-    check_flags(namespace(arguments), ())
-    if "slime_ext" not in arguments and (beside := arguments.get("custom_config_path")):
-        script = args_path or path
-        if is_script(script) and UNKNOWN.search(beside):
-            raise ConfigError(
-                f"{script}: --custom-config-path: expected a path that the script itself says, got '{beside}'"
-                f": slime-ext check FILE --args {script} checks the file with the script's flags"
-            )
-        arguments |= _of_yaml(_found(beside, script))
-    return arguments
-
-
-def _of_yaml(path: str) -> Arguments:
-    found = read_mapping(path)
-    for key in found:
-        if key != "slime_ext" and (near := did_you_mean(key, ["slime_ext"])):
-            raise ConfigError(f"{path}: expected the key slime_ext, got {key}{near}")
-        forbid_misspelt(path, key)
-    if "eps_clip" in found and "eps_clip_high" not in found:
-        raise ConfigError(
-            f"{path}: eps_clip_high: expected beside eps_clip, got none: slime has set it to --eps-clip "
-            "before it reads this file"
-        )
-    if "slime_ext" not in found:
-        _forbid_bare_block(path, found)
+    name = _function(config, arguments)
+    found = _of_seed(name, arguments) if name in contract.SEEDS else _of_correction(config, name, arguments)
+    _check_paths(arguments)
+    check_flags(arguments.namespace(), unknown=arguments.unknown)
     return found
 
 
-def _forbid_bare_block(path: str, found: Arguments) -> None:
+def _names_ours(arguments: Arguments) -> bool:
+    paths = [arguments.get(name) for name in (*contract.OURS, "custom_tis_function_path")]
+    return arguments.get("slime_ext") is not None or any(str(path).startswith("slime_ext") for path in paths)
+
+
+def _unused(config: Any, path: str, arguments: Arguments) -> Checked:
+    """A launch without anything of ours: the flags that add it, or why none would act.
+
+    Raises:
+        ConfigError: the file is no launch, and holds nothing for slime_ext.
+    """
+    if not arguments.script:
+        _forbid_bare_block(path, arguments)
+        raise ConfigError(f"{path}: expected the key slime_ext, got none: see the files in configs/presets")
+    if launcher_of(arguments.script) is None and (system := system_of(arguments.script)):
+        raise ConfigError(
+            f"{path}: expected a launch of slime, miles or slime-ext train, got one of {system}: "
+            f"slime-ext convert --from {system} {path}"
+        )
+    rows, refused = {}, {}
+    for when, (flags, what) in OFFERED.items():
+        try:
+            checked(config, arguments.with_flags(flags))
+        except ConfigError as error:
+            refused[str(error)] = None
+        else:
+            rows[when] = f"{_spelled(flags, arguments)}\n# {what}"
+    theirs = arguments.get("custom_tis_function_path")
+    instead = f" in place of {cut(theirs)}" if theirs else ""
+    said = f"not used by this launch; add these flags{instead}" if rows else "nothing for it in this launch"
+    return Checked({"slime_ext": said, **rows}, said, notes=tuple(refused), uses_ours=False)
+
+
+def _spelled(flags: Mapping[str, Any], arguments: Arguments) -> str:
+    """Flags as they are pasted into a script's array, without those that the launch has."""
+    missing = {name: value for name, value in flags.items() if arguments.get(name) != value}
+    return "\n".join(flag_of(k) if v is True else f"{flag_of(k)} {v}" for k, v in missing.items())
+
+
+def _forbid_bare_block(path: str, arguments: Arguments) -> None:
     """Another system's keys at the top of the file, where nothing of ours looks."""
-    foreign = set(found) - {*VALUES, *SWITCHES}
-    shared = {
-        system: [key for key in keys if key in foreign] for system, (keys, _) in dialects.DIALECTS.items()
-    }
+    foreign = set(arguments.values) - ARGUMENTS.keys()
+    shared = {name: [key for key in keys if key in foreign] for name, (keys, _) in dialects.DIALECTS.items()}
     system = max(shared, key=lambda name: len(shared[name]))
     if shared[system]:
         raise ConfigError(
@@ -133,20 +152,14 @@ def _forbid_bare_block(path: str, found: Arguments) -> None:
         )
 
 
-def _found(path: str, script: str) -> str:
-    """A path of a launch script, from the working directory or from the script's own."""
-    beside = Path(script).parent / path
-    return str(beside) if not Path(path).exists() and beside.exists() else path
-
-
 def _function(config: Any, arguments: Arguments) -> str:
     """The function in ``slime_ext.tis`` that a launch names; a mapping alone is for ``correct``."""
     path = arguments.get("custom_tis_function_path")
     if path is None and arguments.get("slime_ext") is not None:
         return "correct"
-    name = contract.function_of(namespace(arguments))
+    name = contract.function_of(arguments.namespace())
     if not name:
-        got = "nothing" if path is None else f"'{path}'"
+        got = "none" if path is None else f"'{cut(path)}'"
         raise ConfigError(
             f"--custom-tis-function-path: expected {contract.TIS}.correct or {contract.TIS}.<preset>, got "
             f"{got}: nothing of slime_ext would run"
@@ -155,23 +168,23 @@ def _function(config: Any, arguments: Arguments) -> str:
     if name not in names:
         near = did_you_mean(name, names)
         raise ConfigError(
-            f"--custom-tis-function-path: expected a function of {contract.TIS}, got '{name}'{near}"
+            f"--custom-tis-function-path: expected a function of {contract.TIS}, got '{cut(name)}'{near}"
         )
     return name
 
 
-def _check_paths(arguments: Arguments, *, is_launch: bool) -> None:
+def _check_paths(arguments: Arguments) -> None:
     """Functions of ours that do not exist, or that the wrong flag names; a launch without the hook's."""
-    if is_launch and not arguments.get("custom_tis_function_path"):
+    if arguments.script and not arguments.get("custom_tis_function_path"):
         raise ConfigError(
             f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
             "none: nothing would read that key"
         )
-    for dest, ours in contract.OURS.items():
-        path = arguments.get(dest) or ours
+    for name, ours in contract.OURS.items():
+        path = arguments.get(name) or ours
         if path.startswith("slime_ext") and path != ours:
             near = did_you_mean(path, [ours])
-            raise ConfigError(f"{flag_of(dest)}: expected {ours} of slime_ext, got '{path}'{near}")
+            raise ConfigError(f"{flag_of(name)}: expected {ours} of slime_ext, got '{cut(path)}'{near}")
 
 
 def _of_seed(name: str, arguments: Arguments) -> Checked:
@@ -180,10 +193,10 @@ def _of_seed(name: str, arguments: Arguments) -> Checked:
             f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
             f"{contract.TIS}.{name}: nothing would read that key"
         )
-    line, needs_target = formula(name, arguments), name in contract.NEED_TARGET
+    line, needs_target = formula(name, arguments.values), name in contract.NEED_TARGET
     rows = {"function": name, "formula": line, "needs": "cur_log_probs" if needs_target else "-"}
     notes = _notes(arguments, needs_target=needs_target)
-    if name == "off_policy_is_function" and (line_of := double_count(namespace(arguments))):
+    if name == "off_policy_is_function" and (line_of := double_count(arguments.namespace())):
         notes = (line_of, *notes)
     return Checked(rows, f"{name}: {line}", needs_target, notes)
 
@@ -191,8 +204,10 @@ def _of_seed(name: str, arguments: Arguments) -> Checked:
 def _of_correction(config: Any, name: str, arguments: Arguments) -> Checked:
     mapping = config.with_preset(arguments.get("slime_ext"), None if name == "correct" else name)
     loaded = config.read_config(mapping)
-    config.check_args(loaded, namespace(arguments))
+    config.check_args(loaded, arguments.namespace())
     correction, keys = loaded.correction, config.to_mapping(loaded.correction)
+    if correction.needs_plan and arguments.script:
+        check_plan(arguments.namespace(), may_skip_proximal=launcher_of(arguments.script) != EMBEDDED)
     surrogate = keys["surrogate"]
     rows = {
         "read as": ", ".join(str(key) for key in mapping),
@@ -228,7 +243,7 @@ def _notes(
         f"needs the whole optimizer step: in slime add {contract.PLAN_FLAG} {contract.PLAN}": needs_plan
         and arguments.get("rollout_data_postprocess_path") != contract.PLAN,
         "needs log-probs from before the step: in slime since v0.3.0 add --get-mismatch-metrics": needs_plan
-        and skips_proximal(OptionalArgs(namespace(arguments))),
+        and skips_proximal(OptionalArgs(arguments.namespace())),
     }
     return tuple(note for note, is_lacking in lacking.items() if is_lacking)
 
@@ -236,7 +251,7 @@ def _notes(
 def _show(path: str, found: Checked) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for key, value in {"file": path, **found.rows}.items():
-        table.add_row(key, value)
+        table.add_row(key, Text(str(value)))
     for note in found.notes:
-        table.add_row("note", note)
-    console().print(table, "ok", markup=False)
+        table.add_row("note", Text(note))
+    console().print(table, *(["ok"] if found.uses_ours else []), markup=False)

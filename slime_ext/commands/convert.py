@@ -1,4 +1,4 @@
-"""``slime-ext convert --from SYSTEM FILE``: another system's block as a file for --custom-config-path."""
+"""``slime-ext convert --from SYSTEM FILE``: another system's settings as a file for --custom-config-path."""
 
 from __future__ import annotations
 
@@ -9,18 +9,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_ext import dialects
-from slime_ext.commands import light
-from slime_ext.commands.arguments import read_mapping
+from slime_ext.commands import hydra, light
 from slime_ext.commands.output import yaml_of
-from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.commands.script import is_script
+from slime_ext.dialects import skyrl
+from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.flags import NEARLY
+from slime_ext.host.functions import flag_of
 
-# Where a system's whole configuration holds its block, and which mappings hold it among other keys.
-HOMES = {"verl": (("algorithm", "rollout_correction"), ("rollout_correction",))}
-AMONG = {"verl": (("algorithm",),), "skyrl": (("trainer", "algorithm"), ("algorithm",))}
+# Where a system's whole configuration holds its block, and which mappings hold its keys among others.
+HOMES = {
+    "verl": (("algorithm", "rollout_correction"), ("rollout_correction",)),
+    "prime_rl": (("trainer", "loss"), ("loss",)),
+    "roll": (("train_infer_correction",),),
+}
+AMONG = {
+    "verl": (("algorithm",),),
+    "skyrl": (("trainer", "algorithm"), ("algorithm",)),
+    "areal": (("actor",),),
+    "nemo_rl": (("loss_fn",), ("grpo",)),
+}
 NAMED = {"verl": "rollout_correction", "skyrl": "off_policy_correction"}  # the block in those mappings
 ABSENT = object()
+LOSSES = {"cispo": "cispo", "dppo": "dppo_tv"}  # SkyRL's losses with weights of their own -> our preset
 
 
 def main(argv: list[str]) -> int:
@@ -29,12 +41,46 @@ def main(argv: list[str]) -> int:
         prog="slime-ext convert", description="Prints another system's correction in native keys."
     )
     parser.add_argument(
-        "--from", dest="system", required=True, metavar="SYSTEM", help=", ".join(dialects.DIALECTS)
+        "--from", dest="system", required=True, metavar="SYSTEM", help=", ".join(dialects.CONVERTED)
     )
-    parser.add_argument("file", help="YAML: the block alone, or the configuration that holds it")
+    parser.add_argument(
+        "file",
+        help="YAML (with Hydra's defaults): the block alone, or the configuration that holds it; TOML; or a "
+        "launch script with Hydra's overrides",
+    )
     args = parser.parse_args(argv)
-    print(convert(args.system, read_mapping(args.file)))
+    if args.system not in dialects.CONVERTED:
+        dialects.read(args.system, {}, "--from")
+    print(convert(args.system, read_settings(args.system, args.file)))
     return 0
+
+
+def read_settings(system: str, path: str) -> dict[str, Any]:
+    """The settings of a file that concern a system's correction.
+
+    Raises:
+        ConfigError: it cannot be read, or is a script that sets nothing of it.
+    """
+    if not is_script(path):
+        places = (*HOMES.get(system, ()), *AMONG.get(system, ()))
+        return hydra.with_defaults(path, tuple(place[0] for place in places))
+    found = _overrides(system, path)
+    if _find(system, found) is None:
+        raise ConfigError(
+            f"{path}: expected overrides of {_home(system)}, got none{_other_script(system, path)}"
+        )
+    return found
+
+
+def system_of(path: str) -> str | None:
+    """The system whose correction a launch script sets by Hydra's overrides."""
+    names = dict.fromkeys((*HOMES, *AMONG))
+    return next((name for name in names if _find(name, _overrides(name, path))), None)
+
+
+def _overrides(system: str, path: str) -> dict[str, Any]:
+    places = (*HOMES.get(system, ()), *AMONG.get(system, ()))
+    return hydra.overrides(path, tuple(f"{'.'.join(place)}." for place in places), _keys(system))
 
 
 def convert(system: str, whole: Mapping[str, Any]) -> str:
@@ -43,19 +89,18 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
     Raises:
         ConfigError: as ``dialects.read``.
     """
-    where, block = _block(system, whole)
+    where, block, notes = _block(system, whole)
     reading = dialects.read(system, block, "convert")
     with light.config() as config:
-        loaded = config.read_config(reading.mapping)  # what is printed must load
-        plan = loaded.correction.needs_plan
-    notes = [
+        plan = config.read_config(reading.mapping).correction.needs_plan  # what is printed must load
+    commented = [
         line
-        for note in reading.notes
+        for note in (*notes, *reading.notes)
         for line in textwrap.wrap(
             note, 100, initial_indent="# note: ", subsequent_indent="#   ", break_on_hyphens=False
         )
     ]
-    flags = [f"# needs: --{key.replace('_', '-')} {value!r}" for key, value in reading.args.items()]
+    flags = [f"# needs: {flag_of(key)} {value!r}" for key, value in reading.args.items()]
     use = reading.mapping.get("steps", ()) or reading.mapping.get("numerator") == "target"
     switches = {"use_tis": True} if use else {"use_tis": False, "get_mismatch_metrics": True}
     if plan:
@@ -65,11 +110,12 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
         "custom_megatron_init_path": contract.OURS["custom_megatron_init_path"],
     }
     native = {**switches, **paths, "slime_ext": reading.mapping}
-    return "\n".join([f"# converted from {system}{where and f': {where}'}", *notes, *flags, yaml_of(native)])
+    origin = f"# converted from {system}{where and f': {where}'}"
+    return "\n".join([origin, *commented, *flags, yaml_of(native)])
 
 
-def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
-    """The key that leads to a system's block, and the block; no key where the file is the block.
+def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any, tuple[str, ...]]:
+    """The key that leads to a system's block, the block, and notes; no key where the file is the block.
 
     Raises:
         ConfigError: there is none, or a key beside it that would not be read.
@@ -80,28 +126,41 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any]:
             _forbid_both(system, where, found)
             _forbid_misspelt(system, where, found if path else {})
     if (found := _find(system, whole)) is not None:
-        return found
+        return _with_loss(*found) if system == "skyrl" else (*found, ())
     keys = _keys(system)
     if whole and not any(key in keys or did_you_mean(str(key), keys) for key in whole):
         raise ConfigError(f"convert.{system}: expected {_home(system)}, got none{_other(system, whole)}")
-    return "", whole
+    return "", whole, ()
+
+
+def _with_loss(where: str, block: Any) -> tuple[str, Any, tuple[str, ...]]:
+    """SkyRL's block; its policy_loss_type counts where that loss has weights of its own."""
+    loss = block.get("policy_loss_type") if isinstance(block, Mapping) else None
+    if loss is None or loss == "rollout_is":
+        return where, block, ()
+    note = (
+        f"policy_loss_type {loss} has weights of its own, which are not converted: preset {LOSSES.get(loss)}"
+    )
+    kept = {key: value for key, value in block.items() if key not in skyrl.LOSS}
+    return where, kept, (note,) if loss in LOSSES else ()
 
 
 def _find(system: str, whole: Mapping[str, Any]) -> tuple[str, Any] | None:
     for path in (("slime_ext", system), (system,), *HOMES.get(system, ())):
         if (found := _at(whole, path, ABSENT)) is not ABSENT:
             return ".".join(path), {} if found is None else found  # null corrects nothing
+    own = {}
     for path in AMONG.get(system, ()):
         found = _at(whole, path, {})
-        if isinstance(found, Mapping) and (own := {k: v for k, v in found.items() if k in _keys(system)}):
-            return ".".join(path), own
-    return None
+        own |= {k: v for k, v in found.items() if k in _keys(system)} if isinstance(found, Mapping) else {}
+    loss_alone = system == "skyrl" and not own.keys() - set(skyrl.LOSS) and own.get(skyrl.LOSS[0]) is None
+    return (".".join(AMONG[system][0]), own) if own and not loss_alone else None
 
 
 def _forbid_both(system: str, where: str, found: Mapping[str, Any]) -> None:
     """Flat keys beside the block that replaced them, of which a system reads one."""
     flat = [key for key in found if key in _keys(system)]
-    if system in HOMES and NAMED[system] in found and flat:
+    if system == "verl" and NAMED[system] in found and flat:
         raise ConfigError(
             f"{where}.{flat[0]}: expected it without {NAMED[system]} beside it, got both: {system} reads one "
             "of them"
@@ -112,24 +171,35 @@ def _forbid_misspelt(system: str, where: str, found: Mapping[str, Any]) -> None:
     keys = [*_keys(system), *filter(None, [NAMED.get(system)])]
     for key in (str(key) for key in found if key not in keys):
         if near := difflib.get_close_matches(key, keys, n=1, cutoff=NEARLY):
-            raise ConfigError(f"{where}: expected {near[0]}, got {key}: {system} does not know it")
+            raise ConfigError(f"{where}: expected {near[0]}, got {cut(key)}: {system} does not know it")
 
 
 def _keys(system: str) -> Sequence[str]:
-    return dialects.DIALECTS[system][0] if system in dialects.DIALECTS else ()
+    return dialects.CONVERTED[system][0] if system in dialects.CONVERTED else ()
 
 
 def _home(system: str) -> str:
     """What a file that holds a system's block looks like."""
-    where = ".".join((*AMONG.get(system, ((),))[0], *filter(None, [NAMED.get(system)])))
-    return where or f"the keys of {system} ({', '.join(_keys(system))})"
+    places = [*HOMES.get(system, ()), *AMONG.get(system, ())]
+    named = [NAMED[system]] if system in NAMED and system not in HOMES else []
+    return ".".join((*places[0], *named)) if places else f"the keys of {system} ({', '.join(_keys(system))})"
 
 
 def _other(system: str, whole: Mapping[str, Any]) -> str:
     """Which other system's file it is."""
-    others = (name for name in dialects.DIALECTS if name != system)
+    others = (name for name in dialects.CONVERTED if name != system)
     found = (name for name in others if _find(name, whole) or any(key in _keys(name) for key in whole))
     return next((f": it is a block of {name}; use --from {name}" for name in found), "")
+
+
+def _other_script(system: str, path: str) -> str:
+    """Which other system's script it is, or what the system then does."""
+    other = system_of(path)
+    return (
+        f": it is a script of {other}; use --from {other}"
+        if other
+        else f": {system} corrects nothing without"
+    )
 
 
 def _at(whole: Any, path: tuple[str, ...], absent: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
@@ -14,12 +13,10 @@ from slime_ext.commands.arguments import Arguments
 from slime_ext.commands.check import check, gathered
 from slime_ext.commands.installed import Part
 from slime_ext.commands.output import console
-from slime_ext.commands.script import is_script, words_of
+from slime_ext.commands.script import EMBEDDED, SLIME, launcher_of
 from slime_ext.errors import SlimeExtError
-from slime_ext.mappings import text_of
 
 WRONG = 1
-SLIME, EMBEDDED = "slime", "slime-ext train"
 STYLES = {"ok": "green", "wrong": "red", "missing": "red", "-": ""}
 
 
@@ -57,16 +54,6 @@ def main(argv: list[str]) -> int:
     return WRONG if any(row.state in ("wrong", "missing") for row in rows) else 0
 
 
-def launcher_of(path: str) -> str | None:
-    """Which launcher a script starts; None for a YAML file, and for a script that starts neither."""
-    if not is_script(path):
-        return None
-    words = words_of(path, text_of(path))
-    if any(Path(word).name in ("train.py", "train_async.py") for word in words):
-        return SLIME
-    return EMBEDDED if any(Path(word).name == "slime-ext" for word in words) else None
-
-
 def needed(launcher: str | None, arguments: Arguments) -> set[str]:
     """The parts without which a launch cannot work."""
     if launcher == EMBEDDED:
@@ -76,7 +63,7 @@ def needed(launcher: str | None, arguments: Arguments) -> set[str]:
     found = {"python", "torch", "cuda", "megatron", "ray", "sglang", "slime", "transformers"}
     if arguments.get("transformer_impl") != "local":
         found.add("transformer_engine")
-    if not arguments.get("no_gradient_accumulation_fusion"):
+    if arguments.get("gradient_accumulation_fusion") is not False:
         found.add("apex")  # the output layer's fused gradient accumulation is apex's
     return found
 
@@ -105,7 +92,9 @@ def what_runs(path: str, launcher: str | None, rows: list[Row]) -> list[Row]:
             checked = check(config, path)
     except SlimeExtError as error:
         return [Row("correction", "none", "wrong", str(error))]
-    found = [Row("launcher", launcher or "not told by this file", "ok" if launcher else "-")]
+    found = [Row("launcher", launcher or "not said by this file", "ok" if launcher else "-")]
+    if not checked.uses_ours:
+        return [*found, Row("correction", "none", "-", f"{checked.line}: slime-ext check {path}")]
     found.append(Row("correction", checked.line, "ok", "; ".join(checked.notes)))
     if checked.needs_target:
         found.append(_carried(gathered(path), launcher, rows))
@@ -124,7 +113,11 @@ def _carried(arguments: Arguments, launcher: str | None, rows: list[Row]) -> Row
 
 
 def _arguments(path: str | None) -> Arguments:
-    return gathered(path) if path else {}
+    """As far as they can be read; what is wrong with them is a row of the table."""
+    try:
+        return gathered(path) if path else Arguments()
+    except SlimeExtError:
+        return Arguments()
 
 
 def _show(rows: list[Row]) -> None:

@@ -13,10 +13,11 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from slime_ext.commands.python_script import command_of
-from slime_ext.commands.script import ARRAY, REFERENCE, commands_of, lines_of
+from slime_ext.commands.script import ARRAY, KEPT, REFERENCE, commands_of, lines_of
 from slime_ext.errors import ConfigError
 from slime_ext.mappings import text_of
 from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
@@ -53,6 +54,8 @@ class _Shell:
         def known(match: re.Match[str]) -> str:
             name, default = match[1] or match[2], match[3]
             found = self.scalars.get(name) or os.environ.get(name)
+            if not found and KEPT.fullmatch(match[0]):
+                self.scalars[name] = default
             return found or (match[0] if default is None else default)
 
         for _ in range(DEEPEST):
@@ -76,12 +79,15 @@ class _Shell:
             yield from shlex.split(found) if split else [found]
 
 
-def read(path: str, given: Sequence[str] = (), host: str | None = None) -> Launch:
+def read(
+    path: str, given: Sequence[str] = (), host: str | None = None, *, needs_model: bool = True
+) -> Launch:
     """The launch that a script makes: of the shell, or of Python in miles' manner.
 
     Args:
         given: flags of the script's own, which a shell would have as ``$@``.
         host: a checkout in which a file that it sources is looked for, beside its own folders.
+        needs_model: whether a file of a model's flags that it sources has to be there.
 
     Raises:
         ConfigError: the script cannot be read, sources a file that is not there, or launches nothing.
@@ -93,7 +99,7 @@ def read(path: str, given: Sequence[str] = (), host: str | None = None) -> Launc
     files = {}
     near = [*([Path(host)] if host else []), *Path(path).resolve().parents]
     roots = [root for folder in near for root in (folder, folder / "scripts")]
-    return launch_of(path, _with_sourced(Path(path), roots, files), files, given)
+    return launch_of(path, _with_sourced(Path(path), roots, files, needs_model), files, given)
 
 
 def launch_of(path: str, text: str, files: Mapping[str, str], given: Sequence[str] = ()) -> Launch:
@@ -128,6 +134,8 @@ def _run(
     for words in (clause for line in commands for clause in _clauses(line)):
         if array is None and _skips(shell, words):
             continue
+        for word in (word for word in words if KEPT.search(word)):
+            shell.value(word)
         array = _assigned(shell, words, array)
         at = next((i for i, word in enumerate(words) if Path(word).name in PROGRAMS), None)
         if array is None and at is not None and not words[0].startswith("pkill"):
@@ -211,7 +219,7 @@ def _holds(shell: _Shell, words: Sequence[str]) -> bool | None:
 
 def _flags(words: Sequence[str], files: Mapping[str, str]) -> Iterator[Flag]:
     begins = [i for i, word in enumerate(words) if word.startswith("--") and len(word) > 2]
-    for begin, end in zip(begins, [*begins[1:], len(words)], strict=True):
+    for begin, end in pairwise([*begins, len(words)]):
         name, has_value, value = words[begin].partition("=")
         values = ([value] if has_value else []) + list(words[begin + 1 : end])
         yield Flag(name, tuple(values), _where(name, files))
@@ -227,7 +235,9 @@ def _where(name: str, files: Mapping[str, str]) -> str:
     return Path(next(iter(files), "the script")).name
 
 
-def _with_sourced(path: Path, roots: Sequence[Path], files: dict[str, str], depth: int = 0) -> str:
+def _with_sourced(
+    path: Path, roots: Sequence[Path], files: dict[str, str], needs_model: bool, depth: int = 0
+) -> str:
     """A script's text with every file that it sources in its place."""
     text = files[str(path)] = text_of(str(path))
     text = DIRNAME.sub(str(path.resolve().parent), text)
@@ -239,14 +249,14 @@ def _with_sourced(path: Path, roots: Sequence[Path], files: dict[str, str], dept
             _assigned(shell, next(commands_of([line]), []), None)
             lines.append(line)
             continue
-        found = _sourced(path, shell.value(match[2].strip("\"'")), roots)
+        found = _sourced(path, shell.value(match[2].strip("\"'")), roots, needs_model)
         lines += shlex.split(match[1])
         if found is not None:
-            lines.append(_with_sourced(found, roots, files, depth + 1))
+            lines.append(_with_sourced(found, roots, files, needs_model, depth + 1))
     return "\n".join(lines)
 
 
-def _sourced(path: Path, name: str, roots: Sequence[Path]) -> Path | None:
+def _sourced(path: Path, name: str, roots: Sequence[Path], needs_model: bool) -> Path | None:
     """The file that a script sources: as it is named, or by the end of its path below one of the roots.
 
     Raises:
@@ -260,7 +270,7 @@ def _sourced(path: Path, name: str, roots: Sequence[Path]) -> Path | None:
         for root in (path.parent, *roots):
             if (found := root.joinpath(*parts[begin:])).is_file():
                 return found
-    if "models" in parts:
+    if needs_model and "models" in parts:
         raise ConfigError(
             f"{path}: source: expected a file, got '{name}': --host DIR names the host's checkout"
         )

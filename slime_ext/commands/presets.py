@@ -11,7 +11,8 @@ from slime_ext.commands import light
 from slime_ext.commands.output import console, needs, yaml_of
 from slime_ext.host.summary import brief, flags_of
 
-WIDE = 120  # columns of a terminal from which there is room for what a preset needs and where it is from
+WIDE = 120  # columns of a terminal from which a preset is one row
+COLUMNS = ("name", "numerator", "loss", "steps", "needs", "source")
 
 
 def main(argv: list[str]) -> int:
@@ -28,9 +29,11 @@ def main(argv: list[str]) -> int:
 
 
 def _table(config: Any) -> None:
-    out, table = console(), Table(box=None, pad_edge=False)
-    columns = ("name", "numerator", "loss", "steps", "needs", "source")[: None if out.width >= WIDE else 4]
-    for column in columns:
+    """One row per preset; on a narrow terminal everything but its name is in one column."""
+    out = console()
+    is_wide = out.width >= WIDE
+    table = Table(box=None, pad_edge=False, show_header=is_wide)
+    for column in COLUMNS if is_wide else COLUMNS[:2]:
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     aliases: dict[str, list[str]] = {}
     for alias, name in config.presets.ALIASES.items():
@@ -40,8 +43,9 @@ def _table(config: Any) -> None:
         loss = keys["surrogate"] if isinstance(keys["surrogate"], str) else brief([keys["surrogate"]])
         shown = "\n".join([name, *(f"= {alias}" for alias in aliases.get(name, ()))])
         source = preset.source.split(", http")[0]
-        row = (shown, keys["numerator"], loss, brief(keys["steps"]), needs(preset.correction), source)
-        table.add_row(*row[: len(columns)])
+        row = (keys["numerator"], loss, brief(keys["steps"]), needs(preset.correction), source)
+        said = "\n".join(f"{column} {cell}" for column, cell in zip(COLUMNS[1:], row, strict=True))
+        table.add_row(shown, *(row if is_wide else (said,)))
     out.print(table)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
+from slime_ext.mappings import text_of
 
 ASSIGNMENT = re.compile(
     r"^\s*(?:(?:export|readonly|local|declare)\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|[^\s;]*)\s*;?(?:\s*#.*)?$"
@@ -18,7 +19,8 @@ KEPT = re.compile(r"\$\{(\w+):?=([^{}]*)\}")  # a default that stays
 UNKNOWN = re.compile(r"[$`]")  # what only a shell can tell
 COMMENT = re.compile(r"""(\\.|'[^']*'|"(?:\\.|[^"\\])*")|(?:^|(?<=\s))#.*""")
 ARRAY = re.compile(r"^(\w+)\+?=\(")
-LAUNCHES = ("train.py", "train_async.py", "slime-ext")
+SLIME, EMBEDDED = "slime", "slime-ext train"
+LAUNCHES = {"train.py": SLIME, "train_async.py": SLIME, "slime-ext": EMBEDDED}
 SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", "")
 MAPPING = (".yaml", ".yml", ".json")
 SAYS = ("echo", "printf")  # what a script only says
@@ -41,6 +43,12 @@ def _names_a_shell(path: str) -> bool:
             return file.read(2) == b"#!"
     except OSError:
         return False
+
+
+def launcher_of(path: str) -> str | None:
+    """Which launcher a script starts; None for a YAML file, and for a script that starts neither."""
+    words = words_of(path, text_of(path)) if is_script(path) else ()
+    return next((LAUNCHES[name] for name in (Path(word).name for word in words) if name in LAUNCHES), None)
 
 
 def words_of(path: str, text: str) -> list[str]:

@@ -19,7 +19,7 @@ from slime_ext.config.rules import check_args
 from slime_ext.config.typed import built, checked, mapping_of, named, unknown
 from slime_ext.correction import Correction
 from slime_ext.dialects.scoped import FORMS, ZeroOutside
-from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.errors import ConfigError, cut, did_you_mean, shown
 from slime_ext.guards import Guard
 from slime_ext.losses import SURROGATES
 from slime_ext.metrics.names import known_names
@@ -75,7 +75,7 @@ def load_config(mapping: Mapping[str, Any], args: Any = None) -> Correction:
 def read_config(mapping: Mapping[str, Any]) -> Loaded:
     """As ``load_config``, with the notes handed back. Raises ConfigError as it does."""
     if not isinstance(mapping, Mapping):
-        raise ConfigError(f"{ROOT}: expected a mapping, got {mapping!r}: see the files in configs/")
+        raise ConfigError(f"{ROOT}: expected a mapping, got {shown(mapping)}: see the files in configs/")
     systems = [key for key in mapping if key in dialects.DIALECTS]
     if not systems:
         correction = _native(mapping)
@@ -182,7 +182,7 @@ def _backend(name: Any) -> tuple[str, tuple[str, ...]]:
     if name not in BACKENDS:
         near = did_you_mean(str(name), BACKENDS)
         raise ConfigError(
-            f"{ROOT}.backend: expected eager or compiled, got {name!r}{near}: both run everywhere"
+            f"{ROOT}.backend: expected eager or compiled, got {shown(name)}{near}: both run everywhere"
         )
     return name, ()
 
@@ -230,14 +230,14 @@ def _guards(mapping: Any, correction: Correction) -> dict[str, Guard]:
     for name in (*mapping_of(where, mapping), *found):
         if name not in known:
             raise ConfigError(
-                f"{where}: unknown metric '{name}'{did_you_mean(str(name), known)} (see docs/metrics.md)"
+                f"{where}: unknown metric '{cut(name)}'{did_you_mean(str(name), known)} (see docs/metrics.md)"
             )
     return found
 
 
 def _preset(name: Any) -> Correction:
     if not isinstance(name, str):
-        raise ConfigError(f"{ROOT}.preset: expected a name, got {name!r}")
+        raise ConfigError(f"{ROOT}.preset: expected a name, got {shown(name)}")
     try:
         return presets.get(name)
     except ConfigError as error:
@@ -247,7 +247,8 @@ def _preset(name: Any) -> Correction:
 def _steps(listed: Any) -> tuple:
     if not isinstance(listed, list | tuple):
         raise ConfigError(
-            f"{ROOT}.steps: expected a list of steps, got {listed!r}: each step is its name with its fields"
+            f"{ROOT}.steps: expected a list of steps, got {shown(listed)}: each step is its name with its "
+            "fields"
         )
     steps = [
         named(f"{ROOT}.steps[{i}]", "step", _renamed(entry), KNOWN_STEPS) for i, entry in enumerate(listed)

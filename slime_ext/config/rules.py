@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, shown
 from slime_ext.losses import DualClip, HostLoss
 from slime_ext.optional_args import steps_per_rollout
 from slime_ext.steps import WEIGHTS
@@ -125,7 +125,7 @@ def _same_as_args(key: str, value: float, args: Any) -> None:
     if host is not None and abs(host - value) > 1e-12:
         flag = f"--{key.replace('_', '-')}"
         raise ConfigError(
-            f"slime_ext.fireworks.{key}: expected {host!r}, the {flag} of this run, got {value!r}: "
+            f"slime_ext.fireworks.{key}: expected {host!r}, the {flag} of this run, got {shown(value)}: "
             "the host clips by its flag; make them agree"
         )
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, create_model
 
 from slime_ext.dialects.block import as_number
-from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.errors import ConfigError, cut, did_you_mean, shown
 
 CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -21,7 +22,7 @@ CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 def mapping_of(where: str, value: Any) -> Mapping[str, Any]:
     """A mapping; None is an empty one. Raises ConfigError for anything else."""
     if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: expected a mapping, got {value!r}")
+        raise ConfigError(f"{where}: expected a mapping, got {shown(value)}")
     return value or {}
 
 
@@ -31,14 +32,15 @@ def named(where: str, kind: str, entry: Any, known: Mapping[str, type]) -> Any:
         entry = {entry: {}}
     if not isinstance(entry, Mapping) or len(entry) != 1:
         raise ConfigError(
-            f"{where}: expected one {kind} with its fields, got {entry!r}: write {{name: {{field: value}}}}"
+            f"{where}: expected one {kind} with its fields, got {shown(entry)}: "
+            "write {name: {field: value}}"
         )
     ((name, fields),) = entry.items()
     if name not in known:
         raise ConfigError(unknown(where, kind, name, known))
     fields = {} if fields is None else fields
     if not isinstance(fields, Mapping):
-        raise ConfigError(f"{where}.{name}: expected a mapping of its fields, got {fields!r}")
+        raise ConfigError(f"{where}.{name}: expected a mapping of its fields, got {shown(fields)}")
     cls = known[name]
     allowed = tuple(f.name for f in dataclasses.fields(cls))
     return built(where, cls, checked(f"{where}.{name}", cls, fields, allowed))
@@ -96,10 +98,11 @@ def _one_line(where: str, error: ValidationError, allowed: tuple[str, ...]) -> s
     if first["type"] == "extra_forbidden":
         return unknown(where, "key", key, allowed)
     expected = first["msg"].removeprefix("Input should be ").replace("a valid ", "a ")
-    return f"{where}.{key}: expected {expected}, got {first['input']!r}"
+    near = did_you_mean(str(first["input"]), re.findall("'(.*?)'", expected))
+    return f"{where}.{key}: expected {expected}, got {shown(first['input'])}{near}"
 
 
 def unknown(where: str, kind: str, name: Any, known: Any) -> str:
     """The line that refuses a name."""
     names = ", ".join(sorted(known))
-    return f"{where}: unknown {kind} '{name}'{did_you_mean(str(name), known)} (known: {names})"
+    return f"{where}: unknown {kind} '{cut(name)}'{did_you_mean(str(name), known)} (known: {names})"

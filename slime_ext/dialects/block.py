@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.errors import ConfigError, cut, did_you_mean, shown
 
 KEPT = "on-policy data (ratio 1) must be kept"
 SAFE = 20.0  # these systems clamp log-ratios to [-20, 20] before the exponential
@@ -42,7 +42,7 @@ class Block:
         for key in values:
             if key not in keys:
                 near = did_you_mean(str(key), keys)
-                raise ConfigError(f"{where}: unknown key '{key}'{near} (known: {', '.join(keys)})")
+                raise ConfigError(f"{where}: unknown key '{cut(key)}'{near} (known: {', '.join(keys)})")
         return cls(where, values)
 
     def has(self, key: str) -> bool:
@@ -97,7 +97,7 @@ class Block:
 
     def refuse(self, key: str, expected: str, why: str = "") -> NoReturn:
         """Raises the one-line ConfigError for a key."""
-        got = repr(self.values[key]) if key in self.values else "nothing"
+        got = shown(self.values[key]) if key in self.values else "nothing"
         raise ConfigError(f"{self.where}.{key}: expected {expected}, got {got}{': ' if why else ''}{why}")
 
     def interval(self, key: str, low: float, high: float) -> tuple[float, float]:

@@ -29,7 +29,8 @@ OWN = (
 DEPRECATED = ("use_tis", "tis_imp_ratio_cap")
 NESTED = "off_policy_correction"
 OUTLIER = "outlier_token_is_threshold"
-KEYS = (*OWN, *DEPRECATED, NESTED)
+LOSS = ("policy_loss_type", "eps_clip_low", "eps_clip_high")
+KEYS = (*OWN, *DEPRECATED, NESTED, *LOSS)
 DEPRECATED_PAIR = (
     "use_tis and tis_imp_ratio_cap are deprecated in SkyRL; the new spelling is tis_ratio_type: token, "
     "token_tis_ratio_clip_high: {cap:g}"
@@ -47,6 +48,8 @@ def read(block: Block) -> Reading:
             below 1, an outlier bound that SkyRL's clamp of +-20 keeps from ever acting.
     """
     block = _flat(block)
+    if block.has("policy_loss_type"):
+        return _rollout_is(block)
     notes, pair = _deprecated(block)
     tokens = _token_mask(block)
     scope = {"over": "kept"} if tokens else {}
@@ -54,6 +57,19 @@ def read(block: Block) -> Reading:
     return Reading(
         {"numerator": "proximal", "surrogate": "host", "steps": steps}, (*notes, *_ignored(block, pair))
     )
+
+
+def _rollout_is(block: Block) -> Reading:
+    """SkyRL's loss with weights of its own, 0 outside of (1 - eps_clip_low, 1 + eps_clip_high)."""
+    block.choice("policy_loss_type", ("rollout_is",))
+    for key in ("tis_ratio_type", "sequence_mask_metric"):
+        if block.has(key):
+            why = "that corrects the policy before the step, the loss has the target's ratio"
+            block.refuse(key, "null beside policy_loss_type: rollout_is", why)
+    low, high = (block.given(key, 0.2, least=0) for key in LOSS[1:])
+    band = {"unit": "token", "low": max(0.0, 1 - low), "high": 1 + high}
+    steps = [{"reweight": {"level": "token", "clamp": SAFE}}, {"zero_outside": band}]
+    return Reading({"numerator": "target", "surrogate": "reinforce", "steps": steps})
 
 
 def _flat(block: Block) -> Block:

@@ -7,14 +7,15 @@ the host has.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, shown
 from slime_ext.host import contract
 from slime_ext.host.functions import flag_of
 from slime_ext.optional_args import OptionalArgs, steps_per_rollout
@@ -45,33 +46,74 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-# What ours read -> what they must be, and a test for it. A file's keys reach them as YAML has them: 1e-4 is
-# text there, and so is "false", which switches on.
-KINDS = {
-    "a number (YAML reads 1e-4 as text; write 1.0e-4)": (
-        _is_number,
-        (
-            "eps_clip",
-            "eps_clip_high",
-            "tis_clip",
-            "tis_clip_low",
-            "rollout_temperature",
-            "kl_coef",
-            "kl_loss_coef",
-        ),
-    ),
-    "a whole number above 0": (
-        _is_count,
+@dataclass(frozen=True)
+class Kind:
+    """What the value of an argument must be.
+
+    Args:
+        expected: as a refusal says it.
+        fits: whether a value is one. A file's keys come as YAML has them: 1e-4 is text there, and so is
+            "false", which would switch on.
+        parse: text of the command line -> the value; None for a switch, which takes no text.
+    """
+
+    expected: str
+    fits: Callable[[Any], bool]
+    parse: Callable[[str], Any] | None
+
+
+@dataclass(frozen=True)
+class Argument:
+    """How every host parses one of its arguments: slime v0.2.0 to 624b824, miles, and the embedded launcher.
+
+    Args:
+        default: its value where no flag gives one.
+        switched_off_by: the flag that makes it false, of a switch that is on by default.
+    """
+
+    kind: Kind
+    default: Any = None
+    switched_off_by: str = ""
+
+
+NUMBER = Kind("a number (YAML reads 1e-4 as text; write 1.0e-4)", _is_number, float)
+COUNT = Kind("a whole number above 0", _is_count, int)
+WHOLE = Kind("a whole number", lambda value: isinstance(value, int), int)
+SWITCH = Kind("true or false", lambda value: value in (True, False), None)
+TEXT = Kind("text", lambda value: isinstance(value, str), str)
+PATH = Kind("a path", lambda value: isinstance(value, str), str)
+FUNCTION = Kind("package.module.function", lambda value: isinstance(value, str), str)
+ANY = Kind("a value", lambda value: True, str)
+DERIVED = Kind("a value", lambda value: True, None)  # no flag gives it: the host makes it of others
+
+# Every argument that a rule of this file or of config/rules.py reads. ``slime-ext check`` reads exactly these
+# from a launch script; a rule that reads another one fails, and so does a test.
+ARGUMENTS: dict[str, Argument] = {
+    "eps_clip": Argument(NUMBER, 0.2),
+    "tis_clip": Argument(NUMBER, 2.0),
+    "tis_clip_low": Argument(NUMBER, 0),
+    "rollout_temperature": Argument(NUMBER, 1.0),
+    "kl_coef": Argument(NUMBER, 0.0),
+    "kl_loss_coef": Argument(NUMBER, 0.0),
+    "n_samples_per_prompt": Argument(COUNT, 1),
+    "advantage_estimator": Argument(TEXT, "grpo"),
+    "loss_type": Argument(TEXT, "policy_loss"),
+    "rewards_normalization": Argument(SWITCH, True, "--disable-rewards-normalization"),
+    "grpo_std_normalization": Argument(SWITCH, True, "--disable-grpo-std-normalization"),
+    **dict.fromkeys(("eps_clip_high", "eps_clip_c"), Argument(NUMBER)),
+    **dict.fromkeys(
         (
             "num_steps_per_rollout",
             "global_batch_size",
             "rollout_batch_size",
-            "n_samples_per_prompt",
             "over_sampling_batch_size",
         ),
+        Argument(COUNT),
     ),
-    "true or false": (
-        lambda value: value in (True, False),
+    **dict.fromkeys(
+        ("max_tokens_per_gpu", "mtp_num_layers", "save_interval", "eval_interval"), Argument(WHOLE)
+    ),
+    **dict.fromkeys(
         (
             "use_tis",
             "get_mismatch_metrics",
@@ -80,9 +122,8 @@ KINDS = {
             "use_opsm",
             "calculate_per_token_loss",
             "normalize_advantages",
-            "use_critic",
-            "grpo_std_normalization",
             "use_dynamic_batch_size",
+            "use_dynamic_global_batch_size",
             "balance_by_flops",
             "debug_rollout_only",
             "debug_train_only",
@@ -91,13 +132,96 @@ KINDS = {
             "use_routing_replay",
             "use_opd",
         ),
+        Argument(SWITCH, False),
     ),
-    "a path": (lambda value: isinstance(value, str), ("custom_config_path",)),
-    "package.module.function": (
-        lambda value: isinstance(value, str),
-        ("custom_tis_function_path", *contract.CALLS),
+    **dict.fromkeys(
+        (
+            "save",
+            "save_debug_rollout_data",
+            "save_debug_train_data",
+            "load_debug_rollout_data",
+            "dump_details",
+            "opd_type",
+            "opd_teacher_load",
+            "eval_config",
+            "eval_prompt_data",
+        ),
+        Argument(ANY),
     ),
+    "custom_config_path": Argument(PATH),
+    **dict.fromkeys(("custom_tis_function_path", *contract.CALLS), Argument(FUNCTION)),
+    **dict.fromkeys(("use_critic", "multi_lora", "eval_datasets"), Argument(DERIVED)),
 }
+
+
+def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[str, Any]:
+    """The arguments that a host's parser makes of flags: defaults, and what slime derives from other flags
+    before it merges the keys of --custom-config-path (slime/utils/arguments.py, slime_validate_args).
+
+    Args:
+        flags: values by dest name, of those that the command line gives.
+        unknown: dest names of flags whose values cannot be known; they and what follows from them are left
+            out.
+    """
+    found = {name: known.default for name, known in ARGUMENTS.items()} | dict(flags)
+    for name in unknown:
+        del found[name]
+    derived = {
+        "eps_clip_high": lambda: (
+            found["eps_clip"] if found["eps_clip_high"] is None else found["eps_clip_high"]
+        ),
+        "use_critic": lambda: found["advantage_estimator"] == "ppo",
+        "global_batch_size": lambda: _batch_of_steps(found),
+        "grpo_std_normalization": lambda: (
+            found["grpo_std_normalization"] and found["n_samples_per_prompt"] != 1
+        ),
+        "over_sampling_batch_size": lambda: found["over_sampling_batch_size"] or found["rollout_batch_size"],
+        "use_routing_replay": lambda: found["use_routing_replay"] or found["use_rollout_routing_replay"],
+        "debug_train_only": lambda: found["debug_train_only"] or found["load_debug_rollout_data"] is not None,
+    }
+    for name, value in derived.items():
+        try:
+            found[name] = value()
+        except KeyError:  # an unknown one among what it follows from
+            found.pop(name, None)
+    if found.get("eval_interval") is not None:
+        found["eval_datasets"] = [name for name in ("eval_config", "eval_prompt_data") if name in flags]
+    if found.get("dump_details") is not None:
+        kinds = ("rollout", "train")
+        found |= {
+            f"save_debug_{kind}_data": f"{found['dump_details']}/{kind}_data/{{rollout_id}}.pt"
+            for kind in kinds
+        }
+    return found
+
+
+def _batch_of_steps(found: Mapping[str, Any]) -> int | None:
+    """--global-batch-size, or what --num-steps-per-rollout makes of the batch."""
+    steps, given = found["num_steps_per_rollout"], found["global_batch_size"]
+    if steps is None or given is not None:
+        return given
+    sizes = (found["rollout_batch_size"], found["n_samples_per_prompt"])
+    return sizes[0] * sizes[1] // steps if all(sizes) else None
+
+
+class _UnknownError(Exception):
+    """A rule reads an argument whose value cannot be known."""
+
+
+class _Arguments:
+    """The arguments for a rule: those of ARGUMENTS and no others; None where the host lacks one."""
+
+    def __init__(self, args: Any, unknown: Collection[str] = ()) -> None:
+        self._args, self._unknown = args, unknown
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ARGUMENTS:
+            raise KeyError(f"ARGUMENTS: expected {name}, which a rule reads, got none: add it")
+        if name in self._unknown:
+            raise _UnknownError(name)
+        return getattr(self._args, name, None)
+
+
 # What a band must be for the functions that read it from flags, as native steps have it.
 BANDS = (
     Rule(
@@ -240,21 +364,51 @@ BEFORE_THE_MERGE = (
 )
 
 
-def check_flags(args: Any, rules: tuple[Rule, ...] = (*HOOK, *BEFORE_THE_MERGE)) -> None:
+def check_flags(
+    args: Any,
+    rules: tuple[Rule, ...] = (*HOOK, *BEFORE_THE_MERGE),
+    unknown: Collection[str] = (),
+) -> None:
     """Holds the arguments against their kinds and the rules.
+
+    Args:
+        unknown: names of arguments whose values cannot be known; a rule that reads one is left out.
 
     Raises:
         ConfigError: an argument of another kind, or the line of the first rule that they break.
     """
-    given = OptionalArgs(args)
-    for expected, (is_one, names) in KINDS.items():
-        for dest in names:
-            value = getattr(given, dest)
-            if value is not None and not is_one(value):
-                raise ConfigError(f"{flag_of(dest)}: expected {expected}, got {value!r}")
+    for name, argument in ARGUMENTS.items():
+        value = getattr(args, name, None)
+        if value is not None and name not in unknown and not argument.kind.fits(value):
+            raise ConfigError(f"{flag_of(name)}: expected {argument.kind.expected}, got {shown(value)}")
+    a = _Arguments(args, unknown)
     for rule in rules:
-        if rule.is_broken(given):
-            raise ConfigError(rule.line.format(a=given))
+        with contextlib.suppress(_UnknownError):
+            if rule.is_broken(a):
+                raise ConfigError(rule.line.format(a=a))
+
+
+def check_plan(args: Any, *, may_skip_proximal: bool) -> None:
+    """Holds the arguments against what a correction needs that couples the samples of an optimizer step.
+
+    Args:
+        may_skip_proximal: whether the host does without proximal log-probs where flags allow it (slime since
+            v0.3.0).
+
+    Raises:
+        ConfigError: a flag is missing.
+    """
+    path = getattr(args, "rollout_data_postprocess_path", None)
+    if path != contract.PLAN:
+        raise ConfigError(
+            f"--rollout-data-postprocess-path: expected {contract.PLAN} with a correction that couples the "
+            f"samples of an optimizer step, got {path or 'none'}: {'it takes one' if path else 'add it'}"
+        )
+    if may_skip_proximal and skips_proximal(OptionalArgs(args)):
+        raise ConfigError(
+            "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
+            "step, got off: with one step per rollout slime computes no proximal log-probs before it trains"
+        )
 
 
 def check_command_line(words: Iterable[str], args: Any) -> None:

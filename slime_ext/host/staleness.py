@@ -107,7 +107,7 @@ def publish(rollout_id: int, oldest: Sequence[int | None]) -> None:
     store._internal_kv_put(_key(), json.dumps(_published).encode(), namespace=NAMESPACE)
 
 
-def of_rollout(rollout_id: int) -> dict[str, float]:
+def of_rollout(rollout_id: int | None) -> dict[str, float]:
     """Mean and largest age of a rollout's samples, and the fraction whose age is known; {} where none is."""
     store, now = _store(), current()
     text = store._internal_kv_get(_key(), namespace=NAMESPACE) if store and now is not None else None

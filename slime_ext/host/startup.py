@@ -17,7 +17,7 @@ from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract, host_hooks, hosts, staleness, train_step
 from slime_ext.host.configured import correction_named, mapping_of_flags
-from slime_ext.host.flags import check_command_line, check_flags, skips_proximal
+from slime_ext.host.flags import check_command_line, check_flags, check_plan
 from slime_ext.host.functions import check_call, flag_of
 from slime_ext.host.hook import asks_for_compiled
 from slime_ext.host.summary import formula, one_line
@@ -109,21 +109,12 @@ def _check_plan(args: Any, correction: Correction) -> None:
     """What couples samples is computed in --rollout-data-postprocess-path, where all of a step is at hand."""
     if not correction.needs_plan:
         return
-    path, host, a = getattr(args, "rollout_data_postprocess_path", None), hosts.current(), OptionalArgs(args)
-    if path != contract.PLAN:
-        raise ConfigError(
-            f"--rollout-data-postprocess-path: expected {contract.PLAN} with a correction that couples the "
-            f"samples of an optimizer step, got {path or 'none'}: {'it takes one' if path else 'add it'}"
-        )
+    host = hosts.current()
+    check_plan(args, may_skip_proximal=bool(host and host.may_skip_proximal))
     if host and not host.hands_out_data:
         raise ConfigError(
             f"{host.name}: expected a release whose --rollout-data-postprocess-path sees the rollout (slime "
             "since v0.2.4), got one that calls it with args alone: a correction that couples samples needs it"
-        )
-    if host and host.may_skip_proximal and skips_proximal(a):
-        raise ConfigError(
-            "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
-            "step, got off: with one step per rollout slime computes no proximal log-probs before it trains"
         )
 
 

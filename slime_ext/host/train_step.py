@@ -84,7 +84,7 @@ class Reporter:
         first = _is_first()
         if f"{PREFIX}staleness_mean" not in scalars:  # the hook got no versions
             scalars |= {
-                PREFIX + name: value for name, value in staleness.of_rollout(where["rollout_id"]).items()
+                PREFIX + name: value for name, value in staleness.of_rollout(where.get("rollout_id")).items()
             }
         if not scalars[TOKENS]:  # of nothing there is no ratio, and nothing to judge
             scalars = {name: value for name, value in scalars.items() if name in (TOKENS, SEQUENCES)}

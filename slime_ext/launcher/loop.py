@@ -18,7 +18,6 @@ from typing import Any
 import torch.distributed as dist
 from transformers import AutoConfig, AutoTokenizer
 
-from slime_ext.errors import DataError
 from slime_ext.host import staleness
 from slime_ext.host.functions import load_function
 from slime_ext.launcher.megatron import parallel
@@ -29,7 +28,7 @@ from slime_ext.launcher.megatron.weights import gather_hf_state, read_hf_checkpo
 from slime_ext.launcher.output import checkpoint
 from slime_ext.launcher.output.dumps import save_rollout
 from slime_ext.launcher.output.metrics_log import MetricsLog
-from slime_ext.launcher.output.progress import Progress
+from slime_ext.launcher.output.progress import RunProgress
 from slime_ext.launcher.postprocess import postprocess
 from slime_ext.launcher.rollout.sample import Sample
 from slime_ext.launcher.sampler import Sampler
@@ -77,7 +76,7 @@ class Loop:
         self.writer, self.writing = ThreadPoolExecutor(1), Future()
         self.writing.set_result(None)
         self.log = self._log() if self.rank == 0 else None
-        self.progress = Progress(args.num_rollout, self.start) if self.rank == 0 else None
+        self.progress = RunProgress(args.num_rollout, self.start) if self.rank == 0 else None
 
     def run(self) -> None:
         """All rollouts from where the run stands, an evaluation around them, checkpoints and the report."""
@@ -116,9 +115,8 @@ class Loop:
         target: dict[int, Any] = {}
         hook = 0.0
         with clock.part("train"):
-            for index, step in enumerate(steps):
-                self._before_step(rollout_id, index)
-                values, log = self.trainer.train_step(step, proximal, self.step)
+            for step in steps:
+                values, log = self.trainer.train_step(step, proximal, self.step, rollout_id)
                 self.step += 1
                 hook += log.hook_seconds
                 target |= log.target
@@ -163,13 +161,6 @@ class Loop:
             return False
         function = load_function(path, "--custom-rollout-log-function-path")
         return bool(function(rollout_id, self.args, samples, metrics, metrics["perf/rollout_time"]))
-
-    def _before_step(self, rollout_id: int, index: int) -> None:
-        path = self.args.custom_megatron_before_train_step_hook_path
-        if path:
-            function = load_function(path, "--custom-megatron-before-train-step-hook-path")
-            optimizer = self.trainer.optimizer
-            function(self.args, rollout_id, index, self.trainer.chunks, optimizer, optimizer.schedule)
 
     def _first_push(self) -> None:
         """A new run's weights, or those that the engine of the resumed run had, if they are still there."""
@@ -237,7 +228,7 @@ class Loop:
     def _save(self, rollouts_done: int) -> None:
         payload = {
             "model": unwrap(self.trainer.chunks[0]).state_dict(),
-            "optimizer": None if self.args.no_save_optim else self.trainer.optimizer.state_dict(),
+            "optimizer": self.trainer.optimizer.state_dict(),
             "step": self.step,
             "engine_step": self.engine_step,
             "data": self.sampler.dataset.state_dict() if self.sampler else None,
@@ -247,32 +238,27 @@ class Loop:
             rollouts_done,
             self.rank,
             payload,
-            layout=checkpoint.layout_of(self.args),
+            sizes=checkpoint.sizes_of(self.args),
             keep=self.args.save_keep,
             barrier=dist.barrier,
         )
 
     def _load(self) -> None:
-        layout = checkpoint.layout_of(self.args)
-        self.start, payload = checkpoint.load(self.args.load, self.rank, layout=layout)
+        self.start = self.args.load_iteration
+        payload = checkpoint.load(self.args.load, self.start, self.rank)
         unwrap(self.trainer.chunks[0]).load_state_dict(payload["model"])
-        if payload["optimizer"] is None:
-            raise DataError(
-                f"--load {self.args.load}: expected the optimizer's state, got a checkpoint of "
-                "--no-save-optim: go on from another one"
-            )
         self.trainer.optimizer.load_state_dict(payload["optimizer"])
         self.step, self.lagging = payload["step"], payload["engine_step"]
         if self.sampler:
             self.sampler.dataset.load_state_dict(payload["data"])
 
 
-def run(args: argparse.Namespace) -> None:
-    """Joins the process group, runs, leaves it.
+def run(args: argparse.Namespace, store: str) -> None:
+    """Joins the process group at `store`, runs, leaves it.
 
     A rank that fails does not take leave: NCCL would wait for the others, which wait for this rank.
     """
-    parallel.initialize(args)
+    parallel.initialize(args, store)
     loop = Loop(args)
     try:
         loop.run()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from slime_ext.errors import EngineError
 from slime_ext.launcher.rollout.client import EngineClient
-from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams
+from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams, n_dropped
 from slime_ext.launcher.rollout.sample import Sample
 from slime_ext.launcher.rollout.weight_sync import push_weights
 from slime_ext.launcher.task.prompts import Prompt, PromptDataset, read_prompts
-from slime_ext.launcher.task.rewards import score, value_of
+from slime_ext.launcher.task.rewards import score
 
 Metrics = dict[str, float]
 
@@ -29,12 +31,9 @@ class Sampler:
             concurrency=args.sglang_server_concurrency,
             timeout=args.sglang_request_timeout,
             recovery_timeout=args.sglang_start_timeout,
-            ensure_weights=self.push_again,
             vocab_size=vocab_size,
             decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
         )
-        self.version = -1
-        self._pushed: Path | None = None
 
     def wait(self) -> None:
         """Until the engine answers.
@@ -47,23 +46,16 @@ class Sampler:
     def push(self, state: dict[str, Any], version: int) -> None:
         """The engine continues with these weights; ``version`` is the trainer's optimizer step."""
         directory = Path(self.args.run_path) / "weights"
-        self._pushed = push_weights(self.client, state, self.args.hf_checkpoint, directory, version)
-        self.version = version
+        push_weights(self.client, state, self.args.hf_checkpoint, directory, version)
 
     def push_kept(self, directory: Path, version: int) -> None:
         """The engine continues with weights that an earlier push left on the disk."""
-        self._pushed, self.version = directory, version
-        self.push_again()
-
-    def push_again(self) -> None:
-        """After a restart of the engine: the weights that it had."""
-        if self._pushed is not None:
-            self.client.update_weights_from_disk(self._pushed, self.version)
+        self.client.update_weights_from_disk(directory, version)
 
     def sample(self, rollout_id: int) -> tuple[list[Sample], Metrics]:
         """The next prompts' samples, group by group, scored."""
         args, start = self.args, time.perf_counter()
-        groups = self._generate(
+        samples = self._generate(
             self.dataset.next_batch(args.rollout_batch_size),
             args.n_samples_per_prompt,
             SamplingParams(
@@ -75,19 +67,18 @@ class Sampler:
             ),
             rollout_id,
         )
-        samples = [s for group in groups for s in group]
         for sample in samples:
             sample.rollout_id = sample.index
         self._score(samples)
         seconds = time.perf_counter() - start
-        return samples, {**rollout_metrics(samples, args.reward_key), "perf/rollout_time": seconds}
+        return samples, {**rollout_metrics(samples), "perf/rollout_time": seconds}
 
     def evaluate(self) -> Metrics:
         """Mean reward of each held-out set under the engine's present weights."""
         out: Metrics = {}
         args = self.args
         for name, path in args.eval_datasets:
-            prompts = read_prompts(path, args.eval_input_key, args.eval_label_key, args.metadata_key)
+            prompts = read_prompts(path, args.input_key, args.label_key)
             out[f"eval/{name}"] = self._evaluate(prompts)
         return out
 
@@ -96,17 +87,16 @@ class Sampler:
         params = SamplingParams(
             max_new_tokens=args.eval_max_response_len,
             temperature=args.eval_temperature,
-            top_p=args.eval_top_p,
-            top_k=args.eval_top_k,
+            top_p=args.rollout_top_p,
+            top_k=args.rollout_top_k,
             stop_token_ids=self._stop_ids(),
         )
-        groups = self._generate(prompts, args.n_samples_per_eval_prompt, params, None)
-        samples = [s for group in groups for s in group]
-        return sum(self._score(samples, evaluation=True)) / max(len(samples), 1)  # a dropped one counts as 0
+        samples = self._generate(prompts, args.n_samples_per_eval_prompt, params, None)
+        return sum(self._score(samples)) / max(len(samples), 1)  # a dropped one counts as 0
 
     def _generate(
         self, prompts: Sequence[Prompt], n: int, params: SamplingParams, rollout_id: int | None
-    ) -> list[list[Sample]]:
+    ) -> list[Sample]:
         requests = [
             GenerateRequest(
                 prompt_ids=self.tokenizer.encode(p.text, add_special_tokens=False),
@@ -118,28 +108,46 @@ class Sampler:
             )
             for p in prompts
         ]
-        return self.client.generate(requests, params, rollout_id=rollout_id)
+        groups = self.client.generate(requests, params, rollout_id=rollout_id)
+        samples = [sample for group in groups for sample in group]
+        if dropped := n_dropped(samples):
+            self._report(
+                dropped, len(samples), "evaluation" if rollout_id is None else f"rollout {rollout_id}"
+            )
+        return samples
 
-    def _score(self, samples: Sequence[Sample], evaluation: bool = False) -> list[float]:
+    def _report(self, dropped: Counter[str], count: int, where: str) -> None:
+        """Says what was dropped and why.
+
+        Raises:
+            EngineError: that was everything.
+        """
+        reasons = ", ".join(f"{reason}: {n}" for reason, n in dropped.most_common())
+        if dropped.total() == count:
+            raise EngineError(
+                f"{where}: expected samples to train on, got {count} of {count} dropped ({reasons}): see "
+                "sglang.log"
+            )
+        print(f"slime-ext: {where}: {dropped.total()} of {count} samples dropped ({reasons})", flush=True)
+
+    def _score(self, samples: Sequence[Sample]) -> list[float]:
         """Rewards of the samples that were not dropped; a dropped one has none."""
-        return score(self.args, [s for s in samples if not s.remove_sample], evaluation)
+        return score(self.args, [s for s in samples if not s.remove_sample])
 
     def _stop_ids(self) -> tuple[int, ...]:
         chosen = tuple(self.args.rollout_stop_token_ids or ())
         return chosen or (self.tokenizer.eos_token_id,)
 
 
-def rollout_metrics(samples: Sequence[Sample], reward_key: str | None = None) -> Metrics:
-    """Means over the samples that count, and how many were dropped."""
+def rollout_metrics(samples: Sequence[Sample]) -> Metrics:
+    """Means over the samples that count, of which there is at least one, and how many were dropped."""
     kept = [s for s in samples if not s.remove_sample]
-    if not kept:
-        return {"rollout/dropped": float(len(samples))}
 
     def mean(of: Callable[[Sample], float]) -> float:
         return sum(of(s) for s in kept) / len(kept)
 
     return {
-        "rollout/raw_reward": mean(lambda s: value_of(s.reward, reward_key)),
+        "rollout/raw_reward": mean(lambda s: s.reward),
         "rollout/response_len": mean(lambda s: s.response_length),
         "rollout/truncated": mean(lambda s: s.status == "truncated"),
         "rollout/dropped": float(len(samples) - len(kept)),

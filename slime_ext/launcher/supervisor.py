@@ -13,19 +13,21 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
-from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.errors import ConfigError, DataError, SlimeExtError
 from slime_ext.launcher.arguments import parse_args
-from slime_ext.launcher.rollout.processes import hold_port, spawn_bound
+from slime_ext.launcher.rollout.processes import spawn_bound
 from slime_ext.launcher.rollout.server import EngineProcess
 from slime_ext.launcher.validation import validate
-from slime_ext.launcher.validation.places import has_cuda
-from slime_ext.launcher.worker import ERROR_FILE
+from slime_ext.launcher.validation.places import check_run, has_cuda
+from slime_ext.launcher.worker import disk_full, how_to_go_on
 
 LOCK_FILE = ".lock"
 POLL_SECONDS = 0.1
@@ -50,17 +52,29 @@ def main(argv: Sequence[str]) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Runs validated arguments: engine and ranks side by side until the ranks are done or something fails."""
+    try:
+        return _run(args)
+    except OSError as error:
+        if disk_full(error) is None:
+            raise
+        raise DataError(
+            f"--run-dir {args.run_path}: expected room on the disk, got {error.strerror}: make some"
+        ) from error
+
+
+def _run(args: argparse.Namespace) -> int:
     directory = Path(args.run_path)
     make_directories(args)
     signal.signal(signal.SIGTERM, _interrupt)
     started = time.monotonic()
     with ExitStack() as stack:
-        claim(directory, stack)
-        (directory / ERROR_FILE).unlink(missing_ok=True)
+        claim(directory, "--run-name", stack)
+        if Path(args.save).resolve() != directory.resolve():
+            claim(Path(args.save), "--save", stack)
+        check_run(args)  # once more: a run that ended meanwhile may have left something
         engine = None
         if args.sglang_server_url is None:
-            engine = start_engine(args)
-            stack.callback(engine.stop)
+            engine = stack.enter_context(start_engine(args))
             args.sglang_server_url = engine.url
         _write_args(args, directory / "args.json")
         print(
@@ -68,10 +82,14 @@ def run(args: argparse.Namespace) -> int:
         )
         for note in args.notes:
             print(f"slime-ext: {note}", flush=True)
-        rendezvous = stack.enter_context(hold_port())
-        ranks = start_ranks(args, directory, rendezvous.getsockname()[1])
+        store = stack.enter_context(tempfile.TemporaryDirectory(prefix="slime-ext-"))
+        reader, writer = (
+            stack.enter_context(os.fdopen(end, mode)) for end, mode in zip(os.pipe(), "rw", strict=True)
+        )
+        os.set_blocking(reader.fileno(), False)
+        ranks = start_ranks(args, directory, f"file://{store}/ranks", writer.fileno())
         stack.callback(stop_ranks, ranks)
-        watch(ranks, engine, directory)
+        watch(ranks, engine, reader, args)
     minutes = (time.monotonic() - started) / 60
     print(
         f"slime-ext: done in {minutes:.1f} min; results in {directory} (report.png, metrics.jsonl)",
@@ -86,11 +104,7 @@ def make_directories(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: one that cannot be made or written.
     """
-    wanted = {"--run-dir": args.run_path, "--save": args.save, "--tb-project-name": args.tensorboard_dir}
-    for dest in ("save_debug_rollout_data", "save_debug_train_data"):
-        if template := getattr(args, dest):
-            wanted["--" + dest.replace("_", "-")] = template.partition("{")[0].rpartition("/")[0] or "."
-    for flag, path in wanted.items():
+    for flag, path in {"--run-dir": args.run_path, "--save": args.save}.items():
         try:
             Path(path).mkdir(parents=True, exist_ok=True)
             if not os.access(path, os.W_OK | os.X_OK):
@@ -101,8 +115,8 @@ def make_directories(args: argparse.Namespace) -> None:
             ) from error
 
 
-def claim(directory: Path, stack: ExitStack) -> None:
-    """Holds the run's directory until `stack` is left or this process ends, however it ends.
+def claim(directory: Path, flag: str, stack: ExitStack) -> None:
+    """Holds a directory of the run until `stack` is left or this process ends, however it ends.
 
     Raises:
         ConfigError: another run holds it.
@@ -112,8 +126,7 @@ def claim(directory: Path, stack: ExitStack) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise ConfigError(
-            f"--run-name {directory.name}: expected no other run in {directory}, got one that is under way: "
-            "choose another name"
+            f"{flag}: expected no other run in {directory}, got one that is under way: choose another"
         ) from error
 
 
@@ -128,29 +141,30 @@ def start_engine(args: argparse.Namespace) -> EngineProcess:
         extra += ["--attention-backend", args.sglang_attention_backend]
     engine = EngineProcess(
         args.hf_checkpoint,
-        port=args.sglang_port,
-        dtype=args.sglang_dtype,
         log_path=Path(args.run_path) / "sglang.log",
         python=args.sglang_python,
-        extra_args=extra,
-        context_length=args.sglang_context_length,
-        max_running_requests=args.sglang_max_running_requests,
-        max_total_tokens=args.sglang_max_total_tokens,
-        mem_fraction=args.sglang_mem_fraction_static,
-        seed=args.rollout_seed,
+        flags={
+            "dtype": args.sglang_dtype,
+            "context-length": args.sglang_context_length,
+            "max-running-requests": args.sglang_max_running_requests,
+            "max-total-tokens": args.sglang_max_total_tokens,
+            "mem-fraction-static": args.sglang_mem_fraction_static,
+            "random-seed": args.rollout_seed,
+        },
+        switches=extra,
         device="cuda" if has_cuda() else "cpu",
-    )
-    engine.launch()
-    return engine.supervise(
         max_restarts=args.sglang_max_restarts,
-        timeout=args.sglang_start_timeout,
         on_restart=lambda e: print(f"slime-ext: rollout engine restarted ({e.restarts})", flush=True),
     )
+    return engine.launch()
 
 
-def start_ranks(args: argparse.Namespace, directory: Path, port: int) -> list[subprocess.Popen]:
-    """One process per rank, which meet at `port`; rank 0 keeps the terminal, errors go to rank_N.log."""
-    command = [sys.executable, "-m", "slime_ext.launcher.worker", str(directory / "args.json")]
+def start_ranks(args: argparse.Namespace, directory: Path, store: str, errors: int) -> list[subprocess.Popen]:
+    """One process per rank, which meet at `store` and write why they end to the pipe `errors`.
+
+    Rank 0 keeps the terminal; what else ranks have to say goes to rank_N.log.
+    """
+    arguments = [str(directory / "args.json"), store, str(errors)]
     ranks = []
     for rank in range(args.world_size):
         env = {
@@ -158,20 +172,23 @@ def start_ranks(args: argparse.Namespace, directory: Path, port: int) -> list[su
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(args.world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
         with _log(directory, rank).open("wb") as log:
-            ranks.append(spawn_bound(command, env, sys.stdout if rank == 0 else log, errors=log))
+            command = [sys.executable, "-m", "slime_ext.launcher.worker", *arguments]
+            output = sys.stdout if rank == 0 else log
+            ranks.append(spawn_bound(command, env, output, errors=log, pass_fds=[errors]))
     return ranks
 
 
-def watch(ranks: Sequence[subprocess.Popen], engine: EngineProcess | None, directory: Path) -> None:
+def watch(
+    ranks: Sequence[subprocess.Popen], engine: EngineProcess | None, errors: TextIO, args: argparse.Namespace
+) -> None:
     """Until every rank has ended well.
 
     Raises:
-        SlimeExtError: the line that a rank left, or what is known of its end; or the engine gave up.
+        SlimeExtError: the first line that a rank wrote to `errors`, or what is known of its end; or the
+            engine gave up.
     """
     while any(rank.poll() is None for rank in ranks):
         if any(rank.poll() for rank in ranks):
@@ -180,31 +197,22 @@ def watch(ranks: Sequence[subprocess.Popen], engine: EngineProcess | None, direc
             raise engine.failure
         time.sleep(POLL_SECONDS)
     failed = [i for i, rank in enumerate(ranks) if rank.poll()]
-    if failed:  # others fail because one did, and write that later than it wrote why
-        first = min(failed, key=lambda i: _log(directory, i).stat().st_mtime_ns)
-        raise _failure(first, ranks[first].returncode, directory)
+    if failed:
+        if line := errors.readline().strip():
+            raise SlimeExtError(line)
+        raise _killed(failed[0], ranks[failed[0]].returncode, args)
 
 
-def _failure(rank: int, status: int, directory: Path) -> SlimeExtError:
-    time.sleep(2 * POLL_SECONDS)  # another rank may have the line that explains it
-    message = directory / ERROR_FILE
-    if message.is_file():
-        return SlimeExtError(message.read_text().strip())
-    log = _log(directory, rank)
+def _killed(rank: int, status: int, args: argparse.Namespace) -> SlimeExtError:
     end = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+    log = _log(Path(args.run_path), rank)
     return SlimeExtError(
-        f"rank {rank}: expected to finish, got {end} ({_last_line(log)}): see {log}; "
-        f"continue with --load {directory / 'checkpoints'}"
+        f"rank {rank}: expected to finish, got {end}: see {log}, then {how_to_go_on(args.save)}"
     )
 
 
 def _log(directory: Path, rank: int) -> Path:
     return directory / f"rank_{rank}.log"
-
-
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1][-300:] if lines else "nothing logged"
 
 
 def stop_ranks(ranks: Sequence[subprocess.Popen]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -13,19 +12,19 @@ from torch import Tensor
 
 from slime_ext.host.packing import zigzag
 from slime_ext.launcher.megatron import parallel
-from slime_ext.launcher.megatron.batching import micro_batches, step_slices
 from slime_ext.launcher.output.dumps import save_train, shard_samples
-from slime_ext.launcher.postprocess import Steps, columns
+from slime_ext.launcher.postprocess import Steps, rollout_data
 from slime_ext.launcher.training_data import TrainSample
 
-ByPosition = Mapping[int, Tensor]
+PER_TOKEN = ("rollout_log_probs", "log_probs", "advantages", "returns")
+SCHEDULE = ("sample_indices", "partition", "micro_batch_indices", "num_microbatches", "global_batch_sizes")
 
 
 def train_dump(
     args: argparse.Namespace,
     rollout_id: int,
     batch: Sequence[TrainSample],
-    log_probs: ByPosition,
+    log_probs: dict[int, Tensor],
     steps: Steps,
 ) -> Callable[[], None]:
     """What writes the dump, to be called whenever there is time; nothing to do but on rank 0. Collective.
@@ -34,104 +33,57 @@ def train_dump(
         log_probs: position -> this rank's part [L_i] of the proximal log-probs.
         steps: what this rank trained on, --rollout-data-postprocess-path's replacements included.
     """
-    full = gather_whole(batch, {"log_probs": log_probs, **_replaced(args, steps)})
+    data = rollout_data(args, steps, log_probs, batch)
+    shard = (parallel.dp_group().rank(), _whole(data))
+    speaks = parallel.is_last_stage() and parallel.tp_group().rank() == parallel.cp_group().rank() == 0
+    shards = _gathered(shard if speaks else None, dist.group.WORLD)
     if dist.get_rank() != 0:
         return lambda: None
-    return lambda: _write(args, rollout_id, batch, full)
+    return lambda: _write(args, rollout_id, [shard for shard in shards if shard is not None])
 
 
-def _replaced(args: argparse.Namespace, steps: Steps) -> dict[str, dict[int, Tensor]]:
-    """Field -> position -> [L_i], where a postprocess function may have replaced it; nothing without one."""
-    if not args.rollout_data_postprocess_path:
-        return {}
-    found: dict[str, dict[int, Tensor]] = {"loss_masks": {}, "rollout_log_probs": {}, "advantages": {}}
-    for part in chain.from_iterable(chain(*step) for step in steps):
-        masks = part.split(part.local(part.loss_masks))
-        values = (masks, part.rollout_log_probs, part.advantages)
-        for field, tensors in zip(found.values(), values, strict=True):
-            field.update(zip(part.positions, tensors, strict=True))
-    return found
-
-
-def _write(
-    args: argparse.Namespace, rollout_id: int, batch: Sequence[TrainSample], full: Mapping[str, ByPosition]
-) -> None:
-    dp_size = args.data_parallel_size
-    lengths = [s.total_length for s in batch]
-    steps = step_slices(len(batch), args.global_batch_size)
-    rows: list[dict[str, Any]] = []
-    shards = []
-    for rank in range(dp_size):
-        shard = [list(chain(*micro_batches(args, step, lengths, rank, dp_size))) for step in steps]
-        places = list(chain(*chain(*shard)))
-        gathered = {field: [values[p] for p in places] for field, values in full.items()}
-        fields = _fields(args, [batch[p] for p in places]) | gathered
-        rows += shard_samples({**fields, "partition": places}, rank)
-        shards.append(_described(args, rank, shard, places, fields["sample_indices"]))
-    save_train(args.save_debug_train_data, rollout_id, 0, rows, shards, [s.raw_reward for s in batch])
-
-
-def gather_whole(
-    batch: Sequence[TrainSample], local: Mapping[str, ByPosition]
-) -> dict[str, dict[int, Tensor]]:
-    """Field -> position -> [R_i], put together from the zig-zag parts that the last stage's ranks hold.
-    Collective."""
-    first = parallel.is_last_stage() and parallel.tp_group().rank() == 0
-    cp = parallel.cp_group()
-    mine = {field: {p: x.cpu() for p, x in values.items()} for field, values in local.items()}
-    share = (cp.rank(), mine if first else {})
-    shares: list[Any] = [share]
-    if dist.get_world_size() > 1:
-        shares = [None] * dist.get_world_size()
-        dist.all_gather_object(shares, share)
-    out: dict[str, dict[int, Tensor]] = {field: {} for field in local}
-    for cp_rank, parts in shares:
-        for field, found in parts.items():
-            for position, values in found.items():
-                _put(out[field], batch[position], values, cp_rank, cp.size())
+def _gathered(mine: Any, group: dist.ProcessGroup) -> list[Any]:
+    """What each rank of a group has."""
+    if group.size() == 1:
+        return [mine]
+    out: list[Any] = [None] * group.size()
+    dist.all_gather_object(out, mine, group=group)
     return out
 
 
-def _put(whole: dict[int, Tensor], sample: TrainSample, values: Tensor, cp_rank: int, cp_size: int) -> None:
-    """One context-parallel rank's part of a sample where it belongs."""
-    total, length = sample.total_length, sample.response_length
-    at = zigzag(total, length, cp_rank, cp_size) if cp_size > 1 else ((0, length), (0, 0))
-    out = whole.setdefault(sample.position, torch.zeros(length, dtype=values.dtype))
-    (a, b), (c, d) = at
-    out[a:b], out[c:d] = values[: b - a], values[b - a :]
-
-
-def _fields(args: argparse.Namespace, own: Sequence[TrainSample]) -> dict[str, list[Any]]:
-    """slime's per-sample keys of one data-parallel shard, but for what its ranks hold."""
-    return {
-        **columns(own),
-        "response_lengths": [s.response_length for s in own],
-        "total_lengths": [s.total_length for s in own],
-        "loss_masks": [torch.tensor(s.loss_mask, dtype=torch.int32) for s in own],
-        "rollout_mask_sums": [torch.tensor(s.mask_sum) for s in own],
-        "rollout_log_probs": [torch.tensor(s.rollout_log_probs) for s in own],
-        "advantages": [torch.full((s.response_length,), s.advantage) for s in own],
-        "returns": [torch.full((s.response_length,), s.advantage) for s in own],
-        "kl": [torch.zeros(s.response_length) for s in own],  # no reference policy here
-        "source_names": [str(args.prompt_data) for _ in own],
+def _whole(data: dict[str, Any]) -> dict[str, Any]:
+    """The same on the CPU, each context-parallel rank's part [L_i] put together with the others' to [R_i]."""
+    group = parallel.cp_group()
+    data = {k: [v.cpu() if isinstance(v, Tensor) else v for v in values] for k, values in data.items()}
+    if group.size() == 1:
+        return data
+    mine = {key: data[key] for key in PER_TOKEN if key in data}
+    shares = _gathered(mine, group)
+    lengths = list(zip(data["total_lengths"], data["response_lengths"], strict=True))
+    whole = {
+        key: [_joined([share[key][i] for share in shares], *lengths[i]) for i in range(len(lengths))]
+        for key in mine
     }
+    return {**data, **whole}
 
 
-def _described(
-    args: argparse.Namespace,
-    rank: int,
-    shard: list[list[list[int]]],
-    places: Sequence[int],
-    indices: Sequence[int],
-) -> dict[str, Any]:
-    """slime's entry of ``dp_shards``: micro-batches as indices into the shard's samples."""
-    at = {position: i for i, position in enumerate(places)}
-    return {
-        "rank": rank,
-        "data_parallel_rank": rank,
-        "sample_indices": list(indices),
-        "partition": list(places),
-        "micro_batch_indices": [[at[p] for p in batch] for step in shard for batch in step],
-        "num_microbatches": [len(step) for step in shard],
-        "global_batch_sizes": [args.global_batch_size for _ in shard],
-    }
+def _joined(parts: Sequence[Tensor], total: int, length: int) -> Tensor:
+    out = torch.zeros(length, dtype=parts[0].dtype)
+    for rank, values in enumerate(parts):
+        (a, b), (c, d) = zigzag(total, length, rank, len(parts))
+        out[a:b], out[c:d] = values[: b - a], values[b - a :]
+    return out
+
+
+def _write(
+    args: argparse.Namespace, rollout_id: int, shards: Sequence[tuple[int, Mapping[str, Any]]]
+) -> None:
+    rows, described = [], []
+    for rank, data in shards:
+        constant = {
+            "kl": [torch.zeros(length) for length in data["response_lengths"]],  # no reference policy here
+            "source_names": [str(args.prompt_data)] * len(data["partition"]),
+        }
+        rows += shard_samples({**data, **constant}, rank)
+        described.append({"rank": rank, "data_parallel_rank": rank, **{key: data[key] for key in SCHEDULE}})
+    save_train(args.save_debug_train_data, rollout_id, 0, rows, described, shards[0][1]["raw_reward"])

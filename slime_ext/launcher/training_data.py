@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slime_ext.launcher.rollout.sample import Sample
-from slime_ext.launcher.task.rewards import value_of
 
 
 @dataclass
@@ -74,7 +73,7 @@ def needs_proximal_forward(args: argparse.Namespace) -> bool:
 
 def train_samples(args: argparse.Namespace, samples: Sequence[Sample]) -> list[TrainSample]:
     """The rollout in the order of ``samples``, with its advantages and denominators."""
-    raw = [None if s.remove_sample else value_of(s.reward, args.reward_key) for s in samples]
+    raw = [None if s.remove_sample else s.reward for s in samples]
     rewards = advantages = group_advantages(
         raw,
         args.n_samples_per_prompt,

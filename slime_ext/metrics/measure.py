@@ -140,7 +140,7 @@ def summarize(
         # The exponent and 4 bits of the mantissa: 16 bins per power of 2.
         (log_ratio.float().view(torch.int32) >> SHIFT) + SIGNED // 2,
         None if position is None else _curve_bins(tokens, behavior, position),
-        None if position is None else columns,
+        () if position is None else columns,
     )
 
 

@@ -7,13 +7,14 @@ import difflib
 import sys
 from collections.abc import Sequence
 
+from slime_ext.errors import ConfigError
 from slime_ext.patching import plan, third_party
 from slime_ext.patching.declared import Patch, load_patches, select
 from slime_ext.patching.tree import Tree
 
-NOTHING_TO_DO, CHANGED = 0, 1
-EPILOG = """exit status: 0 nothing to do, 1 changed (status, diff: would change), 2 refused.
-status and diff write nothing.
+DONE, WOULD_CHANGE = 0, 1
+EPILOG = """exit status: 0 done, or nothing to do; 2 refused.
+status and diff write nothing; with --exit-code they end with 1 where apply would change something.
 The lines that apply inserts end in '# slime-ext patch NUMBER'; revert removes exactly these."""
 
 
@@ -39,19 +40,19 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--allow-dirty", action="store_true", help="edit files with uncommitted changes")
     made.add_argument(
-        "--exit-zero-even-if-changed",
-        action="store_true",
-        help="for scripts that stop at any other exit status",
+        "--exit-code", action="store_true", help="status, diff: end with 1 where apply would change something"
     )
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 nothing to do, 1 changed or to be changed; a refusal is a one-line error (2)."""
+    """0 where it did what was asked; a refusal is a one-line error (2)."""
     args = parser().parse_args(argv)
     tree, patches = Tree(args.dir), select(load_patches(), args.patches)
-    changed = ACTIONS[args.action](tree, patches, args)
-    return CHANGED if changed and not args.exit_zero_even_if_changed else NOTHING_TO_DO
+    if args.exit_code and args.action not in ASKING:
+        raise ConfigError(f"--exit-code: expected {' or '.join(ASKING)}, got {args.action}: it ends with 0")
+    would_change = ACTIONS[args.action](tree, patches, args)
+    return WOULD_CHANGE if args.exit_code and would_change else DONE
 
 
 def status(tree: Tree, patches: tuple[Patch, ...], args: argparse.Namespace) -> bool:
@@ -112,3 +113,4 @@ def _lines(source: bytes) -> list[str]:
 
 
 ACTIONS = {"status": status, "apply": apply, "diff": diff, "revert": revert}
+ASKING = ("status", "diff")

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 from slime_ext.analysis import document as d
 from slime_ext.analysis.recommend import recommend
-from slime_ext.analysis.suggest import suggest
-from slime_ext.analysis.whatif import whatif
+from tests.analysis.in_process import suggest, whatif
 from tests.analysis.rollouts import rollout
 
 EVIL = "<script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">"

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import torch
 
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.host.packing import slice_response
 from slime_ext.launcher.output.dumps import save_rollout, save_train, shard_samples
 
 TOKEN_FIELDS = {"rollout_log_probs": "behavior", "log_probs": "proximal", "advantages": "advantages"}
 
 
-def of_samples(rollout: Rollout, name: str) -> list[torch.Tensor]:
+def of_samples(rollout: DumpedRollout, name: str) -> list[torch.Tensor]:
     return list(getattr(rollout, name).split(rollout.lengths))
 
 
-def sample_rows(rollout: Rollout, per_token_versions: bool = False) -> list[dict]:
+def sample_rows(rollout: DumpedRollout, per_token_versions: bool = False) -> list[dict]:
     """The rollout dump's samples; prompts are as long as ``prompt_lengths`` says."""
     versions = of_samples(rollout, "versions") if rollout.versions is not None else None
     rows = []
@@ -42,7 +42,7 @@ def sample_rows(rollout: Rollout, per_token_versions: bool = False) -> list[dict
     return rows
 
 
-def shard(rollout: Rollout, partition: list[int]) -> dict[str, list]:
+def shard(rollout: DumpedRollout, partition: list[int]) -> dict[str, list]:
     """slime's rollout_data of one data-parallel rank, everything whole."""
     lengths = [rollout.lengths[p] for p in partition]
     tokens, masks = of_samples(rollout, "tokens"), of_samples(rollout, "mask")
@@ -68,12 +68,12 @@ def shard(rollout: Rollout, partition: list[int]) -> dict[str, list]:
     }
 
 
-def write_rollout(folder: Path, rollout: Rollout, **options) -> Path:
+def write_rollout(folder: Path, rollout: DumpedRollout, **options) -> Path:
     template = str(folder / "rollout_data" / "{rollout_id}.pt")
     return save_rollout(template, rollout.rollout_id, sample_rows(rollout, **options))
 
 
-def write_train(folder: Path, rollout: Rollout, ranks: int = 2, steps: int = 1) -> Path:
+def write_train(folder: Path, rollout: DumpedRollout, ranks: int = 2, steps: int = 1) -> Path:
     """Format version 2, the samples dealt out to data-parallel ranks."""
     partitions = [list(range(r, rollout.count, ranks)) for r in range(ranks)]
     rows = [row for r, part in enumerate(partitions) for row in shard_samples(shard(rollout, part), r)]
@@ -95,7 +95,7 @@ def write_train(folder: Path, rollout: Rollout, ranks: int = 2, steps: int = 1) 
     )
 
 
-def write_run(folder: Path, rollouts: list[Rollout], **options) -> Path:
+def write_run(folder: Path, rollouts: list[DumpedRollout], **options) -> Path:
     for rollout in rollouts:
         write_rollout(folder, rollout, **options)
         write_train(folder, rollout)
@@ -103,7 +103,7 @@ def write_run(folder: Path, rollouts: list[Rollout], **options) -> Path:
 
 
 def write_ranks(
-    folder: Path, rollout: Rollout, dp: int = 1, pp: int = 1, cp: int = 1, tp: int = 1
+    folder: Path, rollout: DumpedRollout, dp: int = 1, pp: int = 1, cp: int = 1, tp: int = 1
 ) -> list[Path]:
     """The files of every rank, in Megatron's order: tensor, context, data, pipeline."""
     paths = []
@@ -141,7 +141,7 @@ def _write(folder: Path, rollout_id: int, rank: int, data: dict) -> Path:
     return path
 
 
-def write_jsonl(path: Path, rollouts: list[Rollout]) -> Path:
+def write_jsonl(path: Path, rollouts: list[DumpedRollout]) -> Path:
     lines = []
     for rollout in rollouts:
         for i in range(rollout.count):

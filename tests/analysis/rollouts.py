@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 
 
 def rollout(seed=0, samples=12, rollout_id=0, noise=0.5, **changes):
@@ -25,4 +25,4 @@ def rollout(seed=0, samples=12, rollout_id=0, noise=0.5, **changes):
         "mask": torch.rand(size, generator=g) < 0.9,
         "advantages": torch.randn(samples, generator=g).repeat_interleave(torch.tensor(lengths)),
     }
-    return Rollout(**fields | changes)
+    return DumpedRollout(**fields | changes)

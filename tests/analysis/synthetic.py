@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 
 VOCABULARY, WIDTH, EXPERTS = 96, 32, 8
 BF16 = torch.bfloat16
@@ -206,7 +206,7 @@ class World:
     vocabulary: int = VOCABULARY
 
 
-def run(world: World) -> list[Rollout]:
+def run(world: World) -> list[DumpedRollout]:
     """The dumps of a run."""
     g = torch.Generator().manual_seed(world.seed)
     first = Weights.random(g, world.moe, world.vocabulary)
@@ -217,7 +217,7 @@ def run(world: World) -> list[Rollout]:
     return [_rollout(world, r, history, g) for r in range(world.rollouts)]
 
 
-def _rollout(world: World, r: int, history: list[Weights], g: torch.Generator) -> Rollout:
+def _rollout(world: World, r: int, history: list[Weights], g: torch.Generator) -> DumpedRollout:
     version = max(r - r % world.interval - world.late, 0)
     mine, engine = history[r], history[version]
     if r < world.resumed_wrong:
@@ -243,7 +243,7 @@ def _rollout(world: World, r: int, history: list[Weights], g: torch.Generator) -
     rewards = (torch.rand(world.samples, generator=g) > 0.5).double()
     advantages = (rewards - rewards.mean()).float()[:, None].expand(tokens.shape)
     ages = float(version) - versions.float() + float(r - version if world.interval > 1 else 0)
-    return Rollout(
+    return DumpedRollout(
         rollout_id=world.first + r,
         source=f"rollout {world.first + r}",
         lengths=tuple(lengths.tolist()),
@@ -265,13 +265,13 @@ def _rollout(world: World, r: int, history: list[Weights], g: torch.Generator) -
     )
 
 
-def recorded_late(rollouts: list[Rollout], by: int) -> list[Rollout]:
+def recorded_late(rollouts: list[DumpedRollout], by: int) -> list[DumpedRollout]:
     """The engine's list begins with ``by`` log-probs of the prompt, and is cut at the response's length (or,
     for a negative number, lacks the first ones)."""
     return [replace(r, behavior=_each(r, lambda part: part.roll(by))) for r in rollouts]
 
 
-def padded_late(rollouts: list[Rollout], by: int) -> list[Rollout]:
+def padded_late(rollouts: list[DumpedRollout], by: int) -> list[DumpedRollout]:
     """The same, by code that fills the gap with 0."""
 
     def change(part: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ def padded_late(rollouts: list[Rollout], by: int) -> list[Rollout]:
     return [replace(r, behavior=_each(r, change)) for r in rollouts]
 
 
-def recorded_late_in(rollouts: list[Rollout], by: int, every: int) -> list[Rollout]:
+def recorded_late_in(rollouts: list[DumpedRollout], by: int, every: int) -> list[DumpedRollout]:
     """The same in one response of ``every``, such as those that went on after an abort."""
     counters = [iter(range(r.count)) for r in rollouts]
     return [
@@ -291,11 +291,11 @@ def recorded_late_in(rollouts: list[Rollout], by: int, every: int) -> list[Rollo
     ]
 
 
-def _each(rollout: Rollout, change) -> Tensor:
+def _each(rollout: DumpedRollout, change) -> Tensor:
     return torch.cat([change(part) for part in rollout.behavior.split(rollout.lengths)])
 
 
-def overflowing(rollouts: list[Rollout]) -> list[Rollout]:
+def overflowing(rollouts: list[DumpedRollout]) -> list[DumpedRollout]:
     """NaN where the engine's half precision overflows: now and then."""
     found = []
     for r in rollouts:
@@ -305,7 +305,7 @@ def overflowing(rollouts: list[Rollout]) -> list[Rollout]:
     return found
 
 
-def unrecorded(rollouts: list[Rollout]) -> list[Rollout]:
+def unrecorded(rollouts: list[DumpedRollout]) -> list[DumpedRollout]:
     """A generate function that forgets the log-probs of every eighth sample."""
     found = []
     for r in rollouts:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
 from slime_ext.analysis.diagnosis import Diagnosis
-from slime_ext.analysis.findings import detectors
+from slime_ext.analysis.findings import DETECTORS, find
 from tests.analysis.synthetic import (
     BF16,
     Arithmetic,
@@ -159,46 +160,45 @@ def diagnosed(rollouts):
 
 
 def found(rollouts):
-    return {finding.name for finding in diagnosed(rollouts).findings()}
+    return {finding.name for finding in find(diagnosed(rollouts))}
 
 
-LARGE, MANY = (pytest.param(number, marks=pytest.mark.slow) for number in (512, 128))
+def mistaken(cases):
+    """name -> findings, of the runs in which something else was found than expected.
+
+    Args:
+        cases: name -> (rollouts, names of the expected findings).
+    """
+    return {name: f for name, (rollouts, expected) in cases.items() if (f := found(rollouts)) != expected}
 
 
-# Each takes half a second: the fast tests look at every third.
-PLANTED = [
-    fault if i % 3 == 0 else pytest.param(fault, marks=pytest.mark.slow) for i, fault in enumerate(FAULTS)
-]
-
-
-@pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_is_found_and_no_other(fault):
-    world, harm, expected = FAULTS[fault]
-    assert found(harm(run(world))) == expected
+@pytest.mark.parametrize("part", range(3))
+def test_a_planted_fault_is_found_and_no_other(part):
+    planted = list(FAULTS.items())[part::3]
+    assert mistaken({name: (harm(run(world)), names) for name, (world, harm, names) in planted}) == {}
 
 
 # All of them take seconds: the fast tests look at five.
-NUMBERS = [*range(5), *(pytest.param(n, marks=pytest.mark.slow) for n in range(5, len(HEALTHY)))]
+@pytest.mark.parametrize("numbers", [range(5), pytest.param(range(5, 26), marks=pytest.mark.slow)], ids=str)
+def test_nothing_is_found_in_healthy_dumps(numbers):
+    assert len(HEALTHY) == 26
+    assert mistaken({n: (run(replace(HEALTHY[n], seed=n)), set()) for n in numbers}) == {}
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_nothing_is_found_in_healthy_dumps(number):
-    assert found(run(replace(HEALTHY[number], seed=number))) == set()
+def test_one_token_that_is_far_off_makes_no_other_finding():
+    rollouts = run(SMALL)
+    for far in (-1e4, 1e4):
+        harmed = [
+            replace(r, proximal=torch.where(torch.arange(r.size) == 5, r.behavior + far, r.proximal))
+            for r in rollouts
+        ]
+        assert found(harmed) == {"routing_flips"}
 
 
-@pytest.mark.parametrize("far", [-1e4, 1e4])
-def test_one_token_that_is_far_off_makes_no_other_finding(far):
-    rollouts = [
-        replace(r, proximal=torch.where(torch.arange(r.size) == 5, r.behavior + far, r.proximal))
-        for r in run(SMALL)
-    ]
-    assert found(rollouts) == {"routing_flips"}
-
-
-@pytest.mark.parametrize("part", [slice(1, 4), slice(3, 6), slice(3, 8), slice(5, 8)], ids=str)
-def test_weights_that_are_known_to_lag_are_named_in_any_part_of_the_run(part):
-    world = replace(SMALL, rollouts=8, interval=4, learning=0.02)
-    assert found(run(world)[part]) == {"stale_weights"}
+def test_weights_that_are_known_to_lag_are_named_in_any_part_of_the_run():
+    rollouts = run(replace(SMALL, rollouts=8, interval=4, learning=0.02))
+    parts = [(1, 4), (3, 6), (3, 8), (5, 8)]
+    assert mistaken({part: (rollouts[slice(*part)], {"stale_weights"}) for part in parts}) == {}
 
 
 def test_some_old_tokens_do_not_hide_wrong_weights_after_a_resume():
@@ -217,80 +217,86 @@ def test_a_share_of_tokens_that_do_not_exist_is_no_evidence_of_noise():
     assert found(rollouts) == set()
 
 
-@pytest.mark.parametrize("at", [0, -1], ids=["first", "last"])
-def test_a_token_of_every_response_that_is_far_off_is_no_shift(at):
-    rollouts = run(World(rollouts=4, samples=40, length=6))
-    for rollout in rollouts:
-        ends = torch.tensor(rollout.lengths).cumsum(0)
-        where = ends - 1 if at else ends - torch.tensor(rollout.lengths)
-        rollout.behavior[where] = -30.0
-    assert "off_by_one" not in found(rollouts)
+def test_a_token_of_every_response_that_is_far_off_is_no_shift():
+    for is_last in (False, True):
+        rollouts = run(World(rollouts=4, samples=40, length=6))
+        for rollout in rollouts:
+            ends = torch.tensor(rollout.lengths).cumsum(0)
+            rollout.behavior[ends - 1 if is_last else ends - torch.tensor(rollout.lengths)] = -30.0
+        assert "off_by_one" not in found(rollouts)
 
 
-@pytest.mark.parametrize("by", [1, -1, -2])
-@pytest.mark.parametrize("every", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 16))])
-@pytest.mark.parametrize("samples", [16, MANY])
-def test_a_shift_in_some_responses_is_found(samples, every, by):
-    world = replace(SMALL, rollouts=2, samples=samples, length=48)
-    assert found(recorded_late_in(run(world), by, every)) == {"off_by_one"}
+# The same with few samples, and with many: what a detector finds may not depend on how much it is shown.
+SIZES = [16, pytest.param(128, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("by", [1, -1, 2, -2])
-@pytest.mark.parametrize("confidence", [6, 60], ids=["some sure", "most sure"])
+@pytest.mark.parametrize("samples", SIZES)
+def test_a_shift_in_some_responses_is_found(samples):
+    rollouts = run(replace(SMALL, rollouts=2, samples=samples, length=48))
+    shifts = list(product((1, -1, -2), (2,) if samples == 16 else (2, 4, 16)))
+    cases = {(by, every): recorded_late_in(rollouts, by, every) for by, every in shifts}
+    assert mistaken({name: (case, {"off_by_one"}) for name, case in cases.items()}) == {}
+
+
 @pytest.mark.parametrize("length", [8, pytest.param(64, marks=pytest.mark.slow)])
-def test_zeros_that_a_shift_puts_on_other_tokens_are_no_tool_output(length, confidence, by):
-    world = replace(SMALL, length=length, trainer=Arithmetic(confidence=confidence))
-    assert found(padded_late(run(world), by)) == {"off_by_one"}
+def test_zeros_that_a_shift_puts_on_other_tokens_are_no_tool_output(length):
+    for confidence in (6, 60):
+        rollouts = run(replace(SMALL, length=length, trainer=Arithmetic(confidence=confidence)))
+        cases = {by: (padded_late(rollouts, by), {"off_by_one"}) for by in (1, -1, 2, -2)}
+        assert mistaken(cases) == {}, confidence
 
 
-@pytest.mark.parametrize("confidence", [0, 6, 60])
-@pytest.mark.parametrize("samples", [4, MANY])
-def test_tool_output_in_the_mask_is_no_shift(samples, confidence):
-    model = Arithmetic(confidence=confidence)
-    world = replace(SMALL, samples=samples, trainer=model, tools=range(20, 28), masks_tools=False)
-    assert found(run(world)) == {"tool_tokens"}
+def of_confidence(world, *confidences):
+    """Runs of models that are unsure of most tokens, sure of some, sure of most."""
+    return {c: run(replace(world, trainer=Arithmetic(confidence=c))) for c in confidences}
 
 
-@pytest.mark.parametrize("confidence", [0, 2, 20])
-@pytest.mark.parametrize("samples", [16, MANY])
-def test_greedy_sampling_is_found_whatever_the_model(samples, confidence):
-    world = replace(engine(top_k=1), samples=samples, trainer=Arithmetic(confidence=confidence))
-    assert found(run(world)) == {"greedy_sampling"}
+@pytest.mark.parametrize("samples", [4, pytest.param(128, marks=pytest.mark.slow)])
+def test_tool_output_in_the_mask_is_found_whatever_the_model(samples):
+    for tools in (range(20, 28), range(5, 64, 17)):  # in a run, and single tokens
+        world = replace(SMALL, samples=samples, tools=tools)
+        unmasked = of_confidence(replace(world, masks_tools=False), 0, 6, 60)
+        assert mistaken({c: (rollouts, {"tool_tokens"}) for c, rollouts in unmasked.items()}) == {}
+        masked = of_confidence(replace(world, masks_tools=True), 0, 60)
+        assert mistaken({c: (rollouts, set()) for c, rollouts in masked.items()}) == {}
 
 
-@pytest.mark.parametrize("temperature", [0.01, 0.1])
-@pytest.mark.parametrize("samples", [4, MANY])
-def test_policies_that_are_both_sure_of_nearly_every_token_are_healthy(samples, temperature):
-    sure = Engine(how=Arithmetic(), temperature=temperature)
-    rollouts = run(replace(SMALL, samples=samples, engine=sure, score_temperature=temperature))
-    assert torch.cat([r.behavior == 0 for r in rollouts]).float().mean() > 0.25
-    assert found(rollouts) == set()
+@pytest.mark.parametrize("samples", SIZES)
+def test_greedy_sampling_is_found_whatever_the_model(samples):
+    runs = of_confidence(replace(engine(top_k=1), samples=samples), 0, 2, 20)
+    assert mistaken({c: (rollouts, {"greedy_sampling"}) for c, rollouts in runs.items()}) == {}
 
 
-@pytest.mark.parametrize("temperature", [0.8, 1.2, 1.5])
-@pytest.mark.parametrize("vocabulary", [64, LARGE])
-@pytest.mark.parametrize(
-    ("flat", "confidence"),
-    [(1.0, 60), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1.0, 0), (2.5, 8)))],
-)
-@pytest.mark.parametrize(("rollouts", "samples"), [(1, 16), pytest.param(4, 128, marks=pytest.mark.slow)])
-def test_a_temperature_is_found_whatever_the_entropies(
-    rollouts, samples, flat, confidence, vocabulary, temperature
-):
-    setting = replace(engine(temperature=flat * temperature), score_temperature=flat)
-    model = Arithmetic(confidence=confidence)
-    sizes = {"rollouts": rollouts, "samples": samples, "vocabulary": vocabulary}
-    assert found(run(replace(setting, trainer=model, **sizes))) == {"temperature"}
+@pytest.mark.parametrize("samples", [4, pytest.param(128, marks=pytest.mark.slow)])
+def test_policies_that_are_both_sure_of_nearly_every_token_are_healthy(samples):
+    for temperature in (0.01, 0.1):
+        sure = Engine(how=Arithmetic(), temperature=temperature)
+        rollouts = run(replace(SMALL, samples=samples, engine=sure, score_temperature=temperature))
+        assert torch.cat([r.behavior == 0 for r in rollouts]).float().mean() > 0.25
+        assert found(rollouts) == set()
 
 
-@pytest.mark.parametrize("temperature", [0.8, 1.1])
-@pytest.mark.parametrize("vocabulary", [64, LARGE])
-@pytest.mark.parametrize("confidence", [0, 6])
-def test_log_probs_from_before_the_temperature_are_told_apart(confidence, vocabulary, temperature):
-    setting = engine(temperature=temperature, recorded_temperature=1.0)
-    model = Arithmetic(confidence=confidence)
-    world = replace(setting, vocabulary=vocabulary, trainer=model, score_temperature=temperature)
-    assert found(run(world)) == {"before_temperature"}
+# Vocabulary, the trainer's temperature, how sure the model is, rollouts, samples.
+FEW = [(64, 1.0, 60, 1, 16)]
+ENTROPIES = [(64, 1.0, 0, 4, 128), (64, 2.5, 8, 1, 16), (512, 1.0, 60, 4, 128), (512, 2.5, 8, 4, 128)]
+
+
+@pytest.mark.parametrize("settings", [FEW, pytest.param(ENTROPIES, marks=pytest.mark.slow)], ids=len)
+def test_a_temperature_is_found_whatever_the_entropies(settings):
+    for (vocabulary, flat, confidence, rollouts, samples), scale in product(settings, (0.8, 1.2, 1.5)):
+        setting = replace(engine(temperature=flat * scale), score_temperature=flat, vocabulary=vocabulary)
+        model = Arithmetic(confidence=confidence)
+        world = replace(setting, trainer=model, rollouts=rollouts, samples=samples)
+        assert found(run(world)) == {"temperature"}, (vocabulary, flat, confidence, rollouts, scale)
+
+
+@pytest.mark.parametrize("vocabulary", [64, pytest.param(512, marks=pytest.mark.slow)])
+def test_log_probs_from_before_the_temperature_are_told_apart(vocabulary):
+    for temperature in (0.8, 1.1):
+        setting = engine(temperature=temperature, recorded_temperature=1.0)
+        world = replace(setting, vocabulary=vocabulary, score_temperature=temperature)
+        runs = of_confidence(world, 0, 6)
+        assert mistaken({c: (rollouts, {"before_temperature"}) for c, rollouts in runs.items()}) == {}
 
 
 def test_noise_of_nearly_uniform_policies_is_no_temperature():
@@ -306,28 +312,16 @@ def test_noise_of_nearly_uniform_policies_is_no_temperature():
     assert not found(rollouts) & {"temperature", "before_temperature"}
 
 
-@pytest.mark.parametrize("vocabulary", [64, LARGE])
-@pytest.mark.parametrize("confidence", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 6))])
-@pytest.mark.parametrize(("temperature", "top_p"), [(0.6, 0.95), (0.8, 0.95), (0.7, 0.9), (1.2, 0.9)])
-def test_top_p_is_found_at_another_temperature_too(temperature, top_p, confidence, vocabulary):
-    setting = engine(temperature=temperature, top_p=top_p)
-    world = replace(setting, vocabulary=vocabulary, trainer=Arithmetic(confidence=confidence))
-    diagnosis = diagnosed(run(world))
-    (only,) = diagnosis.findings()
-    assert only.name == "truncated_sampling" and "temperatures differ besides" in only.evidence
-
-
-@pytest.mark.parametrize("samples", [4, pytest.param(16, marks=pytest.mark.slow), MANY])
-@pytest.mark.parametrize("confidence", [0, 6, 60])
-def test_single_tokens_of_tools_in_the_mask_are_found(confidence, samples):
-    model = Arithmetic(confidence=confidence)
-    apart = range(5, 64, 17)
-    world = replace(SMALL, samples=samples, trainer=model, tools=apart, masks_tools=False)
-    assert found(run(world)) == {"tool_tokens"}
-    assert found(run(replace(world, masks_tools=True))) == set()
+@pytest.mark.parametrize(
+    ("vocabulary", "confidence"), [(64, 2), *(pytest.param(512, c, marks=pytest.mark.slow) for c in (0, 6))]
+)
+def test_top_p_is_found_at_another_temperature_too(vocabulary, confidence):
+    for temperature, top_p in ((0.6, 0.95), (0.8, 0.95), (0.7, 0.9), (1.2, 0.9)):
+        setting = engine(temperature=temperature, top_p=top_p)
+        world = replace(setting, vocabulary=vocabulary, trainer=Arithmetic(confidence=confidence))
+        (only,) = find(diagnosed(run(world)))
+        assert only.name == "truncated_sampling" and "temperatures differ besides" in only.evidence
 
 
 def test_every_detector_has_a_planted_fault():
-    assert {detector.name for detector in detectors()} == set().union(
-        *(names for *_, names in FAULTS.values())
-    )
+    assert {detector.name for detector in DETECTORS} == set().union(*(names for *_, names in FAULTS.values()))

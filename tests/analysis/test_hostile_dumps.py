@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from slime_ext import cli
-from slime_ext.analysis.readers import find, plain, read
-from slime_ext.analysis.readers.train_files import step_of_position
+from slime_ext.analysis.readers import unpickle
+from slime_ext.analysis.readers.dumps import step_of_position
+from slime_ext.analysis.readers.find import find
 from slime_ext.errors import DataError
 from tests.analysis import dumps
+from tests.analysis.in_process import read
 from tests.analysis.synthetic import World, run
 from tests.analysis.test_readers import only, reason
 
@@ -40,24 +42,26 @@ def test_half_an_emoji_is_no_reason_to_lose_a_report(tmp_path):
     assert "half ?" in [worst["text"] for worst in found["worst"]]
 
 
-@pytest.mark.parametrize("sign", [-1, 1])
-def test_log_probs_without_measure_have_no_measure(tmp_path, sign):
-    path = dumps.write_train(tmp_path, FIRST)
-    content = torch.load(path, weights_only=True)
-    for sample in content["samples"]:
-        sample["log_probs"] = sample["rollout_log_probs"] + sign * 1e37
-    torch.save(content, path)
-    total = analyzed(tmp_path)["total"]
-    assert total["tokens"] and (total["ess_token"] is None) == (sign < 0)
+def test_log_probs_without_measure_have_no_measure(tmp_path):
+    for number, sign in enumerate([-1, 1]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = dumps.write_train(folder, FIRST)
+        content = torch.load(path, weights_only=True)
+        for sample in content["samples"]:
+            sample["log_probs"] = sample["rollout_log_probs"] + sign * 1e37
+        torch.save(content, path)
+        total = analyzed(folder)["total"]
+        assert total["tokens"] and (total["ess_token"] is None) == (sign < 0)
 
 
-@pytest.mark.parametrize("number", [10**305, -(10**400), 10**18])
-def test_a_rollout_number_without_bounds_is_named(tmp_path, number):
-    path = write_lines(tmp_path / "a.jsonl", GOOD, GOOD | {"rollout_id": number})
-    found = analyzed(tmp_path, path)
-    assert len(found["timeline"]) == 1 and "at most 18 digits" in found["skipped"][0]["reason"]
-    torch.save({"rollout_id": number, "samples": []}, tmp_path / "0.pt")
-    assert "at most 18 digits" in reason([tmp_path / "0.pt"])
+def test_a_rollout_number_without_bounds_is_named(tmp_path):
+    for number in (10**305, -(10**400), 10**18):
+        path = write_lines(tmp_path / "a.jsonl", GOOD, GOOD | {"rollout_id": number})
+        found = analyzed(tmp_path, path)
+        assert len(found["timeline"]) == 1 and "at most 18 digits" in found["skipped"][0]["reason"]
+        torch.save({"rollout_id": number, "samples": []}, tmp_path / "0.pt")
+        assert "at most 18 digits" in reason([tmp_path / "0.pt"])
 
 
 def rewrite(path: Path, pickled: bytes) -> None:
@@ -69,39 +73,39 @@ def rewrite(path: Path, pickled: bytes) -> None:
             archive.writestr(name, pickled if name.endswith("data.pkl") else content)
 
 
-@pytest.mark.parametrize(
-    "pickled",
-    [b"\x80\x02J\x01", b"\x80\x02K\x01Q.", b"\x80\x02Q.", b"\x80\x02N"],
-    ids=["number", "id", "pop", "end"],
-)
-def test_a_corrupt_pickle_is_named(tmp_path, pickled):
-    path = dumps.write_train(tmp_path, FIRST)
-    rewrite(path, pickled)
-    assert "is cut off or no torch file" in reason([tmp_path])
+def test_a_corrupt_pickle_is_named(tmp_path):
+    for number, pickled in enumerate([b"\x80\x02J\x01", b"\x80\x02K\x01Q.", b"\x80\x02Q.", b"\x80\x02N"]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = dumps.write_train(folder, FIRST)
+        rewrite(path, pickled)
+        assert "is cut off or no torch file" in reason([folder])
 
 
 def test_a_pickle_for_which_memory_does_not_last_is_left_to_torch(tmp_path, monkeypatch):
     def full(_):
         raise MemoryError
 
-    monkeypatch.setattr(plain._Lists, "load", full)
+    monkeypatch.setattr(unpickle._Lists, "load", full)
     dumps.write_train(tmp_path, FIRST)
     assert only([tmp_path]).count == FIRST.count
     monkeypatch.setattr(torch, "load", lambda *_, **__: full(0))
     assert "MemoryError" in reason([tmp_path])
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_flipped_bytes_never_stop_an_analysis(tmp_path, seed):
-    path = dumps.write_rollout(tmp_path, FIRST)
-    content = bytearray(path.read_bytes())
-    g = torch.Generator().manual_seed(seed)
-    for _ in range(40):
-        flipped = bytearray(content)
-        for at in torch.randint(len(content), (8,), generator=g).tolist():
-            flipped[at] = int(torch.randint(256, (1,), generator=g))
-        path.write_bytes(flipped)
-        assert len(list(read([tmp_path]))) == 1
+def test_flipped_bytes_never_stop_an_analysis(tmp_path):
+    for number, seed in enumerate(range(3)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = dumps.write_rollout(folder, FIRST)
+        content = bytearray(path.read_bytes())
+        g = torch.Generator().manual_seed(seed)
+        for _ in range(40):
+            flipped = bytearray(content)
+            for at in torch.randint(len(content), (8,), generator=g).tolist():
+                flipped[at] = int(torch.randint(256, (1,), generator=g))
+            path.write_bytes(flipped)
+            assert len(list(read([folder]))) == 1
 
 
 def test_a_count_of_micro_batches_without_bounds_is_never_counted_out():
@@ -130,10 +134,10 @@ def test_a_file_that_cannot_be_opened_is_not_called_cut_off(tmp_path, monkeypatc
     assert reason([tmp_path]).endswith("0.pt: cannot be read: Permission denied")
 
 
-@pytest.mark.parametrize("given", ["~nosuchuser/x", "**a", "a" * 300])
-def test_a_path_that_cannot_be_one_is_one_line(given):
-    with pytest.raises(DataError, match=r"expected .*, got "):
-        find([given])
+def test_a_path_that_cannot_be_one_is_one_line():
+    for given in ["~nosuchuser/x", "**a", "a" * 300]:
+        with pytest.raises(DataError, match=r"expected .*, got "):
+            find([given])
 
 
 def test_a_link_to_nothing_is_no_dump(tmp_path):
@@ -142,11 +146,13 @@ def test_a_link_to_nothing_is_no_dump(tmp_path):
     assert only([tmp_path / "*" / "*.pt"]).count == FIRST.count
 
 
-@pytest.mark.parametrize(
-    ("wanted", "said"), [("9" * 5000, "numbers and ranges"), ("5-3", "low-high, got '5-3'")]
-)
-def test_a_range_that_cannot_be_one_is_one_line(tmp_path, wanted, said):
-    dumps.write_train(tmp_path, FIRST)
-    with pytest.raises(DataError, match=said) as error:
-        list(read([tmp_path], wanted))
-    assert len(str(error.value)) < 200
+def test_a_range_that_cannot_be_one_is_one_line(tmp_path):
+    for number, (wanted, said) in enumerate(
+        [("9" * 5000, "numbers and ranges"), ("5-3", "low-high, got '5-3'")]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        dumps.write_train(folder, FIRST)
+        with pytest.raises(DataError, match=said) as error:
+            list(read([tmp_path], wanted))
+        assert len(str(error.value)) < 200

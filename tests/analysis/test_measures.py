@@ -10,8 +10,9 @@ import torch
 
 from slime_ext.analysis.curves import Curves, midway
 from slime_ext.analysis.diagnosis import Diagnosis
+from slime_ext.analysis.findings import find
 from slime_ext.analysis.measures import Sums, bins, edges
-from slime_ext.analysis.worst import KEPT, decoder
+from slime_ext.analysis.worst_samples import KEPT, decoder
 from slime_ext.errors import DataError
 from tests.analysis.rollouts import rollout
 from tests.analysis.synthetic import World, run
@@ -46,43 +47,43 @@ def ess(xs):
     return sum(xs) ** 2 / (len(xs) * sum(x * x for x in xs))
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_numbers_are_the_formulas(seed):
-    found = ragged(seed)
-    sums = Sums()
-    sums.add(found)
-    numbers, samples = sums.numbers(), plain(found)
-    ratios = [x for sample in samples for x, *_ in sample]
-    totals = [sum(x for x, *_ in s) for s in samples if s]
-    means = [total / len(s) for total, s in zip(totals, [s for s in samples if s], strict=True)]
-    n = len(ratios)
-    expected = {
-        "tokens": int(found.mask.sum()),
-        "nonfinite": int(found.mask.sum()) - n,
-        "mean": sum(ratios) / n,
-        "absolute": sum(map(abs, ratios)) / n,
-        "k3": sum(math.exp(x) - 1 - x for x in ratios) / n,
-        "chi2_token": sum(math.exp(2 * x) for x in ratios) / n - 1,
-        "chi2_sequence": sum(math.exp(2 * x) for x in totals) / len(totals) - 1,
-        "ess_token": ess([math.exp(x) for x in ratios]),
-        "ess_sequence": ess([math.exp(x) for x in totals]),
-        "ess_geometric": ess([math.exp(x) for x in means]),
-        "perplexity_behavior": math.exp(-sum(q for s in samples for _, q, _ in s) / n),
-        "perplexity_proximal": math.exp(-sum(p for s in samples for *_, p in s) / n),
-    }
-    assert {k: getattr(numbers, k) for k in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
+def test_numbers_are_the_formulas():
+    for seed in range(20):
+        found = ragged(seed)
+        sums = Sums()
+        sums.add(found)
+        numbers, samples = sums.numbers(), plain(found)
+        ratios = [x for sample in samples for x, *_ in sample]
+        totals = [sum(x for x, *_ in s) for s in samples if s]
+        means = [total / len(s) for total, s in zip(totals, [s for s in samples if s], strict=True)]
+        n = len(ratios)
+        expected = {
+            "tokens": int(found.mask.sum()),
+            "nonfinite": int(found.mask.sum()) - n,
+            "mean": sum(ratios) / n,
+            "absolute": sum(map(abs, ratios)) / n,
+            "k3": sum(math.exp(x) - 1 - x for x in ratios) / n,
+            "chi2_token": sum(math.exp(2 * x) for x in ratios) / n - 1,
+            "chi2_sequence": sum(math.exp(2 * x) for x in totals) / len(totals) - 1,
+            "ess_token": ess([math.exp(x) for x in ratios]),
+            "ess_sequence": ess([math.exp(x) for x in totals]),
+            "ess_geometric": ess([math.exp(x) for x in means]),
+            "perplexity_behavior": math.exp(-sum(q for s in samples for _, q, _ in s) / n),
+            "perplexity_proximal": math.exp(-sum(p for s in samples for *_, p in s) / n),
+        }
+        assert {k: getattr(numbers, k) for k in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("noise", [1e-5, 0.7, 4.0])
-def test_quantiles_are_right_to_half_a_bin(noise):
-    found = rollout(samples=400, noise=noise)
-    sums = Sums()
-    sums.add(found)
-    exact = sorted(found.log_ratio[found.finite].double().tolist())
-    for q in (0.01, 0.25, 0.5, 0.9, 0.99):
-        at_rank = exact[math.ceil(q * len(exact)) - 1]
-        assert sums.quantile(q) == pytest.approx(at_rank, rel=0.005, abs=1e-6)
-    assert (sums.lowest, sums.highest) == (exact[0], exact[-1])
+def test_quantiles_are_right_to_half_a_bin():
+    for noise in [1e-5, 0.7, 4.0]:
+        found = rollout(samples=400, noise=noise)
+        sums = Sums()
+        sums.add(found)
+        exact = sorted(found.log_ratio[found.finite].double().tolist())
+        for q in (0.01, 0.25, 0.5, 0.9, 0.99):
+            at_rank = exact[math.ceil(q * len(exact)) - 1]
+            assert sums.quantile(q) == pytest.approx(at_rank, rel=0.005, abs=1e-6)
+        assert (sums.lowest, sums.highest) == (exact[0], exact[-1])
 
 
 def test_a_quantile_beyond_the_last_bin_is_the_extreme():
@@ -133,21 +134,22 @@ def test_nothing_to_count_is_no_number():
     found, counted = diagnosis.numbers(), rollout()
     assert found.k3 is None and found.nonfinite == found.tokens == int(counted.mask.sum())
     assert found.sequences == sum(bool(m.any()) for m in counted.mask.split(counted.lengths))
-    assert diagnosis.sums.distribution() == () and diagnosis.evidence.seen == []
+    assert diagnosis.sums.distribution() == () and diagnosis.statistics.rollouts == []
 
 
-@pytest.mark.parametrize("limit", [1, 7, 40, 10**6])
-def test_parts_add_up_to_the_rollout(limit):
-    found = ragged(rollout_id=3)
-    whole, cut = (Sums(), Curves()), (Sums(), Curves())
-    for sums, curves, parts in ((*whole, [found]), (*cut, found.parts(limit))):
-        for part in parts:
-            sums.add(part)
-            curves.add(part)
-    assert torch.allclose(whole[0].values, cut[0].values) and torch.allclose(whole[0].logs, cut[0].logs)
-    assert torch.equal(whole[0].histogram, cut[0].histogram)
-    for name, table in whole[1].tables.items():
-        assert torch.allclose(table, cut[1].tables[name])
+def test_parts_add_up_to_the_rollout():
+    for limit in [1, 7, 40, 10**6]:
+        found = ragged(rollout_id=3)
+        whole, cut = (Sums(), Curves()), (Sums(), Curves())
+        for sums, curves, parts in ((*whole, [found]), (*cut, found.parts(limit))):
+            for part in parts:
+                sums.add(part)
+                curves.add(part)
+        assert whole[0].values == pytest.approx(cut[0].values)
+        assert torch.allclose(whole[0].logs, cut[0].logs)
+        assert torch.equal(whole[0].histogram, cut[0].histogram)
+        for name, table in whole[1].tables.items():
+            assert torch.allclose(table, cut[1].tables[name])
 
 
 def test_merged_diagnoses_are_one_diagnosis():
@@ -157,14 +159,14 @@ def test_merged_diagnoses_are_one_diagnosis():
         together.add(r)
         (first if i % 2 else second).add(r)
     first.merge(second)
-    assert first.timeline == together.timeline and first.findings() == together.findings()
-    assert sorted(first.evidence.cells) == sorted(together.evidence.cells)
-    assert first.evidence.counts == together.evidence.counts
+    assert first.timeline == together.timeline and find(first) == find(together)
+    assert sorted(first.statistics.versions) == sorted(together.statistics.versions)
+    assert first.statistics.counts == together.statistics.counts
     for one, two in (
-        (first.evidence.switched, together.evidence.switched),
-        (first.evidence.shifts, together.evidence.shifts),
-        (first.evidence.shifted, together.evidence.shifted),
-        (first.evidence.means.sums, together.evidence.means.sums),
+        (first.statistics.switched, together.statistics.switched),
+        (first.statistics.shifts, together.statistics.shifts),
+        (first.statistics.shifted, together.statistics.shifted),
+        (first.statistics.means.sums, together.statistics.means.sums),
         *((first.curves.tables[name], table) for name, table in together.curves.tables.items()),
     ):
         assert torch.allclose(one, two)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from slime_ext import load_config
-from slime_ext.analysis.readers import find, read
-from slime_ext.analysis.whatif import whatif
+from slime_ext.analysis.readers.find import find
 from slime_ext.errors import DataError
 from tests.analysis import dumps
+from tests.analysis.in_process import read, whatif
 from tests.analysis.test_readers import FIRST, ROLLOUTS, only, same
 
 NAMES = [
@@ -30,14 +30,16 @@ def write_as(folder, rollout, name):
         write(folder / "raw", rollout).rename(path)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("rollouts", [ROLLOUTS, ROLLOUTS[:1]], ids=len)
-def test_names_with_more_digits_than_the_rollouts_number(tmp_path, name, rollouts):
-    for rollout in rollouts:
-        write_as(tmp_path, rollout, name)
-    found = list(read([tmp_path]))
-    assert [r.rollout_id for r in found] == [r.rollout_id for r in rollouts]
-    assert all(same(a, b) and list(a.responses) == b.responses for a, b in zip(found, rollouts, strict=True))
+def test_names_with_more_digits_than_the_rollouts_number(tmp_path):
+    for number, name in enumerate(NAMES):
+        for rollouts in (ROLLOUTS, ROLLOUTS[:1]):
+            folder = tmp_path / f"{number}-{len(rollouts)}"
+            for rollout in rollouts:
+                write_as(folder, rollout, name)
+            found = list(read([folder]))
+            assert [r.rollout_id for r in found] == [r.rollout_id for r in rollouts], name
+            for a, b in zip(found, rollouts, strict=True):
+                assert same(a, b) and list(a.responses) == b.responses, name
 
 
 def test_two_train_dumps_of_one_rollout_are_never_mixed(tmp_path):
@@ -50,17 +52,19 @@ def test_two_train_dumps_of_one_rollout_are_never_mixed(tmp_path):
     assert "b.pt: expected one train dump of rollout 0, got a second" in str(skipped)
 
 
-@pytest.mark.parametrize("given", [".", "*.pt", "rollout_*0.pt"])
-def test_evaluations_are_left_out_whatever_the_template(tmp_path, given):
-    for kind in ("rollout", "train"):
-        getattr(dumps, f"write_{kind}")(tmp_path, FIRST).rename(tmp_path / f"{kind}_0.pt")
-    other = dumps.write_rollout(tmp_path, replace(FIRST, responses=["other"] * FIRST.count))
-    other.rename(tmp_path / "rollout_eval_0.pt")
-    for kind in ("rollout", "train"):
-        (tmp_path / f"{kind}_data").rmdir()
-    found = only([tmp_path / given, tmp_path / "rollout_eval_0.pt", tmp_path / "train_0.pt"])
-    assert same(found, FIRST) and list(found.responses) == list(FIRST.responses)
-    assert find([tmp_path / given]).evaluations == 1
+def test_evaluations_are_left_out_whatever_the_template(tmp_path):
+    for number, given in enumerate([".", "*.pt", "rollout_*0.pt"]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for kind in ("rollout", "train"):
+            getattr(dumps, f"write_{kind}")(folder, FIRST).rename(folder / f"{kind}_0.pt")
+        other = dumps.write_rollout(folder, replace(FIRST, responses=["other"] * FIRST.count))
+        other.rename(folder / "rollout_eval_0.pt")
+        for kind in ("rollout", "train"):
+            (folder / f"{kind}_data").rmdir()
+        found = only([folder / given, folder / "rollout_eval_0.pt", folder / "train_0.pt"])
+        assert same(found, FIRST) and list(found.responses) == list(FIRST.responses)
+        assert find([folder / given]).evaluations == 1
 
 
 def test_evaluations_alone_are_no_dumps(tmp_path):

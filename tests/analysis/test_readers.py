@@ -10,23 +10,24 @@ import numpy
 import pytest
 import torch
 
-from slime_ext.analysis.readers import read
-from slime_ext.analysis.records import Rollout, Skipped
+from slime_ext.analysis.document import Skipped
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.errors import DataError
 from tests.analysis import dumps
+from tests.analysis.in_process import read
 from tests.analysis.synthetic import World, run
 
 ROLLOUTS = run(World(rollouts=3, samples=7, length=23))
 FIRST = ROLLOUTS[0]
 
 
-def same(a: Rollout, b: Rollout, *names: str) -> bool:
+def same(a: DumpedRollout, b: DumpedRollout, *names: str) -> bool:
     return all(torch.equal(getattr(a, n), getattr(b, n)) for n in ("behavior", "proximal", "mask", *names))
 
 
-def only(paths, **options) -> Rollout:
+def only(paths, **options) -> DumpedRollout:
     (found,) = read(paths, **options)
-    assert isinstance(found, Rollout), found
+    assert isinstance(found, DumpedRollout), found
     return found
 
 
@@ -47,23 +48,20 @@ def test_what_was_written_is_read_in_the_order_of_the_rollout(tmp_path):
     assert found[0].prompt_lengths == FIRST.prompt_lengths
 
 
-@pytest.mark.parametrize("cp", [1, 2, 3, 4])
-@pytest.mark.parametrize(
-    "layout", [{}, {"tp": 2}, {"dp": 2}, {"pp": 2}, {"tp": 2, "dp": 2, "pp": 2}], ids=str
-)
-def test_per_rank_files_become_whole_responses(tmp_path, cp, layout):
-    dumps.write_rollout(tmp_path, FIRST)
-    dumps.write_ranks(tmp_path, FIRST, cp=cp, **layout)
-    found = only([tmp_path])
-    order = torch.cat(
-        [torch.arange(0, FIRST.count, layout.get("dp", 1)) + d for d in range(layout.get("dp", 1))]
-    )
-    order = order[order < FIRST.count]
-    for name in ("behavior", "proximal", "advantages"):
-        expected = torch.cat([dumps.of_samples(FIRST, name)[i] for i in order.tolist()])
-        assert torch.equal(getattr(found, name), expected)
-    assert found.positions == tuple(order.tolist())
-    assert [found.responses[k] for k in range(found.count)] == [FIRST.responses[i] for i in order.tolist()]
+def test_per_rank_files_become_whole_responses(tmp_path):
+    layouts = ({}, {"tp": 2}, {"dp": 2}, {"pp": 2}, {"tp": 2, "dp": 2, "pp": 2})
+    for cp in (1, 2, 3, 4):
+        for number, layout in enumerate(layouts):
+            folder = tmp_path / f"{cp}-{number}"
+            dumps.write_rollout(folder, FIRST)
+            dumps.write_ranks(folder, FIRST, cp=cp, **layout)
+            found, dp = only([folder]), layout.get("dp", 1)
+            order = [i for d in range(dp) for i in range(d, FIRST.count, dp)]
+            for name in ("behavior", "proximal", "advantages"):
+                samples = dumps.of_samples(FIRST, name)
+                assert torch.equal(getattr(found, name), torch.cat([samples[i] for i in order])), (cp, layout)
+            assert found.positions == tuple(order)
+            assert list(found.responses) == [FIRST.responses[i] for i in order]
 
 
 def test_a_missing_context_parallel_rank_is_named(tmp_path):
@@ -87,15 +85,17 @@ class Runs:
         return os.system, (f"touch {self.path}",)
 
 
-@pytest.mark.parametrize("is_zip", [True, False])
-def test_a_malicious_pickle_runs_nothing(tmp_path, is_zip):
-    path, proof = tmp_path / "0.pt", tmp_path / "ran"
-    content = {"rollout_id": 0, "samples": [], "more": Runs(proof)}
-    torch.save(content, path, _use_new_zipfile_serialization=is_zip)
-    assert "could run code" in reason([path]) and "system" in reason([path])
-    assert not proof.exists()
-    torch.load(path, weights_only=False)
-    assert proof.exists()  # it would have
+def test_a_malicious_pickle_runs_nothing(tmp_path):
+    for number, is_zip in enumerate([True, False]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path, proof = folder / "0.pt", folder / "ran"
+        content = {"rollout_id": 0, "samples": [], "more": Runs(proof)}
+        torch.save(content, path, _use_new_zipfile_serialization=is_zip)
+        assert "could run code" in reason([path]) and "system" in reason([path])
+        assert not proof.exists()
+        torch.load(path, weights_only=False)
+        assert proof.exists()  # it would have
 
 
 def test_numbers_of_numpy_are_data(tmp_path):
@@ -114,7 +114,7 @@ def test_broken_files_are_named_and_the_rest_is_read(tmp_path):
     path = tmp_path / "train_data" / "1.pt"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     found = list(read([tmp_path]))
-    assert [type(f) for f in found] == [Rollout, Skipped, Rollout]
+    assert [type(f) for f in found] == [DumpedRollout, Skipped, DumpedRollout]
     assert str(path) in str(found[1]) and "cut off" in str(found[1])
 
 
@@ -125,18 +125,19 @@ def test_a_broken_rollout_dump_only_costs_the_text(tmp_path):
     assert isinstance(skipped, Skipped) and same(found, FIRST) and found.versions is None
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ({"format_version": 3, "samples": []}, "expected format version 2, got 3"),
-        ({"something": 1}, "not a dump of slime"),
-        ([1, 2], "expected a mapping, got list"),
-        ({"format_version": 2, "samples": []}, "holds no sample"),
-    ],
-)
-def test_other_files_are_named(tmp_path, content, said):
-    torch.save(content, tmp_path / "0.pt")
-    assert said in reason([tmp_path])
+def test_other_files_are_named(tmp_path):
+    for number, (content, said) in enumerate(
+        [
+            ({"format_version": 3, "samples": []}, "expected format version 2, got 3"),
+            ({"something": 1}, "not a dump of slime"),
+            ([1, 2], "expected a mapping, got list"),
+            ({"format_version": 2, "samples": []}, "holds no sample"),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        torch.save(content, folder / "0.pt")
+        assert said in reason([folder])
 
 
 def test_a_rollout_dump_alone_has_no_log_probs_of_the_trainer(tmp_path):
@@ -210,40 +211,42 @@ def test_lines_that_are_no_samples_are_named(tmp_path):
     ] == [True] * 3
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"log_probs": [[-1.0], [-2.0]]}, {"advantages": [1, "x"]}, {"tokens": "ab"}]
-)
-def test_a_sample_of_something_else_than_numbers_is_left_out(tmp_path, wrong):
-    good = {"rollout_log_probs": [-1.0, -1.0], "log_probs": [-1.0, -2.0]}
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(line) for line in (good | wrong, good)))
-    found = only([tmp_path])
-    assert (
-        found.count == 1
-        and "hold something else than numbers, left out: 1, first position 0" in found.notes[0]
-    )
+def test_a_sample_of_something_else_than_numbers_is_left_out(tmp_path):
+    for number, wrong in enumerate(
+        [{"log_probs": [[-1.0], [-2.0]]}, {"advantages": [1, "x"]}, {"tokens": "ab"}]
+    ):
+        tmp_path = tmp_path / str(number)
+        tmp_path.mkdir()
+        good = {"rollout_log_probs": [-1.0, -1.0], "log_probs": [-1.0, -2.0]}
+        (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(line) for line in (good | wrong, good)))
+        found = only([tmp_path])
+        assert (
+            found.count == 1
+            and "hold something else than numbers, left out: 1, first position 0" in found.notes[0]
+        )
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"samples": None},
-        {"samples": [1]},
-        {"format_version": 2},
-        {"format_version": 2, "samples": [{"response_lengths": "x"}]},
-        {"format_version": 2, "samples": [{"response_lengths": 1, "rollout_position": "x"}]},
-        {"rollout_data": None},
-        {"rollout_data": {"log_probs": [1.0]}},
-    ],
-    ids=str,
-)
-def test_slimes_keys_with_other_values_are_named_and_left_out(tmp_path, content):
-    dumps.write_run(tmp_path, ROLLOUTS)
-    (tmp_path / "rollout_data" / "1.pt").unlink()
-    torch.save(content, tmp_path / "train_data" / "1.pt")
-    found = list(read([tmp_path]))
-    said = [str(one) for one in found if isinstance(one, Skipped)]
-    assert [r.rollout_id for r in found if isinstance(r, Rollout)] == [0, 2]
-    assert "1.pt" in said[0] and "than slime's" in said[0]
+def test_slimes_keys_with_other_values_are_named_and_left_out(tmp_path):
+    for number, content in enumerate(
+        [
+            {"samples": None},
+            {"samples": [1]},
+            {"format_version": 2},
+            {"format_version": 2, "samples": [{"response_lengths": "x"}]},
+            {"format_version": 2, "samples": [{"response_lengths": 1, "rollout_position": "x"}]},
+            {"rollout_data": None},
+            {"rollout_data": {"log_probs": [1.0]}},
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        dumps.write_run(folder, ROLLOUTS)
+        (folder / "rollout_data" / "1.pt").unlink()
+        torch.save(content, folder / "train_data" / "1.pt")
+        found = list(read([folder]))
+        said = [str(one) for one in found if isinstance(one, Skipped)]
+        assert [r.rollout_id for r in found if isinstance(r, DumpedRollout)] == [0, 2]
+        assert "1.pt" in said[0] and "than slime's" in said[0]
 
 
 def test_none_in_a_list_is_a_missing_log_prob(tmp_path):
@@ -252,13 +255,13 @@ def test_none_in_a_list_is_a_missing_log_prob(tmp_path):
     assert only([tmp_path]).behavior.isnan().tolist() == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "ids"), [("1", [1]), ("1-2", [1, 2]), ("2-", [2]), ("0,2", [0, 2]), ("-1", [0, 1])]
-)
-def test_ranges_of_rollouts(tmp_path, wanted, ids):
+def test_ranges_of_rollouts(tmp_path):
     dumps.write_run(tmp_path, ROLLOUTS)
-    assert [r.rollout_id for r in read([tmp_path], wanted)] == ids
-    assert [r.rollout_id for r in read([dumps.write_jsonl(tmp_path / "a.jsonl", ROLLOUTS)], wanted)] == ids
+    lines = dumps.write_jsonl(tmp_path / "a.jsonl", ROLLOUTS)
+    ranges = {"1": [1], "1-2": [1, 2], "2-": [2], "0,2": [0, 2], "-1": [0, 1]}
+    for path in (tmp_path, lines):
+        found = {wanted: [r.rollout_id for r in read([path], wanted)] for wanted in ranges}
+        assert found == ranges
 
 
 def test_patterns_and_single_files(tmp_path):
@@ -268,11 +271,13 @@ def test_patterns_and_single_files(tmp_path):
     assert len(list(read([tmp_path / "*" / "1.pt"]))) == 1
 
 
-@pytest.mark.parametrize("name", ["", "dumps"])
-def test_the_folder_of_a_run_or_its_dumps(tmp_path, name):
-    dumps.write_run(tmp_path / "run" / "dumps", [FIRST])
-    dumps.write_run(tmp_path / "flat", [FIRST])
-    assert same(only([tmp_path / "run" / name]), FIRST) and same(only([tmp_path / "flat" / name]), FIRST)
+def test_the_folder_of_a_run_or_its_dumps(tmp_path):
+    for number, name in enumerate(["", "dumps"]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        dumps.write_run(folder / "run" / "dumps", [FIRST])
+        dumps.write_run(folder / "flat", [FIRST])
+        assert same(only([folder / "run" / name]), FIRST) and same(only([folder / "flat" / name]), FIRST)
 
 
 def test_checkpoints_and_evaluations_beside_dumps_are_no_dumps(tmp_path):

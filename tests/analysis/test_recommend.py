@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 
-import pytest
-
 from slime_ext import tis
 from slime_ext.analysis.document import Effect, Finding, Numbers
 from slime_ext.analysis.recommend import flags, recommend
@@ -47,9 +45,8 @@ def finding(name="temperature", severity="error"):
     return Finding(name=name, severity=severity, title="T", evidence="E", fix="F")
 
 
-@pytest.mark.parametrize(
-    ("changes", "findings", "name"),
-    [
+def test_the_situation_decides():
+    for changes, findings, name in [
         ({}, (), "token_is"),
         ({"response_length": 4000.0}, (), "decoupled_geo_rs_token_tis"),
         ({"staleness": 9.0}, (), "cispo"),
@@ -61,10 +58,8 @@ def finding(name="temperature", severity="error"):
         ({"ess_sequence": 1.0, "chi2_sequence": 1.05**2 - 1}, (), "metrics_only"),
         ({}, (finding(),), "metrics_only"),
         ({}, (finding("unexplained", "warning"),), "metrics_only"),
-    ],
-)
-def test_the_situation_decides(changes, findings, name):
-    assert recommend(effects(), SHORT.model_copy(update=changes), findings).name == name
+    ]:
+        assert recommend(effects(), SHORT.model_copy(update=changes), findings).name == name
 
 
 def test_what_nothing_explains_is_no_reason_to_train_on():
@@ -72,21 +67,18 @@ def test_what_nothing_explains_is_no_reason_to_train_on():
     assert "of unknown cause" in found.reasons[0] and not found.candidates
 
 
-@pytest.mark.parametrize(
-    ("cost", "word"),
-    [
+def test_a_candidate_that_costs_too_much_is_passed_over_with_the_reason():
+    for cost, word in [
         ({"kept_sequences": 60}, "reject 40%"),
         ({"clipped_tokens": 300}, "clip 30%"),
         ({"ess": 0.2}, "effective sample size 0.2"),
         ({"kept_negative": 0.5}, "50% of the negative"),
         ({"gradient_scale": 0.1}, "gradient by 0.1"),
         ({"unavailable": "needs advantages"}, "needs advantages"),
-    ],
-)
-def test_a_candidate_that_costs_too_much_is_passed_over_with_the_reason(cost, word):
-    found = recommend(effects(token_is=cost), SHORT)
-    assert [c.name for c in found.candidates] == ["token_is", "fireworks_token"]
-    assert word in found.candidates[0].reason and found.name == "fireworks_token"
+    ]:
+        found = recommend(effects(token_is=cost), SHORT)
+        assert [c.name for c in found.candidates] == ["token_is", "fireworks_token"]
+        assert word in found.candidates[0].reason and found.name == "fireworks_token"
 
 
 def test_the_reasons_are_those_of_what_is_recommended():
@@ -106,18 +98,20 @@ def test_where_everything_costs_too_much_it_says_so():
     assert found.name == "metrics_only" and "too far apart" in found.reasons[0]
 
 
-@pytest.mark.parametrize(("sequences", "said"), [(99, True), (100, False)])
-@pytest.mark.parametrize("changes", [{}, {"ess_sequence": 1.0}], ids=["corrected", "harmless"])
-def test_few_sequences_are_said_to_be_few(changes, sequences, said):
-    total = SHORT.model_copy(update={"sequences": sequences, **changes})
-    last = recommend(effects(), total).reasons[-1]
-    assert last.startswith(f"it rests on few sequences, {sequences} with 1000 response tokens") is said
+def test_few_sequences_are_said_to_be_few():
+    for sequences, said in [(99, True), (100, False)]:
+        for changes in [{}, {"ess_sequence": 1.0}]:
+            total = SHORT.model_copy(update={"sequences": sequences, **changes})
+            last = recommend(effects(), total).reasons[-1]
+            assert (
+                last.startswith(f"it rests on few sequences, {sequences} with 1000 response tokens") is said
+            )
 
 
-@pytest.mark.parametrize("tokens", [0, 7])
-def test_where_nothing_can_be_compared_nothing_is_concluded(tokens):
-    found = recommend(effects(), Numbers(tokens=tokens, nonfinite=tokens))
-    assert found.name == "metrics_only" and found.reasons[0].startswith("no response token has a finite")
+def test_where_nothing_can_be_compared_nothing_is_concluded():
+    for tokens in [0, 7]:
+        found = recommend(effects(), Numbers(tokens=tokens, nonfinite=tokens))
+        assert found.name == "metrics_only" and found.reasons[0].startswith("no response token has a finite")
 
 
 WHOLE = {"use_tis": True, "custom_tis_function_path": "a.b", "custom_megatron_init_path": "a.c"}
@@ -131,25 +125,26 @@ def test_the_users_own_file_is_tried_first(tmp_path):
     assert found.reasons[0].startswith("your own file") and "versions" not in " ".join(found.reasons)
 
 
-@pytest.mark.parametrize(
-    ("keys", "preset", "more"),
-    [
-        (WHOLE, "token_tis", ""),
-        (WHOLE | {"use_tis": False}, "token_tis", ""),  # a flag cannot change what a file says
-        ({}, "token_tis", " --use-tis --custom-tis-function-path slime_ext.tis.correct"),
-        ({"use_tis": True}, "token_tis", " --custom-tis-function-path slime_ext.tis.correct"),
-        (WHOLE, "m2", f" --get-mismatch-metrics {contract.PLAN_FLAG} {contract.PLAN}"),
-    ],
-)
-def test_the_flags_of_a_file_make_up_for_the_keys_that_it_lacks(tmp_path, keys, preset, more):
-    (file := tmp_path / "mine.yaml").write_text(json.dumps({**keys, "slime_ext": {"preset": preset}}))
-    init = "" if "custom_megatron_init_path" in keys else f" {contract.CARRY}"
-    assert flags("mine", str(file)) == f"--custom-config-path {file}{more}{init}"
+def test_the_flags_of_a_file_make_up_for_the_keys_that_it_lacks(tmp_path):
+    for number, (keys, preset, more) in enumerate(
+        [
+            (WHOLE, "token_tis", ""),
+            (WHOLE | {"use_tis": False}, "token_tis", ""),  # a flag cannot change what a file says
+            ({}, "token_tis", " --use-tis --custom-tis-function-path slime_ext.tis.correct"),
+            ({"use_tis": True}, "token_tis", " --custom-tis-function-path slime_ext.tis.correct"),
+            (WHOLE, "m2", f" --get-mismatch-metrics {contract.PLAN_FLAG} {contract.PLAN}"),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (file := folder / "mine.yaml").write_text(json.dumps({**keys, "slime_ext": {"preset": preset}}))
+        init = "" if "custom_megatron_init_path" in keys else f" {contract.CARRY}"
+        assert flags("mine", str(file)) == f"--custom-config-path {file}{more}{init}"
 
 
-@pytest.mark.parametrize("name", ["token_is", "metrics_only"])
-def test_flags_name_a_function_that_exists(name):
-    switch, option, path, *init = flags(name).split()
-    assert init == ["--custom-megatron-init-path", "slime_ext.host.init"]
-    assert option == "--custom-tis-function-path" and callable(getattr(tis, path.rpartition(".")[2]))
-    assert switch == {"token_is": "--use-tis", "metrics_only": "--get-mismatch-metrics"}[name]
+def test_flags_name_a_function_that_exists():
+    for name in ["token_is", "metrics_only"]:
+        switch, option, path, *init = flags(name).split()
+        assert init == ["--custom-megatron-init-path", "slime_ext.host.init"]
+        assert option == "--custom-tis-function-path" and callable(getattr(tis, path.rpartition(".")[2]))
+        assert switch == {"token_is": "--use-tis", "metrics_only": "--get-mismatch-metrics"}[name]

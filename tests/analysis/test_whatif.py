@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from slime_ext import load_config, presets, tis
-from slime_ext.analysis import whatif
 from slime_ext.analysis.planned import NO_ADVANTAGES, NO_AGES, NO_GROUPS, STOPS
-from slime_ext.analysis.records import Rollout
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.analysis.tally import spans
-from slime_ext.analysis.whatif import WhatIf
+from slime_ext.analysis.whatif import WhatIf, apply
 from slime_ext.errors import NonFiniteError
 from slime_ext.losses import Bounds
+from tests.analysis.in_process import whatif
 from tests.analysis.rollouts import rollout
 from tests.host import slime_rollouts as slime
 from tests.host.test_step_plan import CASES
@@ -59,32 +59,32 @@ def sizes(effect):
     return effect.kept_tokens, effect.clipped_tokens, effect.tokens
 
 
-@pytest.mark.parametrize("make", [rollout, lambda: with_holes(rollout())], ids=["whole", "holes"])
-@pytest.mark.parametrize("name", [n for n in presets.PRESETS if n != "metrics_only"])
-def test_it_is_the_hook_exactly(name, make):
-    r = make()
-    slope, metrics = run_hook(name, r)
-    applied = whatif.apply(presets.get(name), r)
-    rejected, clipped = (metrics[f"off_policy/host/{key}"].bool() for key in ("rejected", "clipped"))
-    assert torch.equal(applied.slope, slope)
-    assert torch.equal(applied.keep, r.mask & ~rejected) and torch.equal(applied.clipped, clipped)
-    (effect,) = whatif.whatif([r], {name: presets.get(name)})
-    assert sizes(effect) == (int((r.mask & ~rejected).sum()), int(clipped.sum()), int(r.mask.sum()))
-    scale = slope.double().abs().sum() / torch.where(r.mask, r.advantages, 0).double().abs().sum()
-    assert effect.gradient_scale == float(scale)
+def test_it_is_the_hook_exactly():
+    for make in [rollout, lambda: with_holes(rollout())]:
+        for name in [n for n in presets.PRESETS if n != "metrics_only"]:
+            r = make()
+            slope, metrics = run_hook(name, r)
+            applied = apply(presets.get(name), r)
+            rejected, clipped = (metrics[f"off_policy/host/{key}"].bool() for key in ("rejected", "clipped"))
+            assert torch.equal(applied.slope, slope)
+            assert torch.equal(applied.keep, r.mask & ~rejected) and torch.equal(applied.clipped, clipped)
+            (effect,) = whatif([r], {name: presets.get(name)})
+            assert sizes(effect) == (int((r.mask & ~rejected).sum()), int(clipped.sum()), int(r.mask.sum()))
+            scale = slope.double().abs().sum() / torch.where(r.mask, r.advantages, 0).double().abs().sum()
+            assert effect.gradient_scale == float(scale)
 
 
 def test_a_correction_under_a_presets_name_is_not_shown_as_the_preset():
-    effect = whatif.whatif([rollout()], {"token_is": load_config({"steps": ["reweight"]})})[0]
+    effect = whatif([rollout()], {"token_is": load_config({"steps": ["reweight"]})})[0]
     assert effect.formula.startswith("proximal / behavior, loss host, reweight") and not effect.source
 
 
 def test_the_clip_range_is_the_files():
     r, correction = rollout(), load_config({"surrogate": {"ppo_clip": {"anchor": "behavior"}}})
     bounds = Bounds(0.01, 0.02)
-    found = whatif.WhatIf({"x": correction}, {"x": bounds})
+    found = WhatIf({"x": correction}, {"x": bounds})
     found.add(r)
-    slope = whatif.apply(correction, r, bounds).slope
+    slope = apply(correction, r, bounds).slope
     args = SimpleNamespace(**vars(ARGS) | {"eps_clip": 0.01, "eps_clip_high": 0.02})
     assert torch.equal(slope, run_hook("ppo_is_bypass", r, args)[0])
     scale = slope.double().abs().sum() / torch.where(r.mask, r.advantages, 0).double().abs().sum()
@@ -93,7 +93,7 @@ def test_the_clip_range_is_the_files():
 
 def test_a_correction_of_the_users_own_is_shown_by_its_steps():
     own = load_config({"steps": ["reweight", {"truncate": {"high": 3.0}}]})
-    effect = whatif.whatif([rollout()], {"mine": own})[0]
+    effect = whatif([rollout()], {"mine": own})[0]
     assert (
         effect.formula == "proximal / behavior, loss host, reweight(token) > truncate(high 3), masks policy"
     )
@@ -102,37 +102,37 @@ def test_a_correction_of_the_users_own_is_shown_by_its_steps():
 def test_metrics_only_leaves_everything_as_it_is():
     r = with_holes(rollout())
     slope, _ = run_hook("metrics_only", r)
-    effect = whatif.whatif([r], {"metrics_only": presets.get("metrics_only")})[0]
-    assert torch.equal(whatif.apply(presets.get("metrics_only"), r).slope, slope)
+    effect = whatif([r], {"metrics_only": presets.get("metrics_only")})[0]
+    assert torch.equal(apply(presets.get("metrics_only"), r).slope, slope)
     assert (effect.kept_tokens, effect.gradient_scale, effect.ess) == (effect.tokens, 1.0, 1.0)
 
 
-@pytest.mark.parametrize("name", ["token_is", "seq_mis", "kpop", "topr", "off_policy_is", "m2", "min_prefix"])
-def test_numbers_are_those_of_plain_loops(name):
-    r, correction = rollout(seed=3), presets.get(name)
-    applied, effect = whatif.apply(correction, r), whatif.whatif([r], {name: correction})[0]
-    kept = [float(w) for w, k in zip(applied.weights, applied.keep, strict=True) if k]
-    seen = [(float(a), bool(k)) for a, k, m in zip(r.advantages, applied.keep, r.mask, strict=True) if m]
-    for sign, share in ((1, effect.kept_positive), (-1, effect.kept_negative)):
-        masses = [(abs(a), k) for a, k in seen if a * sign > 0]
-        assert share == pytest.approx(sum(a for a, k in masses if k) / sum(a for a, _ in masses))
-    assert effect.weight_mean == pytest.approx(sum(kept) / len(kept))
-    assert effect.ess == pytest.approx(sum(kept) ** 2 / (effect.tokens * sum(w * w for w in kept)))
-    middle = sorted(kept)[(len(kept) + 1) // 2 - 1]
-    assert middle * (1 - 2**-7) <= effect.weight_quantiles["p50"] <= middle
-    assert effect.weight_quantiles["max"] == max(kept)
+def test_numbers_are_those_of_plain_loops():
+    for name in ["token_is", "seq_mis", "kpop", "topr", "off_policy_is", "m2", "min_prefix"]:
+        r, correction = rollout(seed=3), presets.get(name)
+        applied, effect = apply(correction, r), whatif([r], {name: correction})[0]
+        kept = [float(w) for w, k in zip(applied.weights, applied.keep, strict=True) if k]
+        seen = [(float(a), bool(k)) for a, k, m in zip(r.advantages, applied.keep, r.mask, strict=True) if m]
+        for sign, share in ((1, effect.kept_positive), (-1, effect.kept_negative)):
+            masses = [(abs(a), k) for a, k in seen if a * sign > 0]
+            assert share == pytest.approx(sum(a for a, k in masses if k) / sum(a for a, _ in masses))
+        assert effect.weight_mean == pytest.approx(sum(kept) / len(kept))
+        assert effect.ess == pytest.approx(sum(kept) ** 2 / (effect.tokens * sum(w * w for w in kept)))
+        middle = sorted(kept)[(len(kept) + 1) // 2 - 1]
+        assert middle * (1 - 2**-7) <= effect.weight_quantiles["p50"] <= middle
+        assert effect.weight_quantiles["max"] == max(kept)
 
 
 def test_rejected_sequences_are_named_by_rollout_and_position():
     r = rollout(seed=1, rollout_id=7, positions=tuple(range(100, 112)))
     correction = presets.get("skyrl_geo_mask")
-    keep = whatif.apply(correction, r).keep
+    keep = apply(correction, r).keep
     gone, begin = [], 0
     for position, n in zip(r.positions, r.lengths, strict=True):
         part = slice(begin, begin := begin + n)
         if r.mask[part].any() and not keep[part].any():
             gone.append(position)
-    effect = whatif.whatif([r], {"x": correction})[0]
+    effect = whatif([r], {"x": correction})[0]
     assert gone and effect.rejected == {"7": spans(gone)}
     assert effect.sequences - effect.kept_sequences == len(gone)
 
@@ -156,7 +156,7 @@ def as_rollout(samples):
     def joined(key, dtype=torch.float64):
         return torch.tensor([x for s in samples for x in s[key]], dtype=dtype)
 
-    return Rollout(
+    return DumpedRollout(
         rollout_id=0,
         source="0.pt",
         lengths=tuple(len(s["mask"]) for s in samples),
@@ -171,32 +171,30 @@ def as_rollout(samples):
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", CASES)
-def test_what_is_settled_over_steps_is_what_the_host_settles(name, seed):
-    mapping = CASES[name][0]
-    samples = slime.samples(seed, split=False)
-    data = slime.data_of(samples)
-    data["host_loss"] = [-torch.ones_like(a) for a in data["advantages"]]
-    r, correction = as_rollout(samples), load_config(mapping)
-    slopes = whatif.apply(correction, r).slope.split(list(r.lengths))
-    losses = [
-        float(s.sum() / max(float(m.sum()), 1)) for s, m in zip(slopes, data["loss_masks"], strict=True)
-    ]
-    assert losses == slime.train(slime.arguments(mapping), data)
+def test_what_is_settled_over_steps_is_what_the_host_settles():
+    for seed in range(3):
+        for name in CASES:
+            mapping = CASES[name][0]
+            samples = slime.samples(seed, split=False)
+            data = slime.data_of(samples)
+            data["host_loss"] = [-torch.ones_like(a) for a in data["advantages"]]
+            r, correction = as_rollout(samples), load_config(mapping)
+            slopes = apply(correction, r).slope.split(list(r.lengths))
+            losses = [
+                float(s.sum() / max(float(m.sum()), 1))
+                for s, m in zip(slopes, data["loss_masks"], strict=True)
+            ]
+            assert losses == slime.train(slime.arguments(mapping), data)
 
 
-@pytest.mark.parametrize(
-    ("keys", "why"),
-    [
+def test_what_a_dump_lacks_is_said():
+    for keys, why in [
         ({"steps": [{"reject": {"high": 2.0, "max_staleness": 1}}]}, NO_AGES),
         ({"steps": [{"reject": {"high": 2.0}}], "group": "atomic"}, NO_GROUPS),
         ({"steps": ["reweight"], "on_nonfinite": "raise"}, STOPS),
-    ],
-)
-def test_what_a_dump_lacks_is_said(keys, why):
-    r = with_holes(rollout())
-    assert whatif.whatif([r], {"x": load_config(keys)})[0].unavailable == why
+    ]:
+        r = with_holes(rollout())
+        assert whatif([r], {"x": load_config(keys)})[0].unavailable == why
 
 
 def test_ages_are_those_of_the_oldest_token():
@@ -208,12 +206,12 @@ def test_ages_are_those_of_the_oldest_token():
         ages=torch.tensor([0.0, 1.0, 3.0, 2.0, 2.0, 2.0]),
     )
     correction = load_config({"steps": [{"reject": {"max_staleness": 2}}]})
-    assert whatif.apply(correction, r).keep.tolist() == [True, False, False, True, True, True]
+    assert apply(correction, r).keep.tolist() == [True, False, False, True, True, True]
 
 
 def test_without_advantages_what_needs_them_says_so():
     r = rollout(advantages=None)
-    effects = {e.name: e for e in whatif.whatif([r])}
+    effects = {e.name: e for e in whatif([r])}
     assert {n for n, e in effects.items() if e.unavailable == NO_ADVANTAGES} == {"opsm", "topr", "dppo_tv"}
     assert effects["token_is"].kept_tokens == effects["token_is"].tokens
     assert effects["token_is"].gradient_scale is None
@@ -229,7 +227,7 @@ def test_a_rollout_at_which_the_hook_stops_is_left_out_and_named():
     for r in (rollout(), broken):
         found.add(r)
     assert found.stopped == [4] and "rollouts 4 are left out" in found.notes()[0]
-    assert found.effects() == whatif.whatif([rollout()], {"token_is": presets.get("token_is")})
+    assert found.effects() == whatif([rollout()], {"token_is": presets.get("token_is")})
 
 
 def test_memory_does_not_grow_with_rollouts():

@@ -60,16 +60,16 @@ def test_two_runs_side_by_side(capsys, runs, tmp_path):
     assert [d["name"] for d in json.loads(data.read_text())] == ["healthy", "shifted"]
 
 
-@pytest.mark.parametrize("columns", [40, 80])
-def test_what_is_pasted_is_one_line_on_a_narrow_terminal(runs, columns):
-    document = analyse(request := Request((str(runs / "healthy"),), rate=0.1), request.files())
-    screen = Console(file=io.StringIO(), width=columns, force_terminal=True, color_system=None)
-    summary(screen, [document])
-    printed = screen.file.getvalue().splitlines()
-    assert f"  {document.recommendation.flags}" in printed
-    assert sum("to reject 0.1 by" in line and line.endswith("s)") for line in printed) == len(
-        document.suggestions
-    )
+def test_what_is_pasted_is_one_line_on_a_narrow_terminal(runs):
+    for columns in [40, 80]:
+        document = analyse(request := Request((str(runs / "healthy"),), rate=0.1), request.files())
+        screen = Console(file=io.StringIO(), width=columns, force_terminal=True, color_system=None)
+        summary(screen, [document])
+        printed = screen.file.getvalue().splitlines()
+        assert f"  {document.recommendation.flags}" in printed
+        assert sum("to reject 0.1 by" in line and line.endswith("s)") for line in printed) == len(
+            document.suggestions
+        )
 
 
 def test_a_pipe_gets_every_line_whole(capsys, tmp_path):
@@ -142,12 +142,14 @@ def test_a_clip_range_that_is_no_number_is_one_line(capsys, runs, tmp_path):
     assert (status, out) == (2, "") and err.startswith(f"slime-ext: {own}: ") and "eps-clip" in err
 
 
-@pytest.mark.parametrize("block", ["{preset: token_iss}", "{steps: [{truncate: {high: x}}]}"])
-def test_a_mistake_in_a_file_names_the_file(capsys, runs, tmp_path, block):
-    own = tmp_path / "own.yaml"
-    own.write_text(f"slime_ext: {block}\n")
-    status, out, err = analyze(capsys, runs / "healthy", "--config", own)
-    assert (status, out) == (2, "") and err.startswith(f"slime-ext: {own}: slime_ext.")
+def test_a_mistake_in_a_file_names_the_file(capsys, runs, tmp_path):
+    for number, block in enumerate(["{preset: token_iss}", "{steps: [{truncate: {high: x}}]}"]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        own = folder / "own.yaml"
+        own.write_text(f"slime_ext: {block}\n")
+        status, out, err = analyze(capsys, runs / "healthy", "--config", own)
+        assert (status, out) == (2, "") and err.startswith(f"slime-ext: {own}: slime_ext.")
 
 
 def test_a_file_that_can_be_read_but_once_is(capsys, runs):
@@ -209,16 +211,18 @@ def test_what_cannot_be_written_is_told_before_anything_is_read(capsys, runs, mo
     assert (status, out, err.count("\n")) == (2, "", 1)
 
 
-@pytest.mark.parametrize("flag", ["--out", "--json"])
-def test_nothing_is_written_over_what_is_read(capsys, tmp_path, flag):
-    path = tmp_path / "run.jsonl"
-    path.write_text(text := '{"log_probs": [-1.0, -2.0], "rollout_log_probs": [-1.0, -2.1]}\n')
-    config = tmp_path / "own.yaml"
-    config.write_text("slime_ext: {preset: token_tis}\n")
-    for words in ((path, flag, tmp_path / "." / "run.jsonl"), (path, "--config", config, flag, config)):
-        status, out, err = analyze(capsys, *words)
-        assert (status, out) == (2, "") and f"{flag}: expected a file of its own" in err
-    assert path.read_text() == text and "preset" in config.read_text()
+def test_nothing_is_written_over_what_is_read(capsys, tmp_path):
+    for number, flag in enumerate(["--out", "--json"]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = folder / "run.jsonl"
+        path.write_text(text := '{"log_probs": [-1.0, -2.0], "rollout_log_probs": [-1.0, -2.1]}\n')
+        config = folder / "own.yaml"
+        config.write_text("slime_ext: {preset: token_tis}\n")
+        for words in ((path, flag, folder / "." / "run.jsonl"), (path, "--config", config, flag, config)):
+            status, out, err = analyze(capsys, *words)
+            assert (status, out) == (2, "") and f"{flag}: expected a file of its own" in err
+        assert path.read_text() == text and "preset" in config.read_text()
 
 
 def test_a_full_disk_costs_the_file_alone(capsys, runs):

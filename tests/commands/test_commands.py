@@ -26,6 +26,7 @@ ARGS=(
 EXAMPLE = Path(__file__).parents[2] / "examples/run_slime_multinode.sh"
 GOOD = "--use-tis --custom-tis-function-path slime_ext.tis.token_tis"
 
+CORRECT = GOOD.replace("token_tis", "correct")
 SEED = "--use-tis --custom-tis-function-path slime_ext.tis.vanilla_tis_function"
 
 
@@ -40,10 +41,10 @@ def written(path, text):
     return path
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_every_file_of_configs_passes(capsys, path):
-    status, out, err = run(capsys, "check", path)
-    assert (status, err) == (0, "") and out.rstrip().endswith("ok")
+def test_every_file_of_configs_passes(capsys):
+    for path in FILES:
+        status, out, err = run(capsys, "check", path)
+        assert (status, err) == (0, "") and out.rstrip().endswith("ok"), path
 
 
 def test_a_wrong_file_is_one_line_and_status_1(capsys, tmp_path):
@@ -52,79 +53,116 @@ def test_a_wrong_file_is_one_line_and_status_1(capsys, tmp_path):
     assert status == 1 and out == "" and err.count("\n") == 1 and "did you mean 'geo_rs'" in err
 
 
-@pytest.mark.parametrize(
-    ("more", "line"),
-    [
-        ("--use-tis", "--custom-tis-function-path: expected slime_ext.tis.correct"),
-        (GOOD.replace("token_tis", "token_tsi"), "did you mean 'token_tis'?"),
-        (GOOD.replace("token_tis", "correct"), "slime_ext: expected a mapping in --custom-config-path"),
-        (GOOD.removeprefix("--use-tis"), "--use-tis: expected on beside --custom-tis-function-path"),
-        (f"{GOOD} --use-rollout-logprobs", "--use-rollout-logprobs: expected off beside"),
-        (f"{GOOD.replace('token_tis', 'cispo')} --use-opsm", "--use-opsm: expected off"),
-        (f"{GOOD} --custom-config-path geo.yaml", "slime_ext.preset: expected token_tis (which --custom-tis"),
-        (
-            f"{GOOD} --custom-config-path verl.yaml",
-            "--custom-tis-function-path: expected slime_ext.tis.correct beside slime_ext.verl, got",
-        ),
-        (f"{SEED} --custom-config-path geo.yaml", "nothing would read that key"),
-        (f"{GOOD} --custom-config-path list.yaml", "slime_ext: expected a mapping, got [1]"),
-        (f"{GOOD} --eps-clip-high much", "--eps-clip-high: expected a number, got 'much'"),
-        # names that slime would pass over
-        (f"{GOOD} --custom-megatron-init-pth slime_ext.host.init", "expected --custom-megatron-init-path"),
-        (GOOD.replace("--use-tis", "--use-tsi"), "expected --use-tis, got --use-tsi"),
-        (
-            f"{GOOD} --custom-config-path misspelt.yaml",
-            "expected custom_tis_function_path, got custom_tis_fu",
-        ),
-        # functions of ours that are none, or another flag's
-        (f"{GOOD} --custom-megatron-init-path slime_ext.host.initt", "did you mean 'slime_ext.host.init'"),
-        (
-            f"{GOOD} --rollout-data-postprocess-path slime_ext.host.init",
-            "--rollout-data-postprocess-path: expected slime_ext.host.rollout_data_postprocess of slime_ext",
-        ),
-        # a mapping that slime would hand to nobody
-        ("--use-tis --custom-config-path geo.yaml", "got none: nothing would read that key"),
-        # values that are not what they look like
-        (f"{GOOD} --custom-config-path text.yaml", "--use-tis: expected true or false, got 'false'"),
-        (f"{SEED} --custom-config-path clip.yaml", "--tis-clip-low: expected a number (YAML reads 1e-4 as"),
-        (f"{SEED} --custom-config-path eps.yaml", "eps_clip_high: expected beside eps_clip, got none"),
-        (f"{SEED} --tis-clip nan", "--tis-clip: expected a number"),
-        (f"{SEED} --tis-clip-low 3 --tis-clip 2", "--tis-clip: expected more than --tis-clip-low 3.0, got"),
-    ],
-)
-def test_a_launch_script_is_checked_as_a_whole(capsys, tmp_path, more, line):
-    written(tmp_path / "geo.yaml", {"slime_ext": {"preset": "geo_rs"}})
-    written(tmp_path / "verl.yaml", {"slime_ext": {"verl": {"rollout_is": "token"}}})
-    written(tmp_path / "misspelt.yaml", {"custom_tis_functon_path": "slime_ext.tis.correct"})
-    written(tmp_path / "text.yaml", {"use_tis": "false"})
-    written(tmp_path / "clip.yaml", "tis_clip_low: 1e-3")
-    written(tmp_path / "eps.yaml", {"eps_clip": 0.3})
-    written(tmp_path / "list.yaml", {"slime_ext": [1]})
-    status, _, err = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=more)))
-    assert status == 1 and line in err
+REFUSED = [
+    (GOOD.replace("token_tis", "token_tsi"), "did you mean 'token_tis'?"),
+    (GOOD.replace("token_tis", "correct"), "slime_ext: expected a mapping in --custom-config-path"),
+    (GOOD.removeprefix("--use-tis"), "--use-tis: expected on beside --custom-tis-function-path"),
+    (f"{GOOD} --use-rollout-logprobs", "--use-rollout-logprobs: expected off beside"),
+    (f"{GOOD.replace('token_tis', 'cispo')} --use-opsm", "--use-opsm: expected off"),
+    (f"{GOOD} --custom-config-path geo.yaml", "slime_ext.preset: expected token_tis (which --custom-tis"),
+    (
+        f"{GOOD} --custom-config-path verl.yaml",
+        "--custom-tis-function-path: expected slime_ext.tis.correct beside slime_ext.verl, got",
+    ),
+    (f"{SEED} --custom-config-path geo.yaml", "nothing would read that key"),
+    (f"{GOOD} --custom-config-path list.yaml", "slime_ext: expected a mapping, got [1]"),
+    (f"{GOOD} --eps-clip-high much", "--eps-clip-high: expected a number, got 'much'"),
+    # what only the whole of the flags shows
+    (f"{GOOD} --loss-type sft_loss", "--loss-type: expected policy_loss beside --custom-tis-function-path"),
+    (f"{GOOD} --rollout-temperature 0", "--rollout-temperature: expected a number above 0, got 0.0"),
+    (f"{GOOD} --custom-config-path whole.yaml", "slime_ext.preset: expected token_tis"),
+    (f"{CORRECT} --custom-config-path whole.yaml", "--rollout-data-postprocess-path: expected slime_ext.ho"),
+    (f"{CORRECT} --custom-config-path group.yaml --normalize-advantages", "slime_ext.group: expected ignore"),
+    (f"{GOOD} --custom-config-path one.yaml", "--disable-grpo-std-normalization: expected on with --n-samp"),
+    (f"{GOOD} --custom-config-path dump.yaml", "--dump-details: expected the paths of the dumps beside it"),
+    (f"{GOOD} --use-dynamic-batch-size", "--max-tokens-per-gpu: expected a number with --use-dynamic-batch"),
+    # names that slime would pass over
+    (GOOD.replace("tis-function", "tis-funtion"), "expected --custom-tis-function-path, got --custom-tis-f"),
+    (f"{GOOD} --custom-megatron-init-pth slime_ext.host.init", "expected --custom-megatron-init-path"),
+    (GOOD.replace("--use-tis", "--use-tsi"), "expected --use-tis, got --use-tsi"),
+    (
+        f"{GOOD} --custom-config-path misspelt.yaml",
+        "expected custom_tis_function_path, got custom_tis_fu",
+    ),
+    # functions of ours that are none, or another flag's
+    (f"{GOOD} --custom-megatron-init-path slime_ext.host.initt", "did you mean 'slime_ext.host.init'"),
+    (
+        f"{GOOD} --rollout-data-postprocess-path slime_ext.host.init",
+        "--rollout-data-postprocess-path: expected slime_ext.host.rollout_data_postprocess of slime_ext",
+    ),
+    # a mapping that slime would hand to nobody
+    ("--use-tis --custom-config-path geo.yaml", "got none: nothing would read that key"),
+    # values that are not what they look like
+    (f"{GOOD} --custom-config-path text.yaml", "--use-tis: expected true or false, got 'false'"),
+    (f"{SEED} --custom-config-path clip.yaml", "--tis-clip-low: expected a number (YAML reads 1e-4 as"),
+    (f"{SEED} --custom-config-path eps.yaml", "eps_clip_high: expected beside eps_clip, got none"),
+    (f"{SEED} --tis-clip nan", "--tis-clip: expected a number"),
+    (f"{SEED} --tis-clip-low 3 --tis-clip 2", "--tis-clip: expected more than --tis-clip-low 3.0, got"),
+]
 
 
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        (b"", "expected a mapping, got NoneType"),
-        (b"\x00", "expected YAML, got an error at it: special characters are not allowed"),
-        (b"\xff", "expected text in UTF-8, got invalid start byte at 0"),
-        (b"a: [", "expected YAML, got an error at line 1"),
-        (b"1: 2", "expected names as keys, got 1"),
-        (b"slime_ext: {guards: {1: {min: 0}}}", "slime_ext.guards: unknown metric '1'"),
-    ],
-)
-def test_a_file_that_is_none_is_one_line(capsys, tmp_path, content, line):
+def test_a_launch_script_is_checked_as_a_whole(capsys, tmp_path):
+    for name, content in {
+        "geo": {"slime_ext": {"preset": "geo_rs"}},
+        "verl": {"slime_ext": {"verl": {"rollout_is": "token"}}},
+        "whole": {"slime_ext": {"preset": "m2"}},
+        "group": {"rollout_data_postprocess_path": "slime_ext.host.rollout_data_postprocess",
+                  "get_mismatch_metrics": True, "slime_ext": {"preset": "geo_rs", "group": "rebaseline"}},
+        "one": {"n_samples_per_prompt": 1, "num_steps_per_rollout": 1, "global_batch_size": 32},
+        "dump": {"dump_details": "/tmp/x"},
+        "misspelt": {"custom_tis_functon_path": "slime_ext.tis.correct"},
+        "text": {"use_tis": "false"},
+        "clip": "tis_clip_low: 1e-3",
+        "eps": {"eps_clip": 0.3},
+        "list": {"slime_ext": [1]},
+    }.items():  # fmt: skip
+        written(tmp_path / f"{name}.yaml", content)
+    for more, line in REFUSED:
+        status, _, err = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=more)))
+        assert status == 1 and line in err, (more, err)
+
+
+def test_what_only_a_shell_knows_is_not_judged(capsys, tmp_path):
+    more = f"{GOOD} --use-dynamic-batch-size --max-tokens-per-gpu $MAX --loss-type $LOSS --kl-coef $A"
+    status, out, err = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=more)))
+    assert (status, err) == (0, "") and out.rstrip().endswith("ok")
+
+
+def test_a_launch_without_ours_gets_the_flags_to_paste(capsys, tmp_path):
+    launch = written(tmp_path / "run.sh", SCRIPT.format(more="") + "python3 train.py ${ARGS[@]}")
+    status, out, _ = run(capsys, "check", launch)
+    flags = [line.strip() for line in out.splitlines() if line.strip().startswith("--custom")]
+    assert status == 0 and "not used by this launch" in out and not out.rstrip().endswith("ok")
+    assert flags[:2] == ["--custom-tis-function-path slime_ext.tis.metrics_only",
+                         "--custom-megatron-init-path slime_ext.host.init"]  # fmt: skip
+    for switch in ("--get-mismatch-metrics", "--use-tis"):
+        pasted = [line.removeprefix("first").removeprefix("then").strip() for line in out.splitlines()]
+        begin = pasted.index(switch)
+        more = " ".join(pasted[begin : begin + 3])
+        status, said, _ = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=more)))
+        assert status == 0 and said.rstrip().endswith("ok") and "note" not in said
+    own = "--use-tis --custom-tis-function-path examples.mis.weights"
+    _, out, _ = run(capsys, "check", written(tmp_path / "run.sh", f"python3 train.py {own}"))
+    assert "add these flags in place of examples.mis.weights" in out
+    _, out, _ = run(capsys, "check", written(tmp_path / "run.sh", "python3 train.py --loss-type sft_loss"))
+    assert "nothing for it in this launch" in out and "note" in out and "--custom-megatron" not in out
+
+
+def test_a_file_that_is_none_is_one_line(capsys, tmp_path):
     path = tmp_path / "c.yaml"
-    path.write_bytes(content)
-    status, _, err = run(capsys, "check", path)
-    assert status == 1 and line in err and err.count("\n") == 1
-
-
-def test_an_empty_script_names_nothing(capsys, tmp_path):
-    status, _, err = run(capsys, "check", written(tmp_path / "run.sh", ""))
-    assert status == 1 and "got nothing: nothing of slime_ext would run" in err
+    for content, line in {
+        b"": "expected a mapping, got NoneType",
+        b"\x00": "expected YAML, got an error at it: special characters are not allowed",
+        b"\xff": "expected text in UTF-8, got invalid start byte at 0",
+        b"a: [": "expected YAML, got an error at line 1",
+        b"1: 2": "expected names as keys, got 1",
+        b"slime_ext: {guards: {1: {min: 0}}}": "slime_ext.guards: unknown metric '1'",
+        b"lr: 1": "expected the key slime_ext, got none",
+        b'slime_ext: {preset: "a\\x1b[31m\\nb"}': "got 'a\\x1b[31m\\nb'",
+    }.items():
+        path.write_bytes(content)
+        status, _, err = run(capsys, "check", path)
+        assert status == 1 and line in err and err.count("\n") == 1
 
 
 def test_a_right_launch_script_passes(capsys, tmp_path):
@@ -135,7 +173,7 @@ def test_a_right_launch_script_passes(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("more", "formula", "noted"),
     [
-        ("", "weight clip(proximal / behavior, --tis-clip-low, --tis-clip) per token", False),
+        ("", "weight clip(proximal / behavior, 0, 2) per token", False),
         ("--tis-clip-low 0.5 --tis-clip 3", "weight clip(proximal / behavior, 0.5, 3) per token", False),
         ("--eps-clip 0.1", "weight clip(target / behavior, 1 - 0.1, 1 + 0.1) per token", True),
     ],

@@ -156,3 +156,13 @@ def test_a_named_folder_without_slime_is_a_mistake(capsys, tmp_path):
     assert cli.main(["doctor", "--slime-dir", str(tmp_path)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"slime-ext: --slime-dir {tmp_path}: expected a checkout of slime")
+
+
+def test_a_launch_that_start_up_refuses_is_wrong(capsys, tmp_path):
+    flags = "--use-tis --custom-tis-function-path slime_ext.tis.token_tis"
+    path = tmp_path / "run.sh"
+    for more, line in (("--rollout-temperature 0", "--rollout-temperature: expected a number above 0"),
+                       ("--loss-type sft_loss", "--loss-type: expected policy_loss")):  # fmt: skip
+        path.write_text(f"python3 train.py {flags} {more}")
+        assert cli.main(["doctor", str(path)]) == 1
+        assert line in capsys.readouterr().out

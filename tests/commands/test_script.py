@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.commands.test_commands import GOOD, run, written
 
 UNDERSCORES = "--use-tis --custom_tis_function_path slime_ext.tis.token_tis"
 INIT = "--custom-megatron-init-path slime_ext.host.init"
 
 
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        (UNDERSCORES, "expected --custom-tis-function-path, got --custom_tis_function_path"),
-        (f"{GOOD} {INIT.replace('init-path', 'init_path')}", "expected --custom-megatron-init-path, got"),
-        (f"{GOOD} --eps_clip 0.1", "expected --eps-clip, got --eps_clip"),
-        (GOOD.replace("use-tis", "use_tis"), "expected --use-tis, got --use_tis"),
-    ],
-)
-def test_a_flag_counts_in_its_own_spelling_alone(capsys, tmp_path, flags, line):
-    status, out, err = run(capsys, "check", written(tmp_path / "run.sh", f"python3 train.py {flags}"))
-    assert (status, out) == (1, "") and line in err
+def test_a_flag_counts_in_its_own_spelling_alone(capsys, tmp_path):
+    for flags, line in {
+        UNDERSCORES: "expected --custom-tis-function-path, got --custom_tis_function_path",
+        f"{GOOD} {INIT.replace('init-path', 'init_path')}": "expected --custom-megatron-init-path, got",
+        f"{GOOD} --eps_clip 0.1": "expected --eps-clip, got --eps_clip",
+        GOOD.replace("use-tis", "use_tis"): "expected --use-tis, got --use_tis",
+    }.items():
+        status, out, err = run(capsys, "check", written(tmp_path / "run.sh", f"python3 train.py {flags}"))
+        assert (status, out) == (1, "") and line in err
 
 
-@pytest.mark.parametrize("key", ["use_tis", "custom_tis_function_path", "custom_megatron_init_path"])
-def test_a_key_counts_in_its_own_spelling_alone(capsys, tmp_path, key):
+def test_a_key_counts_in_its_own_spelling_alone(capsys, tmp_path):
     values = {"use_tis": True, "custom_tis_function_path": "slime_ext.tis.correct"}
     values |= {"custom_megatron_init_path": "slime_ext.host.init", "slime_ext": {"preset": "geo_rs"}}
-    dashed = {k.replace("_", "-") if k == key else k: v for k, v in values.items()}
-    status, _, err = run(capsys, "check", written(tmp_path / "c.yaml", dashed))
-    assert status == 1 and f"expected {key}, got {key.replace('_', '-')}" in err
+    for key in ("use_tis", "custom_tis_function_path", "custom_megatron_init_path"):
+        dashed = {k.replace("_", "-") if k == key else k: v for k, v in values.items()}
+        status, _, err = run(capsys, "check", written(tmp_path / "c.yaml", dashed))
+        assert status == 1 and f"expected {key}, got {key.replace('_', '-')}" in err
 
 
 UNUSED = {
@@ -41,11 +36,11 @@ UNUSED = {
 }
 
 
-@pytest.mark.parametrize("name", UNUSED)
-def test_flags_of_an_array_that_no_launch_looks_at_are_refused(capsys, tmp_path, name):
-    status, _, err = run(capsys, "check", written(tmp_path / "run.sh", UNUSED[name]))
+def test_flags_of_an_array_that_no_launch_looks_at_are_refused(capsys, tmp_path):
     line = 'CORR: expected "${CORR[@]}" in the launch, got none: its flags reach nothing'
-    assert status == 1 and line in err
+    for name, text in UNUSED.items():
+        status, _, err = run(capsys, "check", written(tmp_path / "run.sh", text))
+        assert status == 1 and line in err, name
 
 
 USED = {
@@ -64,22 +59,23 @@ USED = {
 }
 
 
-@pytest.mark.parametrize("name", USED)
-def test_flags_are_found_wherever_a_shell_finds_them(capsys, tmp_path, name):
-    status, out, err = run(capsys, "check", written(tmp_path / "run.sh", USED[name]))
-    assert (status, err) == (0, "") and "truncate(high 2)" in out
+def test_flags_are_found_wherever_a_shell_finds_them(capsys, tmp_path):
+    for name, text in USED.items():
+        status, out, err = run(capsys, "check", written(tmp_path / "run.sh", text))
+        assert (status, err) == (0, "") and "truncate(high 2)" in out, name
 
 
-@pytest.mark.parametrize("line", ["echo {}", "  printf '%s\\n' {}", "echo \\\n  {}"])
-def test_what_a_script_only_says_does_not_count(capsys, tmp_path, line):
-    text = line.format(GOOD) + "\npython3 train.py --lr 1"
-    status, _, err = run(capsys, "check", written(tmp_path / "run.sh", text))
-    assert status == 1 and "nothing of slime_ext would run" in err
+def test_what_a_script_only_says_does_not_count(capsys, tmp_path):
+    for line in ("echo {}", "  printf '%s\\n' {}", "echo \\\n  {}"):
+        text = line.format(GOOD) + "\npython3 train.py --lr 1"
+        status, out, _ = run(capsys, "check", written(tmp_path / "run.sh", text))
+        assert status == 0 and "not used by this launch" in out, line
 
 
-@pytest.mark.parametrize("line", ["echo on && python3 train.py {}", "echo python3 train.py {} | bash"])
-def test_what_a_script_says_to_somebody_counts(capsys, tmp_path, line):
-    assert run(capsys, "check", written(tmp_path / "run.sh", line.format(GOOD)))[0] == 0
+def test_what_a_script_says_to_somebody_counts(capsys, tmp_path):
+    for line in ("echo on && python3 train.py {}", "echo python3 train.py {} | bash"):
+        status, out, _ = run(capsys, "check", written(tmp_path / "run.sh", line.format(GOOD)))
+        assert status == 0 and "truncate(high 2)" in out, line
 
 
 FOLLOWED = {
@@ -91,48 +87,55 @@ FOLLOWED = {
 CORRECT = "--use-tis --custom-tis-function-path slime_ext.tis.correct"
 
 
-@pytest.mark.parametrize("name", FOLLOWED)
-def test_defaults_of_variables_are_followed(capsys, tmp_path, name):
+def test_defaults_of_variables_are_followed(capsys, tmp_path):
     (tmp_path / "sub").mkdir()
     written(tmp_path / "sub/c.yaml", {"slime_ext": {"preset": "geo_rs"}})
-    status, out, err = run(capsys, "check", written(tmp_path / "run.sh", f"{FOLLOWED[name]} {CORRECT}"))
-    assert (status, err) == (0, "") and "preset" in out
+    for name, text in FOLLOWED.items():
+        status, out, err = run(capsys, "check", written(tmp_path / "run.sh", f"{text} {CORRECT}"))
+        assert (status, err) == (0, "") and "preset" in out, name
 
 
-@pytest.mark.parametrize("path", ["$(pwd)/c.yaml", "$UNKNOWN/c.yaml", "`pwd`/c.yaml"])
-def test_a_path_that_only_a_shell_knows_is_said_to_be_one(capsys, tmp_path, path):
-    text = f'train.py {CORRECT} --custom-config-path "{path}"'
-    status, _, err = run(capsys, "check", written(tmp_path / "run.sh", text))
-    line = f"run.sh: --custom-config-path: expected a path that the script itself says, got '{path}': "
-    assert status == 1 and line in err
+def test_a_path_that_only_a_shell_knows_is_said_to_be_one(capsys, tmp_path):
+    for path in ("$(pwd)/c.yaml", "$UNKNOWN/c.yaml", "`pwd`/c.yaml"):
+        text = f'train.py {CORRECT} --custom-config-path "{path}"'
+        status, _, err = run(capsys, "check", written(tmp_path / "run.sh", text))
+        line = f"run.sh: --custom-config-path: expected a path that the script itself says, got '{path}': "
+        assert status == 1 and line in err
 
 
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        (f'train.py --note "a # b" {GOOD}', 0),
-        (f"train.py --note 'a # b' {GOOD}  # it's on", 0),
-        (f"train.py --note a # {GOOD}", 1),
-        (f'NOTE="a # b"\ntrain.py --note "$NOTE" {GOOD}', 0),
-        (f"train.py \\\n  # {GOOD} \\\n {GOOD}", 1),
-    ],
-)
-def test_a_number_sign_in_quotes_is_no_comment(capsys, tmp_path, text, status):
-    assert run(capsys, "check", written(tmp_path / "run.sh", text))[0] == status
+def test_a_number_sign_in_quotes_is_no_comment(capsys, tmp_path):
+    for text, is_used in {
+        f'train.py --note "a # b" {GOOD}': True,
+        f"train.py --note 'a # b' {GOOD}  # it's on": True,
+        f"train.py --note a # {GOOD}": False,
+        f'NOTE="a # b"\ntrain.py --note "$NOTE" {GOOD}': True,
+        f"train.py \\\n  # {GOOD} \\\n {GOOD}": False,
+    }.items():
+        status, out, _ = run(capsys, "check", written(tmp_path / "run.sh", text))
+        assert status == 0 and ("truncate(high 2)" in out) is is_used, text
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("run.slurm", "#!/bin/bash\n#SBATCH --nodes=4\ntrain.py {}"),
-        ("run.sbatch", "train.py {}"),
-        ("run.zsh", "train.py {}"),
-        ("run.job", "#!/usr/bin/env bash\ntrain.py {}"),
-    ],
-)
-def test_a_script_is_known_by_its_name_or_its_first_line(capsys, tmp_path, name, text):
-    status, out, err = run(capsys, "check", written(tmp_path / name, text.format(GOOD)))
-    assert (status, err) == (0, "") and "truncate(high 2)" in out
+def test_a_sourced_file_and_a_branch_are_followed(capsys, tmp_path):
+    (tmp_path / "models").mkdir()
+    written(tmp_path / "models/m.sh", f"MODEL_ARGS=(--num-layers 2 {GOOD})")
+    source = 'HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"\n'
+    source += 'source "${HERE}/models/m.sh"\npython3 train.py --eval-top-p 1 ${MODEL_ARGS[@]}'
+    assert "truncate(high 2)" in run(capsys, "check", written(tmp_path / "run.sh", source))[1]
+    branch = f"if [ 0 -eq 1 ]; then\n  A=({GOOD})\nelse\n  A=(--lr 1)\nfi\npython3 train.py ${{A[@]}}"
+    assert "not used" in run(capsys, "check", written(tmp_path / "run.sh", branch))[1]
+    elsewhere = source.replace("models/m.sh", "models/none.sh") + f" {GOOD}"
+    assert "truncate(high 2)" in run(capsys, "check", written(tmp_path / "run.sh", elsewhere))[1]
+
+
+def test_a_script_is_known_by_its_name_or_its_first_line(capsys, tmp_path):
+    for name, text in {
+        "run.slurm": "#!/bin/bash\n#SBATCH --nodes=4\ntrain.py {}",
+        "run.sbatch": "train.py {}",
+        "run.zsh": "train.py {}",
+        "run.job": "#!/usr/bin/env bash\ntrain.py {}",
+    }.items():
+        status, out, err = run(capsys, "check", written(tmp_path / name, text.format(GOOD)))
+        assert (status, err) == (0, "") and "truncate(high 2)" in out, name
 
 
 def test_a_yaml_file_by_another_name_is_none(capsys, tmp_path):

@@ -99,71 +99,63 @@ MIS = [
 ]
 
 
-def some_fast(configs):
-    """Every third in the fast tests."""
-    return [c if i % 3 == 0 else pytest.param(c, marks=pytest.mark.slow) for i, c in enumerate(configs)]
-
-
 def numbers(config):
     """The transcriptions take numbers as numbers; thresholds of verl's today stay text."""
     texts = {"rs_upper_bound", "rollout_token_veto_threshold"}
     return {k: float(v) if k in texts and v is not None else v for k, v in config.items()}
 
 
-@pytest.mark.parametrize("config", some_fast(HEAD), ids=str)
-def test_verl_of_today(config):
+def of_verl(config):
     compare({"verl": config}, lambda rows: oracle_verl.head(rows, **config))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("config", PR3984, ids=str)
-def test_verl_pr_3984(config):
-    compare({"verl": config}, lambda rows: oracle_verl.pr3984(rows, **numbers(config)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("config", FLAT, ids=str)
-def test_verl_before_pr_3984(config):
-    compare({"verl": config}, lambda rows: oracle_verl.flat(rows, **config))
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"bypass_mode": True, "loss_type": "reinforce", "rollout_is": "sequence"},
-        {"bypass_mode": True, "loss_type": "reinforce", **HEAD[6]},
-        {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": True, **PR3984[-4]},
-    ],
-    ids=str,
-)
-def test_verl_without_a_proximal_policy_weighs_by_the_target(config):
-    transcription = oracle_verl.head if "bypass_mode" in config else oracle_verl.pr3984
-    compare({"verl": config}, lambda rows: transcription(rows, **config), numerator="target")
-
-
-@pytest.mark.parametrize("config", some_fast(SKYRL), ids=str)
-def test_skyrl(config):
+def of_skyrl(config):
     compare({"skyrl": config}, lambda rows: oracle_skyrl.correct(rows, **config))
 
 
+def test_verl_of_today_and_skyrl():
+    for config in HEAD[::3]:
+        of_verl(config)
+    for config in SKYRL[::3]:
+        of_skyrl(config)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("config", MIS, ids=str)
-def test_slime_mis(config):
-    compare({"slime_mis": config}, lambda rows: oracle_slime_mis.correct(rows, **numbers(config)))
+def test_verl_of_today_and_skyrl_in_full():
+    for config in HEAD:
+        of_verl(config)
+    for config in SKYRL:
+        of_skyrl(config)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("cap", [1.5, 5.0])
-def test_fireworks_pr_169(level, cap):
-    compare(
-        {"fireworks": {"tis_cap": cap, "tis_level": level}},
-        lambda rows: oracle_fireworks.weights(rows, cap, level),
-    )
+@pytest.mark.slow
+def test_verl_pr_3984_and_before():
+    for config in PR3984:
+        compare({"verl": config}, lambda rows, c=config: oracle_verl.pr3984(rows, **numbers(c)))
+    for config in FLAT:
+        compare({"verl": config}, lambda rows, c=config: oracle_verl.flat(rows, **c))
 
 
-@pytest.mark.parametrize(("level", "icepop"), [("token", None), ("token", 2.0), ("sequence", None)])
-def test_fireworks_of_today(level, icepop):
-    compare(
-        {"fireworks": {"cap": 5.0, "level": level, "icepop_threshold": icepop}},
-        lambda rows: oracle_fireworks.weights(rows, 5.0, level, icepop),
-    )
+def test_verl_without_a_proximal_policy_weighs_by_the_target():
+    for config in (
+        {"bypass_mode": True, "loss_type": "reinforce", "rollout_is": "sequence"},
+        {"bypass_mode": True, "loss_type": "reinforce", **HEAD[6]},
+        {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": True, **PR3984[-4]},
+    ):
+        transcription = oracle_verl.head if "bypass_mode" in config else oracle_verl.pr3984
+        compare({"verl": config}, lambda rows, t=transcription, c=config: t(rows, **c), numerator="target")
+
+
+@pytest.mark.slow
+def test_slime_mis():
+    for config in MIS:
+        compare({"slime_mis": config}, lambda rows, c=config: oracle_slime_mis.correct(rows, **numbers(c)))
+
+
+def test_fireworks_pr_169_and_of_today():
+    for level, cap in itertools.product(("token", "sequence"), (1.5, 5.0)):
+        block = {"fireworks": {"tis_cap": cap, "tis_level": level}}
+        compare(block, lambda rows, cap=cap, at=level: oracle_fireworks.weights(rows, cap, at))
+    for level, icepop in (("token", None), ("token", 2.0), ("sequence", None)):
+        block = {"fireworks": {"cap": 5.0, "level": level, "icepop_threshold": icepop}}
+        compare(block, lambda rows, at=level, band=icepop: oracle_fireworks.weights(rows, 5.0, at, band))

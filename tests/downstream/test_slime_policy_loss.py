@@ -51,13 +51,13 @@ SLIME_ONLY = {
 def every_variant(folder, layout):
     """Of each variant on this rank: (loss, gradient, metrics, tokens) of ours and of slime's."""
     sys.path.insert(0, folder)
+    parallel.initialize(arguments(layout, dtype=torch.float32))
     return {name: both(layout, more) for name, more in VARIANTS.items()}
 
 
 def both(layout, more):
     args = arguments(layout, dtype=torch.float32, **more)
     vars(args).update(SLIME_ONLY)
-    parallel.initialize(args)
     samples, cp, tp = rollout(8), parallel.cp_group(), parallel.tp_group()
     batch = pack_micro_batch(samples, Layout(cp_rank=cp.rank(), cp_size=cp.size()))
     generator = torch.Generator().manual_seed(cp.rank())

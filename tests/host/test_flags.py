@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
 
+from slime_ext.config import rules as config_rules
 from slime_ext.errors import ConfigError
-from slime_ext.host.flags import check_command_line, check_flags
+from slime_ext.host import flags as host_flags
+from slime_ext.host.flags import (
+    ARGUMENTS,
+    HOOK,
+    Rule,
+    as_parsed,
+    check_command_line,
+    check_flags,
+)
 
 VANILLA, ICEPOP, OFF_POLICY = (
     {"use_tis": True, "custom_tis_function_path": f"slime_ext.tis.{name}_function"}
@@ -116,3 +128,57 @@ def test_flags_that_are_none_of_ours_misspelt():
     args = SimpleNamespace(custom_agent_function_path=None, use_tis=True)
     words = "--custom-agent-function-path a.b --use-ti --custom-tis-function -x custom_tis_functio --use-gin"
     check_command_line(["train.py", *words.split()], args)
+
+
+def names_read(source):
+    """Names of arguments that rules read: a.name, getattr(args, "name"), _on(args, "name") and {a.name}."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "a":
+            yield node.attr
+        if isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+            of_args = isinstance(node.args[0], ast.Name) and node.args[0].id in ("args", "a")
+            yield from [node.args[1].value] if of_args and node.func.id in ("getattr", "_on") else []
+    yield from re.findall(r"\{a\.(\w+)\}", source)
+
+
+def test_the_list_has_every_name_that_a_rule_reads():
+    source = inspect.getsource(host_flags) + inspect.getsource(config_rules)
+    read = {*names_read(source), *config_rules.BASELINE, "eps_clip", "eps_clip_high"}
+    assert len(read) > 40 and read <= ARGUMENTS.keys()
+    assert "unlisted" in names_read("Rule('', lambda a: a.unlisted)")
+
+
+def test_a_rule_that_reads_a_name_outside_the_list_fails():
+    with pytest.raises(KeyError, match="ARGUMENTS: expected unlisted, which a rule reads, got none: add it"):
+        check_flags(SimpleNamespace(), (Rule("never", lambda a: a.use_tis or a.unlisted),))
+
+
+def test_a_rule_that_reads_what_is_not_known_is_left_out():
+    args = SimpleNamespace(use_tis=True, use_rollout_logprobs=True)
+    with pytest.raises(ConfigError, match="--use-rollout-logprobs: expected off beside --use-tis"):
+        check_flags(args, HOOK)
+    check_flags(args, HOOK, unknown={"use_rollout_logprobs", "custom_tis_function_path"})
+
+
+def test_what_slime_derives_from_other_flags():
+    for flags, unknown, name, value in (
+        ({"eps_clip": 0.3}, (), "eps_clip_high", 0.3),
+        ({"eps_clip": 0.3, "eps_clip_high": 0.4}, (), "eps_clip_high", 0.4),
+        ({}, ("eps_clip",), "eps_clip_high", None),
+        ({"advantage_estimator": "ppo"}, (), "use_critic", True),
+        ({"n_samples_per_prompt": 8}, (), "grpo_std_normalization", True),
+        ({}, (), "grpo_std_normalization", False),
+        ({"rollout_batch_size": 32}, (), "over_sampling_batch_size", 32),
+        ({"use_rollout_routing_replay": True}, (), "use_routing_replay", True),
+        ({"load_debug_rollout_data": "x"}, (), "debug_train_only", True),
+        ({"dump_details": "/d"}, (), "save_debug_train_data", "/d/train_data/{rollout_id}.pt"),
+        (
+            {"rollout_batch_size": 32, "n_samples_per_prompt": 8, "num_steps_per_rollout": 4},
+            (),
+            "global_batch_size",
+            64,
+        ),
+        ({"num_steps_per_rollout": 4}, ("rollout_batch_size",), "global_batch_size", None),
+        ({"eval_interval": 5, "eval_prompt_data": "x"}, (), "eval_datasets", ["eval_prompt_data"]),
+    ):
+        assert as_parsed(flags, unknown).get(name) == value, (flags, name)

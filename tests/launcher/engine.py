@@ -63,21 +63,41 @@ def tiny_engine(directory: Path, **options: object) -> EngineProcess:
     python = sglang_python()
     if python is None:
         pytest.skip("no SGLang environment: set SLIME_EXT_SGLANG_PYTHON")
-    sizes = {"context_length": 512, "max_total_tokens": 8192, "mem_fraction": 0.1, "seed": 0}
+    sizes = {
+        "context-length": 512,
+        "max-total-tokens": 8192,
+        "mem-fraction-static": 0.1,
+        "random-seed": 0,
+        "dtype": "float32",
+    }
     model = directory / "model"
     if not model.exists():
         make_tiny_qwen3(model)
-    return EngineProcess(model, python=python, log_path=directory / "sglang.log", **{**sizes, **options})
+    return EngineProcess(model, python=python, log_path=directory / "sglang.log", flags=sizes, **options)
+
+
+def started(engine: EngineProcess) -> EngineProcess:
+    """Launches a server and waits until it answers.
+
+    Raises:
+        EngineError: it ended before.
+    """
+    engine.launch()
+    while not engine.ready.wait(0.1):
+        if engine.failure is not None:
+            engine.stop()
+            raise engine.failure
+    return engine
 
 
 @functools.cache
 def shared_engine() -> EngineProcess:
     """The server that all tests of this process share; started at the first call, stopped at exit."""
     scratch = tempfile.TemporaryDirectory(prefix="slime-ext-test-")
-    engine = tiny_engine(Path(scratch.name)).start()
+    engine = tiny_engine(Path(scratch.name), max_restarts=10)
     atexit.register(scratch.cleanup)
     atexit.register(engine.stop)
-    return engine.supervise(max_restarts=10)
+    return started(engine)
 
 
 @pytest.fixture

@@ -11,11 +11,13 @@ import pytest
 import yaml
 
 from slime_ext.errors import ConfigError
-from slime_ext.launcher.arguments import elsewhere, parse_args
+from slime_ext.launcher.arguments import parse_args
 from slime_ext.launcher.arguments.parser import FLAGS
 
 REPOSITORY = Path(__file__).parents[2]
-NEEDED = shlex.split("--hf-checkpoint m --prompt-data p --rollout-batch-size 4 --rollout-max-response-len 5")
+NEEDED = shlex.split(
+    "--hf-checkpoint m --prompt-data p --num-rollout 2 --rollout-batch-size 4 --rollout-max-response-len 5"
+)
 
 # flag: default, as in slime's arguments.py at 624b824 and in Megatron's
 HOST_DEFAULTS = {
@@ -35,7 +37,6 @@ HOST_DEFAULTS = {
     "adam_beta2": 0.999,
     "adam_eps": 1e-8,
     "weight_decay": 0.01,
-    "metadata_key": "metadata",
     "micro_batch_size": 1,
     "n_samples_per_eval_prompt": 1,
     "n_samples_per_prompt": 1,
@@ -78,11 +79,6 @@ def test_no_flag_twice():
     assert len({flag.name for flag in FLAGS}) == len({flag.dest for flag in FLAGS}) == len(FLAGS)
 
 
-def test_a_flag_is_either_implemented_or_not():
-    ours = {flag.name.removeprefix("--") for flag in FLAGS}
-    assert not ours & (elsewhere.REFUSED | elsewhere.NO_EFFECT | set(elsewhere.FIXED))
-
-
 def test_arguments_need_no_torch():
     code = "import sys; from slime_ext.launcher.arguments import parse_args; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
@@ -93,24 +89,29 @@ def test_arguments_need_no_torch():
     [
         ("--clip-gradd 1", "did you mean '--clip-grad'?"),
         ("--eps-clipp 1", "did you mean '--eps-clip'?"),
-        ("--use-kl-loss", "that only slime does"),
-        ("--moe-grouped-gemm", "that only Megatron does"),
-        ("--optimizer sgd", "--optimizer: expected adam, got sgd"),
-        ("--kl-loss-coef 0.1", "--kl-loss-coef: expected 0.0, got 0.1"),
-        ("--attention-dropout", "expected 0.0, got nothing"),
-        ("--lr much", "--lr: expected a number, got 'much'"),
+        ("--use-kl-loss", "--use-kl-loss: expected a flag of this launcher, got another"),
+        ("--moe-grouped-gemm", "--help` names what this launcher implements"),
+        ("--lr much", "--lr: expected a valid number, got 'much'"),
         ("--lr nan", "--lr: expected a finite number"),
-        ("--seed 1.5", "--seed: expected an integer, got '1.5'"),
-        ("--advantage-estimator ppo", "exists in slime but not in this launcher"),
-        ("--policy-loss ppo_clipp", "did you mean 'ppo_clip'?"),
-        ("--roll 3", "expected a known flag"),
+        ("--lr -1", "--lr: expected a number greater than or equal to 0, got '-1'"),
+        ("--seed 1.5", "--seed: expected a valid integer, got '1.5'"),
+        ("--seed -1", "--seed: expected a number greater than or equal to 0, got '-1'"),
+        ("--rollout-seed 99999999999", "--rollout-seed: expected a number less than 4294967296"),
+        ("--advantage-estimator ppo", "--advantage-estimator: expected 'grpo', 'gspo' or 'cispo', got 'ppo'"),
+        ("--lr-decay-style cosinus", "did you mean 'cosine'?"),
+        ("--roll 3", "expected a flag of this launcher"),
         ("stray", "got 'stray'"),
+        ("--rollout-temperature 0", "--rollout-temperature: expected a number greater than 0, got '0'"),
+        ("--rollout-top-k -2", "--rollout-top-k: expected a number greater than or equal to -1, got '-2'"),
+        ("--eps-clip 1.1", "--eps-clip: expected a number less than or equal to 1"),
+        ("--run-name ''", "--run-name: expected some text, got ''"),
+        ("--use-tis --custom-tis-function-path ''", "--custom-tis-function-path: expected some text"),
         ("--num-steps-per-rollout 3", "divisor of the 4 samples"),
-        ("--n-samples-per-prompt 0", "--n-samples-per-prompt: expected at least 1, got 0"),
-        ("--rollout-batch-size -2 --n-samples-per-prompt -2", "--rollout-batch-size: expected at least 1"),
+        ("--n-samples-per-prompt 0", "--n-samples-per-prompt: expected a number greater than or equal to 1"),
         ("--global-batch-size 3", "divisor of the 4 samples"),
         ("--num-steps-per-rollout 2 --global-batch-size 4", "--global-batch-size: expected 2"),
-        ("--context-parallel-size 0", "--context-parallel-size: expected at least 1"),
+        ("--context-parallel-size 0", "--context-parallel-size: expected a number greater"),
+        ("--tensor-model-parallel-size 2 --actor-num-gpus-per-node 3", "expected a multiple of 2"),
         ("--eval-prompt-data a b c", "expected pairs of name and path"),
         ("--run-name a/b", "--run-name: expected one name"),
     ],
@@ -131,15 +132,6 @@ def test_a_needed_flag_is_named(flag):
         parse_args(NEEDED[:at] + NEEDED[at + 2 :])
 
 
-def test_placement_flags_are_accepted_with_a_note():
-    args = parse(
-        "--colocate --rollout-num-gpus 8 --attention-backend flash --no-offload-train --attention-dropout 0.0"
-    )
-    assert args.notes == [
-        "--colocate, --rollout-num-gpus, --attention-backend, --no-offload-train: no effect here"
-    ]
-
-
 @pytest.mark.parametrize(
     ("line", "name", "value"),
     [
@@ -151,9 +143,6 @@ def test_placement_flags_are_accepted_with_a_note():
         ("", "grpo_std_normalization", False),
         ("--n-samples-per-prompt 2", "grpo_std_normalization", True),
         ("--n-samples-per-prompt 2 --disable-grpo-std-normalization", "grpo_std_normalization", False),
-        ("--advantage-estimator cispo --eps-clip 1", "policy_loss", "cispo"),
-        ("--advantage-estimator grpo --policy-loss sapo", "policy_loss", "sapo"),
-        ("--eps-clip-c 3", "policy_loss", "dual_clip"),
         ("--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2", "world_size", 4),
         ("--tensor-model-parallel-size 2 --actor-num-gpus-per-node 8", "data_parallel_size", 4),
         ("--bf16", "sglang_dtype", "bfloat16"),
@@ -161,7 +150,7 @@ def test_placement_flags_are_accepted_with_a_note():
         ("--rollout-temperature 0.7", "eval_temperature", 0.7),
         ("--eval-prompt-data a b c d", "eval_datasets", [("a", "b"), ("c", "d")]),
         ("--use-tis", "custom_tis_function_path", "slime_ext.tis.vanilla_tis_function"),
-        ("--dump-details d", "save_debug_rollout_data", "d/rollout_data/{rollout_id}.pt"),
+        ("--run-name a", "save_debug_rollout_data", "runs/a/rollout_data/{rollout_id}.pt"),
         ("--no-dump-details", "save_debug_train_data", None),
         ("--rollout-stop-token-ids 2 -1", "rollout_stop_token_ids", [2, -1]),
     ],
@@ -175,12 +164,12 @@ def test_a_config_file_equals_its_flags(tmp_path):
     file.write_text(
         "lr: 1e-4\nuse_tis: true\nget-mismatch-metrics: false\ngrpo_std_normalization: false\n"
         "rollout_top_k: -1\n"
-        "n_samples_per_prompt: 4\neval_prompt_data: [a, b]\nrollout_stop_token_ids: 2\ncolocate: true\n"
+        "n_samples_per_prompt: 4\neval_prompt_data: [a, b]\nrollout_stop_token_ids: 2\n"
         "disable_rewards_normalization: true\nrun_name: r\n"
     )
     line = (
         "--lr 1e-4 --use-tis --disable-grpo-std-normalization --rollout-top-k -1 --n-samples-per-prompt 4 "
-        "--eval-prompt-data a b --rollout-stop-token-ids 2 --colocate "
+        "--eval-prompt-data a b --rollout-stop-token-ids 2 "
         "--disable-rewards-normalization --run-name r"
     )
     assert resolved(parse(f"--config {file}")) == resolved(parse(line))
@@ -207,10 +196,11 @@ def test_the_command_line_wins_over_the_config_file(tmp_path):
     ("text", "said"),
     [
         ("clip_gradd: 1", "did you mean 'clip_grad'?"),
-        ("use_kl_loss: true", "got one that it does not"),
-        ("use_tis: 1", "expected true or false, got 1"),
-        ("lr: [1, 2]", "expected one value"),
-        ("seed: 1.5", "--seed: expected an integer"),
+        ("use_kl_loss: true", "use_kl_loss: expected a flag of this launcher, got another"),
+        ("use_tis: 1", "use_tis: expected a valid boolean, got 1"),
+        ("lr: [1, 2]", "lr: expected a valid number, got [1, 2]"),
+        ("seed: 1.5", "seed: expected a valid integer"),
+        ("seed: true", "seed: expected a valid integer, got True"),
         ("- lr", "expected a mapping"),
         ("a: [", "expected YAML, got an error at line"),
         ("lr: 1\nseed: 2\nlr: 3", "expected each key once, got 'lr' twice"),
@@ -224,7 +214,7 @@ def test_a_wrong_config_file_is_one_line(tmp_path, text, said):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("value", ["1" + "0" * 400, ".nan", "-.inf"])
+@pytest.mark.parametrize("value", [".nan", "-.inf"])
 def test_a_number_of_a_custom_config_is_finite(tmp_path, value):
     (tmp_path / "c.yaml").write_text(f"tis_clip: {value}\n")
     with pytest.raises(ConfigError, match="tis_clip: expected a finite number, got"):
@@ -248,14 +238,14 @@ def test_a_custom_config_goes_over_flags_as_in_slime(tmp_path):
         ("tis_clipp: 2", "did you mean 'tis_clip'?"),
         ("tis_mode: truncate", "belong under the key slime_ext"),
         ("tis_clip: 1e-4", "write it as 1.0e-4"),
-        ("seed: 1.5", "expected an integer, got 1.5"),
-        ("seed: true", "expected an integer, got True"),
-        ("use_tis: 1", "expected true or false, got 1"),
-        ("policy_loss: sapoo", "did you mean 'sapo'?"),
-        ("kl_loss_type: k1", "got one that it does not"),
-        ("lr: null", "lr: expected a finite number, got None"),
+        ("seed: 1.5", "expected a valid integer, got 1.5"),
+        ("seed: true", "expected a valid integer, got True"),
+        ("use_tis: 1", "expected a valid boolean, got 1"),
+        ("lr_decay_style: cosinus", "did you mean 'cosine'?"),
+        ("kl_loss_type: k1", "expected an argument of this launcher or slime_ext, got another"),
+        ("lr: null", "lr: expected a valid number, got None"),
         ("tis_clip: .inf", "tis_clip: expected a finite number, got inf"),
-        ("run_name: ''", "run_name: expected text, got ''"),
+        ("run_name: ''", "run_name: expected some text, got ''"),
     ],
 )
 def test_a_custom_config_is_checked_where_slime_is_silent(tmp_path, text, said):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
+from collections import deque
+from contextlib import ExitStack
 
 import pytest
 import torch
 
 from slime_ext.launcher.output.metrics_log import read_metrics
+from slime_ext.launcher.supervisor import claim
 from tests.launcher.engine import ROOT, make_tiny_qwen3
 from tests.launcher.rollout.stand_in import StandIn
 
 pytestmark = pytest.mark.slow
-FAULTS = ("nan", "missing", "short", "abort", 500, "drop")
+FAULTS = ("positive", "outside", "too long", "abort", 500, "drop")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def task(tmp_path_factory):
     return directory
 
 
-def train(task, tmp_path, url, *more):
+def train(task, tmp_path, url, *more, before=()):
     sizes = {
         "rollout-batch-size": 4,
         "n-samples-per-prompt": 2,
@@ -48,7 +50,7 @@ def train(task, tmp_path, url, *more):
     }
     words = [str(word) for flag, value in flags.items() for word in (f"--{flag}", value)]
     return subprocess.run(
-        [sys.executable, "-m", "slime_ext.cli", "train", *words, *more],
+        [*before, sys.executable, "-m", "slime_ext.cli", "train", *words, *more],
         cwd=ROOT,
         text=True,
         capture_output=True,
@@ -75,44 +77,56 @@ def test_wrong_answers_are_dropped_and_counted_and_lost_ones_asked_again(task, t
     dropped = [s for s in dump if s["remove_sample"]]
     assert len(dump) == 8 and len(dropped) == 4
     assert all(s["metadata"]["dropped"] and not any(s["loss_mask"]) for s in dropped)
+    assert "rollout 0: 4 of 8 samples dropped (" in done.stdout and "log-prob above 0: 1" in done.stdout
     assert server.version == "3"  # the weights after the last step arrived
 
 
-def test_an_evaluation_that_a_killed_run_owed_is_made_up_once(task, tmp_path, server):
+def one_line(done) -> str:
+    assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    return line
+
+
+def test_a_rollout_of_which_nothing_is_left_stops_the_run(task, tmp_path, server):
+    server.faults, server.always = deque([None] * 4), "all nan"
+    line = one_line(train(task, tmp_path, server.url))
+    assert "rollout 1: expected samples to train on, got 8 of 8 dropped (non-finite log-prob: 8)" in line
+
+
+def test_a_full_disk_stops_the_run_and_the_checkpoint_before_stays(task, tmp_path, server):
+    """A limit on a file's length does for a disk: the engine's weights are the largest file after a dump."""
     server.faults.clear()
-    evaluated = ("--eval-prompt-data", "held", str(task / "prompts.jsonl"), "--eval-interval", "1")
-    log, saved = tmp_path / "run/metrics.jsonl", tmp_path / "run/checkpoints"
-
-    def steps(rollouts, *more):
-        done = train(task, tmp_path, server.url, *evaluated, "--num-rollout", rollouts, *more)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return [row["step"] for row in read_metrics(tmp_path / "run") if row["kind"] == "eval"]
-
-    before = steps("1")  # the first step, and after the last
-    shutil.copytree(saved, tmp_path / "saved")
-    everything = steps("2", "--load", str(saved))
-    assert len(before) == 2 and everything[:2] == before and len(everything) == 3
-    rows = log.read_text().splitlines(keepends=True)
-    owed = [row for row in rows if '"eval"' in row and json.loads(row)["step"] == before[1]]
-    log.write_text("".join(row for row in rows if row not in owed))
-    shutil.rmtree(saved)
-    shutil.copytree(tmp_path / "saved", saved)
-    assert len(owed) == 1 and steps("2", "--load", str(saved)) == everything
+    line = one_line(train(task, tmp_path, server.url, before=("prlimit", "--fsize=300000")))
+    assert "--run-dir " in line and "expected room on the disk, got File too large" in line
 
 
-def test_a_run_that_is_resumed_under_another_name_keeps_the_lag_of_its_engine(task, tmp_path, server):
+def test_the_checkpoints_of_a_run_that_is_under_way_are_not_touched(task, tmp_path, server):
+    with ExitStack() as other:
+        claim(tmp_path, "--save", other)
+        line = one_line(train(task, tmp_path / "runs", server.url, "--save", str(tmp_path)))
+        assert f"--save: expected no other run in {tmp_path}, got one that is under way" in line
+
+
+def test_a_resumed_run_makes_up_an_owed_evaluation_and_keeps_the_lag_of_its_engine(task, tmp_path, server):
+    """The lag also under another name."""
     server.faults.clear()
-    lag = ("--update-weights-interval", "3")
-    for rollouts, more in (("2", ()), ("3", ("--load", tmp_path / "run/checkpoints", "--run-name", "other"))):
-        done = train(task, tmp_path, server.url, *lag, "--num-rollout", rollouts, *map(str, more))
+    flags = ("--update-weights-interval", "3", "--eval-prompt-data", "held", str(task / "prompts.jsonl"))
+    load = ("--load", str(tmp_path / "run/checkpoints"), "--eval-interval", "1")
+
+    def run(rollouts, *more):
+        done = train(task, tmp_path, server.url, *flags, "--num-rollout", rollouts, *more)
         assert done.returncode == 0, done.stdout + done.stderr
+
+    def steps(name, kind):
+        return [row["step"] for row in read_metrics(tmp_path / name) if row["kind"] == kind]
+
+    run("1", "--eval-interval", "1")
+    assert steps("run", "eval") == [0, 1]
+    run("2", *load, "--run-name", "other")
     ages = [row["train/staleness"] for row in read_metrics(tmp_path / "other") if row["kind"] == "step"]
-    assert min(ages) > 1
-
-
-def test_a_reward_that_is_no_number_stops_with_one_line(task, tmp_path, server):
-    server.faults.clear()
-    done = train(task, tmp_path, server.url, "--custom-rm-path", "tests.launcher.bad_reward.score")
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1 and "nan" in done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+    assert ages == [1.0] and steps("other", "eval") == [1, 2]
+    log = tmp_path / "run/metrics.jsonl"
+    rows = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(row for row in rows if '"eval"' not in row or '"step": 0' in row))
+    run("2", *load)
+    assert steps("run", "eval") == [0, 1, 2]

@@ -27,49 +27,59 @@ def arguments(tmp_path: Path, **more: object) -> Namespace:
 
 
 def test_directories_are_made(tmp_path):
-    template = f"{tmp_path}/dumps/rollout_{{rollout_id}}.pt"
-    supervisor.make_directories(arguments(tmp_path, save_debug_rollout_data=template))
-    assert all((tmp_path / name).is_dir() for name in ("run", "run/save", "run/events", "dumps"))
+    supervisor.make_directories(arguments(tmp_path))
+    assert all((tmp_path / name).is_dir() for name in ("run", "run/save"))
 
 
 @pytest.mark.parametrize(
     ("name", "flag"),
-    [("run_path", "--run-dir"), ("save", "--save"), ("save_debug_train_data", "--save-debug-train-data")],
+    [("run_path", "--run-dir"), ("save", "--save")],
 )
 def test_a_directory_that_cannot_be_made_is_named(tmp_path, name, flag):
     (tmp_path / "file").write_text("")
-    path = f"{tmp_path}/file/x/{{rollout_id}}.pt" if "data" in name else f"{tmp_path}/file/x"
+    path = f"{tmp_path}/file/x"
     with pytest.raises(ConfigError, match=f"{flag} .*file/x: expected a directory that can be written"):
         supervisor.make_directories(arguments(tmp_path, **{name: path}))
 
 
 def test_two_runs_do_not_share_a_directory(tmp_path):
     with ExitStack() as first, ExitStack() as second:
-        supervisor.claim(tmp_path, first)
-        with pytest.raises(ConfigError, match="expected no other run in"):
-            supervisor.claim(tmp_path, second)
+        supervisor.claim(tmp_path, "--save", first)
+        with pytest.raises(ConfigError, match="--save: expected no other run in"):
+            supervisor.claim(tmp_path, "--save", second)
     with ExitStack() as again:
-        supervisor.claim(tmp_path, again)
+        supervisor.claim(tmp_path, "--save", again)
 
 
-def test_an_engine_that_may_not_be_restarted_ends_the_run(tmp_path):
+@pytest.fixture
+def pipe():
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    with os.fdopen(reader) as errors, os.fdopen(writer, "wb", buffering=0) as said:
+        yield errors, said
+
+
+def test_an_engine_that_may_not_be_restarted_ends_the_run(tmp_path, pipe):
     rank = Namespace(poll=lambda: None)
     engine = Namespace(failure=EngineError("gone"), restarts=0)
     with pytest.raises(EngineError, match="gone"):
-        supervisor.watch([rank], engine, tmp_path)
+        supervisor.watch([rank], engine, pipe[0], arguments(tmp_path))
 
 
-def test_the_rank_that_failed_first_is_named(tmp_path):
+def test_what_the_first_rank_that_failed_said_is_the_reason(tmp_path, pipe):
     """The others fail within milliseconds, because it did."""
-    ends = {"rank_0.log": ("RuntimeError: Connection reset by peer", 2), "rank_1.log": ("ValueError: no", 1)}
-    for name, (line, at) in ends.items():
-        (tmp_path / name).write_text(f"Traceback ...\n{line}\n")
-        os.utime(tmp_path / name, (at, at))
     rank = Namespace(poll=lambda: 1, returncode=1)
+    pipe[1].write(b"rank 1: no\nrank 0: Connection reset by peer\n")
+    with pytest.raises(SlimeExtError, match=r"^rank 1: no$"):
+        supervisor.watch([rank, rank], None, pipe[0], arguments(tmp_path))
+
+
+def test_a_rank_that_was_killed_said_nothing(tmp_path, pipe):
+    ranks = [Namespace(poll=lambda: 0), Namespace(poll=lambda: -9, returncode=-9)]
     with pytest.raises(
-        SlimeExtError, match=r"rank 1: expected to finish, got exit status 1 \(ValueError: no\)"
+        SlimeExtError, match=r"rank 1: .* got killed by signal 9: see .*rank_1.log, then start"
     ):
-        supervisor.watch([rank, rank], None, tmp_path)
+        supervisor.watch(ranks, None, pipe[0], arguments(tmp_path))
 
 
 SWALLOWS = """

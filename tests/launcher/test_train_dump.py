@@ -1,66 +1,73 @@
-"""The train dump of a rollout, as slime's readers get it."""
+"""The train dump of a rollout, as slime's readers get it, from every layout."""
 
 from __future__ import annotations
 
 import math
-from argparse import Namespace
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from slime_ext.launcher import train_dump
-from slime_ext.launcher.megatron.batching import Layout, pack_micro_batch
-from slime_ext.launcher.training_data import TrainSample
+from slime_ext.launcher.megatron import parallel
+from slime_ext.launcher.megatron.batching import micro_batches, pack_micro_batch, step_slices
+from slime_ext.launcher.megatron.step import layout_of
+from tests.launcher.distributed import run_ranks
+from tests.launcher.megatron.tiny_model import LAYOUTS
+from tests.launcher.megatron.tiny_rollout import arguments, rollout
 
-ARGS = Namespace(
-    data_parallel_size=2, global_batch_size=4, ppo_n_minibatches=1, use_dynamic_batch_size=False,
-    micro_batch_size=1, prompt_data="prompts", rollout_data_postprocess_path=None,
-)  # fmt: skip
-
-
-def dumped(tmp_path, monkeypatch, samples, steps=(), **changes):
-    log_probs = {s.position: torch.full((s.response_length,), -float(s.position)) for s in samples}
-    monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(train_dump, "gather_whole", lambda batch, local: local)
-    args = Namespace(**vars(ARGS) | changes, save_debug_train_data=str(tmp_path / "{rollout_id}.pt"))
-    train_dump.train_dump(args, 3, samples, log_probs, steps)()
-    return torch.load(tmp_path / "3.pt", weights_only=True)
+pytestmark = pytest.mark.slow  # processes of their own
 
 
-def test_samples_stand_in_the_order_of_the_rollout_whoever_trained_them(tmp_path, monkeypatch):
-    samples = [
-        TrainSample(i, i, [7, 8, i], 1, [1], [-0.5], advantage=float(i), index=10 + i) for i in range(8)
-    ]
-    found = dumped(tmp_path, monkeypatch, samples)
-    assert [s["sample_index"] for s in found["samples"]] == list(range(10, 18))
-    assert [s["data_parallel_rank"] for s in found["samples"]] == [0, 1] * 4
-    assert [float(s["log_probs"]) for s in found["samples"]] == [-i for i in range(8)]
-    assert [shard["num_microbatches"] for shard in found["dp_shards"]] == [[2, 2]] * 2
-    assert [shard["sample_indices"] for shard in found["dp_shards"]] == [[10, 12, 14, 16], [11, 13, 15, 17]]
-    assert found["dp_shards"][1]["micro_batch_indices"] == [[0], [1], [2], [3]]
-
-
-@pytest.mark.parametrize("path", ["some.function", None])
-def test_what_a_postprocess_function_replaced_is_dumped_as_it_was_trained_on(tmp_path, monkeypatch, path):
-    samples = [TrainSample(i, i, [7, i, 5, 6], 3, [1, 0, 1], [-0.5] * 3, advantage=1.0) for i in range(4)]
-    batch = pack_micro_batch(samples, Layout())
-    batch.advantages[2], batch.loss_masks[1] = torch.tensor([7.0, 8.0, 9.0]), torch.tensor([0, 0, 1])
-    batch.rollout_log_probs[3] = torch.tensor([-1.0, -2.0, -3.0])
-    options = {"rollout_data_postprocess_path": path, "data_parallel_size": 1}
-    found = dumped(tmp_path, monkeypatch, samples, [[[batch]]], **options)["samples"]
-    assert (found[2]["advantages"].tolist() == [7.0, 8.0, 9.0]) is bool(path)
-    assert (found[1]["loss_masks"].tolist() == [0, 0, 1]) is bool(path)
-    assert (found[3]["rollout_log_probs"].tolist() == [-1.0, -2.0, -3.0]) is bool(path)
-    assert found[0]["advantages"].tolist() == [1.0] * 3 and found[0]["loss_masks"].tolist() == [1, 0, 1]
-
-
-def test_rewards_are_those_before_whitening_and_a_dropped_sample_has_none(tmp_path, monkeypatch):
-    samples = [
-        TrainSample(i, i, [7, i], 1, [1], [-0.5], advantage=9.0, reward=0.5, raw_reward=1.0) for i in range(4)
-    ]
+def dump(layout, template):
+    """Writes the dump of a rollout on one rank of a layout; some values were replaced before training."""
+    args = arguments(layout, global_batch_size=4, prompt_data="prompts", save_debug_train_data=template)
+    parallel.initialize(args)
+    place, samples = layout_of(args), rollout(8)
     samples[2].reward = samples[2].raw_reward = math.nan
-    found = dumped(tmp_path, monkeypatch, samples)
-    assert [s["rewards"] for s in found["samples"] if s["rollout_position"] != 2] == [0.5] * 3
-    assert [float(s["advantages"]) for s in found["samples"]] == [9.0] * 4
-    assert [math.isnan(r) for r in found["raw_reward"]] == [False, False, True, False]
+    for sample in samples:
+        sample.index = 10 + sample.position
+    steps = [
+        [
+            [pack_micro_batch([samples[p] for p in positions], place) for positions in minibatch]
+            for minibatch in micro_batches(args, step, place.dp_rank, place.dp_size)
+        ]
+        for step in step_slices(8, args.global_batch_size)
+    ]
+    batches = [batch for step in steps for minibatch in step for batch in minibatch]
+    log_probs = {}
+    for batch in batches:
+        fulls = [
+            torch.arange(float(n)) - p for p, n in zip(batch.positions, batch.response_lengths, strict=True)
+        ]
+        log_probs.update(zip(batch.positions, batch.split(batch.local(fulls)), strict=True))
+        for i, position in enumerate(batch.positions):
+            batch.advantages[i] = batch.advantages[i] + 100
+            if position == 5:
+                batch.loss_masks[i][0] = 0
+    train_dump.train_dump(args, 3, samples, log_probs if parallel.is_last_stage() else {}, steps)()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_dump_holds_what_was_trained_on(layout, tmp_path):
+    run_ranks(dump, LAYOUTS[layout][0], layout, str(tmp_path / "{rollout_id}.pt"))
+    found, expected = torch.load(tmp_path / "3.pt", weights_only=True), rollout(8)
+    ranks = 2 if layout == "dp2" else 1
+    assert [s["sample_index"] for s in found["samples"]] == list(range(10, 18))
+    assert [s["data_parallel_rank"] for s in found["samples"]] == [i % ranks for i in range(8)]
+    for position, (row, sample) in enumerate(zip(found["samples"], expected, strict=True)):
+        length = sample.response_length
+        assert row["log_probs"].tolist() == [t - position for t in range(length)]
+        assert row["tokens"].tolist() == sample.tokens
+        assert row["advantages"].tolist() == pytest.approx([sample.advantage + 100] * length)
+        assert row["returns"].tolist() == row["advantages"].tolist()
+        assert row["rollout_log_probs"].tolist() == pytest.approx(sample.rollout_log_probs)
+        first = [0] if position == 5 else sample.loss_mask[:1]
+        assert row["loss_masks"].tolist() == first + sample.loss_mask[1:]
+    assert [math.isnan(s["rewards"]) for s in found["samples"]] == [i == 2 for i in range(8)]
+    assert [math.isnan(r) for r in found["raw_reward"]] == [i == 2 for i in range(8)]
+    places = [shard["partition"] for shard in found["dp_shards"]]
+    assert places == [list(range(rank, 8, ranks)) for rank in range(ranks)]
+    for shard, place in zip(found["dp_shards"], places, strict=True):
+        assert shard["sample_indices"] == [10 + p for p in place]
+        assert [i for batch in shard["micro_batch_indices"] for i in batch] == list(range(len(place)))
+        assert sum(shard["num_microbatches"]) == len(shard["micro_batch_indices"])

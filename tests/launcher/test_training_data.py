@@ -32,7 +32,6 @@ def arguments(**more):
         "rewards_normalization": True,
         "grpo_std_normalization": True,
         "normalize_advantages": False,
-        "reward_key": None,
     }
     return Namespace(**{**defaults, **more})
 
@@ -94,12 +93,6 @@ def test_a_removed_sample_is_masked_out():
 def test_token_versions_become_numbers():
     row = sample(1.0, [1, 1, 1], 0, token_weight_versions=["4", "4", "8"])
     assert train_samples(arguments(n_samples_per_prompt=1), [row])[0].versions == [4, 4, 8]
-
-
-def test_a_reward_in_a_mapping_is_read_by_its_key():
-    batch = [sample({"score": r, "format": 9.0}, [1]) for r in (0.0, 1.0)]
-    advantages = [s.advantage for s in train_samples(arguments(reward_key="score"), batch)]
-    assert advantages == pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-5)
 
 
 def test_rewards_are_kept_as_given_and_before_whitening():

@@ -12,7 +12,7 @@ from slime_ext import cli
 from slime_ext.patching.main import main
 from tests.patching.host import HOSTS, LOSS_FILE, NEW, contents, make
 
-CHANGED, UNCHANGED, REFUSED = 1, 0, 2
+DONE, WOULD_CHANGE, REFUSED = 0, 1, 2
 ROOT = Path(__file__).parents[2]
 HOOK = (
     "def hook(args, *, pg_loss, train_log_probs, rollout_log_probs, "
@@ -43,7 +43,7 @@ def inserted(folder, before):
 
 def test_apply_inserts_seven_lines_with_the_files_own_line_ends(host):
     before = contents(host)
-    assert main(["apply", str(host)]) == CHANGED
+    assert main(["apply", str(host)]) == DONE
     added = inserted(host, before)
     assert len(added) == 7
     assert {line.endswith(b"\r\n") for line in added} == {b"\r\n" in before[LOSS_FILE]}
@@ -58,16 +58,16 @@ def test_a_patched_tree_compiles(host):
 def test_twice_is_once(host):
     main(["apply", str(host)])
     once = contents(host)
-    assert main(["apply", str(host)]) == UNCHANGED
+    assert main(["apply", str(host)]) == DONE
     assert contents(host) == once
 
 
 def test_revert_restores_the_bytes(host):
     before = contents(host)
     main(["apply", str(host)])
-    assert main(["revert", str(host)]) == CHANGED
+    assert main(["revert", str(host)]) == DONE
     assert contents(host) == before
-    assert main(["revert", str(host)]) == UNCHANGED
+    assert main(["revert", str(host)]) == DONE
 
 
 @pytest.mark.parametrize("patch", ["0001", "0002"])
@@ -81,9 +81,11 @@ def test_patches_come_off_one_by_one_in_any_order(host, patch):
 
 def test_status_and_diff_write_nothing_and_say_what_is_missing(host, capsys):
     before = contents(host)
-    assert main(["status", str(host)]) == main(["diff", str(host)]) == CHANGED
-    assert contents(host) == before
+    assert main(["status", str(host)]) == main(["diff", str(host)]) == DONE
     out = capsys.readouterr().out
+    for action in ("status", "diff"):
+        assert main([action, str(host), "--exit-code"]) == WOULD_CHANGE
+    assert contents(host) == before
     assert out.count("not applied") == 2
     assert out.count("\n+ ") == 7
 
@@ -91,9 +93,9 @@ def test_status_and_diff_write_nothing_and_say_what_is_missing(host, capsys):
 def test_status_and_diff_of_a_patched_tree_are_clean(host, capsys):
     main(["apply", str(host)])
     capsys.readouterr()
-    assert main(["diff", str(host)]) == UNCHANGED
+    assert main(["diff", str(host), "--exit-code"]) == DONE
     assert capsys.readouterr().out == ""
-    assert main(["status", str(host)]) == UNCHANGED
+    assert main(["status", str(host), "--exit-code"]) == DONE
 
 
 def test_git_applies_what_diff_prints(host, tmp_path_factory, capfdbinary):
@@ -110,7 +112,7 @@ def test_a_half_applied_patch_is_named_and_completed(new, capsys):
     main(["apply", str(new)])
     whole = contents(new)
     (new / "slime/ray/rollout.py").write_bytes(before["slime/ray/rollout.py"])
-    assert main(["status", str(new)]) == CHANGED
+    assert main(["status", str(new), "--exit-code"]) == WOULD_CHANGE
     assert "partly applied" in capsys.readouterr().out
     main(["apply", str(new)])
     assert contents(new) == whole
@@ -148,7 +150,7 @@ def test_killed_between_two_renames_nothing_is_lost(new):
         "Path.replace = once; main(['apply', sys.argv[1]])"
     )
     assert subprocess.run([sys.executable, "-c", code, str(new)], cwd=ROOT, check=False).returncode == 9
-    assert main(["revert", str(new)]) == CHANGED
+    assert main(["revert", str(new)]) == DONE
     assert {f: s for f, s in contents(new).items() if not f.endswith("-new")} == before
     main(["apply", str(new)])
     main(["revert", str(new)])
@@ -186,7 +188,7 @@ def test_uncommitted_changes_are_refused_in_one_line(committed, capsys):
     error = capsys.readouterr().err
     assert "uncommitted" in error
     assert error.count("\n") == 1
-    assert main(["apply", str(committed), "--allow-dirty"]) == CHANGED
+    assert main(["apply", str(committed), "--allow-dirty"]) == DONE
 
 
 @pytest.mark.parametrize("commit_ours", [False, True])
@@ -194,11 +196,13 @@ def test_our_own_lines_are_no_uncommitted_change(committed, commit_ours):
     main(["apply", str(committed), "0001"])
     if commit_ours:
         git(committed, "commit", "-qam", "patched")
-    assert main(["apply", str(committed), "0002"]) == CHANGED
+    assert main(["apply", str(committed), "0002"]) == DONE
 
 
-def test_exit_zero_even_if_changed(new):
-    assert main(["apply", str(new), "--exit-zero-even-if-changed"]) == UNCHANGED
+def test_exit_code_is_for_what_only_asks(new, capsys):
+    assert cli.main(["patch", "apply", str(new), "--exit-code"]) == REFUSED
+    assert "--exit-code: expected status or diff, got apply" in capsys.readouterr().err
+    assert main(["status", str(new), "--exit-code"]) == WOULD_CHANGE
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,27 @@
-"""The same weights in other arithmetic: quantised engines, experts that are routed differently."""
+"""The same weights in other arithmetic: errors that add up, experts that are routed differently, quantised
+engines; and what none of the detectors explains."""
 
 from __future__ import annotations
 
 import math
 from statistics import median
-from typing import TYPE_CHECKING
 
-from slime_ext.analysis.document import Finding
-from slime_ext.analysis.findings import FEW, SPOILT, Detector
-from slime_ext.analysis.findings.sampling import by_probability
-from slime_ext.analysis.findings.staleness import Side, fresh_and_stale
-from slime_ext.analysis.findings.words import nats, share
+from slime_ext.analysis.diagnosis import Diagnosis
+from slime_ext.analysis.findings.detector import FEW, Detected, detector, factor, nats, share
+from slime_ext.analysis.findings.log_probs import SPOILT
+from slime_ext.analysis.findings.sampling import OTHER_POLICY, by_probability
+from slime_ext.analysis.findings.weights import (
+    VersionMeans,
+    fresh_and_stale,
+    resumed_wrong_weights,
+    stale_cache,
+    stale_weights,
+)
 
-if TYPE_CHECKING:
-    from slime_ext.analysis.diagnosis import Diagnosis
-
+BEFORE = (*SPOILT, *OTHER_POLICY, resumed_wrong_weights)
+DRIFT_TOKENS = 400  # tokens
+DRIFT_SURE = 6.0  # standard errors
+DRIFT_TIMES, DRIFT_MATTERS = 2.5, 0.015  # of mean |l|, late over early; nats
 FEWEST = 300  # tokens
 NOISY = 0.015  # nats, mean |l|; two engines in bfloat16 stay below
 LOUD = 0.1  # nats, so much that even likely tokens are far off
@@ -23,20 +30,54 @@ TOO_LOUD = 0.5  # nats; no rounding: four bits per weight make 0.35 in the tests
 BIASED = 0.3  # share of the variance that the probability may explain
 FAR, QUIET = 0.5, 0.02  # nats, of flips: the size of the 1% of the tokens that hold FEW, the median of |l|
 LIKELY, UNLIKELY = 1, 8  # bins of probability: above 0.75, below 0.1
+FEWEST_TOKENS = 100  # tokens
+UNEXPLAINED = 0.05  # nats, mean |l|; five times what bfloat16 makes, and more than a harmless lag of weights
+UNEXPLAINED_SURE = 3.0  # standard errors above it
 
 
-def routing_flips(d: Diagnosis) -> Finding | None:
-    """Nearly all of the squared log-ratio in 1% of the tokens, far off, the others quiet."""
+@detector("warning", after=SPOILT)
+def position_drift(d: Diagnosis) -> Detected | None:
+    """Finds a mean |log-ratio| that is a multiple late in the responses of what it is early."""
+    count, absolute, squared = (d.curves.column("position", c) for c in ("count", "absolute", "squared"))
+    if count.sum() < DRIFT_TOKENS:
+        return None
+    reached = count.cumsum(0) / count.sum()
+    parts = (reached <= 0.25, (reached > 0.25) & (reached < 0.75), reached >= 0.75)
+    if not all(float(count[part].sum()) for part in parts):
+        return None
+    early, middle, late = (float(absolute[part].sum() / count[part].sum()) for part in parts)
+    if late < max(DRIFT_MATTERS, DRIFT_TIMES * early) or not early <= middle <= late:
+        return None
+    error = math.sqrt(float(squared[parts[2]].sum())) / float(count[parts[2]].sum())
+    if late - early < DRIFT_SURE * error:  # a few tokens far off, that happen to come late
+        return None
+    return Detected(
+        title="The mismatch grows along the response.",
+        evidence=(
+            f"Mean |log-ratio| {nats(early)} in the first quarter of the tokens by position, {nats(middle)} "
+            f"in the middle, {nats(late)} in the last ({factor(late / max(early, 1e-12))})."
+        ),
+        fix=(
+            "Errors that add up: a KV cache in fp8, other rotary settings (base, scaling, maximum length) "
+            "or a sliding window in the engine, recurrent layers in low precision. Sequence-level ratios "
+            "suffer most: prefer geometric or token corrections. A repetition, presence or frequency "
+            "penalty in sampling_params looks alike, as it reaches more tokens the longer a response gets: "
+            "turn it off."
+        ),
+    )
+
+
+@detector("warning", after=(*BEFORE, stale_weights, stale_cache))
+def routing_flips(d: Diagnosis) -> Detected | None:
+    """Finds that 1% of the tokens hold nearly all of the squared log-ratio, while the others agree."""
     if d.sums["finite"] < FEWEST:
         return None
-    held, size = d.evidence.top_share, median(s.median for s in d.evidence.seen)
+    held, size = d.statistics.top_share, median(s.median for s in d.statistics.rollouts)
     squared = (d.sums.mean("squared") or 0.0) * held
     far = math.sqrt(squared / 0.01)
     if held < FEW or size > QUIET or far < FAR:
         return None
-    return Finding(
-        name="routing_flips",
-        severity="warning",
+    return Detected(
         title="A few tokens are far off while all others agree: in a mixture of experts, routing that flips.",
         evidence=(
             f"1% of the tokens hold {share(held, 1)} of the squared log-ratio ({nats(far)} each, in the "
@@ -51,18 +92,17 @@ def routing_flips(d: Diagnosis) -> Finding | None:
     )
 
 
-def quantised(d: Diagnosis) -> Finding | None:
-    """Unbiased noise above that of bfloat16, growing as probability falls."""
+@detector("warning", after=(*BEFORE, routing_flips, position_drift))
+def quantised(d: Diagnosis) -> Detected | None:
+    """Finds unbiased noise above that of bfloat16 which grows as the probability falls."""
     distance = _without_age(d)
     if d.sums["finite"] < FEWEST or not NOISY <= distance < TOO_LOUD or by_probability(d) > BIASED:
         return None
     likely, unlikely = _by_bins(d, slice(LIKELY)), _by_bins(d, slice(UNLIKELY, None))
     grows = likely is not None and unlikely is not None and unlikely >= GROWS * likely
-    if d.evidence.top_share >= FEW or not (grows or distance >= LOUD):
+    if d.statistics.top_share >= FEW or not (grows or distance >= LOUD):
         return None
-    return Finding(
-        name="quantised",
-        severity="warning",
+    return Detected(
         title="The sampler is noisy, most at unlikely tokens: lower precision than the trainer's.",
         evidence=(
             f"Mean |log-ratio| {nats(distance)} with no preferred sign: {_said(likely)} at tokens likelier "
@@ -78,19 +118,19 @@ def quantised(d: Diagnosis) -> Finding | None:
 
 
 def _without_age(d: Diagnosis) -> float:
-    """Mean |l| of tokens of fresh weights; 0 where age may be all that there is."""
-    fresh, aged = map(Side.of, fresh_and_stale(d.evidence.cells))
+    """Mean |l| of tokens that fresh weights sampled; 0 where all of it may come from old weights."""
+    fresh, aged = map(VersionMeans.of, fresh_and_stale(d.statistics.versions))
     if fresh.count < FEWEST <= aged.count:
         return 0.0
     distance = fresh.absolute if fresh.count >= FEWEST else d.sums.mean("absolute") or 0.0
-    first = d.evidence.seen[:1]
+    first = d.statistics.rollouts[:1]
     if first and first[0].rollout_id == 0:  # where nothing is stale
         return min(distance, first[0].absolute)
     return distance
 
 
 def _by_bins(d: Diagnosis, bins: slice) -> float | None:
-    """Mean |l| in bins of the probability; None without a token there."""
+    """Mean |l| over some bins of the probability; None without a token there."""
     count, absolute = (d.curves.column("probability", name)[bins].sum() for name in ("count", "absolute"))
     return float(absolute / count) if count else None
 
@@ -99,14 +139,24 @@ def _said(value: float | None) -> str:
     return "unknown" if value is None else nats(value)
 
 
-BEFORE = (
-    *SPOILT,
-    "temperature",
-    "before_temperature",
-    "truncated_sampling",
-    "resumed_wrong_weights",
-)
-DETECTORS = (
-    Detector("routing_flips", routing_flips, after=(*BEFORE, "stale_weights", "stale_cache")),
-    Detector("quantised", quantised, after=(*BEFORE, "routing_flips", "position_drift")),
-)
+def unexplained(d: Diagnosis) -> Detected | None:
+    """Finds a mean |log-ratio| that is significantly above what arithmetic makes."""
+    distance = d.statistics.means["absolute"]
+    if distance.count < FEWEST_TOKENS or distance.value - UNEXPLAINED_SURE * distance.error < UNEXPLAINED:
+        return None
+    return Detected(
+        title="The policies are far apart, and no detector can tell why.",
+        evidence=(
+            f"Mean |log-ratio| {nats(distance.value)} ± {distance.error:.1g}, k3 {nats(d.sums.mean('k3'))}. "
+            f"Two engines in bfloat16 with the same weights stay below {UNEXPLAINED}."
+        ),
+        fix=(
+            "Find the cause before you train on: score one fixed text with both sides (the same weights?), "
+            "compare the request's sampling_params with the trainer's flags (temperature, top-p, penalties, "
+            "logit bias), the tokens that are scored with those that the engine returned (chat template, "
+            "text tokenised again), and where its log-probs begin. Read the worst tokens."
+        ),
+    )
+
+
+DETECTORS = (position_drift, routing_flips, quantised)

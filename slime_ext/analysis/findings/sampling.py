@@ -11,14 +11,10 @@ further down.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from slime_ext.analysis.document import Finding
-from slime_ext.analysis.findings import SPOILT, Detector
-from slime_ext.analysis.findings.words import nats, share
-
-if TYPE_CHECKING:
-    from slime_ext.analysis.diagnosis import Diagnosis
+from slime_ext.analysis.diagnosis import Diagnosis
+from slime_ext.analysis.findings.detector import Detected, detector, nats, share
+from slime_ext.analysis.findings.log_probs import SPOILT
 
 FEWEST = 300  # tokens
 EXPLAINED = 0.35  # share of the variance of l that the probability explains under a temperature
@@ -67,7 +63,8 @@ def implied_temperature(d: Diagnosis) -> float:
 
 
 def _leaning(d: Diagnosis) -> float | None:
-    """Mean l over mean |l| of likely tokens: under a temperature of one sign, as log q + H > 0 there."""
+    """Mean l over mean |l| of likely tokens. Between two temperatures it has one sign there, as log q + H
+    > 0."""
     log_ratio, absolute = (
         float(d.curves.column("probability", c)[:LIKELY].sum()) for c in ("log_ratio", "absolute")
     )
@@ -75,8 +72,7 @@ def _leaning(d: Diagnosis) -> float | None:
 
 
 def _is_scaled(d: Diagnosis) -> bool:
-    """Log-ratios as between two temperatures. With at least ``FEWEST`` tokens the share that chance explains
-    over some 30 bins of probability is below 0.1."""
+    """Whether the log-ratios are as between two temperatures."""
     if d.sums["finite"] < FEWEST or (d.sums.mean("absolute") or 0.0) < SMALL:
         return False
     temperature, leaning = implied_temperature(d), _leaning(d)
@@ -85,22 +81,22 @@ def _is_scaled(d: Diagnosis) -> bool:
     return leaning is None or math.copysign(leaning, leaning * (temperature - 1)) >= LEANS
 
 
-def truncated_sampling(d: Diagnosis) -> Finding | None:
-    """Mean ratio significantly below 1, and a mean log-ratio that fits it: renormalised to a part."""
-    mean, excess = d.sums.mean("log_ratio"), d.evidence.means["excess"]
+@detector("error", after=SPOILT)
+def truncated_sampling(d: Diagnosis) -> Detected | None:
+    """Finds a mean ratio significantly below 1 and a mean log-ratio that fits it: probabilities
+    renormalised to a part of the vocabulary."""
+    mean, above_1 = d.sums.mean("log_ratio"), d.statistics.means["ratio_minus_one"]
     if mean is None or d.sums["finite"] < FEWEST or mean > -SMALL:
         return None
-    if excess.z > -SURE or d.evidence.top_share > EVEN or mean < WHOLLY * math.log1p(excess.value):
+    if above_1.z > -SURE or d.statistics.top_share > EVEN or mean < WHOLLY * math.log1p(above_1.value):
         return None
-    return Finding(
-        name="truncated_sampling",
-        severity="error",
+    return Detected(
         title="The sampler's log-probs are renormalised to the tokens that top-p or top-k left.",
         evidence=(
-            f"{share(d.evidence.counts['below'], d.sums['finite'])} of the tokens are less likely for the "
-            f"trainer, {share(d.evidence.counts['above'], d.sums['finite'])} more. The mean ratio is "
-            f"{1 + excess.value:.4f} ± {excess.error:.1g} instead of 1: the probability mass that was "
-            f"sampled from.{_besides(mean, math.log1p(excess.value))}"
+            f"{share(d.statistics.counts['below'], d.sums['finite'])} of the tokens are less likely for the "
+            f"trainer, {share(d.statistics.counts['above'], d.sums['finite'])} more. The mean ratio is "
+            f"{1 + above_1.value:.4f} ± {above_1.error:.1g} instead of 1: the probability mass that was "
+            f"sampled from.{_besides(mean, math.log1p(above_1.value))}"
         ),
         fix=(
             "Sample with --rollout-top-p 1 --rollout-top-k -1, or replay the sampling mask in the trainer "
@@ -118,20 +114,20 @@ def _besides(mean: float, expected: float) -> str:
     )
 
 
-def before_temperature(d: Diagnosis) -> Finding | None:
-    """Log-ratio a function of the probability, its mean and that of the ratio above what sampling allows."""
-    log_ratio, excess = d.evidence.means["log_ratio"], d.evidence.means["excess"]
-    if not _is_scaled(d) or min(log_ratio.z, excess.z) < DECIDED:
+@detector("error", after=(*SPOILT, truncated_sampling))
+def before_temperature(d: Diagnosis) -> Detected | None:
+    """Finds log-ratios that are a function of the probability and whose means, and those of the ratio, are
+    above what sampling allows."""
+    log_ratio, above_1 = d.statistics.means["log_ratio"], d.statistics.means["ratio_minus_one"]
+    if not _is_scaled(d) or min(log_ratio.z, above_1.z) < DECIDED:
         return None
-    return Finding(
-        name="before_temperature",
-        severity="error",
+    return Detected(
         title="The sampler's log-probs are from before the temperature (or another processor) was applied.",
         evidence=(
             "The recorded policy is not the one that sampled: its mean log-ratio is "
-            f"+{nats(log_ratio.value)}, its mean ratio {1 + excess.value:.3f} ± {excess.error:.1g}; sampled "
-            f"from, they would be below 0 and 1. {share(by_probability(d), 1)} of the variance of the "
-            "log-ratio follows from the probability."
+            f"+{nats(log_ratio.value)}, its mean ratio {1 + above_1.value:.3f} ± {above_1.error:.1g}; "
+            f"sampled from, they would be below 0 and 1. {share(by_probability(d), 1)} of the variance of "
+            "the log-ratio follows from the probability."
         ),
         fix=(
             "Have the engine return log-probs after temperature (SGLang: do not set "
@@ -140,15 +136,14 @@ def before_temperature(d: Diagnosis) -> Finding | None:
     )
 
 
-def temperature(d: Diagnosis) -> Finding | None:
-    """Log-ratio a function of the probability, with the means that sampling gives."""
+@detector("error", after=(*SPOILT, truncated_sampling, before_temperature))
+def temperature(d: Diagnosis) -> Detected | None:
+    """Finds log-ratios that are a function of the probability, with the means that sampling gives."""
     if not _is_scaled(d):
         return None
     scale = implied_temperature(d)
     sharper = "lower" if scale < 1 else "higher"
-    return Finding(
-        name="temperature",
-        severity="error",
+    return Detected(
         title=f"The sampler runs at a {sharper} temperature than the trainer scores with.",
         evidence=(
             f"{share(by_probability(d), 1)} of the variance of the log-ratio follows from the probability of "
@@ -163,16 +158,15 @@ def temperature(d: Diagnosis) -> Finding | None:
     )
 
 
-def unlike_entropy(d: Diagnosis) -> Finding | None:
-    """Mean -log-prob of the sampled tokens unlike the entropy: the policy that drew them is another."""
-    surprise = d.evidence.means["surprise"]
+@detector("error", after=(*SPOILT, truncated_sampling, before_temperature, temperature))
+def unlike_entropy(d: Diagnosis) -> Detected | None:
+    """Finds a mean -log-prob of the sampled tokens that is not the entropy: another policy drew them."""
+    surprise = d.statistics.means["surprise"]
     entropy = -(d.sums.mean("behavior") or 0.0) - surprise.value
     if surprise.count < FEWEST or abs(surprise.z) < SURE or abs(surprise.value) < APART * entropy:
         return None
     side, word = ("narrower", "likelier") if surprise.value < 0 else ("wider", "less likely")
-    return Finding(
-        name="unlike_entropy",
-        severity="error",
+    return Detected(
         title=f"The sampler draws from a {side} distribution than the one it records.",
         evidence=(
             f"Sampled tokens are {word} than the recorded policy says: mean -log-prob "
@@ -187,13 +181,5 @@ def unlike_entropy(d: Diagnosis) -> Finding | None:
     )
 
 
-DETECTORS = (
-    Detector("truncated_sampling", truncated_sampling, after=SPOILT),
-    Detector("before_temperature", before_temperature, after=(*SPOILT, "truncated_sampling")),
-    Detector("temperature", temperature, after=(*SPOILT, "truncated_sampling", "before_temperature")),
-    Detector(
-        "unlike_entropy",
-        unlike_entropy,
-        after=(*SPOILT, "truncated_sampling", "before_temperature", "temperature"),
-    ),
-)
+OTHER_POLICY = (truncated_sampling, before_temperature, temperature)
+DETECTORS = (*OTHER_POLICY, unlike_entropy)

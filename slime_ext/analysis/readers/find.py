@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_ext.analysis.readers.names import NUMBER, is_evaluation, numbers
 from slime_ext.errors import DataError
 
 KINDS = ("rollout_data", "train_data")
@@ -15,29 +14,33 @@ SUFFIXES = (".pt", ".jsonl")
 Key = tuple[Path, "int | None", str]
 RANGE = re.compile(r"(\d{0,18})-(\d{0,18})|(\d{1,18})")
 SHOWN = 60  # characters of a mistake
+NUMBER = re.compile(r"\d+")
+RANKED = re.compile(r"\d+[_-](?:rank[_-]?)?\d+$")
+# slime puts "eval_5" where the template of --save-debug-rollout-data has the rollout's number.
+EVALUATION = re.compile(r"(^|[^a-z])eval_\d")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Rollout numbers in ranges, both ends included; no range wants all."""
+class RolloutRanges:
+    """Ranges of rollout numbers, both ends included; without any range, all numbers."""
 
     ranges: tuple[tuple[int, float], ...] = ()
 
     @classmethod
-    def parse(cls, text: str | None) -> Wanted:
-        """``100-200``, ``7``, ``0,5,10-``.
+    def parse(cls, text: str | None) -> RolloutRanges:
+        """Ranges from text such as ``100-200``, ``7``, ``0,5,10-``.
 
         Raises:
             DataError: it is something else.
 
-        >>> Wanted.parse("0,5,10-").ranges
+        >>> RolloutRanges.parse("0,5,10-").ranges
         ((0, 0), (5, 5), (10, inf))
         """
         parts = [] if text is None else text.replace(" ", "").split(",")
         return cls(tuple(_range(part, text) for part in parts))
 
     def __contains__(self, rollout_id: int | None) -> bool:
-        """A file whose name does not tell its number is wanted until its content does."""
+        """Whether a rollout is wanted; one of unknown number is, until its content tells the number."""
         if rollout_id is None or not self.ranges:
             return True
         return any(low <= rollout_id <= high for low, high in self.ranges)
@@ -45,8 +48,8 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Job:
-    """The files of one rollout (or one JSONL file), how many bytes they are, and, beside jobs of other runs,
-    whose they are: the run's folder, or the JSONL file."""
+    """The files of one rollout (or one JSONL file), their size in bytes, and, where several runs are read,
+    the run's folder or JSONL file."""
 
     paths: tuple[Path, ...]
     rollout_id: int | None
@@ -58,7 +61,7 @@ class Job:
         return self.paths[0].suffix == ".jsonl"
 
     def __str__(self) -> str:
-        """The common folder once, then the names under it."""
+        """The paths, with their common folder written once."""
         first, *others = self.paths
         if not others:
             return str(first)
@@ -68,23 +71,23 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Found:
-    """The jobs of the wanted rollouts, in the order of run and rollout number; and how many dumps of
-    evaluations are left out."""
+class DumpFiles:
+    """The jobs of the wanted rollouts, ordered by run and rollout number, and the number of evaluation
+    dumps that are left out."""
 
     jobs: tuple[Job, ...]
     evaluations: int
 
 
-def find(paths: Iterable[str | Path], wanted: Wanted | None = None) -> Found:
-    """What to read.
+def find(paths: Iterable[str | Path], wanted: RolloutRanges | None = None) -> DumpFiles:
+    """The files to read.
 
     Raises:
         DataError: a path does not exist or holds no dump.
     """
-    wanted = wanted or Wanted()
+    wanted = wanted or RolloutRanges()
     files = _of_all(paths)
-    dumps = [file for file in files if not is_evaluation(file)]
+    dumps = [file for file in files if not _is_evaluation(file)]
     if files and not dumps:
         raise DataError(f"{files[0]}: expected dumps of training, got {len(files)} of evaluations alone")
     jobs = _jobs(dumps)
@@ -92,17 +95,17 @@ def find(paths: Iterable[str | Path], wanted: Wanted | None = None) -> Found:
     if jobs and not chosen:
         known = [job.rollout_id for job in jobs if job.rollout_id is not None]
         raise DataError(f"--rollouts: expected some of {min(known)}-{max(known)}, got none of them")
-    return Found(tuple(chosen), len(files) - len(dumps))
+    return DumpFiles(tuple(chosen), len(files) - len(dumps))
 
 
 def _of_all(paths: Iterable[str | Path]) -> list[Path]:
-    """Each file once, however many of the paths lead to it."""
+    """Every file that the paths lead to, once."""
     return list({file.resolve(): file for given in paths for file in _files(str(given))}.values())
 
 
 def _jobs(files: Sequence[Path]) -> list[Job]:
     together: dict[Key, list[Path]] = {}
-    for path, number in numbers(files).items():
+    for path, number in _numbers(files).items():
         together.setdefault(_key(path, number), []).append(path)
     is_one = len({_run_of(key) for key in together}) == 1
     return [
@@ -112,7 +115,7 @@ def _jobs(files: Sequence[Path]) -> list[Job]:
 
 
 def _key(path: Path, number: int | None) -> Key:
-    """The same for the files of one rollout."""
+    """What the files of one rollout have in common."""
     root = _root(path).resolve()
     return (root, number, "") if path.suffix == ".pt" else (root, None, str(path.relative_to(_root(path))))
 
@@ -128,6 +131,32 @@ def _in_order(key: Key) -> tuple[str, int, str]:
 
 def _job(paths: list[Path], number: int | None, run: str) -> Job:
     return Job(tuple(sorted(paths, key=_rank)), number, sum(path.stat().st_size for path in paths), run)
+
+
+def _numbers(files: Iterable[Path]) -> dict[Path, int | None]:
+    """The number of each file's rollout; None where its name has none.
+
+    Among names that are else the same it is the first number that differs, so that ``qwen3-8b-0`` and
+    ``qwen3-8b-1`` are two rollouts; a name of its own kind has it last. The rank in ``5_0`` is never meant.
+    """
+    alike: dict[tuple[Path, str], list[Path]] = {}
+    for path in files:
+        alike.setdefault((path.parent, NUMBER.sub("#", path.stem)), []).append(path)
+    return {path: number for paths in alike.values() for path, number in _of_alike(paths)}
+
+
+def _is_evaluation(path: Path) -> bool:
+    """Whether a name is that of an evaluation's samples, on which nothing was trained."""
+    return bool(EVALUATION.search(path.name))
+
+
+def _of_alike(paths: Sequence[Path]) -> Iterable[tuple[Path, int | None]]:
+    rows = [NUMBER.findall(path.stem) for path in paths]
+    if not rows[0]:
+        return [(path, None) for path in paths]
+    last = len(rows[0]) - (2 if RANKED.search(paths[0].stem) else 1)
+    at = next((i for i in range(last) if len({row[i] for row in rows}) > 1), last)
+    return [(path, int(row[at])) for path, row in zip(paths, rows, strict=True)]
 
 
 def _files(given: str) -> list[Path]:
@@ -156,7 +185,8 @@ def _found(given: str) -> tuple[list[Path], bool]:
 
 
 def _meant(path: Path) -> Path:
-    """runs/x for runs/x/dumps, where the run's own folder holds them."""
+    """The run's folder where its folder ``dumps`` is named but absent, since the run's own folder holds
+    the dumps."""
     is_run = path.name == "dumps" and any((path.parent / kind).is_dir() for kind in KINDS)
     return path.parent if is_run and not path.exists() else path
 
@@ -172,7 +202,7 @@ def _within(path: Path) -> list[Path]:
 
 
 def _of_folder(path: Path) -> list[Path]:
-    """Dumps of a folder: of its rollout_data and train_data where it has them, else of itself."""
+    """The dumps in a folder's rollout_data and train_data, or in the folder itself if it has neither."""
     inner = path / "dumps" if (path / "dumps").is_dir() else path
     folders = [inner / kind for kind in KINDS if (inner / kind).is_dir()] or [inner]
     files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in SUFFIXES]
@@ -184,7 +214,7 @@ def _root(path: Path) -> Path:
 
 
 def _rank(path: Path) -> tuple[str, list[int]]:
-    """Rollout dumps first, then train dumps by rank."""
+    """A sort key: rollout dumps first, then train dumps by rank."""
     return path.parent.name, [int(n) for n in NUMBER.findall(path.stem)]
 
 

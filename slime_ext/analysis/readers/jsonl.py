@@ -19,9 +19,9 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-from slime_ext.analysis.readers.rows import Row, assemble, rollout_number
-from slime_ext.analysis.readers.train_files import text
-from slime_ext.analysis.records import Rollout, Skipped
+from slime_ext.analysis.document import Skipped
+from slime_ext.analysis.readers.samples import DumpedSample, assemble, rollout_number, text
+from slime_ext.analysis.records import DumpedRollout
 from slime_ext.host.versions import versions_of
 
 ALIASES = {
@@ -29,11 +29,11 @@ ALIASES = {
     "proximal": ("log_probs", "train_log_probs", "proximal"),
     "mask": ("loss_mask", "mask"),
 }
-NAMED = 2  # bad lines that are told one by one
+NAMED = 2  # bad lines that are named one by one
 
 
-def read_jsonl(path: Path) -> Iterator[Rollout | Skipped]:
-    """The rollouts of a file, as they follow each other; lines that are no samples come as ``Skipped``."""
+def read_jsonl(path: Path) -> Iterator[DumpedRollout | Skipped]:
+    """The rollouts of a file in their order; lines that are no samples come as ``Skipped``."""
     bad: list[Skipped] = []
     for rollout_id, found in groupby(_good(path, bad), key=lambda pair: pair[0]):
         rows = [row for _, row in found]
@@ -45,7 +45,7 @@ def read_jsonl(path: Path) -> Iterator[Rollout | Skipped]:
         yield Skipped(bad[NAMED].path, f"{len(bad) - NAMED} more lines, from here on, are no samples")
 
 
-def _good(path: Path, bad: list[Skipped]) -> Iterator[tuple[int, Row]]:
+def _good(path: Path, bad: list[Skipped]) -> Iterator[tuple[int, DumpedSample]]:
     for found in _lines(path):
         if isinstance(found, Skipped):
             bad.append(found)
@@ -53,7 +53,7 @@ def _good(path: Path, bad: list[Skipped]) -> Iterator[tuple[int, Row]]:
             yield found
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Row] | Skipped]:
+def _lines(path: Path) -> Iterator[tuple[int, DumpedSample] | Skipped]:
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             for number, line in zip(count(1), file, strict=False):
@@ -63,7 +63,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Row] | Skipped]:
         yield Skipped(str(path), f"cannot be read: {error.strerror or error}")
 
 
-def _sample(line: str, where: str) -> tuple[int, Row] | Skipped:
+def _sample(line: str, where: str) -> tuple[int, DumpedSample] | Skipped:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -78,13 +78,13 @@ def _sample(line: str, where: str) -> tuple[int, Row] | Skipped:
         return Skipped(where, f"holds a value of another kind: {error}")
 
 
-def _row(found: Mapping[str, Any]) -> Row:
+def _row(found: Mapping[str, Any]) -> DumpedSample:
     lists = {ours: _first(found, *keys) for ours, keys in ALIASES.items()}
     known = next(values for values in lists.values() if values is not None)
     length = int(_first(found, "response_length", default=len(known)))
     tokens = found.get("tokens") or []
     advantages, reward = found.get("advantages"), found.get("reward")
-    return Row(
+    return DumpedSample(
         position=0,
         response_length=length,
         **lists,
@@ -102,5 +102,5 @@ def _row(found: Mapping[str, Any]) -> Row:
 
 
 def _first(found: Mapping[str, Any], *keys: str, default: Any = None) -> Any:
-    """The value of the first of the keys that has one; null is none."""
+    """The value of the first of the keys that is there and not null."""
     return next((found[key] for key in keys if found.get(key) is not None), default)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.analysis.readers.rows import Row, as_tensor
-from slime_ext.analysis.readers.train_files import row_of
+from slime_ext.analysis.readers.samples import DumpedSample, as_tensor, sample_of
 from slime_ext.errors import DataError
 from slime_ext.host.packing import zigzag
 
@@ -22,8 +21,8 @@ Data = Mapping[str, Any]
 CUT = ("log_probs", "rollout_log_probs", "advantages", "entropy")  # local slices; masks and tokens are whole
 
 
-def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[Row]:
-    """All samples of a rollout from the files of its ranks.
+def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[DumpedSample]:
+    """The samples of a rollout, put together from the files of its ranks.
 
     Raises:
         DataError: a context-parallel part is missing, or the lengths fit no zig-zag layout.
@@ -42,7 +41,7 @@ def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[Row]:
 
 
 def _identity(data: Data) -> tuple:
-    """The same for ranks that hold the same samples."""
+    """A value that is equal for ranks that hold the same samples."""
     indices = data.get("sample_indices")
     if indices is not None and all(i is not None for i in indices):
         return tuple(int(i) for i in indices)
@@ -52,7 +51,7 @@ def _identity(data: Data) -> tuple:
     )
 
 
-def _whole(parts: list[Data]) -> list[Row]:
+def _whole(parts: list[Data]) -> list[DumpedSample]:
     size = _context_parallel_size(parts)
     copies = len(parts) // size
     cut = parts[::copies]  # tensor-parallel ranks are neighbours, and their files are the same
@@ -64,12 +63,12 @@ def _whole(parts: list[Data]) -> list[Row]:
             if sample.get(key) is not None:
                 sample[key] = _interleave([c[key][i] for c in columns], total, response)
         index = sample.get("sample_indices")
-        rows.append(row_of(sample, i if index is None else -1 - int(index)))
+        rows.append(sample_of(sample, i if index is None else -1 - int(index)))
     return rows
 
 
 def _columns(data: Data) -> dict[str, Any]:
-    """The fields with one value per sample."""
+    """The fields that have one value per sample."""
     count = len(data["response_lengths"])
     return {
         key: values for key, values in data.items() if hasattr(values, "__len__") and len(values) == count
@@ -85,7 +84,8 @@ def _lengths(data: Data) -> list[tuple[int, int]]:
 
 
 def _context_parallel_size(parts: list[Data]) -> int:
-    """The size for which every file holds what its rank would; a rank's copies are neighbours."""
+    """The context-parallel size for which every file has the lengths that its rank would have. Copies of a
+    rank follow each other."""
     lengths = _lengths(parts[0])
     for size in range(1, len(parts) + 1):
         if len(parts) % size == 0 and _explains(parts, lengths, size):
@@ -114,7 +114,7 @@ def _runs(total: int, response: int, rank: int, size: int) -> tuple[tuple[int, i
 
 
 def _interleave(parts: Sequence[Any], total: int, response: int) -> Tensor:
-    """The local slices of all context-parallel ranks -> [R]."""
+    """One tensor [R] from the slices of all context-parallel ranks."""
     if len(parts) == 1:
         return as_tensor(parts[0], torch.float32)
     out = torch.full((response,), torch.nan)

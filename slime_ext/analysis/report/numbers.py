@@ -9,7 +9,7 @@ NONE = "–"
 
 
 def number(value: float | None) -> str:
-    """Three digits that count.
+    """A number with three significant digits.
 
     >>> number(0.00012345), number(1234.5), number(None)
     ('0.000123', '1234', '–')
@@ -33,7 +33,7 @@ def ratio(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share; what is not all is never written as all.
+    """A share in per cent; only 1 is written as 100%, only 0 as 0%.
 
     >>> percent(0.99999), percent(1.0), percent(0.00004), percent(0.0), percent(0.1234)
     ('>99.99%', '100%', '<0.01%', '0%', '12.3%')
@@ -51,16 +51,16 @@ def percent(value: float | None) -> str:
 
 
 def whole(value: int) -> str:
-    """With thin spaces between thousands.
+    """An integer with thin spaces between thousands.
 
     >>> whole(1234567)
-    '1\\u202f234\\u202f567'
+    '1\u202f234\u202f567'
     """
     return f"{value:,}".replace(",", "\u202f")
 
 
 def listed(values: Iterable[int], most: int = 12) -> str:
-    """The first of them, and how many there are.
+    """The first values, and how many more there are.
 
     >>> listed(range(3)), listed(range(20), 2)
     ('0, 1, 2', '0, 1 and 18 more')
@@ -71,7 +71,7 @@ def listed(values: Iterable[int], most: int = 12) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital and a full stop.
+    """A text with a capital letter and a full stop.
 
     >>> sentence("mend this first")
     'Mend this first.'
@@ -80,6 +80,6 @@ def sentence(text: str) -> str:
 
 
 def depth(log_ratio: float) -> str:
-    """How strongly a token is coloured, 0 to 0.6, so that its text stays readable."""
+    """How strongly a token is coloured, from 0 to 0.6, at which its text is still readable."""
     size = abs(log_ratio)
     return f"{0.6 * size / (size + 0.5):.2f}"

@@ -13,11 +13,8 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from slime_ext.analysis.document import Document, Effect, Numbers
-from slime_ext.analysis.report.curves import CURVES, curve
-from slime_ext.analysis.report.distribution import distribution
 from slime_ext.analysis.report.numbers import NONE, depth, listed, number, percent, ratio, sentence, whole
-from slime_ext.analysis.report.picture import Picture
-from slime_ext.analysis.report.timeline import timeline
+from slime_ext.analysis.report.pictures import pictures
 
 MOST_NAMED = 300  # characters of rejected sequences on the page; JSON has all
 TEMPLATE, STYLE = "page.html.j2", "style.css"
@@ -32,7 +29,7 @@ def write_report(document: Document, path: str | Path, against: Document | None 
 
 
 def render(document: Document, against: Document | None = None) -> str:
-    """The page as text."""
+    """The HTML of the page."""
     documents = [document] if against is None else [document, against]
     about = {
         "style": Markup(_text(STYLE)),
@@ -68,12 +65,6 @@ def _text(name: str) -> str:
     return files("slime_ext.analysis.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def pictures(documents: Sequence[Document]) -> list[Picture]:
-    """Every picture of the page, in its order."""
-    found = (distribution(documents), timeline(documents), *(curve(kind, documents) for kind in CURVES))
-    return [picture for picture in found if picture is not None]
-
-
 TILES: tuple[tuple[str, Callable[[Numbers], str]], ...] = (
     ("k3, nats per token", lambda n: number(n.k3)),
     ("mean l, nats per token", lambda n: number(n.mean)),
@@ -94,52 +85,47 @@ TILES: tuple[tuple[str, Callable[[Numbers], str]], ...] = (
 
 
 def tiles(totals: Sequence[Numbers]) -> list[tuple[str, list[str]]]:
-    """Name and the value of each run, without those that no run knows."""
+    """Name of each number and its value in each run, without numbers that no run has."""
     found = [(name, [say(n) for n in totals]) for name, say in TILES]
     return [(name, values) for name, values in found if set(values) != {NONE}]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the what-if table."""
+    """A column of the what-if table: what it says of a correction, and the share that its bar shows."""
 
     name: str
-    value: Callable[[Effect], float | None]
-    say: Callable[[float | None], str] = percent
-    gauge: bool = True
-
-    def text(self, effect: Effect) -> str:
-        """The cell."""
-        return self.say(self.value(effect))
+    text: Callable[[Effect], str]
+    share: Callable[[Effect], float | None] = lambda effect: None
 
     def width(self, effect: Effect) -> str:
         """Per cent of the bar."""
-        return f"{100 * min(max(self.value(effect) or 0, 0), 1):.1f}"
+        return f"{100 * min(max(self.share(effect) or 0, 0), 1):.1f}"
 
 
-@dataclass(frozen=True)
-class Weights(Column):
-    """The column of weight quantiles: three numbers, no bar."""
+def _column(name: str, share: Callable[[Effect], float | None]) -> Column:
+    return Column(name, lambda effect: percent(share(effect)), share)
 
-    def text(self, effect: Effect) -> str:
-        found = effect.weight_quantiles
-        return " / ".join(number(found[key]) for key in ("p01", "p50", "p99")) if found else NONE
+
+def _weights(effect: Effect) -> str:
+    found = effect.weight_quantiles
+    return " / ".join(number(found[key]) for key in ("p01", "p50", "p99")) if found else NONE
 
 
 COLUMNS = (
-    Column("sequences kept", lambda e: _share(e.kept_sequences, e.sequences)),
-    Column("tokens kept", lambda e: _share(e.kept_tokens, e.tokens)),
-    Column("A > 0 kept", lambda e: e.kept_positive),
-    Column("A < 0 kept", lambda e: e.kept_negative),
-    Column("clipped", lambda e: _share(e.clipped_tokens, e.tokens)),
-    Weights("weights", lambda e: None, gauge=False),
-    Column("ESS", lambda e: e.ess),
-    Column("gradient", lambda e: e.gradient_scale, number, gauge=False),
+    _column("sequences kept", lambda e: _share(e.kept_sequences, e.sequences)),
+    _column("tokens kept", lambda e: _share(e.kept_tokens, e.tokens)),
+    _column("A > 0 kept", lambda e: e.kept_positive),
+    _column("A < 0 kept", lambda e: e.kept_negative),
+    _column("clipped", lambda e: _share(e.clipped_tokens, e.tokens)),
+    Column("weights", _weights),
+    _column("ESS", lambda e: e.ess),
+    Column("gradient", lambda e: number(e.gradient_scale)),
 )
 
 
 def rows(documents: Sequence[Document]) -> list[dict[str, Any]]:
-    """What the table's rows need: one per correction of any document, the recommended one first."""
+    """The rows of the what-if table: one per correction of any document, the recommended one first."""
     chosen = {d.recommendation.name for d in documents if d.recommendation}
     by_name: dict[str, dict[int, Effect]] = {}
     for run, document in enumerate(documents):

@@ -9,17 +9,7 @@ from pathlib import Path
 from slime_ext.errors import ConfigError
 from slime_ext.host.functions import flag_of
 
-SURROGATE_OF = {"grpo": "ppo_clip", "gspo": "gspo", "cispo": "cispo"}
 VANILLA = "slime_ext.tis.vanilla_tis_function"
-EVAL_DEFAULTS = {
-    "eval_reward_key": "reward_key",
-    "eval_input_key": "input_key",
-    "eval_label_key": "label_key",
-    "eval_temperature": "rollout_temperature",
-    "eval_top_p": "rollout_top_p",
-    "eval_top_k": "rollout_top_k",
-    "eval_max_response_len": "rollout_max_response_len",
-}
 
 
 def resolve(args: argparse.Namespace) -> argparse.Namespace:
@@ -43,25 +33,28 @@ def _fill(args: argparse.Namespace, name: str, value: object) -> None:
 
 
 def _ranks(args: argparse.Namespace) -> None:
-    """World size and data-parallel size; 0 data-parallel ranks is left for validation to refuse."""
-    sizes = (args.tensor_model_parallel_size, args.pipeline_model_parallel_size, args.context_parallel_size)
-    for name, size in zip(("tensor-model", "pipeline-model", "context"), sizes, strict=True):
-        if size < 1:
-            raise ConfigError(f"--{name}-parallel-size: expected at least 1, got {size}")
-    model_ranks = sizes[0] * sizes[1] * sizes[2]
+    """World size and data-parallel size.
+
+    Raises:
+        ConfigError: training ranks that copies of the model do not share evenly.
+    """
+    tensor, pipeline = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+    model_ranks = tensor * pipeline * args.context_parallel_size
     _fill(args, "actor_num_gpus_per_node", model_ranks)
-    args.world_size = args.actor_num_nodes * args.actor_num_gpus_per_node
+    args.world_size = args.actor_num_gpus_per_node
+    if args.world_size % model_ranks:
+        raise ConfigError(
+            f"--actor-num-gpus-per-node: expected a multiple of {model_ranks} (tensor x pipeline x context = "
+            f"{tensor} x {pipeline} x {args.context_parallel_size}), got {args.world_size}"
+        )
     args.data_parallel_size = args.world_size // model_ranks
 
 
 def _steps(args: argparse.Namespace) -> None:
     """--num-steps-per-rollout and --global-batch-size each give the other."""
-    for dest in ("rollout_batch_size", "n_samples_per_prompt"):
-        if (count := getattr(args, dest)) < 1:
-            raise ConfigError(f"{flag_of(dest)}: expected at least 1, got {count}")
     samples = args.rollout_batch_size * args.n_samples_per_prompt
     if args.num_steps_per_rollout is not None:
-        if args.num_steps_per_rollout < 1 or samples % args.num_steps_per_rollout:
+        if samples % args.num_steps_per_rollout:
             raise ConfigError(
                 f"--num-steps-per-rollout: expected a divisor of the {samples} samples of a rollout, "
                 f"got {args.num_steps_per_rollout}"
@@ -74,7 +67,7 @@ def _steps(args: argparse.Namespace) -> None:
             )
         args.global_batch_size = implied
     _fill(args, "global_batch_size", samples)
-    if args.global_batch_size < 1 or samples % args.global_batch_size:
+    if samples % args.global_batch_size:
         raise ConfigError(
             f"--global-batch-size: expected a divisor of the {samples} samples of a rollout "
             f"(--rollout-batch-size x --n-samples-per-prompt), got {args.global_batch_size}"
@@ -84,9 +77,6 @@ def _steps(args: argparse.Namespace) -> None:
 
 def _loss(args: argparse.Namespace) -> None:
     _fill(args, "eps_clip_high", args.eps_clip)
-    if args.eps_clip_c is not None and args.advantage_estimator == "grpo":
-        _fill(args, "policy_loss", "dual_clip")  # in slime the bound alone switches it on
-    _fill(args, "policy_loss", SURROGATE_OF[args.advantage_estimator])
     if args.use_tis:
         _fill(args, "custom_tis_function_path", VANILLA)
     if args.n_samples_per_prompt == 1:
@@ -105,10 +95,8 @@ def _evaluation(args: argparse.Namespace) -> None:
     args.eval_datasets = list(zip(words[::2], words[1::2], strict=True))
     if len(names := words[::2]) != len(set(names)):
         raise ConfigError(f"--eval-prompt-data: expected each name once, got {' '.join(names)}")
-    for name, source in EVAL_DEFAULTS.items():
-        _fill(args, name, getattr(args, source))
-    if args.rollout_max_context_len is not None:
-        _fill(args, "rollout_max_prompt_len", args.rollout_max_context_len - 1)
+    _fill(args, "eval_temperature", args.rollout_temperature)
+    _fill(args, "eval_max_response_len", args.rollout_max_response_len)
 
 
 def _engine(args: argparse.Namespace) -> None:
@@ -130,14 +118,11 @@ def _output(args: argparse.Namespace) -> None:
     args.run_path = str(_run_path(args))
     args.run_name = Path(args.run_path).name
     _fill(args, "save", f"{args.run_path}/checkpoints")
-    if not args.no_dump_details:
-        _fill(args, "dump_details", args.run_path)
-        _fill(args, "save_debug_rollout_data", f"{args.dump_details}/rollout_data/{{rollout_id}}.pt")
-        _fill(args, "save_debug_train_data", f"{args.dump_details}/train_data/{{rollout_id}}.pt")
-    tensorboard = Path(args.tb_project_name or f"{args.run_path}/tensorboard")
-    args.tensorboard_dir = str(
-        tensorboard / args.tb_experiment_name if args.tb_experiment_name else tensorboard
-    )
+    args.tensorboard_dir = f"{args.run_path}/tensorboard"
+    args.dump_details = None if args.no_dump_details else args.run_path
+    for kind in ("rollout", "train"):
+        template = f"{args.run_path}/{kind}_data/{{rollout_id}}.pt"
+        setattr(args, f"save_debug_{kind}_data", template if args.dump_details else None)
 
 
 def _run_path(args: argparse.Namespace) -> Path:

@@ -7,10 +7,9 @@ zig-zag context-parallel slices are slime's (``slime_ext.host.packing``).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -100,76 +99,64 @@ def step_slices(count: int, step_size: int) -> list[range]:
 
 
 def micro_batches(
-    args: argparse.Namespace, step: Sequence[int], lengths: Sequence[int], dp_rank: int, dp_size: int
+    args: argparse.Namespace, step: Sequence[int], dp_rank: int, dp_size: int
 ) -> list[list[list[int]]]:
-    """Minibatches of micro-batches of positions, for one rank; the same number of each on every rank.
-
-    Args:
-        step: positions of the optimizer step.
-        lengths: total length of every sample of the rollout, by position.
-    """
-    parts = args.ppo_n_minibatches
+    """Minibatches of micro-batches of positions of an optimizer step, for one rank."""
+    parts, n = args.ppo_n_minibatches, args.micro_batch_size
     size = len(step) // parts
     minibatches = [step[i * size : (i + 1) * size] for i in range(parts)]
-    return [_cut(args, [m[r::dp_size] for r in range(dp_size)], lengths)[dp_rank] for m in minibatches]
+    shares = [m[dp_rank::dp_size] for m in minibatches]
+    return [[list(s[i : i + n]) for i in range(0, len(s), n)] for s in shares]
 
 
-def _cut(
-    args: argparse.Namespace, shares: list[Sequence[int]], lengths: Sequence[int]
-) -> list[list[list[int]]]:
-    """Every rank's micro-batches, made equally many by halving the fullest ones."""
-    if not args.use_dynamic_batch_size:
-        n = args.micro_batch_size
-        return [[list(s[i : i + n]) for i in range(0, len(s), n)] for s in shares]
-    cuts = [_fill(s, lengths, args.max_tokens_per_gpu * args.context_parallel_size) for s in shares]
-    most = max(len(c) for c in cuts)
-    for cut in cuts:
-        while len(cut) < most:
-            fullest = max(range(len(cut)), key=lambda i: len(cut[i]))
-            whole = cut[fullest]
-            cut[fullest : fullest + 1] = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
-    return cuts
+def pack_micro_batch(samples: Sequence[TrainSample], layout: Layout) -> MicroBatch:
+    """Concatenates the samples' local tokens and everything that goes with them."""
+    place = {"device": layout.device}
+    ids, rows, ends, local_lengths = [], [], [0], []
+    for sample in samples:
+        tokens, own = _tokens_and_rows(sample, layout)
+        rows += [len(ids) + row for row in own]
+        ids += tokens
+        ends.append(len(ids) * layout.cp_size)
+        local_lengths.append(len(own))
 
+    def local(of: Callable[[TrainSample], list[Any]]) -> list[list[Any]]:
+        """Of each sample's full response this rank's part."""
+        size = layout.cp_rank, layout.cp_size
+        return [slice_response(of(s), s.total_length, s.response_length, *size) for s in samples]
 
-def _fill(share: Sequence[int], lengths: Sequence[int], limit: int) -> list[list[int]]:
-    """Consecutive samples, as many as ``limit`` tokens hold; a longer sample goes alone."""
-    out: list[list[int]] = []
-    room = -1
-    for position in share:
-        if lengths[position] > room:
-            out.append([])
-            room = limit
-        out[-1].append(position)
-        room -= lengths[position]
-    return out
+    def long(values: Iterable[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.long, **place)
 
+    def real(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=layout.dtype, **place)
 
-@dataclass(frozen=True)
-class _Share:
-    """One sample's part on a context-parallel rank: its tokens, and where its response tokens' logits are.
-
-    Attributes:
-        tokens: the two zig-zag chunks, padded with token 0; the whole sequence on one rank.
-        rows: offset in ``tokens`` of each local response token's logit, one position before it.
-        targets, log_probs, versions: of the local response tokens.
-    """
-
-    tokens: list[int]
-    rows: list[int]
-    targets: list[int]
-    log_probs: list[float]
-    versions: list[int]
-
-
-def _share(sample: TrainSample, layout: Layout) -> _Share:
-    tokens, rows = _tokens_and_rows(sample, layout)
-    total, response = sample.total_length, sample.response_length
-    per_token = (sample.response_tokens, sample.rollout_log_probs, sample.versions or [-1] * response)
-    local = (slice_response(x, total, response, layout.cp_rank, layout.cp_size) for x in per_token)
-    return _Share(tokens, rows, *local)
+    return MicroBatch(
+        positions=[s.position for s in samples],
+        input_ids=long(ids)[None],
+        logit_rows=long(rows),
+        targets=long(chain(*local(lambda s: s.response_tokens))),
+        packed_seq_params=_packed_seq_params(ends, layout.device),
+        total_lengths=[s.total_length for s in samples],
+        response_lengths=[s.response_length for s in samples],
+        local_lengths=local_lengths,
+        loss_masks=[torch.tensor(s.loss_mask, dtype=torch.int32, **place) for s in samples],
+        rollout_log_probs=list(map(real, local(lambda s: s.rollout_log_probs))),
+        advantages=[real([s.advantage] * n) for s, n in zip(samples, local_lengths, strict=True)],
+        denominators=real([s.mask_sum for s in samples]),
+        versions=long(chain(*local(lambda s: s.versions or [-1] * s.response_length))),
+        weight_versions=[s.weight_versions for s in samples],
+        cp_rank=layout.cp_rank,
+        cp_size=layout.cp_size,
+    )
 
 
 def _tokens_and_rows(sample: TrainSample, layout: Layout) -> tuple[list[int], list[int]]:
+    """A sample's tokens on a context-parallel rank, and where the logits of its local response tokens are.
+
+    The tokens are the two zig-zag chunks, padded with token 0, or the whole sequence on one rank; a token's
+    logit is one position before it.
+    """
     first_logit = sample.total_length - sample.response_length - 1
     if layout.cp_size == 1:
         return sample.tokens, list(range(first_logit, sample.total_length - 1))
@@ -182,56 +169,6 @@ def _tokens_and_rows(sample: TrainSample, layout: Layout) -> tuple[list[int], li
         moved = first_logit + (place - slot) * chunk
         rows += range(start + moved, stop + moved)
     return [t for slot in slots for t in padded[slot * chunk : (slot + 1) * chunk]], rows
-
-
-def pack_micro_batch(samples: Sequence[TrainSample], layout: Layout) -> MicroBatch:
-    """Concatenates the samples' local tokens and everything that goes with them."""
-    shares = [_share(s, layout) for s in samples]
-    begins = list(accumulate((len(share.tokens) for share in shares), initial=0))
-    return MicroBatch(
-        packed_seq_params=_packed_seq_params([b * layout.cp_size for b in begins], layout.device),
-        cp_rank=layout.cp_rank,
-        cp_size=layout.cp_size,
-        **_concatenated(shares, begins, layout),
-        **_by_sample(samples, shares, layout),
-    )
-
-
-def _concatenated(shares: Sequence[_Share], begins: Sequence[int], layout: Layout) -> dict[str, Tensor]:
-    """Ids of the local tokens, and of the local response tokens what is one tensor."""
-
-    def long(parts: Iterable[list[int]]) -> Tensor:
-        return torch.tensor(list(chain.from_iterable(parts)), dtype=torch.long, device=layout.device)
-
-    rows = ([begin + row for row in share.rows] for begin, share in zip(begins, shares, strict=False))
-    return {
-        "input_ids": long(share.tokens for share in shares)[None],
-        "logit_rows": long(rows),
-        "targets": long(share.targets for share in shares),
-        "versions": long(share.versions for share in shares),
-    }
-
-
-def _by_sample(samples: Sequence[TrainSample], shares: Sequence[_Share], layout: Layout) -> dict[str, Any]:
-    """What has one entry per sample."""
-    place = {"device": layout.device}
-    local = [len(share.rows) for share in shares]
-    advantages = [s.advantage for s in samples]
-    return {
-        "positions": [s.position for s in samples],
-        "total_lengths": [s.total_length for s in samples],
-        "response_lengths": [s.response_length for s in samples],
-        "local_lengths": local,
-        "loss_masks": [torch.tensor(s.loss_mask, dtype=torch.int32, **place) for s in samples],
-        "rollout_log_probs": [torch.tensor(x.log_probs, dtype=layout.dtype, **place) for x in shares],
-        "advantages": list(map(partial(_filled, layout), local, advantages)),
-        "denominators": torch.tensor([s.mask_sum for s in samples], dtype=layout.dtype, **place),
-        "weight_versions": [s.weight_versions for s in samples],
-    }
-
-
-def _filled(layout: Layout, length: int, value: float) -> Tensor:
-    return torch.tensor([value] * length, dtype=layout.dtype, device=layout.device)
 
 
 def _packed_seq_params(cumulative: list[int], device: torch.device | str) -> PackedSeqParams:

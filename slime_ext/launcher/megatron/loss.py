@@ -25,7 +25,7 @@ from slime_ext.host.packing import locate
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import MicroBatch
 from slime_ext.launcher.megatron.log_probs import log_probs_and_entropy, vocab_parallel_log_probs
-from slime_ext.launcher.megatron.returned import check_hook, check_reducer
+from slime_ext.launcher.megatron.returned import check_hook
 from slime_ext.ops import ratios, surrogates
 from slime_ext.ops.segments import identity
 
@@ -55,7 +55,6 @@ class PolicyLoss:
 
     Attributes:
         hook: the correction, or None where neither --use-tis nor --get-mismatch-metrics is set.
-        reducer: --custom-pg-loss-reducer-function-path, resolved.
         proximal: position -> [L_i] of the recomputed proximal policy; empty: the training forward is it.
         step_size: rollouts in the optimizer step over all ranks, the loss's denominator.
         optimizer_step: steps taken before this one, from which staleness counts.
@@ -63,7 +62,6 @@ class PolicyLoss:
 
     args: argparse.Namespace
     hook: Hook | None
-    reducer: Callable[..., Callable[[Tensor], Tensor]] | None
     proximal: Mapping[int, Tensor]
     step_size: int
     optimizer_step: int
@@ -104,9 +102,8 @@ class PolicyLoss:
             pg_loss, masks, extra = self._call_hook(batch, pg_loss, proximal, cur)
             extra = {"ois": log_ratio.detach().exp(), **extra}
             reduce = make_reducer(args, batch, masks)
-        pg_reduce = self._pg_reducer(batch, masks) or reduce
 
-        losses = {"pg_loss": pg_reduce(pg_loss), "entropy_loss": reduce(entropy)}
+        losses = {"pg_loss": reduce(pg_loss), "entropy_loss": reduce(entropy)}
         loss = losses["pg_loss"] - args.entropy_coef * losses["entropy_loss"]
         if cur.numel() == 0:
             loss = loss + 0.0 * logits.sum()  # a shard without response tokens still joins the backward pass
@@ -135,7 +132,7 @@ class PolicyLoss:
         return torch.cat([self.proximal[p] for p in batch.positions])
 
     def _log_ratio(self, batch: MicroBatch, log_ratio: Tensor) -> Tensor:
-        if self.args.policy_loss != "gspo":
+        if self.args.advantage_estimator != "gspo":
             return log_ratio
         segments = batch.segments(_differentiable_sum if batch.cp_size > 1 else identity)
         return ratios.sequence_mean(log_ratio, segments)
@@ -143,15 +140,11 @@ class PolicyLoss:
     def _surrogate(self, log_ratio: Tensor, cur: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
         args = self.args
         low, high = args.eps_clip, args.eps_clip_high
-        match args.policy_loss:
-            case "cispo":
-                return surrogates.cispo(log_ratio, cur, advantages, low, high)
-            case "sapo":
-                return surrogates.sapo(log_ratio, advantages, args.sapo_tau_pos, args.sapo_tau_neg)
-            case _ if args.eps_clip_c is not None:
-                return surrogates.dual_clip(log_ratio, advantages, low, high, args.eps_clip_c)
-            case _:
-                return surrogates.ppo_clip(log_ratio, advantages, low, high)
+        if args.advantage_estimator == "cispo":
+            return surrogates.cispo(log_ratio, cur, advantages, low, high)
+        if args.eps_clip_c is not None:
+            return surrogates.dual_clip(log_ratio, advantages, low, high, args.eps_clip_c)
+        return surrogates.ppo_clip(log_ratio, advantages, low, high)
 
     def _call_hook(
         self, batch: MicroBatch, pg_loss: Tensor, proximal: Tensor, cur: Tensor
@@ -188,13 +181,6 @@ class PolicyLoss:
     def _is_ours(self) -> bool:
         """Whether the hook is a function of ``slime_ext.tis``, which measures what it does."""
         return getattr(self.hook, "__module__", None) == "slime_ext.tis"
-
-    def _pg_reducer(self, batch: MicroBatch, masks: list[Tensor]) -> Callable[[Tensor], Tensor] | None:
-        if self.reducer is None:
-            return None
-        lengths = batch.total_lengths, batch.response_lengths
-        reducer = self.reducer(*lengths, masks, self.args.calculate_per_token_loss)
-        return check_reducer(self.args.custom_pg_loss_reducer_function_path, reducer)
 
     def _ages(self, batch: MicroBatch) -> Tensor:
         """[T] optimizer steps between the sampling weights and the trained ones; 0 where unknown."""
@@ -279,9 +265,4 @@ def resolved(args: argparse.Namespace) -> dict[str, Any]:
     from slime_ext.host.functions import load_function
 
     wanted = args.use_tis or args.get_mismatch_metrics
-    path = hook_path(args)
-    reducer = args.custom_pg_loss_reducer_function_path
-    return {
-        "hook": load_function(path, "--custom-tis-function-path") if wanted else None,
-        "reducer": load_function(reducer, "--custom-pg-loss-reducer-function-path") if reducer else None,
-    }
+    return {"hook": load_function(hook_path(args), "--custom-tis-function-path") if wanted else None}

@@ -27,8 +27,8 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
+from transformers import Qwen3ForCausalLM
 
-from slime_ext.errors import ConfigError
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.attention import PackedAttention
 from slime_ext.launcher.megatron.weights import GetTensor, load_hf_state
@@ -40,14 +40,10 @@ def build_model(
     """This rank's model chunks (one), wrapped in Megatron's DistributedDataParallel, with their weights.
 
     Args:
-        args: sizes of the layout, ``seed``, ``bf16`` / ``fp16`` / ``params_dtype``, ``init_method_std``.
+        args: the layout's sizes, ``seed``, ``params_dtype``, ``init_method_std``, ``transformer_impl``.
         hf_config: a Hugging Face Qwen3 configuration.
         get_tensor: full Hugging Face tensors by name; None draws them from ``args.seed``.
-
-    Raises:
-        ConfigError: a configuration or layout that cannot work here.
     """
-    check_model(args, hf_config)
     config = transformer_config(args, hf_config)
     model = GPTModel(
         config,
@@ -58,7 +54,7 @@ def build_model(
         post_process=parallel.is_last_stage(),
         share_embeddings_and_output_weights=hf_config.tie_word_embeddings,
         position_embedding_type="rope",
-        rotary_base=rope_theta(hf_config),
+        rotary_base=hf_config.rope_parameters["rope_theta"],
     )
     model = model.to(
         device=parallel.device(), dtype=config.params_dtype
@@ -69,61 +65,9 @@ def build_model(
 
 
 def params_dtype(args: argparse.Namespace) -> torch.dtype:
-    """bfloat16 or float16 where ``--bf16`` or ``--fp16`` says so, else ``--params-dtype``, else float32."""
-    if getattr(args, "bf16", False):
-        return torch.bfloat16
-    if getattr(args, "fp16", False):
-        return torch.float16
-    explicit = getattr(args, "params_dtype", None) or torch.float32
-    return getattr(torch, explicit) if isinstance(explicit, str) else explicit
-
-
-def rope_theta(hf_config: Any) -> float:
-    """The RoPE base, where transformers 5 and where older versions keep it.
-
-    Raises:
-        ConfigError: a scaled RoPE.
-    """
-    rope = getattr(hf_config, "rope_parameters", None) or getattr(hf_config, "rope_scaling", None) or {}
-    if rope.get("rope_type", "default") != "default":
-        raise ConfigError(
-            f"model: expected rope_type 'default', got {rope['rope_type']!r}: scaled RoPE is not supported"
-        )
-    theta = rope.get("rope_theta") or getattr(hf_config, "rope_theta", None)
-    if theta is None:
-        raise ConfigError(
-            "model: expected rope_theta in the Hugging Face configuration, got none: add it to config.json"
-        )
-    return theta
-
-
-def check_model(args: argparse.Namespace, hf_config: Any) -> None:
-    """Refuses what the layout cannot cut evenly and what does not run here.
-
-    Raises:
-        ConfigError: naming the flag and the value.
-    """
-    tp, pp = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
-    _check_divides("--tensor-model-parallel-size", tp, "attention heads", hf_config.num_attention_heads)
-    _check_divides("--tensor-model-parallel-size", tp, "key/value heads", hf_config.num_key_value_heads)
-    _check_divides("--tensor-model-parallel-size", tp, "MLP channels", hf_config.intermediate_size)
-    _check_divides("--tensor-model-parallel-size", tp, "vocabulary entries", hf_config.vocab_size)
-    _check_divides("--pipeline-model-parallel-size", pp, "layers", hf_config.num_hidden_layers)
-    if getattr(args, "sequence_parallel", False):
-        raise ConfigError(
-            "--sequence-parallel: expected off, got on: this launcher does not support it, remove the flag"
-        )
-    for name in ("hidden_dropout", "attention_dropout"):
-        if not torch.cuda.is_available() and getattr(args, name, 0.0) > 0:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag}: expected 0 without CUDA, got {getattr(args, name)}: set {flag} 0")
-
-
-def _check_divides(flag: str, size: int, what: str, count: int) -> None:
-    if count % size:
-        raise ConfigError(
-            f"{flag}: expected a divisor of the {count} {what}, got {size}: change the flag or the model"
-        )
+    """The type of the weights: --bf16, --fp16 and --params-dtype, resolved."""
+    dtype = args.params_dtype
+    return dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
 
 
 def transformer_config(args: argparse.Namespace, hf_config: Any) -> TransformerConfig:
@@ -143,12 +87,12 @@ def transformer_config(args: argparse.Namespace, hf_config: Any) -> TransformerC
         activation_func=F.silu,
         add_bias_linear=False,
         qk_layernorm=True,
-        hidden_dropout=getattr(args, "hidden_dropout", 0.0),
-        attention_dropout=getattr(args, "attention_dropout", 0.0),
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=pp,
         context_parallel_size=args.context_parallel_size,
-        calculate_per_token_loss=getattr(args, "calculate_per_token_loss", False),
+        calculate_per_token_loss=args.calculate_per_token_loss,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
@@ -167,7 +111,7 @@ def transformer_config(args: argparse.Namespace, hf_config: Any) -> TransformerC
 
 def _layer_spec(args: argparse.Namespace) -> ModuleSpec:
     """Transformer Engine's layers on CUDA where it is installed, unless ``transformer_impl`` is "local"."""
-    if HAVE_TE and torch.cuda.is_available() and getattr(args, "transformer_impl", None) != "local":
+    if HAVE_TE and torch.cuda.is_available() and args.transformer_impl != "local":
         return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=True)
     spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = PackedAttention
@@ -175,25 +119,25 @@ def _layer_spec(args: argparse.Namespace) -> ModuleSpec:
 
 
 def _ddp_config(args: argparse.Namespace) -> DistributedDataParallelConfig:
-    cuda = torch.cuda.is_available()
     return DistributedDataParallelConfig(
         grad_reduce_in_fp32=params_dtype(args).itemsize < 4,
-        use_distributed_optimizer=cuda,
-        overlap_grad_reduce=cuda and getattr(args, "overlap_grad_reduce", False),
+        use_distributed_optimizer=torch.cuda.is_available(),
     )
 
 
 def random_weights(args: argparse.Namespace, hf_config: Any) -> GetTensor:
     """Initial Hugging Face tensors, each drawn from a seed made of ``args.seed`` and its name.
 
-    Normal with std ``args.init_method_std`` (0.02), the projections into the residual stream divided by
+    Normal with std ``args.init_method_std``, the projections into the residual stream divided by
     sqrt(2 * layers) as Megatron does; norms are 1. Any layout that asks for a name gets the same numbers.
     """
-    std = getattr(args, "init_method_std", None) or 0.02
+    std = args.init_method_std
     scaled = std / math.sqrt(2 * hf_config.num_hidden_layers)
+    with torch.device("meta"):
+        shapes = {n: p.shape for n, p in Qwen3ForCausalLM(hf_config).named_parameters(remove_duplicate=False)}
 
     def get_tensor(name: str) -> Tensor:
-        shape = hf_shape(name, hf_config)
+        shape = shapes[name]
         if len(shape) == 1:
             return torch.ones(shape)
         generator = torch.Generator().manual_seed(zlib.crc32(f"{args.seed}:{name}".encode()))
@@ -203,26 +147,6 @@ def random_weights(args: argparse.Namespace, hf_config: Any) -> GetTensor:
 
 
 _RESIDUAL = ("o_proj.weight", "down_proj.weight")
-
-
-def hf_shape(name: str, hf_config: Any) -> tuple[int, ...]:
-    """Shape of a Qwen3 tensor by its Hugging Face name."""
-    hidden, width, mlp = hf_config.hidden_size, hf_config.head_dim, hf_config.intermediate_size
-    queries, keys = hf_config.num_attention_heads * width, hf_config.num_key_value_heads * width
-    shapes = {
-        "embed_tokens": (hf_config.vocab_size, hidden),
-        "lm_head": (hf_config.vocab_size, hidden),
-        "q_proj": (queries, hidden),
-        "k_proj": (keys, hidden),
-        "v_proj": (keys, hidden),
-        "o_proj": (hidden, queries),
-        "gate_proj": (mlp, hidden),
-        "up_proj": (mlp, hidden),
-        "down_proj": (hidden, mlp),
-        "q_norm": (width,),
-        "k_norm": (width,),
-    }
-    return shapes.get(name.split(".")[-2], (hidden,))
 
 
 def unwrap(chunk: nn.Module) -> GPTModel:

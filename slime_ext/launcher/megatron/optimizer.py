@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,26 +20,11 @@ from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from megatron.core.transformer.module import param_is_not_shared
 from torch import nn
 
-from slime_ext.errors import ConfigError, NonFiniteError
+from slime_ext.errors import NonFiniteError
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.model import params_dtype
 
 Chunks = Sequence[DistributedDataParallel]
-
-
-class Engine(Protocol):
-    """What an optimizer engine must offer; ``param_groups`` is what the schedule writes to."""
-
-    param_groups: list[dict[str, Any]]
-
-    def update(self) -> tuple[bool, float]:
-        """Clips and applies the gradients: (False where a loss scale was too large, norm before clipping)."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's state."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back a state of the same layout."""
 
 
 class Optimizer:
@@ -52,11 +37,6 @@ class Optimizer:
     def lr(self) -> float:
         """The learning rate that the next step uses."""
         return self._engine.param_groups[0]["lr"]
-
-    @property
-    def schedule(self) -> OptimizerParamScheduler:
-        """Megatron's learning-rate schedule."""
-        return self._schedule
 
     def zero_grad(self) -> None:
         """Clears the gradient buffers of the model; call before the first micro-batch of a step."""
@@ -83,7 +63,7 @@ class Optimizer:
         return True, norm
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the engine (this rank's shard) and of the schedule."""
+        """State of the engine (this rank's shard) and of the schedule, for the same layout."""
         return {"engine": self._engine.state_dict(), "schedule": self._schedule.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -94,14 +74,7 @@ class Optimizer:
 
 
 def build_optimizer(args: argparse.Namespace, model_chunks: Chunks) -> Optimizer:
-    """The optimizer of this rank's parameters, as they are loaded now.
-
-    Reads ``lr``, ``min_lr``, ``weight_decay``, ``adam_beta1``, ``adam_beta2``, ``adam_eps``, ``clip_grad``,
-    ``lr_decay_style``, ``lr_warmup_iters``, ``lr_decay_iters``; missing ones as Megatron, style constant.
-
-    Raises:
-        ConfigError: half-precision parameters without CUDA, or a schedule that cannot be.
-    """
+    """The optimizer of this rank's parameters, as they are loaded now."""
     engine = (_CudaEngine if torch.cuda.is_available() else _CpuEngine)(args, model_chunks)
     return Optimizer(engine, _schedule(args, engine), model_chunks)
 
@@ -131,19 +104,14 @@ class _CpuEngine:
     """torch.optim.AdamW on the parameters themselves; no weight decay on vectors (norms), as in Megatron."""
 
     def __init__(self, args: argparse.Namespace, chunks: Chunks) -> None:
-        dtype = params_dtype(args)
-        if dtype.itemsize < 4:
-            raise ConfigError(
-                f"optimizer: expected float32 parameters without CUDA, got {dtype}: remove --bf16 and --fp16"
-            )
         self._parameters = [p for chunk in chunks for p in chunk.parameters() if p.requires_grad]
-        self._max_norm = _get(args, "clip_grad", 1.0)
+        self._max_norm = args.clip_grad
         self._adam = torch.optim.AdamW(
             _decay_groups(self._parameters),
             lr=args.lr,
-            betas=(_get(args, "adam_beta1", 0.9), _get(args, "adam_beta2", 0.999)),
-            eps=_get(args, "adam_eps", 1e-8),
-            weight_decay=_get(args, "weight_decay", 0.01),
+            betas=(args.adam_beta1, args.adam_beta2),
+            eps=args.adam_eps,
+            weight_decay=args.weight_decay,
         )
         self.param_groups = self._adam.param_groups
 
@@ -182,12 +150,12 @@ class _CudaEngine:
         config = OptimizerConfig(
             optimizer="adam",
             lr=args.lr,
-            min_lr=_get(args, "min_lr", 0.0),
-            weight_decay=_get(args, "weight_decay", 0.01),
-            adam_beta1=_get(args, "adam_beta1", 0.9),
-            adam_beta2=_get(args, "adam_beta2", 0.999),
-            adam_eps=_get(args, "adam_eps", 1e-8),
-            clip_grad=_get(args, "clip_grad", 1.0),
+            min_lr=args.min_lr,
+            weight_decay=args.weight_decay,
+            adam_beta1=args.adam_beta1,
+            adam_beta2=args.adam_beta2,
+            adam_eps=args.adam_eps,
+            clip_grad=args.clip_grad,
             bf16=dtype is torch.bfloat16,
             fp16=dtype is torch.float16,
             params_dtype=dtype,
@@ -215,35 +183,22 @@ class _CudaEngine:
         self.param_groups = self._optimizer.param_groups
 
 
+Engine = _CpuEngine | _CudaEngine  # `param_groups` is what the schedule writes to
+
+
 def _schedule(args: argparse.Namespace, engine: Engine) -> OptimizerParamScheduler:
-    decay = _get(args, "lr_decay_iters", None) or _get(args, "train_iters", None) or 1_000_000
-    warmup = _get(args, "lr_warmup_iters", 0)
-    style, minimum = _get(args, "lr_decay_style", "constant"), _get(args, "min_lr", 0.0)
-    if warmup >= decay:
-        raise ConfigError(
-            f"--lr-warmup-iters: expected less than the {decay} decay steps, got {warmup}: lower it"
-        )
-    if minimum > args.lr:
-        raise ConfigError(f"--min-lr: expected at most --lr {args.lr}, got {minimum}: lower it")
-    weight_decay = _get(args, "weight_decay", 0.01)
     return OptimizerParamScheduler(
         engine,
         init_lr=0.0,
         max_lr=args.lr,
-        min_lr=minimum,
-        lr_warmup_steps=warmup,
-        lr_decay_steps=decay,
-        lr_decay_style=style,
-        start_wd=weight_decay,
-        end_wd=weight_decay,
-        wd_incr_steps=decay,
+        min_lr=args.min_lr,
+        lr_warmup_steps=args.lr_warmup_iters,
+        lr_decay_steps=args.lr_decay_iters,
+        lr_decay_style=args.lr_decay_style,
+        start_wd=args.weight_decay,
+        end_wd=args.weight_decay,
+        wd_incr_steps=args.lr_decay_iters,
         wd_incr_style="constant",
         use_checkpoint_opt_param_scheduler=False,
         override_opt_param_scheduler=True,  # after --load the flags of the new command hold
     )
-
-
-def _get(args: argparse.Namespace, name: str, default: Any) -> Any:
-    """A flag's value, or the default where the namespace lacks it or holds None."""
-    value = getattr(args, name, None)
-    return default if value is None else value

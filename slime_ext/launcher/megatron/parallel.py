@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
-from slime_ext.errors import ConfigError
 from slime_ext.launcher.megatron import shims
 
 
@@ -27,23 +26,24 @@ def device() -> torch.device:
 def initialize(args: argparse.Namespace, init_method: str = "env://") -> None:
     """Joins the process group (RANK, WORLD_SIZE, LOCAL_RANK of the environment) and builds Megatron's groups.
 
+    A file is the better place to meet: torch's server behind env:// listens on every network interface.
+
     gloo and the CPU shims without CUDA, nccl with it. A process group that exists already is used as it is.
 
     Raises:
-        ConfigError: a world size that the parallel sizes do not divide, or what ``shims.install`` refuses.
+        ConfigError: what ``shims.install`` refuses.
     """
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     else:
         shims.install()
     if not dist.is_initialized():
-        _join(init_method, timedelta(minutes=_timeout(args)))
-    _check_world(args)
+        _join(init_method, timedelta(minutes=args.distributed_timeout_minutes))
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
         context_parallel_size=args.context_parallel_size,
-        distributed_timeout_minutes=_timeout(args),
+        distributed_timeout_minutes=args.distributed_timeout_minutes,
     )
     torch.manual_seed(args.seed)
     # Without CUDA the tracker's fork() must do nothing: there is no generator to save; dropout is refused.
@@ -52,12 +52,9 @@ def initialize(args: argparse.Namespace, init_method: str = "env://") -> None:
     )
 
 
-def _timeout(args: argparse.Namespace) -> int:
-    """Minutes that a collective may wait, 10 where the flag is missing (Megatron's default)."""
-    return getattr(args, "distributed_timeout_minutes", None) or 10
-
-
 def _join(init_method: str, timeout: timedelta) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         backend="nccl" if torch.cuda.is_available() else "gloo",
         init_method=init_method,
@@ -65,22 +62,6 @@ def _join(init_method: str, timeout: timedelta) -> None:
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
         timeout=timeout,
     )
-
-
-def _check_world(args: argparse.Namespace) -> None:
-    sizes = {
-        "--tensor-model-parallel-size": args.tensor_model_parallel_size,
-        "--pipeline-model-parallel-size": args.pipeline_model_parallel_size,
-        "--context-parallel-size": args.context_parallel_size,
-    }
-    product, world = 1, dist.get_world_size()
-    for size in sizes.values():
-        product *= size
-    if world % product:
-        spelled = " x ".join(f"{flag} {size}" for flag, size in sizes.items())
-        raise ConfigError(
-            f"world size: expected a multiple of {product} ({spelled}), got {world}: change either"
-        )
 
 
 def destroy() -> None:

@@ -6,7 +6,7 @@ policy loss, which takes these very objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,24 +45,6 @@ def check_hook(
     _check_masks(f"{where}: returned loss_masks", masks, response_lengths)
     _check_metrics(f"{where}: returned metrics", metrics, pg_loss.shape, taken)
     return loss, list(masks), metrics
-
-
-def check_reducer(path: str, reducer: Any) -> Callable[[Tensor], Tensor]:
-    """The reducer that a custom function made, refusing results that are no single number.
-
-    Raises:
-        DataError: it is not callable, or (when called) returns something else than a 0-d tensor.
-    """
-    where = f"--custom-pg-loss-reducer-function-path {path}"
-    if not callable(reducer):
-        raise DataError(f"{where}: expected it to return a function, got {_kind(reducer)}")
-
-    def reduce(values: Tensor) -> Tensor:
-        out = reducer(values)
-        _check_tensor(f"{where}: its function", out, torch.Size([]))
-        return out
-
-    return reduce
 
 
 def _check_masks(where: str, masks: Any, lengths: Sequence[int]) -> None:

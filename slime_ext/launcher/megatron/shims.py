@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import megatron.core
 import torch
 
-from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.errors import ConfigError
 
 PINNED_VERSION = "0.16.1"
 
@@ -102,17 +102,8 @@ def install(without: Collection[str] = ()) -> tuple[str, ...]:
         without: names to leave out (the ablation test).
 
     Raises:
-        ConfigError: CUDA is present, megatron-core is not the pinned version, or a name is unknown.
+        ConfigError: CUDA is present, or megatron-core is not the pinned version.
     """
-    _check(without)
-    for shim in SHIMS:
-        if shim.name not in _installed and shim.name not in without:
-            shim.apply()
-            _installed.add(shim.name)
-    return tuple(shim.name for shim in SHIMS if shim.name in _installed)
-
-
-def _check(without: Collection[str]) -> None:
     if torch.cuda.is_available():
         raise ConfigError(
             "CPU shims: expected a machine without CUDA, got one with CUDA: do not install them here"
@@ -122,7 +113,8 @@ def _check(without: Collection[str]) -> None:
             f"CPU shims: expected megatron-core {PINNED_VERSION}, got {megatron.core.__version__}: "
             f"pip install megatron-core=={PINNED_VERSION}"
         )
-    names = [shim.name for shim in SHIMS]
-    for name in without:
-        if name not in names:
-            raise ConfigError(f"CPU shims: expected one of {names}, got {name!r}{did_you_mean(name, names)}")
+    for shim in SHIMS:
+        if shim.name not in _installed and shim.name not in without:
+            shim.apply()
+            _installed.add(shim.name)
+    return tuple(shim.name for shim in SHIMS if shim.name in _installed)

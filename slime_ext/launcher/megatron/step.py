@@ -55,11 +55,10 @@ class Trainer:
     def cut(self, samples: Sequence[TrainSample]) -> list[Minibatches]:
         """This rank's part of the rollout: steps of minibatches of micro-batches."""
         args, layout = self.args, layout_of(self.args)
-        lengths = [s.total_length for s in samples]
         return [
             [
                 [pack_micro_batch([samples[p] for p in positions], layout) for positions in minibatch]
-                for minibatch in micro_batches(args, step, lengths, layout.dp_rank, layout.dp_size)
+                for minibatch in micro_batches(args, step, layout.dp_rank, layout.dp_size)
             ]
             for step in step_slices(len(samples), args.global_batch_size)
         ]
@@ -74,7 +73,7 @@ class Trainer:
         return {position: values for part in found for position, values in part.items()}
 
     def train_step(
-        self, step: Minibatches, proximal: dict[int, Tensor], optimizer_step: int
+        self, step: Minibatches, proximal: dict[int, Tensor], optimizer_step: int, rollout_id: int = 0
     ) -> tuple[dict[str, float], StepLog]:
         """Every minibatch forward and backward, then one optimizer step; metrics reduced over all ranks."""
         log = StepLog()
@@ -94,7 +93,8 @@ class Trainer:
                 reported += self._run(minibatch, loss, finish=finish, scale=len(minibatch))
             lr = self.optimizer.lr
             updated, grad_norm = self.optimizer.step()
-            metrics = self._reduce(reported, measured, optimizer_step)
+            where = {"rollout_id": rollout_id, "optimizer_step": optimizer_step}
+            metrics = self._reduce(reported, measured, where)
         return {
             **metrics,
             "train/grad_norm": grad_norm,
@@ -162,7 +162,7 @@ class Trainer:
         self,
         reported: list[dict[str, Tensor]],
         measured: step_metrics.OptimizerStep | None,
-        optimizer_step: int,
+        where: dict[str, int],
     ) -> dict[str, float]:
         """slime's reduction: one SUM over data and context parallel ranks, one division, for all stages."""
         metrics: dict[str, float] = {}
@@ -173,7 +173,7 @@ class Trainer:
             values = dict(zip(names, sums.tolist(), strict=True))
             metrics = self._means(values)
         if measured is not None:
-            found = report_on_every_stage(self.reporter, measured, {"optimizer_step": optimizer_step})
+            found = report_on_every_stage(self.reporter, measured, where)
             metrics |= {f"train/{name}": value for name, value in found.items()}
         return _from_last_stage(metrics)
 

@@ -189,24 +189,14 @@ def _gather_shards(local: Tensor, part: Part, group: dist.ProcessGroup) -> Tenso
 
 
 def _gather_stages(stage: dict[str, Tensor]) -> dict[str, Tensor] | None:
-    """All stages' tensors on the first stage, one at a time, each stage announcing names and shapes first."""
+    """All stages' tensors on the CPU of the first stage."""
     group = parallel.pp_group()
-    state = {name: tensor.cpu().clone() for name, tensor in stage.items()} if group.rank() == 0 else None
-    for sender in range(1, group.size()):
-        source = dist.get_global_rank(group, sender)
-        header = [[(name, tensor.shape, tensor.dtype) for name, tensor in stage.items()]]
-        dist.broadcast_object_list(header, src=source, group=group)
-        for name, shape, dtype in header[0]:
-            mine = group.rank() == sender
-            tensor = (
-                stage[name].contiguous()
-                if mine
-                else torch.empty(shape, dtype=dtype, device=parallel.device())
-            )
-            dist.broadcast(tensor, src=source, group=group)
-            if state is not None:
-                state[name] = tensor.cpu()
-    return state
+    state = {name: tensor.cpu().clone() for name, tensor in stage.items()}
+    if group.size() == 1:
+        return state
+    states: list[Any] | None = [None] * group.size() if group.rank() == 0 else None
+    dist.gather_object(state, states, dst=dist.get_global_rank(group, 0), group=group)
+    return None if states is None else {name: t for one in states for name, t in one.items()}
 
 
 def read_hf_checkpoint(path: str | Path) -> GetTensor:

@@ -1,14 +1,13 @@
-"""Checkpoints that are whole or absent: written beside, synced, renamed, and only then named as the latest.
+"""Checkpoints that are whole or absent: written beside, synced, renamed; each file has its checksum.
 
-DIR/latest_checkpointed_iteration.txt (Megatron's name) holds the newest iteration; DIR/iter_0000012/ holds
-layout.json and one rank_N.pt per rank.
+DIR/iter_0000012/ holds sizes.json, one rank_N.pt per rank and rank_N.pt.sha256 in the format of `sha256sum`.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -18,8 +17,32 @@ from typing import Any
 
 from slime_ext.errors import ConfigError, DataError
 
-LATEST = "latest_checkpointed_iteration.txt"
-LAYOUT = "layout.json"
+SIZES = "sizes.json"
+LAYOUT = {
+    "tensor": "tensor_model_parallel_size",
+    "pipeline": "pipeline_model_parallel_size",
+    "context": "context_parallel_size",
+    "data": "data_parallel_size",
+}
+MODEL = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "norm_epsilon",
+    "rotary_base",
+    "vocab_size",
+    "untie_embeddings_and_output_weights",
+    "params_dtype",
+)
+
+
+def sizes_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What a run must share with a checkpoint to load it: the layout and the architecture."""
+    layout = {name: getattr(args, dest) for name, dest in LAYOUT.items()}
+    return {**layout, **{name: getattr(args, name) for name in MODEL}}
 
 
 def save(
@@ -28,7 +51,7 @@ def save(
     rank: int,
     payload: Mapping[str, Any],
     *,
-    layout: Mapping[str, int],
+    sizes: Mapping[str, Any],
     keep: int = 2,
     barrier: Callable[[], None] = lambda: None,
 ) -> Path:
@@ -39,10 +62,10 @@ def save(
 
     Args:
         directory: where checkpoints are.
-        iteration: what `load` will return; the caller's count.
+        iteration: what `newest` will return; the caller's count.
         rank: global rank; rank 0 renames and prunes.
         payload: tensors and plain values; no classes of one's own.
-        layout: the sizes that a run must share to load it, such as {"tensor": 2, "data": 1}.
+        sizes: of `sizes_of`.
         keep: newest checkpoints that stay; 0 keeps all.
         barrier: waits for all ranks; none is needed for one.
 
@@ -58,117 +81,128 @@ def save(
         if rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
+            _write_text(partial / SIZES, json.dumps(dict(sizes)))
         barrier()
         _write_tensors(partial / f"rank_{rank}.pt", payload)
         barrier()
         if rank == 0:
-            _publish(root, partial, final, iteration, layout)
-            _prune(root, keep)
+            _publish(root, partial, final)
+            _prune(root, iteration, keep)
         barrier()
     except (OSError, RuntimeError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
         raise DataError(
             f"--save {root}: expected to write iteration {iteration}, got {_line(error)}"
         ) from error
     return final
 
 
-def load(directory: str | Path, rank: int, *, layout: Mapping[str, int]) -> tuple[int, dict[str, Any]]:
-    """The newest iteration and this rank's payload, tensors on the CPU.
+def load(directory: str | Path, iteration: int, rank: int) -> dict[str, Any]:
+    """This rank's payload, tensors on the CPU.
 
     Raises:
-        ConfigError: no checkpoint there, or one of another layout.
         DataError: a file that cannot be read.
     """
     import torch
 
-    iteration = check(directory, layout)
     path = Path(directory) / _name(iteration) / f"rank_{rank}.pt"
     try:
-        return iteration, torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise DataError(f"{path}: expected a checkpoint of this rank, got {_line(error)}") from error
 
 
-def layout_of(args: argparse.Namespace) -> dict[str, int]:
-    """The sizes that a checkpoint depends on."""
-    return {
-        "tensor": args.tensor_model_parallel_size,
-        "pipeline": args.pipeline_model_parallel_size,
-        "context": args.context_parallel_size,
-        "data": args.data_parallel_size,
-    }
+def iterations(directory: str | Path) -> list[int]:
+    """The iterations in a directory, sound or not, newest first."""
+    names = (path.name for path in Path(directory).glob("iter_*"))
+    return sorted((int(name[5:]) for name in names if re.fullmatch(r"iter_\d{7,}", name)), reverse=True)
 
 
-def latest(directory: str | Path) -> int | None:
-    """The newest iteration, None where there is none."""
-    path = Path(directory) / LATEST
-    if not path.is_file():
-        return None
-    text = path.read_text().strip()
-    if not text.isdecimal():
-        raise DataError(f"{path}: expected an iteration number, got '{text[:40]}'")
-    return int(text)
-
-
-def check(directory: str | Path, layout: Mapping[str, int]) -> int:
-    """The newest iteration, once it is known to be there and of this layout. Needs no torch.
+def newest(directory: str | Path, sizes: Mapping[str, Any], ranks: int) -> tuple[int, list[str]]:
+    """The newest iteration whose files are as they were written, and a line for each newer one. No torch.
 
     Raises:
-        ConfigError: no checkpoint there, or one of another layout.
+        ConfigError: no checkpoint there, none that is sound, or one of other sizes.
     """
-    iteration = latest(directory)
-    if iteration is None:
-        raise ConfigError(f"--load {directory}: expected a directory with {LATEST}, got none")
-    path = Path(directory) / _name(iteration) / LAYOUT
-    if not path.is_file():
-        raise ConfigError(f"--load {directory}: expected {_name(iteration)}/{LAYOUT}, got no such file")
-    try:
-        saved = json.loads(path.read_text())
-    except ValueError as error:
-        raise ConfigError(f"{path}: expected JSON, got a damaged file") from error
-    if saved != dict(layout):
-        raise ConfigError(
-            f"--load {directory}: expected the sizes {_sizes(layout)}, got a checkpoint of {_sizes(saved)}: "
-            "load it with the sizes it was saved with"
-        )
-    for rank in range(math.prod(layout.values())):
-        if not (path.parent / f"rank_{rank}.pt").is_file():
-            raise ConfigError(f"--load {directory}: expected {_name(iteration)}/rank_{rank}.pt, got none")
-    return iteration
+    damaged: list[str] = []
+    for iteration in iterations(directory):
+        path = Path(directory) / _name(iteration)
+        try:
+            saved = json.loads((path / SIZES).read_text())
+            _check_same(directory, saved, sizes)
+            for rank in range(ranks):
+                _check_sum(path / f"rank_{rank}.pt")
+        except ConfigError:
+            raise
+        except (OSError, ValueError) as error:
+            damaged.append(f"--load {directory}: {_name(iteration)} is damaged ({_line(error)})")
+        else:
+            return iteration, [f"{line}: going on from {_name(iteration)}" for line in damaged]
+    if damaged:
+        raise ConfigError(f"{damaged[0]}, and no other is sound: expected one whole checkpoint")
+    raise ConfigError(f"--load {directory}: expected a directory with checkpoints (iter_N), got none")
+
+
+def _check_same(directory: str | Path, saved: Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
+    for name in sorted({*saved, *sizes}):
+        if (was := saved.get(name)) != (now := sizes.get(name)):
+            raise ConfigError(
+                f"--load {directory}: expected {name.replace('_', ' ')} {was}, which it was saved with, "
+                f"got {now}"
+            )
+
+
+def _check_sum(path: Path) -> None:
+    wanted = Path(f"{path}.sha256").read_text().split()[0]
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != wanted:
+        raise ValueError(f"{path.name} is not what was written")
 
 
 def _name(iteration: int) -> str:
     return f"iter_{iteration:07d}"
 
 
-def _sizes(layout: Mapping[str, int]) -> str:
-    return " ".join(f"{name} {size}" for name, size in layout.items())
-
-
 def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """Of the system's error, where torch put one of its own around it."""
+    while error.__context__ is not None and not isinstance(error, OSError):
+        error = error.__context__
+    text = getattr(error, "strerror", None) or str(error)
+    where = getattr(error, "filename", None)
+    return (text.splitlines() or [type(error).__name__])[0] + (f": {Path(where).name}" if where else "")
+
+
+class _Hashing:
+    """A file that remembers the checksum of what is written to it, in order."""
+
+    def __init__(self, path: Path) -> None:
+        self.file, self.digest = path.open("wb"), hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
 def _write_tensors(path: Path, payload: Mapping[str, Any]) -> None:
     import torch
 
-    with path.open("wb") as file:
-        torch.save(dict(payload), file)
-        _sync(file)
+    out = _Hashing(path)
+    with out.file:
+        torch.save(dict(payload), out)
+        _sync(out.file)
+    _write_text(Path(f"{path}.sha256"), f"{out.digest.hexdigest()}  {path.name}\n")
 
 
-def _publish(root: Path, partial: Path, final: Path, iteration: int, layout: Mapping[str, int]) -> None:
-    _write_text(partial / LAYOUT, json.dumps(dict(layout)))
+def _publish(root: Path, partial: Path, final: Path) -> None:
     _sync_directory(partial)
-    aside = root / f".replaced_{final.name}"
-    shutil.rmtree(aside, ignore_errors=True)
-    if final.exists():  # the same iteration again
-        final.rename(aside)
+    shutil.rmtree(final, ignore_errors=True)  # the same iteration again
     partial.rename(final)
-    shutil.rmtree(aside, ignore_errors=True)
-    temporary = root / f".partial_{LATEST}"
-    _write_text(temporary, str(iteration))
-    temporary.replace(root / LATEST)
     _sync_directory(root)
 
 
@@ -192,7 +226,9 @@ def _sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def _prune(root: Path, keep: int) -> None:
-    saved = sorted(path for path in root.iterdir() if re.fullmatch(r"iter_\d{7,}", path.name))
-    for path in saved[:-keep]:  # all stay for 0
-        shutil.rmtree(path)
+def _prune(root: Path, iteration: int, keep: int) -> None:
+    """Newer ones are damaged: the run went on from before them."""
+    saved = iterations(root)
+    older = [i for i in saved if i <= iteration]
+    for surplus in [i for i in saved if i > iteration] + (older[keep:] if keep else []):
+        shutil.rmtree(root / _name(surplus))

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_ext.errors import DataError
-
 FORMAT_VERSION = 2
 SAMPLE_KEYS = frozenset(
     """
@@ -21,25 +19,18 @@ SAMPLE_KEYS = frozenset(
     local_raw_reward source_names
     """.split()
 )
-SHARD_KEYS = frozenset(
-    """
-    rank data_parallel_rank sample_indices partition micro_batch_indices num_microbatches global_batch_sizes
-    """.split()
-)
 
 
-def save_rollout(template: str, rollout_id: int, samples: Sequence[Any], evaluation: bool = False) -> Path:
-    """Writes the samples of a rollout; evaluation goes to eval_<rollout_id>.
+def save_rollout(template: str, rollout_id: int, samples: Sequence[Any]) -> Path:
+    """Writes the samples of a rollout.
 
     Args:
         template: path with {rollout_id}.
         rollout_id: number of the rollout.
         samples: objects with ``to_dict`` or mappings, prompt after prompt.
-        evaluation: held-out samples.
     """
     rows = [sample if isinstance(sample, Mapping) else sample.to_dict() for sample in samples]
-    name = f"eval_{rollout_id}" if evaluation else rollout_id
-    return _write(Path(template.format(rollout_id=name)), {"rollout_id": rollout_id, "samples": rows})
+    return _write(Path(template.format(rollout_id=rollout_id)), {"rollout_id": rollout_id, "samples": rows})
 
 
 def shard_samples(shard: Mapping[str, Sequence[Any]], data_parallel_rank: int) -> list[dict[str, Any]]:
@@ -50,11 +41,7 @@ def shard_samples(shard: Mapping[str, Sequence[Any]], data_parallel_rank: int) -
             rollout dump); per-token fields over the whole response ([R]), not a context-parallel slice.
         data_parallel_rank: whose lists they are.
     """
-    fields = {
-        key: values
-        for key, values in shard.items()
-        if key in SAMPLE_KEYS or key in ("entropy", "ref_log_probs")
-    }
+    fields = {key: values for key, values in shard.items() if key in SAMPLE_KEYS}
     return [
         {
             "data_parallel_rank": data_parallel_rank,
@@ -81,16 +68,9 @@ def save_train(
         rollout_id: number of the rollout.
         rank: global rank that writes.
         samples: from `shard_samples`, of all ranks.
-        dp_shards: one per data-parallel rank, with the keys of `SHARD_KEYS`.
+        dp_shards: slime's schedule, one per data-parallel rank.
         raw_reward: rewards of the whole rollout, in its order.
-
-    Raises:
-        DataError: a key of the format is missing.
     """
-    for sample in samples:
-        _require(f"train dump {rollout_id}, sample {sample.get('sample_index')}", sample, SAMPLE_KEYS)
-    for shard in dp_shards:
-        _require(f"train dump {rollout_id}, shard {shard.get('rank')}", shard, SHARD_KEYS)
     content = {
         "format_version": FORMAT_VERSION,
         "rollout_id": rollout_id,
@@ -100,12 +80,6 @@ def save_train(
         "raw_reward": list(raw_reward),
     }
     return _write(Path(template.format(rollout_id=rollout_id, rank=rank)), content)
-
-
-def _require(where: str, found: Mapping[str, Any], keys: frozenset[str]) -> None:
-    missing = sorted(keys - set(found))
-    if missing:
-        raise DataError(f"{where}: expected the keys of format version 2, got none of {', '.join(missing)}")
 
 
 DTYPES = {"tokens": "int64", "loss_masks": "int32"}

@@ -1,76 +1,35 @@
-"""How far a run is: one line that is redrawn in a terminal, one line per rollout in a file."""
+"""How far a run is: a bar that is redrawn in a terminal, one line per rollout in a file."""
 
 from __future__ import annotations
 
-import sys
-import time
-from typing import TextIO
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 
-def line(done: int, total: int, reward: float | None, tokens_per_s: float | None, left: float | None) -> str:
-    """The text of the line; `left` in seconds.
-
-    >>> line(3, 60, 0.25, 1234.0, 95.0)
-    'rollout 3/60  reward 0.250  1,234 tokens/s  1:35 left'
-    """
-    parts = [f"rollout {done}/{total}"]
-    parts += [] if reward is None else [f"reward {reward:.3f}"]
-    parts += [] if tokens_per_s is None else [f"{tokens_per_s:,.0f} tokens/s"]
-    parts += [] if left is None else [f"{clock(left)} left"]
-    return "  ".join(parts)
-
-
-def clock(seconds: float) -> str:
-    """Minutes and seconds, hours where there are any.
-
-    >>> clock(95), clock(3700)
-    ('1:35', '1:01:40')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-class Progress:
+class RunProgress:
     """Progress of `total` rollouts, of which `done` were done before, by an earlier run."""
 
-    def __init__(self, total: int, done: int = 0, stream: TextIO | None = None):
-        self.total, self.done = total, done
-        self._first, self._started = done, time.monotonic()
-        self._stream = stream or sys.stdout
-        self._bar = _bar(self._stream, total, done) if self._stream.isatty() else None
+    def __init__(self, total: int, done: int = 0, console: Console | None = None) -> None:
+        self.total = total
+        self.console = console or Console(highlight=False, soft_wrap=True)
+        text = TextColumn("{task.description}", markup=False)
+        columns = (BarColumn(bar_width=24), text, TimeRemainingColumn(compact=True))
+        self._bar = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
+        self._task = self._bar.add_task(f"rollout {done}/{total}", total=total, completed=done)
+        self._bar.start()
 
-    def update(self, done: int, reward: float | None = None, tokens_per_s: float | None = None) -> None:
-        """Shows that `done` rollouts are finished."""
-        self.done = done
-        text = line(done, self.total, reward, tokens_per_s, self._left())
-        if self._bar is None:
+    def update(self, done: int, reward: float | None, tokens_per_s: float) -> None:
+        """Shows that `done` rollouts are finished, with the last one's mean reward and speed."""
+        shown = "" if reward is None else f"reward {reward:.3f}  "
+        text = f"rollout {done}/{self.total}  {shown}{tokens_per_s:,.0f} tokens/s"
+        if self._bar.disable:
             self.note(text)
-        else:
-            self._bar.update(self._bar.task_ids[0], completed=done, description=text)
+        self._bar.update(self._task, completed=done, description=text)
 
     def note(self, text: str) -> None:
-        """Prints a line of its own, above the progress line."""
-        if self._bar is None:
-            print(text, file=self._stream, flush=True)
-        else:
-            self._bar.console.print(text, markup=False, highlight=False)
+        """Prints a line of its own, above the bar."""
+        self.console.print(text, markup=False)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def _left(self) -> float | None:
-        here = self.done - self._first
-        return (time.monotonic() - self._started) / here * (self.total - self.done) if here else None
-
-
-def _bar(stream: TextIO, total: int, done: int):
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
-    bar = Progress(*columns, console=Console(file=stream))
-    bar.add_task(line(done, total, None, None, None), total=total, completed=done)
-    bar.start()
-    return bar
+        """Leaves the bar as it is."""
+        self._bar.stop()

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from slime_ext.errors import EngineError
-from slime_ext.launcher.rollout.dispatch import PROBE_S, Rollout, RolloutStats, refusal
-from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams, check_prompts, n_dropped
+from slime_ext.launcher.rollout.protocol import (
+    GenerateRequest,
+    SamplingParams,
+    answered_versions,
+    check_prompts,
+    error_in,
+    read_group,
+    words_of,
+)
 from slime_ext.launcher.rollout.sample import Sample
 
-__all__ = ["EngineClient", "GenerateRequest", "RolloutStats", "SamplingParams", "n_dropped"]
+PROBE_S = 0.25  # between two looks at a server that is away
+_MAX_BACKOFF_S = 30.0
+_TRY_AGAIN = {408, 429}  # the only 4xx that do not say that the request itself is wrong
+
+
+class _Again(Exception):
+    """No usable answer came, for a reason that may pass."""
 
 
 class EngineClient:
     """Asks one rollout engine for samples and hands it new weights.
+
+    A server that dies is waited for as often as it dies; when it is back it gets the weights again that were
+    pushed last, and only the requests without an answer are repeated.
 
     Args:
         url: of an SGLang server.
@@ -28,9 +46,7 @@ class EngineClient:
         retries: how often one request is repeated after a connection error, a 5xx answer or a timeout.
         backoff: seconds before the first repetition; doubles each time, at most 30.
         recovery_timeout: seconds that a server which went away has to come back.
-        ensure_weights: pushes the trainer's weights; called once per outage, in the calling thread: when the
-            server was away, or does not report the version that was last pushed through this client.
-        vocab_size: prompts with ids beyond it are refused.
+        vocab_size: prompts with ids beyond it are refused, responses with such ids are dropped.
         decode: ids to text, for a server that runs without a tokenizer.
     """
 
@@ -43,33 +59,25 @@ class EngineClient:
         retries: int = 4,
         backoff: float = 0.5,
         recovery_timeout: float = 300.0,
-        ensure_weights: Callable[[], None] | None = None,
         vocab_size: int | None = None,
         decode: Callable[[list[int]], str] | None = None,
     ) -> None:
-        self.url, self.concurrency, self.timeout = url.rstrip("/"), concurrency, timeout
+        self.url, self.concurrency = url.rstrip("/"), concurrency
         self.retries, self.backoff, self.recovery_timeout = retries, backoff, recovery_timeout
-        self.ensure_weights, self.vocab_size, self.decode = ensure_weights, vocab_size, decode
-        self.last_stats = RolloutStats()
-        self.pushed_version: str | None = None
-        self.pushed_versions: set[str] = set()
+        self.vocab_size, self.decode = vocab_size, decode
+        limits = httpx.Limits(max_connections=concurrency + 1, max_keepalive_connections=concurrency + 1)
+        self._http = httpx.Client(base_url=self.url, timeout=timeout, limits=limits)
+        self._recovering = threading.Lock()
+        self._pushed: tuple[str, str] | None = None  # path and version of the latest weights
+        self._versions: set[str] = set()
 
     def generate(
-        self,
-        requests: Sequence[GenerateRequest],
-        sampling: SamplingParams,
-        *,
-        rollout_id: int | None = None,
-        on_finish: Callable[[int, int], None] | None = None,
+        self, requests: Sequence[GenerateRequest], sampling: SamplingParams, *, rollout_id: int | None = None
     ) -> list[list[Sample]]:
         """Samples `request.n` responses to every prompt; blocks until all are there.
 
         A sample that came back damaged keeps its place with `remove_sample` set, its mask 0 and the reason in
-        `metadata["dropped"]`. When the server dies, it is waited for, gets its weights again, and only the
-        requests without an answer are repeated.
-
-        Args:
-            on_finish: called with (finished, all) after each request.
+        `metadata["dropped"]`.
 
         Returns:
             One list per request, in their order, of exactly `request.n` samples.
@@ -79,39 +87,46 @@ class EngineClient:
             EngineError: the server refused a request (4xx), kept failing, or did not come back.
         """
         check_prompts(requests, self.vocab_size)
-        rollout = Rollout(self, sampling, rollout_id, on_finish)
-        self.last_stats = rollout.stats
-        return asyncio.run(rollout.run(requests))
+        self._recover()
+        ended = threading.Event()
+        pool = ThreadPoolExecutor(self.concurrency)
+        try:
+            groups = [pool.submit(self._group, one, sampling, rollout_id, ended) for one in requests]
+            for failed in (
+                group for group in wait(groups, return_when=FIRST_EXCEPTION).done if group.exception()
+            ):
+                failed.result()
+            return [group.result() for group in groups]
+        finally:
+            ended.set()
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def health(self) -> bool:
         """Whether the server answers its health check with 200."""
-        try:
-            return httpx.get(f"{self.url}/health", timeout=5.0).status_code == 200
-        except httpx.HTTPError:
-            return False
+        with contextlib.suppress(httpx.HTTPError):
+            return self._http.get("/health", timeout=5.0).status_code == 200
+        return False
 
-    def wait_healthy(self, timeout: float) -> None:
-        """Waits for the server.
+    def wait_healthy(self, timeout: float) -> bool:
+        """Waits for the server; whether there was anything to wait for.
 
         Raises:
             EngineError: it was not healthy within `timeout` seconds.
         """
-        deadline = time.monotonic() + timeout
+        deadline, was_away = time.monotonic() + timeout, False
         while not self.health():
+            was_away = True
             if time.monotonic() > deadline:
                 raise EngineError(
                     f"rollout engine: expected an answer from {self.url}/health within {timeout:.0f} s, "
                     "got none: see sglang.log"
                 )
             time.sleep(PROBE_S)
-
-    def model_info(self) -> dict[str, Any]:
-        """What the server says of its model."""
-        return self._call("GET", "/model_info")
+        return was_away
 
     def weight_version(self) -> str:
         """Version of the weights that the server samples with."""
-        return str(self.model_info().get("weight_version"))
+        return str(self._call("GET", "/model_info").get("weight_version"))
 
     def update_weights_from_disk(self, path: str | Path, version: int | str) -> None:
         """Makes the server load the weights in `path` under the name `version`, and checks that it did.
@@ -119,42 +134,115 @@ class EngineClient:
         Raises:
             EngineError: it refused, or reports another version afterwards.
         """
+        self._pushed = str(Path(path).resolve()), str(version)
+        self._versions.add(str(version))
+        self._push()
+
+    def _push(self) -> None:
+        """The latest weights to the server, once more where it was restarted before it reported them."""
+        path, version = self._pushed
+        body = {"model_path": path, "load_format": "auto", "weight_version": version, "flush_cache": True}
+        for _ in range(self.retries + 1):
+            self._call("POST", "/update_weights_from_disk", body)
+            if (reported := self.weight_version()) == version:
+                return
+        raise EngineError(
+            f"rollout engine: expected weight version {version} after the update, got {reported}: "
+            "does something else push weights to this server?"
+        )
+
+    def _recover(self) -> None:
+        """Waits until the server answers and has the latest weights.
+
+        Every failed request comes here, one after the other: the first finds the outage, the others nothing.
+        """
+        with self._recovering:
+            was_away = self.wait_healthy(self.recovery_timeout)
+            if self._pushed and (was_away or self.weight_version() != self._pushed[1]):
+                self._push()
+
+    def _group(
+        self,
+        request: GenerateRequest,
+        sampling: SamplingParams,
+        rollout_id: int | None,
+        ended: threading.Event,
+    ) -> list[Sample]:
+        """The samples of one request, however often it must be asked for."""
+        attempt = 0
+        while True:
+            try:
+                answer = self._ask(request, sampling)
+            except _Again as reason:
+                if attempt >= self.retries or ended.is_set():
+                    raise EngineError(
+                        f"prompt of group {request.group_index}: expected an answer from "
+                        f"{self.url}/generate, got {reason} {attempt + 1} times: see sglang.log"
+                    ) from reason
+            else:
+                return read_group(
+                    request, answer, rollout_id, self.decode, sampling.max_new_tokens, self.vocab_size
+                )
+            ended.wait(min(self.backoff * 2**attempt, _MAX_BACKOFF_S))
+            self._recover()
+            attempt += 1
+
+    def _ask(self, request: GenerateRequest, sampling: SamplingParams) -> Any:
         body = {
-            "model_path": str(Path(path).resolve()),
-            "load_format": "auto",
-            "weight_version": str(version),
-            "flush_cache": True,
+            "input_ids": list(request.prompt_ids),
+            "sampling_params": sampling.payload(request.n),
+            "return_logprob": True,
         }
-        self._call("POST", "/update_weights_from_disk", body)
-        self.pushed_version = str(version)
-        self.pushed_versions.add(str(version))
-        if (reported := self.weight_version()) != str(version):
-            raise EngineError(
-                f"rollout engine: expected weight version {version} after the update, got {reported}: "
-                "does something else push weights to this server?"
-            )
+        try:
+            reply = self._http.post("/generate", json=body)
+        except httpx.HTTPError as error:
+            raise _Again(type(error).__name__) from error
+        if reply.status_code >= 500 or reply.status_code in _TRY_AGAIN:
+            raise _Again(f"status {reply.status_code}")
+        if reply.status_code >= 400:
+            raise _refusal(f"prompt of group {request.group_index}", reply)
+        return self._checked(reply)
+
+    def _checked(self, reply: httpx.Response) -> Any:
+        """The answer, unless it is an error under status 200, or of a server that lost our weights."""
+        try:
+            answer = reply.json()
+        except ValueError as error:
+            raise _Again("an answer that is not JSON") from error
+        if said := error_in(answer):
+            raise _Again(f"status {reply.status_code} without a response ({said})")
+        # A server that was restarted so quickly that no request noticed samples with other weights.
+        if self._versions and (unknown := answered_versions(answer) - self._versions):
+            raise _Again(f"samples of weight version {min(unknown)}")
+        return answer
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The answer to one request; a server that is away is waited for, as it is in `generate`."""
-        reply = self._reply(method, path, body)
-        if reply.status_code >= 400:
-            raise refusal(path, reply)
-        is_json = reply.headers.get("content-type", "").startswith("application/json")
-        return reply.json() if is_json else {}
-
-    def _reply(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+        """The answer to a request other than `generate`; a server that is away is waited for."""
+        reason: object = None
         for attempt in range(self.retries + 1):
             if attempt:
                 time.sleep(self.backoff)
                 self.wait_healthy(self.recovery_timeout)
             try:
-                reply = httpx.request(method, self.url + path, json=body, timeout=self.timeout)
+                reply = self._http.request(method, path, json=body)
             except httpx.HTTPError as error:
-                reason: Exception = error
-            else:
-                if reply.status_code < 500 or attempt == self.retries:
-                    return reply
+                reason = type(error).__name__
+                continue
+            if reply.status_code < 400:
+                return reply.json()
+            if reply.status_code < 500 or attempt == self.retries:
+                raise _refusal(path, reply)
         raise EngineError(
-            f"rollout engine: expected an answer from {self.url}{path}, got {type(reason).__name__} "
+            f"rollout engine: expected an answer from {self.url}{path}, got {reason} "
             f"{self.retries + 1} times: see sglang.log"
-        ) from reason
+        )
+
+
+def _refusal(where: str, reply: httpx.Response) -> EngineError:
+    try:
+        said = words_of(reply.json())
+    except ValueError:
+        said = words_of(reply.text)
+    return EngineError(
+        f"{where}: expected the rollout engine to accept it, got status {reply.status_code}: {said}"
+    )

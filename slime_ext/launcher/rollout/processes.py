@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from slime_ext.errors import ConfigError
-
 MARK = "SLIME_EXT_ENGINE"
 
 # PR_SET_PDEATHSIG survives exec, so a Python of a few milliseconds sets it and then becomes the program; a
@@ -29,39 +27,28 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
-def hold_port(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """Keeps a TCP port of `host`, 0 for any free one, for a server that will name it.
+def hold_port(host: str = "127.0.0.1") -> socket.socket:
+    """Keeps a free TCP port of `host` for a server that will name it.
 
     Until the socket is closed the system gives the port to nobody who asks for *any* port, neither to a
     listener nor to an outgoing connection; a server that names it listens on it all the same.
-
-    Raises:
-        ConfigError: something listens on it, or the system does not allow it.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do; TIME_WAIT does not matter
-    try:
-        held.bind((host, port))
-    except (OSError, OverflowError) as error:
-        held.close()
-        raise ConfigError(
-            f"rollout engine port: expected a free port on {host}, got {port} "
-            f"({getattr(error, 'strerror', None) or error}): choose another or stop what listens there"
-        ) from error
+    held.bind((host, 0))
     return held
 
 
-def check_port(host: str, port: int) -> None:
-    """Refuses a port that cannot be opened; raises ConfigError as `hold_port` does."""
-    hold_port(host, port).close()
-
-
 def spawn_bound(
-    command: Sequence[str], env: Mapping[str, str], output: IO, errors: IO | None = None
+    command: Sequence[str],
+    env: Mapping[str, str],
+    output: IO,
+    errors: IO | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen:
     """Starts a program in a session of its own; the kernel kills it when the calling thread ends.
 
-    Standard error goes to `errors`, by default where the output goes.
+    Standard error goes to `errors`, by default where the output goes; `pass_fds` stay open in the program.
     """
     return subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _BIND_TO_PARENT, str(os.getpid()), *command],
@@ -70,6 +57,7 @@ def spawn_bound(
         stdout=output,
         stderr=errors or subprocess.STDOUT,
         start_new_session=True,
+        pass_fds=pass_fds,
     )
 
 

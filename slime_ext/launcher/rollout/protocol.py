@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slime_ext.errors import DataError
 from slime_ext.launcher.rollout.sample import ABORTED, COMPLETED, TRUNCATED, Sample
 
+ROUNDING = 1e-5  # nats; the log of a probability that rounding lifted above 1
 _STATUS = {"stop": COMPLETED, "length": TRUNCATED, "abort": ABORTED}
 
 
@@ -31,35 +32,25 @@ class SamplingParams:
 
     def payload(self, n: int) -> dict[str, Any]:
         """SGLang's `sampling_params` for `n` responses to one prompt."""
-        return {
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "stop_token_ids": list(self.stop_token_ids),
-            "ignore_eos": self.ignore_eos,
-            "n": n,
-        }
+        return {**asdict(self), "n": n}
 
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One prompt and how many responses to it; their `Sample.index` counts from `first_index`."""
+    """One prompt and how many responses to it."""
 
     prompt_ids: Sequence[int]
     group_index: int
     n: int = 1
-    first_index: int | None = None
     prompt: str = ""
     label: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def blank(self, k: int, rollout_id: int | None) -> Sample:
         """The k-th sample of the group before anything was generated."""
-        first = self.group_index * self.n if self.first_index is None else self.first_index
         return Sample(
             group_index=self.group_index,
-            index=first + k,
+            index=self.group_index * self.n + k,
             rollout_id=rollout_id,
             prompt=self.prompt,
             tokens=list(self.prompt_ids),
@@ -89,21 +80,57 @@ def check_prompts(requests: Iterable[GenerateRequest], vocab_size: int | None) -
             )
 
 
+def words_of(answer: Any) -> str:
+    """What the server says of an error, in one line; it has been seen in four shapes."""
+    said = answer.get("error", answer.get("message", answer)) if isinstance(answer, dict) else answer
+    said = said.get("message", said) if isinstance(said, dict) else said
+    return " ".join(str(said).split())[:500]
+
+
+def error_in(answer: Any) -> str | None:
+    """What the server says instead of responses; None where at least one response is there.
+
+    SGLang sends some of its errors with status 200.
+    """
+    answers = answer if isinstance(answer, list) else [answer]
+    if any(isinstance(one, dict) and "output_ids" in one for one in answers):
+        return None
+    return words_of(answers[0] if answers else "an empty list")
+
+
 def read_group(
     request: GenerateRequest,
     answer: Any,
     rollout_id: int | None = None,
     decode: Callable[[list[int]], str] | None = None,
+    longest: int | None = None,
+    vocab_size: int | None = None,
 ) -> list[Sample]:
-    """Turns the answer to one request into exactly `request.n` samples, bad ones dropped in place."""
+    """Turns the answer to one request into exactly `request.n` samples, bad ones dropped in place.
+
+    Args:
+        longest: tokens that a response was allowed to have.
+        vocab_size: ids beyond it cannot be trained on.
+    """
     answers = answer if isinstance(answer, list) else [answer]
     padded = [*answers[: request.n], *[None] * (request.n - len(answers))]
-    return [read_sample(request.blank(k, rollout_id), one, decode) for k, one in enumerate(padded)]
+    blanks = (request.blank(k, rollout_id) for k in range(request.n))
+    return [
+        read_sample(blank, one, decode, longest, vocab_size)
+        for blank, one in zip(blanks, padded, strict=True)
+    ]
 
 
-def read_sample(sample: Sample, answer: Any, decode: Callable[[list[int]], str] | None = None) -> Sample:
+def read_sample(
+    sample: Sample,
+    answer: Any,
+    decode: Callable[[list[int]], str] | None = None,
+    longest: int | None = None,
+    vocab_size: int | None = None,
+) -> Sample:
     """Fills a blank sample from one answer of `/generate`; one that fails a check is dropped."""
     try:
+        _check_ids(answer, longest, vocab_size)
         _fill_tokens(sample, answer, decode)
         sample.rollout_log_probs = _log_probs(sample.response_tokens, answer["meta_info"])
         _fill_status(sample, answer["meta_info"])
@@ -114,10 +141,19 @@ def read_sample(sample: Sample, answer: Any, decode: Callable[[list[int]], str] 
     return sample.drop("aborted by the engine", ABORTED) if sample.status == ABORTED else sample
 
 
-def _fill_tokens(sample: Sample, answer: Any, decode: Callable[[list[int]], str] | None) -> None:
+def _check_ids(answer: Any, longest: int | None, vocab_size: int | None) -> None:
+    """A response that fails here leaves no token behind: the model could not even be asked about it."""
     ids = answer.get("output_ids") if isinstance(answer, dict) else None
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
         raise BadAnswer("no output ids in the answer")
+    if longest is not None and len(ids) > longest:
+        raise BadAnswer("more tokens than were asked for")
+    if any(i < 0 or (vocab_size is not None and i >= vocab_size) for i in ids):
+        raise BadAnswer("token outside of the vocabulary")
+
+
+def _fill_tokens(sample: Sample, answer: Any, decode: Callable[[list[int]], str] | None) -> None:
+    ids = answer["output_ids"]
     sample.tokens, sample.response_length = sample.tokens + ids, len(ids)
     sample.loss_mask = [1] * len(ids)
     if not isinstance(answer.get("meta_info"), dict):
@@ -140,7 +176,8 @@ def _versions(meta: dict[str, Any], length: int) -> tuple[list[str], list[str]]:
 
 
 def _log_probs(ids: list[int], meta: dict[str, Any]) -> list[float]:
-    """[R] log-probs of the sampled tokens, one for each, of the token that is in `output_ids`, finite."""
+    """[R] log-probs of the sampled tokens, one for each, of the token that is in `output_ids`, finite,
+    at most 0."""
     entries = meta.get("output_token_logprobs")
     if not entries and ids:
         raise BadAnswer("no log-probs in the answer")
@@ -152,6 +189,8 @@ def _log_probs(ids: list[int], meta: dict[str, Any]) -> list[float]:
     values = [entry[0] for entry in entries]
     if any(value is None or not math.isfinite(value) for value in values):  # NaN arrives as null or as NaN
         raise BadAnswer("non-finite log-prob")
+    if any(value > ROUNDING for value in values):
+        raise BadAnswer("log-prob above 0")
     return [float(value) for value in values]
 
 
@@ -173,6 +212,6 @@ def answered_versions(answer: Any) -> set[str]:
     }
 
 
-def n_dropped(groups: Iterable[Iterable[Sample]]) -> Counter[str]:
+def n_dropped(samples: Iterable[Sample]) -> Counter[str]:
     """How many samples were dropped, by reason."""
-    return Counter(sample.dropped for group in groups for sample in group if sample.dropped)
+    return Counter(sample.dropped for sample in samples if sample.dropped)

@@ -8,46 +8,47 @@ Works with sglang 0.5.23.
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
 import multiprocessing
 import os
+import socket
 import sys
 import types
 from pathlib import Path
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")  # read while sglang is imported
 
-import torch
+KERNELS = Path(__file__).parents[2] / "without_cuda/stand_ins/sglang_kernels.py"
 
 
-def _declare_torchvision_ops() -> object:
-    """Declares the two operators whose library in PyPI's torchvision links against CUDA."""
-    library = torch.library.Library("torchvision", "DEF")
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
-
-
-def _refuse(name: str) -> object:
-    if name.startswith("__"):
-        raise AttributeError(name)
-
-    def call(*args: object, **kwargs: object) -> None:
-        raise NotImplementedError(f"sgl_kernel.{name}: no CPU build of sgl_kernel is installed")
-
-    return call
-
-
-def _absent_sgl_kernel() -> types.ModuleType:
-    """A package whose functions all raise: SGLang imports the name, nothing of it is reached on this path."""
+def _stand_in_for_kernels() -> None:
+    """Puts stand-ins in place of the compiled parts that have no CPU build, the same as for the hosts."""
+    spec = importlib.util.spec_from_file_location("sglang_kernels", KERNELS)
+    kernels = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kernels)
+    kernels.declare_torchvision_ops()
     module = types.ModuleType("sgl_kernel")
     module.__spec__ = importlib.machinery.ModuleSpec("sgl_kernel", None, is_package=True)
     module.__path__ = []
-    module.__getattr__ = _refuse
-    return module
+    kernels.refuse_calls(module)
+    sys.modules.setdefault("sgl_kernel", module)
 
 
-_torchvision_ops = _declare_torchvision_ops()  # the declaration lives as long as this object
-sys.modules.setdefault("sgl_kernel", _absent_sgl_kernel())
+def _listen_on_loopback() -> None:
+    """Has the store at which SGLang's schedulers meet listen on their host only, not on every interface."""
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")  # the attribute is a function
+    create = rendezvous.TCPStore
+
+    def store(host_name: str, port: int, is_master: bool = False, **options: object) -> object:
+        if is_master:
+            options["master_listen_fd"] = socket.create_server((host_name, port)).detach()
+        return create(host_name=host_name, port=port, is_master=is_master, **options)
+
+    rendezvous.TCPStore = store
+
+
+_stand_in_for_kernels()
+_listen_on_loopback()
 
 
 def _fork_processes() -> None:

@@ -24,9 +24,7 @@ class Prompt:
     group_index: int = -1
 
 
-def read_prompts(
-    path: str | Path, input_key: str = "input", label_key: str | None = None, metadata_key: str = "metadata"
-) -> list[Prompt]:
+def read_prompts(path: str | Path, input_key: str = "input", label_key: str | None = None) -> list[Prompt]:
     """Every prompt of a JSONL file; blank lines are skipped.
 
     slime prints a malformed line and goes on without it; here it stops the run before it starts.
@@ -41,26 +39,24 @@ def read_prompts(
         reason = getattr(error, "strerror", None) or "bytes that are no UTF-8"
         raise DataError(f"{path}: expected a readable JSONL file, got {reason}") from error
     lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
-    keys = (input_key, label_key, metadata_key)
-    prompts = [_prompt(f"{path}:{number}", number, line, keys) for number, line in lines]
+    prompts = [_prompt(f"{path}:{number}", number, line, input_key, label_key) for number, line in lines]
     if not prompts:
         raise DataError(f"{path}: expected at least one prompt, got an empty file")
     return prompts
 
 
-def _prompt(where: str, number: int, line: str, keys: tuple[str, str | None, str]) -> Prompt:
+def _prompt(where: str, number: int, line: str, input_key: str, label_key: str | None) -> Prompt:
     try:
         row = json.loads(line)
     except ValueError as error:
         raise DataError(f"{where}: expected a JSON object, got {line.strip()[:40]!r}") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object, got a {type(row).__name__}")
-    input_key, label_key, metadata_key = keys
     text = _text(where, row, input_key, "--input-key")
     label = _text(where, row, label_key, "--label-key") if label_key is not None else None
-    metadata = row.get(metadata_key) or {}
+    metadata = row.get("metadata") or {}
     if not isinstance(metadata, dict):
-        raise DataError(f"{where}: expected a mapping under '{metadata_key}', got {metadata!r}")
+        raise DataError(f"{where}: expected a mapping under 'metadata', got {metadata!r}")
     return Prompt(text, label, metadata, number)
 
 
@@ -92,7 +88,7 @@ class PromptDataset:
     @classmethod
     def from_args(cls, args: Namespace, tokenizer: Any = None) -> PromptDataset:
         """From --prompt-data, with a tokenizer without the prompts above --rollout-max-prompt-len."""
-        prompts = read_prompts(args.prompt_data, args.input_key, args.label_key, args.metadata_key)
+        prompts = read_prompts(args.prompt_data, args.input_key, args.label_key)
         if tokenizer is not None and args.rollout_max_prompt_len is not None:
             prompts = list(_short(prompts, tokenizer, args.rollout_max_prompt_len))
         return cls(prompts, args.rollout_seed, args.rollout_shuffle)

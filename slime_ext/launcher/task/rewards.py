@@ -48,36 +48,21 @@ def check_rm_type(rm_type: str | None) -> None:
         )
 
 
-async def score_all(args: Namespace, samples: Sequence[Any], evaluation: bool = False) -> list[float]:
-    """The reward of each sample, dimensionless; sets ``sample.reward`` to it, or to the mapping it is in.
+def score(args: Namespace, samples: Sequence[Any]) -> list[float]:
+    """The reward of each sample, dimensionless; sets ``sample.reward`` to it.
 
     A custom function is called as slime calls it, ``fn(args, sample)``, and may be async or not.
 
     Raises:
         DataError: a reward that is no finite number, a label that is missing.
     """
-    answers = await asyncio.gather(*(_ask(args, sample) for sample in samples))
-    key = args.eval_reward_key if evaluation else args.reward_key
-    values = []
-    for sample, answer in zip(samples, answers, strict=True):
-        value = _value(f"reward of sample {sample.index}", answer, key)
-        sample.reward = answer if isinstance(answer, dict) else value
-        values.append(value)
-    return values
 
+    async def ask() -> list[Any]:
+        return await asyncio.gather(*(_ask(args, sample) for sample in samples))
 
-def value_of(reward: Any, key: str | None) -> float | None:
-    """The number in a sample's reward: itself, or what a mapping has under ``--reward-key``; None stays.
-
-    >>> value_of({"score": 0.5, "format": 1.0}, "score")
-    0.5
-    """
-    return reward[key] if isinstance(reward, dict) else reward
-
-
-def score(args: Namespace, samples: Sequence[Any], evaluation: bool = False) -> list[float]:
-    """`score_all` for a caller that is not async."""
-    return asyncio.run(score_all(args, samples, evaluation))
+    for sample, answer in zip(samples, asyncio.run(ask()), strict=True):
+        sample.reward = _value(f"reward of sample {sample.index}", answer)
+    return [sample.reward for sample in samples]
 
 
 async def _ask(args: Namespace, sample: Any) -> Any:
@@ -91,12 +76,7 @@ async def _ask(args: Namespace, sample: Any) -> Any:
     return RULES[rm_type](sample.response, sample.label, sample.status == "completed")
 
 
-def _value(where: str, answer: Any, key: str | None) -> float:
-    if isinstance(answer, dict):
-        if key not in answer:
-            known = ", ".join(map(str, answer))
-            raise DataError(f"{where}: expected the key {key} of --reward-key, got {known}")
-        answer = answer[key]
+def _value(where: str, answer: Any) -> float:
     try:
         value = float(answer)
     except (TypeError, ValueError) as error:

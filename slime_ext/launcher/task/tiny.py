@@ -1,4 +1,4 @@
-"""The small task that comes with the launcher: letters, a label that rearranges them, a small model.
+"""The small task that comes with the launcher: letters that are to be copied, and a small model.
 
 ``python -m slime_ext.launcher.task.tiny --out DIR`` writes DIR/train.jsonl, DIR/heldout.jsonl and DIR/model
 (config.json of a Qwen3 and the tokenizer, no weights). The same settings give the same bytes.
@@ -10,35 +10,20 @@ import argparse
 import json
 import random
 import string
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from slime_ext.errors import ConfigError
 from slime_ext.launcher.task import tokenizer
 
 END_OF_PROMPT = ">"
 
 
-def _successor(text: str, alphabet: str) -> str:
-    return "".join(alphabet[(alphabet.index(letter) + 1) % len(alphabet)] for letter in text)
-
-
-TRANSFORMS: dict[str, Callable[[str, str], str]] = {
-    "copy": lambda text, alphabet: text,
-    "reverse": lambda text, alphabet: text[::-1],
-    "sorted": lambda text, alphabet: "".join(sorted(text)),
-    "successor": _successor,
-}
-
-
 @dataclass(frozen=True)
 class Task:
-    """The prompts: `length` of `alphabet` letters; the label is `transform` of them."""
+    """The prompts: `length` of `alphabet` letters; the label is the same letters."""
 
     alphabet: int = 8
     length: int = 4
-    transform: str = "copy"
     train: int = 2048
     heldout: int = 128
     seed: int = 0
@@ -62,19 +47,8 @@ class Model:
 
 
 def prompts(task: Task) -> tuple[list[str], list[str]]:
-    """Training and held-out texts, all different.
-
-    Raises:
-        ConfigError: a transform that does not exist, more prompts than there are texts.
-    """
-    if task.transform not in TRANSFORMS:
-        raise ConfigError(f"--transform: expected one of {', '.join(TRANSFORMS)}, got {task.transform}")
-    if not 1 <= task.alphabet <= 26:
-        raise ConfigError(f"--alphabet: expected 1 to 26 letters, got {task.alphabet}")
-    wanted, possible = task.train + task.heldout, task.alphabet**task.length
-    if wanted > possible:
-        raise ConfigError(f"--train + --heldout: expected at most {possible} different prompts, got {wanted}")
-    numbers = random.Random(task.seed).sample(range(possible), wanted)
+    """Training and held-out texts, all different; at most `alphabet` ** `length` of them."""
+    numbers = random.Random(task.seed).sample(range(task.alphabet**task.length), task.train + task.heldout)
     texts = [_text(number, task) for number in numbers]
     return texts[: task.train], texts[task.train :]
 
@@ -88,10 +62,9 @@ def _text(number: int, task: Task) -> str:
     return "".join(letters)
 
 
-def lines(texts: list[str], task: Task) -> str:
+def lines(texts: list[str]) -> str:
     """JSONL with the keys input and label."""
-    transform = TRANSFORMS[task.transform]
-    rows = ({"input": text + END_OF_PROMPT, "label": transform(text, task.letters)} for text in texts)
+    rows = ({"input": text + END_OF_PROMPT, "label": text} for text in texts)
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
@@ -131,24 +104,14 @@ def write_all(out: Path, task: Task | None = None, model: Model | None = None) -
     alphabet = END_OF_PROMPT + task.letters
     directory = out / "model"
     directory.mkdir(parents=True, exist_ok=True)
-    (out / "train.jsonl").write_text(lines(train, task))
-    (out / "heldout.jsonl").write_text(lines(heldout, task))
+    (out / "train.jsonl").write_text(lines(train))
+    (out / "heldout.jsonl").write_text(lines(heldout))
     settings = model_config(model, len(tokenizer.vocabulary(alphabet)))
     (directory / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     tokenizer.save(directory, alphabet)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Flags are the fields of `Task` and `Model`."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write the small task and its model directory.")
     parser.add_argument("--out", type=Path, required=True)
-    for default in (Task(), Model()):
-        for name, value in asdict(default).items():
-            parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    given = vars(parser.parse_args(argv))
-    pick = lambda kind: kind(**{f.name: given[f.name] for f in fields(kind)})  # noqa: E731
-    write_all(given["out"], pick(Task), pick(Model))
-
-
-if __name__ == "__main__":
-    main()
+    write_all(parser.parse_args().out)

@@ -10,16 +10,14 @@ from slime_ext.launcher.validation import functions, model, numbers, places, pro
 def validate(args: argparse.Namespace) -> argparse.Namespace:
     """Checks `args` of `parse_args` from the cheapest test to the dearest, fills what only files can tell.
 
-    Filled: num_rollout (from --num-epoch), train_iters, lr_decay_iters, the model's sizes (from
-    config.json), sglang_python. torch is imported only by the functions that flags name.
+    Filled: train_iters, lr_decay_iters, the model's sizes (from config.json), sglang_python,
+    load_iteration. torch is imported only by the functions that flags name.
 
     Raises:
         ConfigError: a flag or a combination of flags that cannot work.
         DataError: a prompt file that cannot be used.
     """
     for check in (
-        numbers.check_ranges,
-        numbers.check_ranks,
         numbers.check_batches,
         numbers.check_combinations,
         places.check_device,
@@ -27,7 +25,7 @@ def validate(args: argparse.Namespace) -> argparse.Namespace:
         places.check_engine,
         model.check_model,
         prompts.check_prompts,
-        places.check_left_to_do,
+        places.check_load,
         numbers.check_schedule,
         functions.check_functions,
         functions.check_config,

@@ -11,10 +11,8 @@ from slime_ext.launcher.training_data import needs_proximal_forward
 
 # The host's call of each hook that this launcher has: names of the positional arguments.
 HOOKS = (
-    "custom_pg_loss_reducer_function_path",
     "custom_megatron_init_path",
     "rollout_data_postprocess_path",
-    "custom_megatron_before_train_step_hook_path",
     "custom_rollout_log_function_path",
 )
 POSITIONAL = {"custom_rm_path": ("args", "sample"), **{dest: contract.CALLS[dest] for dest in HOOKS}}
@@ -44,9 +42,9 @@ def _check_correction(args: argparse.Namespace) -> None:
         return
     if correction.needs_plan:
         _check_plan(args)
-    if args.use_tis and args.policy_loss == "gspo" and not isinstance(correction.surrogate, HostLoss):
+    if args.use_tis and args.advantage_estimator == "gspo" and not isinstance(correction.surrogate, HostLoss):
         raise ConfigError(
-            f"--policy-loss: expected another than gspo beside slime_ext.tis.{name}, got gspo: the "
+            f"--advantage-estimator: expected another than gspo beside slime_ext.tis.{name}, got gspo: the "
             "correction brings a loss of its own and would discard its sequence ratio"
         )
 

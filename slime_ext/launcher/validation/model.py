@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_ext.errors import ConfigError
-from slime_ext.host.functions import flag_of
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-# Megatron's dest: key of config.json
+# Megatron's argument: key of config.json
 SIZES = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -21,7 +19,6 @@ SIZES = {
     "kv_channels": "head_dim",
     "norm_epsilon": "rms_norm_eps",
     "vocab_size": "vocab_size",
-    "padded_vocab_size": "vocab_size",
     "rotary_base": "rope_theta",
 }
 # config.json's key: the only value that the model here has
@@ -30,21 +27,13 @@ SPLIT_BY_TENSOR = ("num_attention_heads", "num_query_groups", "vocab_size", "ffn
 
 
 def check_model(args: argparse.Namespace) -> None:
-    """The directory is a Qwen3 with a tokenizer, the flags agree with it, and the ranks divide it.
-
-    Fills the size flags that were not given.
-    """
+    """The directory is a Qwen3 with a tokenizer, and the ranks divide it. Fills Megatron's arguments."""
+    directory = Path(args.hf_checkpoint)
     config = read_config(args.hf_checkpoint)
-    _check_tokenizer(Path(args.hf_checkpoint))
-    _check_weights(Path(args.hf_checkpoint))
-    _check_shape(Path(args.hf_checkpoint) / "config.json", config)
+    _check_weights(directory)
+    _check_shape(directory / "config.json", config)
     _check_engine_limits(args, config)
-    for dest, key in SIZES.items():
-        _agree(args, dest, key, config[key])
-    if args.untie_embeddings_and_output_weights and config["tie_word_embeddings"]:
-        raise ConfigError(
-            "--untie-embeddings-and-output-weights: expected what config.json says (tied), got untied"
-        )
+    vars(args).update({dest: config[key] for dest, key in SIZES.items()})
     args.untie_embeddings_and_output_weights = not config["tie_word_embeddings"]
     _check_split(args)
 
@@ -76,13 +65,6 @@ def read_config(directory: str) -> dict[str, Any]:
     if missing:
         raise ConfigError(f"{path}: expected the key {missing[0]}, got none")
     return config
-
-
-def _check_tokenizer(directory: Path) -> None:
-    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
-        raise ConfigError(
-            f"--hf-checkpoint {directory}: expected a tokenizer in it ({TOKENIZER_FILES[0]}), got none"
-        )
 
 
 def _check_shape(path: Path, config: dict[str, Any]) -> None:
@@ -134,13 +116,6 @@ def _has_end(directory: Path) -> bool:
         if path.is_file() and '"eos_token"' in path.read_text(encoding="utf-8"):
             return True
     return False
-
-
-def _agree(args: argparse.Namespace, dest: str, key: str, value: Any) -> None:
-    given = getattr(args, dest)
-    if given is not None and given != value:
-        raise ConfigError(f"{flag_of(dest)}: expected {value} ({key} of config.json), got {given}")
-    setattr(args, dest, value)
 
 
 def _check_split(args: argparse.Namespace) -> None:

@@ -19,11 +19,9 @@ SGLANG_PYTHON = ".venv-sglang/bin/python"
 
 
 def check_run(args: argparse.Namespace) -> None:
-    """A checkpoint to load is there; nothing of another run would be overwritten."""
-    if args.load:
-        checkpoint.check(args.load, checkpoint.layout_of(args))
+    """Nothing of another run would be overwritten."""
     continues = bool(args.load) and Path(args.load).resolve() == Path(args.save).resolve()
-    if not continues and checkpoint.latest(args.save) is not None:
+    if not continues and checkpoint.iterations(args.save):
         raise ConfigError(
             f"--save {args.save}: expected no checkpoint yet, got one: --load it, or save elsewhere"
         )
@@ -34,9 +32,14 @@ def check_run(args: argparse.Namespace) -> None:
         )
 
 
-def check_left_to_do(args: argparse.Namespace) -> None:
-    """The run that --load continues is not complete."""
-    if args.load and (done := checkpoint.latest(args.load)) >= args.num_rollout:
+def check_load(args: argparse.Namespace) -> None:
+    """A sound checkpoint of these sizes is there, and its run is not complete; fills load_iteration."""
+    if not args.load:
+        return
+    done, damaged = checkpoint.newest(args.load, checkpoint.sizes_of(args), args.world_size)
+    args.load_iteration = done
+    args.notes += damaged
+    if done >= args.num_rollout:
         raise ConfigError(
             f"--num-rollout: expected more than the {done} rollouts that --load {args.load} has done, "
             f"got {args.num_rollout}: nothing is left to do"
@@ -59,14 +62,10 @@ def has_cuda() -> bool:
 
 
 def check_engine(args: argparse.Namespace) -> None:
-    """The server's address, or a free port and an interpreter to start one with."""
+    """The server's address, or an interpreter to start one with."""
     if args.sglang_server_url is not None:
         _check_url(args.sglang_server_url)
         return
-    if args.sglang_port is not None:
-        from slime_ext.launcher.rollout.processes import check_port
-
-        check_port("127.0.0.1", args.sglang_port)
     args.sglang_python = args.sglang_python or default_python()
     if not (Path(args.sglang_python).is_file() and os.access(args.sglang_python, os.X_OK)):
         raise ConfigError(

@@ -15,68 +15,44 @@ Count = Callable[[str], int]
 
 
 def check_prompts(args: argparse.Namespace) -> None:
-    """Reads training and held-out prompts; turns --num-epoch into --num-rollout."""
+    """Reads training and held-out prompts."""
     count = token_counter(args.hf_checkpoint, args.vocab_size)
     context = _context(args)
-    train = read_prompts(args.prompt_data, args.input_key, args.label_key, args.metadata_key)
+    train = read_prompts(args.prompt_data, args.input_key, args.label_key)
     _check_rewards(args, args.prompt_data, train)
-    used = _check_lengths(args.prompt_data, train, count, context - args.rollout_max_response_len, args)
+    _check_lengths(args.prompt_data, train, count, context - args.rollout_max_response_len, args)
     for _, path in args.eval_datasets:
-        heldout = read_prompts(path, args.eval_input_key, args.eval_label_key, args.metadata_key)
+        heldout = read_prompts(path, args.input_key, args.label_key)
         _check_rewards(args, path, heldout)
         _check_lengths(path, heldout, count, context - args.eval_max_response_len, args)
-    if args.num_rollout is None:
-        args.num_rollout = args.num_epoch * used // args.rollout_batch_size
-    if args.num_rollout < 1:
-        raise ConfigError(
-            f"--num-epoch: expected prompts for one rollout of {args.rollout_batch_size}, got {used} prompts"
-        )
 
 
 def token_counter(directory: str, vocab_size: int) -> Count:
-    """Counts the tokens of a text with the tokenizer in `directory`; needs no torch for tokenizer.json.
+    """Counts the tokens of a text with the tokenizer in `directory`; needs no torch.
 
     Raises:
         ConfigError: a tokenizer that does not load, or has more tokens than the model's `vocab_size`.
     """
+    from tokenizers import Tokenizer
+
     where = f"--hf-checkpoint {directory}"
     try:
-        size, count = _tokenizer(directory)
+        tokenizer = Tokenizer.from_file(str(Path(directory) / "tokenizer.json"))
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{where}: expected a tokenizer that loads, got {reason}") from error
-    if size > vocab_size:
+        raise ConfigError(f"{where}: expected a tokenizer.json that loads, got {reason}") from error
+    if (size := tokenizer.get_vocab_size()) > vocab_size:
         raise ConfigError(
             f"{where}: expected a tokenizer of at most {vocab_size} tokens (vocab_size of config.json), "
             f"got {size}: it belongs to another model"
         )
-    return count
-
-
-def _tokenizer(directory: str) -> tuple[int, Count]:
-    path = Path(directory) / "tokenizer.json"
-    if path.is_file():
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(path))
-        return tokenizer.get_vocab_size(), lambda text: len(
-            tokenizer.encode(text, add_special_tokens=False).ids
-        )
-    from transformers import AutoTokenizer
-
-    slow = AutoTokenizer.from_pretrained(directory)
-    return len(slow), lambda text: len(slow.encode(text, add_special_tokens=False))
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def _context(args: argparse.Namespace) -> int:
     """Most tokens of prompt and response that model, engine and flags all allow."""
     positions = read_config(args.hf_checkpoint)["max_position_embeddings"]
-    limits = (
-        positions,
-        args.sglang_context_length,
-        args.sglang_max_total_tokens,
-        args.rollout_max_context_len,
-    )
+    limits = (positions, args.sglang_context_length, args.sglang_max_total_tokens)
     return min(limit for limit in limits if limit is not None)
 
 
@@ -93,14 +69,14 @@ def _check_rewards(args: argparse.Namespace, path: str, prompts: list[Prompt]) -
 
 def _check_lengths(
     path: str, prompts: list[Prompt], count: Count, room: int, args: argparse.Namespace
-) -> int:
-    """How many prompts are used; those above --rollout-max-prompt-len are not."""
+) -> None:
+    """Every prompt that --rollout-max-prompt-len lets through fits, and there is one."""
     if room < 1:
         raise ConfigError(
             f"--rollout-max-response-len: expected room for a prompt in the context, got {room} tokens"
         )
     longest = args.rollout_max_prompt_len
-    used = 0
+    used = False
     for prompt in prompts:
         length = _length(f"{path}:{prompt.line}", prompt.text, count)
         if longest is not None and length > longest:
@@ -110,12 +86,11 @@ def _check_lengths(
                 f"{path}:{prompt.line}: expected a prompt of at most {room} tokens (context less longest "
                 f"response), got {length}: lower --rollout-max-response-len or --rollout-max-prompt-len"
             )
-        used += 1
+        used = True
     if not used:
         raise DataError(
             f"{path}: expected a prompt of at most {longest} tokens (--rollout-max-prompt-len), got none"
         )
-    return used
 
 
 def _length(where: str, text: str, count: Count) -> int:

@@ -152,6 +152,11 @@ def small_sizes(sizes: Sizes) -> Sizes:
     return Sizes(prompts, sizes.samples, prompts * sizes.samples // sizes.steps)
 
 
+def response_of(launch: Launch) -> int:
+    """Tokens of a response."""
+    return min(RESPONSE, launch.number("--rollout-max-response-len", RESPONSE))
+
+
 def split_of(launch: Launch) -> str | None:
     """The parallelism that stays, over two ranks, or None for one rank."""
     for kind in PARALLEL:
@@ -165,7 +170,7 @@ def replaced_flags(launch: Launch, prepared: Prepared, out: Path) -> list[str]:
     """The host's command line: the script's flags with small things in the place of large ones."""
     sizes, small = sizes_of(launch), small_sizes(sizes_of(launch))
     split = split_of(launch)
-    context = prepared.longest + 2 * RESPONSE
+    context, response = prepared.longest + 2 * RESPONSE, str(response_of(launch))
     words = [word for flag in kept(launch) for word in (flag.name, *flag.values)]
     words += prepared.model_flags
     words += _without(cpu_flags(), "--spec") if launch.value("--train-backend") == "fsdp" else cpu_flags()
@@ -183,7 +188,7 @@ def replaced_flags(launch: Launch, prepared: Prepared, out: Path) -> list[str]:
     if (more := launch.number("--over-sampling-batch-size", 0)) > sizes.prompts:
         words += ["--over-sampling-batch-size", str(-(-more * small.prompts // sizes.prompts))]
     words += _micro_batches(launch, small, context)
-    words += ["--rollout-max-response-len", str(RESPONSE), "--lr", LEARNING_RATE]
+    words += ["--rollout-max-response-len", response, "--lr", LEARNING_RATE]
     words += _evaluation(launch, prepared)
     words += (
         ["--custom-reward-post-process-path", SPREAD] if launch.value("--loss-type") != "sft_loss" else []
@@ -232,7 +237,7 @@ def account(launch: Launch, twin: str, data: str) -> list[tuple[str, str]]:
     rows = [("model", twin), ("data", data), ("sizes", f"{sizes} -> {small_sizes(sizes)}")]
     rows.append(("ranks", f"{_layout(launch)} -> {f'2 ranks, {split} parallel' if split else '1 rank'}"))
     response = launch.value("--rollout-max-response-len", "the host's default")
-    rows.append(("lengths", f"responses of {response} -> {RESPONSE} tokens"))
+    rows.append(("lengths", f"responses of {response} -> {response_of(launch)} tokens"))
     rate = launch.value("--lr", "the host's default")
     rows.append(
         (

@@ -100,14 +100,19 @@ def host_of(launch: Launch, given: str | None) -> Host:
     return Host(WHEEL, wheel_folder() / "miles", is_own=given == WHEEL)
 
 
-def module_paths(launch: Launch, host: Host) -> list[Path]:
-    """Where Python finds the functions that flags name."""
+def user_paths(launch: Launch) -> list[Path]:
+    """Where Python finds the user's own functions, before everything of the host."""
     said = [Path(path) for path in launch.environment.get("PYTHONPATH", "").split(":") if path]
     given = [Path(path) for path in os.environ.get("PYTHONPATH", "").split(":") if path]
-    package = Path(__file__).parents[3]
-    site = list(host_python().parents[1].glob("lib/python*/site-packages"))
-    paths = [Path.cwd(), Path(launch.script).resolve().parent, *said, *given, host.package.parent, package]
-    return [p for p in (*paths, wheel_folder(), *site) if p.is_dir() and "megatron" not in p.name.lower()]
+    paths = [Path.cwd(), Path(launch.script).resolve().parent, *said, *given]
+    return [path for path in paths if path.is_dir() and "megatron" not in path.name.lower()]
+
+
+def module_paths(launch: Launch, host: Host) -> list[Path]:
+    """Where Python finds the functions that flags name."""
+    site = host_python().parents[1].glob("lib/python*/site-packages")
+    more = [host.package.parent, Path(__file__).parents[3], wheel_folder(), *site]
+    return [*user_paths(launch), *(path for path in more if path.is_dir())]
 
 
 def with_found_files(launch: Launch, host: Host) -> Launch:
@@ -154,7 +159,7 @@ def environment_of(launch: Launch, host: Host, out: Path) -> dict[str, str]:
     own = {name: value for name, value in launch.environment.items() if not name.startswith(OF_A_CLUSTER)}
     (out / "events").mkdir(parents=True, exist_ok=True)
     own |= {observe.FOLDER: str(out / "events"), "TENSORBOARD_DIR": str(out / "tensorboard")}
-    own["PYTHONPATH"] = ":".join(map(str, module_paths(launch, host)[:-2]))
+    own["PYTHONPATH"] = ":".join(map(str, user_paths(launch)))  # the wheel's folder holds an sglang, too
     if flag := launch.flag("--custom-reward-post-process-path"):
         own[rewards.THEIRS] = flag.values[0]
     return own

@@ -13,39 +13,16 @@ from tests.launcher.megatron.tiny_rollout import rollout
 
 
 def arguments(**more):
-    defaults = {
-        "ppo_n_minibatches": 1,
-        "use_dynamic_batch_size": False,
-        "micro_batch_size": 3,
-        "max_tokens_per_gpu": None,
-        "context_parallel_size": 1,
-    }
-    return Namespace(**{**defaults, **more})
+    return Namespace(**{"ppo_n_minibatches": 1, "micro_batch_size": 3, **more})
 
 
-CUTS = [
-    {},
-    {"micro_batch_size": 12},
-    {"ppo_n_minibatches": 2},
-    {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 20},
-    {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 1},
-]
-
-
-@pytest.mark.parametrize("more", CUTS)
+@pytest.mark.parametrize("more", [{}, {"micro_batch_size": 12}, {"ppo_n_minibatches": 2}])
 @pytest.mark.parametrize("dp_size", [1, 2, 3])
 def test_every_sample_is_in_one_micro_batch_of_one_rank(more, dp_size):
-    lengths = [3, 9, 4, 4, 17, 2, 8, 8, 1, 30, 5, 6]
-    cuts = [micro_batches(arguments(**more), range(12), lengths, r, dp_size) for r in range(dp_size)]
+    cuts = [micro_batches(arguments(**more), range(12), r, dp_size) for r in range(dp_size)]
     flat = sorted(p for rank in cuts for minibatch in rank for batch in minibatch for p in batch)
     assert flat == list(range(12))
     assert len({tuple(len(minibatch) for minibatch in rank) for rank in cuts}) == 1
-
-
-def test_dynamic_batches_respect_the_limit_unless_a_sample_alone_exceeds_it():
-    lengths = [3, 9, 4, 4, 17, 2, 8, 8, 1, 30, 5, 6]
-    [cut] = micro_batches(arguments(**CUTS[3]), range(12), lengths, 0, 1)
-    assert all(sum(lengths[p] for p in batch) <= 20 or len(batch) == 1 for batch in cut)
 
 
 def test_steps_follow_the_rollout_order():

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from slime_ext.errors import ConfigError
 from slime_ext.launcher.megatron import model, parallel, weights
 from tests.launcher.distributed import run_ranks
 from tests.launcher.megatron import tiny_model as tiny
@@ -84,63 +80,3 @@ def test_initial_weights_have_megatrons_scale():
     assert draw("model.layers.0.mlp.up_proj.weight").std().item() == pytest.approx(0.05, rel=0.05)
     assert draw("model.layers.0.mlp.down_proj.weight").std().item() == pytest.approx(0.05 / 2, rel=0.05)
     assert draw("model.layers.1.self_attn.q_norm.weight").tolist() == [1.0] * 16
-
-
-def test_shapes_by_name_are_those_of_transformers():
-    config = tiny.tiny_config()
-    for name, parameter in tiny.hf_model().named_parameters():
-        assert model.hf_shape(name, config) == tuple(parameter.shape)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "config", "message"),
-    [
-        ({"tp": 4}, {}, "divisor of the 2 key/value heads, got 4"),
-        ({"tp": 3}, {}, "divisor of the 4 attention heads, got 3"),
-        ({"tp": 2}, {"vocab_size": 47}, "divisor of the 47 vocabulary entries, got 2"),
-        ({"tp": 2}, {"intermediate_size": 41}, "divisor of the 41 MLP channels, got 2"),
-        ({"pp": 3}, {}, "--pipeline-model-parallel-size: expected a divisor of the 2 layers, got 3"),
-        ({"sequence_parallel": True}, {}, "--sequence-parallel: expected off, got on"),
-        ({"attention_dropout": 0.1}, {}, "--attention-dropout: expected 0 without CUDA, got 0.1"),
-    ],
-)
-def test_refuses_in_one_line(arguments, config, message):
-    hf_config = tiny.tiny_config()
-    for name, value in config.items():
-        setattr(hf_config, name, value)
-    with pytest.raises(ConfigError, match=message) as caught:
-        model.check_model(tiny.tiny_args(**arguments), hf_config)
-    assert "\n" not in str(caught.value)
-
-
-def test_reads_rope_theta_of_both_transformers_versions():
-    assert model.rope_theta(tiny.tiny_config()) == 5000.0
-    assert model.rope_theta(SimpleNamespace(rope_theta=7.0, rope_scaling=None)) == 7.0
-
-
-@pytest.mark.parametrize("rope", [{"rope_type": "yarn", "rope_theta": 1.0}, {}])
-def test_refuses_a_scaled_or_missing_rope(rope):
-    with pytest.raises(ConfigError, match="rope_t"):
-        model.rope_theta(SimpleNamespace(rope_parameters=rope))
-
-
-@pytest.mark.parametrize(
-    ("flags", "dtype"),
-    [
-        ({"params_dtype": None}, torch.float32),
-        ({"params_dtype": "float64"}, torch.float64),
-        ({"params_dtype": "float32", "bf16": True}, torch.bfloat16),
-        ({"params_dtype": "float32", "fp16": True}, torch.float16),
-    ],
-)
-def test_dtype_follows_megatrons_flags(flags, dtype):
-    assert model.params_dtype(Namespace(**flags)) is dtype
-
-
-def _refused_world():
-    parallel.initialize(tiny.tiny_args(tp=2))
-
-
-def test_refuses_a_world_that_the_layout_does_not_divide():
-    with pytest.raises(AssertionError, match=r"world size: expected a multiple of 2 \(.*\), got 1"):
-        run_ranks(_refused_world, 1)

@@ -42,9 +42,9 @@ def train_four(layout, directory, forget=()):
                 "model": unwrap(trainer.chunks[0]).state_dict(),
                 "optimizer": trainer.optimizer.state_dict(),
             }
-            checkpoint.save(directory, 2, rank, state, layout=sizes, barrier=torch.distributed.barrier)
+            checkpoint.save(directory, 2, rank, state, sizes=sizes, barrier=torch.distributed.barrier)
             trainer = trainer_of(layout)
-            _, loaded = checkpoint.load(directory, rank, layout=sizes)
+            loaded = checkpoint.load(directory, 2, rank)
             if "model" not in forget:
                 unwrap(trainer.chunks[0]).load_state_dict(loaded["model"])
             if "optimizer" not in forget:

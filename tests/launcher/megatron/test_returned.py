@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -47,15 +45,3 @@ def test_metrics_that_change_between_micro_batches_are_named():
     loss.policy(batch, logits)
     with pytest.raises(DataError, match="expected the metrics a in every micro-batch, got b"):
         loss.policy(batch, logits)
-
-
-@pytest.mark.parametrize(
-    ("made", "expected"),
-    [(None, "to return a function, got None"), (lambda x: x, "its function: expected a tensor of shape []")],
-)
-def test_what_a_reducer_returns_is_looked_at(made, expected):
-    batch, logits = batch_and_logits()
-    loss = dataclasses.replace(make(), reducer=lambda *call: made)
-    with pytest.raises(DataError) as error:
-        loss.policy(batch, logits)
-    assert expected in str(error.value)

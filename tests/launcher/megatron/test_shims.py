@@ -64,8 +64,3 @@ def test_refuses_other_machines_and_versions(monkeypatch, target, name, value, m
     monkeypatch.setattr(target, name, value)
     with pytest.raises(ConfigError, match=message):
         shims.install()
-
-
-def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match="got 'current_devices'; did you mean 'current_device'"):
-        shims.install(without={"current_devices"})

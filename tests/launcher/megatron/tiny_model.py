@@ -35,6 +35,26 @@ SEQUENCES = [
 ]  # ragged, none a multiple of 4
 
 
+DEFAULTS = {
+    "seed": 7,
+    "bf16": False,
+    "fp16": False,
+    "distributed_timeout_minutes": 10,
+    "init_method_std": 0.02,
+    "transformer_impl": "local",
+    "calculate_per_token_loss": False,
+    "min_lr": 0.0,
+    "lr_decay_style": "constant",
+    "lr_warmup_iters": 0,
+    "lr_decay_iters": 1_000_000,
+    "weight_decay": 0.01,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_eps": 1e-8,
+    "clip_grad": 1.0,
+}
+
+
 def tiny_args(
     tp: int = 1, pp: int = 1, cp: int = 1, dtype: torch.dtype = torch.float64, **more: Any
 ) -> Namespace:
@@ -44,7 +64,7 @@ def tiny_args(
         "pipeline_model_parallel_size": pp,
         "context_parallel_size": cp,
     }
-    return Namespace(**{**sizes, "params_dtype": dtype, "seed": 7, "bf16": False, "fp16": False, **more})
+    return Namespace(**{**DEFAULTS, **sizes, "params_dtype": dtype, **more})
 
 
 def tiny_config(tied: bool = False) -> Qwen3Config:

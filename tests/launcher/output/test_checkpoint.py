@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from argparse import Namespace
 
@@ -10,12 +12,19 @@ import torch
 
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.launcher.output import checkpoint
+from tests.launcher.engine import ROOT
 
-ONE = {"tensor": 1, "pipeline": 1, "context": 1, "data": 1}
+ONE = {"tensor": 1, "norm_epsilon": 1e-6}
+
+
+def load(directory, sizes=ONE):
+    """The newest iteration that is sound, and what it holds."""
+    iteration, _ = checkpoint.newest(directory, sizes, 1)
+    return iteration, checkpoint.load(directory, iteration, 0)
 
 
 def save(directory, iteration, payload=None, **settings):
-    return checkpoint.save(directory, iteration, 0, payload or {"n": iteration}, layout=ONE, **settings)
+    return checkpoint.save(directory, iteration, 0, payload or {"n": iteration}, sizes=ONE, **settings)
 
 
 def test_what_was_saved_comes_back(tmp_path):
@@ -26,22 +35,22 @@ def test_what_was_saved_comes_back(tmp_path):
         "t": (1, None),
     }
     save(tmp_path, 7, payload)
-    iteration, got = checkpoint.load(tmp_path, 0, layout=ONE)
+    iteration, got = load(tmp_path)
     assert (iteration, got["data"], got["t"]) == (7, {"epoch": 2}, (1, None))
     assert torch.equal(got["model"]["w"], payload["model"]["w"])
 
 
 def test_every_rank_gets_its_own_back(tmp_path):
     barrier = threading.Barrier(3)
-    layout = ONE | {"data": 3}
 
     def rank(i):
-        checkpoint.save(tmp_path, 4, i, {"rank": i}, layout=layout, barrier=barrier.wait)
+        checkpoint.save(tmp_path, 4, i, {"rank": i}, sizes=ONE, barrier=barrier.wait)
 
     ranks = [threading.Thread(target=rank, args=(i,)) for i in range(3)]
     [t.start() for t in ranks]
     [t.join() for t in ranks]
-    assert [checkpoint.load(tmp_path, i, layout=layout)[1]["rank"] for i in range(3)] == [0, 1, 2]
+    assert checkpoint.newest(tmp_path, ONE, 3) == (4, [])
+    assert [checkpoint.load(tmp_path, 4, i)["rank"] for i in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("moment", ["_write_tensors", "_publish", "_write_text", "_sync_directory"])
@@ -54,9 +63,9 @@ def test_a_kill_leaves_the_checkpoint_before(tmp_path, monkeypatch, moment):
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 2)
     monkeypatch.undo()
-    assert checkpoint.load(tmp_path, 0, layout=ONE) == (1, {"n": 1})
+    assert load(tmp_path) == (1, {"n": 1})
     save(tmp_path, 2)
-    assert checkpoint.load(tmp_path, 0, layout=ONE) == (2, {"n": 2})
+    assert load(tmp_path) == (2, {"n": 2})
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
 
 
@@ -70,42 +79,85 @@ def test_the_newest_stay(tmp_path, keep, left):
 def test_the_same_iteration_again_replaces_it(tmp_path):
     save(tmp_path, 1, {"n": 1})
     save(tmp_path, 1, {"n": 2})
-    assert checkpoint.load(tmp_path, 0, layout=ONE) == (1, {"n": 2})
+    assert load(tmp_path) == (1, {"n": 2})
 
 
-def test_another_layout_is_refused_in_one_line(tmp_path):
+@pytest.mark.parametrize(("name", "value"), [("tensor", 2), ("norm_epsilon", 1e-5)])
+def test_other_sizes_are_refused_in_one_line(tmp_path, name, value):
     save(tmp_path, 1)
+    what = name.replace("_", " ")
     with pytest.raises(
-        ConfigError, match=r"expected the sizes tensor 2 .* got a checkpoint of tensor 1"
+        ConfigError, match=f"expected {what} .*, which it was saved with, got {value}"
     ) as error:
-        checkpoint.load(tmp_path, 0, layout=ONE | {"tensor": 2})
+        load(tmp_path, ONE | {name: value})
     assert "\n" not in str(error.value)
 
 
 def test_no_checkpoint_is_named(tmp_path):
-    assert checkpoint.latest(tmp_path) is None
-    with pytest.raises(ConfigError, match="expected a directory with latest_checkpointed"):
-        checkpoint.load(tmp_path, 0, layout=ONE)
+    assert checkpoint.iterations(tmp_path) == []
+    with pytest.raises(ConfigError, match="expected a directory with checkpoints"):
+        load(tmp_path)
 
 
-def test_a_damaged_file_is_named(tmp_path):
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "flipped": lambda path: flip_a_bit(path / "rank_0.pt"),
+    "cut": lambda path: (path / "rank_0.pt").write_bytes((path / "rank_0.pt").read_bytes()[:-9]),
+    "gone": lambda path: (path / "rank_0.pt").unlink(),
+    "no checksum": lambda path: (path / "rank_0.pt.sha256").unlink(),
+    "no sizes": lambda path: (path / checkpoint.SIZES).write_text("{"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_falls_back_to_the_newest_sound_one_and_is_named(tmp_path, damage):
+    for iteration in (1, 2, 3):
+        save(tmp_path, iteration, keep=0)
+    for iteration in (2, 3):
+        DAMAGES[damage](tmp_path / f"iter_000000{iteration}")
+    found, lines = checkpoint.newest(tmp_path, ONE, 1)
+    assert found == 1 and len(lines) == 2
+    assert "iter_0000003 is damaged" in lines[0] and lines[0].endswith("going on from iter_0000001")
+    DAMAGES[damage](tmp_path / "iter_0000001")
+    with pytest.raises(ConfigError, match=r"iter_0000003 is damaged .* no other is sound"):
+        load(tmp_path)
+
+
+def test_a_run_that_went_on_from_before_a_damaged_checkpoint_removes_it_and_keeps_the_sound_one(tmp_path):
+    for iteration in (1, 2):
+        save(tmp_path, iteration)
+    flip_a_bit(tmp_path / "iter_0000002/rank_0.pt")
+    save(tmp_path, 1, {"n": "again"})
+    assert checkpoint.iterations(tmp_path) == [1] and load(tmp_path) == (1, {"n": "again"})
+
+
+def test_the_checksum_is_one_that_sha256sum_reads(tmp_path):
     path = save(tmp_path, 1)
-    (path / "rank_0.pt").write_bytes(b"half")
-    with pytest.raises(DataError, match=r"rank_0\.pt: expected a checkpoint of this rank"):
-        checkpoint.load(tmp_path, 0, layout=ONE)
+    done = subprocess.run(["sha256sum", "-c", "rank_0.pt.sha256"], cwd=path, capture_output=True, text=True)
+    assert done.stdout == "rank_0.pt: OK\n"
 
 
-def test_a_disk_that_refuses_is_named(tmp_path):
+def test_a_disk_that_refuses_is_named_and_nothing_partial_stays(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"--save .* expected to write iteration 1"):
         save(tmp_path / "file", 1)
-
-
-def test_the_layout_is_read_from_the_arguments():
-    args = Namespace(
-        tensor_model_parallel_size=2,
-        pipeline_model_parallel_size=3,
-        context_parallel_size=4,
-        data_parallel_size=5,
+    save(tmp_path, 1)
+    code = (
+        "import sys, torch; from tests.launcher.output.test_checkpoint import save;"
+        "save(sys.argv[1], 2, {'w': torch.ones(9999)})"
     )
-    assert checkpoint.layout_of(args) == {"tensor": 2, "pipeline": 3, "context": 4, "data": 5}
+    command = ["prlimit", "--fsize=5000", sys.executable, "-c", code, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert "expected to write iteration 2, got File too large" in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "iter_0000001"] and load(tmp_path)[0] == 1
+
+
+def test_sizes_are_read_from_the_arguments():
+    names = [*checkpoint.LAYOUT.values(), *checkpoint.MODEL]
+    sizes = checkpoint.sizes_of(Namespace(**{name: i for i, name in enumerate(names)}))
+    assert list(sizes.values()) == list(range(len(names))) and sizes["context"] == 2

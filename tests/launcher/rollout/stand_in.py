@@ -22,12 +22,14 @@ VOCAB = 64
 class StandIn(ThreadingHTTPServer):
     """Serves in a thread until `close`.
 
-    Each request to `/generate` takes one of `faults`: a name of FAULTS, "hang", "drop", "text", or a status.
+    Each request to `/generate` takes one of `faults`, or else `always`: a name of FAULTS, "hang", "drop",
+    "text", or a status.
     """
 
     daemon_threads = True
     request_queue_size = 128
     refuse_weights = False
+    always: str | int | None = None
 
     def __init__(self, port: int = 0, faults: tuple[str | int, ...] = (), version: str = "default") -> None:
         super().__init__(("127.0.0.1", port), Handler)
@@ -92,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.prompts.append(body["input_ids"])
             self.server.running += 1
             self.server.most_running = max(self.server.most_running, self.server.running)
-            fault = self.server.faults.popleft() if self.server.faults else None
+            fault = self.server.faults.popleft() if self.server.faults else self.server.always
         try:
             time.sleep(self.server.pause_s)
             self.generate_with(fault, body)
@@ -108,8 +110,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer({"error": {"message": refused}}, 400)
         if isinstance(fault, int):
             return self.answer({"error": {"message": f"asked to fail with {fault}"}}, fault)
-        if fault in FAULTS:
-            samples = FAULTS[fault](samples)
+        if fault in FAULTS | FAULTS_OF_ALL:
+            samples = (FAULTS | FAULTS_OF_ALL)[fault](samples)
         self.answer(samples if len(samples) != 1 else samples[0], cut=fault == "drop", text=fault == "text")
 
     def answer(self, value: object, status: int = 200, cut: bool = False, text: bool = False) -> None:
@@ -163,6 +165,24 @@ def _in_log_probs(edit):
     return damage
 
 
+def _renamed(sample: dict, at: int, token: int) -> dict:
+    """With another id, in both places that name it."""
+    sample["output_ids"][at] = sample["meta_info"]["output_token_logprobs"][at][1] = token
+    return sample
+
+
+def _extended(sample: dict) -> dict:
+    """With one token more than was asked for."""
+    sample["output_ids"].append(5)
+    sample["meta_info"]["output_token_logprobs"].append([-1.0, 5, None])
+    return sample
+
+
+def _every(damage):
+    """The same damage to all samples of an answer."""
+    return lambda samples: [damage([sample])[0] for sample in samples]
+
+
 FAULTS = {
     "nan": _in_log_probs(lambda entries: entries[1].__setitem__(0, math.nan)),
     "null": _in_log_probs(lambda entries: entries[1].__setitem__(0, None)),
@@ -174,9 +194,21 @@ FAULTS = {
     "missing": _in_meta(output_token_logprobs=None),
     "abort": _in_meta(finish_reason={"type": "abort", "message": "asked to"}),
     "no reason": _in_meta(finish_reason=None),
+    "positive": _in_log_probs(lambda entries: entries[1].__setitem__(0, 0.5)),
+    "outside": lambda samples: [_renamed(samples[0], 1, VOCAB), *samples[1:]],
+    "negative": lambda samples: [_renamed(samples[0], 1, -1), *samples[1:]],
+    "too long": lambda samples: [_extended(samples[0]), *samples[1:]],
     "too few": lambda samples: samples[1:],
     "no ids": lambda samples: [{**samples[0], "output_ids": None}, *samples[1:]],
     "no meta": lambda samples: [{**samples[0], "meta_info": None}, *samples[1:]],
+}
+
+
+FAULTS_OF_ALL = {
+    "all nan": _every(FAULTS["nan"]),
+    "error": lambda samples: [{"error": {"message": "out of memory"}}],
+    "errors": lambda samples: [{"message": "out of memory"}] * len(samples),
+    "nothing": lambda samples: [],
 }
 
 

@@ -8,8 +8,9 @@ import time
 import pytest
 
 from slime_ext.errors import DataError, EngineError
-from slime_ext.launcher.rollout.client import EngineClient, GenerateRequest, SamplingParams
+from slime_ext.launcher.rollout.client import EngineClient
 from slime_ext.launcher.rollout.processes import hold_port
+from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams, n_dropped
 from tests.launcher.rollout.stand_in import StandIn
 
 SAMPLING = SamplingParams(4)
@@ -42,14 +43,14 @@ def test_a_passing_failure_repeats_only_its_own_request(stand_in, fault):
     assert indices(groups) == list(range(12)) and not any(
         sample.dropped for group in groups for sample in group
     )
-    assert len(stand_in.prompts) == 7 and asked.last_stats.retried == 1
+    assert len(stand_in.prompts) == 7
 
 
 def test_a_request_that_hangs_is_repeated_after_its_timeout(stand_in):
     stand_in.faults.append("hang")
     asked = client(stand_in, timeout=1.0)
     assert indices(asked.generate(requests(2), SAMPLING)) == list(range(4))
-    assert asked.last_stats.retried == 1
+    assert len(stand_in.prompts) == 3
 
 
 def test_a_refusal_is_final_and_in_the_servers_words(stand_in):
@@ -70,7 +71,8 @@ def test_damaged_samples_are_dropped_and_counted(stand_in):
     stand_in.faults.extend(["nan", "missing", "nan"])
     asked = client(stand_in, concurrency=1)
     groups = asked.generate(requests(), SAMPLING)
-    assert asked.last_stats.dropped == {"non-finite log-prob": 2, "no log-probs in the answer": 1}
+    dropped = n_dropped(sample for group in groups for sample in group)
+    assert dropped == {"non-finite log-prob": 2, "no log-probs in the answer": 1}
     assert [group[0].remove_sample for group in groups] == [True] * 3 + [False] * 3
     assert len(stand_in.prompts) == 6  # dropped, not repeated
 
@@ -79,13 +81,6 @@ def test_no_more_requests_at_once_than_allowed(stand_in):
     stand_in.pause_s = 0.05
     client(stand_in, concurrency=3).generate(requests(9), SAMPLING)
     assert stand_in.most_running == 3
-
-
-def test_progress_counts_every_request_once(stand_in):
-    stand_in.faults.extend([500, 500])
-    seen = []
-    client(stand_in).generate(requests(), SAMPLING, on_finish=lambda done, total: seen.append((done, total)))
-    assert seen == [(k, 6) for k in range(1, 7)]
 
 
 def test_a_bad_prompt_is_refused_before_anything_is_sent(stand_in):
@@ -118,7 +113,7 @@ def test_weights_pushed_while_the_server_is_away_arrive_when_it_is_back(stand_in
 
 
 def test_weights_that_did_not_arrive_are_an_error(stand_in, tmp_path, monkeypatch):
-    asked = client(stand_in)
+    asked = client(stand_in, retries=1)
     monkeypatch.setattr(asked, "weight_version", lambda: "2")
     with pytest.raises(EngineError, match=r"expected weight version 3 .*, got 2"):
         asked.update_weights_from_disk(tmp_path, 3)
@@ -133,69 +128,83 @@ def test_no_server_at_all_is_one_line():
 
 
 class Outage:
-    """Kills a stand-in when `after` requests are done and starts an empty one in its place."""
+    """A server that is replaced by an empty one when `after` requests were asked, `deaths` times."""
 
-    def __init__(self, server, tmp_path, after=3, away_s=0.3):
-        self.servers, self.after, self.away_s, self.path = [server], after, away_s, tmp_path
-        self.asked = client(server, concurrency=2, ensure_weights=self.push, backoff=0.05)
-        self.pushes = 0
+    def __init__(self, server, tmp_path, after=3, away_s=0.3, deaths=1):
+        self.servers, self.after, self.away_s, self.deaths = [server], after, away_s, deaths
+        self.asked = client(server, concurrency=2, backoff=0.05)
         self.asked.update_weights_from_disk(tmp_path, 5)
-
-    def push(self):
-        self.pushes += 1
-        self.asked.update_weights_from_disk(self.path, 5)
-
-    def on_finish(self, done, total):
-        if done == self.after:
-            self.servers[0].close()
-            threading.Thread(target=self.back).start()
-
-    def back(self):
-        time.sleep(self.away_s)
-        self.servers.append(StandIn(self.servers[0].server_port))
+        self.versions = []
 
     def generate(self, count=12):
+        killer = threading.Thread(target=self.kill)
+        killer.start()
         try:
-            return self.asked.generate(requests(count), SAMPLING, on_finish=self.on_finish)
+            return self.asked.generate(requests(count), SAMPLING)
         finally:
+            killer.join()
             self.servers[-1].close()
 
+    def kill(self):
+        for _ in range(self.deaths):
+            while len(self.servers[-1].prompts) < self.after:
+                time.sleep(0.001)
+            self.servers[-1].close()
+            time.sleep(self.away_s)
+            self.servers.append(StandIn(self.servers[0].server_port))
+            self.servers[-1].pause_s = 0.01
 
-@pytest.mark.parametrize("away_s", [0.0, 0.6])
-def test_after_an_outage_nothing_is_lost_and_nothing_asked_twice(stand_in, tmp_path, away_s):
-    outage = Outage(stand_in, tmp_path, away_s=away_s)
+
+@pytest.mark.parametrize(("away_s", "deaths"), [(0.0, 1), (0.6, 1), (0.3, 2)])
+def test_after_an_outage_nothing_is_lost_and_nothing_asked_twice(stand_in, tmp_path, away_s, deaths):
+    stand_in.pause_s = 0.01
+    outage = Outage(stand_in, tmp_path, away_s=away_s, deaths=deaths)
     groups = outage.generate()
     assert indices(groups) == list(range(24))
     assert {version for group in groups for s in group for version in s.weight_versions} == {"5"}
-    assert outage.pushes == 1 and outage.asked.last_stats.outages == 1
-    first, second = ({tuple(prompt) for prompt in server.prompts} for server in outage.servers)
-    assert len(first & second) <= 2  # only what was under way when the server died
-
-
-def test_after_an_outage_the_trainer_is_asked_even_if_it_never_pushed(stand_in, tmp_path):
-    outage = Outage(stand_in, tmp_path, away_s=0.6)
-    outage.asked.pushed_version, outage.asked.pushed_versions = None, set()
-    assert indices(outage.generate()) == list(range(24)) and outage.pushes == 1
+    asked = [tuple(prompt) for server in outage.servers for prompt in server.prompts]
+    assert (
+        len(outage.servers) == 1 + deaths and len(asked) <= 12 + 2 * deaths
+    )  # what was under way, once more
 
 
 def test_a_restarted_server_gets_its_weights_before_the_first_request(stand_in, tmp_path):
-    outage = Outage(stand_in, tmp_path, after=-1)
-    stand_in.version = "default"
-    outage.generate(2)
-    assert outage.pushes == 1
-
-
-def test_without_a_way_to_push_other_weights_are_an_error(stand_in, tmp_path):
     asked = client(stand_in)
     asked.update_weights_from_disk(tmp_path, 5)
     stand_in.version = "default"
-    with pytest.raises(EngineError, match=r"expected weight version 5, got default"):
-        asked.generate(requests(1), SAMPLING)
+    assert {s.weight_versions[0] for g in asked.generate(requests(2), SAMPLING) for s in g} == {"5"}
 
 
 def test_samples_of_unknown_weights_are_asked_for_again(stand_in, tmp_path):
-    outage = Outage(stand_in, tmp_path, after=-1)
-    outage.on_finish = lambda done, total: done == 1 and setattr(stand_in, "version", "default")
-    groups = outage.generate()
+    asked = client(stand_in, concurrency=1)
+    asked.update_weights_from_disk(tmp_path, 5)
+    stand_in.pause_s = 0.05
+    threading.Timer(0.12, lambda: setattr(stand_in, "version", "default")).start()
+    groups = asked.generate(requests(), SAMPLING)
     assert {version for group in groups for s in group for version in s.weight_versions} == {"5"}
-    assert outage.pushes == 1
+    assert len(stand_in.prompts) == 7
+
+
+def test_a_server_that_dies_between_the_push_and_its_check_gets_the_weights_again(stand_in, tmp_path):
+    """The second of two kills in a row: it is there again at once, without them."""
+    asked, ask = client(stand_in), EngineClient.weight_version
+    deaths = iter(["default", "default"])
+
+    def dying(self):
+        stand_in.version = next(deaths, stand_in.version)
+        return ask(self)
+
+    asked.weight_version = dying.__get__(asked)
+    asked.update_weights_from_disk(tmp_path, 5)
+    assert stand_in.version == "5"
+
+
+def test_an_error_under_status_200_is_repeated_and_then_final(stand_in):
+    for fault in ("error", "errors", "nothing"):
+        stand_in.faults.append(fault)
+        before = len(stand_in.prompts)
+        groups = client(stand_in).generate(requests(1), SAMPLING)
+        assert not any(sample.dropped for sample in groups[0]) and len(stand_in.prompts) == before + 2
+    stand_in.always = "error"
+    with pytest.raises(EngineError, match=r"status 200 without a response \(out of memory\) 3 times"):
+        client(stand_in, retries=2).generate(requests(1), SAMPLING)

@@ -6,7 +6,8 @@ import httpx
 import pytest
 
 from slime_ext.errors import EngineError
-from slime_ext.launcher.rollout.client import EngineClient, GenerateRequest, SamplingParams
+from slime_ext.launcher.rollout.client import EngineClient
+from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams
 from tests.launcher.engine import SERVED, VOCAB, make_tiny_qwen3
 
 SERVERS = ["stand_in", pytest.param("sglang_engine", marks=SERVED)]

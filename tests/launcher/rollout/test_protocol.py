@@ -12,7 +12,7 @@ from slime_ext.launcher.rollout.protocol import (
     n_dropped,
     read_group,
 )
-from tests.launcher.rollout.stand_in import FAULTS, one_sample
+from tests.launcher.rollout.stand_in import FAULTS, VOCAB, one_sample
 
 PROMPT = [5, 6, 7]
 REASONS = {
@@ -21,6 +21,10 @@ REASONS = {
     "infinite": "non-finite log-prob",
     "short": "as many log-probs as tokens expected",
     "long": "as many log-probs as tokens expected",
+    "positive": "log-prob above 0",
+    "outside": "token outside of the vocabulary",
+    "negative": "token outside of the vocabulary",
+    "too long": "more tokens than were asked for",
     "other token": "log-prob of another token",
     "not pairs": "malformed answer",
     "missing": "no log-probs in the answer",
@@ -39,7 +43,8 @@ def answers(fault=None, n=2, length=4):
 
 
 def read(answer, n=2, **request):
-    return read_group(GenerateRequest(PROMPT, 3, n, **request), answer, rollout_id=9)
+    request = GenerateRequest(PROMPT, 3, n, **request)
+    return read_group(request, answer, rollout_id=9, longest=4, vocab_size=VOCAB)
 
 
 def test_a_good_answer_becomes_trainable_samples():
@@ -63,8 +68,20 @@ def test_a_damaged_sample_is_dropped_in_place(fault):
     assert good.dropped is None and all(good.loss_mask)
 
 
+@pytest.mark.parametrize("fault", ["outside", "negative", "too long"])
+def test_what_the_model_cannot_be_asked_about_leaves_no_token(fault):
+    bad = read(answers(fault))[0]
+    assert (bad.tokens, bad.response_length, bad.rollout_log_probs) == (PROMPT, 0, [])
+
+
+def test_rounding_above_probability_1_is_no_fault():
+    answer = answers()
+    answer[0]["meta_info"]["output_token_logprobs"][1][0] = 2e-7
+    assert read(answer)[0].dropped is None
+
+
 def test_dropped_samples_are_counted_by_reason():
-    assert n_dropped([read(answers("nan")), read(answers())]) == {"non-finite log-prob": 1}
+    assert n_dropped([*read(answers("nan")), *read(answers())]) == {"non-finite log-prob": 1}
 
 
 @pytest.mark.parametrize("answer", [None, [], "text", [None, 3], {"error": "x"}])

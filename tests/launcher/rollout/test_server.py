@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from slime_ext.errors import ConfigError, EngineError
-from slime_ext.launcher.rollout.processes import check_port
-from slime_ext.launcher.rollout.server import START_LINE, EngineProcess
-from tests.launcher.rollout.test_processes import among, wait_for
+from slime_ext.launcher.rollout.server import HOST, START_LINE, EngineProcess
+from tests.launcher.engine import started
+from tests.launcher.rollout.test_processes import among, listens, wait_for
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
 
@@ -26,17 +25,21 @@ def engine(tmp_path):
     process.stop()
 
 
+def starts(engine):
+    return [line for line in engine.log_path.read_text().splitlines() if line.startswith(START_LINE)]
+
+
 def test_start_waits_until_it_answers(engine):
     assert not engine.healthy() and not engine.alive()
-    engine.start(60)
+    started(engine)
     assert engine.healthy() and engine.alive() and engine.pids == [engine.pid]
 
 
 def test_stop_leaves_no_process_and_no_port(engine):
-    pid = engine.start(60).pid
+    pid = started(engine).pid
     engine.stop()
     assert engine.pids == [] and not Path(f"/proc/{pid}").exists()
-    check_port(engine.host, engine.port)
+    assert not listens(engine.port)
 
 
 def test_nobody_is_given_its_port_before_it_listens_and_while_it_is_away(engine):
@@ -44,86 +47,68 @@ def test_nobody_is_given_its_port_before_it_listens_and_while_it_is_away(engine)
 
     def is_given_away() -> bool:
         with among(engine.port) as asking, contextlib.suppress(OSError):
-            asking.bind((engine.host, 0))
+            asking.bind((HOST, 0))
             return True
         return False
 
     assert not is_given_away()
-    engine.start(60)
+    started(engine)
     os.kill(engine.pid, signal.SIGKILL)
     assert wait_for(lambda: not engine.alive()) and not is_given_away()
-    assert engine.restart(60).healthy()
+    assert wait_for(lambda: engine.restarts == 1 and engine.healthy())
 
 
-def test_it_starts_again_after_a_stop(engine):
-    engine.start(60).stop()
-    assert engine.start(60).healthy()
-
-
-def test_restart_keeps_the_port_and_the_flags(engine):
-    url, first = engine.start(60).url, engine.pid
-    engine.restart(60)
-    assert engine.url == url and engine.pid != first and engine.healthy()
-    starts = [line for line in engine.log_path.read_text().splitlines() if line.startswith(START_LINE)]
-    assert len(starts) == 2 and all("--model-path model " in line for line in starts)
-
-
-def test_a_killed_server_comes_back(engine):
+@pytest.mark.parametrize("is_ready_between", [True, False])
+def test_a_server_that_is_killed_twice_in_a_row_comes_back(tmp_path, is_ready_between):
+    """The second time also while it restarts."""
     came_back = []
-    engine.start(60).supervise(came_back.append, timeout=60)
-    for _ in range(2):
-        known = len(came_back)
+    program = ("sh", "-c", f"sleep 0.5; exec {' '.join(PROGRAM)} $0 $@")
+    with EngineProcess(
+        "model", program=program, log_path=tmp_path / "log", on_restart=lambda e: came_back.append(e.restarts)
+    ) as engine:
+        started(engine)
+        known = engine.pid
+        os.kill(known, signal.SIGKILL)
+        assert wait_for(lambda: engine.restarts == 1 and engine.pid not in (known, None))
+        assert (
+            wait_for(lambda: engine.healthy() or not is_ready_between)
+            and engine.healthy() is is_ready_between
+        )
         os.kill(engine.pid, signal.SIGKILL)
-        assert wait_for(lambda known=known: len(came_back) > known, 60) and engine.healthy()
-    assert engine.restarts == 2 and engine.failure is None
+        assert wait_for(lambda: engine.restarts == 2 and engine.healthy() and came_back[-1:] == [2])
+        assert engine.failure is None and len(starts(engine)) == 3
 
 
-def test_the_watcher_gives_up(engine):
-    engine.start(60).supervise(max_restarts=0)
-    os.kill(engine.pid, signal.SIGKILL)
-    assert wait_for(lambda: engine.failure is not None)
-    assert "got exit status -9 after" in str(engine.failure)
+def test_the_watcher_gives_up(tmp_path):
+    with EngineProcess("m", program=PROGRAM, log_path=tmp_path / "log", max_restarts=1) as engine:
+        started(engine)
+        for _ in range(2):
+            assert wait_for(lambda: engine.pid is not None and engine.healthy())
+            os.kill(engine.pid, signal.SIGKILL)
+            assert wait_for(lambda: not engine.alive())
+        assert wait_for(lambda: engine.failure is not None)
+        assert "got exit status -9, restarted 1 times" in str(engine.failure)
 
 
-def test_a_server_that_ends_at_once_shows_its_last_words(tmp_path):
-    engine = EngineProcess("m", program=PROGRAM, log_path=tmp_path / "log", extra_args=["--exit-with", "3"])
-    with pytest.raises(
-        EngineError, match=r"got exit status 3 after .*: RuntimeError: asked to fail"
-    ) as error:
-        engine.start(60)
-    assert "\n" not in str(error.value) and engine.pids == []
-
-
-def test_a_server_that_never_answers_is_given_up(tmp_path):
-    engine = EngineProcess("m", program=("sh", "-c", "sleep 30"), log_path=tmp_path / "log")
-    with pytest.raises(EngineError, match=r"got none after \d+ s"):
-        engine.start(0.3)
-    assert engine.pids == []
-
-
-def test_a_taken_port_is_refused_before_anything_starts(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        engine = EngineProcess("m", program=PROGRAM, port=taken.getsockname()[1], log_path=tmp_path / "log")
-        with pytest.raises(ConfigError, match=r"expected a free port"):
-            engine.start()
-    assert engine.pid is None and not engine.log_path.exists()
+def test_a_server_that_ends_at_once_shows_its_last_words_and_is_not_tried_again(tmp_path):
+    engine = EngineProcess("m", program=PROGRAM, log_path=tmp_path / "log", switches=["--exit-with", "3"])
+    with pytest.raises(EngineError, match=r"got exit status 3, .*: RuntimeError: asked to fail") as error:
+        started(engine)
+    assert "\n" not in str(error.value) and engine.pids == [] and len(starts(engine)) == 1
 
 
 def test_a_missing_interpreter_is_one_line(tmp_path):
     engine = EngineProcess("m", python=tmp_path / "python", log_path=tmp_path / "log")
     with pytest.raises(ConfigError, match=r"expected the Python of the SGLang environment, got"):
-        engine.start()
-
-
-def test_an_unknown_device_is_refused():
-    with pytest.raises(ConfigError, match=r"expected cpu or cuda, got 'tpu'"):
-        EngineProcess("m", device="tpu")
+        engine.launch()
 
 
 @pytest.mark.parametrize(("device", "entry"), [("cpu", "sglang_cpu.py"), ("cuda", "-m sglang.launch_server")])
 def test_the_command_line_names_what_was_asked_for(device, entry):
-    options = {"context_length": 64, "mem_fraction": 0.2, "extra_args": ["--log-level", "warning"]}
-    line = " ".join(EngineProcess("m", device=device, dtype="bfloat16", **options).command)
+    flags = {"dtype": "bfloat16", "context-length": 64, "mem-fraction-static": 0.2, "random-seed": None}
+    line = " ".join(
+        EngineProcess("m", device=device, flags=flags, switches=["--log-level", "warning"]).command
+    )
     assert entry in line and line.endswith("--log-level warning")
     assert all(
         flag in line for flag in ("--dtype bfloat16", "--context-length 64", "--mem-fraction-static 0.2")
@@ -140,9 +125,7 @@ def test_shared_memory_of_a_server_that_was_never_ready_is_removed(tmp_path, die
     held = Path(f"/dev/shm/sglang_test_{os.getpid()}_{dies}")
     opened = Path(f"{held}.open")
     program = [sys.executable, "-c", HOLDS, str(held)]
-    engine = (
-        EngineProcess(tmp_path, log_path=tmp_path / "log", program=program).launch().supervise(max_restarts=0)
-    )
+    engine = EngineProcess(tmp_path, log_path=tmp_path / "log", program=program).launch()
     try:
         wait_for(opened.exists)
         if dies:

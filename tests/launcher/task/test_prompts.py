@@ -61,8 +61,10 @@ def test_another_file_is_refused_on_resume():
 
 def test_lines_become_prompts(tmp_path):
     file = tmp_path / "p.jsonl"
-    file.write_text('{"q": "a>", "a": "b", "m": {"x": 1}}\n\n{"q": "c>", "a": "\u2028"}\n', encoding="utf-8")
-    assert read_prompts(file, "q", "a", "m") == [
+    file.write_text(
+        '{"q": "a>", "a": "b", "metadata": {"x": 1}}\n\n{"q": "c>", "a": "\u2028"}\n', encoding="utf-8"
+    )
+    assert read_prompts(file, "q", "a") == [
         Prompt("a>", "b", {"x": 1}, 1),
         Prompt("c>", "\u2028", {}, 3),
     ]
@@ -91,7 +93,7 @@ def test_long_prompts_are_left_out_as_in_slime(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"input": "ab"}\n{"input": "abc"}\n')
     tokenizer = Namespace(encode=lambda text, add_special_tokens: list(text))
     args = Namespace(
-        prompt_data=tmp_path / "p.jsonl", input_key="input", label_key=None, metadata_key="metadata",
+        prompt_data=tmp_path / "p.jsonl", input_key="input", label_key=None,
         rollout_max_prompt_len=2, rollout_seed=0, rollout_shuffle=False,
     )  # fmt: skip
     assert texts(PromptDataset.from_args(args, tokenizer).next_batch(2)) == ["ab", "ab"]

@@ -11,7 +11,7 @@ import pytest
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.launcher.task import rewards
 
-ARGS = Namespace(custom_rm_path=None, rm_type="characters", reward_key=None, eval_reward_key=None)
+ARGS = Namespace(custom_rm_path=None, rm_type="characters")
 
 
 def sample(response="dcba", label="dcba", status="completed", **more) -> Namespace:
@@ -65,7 +65,7 @@ def custom(monkeypatch, function) -> Namespace:
     module = ModuleType("my_rewards")
     module.reward = function
     monkeypatch.setitem(sys.modules, "my_rewards", module)
-    return Namespace(**vars(ARGS) | {"custom_rm_path": "my_rewards.reward", "reward_key": "score"})
+    return Namespace(**vars(ARGS) | {"custom_rm_path": "my_rewards.reward"})
 
 
 async def _later(args, sample):
@@ -75,12 +75,6 @@ async def _later(args, sample):
 @pytest.mark.parametrize("function", [lambda args, sample: len(sample.response), _later])
 def test_a_custom_reward_may_be_async(monkeypatch, function):
     assert rewards.score(custom(monkeypatch, function), [sample(), sample("ab")]) == [4.0, 2.0]
-
-
-def test_a_mapping_is_kept_whole_and_read_by_its_key(monkeypatch):
-    one = sample()
-    assert rewards.score(custom(monkeypatch, lambda a, s: {"score": 0.5, "why": "x"}), [one]) == [0.5]
-    assert one.reward == {"score": 0.5, "why": "x"}
 
 
 @pytest.mark.parametrize("answer", [float("nan"), float("inf"), None, "good", {"other": 1}])

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import pytest
-
-from slime_ext.errors import ConfigError
 from slime_ext.launcher.task import tiny
 
 SHIPPED = Path(__file__).parents[3] / "configs" / "tiny"
@@ -18,7 +14,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 def test_the_shipped_files_are_what_the_generator_writes(tmp_path):
-    tiny.main(["--out", str(tmp_path)])
+    tiny.write_all(tmp_path)
     assert files(tmp_path) == files(SHIPPED)
 
 
@@ -31,27 +27,6 @@ def test_held_out_prompts_are_new():
     assert len(set(train)) == 70
     assert len(set(heldout)) == 11
     assert not set(train) & set(heldout)
-
-
-@pytest.mark.parametrize(
-    ("transform", "label"), [("copy", "hab"), ("reverse", "bah"), ("sorted", "abh"), ("successor", "abc")]
-)
-def test_labels(transform, label):
-    (row,) = tiny.lines(["hab"], tiny.Task(transform=transform)).splitlines()
-    assert json.loads(row) == {"input": "hab>", "label": label}
-
-
-@pytest.mark.parametrize(
-    ("task", "said"),
-    [
-        (tiny.Task(transform="rot"), "--transform"),
-        (tiny.Task(alphabet=2, length=2), "at most 4 different"),
-        (tiny.Task(alphabet=27), "--alphabet"),
-    ],
-)
-def test_an_impossible_task_is_named(task, said):
-    with pytest.raises(ConfigError, match=said):
-        tiny.prompts(task)
 
 
 def test_transformers_builds_the_model(tmp_path):

@@ -56,6 +56,12 @@ def test_the_command_line_is_small_and_says_each_flag_once():
     assert "--sglang-mem-fraction-static" not in words and "--eval-prompt-data" not in words
 
 
+def test_responses_are_never_longer_than_the_scripts():
+    for length, small in {"5": "5", "8192": "16"}.items():
+        words = replaced_flags(launch(f"--rollout-max-response-len {length}"), PREPARED, Path("/out"))
+        assert words[words.index("--rollout-max-response-len") + 1] == small
+
+
 @pytest.mark.parametrize(
     ("flags", "split"),
     [

@@ -170,3 +170,13 @@ def test_flags_of_the_run_reach_the_driver(tmp_path, monkeypatch):
     said, host = launch(program="train_async.py"), run.Host("miles", tmp_path, is_own=False)
     assert run.rehearse(said, host, prepared, tmp_path, 60.0, None) == 7
     assert seen["asynchronous"] and seen["timeout"] == 60.0 and "--num-layers" in seen["flags"]
+
+
+def test_the_users_folders_alone_come_before_the_hosts_packages(tmp_path, monkeypatch):
+    """The wheel's folder, which has an sglang of its own, and this environment's packages stay behind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/theirs:{tmp_path}/absent")
+    (tmp_path / "theirs").mkdir()
+    wheel = run.Host("miles", tmp_path / "wheel/miles", is_own=True)
+    own = run.environment_of(launch(), wheel, tmp_path / "out")
+    assert set(own["PYTHONPATH"].split(":")) == {str(tmp_path), f"{tmp_path}/theirs"}

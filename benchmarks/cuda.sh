@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Everything that only a machine with CUDA can show, in one command of about eight minutes and without a network:
+# tests_gpu, ten optimizer steps of the embedded trainer (CUDA, NCCL), and the hook timed against other systems.
+#
+#   bash benchmarks/cuda.sh [--wheels DIR] [--out DIR] [--slime DIR] [--verl DIR] [--skyrl DIR] [--dry-run]
+#
+# Needs a python3 with torch and triton; what else it lacks comes from the folder of `make cuda-wheels`
+# (default: cuda-wheels). --slime, --verl and --skyrl name checkouts to compare with. --dry-run walks through it
+# on a CPU with small sizes. Writes OUT/cuda.md and OUT/cuda.json (default: runs/cuda).
+set -euo pipefail
+here=$(cd "$(dirname "$0")/.." && pwd)
+wheels=$here/cuda-wheels
+words=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --wheels)
+      [ $# -gt 1 ] || { echo "benchmarks/cuda.sh: --wheels: expected a folder, got nothing" >&2; exit 2; }
+      wheels=$2; shift 2 ;;
+    *) words+=("$1"); shift ;;
+  esac
+done
+python=${PYTHON:-python3}
+site=$(mktemp -d)
+trap 'rm -rf "$site"' EXIT
+# Only what is absent is installed: a second torch, triton or numpy beside the machine's own would break both.
+mapfile -t absent < <("$python" "$here/benchmarks/absent_wheels.py" "$wheels")
+if [ ${#absent[@]} -gt 0 ]; then
+  "$python" -m pip install -q --no-index --no-deps --no-compile --target "$site" "${absent[@]}"
+fi
+cd "$here"
+PYTHONPATH=$here:$site OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$python" -W ignore -m benchmarks.cuda ${words[@]+"${words[@]}"}

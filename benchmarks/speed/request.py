@@ -1,0 +1,71 @@
+"""What to time, told apart from how: it needs no torch, and a mistake in it must not wait for one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+WORKLOADS = {
+    "a": "512 sequences of ragged length, 64 to 16k",
+    "b": "64 x 8192",
+    "c": "4096 sequences of 64 to 192",
+    "d": "1 x 131072",
+    "e": "64 x 131072",
+}
+CONFIGS = {"T": "token weights with a cap", "S": "sequence weights with a cap, geometric mask, veto"}
+BACKENDS = ("eager", "compiled")
+# Temporaries stay mapped between calls, as under a caching device allocator.
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(1 << 28)}
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Contenders against each other.
+
+    Args:
+        workloads: letters of ``WORKLOADS``.
+        configs: letters of ``CONFIGS``.
+        backends: of ours.
+        repeat: runs of each, of which the median counts.
+        slime: a checkout, for its own corrections; None leaves them out.
+    """
+
+    workloads: str = "abcd"
+    configs: str = "TS"
+    backends: tuple[str, ...] = BACKENDS
+    repeat: int = 9
+    slime: str | None = None
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How one correction's cost grows.
+
+    Args:
+        backend: of ours.
+        most: tokens of the largest batch.
+        tokens: of the batch that is cut into sequences and among ranks.
+        repeat: runs of each, of which the median counts.
+    """
+
+    backend: str = "eager"
+    most: int = 10**7
+    tokens: int = 1 << 20
+    repeat: int = 7
+
+
+def settled_allocator() -> bool:
+    """Whether this process keeps the memory of temporaries, as every figure assumes."""
+    return all(os.environ.get(key) == value for key, value in ALLOCATOR.items())
+
+
+def again(words: Sequence[str], python: str = sys.executable) -> int:
+    """``python -m benchmarks.speed`` with these words under the allocator's settings; its exit status."""
+    env = os.environ | ALLOCATOR | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    start = [python, "-W", "ignore", "-m", "benchmarks.speed", *words]
+    return subprocess.run(start, env=env, check=False).returncode

@@ -1,0 +1,184 @@
+"""``python -m benchmarks.speed against``: corrections against each other in one interleaved
+run. Ratios are what to take home, not milliseconds.
+
+Configuration T is token weights with a cap of 2; S is sequence weights with a cap, a geometric mask, a veto
+and metrics. Systems that are not installed are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.speed.cost import Cost, count, medians
+from benchmarks.speed.others import SYSTEMS
+from benchmarks.speed.request import Speed
+from benchmarks.speed.workloads import Batch, floor, lengths_of
+from slime_ext import tis
+from slime_ext.compiled import hindrance
+from slime_ext.config import load_config
+from slime_ext.host import step_metrics
+from slime_ext.metrics import MetricsLayout
+
+STEPS = {
+    "T": [{"reweight": {"level": "token"}}, {"truncate": {"high": 2.0}}],
+    "S": [
+        {"reweight": {"level": "sequence"}},
+        {"truncate": {"high": 2.0}},
+        {
+            "reject": {
+                "unit": "sequence",
+                "statistic": "ratio",
+                "aggregate": "mean",
+                "low": 0.999,
+                "high": 1.001,
+            }
+        },
+        {"veto": {"low": 1e-4}},
+    ],
+}
+FLOOR = "floor (C, one pass)"
+Body = Callable[[Batch], object]
+
+
+def ours(config: str, backend: str) -> dict[str, Body]:
+    """The hook as slime calls it, lists in and lists out: with the host's own channel alone, with the metrics
+    of an optimizer step, and with its curves."""
+    args = SimpleNamespace(use_tis=True, slime_ext={"steps": STEPS[config], "backend": backend})
+    correction = load_config({"steps": STEPS[config]})
+
+    def called(batch: Batch, layout: MetricsLayout | None) -> object:
+        with nullcontext() if layout is None else step_metrics.under_way(layout):
+            return tis.correct(args, **batch.call())
+
+    return {
+        f"ours {backend}": lambda b: called(b, None),
+        f"ours {backend}, all metrics": lambda b: called(b, MetricsLayout.of(correction, curves=False)),
+        f"ours {backend}, all metrics and curves": lambda b: called(b, MetricsLayout.of(correction)),
+    }
+
+
+def contenders(config: str, backends: Sequence[str], slime: str | None) -> dict[str, Body]:
+    """name -> function of a workload."""
+    found: dict[str, Body] = {}
+    for name in backends:
+        if name == "compiled" and (why := hindrance("cpu")):
+            print(f"ours {name}: left out, {why}", file=sys.stderr)
+            continue
+        found |= ours(config, name)
+    loaders = {FLOOR: lambda: {config: floor(config)}} | SYSTEMS
+    if slime:
+        loaders |= {"slime mis.py": lambda: mis(slime), "slime vanilla_tis": lambda: vanilla(slime)}
+    for name, load in loaders.items():
+        try:
+            loaded = load()
+            found |= {name: loaded[config]} if config in loaded else {}
+        except ImportError as error:
+            print(f"{name}: left out, {error}", file=sys.stderr)
+    return found
+
+
+def mis(folder: str) -> dict[str, Body]:
+    """slime's example helper from a checkout."""
+    sys.path[:0] = [folder, str(Path(folder, "examples", "train_infer_mismatch_helper"))]
+    import mis as helper
+
+    common = {"tis_lower_bound": 0.5, "tis_upper_bound": 2.0, "tis_mode": "truncate"}
+    common |= {"use_tis": True, "rs_lower_bound": 0.999, "rs_upper_bound": 1.001, "rs_veto_threshold": 1e-4}
+    common |= {"tis_batch_normalize": False}
+    token = SimpleNamespace(**common, use_rs=False, tis_level="token", rs_level="geometric")
+    sequence = SimpleNamespace(**common, use_rs=True, tis_level="sequence", rs_level="geometric")
+
+    def weights(args: SimpleNamespace, batch: Batch) -> object:
+        train, rollout, masks = _lists(batch)
+        return helper.compute_mis_weights(
+            args, train_log_probs=train, rollout_log_probs=rollout, loss_masks=masks
+        )
+
+    return {"T": functools.partial(weights, token), "S": functools.partial(weights, sequence)}
+
+
+def vanilla(folder: str) -> dict[str, Body]:
+    """slime's own token weights, cut out of its loss module: the rest of that imports Megatron."""
+    import ast
+
+    path = Path(folder, "slime", "backends", "megatron_utils", "loss.py")
+    if not path.exists():
+        raise ImportError(f"no {path}")
+    tree = ast.parse(path.read_text())
+    wanted = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "vanilla_tis_function"]
+    if not wanted:
+        raise ImportError(f"no vanilla_tis_function in {path}")
+    scope: dict = {"torch": torch, "Any": object}
+    future = ast.parse("from __future__ import annotations").body
+    exec(compile(ast.Module(future + wanted, []), str(path), "exec"), scope)
+    args = SimpleNamespace(tis_clip_low=0.0, tis_clip=2.0)
+
+    def weights(batch: Batch) -> object:
+        train, rollout, masks = _lists(batch)
+        return scope["vanilla_tis_function"](
+            args, pg_loss=batch.host_loss, train_log_probs=train, rollout_log_probs=rollout, loss_masks=masks
+        )
+
+    return {"T": weights}
+
+
+def _lists(batch: Batch) -> tuple[list, ...]:
+    call = batch.call()
+    return call["train_log_probs"], call["rollout_log_probs"], call["loss_masks"]
+
+
+def interleaved(
+    bodies: dict[str, Body], batches: dict[str, Batch], repeat: int
+) -> dict[str, dict[str, float]]:
+    """workload -> contender -> milliseconds; a contender's workloads follow each other, call by call, so that
+    they too may be compared."""
+    calls = {(w, k): functools.partial(v, batch) for k, v in bodies.items() for w, batch in batches.items()}
+    found = medians(calls, repeat)
+    return {w: {k: found[w, k] for k in bodies} for w in batches}
+
+
+def table(config: str, found: dict[str, dict[str, float]], costs: dict[str, Cost | None]) -> Table:
+    """Rows of contenders: milliseconds on each workload, and how many times the floor."""
+    shown = Table(title=f"configuration {config}: processor ms (times the floor)")
+    columns = ("operations", "waits", "MB", "peak MB")
+    for column in ("", *found, *columns):
+        shown.add_column(column)
+    for name in next(iter(found.values())):
+        cells = [_cell(times[name], times.get(FLOOR)) for times in found.values()]
+        cost = costs.get(name)
+        more = [f"{value:.3g}" for value in cost] if cost else ["-"] * len(columns)
+        shown.add_row(name, *cells, *more)
+    return shown
+
+
+def _cell(milliseconds: float, under: float | None) -> str:
+    return f"{milliseconds:.3g}" if under is None else f"{milliseconds:.3g} ({milliseconds / under:.1f})"
+
+
+def _counted(name: str, body: Body, batch: Batch) -> Cost | None:
+    """What is dispatched; of machine code nothing can be counted."""
+    return None if name == FLOOR or "compiled" in name else count(lambda: body(batch))
+
+
+def run(asked: Speed) -> None:
+    """Prints the tables."""
+    torch.set_num_threads(1)
+    batches = {name: Batch.of(lengths_of(name)) for name in asked.workloads}
+    for config in asked.configs:
+        bodies = contenders(config, asked.backends, asked.slime)
+        found = interleaved(bodies, batches, asked.repeat)
+        last = batches[asked.workloads[-1]]
+        costs = {name: _counted(name, body, last) for name, body in bodies.items()}
+        Console(width=160).print(table(config, found, costs))
+    print(
+        f"operations, waits, MB moved, MB of new tensors at once: one call on workload {asked.workloads[-1]}"
+    )

@@ -1,0 +1,10 @@
+"""``python -m slime_ext``: the command line where its script is not on the PATH."""
+
+from __future__ import annotations
+
+import sys
+
+from slime_ext.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

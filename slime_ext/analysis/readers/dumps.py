@@ -1,0 +1,235 @@
+"""slime's dumps: which of a rollout's files holds what, joined by the position in the rollout.
+
+Nothing but plain data is ever unpickled: a dump is somebody's pickle, and unpickling another object may run
+code. Formats: slime/observability/{rollout_data_utils,train_data_utils}.py at 624b824, and
+slime/utils/train_dump_utils.py up to v0.3.1.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext.analysis.document import Skipped
+from slime_ext.analysis.readers.find import Job
+from slime_ext.analysis.readers.ranks import merge_ranks
+from slime_ext.analysis.readers.samples import (
+    NO_NUMBERS,
+    DumpedSample,
+    Notes,
+    as_tensor,
+    assemble,
+    number,
+    rollout_number,
+    sample_of,
+    text,
+)
+from slime_ext.analysis.readers.unpickle import load_plain
+from slime_ext.analysis.records import DumpedRollout
+from slime_ext.errors import DataError
+from slime_ext.host.versions import versions_of
+
+FORMAT_VERSION = 2
+# What a file of slime's keys with other values than slime's leads to.
+MALFORMED = (KeyError, AttributeError, IndexError, *NO_NUMBERS)
+NOTHING = pickle.dumps([])
+
+
+def kind_of(found: Mapping[str, Any], path: Path) -> str:
+    """What a file is: ``rollout``, ``train`` (format version 2) or ``rank`` (v0.3.1 and older).
+
+    Raises:
+        DataError: it is neither.
+    """
+    if "rollout_data" in found:
+        return "rank"
+    if "format_version" in found:
+        if found["format_version"] != FORMAT_VERSION:
+            raise DataError(
+                f"{path}: expected format version {FORMAT_VERSION}, got {found['format_version']}: this "
+                "reads that version and the per-rank files of slime v0.3.1 and older"
+            )
+        return "train"
+    if "samples" not in found:
+        raise DataError(f"{path}: expected the key samples or rollout_data, got neither: not a dump of slime")
+    return "rollout"
+
+
+@dataclass
+class _Content:
+    """What was read so far of the files of one rollout."""
+
+    rollout_id: int
+    paths: list[Path] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    # Of the rollout dump. As bytes: one small object that stays would keep the memory of all around it.
+    about: bytes = NOTHING
+    rows: list[DumpedSample] = field(default_factory=list)
+    ranks: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
+    version: int | None = None
+
+    def take(self, kind: str, found: Mapping[str, Any]) -> None:
+        """Adds the content of a file."""
+        if kind == "rollout":
+            self.about = pickle.dumps(about_samples(found["samples"]))
+        elif kind == "train":
+            self.rows, self.version = rows_of_train(found), trainer_version(found, self.rollout_id)
+        else:
+            self.ranks.append((int(found.get("rank", len(self.ranks))), found["rollout_data"]))
+
+    def rollout(self, source: str) -> DumpedRollout | Skipped:
+        """The rollout that the files make up."""
+        try:
+            rows = self.rows or merge_ranks(self.ranks)
+        except DataError as error:
+            return Skipped(source, str(error))
+        except MALFORMED as error:
+            return Skipped(source, _of_another_kind(error))
+        about = pickle.loads(self.about)  # our own
+        notes = Notes()
+        _join(rows, about, notes)
+        rows = rows or [_bare(i, sample) for i, sample in enumerate(about)]
+        is_ours = any(sample["token_versions"] for sample in about)
+        return assemble(self.rollout_id, source, rows, self.version if is_ours else None, notes)
+
+
+def read_job(job: Job) -> Iterator[DumpedRollout | Skipped]:
+    """The rollouts of a job's files (more than one if their names did not tell them apart), after what had
+    to be skipped."""
+    yield from _read(job)  # in a call of its own: what the files held is gone when a rollout is shown
+
+
+def _read(job: Job) -> list[DumpedRollout | Skipped]:
+    skipped: list[DumpedRollout | Skipped] = []
+    contents: dict[int, _Content] = {}
+    for path in job.paths:
+        try:
+            _add(contents, path, job.rollout_id or 0)
+        except DataError as error:
+            skipped.append(Skipped(str(path), str(error).removeprefix(f"{path}: ")))
+    found = [c for c in contents.values() if c.rows or c.ranks or not skipped]  # or it has been named
+    return skipped + [c.rollout(str(Job(tuple(c.paths), c.rollout_id, 0))) for c in found]
+
+
+def _add(contents: dict[int, _Content], path: Path, number: int) -> None:
+    """Reads a file and adds it to its rollout.
+
+    Raises:
+        DataError: it is no dump, or a second one of the same rollout.
+    """
+    found = load_plain(path)
+    kind = kind_of(found, path)
+    try:
+        rollout_id = rollout_number(found.get("rollout_id", number))
+        content = contents.setdefault(rollout_id, _Content(rollout_id))
+        is_second = kind != "rank" and kind in content.kinds
+        if not is_second:
+            content.take(kind, found)
+    except MALFORMED as error:
+        raise DataError(f"{path}: {_of_another_kind(error)}") from None
+    if is_second:
+        raise DataError(
+            f"{path}: expected one {kind} dump of rollout {rollout_id}, got a second: left out; analyse "
+            "another run's by itself"
+        )
+    content.paths.append(path)
+    content.kinds.append(kind)
+
+
+def _of_another_kind(error: Exception) -> str:
+    return f"holds values of another kind than slime's ({type(error).__name__}: {error})"
+
+
+def _bare(position: int, sample: Mapping[str, Any]) -> DumpedSample:
+    """The row of a sample that only a rollout dump has."""
+    return DumpedSample(position, int(sample["response_length"]))
+
+
+def _join(rows: list[DumpedSample], about: list[dict[str, Any]], notes: Notes) -> None:
+    """Adds text, versions, group and reward of the rollout dump to the rows, by position, or by sample
+    index for files without positions."""
+    by_index = {sample["index"]: i for i, sample in enumerate(about) if sample["index"] is not None}
+    for row in rows:
+        if row.position < 0:  # a per-rank file: minus one, minus the sample's index
+            row.position = by_index.get(-1 - row.position, -1 - row.position)
+        if row.position >= len(about):
+            continue
+        sample = about[row.position]
+        if (there := sample["response_length"]) == row.response_length:
+            _take_over(row, sample)
+        else:
+            notes.add(
+                "of another length in the rollout dump, from which nothing is taken for them",
+                f"position {row.position}: {there} response tokens, {row.response_length} in the train dump",
+            )
+
+
+def _take_over(row: DumpedSample, sample: dict[str, Any]) -> None:
+    for name in ("prompt", "response", "weight_versions", "token_versions", "group"):
+        setattr(row, name, sample[name])
+    row.reward = sample["reward"] if sample["reward"] is not None else row.reward
+    if row.behavior is None and sample["behavior"] is not None:
+        row.behavior = sample["behavior"]
+
+
+def about_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What only the rollout dump has of each sample, without its lists of tokens."""
+    return [
+        {
+            "index": sample.get("index"),
+            "response_length": int(sample.get("response_length") or 0),
+            "behavior": _small(sample.get("rollout_log_probs")),
+            "group": sample.get("group_index"),
+            "reward": number(sample.get("reward")),
+            "prompt": text(sample.get("prompt")),
+            "response": text(sample.get("response")),
+            "weight_versions": versions_of(sample.get("weight_versions")),
+            "token_versions": versions_of(sample.get("token_weight_versions")),
+        }
+        for sample in samples
+    ]
+
+
+def _small(values: Any) -> Tensor | None:
+    """Log-probs as float32, four bytes each where a list takes 32."""
+    return None if values is None else as_tensor(values, torch.float32)
+
+
+def rows_of_train(found: Mapping[str, Any]) -> list[DumpedSample]:
+    """The samples of a train dump; log-probs are over the whole response."""
+    steps = step_of_position(found.get("dp_shards") or ())
+    rows = []
+    for i, sample in enumerate(found["samples"]):
+        position = sample.get("rollout_position")
+        position = i if position is None else int(position)
+        rows.append(sample_of(sample, position, steps.get(position)))
+    return rows
+
+
+def step_of_position(shards: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """Rollout position -> the optimizer step, from 0, that trained it."""
+    found = {}
+    for shard in shards:
+        partition, batches = shard.get("partition"), shard.get("micro_batch_indices")
+        counts = shard.get("num_microbatches")
+        if partition is None or batches is None or counts is None:
+            continue
+        # one by one: a count in a file may be of any size
+        steps = (step for step, count in enumerate(counts) for _ in range(int(count)))
+        for step, batch in zip(steps, batches, strict=False):
+            found.update({int(partition[i]): step for i in batch})
+    return found
+
+
+def trainer_version(found: Mapping[str, Any], rollout_id: int) -> int | None:
+    """The trainer's weight version at the start of a rollout, as the embedded launcher counts it: the
+    optimizer steps before, of which every rollout has the same number."""
+    shards = found.get("dp_shards") or ({},)
+    steps = shards[0].get("num_microbatches")
+    return None if steps is None else int(rollout_id) * len(steps)

@@ -1,0 +1,313 @@
+"""Samples of any format -> one ``Rollout``. Work per sample, never per token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext.analysis.document import Skipped
+from slime_ext.analysis.records import DumpedRollout
+from slime_ext.host.versions import MOST_DIGITS, number_of
+
+UNKNOWN = -1  # version of the weights of a token
+NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError)  # what ``as_tensor`` may raise
+# What a row has for each token of its response -> as what, and what stands for a row without.
+FIELDS: dict[str, tuple[torch.dtype, float]] = {
+    "behavior": (torch.float32, torch.nan),
+    "proximal": (torch.float32, torch.nan),
+    "mask": (torch.float32, 1.0),
+    "tokens": (torch.int64, UNKNOWN),
+    "advantages": (torch.float32, 0.0),
+    "entropy": (torch.float32, torch.nan),
+}
+
+
+@dataclass
+class DumpedSample:
+    """One sample as its file has it: lists or tensors over the response ([R])."""
+
+    position: int
+    response_length: int
+    behavior: Any = None
+    proximal: Any = None
+    mask: Any = None
+    tokens: Any = None
+    advantages: Any = None
+    entropy: Any = None
+    prompt_length: int = 0
+    reward: float | None = None
+    group: int | None = None
+    step: int | None = None
+    prompt: str = ""
+    response: str = ""
+    weight_versions: Sequence[str] = ()
+    token_versions: Sequence[str] = ()
+
+
+@dataclass
+class Notes:
+    """Remarks about samples, of which those of one kind become one line: how many, and the first."""
+
+    kinds: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, kind: str, text: str) -> None:
+        self.kinds.setdefault(kind, []).append(text)
+
+    def lines(self) -> tuple[str, ...]:
+        return tuple(f"samples {kind}: {len(v)}, first {v[0]}" for kind, v in self.kinds.items())
+
+
+def assemble(
+    rollout_id: int,
+    source: str,
+    rows: Sequence[DumpedSample],
+    trainer_version: int | None = None,
+    notes: Notes | None = None,
+) -> DumpedRollout | Skipped:
+    """One rollout from samples, without those whose lists do not fit.
+
+    Args:
+        trainer_version: version of the trainer's weights when the rollout was trained on, if it is known.
+        notes: what is known to be amiss already.
+    """
+    if not rows:
+        return Skipped(source, "holds no sample")
+    if reason := _without_log_probs(rows):
+        return Skipped(source, reason)
+    notes = notes or Notes()
+    sound = [row for row in rows if _fits(row, notes)]
+    if not sound:
+        return Skipped(source, "no sample with a list of numbers for its response; " + notes.lines()[0])
+    return _pack(rollout_id, source, sound, trainer_version, notes)
+
+
+def _without_log_probs(rows: Sequence[DumpedSample]) -> str | None:
+    if all(row.proximal is None for row in rows):
+        return (
+            "has no log-probs of the trainer (log_probs): give the train dump of the same rollout too; slime "
+            "v0.3.0 and v0.3.1 write them only if they are recomputed (--get-mismatch-metrics)"
+        )
+    if all(row.behavior is None for row in rows):
+        return "has no log-probs of the sampler (rollout_log_probs): slime records them with --use-tis"
+    return None
+
+
+def _fits(row: DumpedSample, notes: Notes) -> bool:
+    if row.proximal is None:
+        notes.add("without log-probs of the trainer, left out", f"position {row.position}")
+        return False
+    for name, (dtype, _) in FIELDS.items():
+        values = getattr(row, name)
+        if values is None:
+            continue
+        try:
+            found = as_tensor(values, dtype)
+        except NO_NUMBERS:
+            notes.add(
+                "whose lists hold something else than numbers, left out", f"position {row.position}: {name}"
+            )
+            return False
+        if len(found) != row.response_length:
+            notes.add(
+                "whose lists have another length than the response, left out",
+                f"position {row.position} has {len(found)} of {name} for {row.response_length} tokens",
+            )
+            return False
+        setattr(row, name, found)
+    if row.behavior is None:
+        notes.add("without log-probs of the sampler", f"position {row.position}")
+    return True
+
+
+def _pack(
+    rollout_id: int, source: str, rows: list[DumpedSample], trainer_version: int | None, notes: Notes
+) -> DumpedRollout:
+    lengths = tuple(row.response_length for row in rows)
+    pack = _Packer(rows, lengths)
+    mask = pack.whole("mask") != 0
+    versions = _versions(rows, mask, notes)
+    return DumpedRollout(
+        rollout_id=rollout_id,
+        source=source,
+        lengths=lengths,
+        prompt_lengths=tuple(row.prompt_length for row in rows),
+        positions=tuple(row.position for row in rows),
+        behavior=pack.whole("behavior"),
+        proximal=pack.whole("proximal"),
+        mask=mask,
+        tokens=pack.maybe("tokens"),
+        advantages=pack.maybe("advantages"),
+        entropy=pack.maybe("entropy"),
+        rewards=_rewards(rows),
+        versions=versions,
+        ages=None if versions is None else _ages(versions, trainer_version),
+        groups=_all([row.group for row in rows]),
+        steps=_all([row.step for row in rows]),
+        prompts=[row.prompt for row in rows],
+        responses=[row.response for row in rows],
+        notes=notes.lines(),
+    )
+
+
+@dataclass(frozen=True)
+class _Packer:
+    """Moves a field of all rows into one flat tensor, so that the rollout is not in memory twice."""
+
+    rows: list[DumpedSample]
+    lengths: tuple[int, ...]
+
+    def maybe(self, name: str) -> Tensor | None:
+        if all(getattr(row, name) is None for row in self.rows):
+            return None
+        return self.whole(name)
+
+    def whole(self, name: str) -> Tensor:
+        dtype, missing = FIELDS[name]
+        out = torch.full((sum(self.lengths),), missing, dtype=dtype)
+        begin = 0
+        for row, length in zip(self.rows, self.lengths, strict=True):
+            values = getattr(row, name)
+            if values is not None:
+                out[begin : begin + length] = values
+                setattr(row, name, None)
+            begin += length
+        return out
+
+
+def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
+    """A CPU tensor [R] from a list, in which None means NaN, or from a tensor.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, OverflowError: something else than a list of numbers.
+    """
+    if isinstance(values, Tensor):
+        return values.detach().reshape(-1).to("cpu", dtype)
+    try:
+        found = torch.tensor(values, dtype=dtype)
+    except (TypeError, RuntimeError):
+        found = torch.tensor([torch.nan if v is None else v for v in values], dtype=dtype)
+    if found.dim() != 1:
+        raise ValueError(f"expected a list of numbers, got one of shape {list(found.shape)}")
+    return found
+
+
+def _rewards(rows: list[DumpedSample]) -> Tensor | None:
+    if all(row.reward is None for row in rows):
+        return None
+    return torch.tensor([torch.nan if r.reward is None else r.reward for r in rows], dtype=torch.float64)
+
+
+def _all(values: list[int | None]) -> tuple[int, ...] | None:
+    return None if any(v is None for v in values) else tuple(values)  # type: ignore[arg-type]
+
+
+def rollout_number(value: Any) -> int:
+    """A rollout number from what a file calls its rollout.
+
+    Raises:
+        TypeError, ValueError, OverflowError: it is no number, or one of more digits than an int64 holds.
+    """
+    found = int(value)
+    if abs(found) >= 10**MOST_DIGITS:
+        raise ValueError(f"expected a rollout number of at most {MOST_DIGITS} digits, got a longer one")
+    return found
+
+
+def _number(version: Any) -> int:
+    found = number_of(version)
+    return UNKNOWN if found is None else found
+
+
+def _versions(rows: list[DumpedSample], mask: Tensor, notes: Notes) -> Tensor | None:
+    if not any(row.weight_versions or row.token_versions for row in rows):
+        return None
+    out = torch.full(mask.shape, UNKNOWN, dtype=torch.int64)
+    begin = 0
+    for row in rows:
+        end = begin + row.response_length
+        _fill(out[begin:end], row, mask[begin:end], notes)
+        begin = end
+    return out
+
+
+def _fill(out: Tensor, row: DumpedSample, mask: Tensor, notes: Notes) -> None:
+    """Writes the weight version of each token of a sample to ``out``."""
+    per_token = row.token_versions
+    if len(per_token) == len(out) and len(out):
+        runs = [(_number(version), sum(1 for _ in run)) for version, run in groupby(per_token)]
+        numbers, counts = zip(*runs, strict=True)
+        out.copy_(torch.tensor(numbers).repeat_interleave(torch.tensor(counts)))
+        return
+    numbers = [_number(version) for version in row.weight_versions]
+    if len(set(numbers)) <= 1:
+        out.fill_(numbers[0] if numbers else UNKNOWN)
+        return
+    turns = (mask & ~torch.cat([mask.new_zeros(1), mask[:-1]])).cumsum(0)
+    if len(out) and int(turns[-1]) == len(numbers):  # one call of the engine for each turn
+        out.copy_(torch.tensor(numbers)[(turns - 1).clamp_min(0)])
+        return
+    out.fill_(min(numbers))
+    notes.add(
+        "that mix weight versions and do not say where, counted as the oldest", f"position {row.position}"
+    )
+
+
+def _ages(versions: Tensor, trainer_version: int | None) -> Tensor | None:
+    known = versions != UNKNOWN
+    if not known.any():
+        return None
+    newest = int(versions.max())
+    reference = newest if trainer_version is None or trainer_version < newest else trainer_version
+    return torch.where(known, (reference - versions).float(), torch.nan)
+
+
+def sample_of(sample: Mapping[str, Any], position: int, step: int | None = None) -> DumpedSample:
+    """One sample from a row under slime's plural names."""
+    length = int(sample["response_lengths"])
+    tokens = sample.get("tokens")
+    prompt_length = int(sample.get("total_lengths") or (length if tokens is None else len(tokens))) - length
+    reward = sample.get("local_raw_reward")
+    return DumpedSample(
+        position=position,
+        response_length=length,
+        behavior=sample.get("rollout_log_probs"),
+        proximal=sample.get("log_probs"),
+        mask=sample.get("loss_masks"),
+        tokens=None if tokens is None else tokens[prompt_length : prompt_length + length],
+        advantages=sample.get("advantages"),
+        entropy=sample.get("entropy"),
+        prompt_length=prompt_length,
+        reward=number(sample.get("rewards") if reward is None else reward),
+        step=step,
+    )
+
+
+def number(value: Any) -> float | None:
+    """A reward as a number; None for a mapping of rewards or for none."""
+    if isinstance(value, Tensor):
+        return float(value) if value.numel() == 1 else None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def text(value: Any) -> str:
+    """A prompt as text, from text or a list of chat messages; half a surrogate pair, which no file can
+    hold, becomes a question mark."""
+    return _text(value).encode("utf-8", "replace").decode()
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)):
+        return "\n".join(
+            str(part.get("content", "")) if isinstance(part, dict) else str(part) for part in value
+        )
+    return ""

@@ -1,0 +1,285 @@
+"""The pictures of the page: the distribution of log-ratios, the run over time, and one for each curve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import matplotlib
+import numpy
+
+from slime_ext.analysis.document import Bin, Document, Numbers, Point
+from slime_ext.analysis.report.drawing import (
+    COLOURS,
+    DASHES,
+    LARGE_DOT,
+    SMALL_DOT,
+    STYLE,
+    Drawing,
+    is_wide,
+    label,
+)
+
+BARS = 81
+SHOWN = 0.998  # share of the tokens that the axis covers; the rest is counted in the outermost bars
+NARROWEST = 1e-3  # nats, how far the axis reaches at least: less is no mismatch to look at
+SPARSE, DOTTED = 80, 400  # rollouts up to which dots are large, and are drawn at all
+Value = Callable[[Numbers], float | None]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture: its markup, and the sentence on how to read it. Without markup: why there is none."""
+
+    name: str
+    title: str
+    how: str
+    svg: str = ""
+    missing: str = ""
+    wide: bool = False
+
+
+def pictures(documents: Sequence[Document]) -> list[Picture]:
+    """Every picture of the page, in its order."""
+    with matplotlib.rc_context(STYLE):
+        curves = [curve(kind, documents) for kind in CURVES]
+        return [distribution(documents), timeline(documents), *filter(None, curves)]
+
+
+def distribution(documents: Sequence[Document]) -> Picture:
+    """How many tokens have which log-ratio; the height is logarithmic, for rare ones to be seen."""
+    title = "How far apart the two policies are, token by token"
+    how = (
+        "Right of 0 the trainer finds a token more probable than the sampler did, left less: healthy is one "
+        "narrow peak at 0, a shifted peak is a bias, and a slow descent means that few tokens decide all."
+    )
+    reach = max((_reach(d.distribution) for d in documents), default=0)
+    if not reach:
+        return Picture("distribution", title, how, missing="No log-ratio could be computed.")
+    drawing = Drawing(title)
+    (axes,) = drawing.axes
+    axes.set_yscale("log")
+    edges = numpy.linspace(-reach, reach, BARS + 1)
+    runs = [_shares(d.distribution, edges) for d in documents]
+    smallest = min(share for shares in runs for share in shares if share)
+    axes.set(xlim=(-reach, reach), ylim=(min(10 ** math.floor(math.log10(smallest)), 0.1), 1))
+    for i, shares in enumerate(runs):
+        held = shares.nonzero()[0]
+        places = [(edges[k], edges[k + 1]) for k in held]
+        hints = [_bar_hint(*place, reach, shares[k]) for place, k in zip(places, held, strict=True)]
+        drawing.bars(axes, places, shares[held], hints, f"s{i}")
+    axes.axvline(0, color=COLOURS["muted"], alpha=0.55, linewidth=1, zorder=1)
+    drawing.name(axes, "log-ratio: log trainer − log sampler, nats", "share of tokens")
+    return Picture("distribution", title, how, drawing.svg("distribution"))
+
+
+def _bar_hint(low: float, high: float, reach: float, share: float) -> str:
+    beyond = " and beyond" if max(abs(low), abs(high)) > 0.999 * reach else ""
+    return f"{label(low)} to {label(high)} nats{beyond}: {share:.3%} of the tokens"
+
+
+def _reach(bins: Sequence[Bin]) -> float:
+    """The distance from 0 within which nearly all tokens lie; 0 where there are none."""
+    total, seen = sum(b.count for b in bins), 0
+    for outer, b in sorted((max(abs(b.low), abs(b.high)), b.count) for b in bins):
+        seen += b
+        if seen >= SHOWN * total:
+            return max(1.1 * min(outer, 1e4), NARROWEST)
+    return 0.0
+
+
+def _shares(bins: Sequence[Bin], edges: numpy.ndarray) -> numpy.ndarray:
+    """[bars] share of the tokens in each; a bin that lies in several is shared out evenly."""
+    if not bins:
+        return numpy.zeros(len(edges) - 1)
+    counts = numpy.array([b.count for b in bins])
+    after = counts.cumsum()
+    places = numpy.array([(b.low, b.high) for b in bins]).ravel()
+    below = numpy.interp(edges, places, numpy.stack([after - counts, after], 1).ravel())
+    below[0], below[-1] = 0, after[-1]
+    return numpy.diff(below) / after[-1]
+
+
+@dataclass(frozen=True)
+class TimelinePanel:
+    """One row of the timeline: a number of each rollout, and the range around it."""
+
+    name: str
+    value: Value
+    low: Value | None = None
+    high: Value | None = None
+    shown: tuple[float, ...] = ()  # numbers that the axis must include
+    may_be_log: bool = False
+
+
+PANELS = (
+    TimelinePanel("k3, nats", lambda n: n.k3, may_be_log=True),
+    TimelinePanel(
+        "ratio", lambda n: n.ratio_p50, lambda n: n.ratio_p01, lambda n: n.ratio_p99, (1.0,), may_be_log=True
+    ),
+    TimelinePanel("ESS", lambda n: n.ess_token, shown=(0.0, 1.0)),
+    TimelinePanel("reward", lambda n: n.reward),
+    TimelinePanel("age, versions", lambda n: n.staleness, shown=(0.0,)),
+)
+
+
+def timeline(documents: Sequence[Document]) -> Picture:
+    """The run from rollout to rollout, one panel for each number that any of its rollouts has."""
+    title = "From rollout to rollout"
+    how = (
+        "Read down a column: a k3 that climbs before the reward falls is a collapse by off-policy data, "
+        "teeth in k3 with the period of the age are weights that are pushed too rarely; ratio is the median "
+        "with the range from the 1st to the 99th percentile."
+    )
+    panels = [p for p in PANELS if any(_series(d, p.value) for d in documents)]
+    if not panels:
+        return Picture("timeline", title, how, missing="No rollout could be analysed.", wide=True)
+    drawing = Drawing(title, len(panels))
+    for axes, panel in zip(drawing.axes, panels, strict=True):
+        for i, document in enumerate(documents):
+            _draw_run(drawing, axes, panel, document, f"s{i}")
+        _scale(axes, panel, documents)
+        drawing.name(axes, "rollout" if axes is drawing.axes[-1] else "", panel.name, ticks=4)
+    drawing.axes[-1].xaxis.get_major_locator().set_params(integer=True)
+    return Picture("timeline", title, how, drawing.svg("timeline"), wide=True)
+
+
+def _draw_run(drawing: Drawing, axes, panel: TimelinePanel, document: Document, colour: str) -> None:
+    if panel.low and panel.high:
+        low, high = _series(document, panel.low), _series(document, panel.high)
+        if low and len(low) == len(high):
+            xs, lows = zip(*low, strict=True)
+            axes.fill_between(
+                xs, lows, [y for _, y in high], color=COLOURS[colour], alpha=0.18, linewidth=0, clip_on=False
+            )
+    points = _series(document, panel.value)
+    if points:
+        hints = [f"rollout {x:g}: {panel.name} {y:.4g}" for x, y in points if len(points) <= DOTTED]
+        drawing.dots(axes, points, hints, colour, LARGE_DOT if len(points) < SPARSE else SMALL_DOT)
+
+
+def _scale(axes, panel: TimelinePanel, documents: Sequence[Document]) -> None:
+    parts = [part for part in (panel.value, panel.low, panel.high) if part]
+    values = [y for d in documents for part in parts for _, y in _series(d, part)]
+    if panel.may_be_log and is_wide(values) and min(values) > 0:
+        axes.set_yscale("log")
+        axes.set_ylim(min(values) / 1.5, max(values) * 1.5)
+    else:
+        low, high = min([*values, *panel.shown]), max([*values, *panel.shown])
+        air = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
+        is_one = low == high
+        axes.set_ylim(
+            low - air * (is_one or low not in panel.shown), high + air * (is_one or high not in panel.shown)
+        )
+
+
+def _series(document: Document, value: Value) -> list[tuple[float, float]]:
+    """Rollout number and value, where it is known."""
+    found = [(float(m.rollout_id), value(m.numbers)) for m in document.timeline]
+    return [(x, y) for x, y in found if y is not None and math.isfinite(y)]
+
+
+@dataclass(frozen=True)
+class CurveKind:
+    """How a curve of the document is drawn and explained."""
+
+    name: str
+    title: str
+    x_name: str
+    how: str
+    missing: str = ""  # what to say where there is none; empty: no picture then
+    x_scale: str | None = None  # None: linear or symlog, by how wide the values spread
+
+
+CURVES = (
+    CurveKind(
+        "position",
+        "Along the response",
+        "position in the response, tokens",
+        "Flat is healthy; a rise is drift that accumulates, a first token that stands out a wrong alignment "
+        "or a prompt that the two sides see differently.",
+        "No response is longer than one token.",
+    ),
+    CurveKind(
+        "staleness",
+        "By age of the sampling weights",
+        "age, weight versions",
+        "Age 0 is pure numerics; what grows from there is staleness, "
+        "a jump at one age is one bad weight update.",
+        "The dump does not say which weights sampled which token.",
+    ),
+    CurveKind(
+        "probability",
+        "By probability under the sampler",
+        "probability under the sampler",
+        "A distance that grows as tokens get rarer is rounding (a narrow dtype or quantised weights); a mean "
+        "that crosses 0 on a slope is a temperature.",
+        "No log-prob was recorded.",
+        "log",
+    ),
+    CurveKind(
+        "length",
+        "By length of the response",
+        "response length, tokens",
+        "Flat is healthy: long answers are no worse than short ones.",
+    ),
+    CurveKind(
+        "turn",
+        "By turn",
+        "turn",
+        "Turns after a tool's answer should look like the first; if not, the tool's tokens are masked or "
+        "tokenised wrongly.",
+    ),
+    CurveKind(
+        "outcome",
+        "Correct against incorrect samples",
+        "outcome",
+        "Equal heights are healthy; otherwise a correction treats successes and failures differently.",
+    ),
+)
+
+
+def curve(kind: CurveKind, documents: Sequence[Document]) -> Picture | None:
+    """Mean |log-ratio| (solid) and mean log-ratio (dashed) against something; None where nobody misses it."""
+    runs = [next((c.points for c in d.curves if c.name == kind.name), ()) for d in documents]
+    points = [p for run in runs for p in run]
+    if not points:
+        return Picture(kind.name, kind.title, kind.how, missing=kind.missing) if kind.missing else None
+    drawing = Drawing(kind.title, top=24)
+    (axes,) = drawing.axes
+    axes.set_ylim(*_around_zero(points))
+    names = {p.x: p.label for p in points if p.label}
+    if not names and (scale := kind.x_scale or ("symlog" if is_wide([p.x for p in points]) else "linear")):
+        axes.set_xscale(scale, **({"linthresh": 1, "linscale": 0.4} if scale == "symlog" else {}))
+    for i, run in enumerate(runs):
+        if run:
+            _draw_curve(drawing, run, f"s{i}")
+    for style, text in (("-", "mean |l|"), (DASHES, "mean l")):
+        axes.plot([], [], color=COLOURS["muted"], linestyle=style, linewidth=1.4, label=text)
+    above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0, "borderpad": 0, "ncols": 2}
+    axes.legend(**above, frameon=False, labelcolor=COLOURS["muted"], handlelength=2)
+    drawing.name(axes, kind.x_name, "nats per token")
+    if names:
+        axes.set_xticks(list(names), list(names.values()))
+        axes.set_xlim(min(names) - 0.5, max(names) + 0.5)
+    return Picture(kind.name, kind.title, kind.how, drawing.svg(kind.name))
+
+
+def _around_zero(points: Sequence[Point]) -> tuple[float, float]:
+    values = [0.0, *(v for p in points for v in (p.mean, p.absolute) if math.isfinite(v))]
+    air = 0.06 * (max(values) - min(values)) or 1.0
+    return min(values) - air * (min(values) < 0), max(values) + air
+
+
+def _draw_curve(drawing: Drawing, points: Sequence[Point], colour: str) -> None:
+    hints = [
+        f"{p.label or label(p.x)}: mean |log-ratio| {p.absolute:.3g}, mean {p.mean:.3g}, {p.count} tokens"
+        for p in points
+    ]
+    size = LARGE_DOT if len(points) < 30 else SMALL_DOT
+    line = not any(p.label for p in points)  # categories have nothing between them
+    mean, distance = [(p.x, p.mean) for p in points], [(p.x, p.absolute) for p in points]
+    (axes,) = drawing.axes
+    drawing.dots(axes, mean, hints, colour, 0.85 * size, DASHES if line else "none", hollow=True)
+    drawing.dots(axes, distance, hints, colour, size, "-" if line else "none")

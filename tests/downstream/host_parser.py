@@ -1,0 +1,62 @@
+"""What a host's own parser and ``slime_ext.host.init`` say to launches; run in the host's environment.
+
+``python -m tests.downstream.host_parser slime|miles FILE`` with the host's package on PYTHONPATH: a JSON list
+of lists of flags in, a JSON list of ``[who refuses, its line]`` out, ``["", ""]`` where nobody does. Nothing
+is started. Left out is what needs the model's files or a device: the checks against the Hugging Face
+configuration, Megatron's own and SGLang's; every path exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+from unittest import mock
+
+UNNEEDED = ("sglang_validate_args", "megatron_validate_args", "hf_validate_args", "validate_args")
+MEGATRON = ("_hf_validate_args", "validate_args", "_validate_allgather_cp_supported")
+
+
+def main(package: str, path: str) -> int:
+    """Prints the verdicts."""
+    warnings.simplefilter("ignore")
+    with contextlib.redirect_stdout(sys.stderr), contextlib.ExitStack() as stack:
+        parser = importlib.import_module(f"{package}.utils.arguments")
+        megatron = importlib.import_module(f"{package}.backends.megatron_utils.arguments")
+        startup = importlib.import_module("slime_ext.host.startup")
+        for module, names in ((parser, UNNEEDED), (megatron, MEGATRON)):
+            for name in (name for name in names if hasattr(module, name)):
+                stack.enter_context(mock.patch.object(module, name, lambda *args, **kwargs: None))
+        if hasattr(parser, "sglang_parse_args"):
+            stack.enter_context(mock.patch.object(parser, "sglang_parse_args", argparse.Namespace))
+        stack.enter_context(mock.patch("transformers.AutoConfig.from_pretrained", mock.MagicMock()))
+        stack.enter_context(mock.patch("os.path.exists", lambda path: True))
+        logging.disable(logging.CRITICAL)
+        verdicts = [verdict(parser, startup, flags) for flags in json.loads(Path(path).read_text())]
+    print(json.dumps(verdicts))
+    return 0
+
+
+def verdict(parser, startup, flags):
+    """Who refuses a launch with these flags, and how."""
+    from slime_ext.errors import ConfigError
+
+    try:
+        with mock.patch.object(sys, "argv", ["train.py", *flags]):
+            args = parser.parse_args()
+    except (Exception, SystemExit) as error:
+        return ["host", f"{type(error).__name__}: {error}".splitlines()[0]]
+    try:
+        startup.init(args)
+    except ConfigError as error:
+        return ["init", str(error)]
+    return ["", ""]
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
