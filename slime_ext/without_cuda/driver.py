@@ -149,6 +149,7 @@ def _environment(
     )  # short: Ray's sockets have 107 characters
     try:
         (folder / "python").mkdir()
+        (folder / "ray").mkdir()
         (folder / "python/slime_ext").symlink_to(
             PACKAGE
         )  # this package alone, nothing that is installed beside it
@@ -157,7 +158,7 @@ def _environment(
         env = {name: value for name, value in os.environ.items() if name not in REMOVED}
         env |= ENVIRONMENT | {
             MARK: uuid.uuid4().hex,
-            "SLIME_EXT_RAY_FOLDER": str(folder / "ray"),
+            "RAY_TMPDIR": str(folder),  # Ray writes below its folder "ray"
             "SGLANG_CPU_OMP_THREADS_BIND": _cpu_threads(),
         }
         env |= further

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
         print(f"slime-ext: {error}", file=sys.stderr)
         return 2
     preload()
-    status = fork_server.start(f"{os.environ['SLIME_EXT_RAY_FOLDER']}.socket")
+    status = fork_server.start(f"{os.environ['RAY_TMPDIR']}/fork_server")
     if status is not None:
         return status
     if given.host == WHEEL:
@@ -96,13 +96,12 @@ def start_ray(gpus: int, nodes: int = 1) -> None:
 
     options = {"num_cpus": 16, "num_gpus": gpus, "object_store_memory": OBJECT_STORE_BYTES}
     quiet = {"include_dashboard": False, "logging_level": "warning"}
-    temp = os.environ["SLIME_EXT_RAY_FOLDER"]
     for attempt in range(RAY_STARTS):
         try:
             if nodes == 1:
-                ray.init("local", _temp_dir=temp, **quiet, **options)
+                ray.init("local", **quiet, **options)
             else:
-                _start_nodes(ray, nodes, options | {"temp_dir": temp})
+                _start_nodes(ray, nodes, options)
             return
         except Exception:
             ray.shutdown()
