@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -88,10 +89,36 @@ def test_something_fails_without_each(name):
 
 
 def test_every_stand_in_has_its_test():
-    elsewhere = {"weight_endpoints", "free_ports", "process_groups"}
+    elsewhere = {"adam_state", "weight_endpoints", "free_ports", "process_groups"}
     assert set(stand_ins.NAMES) - elsewhere == set(NEEDS)
     with pytest.raises(ConfigError, match="did you mean 'gloo'"):
         stand_ins.install(["glo"])
+
+
+def test_adam_has_a_state_before_its_first_step_and_keeps_the_one_it_has():
+    import torch
+
+    from slime_ext.without_cuda.stand_ins.adam_state import fill_before_loading
+
+    class Sharded:
+        """Megatron's optimizer, as far as the count of steps goes (distrib_optimizer.py:664)."""
+
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+        def sharded_state_dict(self):
+            (steps,) = {s["step"].item() for s in self.optimizer.state_dict()["state"].values()}
+            return steps
+
+    parameter = torch.nn.Parameter(torch.ones(3))
+    adam = torch.optim.AdamW([parameter])
+    with pytest.raises(ValueError, match="unpack"):
+        Sharded(adam).sharded_state_dict()
+    fill_before_loading(SimpleNamespace(DistributedOptimizer=Sharded, HAVE_APEX_OR_TE=False))
+    assert Sharded(adam).sharded_state_dict() == 0
+    parameter.grad = torch.ones(3)
+    adam.step()
+    assert Sharded(adam).sharded_state_dict() == 1
 
 
 class Engine:
@@ -107,8 +134,6 @@ class Engine:
 
 
 def test_requests_of_a_weight_push_are_those_of_sglang_0_5_23():
-    from types import SimpleNamespace
-
     from slime_ext.without_cuda.stand_ins.weight_endpoints import translate_requests
 
     translate_requests(SimpleNamespace(SGLangEngine=Engine))
