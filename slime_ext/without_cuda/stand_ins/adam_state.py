@@ -1,8 +1,8 @@
 """torch's Adam with a state before its first step, so that a checkpoint can be loaded into it.
 
-Stands for the Adam of Transformer Engine or apex, which every release of slime and miles trains with: it counts
-steps per group of parameters. For torch's, Megatron-LM (core/optimizer/distrib_optimizer.py:664) reads the count
-from the state of the parameters, also before it loads (--load), when there is none yet.
+Stands for the Adam of Transformer Engine or apex, which every release of slime and miles trains with: it
+counts steps per group of parameters. For torch's, Megatron-LM (core/optimizer/distrib_optimizer.py:664) reads
+the count from the parameters' state, also before it loads (--load), when there is none yet.
 """
 
 from __future__ import annotations
