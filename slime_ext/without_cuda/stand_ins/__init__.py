@@ -15,6 +15,7 @@ from slime_ext.without_cuda.import_hooks import ImportHooks
 NAMES = (
     "torch_cuda",
     "accelerator",
+    "adam_state",
     "free_ports",
     "gloo",
     "hf_weights",

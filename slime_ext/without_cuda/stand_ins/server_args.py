@@ -3,23 +3,26 @@
 - `ServerArgs` is a msgspec.Struct there; slime 624b824 (sglang_engine.py:633) and miles ask
   `dataclasses.fields` for its fields, as older ones are dataclasses.
 - The parser gives `dp_size`, `pp_size` and `ep_size` alone; miles 2b5b7fc (sglang_utils/arguments.py:130)
-  reads `sglang_data_parallel_size` and its like.
+  reads `sglang_data_parallel_size` and its like, with --colocate (utils/arguments.py:2114) also flags of CUDA
+  graphs that have gone.
 """
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from types import ModuleType
 
 from slime_ext.without_cuda.import_hooks import ImportHooks
 
 LONG_NAMES = {"dp": "data_parallel", "pp": "pipeline_parallel", "ep": "expert_parallel"}
+GONE = {"sglang_enforce_piecewise_cuda_graph": False, "sglang_disable_piecewise_cuda_graph": True}
 
 
 def install(hooks: ImportHooks) -> None:
     """Adds the older names where SGLang's arguments and the hosts' checks of them are imported."""
     hooks.after("sglang.srt.server_args", give_fields)
     for host in ("miles", "slime"):
-        hooks.after(f"{host}.backends.sglang_utils.arguments", give_long_names)
+        hooks.after(f"{host}.backends.sglang_utils.arguments", give_older_names)
 
 
 def give_fields(module: ModuleType) -> None:
@@ -38,9 +41,14 @@ def give_fields(module: ModuleType) -> None:
     dataclasses.fields = fields_of
 
 
-def give_long_names(module: ModuleType) -> None:
-    """Sets the long names of SGLang's parallel sizes from the short ones before the host reads them."""
-    validate = module.validate_args
+def give_older_names(module: ModuleType) -> None:
+    """Sets the long names of SGLang's parallel sizes, and the flags that have gone."""
+    validate, add = module.validate_args, module.add_sglang_arguments
+
+    def add_sglang_arguments(parser: ArgumentParser) -> ArgumentParser:
+        parser = add(parser)
+        parser.set_defaults(**{name: GONE[name] for name in GONE if parser.get_default(name) is None})
+        return parser
 
     def validate_args(args: object) -> None:
         for short, long in LONG_NAMES.items():
@@ -48,4 +56,4 @@ def give_long_names(module: ModuleType) -> None:
                 setattr(args, f"sglang_{long}_size", getattr(args, f"sglang_{short}_size"))
         validate(args)
 
-    module.validate_args = validate_args
+    module.validate_args, module.add_sglang_arguments = validate_args, add_sglang_arguments
