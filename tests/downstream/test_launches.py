@@ -1,4 +1,7 @@
-"""``check`` against the host's own parser and ``init``, over the launch scripts of real trees (HOSTS)."""
+"""``check`` against the host's own parser and ``init`` on a script of a real tree (HOSTS).
+
+Over every script of every tree it is a program, as it takes minutes: ``python -m tests.downstream.launches``.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.downstream.launches import ADDED, PYTHON, compared, differing, unread
+from tests.downstream.launches import ADDED, PYTHON, compared, differing
 
 TREES = sorted(Path(os.environ.get("HOSTS", "none")).glob("slime-*"))
 pytestmark = pytest.mark.skipif(
     not TREES or not PYTHON.exists(), reason="HOSTS names no trees, or there is no .venv-host"
 )
-
-
-def test_check_refuses_what_start_up_refuses_in_every_script_and_nothing_else():
-    known: set[str] = set()
-    for tree in TREES:
-        rows = compared(tree, ["nothing", "token_tis"], known)
-        assert differing(rows) == [] and len(unread(rows)) <= len(rows) / 2
-    assert len(known) >= 40 or len(TREES) == 1
 
 
 def test_check_says_of_every_mistake_what_start_up_says(tmp_path):

@@ -19,6 +19,7 @@ def checkout(tmp_path, monkeypatch):
     """A folder with a train.py, run by this interpreter instead of the host environment's, without Ray."""
     monkeypatch.setenv("SLIME_EXT_HOST_PYTHON", sys.executable)
     monkeypatch.setattr(driver, "CHILD", "tests.without_cuda.child")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     return tmp_path
 
 
