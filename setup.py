@@ -56,6 +56,7 @@ setup(
             "ruff==0.17.5",
             "pre-commit",
             "psutil",
+            "triton>=3.4,<4; platform_system == 'Linux'",  # slime v0.2.0 imports it, tests/downstream
             "playwright>=1.45,<2",
         ],
     },

@@ -1,8 +1,10 @@
-"""Markers, and the numbers of threads that make two workers share two cores."""
+"""Markers, the numbers of threads that make two workers share two cores, and an interrupt that is heard."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -11,6 +13,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, 
 import torch
 
 torch.set_num_threads(1)
+# A suite in the background of a script starts with SIGINT ignored, and so would the runs that it starts.
+with contextlib.suppress(ValueError):  # not in the main thread
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config):
