@@ -130,7 +130,7 @@ def run(name: str, host: str | Path, out: Path) -> dict:
             [*flags, "--num-rollout", "1", "--save", f"{saved}", "--save-interval", "1"],
             folder / "1",
         )
-        flags += ["--load", f"{saved}"]
+        flags += ["--load", f"{saved}", "--override-opt-param-scheduler"]  # the first run was shorter
     status = start(host, layout, flags, folder)
     return {"run": name, "status": status, "seconds": round(time.time() - began, 1)} | read_log(
         folder / "log", began
