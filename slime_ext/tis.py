@@ -15,20 +15,16 @@ import torch
 from torch import Tensor
 
 from slime_ext import presets
-from slime_ext.correction import Correction, HookResult
+from slime_ext.correction import HookResult
 from slime_ext.errors import did_you_mean
-from slime_ext.host.configured import correction_for, seed_correction
+from slime_ext.host.configured import correction_for
 from slime_ext.host.contract import HookCall
 from slime_ext.host.hook import Channel, Result, host_channel, run
 from slime_ext.state import Tokens
 
 
-def _hook(
-    load: Callable[[Any], Correction], name: str, document: str, channel: Channel = host_channel
-) -> Callable[..., Result]:
-    """The function that every host calls for the correction that ``load`` reads from the host's arguments,
-    once per arguments object."""
-    loaded: tuple[Any, Any, Correction | None] = (None, None, None)
+def _hook(name: str, document: str, channel: Channel = host_channel) -> Callable[..., Result]:
+    """The function that a host calls for the correction ``name``, read from its arguments."""
 
     def function(
         args: Any,
@@ -43,7 +39,6 @@ def _hook(
         advantages: list[Tensor] | Tensor | None = None,
         **kwargs: Any,
     ) -> Result:
-        nonlocal loaded
         given = {
             "pg_loss": pg_loss,
             "train_log_probs": train_log_probs,
@@ -55,12 +50,7 @@ def _hook(
             **kwargs,
             **({} if cur_log_probs is None else {"cur_log_probs": cur_log_probs}),
         }
-        owner, known, correction = loaded
-        mapping = getattr(args, "slime_ext", None)
-        if correction is None or owner is not args or known is not mapping:
-            correction = load(args)
-            loaded = (args, mapping, correction)
-        return run(HookCall.of(args, given), correction, channel, name)
+        return run(HookCall.of(args, given), correction_for(args, name), channel, name)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__, function.__module__ = document, __name__
@@ -83,12 +73,10 @@ def _nonfinite(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
 
 
 correct = _hook(
-    correction_for,
     "correct",
     "The correction that stands under ``slime_ext:`` in the file of ``--custom-config-path``.",
 )
 vanilla_tis_function = _hook(
-    functools.partial(seed_correction, "vanilla_tis_function"),
     "vanilla_tis_function",
     """Clipped token weights: w_t = clip(proximal / behavior, --tis-clip-low, --tis-clip), slime's default.
 
@@ -100,7 +88,6 @@ vanilla_tis_function = _hook(
     _tis_channel,
 )
 icepop_function = _hook(
-    functools.partial(seed_correction, "icepop_function"),
     "icepop_function",
     """Token weights inside the band: w_t = rho_t if --tis-clip-low <= rho_t <= --tis-clip, else the token is
     rejected.
@@ -110,13 +97,12 @@ icepop_function = _hook(
     _tis_channel,
 )
 off_policy_is_function = _hook(
-    functools.partial(seed_correction, "off_policy_is_function"),
     "off_policy_is_function",
     """One detached weight for mismatch and staleness: w_t = clip(target / behavior, 1 - eps_clip, 1 +
     eps_clip_high).
 
-    On a REINFORCE loss it is CISPO. On a loss that carries target / proximal already the weight counts that
-    ratio twice; the preset ``off_policy_is`` does not. Metrics: ``is_weight``, ``is_clipfrac``,
+    On a REINFORCE loss it is CISPO. On a loss with the factor target / proximal the weight counts that ratio
+    twice; the preset ``off_policy_is`` does not. Metrics: ``is_weight``, ``is_clipfrac``,
     ``nonfinite_fraction``.
 
     Raises:
@@ -132,7 +118,7 @@ off_policy_is_function = _hook(
 def _preset(name: str) -> Callable[..., Result]:
     entry = presets.find(name)
     document = f"{entry.formula}.\n\nSource: {entry.source}."
-    return _hook(functools.partial(correction_for, preset=name), name, document)
+    return _hook(name, document)
 
 
 def __getattr__(name: str) -> Callable[..., Result]:

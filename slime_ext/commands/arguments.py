@@ -21,6 +21,7 @@ from slime_ext.commands.script import (
 )
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
+from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import (
     ARGUMENTS,
     BEFORE_THE_MERGE,
@@ -30,7 +31,6 @@ from slime_ext.host.flags import (
     as_parsed,
     check_flags,
 )
-from slime_ext.host.functions import flag_of
 from slime_ext.mappings import located, read_yaml, text_of
 
 # Read beside what the rules read: which parts of the host a launch needs (slime-ext doctor).

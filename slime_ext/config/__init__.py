@@ -8,8 +8,6 @@ it may hold one dialect key, whose value is that system's own block (see ``slime
 from __future__ import annotations
 
 import dataclasses
-import functools
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +17,7 @@ from slime_ext.config.rules import check_args
 from slime_ext.config.typed import built, checked, mapping_of, named, unknown
 from slime_ext.correction import Correction
 from slime_ext.dialects.scoped import FORMS, ZeroOutside
-from slime_ext.errors import ConfigError, cut, did_you_mean, shown
+from slime_ext.errors import ConfigError, cut, did_you_mean, shown, warn_once
 from slime_ext.guards import Guard
 from slime_ext.losses import SURROGATES
 from slime_ext.metrics.names import known_names
@@ -35,7 +33,6 @@ KEYS = ("preset", "surrogate", "steps", *PLAIN, "guards", "metrics", "backend")
 BACKENDS = ("eager", "compiled")
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **FORMS}
 FORMER_STEPS = {"taper": "signed_clip"}  # names that are accepted with a note
-log = logging.getLogger("slime_ext")
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ def load_config(mapping: Mapping[str, Any], args: Any = None) -> Correction:
     """
     loaded = read_config(mapping)
     for note in loaded.notes:
-        _say_once(note)
+        warn_once(f"{ROOT}: {note}")
     if args is not None:
         check_args(loaded, args)
     return loaded.correction
@@ -274,8 +271,3 @@ def _forbid_idle(steps: list[Step]) -> None:
                 f"{ROOT}.steps[{i}].{name}: expected a reweight step before it, got none: "
                 "weights are 1 there and it would never act"
             )
-
-
-@functools.cache
-def _say_once(note: str) -> None:
-    log.warning("%s: %s", ROOT, note)

@@ -8,8 +8,8 @@ import statistics
 import pytest
 
 from slime_ext.correction import Correction
-from slime_ext.host import groups
-from slime_ext.host.groups import SampleRow
+from slime_ext.host import rollout_data as groups
+from slime_ext.host.rollout_data import SampleRow
 from slime_ext.host.step_plan import what_couples
 from slime_ext.steps import Reject, SecondMoment
 
@@ -37,7 +37,7 @@ def test_a_sample_is_rejected_when_it_has_tokens_and_keeps_none(tokens, kept, re
 
 def test_nothing_is_kept_of_a_broken_group():
     rows = [row(group=3), row(group=4)]
-    assert [r.kept for r in groups.without(rows, {3})] == [0, 10]
+    assert [r.kept for r in groups.without_groups(rows, {3})] == [0, 10]
 
 
 def test_a_rollout_is_divided_by_what_all_its_samples_keep():

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from slime_ext.errors import NonFiniteError
-from slime_ext.host import samples
-from slime_ext.host.nonfinite import NonFiniteTracker
-from slime_ext.host.samples import Record
+from slime_ext.host import rollout_data as samples
+from slime_ext.host.rollout_data import Record
+from slime_ext.host.step_metrics import NonFiniteTracker
 from slime_ext.ops.segments import Segments
 
 
@@ -22,54 +22,46 @@ def data(count=3, **more):
 @pytest.fixture(autouse=True)
 def clean():
     yield
-    samples.forget()
+    samples.remember_samples({"loss_masks": []})
 
 
 def test_a_hook_call_finds_its_samples_in_any_order():
-    rollout = data(sample_indices=[10, 11, 12], rollout_ids=[5, 5, 6], partition=range(2, 5))
-    samples.remember(rollout)
-    found = samples.of([rollout["loss_masks"][2], rollout["loss_masks"][0]])
-    assert [(r.place, r.index, r.rollout_id, r.position) for r in found] == [(2, 12, 6, 4), (0, 10, 5, 2)]
+    rollout = data(sample_indices=[10, 11, 12])
+    samples.remember_samples(rollout)
+    found = samples.samples_of([rollout["loss_masks"][2], rollout["loss_masks"][0]])
+    assert found == [(2, 12), (0, 10)]
 
 
 def test_an_equal_mask_is_another_sample():
     rollout = data()
-    samples.remember(rollout)
-    assert samples.of([rollout["loss_masks"][0].clone()]) is None
+    samples.remember_samples(rollout)
+    assert samples.samples_of([rollout["loss_masks"][0].clone()]) is None
 
 
 def test_a_rollout_forgets_the_one_before():
     before, after = data(), data()
-    samples.remember(before)
-    samples.remember(after)
-    assert samples.of(before["loss_masks"]) is None
-    assert samples.of(after["loss_masks"]) is not None
+    samples.remember_samples(before)
+    samples.remember_samples(after)
+    assert samples.samples_of(before["loss_masks"]) is None
+    assert samples.samples_of(after["loss_masks"]) is not None
 
 
 def test_a_mask_that_is_gone_is_not_mistaken_for_one_at_its_address():
     rollout = data(1)
-    samples.remember(rollout)
+    samples.remember_samples(rollout)
     address = id(rollout["loss_masks"][0])
     rollout.clear()
     gc.collect()
     others = [torch.ones(4, dtype=torch.int32) for _ in range(64)]
-    assert all(samples.of([mask]) is None for mask in others), address in map(id, others)
+    assert all(samples.samples_of([mask]) is None for mask in others), address in map(id, others)
 
 
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
-        ({}, (None, None, ())),
-        ({"group_ids": [7]}, (None, 7, ())),
-        ({"sample_indices": torch.tensor([4]), "rollout_ids": [torch.tensor(9)]}, (4, 9, ())),
-        ({"weight_versions": [["3", "4"]]}, (None, None, ("3", "4"))),
-        ({"weight_versions": [None]}, (None, None, ())),
-        ({"weight_versions": ["12"]}, (None, None, ("12",))),
-    ],
-)
-def test_records_take_what_the_release_fills_in(more, expected):
-    (record,) = samples.records_of(data(1, **more))
-    assert (record.index, record.rollout_id, record.weight_versions) == expected
+def test_records_take_what_the_release_fills_in():
+    for more, index in (({}, None), ({"sample_indices": torch.tensor([4])}, 4), ({"sample_indices": [7]}, 7)):
+        rollout = data(1, **more)
+        samples.remember_samples(rollout)
+        (record,) = samples.samples_of(rollout["loss_masks"])
+        assert record == (0, index)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from argparse import Namespace
 import pytest
 
 from slime_ext import host
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host import hosts
-from slime_ext.host.warnings import warn_once
 
 TOKEN = "slime_ext.tis.token_tis"
 PLAN = "slime_ext.host.rollout_data_postprocess"
@@ -213,7 +212,7 @@ def test_a_rollout_whose_proximal_log_probs_are_computed(monkeypatch, capsys, mo
 
 @pytest.mark.parametrize(
     ("passes", "said"),
-    [(True, "passes cur_log_probs itself"), (False, "cur_log_probs and advantages are carried")],
+    [(True, "passes cur_log_probs itself"), (False, "init passes cur_log_probs and advantages to the hook")],
 )
 def test_it_says_how_the_target_arrives(monkeypatch, capsys, passes, said):
     monkeypatch.setattr(hosts, "current", lambda: slime(passes_target=passes))

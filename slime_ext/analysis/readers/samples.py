@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slime_ext.analysis.document import Skipped
 from slime_ext.analysis.records import DumpedRollout
-from slime_ext.host.versions import MOST_DIGITS, number_of
+from slime_ext.host.contract import MOST_DIGITS, number_of
 
 UNKNOWN = -1  # version of the weights of a token
 NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError)  # what ``as_tensor`` may raise

@@ -262,7 +262,7 @@ def hook_path(args: argparse.Namespace) -> str:
 
 def resolved(args: argparse.Namespace) -> dict[str, Any]:
     """The functions that the flags name, imported once."""
-    from slime_ext.host.functions import load_function
+    from slime_ext.host.contract import load_function
 
     wanted = args.use_tis or args.get_mismatch_metrics
     return {"hook": load_function(hook_path(args), "--custom-tis-function-path") if wanted else None}

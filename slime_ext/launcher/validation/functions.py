@@ -6,7 +6,7 @@ import argparse
 
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract
-from slime_ext.host.functions import check_call, flag_of
+from slime_ext.host.contract import check_call, flag_of
 from slime_ext.launcher.training_data import needs_proximal_forward
 
 # The host's call of each hook that this launcher has: names of the positional arguments.
