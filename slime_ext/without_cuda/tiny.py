@@ -31,7 +31,7 @@ def engine_flags(context: int = 64, tokens: int = 16384, concurrency: int = 24) 
     Args:
         context: longest prompt with its response, tokens.
         tokens: size of the KV cache.
-        concurrency: requests at a time; the hosts' HTTP client looks at every connection for every request, so
+        concurrency: requests at a time; for each, the hosts' HTTP client looks at all of its connections, so
             that 64 of them take twice as long.
     """
     return [
