@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +29,6 @@ from slime_ext.host.flags import (
     DECISIVE,
     DERIVED,
     NEARLY,
-    as_parsed,
     check_flags,
 )
 from slime_ext.mappings import located, read_yaml, text_of
@@ -49,7 +49,7 @@ class Arguments:
 
     Args:
         values: by dest name, as far as the files say them.
-        unknown: dest names that the script sets to what only a shell can tell.
+        unknown: dest names that the script sets to what only a shell knows.
         script: the launch script, empty where there is none.
     """
 
@@ -157,6 +157,56 @@ def _of_script(path: str) -> Arguments:
     return Arguments(as_parsed(values, unknown), unknown, path)
 
 
+def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[str, Any]:
+    """The arguments that a host's parser makes of flags: defaults, and what slime derives from other flags
+    before it merges the keys of --custom-config-path (slime/utils/arguments.py, slime_validate_args).
+
+    Args:
+        flags: values by dest name, of those that the command line gives.
+        unknown: dest names of flags whose values cannot be known; they and what follows from them are left
+            out.
+    """
+    found = {name: known.default for name, known in ARGUMENTS.items()} | dict(flags)
+    for name in unknown:
+        del found[name]
+    derived = {
+        "eps_clip_high": lambda: (
+            found["eps_clip"] if found["eps_clip_high"] is None else found["eps_clip_high"]
+        ),
+        "use_critic": lambda: found["advantage_estimator"] == "ppo",
+        "global_batch_size": lambda: _batch_of_steps(found),
+        "grpo_std_normalization": lambda: (
+            found["grpo_std_normalization"] and found["n_samples_per_prompt"] != 1
+        ),
+        "over_sampling_batch_size": lambda: found["over_sampling_batch_size"] or found["rollout_batch_size"],
+        "use_routing_replay": lambda: found["use_routing_replay"] or found["use_rollout_routing_replay"],
+        "debug_train_only": lambda: found["debug_train_only"] or found["load_debug_rollout_data"] is not None,
+    }
+    for name, value in derived.items():
+        try:
+            found[name] = value()
+        except KeyError:  # an unknown one among what it follows from
+            found.pop(name, None)
+    if found.get("eval_interval") is not None:
+        found["eval_datasets"] = [name for name in ("eval_config", "eval_prompt_data") if name in flags]
+    if found.get("dump_details") is not None:
+        kinds = ("rollout", "train")
+        found |= {
+            f"save_debug_{kind}_data": f"{found['dump_details']}/{kind}_data/{{rollout_id}}.pt"
+            for kind in kinds
+        }
+    return found
+
+
+def _batch_of_steps(found: Mapping[str, Any]) -> int | None:
+    """--global-batch-size, or what --num-steps-per-rollout makes of the batch."""
+    steps, given = found["num_steps_per_rollout"], found["global_batch_size"]
+    if steps is None or given is not None:
+        return given
+    sizes = (found["rollout_batch_size"], found["n_samples_per_prompt"])
+    return sizes[0] * sizes[1] // steps if all(sizes) else None
+
+
 def _words(path: str, text: str) -> list[str]:
     """The words of a host's launch; every word of a script that launches none, or by a name of a name."""
     if launcher_of(path) != SLIME or INDIRECT.search(text):
@@ -166,7 +216,7 @@ def _words(path: str, text: str) -> list[str]:
 
 
 def _value(path: str, flag: str, text: str) -> Any:
-    """What the host's parser makes of a flag's text; None where only a shell can tell."""
+    """What the host's parser makes of a flag's text; None where only a shell knows it."""
     name = NAMES[flag]
     parse = ARGUMENTS[name].kind.parse if name in ARGUMENTS else str
     if parse is None:
@@ -185,7 +235,7 @@ def _found(path: str, script: str) -> str:
     """The file of --custom-config-path; one that a script names is first looked for where it is run.
 
     Raises:
-        ConfigError: only a shell can tell which one.
+        ConfigError: only a shell knows which one.
     """
     if is_script(script) and UNKNOWN.search(path):
         raise ConfigError(

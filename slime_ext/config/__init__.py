@@ -1,4 +1,4 @@
-"""Mapping -> Correction: typed, closed, and with one-line errors that carry the full key.
+"""Mapping -> Correction: typed, closed, and with one-line errors that name the full key.
 
 The mapping is what stands under the YAML key ``slime_ext:``. A step is ``{name: {field: value}}``, or just
 its name; a surrogate likewise. ``preset`` fills what the mapping does not say itself. Instead of native keys

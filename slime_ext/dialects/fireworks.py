@@ -1,4 +1,4 @@
-"""fw-ai cookbook: ``ISConfig`` of PR 169 and ``TISConfig`` of today, told apart by their field names.
+"""fw-ai cookbook: ``ISConfig`` of PR 169 and ``TISConfig`` of today, distinguished by their field names.
 
 Source: https://github.com/fw-ai/cookbook/pull/169; training/utils/rl/tis.py.
 """

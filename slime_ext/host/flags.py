@@ -123,56 +123,6 @@ ARGUMENTS |= dict.fromkeys(
 )
 
 
-def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[str, Any]:
-    """The arguments that a host's parser makes of flags: defaults, and what slime derives from other flags
-    before it merges the keys of --custom-config-path (slime/utils/arguments.py, slime_validate_args).
-
-    Args:
-        flags: values by dest name, of those that the command line gives.
-        unknown: dest names of flags whose values cannot be known; they and what follows from them are left
-            out.
-    """
-    found = {name: known.default for name, known in ARGUMENTS.items()} | dict(flags)
-    for name in unknown:
-        del found[name]
-    derived = {
-        "eps_clip_high": lambda: (
-            found["eps_clip"] if found["eps_clip_high"] is None else found["eps_clip_high"]
-        ),
-        "use_critic": lambda: found["advantage_estimator"] == "ppo",
-        "global_batch_size": lambda: _batch_of_steps(found),
-        "grpo_std_normalization": lambda: (
-            found["grpo_std_normalization"] and found["n_samples_per_prompt"] != 1
-        ),
-        "over_sampling_batch_size": lambda: found["over_sampling_batch_size"] or found["rollout_batch_size"],
-        "use_routing_replay": lambda: found["use_routing_replay"] or found["use_rollout_routing_replay"],
-        "debug_train_only": lambda: found["debug_train_only"] or found["load_debug_rollout_data"] is not None,
-    }
-    for name, value in derived.items():
-        try:
-            found[name] = value()
-        except KeyError:  # an unknown one among what it follows from
-            found.pop(name, None)
-    if found.get("eval_interval") is not None:
-        found["eval_datasets"] = [name for name in ("eval_config", "eval_prompt_data") if name in flags]
-    if found.get("dump_details") is not None:
-        kinds = ("rollout", "train")
-        found |= {
-            f"save_debug_{kind}_data": f"{found['dump_details']}/{kind}_data/{{rollout_id}}.pt"
-            for kind in kinds
-        }
-    return found
-
-
-def _batch_of_steps(found: Mapping[str, Any]) -> int | None:
-    """--global-batch-size, or what --num-steps-per-rollout makes of the batch."""
-    steps, given = found["num_steps_per_rollout"], found["global_batch_size"]
-    if steps is None or given is not None:
-        return given
-    sizes = (found["rollout_batch_size"], found["n_samples_per_prompt"])
-    return sizes[0] * sizes[1] // steps if all(sizes) else None
-
-
 class _UnknownError(Exception):
     """A rule reads an argument whose value cannot be known."""
 

@@ -106,7 +106,7 @@ def with_ages(tokens: Tokens, call: HookCall, *, required: bool) -> Tokens:
     """The tokens with their sequences' ages.
 
     Raises:
-        ConfigError: they are ``required`` and nobody knows them.
+        ConfigError: they are ``required`` and not known.
     """
     ages = ages_of(call)
     if required and call.weight_versions is None:

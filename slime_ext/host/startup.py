@@ -1,6 +1,6 @@
 """``slime_ext.host.init`` for ``--custom-megatron-init-path``, which slime calls before it builds the model.
 
-Everything that can be wrong is said there, and the host's functions are wrapped that the hook needs. Up to
+It checks flags, functions and configuration, and wraps the host's functions that the hook needs. Up to
 624b824 slime's policy loss has ``cur_log_probs`` and ``advantages`` at hand and passes neither to the hook. A
 wrapper around ``policy_loss_function`` takes the advantages (and the padded lengths of --qkv-format bshd)
 from its batch, one around ``get_log_probs_and_entropy`` the log-probs with gradient; ``HookCall.of`` reads

@@ -115,7 +115,7 @@ def forget() -> None:
 
 
 def plan_for(call: HookCall, correction: Correction, tokens: Tokens) -> Plan:
-    """The plan of a hook call; without one the call is an optimizer step of its own, which is said once.
+    """The plan of a hook call; without one the call is an optimizer step of its own, with one warning.
 
     Raises:
         ConfigError: ``group`` without a plan: which samples share a prompt is not known here.

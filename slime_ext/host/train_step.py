@@ -54,10 +54,10 @@ class StepFile:
     last: tuple[int, ...] = ()
 
     def add(self, where: Mapping[str, int], values: Mapping[str, float]) -> None:
-        """Writes one line; a number that is not finite is null. A file that cannot be written is said once.
+        """Writes one line; a number that is not finite is null. A file that cannot be written is one warning.
 
         Args:
-            where: what tells the steps apart, in the order in which they count up.
+            where: what distinguishes the steps, in the order in which they count up.
         """
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         row = {**where, "time": round(time.time(), 3), **finite}
@@ -255,7 +255,7 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _forbid_double_count(args: Any, step_id: int) -> None:
-    """The flags said one step per rollout; how many there are depends on the rollout where batches vary."""
+    """Stops at a second step of a rollout; from flags alone their number is not known where batches vary."""
     correction = correction_of_flags(args) if step_id else None
     if correction is not None and getattr(args, "use_tis", False) and multiplies_target_ratio(correction):
         raise ConfigError(

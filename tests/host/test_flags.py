@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from slime_ext.commands.arguments import as_parsed
 from slime_ext.config import rules as config_rules
 from slime_ext.errors import ConfigError
 from slime_ext.host import flags as host_flags
 from slime_ext.host.flags import (
     ARGUMENTS,
     HOOK,
-    as_parsed,
     check_command_line,
     check_flags,
 )
