@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from slime_ext import presets
-from slime_ext.correction import HookResult
+from slime_ext.correction import Correction, HookResult
 from slime_ext.errors import did_you_mean
 from slime_ext.host.configured import correction_for
 from slime_ext.host.contract import HookCall
@@ -24,7 +24,8 @@ from slime_ext.state import Tokens
 
 
 def _hook(name: str, document: str, channel: Channel = host_channel) -> Callable[..., Result]:
-    """The function that a host calls for the correction ``name``, read from its arguments."""
+    """The function that a host calls for the correction ``name``, read once per arguments object."""
+    loaded: tuple[Any, Any, Correction | None] = (None, None, None)
 
     def function(
         args: Any,
@@ -39,6 +40,7 @@ def _hook(name: str, document: str, channel: Channel = host_channel) -> Callable
         advantages: list[Tensor] | Tensor | None = None,
         **kwargs: Any,
     ) -> Result:
+        nonlocal loaded
         given = {
             "pg_loss": pg_loss,
             "train_log_probs": train_log_probs,
@@ -50,7 +52,12 @@ def _hook(name: str, document: str, channel: Channel = host_channel) -> Callable
             **kwargs,
             **({} if cur_log_probs is None else {"cur_log_probs": cur_log_probs}),
         }
-        return run(HookCall.of(args, given), correction_for(args, name), channel, name)
+        owner, known, correction = loaded
+        mapping = getattr(args, "slime_ext", None)
+        if correction is None or owner is not args or known is not mapping:
+            correction = correction_for(args, name)
+            loaded = (args, mapping, correction)
+        return run(HookCall.of(args, given), correction, channel, name)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__, function.__module__ = document, __name__

@@ -85,10 +85,10 @@ def gathered(path: str, args_path: str | None = None) -> Arguments:
             found = found.with_flags(_of_file(file) if file == args_path else of_yaml(file))
     if not script:
         found.unknown |= ARGUMENTS.keys() - found.values.keys()  # flags that no file here says
-    check_flags(found.namespace(), (), found.unknown)
+    check_flags(found.namespace(), {}, found.unknown)
     if "slime_ext" not in found.values and (beside := found.get("custom_config_path")):
         found = found.with_flags(of_yaml(_found(beside, script or path)))
-        check_flags(found.namespace(), (), found.unknown)
+        check_flags(found.namespace(), {}, found.unknown)
     return found
 
 

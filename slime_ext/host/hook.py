@@ -12,8 +12,7 @@ from slime_ext.correction import Correction, HookInputs, HookResult, apply
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import staleness, step_metrics
 from slime_ext.host.contract import INIT_FLAG, METRICS, SEEDS, HookCall
-from slime_ext.host.hosts import context_parallel
-from slime_ext.host.packing import CONSEQUENCES, pack, require_finite, unpack_masks
+from slime_ext.host.packing import CONSEQUENCES, context_parallel, pack, require_finite, unpack_masks
 from slime_ext.host.step_plan import plan_for
 from slime_ext.losses import Bounds
 from slime_ext.state import Tokens

@@ -16,9 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from slime_ext.host.packing import ALONE, Parallel, context_parallel, parallel_state, sum_over
 from slime_ext.ops.segments import AllSum, identity
 
 log = logging.getLogger("slime_ext")
@@ -151,18 +149,6 @@ def command_line() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Parallel:
-    """This rank's place among those that share sequences."""
-
-    rank: int = 0
-    size: int = 1
-    all_sum: AllSum = identity
-
-
-ALONE = Parallel()
-
-
-@dataclass(frozen=True)
 class Ranks:
     """This process among the ranks that train one optimizer step.
 
@@ -185,23 +171,6 @@ class Ranks:
         return self.dp_rank * self.context.size + self.context.rank, self.dp_size * self.context.size
 
 
-def parallel_state() -> Any:
-    """Megatron's parallel state; None where nothing has initialised it. Never imports Megatron: a process
-    that has not imported it has not initialised it either."""
-    state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")
-    return state if state is not None and state.model_parallel_is_initialized() else None
-
-
-def context_parallel() -> Parallel:
-    """This process among its context-parallel ranks; asked at every call, for slime rebuilds its groups
-    between steps."""
-    state = parallel_state()
-    if state is None or (size := state.get_context_parallel_world_size()) == 1:
-        return ALONE
-    rank = state.get_context_parallel_rank()
-    return Parallel(rank, size, _all_sum(state.get_context_parallel_group()))
-
-
 def ranks() -> Ranks:
     """What Megatron says; one process alone where Megatron is not initialised."""
     state = parallel_state()
@@ -214,7 +183,7 @@ def ranks() -> Ranks:
         dp_rank=state.get_data_parallel_rank(),
         dp_size=state.get_data_parallel_world_size(),
         context=context_parallel(),
-        all_sum=_all_sum(group) if group.size() > 1 else identity,
+        all_sum=sum_over(group) if group.size() > 1 else identity,
     )
 
 
@@ -226,11 +195,3 @@ def is_logging_rank() -> bool:
         return False
     state = parallel_state()
     return state is None or state.get_tensor_model_parallel_rank() == 0
-
-
-def _all_sum(group: Any) -> AllSum:
-    def all_sum(values: Tensor) -> Tensor:
-        torch.distributed.all_reduce(values, group=group)
-        return values
-
-    return all_sum

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host.contract import INIT_FLAG, HookCall, check_lengths
-from slime_ext.host.hosts import ALONE, Parallel
 from slime_ext.ops.segments import AllSum, Segments, Shard, identity
 from slime_ext.state import Tokens
 
@@ -24,6 +25,45 @@ CONSEQUENCES = {  # keyword of the host -> what a non-finite log-prob of it mean
     "cur_log_probs": OVERFLOW,
     "rollout_log_probs": "on_nonfinite: raise asks to stop here (one above 0 counts as nan)",
 }
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """This rank's place among those that share sequences."""
+
+    rank: int = 0
+    size: int = 1
+    all_sum: AllSum = identity
+
+
+ALONE = Parallel()
+
+
+def parallel_state() -> Any:
+    """Megatron's parallel state; None where nothing has initialised it. Never imports Megatron: a process
+    that has not imported it has not initialised it either."""
+    state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")
+    return state if state is not None and state.model_parallel_is_initialized() else None
+
+
+def context_parallel() -> Parallel:
+    """This process among its context-parallel ranks; asked at every call, for slime rebuilds its groups
+    between steps."""
+    state = parallel_state()
+    if state is None or (size := state.get_context_parallel_world_size()) == 1:
+        return ALONE
+    rank = state.get_context_parallel_rank()
+    return Parallel(rank, size, sum_over(state.get_context_parallel_group()))
+
+
+def sum_over(group: Any) -> AllSum:
+    """The all-reduce of a process group."""
+
+    def all_sum(values: Tensor) -> Tensor:
+        torch.distributed.all_reduce(values, group=group)
+        return values
+
+    return all_sum
 
 
 def zigzag(

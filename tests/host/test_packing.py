@@ -14,9 +14,10 @@ import torch
 
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host.contract import HookCall
-from slime_ext.host.hosts import Parallel, context_parallel
 from slime_ext.host.packing import (
     ALONE,
+    Parallel,
+    context_parallel,
     locate,
     pack,
     pack_segments,
