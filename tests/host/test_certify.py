@@ -136,9 +136,7 @@ def test_what_is_wrong_is_named(run, capsys):
         certify.reset()
         said = pushes(run([Engine(), Engine()], arrives), capsys, scalars(), scalars(), step)
         line, found = said[-1]
-        assert verdict(line) == "NOT sound" and words in line.replace("embed_tokens.weight, layer 2", "X"), (
-            line
-        )
+        assert verdict(line) == "NOT sound" and words in line, line
         assert found["off_policy/certified"] == 0.0
 
 
@@ -186,7 +184,10 @@ def test_an_engine_that_tells_nothing_costs_no_run(run, capsys):
 def test_the_step_after_a_push_prints_it_and_a_guard_stops_the_run(run, capsys, monkeypatch):
     monkeypatch.setattr(hosts, "current", lambda: None)
     monkeypatch.setattr(staleness, "of_rollout", lambda rollout_id: {"staleness_max": 0.0})
-    module = host([oracle.random_batch(1, wild=False)])
+    batch = oracle.random_batch(1, wild=False)
+    for sample in batch:
+        sample["proximal"] = [value - 0.5 for value in sample["behavior"]]
+    module = host([batch])
     guard = {"certified": {"min": 1, "action": "stop"}}
     args = args_of({"preset": "geo_rs", "guards": guard})
 
