@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -39,6 +39,11 @@ SAMPLING = (
         help="tokens that end a response; default: the tokenizer's end of sequence",
     ),
     Flag("--update-weights-interval", Count, 1, help="rollouts between two pushes of weights to the engine"),
+    Flag(
+        "--rollout-weight-rounding",
+        Literal["fp8", "fp8_block", "int8", "int4"],
+        help="round the weights that the engine samples with, as a quantised one would; ours",
+    ),
 )
 
 REWARD = (
@@ -52,5 +57,9 @@ EVAL = (
     Flag("--skip-eval-before-train", help="no evaluation before the first step"),
     Flag("--n-samples-per-eval-prompt", Count, 1, help="samples of each held-out prompt"),
     Flag("--eval-temperature", NotNegative, help="default --rollout-temperature; 0 is greedy"),
+    Flag(
+        "--eval-trained-weights",
+        help="evaluate the trainer's weights where the engine samples with older or rounded ones; ours",
+    ),
     Flag("--eval-max-response-len", Count, help="default --rollout-max-response-len"),
 )
