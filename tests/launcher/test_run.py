@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -94,13 +93,13 @@ def processes_of(directory: Path, word: str = "") -> list[int]:
     return found
 
 
-def serving(process: subprocess.Popen) -> bool:
-    """Whether a run has an engine among its processes, ready or not; its command line names no run."""
-    for one in psutil.Process(process.pid).children(recursive=True):
+def engine_of(process: subprocess.Popen) -> int | None:
+    """The first process of a run's engine, ready or not; None while there is none."""
+    for one in psutil.Process(process.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if any("sglang_cpu" in word for word in one.cmdline()):
-                return True
-    return False
+            if is_alive(one) and any("sglang_cpu" in word for word in one.cmdline()):
+                return one.pid
+    return None
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -109,29 +108,15 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def engine_pid(directory: Path) -> int | None:
-    """The server's first process, named in sglang.log's start line by its port; None while there is none."""
-    port = json.loads((directory / "run" / "args.json").read_text())["sglang_server_url"].rpartition(":")[2]
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if port.encode() in words and any(b"sglang_cpu" in word for word in words):
-                return int(entry.name)
-    return None
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> tuple[Path, str]:
     """A run of six rollouts whose engine is killed, and once more while it restarts; what it printed."""
     directory = tmp_path_factory.mktemp("finished")
     process = start(directory, "--num-rollout", "6", "--sglang-dtype", "float32")
     wait_for(lambda: has_steps(directory, 5), process)
-    first = engine_pid(directory)
-    os.kill(
-        psutil.Process(first).children()[0].pid, signal.SIGKILL
-    )  # a scheduler, which takes the rest along
-    wait_for(lambda: engine_pid(directory) not in (first, None), process)
-    os.kill(engine_pid(directory), signal.SIGKILL)
+    os.kill(first := engine_of(process), signal.SIGKILL)
+    wait_for(lambda: engine_of(process) not in (first, None), process)
+    os.kill(engine_of(process), signal.SIGKILL)
     output = finish(process)
     assert process.returncode == 0, output
     return directory, output
@@ -203,7 +188,7 @@ def test_a_killed_trainer_continues_at_its_checkpoint(finished, tmp_path):
 def ended(process: subprocess.Popen, number: int, directory: Path) -> tuple[int, str]:
     """Sends the signal; status and output of a run of which no process may be left."""
     family = psutil.Process(process.pid).children(recursive=True)
-    assert serving(process)
+    assert engine_of(process)
     process.send_signal(number)
     output = finish(process)
     left = list(filter(is_alive, psutil.wait_procs(family, timeout=15)[1]))
@@ -216,7 +201,7 @@ def ended(process: subprocess.Popen, number: int, directory: Path) -> tuple[int,
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_interrupted_while_the_engine_starts_leaves_no_process(tmp_path, number):
     process = start(tmp_path)
-    wait_for(lambda: serving(process), process)
+    wait_for(lambda: engine_of(process), process)
     status, output = ended(process, number, tmp_path)
     assert status == 130 and output.endswith("slime-ext: interrupted: start again\n")
 
