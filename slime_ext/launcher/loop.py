@@ -86,7 +86,7 @@ class Loop:
         if self.start == 0 and not args.skip_eval_before_train:
             self._evaluate(0)
         elif self.start and self._is_evaluated(self.start):
-            self._on_rank0(lambda: self._make_up_evaluation(self.start))
+            self._evaluate(self.start, made_up=True)
         for rollout_id in range(self.start, args.num_rollout):
             self._rollout(rollout_id)
             done = rollout_id + 1
@@ -190,16 +190,23 @@ class Loop:
         args = self.args
         return bool(args.eval_interval and done % args.eval_interval == 0 and done < args.num_rollout)
 
-    def _evaluate(self, rollout_id: int) -> None:
-        self._on_rank0(lambda: self._evaluate_here(rollout_id))
+    def _evaluate(self, rollout_id: int, made_up: bool = False) -> None:
+        """`made_up`: the evaluation after the checkpoint, unless the killed run had it."""
+        args = self.args
+        trained = args.eval_trained_weights and (
+            self.engine_step != self.step or args.rollout_weight_rounding
+        )
+        state = gather_hf_state(self.trainer.chunks, self.hf_config) if trained else None
 
-    def _make_up_evaluation(self, rollout_id: int) -> None:
-        """The evaluation after the checkpoint, which a killed run may have owed."""
-        if not self.log.has("eval", self.step):
-            self._evaluate_here(rollout_id)
+        def evaluate() -> None:
+            if not (made_up and self.log.has("eval", self.step)):
+                self._evaluate_here(rollout_id, state)
 
-    def _evaluate_here(self, rollout_id: int) -> None:
-        values = self.sampler.evaluate() if self.args.eval_datasets else {}
+        self._on_rank0(evaluate)
+
+    def _evaluate_here(self, rollout_id: int, state: dict[str, Any] | None) -> None:
+        with self.sampler.evaluating(state, self.step):
+            values = self.sampler.evaluate() if self.args.eval_datasets else {}
         if values:
             self.log.log("eval", values, rollout_id=max(rollout_id - 1, 0), step=self.step)
         for name, value in values.items():

@@ -114,6 +114,7 @@ Layers = Literal["local", "transformer_engine"]
 Engine = Literal["auto", "float32", "bfloat16", "float16"]
 Wide, Decay = Literal["float32", "float64"], Literal["constant", "linear", "cosine"]
 Estimator = Literal["grpo", "gspo", "cispo"]
+Rounding = Literal["fp8", "fp8_block", "int8", "int4"]
 
 GROUPS: dict[str, tuple[Flag, ...]] = {
     "model": (
@@ -152,6 +153,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("--rollout-max-response-len", Count, required=True, help="most tokens of a response"),
         Flag("--rollout-stop-token-ids", int, many=True, help="end a response; default: the tokenizer's eos"),
         Flag("--update-weights-interval", Count, 1, "rollouts between two pushes of weights to the engine"),
+        Flag(
+            "--rollout-weight-rounding", Rounding, help="the engine's weights, as if it were quantised; ours"
+        ),
     ),
     "reward": (
         Flag("--rm-type", Text, help="built-in reward: characters or exact"),
@@ -161,6 +165,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("--eval-prompt-data", Text, many=True, help="name and path, name and path, ..."),
         Flag("--eval-interval", Count, help="rollouts between evaluations"),
         Flag("--skip-eval-before-train", help="no evaluation before the first step"),
+        Flag("--eval-trained-weights", help="not the older or rounded ones that the engine has; ours"),
         Flag("--n-samples-per-eval-prompt", Count, 1, "samples of each held-out prompt"),
         Flag("--eval-temperature", NotNegative, help="default: --rollout-temperature; 0 is greedy"),
         Flag("--eval-max-response-len", Count, help="default: --rollout-max-response-len"),

@@ -69,7 +69,7 @@ class EngineClient:
         limits = httpx.Limits(max_connections=concurrency + 1, max_keepalive_connections=concurrency + 1)
         self._http = httpx.Client(base_url=self.url, timeout=timeout, limits=limits)
         self._recovering = threading.Lock()
-        self._pushed: tuple[str, str] | None = None  # path and version of the latest weights
+        self.pushed: tuple[str, str] | None = None  # path and version of the latest weights
         self._versions: set[str] = set()
 
     def generate(
@@ -143,13 +143,13 @@ class EngineClient:
         Raises:
             EngineError: it refused, or reports another version afterwards.
         """
-        self._pushed = str(Path(path).resolve()), str(version)
+        self.pushed = str(Path(path).resolve()), str(version)
         self._versions.add(str(version))
         self._push()
 
     def _push(self) -> None:
         """The latest weights to the server, once more where it was restarted before it reported them."""
-        path, version = self._pushed
+        path, version = self.pushed
         body = {"model_path": path, "load_format": "auto", "weight_version": version, "flush_cache": True}
         for _ in range(self.retries + 1):
             self._call("POST", "/update_weights_from_disk", body)
@@ -167,7 +167,7 @@ class EngineClient:
         """
         with self._recovering:
             was_away = self.wait_healthy(self.recovery_timeout)
-            if self._pushed and (was_away or self.weight_version() != self._pushed[1]):
+            if self.pushed and (was_away or self.weight_version() != self.pushed[1]):
                 self._push()
 
     def _group(
