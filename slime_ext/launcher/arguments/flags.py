@@ -61,13 +61,13 @@ class Flag:
         try:
             return self._adapter.validate_python(value, strict=not (of_words and isinstance(value, str)))
         except ValidationError as error:
-            wanted = _wanted(error.errors()[0]["msg"])
+            expected = wanted(error.errors()[0]["msg"])
         hint = ""
         if get_origin(self.type) is Literal:
             hint = did_you_mean(str(value), get_args(self.type))
-        elif isinstance(value, str) and wanted == "a valid number" and "e" in value:
+        elif isinstance(value, str) and expected == "a valid number" and "e" in value:
             hint = ": write it as 1.0e-4, YAML reads 1e-4 as text"
-        raise ConfigError(f"{where}: expected {wanted}, got {value!r}{hint}")
+        raise ConfigError(f"{where}: expected {expected}, got {value!r}{hint}")
 
     def _word(self, word: str) -> Any:
         """The value of a word, with an error as argparse wants it: it names the flag itself."""
@@ -90,10 +90,10 @@ class Flag:
         )
 
 
-def _wanted(said: str) -> str:
+def wanted(said: str) -> str:
     """What was expected, of pydantic's message.
 
-    >>> _wanted("Input should be a valid integer, unable to parse string as an integer")
+    >>> wanted("Input should be a valid integer, unable to parse string as an integer")
     'a valid integer'
     """
     if said.startswith("String should"):
