@@ -32,7 +32,7 @@ class Sampler:
             args.sglang_server_url,
             concurrency=args.sglang_server_concurrency,
             timeout=args.sglang_request_timeout,
-            recovery_timeout=args.sglang_start_timeout,
+            recovery_timeout=args.engine_patience,
             vocab_size=vocab_size,
             decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
         )

@@ -33,6 +33,7 @@ from slime_ext.launcher.worker import disk_full, how_to_go_on
 LOCK_FILE = ".lock"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
+GONE_SECONDS = 60.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -76,7 +77,7 @@ def _run(args: argparse.Namespace) -> int:
         if Path(args.save).resolve() != directory.resolve():
             claim(Path(args.save), "--save", stack)
         check_run(args)  # once more: a run that ended meanwhile may have left something
-        engine = None
+        engine, args.engine_patience = None, patience(args)
         if args.sglang_server_url is None:
             engine = stack.enter_context(start_engine(args))
             args.sglang_server_url = engine.url
@@ -111,6 +112,12 @@ def _reward(directory: Path) -> str:
     name = next((name for row in rows for name in row if name.startswith("eval/")), "rollout/raw_reward")
     rewards = [row[name] for row in rows if row.get(name) is not None]
     return f": {name} {rewards[0]:.3f} -> {rewards[-1]:.3f}" if rewards else ""
+
+
+def patience(args: argparse.Namespace) -> float:
+    """Seconds that an engine which went away has to come back; one of another's nobody starts again here."""
+    own = args.sglang_server_url is None
+    return args.sglang_start_timeout if own else min(args.sglang_start_timeout, GONE_SECONDS)
 
 
 def make_directories(args: argparse.Namespace) -> None:
