@@ -6,6 +6,7 @@ docs/metrics.md holds the same table; a test compares them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -13,6 +14,9 @@ from slime_ext.metrics.accumulator import Totals
 from slime_ext.metrics.layout import MetricsLayout, Steps
 
 PREFIX = "off_policy/"
+RANGE = re.compile(
+    r"(?P<low>[\d.e-]+) to (?P<high>[\d.e-]+)|above (?P<above>[\d.e-]+)|below (?P<below>[\d.e-]+)"
+)
 HUGE = 700.0  # exp of more nats overflows a float64
 
 
@@ -295,6 +299,19 @@ CURVE_METRICS = (
     Metric("weight_mean", "weight", "as above, over the bin", "flat"),
     Metric("kept_fraction", "fraction", "as above, over the bin", "flat"),
 )
+
+
+def healthy_range(name: str) -> tuple[float | None, float | None]:
+    """Lower and upper end of what is healthy for a metric, as its text begins; None where it names no such
+    end.
+
+    >>> healthy_range("k3_kl"), healthy_range("ess_weight"), healthy_range("weight_mean")
+    ((None, 0.001), (0.5, None), (0.9, 1.1))
+    """
+    text = next(metric.healthy for metric in METRICS + STALENESS if metric.name == name)
+    found = RANGE.match(text)
+    low, high = (found["low"] or found["above"], found["high"] or found["below"]) if found else (None, None)
+    return low and float(low), high and float(high)
 
 
 def row(metric: Metric) -> str:
