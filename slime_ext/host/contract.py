@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError, DataError, did_you_mean
@@ -242,5 +243,5 @@ def number_of(version: Any) -> int | None:
     >>> number_of("12"), number_of(12), number_of("default"), number_of("\u00b2")
     (12, 12, None, None)
     """
-    text = str(version)
+    text = str(version) if isinstance(version, str | Integral) else ""
     return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else None

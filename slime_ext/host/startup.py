@@ -56,17 +56,11 @@ def init(args: Any) -> None:
     """
     check_command_line(hosts.command_line(), args)
     check_flags(args)
-    _check_functions(args)
+    check_functions(args)
     wrap_loss()
-    correction = correction_named(args)
-    is_read = correction is not None and contract.function_of(args) not in contract.SEEDS
-    if not is_read and getattr(args, "slime_ext", None) is not None:
-        raise ConfigError(
-            f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
-            f"{getattr(args, 'custom_tis_function_path', None) or 'none'}: nothing would read that key"
-        )
+    correction = correction_of(args)
     train_step.install()
-    if is_read:
+    if correction is not None and contract.function_of(args) not in contract.SEEDS:
         _check_correction(args, correction)
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not ready or torch.distributed.get_rank() == 0:
@@ -118,8 +112,12 @@ def _noting_log_probs(function: Callable[..., Any]) -> Callable[..., Any]:
     return get_log_probs_and_entropy
 
 
-def _check_functions(args: Any) -> None:
-    """Imports every function that a flag names and that training calls; binds the host's call to each."""
+def check_functions(args: Any) -> None:
+    """Imports every function that a flag names and that training calls; binds the host's call to each.
+
+    Raises:
+        ConfigError: naming the flag, the function and what does not fit.
+    """
     host = hosts.current()
     older = {"rollout_data_postprocess_path": ("args",)} if host and not host.hands_out_data else {}
     for dest, positional in {**contract.CALLS, **older}.items():
@@ -128,6 +126,22 @@ def _check_functions(args: Any) -> None:
     if path := getattr(args, "custom_tis_function_path", None):
         more = contract.OPTIONAL if host is None or host.passes_target else ()
         check_call("--custom-tis-function-path", path, (), (*contract.REQUIRED, *more))
+
+
+def correction_of(args: Any) -> Correction | None:
+    """The correction that the arguments name; None for a function that is not ours.
+
+    Raises:
+        ConfigError: it does not load, contradicts the flags, or no function of ours would read it.
+    """
+    correction = correction_named(args)
+    is_read = correction is not None and contract.function_of(args) not in contract.SEEDS
+    if not is_read and getattr(args, "slime_ext", None) is not None:
+        raise ConfigError(
+            f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
+            f"{getattr(args, 'custom_tis_function_path', None) or 'none'}: nothing would read that key"
+        )
+    return correction
 
 
 def _check_correction(args: Any, correction: Correction) -> None:

@@ -24,7 +24,7 @@ from slime_ext.config import read_config
 from slime_ext.config.rules import multiplies_target_ratio
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
 from slime_ext.guards import Watch
-from slime_ext.host import hosts, staleness, step_metrics
+from slime_ext.host import certify, hosts, staleness, step_metrics
 from slime_ext.host.configured import correction_of_flags, mapping_of_flags
 from slime_ext.metrics.names import PREFIX
 from slime_ext.metrics.options import Options
@@ -148,6 +148,8 @@ class Reporter:
             scalars = {name: value for name, value in scalars.items() if name in (TOKENS, SEQUENCES)}
             if not step.seen:
                 warn_once(UNUSED)
+        elif self.options.certify:
+            scalars |= certify.of_step(scalars, where["step_id"], is_first=first)
         if first and self.file:
             self.file.add(where, {**scalars, **curves})
         place = ", ".join(f"{name} {value}" for name, value in where.items())
@@ -200,6 +202,7 @@ def install() -> None:
     if host is None:
         return
     staleness.install()
+    certify.install()
     try:
         module = importlib.import_module(host.model)
     except (ImportError, ValueError) as error:
@@ -248,6 +251,9 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
             except RuntimeError as error:
                 _name_the_cause(step, error)
                 raise
+            if reporter.options.certify:
+                certify.settle()
+                certify.note_step(call.get("optimizer"))
             values = reporter.report_on_every_stage(step, where)
         return ({**losses, **values}, *rest)
 
