@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from slime_ext.host.packing import ALONE, Parallel, context_parallel, parallel_state, sum_over
+from slime_ext.host.packing import ALONE, Parallel, context_parallel, sum_over
 from slime_ext.ops.segments import AllSum, identity
 
 log = logging.getLogger("slime_ext")
@@ -169,6 +169,12 @@ class Ranks:
     def place(self) -> tuple[int, int]:
         """Rank and size among the data x context parallel ranks."""
         return self.dp_rank * self.context.size + self.context.rank, self.dp_size * self.context.size
+
+
+def parallel_state() -> Any:
+    """Megatron's parallel state; None where nothing has initialised it."""
+    state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")
+    return state if state is not None and state.model_parallel_is_initialized() else None
 
 
 def ranks() -> Ranks:

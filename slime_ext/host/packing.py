@@ -39,18 +39,13 @@ class Parallel:
 ALONE = Parallel()
 
 
-def parallel_state() -> Any:
-    """Megatron's parallel state; None where nothing has initialised it. Never imports Megatron: a process
-    that has not imported it has not initialised it either."""
-    state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")
-    return state if state is not None and state.model_parallel_is_initialized() else None
-
-
 def context_parallel() -> Parallel:
     """This process among its context-parallel ranks; asked at every call, for slime rebuilds its groups
-    between steps."""
-    state = parallel_state()
-    if state is None or (size := state.get_context_parallel_world_size()) == 1:
+    between steps. Never imports Megatron: a process that has not imported it has not initialised it."""
+    state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")
+    if state is None or not state.model_parallel_is_initialized():
+        return ALONE
+    if (size := state.get_context_parallel_world_size()) == 1:
         return ALONE
     rank = state.get_context_parallel_rank()
     return Parallel(rank, size, sum_over(state.get_context_parallel_group()))

@@ -22,8 +22,8 @@ from slime_ext import metrics
 from slime_ext.errors import NonFiniteError
 from slime_ext.host.configured import correction_of_flags
 from slime_ext.host.contract import HookCall
-from slime_ext.host.hosts import ranks
-from slime_ext.host.packing import CONSEQUENCES, locate, parallel_state
+from slime_ext.host.hosts import parallel_state, ranks
+from slime_ext.host.packing import CONSEQUENCES, locate
 from slime_ext.host.rollout_data import Record, numbers, samples_of
 from slime_ext.metrics import Accumulator, Measured, MetricsLayout
 from slime_ext.ops.segments import Segments, host_ints
