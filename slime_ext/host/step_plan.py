@@ -32,6 +32,7 @@ from slime_ext.host.packing import pack, require_finite
 from slime_ext.host.rollout_data import SampleRow, samples_of
 from slime_ext.ops.segments import to_device
 from slime_ext.state import Plan, Step, Tokens
+from slime_ext.steps import STEPS
 
 ALONE = (
     "{what}: expected a plan for the whole optimizer step, got a hook call alone: each micro-batch is "
@@ -148,7 +149,8 @@ def _alone(correction: Correction, tokens: Tokens, args: Any) -> Plan:
 
 def what_couples(correction: Correction) -> str:
     """The keys of a correction that need a plan, for messages."""
-    steps = [_snake(type(step).__name__) for step in correction.steps if step.is_coupled]
+    names = {cls: name for name, cls in STEPS.items()}
+    steps = [names[type(step)] for step in correction.steps if step.is_coupled]
     kept = ["denominator: kept"] if correction.denominator != "host" else []
     group = [f"group: {correction.group}"] if correction.group != "ignore" else []
     return ", ".join([*steps, *kept, *group])
@@ -299,7 +301,3 @@ def _divided(
         own = [row._replace(rollout=i, denominator=row.tokens) for i, row in enumerate(rows)]
         factors = data_of.rollout_factors(own)
     return replace(plan, scale=[factors[i] for i in mine])
-
-
-def _snake(name: str) -> str:
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
