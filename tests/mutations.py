@@ -134,7 +134,7 @@ MUTATIONS = {
         "host/rollout_data.py",
         "kept[row.step, row.rollout] += row.kept",
         "kept[row.step, row.rollout] = row.kept",
-        "tests/host/test_groups.py",
+        "tests/host/test_rollout_data.py",
     ),
     "an atomic group keeps its tokens in the denominator": Mutation(
         "host/step_plan.py",
