@@ -58,7 +58,7 @@ BREAKS = {  # what the call does -> what the line names
     "waits for the device": lambda self, s, i: s.reweight("token", self.ratio(i) + index(s, i)),
     "shape [5], one per sequence": lambda self, s, i: s.reweight("sequence", self.ratio(i)),
     "got NaN at sample 0, token 0": lambda self, s, i: s.reweight("token", i.log_ratio * 0 / 0),
-    "whatever shares the micro-batch": lambda self, s, i: s.reweight(
+    "whatever shares the micro-batch": lambda self, s, i: s.reweight("token", self.ratio(i).cumsum(0)),
         "token", i.log_ratio - i.log_ratio.mean()
     ),
     "statistics_of('sequence', 'sum', 'ratio')": lambda self, s, i: s.reweight(
@@ -87,7 +87,7 @@ def test_every_step_of_ours_keeps_the_contract():
 
 
 def test_a_definition_in_plain_python_is_compared():
-    check_step(Tempered(0.5), lambda s: [math.exp(0.5 * (p - b)) for p, b in zip(s.proximal, s.behavior)])
+    check_step(Tempered(0.5), lambda s: [math.exp(0.5 * (p - b)) for p, b in zip(s.proximal, s.behavior, strict=True)])
     with pytest.raises(ConfigError, match=r"sample 0, token 0: expected .* of the definition"):
         check_step(Tempered(0.5), lambda s: [1.0] * len(s.mask))
 
@@ -99,7 +99,7 @@ def test_a_statistic_per_sequence_serves_a_step():
     own = step(call, unit="sequence", statistics=statistics_of("sequence", "sum", "ratio"))
 
     def definition(s):
-        total = math.fsum(p - b for p, b, m in zip(s.proximal, s.behavior, s.mask) if m)
+        total = math.fsum(p - b for p, b, m in zip(s.proximal, s.behavior, s.mask, strict=True) if m)
         return [math.exp(0.5 * total)] * len(s.mask)
 
     check_step(own, definition)
@@ -125,7 +125,7 @@ WRONG = {
 
 def test_a_name_that_is_no_step_is_refused():
     for name, text in WRONG.items():
-        with pytest.raises(ConfigError, match="slime_ext.steps") as caught:
+        with pytest.raises(ConfigError, match=r"slime_ext\.steps") as caught:
             load_config({"steps": [name]})
         assert text in str(caught.value), caught.value
     with pytest.raises(ConfigError, match="unknown key 'powr'; did you mean 'power'"):
@@ -157,7 +157,7 @@ def multiplying(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks
 
 
 def test_a_hook_is_called_as_slime_does():
-    check_hook(hook, lambda s: [min(math.exp(p - b), 2) for p, b in zip(s.proximal, s.behavior)])
+    check_hook(hook, lambda s: [min(math.exp(p - b), 2) for p, b in zip(s.proximal, s.behavior, strict=True)])
     wrong = {
         attached: "one through a weight",
         reading: "read no value",
