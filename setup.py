@@ -19,6 +19,10 @@ TRAIN = [
 ]
 SGLANG = (ROOT / "slime_ext/launcher/rollout/requirements-sglang-cpu.txt").read_text().split()
 
+SHIPPED: dict[str, list[str]] = {}  # folder -> files that commands look for beside the package
+for path in sorted(p for room in ("configs", "patches") for p in (ROOT / room).rglob("*") if p.is_file()):
+    SHIPPED.setdefault(str(path.parent.relative_to(ROOT)), []).append(str(path.relative_to(ROOT)))
+
 setup(
     name="slime-ext",
     version=VERSION,
@@ -28,7 +32,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["slime_ext", "slime_ext.*"]),
-    data_files=[("share/slime-ext/patches", [str(p.relative_to(ROOT)) for p in ROOT.glob("patches/*.yaml")])],
+    data_files=[(f"share/slime-ext/{folder}", files) for folder, files in SHIPPED.items()],
     package_data={
         "slime_ext.launcher.rollout": ["requirements-*.txt"],
         "slime_ext.without_cuda": ["requirements-*.txt", "site/*.py"],
