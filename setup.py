@@ -12,10 +12,10 @@ MEGATRON = ["megatron-core==0.16.1"]
 TRAIN = [
     *MEGATRON,
     "transformers==5.19.0",
-    "tokenizers",
-    "safetensors",
-    "tensorboard",
-    "httpx",
+    "tokenizers>=0.21,<1",
+    "safetensors>=0.4,<1",
+    "tensorboard>=2.16,<3",
+    "httpx>=0.27,<1",
 ]
 SGLANG = (ROOT / "slime_ext/launcher/rollout/requirements-sglang-cpu.txt").read_text().split()
 
@@ -40,13 +40,13 @@ setup(
     },
     install_requires=[
         TORCH,
-        "numpy>=1.24",
-        "pydantic>=2.7",
-        "PyYAML",
-        "rich",
-        "libcst",
+        "numpy>=1.24,<3",
+        "pydantic>=2.7,<3",
+        "PyYAML>=6,<7",
+        "rich>=13,<16",
+        "libcst>=1.1,<2",
         "Jinja2>=3.1,<4",
-        "matplotlib>=3.7",
+        "matplotlib>=3.7,<4",
     ],
     extras_require={
         "megatron": MEGATRON,

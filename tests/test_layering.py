@@ -81,8 +81,13 @@ def test_imports_run_downhill():
         assert not uphill, path
 
 
-def test_the_readme_lists_the_parts_from_the_lowest_to_the_highest():
-    table = (ROOT.parent / "README.md").read_text().split("| part | what is in it |")[1].split("\n\n")[0]
+def test_the_documents_list_the_parts_from_the_lowest_to_the_highest():
+    table = (
+        (ROOT.parent / "docs/contributing.md")
+        .read_text()
+        .split("| part | what is in it |")[1]
+        .split("\n\n")[0]
+    )
     rows = [
         re.findall(r"`(?:slime_ext/)?(\w+)(?:/|\.py)`", row.split("|")[1]) for row in table.split("\n")[2:]
     ]

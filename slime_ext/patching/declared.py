@@ -11,7 +11,6 @@ import yaml
 
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.mappings import of_package
-from slime_ext.mappings import of_package
 
 PARAMETER = "parameter"
 EDIT_KEYS = ("name", "also_known_as", "places", "anchor", "needs", "line")
