@@ -81,12 +81,12 @@ class Loop:
     def run(self) -> None:
         """All rollouts from where the run stands, an evaluation around them, checkpoints and the report."""
         args = self.args
-        self._on_rank0(lambda: self.sampler.wait())
+        self._on_rank0(self._wait_for_engine)
         self._first_push()
         if self.start == 0 and not args.skip_eval_before_train:
             self._evaluate(0)
         elif self.start and self._is_evaluated(self.start):
-            self._on_rank0(lambda: self._make_up_evaluation(self.start))
+            self._evaluate(self.start, made_up=True)
         for rollout_id in range(self.start, args.num_rollout):
             self._rollout(rollout_id)
             done = rollout_id + 1
@@ -97,6 +97,10 @@ class Loop:
         self._push(self.step)
         self._evaluate(args.num_rollout)
         self._on_rank0(self._finish)
+
+    def _wait_for_engine(self) -> None:
+        self.progress.note("model built, waiting for the rollout engine")
+        self.sampler.wait(self.progress.note)
 
     def _rollout(self, rollout_id: int) -> None:
         args, clock, start = self.args, Clock(), time.perf_counter()
@@ -186,16 +190,23 @@ class Loop:
         args = self.args
         return bool(args.eval_interval and done % args.eval_interval == 0 and done < args.num_rollout)
 
-    def _evaluate(self, rollout_id: int) -> None:
-        self._on_rank0(lambda: self._evaluate_here(rollout_id))
+    def _evaluate(self, rollout_id: int, made_up: bool = False) -> None:
+        """`made_up`: the evaluation after the checkpoint, unless the killed run had it."""
+        args = self.args
+        trained = args.eval_trained_weights and (
+            self.engine_step != self.step or args.rollout_weight_rounding
+        )
+        state = gather_hf_state(self.trainer.chunks, self.hf_config) if trained else None
 
-    def _make_up_evaluation(self, rollout_id: int) -> None:
-        """The evaluation after the checkpoint, which a killed run may have owed."""
-        if not self.log.has("eval", self.step):
-            self._evaluate_here(rollout_id)
+        def evaluate() -> None:
+            if not (made_up and self.log.has("eval", self.step)):
+                self._evaluate_here(rollout_id, state)
 
-    def _evaluate_here(self, rollout_id: int) -> None:
-        values = self.sampler.evaluate() if self.args.eval_datasets else {}
+        self._on_rank0(evaluate)
+
+    def _evaluate_here(self, rollout_id: int, state: dict[str, Any] | None) -> None:
+        with self.sampler.evaluating(state, self.step):
+            values = self.sampler.evaluate() if self.args.eval_datasets else {}
         if values:
             self.log.log("eval", values, rollout_id=max(rollout_id - 1, 0), step=self.step)
         for name, value in values.items():
@@ -211,12 +222,12 @@ class Loop:
         dist.barrier()
 
     def _finish(self) -> None:
-        from slime_ext.launcher.output.report import write_report  # matplotlib takes a second to import
+        from slime_ext.analysis.run_picture import draw  # matplotlib takes a second to import
 
         self.writing.result()
         self.progress.close()
         self.log.close()
-        write_report(self.args.run_path)
+        draw([self.args.run_path], Path(self.args.run_path) / "report.png")
 
     def _sampler(self) -> Sampler:
         tokenizer = AutoTokenizer.from_pretrained(self.args.hf_checkpoint)
