@@ -198,7 +198,7 @@ def _plain(log: Path) -> str:
 def table(rows: list[dict]) -> str:
     """A line of Markdown for each host and layout: alone, with metrics_only, with a cap that acts."""
     lines = [
-        "| host | layout | loss | gradient norm | metrics_only | our lines | with the cap: loss | clipped | s |",
+        "| host | layout | loss | gradient norm | metrics_only | our lines | capped: loss | clipped | s |",
         "|---|---|---|---|---|---|---|---|---:|",
     ]
     found: dict[str, dict[str, dict]] = {}
