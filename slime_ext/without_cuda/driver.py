@@ -29,6 +29,7 @@ from slime_ext.launcher.rollout.processes import (
     shared_memory_of,
     spawn_bound,
 )
+from slime_ext.without_cuda.stand_ins import free_ports
 
 PACKAGE = Path(slime_ext.__file__).parent
 SITE = Path(__file__).with_name("site")
@@ -118,8 +119,12 @@ def run_host(
     command = ["env", "-C", str(out), str(host_python()), "-m", CHILD, "--host", str(host)]
     command += ["--async"] if asynchronous else []
     command += ["--gpus", str(gpus), "--nodes", str(nodes), "--", *flags]
-    with _environment(host, megatron, environment or {}) as env, (out / "log").open("w") as log:
-        process = spawn_bound(command, env, log)
+    with (
+        free_ports.own_range() as port,
+        _environment(host, megatron, environment or {}) as env,
+        (out / "log").open("w") as log,
+    ):
+        process = spawn_bound(command, env | {free_ports.VARIABLE: str(port)}, log)
         try:
             return process.wait(timeout)
         except subprocess.TimeoutExpired:
