@@ -23,10 +23,11 @@ UNREAD = re.compile(
 
 
 def test_check_says_of_every_script_and_mistake_what_start_up_says():
-    """Of every script alone and with a correction, of one with every addition; a process for each tree."""
+    """Of every script alone and with a correction, of one of the newest tree with every addition."""
     known, rows = set(), []
     for tree in TREES:
-        rows += compared(tree, ["nothing", "token_tis"], known, thorough="run-qwen3-4B.sh")
+        thorough = "run-qwen3-4B.sh" if tree is TREES[0] else ""  # older hosts refuse what `check` cannot see
+        rows += compared(tree, ["nothing", "token_tis"], known, thorough)
     assert differing(rows) == []
     assert len(known) >= 20
     refused = [launch for launch, said, *_ in rows if said and launch.script.name.startswith("run-qwen3-4B+")]
