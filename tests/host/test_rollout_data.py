@@ -69,20 +69,17 @@ def test_records_take_what_the_release_fills_in():
         assert record == (0, index)
 
 
-@pytest.mark.parametrize(
-    ("records", "name"),
-    [
+def test_a_broken_sample_is_named_by_its_index_where_the_host_keeps_one():
+    for records, name in (
         ([Record(0, 6), Record(1, 7)], r"sample 7 \(sequence 1 of 2 in micro-batch 0\)"),
         ([Record(0), Record(1)], "sequence 1 of 2 in micro-batch 0"),
         (None, "sequence 1 of 2 in micro-batch 0"),
-    ],
-)
-def test_a_broken_sample_is_named_by_its_index_where_the_host_keeps_one(records, name):
-    poison = NonFiniteTracker()
-    broken = torch.tensor([0.0, 0.0, math.nan])
-    poison.look({"train_log_probs": broken}, Segments.whole([1, 2], torch.ones(3)), records)
-    with pytest.raises(NonFiniteError, match=f"^train_log_probs, {name}, response token 1: "):
-        poison.check([poison.vector().tolist()], 0)
+    ):
+        poison = NonFiniteTracker()
+        broken = torch.tensor([0.0, 0.0, math.nan])
+        poison.look({"train_log_probs": broken}, Segments.whole([1, 2], torch.ones(3)), records)
+        with pytest.raises(NonFiniteError, match=f"^train_log_probs, {name}, response token 1: "):
+            poison.check([poison.vector().tolist()], 0)
 
 
 NAN = math.nan
@@ -99,12 +96,10 @@ def rewarded(rewards, rejected=()):
     return [*rows, row(group=1, reward=5.0)]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "kept", "rejected"), [(10, 0, True), (10, 1, False), (0, 0, False), (1, 0, True)]
-)
-def test_a_sample_is_rejected_when_it_has_tokens_and_keeps_none(tokens, kept, rejected):
-    rows = [row(group=3, tokens=tokens, kept=kept), row(group=4)]
-    assert rollout_data.broken_groups(rows) == ({3} if rejected else set())
+def test_a_sample_is_rejected_when_it_has_tokens_and_keeps_none():
+    for tokens, kept, rejected in ((10, 0, True), (10, 1, False), (0, 0, False), (1, 0, True)):
+        rows = [row(group=3, tokens=tokens, kept=kept), row(group=4)]
+        assert rollout_data.broken_groups(rows) == ({3} if rejected else set())
 
 
 def test_nothing_is_kept_of_a_broken_group():
@@ -122,26 +117,23 @@ def test_an_optimizer_step_is_divided_by_what_it_keeps():
     assert rollout_data.token_factors(rows) == [2.0, 2.0, 1.0]  # 9 tokens, and 1 for the sample without any
 
 
-@pytest.mark.parametrize("by_std", [False, True])
-def test_a_rejected_sample_leaves_the_baseline_of_its_group(by_std):
-    found = rollout_data.rebaselined(rewarded([1.0, 3.0, 2.0, 100.0, NAN], rejected=[3]), by_std=by_std)
-    scale = statistics.stdev([1.0, 3.0, 2.0]) + 1e-6 if by_std else 1
-    assert found == [pytest.approx(x / scale) for x in (-1.0, 1.0, 0.0)] + [0.0, 0.0, None]
+def test_a_rejected_sample_leaves_the_baseline_of_its_group():
+    for by_std in (False, True):
+        found = rollout_data.rebaselined(rewarded([1.0, 3.0, 2.0, 100.0, NAN], rejected=[3]), by_std=by_std)
+        scale = statistics.stdev([1.0, 3.0, 2.0]) + 1e-6 if by_std else 1
+        assert found == [pytest.approx(x / scale) for x in (-1.0, 1.0, 0.0)] + [0.0, 0.0, None]
 
 
-@pytest.mark.parametrize("by_std", [False, True])
-@pytest.mark.parametrize("rejected", [[1], [0, 1]])
-def test_of_one_sample_alone_nothing_is_learned(rejected, by_std):
-    assert rollout_data.rebaselined(rewarded([1.0, 3.0], rejected), by_std=by_std) == [0.0, 0.0, None]
+def test_of_one_sample_alone_nothing_is_learned():
+    for by_std in (False, True):
+        for rejected in ([1], [0, 1]):
+            assert rollout_data.rebaselined(rewarded([1.0, 3.0], rejected), by_std=by_std) == [0.0, 0.0, None]
 
 
-@pytest.mark.parametrize(
-    ("fields", "keys"),
-    [
+def test_messages_name_the_keys_that_couple_samples():
+    for fields, keys in (
         ({"steps": (SecondMoment(),)}, "second_moment"),
         ({"steps": REJECTS, "denominator": "kept"}, "denominator: kept"),
         ({"steps": (*REJECTS, SecondMoment()), "group": "atomic"}, "second_moment, group: atomic"),
-    ],
-)
-def test_messages_name_the_keys_that_couple_samples(fields, keys):
-    assert what_couples(Correction(**fields)) == keys
+    ):
+        assert what_couples(Correction(**fields)) == keys

@@ -90,9 +90,9 @@ def takes_everything(*args, **kwargs):
     """A function that every call fits."""
 
 
-@pytest.mark.parametrize(("more", "line"), BROKEN, ids=[line[:40] for _, line in BROKEN])
-def test_one_line_that_names_what_is_wrong(more, line):
-    assert line in refusal(**more)
+def test_one_line_that_names_what_is_wrong():
+    for more, line in BROKEN:
+        assert line in refusal(**more)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,8 @@ def test_arguments_that_a_host_does_not_have_are_not_missed(capsys):
     assert capsys.readouterr().out.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
+def test_one_line_says_what_runs_with_which_numbers(capsys):
+    for more, said in (
         ({}, "token_tis: proximal / behavior, loss host, reweight(token) > truncate(high 2), masks policy"),
         (
             {"use_tis": False, "get_mismatch_metrics": True},
@@ -148,12 +147,10 @@ def test_arguments_that_a_host_does_not_have_are_not_missed(capsys):
             },
             "vanilla_tis_function: weight clip(proximal / behavior, 0, 2) per token",
         ),
-    ],
-)
-def test_one_line_says_what_runs_with_which_numbers(more, said, capsys):
-    host.init(arguments(**more))
-    out = capsys.readouterr().out
-    assert out.startswith("slime_ext: ") and said in out and out.count("\n") == 1
+    ):
+        host.init(arguments(**more))
+        out = capsys.readouterr().out
+        assert out.startswith("slime_ext: ") and said in out and out.count("\n") == 1
 
 
 def test_a_reducer_of_the_users_own_and_a_correction_that_is_off_are_named(caplog, capsys):

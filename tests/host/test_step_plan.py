@@ -81,24 +81,24 @@ def test_every_sample_contributes_what_the_oracle_says(name, per_token):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("cut", [{"batch": 1}, {"batch": 100}, {"batch": 4, "seed": 1}, {"seed": 2}], ids=str)
-def test_neither_packing_nor_order_changes_anything(name, cut):
+def test_neither_packing_nor_order_changes_anything(name):
     rollout = samples(name, 1)
     args = slime.arguments(CASES[name][0])
-    both = []
-    for data in (slime.data_of(rollout), slime.data_of(rollout, **cut)):
-        both.append(by_position(rollout, [(data["partition"], slime.train(args, data))]))
-    assert both[1] == pytest.approx(both[0], rel=1e-12, abs=1e-14)
+    found = []
+    for cut in ({}, {"batch": 1}, {"batch": 100}, {"batch": 4, "seed": 1}, {"seed": 2}):
+        data = slime.data_of(rollout, **cut)
+        found.append(by_position(rollout, [(data["partition"], slime.train(args, data))]))
+        assert found[-1] == pytest.approx(found[0], rel=1e-12, abs=1e-14), cut
 
 
-@pytest.mark.parametrize("release", ["v0.3.0", "v0.3.1"])
 @pytest.mark.parametrize("name", CASES)
-def test_releases_name_the_same_things_differently(name, release):
+def test_releases_name_the_same_things_differently(name):
     rollout = samples(name, 0)
-    data = slime.data_of(rollout, release=release)
     positions = slime.data_of(rollout)["partition"]
-    found = by_position(rollout, [(positions, slime.train(slime.arguments(CASES[name][0]), data))])
-    assert close(found, slime.expected(rollout, spec(name), **CASES[name][2]))
+    for release in ("v0.3.0", "v0.3.1"):
+        data = slime.data_of(rollout, release=release)
+        found = by_position(rollout, [(positions, slime.train(slime.arguments(CASES[name][0]), data))])
+        assert close(found, slime.expected(rollout, spec(name), **CASES[name][2])), release
 
 
 @pytest.mark.parametrize("name", CASES)
