@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import tiny_host
 from slime_ext.without_cuda import driver, tiny
 from tests.downstream.planted import PER_ROLLOUT
 
@@ -191,11 +192,11 @@ def started(fault: Fault, host: str, task: Path, folder: Path, more: tuple[str, 
     """Runs the host with a fault; its status, its last line, the rollouts that it trained on, seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (task / "model/model.safetensors").exists():
-        tiny.write_model(task)
+        tiny_host.write_model(task)
     config = folder / "config.yaml"
     config.write_text(json.dumps(fault.config))  # which YAML can read
-    flags = [*tiny.cpu_flags(), *tiny.model_flags(), *tiny.algorithm_flags(), *tiny.engine_flags()]
-    flags += tiny.task_flags(
+    flags = [*tiny.cpu_flags(), *tiny_host.model_flags(), *tiny_host.algorithm_flags(), *tiny.engine_flags()]
+    flags += tiny_host.task_flags(
         task, prompts=PROMPTS, samples=PER_ROLLOUT // PROMPTS, rollouts=ROLLOUTS, steps=1
     )
     flags += ["--actor-num-gpus-per-node", "1", "--custom-config-path", str(config)]
