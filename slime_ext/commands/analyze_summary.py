@@ -38,6 +38,7 @@ def summary(screen: Console, documents: Sequence[Document]) -> None:
             screen.print(f"\n[bold]{escape(document.name)}[/bold]")
         _findings(screen, document)
         _recommendation(screen, document)
+        _not_looked(screen, document)
         _skipped(screen, document)
 
 
@@ -63,8 +64,10 @@ def _say(screen: Console, text: str, *, is_exact: bool = False) -> None:
 
 
 def _findings(screen: Console, document: Document) -> None:
-    if not document.findings:
-        screen.print("\nno fault found")
+    rows = document.detectors
+    could = sum(row.state in ("found", "nothing") for row in rows)
+    said = f" by the {could} of {len(rows)} detectors that could look" if rows else ""
+    screen.print(f"\n{'faults' if document.findings else 'no fault'} found{said}")
     for finding in document.findings:
         colour = COLOURS[finding.severity]
         screen.print(
@@ -72,6 +75,8 @@ def _findings(screen: Console, document: Document) -> None:
             soft_wrap=not screen.is_terminal,
         )
         _say(screen, f"  {finding.evidence}")
+        if finding.ruled_out:
+            _say(screen, f"  ruled out: {finding.ruled_out}")
         _say(screen, f"  -> {finding.fix}")
 
 
@@ -79,7 +84,8 @@ def _recommendation(screen: Console, document: Document) -> None:
     found = document.recommendation
     if found is None:
         return
-    screen.print(f"\n[bold]recommended: {escape(found.name)}[/bold]")
+    kind = "recommended" if found.is_made else "no recommendation yet, keep measuring"
+    screen.print(f"\n[bold]{kind}: {escape(found.name)}[/bold]")
     for reason in found.reasons:
         _say(screen, f"  {reason}")
     if found.flags:
@@ -94,6 +100,16 @@ def _recommendation(screen: Console, document: Document) -> None:
             f"of {suggestion.units:,} {suggestion.unit}s)",
             is_exact=True,
         )
+
+
+def _not_looked(screen: Console, document: Document) -> None:
+    """What the detectors that could not look would need, each need once."""
+    needs: dict[str, list[str]] = {}
+    for row in document.detectors:
+        if row.state == "could not look":
+            needs.setdefault(row.detail, []).append(row.name)
+    for need, names in needs.items():
+        _say(screen, f"could not look for {', '.join(names)}: needs {need}")
 
 
 def _skipped(screen: Console, document: Document) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from slime_ext.analysis.detector_statistics import CLOSER, DOUBTED, SHIFTS
 from slime_ext.analysis.diagnosis import Diagnosis
-from slime_ext.analysis.findings.detector import Detected, detector, nats, share
+from slime_ext.analysis.findings.detector import Detected, detector, nats, share, tokens
+from slime_ext.analysis.findings.turns import retokenised
 
 SHIFT_TOKENS = 50  # tokens
 SHIFTED_SEQUENCES, SHIFTED_SHARE = 2, 0.02  # sequences that are shifted when others are not, and their share
@@ -17,7 +18,12 @@ FILLED_TOKENS, FILLED_SHARE = 4, 5e-4  # tokens in runs, and their share
 ALONE_SHARE, EXACT_SHARE = 5e-3, 0.9
 
 
-@detector("error")
+@detector(
+    "error",
+    needs=tokens(0),
+    threshold="one token: no healthy engine writes one",
+    ruled_out="Masked tokens: tool output and padding are not counted.",
+)
 def nan_log_probs(d: Diagnosis) -> Detected | None:
     """Finds log-probs of the sampler that are NaN or infinite at some tokens of a response, and any of the
     trainer."""
@@ -41,7 +47,12 @@ def nan_log_probs(d: Diagnosis) -> Detected | None:
     )
 
 
-@detector("error")
+@detector(
+    "error",
+    needs=tokens(0),
+    threshold="one response without any",
+    ruled_out="A response in which some are missing is another finding, nan_log_probs.",
+)
 def missing_log_probs(d: Diagnosis) -> Detected | None:
     """Finds responses without any log-prob of the sampler."""
     silent = d.statistics.counts["silent"]
@@ -58,7 +69,12 @@ def missing_log_probs(d: Diagnosis) -> Detected | None:
     )
 
 
-@detector("error")
+@detector(
+    "error",
+    needs=tokens(0),
+    threshold="one value above 1e-4, which arithmetic alone does not reach",
+    ruled_out="Rounding: a log-softmax in any dtype stays below 1e-4.",
+)
 def positive_log_probs(d: Diagnosis) -> Detected | None:
     """Finds behavior log-probs above 0."""
     count = d.statistics.counts["positive"]
@@ -74,7 +90,13 @@ def positive_log_probs(d: Diagnosis) -> Detected | None:
     )
 
 
-@detector("error", after=(positive_log_probs,))
+@detector(
+    "error",
+    after=(positive_log_probs, retokenised),
+    needs=tokens(SHIFT_TOKENS),
+    threshold="less than half the distance at another place as at its own",
+    ruled_out="Other weights or another text: those are no closer at any other place.",
+)
 def off_by_one(d: Diagnosis) -> Detected | None:
     """Finds behavior log-probs that fit the token one or two places away better than their own, over all
     tokens or in some of the sequences."""
@@ -125,7 +147,13 @@ def _tokens(shift: int) -> str:
     return f"{abs(shift)} token{'s' * (abs(shift) > 1)}"
 
 
-@detector("error", after=(positive_log_probs,))
+@detector(
+    "error",
+    after=(positive_log_probs,),
+    needs=tokens(GREEDY_TOKENS),
+    threshold="95% of the log-probs exactly 0, and 5% of the tokens at which the trainer is not sure",
+    ruled_out="A policy that is sure: there the trainer is sure too.",
+)
 def greedy_sampling(d: Diagnosis) -> Detected | None:
     """Finds behavior log-probs that are nearly all exactly 0 where the trainer is often unsure."""
     count, zeros, doubted = d.sums["finite"], d.statistics.counts["zeros"], d.statistics.counts["doubted"]
@@ -157,7 +185,16 @@ def _are_filled_in(d: Diagnosis) -> bool:
 
 
 # A shift puts the zeros of sure tokens on others, and code that makes one fills the gap with zeros.
-@detector("error", after=(positive_log_probs, off_by_one, greedy_sampling))
+@detector(
+    "error",
+    after=(positive_log_probs, retokenised, off_by_one, greedy_sampling),
+    needs=tokens(0),
+    threshold="4 tokens and 0.05% in runs, or 0.5% that stand alone",
+    ruled_out=(
+        "An engine that errs is nearly sure, not exactly: hardly any of these log-probs lie between -0.01 "
+        "and 0."
+    ),
+)
 def tool_tokens(d: Diagnosis) -> Detected | None:
     """Finds response tokens whose log-prob was filled in with 0."""
     if not _are_filled_in(d):
@@ -177,5 +214,5 @@ def tool_tokens(d: Diagnosis) -> Detected | None:
 
 
 # Nothing else can be concluded from log-probs in which one of these was found.
-SPOILT = (positive_log_probs, off_by_one, greedy_sampling, tool_tokens)
+SPOILT = (positive_log_probs, retokenised, off_by_one, greedy_sampling, tool_tokens)
 DETECTORS = (nan_log_probs, missing_log_probs, *SPOILT)

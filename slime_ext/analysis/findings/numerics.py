@@ -7,9 +7,12 @@ import math
 from statistics import median
 
 from slime_ext.analysis.diagnosis import Diagnosis
-from slime_ext.analysis.findings.detector import FEW, Detected, detector, factor, nats, share
+from slime_ext.analysis.findings.detector import FEW, Detected, detector, factor, nats, share, tokens
+from slime_ext.analysis.findings.inside import INSIDE, expert_routing, kv_precision, layer
 from slime_ext.analysis.findings.log_probs import SPOILT
+from slime_ext.analysis.findings.push import PUSHES
 from slime_ext.analysis.findings.sampling import OTHER_POLICY, by_probability
+from slime_ext.analysis.findings.turns import prefix_mismatch
 from slime_ext.analysis.findings.weights import (
     VersionMeans,
     fresh_and_stale,
@@ -18,7 +21,7 @@ from slime_ext.analysis.findings.weights import (
     stale_weights,
 )
 
-BEFORE = (*SPOILT, *OTHER_POLICY, resumed_wrong_weights)
+BEFORE = (*SPOILT, *OTHER_POLICY, prefix_mismatch, *PUSHES, resumed_wrong_weights, layer)
 DRIFT_TOKENS = 400  # tokens
 DRIFT_SURE = 6.0  # standard errors
 DRIFT_TIMES, DRIFT_MATTERS = 2.5, 0.015  # of mean |l|, late over early; nats
@@ -35,7 +38,17 @@ UNEXPLAINED = 0.05  # nats, mean |l|; five times what bfloat16 makes, and more t
 UNEXPLAINED_SURE = 3.0  # standard errors above it
 
 
-@detector("warning", after=SPOILT)
+@detector(
+    "warning",
+    after=(*SPOILT, prefix_mismatch, *PUSHES, layer, kv_precision),
+    needs=tokens(DRIFT_TOKENS),
+    threshold=(
+        "the last quarter of the tokens by position 2.5 times the first, by 6 standard errors, rising between"
+    ),
+    ruled_out=(
+        "A step at one position (kv_precision) and a step at a turn (prefix_mismatch) were looked for first."
+    ),
+)
 def position_drift(d: Diagnosis) -> Detected | None:
     """Finds a mean |log-ratio| that is a multiple late in the responses of what it is early."""
     count, absolute, squared = (d.curves.column("position", c) for c in ("count", "absolute", "squared"))
@@ -67,7 +80,16 @@ def position_drift(d: Diagnosis) -> Detected | None:
     )
 
 
-@detector("warning", after=(*BEFORE, stale_weights, stale_cache))
+@detector(
+    "warning",
+    after=(*BEFORE, stale_weights, stale_cache, expert_routing),
+    needs=tokens(FEWEST),
+    threshold="1% of the tokens hold 75% of the squared log-ratio, the median below 0.02 nats",
+    ruled_out=(
+        "Noise of low precision is spread over all tokens. A guess: without both sides' experts in the "
+        "dump nobody can tell a flip from another corrupted token."
+    ),
+)
 def routing_flips(d: Diagnosis) -> Detected | None:
     """Finds that 1% of the tokens hold nearly all of the squared log-ratio, while the others agree."""
     if d.sums["finite"] < FEWEST:
@@ -92,7 +114,13 @@ def routing_flips(d: Diagnosis) -> Detected | None:
     )
 
 
-@detector("warning", after=(*BEFORE, routing_flips, position_drift))
+@detector(
+    "warning",
+    after=(*BEFORE, expert_routing, routing_flips, kv_precision, position_drift),
+    needs=tokens(FEWEST),
+    threshold="0.015 to 0.5 nats of mean |log-ratio|; two bfloat16 engines stay below",
+    ruled_out="Staleness and temperature were looked for first; a few flipped tokens do not hold the sum.",
+)
 def quantised(d: Diagnosis) -> Detected | None:
     """Finds unbiased noise above that of bfloat16 which grows as the probability falls."""
     distance = _without_age(d)
@@ -139,6 +167,10 @@ def _said(value: float | None) -> str:
     return "unknown" if value is None else nats(value)
 
 
+def unexplained_needs(d: Diagnosis) -> str:
+    return tokens(FEWEST_TOKENS)(d)
+
+
 def unexplained(d: Diagnosis) -> Detected | None:
     """Finds a mean |log-ratio| that is significantly above what arithmetic makes."""
     distance = d.statistics.means["absolute"]
@@ -159,4 +191,4 @@ def unexplained(d: Diagnosis) -> Detected | None:
     )
 
 
-DETECTORS = (position_drift, routing_flips, quantised)
+DETECTORS = (*INSIDE, position_drift, routing_flips, quantised)

@@ -207,7 +207,7 @@ CURVES = (
         "age, weight versions",
         "Age 0 is pure numerics; what grows from there is staleness, "
         "a jump at one age is one bad weight update.",
-        "The dump does not say which weights sampled which token.",
+        "All tokens are of one age, or the dump does not say which weights sampled them.",
     ),
     CurveKind(
         "probability",
