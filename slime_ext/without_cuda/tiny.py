@@ -25,19 +25,20 @@ def cpu_flags() -> list[str]:
     ]
 
 
-def engine_flags(context: int = 64, tokens: int = 16384, concurrency: int = 64) -> list[str]:
+def engine_flags(context: int = 64, tokens: int = 16384, concurrency: int = 24) -> list[str]:
     """One SGLang engine on a CPU.
 
     Args:
         context: longest prompt with its response, tokens.
         tokens: size of the KV cache.
-        concurrency: requests at a time.
+        concurrency: requests at a time; for each, the hosts' HTTP client looks at all of its connections, so
+            that 64 of them take twice as long.
     """
     return [
         *("--rollout-num-gpus", "1", "--rollout-num-gpus-per-engine", "1", "--sglang-device", "cpu"),
         *("--sglang-attention-backend", "torch_native", "--sglang-disable-cuda-graph"),
         "--sglang-sleep-on-idle",  # the scheduler otherwise polls without pause, on a core of its own
-        *("--sglang-log-level-http", "warning"),  # one line per request otherwise
+        *("--sglang-log-level", "warning", "--sglang-log-level-http", "warning"),  # or a line per request
         *("--sglang-context-length", str(context), "--sglang-max-total-tokens", str(tokens)),
         *("--sglang-max-running-requests", str(concurrency), "--sglang-server-concurrency", str(concurrency)),
     ]

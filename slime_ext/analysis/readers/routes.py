@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.analysis.readers.samples import DumpedSample
+from slime_ext.analysis.readers.samples import NO_NUMBERS, DumpedSample
 
 
 def compared_routes(pairs: Sequence[tuple[DumpedSample, Mapping[str, Any]]]) -> dict[str, Tensor]:
@@ -47,7 +47,10 @@ def _both(row: DumpedSample, theirs: Any) -> tuple[Tensor, Tensor] | None:
     shape."""
     if theirs is None or row.routed is None:
         return None
-    found = [torch.as_tensor(x) for x in (theirs, row.routed)]
+    try:
+        found = [torch.as_tensor(x) for x in (theirs, row.routed)]
+    except NO_NUMBERS:
+        return None
     first = row.prompt_length - 1
     cut = [x[first : first + row.response_length].long() for x in found if x.dim() == 3 and first >= 0]
     is_whole = len(cut) == 2 and cut[0].shape == cut[1].shape and len(cut[0]) == row.response_length
