@@ -2,6 +2,8 @@
 each planted by its mechanism, written in slime's dump format and read as ``slime-ext analyze`` reads them.
 
     python -m benchmarks.faults [--out runs/faults.jsonl] [--seeds 5] [--healthy 200] [--only NAME]
+    python -m benchmarks.faults --threads
+    python -m benchmarks.faults --write runs/faults --only frozen_sampler --seeds 1
 
 What was measured is kept in --out, line by line: a run that was broken off goes on where it stopped.
 """
@@ -19,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.faults.cases import ALSO, FAULTS, healthy
+from benchmarks.faults.cases import ALSO, FAULTS, THREADS, healthy
 from benchmarks.faults.world import World, write
 from slime_ext.analysis.document import Document
 from slime_ext.analysis.request import Request
@@ -37,17 +39,28 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--healthy", type=int, default=200)
     parser.add_argument("--only", action="append", help="a fault, or 'healthy'")
+    parser.add_argument("--threads", action="store_true", help="rebuild eight public threads instead")
+    parser.add_argument(
+        "--write", type=Path, metavar="DIR", help="write the dumps of --only and leave them there"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.threads:
+        print(threads())
+        return 0
+    if given.write:
+        for name, seed, world in _cases(given):
+            print(f"slime-ext analyze {write(world, given.write / f'{name}_{seed}')}")
+        return 0
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
-    done = {(row["planted"], row["seed"]) for row in rows}
+    lines = given.out.read_text().splitlines() if given.out.exists() else []
+    rows = {(row["planted"], row["seed"]): row for row in map(json.loads, lines)}
     with given.out.open("a") as file:
         for name, seed, world in _cases(given):
-            if (name, seed) not in done:
-                rows.append(_measured(name, seed, world))
-                print(json.dumps(rows[-1]), file=file, flush=True)
-    print(table(rows))
+            if (name, seed) not in rows:
+                rows[name, seed] = _measured(name, seed, world)
+                print(json.dumps(rows[name, seed]), file=file, flush=True)
+    print(table(list(rows.values())))
     return 0
 
 
@@ -106,6 +119,25 @@ def table(rows: list[dict]) -> str:
     seconds = sum(row["seconds"] for row in rows)
     share = f"{exact} of {total} faults named alone ({exact / total:.1%}). " if total else ""
     return "\n".join([*lines, "", f"{share}{seconds:.0f} s of processor time."])
+
+
+def threads() -> str:
+    """The table of docs/analyze.md: what the page says of rebuilt threads."""
+    lines = ["| thread | what was seen | rebuilt as | what the page says |", "|---|---|---|---|"]
+    for name, (seen, rebuilt, world) in THREADS.items():
+        document = analysed(world)
+        could = sum(row.state in ("found", "nothing") for row in document.detectors)
+        looked = f"{could} of {len(document.detectors)} detectors looked and found nothing; mean \\|l\\| "
+        said = "<br>".join(
+            f"`{f.name}`: {f.title} {f.evidence}".replace("|log-ratio|", "\\|log-ratio\\|")
+            for f in document.findings
+        )
+        repository, number = name.split("#")
+        link = f"[{name}](https://github.com/{repository}/issues/{number})"
+        lines.append(
+            f"| {link} | {seen} | {rebuilt} | {said or f'{looked}{document.total.absolute:.2g} nats'} |"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -118,28 +118,89 @@ FAULTS: dict[str, World] = {
 }
 
 
+def without_experts(name: str) -> bool:
+    """A refit that leaves out what an expert-parallel rank holds."""
+    return ".experts." not in name
+
+
+# thread -> what its users saw, the mechanism that is rebuilt here, its world
+THREADS: dict[str, tuple[str, str, World]] = {
+    "verl-project/verl#7495": (
+        "KL climbs 36 times at a fixed sync interval; taken for staleness for two months",
+        "the LoRA adapter is never sent",
+        FAULTS["frozen_sampler"],
+    ),
+    "NVIDIA-NeMo/RL#4243": (
+        "a mixture of experts diverges within a few updates; five hypotheses tested and none confirmed; the "
+        "expert-parallel degree is implicated, the cause open",
+        "a refit without the experts (our assumption)",
+        replace(FAULTS["partial_push"], shape=MIXTURE, pushed=without_experts, samples=16),
+    ),
+    "NVIDIA-NeMo/RL#3743": (
+        "gen_kl_error above 0 with shared weights; stale KV after a refit is among the causes",
+        "responses go on with the cache of the weights before",
+        FAULTS["stale_cache"],
+    ),
+    "NVIDIA-NeMo/RL#4039": (
+        "asked for: a proof that nothing is left, with batch-invariant kernels",
+        "both sides in float32, every optional column in the dump",
+        replace(
+            SMALL,
+            samples=32,
+            rollouts=6,
+            engine=How(),
+            entropy=True,
+            reference=True,
+            layer_dumps=True,
+            turns=2,
+        ),
+    ),
+    "radixark/miles#2722": (
+        "mean error 0.369; with the expert ids replayed still 0.139",
+        "the router's logits in FP8: other experts, and other shares of the same ones",
+        replace(FAULTS["expert_routing"], engine=How(dtype=BF16, router=torch.float8_e5m2)),
+    ),
+    "THUDM/slime#1695": (
+        "after a resume the log-probs differ hugely and rewards fall for a few steps",
+        "the engine has the base weights in the first rollout after the resume",
+        FAULTS["resumed_wrong_weights"],
+    ),
+    "thinking-machines-lab/tinker-cookbook#822": (
+        "rollouts that are too old are discarded: slow, hard problems are hardly ever trained on",
+        "responses beyond a limit are thrown away; long ones fail more often",
+        FAULTS["selection_bias"],
+    ),
+    "sgl-project/sglang#25790": (
+        "with an FP8 KV cache prefill and decode part from token 96 on",
+        "queries from position 96 on read the cache in FP8",
+        FAULTS["kv_precision"],
+    ),
+}
 # What a fault brings along, and is said too: the first third of those responses is of older weights.
 ALSO = {"stale_cache": "stale_weights"}
 
 
 def healthy(number: int) -> World:
-    """A run without a fault: sizes, model and settings follow from its number."""
+    """A run without a fault: sizes, model and settings follow from its number. Mixtures of experts replay the
+    sampler's experts, as without that tokens do go to other experts; a lag is one of small steps."""
     g = torch.Generator().manual_seed(1000 + number)
 
     def one_of(*values):
         return values[int(torch.randint(len(values), (1,), generator=g))]
 
     shape = Shape(
-        vocabulary=one_of(64, 96, 256, 1024),
+        vocabulary=one_of(64, 96, 256, 512),
         layers=one_of(1, 2, 3),
         width=one_of(32, 48, 64),
         experts=one_of(0, 0, 0, 8),
         inner=48,
-        confidence=one_of(1.5, 2.6, 4.0),
+        confidence=one_of(1.0, 1.8, 2.6),
     )
     temperature = one_of(1.0, 1.0, 0.7, 1.2)
     top_p = one_of(1.0, 1.0, 1.0, 0.9)
     length = one_of(12, 24, 48, 96)
+    learning = one_of(1e-4, 3e-4, 1e-3)
+    is_harmless = learning == 1e-4 and not shape.experts  # a lag, then
     return World(
         seed=1000 + number,
         shape=shape,
@@ -147,11 +208,11 @@ def healthy(number: int) -> World:
         samples=one_of(4, 8, 16, 32),
         prompt=one_of(2, 10, 30),
         length=length,
-        learning=one_of(1e-4, 3e-4, 1e-3),
+        learning=learning,
         engine=How(dtype=one_of(BF16, BF16, torch.float32)),
         trainer=How(dtype=one_of(torch.float32, torch.float32, BF16)),
-        late=one_of(0, 0, 0, 1) if shape.experts == 0 else 0,
-        switch=one_of(False, False, False, True),
+        late=one_of(0, 1) * is_harmless,
+        switch=one_of(False, True) and is_harmless,
         first=one_of(0, 0, 100),
         temperature=temperature,
         score_temperature=temperature,
@@ -160,7 +221,8 @@ def healthy(number: int) -> World:
         turns=one_of(1, 1, 3) if length >= 48 else 1,
         reference=one_of(False, True),
         entropy=one_of(False, True) and top_p == 1,
-        routes=shape.experts > 0 and one_of(False, True),
+        routes=shape.experts > 0,
+        replays_routes=shape.experts > 0,
         layer_dumps=one_of(False, False, True),
         versions=one_of(True, True, False),
     )

@@ -133,8 +133,11 @@ class Model:
     shape: Shape
     how: How = How()
 
-    def __call__(self, weights: Weights, tokens: Tensor, cache: Cache | None = None) -> Seen:
-        """One pass over tokens [B, N], which follow what is in the cache; the cache grows by them."""
+    def __call__(
+        self, weights: Weights, tokens: Tensor, cache: Cache | None = None, forced: Tensor | None = None
+    ) -> Seen:
+        """One pass over tokens [B, N], which follow what is in the cache; the cache grows by them.
+        ``forced``: experts [B, N, layers, active] to take instead of the router's."""
         cache = cache if cache is not None else Cache()
         begin = cache.length
         x = self._rounded(weights["model.embed_tokens.weight"][tokens])
@@ -147,7 +150,8 @@ class Model:
                 x + self._attention(w, i, norm(x, w["input_layernorm"], eps), turn, cache, begin)
             )
             h = self._rounded(norm(x, w["post_attention_layernorm"], eps))
-            out, chosen = self._experts(w, h) if self.shape.experts else (self._dense(w, h), None)
+            mine = None if forced is None else forced[:, :, i]
+            out, chosen = self._experts(w, h, mine) if self.shape.experts else (self._dense(w, h), None)
             x = self._rounded(x + out)
             layers.append(x)
             experts.append(chosen)
@@ -191,11 +195,13 @@ class Model:
         inner = silu(h @ w["mlp.gate_proj"].T) * (h @ w["mlp.up_proj"].T)
         return self._rounded(inner) @ w["mlp.down_proj"].T
 
-    def _experts(self, w, h: Tensor) -> tuple[Tensor, Tensor]:
+    def _experts(self, w, h: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor]:
         logits = h @ w["mlp.gate"].T
         if self.how.router != FP32:
             logits = logits.to(self.how.router).float()
-        share, chosen = logits.softmax(-1).topk(self.shape.active, -1)
+        shares = logits.softmax(-1)
+        chosen = shares.topk(self.shape.active, -1).indices if forced is None else forced.long()
+        share = shares.gather(-1, chosen)
         share = share / share.sum(-1, keepdim=True)
         dense = torch.zeros_like(logits).scatter(-1, chosen, share)
         gate, up = torch.einsum("bnd,eid->bnei", h, w.get("mlp.experts.gate_up_proj")).chunk(2, -1)

@@ -42,7 +42,8 @@ class World:
         spoil: see ``Spoil``; masks, lists and tokens may change.
         most: tokens beyond which a response is thrown away after its reward was given.
         reference: the train dump holds log-probs of the first policy.
-        routes: both sides' experts are in the dump; ``layer_dumps``: both sides' layer outputs are.
+        routes: both sides' experts are in the dump; ``replays_routes``: the trainer takes the sampler's;
+            ``layer_dumps``: both sides' layer outputs are.
     """
 
     seed: int = 0
@@ -75,6 +76,7 @@ class World:
     reference: bool = False
     entropy: bool = False
     routes: bool = False
+    replays_routes: bool = False
     layer_dumps: bool = False
     versions: bool = True
 
@@ -277,7 +279,10 @@ def _log_probs(
     ids = [torch.cat([turn.prompt, turn.tokens]) for turn in turns]
     padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
     held = stored(weights, world.trainer) if world.trainer.dtype == BF16 else weights
-    seen = Model(world.shape, world.trainer)(held, padded[:, :-1])
+    forced = None
+    if world.replays_routes:
+        forced = torch.nn.utils.rnn.pad_sequence([turn.experts for turn in turns], batch_first=True)
+    seen = Model(world.shape, world.trainer)(held, padded[:, :-1], forced=forced)
     for i, turn in enumerate(turns):
         size = len(ids[i]) - 1
         logits = seen.logits[i, len(turn.prompt) - 1 : size] / (world.score_temperature or 1.0)

@@ -15,14 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field
 VERSION = 1
 Severity = Literal["error", "warning", "note"]
 FindingName = Literal[
-    "retokenised",
-    "prefix_mismatch",
     "nan_log_probs",
     "missing_log_probs",
     "positive_log_probs",
+    "retokenised",
     "off_by_one",
     "greedy_sampling",
     "tool_tokens",
+    "prefix_mismatch",
     "kept_mass",
     "truncated_sampling",
     "before_temperature",

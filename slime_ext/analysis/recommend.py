@@ -58,8 +58,8 @@ def recommend(
         return _nothing("no response token has a finite log-prob of both policies: nothing can be compared")
     if total.sequences < FEW:
         return _nothing(
-            f"too few sequences: {total.sequences} with {total.tokens} response tokens; below {FEW} a single "
-            "one moves the shares that decide by more than 1%",
+            f"too few sequences: {total.sequences} with {total.tokens} response tokens; below {FEW} a "
+            "single one moves the shares that decide by more than 1%",
             "analyse more rollouts",
         )
     return _judged(effects, total, {f.name for f in findings}, files or {})
@@ -130,8 +130,8 @@ def _too_far(considered: list[Candidate], total: Numbers) -> Recommendation:
         reasons=(
             f"every candidate costs too much: with k3 {_said(total.k3)} and an effective sample size of "
             f"tokens {_said(total.ess_token)} the policies are too far apart for a correction",
-            "bring them closer: push weights more often, sample in a wider dtype, fewer optimizer steps per "
-            "rollout; then analyse again",
+            "bring them closer: push weights more often, sample in a wider dtype, fewer optimizer steps "
+            "per rollout; then analyse again",
         ),
         flags=flags("metrics_only"),
         candidates=tuple(considered),
@@ -192,8 +192,8 @@ def _gain(effect: Effect) -> str:
     kept, clipped = effect.kept_sequences / max(effect.sequences, 1), effect.clipped_tokens / effect.tokens
     scale = "" if effect.gradient_scale is None else f", gradient scale {_said(effect.gradient_scale)}"
     return (
-        f"it would have kept {kept:.1%} of the sequences, clipped {clipped:.2%} of the weights{scale}, with "
-        f"an effective sample size of {_said(effect.ess)}"
+        f"it would have kept {kept:.1%} of the sequences, clipped {clipped:.2%} of the weights{scale}, "
+        f"with an effective sample size of {_said(effect.ess)}"
     )
 
 

@@ -93,7 +93,7 @@ def _say(screen: Console, text: str, *, is_exact: bool = False) -> None:
 def _findings(screen: Console, document: Document) -> None:
     rows = document.detectors
     could = sum(row.state in ("found", "nothing") for row in rows)
-    said = f" by the {could} of {len(rows)} detectors that could look" if rows else ""
+    said = f"; {could} of {len(rows)} detectors looked" if rows else ""
     screen.print(f"\n{'faults' if document.findings else 'no fault'} found{said}")
     for finding in document.findings:
         colour = COLOURS[finding.severity]
@@ -130,13 +130,10 @@ def _recommendation(screen: Console, document: Document) -> None:
 
 
 def _not_looked(screen: Console, document: Document) -> None:
-    """What the detectors that could not look would need, each need once."""
-    needs: dict[str, list[str]] = {}
-    for row in document.detectors:
-        if row.state == "could not look":
-            needs.setdefault(row.detail, []).append(row.name)
-    for need, names in needs.items():
-        _say(screen, f"could not look for {', '.join(names)}: needs {need}")
+    """The detectors that could not look; what each needs is on the page and in the JSON."""
+    names = [row.name for row in document.detectors if row.state == "could not look"]
+    if names:
+        _say(screen, f"could not look for {', '.join(names)}: --out and --json say what each needs")
 
 
 def _skipped(screen: Console, document: Document) -> None:

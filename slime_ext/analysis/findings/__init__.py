@@ -9,8 +9,8 @@ from slime_ext.analysis.findings.detector import Detector, detector
 
 # Each after the faults that look like it.
 NAMED: tuple[Detector, ...] = (
-    *turns.DETECTORS,
     *log_probs.DETECTORS,
+    *turns.DETECTORS,
     *sampling.DETECTORS,
     *weights.DETECTORS,
     *numerics.DETECTORS,

@@ -91,4 +91,4 @@ def factor(value: float) -> str:
     >>> factor(12.34)
     '12x'
     """
-    return f"{value:.2g}x"
+    return f"{value:.0f}x" if value >= 100 else f"{value:.2g}x"

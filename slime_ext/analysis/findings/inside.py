@@ -31,8 +31,8 @@ def _layers(d: Diagnosis) -> str:
     after=(*BEFORE, *PUSHES),
     needs=_layers,
     threshold=(
-        f"{ROUNDINGS:g} unit roundoffs of the coarser side's dtype, times the root of the number of "
-        "layers so far"
+        f"{ROUNDINGS:g} unit roundoffs of the coarser side's dtype, times the root of the number of layers "
+        "so far"
     ),
     ruled_out="Rounding: it adds up as the root of the number of layers, in units of the dtype.",
 )
@@ -47,14 +47,12 @@ def layer(d: Diagnosis) -> Detected | None:
                 title=f"Layer {found.layer} is the first whose output differs.",
                 evidence=(
                     f"Median relative distance {found.distance:.2g} after layer {found.layer}, {clean}; "
-                    "rounding "
-                    f"would make {limit:.2g} at most."
+                    f"rounding would make {limit:.2g} at most."
                 ),
                 fix=(
                     f"Compare layer {found.layer} on both sides: its weights after a push, norm epsilon "
-                    "and dtype, "
-                    "rotary settings, attention backend, quantisation of this layer. Layers behind it "
-                    "only carry on."
+                    "and dtype, rotary settings, attention backend, quantisation of this layer. Layers "
+                    "behind it only carry on."
                 ),
             )
     return None
@@ -114,28 +112,24 @@ def kv_precision(d: Diagnosis) -> Detected | None:
         title=f"From absolute position {best.position} on the engine's attention is less precise.",
         evidence=(
             f"Mean |log-ratio| {nats(best.before)} at tokens before position {best.position} (prompt "
-            "included), "
-            f"{nats(best.after)} from there on ({factor(best.after / best.before)}, {best.z:.0f} "
-            "standard errors), to "
-            f"the {BLOCK} positions of a block."
+            f"included), {nats(best.after)} from there on ({factor(best.after / best.before)}, "
+            f"{best.z:.0f} standard errors), to the {BLOCK} positions of a block."
         ),
         fix=(
             "A KV cache in fp8 whose kernel changes its block at this length (--kv-cache-dtype auto), a "
-            "sliding "
-            "window or rotary scaling that begins here, a prefix that another kernel wrote."
+            "sliding window or rotary scaling that begins here, a prefix that another kernel wrote."
         ),
         ruled_out=(
-            "Errors that add up along the response: before the position the blocks differ by no more "
-            "than a factor of "
-            f"{max(level) / min(level):.2f}, at it by {jump:.2f}."
+            "Errors that add up along the response: before the position the blocks differ by no more than "
+            f"a factor of {max(level) / min(level):.2f}, at it by {jump:.2f}."
         ),
     )
 
 
 def _routes(d: Diagnosis) -> str:
     lacks = (
-        "the experts of both sides: rollout_routed_experts (slime, miles: --use-rollout-routing-replay) and "
-        "routed_experts in the train dump"
+        "the experts of both sides: rollout_routed_experts (slime, miles: --use-rollout-routing-replay) "
+        "and routed_experts in the train dump"
     )
     return "" if len(d.statistics.structure.routes) else lacks
 
@@ -146,8 +140,7 @@ def _routes(d: Diagnosis) -> str:
     needs=_routes,
     threshold=(
         f"{APART_TOKENS} tokens with other experts, {APART_TIMES:g} times as far off as the others, that "
-        "hold "
-        f"{share(APART_HOLD, 1)} of the squared log-ratio"
+        f"hold {share(APART_HOLD, 1)} of the squared log-ratio"
     ),
     ruled_out="",
 )
@@ -161,9 +154,8 @@ def expert_routing(d: Diagnosis) -> Detected | None:
     worst = min(range(len(overlap)), key=overlap.__getitem__)
     apart = structure.experts[:, 1] / structure.experts[:, 0].clamp_min(1)
     weights = (
-        f" Tokens with the same experts are {nats(a / n)} off, too far for bfloat16: the experts' "
-        "weights or their "
-        "shares part too, and replaying ids alone will not mend it."
+        f" Tokens with the same experts are {nats(a / n)} off, too far for bfloat16: the experts' weights "
+        "or their shares part too, and replaying ids alone will not mend it."
         if a / n >= NOISY
         else ""
     )
@@ -171,15 +163,14 @@ def expert_routing(d: Diagnosis) -> Detected | None:
         title=f"The two sides route tokens to other experts, most in layer {worst}.",
         evidence=(
             f"{share(m, n + m)} of the tokens have another expert in some layer: mean |log-ratio| "
-            f"{nats(b / m)} there, "
-            f"{nats(a / n)} where all are the same. Overlap {share(min(overlap), 1)} in layer {worst}, "
-            f"{share(sum(overlap) / len(overlap), 1)} over all; expert {int(apart.argmax())} is missed most "
-            f"({share(float(apart.max()), 1)} of its tokens).{weights}"
+            f"{nats(b / m)} there, {nats(a / n)} where all are the same. Overlap {share(min(overlap), 1)} "
+            f"in layer {worst}, {share(sum(overlap) / len(overlap), 1)} over all; expert "
+            f"{int(apart.argmax())} is missed most ({share(float(apart.max()), 1)} of its tokens).{weights}"
         ),
         fix=(
             "Replay the sampler's experts in the trainer (slime, miles: --use-rollout-routing-replay), "
-            "compute the "
-            "router in float32 on both sides (--moe-router-dtype fp32), or drop these tokens (icepop)."
+            "compute the router in float32 on both sides (--moe-router-dtype fp32), or drop these tokens "
+            "(icepop)."
         ),
         ruled_out=f"Noise of all tokens: where the experts agree the distance is {nats(a / n)}.",
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from slime_ext.analysis.detector_statistics import CLOSER, DOUBTED, SHIFTS
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.findings.detector import Detected, detector, nats, share, tokens
-from slime_ext.analysis.findings.turns import retokenised
 
+MOVED, MOVED_SHARE = 3, 0.02  # turns of which the later part is shifted
 SHIFT_TOKENS = 50  # tokens
 SHIFTED_SEQUENCES, SHIFTED_SHARE = 2, 0.02  # sequences that are shifted when others are not, and their share
 GREEDY_TOKENS = 100  # tokens
@@ -40,9 +40,9 @@ def nan_log_probs(d: Diagnosis) -> Detected | None:
         ),
         fix=(
             "A log-prob of -inf comes from top-k or top-p masking of a token that was drawn all the same; "
-            "NaN from an overflow in the engine. Corrections reject such a token (on_nonfinite: reject); of "
-            "the trainer it stops the run. Sample with top-p 1 and top-k -1, or find the request that made "
-            "it."
+            "NaN from an overflow in the engine. Corrections reject such a token (on_nonfinite: reject); "
+            "of the trainer it stops the run. Sample with top-p 1 and top-k -1, or find the request that "
+            "made it."
         ),
     )
 
@@ -84,8 +84,48 @@ def positive_log_probs(d: Diagnosis) -> Detected | None:
         title="Some values recorded as the sampler's log-probs are above 0.",
         evidence=f"{count} response tokens ({share(count, d.sums['tokens'])}).",
         fix=(
-            "Log-probs cannot be positive: probabilities, logits or negated log-probs were recorded. Record "
-            "the log-softmax at the sampled token."
+            "Log-probs cannot be positive: probabilities, logits or negated log-probs were recorded. "
+            "Record the log-softmax at the sampled token."
+        ),
+    )
+
+
+def _some_turns(d: Diagnosis) -> str:
+    return "" if d.statistics.structure.counts["turns"] >= MOVED else f"{MOVED} turns of responses"
+
+
+@detector(
+    "error",
+    needs=_some_turns,
+    threshold=(
+        f"{MOVED} turns and {share(MOVED_SHARE, 1)} of all; in each, a part of at least 6 tokens by 5 "
+        "standard errors"
+    ),
+    ruled_out=(
+        "A wrong slice of the engine's lists (off_by_one) shifts a response from its first token on; here "
+        "an earlier part of the same sample fits its own log-probs."
+    ),
+)
+def retokenised(d: Diagnosis) -> Detected | None:
+    """Finds turns whose log-probs fit their tokens up to some place, and tokens one or two places away from
+    there on; or samples whose tokens differ between the rollout dump and the train dump."""
+    counts = d.statistics.structure.counts
+    turns, moved, retold = counts["turns"], counts["moved"], counts["retold"]
+    if moved < max(MOVED, MOVED_SHARE * turns) and not retold:
+        return None
+    differ = (
+        f" {retold} samples have other tokens in the train dump than in the rollout dump." if retold else ""
+    )
+    return Detected(
+        title="The tokens that are trained on are not those that were sampled: text was tokenised again.",
+        evidence=(
+            f"In {moved} of {turns} turns ({share(moved, turns)}) the log-probs fit the tokens up to a "
+            f"place, and from there on those one or two places away.{differ}"
+        ),
+        fix=(
+            "Do not decode a turn and encode its text again: append the ids that the engine returned "
+            "(SGLang: output_ids or output_token_logprobs; vLLM: return_token_ids), and join prompts of "
+            "later turns from ids."
         ),
     )
 
@@ -168,8 +208,8 @@ def greedy_sampling(d: Diagnosis) -> Detected | None:
         fix=(
             "Sample with --rollout-temperature 1, --rollout-top-p 1 and --rollout-top-k -1: temperature 0 "
             "and top-k 1 take the likeliest token, from which nothing is learnt. If the responses of a "
-            "prompt differ, sampling is right and the log-probs are missing: copy output_token_logprobs in "
-            "the custom generate function."
+            "prompt differ, sampling is right and the log-probs are missing: copy output_token_logprobs "
+            "in the custom generate function."
         ),
     )
 
@@ -207,8 +247,8 @@ def tool_tokens(d: Diagnosis) -> Detected | None:
             "exactly 0 while the trainer finds them unlikely: filled in, not sampled."
         ),
         fix=(
-            "Tool output and environment turns belong outside the loss: set sample.loss_mask to 0 at these "
-            "tokens in the custom generate function."
+            "Tool output and environment turns belong outside the loss: set sample.loss_mask to 0 at "
+            "these tokens in the custom generate function."
         ),
     )
 

@@ -67,15 +67,15 @@ def position_drift(d: Diagnosis) -> Detected | None:
     return Detected(
         title="The mismatch grows along the response.",
         evidence=(
-            f"Mean |log-ratio| {nats(early)} in the first quarter of the tokens by position, {nats(middle)} "
-            f"in the middle, {nats(late)} in the last ({factor(late / max(early, 1e-12))})."
+            f"Mean |log-ratio| {nats(early)} in the first quarter of the tokens by position, "
+            f"{nats(middle)} in the middle, {nats(late)} in the last ({factor(late / max(early, 1e-12))})."
         ),
         fix=(
             "Errors that add up: a KV cache in fp8, other rotary settings (base, scaling, maximum length) "
             "or a sliding window in the engine, recurrent layers in low precision. Sequence-level ratios "
             "suffer most: prefer geometric or token corrections. A repetition, presence or frequency "
-            "penalty in sampling_params looks alike, as it reaches more tokens the longer a response gets: "
-            "turn it off."
+            "penalty in sampling_params looks alike, as it reaches more tokens the longer a response "
+            "gets: turn it off."
         ),
     )
 
@@ -138,9 +138,9 @@ def quantised(d: Diagnosis) -> Detected | None:
             f"{NOISY}."
         ),
         fix=(
-            "fp8 or int8 weights or KV cache in the engine (--quantization, --kv-cache-dtype), or bfloat16 "
-            "logits: turn them off, train with the same, or correct for it. A lag of weights that is the "
-            "same in every rollout looks alike; the first rollout of a run has none."
+            "fp8 or int8 weights or KV cache in the engine (--quantization, --kv-cache-dtype), or "
+            "bfloat16 logits: turn them off, train with the same, or correct for it. A lag of weights "
+            "that is the same in every rollout looks alike; the first rollout of a run has none."
         ),
     )
 
@@ -179,14 +179,16 @@ def unexplained(d: Diagnosis) -> Detected | None:
     return Detected(
         title="The policies are far apart, and no detector can tell why.",
         evidence=(
-            f"Mean |log-ratio| {nats(distance.value)} ± {distance.error:.1g}, k3 {nats(d.sums.mean('k3'))}. "
-            f"Two engines in bfloat16 with the same weights stay below {UNEXPLAINED}."
+            f"Mean |log-ratio| {nats(distance.value)} ± {distance.error:.1g}, k3 "
+            f"{nats(d.sums.mean('k3'))}. Two engines in bfloat16 with the same weights stay below "
+            f"{UNEXPLAINED}."
         ),
         fix=(
-            "Find the cause before you train on: score one fixed text with both sides (the same weights?), "
-            "compare the request's sampling_params with the trainer's flags (temperature, top-p, penalties, "
-            "logit bias), the tokens that are scored with those that the engine returned (chat template, "
-            "text tokenised again), and where its log-probs begin. Read the worst tokens."
+            "Find the cause before you train on: score one fixed text with both sides (the same "
+            "weights?), compare the request's sampling_params with the trainer's flags (temperature, "
+            "top-p, penalties, logit bias), the tokens that are scored with those that the engine "
+            "returned (chat template, text tokenised again), and where its log-probs begin. Read the "
+            "worst tokens."
         ),
     )
 

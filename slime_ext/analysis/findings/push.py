@@ -102,8 +102,8 @@ def _is_still(pushed: float, moved: float, before: float) -> bool:
     after=BEFORE,
     needs=_with_versions,
     threshold=(
-        "3 times the distance of the first rollout at the end, rising by 35% over the run, from the "
-        "first push on"
+        "3 times the distance of the first rollout at the end, rising by 35% over the run, from the first "
+        "push on"
     ),
     ruled_out=(
         "A lag of weights: its distance stops growing after as many rollouts as it lags, or falls with "
@@ -117,26 +117,22 @@ def frozen_sampler(d: Diagnosis) -> Detected | None:
     found, way = _from_the_first_push(rollouts), _pushed(rollouts)
     if found is None or (way and not _is_still(*way, found.before)):
         return None
-    title = "The sampler still has the weights of the begin: pushes advance its version and change nothing."
+    title = "The sampler still has its first weights: pushes advance its version and change nothing."
     told = f"The sampler is {nats(way[0])} from the first policy, the trainer {nats(way[1])}. " if way else ""
     if not way:
         title = "Weights do not reach the sampler: the distance grows from the first push on."
     return Detected(
         title=title,
         evidence=(
-            f"{told}Mean |log-ratio| {nats(found.before)} before the first push, {nats(found.late)} at "
-            "the end "
-            f"({factor(found.late / max(found.before, 1e-12))}), while the versions went from "
+            f"{told}Mean |log-ratio| {nats(found.before)} before the first push, {nats(found.late)} at the "
+            f"end ({factor(found.late / max(found.before, 1e-12))}), while the versions went from "
             f"{rollouts[0].version} to {rollouts[-1].version}."
         ),
         fix=(
             "Compare a checksum of a trained weight on both sides after a push. Usual causes: a LoRA "
-            "adapter that "
-            "is trained and never sent (the engine lists none), a push of the base weights, names that "
-            "the engine "
-            "does not know and skips. Whether all or a part never arrives shows with ref_log_probs in "
-            "the dump "
-            "(--use-kl-loss with coefficient 0)."
+            "adapter that is trained and never sent (the engine lists none), a push of the base weights, "
+            "names that the engine does not know and skips. Whether all or a part never arrives shows "
+            "with ref_log_probs in the dump (--use-kl-loss with coefficient 0)."
         ),
         rollouts=tuple(s.rollout_id for s in found.since),
     )
@@ -165,17 +161,14 @@ def partial_push(d: Diagnosis) -> Detected | None:
         title="A part of the weights does not reach the sampler.",
         evidence=(
             f"Sampler and trainer both move away from the first policy ({nats(way[0])} and "
-            f"{nats(way[1])}), and "
-            f"yet apart: mean |log-ratio| {nats(found.before)} before the first push, {nats(found.late)} "
-            "at the end "
-            f"({factor(found.late / max(found.before, 1e-12))})."
+            f"{nats(way[1])}), and yet apart: mean |log-ratio| {nats(found.before)} before the first push, "
+            f"{nats(found.late)} at the end ({factor(found.late / max(found.before, 1e-12))})."
         ),
         fix=(
             "Compare names and checksums of all weights after a push: an adapter, one layer or pipeline "
-            "stage, "
-            "embeddings or a tied head, experts of another rank, a norm or bias that has another name in "
-            "the engine. "
-            "Layer outputs of both sides (layers/trainer, layers/sampler) name the layer."
+            "stage, embeddings or a tied head, experts of another rank, a norm or bias that has another "
+            "name in the engine. Layer outputs of both sides (layers/trainer, layers/sampler) name the "
+            "layer."
         ),
         rollouts=tuple(s.rollout_id for s in found.since),
     )
@@ -205,20 +198,19 @@ def growing_mismatch(d: Diagnosis) -> Detected | None:
         title=f"The policies part more and more, from rollout {begin.rollout_id} on.",
         evidence=(
             f"Mean |log-ratio| {nats(found.before)} before rollout {begin.rollout_id}, "
-            f"{nats(begin.absolute)} in it, "
-            f"{nats(found.late)} at the end ({factor(found.late / max(found.before, 1e-12))})."
+            f"{nats(begin.absolute)} in it, {nats(found.late)} at the end "
+            f"({factor(found.late / max(found.before, 1e-12))})."
         ),
         fix=(
             f"Look at what happened at rollout {begin.rollout_id}: pushes that fail since then (does the "
-            "engine "
-            "confirm each?), an engine that was restarted, a change of flags. A growth without such a place: "
-            "scales of a quantised engine that were fixed at the begin, weights that outgrow a narrow dtype."
+            "engine confirm each?), an engine that was restarted, a change of flags. A growth without "
+            "such a place: scales of a quantised engine that were fixed at the begin, weights that "
+            "outgrow a narrow dtype."
         ),
         rollouts=tuple(s.rollout_id for s in found.since),
         ruled_out=(
             f"Longer responses: they are {longer:.2g} times as long as in the first rollout. A lag of "
-            "weights or a "
-            "quantised engine: neither grows."
+            "weights or a quantised engine: neither grows."
         ),
     )
 

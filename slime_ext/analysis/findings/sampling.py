@@ -70,8 +70,8 @@ def kept_mass(d: Diagnosis) -> Detected | None:
             title="Sampled tokens lie outside the set that the engine says it sampled from.",
             evidence=f"{counts['outside']} of {known} tokens ({share(counts['outside'], known)}).",
             fix=(
-                "The kept sets belong to other positions: check how rollout_top_p_token_ids and _offsets are "
-                "joined over turns and continued responses."
+                "The kept sets belong to other positions: check how rollout_top_p_token_ids and _offsets "
+                "are joined over turns and continued responses."
             ),
         )
     sides = [
@@ -91,11 +91,13 @@ def kept_mass(d: Diagnosis) -> Detected | None:
         ),
         evidence=(
             f"At {alone} positions the kept set is one token, whose log-prob is then 0: {zeros} are. The "
-            f"mean ratio over all {known} kept sets is {counts['mass'] / known:.3f}, the mass that was kept."
+            f"mean ratio over all {known} kept sets is {counts['mass'] / known:.3f}, the mass that was "
+            "kept."
         ),
         fix=(
-            "Replay the kept sets in the trainer (slime hands them on where --rollout-top-p is below 1), and "
-            "have the engine return processed log-probs; or sample with --rollout-top-p 1 --rollout-top-k -1."
+            "Replay the kept sets in the trainer (slime hands them on where --rollout-top-p is below 1), "
+            "and have the engine return processed log-probs; or sample with --rollout-top-p 1 "
+            "--rollout-top-k -1."
         ),
     )
 
@@ -167,8 +169,8 @@ def truncated_sampling(d: Diagnosis) -> Detected | None:
     return Detected(
         title="The sampler's log-probs are renormalised to the tokens that top-p or top-k left.",
         evidence=(
-            f"{share(d.statistics.counts['below'], d.sums['finite'])} of the tokens are less likely for the "
-            f"trainer, {share(d.statistics.counts['above'], d.sums['finite'])} more. The mean ratio is "
+            f"{share(d.statistics.counts['below'], d.sums['finite'])} of the tokens are less likely for "
+            f"the trainer, {share(d.statistics.counts['above'], d.sums['finite'])} more. The mean ratio is "
             f"{1 + above_1.value:.4f} ± {above_1.error:.1g} instead of 1: the probability mass that was "
             f"sampled from.{_besides(mean, math.log1p(above_1.value))}"
         ),
@@ -183,8 +185,8 @@ def _besides(mean: float, expected: float) -> str:
     if mean > ALONE * expected:
         return ""
     return (
-        f" That alone would make a mean log-ratio of {nats(expected)}; it is {nats(mean)}: the temperatures "
-        "differ besides. Compare them too (--rollout-temperature, generation_config.json)."
+        f" That alone would make a mean log-ratio of {nats(expected)}; it is {nats(mean)}: the "
+        "temperatures differ besides. Compare them too (--rollout-temperature, generation_config.json)."
     )
 
 
@@ -235,9 +237,9 @@ def temperature(d: Diagnosis) -> Detected | None:
     return Detected(
         title=f"The sampler runs at a {sharper} temperature than the trainer scores with.",
         evidence=(
-            f"{share(by_probability(d), 1)} of the variance of the log-ratio follows from the probability of "
-            f"the token alone, as at about {scale:.2g} times the trainer's temperature. Mean |log-ratio| "
-            f"{nats(d.sums.mean('absolute'))}."
+            f"{share(by_probability(d), 1)} of the variance of the log-ratio follows from the probability "
+            f"of the token alone, as at about {scale:.2g} times the trainer's temperature. Mean "
+            f"|log-ratio| {nats(d.sums.mean('absolute'))}."
         ),
         fix=(
             "Use one temperature for both: the trainer divides its logits by --rollout-temperature; a "
@@ -269,9 +271,9 @@ def unlike_entropy(d: Diagnosis) -> Detected | None:
             "errors apart)."
         ),
         fix=(
-            "A temperature, top-p, top-k or min-p acts on sampling, and neither the recorded log-probs nor "
-            "the trainer know of it: no ratio can show or correct it. Compare the request's sampling_params "
-            "with the trainer's --rollout-temperature."
+            "A temperature, top-p, top-k or min-p acts on sampling, and neither the recorded log-probs "
+            "nor the trainer know of it: no ratio can show or correct it. Compare the request's "
+            "sampling_params with the trainer's --rollout-temperature."
         ),
     )
 

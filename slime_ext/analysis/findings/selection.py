@@ -55,17 +55,14 @@ def selection_bias(d: Diagnosis) -> Detected | None:
         title=f"Samples are dropped by their {worst}: what is trained on is not what was sampled.",
         evidence=(
             f"{share(dropped['count'], kept['count'] + dropped['count'])} of the samples are dropped "
-            f"({said}; "
-            f"{abs(apart[worst]):.0f} standard errors). The mean reward of the others is {moved:+.3g} "
-            "from that of all: "
-            f"{moved / spread if spread else 0:+.2g} of an advantage of one standard deviation."
+            f"({said}; {abs(apart[worst]):.0f} standard errors). The mean reward of the others is "
+            f"{moved:+.3g} from that of all: {moved / spread if spread else 0:+.2g} of an advantage of one "
+            "standard deviation."
         ),
         fix=(
             "Slow and hard answers are the ones that a time limit, a limit of age or length, or a "
-            "rejection drops. "
-            "Pace sampling instead of dropping, drop whole groups, count the advantage over all samples "
-            "of the group, "
-            "or give the dropped a reward."
+            "rejection drops. Pace sampling instead of dropping, drop whole groups, count the advantage "
+            "over all samples of the group, or give the dropped a reward."
         ),
     )
 

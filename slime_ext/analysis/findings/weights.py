@@ -211,7 +211,8 @@ def stale_cache(d: Diagnosis) -> Detected | None:
         title="After a weight update inside a response, the engine goes on with the KV cache of before.",
         evidence=(
             f"k3 {nats(k3_after)} at tokens behind an update inside their response, {nats(k3_pure)} at "
-            f"tokens of the same weights in responses without one: {factor(k3_after / max(k3_pure, 1e-12))}."
+            "tokens of the same weights in responses without one: "
+            f"{factor(k3_after / max(k3_pure, 1e-12))}."
         ),
         fix=(
             "Flush the cache when weights change and let running requests be prefilled again (SGLang: "

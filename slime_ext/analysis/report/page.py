@@ -112,14 +112,14 @@ TILES = (
     Tile("mean reward", lambda n: number(n.reward)),
     Tile("mean response, tokens", lambda n: number(n.response_length)),
     Tile("mean age, weight versions", lambda n: number(n.staleness)),
-    Tile("tokens without a log-prob", lambda n: whole(n.nonfinite), "0", lambda n: n.nonfinite == 0),
+    Tile("tokens without a log-prob", lambda n: whole(n.nonfinite), "none", lambda n: n.nonfinite == 0),
 )
 
 
 def tiles(totals: Sequence[Numbers]) -> list[dict[str, Any]]:
     """Each number with its text and verdict in each run, without numbers that no run has."""
-    found = [{"name": t.name, "range": t.range, "values": [t.of(n) for n in totals]} for t in TILES]
-    return [tile for tile in found if any(text != NONE for text, _ in tile["values"])]
+    found = [{"name": t.name, "range": t.range, "runs": [t.of(n) for n in totals]} for t in TILES]
+    return [tile for tile in found if any(text != NONE for text, _ in tile["runs"])]
 
 
 def looked(document: Document) -> dict[str, Any]:
