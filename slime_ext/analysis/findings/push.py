@@ -22,7 +22,7 @@ from slime_ext.analysis.findings.turns import prefix_mismatch
 BEFORE = (*SPOILT, *OTHER_POLICY, prefix_mismatch)
 FEWEST, ROLLOUTS = 100, 6  # tokens of a rollout; rollouts
 ABOVE, TIMES, MATTERS = 1.4, 3.0, 0.01  # of mean |l| over that before the onset; nats at the end
-RISES = 1.35  # mean |l| of the last third since the onset over that of the first third
+RISES, STILL = 1.35, 1.1  # mean |l| of the last third since the onset over that of the first, of the middle
 ADVANCES = 0.8  # share of the rollouts with newer weights than the one before
 SAME = 0.35  # of the way of the trainer, what a sampler that did not move may seem to have moved
 NO_MOVE = 2.0  # times the distance at the begin, likewise
@@ -60,14 +60,16 @@ def growth(rollouts: Sequence[RolloutSummary]) -> Growth | None:
     """Where mean |l| began to grow and never came back, if it did.
 
     The onset is the first rollout from which on every mean |l| is ABOVE times the median before; the growth
-    is one if the end is TIMES that median and the last third since the onset RISES times the first third.
+    is one if the end is TIMES that median, and the last third since the onset RISES times the first third and
+    STILL times the middle one.
     """
     values = [s.absolute for s in rollouts]
     for onset in range(1, len(values) - 2):
         before, since = median(values[:onset]), values[onset:]
         third = max(len(since) // 3, 1)
-        first, late = fmean(since[:third]), fmean(since[-third:])
-        if min(since) >= ABOVE * before and late >= max(TIMES * before, MATTERS, RISES * first):
+        first, middle, late = (fmean(part) for part in (since[:third], since[third:-third], since[-third:]))
+        least = max(TIMES * before, MATTERS, RISES * first, STILL * middle)
+        if min(since) >= ABOVE * before and late >= least:
             return Growth(before, late, rollouts[onset:])
     return None
 
@@ -190,8 +192,9 @@ def growing_mismatch(d: Diagnosis) -> Detected | None:
     """Finds the rollout from which on mean |l| grows and does not come back."""
     rollouts = _rollouts(d)
     found = growth(rollouts)
-    is_lag = _advances(rollouts) and found and len(found.since) >= len(rollouts) - 2
-    if found is None or is_lag or median(s.top_share for s in found.since) >= FEW:
+    if found is None or len(found.since) >= len(rollouts) - 2:  # from the start on: a lag, or never pushed
+        return None
+    if median(s.top_share for s in found.since) >= FEW:
         return None
     begin, longer = found.since[0], fmean(s.length for s in found.since) / max(rollouts[0].length, 1.0)
     return Detected(
