@@ -111,7 +111,7 @@ FAULTS: dict[str, World] = {
     "routing_flips": replace(
         SMALL, rollouts=4, samples=48, shape=MIXTURE, engine=How(dtype=BF16, router=BF16)
     ),
-    "position_drift": replace(LONG, prompt=2, engine=How(dtype=BF16, theta=3_000.0)),
+    "position_drift": replace(LONG, penalty=0.1),
     "quantised": replace(engine(bits=4), rollouts=4),
     "unexplained": replace(SMALL, rollouts=4, spoil=late_by_three),
     "selection_bias": replace(SMALL, rollouts=6, samples=48, most=54),

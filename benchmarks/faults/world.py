@@ -36,6 +36,7 @@ class World:
         temperature, top_p, top_k: of sampling; ``recorded_temperature``: of the log-probs that it writes
         down,
             without truncation; ``score_temperature``: the trainer's.
+        penalty: of sampling, subtracted from a logit for each time that its token came.
         replays: the engine hands out its kept sets (``rollout_top_p_token_ids``), and the trainer uses them
             ("trainer") or not ("engine").
         turns: of each sample; ``forgets``: tokens of the first turn that the engine's later prompts lack.
@@ -68,6 +69,7 @@ class World:
     score_temperature: float | None = None
     top_p: float = 1.0
     top_k: int = 0
+    penalty: float = 0.0
     replays: str = ""
     turns: int = 1
     forgets: int = 0
@@ -208,6 +210,11 @@ class _Rows:
     def add(self, logits: Tensor, is_tool: bool) -> Tensor:
         """Draws the next token of each response, [B, 1]."""
         world = self.world
+        if world.penalty:
+            seen = torch.zeros_like(logits)
+            for token in self.tokens:
+                seen.scatter_add_(1, token, torch.ones_like(token, dtype=logits.dtype))
+            logits = logits - world.penalty * seen
         inside = truncated(logits / world.temperature, world.top_p, world.top_k)
         drawn = inside.log_softmax(-1)
         recorded = drawn
