@@ -20,6 +20,7 @@ PARTS = ("begin of the first turn", "rest of the first turn", "begin of later tu
 LATER = (-2, -1, 1, 2)  # tokens by which log-probs may lie elsewhere from some place of a turn on
 CLOSER, SURE, BOTH = 0.3, 3.0, 6  # see ``_moved``
 EXACT = 1e-3  # nats
+FAR = 0.1  # nats, mean |l| of a turn
 FATES = ("kept", "dropped")
 ABOUT = ("count", "length", "length2", "reward", "reward2", "position", "position2", "rewarded")
 
@@ -51,17 +52,18 @@ class Structure:
 
     def add(self, part: DumpedRollout) -> None:
         """Adds the tokens of a part of a rollout."""
-        if not part.size:
+        if not part.mask.any():
             return
-        finite, found = part.finite, part.log_ratio.double().abs()
-        values = torch.stack([torch.ones_like(found), found, found.square()])[:, finite]
+        finite, found = part.finite, part.log_ratio.double().abs()[part.finite]
+        values = torch.stack([torch.ones_like(found), found, found.square()])
         within = part.segments.within
         absolute = within + torch.tensor(part.prompt_lengths)[part.segments.ids]
         block = absolute.div(BLOCK, rounding_mode="floor").clamp(max=BLOCKS - 1)
         self.blocks += tabulated(block[finite], values, BLOCKS)
         self.turns += tabulated(_parts(part)[finite], values, len(PARTS))
         self.counts["turns"] += int(part.segments.turn_ids[-1])
-        self.counts["moved"] += max(_moved(part, shift) for shift in LATER)
+        if far := _far_turns(part):
+            self.counts["moved"] += max(_moved(far, shift) for shift in LATER)
         if part.kept is not None:
             self.counts.update(_kept(part))
         if part.overlap is not None:
@@ -114,20 +116,23 @@ def _about(rows: Tensor) -> Tensor:
     return torch.stack([count, *sums, count])
 
 
-def _starts(part: DumpedRollout) -> Tensor:
-    """[T] where the turn of each token begins in the packed tokens; of tokens before every turn 0."""
-    turns, at = part.segments.turn_ids, torch.arange(part.size)
-    first = torch.full((int(turns[-1]) + 1,), part.size)
-    return first.scatter_reduce(0, turns[part.mask], at[part.mask], "amin").clamp(max=at[-1])[turns]
-
-
 def _parts(part: DumpedRollout) -> Tensor:
     """[T] which of PARTS each response token is in."""
-    turns, ids = part.segments.turn_ids, part.segments.ids.long()
-    lowest = torch.full((part.count,), torch.iinfo(torch.int64).max)
-    lowest = lowest.scatter_reduce(0, ids[part.mask], turns[part.mask], "amin")
-    is_begin = torch.arange(part.size) - _starts(part) < NEAR
+    turns, ids = part.segments.turn_ids, part.segments.ids
+    begins = (turns.diff(prepend=turns.new_zeros(1)) > 0).nonzero()[:, 0]  # of each turn, from the first on
+    is_begin = torch.arange(part.size) - begins[(turns - 1).clamp_min(0)] < NEAR
+    firsts = torch.tensor(part.lengths).cumsum(0) - torch.tensor(part.lengths)
+    firsts = firsts.clamp(max=part.size - 1)  # of samples without a token
+    lowest = turns[firsts] + (~part.mask[firsts]).long()
     return 2 * (turns > lowest[ids]).long() + (~is_begin).long()
+
+
+def _far_turns(part: DumpedRollout) -> DumpedRollout | None:
+    """The part if any turn of it is so far off that log-probs may lie elsewhere: most never are, and to look
+    takes time."""
+    total = torch.bincount(part.segments.turn_ids, part.log_ratio.abs())
+    count = torch.bincount(part.segments.turn_ids, part.finite)
+    return part if bool((total > FAR * count).any()) else None
 
 
 def _moved(part: DumpedRollout, shift: int) -> int:
