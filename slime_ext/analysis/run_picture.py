@@ -112,7 +112,7 @@ OTHERS = (
             Line(STALENESS, "mean", {"drawstyle": "steps-post"}),
             Line(("rollout/staleness_max", f"{OFF}staleness_max"), "largest", OLDEST),
         ),
-        bottom=-0.2,
+        holds=(-0.05, 1.0),
     ),
 )
 
@@ -143,6 +143,7 @@ def draw(folders: Sequence[str | Path], out: Path, labels: Sequence[str] = ()) -
     for panel, ax in zip(panels, axes[:, 0], strict=True):
         _draw_panel(panel, ax, settings)
     axes[-1, 0].set_xlabel("optimizer step")
+    axes[-1, 0].xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(_title(settings), fontsize=11)
     figure.savefig(out, dpi=130)
     pyplot.close(figure)
