@@ -129,4 +129,4 @@ def test_controls_are_seen():
     for key, result in zip(
         keys, run("one", *(PLANS["atomic"] | {"slime_ext": m} for m in less)), strict=True
     ):
-        assert differences(result, alone()["atomic"])["gradients"] > 1e-4, key
+        assert differences(alone()["atomic"], result)["gradients"] > 1e-4, key
