@@ -257,6 +257,21 @@ STALENESS = (
         _mean("aged", "sequences"),
     ),
 )
+CERTIFICATE = (
+    Metric(
+        "certified",
+        "0 or 1",
+        "whether the latest push is sound, once per push; absent where nobody can say",
+        "1",
+    ),
+    Metric(
+        "certified_k3_kl",
+        "nats per token",
+        "k3_kl over responses that the pushed weights sampled, scored before the trainer stepped: numerics "
+        "alone",
+        "that of the first push within a factor of 10",
+    ),
+)
 PER_STEP = (
     Metric(
         "rejected_fraction",
@@ -307,7 +322,7 @@ def row(metric: Metric) -> str:
 def known_names(correction: Steps) -> list[str]:
     """The names, without ``off_policy/``, of every metric of one number that a correction can have."""
     of_steps = (effect.name for effect in MetricsLayout.of(correction).effects)
-    return [*(metric.name for metric in METRICS + STALENESS), *of_steps]
+    return [*(metric.name for metric in METRICS + STALENESS + CERTIFICATE), *of_steps]
 
 
 def scalars(totals: Totals) -> dict[str, float]:

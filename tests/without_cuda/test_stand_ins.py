@@ -33,6 +33,13 @@ NEEDS = {
         "from slime.utils.accelerator import get_accelerator\nassert get_accelerator().device_count() == 1",
         "cpu",
     ),
+    "cuda_ipc": (
+        HOST,
+        "import torch, sglang.srt.utils.patch_torch as p, sglang.srt.utils.common as c\n"
+        "p.monkey_patch_torch_reductions()\n"
+        "c.MultiprocessingSerializer.serialize(torch.ones(2), output_str=True)",
+        "tuple index",
+    ),
     "gloo": (
         HOST,
         "import tempfile, miles.utils.distributed_utils as d\n"

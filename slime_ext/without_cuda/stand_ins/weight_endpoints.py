@@ -1,8 +1,9 @@
 """The endpoints of SGLang by which weights are pushed, as the hosts call them and SGLang 0.5.23 has them.
 
 miles 2b5b7fc (backends/sglang_utils/sglang_engine.py) calls post_process_weights, which its fork of SGLang
-has; it names NCCL in init_weights_update_group; 0.5.23 takes update_weights_from_distributed between
-begin_weight_update and end_weight_update alone. miles 31f1ca9 opens and closes that session itself.
+has; it names NCCL in init_weights_update_group; 0.5.23 takes update_weights_from_distributed and, with
+--colocate, update_weights_from_tensor between begin_weight_update and end_weight_update alone. miles 31f1ca9
+opens and closes that session itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from types import ModuleType
 
 from slime_ext.without_cuda.import_hooks import ImportHooks
+
+IN_A_SESSION = ("update_weights_from_distributed", "update_weights_from_tensor")
 
 
 def install(hooks: ImportHooks) -> None:
@@ -28,7 +31,7 @@ def translate_requests(module: ModuleType) -> None:
             return None
         if endpoint == "init_weights_update_group":
             payload = {**payload, "backend": "gloo"}
-        if opens_itself or endpoint != "update_weights_from_distributed":
+        if opens_itself or endpoint not in IN_A_SESSION:
             return send(self, endpoint, payload)
         send(self, "begin_weight_update")
         try:
