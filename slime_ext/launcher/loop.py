@@ -165,7 +165,7 @@ class Loop:
         return bool(function(rollout_id, self.args, samples, metrics, metrics["perf/rollout_time"]))
 
     def _first_push(self) -> None:
-        """Pushes the trainer's weights; in a resumed run those that its engine had, if they are on the disk."""
+        """Pushes the trainer's weights; in a resumed run those that its engine had, if still on disk."""
         runs = (self.args.run_path, Path(self.args.load or self.args.run_path).parent)
         places = [Path(run) / "weights" / f"version_{self.lagging}" for run in runs]
         lagging = next(filter(Path.is_dir, places), None)
