@@ -173,8 +173,8 @@ def _read_configs(files: Sequence[str]) -> Configs:
     """Path and content of each file of --config, read once, since it may be a pipe."""
     found = [(file, read_mapping(file)) for file in files]
     if found:
-        with light.module("slime_ext.analysis.user_corrections") as own:
-            own.load_user_corrections(found)
+        name = "slime_ext.analysis.user_corrections"
+        light.with_module(name, lambda own: own.load_user_corrections(found))
     return found
 
 
