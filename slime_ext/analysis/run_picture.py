@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from slime_ext.analysis.run_series import K3, REWARD, Series, read_run, run_folders
+from slime_ext.analysis.run_series import DIFFERENCE, K3, REWARD, Series, read_run, run_folders
 from slime_ext.errors import DataError
 from slime_ext.metrics.names import healthy_range
 
@@ -86,9 +86,7 @@ STALENESS = ("rollout/staleness_mean", f"{OFF}staleness_mean", "train/staleness"
 OLDEST = {"linewidth": 0.9, "linestyle": ":", "drawstyle": "steps-post"}
 HELD_OUT = {"marker": "o", "markersize": 4, "linestyle": "--", "linewidth": 1, "markerfacecolor": "white"}
 KL = Panel("mismatch KL\n(nats per token)", (Line((K3,), "k3"),), healthy=("k3_kl",), log=True)
-DIFFERENCE = Panel(
-    "log-prob difference\n(nats)", (Line(("train/train_rollout_logprob_abs_diff",), "mean"),), log=True
-)
+GAP = Panel("log-prob difference\n(nats)", (Line((DIFFERENCE,), "mean"),), log=True)
 OTHERS = (
     Panel(
         "ratio trainer\n/ sampler",
@@ -184,7 +182,7 @@ def _panels(settings: Sequence[Setting]) -> list[Panel]:
     evaluations = sorted({name for s in settings for run in s.runs for name in _evaluations(run)})
     held_out = (Line((name,), name.removeprefix("eval/"), HELD_OUT) for name in evaluations)
     reward = Panel("reward", (Line((REWARD,), "training", smooth=True), *held_out), holds=(-0.03, 1.03))
-    return [reward, KL if _has(KL, settings) else DIFFERENCE, *OTHERS]
+    return [reward, KL if _has(KL, settings) else GAP, *OTHERS]
 
 
 def _evaluations(run: Series) -> list[str]:
