@@ -82,8 +82,8 @@ class Setting:
 
 
 CLIPPED = (f"{OFF}clipped_fraction", f"{OFF}host/clipped", "train/is_clipfrac", "train/tis_clipfrac")
-STALENESS = ("rollout/staleness_mean", f"{OFF}staleness_mean", "train/staleness")
-OLDEST = {"linewidth": 0.9, "linestyle": ":", "drawstyle": "steps-post"}
+STEPS = {"drawstyle": "steps-post"}
+OLDEST = {"linewidth": 0.9, "linestyle": ":", **STEPS}
 HELD_OUT = {"marker": "o", "markersize": 4, "linestyle": "--", "linewidth": 1, "markerfacecolor": "white"}
 KL = Panel("mismatch KL\n(nats per token)", (Line((K3,), "k3"),), healthy=("k3_kl",), log=True)
 GAP = Panel("log-prob difference\n(nats)", (Line((DIFFERENCE,), "mean"),), log=True)
@@ -104,14 +104,16 @@ OTHERS = (
         healthy=("clipped_fraction",),
         bottom=-0.002,
     ),
-    Panel(
-        "staleness\n(weight versions)",
-        (
-            Line(STALENESS, "mean", {"drawstyle": "steps-post"}),
-            Line(("rollout/staleness_max", f"{OFF}staleness_max"), "largest", OLDEST),
-        ),
-        holds=(-0.05, 1.0),
+)
+# Of `slime-ext train`: optimizer steps between the sampling weights and the trained ones, within a rollout too.
+LAG = Panel("staleness\n(optimizer steps)", (Line(("train/staleness",), "mean", STEPS),), holds=(-0.05, 1.0))
+AGE = Panel(
+    "staleness\n(weight versions)",
+    (
+        Line(("rollout/staleness_mean", f"{OFF}staleness_mean"), "mean", STEPS),
+        Line(("rollout/staleness_max", f"{OFF}staleness_max"), "largest", OLDEST),
     ),
+    holds=(-0.05, 1.0),
 )
 
 
@@ -181,8 +183,12 @@ def _title(settings: Sequence[Setting]) -> str:
 def _panels(settings: Sequence[Setting]) -> list[Panel]:
     evaluations = sorted({name for s in settings for run in s.runs for name in _evaluations(run)})
     held_out = (Line((name,), name.removeprefix("eval/"), HELD_OUT) for name in evaluations)
+
+    def first_of(panel: Panel, other: Panel) -> Panel:
+        return panel if _has(panel, settings) else other
+
     reward = Panel("reward", (Line((REWARD,), "training", smooth=True), *held_out), holds=(-0.03, 1.03))
-    return [reward, KL if _has(KL, settings) else GAP, *OTHERS]
+    return [reward, first_of(KL, GAP), *OTHERS, first_of(LAG, AGE)]
 
 
 def _evaluations(run: Series) -> list[str]:
@@ -270,10 +276,10 @@ def _mark_healthy(panel: Panel, ax: Any) -> None:
 
 
 def running_mean(steps: list[float], values: list[float], width: int) -> tuple[list[float], list[float]]:
-    """Mean over the last `width` values, at the steps where there are so many.
+    """Mean over `width` values in a row, each at the step in their middle.
 
-    >>> running_mean([1, 2, 3], [0.0, 1.0, 3.0], 2)
-    ([2, 3], [0.5, 2.0])
+    >>> running_mean([1, 2, 3, 4], [0.0, 1.0, 2.0, 6.0], 3)
+    ([2, 3], [1.0, 3.0])
     """
-    ends = range(width, len(values) + 1)
-    return steps[width - 1 :], [sum(values[end - width : end]) / width for end in ends]
+    means = [fmean(values[end - width : end]) for end in range(width, len(values) + 1)]
+    return steps[(width - 1) // 2 :][: len(means)], means
