@@ -105,7 +105,7 @@ OTHERS = (
         bottom=-0.002,
     ),
 )
-# Of `slime-ext train`: optimizer steps between the sampling weights and the trained ones, within a rollout too.
+# Of `slime-ext train`: optimizer steps between the sampling and the trained weights, within a rollout too.
 LAG = Panel("staleness\n(optimizer steps)", (Line(("train/staleness",), "mean", STEPS),), holds=(-0.05, 1.0))
 AGE = Panel(
     "staleness\n(weight versions)",
