@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from slime_ext.host.flags import check_flags, check_plan
+from slime_ext.host.flags import check_plan
 from slime_ext.host.functions import check_call
-
-
-def check_rules(args: argparse.Namespace) -> None:
-    """The rules between flags that the hosts have, too; needs no torch."""
-    check_flags(args)
 
 
 def check_functions(args: argparse.Namespace) -> None:
