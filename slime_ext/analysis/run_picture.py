@@ -6,6 +6,7 @@ Runs of one name are seeds of one setting: their mean is drawn, and a band from 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,7 +154,7 @@ def draw(folders: Sequence[str | Path], out: Path, labels: Sequence[str] = ()) -
 def _settings(folders: Sequence[Path], labels: Sequence[str]) -> list[Setting]:
     """One colour per setting; a line under another is wider, so that it stays visible."""
     runs: dict[str, list[Series]] = {}
-    for folder, label in zip(folders, labels or map(_name, folders), strict=True):
+    for folder, label in zip(folders, labels or _names(folders), strict=True):
         runs.setdefault(label, []).extend(map(read_run, run_folders(folder)))
     widths = [1.4 + 0.9 * i for i in reversed(range(len(runs)))]
     return [
@@ -162,14 +163,16 @@ def _settings(folders: Sequence[Path], labels: Sequence[str]) -> list[Setting]:
     ]
 
 
-def _name(folder: Path) -> str:
-    """The folder's name without a seed at its end.
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Each folder's name without a seed at its end; with its parent's where another folder has the same name.
 
-    >>> _name(Path("runs/token_tis-seed3")), _name(Path("runs/lag-16"))
-    ('token_tis', 'lag-16')
+    >>> _names([Path("runs/tis-seed3"), Path("runs/tis-seed4"), Path("a/lag-16"), Path("b/lag-16")])
+    ['tis', 'tis', 'a/lag-16', 'b/lag-16']
     """
-    name = folder.resolve().name
-    return SEED.sub("", name) or name
+    paths = [folder.absolute() for folder in folders]
+    alike = Counter(path.name for path in paths)
+    names = [p.name if alike[p.name] == 1 else f"{p.parent.name}/{p.name}" for p in paths]
+    return [SEED.sub("", name) or name for name in names]
 
 
 def _title(settings: Sequence[Setting]) -> str:
