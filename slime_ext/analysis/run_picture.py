@@ -169,7 +169,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
     >>> _names([Path("runs/tis-seed3"), Path("runs/tis-seed4"), Path("a/lag-16"), Path("b/lag-16")])
     ['tis', 'tis', 'a/lag-16', 'b/lag-16']
     """
-    paths = [folder.absolute() for folder in folders]
+    paths = [folder.resolve() for folder in folders]
     alike = Counter(path.name for path in paths)
     names = [p.name if alike[p.name] == 1 else f"{p.parent.name}/{p.name}" for p in paths]
     return [SEED.sub("", name) or name for name in names]
