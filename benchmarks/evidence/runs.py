@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.evidence import rows, settings
+from benchmarks.evidence import settings
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings
 from slime_ext.errors import ConfigError
