@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from slime_ext.analysis.document import Document, Numbers
+
+if TYPE_CHECKING:  # it imports torch
+    from slime_ext.analysis.follow import News
 
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 MOST_SKIPPED = 5
@@ -39,6 +44,28 @@ def summary(screen: Console, documents: Sequence[Document]) -> None:
         _findings(screen, document)
         _recommendation(screen, document)
         _skipped(screen, document)
+
+
+def show_news(screen: Console, news: News, *, as_json: bool) -> None:
+    """Prints a line for each rollout that was read and for each finding that is new; those as JSON on stdout
+    where a machine reads it."""
+    for moment in news.moments:
+        found = moment.numbers
+        distance = "no log-probs to compare" if found.k3 is None else f"k3 {found.k3:.3g}"
+        _say(screen, f"rollout {moment.rollout_id}: {found.tokens:,} tokens, {distance}", is_exact=True)
+    for finding in news.alerts:
+        at = news.moments[-1].rollout_id if news.moments else None
+        if as_json:
+            told = {
+                "alert": finding.name,
+                "severity": finding.severity,
+                "rollout": at,
+                "title": finding.title,
+            }
+            print(json.dumps(told), flush=True)
+        _say(
+            screen, f"ALERT {finding.name} ({finding.severity}) rollout {at}: {finding.title}", is_exact=True
+        )
 
 
 def _numbers(documents: Sequence[Document]) -> Table:

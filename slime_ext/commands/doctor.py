@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from slime_ext.commands import installed, light
+from slime_ext.commands import installed
 from slime_ext.commands.arguments import Arguments
-from slime_ext.commands.check import check, gathered
+from slime_ext.commands.check import check_file, gathered
 from slime_ext.commands.installed import Part
 from slime_ext.commands.output import console
 from slime_ext.commands.script import EMBEDDED, SLIME, launcher_of
@@ -88,8 +88,7 @@ def _row(part: Part, is_needed: bool, launcher: str | None) -> Row:
 def what_runs(path: str, launcher: str | None, rows: list[Row]) -> list[Row]:
     """The correction that the file leads to, and how what it needs gets to it."""
     try:
-        with light.config() as config:
-            checked = check(config, path)
+        checked = check_file(path)
     except SlimeExtError as error:
         return [Row("correction", "none", "wrong", str(error))]
     found = [Row("launcher", launcher or "not said by this file", "ok" if launcher else "-")]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from slime_ext.errors import ConfigError, shown
 from slime_ext.losses import DualClip, HostLoss
 from slime_ext.optional_args import steps_per_rollout
-from slime_ext.steps import WEIGHTS
 
 if TYPE_CHECKING:
     from slime_ext.config import Loaded
@@ -47,7 +46,7 @@ def multiplies_target_ratio(correction: Correction) -> bool:
     return (
         correction.numerator == "target"
         and isinstance(correction.surrogate, HostLoss)
-        and any(isinstance(step, WEIGHTS) for step in correction.steps)
+        and correction.sets_weights
     )
 
 

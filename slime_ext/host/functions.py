@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.errors import ConfigError
+from slime_ext.importing import load_named
 
 
 def load_function(path: str, flag: str) -> Callable[..., Any]:
@@ -18,23 +18,7 @@ def load_function(path: str, flag: str) -> Callable[..., Any]:
             callable.
     """
     where = f"{flag} {path}"
-    module_name, _, name = path.rpartition(".")
-    if not module_name or "/" in path or ":" in path:
-        raise ConfigError(f"{where}: expected package.module.function, got something else: use dots only")
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a script that was meant to be run, not imported
-        reason = str(error).splitlines()[0] if str(error) else ""
-        raise ConfigError(
-            f"{where}: expected a module that imports, got {type(error).__name__}: {reason}"
-        ) from error
-    try:
-        function = getattr(module, name)
-    except AttributeError as error:
-        near = did_you_mean(name, (n for n in dir(module) if not n.startswith("_")))
-        raise ConfigError(
-            f"{where}: expected a function of {module_name}, got no name '{name}'{near}"
-        ) from error
+    function = load_named(path, where, "function")
     if not callable(function):
         raise ConfigError(f"{where}: expected a function, got a {type(function).__name__}")
     return function

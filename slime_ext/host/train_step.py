@@ -22,7 +22,7 @@ from slime_ext.config import read_config
 from slime_ext.config.rules import multiplies_target_ratio
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
 from slime_ext.guards import Watch
-from slime_ext.host import hosts, staleness, step_metrics
+from slime_ext.host import certify, hosts, staleness, step_metrics
 from slime_ext.host.configured import correction_of_flags, mapping_of_flags
 from slime_ext.host.ranks import ranks, replica
 from slime_ext.host.step_file import FILE, StepFile
@@ -90,6 +90,8 @@ class Reporter:
             scalars = {name: value for name, value in scalars.items() if name in (TOKENS, SEQUENCES)}
             if not step.seen:
                 warn_once(UNUSED)
+        elif self.options.certify:
+            scalars |= certify.of_step(scalars, where["step_id"], is_first=first)
         if first and self.file:
             self.file.add(where, {**scalars, **curves})
         place = ", ".join(f"{name} {value}" for name, value in where.items())
@@ -126,6 +128,7 @@ def install() -> bool:
     if host is None:
         return False
     staleness.install()
+    certify.install()
     try:
         module = importlib.import_module(host.model)
     except (ImportError, ValueError) as error:
@@ -179,6 +182,9 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
         where = {key: call[key] for key in ("rollout_id", "step_id")}
         with step_metrics.under_way(layout) as step:
             losses, *rest = _explained(step, function, given, named)
+            if reporter.options.certify:
+                certify.settle()
+                certify.note_step(call.get("optimizer"))
             values = report_on_every_stage(reporter, step, where)
         return ({**losses, **values}, *rest)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 MOST_DIGITS = 18  # of a version: what an int64 holds
@@ -26,5 +27,5 @@ def number_of(version: Any) -> int | None:
     >>> number_of("12"), number_of(12), number_of("default"), number_of("\u00b2")
     (12, 12, None, None)
     """
-    text = str(version)
+    text = str(version) if isinstance(version, (str, Integral)) else ""
     return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else None

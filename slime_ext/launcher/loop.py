@@ -81,7 +81,7 @@ class Loop:
     def run(self) -> None:
         """All rollouts from where the run stands, an evaluation around them, checkpoints and the report."""
         args = self.args
-        self._on_rank0(lambda: self.sampler.wait())
+        self._on_rank0(self._wait_for_engine)
         self._first_push()
         if self.start == 0 and not args.skip_eval_before_train:
             self._evaluate(0)
@@ -97,6 +97,10 @@ class Loop:
         self._push(self.step)
         self._evaluate(args.num_rollout)
         self._on_rank0(self._finish)
+
+    def _wait_for_engine(self) -> None:
+        self.progress.note("model built, waiting for the rollout engine")
+        self.sampler.wait(self.progress.note)
 
     def _rollout(self, rollout_id: int) -> None:
         args, clock, start = self.args, Clock(), time.perf_counter()
@@ -218,12 +222,12 @@ class Loop:
         dist.barrier()
 
     def _finish(self) -> None:
-        from slime_ext.launcher.output.report import write_report  # matplotlib takes a second to import
+        from slime_ext.analysis.run_picture import draw  # matplotlib takes a second to import
 
         self.writing.result()
         self.progress.close()
         self.log.close()
-        write_report(self.args.run_path)
+        draw([self.args.run_path], Path(self.args.run_path) / "report.png")
 
     def _sampler(self) -> Sampler:
         tokenizer = AutoTokenizer.from_pretrained(self.args.hf_checkpoint)

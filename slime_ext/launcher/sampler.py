@@ -32,18 +32,18 @@ class Sampler:
             args.sglang_server_url,
             concurrency=args.sglang_server_concurrency,
             timeout=args.sglang_request_timeout,
-            recovery_timeout=args.sglang_start_timeout,
+            recovery_timeout=args.engine_patience,
             vocab_size=vocab_size,
             decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
         )
 
-    def wait(self) -> None:
-        """Until the engine answers.
+    def wait(self, say: Callable[[str], None]) -> None:
+        """Until the engine answers; `say` shows that it is waited for.
 
         Raises:
             EngineError: not within ``--sglang-start-timeout``.
         """
-        self.client.wait_healthy(self.args.sglang_start_timeout)
+        self.client.wait_healthy(self.args.sglang_start_timeout, say)
 
     def push(self, state: dict[str, Any], version: int) -> None:
         """The engine continues with these weights; ``version`` is the trainer's optimizer step."""

@@ -63,7 +63,7 @@ def last_words(error: BaseException, args: argparse.Namespace) -> str:
 
 def how_to_go_on(save: str) -> str:
     """From the checkpoints, where there are any."""
-    return f"continue with --load {save}" if iterations(save) else "start again"
+    return f"continue with the same command and --load {save}" if iterations(save) else "start again"
 
 
 def disk_full(error: BaseException | None) -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from slime_ext.analysis.readers.samples import (
 )
 from slime_ext.analysis.readers.unpickle import load_plain
 from slime_ext.analysis.records import DumpedRollout
-from slime_ext.errors import DataError
+from slime_ext.errors import DataError, cut
 from slime_ext.host.versions import versions_of
 
 FORMAT_VERSION = 2
@@ -52,13 +53,18 @@ def kind_of(found: Mapping[str, Any], path: Path) -> str:
     if "format_version" in found:
         if found["format_version"] != FORMAT_VERSION:
             raise DataError(
-                f"{path}: expected format version {FORMAT_VERSION}, got {found['format_version']}: this "
-                "reads that version and the per-rank files of slime v0.3.1 and older"
+                f"{path}: expected format version {FORMAT_VERSION}, got {_short(found['format_version'])}: "
+                "this reads that version and the per-rank files of slime v0.3.1 and older"
             )
         return "train"
     if "samples" not in found:
         raise DataError(f"{path}: expected the key samples or rollout_data, got neither: not a dump of slime")
     return "rollout"
+
+
+def _short(value: Any) -> str:
+    """A value of a file in a message; of lists, which may hold themselves, the kind alone."""
+    return cut(value) if isinstance(value, (str, int, float)) else type(value).__name__
 
 
 @dataclass
@@ -143,7 +149,7 @@ def _add(contents: dict[int, _Content], path: Path, number: int) -> None:
 
 
 def _of_another_kind(error: Exception) -> str:
-    return f"holds values of another kind than slime's ({type(error).__name__}: {error})"
+    return f"holds values of another kind than slime's ({type(error).__name__}: {cut(error)})"
 
 
 def _bare(position: int, sample: Mapping[str, Any]) -> DumpedSample:
@@ -179,21 +185,31 @@ def _take_over(row: DumpedSample, sample: dict[str, Any]) -> None:
 
 
 def about_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What only the rollout dump has of each sample, without its lists of tokens."""
+    """What only the rollout dump has of each sample, without its lists of tokens. A text that many samples
+    share is made once."""
+    made: dict[int, str] = {}
+
+    def text_of(value: Any) -> str:
+        return made[id(value)] if id(value) in made else made.setdefault(id(value), text(value))
+
     return [
         {
-            "index": sample.get("index"),
+            "index": _whole(sample.get("index")),
             "response_length": int(sample.get("response_length") or 0),
             "behavior": _small(sample.get("rollout_log_probs")),
-            "group": sample.get("group_index"),
+            "group": _whole(sample.get("group_index")),
             "reward": number(sample.get("reward")),
-            "prompt": text(sample.get("prompt")),
-            "response": text(sample.get("response")),
+            "prompt": text_of(sample.get("prompt")),
+            "response": text_of(sample.get("response")),
             "weight_versions": versions_of(sample.get("weight_versions")),
             "token_versions": versions_of(sample.get("token_weight_versions")),
         }
         for sample in samples
     ]
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if isinstance(value, Integral) else None
 
 
 def _small(values: Any) -> Tensor | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from slime_ext.analysis.document import Skipped
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.host.versions import MOST_DIGITS, number_of
 
+LONGEST, MESSAGES = 200_000, 1000  # characters and chat messages of a prompt or a response that are kept
 UNKNOWN = -1  # version of the weights of a token
 NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError)  # what ``as_tensor`` may raise
 # What a row has for each token of its response -> as what, and what stands for a row without.
@@ -187,13 +190,22 @@ def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
     """
     if isinstance(values, Tensor):
         return values.detach().reshape(-1).to("cpu", dtype)
-    try:
-        found = torch.tensor(values, dtype=dtype)
-    except (TypeError, RuntimeError):
-        found = torch.tensor([torch.nan if v is None else v for v in values], dtype=dtype)
+    if isinstance(values, (list, tuple)):
+        return _of_list(values, dtype)
+    found = torch.tensor(values, dtype=dtype)
     if found.dim() != 1:
         raise ValueError(f"expected a list of numbers, got one of shape {list(found.shape)}")
     return found
+
+
+def _of_list(values: Sequence[Any], dtype: torch.dtype) -> Tensor:
+    """Raises TypeError for a list of lists, before one of them is looked into."""
+    code = "q" if dtype == torch.int64 else "d"
+    try:
+        found = array(code, values)
+    except TypeError:
+        found = array(code, [torch.nan if v is None else v for v in values])
+    return torch.from_numpy(numpy.array(found)).to(dtype)
 
 
 def _rewards(rows: list[DumpedSample]) -> Tensor | None:
@@ -305,9 +317,8 @@ def text(value: Any) -> str:
 
 def _text(value: Any) -> str:
     if isinstance(value, str):
-        return value
-    if isinstance(value, (list, tuple)):
-        return "\n".join(
-            str(part.get("content", "")) if isinstance(part, dict) else str(part) for part in value
-        )
-    return ""
+        return value[:LONGEST]
+    if not isinstance(value, (list, tuple)):
+        return ""
+    parts = (part.get("content", "") if isinstance(part, dict) else part for part in value[:MESSAGES])
+    return "\n".join(part[:LONGEST] for part in parts if isinstance(part, str))[:LONGEST]

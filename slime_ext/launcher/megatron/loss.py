@@ -22,10 +22,10 @@ from slime_ext.errors import DataError, NonFiniteError
 from slime_ext.host import hook as host_hook
 from slime_ext.host.contract import HookCall
 from slime_ext.host.packing import locate
+from slime_ext.host.returned import check_hook
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import MicroBatch
 from slime_ext.launcher.megatron.log_probs import log_probs_and_entropy, vocab_parallel_log_probs
-from slime_ext.launcher.megatron.returned import check_hook
 from slime_ext.ops import ratios, surrogates
 from slime_ext.ops.segments import identity
 

@@ -25,6 +25,7 @@ from slime_ext.launcher.rollout.protocol import (
 from slime_ext.launcher.rollout.sample import Sample
 
 PROBE_S = 0.25  # between two looks at a server that is away
+SAY_S = 10.0  # between two lines about it
 _MAX_BACKOFF_S = 30.0
 _TRY_AGAIN = {408, 429}  # the only 4xx that do not say that the request itself is wrong
 
@@ -107,16 +108,24 @@ class EngineClient:
             return self._http.get("/health", timeout=5.0).status_code == 200
         return False
 
-    def wait_healthy(self, timeout: float) -> bool:
+    def wait_healthy(self, timeout: float, say: Callable[[str], None] = lambda text: None) -> bool:
         """Waits for the server; whether there was anything to wait for.
+
+        Args:
+            timeout: seconds.
+            say: shows, every ten seconds, what is waited for.
 
         Raises:
             EngineError: it was not healthy within `timeout` seconds.
         """
-        deadline, was_away = time.monotonic() + timeout, False
+        start = said = time.monotonic()
+        was_away = False
         while not self.health():
-            was_away = True
-            if time.monotonic() > deadline:
+            was_away, now = True, time.monotonic()
+            if now - said > SAY_S:
+                said = now
+                say(f"waiting for the rollout engine, {now - start:.0f} s of {timeout:.0f} s (sglang.log)")
+            if now > start + timeout:
                 raise EngineError(
                     f"rollout engine: expected an answer from {self.url}/health within {timeout:.0f} s, "
                     "got none: see sglang.log"

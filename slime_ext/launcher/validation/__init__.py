@@ -20,6 +20,7 @@ def validate(args: argparse.Namespace) -> argparse.Namespace:
     for check in (
         numbers.check_batches,
         numbers.check_combinations,
+        functions.check_rules,
         places.check_device,
         places.check_run,
         places.check_engine,
@@ -28,7 +29,6 @@ def validate(args: argparse.Namespace) -> argparse.Namespace:
         places.check_load,
         numbers.check_schedule,
         functions.check_functions,
-        functions.check_config,
     ):
         check(args)
     return args

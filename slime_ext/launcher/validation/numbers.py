@@ -35,40 +35,10 @@ def check_schedule(args: argparse.Namespace) -> None:
 
 
 def check_combinations(args: argparse.Namespace) -> None:
-    """Flags that exclude or need each other: the first rule that is broken is named."""
-    named = args.custom_tis_function_path is not None
-    rules = [
-        # slime's assertions on the correction, and the calls that it would leave out in silence
-        (
-            args.use_tis and args.use_rollout_logprobs,
-            "--use-tis: expected no --use-rollout-logprobs beside it, got both: with the sampler's log-probs "
-            "as anchor nothing is left to correct",
-        ),
-        (
-            args.get_mismatch_metrics and not named,
-            "--get-mismatch-metrics: expected --custom-tis-function-path beside it, got none: name the "
-            "function that makes the metrics, such as slime_ext.tis.correct",
-        ),
-        (
-            named and not (args.use_tis or args.get_mismatch_metrics),
-            "--custom-tis-function-path: expected --use-tis or --get-mismatch-metrics beside it, got none: "
-            "it is never called without one of them",
-        ),
-        (
-            args.tis_clip_low > args.tis_clip,
-            f"--tis-clip-low: expected at most --tis-clip {args.tis_clip}, got {args.tis_clip_low}",
-        ),
-        (
-            args.eps_clip_c is not None and args.advantage_estimator == "cispo",
-            "--eps-clip-c: expected --advantage-estimator grpo or gspo beside it, got cispo",
-        ),
-        (
-            args.eval_interval is not None and not args.eval_datasets,
-            "--eval-interval: expected --eval-prompt-data beside it, got none",
-        ),
-        (args.rollout_top_k == 0, "--rollout-top-k: expected -1 or at least 1, got 0"),
-        (args.bf16 and args.fp16, "--bf16: expected no --fp16 beside it, got both"),
-    ]
-    for broken, message in rules:
-        if broken:
-            raise ConfigError(message)
+    """Flags that exclude or need each other, where the hosts have no such rule."""
+    if args.eps_clip_c is not None and args.advantage_estimator == "cispo":
+        raise ConfigError("--eps-clip-c: expected --advantage-estimator grpo or gspo beside it, got cispo")
+    if args.rollout_top_k == 0:
+        raise ConfigError("--rollout-top-k: expected -1 or at least 1, got 0")
+    if args.bf16 and args.fp16:
+        raise ConfigError("--bf16: expected no --fp16 beside it, got both")

@@ -94,7 +94,7 @@ def test_says_which_tensor_a_checkpoint_lacks(tmp_path):
 
 
 def test_says_that_a_directory_holds_no_checkpoint(tmp_path):
-    with pytest.raises(DataError, match=r"expected model\.safetensors or its index, got neither"):
+    with pytest.raises(DataError, match="expected safetensors files, got none"):
         weights.read_hf_checkpoint(tmp_path)
 
 

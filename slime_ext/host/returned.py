@@ -20,11 +20,9 @@ Returned = tuple[Tensor, list[Tensor], Mapping[str, Tensor]]
 def check_hook(
     path: str, out: Any, pg_loss: Tensor, response_lengths: Sequence[int], taken: frozenset[str]
 ) -> Returned:
-    """The correction's answer, when it is one.
+    """The answer of the correction at `path`, when it is one.
 
     Args:
-        path: of the function, for the message.
-        out: what it returned.
         pg_loss: [T] what it was given.
         response_lengths: N full lengths R_i.
         taken: names of metrics that it may not use.
@@ -42,25 +40,22 @@ def check_hook(
             f"{where}: returned pg_loss: expected a gradient, got a detached tensor: multiply the pg_loss "
             "that came in, detach the weight only"
         )
-    _check_masks(f"{where}: returned loss_masks", masks, response_lengths)
-    _check_metrics(f"{where}: returned metrics", metrics, pg_loss.shape, taken)
-    return loss, list(masks), metrics
-
-
-def _check_masks(where: str, masks: Any, lengths: Sequence[int]) -> None:
-    if not isinstance(masks, tuple | list) or len(masks) != len(lengths):
-        raise DataError(f"{where}: expected a list of {len(lengths)} tensors, got {_kind(masks)}")
-    for i, (mask, length) in enumerate(zip(masks, lengths, strict=True)):
-        _check_tensor(f"{where}[{i}] (full response)", mask, torch.Size([length]))
-
-
-def _check_metrics(where: str, metrics: Any, shape: torch.Size, taken: frozenset[str]) -> None:
+    count = len(response_lengths)
+    if not isinstance(masks, tuple | list) or len(masks) != count:
+        raise DataError(
+            f"{where}: returned loss_masks: expected a list of {count} tensors, got {_kind(masks)}"
+        )
+    for i, (mask, length) in enumerate(zip(masks, response_lengths, strict=True)):
+        _check_tensor(f"{where}: returned loss_masks[{i}] (full response)", mask, torch.Size([length]))
     if not isinstance(metrics, Mapping):
-        raise DataError(f"{where}: expected a mapping of names to tensors, got {_kind(metrics)}")
+        raise DataError(
+            f"{where}: returned metrics: expected a mapping of names to tensors, got {_kind(metrics)}"
+        )
     for name, values in metrics.items():
         if name in taken:
-            raise DataError(f"{where}: expected names of its own, got '{name}', which the trainer reports")
-        _check_tensor(f"{where}['{name}']", values, shape)
+            raise DataError(f"{where}: returned metrics: expected names of its own, got '{name}'")
+        _check_tensor(f"{where}: returned metrics['{name}']", values, pg_loss.shape)
+    return loss, list(masks), metrics
 
 
 def _check_tensor(where: str, value: Any, shape: torch.Size) -> None:
