@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -63,8 +64,7 @@ class Means:
             self._add("surprise", torch.where(known, -part.behavior - part.entropy, 0), known, part)
 
     def _add(self, name: str, values: Tensor, counted: Tensor, part: DumpedRollout) -> None:
-        total = part.segments.sum(torch.where(counted, values, 0))
-        n = part.segments.sum(counted.float())
+        total, n = part.segments.local_sums([torch.where(counted, values, 0), counted.float()])
         sums = (total.sum(), total.square().sum(), (total * n).sum(), n.sum(), n.square().sum())
         self.sums[QUANTITIES.index(name)] += torch.stack(sums)
 
@@ -136,9 +136,9 @@ class DetectorStatistics:
                 self.open[version] = self.open.get(version, 0) + sums
 
     def _add_shift(self, row: int, shift: int, part: DumpedRollout) -> None:
-        ids, distances = _shifted(part, shift)
-        self.shifts[row] += torch.tensor([len(ids), *distances.sum(1).tolist()], dtype=torch.float64)
-        self.shifted[row] += float(_is_explained(ids, distances, part.count).sum())
+        sums = _shifted(part, shift)
+        self.shifts[row] += sums[:4].sum(1)
+        self.shifted[row] += float(_is_explained(sums).sum())
 
     def close(self, rollout: DumpedRollout, sums: Sums) -> None:
         """Adds what can only be computed once all parts of a rollout were added.
@@ -210,29 +210,27 @@ def _counts(part: DumpedRollout) -> dict[str, int]:
     return {name: int(flags.sum()) for name, flags in counted.items()}
 
 
-def _shifted(part: DumpedRollout, shift: int) -> tuple[Tensor, Tensor]:
-    """Log-probs compared with those of a place ``shift`` tokens away: [N] sample, and [3, N] |proximal_t -
-    behavior_(t + shift)|, |l| at t and |l| at t + shift, for tokens t of which both places are in one
-    sample."""
+def _shifted(part: DumpedRollout, shift: int) -> Tensor:
+    """[6, S] sums over tokens t whose place and the one ``shift`` tokens away are both in the sequence: their
+    number, |proximal_t - behavior_(t + shift)|, |l| at t and |l| at t + shift, and the squares of what the
+    first is below each of the other two."""
     ids, finite, s = part.segments.ids, part.finite, abs(shift)
     early, late = slice(None, -s), slice(s, None)
     here, there = (early, late) if shift > 0 else (late, early)
     both = finite[here] & finite[there] & (ids[here] == ids[there])
-    pairs = (part.proximal[here] - part.behavior[there], part.log_ratio[here], part.log_ratio[there])
-    return ids[here][both], torch.stack([p[both].double().abs() for p in pairs])
+    sizes = part.log_ratio.abs()
+    pairs = ((part.proximal[here] - part.behavior[there]).abs(), sizes[here], sizes[there])
+    shifted, mine, other = (torch.where(both, size.double(), 0) for size in pairs)
+    rows = (both.double(), shifted, mine, other, (mine - shifted).square(), (other - shifted).square())
+    return part.segments.local_sums([torch.nn.functional.pad(row, (0, part.size - len(row))) for row in rows])
 
 
-def _is_explained(ids: Tensor, distances: Tensor, count: int) -> Tensor:
+def _is_explained(sums: Tensor) -> Tensor:
     """Whether a shift explains each sequence, [S] bool: sequences in which the shifted log-probs are
     significantly closer than those at either place."""
-    shifted, *own = distances
-    verdicts = []
-    for distance in own:
-        gain = distance - shifted
-        values = torch.stack([shifted, distance, gain, gain.square()])
-        far, near, total, square = _tabulated(ids, values, count).unbind(1)
-        verdicts.append((far < CLOSER * near) & (total >= SURE * square.sqrt()))
-    return verdicts[0] & verdicts[1]
+    _, shifted, *own = sums
+    near, squares = torch.stack(own[:2]), torch.stack(own[2:])
+    return ((shifted < CLOSER * near) & (near - shifted >= SURE * squares.sqrt())).all(0)
 
 
 def _by_version(part: DumpedRollout) -> dict[int, Tensor]:
@@ -241,14 +239,23 @@ def _by_version(part: DumpedRollout) -> dict[int, Tensor]:
     versions, segments = part.versions, part.segments
     known = part.finite & (versions >= 0)
     first, last = -segments.max(-versions.double()), segments.max(versions.double())
-    is_pure = segments.expand(first == last)[known]
-    is_last = (versions == segments.expand(last))[known]
-    numbers, index = versions[known].unique(return_inverse=True)
-    found = part.log_ratio[known].double()
-    values = torch.stack([torch.ones_like(found), found, found.abs(), _near(found)])
+    begins = _begins(versions, segments.ids)
+    rows = (known, part.log_ratio, part.log_ratio.abs(), _near(part.log_ratio))
+    values = torch.stack([torch.where(known, row, 0).double() for row in rows])
+    sums = torch.from_numpy(numpy.add.reduceat(values.numpy(), begins.numpy(), axis=1))
+    begins, sums = begins[sums[0] > 0], sums[:, sums[0] > 0]
+    sample, version = segments.ids[begins], versions[begins]
+    is_pure, is_last = (first == last)[sample], version == last[sample]
+    numbers, index = version.unique(return_inverse=True)
     kinds = (torch.ones_like(is_pure), is_last & ~is_pure, is_pure)
-    table = torch.stack([_tabulated(index[kind], values[:, kind], len(numbers)) for kind in kinds], 1)
+    table = torch.stack([_tabulated(index[kind], sums[:, kind], len(numbers)) for kind in kinds], 1)
     return dict(zip(numbers.tolist(), table, strict=True))
+
+
+def _begins(versions: Tensor, ids: Tensor) -> Tensor:
+    """Where runs of tokens begin that one version sampled in one sequence."""
+    changes = (versions[1:] != versions[:-1]) | (ids[1:] != ids[:-1])
+    return torch.cat([changes.new_ones(min(len(ids), 1)), changes]).nonzero()[:, 0]
 
 
 def _reference(rollout: DumpedRollout) -> float:

@@ -110,6 +110,15 @@ class DumpedRollout:
         """[T] bool, response tokens with both log-probs finite."""
         return self.mask & (self.behavior.abs() < torch.inf) & (self.proximal.abs() < torch.inf)
 
+    @cached_property
+    def has_all(self) -> bool:
+        """Whether every token is a response token with both log-probs finite."""
+        return bool(self.finite.all())
+
+    def compared(self, values: Tensor) -> Tensor:
+        """[T] -> [N], the values of tokens with both log-probs finite."""
+        return values if self.has_all else values[self.finite]
+
     def parts(self, limit: int = 1 << 18) -> Iterator[DumpedRollout]:
         """The rollout in parts of whole samples with at most ``limit`` tokens (or one longer sample), for
         temporary tensors to stay small. Tensors are views."""

@@ -121,7 +121,7 @@ def patience(args: argparse.Namespace) -> float:
 
 
 def make_directories(args: argparse.Namespace) -> None:
-    """Those that the run writes to, before anything is started.
+    """Makes the directories that the run writes to.
 
     Raises:
         ConfigError: one that cannot be made or written.
@@ -138,7 +138,7 @@ def make_directories(args: argparse.Namespace) -> None:
 
 
 def claim(directory: Path, flag: str, stack: ExitStack) -> None:
-    """Holds a directory of the run until `stack` is left or this process ends, however it ends.
+    """Locks a directory of the run until `stack` is left or this process ends, however it ends.
 
     Raises:
         ConfigError: another run holds it.
@@ -206,7 +206,7 @@ def start_ranks(args: argparse.Namespace, directory: Path, store: str, errors: i
 def watch(
     ranks: Sequence[subprocess.Popen], engine: EngineProcess | None, errors: TextIO, args: argparse.Namespace
 ) -> None:
-    """Until every rank has ended well.
+    """Waits until every rank has ended with status 0.
 
     Raises:
         SlimeExtError: the first line that a rank wrote to `errors`, or what is known of its end; or the
@@ -238,7 +238,7 @@ def _log(directory: Path, rank: int) -> Path:
 
 
 def stop_ranks(ranks: Sequence[subprocess.Popen]) -> None:
-    """Ends what still runs, first asking, then by force."""
+    """Terminates the ranks that still run, and kills those that do not end within ten seconds."""
     for rank in ranks:
         if rank.poll() is None:
             rank.terminate()

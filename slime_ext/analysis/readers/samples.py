@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from types import NoneType
 from typing import Any
 
 import numpy
@@ -190,15 +190,22 @@ def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
     """
     if isinstance(values, Tensor):
         return values.detach().reshape(-1).to("cpu", dtype)
-    kinds = set() if isinstance(values, numpy.ndarray) else set(map(type, values))
-    if NoneType in kinds:
-        values = [torch.nan if v is None else v for v in values]
-    if any(issubclass(kind, (list, tuple, dict, str)) for kind in kinds):  # seen before they are built
-        raise ValueError("expected a list of numbers, got one of lists or texts")
+    if isinstance(values, (list, tuple)):
+        return _of_list(values, dtype)
     found = torch.tensor(values, dtype=dtype)
     if found.dim() != 1:
         raise ValueError(f"expected a list of numbers, got one of shape {list(found.shape)}")
     return found
+
+
+def _of_list(values: Sequence[Any], dtype: torch.dtype) -> Tensor:
+    """Raises TypeError for a list of lists, before one of them is looked into."""
+    code = "q" if dtype == torch.int64 else "d"
+    try:
+        found = array(code, values)
+    except TypeError:
+        found = array(code, [torch.nan if v is None else v for v in values])
+    return torch.from_numpy(numpy.array(found)).to(dtype)
 
 
 def _rewards(rows: list[DumpedSample]) -> Tensor | None:
