@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from slime_ext.commands import launch_script
 from slime_ext.commands.script import (
+    PYTHON,
     SLIME,
     UNKNOWN,
     forbid_unused_arrays,
@@ -70,14 +72,17 @@ class Arguments:
         return Arguments(self.values | flags, self.unknown - set(flags), self.script)
 
 
-def gathered(path: str, args_path: str | None = None) -> Arguments:
+def gathered(path: str, args_path: str | None = None, given: Sequence[str] = ()) -> Arguments:
     """Every argument that a file leads to; keys of --custom-config-path go over flags, as in slime.
+
+    Args:
+        given: flags of the script's own.
 
     Raises:
         ConfigError: a file cannot be read or holds something else, or slime itself would refuse the flags.
     """
     script = next((file for file in (path, args_path) if file and is_script(file)), "")
-    found = _of_script(script) if script else Arguments()
+    found = _of_script(script, given) if script else Arguments()
     if script:
         check_flags(found.namespace(), BEFORE_THE_MERGE, found.unknown)
     for file in (args_path, path):
@@ -138,12 +143,13 @@ def _of_file(path: str) -> dict[str, Any]:
     return {k: v for k, v in found.items() if k in ARGUMENTS or k in (*TEXTS, *SWITCHED_OFF, "slime_ext")}
 
 
-def _of_script(path: str) -> Arguments:
+def _of_script(path: str, given: Sequence[str] = ()) -> Arguments:
     """The flags of a launch script, as the host's parser reads them; flags of other parts are left out."""
     text = text_of(path)
-    forbid_unused_arrays(path, text, lambda flag: flag in map(flag_of, DECISIVE))
+    if Path(path).suffix != PYTHON:
+        forbid_unused_arrays(path, text, lambda flag: flag in map(flag_of, DECISIVE))
     values, unknown = {}, set()
-    for word, after in pairwise([*_words(path, text), ""]):
+    for word, after in pairwise([*_words(path, text, given), ""]):
         flag, is_attached, attached = word.partition("=")
         if not flag.startswith("--"):
             continue
@@ -157,11 +163,11 @@ def _of_script(path: str) -> Arguments:
     return Arguments(as_parsed(values, unknown), unknown, path)
 
 
-def _words(path: str, text: str) -> list[str]:
+def _words(path: str, text: str, given: Sequence[str]) -> list[str]:
     """The words of a host's launch; every word of a script that launches none, or by a name of a name."""
-    if launcher_of(path) != SLIME or INDIRECT.search(text):
+    if Path(path).suffix != PYTHON and (launcher_of(path) != SLIME or INDIRECT.search(text)):
         return words_of(path, text)
-    flags = launch_script.read(path, needs_model=False).flags
+    flags = launch_script.read(path, given, needs_model=False).flags
     return [word for flag in flags for word in (flag.name, *flag.values)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,29 +64,30 @@ def main(argv: list[str]) -> int:
         description="Checks a configuration, or a launch script's arguments. A launch without slime_ext gets "
         "the lines that add it.",
     )
-    parser.add_argument("file", help="YAML of --custom-config-path, or a launch script (.sh)")
+    parser.add_argument("file", help="YAML of --custom-config-path, or a launch script (.sh, miles' .py)")
     parser.add_argument("--args", metavar="FILE", help="launch script, YAML or JSON with the other arguments")
+    parser.add_argument("own", nargs="*", metavar="FLAG", help="flags of the script's own, behind --")
     given = parser.parse_args(argv)
     try:
-        _show(given.file, check_file(given.file, given.args))
+        _show(given.file, check_file(given.file, given.args, given.own))
     except SlimeExtError as error:
         print(f"slime-ext check: {error}", file=sys.stderr)
         return WRONG
     return 0
 
 
-def check_file(path: str, args_path: str | None = None) -> Checked:
+def check_file(path: str, args_path: str | None = None, own: Sequence[str] = ()) -> Checked:
     """As ``check``, without torch where that is possible."""
-    return light.with_module("slime_ext.config", lambda config: check(config, path, args_path))
+    return light.with_module("slime_ext.config", lambda config: check(config, path, args_path, own))
 
 
-def check(config: Any, path: str, args_path: str | None = None) -> Checked:
+def check(config: Any, path: str, args_path: str | None = None, own: Sequence[str] = ()) -> Checked:
     """What a file leads to.
 
     Raises:
         ConfigError: the first thing that is wrong.
     """
-    arguments = gathered(path, args_path)
+    arguments = gathered(path, args_path, own)
     if not _names_ours(arguments):
         return _unused(config, path, arguments)
     return checked(config, arguments)

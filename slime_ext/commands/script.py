@@ -21,7 +21,8 @@ COMMENT = re.compile(r"""(\\.|'[^']*'|"(?:\\.|[^"\\])*")|(?:^|(?<=\s))#.*""")
 ARRAY = re.compile(r"^(\w+)\+?=\(")
 SLIME, EMBEDDED = "slime", "slime-ext train"
 LAUNCHES = {"train.py": SLIME, "train_async.py": SLIME, "slime-ext": EMBEDDED}
-SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", "")
+PYTHON = ".py"  # of miles: run with launcher utilities that only note commands
+SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", PYTHON, "")
 MAPPING = (".yaml", ".yml", ".json")
 SAYS = ("echo", "printf")  # what a script only says
 ELSEWHERE = set(";|&>")  # what may carry it elsewhere
@@ -47,6 +48,8 @@ def _names_a_shell(path: str) -> bool:
 
 def launcher_of(path: str) -> str | None:
     """Which launcher a script starts; None for a YAML file, and for a script that starts neither."""
+    if Path(path).suffix == PYTHON:
+        return SLIME
     words = words_of(path, text_of(path)) if is_script(path) else ()
     return next((LAUNCHES[name] for name in (Path(word).name for word in words) if name in LAUNCHES), None)
 

@@ -1,4 +1,4 @@
-"""What user functions hand back to the loss, looked at once per call: types and shapes, never a value.
+"""Checks types and shapes of what the correction's function returns, once per call; never a value.
 
 Without these checks a wrong shape would broadcast, or stop deep inside torch. Source of the rules: slime's
 policy loss, which takes these very objects.

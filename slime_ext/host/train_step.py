@@ -91,7 +91,7 @@ class Reporter:
             if not step.seen:
                 warn_once(UNUSED)
         elif self.options.certify:
-            scalars |= certify.of_step(scalars, where["step_id"], is_first=first)
+            scalars |= certify.of_step(scalars, where.get("step_id", 0), is_first=first)
         if first and self.file:
             self.file.add(where, {**scalars, **curves})
         place = ", ".join(f"{name} {value}" for name, value in where.items())

@@ -1,4 +1,4 @@
-"""slime's --rollout-data-postprocess-path: the rollout as lists by sample, handed out and taken back."""
+"""--rollout-data-postprocess-path: its function gets the rollout as slime keeps it, and may replace parts."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_a_pipe_gets_every_line_whole(capsys, tmp_path):
 
 def test_json_on_stdout_is_json_alone(capsys, runs):
     status, out, err = analyze(capsys, runs / "healthy", "--json", "-")
-    assert status == 0 and json.loads(out)["name"] == "healthy" and "recommended:" in err
+    assert status == 0 and json.loads(out)["name"] == "healthy" and "keep measuring:" in err
 
 
 def test_thresholds_are_printed_as_they_are(capsys, runs, tmp_path):
@@ -231,7 +231,7 @@ def test_nothing_is_written_over_what_is_read(capsys, tmp_path):
 def test_a_full_disk_costs_the_file_alone(capsys, runs):
     status, out, err = analyze(capsys, runs / "healthy", "--json", "/dev/full")
     assert (status, err.count("\n")) == (2, 1) and "got '/dev/full': No space left" in err
-    assert "recommended:" in out and "wrote" not in out
+    assert "keep measuring:" in out and "wrote" not in out
 
 
 def test_a_run_that_cannot_be_read_leaves_no_empty_report(capsys, tmp_path):

@@ -16,7 +16,10 @@ import pytest
 import torch
 
 from slime_ext.analysis.run_series import read_run
+from slime_ext.launcher.arguments import parse_args
 from slime_ext.launcher.output.metrics_log import read_metrics
+from slime_ext.launcher.supervisor import start_engine
+from slime_ext.launcher.validation import validate
 from tests.launcher.engine import ROOT, sglang_python
 
 pytestmark = [
@@ -160,19 +163,22 @@ def test_an_engine_that_is_killed_twice_in_a_row_is_restarted_and_nothing_is_los
         assert all(set(s["weight_versions"]) == {str(4 * rollout)} for s in samples)
 
 
-def test_a_killed_trainer_continues_at_its_checkpoint(finished, tmp_path):
+def test_a_killed_trainer_continues_at_its_checkpoint(finished, tmp_path, monkeypatch):
     """At the same samples, and with the engine's lag; its half precision is seen."""
+    monkeypatch.chdir(ROOT)
     flags = ("--num-rollout", "4", "--update-weights-interval", "3", "--sglang-dtype", "bfloat16")
-    process = start(tmp_path, *flags)
-    wait_for(lambda: (tmp_path / "run/checkpoints/iter_0000002").exists(), process)
-    [rank] = processes_of(tmp_path, "worker")
-    os.kill(rank, signal.SIGKILL)
-    output = finish(process)
-    assert (
-        process.returncode == 2 and "killed by signal 9" in output and "the same command and --load" in output
-    )
-    assert not processes_of(tmp_path)
-    train(tmp_path, *flags, "--load", str(tmp_path / "run/checkpoints"))
+    args = validate(parse_args(command(tmp_path / "engine", *flags)[4:]))
+    with start_engine(args) as engine:
+        flags = (*flags, "--sglang-server-url", engine.url)
+        process = start(tmp_path, *flags)
+        wait_for(lambda: (tmp_path / "run/checkpoints/iter_0000002").exists(), process)
+        [rank] = processes_of(tmp_path, "worker")
+        os.kill(rank, signal.SIGKILL)
+        output = finish(process)
+        assert process.returncode == 2 and "killed by signal 9" in output
+        assert "continue with the same command and --load" in output
+        assert not processes_of(tmp_path, "worker")
+        train(tmp_path, *flags, "--load", str(tmp_path / "run/checkpoints"))
     steps = rows(tmp_path, "step")
     assert [row["step"] for row in steps] == list(range(1, 17))
     assert [row["train/staleness"] for row in steps] == pytest.approx([*range(12), *range(4)], abs=1e-3)

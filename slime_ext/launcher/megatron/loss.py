@@ -1,4 +1,4 @@
-"""The policy loss and its boundary: where the function named by ``--custom-tis-function-path`` is called.
+"""The policy loss, and the call of the function that ``--custom-tis-function-path`` names.
 
 Same keywords, denominators, masks and metric reduction as slime (host-contract: slime 624b824, loss.py), so
 that a correction which works here works there. Shapes: T local response tokens of a micro-batch, N samples.
@@ -188,8 +188,8 @@ class PolicyLoss:
 
     @torch.no_grad()
     def _observe(self, batch: MicroBatch, cur: Tensor, proximal: Tensor) -> None:
-        """The dump's log-probs, once per micro-batch also under recompute; metrics where the hook measures
-        none."""
+        """Keeps the log-probs for the dump, once per micro-batch, and measures the step where the hook is not
+        ours, which measures it itself."""
         if id(batch) in self.log.seen:
             return
         self.log.seen.add(id(batch))

@@ -103,9 +103,9 @@ class Trainer:
         }, log
 
     def _finish(self, earlier: Minibatches) -> Callable[..., Any]:
-        """Megatron's reduction of the gradients, told the tokens of the whole step where it divides by them.
+        """Megatron's reduction of the gradients, with the token count of the whole optimizer step.
 
-        Its schedule counts those of the pass that it runs, the last minibatch only.
+        Megatron's schedule counts the tokens of the pass that it runs, which is the last minibatch only.
         """
         reduce = self.config.finalize_model_grads_func
         before = sum(token_count(batch) for minibatch in earlier for batch in minibatch)
