@@ -16,6 +16,7 @@ import statistics
 import time
 from pathlib import Path
 
+from benchmarks import tiny_host
 from slime_ext.without_cuda import tiny
 from slime_ext.without_cuda.driver import WHEEL, run_host
 
@@ -34,7 +35,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--host", default=WHEEL)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rollouts", type=int, default=100)
-    parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("flags", nargs="*", help="further flags of the host, after --")
     given = parser.parse_args(argv)
     rows = given.out / "rows.jsonl"
@@ -54,12 +54,12 @@ def run(name: str, seed: int, given: argparse.Namespace) -> dict:
     """Trains one seed; held-out reward by rollout, seconds."""
     out = given.out.absolute()
     folder = out / name
-    tiny.write_model(folder / "tiny", seed)
-    task = tiny.task_flags(
+    tiny_host.write_model(folder / "tiny", seed)
+    task = tiny_host.task_flags(
         folder / "tiny", prompts=32, samples=16, rollouts=given.rollouts, steps=4, micro_batch=128
     )
-    flags = [*tiny.cpu_flags(), *tiny.model_flags(), *task, *tiny.engine_flags(concurrency=given.concurrency)]
-    flags += tiny.algorithm_flags(entropy=0.06, decay="linear")
+    flags = [*tiny.cpu_flags(), *tiny_host.model_flags(), *task, *tiny.engine_flags()]
+    flags += tiny_host.algorithm_flags(entropy=0.06, decay="linear")
     flags += ["--actor-num-gpus-per-node", "1", "--seed", str(seed), "--rollout-seed", str(seed)]
     flags += ["--custom-config-path", f"{out}/token_tis.yaml"]
     flags += ["--eval-prompt-data", "heldout", f"{folder}/tiny/heldout.jsonl", "--eval-interval", "20"]

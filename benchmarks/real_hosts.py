@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import tiny_host
 from slime_ext.without_cuda import tiny
 from slime_ext.without_cuda.driver import WHEEL, run_host
 
@@ -108,8 +109,8 @@ def read_rows(out: Path) -> list[dict]:
 def prepare(out: Path) -> None:
     """Model, rollouts and the plugin's files, once."""
     if not (out / "rollouts").exists():
-        tiny.write_model(out / "tiny")
-        tiny.write_rollouts(out / "tiny", out / "rollouts", ROLLOUTS)
+        tiny_host.write_model(out / "tiny")
+        tiny_host.write_rollouts(out / "tiny", out / "rollouts", ROLLOUTS)
     for name, text in PLUGINS.items():
         if text is not None:
             init = "custom_megatron_init_path: slime_ext.host.init\n"
@@ -139,8 +140,8 @@ def run(name: str, host: str | Path, out: Path) -> dict:
 
 def flags_of(layout: Layout, plugin: str, out: Path) -> list[str]:
     """The host's flags."""
-    flags = [*tiny.cpu_flags(), *tiny.model_flags(), *tiny.algorithm_flags(), *layout.flags]
-    flags += tiny.task_flags(out / "tiny", rollouts=ROLLOUTS, steps=layout.steps)
+    flags = [*tiny.cpu_flags(), *tiny_host.model_flags(), *tiny_host.algorithm_flags(), *layout.flags]
+    flags += tiny_host.task_flags(out / "tiny", rollouts=ROLLOUTS, steps=layout.steps)
     flags += [
         "--actor-num-nodes",
         str(layout.nodes),
@@ -195,16 +196,39 @@ def _plain(log: Path) -> str:
 
 
 def table(rows: list[dict]) -> str:
-    """The rows in Markdown: steps beside each other."""
+    """A line of Markdown for each host and layout: alone, with metrics_only, with a cap that acts."""
     lines = [
-        "| host / layout / plugin | s | first step s | loss | gradient norm | status |",
-        "|---|---|---|---|---|---|",
+        "| host | layout | loss | gradient norm | metrics_only | our lines | capped: loss | clipped | s |",
+        "|---|---|---|---|---|---|---|---|---:|",
     ]
+    found: dict[str, dict[str, dict]] = {}
     for row in rows:
-        loss, norm = (" ".join(f"{x:.6g}" for x in row[key]) for key in ("loss", "grad_norm"))
-        cells = (row["run"], row["seconds"], row["first_step_s"], loss, norm, row["status"])
+        place, _, plugin = row["run"].rpartition("/")
+        found.setdefault(place, {})[plugin] = row
+    for place, by_plugin in found.items():
+        cells = (*place.split("/"), *_cells(by_plugin))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
+
+
+def _cells(by_plugin: dict[str, dict]) -> Iterator[str]:
+    """What the runs of one layout gave; a dash where one was not made."""
+    alone, measured, capped = (by_plugin.get(plugin, {}) for plugin in PLUGINS)
+    shown = alone or measured
+    yield _numbers(shown.get("loss"))
+    yield _numbers(shown.get("grad_norm"))
+    same = all(alone.get(key) == measured.get(key) for key in ("loss", "grad_norm"))
+    yield "-" if not (alone and measured) else "the same bits" if same else "OTHER"
+    yield "/".join(str(row.get("start_up_lines", "-")) for row in (alone, measured, capped))
+    yield _numbers(capped.get("loss"))
+    yield _numbers(
+        [capped["off_policy"]["train/off_policy/clipped_fraction"]] if capped.get("off_policy") else None
+    )
+    yield f"{max(row['seconds'] for row in by_plugin.values()):.0f}"
+
+
+def _numbers(values: list[float] | None) -> str:
+    return " ".join(f"{value:.4g}" for value in values) if values else "-"
 
 
 if __name__ == "__main__":

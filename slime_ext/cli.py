@@ -30,12 +30,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "slime_ext.commands.analyze:main",
         "what is wrong in a run's dumps; what corrections would do",
     ),
+    "report": (
+        "slime_ext.commands.report:main",
+        "reward, mismatch, clipping and staleness of runs as a picture",
+    ),
     "patch": ("slime_ext.patching.main:main", "cur_log_probs and staleness for a slime or miles checkout"),
 }
 REQUIRED = {  # module -> what setup.py requires for it
     **{name: name for name in ("torch", "numpy", "pydantic", "rich", "libcst")},
     "yaml": "PyYAML",
     "jinja2": "Jinja2",
+    "matplotlib": "matplotlib",
 }
 USER_ERROR, INTERRUPTED, UNREAD = 2, 130, 1  # the last as rich has it
 

@@ -29,7 +29,7 @@ from slime_ext.analysis.readers.stream import load
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.errors import DataError
 
-M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 ASKED = "asked"  # the file with what a process needs
 SHARES = 4  # of the jobs for each process: a slow one is not waited for long, and little is sent around
 
@@ -61,6 +61,14 @@ class Result:
         for collector in self.collectors.values():
             collector.add(found)
 
+    def read(self, job: Job, wanted: RolloutRanges | None = None) -> None:
+        """Shows the rollouts of a job's files to every collector."""
+        found: DumpedRollout | Skipped | None
+        for found in load(job, wanted):
+            self.add(found)
+            found = None  # the next one is read when this one is gone
+        _glibc("malloc_trim", 0)  # what Python freed
+
     def merge(self, other: Result) -> None:
         """Adds the result of other files."""
         for name, collector in self.collectors.items():
@@ -90,11 +98,11 @@ def collect(
     Raises:
         DataError: a process was killed (most often: no memory left).
     """
-    _keep_tensors_off_the_heap()
+    keep_tensors_off_the_heap()
     result = Result({name: copy.deepcopy(empty) for name, empty in collectors.items()})
     if min(processes, len(jobs)) <= 1:
         for job in jobs:
-            _read(result, job, wanted)
+            result.read(job, wanted)
             done(job)
     else:
         for share, other in _in_processes(jobs, result, wanted, min(processes, len(jobs))):
@@ -111,14 +119,6 @@ def _in_numbers(path: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path)]
 
 
-def _read(result: Result, job: Job, wanted: RolloutRanges | None) -> None:
-    found: DumpedRollout | Skipped | None
-    for found in load(job, wanted):
-        result.add(found)
-        found = None  # the next one is read when this one is gone
-    _glibc("malloc_trim", 0)  # what Python freed
-
-
 def _glibc(name: str, *numbers: int) -> None:
     """Calls a function of the C library, if it has one of that name."""
     function = getattr(ctypes.CDLL(None), name, None)
@@ -126,9 +126,11 @@ def _glibc(name: str, *numbers: int) -> None:
         function(*numbers)
 
 
-def _keep_tensors_off_the_heap() -> None:
-    """Makes malloc map tensors of 4 MB and more one by one, so that what is freed goes back to the system."""
+def keep_tensors_off_the_heap() -> None:
+    """Makes malloc map tensors of 4 MB and more one by one, so that what is freed goes back, and
+    keep what smaller ones leave for the next: asking the system for it again takes longer than using it."""
     _glibc("mallopt", M_MMAP_THRESHOLD, 4 << 20)
+    _glibc("mallopt", M_TRIM_THRESHOLD, 64 << 20)
 
 
 def _in_processes(
@@ -156,14 +158,14 @@ def _in_processes(
 def _start() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
     torch.set_num_threads(1)
-    _keep_tensors_off_the_heap()
+    keep_tensors_off_the_heap()
 
 
 def _read_share(folder: str, number: int) -> str:
     """The file to which the result of a share of the jobs was written."""
     shares, result, wanted = pickle.loads(Path(folder, ASKED).read_bytes())
     for job in shares[number]:
-        _read(result, job, wanted)
+        result.read(job, wanted)
     path = Path(folder, str(number))
     path.write_bytes(pickle.dumps(result))
     return str(path)

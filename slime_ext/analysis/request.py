@@ -11,6 +11,19 @@ from slime_ext.analysis.readers.find import DumpFiles, RolloutRanges, find
 if TYPE_CHECKING:
     from slime_ext.analysis.user_corrections import UserCorrection
 
+# What a recommendation may name, and one of each other kind; every further preset takes its time.
+SHORTLIST = (
+    "metrics_only",
+    "token_is",
+    "seq_is",
+    "fireworks_token",
+    "icepop",
+    "kpop",
+    "cispo",
+    "geo_rs",
+    "skyrl_geo_mask",
+    "decoupled_geo_rs_token_tis",
+)
 PASSES = 2  # over the files, with a wished rejection rate
 
 
@@ -22,7 +35,8 @@ class Request:
         paths: folders, files, patterns.
         rollouts: ranges such as ``100-200``; None for all.
         jobs: processes.
-        configs: name -> the user's own, beside all presets.
+        configs: name -> the user's own, beside the presets.
+        presets: names of those that are applied to the run.
         rate: wished rejection rate of the suggestions, or None for none.
         tokenizer: folder of the tokenizer, or None.
     """
@@ -31,6 +45,7 @@ class Request:
     rollouts: str | None = None
     jobs: int = 1
     configs: Mapping[str, UserCorrection] = field(default_factory=dict)
+    presets: tuple[str, ...] = SHORTLIST
     rate: float | None = None
     tokenizer: str | None = None
 

@@ -9,7 +9,8 @@ from typing import Any
 from slime_ext import __version__, presets
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.document import Document
-from slime_ext.analysis.findings import find
+from slime_ext.analysis.findings import examine
+from slime_ext.analysis.layer_outputs import layer_distances
 from slime_ext.analysis.pipeline import Result, collect
 from slime_ext.analysis.readers.find import DumpFiles, Job, RolloutRanges
 from slime_ext.analysis.recommend import recommend
@@ -34,8 +35,21 @@ def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: Non
     Raises:
         DataError: nothing could be read.
     """
+    result = _collect(request, found.jobs, collectors_of(request), done)
+    if not result.rollouts:
+        first = result.skipped[0] if result.skipped else f"{request.paths[0]}: no rollout"
+        raise DataError(f"{first} (nothing else could be analysed)")
+    ranking = None
+    if request.rate is not None:
+        again = _collect(request, found.jobs, {"ranking": result.collectors["ranking"].again()}, done)
+        ranking = again.collectors["ranking"]
+    return document_of(request, found.evaluations, result, ranking)
+
+
+def collectors_of(request: Request) -> dict[str, Any]:
+    """Name -> an empty collector of everything that a document needs."""
     decoder(request.tokenizer)  # a wrong one is a mistake before the first file is read
-    corrections = {name: p.correction for name, p in presets.PRESETS.items()}
+    corrections = {name: presets.PRESETS[name].correction for name in request.presets}
     corrections |= {name: own.correction for name, own in request.configs.items()}
     bounds = {name: own.bounds for name, own in request.configs.items()}
     collectors: dict[str, Any] = {
@@ -44,15 +58,7 @@ def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: Non
     }
     if request.rate is not None:
         collectors["ranking"] = Ranking(request.rate)
-    result = _collect(request, found.jobs, collectors, done)
-    if not result.rollouts:
-        first = result.skipped[0] if result.skipped else f"{request.paths[0]}: no rollout"
-        raise DataError(f"{first} (nothing else could be analysed)")
-    ranking = None
-    if request.rate is not None:
-        again = _collect(request, found.jobs, {"ranking": result.collectors["ranking"].again()}, done)
-        ranking = again.collectors["ranking"]
-    return _document(request, found.evaluations, result, ranking)
+    return collectors
 
 
 def _collect(request: Request, jobs: Sequence[Job], collectors: Mapping[str, Any], done: Progress) -> Result:
@@ -60,10 +66,21 @@ def _collect(request: Request, jobs: Sequence[Job], collectors: Mapping[str, Any
     return collect(jobs, collectors, wanted=wanted, processes=request.jobs, done=done)
 
 
-def _document(request: Request, evaluations: int, result: Result, ranking: Ranking | None) -> Document:
+def document_of(
+    request: Request, evaluations: int, result: Result, ranking: Ranking | None = None
+) -> Document:
+    """What follows from what was collected.
+
+    Args:
+        evaluations: how many dumps of evaluations were left out.
+    """
     diagnosis: Diagnosis = result.collectors["diagnosis"]
     whatif: WhatIf = result.collectors["whatif"]
-    findings, total, effects = find(diagnosis), diagnosis.numbers(), whatif.effects()
+    diagnosis.layers = diagnosis.layers or next(
+        filter(None, map(layer_distances, map(Path, request.paths))), ()
+    )
+    findings, detectors = examine(diagnosis)
+    total, effects = diagnosis.numbers(), whatif.effects()
     files = {name: own.file for name, own in request.configs.items()}
     return Document(
         name=_name(request.paths),
@@ -79,6 +96,7 @@ def _document(request: Request, evaluations: int, result: Result, ranking: Ranki
         ),
         total=total,
         findings=findings,
+        detectors=detectors,
         distribution=diagnosis.sums.distribution(),
         curves=diagnosis.all_curves(),
         timeline=diagnosis.moments(),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -15,16 +17,17 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from slime_ext.analysis.document import Document, FindingName, to_json
 from slime_ext.analysis.readers.find import DumpFiles, Job
-from slime_ext.analysis.request import Request
+from slime_ext.analysis.request import SHORTLIST, Request
 from slime_ext.analysis.texts import decoder
 from slime_ext.commands import light
-from slime_ext.commands.analyze_summary import summary
+from slime_ext.commands.analyze_summary import show_news, summary
 from slime_ext.commands.arguments import read_mapping
-from slime_ext.commands.output import console, make_folder
+from slime_ext.commands.output import console
 from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.folders import make_folder
 
 FOUND = 1
-ANY = "any"
+ANY, ALL = "any", "all"
 FINDINGS = get_args(FindingName)
 STDOUT = "-"
 OUT, JSON = "--out", "--json"
@@ -36,8 +39,18 @@ def main(argv: list[str]) -> int:
     there."""
     given = _parser().parse_args(argv)
     _check(given)
-    documents = _documents(given, _read_configs(given.config))
-    screen = console(stderr=given.json == STDOUT)
+    screen, configs = console(stderr=given.json == STDOUT), _read_configs(given.config)
+    documents = _followed(given, configs, screen) if given.follow else _documents(given, configs)
+    _show(given, documents, screen)
+    return FOUND if any(_fails(given, finding.name) for finding in documents[0].findings) else 0
+
+
+def _fails(given: argparse.Namespace, name: str) -> bool:
+    """Whether a finding is one of --fail-on."""
+    return name in given.fail_on or ANY in given.fail_on
+
+
+def _show(given: argparse.Namespace, documents: Sequence[Document], screen: Console) -> None:
     with _writing("stdout", STDOUT):
         summary(screen, documents)
     for flag, path, write in ((OUT, given.out, _write_page), (JSON, given.json, _write_json)):
@@ -46,8 +59,6 @@ def main(argv: list[str]) -> int:
                 write(path, documents)
             if path != STDOUT:
                 screen.print(f"wrote {path}", markup=False, soft_wrap=True)
-    named = {finding.name for finding in documents[0].findings}
-    return FOUND if named & set(given.fail_on) or (ANY in given.fail_on and named) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,6 +73,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--against", metavar="PATH", action="append", help="another run, side by side")
     parser.add_argument("--rollouts", metavar="RANGE", help="such as 100-200 or 0,5,10-")
+    parser.add_argument(
+        "--presets",
+        metavar="NAMES",
+        help="what-if of these presets, such as token_is,geo_rs, or of 'all'; default: what is recommended",
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="beside a run: reads each rollout as its dumps are written, until Ctrl-C or the run's end",
+    )
+    parser.add_argument(
+        "--alert-exit",
+        action="store_true",
+        help=f"with --follow: exit with {FOUND} at the first finding of --fail-on (default: '{ANY}')",
+    )
+    parser.add_argument(
+        "--every", type=float, default=2.0, metavar="SECONDS", help="with --follow: between two looks"
+    )
+    parser.add_argument(
+        "--idle",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="with --follow: a run that writes nothing for so long has ended",
+    )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (each holds one rollout)")
     parser.add_argument(
         "--config",
@@ -99,20 +135,47 @@ def _check(given: argparse.Namespace) -> None:
         raise ConfigError(f"--jobs: expected at least 1, got {given.jobs}")
     if given.suggest is not None and not 0 < given.suggest < 1:
         raise ConfigError(f"--suggest: expected a share between 0 and 1, got {given.suggest:g}")
+    given.presets = SHORTLIST if given.presets is None else _presets(given.presets)
+    _check_follow(given)
     for name in given.fail_on:
         if name not in (*FINDINGS, ANY):
             near = did_you_mean(name, (*FINDINGS, ANY)) or f": one of {', '.join((*FINDINGS, ANY))}"
             raise ConfigError(f"--fail-on: expected the name of a finding, got '{name}'{near}")
     _check_outputs(given)
     decoder(given.tokenizer)
+    if given.alert_exit and not given.fail_on:
+        given.fail_on = [ANY]
+
+
+def _presets(text: str) -> tuple[str, ...]:
+    with light.module("slime_ext.presets") as presets:
+        known, aliases = tuple(presets.PRESETS), dict(presets.ALIASES)
+    names = known if text == ALL else tuple(dict.fromkeys(aliases.get(n, n) for n in text.split(",")))
+    for name in names:
+        if name not in known:
+            near = did_you_mean(name, known) or ": slime-ext presets lists them"
+            raise ConfigError(f"--presets: expected names of presets or {ALL}, got '{name}'{near}")
+    return names
+
+
+def _check_follow(given: argparse.Namespace) -> None:
+    for flag in ("against", "suggest"):
+        if given.follow and getattr(given, flag) is not None:
+            raise ConfigError(
+                f"--{flag}: expected none beside --follow, which reads every file once, got one"
+            )
+    if given.alert_exit and not given.follow:
+        raise ConfigError("--alert-exit: expected --follow beside it, got none: --fail-on is for a whole run")
+    if not (given.every >= 0 and given.idle > 0):
+        raise ConfigError(f"--every, --idle: expected seconds, got {given.every:g} and {given.idle:g}")
 
 
 def _read_configs(files: Sequence[str]) -> Configs:
     """Path and content of each file of --config, read once, since it may be a pipe."""
     found = [(file, read_mapping(file)) for file in files]
     if found:
-        with light.module("slime_ext.analysis.user_corrections") as own:
-            own.load_user_corrections(found)
+        name = "slime_ext.analysis.user_corrections"
+        light.with_module(name, lambda own: own.load_user_corrections(found))
     return found
 
 
@@ -156,14 +219,41 @@ def _writing(flag: str, path: str) -> Iterator[None]:
 
 
 def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
-    requests = [
-        Request(tuple(paths), given.rollouts, given.jobs, rate=given.suggest, tokenizer=given.tokenizer)
-        for paths in (given.paths, given.against)
-        if paths
-    ]
+    requests = [_request(given, paths) for paths in (given.paths, given.against) if paths]
     files = [request.files() for request in requests]
     _refuse_to_overwrite_inputs(given, [path for found in files for job in found.jobs for path in job.paths])
     return _analysed(requests, files, configs)
+
+
+def _request(given: argparse.Namespace, paths: Sequence[str]) -> Request:
+    return Request(
+        tuple(paths),
+        given.rollouts,
+        given.jobs,
+        presets=given.presets,
+        rate=given.suggest,
+        tokenizer=given.tokenizer,
+    )
+
+
+def _followed(given: argparse.Namespace, configs: Configs, screen: Console) -> list[Document]:
+    """The document of a run when it has ended, or when an alert ends it; each rollout and each alert is
+    printed as it comes."""
+    from slime_ext.analysis.follow import Follower
+    from slime_ext.analysis.user_corrections import load_user_corrections
+
+    request = replace(_request(given, given.paths), configs=load_user_corrections(configs))
+    follower, since = Follower(request), time.monotonic()
+    screen.print(f"following {given.paths[0]}: Ctrl-C ends it", markup=False, soft_wrap=True)
+    with suppress(KeyboardInterrupt):
+        while not follower.has_ended() and time.monotonic() - since < given.idle:
+            for news in follower.look():
+                since = time.monotonic()
+                show_news(screen, news, as_json=given.json == STDOUT)
+                if given.alert_exit and any(_fails(given, found.name) for found in news.alerts):
+                    return [follower.document()]
+            time.sleep(given.every)
+    return [follower.document()]
 
 
 def _analysed(requests: Sequence[Request], files: Sequence[DumpFiles], configs: Configs) -> list[Document]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from slime_ext.analysis.document import Document, Numbers
+
+if TYPE_CHECKING:  # it imports torch
+    from slime_ext.analysis.follow import News
 
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 MOST_SKIPPED = 5
@@ -38,7 +43,30 @@ def summary(screen: Console, documents: Sequence[Document]) -> None:
             screen.print(f"\n[bold]{escape(document.name)}[/bold]")
         _findings(screen, document)
         _recommendation(screen, document)
+        _not_looked(screen, document)
         _skipped(screen, document)
+
+
+def show_news(screen: Console, news: News, *, as_json: bool) -> None:
+    """Prints a line for each rollout that was read and for each finding that is new; those as JSON on stdout
+    where a machine reads it."""
+    for moment in news.moments:
+        found = moment.numbers
+        distance = "no log-probs to compare" if found.k3 is None else f"k3 {found.k3:.3g}"
+        _say(screen, f"rollout {moment.rollout_id}: {found.tokens:,} tokens, {distance}", is_exact=True)
+    for finding in news.alerts:
+        at = news.moments[-1].rollout_id if news.moments else None
+        if as_json:
+            told = {
+                "alert": finding.name,
+                "severity": finding.severity,
+                "rollout": at,
+                "title": finding.title,
+            }
+            print(json.dumps(told), flush=True)
+        _say(
+            screen, f"ALERT {finding.name} ({finding.severity}) rollout {at}: {finding.title}", is_exact=True
+        )
 
 
 def _numbers(documents: Sequence[Document]) -> Table:
@@ -63,8 +91,10 @@ def _say(screen: Console, text: str, *, is_exact: bool = False) -> None:
 
 
 def _findings(screen: Console, document: Document) -> None:
-    if not document.findings:
-        screen.print("\nno fault found")
+    rows = document.detectors
+    could = sum(row.state in ("found", "nothing") for row in rows)
+    said = f"; {could} of {len(rows)} detectors looked" if rows else ""
+    screen.print(f"\n{'faults' if document.findings else 'no fault'} found{said}")
     for finding in document.findings:
         colour = COLOURS[finding.severity]
         screen.print(
@@ -72,6 +102,8 @@ def _findings(screen: Console, document: Document) -> None:
             soft_wrap=not screen.is_terminal,
         )
         _say(screen, f"  {finding.evidence}")
+        if finding.ruled_out:
+            _say(screen, f"  ruled out: {finding.ruled_out}")
         _say(screen, f"  -> {finding.fix}")
 
 
@@ -79,7 +111,8 @@ def _recommendation(screen: Console, document: Document) -> None:
     found = document.recommendation
     if found is None:
         return
-    screen.print(f"\n[bold]recommended: {escape(found.name)}[/bold]")
+    kind = "recommended" if found.is_made else "no recommendation yet, keep measuring"
+    screen.print(f"\n[bold]{kind}: {escape(found.name)}[/bold]")
     for reason in found.reasons:
         _say(screen, f"  {reason}")
     if found.flags:
@@ -94,6 +127,13 @@ def _recommendation(screen: Console, document: Document) -> None:
             f"of {suggestion.units:,} {suggestion.unit}s)",
             is_exact=True,
         )
+
+
+def _not_looked(screen: Console, document: Document) -> None:
+    """The detectors that could not look; what each needs is on the page and in the JSON."""
+    names = [row.name for row in document.detectors if row.state == "could not look"]
+    if names:
+        _say(screen, f"could not look for {', '.join(names)}: --out and --json say what each needs")
 
 
 def _skipped(screen: Console, document: Document) -> None:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from transformers import AutoConfig, AutoTokenizer
 
 from slime_ext.host import staleness
-from slime_ext.host.functions import load_function
+from slime_ext.host.contract import load_function
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.model import build_model, unwrap
 from slime_ext.launcher.megatron.optimizer import build_optimizer
@@ -79,14 +79,14 @@ class Loop:
         self.progress = RunProgress(args.num_rollout, self.start) if self.rank == 0 else None
 
     def run(self) -> None:
-        """All rollouts from where the run stands, an evaluation around them, checkpoints and the report."""
+        """Trains all rollouts that are left, with evaluations, checkpoints and, at the end, the picture."""
         args = self.args
-        self._on_rank0(lambda: self.sampler.wait())
+        self._on_rank0(self._wait_for_engine)
         self._first_push()
         if self.start == 0 and not args.skip_eval_before_train:
             self._evaluate(0)
         elif self.start and self._is_evaluated(self.start):
-            self._on_rank0(lambda: self._make_up_evaluation(self.start))
+            self._evaluate(self.start, made_up=True)
         for rollout_id in range(self.start, args.num_rollout):
             self._rollout(rollout_id)
             done = rollout_id + 1
@@ -98,6 +98,10 @@ class Loop:
         self._evaluate(args.num_rollout)
         self._on_rank0(self._finish)
 
+    def _wait_for_engine(self) -> None:
+        self.progress.note("model built, waiting for the rollout engine")
+        self.sampler.wait(self.progress.note)
+
     def _rollout(self, rollout_id: int) -> None:
         args, clock, start = self.args, Clock(), time.perf_counter()
         samples, metrics = self._sample(rollout_id)
@@ -108,9 +112,7 @@ class Loop:
         with clock.part("proximal_forward"):
             if needs_proximal_forward(args):
                 proximal = self.trainer.proximal(steps)
-        staleness.set_trainer_version(
-            self.step
-        )  # samples are as old as what is trained now is ahead of what sampled them
+        staleness.set_trainer_version(self.step)  # ages of samples count from it
         postprocess(args, rollout_id, steps, proximal, batch)
         target: dict[int, Any] = {}
         hook = 0.0
@@ -150,7 +152,7 @@ class Loop:
         return box[0]
 
     def _write_later(self, write: Callable[[], Any]) -> None:
-        """In another thread, while this one waits or trains; a failure of the one before comes up here."""
+        """Calls `write` in another thread; raises here what the call before it raised."""
         self.writing.result()
         self.writing = self.writer.submit(write)
 
@@ -163,7 +165,7 @@ class Loop:
         return bool(function(rollout_id, self.args, samples, metrics, metrics["perf/rollout_time"]))
 
     def _first_push(self) -> None:
-        """A new run's weights, or those that the engine of the resumed run had, if they are still there."""
+        """Pushes the trainer's weights; in a resumed run those that its engine had, if still on disk."""
         runs = (self.args.run_path, Path(self.args.load or self.args.run_path).parent)
         places = [Path(run) / "weights" / f"version_{self.lagging}" for run in runs]
         lagging = next(filter(Path.is_dir, places), None)
@@ -173,7 +175,7 @@ class Loop:
         self._on_rank0(lambda: self.sampler.push_kept(lagging, self.lagging))
 
     def _push(self, version: int) -> None:
-        """The trainer's weights to the engine, if it has others."""
+        """Pushes the trainer's weights, unless the engine has them."""
         if self.engine_step == version:
             return
         state = gather_hf_state(self.trainer.chunks, self.hf_config)
@@ -186,16 +188,23 @@ class Loop:
         args = self.args
         return bool(args.eval_interval and done % args.eval_interval == 0 and done < args.num_rollout)
 
-    def _evaluate(self, rollout_id: int) -> None:
-        self._on_rank0(lambda: self._evaluate_here(rollout_id))
+    def _evaluate(self, rollout_id: int, made_up: bool = False) -> None:
+        """`made_up`: the evaluation after the checkpoint, unless the killed run had it."""
+        args = self.args
+        trained = args.eval_trained_weights and (
+            self.engine_step != self.step or args.rollout_weight_rounding
+        )
+        state = gather_hf_state(self.trainer.chunks, self.hf_config) if trained else None
 
-    def _make_up_evaluation(self, rollout_id: int) -> None:
-        """The evaluation after the checkpoint, which a killed run may have owed."""
-        if not self.log.has("eval", self.step):
-            self._evaluate_here(rollout_id)
+        def evaluate() -> None:
+            if not (made_up and self.log.has("eval", self.step)):
+                self._evaluate_here(rollout_id, state)
 
-    def _evaluate_here(self, rollout_id: int) -> None:
-        values = self.sampler.evaluate() if self.args.eval_datasets else {}
+        self._on_rank0(evaluate)
+
+    def _evaluate_here(self, rollout_id: int, state: dict[str, Any] | None) -> None:
+        with self.sampler.evaluating(state, self.step):
+            values = self.sampler.evaluate() if self.args.eval_datasets else {}
         if values:
             self.log.log("eval", values, rollout_id=max(rollout_id - 1, 0), step=self.step)
         for name, value in values.items():
@@ -211,12 +220,12 @@ class Loop:
         dist.barrier()
 
     def _finish(self) -> None:
-        from slime_ext.launcher.output.report import write_report  # matplotlib takes a second to import
+        from slime_ext.analysis.run_picture import draw  # matplotlib takes a second to import
 
         self.writing.result()
         self.progress.close()
         self.log.close()
-        write_report(self.args.run_path)
+        draw([self.args.run_path], Path(self.args.run_path) / "report.png")
 
     def _sampler(self) -> Sampler:
         tokenizer = AutoTokenizer.from_pretrained(self.args.hf_checkpoint)
@@ -254,9 +263,9 @@ class Loop:
 
 
 def run(args: argparse.Namespace, store: str) -> None:
-    """Joins the process group at `store`, runs, leaves it.
+    """Joins the process group at `store`, trains, and leaves the group.
 
-    A rank that fails does not take leave: NCCL would wait for the others, which wait for this rank.
+    A rank that fails does not leave it: NCCL would wait for the others, which wait for this rank.
     """
     parallel.initialize(args, store)
     loop = Loop(args)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from slime_ext.errors import EngineError
 from slime_ext.launcher.rollout.client import EngineClient
 from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams, n_dropped
+from slime_ext.launcher.rollout.rounding import round_weights
 from slime_ext.launcher.rollout.sample import Sample
 from slime_ext.launcher.rollout.weight_sync import push_weights
 from slime_ext.launcher.task.prompts import Prompt, PromptDataset, read_prompts
@@ -30,30 +32,43 @@ class Sampler:
             args.sglang_server_url,
             concurrency=args.sglang_server_concurrency,
             timeout=args.sglang_request_timeout,
-            recovery_timeout=args.sglang_start_timeout,
+            recovery_timeout=args.engine_patience,
             vocab_size=vocab_size,
             decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
         )
 
-    def wait(self) -> None:
-        """Until the engine answers.
+    def wait(self, say: Callable[[str], None]) -> None:
+        """Until the engine answers; `say` shows that it is waited for.
 
         Raises:
             EngineError: not within ``--sglang-start-timeout``.
         """
-        self.client.wait_healthy(self.args.sglang_start_timeout)
+        self.client.wait_healthy(self.args.sglang_start_timeout, say)
 
     def push(self, state: dict[str, Any], version: int) -> None:
-        """The engine continues with these weights; ``version`` is the trainer's optimizer step."""
+        """Gives the engine these weights; ``version`` is the trainer's optimizer step."""
+        if rounding := self.args.rollout_weight_rounding:
+            state = round_weights(state, rounding)
         directory = Path(self.args.run_path) / "weights"
         push_weights(self.client, state, self.args.hf_checkpoint, directory, version)
 
     def push_kept(self, directory: Path, version: int) -> None:
-        """The engine continues with weights that an earlier push left on the disk."""
+        """Gives the engine the weights that an earlier push left on the disk."""
         self.client.update_weights_from_disk(directory, version)
 
+    @contextmanager
+    def evaluating(self, state: dict[str, Any] | None, version: int) -> Iterator[None]:
+        """The engine has these weights, not rounded, and afterwards those that it had; None: no others."""
+        held = self.client.pushed
+        if state is not None:
+            directory = Path(self.args.run_path) / "weights_evaluated"
+            push_weights(self.client, state, self.args.hf_checkpoint, directory, version, keep=1)
+        yield
+        if state is not None and held is not None:
+            self.client.update_weights_from_disk(*held)
+
     def sample(self, rollout_id: int) -> tuple[list[Sample], Metrics]:
-        """The next prompts' samples, group by group, scored."""
+        """Samples the next prompts and scores the responses; groups one after the other."""
         args, start = self.args, time.perf_counter()
         samples = self._generate(
             self.dataset.next_batch(args.rollout_batch_size),

@@ -22,7 +22,9 @@ from types import FrameType
 from typing import TextIO
 
 from slime_ext.errors import ConfigError, DataError, SlimeExtError
+from slime_ext.folders import make_folder
 from slime_ext.launcher.arguments import parse_args
+from slime_ext.launcher.output.metrics_log import read_metrics
 from slime_ext.launcher.rollout.processes import spawn_bound
 from slime_ext.launcher.rollout.server import EngineProcess
 from slime_ext.launcher.validation import validate
@@ -32,6 +34,7 @@ from slime_ext.launcher.worker import disk_full, how_to_go_on
 LOCK_FILE = ".lock"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
+GONE_SECONDS = 60.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,6 +57,9 @@ def run(args: argparse.Namespace) -> int:
     """Runs validated arguments: engine and ranks side by side until the ranks are done or something fails."""
     try:
         return _run(args)
+    except KeyboardInterrupt:
+        print(f"slime-ext: interrupted: {how_to_go_on(args.save)}", file=sys.stderr)
+        raise
     except OSError as error:
         if disk_full(error) is None:
             raise
@@ -72,13 +78,16 @@ def _run(args: argparse.Namespace) -> int:
         if Path(args.save).resolve() != directory.resolve():
             claim(Path(args.save), "--save", stack)
         check_run(args)  # once more: a run that ended meanwhile may have left something
-        engine = None
+        engine, args.engine_patience = None, patience(args)
         if args.sglang_server_url is None:
             engine = stack.enter_context(start_engine(args))
             args.sglang_server_url = engine.url
         _write_args(args, directory / "args.json")
+        ranks = "a rank" if args.world_size == 1 else f"{args.world_size} ranks"
         print(
-            f"slime-ext: run {args.run_name} in {directory}, engine at {args.sglang_server_url}", flush=True
+            f"slime-ext: run {args.run_name} in {directory}: starting {ranks}, engine at "
+            f"{args.sglang_server_url}",
+            flush=True,
         )
         for note in args.notes:
             print(f"slime-ext: {note}", flush=True)
@@ -91,22 +100,36 @@ def _run(args: argparse.Namespace) -> int:
         stack.callback(stop_ranks, ranks)
         watch(ranks, engine, reader, args)
     minutes = (time.monotonic() - started) / 60
+    print(f"slime-ext: done in {minutes:.1f} min{_reward(directory)}; results in {directory}: report.png")
     print(
-        f"slime-ext: done in {minutes:.1f} min; results in {directory} (report.png, metrics.jsonl)",
-        flush=True,
+        f"slime-ext: next: slime-ext {'analyze' if args.dump_details else 'report'} {directory}", flush=True
     )
     return 0
 
 
+def _reward(directory: Path) -> str:
+    """The run's first and last held-out reward; the training reward where none was held out."""
+    rows = read_metrics(directory)
+    name = next((name for row in rows for name in row if name.startswith("eval/")), "rollout/raw_reward")
+    rewards = [row[name] for row in rows if row.get(name) is not None]
+    return f": {name} {rewards[0]:.3f} -> {rewards[-1]:.3f}" if rewards else ""
+
+
+def patience(args: argparse.Namespace) -> float:
+    """Seconds that an engine which went away has to come back; one of another's nobody starts again here."""
+    own = args.sglang_server_url is None
+    return args.sglang_start_timeout if own else min(args.sglang_start_timeout, GONE_SECONDS)
+
+
 def make_directories(args: argparse.Namespace) -> None:
-    """Those that the run writes to, before anything is started.
+    """Makes the directories that the run writes to.
 
     Raises:
         ConfigError: one that cannot be made or written.
     """
     for flag, path in {"--run-dir": args.run_path, "--save": args.save}.items():
         try:
-            Path(path).mkdir(parents=True, exist_ok=True)
+            make_folder(Path(path))
             if not os.access(path, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
@@ -116,7 +139,7 @@ def make_directories(args: argparse.Namespace) -> None:
 
 
 def claim(directory: Path, flag: str, stack: ExitStack) -> None:
-    """Holds a directory of the run until `stack` is left or this process ends, however it ends.
+    """Locks a directory of the run until `stack` is left or this process ends, however it ends.
 
     Raises:
         ConfigError: another run holds it.
@@ -184,7 +207,7 @@ def start_ranks(args: argparse.Namespace, directory: Path, store: str, errors: i
 def watch(
     ranks: Sequence[subprocess.Popen], engine: EngineProcess | None, errors: TextIO, args: argparse.Namespace
 ) -> None:
-    """Until every rank has ended well.
+    """Waits until every rank has ended with status 0.
 
     Raises:
         SlimeExtError: the first line that a rank wrote to `errors`, or what is known of its end; or the
@@ -216,7 +239,7 @@ def _log(directory: Path, rank: int) -> Path:
 
 
 def stop_ranks(ranks: Sequence[subprocess.Popen]) -> None:
-    """Ends what still runs, first asking, then by force."""
+    """Terminates the ranks that still run, and kills those that do not end within ten seconds."""
     for rank in ranks:
         if rank.poll() is None:
             rank.terminate()

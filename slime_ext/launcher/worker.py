@@ -62,8 +62,8 @@ def last_words(error: BaseException, args: argparse.Namespace) -> str:
 
 
 def how_to_go_on(save: str) -> str:
-    """From the checkpoints, where there are any."""
-    return f"continue with --load {save}" if iterations(save) else "start again"
+    """What to do next: continue from the newest checkpoint, where there is one."""
+    return f"continue with the same command and --load {save}" if iterations(save) else "start again"
 
 
 def disk_full(error: BaseException | None) -> str | None:

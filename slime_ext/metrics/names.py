@@ -6,6 +6,7 @@ docs/metrics.md holds the same table; a test compares them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -13,6 +14,9 @@ from slime_ext.metrics.accumulator import Totals
 from slime_ext.metrics.layout import MetricsLayout, Steps
 
 PREFIX = "off_policy/"
+RANGE = re.compile(
+    r"(?P<low>[\d.e-]+) to (?P<high>[\d.e-]+)|above (?P<above>[\d.e-]+)|below (?P<below>[\d.e-]+)"
+)
 HUGE = 700.0  # exp of more nats overflows a float64
 
 
@@ -253,6 +257,21 @@ STALENESS = (
         _mean("aged", "sequences"),
     ),
 )
+CERTIFICATE = (
+    Metric(
+        "certified",
+        "0 or 1",
+        "whether the latest push is sound, once per push; absent where nobody can say",
+        "1",
+    ),
+    Metric(
+        "certified_k3_kl",
+        "nats per token",
+        "k3_kl over responses that the pushed weights sampled, scored before the trainer stepped: numerics "
+        "alone",
+        "that of the first push within a factor of 10",
+    ),
+)
 PER_STEP = (
     Metric(
         "rejected_fraction",
@@ -282,6 +301,19 @@ CURVE_METRICS = (
 )
 
 
+def healthy_range(name: str) -> tuple[float | None, float | None]:
+    """Lower and upper end of what is healthy for a metric, as its text begins; None where it names no such
+    end.
+
+    >>> healthy_range("k3_kl"), healthy_range("ess_weight"), healthy_range("weight_mean")
+    ((None, 0.001), (0.5, None), (0.9, 1.1))
+    """
+    text = next(metric.healthy for metric in METRICS + STALENESS if metric.name == name)
+    found = RANGE.match(text)
+    low, high = (found["low"] or found["above"], found["high"] or found["below"]) if found else (None, None)
+    return low and float(low), high and float(high)
+
+
 def row(metric: Metric) -> str:
     """A metric as a line of the tables in docs/metrics.md."""
     return f"| `{metric.name}` | {metric.unit} | {metric.definition} | {metric.healthy} |"
@@ -290,7 +322,7 @@ def row(metric: Metric) -> str:
 def known_names(correction: Steps) -> list[str]:
     """The names, without ``off_policy/``, of every metric of one number that a correction can have."""
     of_steps = (effect.name for effect in MetricsLayout.of(correction).effects)
-    return [*(metric.name for metric in METRICS + STALENESS), *of_steps]
+    return [*(metric.name for metric in METRICS + STALENESS + CERTIFICATE), *of_steps]
 
 
 def scalars(totals: Totals) -> dict[str, float]:

@@ -18,11 +18,13 @@ class Options:
             host's ``log``.
         file: JSON lines, one per optimizer step; None: off_policy.jsonl in the folder of --save, if there is
             one.
+        certify: whether each weight push gets a certificate: a line, ``certified`` and ``certified_k3_kl``.
     """
 
     enabled: bool = True
     curves: Literal["none", "file", "log"] = "file"
     file: str | None = None
+    certify: bool = True
 
     def __post_init__(self) -> None:
         expect(self.file != "", "metrics.file", "a path", "''", "leave it out for the folder of --save")

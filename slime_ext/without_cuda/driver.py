@@ -22,6 +22,7 @@ from pathlib import Path
 
 import slime_ext
 from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.folders import make_folder
 from slime_ext.launcher.rollout.processes import (
     MARK,
     kill_marked,
@@ -29,6 +30,7 @@ from slime_ext.launcher.rollout.processes import (
     shared_memory_of,
     spawn_bound,
 )
+from slime_ext.without_cuda.stand_ins import free_ports
 
 PACKAGE = Path(slime_ext.__file__).parent
 SITE = Path(__file__).with_name("site")
@@ -114,19 +116,16 @@ def run_host(
                 f"--host: expected 'miles' or a folder with {script}, got {host}: check the path"
             )
     out = Path(out).absolute()
-    out.mkdir(parents=True, exist_ok=True)
-    command = [str(host_python()), "-m", CHILD, "--host", str(host)]
-    command += [
-        *(["--async"] if asynchronous else []),
-        "--gpus",
-        str(gpus),
-        "--nodes",
-        str(nodes),
-        "--",
-        *flags,
-    ]
-    with _environment(host, megatron, environment or {}) as env, (out / "log").open("w") as log:
-        process = spawn_bound(_in_folder(out, command), env, log)
+    make_folder(out)
+    command = ["env", "-C", str(out), str(host_python()), "-m", CHILD, "--host", str(host)]
+    command += ["--async"] if asynchronous else []
+    command += ["--gpus", str(gpus), "--nodes", str(nodes), "--", *flags]
+    with (
+        free_ports.own_range() as port,
+        _environment(host, megatron, environment or {}) as env,
+        (out / "log").open("w") as log,
+    ):
+        process = spawn_bound(command, env | {free_ports.VARIABLE: str(port)}, log)
         try:
             return process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -135,24 +134,16 @@ def run_host(
             _end(process, env[MARK])
 
 
-def _in_folder(folder: Path, command: list[str]) -> list[str]:
-    return ["env", "-C", str(folder), *command]
-
-
 @contextlib.contextmanager
 def _environment(
     host: str | Path, megatron: str | Path | None, further: Mapping[str, str]
 ) -> Iterator[dict[str, str]]:
     """The variables of a run, and the short-lived folder that two of them name."""
-    folder = Path(
-        tempfile.mkdtemp(prefix="slime-ext-", dir="/tmp")
-    )  # short: Ray's sockets have 107 characters
+    folder = Path(tempfile.mkdtemp(prefix="slime-ext-", dir="/tmp"))  # Ray's sockets have 107 characters
     try:
         (folder / "python").mkdir()
         (folder / "ray").mkdir()
-        (folder / "python/slime_ext").symlink_to(
-            PACKAGE
-        )  # this package alone, nothing that is installed beside it
+        (folder / "python/slime_ext").symlink_to(PACKAGE)  # nothing that is installed beside it
         paths = [SITE, folder / "python", megatron, None if str(host) == WHEEL else host]
         paths += [further.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
         env = {name: value for name, value in os.environ.items() if name not in REMOVED}
@@ -191,17 +182,10 @@ def main(argv: list[str]) -> int:
     given = _parser().parse_args(ours)
     print(f"slime-ext: log in {given.out / 'log'}", flush=True)
     try:
-        status = run_host(
-            given.host,
-            flags,
-            given.out,
-            given.asynchronous,
-            given.gpus,
-            given.timeout,
-            None,
-            given.megatron,
-            given.nodes,
-        )
+        options = {
+            name: getattr(given, name) for name in ("asynchronous", "gpus", "timeout", "megatron", "nodes")
+        }
+        status = run_host(given.host, flags, given.out, **options)
     except SlimeExtError as error:
         print(f"slime-ext: {error}", file=sys.stderr)
         return 2

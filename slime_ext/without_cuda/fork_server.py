@@ -91,7 +91,8 @@ def _shell(connection: socket.socket) -> None:
     answer = connection.recv(_HEADER.size, socket.MSG_WAITALL)
     status = _HEADER.unpack(answer)[0] if len(answer) == _HEADER.size else 1 << 8
     if os.WIFSIGNALED(status):
-        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # nobody handles SIGKILL
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.waitstatus_to_exitcode(status))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import zipfile
 from pathlib import Path
 
@@ -91,6 +92,37 @@ def test_a_pickle_for_which_memory_does_not_last_is_left_to_torch(tmp_path, monk
     assert only([tmp_path]).count == FIRST.count
     monkeypatch.setattr(torch, "load", lambda *_, **__: full(0))
     assert "MemoryError" in reason([tmp_path])
+
+
+def test_a_file_takes_no_more_than_its_size_can_hold(tmp_path):
+    """Each of these asks for gigabytes, or for an end that never comes, in a few bytes."""
+    long, nested = [-1.0] * 200_000, [0.0]
+    for _ in range(60):
+        nested = [nested] * 10
+    plain = {"rollout_log_probs": [-1.0], "response_length": 1}
+    cases = {
+        "once unpacked": None,
+        "times its size in memory": b"\x80\x02]r\xff\xff\xff\x7f.",  # an index of 2^31 for one list
+        "its lists share": {"samples": [{"response_length": len(long), "rollout_log_probs": long}] * 20_000},
+        "must be real number, not list": {"samples": [plain | {"rollout_log_probs": nested}]},
+    }
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for words, content in cases.items():
+        path = tmp_path / words / "rollout_data" / "0.pt"
+        path.parent.mkdir(parents=True)
+        torch.save(content if isinstance(content, dict) else {"samples": []}, path)
+        if isinstance(content, bytes):
+            rewrite(path, content)
+        if content is None:
+            with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr("0/data.pkl", bytes(100 << 20))
+        assert words in reason([path.parent.parent]), words
+    for field in ("prompt", "weight_versions", "index", "group_index", "reward", "response"):
+        torch.save({"samples": [plain | {field: nested}]}, path)
+        assert "no log-probs of the trainer" in reason([path.parent.parent]), field
+    torch.save({"format_version": nested}, path)
+    assert "got list: this reads" in reason([path.parent.parent])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 << 20  # KB
 
 
 def test_flipped_bytes_never_stop_an_analysis(tmp_path):

@@ -36,10 +36,16 @@ def main(package: str, path: str) -> int:
             stack.enter_context(mock.patch.object(parser, "sglang_parse_args", argparse.Namespace))
         stack.enter_context(mock.patch("transformers.AutoConfig.from_pretrained", mock.MagicMock()))
         stack.enter_context(mock.patch("os.path.exists", lambda path: True))
+        stack.enter_context(mock.patch("argparse.ArgumentParser.error", refuse))
         logging.disable(logging.CRITICAL)
         verdicts = [verdict(parser, startup, flags) for flags in json.loads(Path(path).read_text())]
     print(json.dumps(verdicts))
     return 0
+
+
+def refuse(parser, message):
+    """In place of argparse's exit, whose reason would be lost."""
+    raise ValueError(message)
 
 
 def verdict(parser, startup, flags):

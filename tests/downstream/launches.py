@@ -89,11 +89,12 @@ def scripts(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.rglob("*.sh")) if LAUNCH.search(path.read_text())]
 
 
-def launches(tree: Path, folder: Path, added: list[str], known: set[str]) -> list[Launch]:
+def launches(tree: Path, folder: Path, added: list[str], known: set[str], thorough: str = "") -> list[Launch]:
     """Every script of a tree whose text is not among the known ones, with each of the additions.
 
     Args:
         folder: where the copies lie; an empty one.
+        thorough: name of a script that has every addition.
         known: texts of other trees' scripts; those of this one are put in.
     """
     _copy(tree, folder)
@@ -103,7 +104,7 @@ def launches(tree: Path, folder: Path, added: list[str], known: set[str]) -> lis
         if text in known:
             continue
         known.add(text)
-        for name in added:
+        for name in ADDED if script.name == thorough else added:
             flags, content = ADDED[name]
             kept = _without(text, flags)
             copy = script.with_name(f"{script.stem}+{name.replace(' ', '-').replace(chr(39), '')}.sh")
@@ -134,7 +135,8 @@ def flags_of(script: Path) -> tuple[str, ...]:
         environment = {"PATH": "/none", "HOME": folder, "BASH_ENV": str(handler), "RECORD_FILE": str(record)}
         subprocess.run(
             ["/bin/bash", str(script)],
-            env=environment | {"BASE_FOLDER": "/root", "BASE_DIR": "/root", "MASTER_ADDR": "127.0.0.1"},
+            env=environment
+            | {"BASE_FOLDER": "/root", "BASE_DIR": "/root", "MASTER_ADDR": "127.0.0.1", "WANDB_KEY": "x"},
             cwd=folder,
             timeout=60,
             check=False,
@@ -195,14 +197,14 @@ def _copy(tree: Path, folder: Path) -> None:
             target.write_bytes(path.read_bytes())
 
 
-def compared(tree: Path, added: list[str], known: set[str]) -> list[Row]:
+def compared(tree: Path, added: list[str], known: set[str], thorough: str = "") -> list[Row]:
     """(launch, what check says, who of the host and init refuses, its line) for each new script of a tree."""
     package = tree.name.partition("-")[0]
     with tempfile.TemporaryDirectory() as folder:
         if package == "miles":
             _commands(tree, Path(folder, "commands"))
             tree = Path(folder, "commands")
-        found = launches(tree, Path(folder, "copies"), added, known)
+        found = launches(tree, Path(folder, "copies"), added, known, thorough)
         verdicts = told(found, package, tree) if found else []
         return [(*row, *verdict) for *row, verdict in zip(found, checked(found), verdicts, strict=True)]
 

@@ -17,6 +17,7 @@ KILLED_AT = (
 )  # samples while which an engine is killed: in the first and third rollout
 ENGINE = "sglang::scheduler"
 _killed: set[int] = set()
+_sent: dict[str, Any] = {}
 
 
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], **more: Any) -> Any:
@@ -29,6 +30,33 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], **mo
     if made.rollout_log_probs:
         PLANTS.get(planted, lambda made: None)(made)
     return made
+
+
+def init(args: Any) -> None:
+    """For --custom-megatron-init-path: slime_ext's own, then what PLANTED does to weights on their way."""
+    from slime_ext import host
+
+    host.init(args)
+    package = "slime" if "slime.backends.megatron_utils.actor" in sys.modules else "miles"
+    actor = sys.modules[f"{package}.backends.megatron_utils.actor"]
+    module = sys.modules[actor.UpdateWeightFromDistributed.__module__]
+    send, change = module.update_weights_from_distributed, PUSHES[os.environ["PLANTED"]]
+
+    def update_weights_from_distributed(
+        group_name: str, group: Any, version: int, engines: Any, tensors: list, **more: Any
+    ) -> Any:
+        return send(group_name, group, version, engines, change(tensors), **more)
+
+    module.update_weights_from_distributed = update_weights_from_distributed
+
+
+def _first_copy(tensors: list) -> list:
+    """The values of the first push, in every push."""
+    return [(name, _sent.setdefault(name, tensor.clone())) for name, tensor in tensors]
+
+
+def _without_a_layer(tensors: list) -> list:
+    return [(name, tensor) for name, tensor in tensors if ".layers.1." not in name]
 
 
 def before_step(args: Any, rollout_id: int, step_id: int, *more: Any) -> None:
@@ -56,6 +84,7 @@ def _some_missing(sample: Any) -> None:
         sample.rollout_log_probs = None
 
 
+PUSHES = {"nothing": lambda tensors: tensors, "older_push": _first_copy, "skipped_layer": _without_a_layer}
 PLANTS = {"nan": _nan, "positive": _positive, "missing": _missing, "some_missing": _some_missing}
 
 

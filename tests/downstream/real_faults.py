@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import tiny_host
 from slime_ext.without_cuda import driver, tiny
 from tests.downstream.planted import PER_ROLLOUT
 
@@ -32,6 +33,8 @@ OURS = {
     "custom_rollout_log_function_path": "slime_ext.host.log_rollout",
     "slime_ext": {"preset": "token_tis"},
 }
+PLANTED_INIT = {"custom_megatron_init_path": "tests.downstream.planted.init"}
+PUSHED = OURS | PLANTED_INIT
 HOSTS_OWN = {"use_tis": True, "tis_clip": 2.0}  # its vanilla_tis_function
 PLANT = ("--custom-generate-function-path", "tests.downstream.planted.generate")
 TOLERANT = (
@@ -42,6 +45,12 @@ TOLERANT = (
     "10",
 )
 TWO_ENGINES = ("--rollout-num-gpus", "2")
+# Into the run's own folder, with enough of everything for the detectors, and the first policy's log-probs.
+DUMPED = (
+    *("--num-rollout", "10", "--dump-details", "dumps", "--use-kl-loss", "--kl-loss-coef", "0"),
+    *("--rollout-batch-size", "16", "--n-samples-per-prompt", "8"),
+)
+CERTIFIED = "slime_ext: certificate, weights {}: {}"
 NEVER = {"action": "stop", "steps": 1}
 
 
@@ -55,6 +64,7 @@ class Fault:
         flags: more of the host's flags.
         ends: a pattern of the last line on the screen; empty: the run comes to its end.
         rollouts: how many of them were trained on.
+        says: a pattern of a line that the log must have.
         held: what must hold of every line of off_policy.jsonl, metric -> (least, most).
         again: whether it is started a second time, with --load, and must then come to its end.
         asynchronous: train_async.py.
@@ -64,6 +74,7 @@ class Fault:
     config: Mapping[str, Any] = field(default_factory=lambda: OURS)
     flags: tuple[str, ...] = ()
     ends: str = ""
+    says: str = ""
     rollouts: int = ROLLOUTS
     held: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     again: bool = False
@@ -109,6 +120,23 @@ FAULTS = {
         ends="slime_ext: --custom-tis-funtion-path: expected --custom-tis-function-path"
         "|.* unrecognized arguments: --custom-tis-funtion-path",  # the miles wheel's parser
         rollouts=0,
+    ),
+    "sound pushes": Fault("nothing", PUSHED, DUMPED, says=CERTIFIED.format(9, "sound"), rollouts=10),
+    "pushes of older weights": Fault(
+        "older_push", PUSHED, DUMPED, says=CERTIFIED.format(2, "NOT sound: no tensor"), rollouts=10
+    ),
+    "pushes without a layer": Fault(
+        "skipped_layer",
+        PUSHED,
+        DUMPED,
+        says=CERTIFIED.format(2, "NOT sound: layer 1 did not change"),
+        rollouts=10,
+    ),
+    "pushes without a layer, guarded": Fault(
+        "skipped_layer",
+        with_ours(guards={"certified": {"min": 1, **NEVER}}) | PLANTED_INIT,
+        ends="slime_ext: off_policy/certified",
+        rollouts=2,
     ),
     "nan, a version old": Fault(
         "nan",
@@ -164,11 +192,11 @@ def started(fault: Fault, host: str, task: Path, folder: Path, more: tuple[str, 
     """Runs the host with a fault; its status, its last line, the rollouts that it trained on, seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (task / "model/model.safetensors").exists():
-        tiny.write_model(task)
+        tiny_host.write_model(task)
     config = folder / "config.yaml"
     config.write_text(json.dumps(fault.config))  # which YAML can read
-    flags = [*tiny.cpu_flags(), *tiny.model_flags(), *tiny.algorithm_flags(), *tiny.engine_flags()]
-    flags += tiny.task_flags(
+    flags = [*tiny.cpu_flags(), *tiny_host.model_flags(), *tiny_host.algorithm_flags(), *tiny.engine_flags()]
+    flags += tiny_host.task_flags(
         task, prompts=PROMPTS, samples=PER_ROLLOUT // PROMPTS, rollouts=ROLLOUTS, steps=1
     )
     flags += ["--actor-num-gpus-per-node", "1", "--custom-config-path", str(config)]
@@ -196,6 +224,8 @@ def complaints(fault: Fault, found: Mapping[str, Any], folder: Path) -> list[str
         wrong.append(f"last line {found['last']!r}")
     if "slime_ext" in fault.config and found["trained"] != fault.rollouts:
         wrong.append(f"trained on {found['trained']} rollouts")
+    if not re.search(fault.says, (folder / "log").read_text(errors="replace")):
+        wrong.append(f"no line {fault.says!r}")
     for metric, (least, most) in fault.held.items():
         values = [step[f"off_policy/{metric}"] for step in steps_of(folder)]
         if not values or not all(least <= value <= most for value in values):

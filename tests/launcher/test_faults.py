@@ -108,25 +108,16 @@ def test_the_checkpoints_of_a_run_that_is_under_way_are_not_touched(task, tmp_pa
 
 
 def test_a_resumed_run_makes_up_an_owed_evaluation_and_keeps_the_lag_of_its_engine(task, tmp_path, server):
-    """The lag also under another name."""
+    """Also under another name."""
     server.faults.clear()
     flags = ("--update-weights-interval", "3", "--eval-prompt-data", "held", str(task / "prompts.jsonl"))
-    load = ("--load", str(tmp_path / "run/checkpoints"), "--eval-interval", "1")
-
-    def run(rollouts, *more):
-        done = train(task, tmp_path, server.url, *flags, "--num-rollout", rollouts, *more)
+    load = ("--load", str(tmp_path / "run/checkpoints"), "--run-name", "other")
+    for rollouts, more in (("1", ()), ("2", load)):
+        done = train(
+            task, tmp_path, server.url, *flags, "--eval-interval", "1", "--num-rollout", rollouts, *more
+        )
         assert done.returncode == 0, done.stdout + done.stderr
-
-    def steps(name, kind):
-        return [row["step"] for row in read_metrics(tmp_path / name) if row["kind"] == kind]
-
-    run("1", "--eval-interval", "1")
-    assert steps("run", "eval") == [0, 1]
-    run("2", *load, "--run-name", "other")
-    ages = [row["train/staleness"] for row in read_metrics(tmp_path / "other") if row["kind"] == "step"]
-    assert ages == [1.0] and steps("other", "eval") == [1, 2]
-    log = tmp_path / "run/metrics.jsonl"
-    rows = log.read_text().splitlines(keepends=True)
-    log.write_text("".join(row for row in rows if '"eval"' not in row or '"step": 0' in row))
-    run("2", *load)
-    assert steps("run", "eval") == [0, 1, 2]
+    rows = {name: read_metrics(tmp_path / name) for name in ("run", "other")}
+    assert [row["step"] for row in rows["run"] if row["kind"] == "eval"] == [0, 1]
+    assert [row["step"] for row in rows["other"] if row["kind"] == "eval"] == [1, 2]
+    assert [row["train/staleness"] for row in rows["other"] if row["kind"] == "step"] == [1.0]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +15,11 @@ import psutil
 import pytest
 import torch
 
+from slime_ext.analysis.run_series import read_run
+from slime_ext.launcher.arguments import parse_args
 from slime_ext.launcher.output.metrics_log import read_metrics
+from slime_ext.launcher.supervisor import start_engine
+from slime_ext.launcher.validation import validate
 from tests.launcher.engine import ROOT, sglang_python
 
 pytestmark = [
@@ -63,13 +67,6 @@ def train(directory: Path, *more: str) -> str:
     return output
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> tuple[Path, str]:
-    """A run, and what it printed."""
-    directory = tmp_path_factory.mktemp("finished")
-    return directory, train(directory, "--sglang-dtype", "float32")
-
-
 def rows(directory: Path, kind: str) -> list[dict]:
     return [row for row in read_metrics(directory / "run") if row["kind"] == kind]
 
@@ -99,13 +96,13 @@ def processes_of(directory: Path, word: str = "") -> list[int]:
     return found
 
 
-def serving(process: subprocess.Popen) -> bool:
-    """Whether a run has an engine among its processes, ready or not; its command line names no run."""
-    for one in psutil.Process(process.pid).children(recursive=True):
+def engine_of(process: subprocess.Popen) -> int | None:
+    """The first process of a run's engine, ready or not; None while there is none."""
+    for one in psutil.Process(process.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if any("sglang_cpu" in word for word in one.cmdline()):
-                return True
-    return False
+            if is_alive(one) and any("sglang_cpu" in word for word in one.cmdline()):
+                return one.pid
+    return None
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -114,15 +111,18 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def engine_pid(directory: Path) -> int | None:
-    """The server's first process, named in sglang.log's start line by its port; None while there is none."""
-    port = json.loads((directory / "run" / "args.json").read_text())["sglang_server_url"].rpartition(":")[2]
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if port.encode() in words and any(b"sglang_cpu" in word for word in words):
-                return int(entry.name)
-    return None
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Path, str]:
+    """A run of six rollouts whose engine is killed, and once more while it restarts; what it printed."""
+    directory = tmp_path_factory.mktemp("finished")
+    process = start(directory, "--num-rollout", "6", "--sglang-dtype", "float32")
+    wait_for(lambda: has_steps(directory, 5), process)
+    os.kill(first := engine_of(process), signal.SIGKILL)
+    wait_for(lambda: engine_of(process) not in (first, None), process)
+    os.kill(engine_of(process), signal.SIGKILL)
+    output = finish(process)
+    assert process.returncode == 0, output
+    return directory, output
 
 
 def test_a_run_leaves_what_the_readme_says(finished):
@@ -133,52 +133,52 @@ def test_a_run_leaves_what_the_readme_says(finished):
         "metrics.jsonl",
         "report.png",
         "sglang.log",
-        "checkpoints/iter_0000003/rank_0.pt.sha256",
+        "checkpoints/iter_0000006/rank_0.pt.sha256",
     ):
         assert (run / name).stat().st_size > 0, name
     assert list((run / "tensorboard").iterdir())
-    assert len(list((run / "rollout_data").glob("*.pt"))) == len(list((run / "train_data").glob("*.pt"))) == 3
-    assert [row["step"] for row in rows(directory, "step")] == list(range(1, 13))
+    assert len(list((run / "rollout_data").glob("*.pt"))) == len(list((run / "train_data").glob("*.pt"))) == 6
+    assert [row["step"] for row in rows(directory, "step")] == list(range(1, 25))
     assert [row["train/staleness"] for row in rows(directory, "step")] == pytest.approx(
-        [0, 1, 2, 3] * 3, abs=1e-3
+        [0, 1, 2, 3] * 6, abs=1e-3
     )
     assert max(row["train/train_rollout_logprob_abs_diff"] for row in rows(directory, "step")) < 1e-5
-    assert "rollout 3/3" in output and "tokens/s" in output
+    assert "rollout 6/6" in output and "tokens/s" in output
+    assert re.search(r"done in [\d.]+ min: eval/heldout 0\.\d{3} -> 0\.\d{3}; results in ", output)
+    assert output.endswith(f"next: slime-ext analyze {run}\n")
+    assert "model built, waiting for the rollout engine" in output
+    assert set(read_run(run)) > {"rollout/raw_reward", "eval/heldout", "train/off_policy/k3_kl"}  # report.png
     assert not processes_of(directory)
-    dump = torch.load(run / "train_data" / "2.pt", weights_only=True)
+    dump = torch.load(run / "train_data" / "5.pt", weights_only=True)
     sample = dump["samples"][0]
     assert float((sample["log_probs"] - sample["rollout_log_probs"]).abs().mean()) < 1e-5
 
 
-def test_an_engine_that_is_killed_twice_in_a_row_is_restarted_and_nothing_is_lost(tmp_path):
-    """The second time while it restarts."""
-    process = start(tmp_path, "--num-rollout", "6")
-    wait_for(lambda: has_steps(tmp_path, 5), process)
-    first = engine_pid(tmp_path)
-    os.kill(first, signal.SIGKILL)
-    wait_for(lambda: engine_pid(tmp_path) not in (first, None), process)
-    os.kill(engine_pid(tmp_path), signal.SIGKILL)
-    output = finish(process)
-    assert process.returncode == 0, output
+def test_an_engine_that_is_killed_twice_in_a_row_is_restarted_and_nothing_is_lost(finished):
+    directory, output = finished
     assert "rollout engine restarted (2)" in output
-    assert [row["step"] for row in rows(tmp_path, "step")] == list(range(1, 25))
     for rollout in range(6):
-        samples = torch.load(tmp_path / f"run/rollout_data/{rollout}.pt", weights_only=False)["samples"]
+        samples = torch.load(directory / f"run/rollout_data/{rollout}.pt", weights_only=False)["samples"]
         assert [s["index"] for s in samples] == list(range(16 * rollout, 16 * rollout + 16))
         assert all(set(s["weight_versions"]) == {str(4 * rollout)} for s in samples)
 
 
-def test_a_killed_trainer_continues_at_its_checkpoint(finished, tmp_path):
+def test_a_killed_trainer_continues_at_its_checkpoint(finished, tmp_path, monkeypatch):
     """At the same samples, and with the engine's lag; its half precision is seen."""
+    monkeypatch.chdir(ROOT)
     flags = ("--num-rollout", "4", "--update-weights-interval", "3", "--sglang-dtype", "bfloat16")
-    process = start(tmp_path, *flags)
-    wait_for(lambda: (tmp_path / "run/checkpoints/iter_0000002").exists(), process)
-    [rank] = processes_of(tmp_path, "worker")
-    os.kill(rank, signal.SIGKILL)
-    output = finish(process)
-    assert process.returncode == 2 and "killed by signal 9" in output and "continue with --load" in output
-    assert not processes_of(tmp_path)
-    train(tmp_path, *flags, "--load", str(tmp_path / "run/checkpoints"))
+    args = validate(parse_args(command(tmp_path / "engine", *flags)[4:]))
+    with start_engine(args) as engine:
+        flags = (*flags, "--sglang-server-url", engine.url)
+        process = start(tmp_path, *flags)
+        wait_for(lambda: (tmp_path / "run/checkpoints/iter_0000002").exists(), process)
+        [rank] = processes_of(tmp_path, "worker")
+        os.kill(rank, signal.SIGKILL)
+        output = finish(process)
+        assert process.returncode == 2 and "killed by signal 9" in output
+        assert "continue with the same command and --load" in output
+        assert not processes_of(tmp_path, "worker")
+        train(tmp_path, *flags, "--load", str(tmp_path / "run/checkpoints"))
     steps = rows(tmp_path, "step")
     assert [row["step"] for row in steps] == list(range(1, 17))
     assert [row["train/staleness"] for row in steps] == pytest.approx([*range(12), *range(4)], abs=1e-3)
@@ -191,23 +191,25 @@ def test_a_killed_trainer_continues_at_its_checkpoint(finished, tmp_path):
         assert [s["prompt"] for s in there] == [s["prompt"] for s in here]
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "trained"),
-    [(signal.SIGKILL, -9, True), (signal.SIGINT, 130, False), (signal.SIGTERM, 130, False)],
-    ids=["killed", "interrupted while the engine starts", "terminated while the engine starts"],
-)
-def test_a_run_that_ends_early_leaves_no_process(tmp_path, number, code, trained):
-    process = start(tmp_path, "--num-rollout", "50")
-    wait_for(lambda: has_steps(tmp_path, 1) if trained else serving(process), process)
+def ended(process: subprocess.Popen, number: int, directory: Path) -> tuple[int, str]:
+    """Sends the signal; status and output of a run of which no process may be left."""
     family = psutil.Process(process.pid).children(recursive=True)
-    assert serving(process)
+    assert engine_of(process)
     process.send_signal(number)
-    finish(process)
+    output = finish(process)
     left = list(filter(is_alive, psutil.wait_procs(family, timeout=15)[1]))
     for one in left:
         one.kill()
-    assert process.returncode == code
-    assert not left and not processes_of(tmp_path)
+    assert not left and not processes_of(directory)
+    return process.returncode, output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_interrupted_while_the_engine_starts_leaves_no_process(tmp_path, number):
+    process = start(tmp_path)
+    wait_for(lambda: engine_of(process), process)
+    status, output = ended(process, number, tmp_path)
+    assert status == 130 and output.endswith("slime-ext: interrupted: start again\n")
 
 
 def listening(process: subprocess.Popen) -> set[str]:
@@ -219,11 +221,11 @@ def listening(process: subprocess.Popen) -> set[str]:
     return found
 
 
-def test_a_parallel_run_agrees_with_the_sampler_and_listens_on_loopback_only(tmp_path):
+def test_a_parallel_run_agrees_with_the_sampler_listens_on_loopback_only_and_leaves_no_process(tmp_path):
+    """Also when its parent is killed."""
     layout = ("--tensor-model-parallel-size", "2", "--context-parallel-size", "2")
-    process = start(tmp_path, *layout, "--sglang-dtype", "float32", "--num-rollout", "2")
-    wait_for(lambda: has_steps(tmp_path, 1), process)
+    process = start(tmp_path, *layout, "--sglang-dtype", "float32", "--num-rollout", "50")
+    wait_for(lambda: has_steps(tmp_path, 8), process)
     assert listening(process) == {"127.0.0.1"}
-    output = finish(process)
-    assert process.returncode == 0, output
+    assert ended(process, signal.SIGKILL, tmp_path)[0] == -signal.SIGKILL
     assert max(row["train/train_rollout_logprob_abs_diff"] for row in rows(tmp_path, "step")) < 1e-5

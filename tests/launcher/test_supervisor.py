@@ -42,6 +42,11 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path, name, flag):
         supervisor.make_directories(arguments(tmp_path, **{name: path}))
 
 
+def test_only_an_engine_of_our_own_has_the_time_of_a_start_to_come_back():
+    assert supervisor.patience(Namespace(sglang_server_url=None, sglang_start_timeout=300.0)) == 300
+    assert supervisor.patience(Namespace(sglang_server_url="http://a:1", sglang_start_timeout=300.0)) == 60
+
+
 def test_two_runs_do_not_share_a_directory(tmp_path):
     with ExitStack() as first, ExitStack() as second:
         supervisor.claim(tmp_path, "--save", first)

@@ -48,14 +48,16 @@ def test_curves_are_frozen():
     assert layout.CURVES["by_probability"][0] == "0-0.0001" and layout.CURVES["by_position"][-1] == "65536+"
 
 
-@pytest.mark.parametrize("table", [names.METRICS, names.STALENESS, names.PER_STEP, names.CURVE_METRICS])
+@pytest.mark.parametrize(
+    "table", [names.METRICS, names.STALENESS, names.CERTIFICATE, names.PER_STEP, names.CURVE_METRICS]
+)
 def test_the_page_says_what_the_code_says(table):
     assert "\n".join(names.row(metric) for metric in table) in PAGE
 
 
 def test_the_page_has_no_other_rows():
     rows = [line for line in PAGE.splitlines() if line.startswith("| `") and line.count(" | ") == 3]
-    tables = (names.METRICS, names.STALENESS, names.PER_STEP, names.CURVE_METRICS)
+    tables = (names.METRICS, names.STALENESS, names.CERTIFICATE, names.PER_STEP, names.CURVE_METRICS)
     assert rows == [names.row(metric) for table in tables for metric in table]
 
 

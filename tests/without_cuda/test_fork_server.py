@@ -96,6 +96,14 @@ def test_a_signal_reaches_the_fork_and_its_death_ends_the_interpreter(address, t
     assert process.wait(30) == -signal.SIGTERM
 
 
+def test_an_interpreter_whose_fork_is_killed_is_killed_too(address, tmp_path):
+    """Nobody may handle SIGKILL: it once went on by itself, without the files that it had handed over."""
+    process = start(address, tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
+    os.kill(int(process.stdout.readline()), signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (-signal.SIGKILL, "")
+
+
 def test_with_the_caller_every_process_of_the_run_ends(tmp_path):
     path = str(tmp_path / "socket")
     caller = serving(path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import slime_ext
-from benchmarks import real_hosts
+from benchmarks import real_hosts, tiny_host
 from slime_ext.errors import ConfigError
 from slime_ext.without_cuda import driver, tiny
 
@@ -51,8 +51,8 @@ def test_slime_trains_the_same_over_context_parallel_ranks_with_metrics_as_alone
 
 
 def test_miles_samples_trains_with_a_cap_that_acts_and_pushes_its_weights(out):
-    flags = [*tiny.cpu_flags(), *tiny.model_flags(), *tiny.algorithm_flags(), *tiny.engine_flags()]
-    flags += [*tiny.task_flags(out / "tiny"), "--actor-num-gpus-per-node", "1"]
+    flags = [*tiny.cpu_flags(), *tiny_host.model_flags(), *tiny_host.algorithm_flags(), *tiny.engine_flags()]
+    flags += [*tiny_host.task_flags(out / "tiny"), "--actor-num-gpus-per-node", "1"]
     flags += ["--custom-config-path", f"{out}/capped.yaml"]
     assert driver.run_host(driver.WHEEL, flags, out / "full", timeout=600) == 0
     row = real_hosts.read_log(out / "full/log", 0.0)

@@ -33,6 +33,13 @@ NEEDS = {
         "from slime.utils.accelerator import get_accelerator\nassert get_accelerator().device_count() == 1",
         "cpu",
     ),
+    "cuda_ipc": (
+        HOST,
+        "import torch, sglang.srt.utils.patch_torch as p, sglang.srt.utils.common as c\n"
+        "p.monkey_patch_torch_reductions()\n"
+        "c.MultiprocessingSerializer.serialize(torch.ones(2), output_str=True)",
+        "tuple index",
+    ),
     "gloo": (
         HOST,
         "import tempfile, miles.utils.distributed_utils as d\n"
@@ -147,6 +154,9 @@ class Engine:
             raise RuntimeError("refused")
 
 
+RECORD = Engine._make_request  # before a test has wrapped it
+
+
 def test_requests_of_a_weight_push_are_those_of_sglang_0_5_23():
     from slime_ext.without_cuda.stand_ins.weight_endpoints import translate_requests
 
@@ -163,3 +173,16 @@ def test_requests_of_a_weight_push_are_those_of_sglang_0_5_23():
         *(begin, ("update_weights_from_distributed", "good"), end),
         *(begin, ("update_weights_from_distributed", "bad"), end),
     ]
+
+
+def test_a_host_that_opens_the_session_of_a_weight_push_itself_is_left_to_it():
+    """miles 31f1ca9; a second session is refused, and its trainer waited for ever."""
+    from slime_ext.without_cuda.stand_ins.weight_endpoints import translate_requests
+
+    class OpensItself:
+        begin_weight_update, __init__, _make_request = None, Engine.__init__, RECORD
+
+    translate_requests(SimpleNamespace(SGLangEngine=OpensItself))
+    engine = OpensItself()
+    engine._make_request("update_weights_from_distributed", "good")
+    assert engine.sent == [("update_weights_from_distributed", "good")]

@@ -1,9 +1,13 @@
-"""Files of torch.save read as data: nothing in one of them can name a function, so nothing in it runs."""
+"""Files of torch.save read as data: nothing in one of them can name a function, so nothing in it runs, and
+what one claims to hold is compared with its size before it is built."""
 
 from __future__ import annotations
 
+import io
+import math
 import pickle
 import re
+import resource
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +21,13 @@ from slime_ext.errors import DataError
 
 FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)|class ([\w.]+)|(numpy array of dtype \S+)")
 CODES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
+# What a file may take for each of its bytes: once unpacked, in memory, and in numbers of its lists; and
+# beyond. A list of floats takes 3.6 bytes for each byte of its pickle, one of small integers 4.
+MOST_CONTENT, MOST_MEMORY, MOST_NUMBERS = 4, 32, 4
+SLACK, MEMORY_SLACK, NUMBERS_SLACK = 64 << 20, 256 << 20, 1 << 20
+DEEP = 5  # file, samples, sample, list, and one more
+NESTED = (list, tuple, Mapping, torch.Tensor, numpy.ndarray)
+CHUNK = 1 << 20  # bytes that are unpickled at a time
 DTYPES = frozenset(numpy.dtype(code).str for code in CODES)
 
 
@@ -42,18 +53,97 @@ def load_plain(path: Path) -> Mapping[str, Any]:
     """A torch file of plain data, its tensors on the CPU.
 
     Raises:
-        DataError: it cannot be read, is cut off, or holds objects that are not data.
+        DataError: it cannot be read, is cut off, holds objects that are not data, or claims more than its
+            size can hold.
     """
     try:
-        found = _lists(path)
-        if found is None:
-            with _stand_ins_alone():
-                found = torch.load(path, map_location="cpu", weights_only=True)
+        size = path.stat().st_size
+        _check_entries(path, size)
+        with _bounded(MEMORY_SLACK + MOST_MEMORY * size):
+            found = _loaded(path)
+        _check_numbers(path, size, found)
+    except DataError:
+        raise
     except Exception as error:  # corrupt bytes may lead anywhere
         raise DataError(f"{path}: {_why(error)}") from None
     if not isinstance(found, Mapping):
         raise DataError(f"{path}: expected a mapping, got {type(found).__name__}: not a dump of slime")
     return found
+
+
+def _loaded(path: Path) -> Any:
+    found = _lists(path)
+    if found is not None:
+        return found
+    with _stand_ins_alone():
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _check_entries(path: Path, size: int) -> None:
+    """torch.save does not compress: entries far larger than their file unfold to whatever somebody likes.
+
+    Raises:
+        DataError: their sizes say so.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            claimed = sum(entry.file_size for entry in archive.infolist())
+    except zipfile.BadZipFile:
+        return  # torch.load says what it is
+    if claimed > SLACK + MOST_CONTENT * size:
+        raise DataError(
+            f"{path}: expected about the {size:,} bytes that it has, got {claimed:,} once unpacked: left out"
+        )
+
+
+def _check_numbers(path: Path, size: int, found: Any) -> None:
+    """A list that stands in many places is in the file but once, and would be copied for each of them.
+
+    Raises:
+        DataError: lists and tensors have more numbers than a file of this size writes down.
+    """
+    most = NUMBERS_SLACK + MOST_NUMBERS * size
+    if _count(found, DEEP, most) > most:
+        raise DataError(
+            f"{path}: expected at most {MOST_NUMBERS} numbers for each of its {size:,} bytes, got more: its "
+            "lists share what they hold, left out"
+        )
+
+
+def _count(value: Any, depth: int, most: int) -> int:
+    """Numbers in a value down to a depth; beyond ``most`` it counts no further."""
+    if isinstance(value, (torch.Tensor, numpy.ndarray)):
+        return math.prod(value.shape)
+    if not isinstance(value, NESTED):
+        return 1
+    parts = value.values() if isinstance(value, Mapping) else value
+    is_flat = isinstance(parts, (list, tuple)) and not isinstance(next(iter(parts), None), NESTED)
+    if is_flat or not depth:
+        return len(value)
+    total = 0
+    for part in parts:
+        total += _count(part, depth - 1, most - total)
+        if total > most:
+            break
+    return total
+
+
+@contextmanager
+def _bounded(memory: int) -> Iterator[None]:
+    """Lets this process take this many bytes more and no more, where the system can hold it to that; a pickle
+    may ask for any size in a few bytes."""
+    try:
+        now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        least = min(bound for bound in (now + memory, *before) if bound != resource.RLIM_INFINITY)
+        resource.setrlimit(resource.RLIMIT_AS, (least, before[1]))
+    except (OSError, ValueError):  # no Linux
+        yield
+        return
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @contextmanager
@@ -75,12 +165,14 @@ def _lists(path: Path) -> Any:
         with zipfile.ZipFile(path) as archive:
             name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
             with archive.open(name) as stream:
-                return _Lists(stream).load()
+                return _Lists(io.BufferedReader(stream, CHUNK)).load()
     except Exception:  # _Named, or corrupt bytes: torch.load says what it is
         return None
 
 
 def _why(error: Exception) -> str:
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return f"takes more than {MOST_MEMORY} times its size in memory ({type(error).__name__}): left out"
     text = str(error) or type(error).__name__
     if found := FORBIDDEN.search(text):
         name = found[1] or found[2] or f"a {found[3]}"

@@ -6,29 +6,10 @@ import argparse
 from typing import Any, NoReturn
 
 from slime_ext.errors import ConfigError, did_you_mean
-from slime_ext.launcher.arguments import model, rollout, running, training
-from slime_ext.launcher.arguments.flags import Flag
-from slime_ext.mappings import located, read_yaml
+from slime_ext.launcher.arguments.flags import BY_DEST, BY_NAME, FLAGS, GROUPS
+from slime_ext.mappings import located, read_yaml, shipped
 
-GROUPS: dict[str, tuple[Flag, ...]] = {
-    "model": model.MODEL,
-    "parallelism": model.PARALLEL,
-    "precision": model.PRECISION,
-    "data": rollout.DATA,
-    "sampling": rollout.SAMPLING,
-    "reward": rollout.REWARD,
-    "evaluation": rollout.EVAL,
-    "steps": training.STEPS,
-    "loss": training.LOSS,
-    "correction": training.CORRECTION,
-    "optimizer": training.OPTIMIZER,
-    "engine": running.ENGINE,
-    "output": running.OUTPUT,
-}
-FLAGS: tuple[Flag, ...] = tuple(flag for group in GROUPS.values() for flag in group)
 READ = ("hf_checkpoint", "prompt_data", "custom_config_path", "load")  # files and folders that a run reads
-BY_NAME = {flag.key: flag for flag in FLAGS}
-BY_DEST = {flag.dest: flag for flag in FLAGS}
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -90,21 +71,26 @@ def _known(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespa
 
 def read_mapping(path: str, flag: str) -> dict[str, Any]:
     """The mapping in a YAML file; `flag` is named in errors. What --config reads is relative to its file."""
+    path = shipped(path)
     data = read_yaml(path, f"{flag} {path}")
     if not isinstance(data, dict | None):
         raise ConfigError(f"{flag} {path}: expected a mapping of keys to values, got a {type(data).__name__}")
-    read = (data or {}).items()
-    return (
-        dict(data or {}) if flag != "--config" else {key: _located(key, value, path) for key, value in read}
-    )
+    return {
+        key: _located(key, value, path) if flag == "--config" else value
+        for key, value in (data or {}).items()
+    }
 
 
 def _located(key: Any, value: Any, file: str) -> Any:
     """The value of a key that names what is read, from the folder of its file."""
-    name = str(key).lstrip("-").replace("-", "_")
+    name = _identifier(key)
     if name == "eval_prompt_data" and isinstance(value, list):
         return [located(v, file) if i % 2 and isinstance(v, str) else v for i, v in enumerate(value)]
     return located(value, file) if name in READ and isinstance(value, str) and value else value
+
+
+def _identifier(key: Any) -> str:
+    return str(key).lstrip("-").replace("-", "_")
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -115,7 +101,7 @@ def read_config(path: str) -> dict[str, Any]:
     """
     values = {}
     for key, value in read_mapping(path, "--config").items():
-        name, where = str(key).lstrip("-").replace("-", "_"), f"--config {path}: {key}"
+        name, where = _identifier(key), f"--config {path}: {key}"
         flag = BY_DEST.get(name) or BY_NAME.get(name)
         if flag is None:
             near = did_you_mean(name, [*BY_DEST, *BY_NAME])
@@ -128,20 +114,20 @@ def read_config(path: str) -> dict[str, Any]:
 def read_custom_config(path: str) -> dict[str, Any]:
     """Attribute to value, of a file that goes over all flags, as in slime; stricter: a key must be known.
 
-    slime sets any key unchecked. Here a top-level key is an attribute's name or ``slime_ext``, and its value
-    has the flag's type as YAML reads it, so that a file that is accepted here means the same in slime.
+    slime sets any key unchecked. Here a key is an attribute's name or ``slime_ext``, and its value has the
+    flag's type as YAML reads it, so that a file that is accepted here means the same in slime.
 
     Raises:
         ConfigError: an unknown key, a wrong type.
     """
-    values = {}
-    for key, value in read_mapping(path, "--custom-config-path").items():
+    values = read_mapping(path, "--custom-config-path")
+    for key in [key for key in values if key != "slime_ext"]:
         where = f"--custom-config-path {path}: {key}"
-        if key != "slime_ext" and key not in BY_DEST:
-            near = did_you_mean(str(key), [*BY_DEST, "slime_ext"])
-            hint = near or ": settings of the correction belong under the key slime_ext"
+        if key not in BY_DEST:
+            hint = did_you_mean(str(key), [*BY_DEST, "slime_ext"])
+            hint = hint or ": settings of the correction belong under the key slime_ext"
             raise ConfigError(
                 f"{where}: expected an argument of this launcher or slime_ext, got another{hint}"
             )
-        values[key] = value if key == "slime_ext" else BY_DEST[key].read(value, where)
+        values[key] = BY_DEST[key].read(values[key], where)
     return values

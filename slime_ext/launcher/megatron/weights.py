@@ -7,7 +7,6 @@ interleaved per query group, gate and up projection per tensor-parallel rank.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -200,36 +199,23 @@ def _gather_stages(stage: dict[str, Tensor]) -> dict[str, Tensor] | None:
 
 
 def read_hf_checkpoint(path: str | Path) -> GetTensor:
-    """``get_tensor`` over the safetensors of a Hugging Face directory (one file, or several with an index).
+    """``get_tensor`` over the safetensors files of a Hugging Face directory.
 
     Raises:
         DataError: no safetensors file there, or a tensor that none of them holds.
     """
     from safetensors import safe_open
 
-    where = _tensor_files(Path(path))
-    opened = {file: safe_open(file, framework="pt") for file in set(where.values())}
+    files = [safe_open(file, framework="pt") for file in sorted(Path(path).glob("*.safetensors"))]
+    if not files:
+        raise DataError(f"{path}: expected safetensors files, got none: give a Hugging Face directory")
+    where = {name: file for file in files for name in file.keys()}
 
     def get_tensor(name: str) -> Tensor:
         if name not in where:
             raise DataError(
                 f"{path}: expected the tensor {name!r}, got none: the checkpoint is of another model"
             )
-        return opened[where[name]].get_tensor(name)
+        return where[name].get_tensor(name)
 
     return get_tensor
-
-
-def _tensor_files(path: Path) -> dict[str, Path]:
-    """{tensor name: file that holds it}"""
-    from safetensors import safe_open
-
-    index = path / "model.safetensors.index.json"
-    if index.exists():
-        return {name: path / file for name, file in json.loads(index.read_text())["weight_map"].items()}
-    if not (path / "model.safetensors").exists():
-        raise DataError(
-            f"{path}: expected model.safetensors or its index, got neither: give a Hugging Face directory"
-        )
-    with safe_open(path / "model.safetensors", framework="pt") as file:
-        return dict.fromkeys(file.keys(), path / "model.safetensors")

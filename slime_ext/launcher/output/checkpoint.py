@@ -57,20 +57,14 @@ def save(
 ) -> Path:
     """Writes this rank's payload; when all ranks have, the checkpoint appears under its name at once.
 
-    Every rank calls it with the same directory and iteration. A kill at any moment leaves the checkpoint
-    before.
+    Every rank calls it with the same directory and iteration; a kill at any moment leaves the checkpoint
+    before. Returns the directory of this checkpoint.
 
     Args:
-        directory: where checkpoints are.
-        iteration: what `newest` will return; the caller's count.
-        rank: global rank; rank 0 renames and prunes.
         payload: tensors and plain values; no classes of one's own.
         sizes: of `sizes_of`.
         keep: newest checkpoints that stay; 0 keeps all.
-        barrier: waits for all ranks; none is needed for one.
-
-    Returns:
-        The directory of this checkpoint.
+        barrier: waits for all ranks.
 
     Raises:
         DataError: the disk refuses.
@@ -153,13 +147,16 @@ def _check_same(directory: str | Path, saved: Mapping[str, Any], sizes: Mapping[
 
 
 def _check_sum(path: Path) -> None:
-    wanted = Path(f"{path}.sha256").read_text().split()[0]
+    if _sum(path) != Path(f"{path}.sha256").read_text().split()[0]:
+        raise ValueError(f"{path.name} is not what was written")
+
+
+def _sum(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    if digest.hexdigest() != wanted:
-        raise ValueError(f"{path.name} is not what was written")
+    return digest.hexdigest()
 
 
 def _name(iteration: int) -> str:
@@ -175,28 +172,13 @@ def _line(error: BaseException) -> str:
     return (text.splitlines() or [type(error).__name__])[0] + (f": {Path(where).name}" if where else "")
 
 
-class _Hashing:
-    """A file that remembers the checksum of what is written to it, in order."""
-
-    def __init__(self, path: Path) -> None:
-        self.file, self.digest = path.open("wb"), hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self.digest.update(data)
-        return self.file.write(data)
-
-    def flush(self) -> None:
-        self.file.flush()
-
-
 def _write_tensors(path: Path, payload: Mapping[str, Any]) -> None:
     import torch
 
-    out = _Hashing(path)
-    with out.file:
-        torch.save(dict(payload), out)
-        _sync(out.file)
-    _write_text(Path(f"{path}.sha256"), f"{out.digest.hexdigest()}  {path.name}\n")
+    with path.open("wb") as file:
+        torch.save(dict(payload), file)
+        _sync(file)
+    _write_text(Path(f"{path}.sha256"), f"{_sum(path)}  {path.name}\n")
 
 
 def _publish(root: Path, partial: Path, final: Path) -> None:

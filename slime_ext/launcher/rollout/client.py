@@ -25,6 +25,7 @@ from slime_ext.launcher.rollout.protocol import (
 from slime_ext.launcher.rollout.sample import Sample
 
 PROBE_S = 0.25  # between two looks at a server that is away
+SAY_S = 10.0  # between two lines about it
 _MAX_BACKOFF_S = 30.0
 _TRY_AGAIN = {408, 429}  # the only 4xx that do not say that the request itself is wrong
 
@@ -68,7 +69,7 @@ class EngineClient:
         limits = httpx.Limits(max_connections=concurrency + 1, max_keepalive_connections=concurrency + 1)
         self._http = httpx.Client(base_url=self.url, timeout=timeout, limits=limits)
         self._recovering = threading.Lock()
-        self._pushed: tuple[str, str] | None = None  # path and version of the latest weights
+        self.pushed: tuple[str, str] | None = None  # path and version of the latest weights
         self._versions: set[str] = set()
 
     def generate(
@@ -107,16 +108,24 @@ class EngineClient:
             return self._http.get("/health", timeout=5.0).status_code == 200
         return False
 
-    def wait_healthy(self, timeout: float) -> bool:
+    def wait_healthy(self, timeout: float, say: Callable[[str], None] = lambda text: None) -> bool:
         """Waits for the server; whether there was anything to wait for.
+
+        Args:
+            timeout: seconds.
+            say: shows, every ten seconds, what is waited for.
 
         Raises:
             EngineError: it was not healthy within `timeout` seconds.
         """
-        deadline, was_away = time.monotonic() + timeout, False
+        start = said = time.monotonic()
+        was_away = False
         while not self.health():
-            was_away = True
-            if time.monotonic() > deadline:
+            was_away, now = True, time.monotonic()
+            if now - said > SAY_S:
+                said = now
+                say(f"waiting for the rollout engine, {now - start:.0f} s of {timeout:.0f} s (sglang.log)")
+            if now > start + timeout:
                 raise EngineError(
                     f"rollout engine: expected an answer from {self.url}/health within {timeout:.0f} s, "
                     "got none: see sglang.log"
@@ -134,13 +143,13 @@ class EngineClient:
         Raises:
             EngineError: it refused, or reports another version afterwards.
         """
-        self._pushed = str(Path(path).resolve()), str(version)
+        self.pushed = str(Path(path).resolve()), str(version)
         self._versions.add(str(version))
         self._push()
 
     def _push(self) -> None:
         """The latest weights to the server, once more where it was restarted before it reported them."""
-        path, version = self._pushed
+        path, version = self.pushed
         body = {"model_path": path, "load_format": "auto", "weight_version": version, "flush_cache": True}
         for _ in range(self.retries + 1):
             self._call("POST", "/update_weights_from_disk", body)
@@ -158,7 +167,7 @@ class EngineClient:
         """
         with self._recovering:
             was_away = self.wait_healthy(self.recovery_timeout)
-            if self._pushed and (was_away or self.weight_version() != self._pushed[1]):
+            if self.pushed and (was_away or self.weight_version() != self.pushed[1]):
                 self._push()
 
     def _group(

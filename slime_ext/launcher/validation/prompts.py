@@ -9,7 +9,6 @@ from pathlib import Path
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.launcher.task.prompts import Prompt, read_prompts
 from slime_ext.launcher.task.rewards import check_rm_type
-from slime_ext.launcher.validation.model import read_config
 
 Count = Callable[[str], int]
 
@@ -51,8 +50,7 @@ def token_counter(directory: str, vocab_size: int) -> Count:
 
 def _context(args: argparse.Namespace) -> int:
     """Most tokens of prompt and response that model, engine and flags all allow."""
-    positions = read_config(args.hf_checkpoint)["max_position_embeddings"]
-    limits = (positions, args.sglang_context_length, args.sglang_max_total_tokens)
+    limits = (args.max_position_embeddings, args.sglang_context_length, args.sglang_max_total_tokens)
     return min(limit for limit in limits if limit is not None)
 
 

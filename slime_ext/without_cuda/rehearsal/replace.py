@@ -30,7 +30,8 @@ LEFT_OUT = {
         --untie-embeddings-and-output-weights --apply-layernorm-1p --post-self-attn-layernorm
         --post-mlp-layernorm --attention-output-gate --use-gated-attention --multi-latent-attention
         --q-lora-rank --kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim --v-head-dim --mscale* --beta-fast
-        --beta-slow --num-experts --moe-* --mtp-* --enable-mtp-training --linear-* --experimental-*
+        --beta-slow --num-experts --moe-* --use-routing-replay --use-rollout-routing-replay --mtp-*
+        --enable-mtp-training --linear-* --experimental-*
         --enable-experimental --softmax-type --window-* --quick-geglu --glu-* --dsa-* --allgather-cp
         --enable-gloo-process-groups --attention-bias --model-name --megatron-to-hf-mode
         --custom-model-provider-path --original-max-position-embeddings

@@ -41,11 +41,14 @@ def post_process(args: Namespace, samples: Sequence[Any]) -> tuple[list[float], 
 
 
 def _of_host(args: Namespace, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """What the host's manager does where --custom-reward-post-process-path is absent."""
+    """What the host does where --custom-reward-post-process-path is absent."""
     host = type(samples[0]).__module__.split(".")[0]
-    manager = import_module(f"{host}.ray.rollout").RolloutManager
-    plain = getattr(manager, "__ray_metadata__", None)
-    kind = plain.modified_class if plain else manager
+    rollout = import_module(f"{host}.ray.rollout")
+    if hasattr(rollout, "__path__"):  # a package since miles 31f1ca9
+        conversion = import_module(f"{host}.ray.rollout.train_data_conversion")
+        return conversion._post_process_rewards(args, samples, None)
+    plain = getattr(rollout.RolloutManager, "__ray_metadata__", None)
+    kind = plain.modified_class if plain else rollout.RolloutManager
     return kind._post_process_rewards(
         SimpleNamespace(args=args, custom_reward_post_process_func=None), samples
     )

@@ -15,15 +15,7 @@ INIT_STD = 0.1  # log-probs of neighbouring tokens differ by 0.5 nats or more, s
 POSITIONS = 1 << 16
 MULTIPLE = 16  # of the vocabulary, for two tensor-parallel ranks
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "vocab*",
-    "merges*",
-    "special_tokens*",
-    "added_tokens*",
-    "chat_template*",
-    "*.model",
-)
+TOKENIZER_FILES = "tokenizer* vocab* merges* special_tokens* added_tokens* chat_template* *.model".split()
 END, BEGIN, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -92,12 +84,7 @@ def twin_of(launch: Launch, vocabulary: int) -> Twin:
         "rotary-base": base, "normalization": "RMSNorm",
     }  # fmt: skip
     flags = [word for name, value in words.items() for word in (f"--{name}", str(value))]
-    flags += [
-        "--swiglu",
-        "--group-query-attention",
-        "--use-rotary-position-embeddings",
-        "--disable-bias-linear",
-    ]
+    flags += "--swiglu --group-query-attention --use-rotary-position-embeddings --disable-bias-linear".split()
     flags += {"qwen3": ["--qk-layernorm"], "qwen2": ["--add-qkv-bias"], "llama": []}[family]
     flags += [] if is_tied else ["--untie-embeddings-and-output-weights"]
     lost = tuple(text for flag, text in NOT_DENSE.items() if launch.flag(flag))

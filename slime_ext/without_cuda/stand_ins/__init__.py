@@ -16,6 +16,7 @@ NAMES = (
     "torch_cuda",
     "accelerator",
     "adam_state",
+    "cuda_ipc",
     "free_ports",
     "gloo",
     "hf_weights",

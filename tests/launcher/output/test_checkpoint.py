@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
-import sys
 import threading
 from argparse import Namespace
 
@@ -12,7 +12,6 @@ import torch
 
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.launcher.output import checkpoint
-from tests.launcher.engine import ROOT
 
 ONE = {"tensor": 1, "norm_epsilon": 1e-6}
 
@@ -147,13 +146,13 @@ def test_a_disk_that_refuses_is_named_and_nothing_partial_stays(tmp_path):
     with pytest.raises(DataError, match=r"--save .* expected to write iteration 1"):
         save(tmp_path / "file", 1)
     save(tmp_path, 1)
-    code = (
-        "import sys, torch; from tests.launcher.output.test_checkpoint import save;"
-        "save(sys.argv[1], 2, {'w': torch.ones(9999)})"
-    )
-    command = ["prlimit", "--fsize=5000", sys.executable, "-c", code, tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert "expected to write iteration 2, got File too large" in done.stderr
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+    try:
+        with pytest.raises(DataError, match="expected to write iteration 2, got File too large"):
+            save(tmp_path, 2, {"w": torch.ones(9999)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "iter_0000001"] and load(tmp_path)[0] == 1
 
 

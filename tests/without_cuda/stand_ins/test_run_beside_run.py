@@ -6,23 +6,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from slime_ext.launcher.rollout.processes import MARK
-from slime_ext.without_cuda.stand_ins.free_ports import start_at_own_range
+from slime_ext.without_cuda.stand_ins.free_ports import VARIABLE, own_range, start_at_own_range
 from slime_ext.without_cuda.stand_ins.process_groups import NAMES, add_names
 
 
-def test_each_run_looks_for_ports_in_a_range_of_its_own(monkeypatch):
-    starts = set()
-    for mark in ("a", "b", "c"):
-        monkeypatch.setenv(MARK, mark)
-        misc = SimpleNamespace(
-            get_free_port=lambda start_port=10000, consecutive=1: (start_port, consecutive)
-        )
-        start_at_own_range(misc)
-        (start, _), (again, count) = misc.get_free_port(), misc.get_free_port(start_port=15000, consecutive=3)
-        assert start == again and count == 3 and misc.get_free_port(start_port=start + 7)[0] == start + 7
-        starts.add(start)
-    assert len(starts) == 3 and all(20000 <= start < 32768 for start in starts)
+def test_each_run_looks_for_ports_in_a_range_that_no_other_has(monkeypatch):
+    with own_range() as first, own_range() as second, own_range() as third:
+        assert len({first, second, third}) == 3
+        for own in (first, second, third):
+            monkeypatch.setenv(VARIABLE, str(own))
+            misc = SimpleNamespace(
+                get_free_port=lambda start_port=10000, consecutive=1: (start_port, consecutive)
+            )
+            start_at_own_range(misc)
+            assert misc.get_free_port() == (own, 1) and 20000 <= own < 32768
+            assert misc.get_free_port(start_port=15000, consecutive=3) == (own, 3)
+            assert misc.get_free_port(start_port=own + 7) == (own + 7, 1)
+    with own_range() as again:
+        assert again == first
 
 
 def test_a_reloadable_group_hands_on_the_new_names():

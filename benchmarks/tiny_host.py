@@ -1,0 +1,148 @@
+"""The tiny task for a real host: model folder, flags that slime and miles share, rollouts on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from slime_ext.launcher.task.tiny import Model, write_all
+
+PAD_STD = 0.02
+REWARD = "slime_ext.without_cuda.tiny.reward"
+
+
+def model_flags(model: Model | None = None, vocabulary: int = 16) -> list[str]:
+    """Megatron's flags for the tiny model."""
+    m = model or Model()
+    sizes = {
+        "num-layers": m.layers,
+        "hidden-size": m.hidden,
+        "ffn-hidden-size": m.ffn,
+        "num-attention-heads": m.heads,
+        "num-query-groups": m.kv_heads,
+        "kv-channels": m.head_dim,
+        "max-position-embeddings": m.positions,
+        "seq-length": 64,
+        "vocab-size": vocabulary,
+        "make-vocab-size-divisible-by": 8,
+        "norm-epsilon": 1e-6,
+        "rotary-base": 10000,
+        "normalization": "RMSNorm",
+    }
+    words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    switches = "swiglu group-query-attention use-rotary-position-embeddings disable-bias-linear qk-layernorm"
+    return [*words, *(f"--{s}" for s in [*switches.split(), "untie-embeddings-and-output-weights"])]
+
+
+def task_flags(
+    folder: Path, prompts: int = 8, samples: int = 8, rollouts: int = 2, steps: int = 2, micro_batch: int = 16
+) -> list[str]:
+    """The task of `write_model`'s folder: `rollouts` of `prompts` x `samples` responses, `steps` each."""
+    return [
+        *("--hf-checkpoint", f"{folder}/model", "--ref-load", f"{folder}/model"),
+        *("--prompt-data", f"{folder}/train.jsonl", "--input-key", "input", "--label-key", "label"),
+        *("--custom-rm-path", REWARD, "--rollout-shuffle", "--rollout-temperature", "1"),
+        *("--rollout-batch-size", str(prompts), "--n-samples-per-prompt", str(samples)),
+        *("--rollout-max-response-len", "5", "--num-rollout", str(rollouts)),
+        *("--num-steps-per-rollout", str(steps), "--micro-batch-size", str(micro_batch)),
+    ]
+
+
+def algorithm_flags(learning_rate: float = 1e-3, entropy: float = 0.0, decay: str = "constant") -> list[str]:
+    """GRPO with Adam, an entropy term of `entropy`, the learning rate as `decay` says."""
+    return [
+        *("--advantage-estimator", "grpo", "--eps-clip", "0.2", "--eps-clip-high", "0.28"),
+        *("--entropy-coef", str(entropy), "--clip-grad", "1.0", "--weight-decay", "0.0"),
+        *("--optimizer", "adam", "--lr", str(learning_rate), "--lr-decay-style", decay),
+        *("--adam-beta2", "0.95"),
+        *("--actor-num-nodes", "1", "--num-gpus-per-node", "4"),
+    ]
+
+
+def write_model(folder: Path, seed: int = 0) -> None:
+    """Prompts and the tiny model with random weights in bfloat16, below `folder`.
+
+    Hugging Face sets the embedding of the pad token to zero. Behind a zero row RMSNorm multiplies gradients
+    by 1/sqrt(eps) = 1000, and Megatron trains that row: here it is as random as the others.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    write_all(folder)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder / "model")).bfloat16()
+    torch.nn.init.normal_(model.get_input_embeddings().weight.data[0], std=PAD_STD)
+    model.save_pretrained(folder / "weights")
+    (folder / "weights/model.safetensors").rename(folder / "model/model.safetensors")
+
+
+def write_rollouts(
+    folder: Path,
+    out: Path,
+    rollouts: int = 2,
+    prompts: int = 8,
+    samples: int = 8,
+    noise: float = 0.1,
+    seed: int = 0,
+) -> None:
+    """Writes rollouts in the hosts' dump format, for --load-debug-rollout-data OUT/{rollout_id}.pt.
+
+    Made without an engine: every token is drawn from the model itself.
+
+    Args:
+        folder: where `write_model` wrote.
+        noise: standard deviation of what the behavior log-probs differ from the model's own by, nats.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    generator = torch.Generator().manual_seed(seed)
+    out.mkdir(parents=True, exist_ok=True)
+    for rollout in range(rollouts):
+        taken = [row for row in rows[rollout * prompts : (rollout + 1) * prompts] for _ in range(samples)]
+        tokens = torch.tensor([tokenizer(row["input"])["input_ids"] for row in taken])
+        tokens, log_probs = _sample(model, tokens, 5, generator)
+        log_probs += noise * torch.randn(log_probs.shape, generator=generator)
+        lengths = torch.randint(1, 6, (len(taken),), generator=generator).tolist()
+        records = [
+            _record(i, i // samples, row, t[: t.numel() - 5 + n], p[:n], tokenizer)
+            for i, (row, t, p, n) in enumerate(zip(taken, tokens, log_probs, lengths, strict=True))
+        ]
+        torch.save({"rollout_id": rollout, "samples": records}, out / f"{rollout}.pt")
+
+
+def _sample(model: object, tokens: object, count: int, generator: object) -> tuple[object, object]:
+    """tokens [B, P] -> tokens [B, P + count] and the log-probs [B, count] of those that were drawn."""
+    import torch
+
+    drawn = []
+    for _ in range(count):
+        with torch.no_grad():
+            log_probs = model(tokens).logits[:, -1].log_softmax(-1)
+        token = torch.multinomial(log_probs.exp(), 1, generator=generator)
+        drawn.append(log_probs.gather(1, token))
+        tokens = torch.cat([tokens, token], 1)
+    return tokens, torch.cat(drawn, 1)
+
+
+def _record(index: int, group: int, row: dict, tokens: object, log_probs: object, tokenizer: object) -> dict:
+    """One sample as the hosts' Sample.to_dict writes it."""
+    length = log_probs.numel()
+    text = tokenizer.decode(tokens[-length:])
+    return {
+        "group_index": group,
+        "index": index,
+        "prompt": row["input"],
+        "tokens": tokens.tolist(),
+        "response": text,
+        "response_length": length,
+        "label": row["label"],
+        "rollout_log_probs": log_probs.tolist(),
+        "weight_versions": ["1"],
+        "reward": sum(a == b for a, b in zip(text, row["label"], strict=False)) / 4,
+        "status": "completed",
+        "metadata": {},
+    }

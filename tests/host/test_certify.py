@@ -1,0 +1,231 @@
+"""The certificate of a weight push, of engines that hold what was sent and of those that do not."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from slime_ext import metrics, presets, tis
+from slime_ext.config import read_config
+from slime_ext.errors import ConfigError, GuardError
+from slime_ext.host import certify, hosts, staleness, step_metrics
+from tests import oracle
+from tests.host.test_train_step import args_of, host
+from tests.metrics.test_statistics import accumulated
+
+LAYERS = 3
+NAMES = (
+    "model.embed_tokens.weight",
+    *(f"model.layers.{i}.{name}.weight" for i in range(LAYERS) for name in ("mlp.down_proj", "o_proj")),
+    *(f"model.layers.{i}.input_layernorm.weight" for i in range(LAYERS)),
+)
+STEPPED = SimpleNamespace(param_groups=[{"lr": 1e-6}])
+
+
+class Engine:
+    """slime's engine actor, as far as checksums go: holds a number for each tensor."""
+
+    def __init__(self):
+        self.held = dict.fromkeys(NAMES, 0)
+        self.check_weights = SimpleNamespace(remote=self.reply)
+
+    def reply(self, action):
+        assert action == "checksum"
+        halves = [{name: f"{rank}/{value}" for name, value in self.held.items()} for rank in range(2)]
+        ranks = [{"checksums": half | {"draft.x": "1"}, "parallelism_info": [{}]} for half in halves]
+        return {"success": True, "message": "Success.", "ranks": ranks}
+
+
+class Pusher:
+    """slime's UpdateWeightFromDistributed: counts its pushes; ``arrives`` tells what each engine gets."""
+
+    def __init__(self, engines, arrives=lambda name, version, engine: version):
+        self.weight_version, self.rollout_engines, self.arrives = 0, engines, arrives
+
+    def update_weights(self):
+        self.weight_version += 1
+        for number, engine in enumerate(self.rollout_engines):
+            for name in NAMES:
+                found = self.arrives(name, self.weight_version, number)
+                engine.held[name] = engine.held[name] if found is None else found
+
+
+@pytest.fixture(autouse=True)
+def run(monkeypatch):
+    """A process of a host whose actor module has the class above."""
+    for module in (certify, step_metrics):
+        module.reset()
+    monkeypatch.setattr(staleness, "_version", None)
+    monkeypatch.setattr(staleness, "_pusher", None)
+    actor = ModuleType("host.actor")
+    actor.UpdateWeightFromDistributed = type("UpdateWeightFromDistributed", (Pusher,), {})
+    ray = SimpleNamespace(get=lambda replies, timeout: replies)
+    monkeypatch.setitem(sys.modules, "host.actor", actor)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(hosts, "current", lambda: hosts.Host("host", (), "", ("",), "host.actor", ""))
+    certify.install()
+    certify.install()
+    yield actor.UpdateWeightFromDistributed
+    certify.reset()
+
+
+def scalars(noise=0.01, shift=0.0, age=0.0):
+    """The metrics of a step whose log-ratios are noise around a shift."""
+    g = torch.Generator().manual_seed(0)
+    samples = oracle.random_batch(3, wild=False)
+    for sample in samples:
+        behavior = torch.tensor(sample["behavior"]).double()
+        step = noise * torch.randn(behavior.shape, generator=g, dtype=torch.float64)
+        sample["proximal"] = (behavior + shift + step).tolist()
+    ages = None if age is None else [age] * len(samples)
+    return metrics.scalars(accumulated(presets.get("metrics_only"), samples, ages=ages))
+
+
+def pushes(pusher, capsys, *steps, optimizer=STEPPED):
+    """A line and metrics for each push, with the metrics of the step that follows it."""
+    said = []
+    for step in steps:
+        pusher.update_weights()
+        certify.settle()
+        found = certify.of_step(step, 0, is_first=True)
+        assert certify.of_step(step, 1, is_first=True) == {}  # once per push
+        certify.note_step(optimizer)
+        said.append((capsys.readouterr().out, found))
+    return said
+
+
+def verdict(line):
+    return line.partition(": certificate, weights ")[2].split(": ")[1]
+
+
+def test_engines_that_hold_what_was_sent_are_sound(run, capsys):
+    said = pushes(run([Engine(), Engine()]), capsys, *[scalars()] * 3)
+    assert [verdict(line) for line, _ in said] == ["sound"] * 3
+    assert "7 tensors in the engine" in said[0][0] and "7 of 7 tensors changed with the push" in said[1][0]
+    k3 = scalars()["off_policy/k3_kl"]
+    assert [found for _, found in said] == [
+        {"off_policy/certified": 1.0, "off_policy/certified_k3_kl": k3}
+    ] * 3
+    assert "weights 3" in said[2][0] and f"k3 {k3:.2g} nats" in said[2][0] and said[2][0].count("\n") == 1
+
+
+def test_what_is_wrong_is_named(run, capsys):
+    far = scalars(noise=0.05)
+    cases = {
+        "no tensor of the engine changed": (lambda name, version, engine: 1, scalars()),
+        "the engine holds the weights of push 1 again": (
+            lambda n, v, e: 1 + v % 2 if v > 1 else 2,
+            scalars(),
+        ),
+        "layer 1 did not change": (lambda n, v, e: None if ".1." in n else v, far),
+        "model.embed_tokens.weight, layer 2 did not": (
+            lambda n, v, e: None if v > 2 and (".2." in n or "embed" in n) else v,
+            scalars(),
+        ),
+        "engines differ from each other in layer 0": (
+            lambda n, v, e: None if e and ".0." in n else v,
+            scalars(),
+        ),
+        "has parted from the trainer": (lambda n, v, e: v, far),
+    }
+    for words, (arrives, step) in cases.items():
+        certify.reset()
+        said = pushes(run([Engine(), Engine()], arrives), capsys, scalars(), scalars(), step)
+        line, found = said[-1]
+        assert verdict(line) == "NOT sound" and words in line, line
+        assert found["off_policy/certified"] == 0.0
+
+
+def test_at_the_start_there_is_nothing_to_compare_with(run, capsys):
+    ((line, _),) = pushes(run([Engine()]), capsys, scalars(noise=0.5))
+    assert "differ from the first push on: other weights, or other numerics" in line
+    certify.reset()
+    ((line, _),) = pushes(run([Engine()]), capsys, scalars(noise=0.05, shift=0.3))
+    assert "temperature, top-p or top-k" in line and verdict(line) == "NOT sound"
+
+
+def test_what_cannot_be_known_is_said_to_be_so(run, capsys):
+    for age, words in ((1.0, "up to 1 pushes old"), (None, "of unknown versions")):
+        certify.reset()
+        ((line, found),) = pushes(run([Engine()]), capsys, scalars(age=age))
+        assert verdict(line) == "not known" and words in line and found == {}
+    certify.reset()
+    said = pushes(run([Engine()], lambda n, v, e: 1), capsys, *[scalars(age=1.0)] * 2)
+    assert verdict(said[1][0]) == "NOT sound" and said[1][1] == {"off_policy/certified": 0.0}
+
+
+def test_weights_that_were_not_trained_need_not_change(run, capsys):
+    still = SimpleNamespace(param_groups=[{"lr": 0.0}])
+    said = pushes(run([Engine()], lambda n, v, e: 1), capsys, scalars(), scalars(), optimizer=still)
+    assert [verdict(line) for line, _ in said] == ["sound", "sound"]
+
+
+def test_frozen_layers_are_a_remark(run, capsys):
+    said = pushes(run([Engine()], lambda n, v, e: None if ".0." in n else v), capsys, *[scalars()] * 3)
+    assert (
+        verdict(said[2][0]) == "sound" and "5 of 7 tensors changed with the push, not layer 0" in said[2][0]
+    )
+
+
+def test_an_engine_that_tells_nothing_costs_no_run(run, capsys):
+    silent, broken = Engine(), Engine()
+    silent.check_weights.remote = lambda action: {"success": False, "message": "Unsupported action"}
+    broken.check_weights = None
+    for engine, words in ((silent, "no checksums: this engine tells none"), (broken, "with AttributeError")):
+        certify.reset()
+        ((line, _),) = pushes(run([engine]), capsys, scalars())
+        assert verdict(line) == "sound" and words in line
+
+
+def test_the_step_after_a_push_prints_it_and_a_guard_stops_the_run(run, capsys, monkeypatch):
+    monkeypatch.setattr(hosts, "current", lambda: None)
+    monkeypatch.setattr(staleness, "of_rollout", lambda rollout_id: {"staleness_max": 0.0})
+    batch = oracle.random_batch(1, wild=False)
+    for sample in batch:
+        sample["proximal"] = [value - 0.5 for value in sample["behavior"]]
+    module = host([batch])
+    guard = {"certified": {"min": 1, "action": "stop"}}
+    args = args_of({"preset": "geo_rs", "guards": guard})
+
+    def train():
+        return module.train_one_step(args, 0, 0, None, [SimpleNamespace(role="actor")], STEPPED, None, 1)[0]
+
+    assert "off_policy/certified" not in train()  # nothing was pushed: no engine, no certificate
+    run([Engine()]).update_weights()
+    with pytest.raises(GuardError, match=r"off_policy/certified: expected at least 1, got 0"):
+        train()
+    assert "certificate, weights 1: NOT sound" in capsys.readouterr().out
+
+
+def test_it_can_be_switched_off_and_its_names_are_known(run, capsys, monkeypatch):
+    monkeypatch.setattr(hosts, "current", lambda: None)
+    args = args_of({"preset": "geo_rs", "metrics": {"certify": False}})
+    run([Engine()]).update_weights()
+    module = host([oracle.random_batch(1, wild=False)], hook=tis.correct)
+    module.train_one_step(args, 0, 0, None, [SimpleNamespace(role="actor")], STEPPED, None, 1)
+    assert capsys.readouterr().out == ""
+    loaded = read_config({"preset": "token_tis", "guards": {"certified_k3_kl": {"max": 1e-3}}})
+    assert loaded.guards["certified_k3_kl"].max == 1e-3
+    with pytest.raises(ConfigError, match=r"unknown metric 'certfied'.*certified"):
+        read_config({"preset": "token_tis", "guards": {"certfied": {"min": 1}}})
+
+
+def test_the_cost_is_a_share_of_the_time(run, capsys):
+    ((line, _),) = pushes(run([Engine()]), capsys, scalars())
+    cost = line.rpartition("(")[2]
+    assert float(cost.split(" s, ")[0]) >= 0 and not math.isnan(float(cost.split(" s, ")[1].split("%")[0]))
+
+
+def test_a_class_that_calls_its_parents_push_is_one_push(run, capsys):
+    class Twice(run):
+        def update_weights(self):
+            super().update_weights()
+
+    sys.modules["host.actor"].UpdateWeightTwice = Twice
+    certify.install()
+    said = pushes(Twice([Engine()]), capsys, *[scalars()] * 2)
+    assert [verdict(line) for line, _ in said] == ["sound", "sound"]

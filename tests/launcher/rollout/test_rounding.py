@@ -1,0 +1,133 @@
+"""Rounded weights against rounding in plain Python, over every number that a format has."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import random
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slime_ext.launcher.rollout.client import EngineClient
+from slime_ext.launcher.rollout.rounding import ROUNDINGS, round_weights
+from slime_ext.launcher.sampler import Sampler
+
+E4M3 = sorted(
+    {m / 8 * 2.0**-6 for m in range(8)}
+    | {(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8) if (e, m) != (15, 7)}
+)
+# largest number of the format, its numbers >= 0, and what shares a scale: rows and columns of it
+FORMATS = {
+    "fp8": (448.0, E4M3, (1, 1000)),
+    "fp8_block": (448.0, E4M3, (128, 128)),
+    "int8": (127.0, [float(n) for n in range(128)], (1, 1000)),
+    "int4": (7.0, [float(n) for n in range(8)], (1, 1000)),
+}
+
+
+def nearest(value, grid):
+    """The grid's number next to |value|; of two that are as near the one with the even place."""
+    above = bisect.bisect_left(grid, abs(value))
+    best = min((max(above - 1, 0), above), key=lambda i: (abs(grid[i] - abs(value)), i % 2))
+    return math.copysign(grid[best], value)
+
+
+def oracle(rows, largest, grid, shared):
+    """Each weight rounded with the scale of those that it shares it with."""
+
+    def scale(i, j):
+        top, left = i // shared[0] * shared[0], j // shared[1] * shared[1]
+        unit = [w for row in rows[top : top + shared[0]] for w in row[left : left + shared[1]]]
+        return max(map(abs, unit)) / largest
+
+    scales = {}
+    for i, j in itertools.product(range(len(rows)), range(len(rows[0]))):
+        key = i // shared[0], j // shared[1]
+        scales[key] = scales.get(key) or scale(i, j)
+    return [
+        [nearest(w / (s := scales[i // shared[0], j // shared[1]]), grid) * s for j, w in enumerate(row)]
+        for i, row in enumerate(rows)
+    ]
+
+
+@pytest.mark.parametrize("rounding", FORMATS)
+def test_every_weight_becomes_the_nearest_number_of_the_format(rounding):
+    largest, grid, shared = FORMATS[rounding]
+    draw = random.Random(0)
+    between = [(a + b) / 2 for a, b in itertools.pairwise(grid)]
+    rows = []
+    for i in range(130):
+        values = draw.choices([*grid, *between], k=100) + [draw.uniform(0, largest) for _ in range(60)]
+        values = [v * draw.choice((-1, 1)) for v in values]
+        values[0] = values[140] = (
+            largest  # in every unit, so that scales are powers of two and nothing else rounds
+        )
+        scale = 2.0 ** (i // shared[0] % 7 - 9)
+        rows.append([v * scale for v in values])
+    weight = torch.tensor(rows)
+    wanted = oracle(weight.tolist(), largest, grid, shared)
+    assert ROUNDINGS[rounding](weight).tolist() == wanted
+
+
+def test_a_block_has_a_scale_of_its_own():
+    weight = torch.full((130, 260), 0.3)
+    weight[129, 259] = 448.0
+    rounded = ROUNDINGS["fp8_block"](weight)
+    corner = torch.zeros(130, 260, dtype=torch.bool)
+    corner[128:, 256:] = True
+    assert (rounded[~corner] == rounded[0, 0]).all() and abs(rounded[0, 0] - 0.3) < 1e-6
+    assert (rounded[corner][:-1] == 0.3125).all()  # the nearest of the format at scale 1
+
+
+def test_only_the_linear_layers_of_the_blocks_are_rounded():
+    state = {
+        name: torch.randn(4, 8)
+        for name in (
+            "model.embed_tokens.weight",
+            "model.layers.0.self_attn.q_proj.weight",
+            "model.layers.0.mlp.gate.weight",
+            "model.layers.0.mlp.experts.3.down_proj.weight",
+            "lm_head.weight",
+        )
+    }
+    state["model.norm.weight"] = torch.randn(8)
+    rounded = round_weights(state, "int4")
+    assert [name for name in state if not torch.equal(state[name], rounded[name])] == [
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.mlp.experts.3.down_proj.weight",
+    ]
+    assert all(rounded[name].dtype == tensor.dtype for name, tensor in state.items())
+
+
+def test_a_channel_of_zeros_stays():
+    assert all(torch.equal(function(torch.zeros(3, 5)), torch.zeros(3, 5)) for function in ROUNDINGS.values())
+
+
+def test_the_engine_samples_with_rounded_weights_and_is_evaluated_with_the_trained_ones(stand_in, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    sampler = object.__new__(Sampler)
+    sampler.args = Namespace(
+        run_path=str(tmp_path / "run"), hf_checkpoint=str(tmp_path), rollout_weight_rounding="int4"
+    )
+    sampler.client = EngineClient(stand_in.url)
+    trained = {"model.layers.0.mlp.up_proj.weight": torch.randn(8, 8)}
+    rounded = round_weights(trained, "int4")
+
+    def weights_of_the_engine():
+        path = Path(sampler.client.pushed[0]) / "model.safetensors"
+        return load_file(path)["model.layers.0.mlp.up_proj.weight"], sampler.client.weight_version()
+
+    sampler.push(trained, 4)
+    assert torch.equal(weights_of_the_engine()[0], *rounded.values())
+    with sampler.evaluating(trained, 9):
+        weight, version = weights_of_the_engine()
+        assert torch.equal(weight, *trained.values()) and version == "9"
+    weight, version = weights_of_the_engine()
+    assert torch.equal(weight, *rounded.values()) and version == "4"
+    with sampler.evaluating(None, 9):
+        assert sampler.client.weight_version() == "4"
