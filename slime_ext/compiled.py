@@ -256,7 +256,7 @@ def _expm1(x: Tensor) -> Tensor:
         return NotImplemented
     near = torch.ones_like(x)
     for n in (8, 7, 6, 5, 4, 3, 2):
-        near = 1 + near * (x / n)
+        near = 1 + near * (x * (1 / n))
     return torch.where(x.abs() < 0.3, x * near, x.exp() - 1)
 
 

@@ -121,12 +121,12 @@ def summarize(
     counts = _effect_counts(
         outcome, layout.effects, segments, named["counted"], counts_sequences=counts_sequences
     )
-    by_surrogate = torch.zeros_like(outcome.keep) if surrogate_clipped is None else surrogate_clipped
-    clipped = (_count(flags, segments) for flags in (outcome.clipped & segments.mask, by_surrogate))
+    clipped = _count(outcome.clipped & segments.mask, segments)
+    by_surrogate = clipped * 0 if surrogate_clipped is None else _count(surrogate_clipped, segments)
     of_sequences, oldest, log_sums = _of_sequences(
         outcome.sequences, tokens.ages, counts_sequences=counts_sequences
     )
-    sums = (*(named[name] for name in COLUMNS), *counts, *clipped, *of_sequences)
+    sums = (*(named[name] for name in COLUMNS), *counts, clipped, by_surrogate, *of_sequences)
     gone = 1 - 1 / as_numbers(outcome.finite, log_ratio.dtype)  # -inf where there is no log-ratio
     highest = [_highest(gone + log_ratio), _highest(gone - log_ratio), _highest(outcome.weights), *oldest]
     return Summary(
@@ -146,7 +146,7 @@ def _rows(outcome: Outcome, behavior: Tensor) -> Iterator[tuple[str, Tensor]]:
     log_ratio, most = outcome.log_ratio, LARGEST[outcome.log_ratio.dtype]
     finite = as_numbers(outcome.finite, log_ratio.dtype)
     yield "counted", finite
-    yield "log_behavior", behavior.nan_to_num(0, 0, 0) * finite
+    yield "log_behavior", torch.where(outcome.finite, behavior, 0)
     yield "kept", as_numbers(outcome.keep, log_ratio.dtype)
     ratio_minus_one = log_ratio.expm1()
     yield "k3", k3(log_ratio, ratio_minus_one).clamp(max=most)

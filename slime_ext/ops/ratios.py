@@ -46,26 +46,6 @@ def log_ratio(numerator: Tensor, behavior: Tensor, mask: Tensor) -> Tensor:
     return torch.where(finite_tokens(behavior, mask), numerator - behavior, 0)
 
 
-def at_level(log_ratio: Tensor, level: Level, segments: Segments) -> Tensor:
-    """The log-ratio of the unit that ``level`` names, at each of its tokens.
-
-    token: itself; turn and sequence: the sum over the unit (the ratio's product); geometric: the mean over
-    the sequence.
-
-    Args:
-        log_ratio: [T] nats.
-
-    Returns:
-        [T] float64 (token: the dtype of the input), the same at every token of a unit.
-    """
-    if level == "token":
-        return log_ratio
-    if level == "turn":
-        totals = segments.all_sum(segments.local_turn_sums(segments.zeroed(log_ratio)))
-        return segments.expand_turns(totals)
-    return segments.expand(segments.sum(log_ratio) if level == "sequence" else segments.mean(log_ratio))
-
-
 def sequence_mean(log_ratio: Tensor, segments: Segments) -> Tensor:
     """GSPO's sequence log-ratio at each token: the mean over the response tokens, with its gradient.
 
