@@ -171,8 +171,7 @@ def run(name: str, fault: Fault, host: str, out: Path) -> dict[str, Any]:
     if fault.again:
         again = Fault(rollouts=fault.rollouts)
         (folder / "log").rename(folder / "log.killed")
-        # Megatron cannot load torch's Adam (core/optimizer/distrib_optimizer.py:664).
-        more = ("--load", str(folder / "checkpoints"), "--no-load-optim")
+        more = ("--load", str(folder / "checkpoints"))
         found["again"] = started(again, host, out / "tiny", folder, more)
         wrong += complaints(Fault(), found["again"], folder)
     return {"fault": name, "host": str(host), "folder": folder, "wrong": wrong, **found}
