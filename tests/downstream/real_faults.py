@@ -215,6 +215,8 @@ def complaints(fault: Fault, found: Mapping[str, Any], folder: Path) -> list[str
         wrong.append(f"trained on {found['trained']} rollouts")
     if not re.search(fault.says, (folder / "log").read_text(errors="replace")):
         wrong.append(f"no line {fault.says!r}")
+    if "engine" in fault.planted and "planted: kills" not in (folder / "log").read_text(errors="replace"):
+        wrong.append("no engine was killed")
     for metric, (least, most) in fault.held.items():
         values = [step[f"off_policy/{metric}"] for step in steps_of(folder)]
         if not values or not all(least <= value <= most for value in values):
