@@ -83,8 +83,9 @@ class Flag:
             action = "store_false" if self.clears else "store_true"
             parser.add_argument(self.name, dest=self.dest, action=action, help=text)
             return
-        text += f": {', '.join(get_args(self.type))}" if get_origin(self.type) is Literal else ""
-        text += "" if self.default is None else f" (default {self.default})"
+        known = [", ".join(get_args(self.type))] if get_origin(self.type) is Literal else []
+        known += [] if self.default is None else [f"default {self.default}"]
+        text += f" ({'; '.join(known)})" if known else ""
         nargs = "+" if self.many else None
         parser.add_argument(
             self.name, type=self._word, default=self.default, nargs=nargs, metavar="VALUE", help=text
