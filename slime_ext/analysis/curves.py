@@ -130,9 +130,9 @@ class Curves:
         return Curve(name=name, points=tuple(points))
 
     def curves(self) -> tuple[Curve, ...]:
-        """Every curve that has more than one point (or any, of staleness)."""
+        """Every curve that has more than one point."""
         found = [self.curve(name) for name in self.tables]
-        return tuple(c for c in found if len(c.points) > 1 or (c.name == "staleness" and c.points))
+        return tuple(c for c in found if len(c.points) > 1)
 
 
 def midway(rollout: DumpedRollout) -> float:

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import TextIO
 
 from slime_ext.errors import ConfigError, DataError, SlimeExtError
+from slime_ext.folders import make_folder
 from slime_ext.launcher.arguments import parse_args
 from slime_ext.launcher.output.metrics_log import read_metrics
 from slime_ext.launcher.rollout.processes import spawn_bound
@@ -128,7 +129,7 @@ def make_directories(args: argparse.Namespace) -> None:
     """
     for flag, path in {"--run-dir": args.run_path, "--save": args.save}.items():
         try:
-            Path(path).mkdir(parents=True, exist_ok=True)
+            make_folder(Path(path))
             if not os.access(path, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
