@@ -18,7 +18,7 @@ CORE_TESTS := tests/ops tests/metrics tests/host/test_hook.py tests/host/test_pa
 SGLANG_LISTS := slime_ext/launcher/rollout/requirements-sglang-cpu.txt slime_ext/launcher/rollout/requirements-sglang-cpu-nodeps.txt
 HOST_LISTS := slime_ext/without_cuda/requirements-host.txt slime_ext/without_cuda/requirements-host-nodeps.txt
 
-.PHONY: install host train rehearse test test-core test-fast test-gpu cuda-wheels lint format clean
+.PHONY: install host train rehearse test test-core test-fast test-gpu docs wheel lock cuda-wheels lint format clean
 
 install: $(VENV)/.ready $(SGLANG_VENV)/.ready
 
@@ -26,7 +26,7 @@ $(VENV)/.ready: setup.py
 	@echo "slime-ext: creating the trainer's environment ($(VENV))"
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python $(PIP) "$(TORCH)"
-	@$(VENV)/bin/python $(PIP) "$(TORCH)" -e ".[train,dev]"
+	@$(VENV)/bin/python $(PIP) "$(TORCH)" -e ".[train,dev]" $(if $(LOCKED),-c requirements.lock)
 	@touch $@
 
 $(SGLANG_VENV)/.ready: $(SGLANG_LISTS)
@@ -78,6 +78,21 @@ test-fast:
 test-gpu:
 	@$(VENV)/bin/python -m pytest tests_gpu -q
 
+# README.md and docs/ as a site in build/site; every warning is an error.
+docs:
+	@[ -x .venv-docs/bin/mkdocs ] || { $(PYTHON) -m venv .venv-docs && .venv-docs/bin/python $(PIP) "mkdocs-material>=9.5,<10"; }
+	@$(PYTHON) docs/site.py build/docs
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build -q --strict
+	@echo "slime-ext: build/site/index.html"
+
+wheel:
+	@PYTHON=$(PYTHON) TORCH="$(TORCH)" .ci/wheel
+
+# The versions that the suite ran with; `make install LOCKED=1` takes them.
+lock:
+	@{ echo "# Made by \`make lock\`: what the suite ran with, on Python 3.11 and a CPU."; \
+	  $(VENV)/bin/python -m pip --disable-pip-version-check freeze --exclude-editable | sed 's/+cpu$$//' | grep -v '^#'; } > requirements.lock
+
 # Wheels for `bash benchmarks/cuda.sh` on a machine with CUDA and without a network; its Python may be another.
 CUDA_PYTHON ?= 3.12
 cuda-wheels:
@@ -93,4 +108,4 @@ format:
 	@$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
 
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) $(HOST_VENV) build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(SGLANG_VENV) $(HOST_VENV) .venv-docs build dist *.egg-info .pytest_cache .ruff_cache

@@ -12,12 +12,16 @@ MEGATRON = ["megatron-core==0.16.1"]
 TRAIN = [
     *MEGATRON,
     "transformers==5.19.0",
-    "tokenizers",
-    "safetensors",
-    "tensorboard",
-    "httpx",
+    "tokenizers>=0.21,<1",
+    "safetensors>=0.4,<1",
+    "tensorboard>=2.16,<3",
+    "httpx>=0.27,<1",
 ]
 SGLANG = (ROOT / "slime_ext/launcher/rollout/requirements-sglang-cpu.txt").read_text().split()
+
+SHIPPED: dict[str, list[str]] = {}  # folder -> files that commands look for beside the package
+for path in sorted(p for room in ("configs", "patches") for p in (ROOT / room).rglob("*") if p.is_file()):
+    SHIPPED.setdefault(str(path.parent.relative_to(ROOT)), []).append(str(path.relative_to(ROOT)))
 
 setup(
     name="slime-ext",
@@ -28,7 +32,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["slime_ext", "slime_ext.*"]),
-    data_files=[("share/slime-ext/patches", [str(p.relative_to(ROOT)) for p in ROOT.glob("patches/*.yaml")])],
+    data_files=[(f"share/slime-ext/{folder}", files) for folder, files in SHIPPED.items()],
     package_data={
         "slime_ext.launcher.rollout": ["requirements-*.txt"],
         "slime_ext.without_cuda": ["requirements-*.txt", "site/*.py"],
@@ -36,13 +40,13 @@ setup(
     },
     install_requires=[
         TORCH,
-        "numpy>=1.24",
-        "pydantic>=2.7",
-        "PyYAML",
-        "rich",
-        "libcst",
+        "numpy>=1.24,<3",
+        "pydantic>=2.7,<3",
+        "PyYAML>=6,<7",
+        "rich>=13,<16",
+        "libcst>=1.1,<2",
         "Jinja2>=3.1,<4",
-        "matplotlib>=3.7",
+        "matplotlib>=3.7,<4",
     ],
     extras_require={
         "megatron": MEGATRON,

@@ -28,7 +28,6 @@ from slime_ext.state import (
     Tokens,
     tabulate,
 )
-from slime_ext.steps import WEIGHTS
 
 Numerator = Literal["proximal", "target"]
 Denominator = Literal["host", "kept"]
@@ -203,14 +202,14 @@ class Correction:
     @cached_property
     def sets_weights(self) -> bool:
         """Whether a step makes weights other than 1 out of ratios."""
-        return any(isinstance(step, WEIGHTS) for step in self.steps)
+        return any(step.sets_weights for step in self.steps)
 
     @cached_property
     def bounds_weights(self) -> bool:
         """Whether a step bounds the last weights."""
         bounded = True
         for step in self.steps:
-            bounded = step.is_bound or (bounded and not isinstance(step, WEIGHTS))
+            bounded = step.is_bound or (bounded and not step.sets_weights)
         return bounded
 
 

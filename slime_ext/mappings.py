@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ UNREADABLE = (
     RecursionError,
 )
 
+# Where configs/ and patches/ are: a checkout, or what a wheel installs.
+ROOTS = (Path(__file__).parents[1], Path(sysconfig.get_path("data"), "share/slime-ext"))
 MERGE = "tag:yaml.org,2002:merge"
 LONGEST = 100_000  # characters of a file: a configuration is a page
 MOST = 20_000  # values in it, each alias counted as what it stands for
@@ -88,6 +91,17 @@ def read_yaml(path: str, where: str | None = None) -> Any:
         ) from None
 
 
+def of_package(name: str) -> Path:
+    """A file or folder that comes with slime_ext, such as ``configs/tiny.yaml``."""
+    return next((root / name for root in ROOTS if (root / name).exists()), ROOTS[-1] / name)
+
+
+def shipped(path: str) -> str:
+    """The path; where there is no such file and one that comes with slime_ext has that name, the latter's."""
+    is_there = Path(path).is_absolute() or Path(path).exists() or not of_package(path).is_file()
+    return path if is_there else str(of_package(path))
+
+
 def located(path: str, file: str) -> str:
     """A path as a file names it: from the file's own folder, from one above it, from the working directory;
     unchanged where it is in none of them. What lies below the working directory is relative to it."""
@@ -112,7 +126,7 @@ def text_of(path: str, where: str | None = None) -> str:
     """
     where = where or path
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(shipped(path)).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         if isinstance(error, UnicodeDecodeError):
             raise ConfigError(

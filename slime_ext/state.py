@@ -215,6 +215,7 @@ class Step:
     statistics: tuple[StatisticKey, ...] = ()  # those that the call reads
     reads_advantages: bool = False
     reads_ages: bool = False
+    sets_weights: bool = False  # whether weights start over with it
     is_bound: bool = False  # whether weights are finite after it
     rejects: bool = False  # whether it takes tokens out
     is_coupled: bool = False  # whether it computes a number over the whole optimizer step

@@ -48,6 +48,8 @@ class _AtLevel(Step):
 
     level: Level
 
+    sets_weights = True
+
     @cached_property
     def unit(self) -> Unit:
         return "sequence" if self.level == "geometric" else self.level
@@ -96,6 +98,7 @@ class MinPrefixReweight(Step):
     """
 
     unit = "sequence"
+    sets_weights = True
     statistics = (StatisticKey("by_shard", "sequence", "ratio"),)
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
@@ -429,9 +432,6 @@ STEPS: dict[str, Callable[..., Step]] = {
     "second_moment": SecondMoment,
     "normalize": Normalize,
 }
-
-
-WEIGHTS = (Reweight, MinPrefixReweight, SignedClip)  # the steps that set weights
 
 
 def _log(bound: float) -> float:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
-import importlib
+import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 import yaml
 
-from slime_ext import load_config, presets
+from slime_ext import cli, load_config, presets
 from slime_ext.config import KEYS, KNOWN_STEPS
 from slime_ext.dialects import DIALECTS
 from slime_ext.losses import SURROGATES
+from slime_ext.steps import Step
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
@@ -147,3 +150,45 @@ def test_the_examples_of_every_module_run():
     for name in with_examples():
         found = doctest.testmod(importlib.import_module(name.removesuffix(".__init__")))
         assert found.attempted and not found.failed, name
+
+
+def blocks(text):
+    """What is indented as code."""
+    return [
+        "\n".join(line[4:] for line in b.splitlines()) for b in re.findall(r"\n\n((?:(?:    .*)?\n)+)", text)
+    ]
+
+
+def test_commands_that_a_document_names_are_there():
+    targets = set(re.findall(r"^([a-z-]+):", (DOCS.parent / "Makefile").read_text(), re.M))
+    for path in PAGES:
+        text = path.read_text()
+        code = "\n".join([*blocks(text), *re.findall(r"`([^`\n]+)`", text)])
+        assert set(re.findall(r"(?:^|/| )slime-ext ([a-z]+)", code)) <= cli.COMMANDS.keys(), path
+        assert set(re.findall(r"^make ((?!-)[a-z-]+)", code, re.M)) <= targets, path
+        for name in set(re.findall(r"python -m ((?:slime_ext|benchmarks|tests)[\w.]*)", code)):
+            assert importlib.util.find_spec(name), (path, name)
+
+
+def test_every_page_is_on_the_site():
+    on_site = set(re.findall(r": (\w+\.md)$", (DOCS.parent / "mkdocs.yml").read_text(), re.M))
+    assert on_site == {path.name for path in DOCS.glob("*.md")} | {"index.md"}
+
+
+def test_the_page_on_corrections_of_ones_own_runs():
+    python = [
+        b for b in blocks((DOCS / "your_own_correction.md").read_text()) if b.startswith(("from ", "import "))
+    ]
+    names = {"__name__": __name__}
+    exec("\n\n".join(python), names)  # its last lines hold step and hook against their definitions
+    assert len(python) == 3 and issubclass(names["Tempered"], Step)
+
+
+def test_the_site_has_the_readme_first_and_its_links_hold(tmp_path):
+    subprocess.run([sys.executable, str(DOCS / "site.py"), str(tmp_path)], check=True)
+    pages = sorted(tmp_path.glob("*.md"))
+    assert tmp_path / "index.md" in pages and len(pages) == len(PAGES)
+    for path in pages:
+        targets = re.findall(r"\]\(([^):]+)\)", path.read_text())
+        assert all((tmp_path / target.split("#")[0]).exists() for target in targets), path
+        assert not re.search(r"^>>> ", path.read_text(), re.M), path

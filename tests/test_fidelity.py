@@ -142,5 +142,5 @@ def test_the_cosine_is_one_where_nothing_is_biased_and_zero_where_nothing_is_lef
 
 
 def test_the_table_prints():
-    rows = fidelity.table(["token_is", "seq_is"]).row_count
+    rows = fidelity.table({name: presets.get(name) for name in ("token_is", "seq_is")}).row_count
     assert rows == 2

@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[1] / "slime_ext"
 RANK = {
     "errors": 0,
     "lazy_attributes": 1,
+    "importing": 1,
+    "folders": 1,
     "optional_args": 0,
     "mappings": 1,
     "ops": 1,
@@ -23,12 +25,14 @@ RANK = {
     "checks": 4,
     "correction": 5,
     "compiled": 6,
+    "own_steps": 6,
     "presets": 6,
     "dialects": 7,
     "config": 8,
     "host": 9,
     "patching": 9,
     "tis": 10,
+    "testing": 10,
     "analysis": 11,
     "launcher": 12,
     "without_cuda": 12,
@@ -78,8 +82,13 @@ def test_imports_run_downhill():
         assert not uphill, path
 
 
-def test_the_readme_lists_the_parts_from_the_lowest_to_the_highest():
-    table = (ROOT.parent / "README.md").read_text().split("| part | what is in it |")[1].split("\n\n")[0]
+def test_the_documents_list_the_parts_from_the_lowest_to_the_highest():
+    table = (
+        (ROOT.parent / "docs/contributing.md")
+        .read_text()
+        .split("| part | what is in it |")[1]
+        .split("\n\n")[0]
+    )
     rows = [
         re.findall(r"`(?:slime_ext/)?(\w+)(?:/|\.py)`", row.split("|")[1]) for row in table.split("\n")[2:]
     ]

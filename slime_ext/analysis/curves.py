@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from slime_ext.ops.segments import host_ints
 PER_OCTAVE = 4  # bins of positions and lengths
 PER_DECADE = 8  # bins of probabilities
 COLUMNS = ("count", "x", "log_ratio", "absolute", "squared", "k3")
+LONG_RUNS = 4  # tokens; shorter runs are not worth their sums
 OUTCOMES = ("incorrect", "correct")
 
 
@@ -91,9 +93,9 @@ class Curves:
         for name, axis in AXES.items():
             x = axis.x(part)
             if x is not None:
-                self._count(name, x[part.finite].double(), values, axis.bin)
+                self._count(name, part.compared(x).double(), values, axis.bin)
         if part.rewards is not None:
-            rewards = part.rewards[part.segments.ids][part.finite]
+            rewards = part.compared(part.segments.expand(part.rewards))
             self._count(
                 "outcome", torch.where(rewards.isfinite(), (rewards > midway).double(), torch.nan), values
             )
@@ -111,9 +113,7 @@ class Curves:
         if not known.all():
             x, values = x[known], values[:, known]
         index = to_bin(x).clamp(0, len(table) - 1).long()
-        columns = [torch.bincount(index, minlength=len(table)).double()]
-        columns += [torch.bincount(index, weights=v, minlength=len(table)) for v in (x, *values)]
-        table += torch.stack(columns, 1)
+        table += _tabulated(index, torch.cat([x.new_ones(1, len(x)), x[None], values]), len(table))
 
     def column(self, name: str, column: str) -> Tensor:
         """[bins] one column of a curve's sums."""
@@ -130,9 +130,9 @@ class Curves:
         return Curve(name=name, points=tuple(points))
 
     def curves(self) -> tuple[Curve, ...]:
-        """Every curve that has more than one point (or any, of staleness)."""
+        """Every curve that has more than one point."""
         found = [self.curve(name) for name in self.tables]
-        return tuple(c for c in found if len(c.points) > 1 or (c.name == "staleness" and c.points))
+        return tuple(c for c in found if len(c.points) > 1)
 
 
 def midway(rollout: DumpedRollout) -> float:
@@ -145,8 +145,20 @@ def midway(rollout: DumpedRollout) -> float:
     return middle if math.isfinite(middle) else 0.0
 
 
+def _tabulated(index: Tensor, values: Tensor, size: int) -> Tensor:
+    """Sums of values [K, N] by their index [N], [size, K]. Neighbours of one index, of which most axes have
+    long runs, are added up first."""
+    if not len(index):
+        return values.new_zeros(size, len(values))
+    begins = torch.cat([index.new_ones(1, dtype=torch.bool), index[1:] != index[:-1]]).nonzero()[:, 0]
+    if LONG_RUNS * len(begins) < len(index):
+        sums = numpy.add.reduceat(values.numpy(), begins.numpy(), axis=1)
+        index, values = index[begins], torch.from_numpy(sums)
+    return torch.stack([torch.bincount(index, weights=v, minlength=size) for v in values], 1)
+
+
 def _values(part: DumpedRollout) -> Tensor:
     """[COLUMNS - 2, finite tokens] float64: the log-ratio, its size, its square and k3, which are summed
     in every bin."""
-    found = part.log_ratio[part.finite].double()
+    found = part.compared(part.log_ratio).double()
     return torch.stack([found, found.abs(), found.square(), k3(found)])

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
 from slime_ext.analysis.measures import PER_DECADE, SMALLEST, Sums
 from slime_ext.analysis.records import DumpedRollout
+from slime_ext.analysis.structure import Structure, tabulated
 from slime_ext.ops.divergences import k3
 
 SHIFTS = (-2, -1, 1, 2)
@@ -63,8 +65,7 @@ class Means:
             self._add("surprise", torch.where(known, -part.behavior - part.entropy, 0), known, part)
 
     def _add(self, name: str, values: Tensor, counted: Tensor, part: DumpedRollout) -> None:
-        total = part.segments.sum(torch.where(counted, values, 0))
-        n = part.segments.sum(counted.float())
+        total, n = part.segments.local_sums([torch.where(counted, values, 0), counted.float()])
         sums = (total.sum(), total.square().sum(), (total * n).sum(), n.sum(), n.square().sum())
         self.sums[QUANTITIES.index(name)] += torch.stack(sums)
 
@@ -97,6 +98,10 @@ class RolloutSummary(NamedTuple):
     k3: float
     top_share: float  # of sum l^2, in the 1% of tokens with the largest |l|
     median: float  # of |l|
+    version: int = -1  # newest of the weights that sampled, -1 for unknown
+    length: float = 0.0  # mean response length
+    pushed: float | None = None  # mean |log behavior - log first policy|, where the dump knows the first
+    moved: float | None = None  # mean |log proximal - log first policy|
 
 
 @dataclass
@@ -121,6 +126,8 @@ class DetectorStatistics:
     switched: Tensor = field(default_factory=lambda: torch.zeros(2, 4, dtype=torch.float64))
     versions: list[VersionSums] = field(default_factory=list)
     rollouts: list[RolloutSummary] = field(default_factory=list)
+    structure: Structure = field(default_factory=Structure)
+    reference: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))  # as ``open``
     open: dict[int, Tensor] = field(default_factory=dict)  # of the rollout whose parts are being added
     near: float = 0.0  # sum k3 of that rollout
 
@@ -131,14 +138,21 @@ class DetectorStatistics:
         for row, shift in enumerate(SHIFTS):
             self._add_shift(row, shift, part)
         self.near += float(_near(part.log_ratio).sum(dtype=torch.float64))
+        self.structure.add(part)
+        if part.reference is not None:
+            known = part.finite & part.reference.isfinite()
+            mine, theirs, first = (x[known].double() for x in (part.proximal, part.behavior, part.reference))
+            self.reference += torch.stack(
+                [known.sum(), (theirs - first).abs().sum(), (mine - first).abs().sum()]
+            )
         if part.versions is not None:
             for version, sums in _by_version(part).items():
                 self.open[version] = self.open.get(version, 0) + sums
 
     def _add_shift(self, row: int, shift: int, part: DumpedRollout) -> None:
-        ids, distances = _shifted(part, shift)
-        self.shifts[row] += torch.tensor([len(ids), *distances.sum(1).tolist()], dtype=torch.float64)
-        self.shifted[row] += float(_is_explained(ids, distances, part.count).sum())
+        sums = _shifted(part, shift)
+        self.shifts[row] += sums[:4].sum(1)
+        self.shifted[row] += float(_is_explained(sums).sum())
 
     def close(self, rollout: DumpedRollout, sums: Sums) -> None:
         """Adds what can only be computed once all parts of a rollout were added.
@@ -147,6 +161,7 @@ class DetectorStatistics:
             sums: of this rollout alone.
         """
         if sums["finite"]:
+            known, pushed, moved = self.reference.tolist()
             self.rollouts.append(
                 RolloutSummary(
                     rollout.rollout_id,
@@ -154,9 +169,15 @@ class DetectorStatistics:
                     sums.mean("absolute") or 0.0,
                     self.near / sums["finite"],
                     *_tail(sums.histogram),
+                    max(self.open, default=-1),
+                    sums.mean("length", "sequences") or 0.0,
+                    pushed / known if known else None,
+                    moved / known if known else None,
                 )
             )
         self.near = 0.0
+        self.reference.zero_()
+        self.structure.close(rollout)
         reference = _reference(rollout)
         for version, (every, after, pure) in sorted(self.open.items()):
             count, *rest = every.tolist()
@@ -179,7 +200,8 @@ class DetectorStatistics:
         self.shifted += other.shifted
         self.switched += other.switched
         self.versions += other.versions
-        self.rollouts = sorted([*self.rollouts, *other.rollouts])
+        self.structure.merge(other.structure)
+        self.rollouts = sorted([*self.rollouts, *other.rollouts], key=lambda s: s[:2])
 
 
 def _near(log_ratio: Tensor) -> Tensor:
@@ -210,29 +232,27 @@ def _counts(part: DumpedRollout) -> dict[str, int]:
     return {name: int(flags.sum()) for name, flags in counted.items()}
 
 
-def _shifted(part: DumpedRollout, shift: int) -> tuple[Tensor, Tensor]:
-    """Log-probs compared with those of a place ``shift`` tokens away: [N] sample, and [3, N] |proximal_t -
-    behavior_(t + shift)|, |l| at t and |l| at t + shift, for tokens t of which both places are in one
-    sample."""
+def _shifted(part: DumpedRollout, shift: int) -> Tensor:
+    """[6, S] sums over tokens t whose place and the one ``shift`` tokens away are both in the sequence: their
+    number, |proximal_t - behavior_(t + shift)|, |l| at t and |l| at t + shift, and the squares of what the
+    first is below each of the other two."""
     ids, finite, s = part.segments.ids, part.finite, abs(shift)
     early, late = slice(None, -s), slice(s, None)
     here, there = (early, late) if shift > 0 else (late, early)
     both = finite[here] & finite[there] & (ids[here] == ids[there])
-    pairs = (part.proximal[here] - part.behavior[there], part.log_ratio[here], part.log_ratio[there])
-    return ids[here][both], torch.stack([p[both].double().abs() for p in pairs])
+    sizes = part.log_ratio.abs()
+    pairs = ((part.proximal[here] - part.behavior[there]).abs(), sizes[here], sizes[there])
+    shifted, mine, other = (torch.where(both, size.double(), 0) for size in pairs)
+    rows = (both.double(), shifted, mine, other, (mine - shifted).square(), (other - shifted).square())
+    return part.segments.local_sums([torch.nn.functional.pad(row, (0, part.size - len(row))) for row in rows])
 
 
-def _is_explained(ids: Tensor, distances: Tensor, count: int) -> Tensor:
+def _is_explained(sums: Tensor) -> Tensor:
     """Whether a shift explains each sequence, [S] bool: sequences in which the shifted log-probs are
     significantly closer than those at either place."""
-    shifted, *own = distances
-    verdicts = []
-    for distance in own:
-        gain = distance - shifted
-        values = torch.stack([shifted, distance, gain, gain.square()])
-        far, near, total, square = _tabulated(ids, values, count).unbind(1)
-        verdicts.append((far < CLOSER * near) & (total >= SURE * square.sqrt()))
-    return verdicts[0] & verdicts[1]
+    _, shifted, *own = sums
+    near, squares = torch.stack(own[:2]), torch.stack(own[2:])
+    return ((shifted < CLOSER * near) & (near - shifted >= SURE * squares.sqrt())).all(0)
 
 
 def _by_version(part: DumpedRollout) -> dict[int, Tensor]:
@@ -241,14 +261,23 @@ def _by_version(part: DumpedRollout) -> dict[int, Tensor]:
     versions, segments = part.versions, part.segments
     known = part.finite & (versions >= 0)
     first, last = -segments.max(-versions.double()), segments.max(versions.double())
-    is_pure = segments.expand(first == last)[known]
-    is_last = (versions == segments.expand(last))[known]
-    numbers, index = versions[known].unique(return_inverse=True)
-    found = part.log_ratio[known].double()
-    values = torch.stack([torch.ones_like(found), found, found.abs(), _near(found)])
+    begins = _begins(versions, segments.ids)
+    rows = (known, part.log_ratio, part.log_ratio.abs(), _near(part.log_ratio))
+    values = torch.stack([torch.where(known, row, 0).double() for row in rows])
+    sums = torch.from_numpy(numpy.add.reduceat(values.numpy(), begins.numpy(), axis=1))
+    begins, sums = begins[sums[0] > 0], sums[:, sums[0] > 0]
+    sample, version = segments.ids[begins], versions[begins]
+    is_pure, is_last = (first == last)[sample], version == last[sample]
+    numbers, index = version.unique(return_inverse=True)
     kinds = (torch.ones_like(is_pure), is_last & ~is_pure, is_pure)
-    table = torch.stack([_tabulated(index[kind], values[:, kind], len(numbers)) for kind in kinds], 1)
+    table = torch.stack([tabulated(index[kind], sums[:, kind], len(numbers)) for kind in kinds], 1)
     return dict(zip(numbers.tolist(), table, strict=True))
+
+
+def _begins(versions: Tensor, ids: Tensor) -> Tensor:
+    """Where runs of tokens begin that one version sampled in one sequence."""
+    changes = (versions[1:] != versions[:-1]) | (ids[1:] != ids[:-1])
+    return torch.cat([changes.new_ones(min(len(ids), 1)), changes]).nonzero()[:, 0]
 
 
 def _reference(rollout: DumpedRollout) -> float:
@@ -257,11 +286,6 @@ def _reference(rollout: DumpedRollout) -> float:
         return 0.0
     known = rollout.ages.isfinite()
     return float((rollout.ages[known] + rollout.versions[known]).max()) if known.any() else 0.0
-
-
-def _tabulated(index: Tensor, values: Tensor, size: int) -> Tensor:
-    """Sums of values [K, N] by their index [N], [size, K]."""
-    return torch.stack([torch.bincount(index, weights=v, minlength=size) for v in values], 1)
 
 
 def _tail(histogram: Tensor) -> tuple[float, float]:

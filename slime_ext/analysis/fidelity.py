@@ -8,7 +8,7 @@ couple samples).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations_with_replacement, product
@@ -181,26 +181,33 @@ TOKENS = _all_tokens()
 PREFIXES = _all_prefixes(TOKENS)
 
 
-def table(names: Sequence[str] = (), seed: int = 0, under_way: Callable[[list], Iterable] = iter) -> Table:
-    """The rich table preset x mismatch: relative bias, cosine, variance, effective sample size, kept part.
+def table(
+    chosen: Mapping[str, Correction] | None = None,
+    seed: int = 0,
+    under_way: Callable[[list], Iterable] = iter,
+) -> Table:
+    """The rich table correction x mismatch: relative bias, cosine, variance, effective sample size, kept
+    part.
 
     Args:
-        names: presets; all that do not couple samples when empty (those take all pairs: a minute or two).
+        chosen: name -> correction; all presets that do not couple samples when empty (those take all pairs: a
+            minute or two).
         seed: of the random policies.
         under_way: shows how far it is.
     """
-    chosen = list(names) or [name for name, p in presets.PRESETS.items() if not p.correction.is_coupled]
+    presets_alone = {n: p.correction for n, p in presets.PRESETS.items() if not p.correction.is_coupled}
+    chosen = chosen or presets_alone
     worlds = {name: World.of(name, seed) for name in MISMATCHES}
     result = Table(title="bias / |true gradient|, cosine, variance, ESS, kept: exact, over all 81 sequences")
-    for column in ("preset", *worlds):
+    for column in ("correction", *worlds):
         result.add_column(column)
-    cells = [_cell(name, worlds[mismatch]) for name, mismatch in under_way(list(product(chosen, worlds)))]
+    pairs = under_way(list(product(chosen, worlds)))
+    cells = [_cell(chosen[name], worlds[mismatch]) for name, mismatch in pairs]
     for row, name in enumerate(chosen):
         result.add_row(name, *cells[row * len(worlds) :][: len(worlds)])
     return result
 
 
-def _cell(name: str, world: World) -> str:
-    correction = presets.get(name)
+def _cell(correction: Correction, world: World) -> str:
     f = evaluate(correction, world, batch=2 if correction.is_coupled else 1)
     return f"{f.bias / f.true:.1e} {f.cosine:.2f} {f.variance:.2f} {f.ess:.2f} {f.kept:.2f}"

@@ -48,7 +48,7 @@ class Sums:
 
     def add(self, part: DumpedRollout) -> None:
         """Adds the tokens and sequences of a part of a rollout."""
-        found = part.log_ratio[part.finite].double()
+        found = part.compared(part.log_ratio).double()
         self.values.update(_sums(part, found))
         self.histogram += torch.bincount(bins(found), minlength=len(self.histogram)).double()
         self.logs = torch.logaddexp(self.logs, _log_sums(part))
@@ -179,8 +179,8 @@ def _sums(part: DumpedRollout, log_ratio: Tensor) -> dict[str, float]:
         "k3": k3(log_ratio),
         "ratio": ratio,
         "ratio_squared": ratio.square(),
-        "behavior": part.behavior[finite],
-        "proximal": part.proximal[finite],
+        "behavior": part.compared(part.behavior),
+        "proximal": part.compared(part.proximal),
         "sequences": responding,
         "compared": part.segments.sum(finite.float()) > 0,  # with a finite token
         "length": lengths[responding],

@@ -29,7 +29,7 @@ from slime_ext.analysis.readers.stream import load
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.errors import DataError
 
-M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 ASKED = "asked"  # the file with what a process needs
 SHARES = 4  # of the jobs for each process: a slow one is not waited for long, and little is sent around
 
@@ -127,8 +127,10 @@ def _glibc(name: str, *numbers: int) -> None:
 
 
 def keep_tensors_off_the_heap() -> None:
-    """Makes malloc map tensors of 4 MB and more one by one, so that what is freed goes back to the system."""
+    """Makes malloc map tensors of 4 MB and more one by one, so that what is freed goes back, and
+    keep what smaller ones leave for the next: asking the system for it again takes longer than using it."""
     _glibc("mallopt", M_MMAP_THRESHOLD, 4 << 20)
+    _glibc("mallopt", M_TRIM_THRESHOLD, 64 << 20)
 
 
 def _in_processes(

@@ -22,8 +22,9 @@ from slime_ext.analysis.texts import decoder
 from slime_ext.commands import light
 from slime_ext.commands.analyze_summary import show_news, summary
 from slime_ext.commands.arguments import read_mapping
-from slime_ext.commands.output import console, make_folder
+from slime_ext.commands.output import console
 from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.folders import make_folder
 
 FOUND = 1
 ANY, ALL = "any", "all"
@@ -173,8 +174,8 @@ def _read_configs(files: Sequence[str]) -> Configs:
     """Path and content of each file of --config, read once, since it may be a pipe."""
     found = [(file, read_mapping(file)) for file in files]
     if found:
-        with light.module("slime_ext.analysis.user_corrections") as own:
-            own.load_user_corrections(found)
+        name = "slime_ext.analysis.user_corrections"
+        light.with_module(name, lambda own: own.load_user_corrections(found))
     return found
 
 

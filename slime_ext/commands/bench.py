@@ -10,6 +10,7 @@ import functools
 from collections.abc import Sequence
 
 from slime_ext.commands import light
+from slime_ext.commands.arguments import read_mapping
 
 SPEED = "speed is measured from a checkout: python -m benchmarks.speed against, or scale"
 
@@ -23,19 +24,24 @@ def _fidelity(given: argparse.Namespace) -> int:
     with light.module("slime_ext.presets") as presets:
         for name in given.preset:
             presets.find(name)
+    files = [(file, read_mapping(file)) for file in given.config]
 
     import torch
     from rich.console import Console
     from rich.progress import track
 
+    from slime_ext import presets
     from slime_ext.analysis.fidelity import table
+    from slime_ext.analysis.user_corrections import load_user_corrections
 
     torch.set_num_threads(1)  # tensors of a dozen numbers: threads wait for each other
     errors = Console(stderr=True)
     shown = functools.partial(
         track, description="", transient=True, console=errors, disable=not errors.is_terminal
     )
-    Console(width=160).print(table(given.preset, given.seed, shown))
+    chosen = {name: presets.get(name) for name in given.preset}
+    chosen |= {name: own.correction for name, own in load_user_corrections(files).items()}
+    Console(width=160).print(table(chosen, given.seed, shown))
     return 0
 
 
@@ -46,5 +52,8 @@ def _parser() -> argparse.ArgumentParser:
         "fidelity", help="exact bias and variance of every preset, nothing sampled"
     )
     fidelity.add_argument("preset", nargs="*", help="all that do not couple samples, if none is named")
+    fidelity.add_argument(
+        "--config", action="append", default=[], metavar="FILE", help="a correction of your own, a file"
+    )
     fidelity.add_argument("--seed", type=int, default=0, help="of the random policies")
     return parser

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from slime_ext.commands import installed, light
+from slime_ext.commands import installed
 from slime_ext.commands.arguments import Arguments
-from slime_ext.commands.check import check, gathered
+from slime_ext.commands.check import check_file, gathered
 from slime_ext.commands.installed import Part
 from slime_ext.commands.output import console
 from slime_ext.commands.script import EMBEDDED, SLIME, launcher_of
@@ -88,8 +88,7 @@ def _row(part: Part, is_needed: bool, launcher: str | None) -> Row:
 def what_runs(path: str, launcher: str | None, rows: list[Row]) -> list[Row]:
     """The correction that the file leads to, and how what it needs gets to it."""
     try:
-        with light.config() as config:
-            checked = check(config, path)
+        checked = check_file(path)
     except SlimeExtError as error:
         return [Row("correction", "none", "wrong", str(error))]
     found = [Row("launcher", launcher or "not said by this file", "ok" if launcher else "-")]
@@ -106,7 +105,7 @@ def _carried(arguments: Arguments, launcher: str | None, rows: list[Row]) -> Row
     if launcher == EMBEDDED:
         return Row("cur_log_probs", "passed by the launcher", "ok")
     if arguments.get("custom_megatron_init_path") == "slime_ext.host.init":
-        return Row("cur_log_probs", "carried by slime_ext.host.init", "ok")
+        return Row("cur_log_probs", "passed by slime_ext.host.init", "ok")
     if is_patched:
         return Row("cur_log_probs", "passed by the patched slime", "ok")
     return Row("cur_log_probs", "none", "missing", "add --custom-megatron-init-path slime_ext.host.init")

@@ -10,10 +10,12 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -36,6 +38,20 @@ def module(name: str) -> Iterator[Any]:
 def config() -> AbstractContextManager[Any]:
     """``slime_ext.config``, as ``module`` does."""
     return module("slime_ext.config")
+
+
+def with_module(name: str, use: Callable[[Any], Result]) -> Result:
+    """What ``use`` makes of a module of ours; with torch where a configuration names a step of the user's own
+    module, which has to be tried."""
+    try:
+        with module(name) as found:
+            return use(found)
+    except ModuleNotFoundError as error:
+        if error.name != "torch" or "torch" in sys.modules:
+            raise
+    importlib.import_module("torch")
+    with module(name) as found:
+        return use(found)
 
 
 def _forget(module: str) -> None:

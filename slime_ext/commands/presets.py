@@ -9,7 +9,8 @@ from rich.table import Table
 
 from slime_ext.commands import light
 from slime_ext.commands.output import console, needs, yaml_of
-from slime_ext.host.summary import brief, flags_of
+from slime_ext.host.flags import brief, flags_of
+from slime_ext.mappings import located, of_package
 
 WIDE = 120  # columns of a terminal from which a preset is one row
 COLUMNS = ("name", "numerator", "loss", "steps", "needs", "source")
@@ -58,4 +59,5 @@ def _one(config: Any, name: str) -> None:
     out.print(yaml_of({"slime_ext": config.to_mapping(preset.correction)}), markup=False)
     out.print(f"\nflags:  {flags_of(name, preset.correction)}", markup=False, soft_wrap=True)
     canonical = config.presets.ALIASES.get(name, name)
-    out.print(f"or:     --custom-config-path configs/presets/{canonical}.yaml", markup=False)
+    file = located(f"configs/presets/{canonical}.yaml", str(of_package("configs")))
+    out.print(f"or:     --custom-config-path {file}", markup=False, soft_wrap=True)

@@ -1,15 +1,14 @@
-"""Mapping -> Correction: typed, closed, and with one-line errors that carry the full key.
+"""Mapping -> Correction: typed, closed, and with one-line errors that name the full key.
 
 The mapping is what stands under the YAML key ``slime_ext:``. A step is ``{name: {field: value}}``, or just
-its name; a surrogate likewise. ``preset`` fills what the mapping does not say itself. Instead of native keys
-it may hold one dialect key, whose value is that system's own block (see ``slime_ext.dialects``).
+its name; a name with dots is a class in a module of the user's own. A surrogate is written likewise.
+``preset`` fills what the mapping does not say itself. Instead of native keys it may hold one dialect key,
+whose value is that system's own block (see ``slime_ext.dialects``).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +17,14 @@ from slime_ext import dialects, guards, presets
 from slime_ext.config.rules import check_args
 from slime_ext.config.typed import built, checked, mapping_of, named, unknown
 from slime_ext.correction import Correction
-from slime_ext.dialects.scoped import FORMS, ZeroOutside
-from slime_ext.errors import ConfigError, cut, did_you_mean, shown
+from slime_ext.dialects.scoped import FORMS
+from slime_ext.errors import ConfigError, cut, did_you_mean, shown, warn_once
 from slime_ext.guards import Guard
 from slime_ext.losses import SURROGATES
 from slime_ext.metrics.names import known_names
 from slime_ext.metrics.options import Options
 from slime_ext.state import Step
-from slime_ext.steps import STEPS, WEIGHTS, Clip, Truncate
+from slime_ext.steps import STEPS
 
 __all__ = ["Loaded", "check_args", "load_config", "read_config", "to_mapping", "with_preset"]
 
@@ -35,7 +34,6 @@ KEYS = ("preset", "surrogate", "steps", *PLAIN, "guards", "metrics", "backend")
 BACKENDS = ("eager", "compiled")
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **FORMS}
 FORMER_STEPS = {"taper": "signed_clip"}  # names that are accepted with a note
-log = logging.getLogger("slime_ext")
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def load_config(mapping: Mapping[str, Any], args: Any = None) -> Correction:
     """
     loaded = read_config(mapping)
     for note in loaded.notes:
-        _say_once(note)
+        warn_once(f"{ROOT}: {note}")
     if args is not None:
         check_args(loaded, args)
     return loaded.correction
@@ -145,7 +143,8 @@ def to_mapping(correction: Correction) -> dict[str, Any]:
 
     def described(thing: Any) -> dict[str, Any]:
         values = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing)}
-        return {names[type(thing)]: {key: value for key, value in values.items() if value is not None}}
+        name = names.get(type(thing)) or f"{type(thing).__module__}.{type(thing).__qualname__}"
+        return {name: {key: value for key, value in values.items() if value is not None}}
 
     surrogate = described(correction.surrogate)
     return {
@@ -250,32 +249,37 @@ def _steps(listed: Any) -> tuple:
             f"{ROOT}.steps: expected a list of steps, got {shown(listed)}: each step is its name with its "
             "fields"
         )
-    steps = [
-        named(f"{ROOT}.steps[{i}]", "step", _renamed(entry), KNOWN_STEPS) for i, entry in enumerate(listed)
-    ]
+    steps = [_step(f"{ROOT}.steps[{i}]", _renamed(entry)) for i, entry in enumerate(listed)]
     _forbid_idle(steps)
     return tuple(step.plain() if hasattr(step, "plain") else step for step in steps)
+
+
+def _step(where: str, entry: Any) -> Step:
+    """A step of ours, or of the user's own module where its name has dots."""
+    name = next(iter(entry), None) if isinstance(entry, Mapping) else entry
+    if not isinstance(name, str) or "." not in name:
+        return named(where, "step", entry, KNOWN_STEPS)
+    from slime_ext import own_steps
+
+    step = named(where, "step", entry, {name: own_steps.load_step(name, where)})
+    own_steps.check_step(step, where=f"{where}.{name}")
+    return step
 
 
 def _forbid_idle(steps: list[Step]) -> None:
     """Steps that could not act: a bound with no weight before it, a weight that a later step sets anew."""
     setter = None
     for i, step in enumerate(steps):
-        name = next(key for key, cls in KNOWN_STEPS.items() if isinstance(step, cls))
-        if isinstance(step, WEIGHTS):
+        name = next((key for key, cls in KNOWN_STEPS.items() if isinstance(step, cls)), type(step).__name__)
+        if step.sets_weights:
             if setter is not None:
                 raise ConfigError(
                     f"{ROOT}.steps[{i}].{name}: expected one step that sets weights, got a second after "
                     f"steps[{setter}]: it would undo the first"
                 )
             setter = i
-        if isinstance(step, Truncate | Clip | ZeroOutside) and setter is None:
+        if step.is_bound and setter is None:
             raise ConfigError(
                 f"{ROOT}.steps[{i}].{name}: expected a reweight step before it, got none: "
                 "weights are 1 there and it would never act"
             )
-
-
-@functools.cache
-def _say_once(note: str) -> None:
-    log.warning("%s: %s", ROOT, note)

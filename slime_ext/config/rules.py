@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from slime_ext.errors import ConfigError, shown
 from slime_ext.losses import DualClip, HostLoss
 from slime_ext.optional_args import steps_per_rollout
-from slime_ext.steps import WEIGHTS
 
 if TYPE_CHECKING:
     from slime_ext.config import Loaded
@@ -33,7 +32,7 @@ def check_args(loaded: Loaded, args: Any) -> None:
 
 
 def _check_beside_host_loss(correction: Correction, args: Any) -> None:
-    """Weights on a loss that carries a ratio already."""
+    """Weights on a host's loss, which has a ratio of its own."""
     if multiplies_target_ratio(correction):
         _forbid_double_count(args)
     if correction.sets_weights and _on(args, "use_tis") and _on(args, "use_rollout_logprobs"):
@@ -42,12 +41,12 @@ def _check_beside_host_loss(correction: Correction, args: Any) -> None:
 
 
 def multiplies_target_ratio(correction: Correction) -> bool:
-    """Whether the weights hold target / behavior on a host's loss that carries target / proximal: right while
-    both policies are the same, which ends with the first optimizer step of a rollout."""
+    """Whether the weights hold target / behavior on a host's loss with the factor target / proximal: right
+    while both policies are the same, which ends with the first optimizer step of a rollout."""
     return (
         correction.numerator == "target"
         and isinstance(correction.surrogate, HostLoss)
-        and any(isinstance(step, WEIGHTS) for step in correction.steps)
+        and correction.sets_weights
     )
 
 

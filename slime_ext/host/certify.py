@@ -15,7 +15,6 @@ theirs while the trainer steps have not arrived; checksums of an earlier push ar
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import re
@@ -30,13 +29,10 @@ import torch
 from slime_ext.host import hosts
 from slime_ext.metrics.names import PREFIX
 
-MARK = "_certified_by_slime_ext"
 TIMEOUT_S = 60.0  # for the engines' checksums
 LIMIT = 1e-2  # nats: above it the policies differ much, whatever their numerics (docs/metrics.md)
-TIMES, FLOOR = (
-    10.0,
-    1e-6,
-)  # a distance this many times the first certificate's has grown; below it is rounding
+TIMES = 10.0  # a distance this many times the first certificate's has grown,
+FLOOR = 1e-6  # unless it is below this, nats, where it is rounding
 BIASED, SURE = 0.01, 10.0  # the mean ratio is this far from 1, and by this many standard errors
 LAYER = re.compile(r"\blayers?\.(\d+)\.")
 STILL = re.compile(r"norm|bias")  # vectors of numbers near 1: bfloat16 rounds their small steps away
@@ -123,7 +119,8 @@ class Certificates:
         words for it; None where nobody can say."""
         arrival = self.arrival or Arrival(why="not asked")
         k3, tokens = scalars[PREFIX + "k3_kl"], int(scalars[PREFIX + "tokens"])
-        age = scalars.get(PREFIX + "staleness_max")
+        is_known = scalars.get(PREFIX + "staleness_known_fraction", 1.0) == 1.0
+        age = scalars.get(PREFIX + "staleness_max") if is_known else None
         distance = f"k3 {k3:.2g} nats over {tokens:,} tokens"
         fault = arrival.fault()
         if age != 0:
@@ -176,12 +173,8 @@ def install() -> None:
     host = hosts.current()
     module = sys.modules.get(host.actor) if host else None
     for name, cls in list(vars(module).items()) if module else ():
-        if (
-            isinstance(cls, type)
-            and name.startswith("UpdateWeight")
-            and not hasattr(cls.update_weights, MARK)
-        ):
-            cls.update_weights = _certified(cls.update_weights)
+        if isinstance(cls, type) and name.startswith("UpdateWeight"):
+            hosts.wrap(cls, "update_weights", _certified)
 
 
 def note_step(optimizer: Any) -> None:
@@ -211,8 +204,8 @@ def settle() -> None:
     began, told = time.monotonic(), [Arrival(why="not asked")]
     if _asks():
         told = [_arrival(_run.version, _run.asked)]
-    if not _is_alone() and (group := _host_group()) is not None:
-        torch.distributed.broadcast_object_list(told, src=0, group=group)
+    if not _is_alone():
+        _share(told)
     _run.arrival, _run.asked = told[0], None
     _run.cost += time.monotonic() - began
 
@@ -227,6 +220,15 @@ def _arrival(version: int | None, asked: Any) -> Arrival:
         log.debug("no checksums", exc_info=True)
         return Arrival(why=f"the engine answers with {type(error).__name__}")
     return _run.arrived(version, found) if found and found[0] else Arrival(why="this engine tells none")
+
+
+def _share(told: list[Arrival]) -> None:
+    """The first rank's answer on all ranks, or none on any."""
+    try:
+        torch.distributed.broadcast_object_list(told, src=0, group=_host_group())
+    except (RuntimeError, ValueError):  # ranks of another group
+        log.debug("not shared", exc_info=True)
+        told[0] = Arrival(why="the ranks have no group in common")
 
 
 def _is_alone() -> bool:
@@ -292,13 +294,13 @@ def _is_biased(scalars: Mapping[str, float]) -> bool:
 
 
 def _certified(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
     def update_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
         done = function(self, *args, **kwargs)
-        after_push(getattr(self, "weight_version", None), getattr(self, "rollout_engines", None) or ())
+        engines = getattr(self, "rollout_engines", None) or ()
+        sees = not getattr(getattr(self, "args", None), "lora_rank", 0)  # checksums leave adapters out
+        after_push(getattr(self, "weight_version", None), engines if sees else ())
         return done
 
-    setattr(update_weights, MARK, function)
     return update_weights
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Any
 import yaml
 
 from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.mappings import of_package
 
-HERE = Path(__file__).parents[2] / "patches"
-INSTALLED = Path(sysconfig.get_path("data")) / "share/slime-ext/patches"
 PARAMETER = "parameter"
 EDIT_KEYS = ("name", "also_known_as", "places", "anchor", "needs", "line")
 
@@ -88,7 +86,7 @@ def load_patches(folder: Path | None = None) -> tuple[Patch, ...]:
     Raises:
         ConfigError: there is none, or a file does not say what a patch must say.
     """
-    folder = folder or (HERE if HERE.is_dir() else INSTALLED)
+    folder = folder or of_package("patches")
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
         raise ConfigError(f"{folder}: expected patches (*.yaml), got none: reinstall slime-ext")

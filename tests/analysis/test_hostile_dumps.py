@@ -104,7 +104,7 @@ def test_a_file_takes_no_more_than_its_size_can_hold(tmp_path):
         "once unpacked": None,
         "times its size in memory": b"\x80\x02]r\xff\xff\xff\x7f.",  # an index of 2^31 for one list
         "its lists share": {"samples": [{"response_length": len(long), "rollout_log_probs": long}] * 20_000},
-        "of lists or texts": {"samples": [plain | {"rollout_log_probs": nested}]},
+        "must be real number, not list": {"samples": [plain | {"rollout_log_probs": nested}]},
     }
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for words, content in cases.items():

@@ -33,7 +33,8 @@ OURS = {
     "custom_rollout_log_function_path": "slime_ext.host.log_rollout",
     "slime_ext": {"preset": "token_tis"},
 }
-PUSHED = OURS | {"custom_megatron_init_path": "tests.downstream.planted.init"}
+PLANTED_INIT = {"custom_megatron_init_path": "tests.downstream.planted.init"}
+PUSHED = OURS | PLANTED_INIT
 HOSTS_OWN = {"use_tis": True, "tis_clip": 2.0}  # its vanilla_tis_function
 PLANT = ("--custom-generate-function-path", "tests.downstream.planted.generate")
 TOLERANT = (
@@ -44,7 +45,11 @@ TOLERANT = (
     "10",
 )
 TWO_ENGINES = ("--rollout-num-gpus", "2")
-DUMPED = ("--num-rollout", "5", "--dump-details", "dumps")  # below the run's own folder
+# Into the run's own folder, with enough of everything for the detectors, and the first policy's log-probs.
+DUMPED = (
+    *("--num-rollout", "10", "--dump-details", "dumps", "--use-kl-loss", "--kl-loss-coef", "0"),
+    *("--rollout-batch-size", "16", "--n-samples-per-prompt", "8"),
+)
 CERTIFIED = "slime_ext: certificate, weights {}: {}"
 NEVER = {"action": "stop", "steps": 1}
 
@@ -116,17 +121,22 @@ FAULTS = {
         "|.* unrecognized arguments: --custom-tis-funtion-path",  # the miles wheel's parser
         rollouts=0,
     ),
-    "sound pushes": Fault("nothing", PUSHED, DUMPED, says=CERTIFIED.format(3, "sound"), rollouts=5),
+    "sound pushes": Fault("nothing", PUSHED, DUMPED, says=CERTIFIED.format(9, "sound"), rollouts=10),
     "pushes of older weights": Fault(
-        "older_push", PUSHED, DUMPED, says=CERTIFIED.format(2, "NOT sound: no tensor"), rollouts=5
+        "older_push", PUSHED, DUMPED, says=CERTIFIED.format(2, "NOT sound: no tensor"), rollouts=10
     ),
     "pushes without a layer": Fault(
         "skipped_layer",
-        PUSHED | {"slime_ext": {"preset": "token_tis", "guards": {"certified": {"min": 1, **NEVER}}}},
+        PUSHED,
         DUMPED,
-        ends="slime_ext: .*off_policy/certified",
-        says=CERTIFIED.format(r"\d", "NOT sound: layer 1 did not change"),
-        rollouts=5,
+        says=CERTIFIED.format(2, "NOT sound: layer 1 did not change"),
+        rollouts=10,
+    ),
+    "pushes without a layer, guarded": Fault(
+        "skipped_layer",
+        with_ours(guards={"certified": {"min": 1, **NEVER}}) | PLANTED_INIT,
+        ends="slime_ext: off_policy/certified",
+        rollouts=2,
     ),
     "nan, a version old": Fault(
         "nan",

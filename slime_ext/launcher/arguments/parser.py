@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.launcher.arguments.flags import BY_DEST, BY_NAME, FLAGS, GROUPS
-from slime_ext.mappings import located, read_yaml
+from slime_ext.mappings import located, read_yaml, shipped
 
 READ = ("hf_checkpoint", "prompt_data", "custom_config_path", "load")  # files and folders that a run reads
 
@@ -71,6 +71,7 @@ def _known(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespa
 
 def read_mapping(path: str, flag: str) -> dict[str, Any]:
     """The mapping in a YAML file; `flag` is named in errors. What --config reads is relative to its file."""
+    path = shipped(path)
     data = read_yaml(path, f"{flag} {path}")
     if not isinstance(data, dict | None):
         raise ConfigError(f"{flag} {path}: expected a mapping of keys to values, got a {type(data).__name__}")

@@ -1,0 +1,66 @@
+"""Runs what has no line yet, and writes the table and the picture from the lines.
+
+    python -m benchmarks.evidence run lag [--arms B C] [--seeds 1 2] [--out runs/evidence] [--commit]
+    python -m benchmarks.evidence table
+    python -m benchmarks.evidence picture
+
+`run` takes one run after the other, seed by seed. It can be stopped at any time and started again, on another
+machine too: a run with a line in rows.jsonl is not started again. The settings are settings.yaml's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.evidence import rows, runs, settings
+from slime_ext.errors import SlimeExtError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.evidence", description=__doc__.splitlines()[0]
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="the runs of a panel that have no line yet")
+    run.add_argument("panel", choices=settings.read().panels)
+    run.add_argument("--arms", nargs="+", help="default: all of the panel, in its order")
+    run.add_argument("--seeds", nargs="+", type=int, help="default: the panel's test seeds")
+    run.add_argument("--out", type=Path, default=Path("runs/evidence"), help="where runs leave their logs")
+    run.add_argument("--commit", action="store_true", help="commit each line as it is written")
+    commands.add_parser("table", help="write the tables of docs/evidence.md")
+    commands.add_parser("picture", help="draw docs/img/evidence.png")
+    given = parser.parse_args(argv)
+    if given.command == "run":
+        return _run(given)
+    from benchmarks.evidence import picture, table
+
+    (table if given.command == "table" else picture).write(settings.read(), rows.read())
+    return 0
+
+
+def _run(given: argparse.Namespace) -> int:
+    of = settings.read()
+    panel = of.panels[given.panel]
+    arms, seeds = given.arms or list(panel.arms), given.seeds or list(panel.seeds)
+    try:
+        runs.refuse_thawed(of, given.panel, seeds, rows.read())
+        done = rows.read() + rows.read(rows.PILOTS)
+        for arm, seed in runs.missing(of, given.panel, arms, seeds, done):
+            row = runs.run(of, given.panel, arm, seed, given.out, done)
+            done.append(row)
+            file = rows.FILE if seed in panel.seeds else rows.PILOTS
+            rows.append(row, file)
+            if given.commit:
+                runs.commit_line(row, file)
+            print(f"{row.panel} {row.arm} seed {row.seed}: {row.end:.3f} in {row.seconds:.0f} s", flush=True)
+    except SlimeExtError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""What the runs of a panel say: who collapsed, who failed, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.evidence.rows import Row
+from benchmarks.evidence.settings import Judged
+
+EXACT, UNCORRECTED = "A", "B"
+Rows = Mapping[str, Mapping[int, Row]]  # arm -> seed -> row
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came out of one arm.
+
+    Attributes:
+        collapsed: seeds that lost half of what they had, never began, or diverged.
+        failed: seeds that collapsed or ended too far below the exact sampler.
+        rescued: seeds that ended near the exact sampler, or above.
+        end: mean held-out exact match at the end, and its 95% interval.
+        gap: mean of end - the exact sampler's end of the same seed, and its 95% interval.
+        p: Fisher's exact test of failed against the uncorrected arm's, after Holm; None where not compared.
+    """
+
+    seeds: int
+    collapsed: list[int]
+    failed: list[int]
+    rescued: list[int]
+    end: tuple[float, float, float]
+    gap: tuple[float, float, float] | None
+    p: float | None = None
+
+
+def judge(rows: Rows, judged: Judged) -> dict[str, Verdict]:
+    """The verdict on each arm; arms are compared over the seeds that the exact sampler has run too."""
+    exact = rows.get(EXACT, {})
+    found = {arm: _verdict(of, exact, judged) for arm, of in rows.items()}
+    compared = [arm for arm in found if arm != UNCORRECTED and UNCORRECTED in found]
+    raw = [_p(found[arm], found[UNCORRECTED]) for arm in compared]
+    corrected = dict(zip(compared, holm(raw), strict=True))
+    return {arm: Verdict(**{**vars(v), "p": corrected.get(arm)}) for arm, v in found.items()}
+
+
+def _verdict(of: Mapping[int, Row], exact: Mapping[int, Row], judged: Judged) -> Verdict:
+    collapsed = [seed for seed, row in of.items() if _collapsed(row, exact.get(seed), judged)]
+    gaps = {seed: row.end - exact[seed].end for seed, row in of.items() if seed in exact}
+    return Verdict(
+        seeds=len(of),
+        collapsed=collapsed,
+        failed=[s for s in of if s in collapsed or gaps.get(s, 0.0) <= -judged.worse_than_exact_by],
+        rescued=[s for s, gap in gaps.items() if gap >= -judged.rescued_within],
+        end=bootstrap([row.end for row in of.values()], judged.resamples),
+        gap=bootstrap(list(gaps.values()), judged.resamples) if gaps else None,
+    )
+
+
+def _collapsed(row: Row, exact: Row | None, judged: Judged) -> bool:
+    if row.stopped or fell(row.heldout, judged.below_own_peak, judged.for_steps):
+        return True
+    peak = max(value for _, value in row.heldout)
+    return exact is not None and peak <= judged.below_end_of_exact * exact.end
+
+
+def fell(curve: Sequence[tuple[int, float]], share: float, steps: int) -> bool:
+    """Whether a curve of (optimizer step, value) stays below `share` of its peak so far for `steps`.
+
+    >>> fell([(0, 0.1), (20, 0.8), (40, 0.3), (60, 0.2)], 0.5, 20)
+    True
+    >>> fell([(0, 0.1), (20, 0.8), (40, 0.3), (60, 0.7)], 0.5, 20)
+    False
+    """
+    peak, since = 0.0, None
+    for step, value in curve:
+        peak = max(peak, value)
+        since = (step if since is None else since) if value < share * peak else None
+        if since is not None and step - since >= steps:
+            return True
+    return False
+
+
+def _p(one: Verdict, other: Verdict) -> float:
+    return fisher(len(one.failed), one.seeds, len(other.failed), other.seeds)
+
+
+def fisher(a: int, of_a: int, b: int, of_b: int) -> float:
+    """Fisher's exact test, two-sided: P of a table as rare as this one, or rarer, given the margins.
+
+    Args:
+        a: of `of_a` trials had the outcome, `b` of `of_b` in the other group.
+
+    Source: Fisher 1935, The Design of Experiments, chapter 2.
+
+    >>> round(fisher(3, 4, 1, 4), 4)
+    0.4857
+    """
+    both, total = a + b, of_a + of_b
+
+    def probability(x: int) -> float:
+        return math.comb(of_a, x) * math.comb(of_b, both - x) / math.comb(total, both)
+
+    possible = [probability(x) for x in range(max(0, both - of_b), min(of_a, both) + 1)]
+    return min(1.0, sum(p for p in possible if p <= probability(a) * (1 + 1e-9)))
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """p after Holm's step-down correction for the number of comparisons.
+
+    Source: Holm 1979, Scandinavian Journal of Statistics 6, p. 65.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    found, largest = [0.0] * len(ps), 0.0
+    for rank, place in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
+        largest = max(largest, min(1.0, (len(ps) - rank) * ps[place]))
+        found[place] = largest
+    return found
+
+
+def bootstrap(values: Sequence[float], resamples: int, seed: int = 0) -> tuple[float, float, float]:
+    """(mean, 2.5% and 97.5% quantile of the means of `resamples` samples with replacement).
+
+    Source: Efron 1979, Annals of Statistics 7, p. 1 (percentile interval).
+    """
+    draw, n = random.Random(seed), len(values)
+    means = sorted(sum(draw.choices(values, k=n)) / n for _ in range(resamples))
+    return sum(values) / n, means[int(0.025 * resamples)], means[int(0.975 * resamples)]

@@ -1,0 +1,54 @@
+"""The committed lines: one JSON object for each run that ended, pilots in a file of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+FILE = Path(__file__).with_name("rows.jsonl")
+PILOTS = FILE.with_name("pilots.jsonl")
+
+
+class Row(BaseModel):
+    """One run.
+
+    Attributes:
+        settings: digest of the run's settings; a line of other settings is not compared.
+        commit: of the code that ran, with a plus where files were changed.
+        heldout: (optimizer step, held-out exact match of the trained weights).
+        end: the last of them; 0 for a run that diverged.
+        stopped: what the run said where it diverged.
+        recommended: what analyze recommended after the first rollouts (arm B), or what was trained (arm G).
+        seconds: wall time on whatever else the machine did; no result.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    panel: str
+    arm: str
+    seed: int
+    settings: str
+    commit: str
+    versions: dict[str, str]
+    heldout: list[tuple[int, float]]
+    end: float
+    stopped: str | None = None
+    recommended: str | None = None
+    seconds: float
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        """Which run it is."""
+        return self.panel, self.arm, self.seed, self.settings
+
+
+def read(path: Path = FILE) -> list[Row]:
+    """All lines; none where there is no file yet."""
+    return [Row.model_validate_json(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def append(row: Row, path: Path = FILE) -> None:
+    """Adds a line."""
+    with path.open("a") as file:
+        file.write(row.model_dump_json() + "\n")

@@ -1,0 +1,122 @@
+"""The tables of docs/evidence.md, written between their marks from the committed lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.evidence.judge import UNCORRECTED, Rows, Verdict, judge
+from benchmarks.evidence.rows import Row
+from benchmarks.evidence.runs import FOLLOWER, SOURCE
+from benchmarks.evidence.settings import ROOT, Arm, Panel, Settings
+from slime_ext import presets
+from slime_ext.analysis.fidelity import World, evaluate
+
+DOCUMENT = ROOT / "docs/evidence.md"
+BEGIN, END = "<!-- made by python -m benchmarks.evidence table -->\n", "<!-- end -->"
+HEAD = "arm", "seeds", "collapsed", "failed", "rescued", "end", "end - A", "p against B"
+LOOP = "seed", "recommended", f"{SOURCE} ended at", f"{FOLLOWER} ended at", "best of all"
+WORLD = "stale"  # the mismatch of `slime-ext bench fidelity` that a lag is
+
+
+def write(of: Settings, rows: Sequence[Row], path: Path = DOCUMENT) -> None:
+    """Replaces what stands between the marks."""
+    before, _, rest = path.read_text().partition(BEGIN)
+    path.write_text(before + BEGIN + text(of, rows) + END + rest.partition(END)[2])
+
+
+def text(of: Settings, rows: Sequence[Row]) -> str:
+    """All tables in Markdown."""
+    parts = [part for name, panel in of.panels.items() for part in _panel(of, name, panel, rows)]
+    return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def by_arm(of: Settings, panel: str, rows: Iterable[Row]) -> Rows:
+    """The lines of a panel's test seeds: arm -> seed -> row, in the order of the settings."""
+    test = set(of.panels[panel].seeds)
+    found = {arm: {} for arm in of.arms}
+    for row in sorted(rows, key=lambda row: row.seed):
+        if row.panel == panel and row.seed in test:
+            found[row.arm][row.seed] = row
+    return {arm: seeds for arm, seeds in found.items() if seeds}
+
+
+def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterable[str]:
+    lines = by_arm(of, name, rows)
+    yield f"### {name}: {panel.what}"
+    if not lines:
+        yield "No test seed has run yet."
+        return
+    verdicts = judge(lines, of.judged)
+    yield markdown(HEAD, [_cells(arm, of.arms[arm], v) for arm, v in verdicts.items()])
+    yield _every_seed(of, lines)
+    yield _closed_loop(lines)
+    yield _exact(of, lines)
+    yield "Versions: " + "; ".join(
+        sorted({_versions(row) for seeds in lines.values() for row in seeds.values()})
+    )
+
+
+def markdown(head: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
+    """A table."""
+    rows = [head, ["---"] * len(head), *cells]
+    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
+
+
+def _cells(name: str, arm: Arm, v: Verdict) -> list[object]:
+    gap = "" if v.gap is None else _interval(v.gap)
+    p = "" if v.p is None else f"{v.p:.3g}"
+    counts = [len(seeds) for seeds in (v.collapsed, v.failed, v.rescued)]
+    return [f"{name} {arm.what}", v.seeds, *counts, _interval(v.end), gap, p]
+
+
+def _interval(value: tuple[float, float, float]) -> str:
+    return "{:.3f} [{:.3f}, {:.3f}]".format(*value)
+
+
+def _every_seed(of: Settings, lines: Rows) -> str:
+    seeds = sorted({seed for of_arm in lines.values() for seed in of_arm})
+    cells = [[arm, *(_end(of_arm.get(seed)) for seed in seeds)] for arm, of_arm in lines.items()]
+    return markdown(["end by seed", *seeds], cells)
+
+
+def _end(row: Row | None) -> str:
+    return "" if row is None else "diverged" if row.stopped else f"{row.end:.3f}"
+
+
+def _closed_loop(lines: Rows) -> str:
+    """What analyze recommended after B's first rollouts, where that ended, and the best of all arms."""
+    cells = []
+    for seed, row in lines.get(SOURCE, {}).items():
+        ends = {arm: of_arm[seed].end for arm, of_arm in lines.items() if seed in of_arm}
+        best = max(ends, key=lambda arm: ends[arm])
+        followed = lines.get(FOLLOWER, {}).get(seed)
+        cells.append([seed, row.recommended, _end(row), _end(followed), f"{best} {ends[best]:.3f}"])
+    return markdown(
+        ["seed", "recommended", f"{SOURCE} ended at", f"{FOLLOWER} ended at", "best of all"], cells
+    )
+
+
+def _exact(of: Settings, lines: Rows) -> str:
+    """The exact bias of each correction (`slime-ext bench fidelity`) beside the mean end of its runs."""
+    world, cells = World.of(WORLD), []
+    for arm, of_arm in lines.items():
+        if (preset := _preset(of.arms[arm], arm)) is None:
+            continue
+        exact = evaluate(presets.get(preset), world)
+        mean = sum(row.end for row in of_arm.values()) / len(of_arm)
+        cells.append([arm, preset, f"{exact.bias / exact.true:.3f}", f"{exact.cosine:.4f}", f"{mean:.3f}"])
+    cells.sort(key=lambda row: float(row[2]))
+    head = ["arm", "correction", f"exact bias / gradient ({WORLD})", "cosine", "mean end"]
+    return markdown(head, cells)
+
+
+def _preset(arm: Arm, name: str) -> str | None:
+    if name == UNCORRECTED:
+        return "metrics_only"
+    path = arm.flags.get("custom_tis_function_path")
+    return path and path.rpartition(".")[2]
+
+
+def _versions(row: Row) -> str:
+    return f"{row.commit} " + " ".join(f"{name} {value}" for name, value in sorted(row.versions.items()))

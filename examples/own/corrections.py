@@ -1,0 +1,43 @@
+"""A step and a hook of one's own: docs/your_own_correction.md goes through both.
+
+python examples/own/corrections.py    # holds them against their definitions in plain Python
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from slime_ext.steps import Step
+from slime_ext.testing import check_hook, check_step
+
+
+@dataclass(frozen=True)
+class Tempered(Step):
+    """w_t = ratio_t ** power: between no correction (0) and importance sampling (1)."""
+
+    power: float = 0.5
+
+    sets_weights = True
+
+    def __call__(self, state, inputs):
+        return state.reweight("token", (self.power * inputs.log_ratio).exp())
+
+
+def tempered(sample, power=0.5):
+    """The same over one response, in floats: what the step is compared with."""
+    return [math.exp(power * (p - b)) for p, b in zip(sample.proximal, sample.behavior, strict=True)]
+
+
+def half_tis(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks, **kwargs):
+    """min(sqrt(proximal / behavior), 2) times the loss, as a function for --custom-tis-function-path."""
+    log_ratio = torch.cat(list(train_log_probs)) - torch.cat(list(rollout_log_probs))
+    mask = torch.cat(list(loss_masks)) != 0
+    weight = torch.where(mask, 0.5 * log_ratio, 0).exp().clamp(max=2).detach()
+    return pg_loss * weight, loss_masks, {"half_tis/weight": weight}
+
+
+if __name__ == "__main__":
+    check_step(Tempered(power=0.5), tempered)
+    check_hook(half_tis, lambda sample: [min(w, 2) for w in tempered(sample)])
+    print("both are what their definitions say")

@@ -1,0 +1,120 @@
+"""What a correction of one's own is tested with: made-up responses, a step's contract, a hook's contract.
+
+``check_step(step, definition)`` and ``check_hook(hook, definition)`` take the definition as plain Python over
+one response (``Sample``), so that what is compared with was not computed by the same tensors. Start-up runs
+``check_step`` on every step of your own that a configuration names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.host.contract import check_returned
+from slime_ext.own_steps import WAITS, Definition, Sample, check_step, compare, samples
+
+__all__ = ["Sample", "check_hook", "check_step", "samples"]
+
+ROUGH = 1e-5  # relative; a hook gets float32, as in slime
+FLAGS = {"use_tis": True, "tis_clip": 2.0, "tis_clip_low": 0.0, "eps_clip": 0.2, "eps_clip_high": None}
+
+
+def check_hook(hook: Callable[..., Any], definition: Definition | None = None, **flags: Any) -> None:
+    """Calls a function for ``--custom-tis-function-path`` as slime's policy loss does, and looks at what
+    comes back.
+
+    Args:
+        definition: sample -> the factor of each token's loss, 0 where it is rejected.
+        flags: attributes of the ``args`` that the hook gets, beside slime's defaults.
+
+    Raises:
+        ConfigError: one line, the first thing that is wrong.
+        DataError: shapes.
+
+    >>> import math
+    >>> from slime_ext import tis
+    >>> ratio = lambda s, i: math.exp(s.proximal[i] - s.behavior[i])
+    >>> check_hook(tis.token_tis, lambda s: [min(ratio(s, i), 2) for i in range(len(s.mask))])
+    """
+    where = getattr(hook, "__name__", type(hook).__name__)
+    args = SimpleNamespace(**(FLAGS | flags))
+    batch = samples()
+    given, (loss, _, _) = _checked(hook, where, args, batch)
+    _check_gradient(where, given, loss)
+    try:
+        _answer(hook, args, _call_of(batch, "meta"))
+    except Exception as error:
+        reason = str(error).splitlines()[0].split(". ")[0][:80]
+        raise ConfigError(
+            f"{where}: expected operations that read no value, got {type(error).__name__} ({reason}): {WAITS}"
+        ) from error
+    for seed in range(3) if definition else ():
+        batch = samples(seed)
+        given, (loss, _, _) = _checked(hook, where, args, batch)
+        compare(where, batch, loss.detach() / given["pg_loss"].detach(), definition, ROUGH)
+
+
+def _checked(
+    hook: Callable[..., Any], where: str, args: Any, batch: Sequence[Sample]
+) -> tuple[dict[str, Any], tuple[Tensor, Any, Any]]:
+    given = _call_of(batch)
+    try:
+        out = _answer(hook, args, given)
+    except SlimeExtError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else ""
+        raise ConfigError(
+            f"{where}: expected a hook that runs, got {type(error).__name__}: {reason}"
+        ) from error
+    return given, check_returned(where, out, given["pg_loss"], given["response_lengths"], frozenset())
+
+
+def _answer(hook: Callable[..., Any], args: Any, given: dict[str, Any]) -> Any:
+    return hook(args, **given)
+
+
+def _call_of(batch: Sequence[Sample], device: str = "cpu") -> dict[str, Any]:
+    """The keywords of slime's call, float32, one process that holds every token."""
+
+    def lists(name: str) -> list[Tensor]:
+        return [torch.tensor(getattr(sample, name), dtype=torch.float32).to(device) for sample in batch]
+
+    lengths = [len(sample.mask) for sample in batch]
+    target = [values.requires_grad_() for values in lists("target")]
+    masks = [torch.tensor(sample.mask, dtype=torch.int32).to(device) for sample in batch]
+    return {
+        "pg_loss": torch.linspace(-1, 2, sum(lengths)).to(device).requires_grad_(),
+        "train_log_probs": lists("proximal"),
+        "rollout_log_probs": lists("behavior"),
+        "loss_masks": masks,
+        "total_lengths": [length + 3 for length in lengths],
+        "response_lengths": lengths,
+        "cur_log_probs": target,
+        "advantages": lists("advantages"),
+    }
+
+
+def _check_gradient(where: str, given: dict[str, Any], loss: Tensor) -> None:
+    """Through the loss alone, finite at every response token."""
+    mask = torch.cat(given["loss_masks"]).bool()
+    if not loss[mask].isfinite().all():
+        raise ConfigError(
+            f"{where}: expected a finite loss at response tokens, got one that is not: masked tokens may "
+            "hold NaN, so select with torch.where, never multiply by a mask"
+        )
+    wanted = [given["pg_loss"], *given["cur_log_probs"]]
+    host, *target = torch.autograd.grad(loss[mask].sum(), wanted, allow_unused=True)
+    through_weight = [grad for grad in target if grad is not None and bool((grad != 0).any())]
+    if host is not None and through_weight:
+        raise ConfigError(
+            f"{where}: expected the gradient through pg_loss alone, got one through a weight, too: weights "
+            "are detached; add .detach() to what is made of cur_log_probs"
+        )
+    if host is not None and not host[mask].isfinite().all():
+        raise ConfigError(f"{where}: expected a finite gradient at response tokens, got one that is not")

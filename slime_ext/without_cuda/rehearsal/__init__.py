@@ -1,0 +1,1 @@
+"""What two small rollouts of a launch script show."""

@@ -1,0 +1,185 @@
+"""Which runs there are, how they are judged, and what is made of their lines."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import yaml
+
+from benchmarks.evidence import judge, picture, rows, runs, settings, table
+from benchmarks.evidence.rows import Row
+from slime_ext.errors import ConfigError
+from slime_ext.launcher.arguments import parse_args
+
+OF = settings.read()
+PANELS = list(OF.panels)
+
+
+def row(arm="B", seed=1, end=0.9, curve=None, panel="lag", **more):
+    heldout = curve or [(0, 0.0), (100, end / 2), (256, end)]
+    fields = {"settings": OF.digest(panel, arm), "commit": "c", "versions": {"torch": "2"}, "seconds": 1.0}
+    return Row(panel=panel, arm=arm, seed=seed, heldout=heldout, end=heldout[-1][1], **{**fields, **more})
+
+
+def cell(arm, ends):
+    return [
+        row(arm, seed, end, recommended="token_is" if arm == "B" else None)
+        for seed, end in enumerate(ends, 1)
+    ]
+
+
+def verdicts(*lines):
+    return judge.judge(table.by_arm(OF, "lag", itertools.chain(*lines)), OF.judged)
+
+
+def test_every_run_is_one_that_the_launcher_takes(tmp_path):
+    for panel in PANELS:
+        for arm in OF.panels[panel].arms:
+            flags = settings.located(OF.flags(panel, arm, 3, "cispo"))
+            (tmp_path / "flags.yaml").write_text(yaml.safe_dump(flags))
+            args = parse_args(["--config", str(tmp_path / "flags.yaml")])
+            assert (args.seed, args.rollout_seed) == (3, 3)
+
+
+def test_arms_differ_from_the_uncorrected_one_in_what_they_say():
+    b = OF.flags("lag", "B", 1)
+    lag = OF.panels["lag"].mismatch["update_weights_interval"]
+    assert b["update_weights_interval"] == lag > 1 and "use_tis" not in b
+    different = {arm: OF.flags("lag", arm, 1, "cispo" if arm == "G" else None) for arm in OF.arms}
+    tis = {"use_tis": True, "custom_tis_function_path": "slime_ext.tis."}
+    assert {k: v for k, v in b.items() if k not in different["A"]} == {"update_weights_interval": lag}
+    assert different["F"] == b | {"lr": b["lr"] / 4}
+    for arm, name in {
+        "C": "token_tis",
+        "D": "decoupled_geo_rs_token_tis",
+        "E": "icepop",
+        "G": "cispo",
+    }.items():
+        assert different[arm] == b | tis | {"custom_tis_function_path": f"slime_ext.tis.{name}"}
+    assert OF.flags("lag", "G", 1, "metrics_only") == b
+
+
+def test_nothing_runs_twice_and_seeds_are_kept_together():
+    done = [row("B", 1), row("A", 1), row("B", 2)]
+    left = list(runs.missing(OF, "lag", ["B", "A"], [1, 2, 3], done))
+    assert left == [("A", 2), ("B", 3), ("A", 3)]
+    assert rows.read() == rows.read() and not [k for k, n in _counts(rows.read()).items() if n > 1]
+
+
+def _counts(lines):
+    keys = [line.key for line in lines]
+    return {key: keys.count(key) for key in keys}
+
+
+def test_test_seeds_wait_for_frozen_settings_and_these_stay():
+    thawed = OF.model_copy(update={"panels": {"lag": OF.panels["lag"].model_copy(update={"frozen": None})}})
+    with pytest.raises(ConfigError, match="frozen: expected a date before test seeds run, got none"):
+        runs.refuse_thawed(thawed, "lag", [1], [])
+    runs.refuse_thawed(thawed, "lag", [101], [])
+    date = yaml.safe_load("2026-01-01")
+    frozen = OF.model_copy(update={"panels": {"lag": OF.panels["lag"].model_copy(update={"frozen": date})}})
+    runs.refuse_thawed(frozen, "lag", [1], [row("B", 1)])
+    with pytest.raises(ConfigError, match="expected the settings 000000000000 of B seed 1's line"):
+        runs.refuse_thawed(frozen, "lag", [1], [row("B", 1, settings="000000000000")])
+
+
+def test_committed_lines_are_of_the_settings_that_are_there():
+    for line in rows.read():
+        assert line.settings == OF.digest(line.panel, line.arm), line.key
+
+
+def test_the_followers_recommendation_is_that_of_the_same_seed():
+    done = [row("B", 1, recommended="cispo"), row("B", 2, recommended="token_is")]
+    assert runs._recommended(OF, "lag", "G", 2, done) == "token_is"
+    assert runs._recommended(OF, "lag", "C", 2, done) is None
+    with pytest.raises(ConfigError, match="expected B's line before it"):
+        runs._recommended(OF, "lag", "G", 3, done)
+
+
+@pytest.mark.parametrize(
+    ("curve", "collapsed"),
+    [
+        ([(0, 0.0), (100, 0.8), (116, 0.3), (132, 0.3), (148, 0.9)], False),  # back after 16 steps and 32
+        ([(0, 0.0), (100, 0.8), (116, 0.41), (148, 0.41)], False),  # above half
+        ([(0, 0.0), (100, 0.8), (116, 0.3), (136, 0.39), (200, 0.9)], True),
+        ([(0, 0.0), (100, 0.1), (256, 0.17)], True),  # never above a fifth of A's 0.9
+        ([(0, 0.0), (100, 0.1), (256, 0.19)], False),
+    ],
+)
+def test_collapse_is_what_the_settings_say(curve, collapsed):
+    if curve[-1] == (148, 0.9):
+        curve = [*curve[:3], (131, 0.9), curve[-1]]  # below for fewer than 20 steps
+    found = verdicts([row("A", 1, 0.9)], [row("B", 1, curve=curve)])
+    assert found["B"].collapsed == ([1] if collapsed else [])
+
+
+def test_a_run_that_diverged_has_collapsed_and_failed():
+    found = verdicts([row("A")], [row("B", stopped="the weights have diverged")])
+    assert found["B"].collapsed == found["B"].failed == [1]
+
+
+def test_failed_and_rescued_are_measured_against_the_exact_sampler_of_the_same_seed():
+    found = verdicts(cell("A", [0.9, 0.8, 1.0]), cell("B", [0.69, 0.61, 0.96]), cell("C", [0.86, 0.7, 0.951]))
+    assert found["B"].failed == [1] and found["B"].rescued == [3]
+    assert found["C"].failed == [] and found["C"].rescued == [1, 3]
+    assert found["B"].gap[0] == pytest.approx((-0.21 - 0.19 - 0.04) / 3)
+    assert found["A"].gap == (0.0, 0.0, 0.0) and found["B"].p is None
+
+
+def test_fishers_test_is_that_of_the_hypergeometric_distribution_by_counting():
+    """All ways to deal the outcomes to two groups, counted one by one."""
+    for of_a, of_b in ((4, 4), (3, 5), (1, 6)):
+        for a, b in itertools.product(range(of_a + 1), range(of_b + 1)):
+            deals = list(itertools.combinations(range(of_a + of_b), a + b))
+            of_first = [sum(place < of_a for place in deal) for deal in deals]
+            count = {x: of_first.count(x) for x in set(of_first)}
+            wanted = sum(n for n in count.values() if n <= count[a]) / len(deals)
+            assert judge.fisher(a, of_a, b, of_b) == pytest.approx(wanted, abs=1e-12)
+    assert judge.fisher(0, 8, 8, 8) == pytest.approx(2 / 12870)
+
+
+def test_holm_keeps_the_order_and_never_lowers_a_p():
+    draw = random.Random(1)
+    for n in range(1, 8):
+        ps = [draw.random() ** 3 for _ in range(n)]
+        found = judge.holm(ps)
+        assert all(p <= q <= 1 for p, q in zip(ps, found, strict=True))
+        assert min(found) == pytest.approx(min(1, n * min(ps)))
+        ranked = [q for _, q in sorted(zip(ps, found, strict=True))]
+        assert ranked == sorted(ranked)
+
+
+def test_the_interval_of_the_mean_has_its_place_and_width():
+    draw = random.Random(2)
+    values = [draw.gauss(0.5, 0.1) for _ in range(400)]
+    mean, low, high = judge.bootstrap(values, 2000)
+    assert mean == pytest.approx(sum(values) / 400)
+    # 1.96 x 0.1 / sqrt(400) = 0.0098 on each side; a fifth of it for the draw of values and resamples
+    assert mean - low == pytest.approx(0.0098, rel=0.2) and high - mean == pytest.approx(0.0098, rel=0.2)
+
+
+def test_the_tables_hold_every_seed_and_replace_the_former_ones(tmp_path):
+    lines = [*cell("A", [0.9] * 8), *cell("B", [0.1] * 8), *cell("C", [0.88] * 8), row("G", 2, 0.5)]
+    lines.append(row("C", 101, 0.123))  # a pilot
+    file = tmp_path / "evidence.md"
+    file.write_text(f"before\n{table.BEGIN}former{table.END}\nafter\n")
+    table.write(OF, lines, file)
+    said = file.read_text()
+    assert said.startswith("before\n") and said.endswith("\nafter\n") and "former" not in said
+    print(said)
+    assert "| B mismatch, uncorrected | 8 | 8 | 8 | 0 | 0.100 [0.100, 0.100] | -0.800" in said
+    assert (
+        "| C token_tis | 8 | 0 | 0 | 8 | 0.880 [0.880, 0.880] | -0.020 [-0.020, -0.020] | 0.000466 |" in said
+    )
+    assert "| G |  | 0.500 |" in said and "| 2 | token_is | 0.100 | 0.500 | A 0.900 |" in said
+    assert "0.123" not in said
+
+
+def test_the_picture_has_a_line_for_each_seed_and_one_for_the_mean():
+    lines = [*cell("A", [0.9, 0.8]), *cell("B", [0.1, 0.2, 0.3])]
+    figure = picture.draw(OF, {"lag": table.by_arm(OF, "lag", lines)})
+    drawn = [ax for ax in figure.axes if ax.get_visible()]
+    assert [len(ax.lines) for ax in drawn] == [3, 4]
+    assert list(drawn[1].lines[-1].get_ydata()) == pytest.approx([0.0, 0.1, 0.2])
