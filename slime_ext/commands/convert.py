@@ -15,8 +15,8 @@ from slime_ext.commands.script import is_script
 from slime_ext.dialects import skyrl
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
+from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import NEARLY
-from slime_ext.host.functions import flag_of
 
 # Where a system's whole configuration holds its block, and which mappings hold its keys among others.
 HOMES = {

@@ -14,10 +14,10 @@ import torch
 
 from slime_ext import metrics, presets, tis
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
-from slime_ext.host import contract, step_metrics, train_step
+from slime_ext.host import contract, hosts, step_metrics, train_step
 from slime_ext.host.hook import check_finite
-from slime_ext.host.nonfinite import NonFiniteTracker
-from slime_ext.host.step_file import StepFile
+from slime_ext.host.step_metrics import NonFiniteTracker
+from slime_ext.host.train_step import StepFile
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.metrics.test_statistics import accumulated, one_long
@@ -145,8 +145,8 @@ def test_wrapping_again_is_once():
     once = module.train_one_step
     train_step.wrap(module, "host.model")
     assert module.train_one_step is once
-    train_step.unwrap(module)
-    assert not hasattr(module.train_one_step, train_step.MARK)
+    hosts.unwrap(module, train_step.NAME)
+    assert not hasattr(module.train_one_step, hosts.MARK)
 
 
 @pytest.mark.parametrize("function", [None, lambda model, data: None])
