@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from slime_ext import presets
 from slime_ext.analysis.document import Candidate, Effect, Finding, Numbers, Recommendation
 from slime_ext.config import read_config
-from slime_ext.host.summary import flags_of
+from slime_ext.host.flags import flags_of
 from slime_ext.mappings import read_yaml
 
 LONG = 1000  # response tokens from which single bad tokens decide a sequence
@@ -156,7 +156,7 @@ def _candidates(total: Numbers, found: set[str]) -> list[Tried]:
     if (total.staleness or 0) >= LAG:
         why = (
             f"the weights lag {_said(total.staleness)} versions: one clipped weight for mismatch and lag "
-            "(slime_ext.host.init carries the cur_log_probs that it needs)"
+            "(slime_ext.host.init passes the cur_log_probs that it needs)"
         )
         tried.append((("cispo",), why))
     if (total.response_length or 0) >= LONG:

@@ -19,9 +19,17 @@ from slime_ext.commands.output import console, needs
 from slime_ext.commands.script import EMBEDDED, launcher_of
 from slime_ext.errors import ConfigError, SlimeExtError, cut, did_you_mean
 from slime_ext.host import contract
-from slime_ext.host.flags import ARGUMENTS, check_flags, check_plan, skips_proximal
-from slime_ext.host.functions import flag_of
-from slime_ext.host.summary import brief, double_count, formula, one_line
+from slime_ext.host.contract import flag_of
+from slime_ext.host.flags import (
+    ARGUMENTS,
+    brief,
+    check_flags,
+    check_plan,
+    double_count,
+    formula,
+    one_line,
+    skips_proximal,
+)
 from slime_ext.optional_args import OptionalArgs
 
 WRONG = 1
@@ -239,12 +247,12 @@ def _notes(
     path, init = (arguments.get(k) for k in ("custom_tis_function_path", "custom_megatron_init_path"))
     lacking = {
         f"names no function: slime needs custom_tis_function_path: {contract.TIS}.correct": not path,
-        f"no metrics: in slime add {contract.CARRY}": path and not init and not needs_target,
+        f"no metrics: in slime add {contract.INIT_FLAG}": path and not init and not needs_target,
         "--use-tis is not set: the loss stays as it is, only metrics are computed": acts
         and not arguments.get("use_tis"),
         "no step and the host's loss: it stays as it is, only metrics are computed": not acts
         and arguments.get("use_tis"),
-        f"needs cur_log_probs: in slime add {contract.CARRY}": needs_target and not init,
+        f"needs cur_log_probs: in slime add {contract.INIT_FLAG}": needs_target and not init,
         f"needs the whole optimizer step: in slime add {contract.PLAN_FLAG} {contract.PLAN}": needs_plan
         and arguments.get("rollout_data_postprocess_path") != contract.PLAN,
         "needs log-probs from before the step: in slime since v0.3.0 add --get-mismatch-metrics": needs_plan

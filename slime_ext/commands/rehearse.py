@@ -24,8 +24,8 @@ FAILED = 1
 
 
 def main(argv: list[str]) -> int:
-    """Prints the page and returns 0, 1 where a line is wrong; a mistake in the script is told before the
-    run."""
+    """Prints the page and returns 0, 1 where a line is wrong; a mistake in the script is reported before
+    the run."""
     parser = argparse.ArgumentParser(
         prog="slime-ext rehearse", description="Rehearses a launch script of slime or miles without a GPU."
     )

@@ -1,4 +1,4 @@
-"""Launch scripts as a shell reads them, as far as that can be told without running them."""
+"""Launch scripts as a shell reads them, as far as they can be read without running them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ASSIGNMENT = re.compile(
 )
 REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-=]([^{}]*))?\})")
 KEPT = re.compile(r"\$\{(\w+):?=([^{}]*)\}")  # a default that stays
-UNKNOWN = re.compile(r"[$`]")  # what only a shell can tell
+UNKNOWN = re.compile(r"[$`]")  # what only a shell knows
 COMMENT = re.compile(r"""(\\.|'[^']*'|"(?:\\.|[^"\\])*")|(?:^|(?<=\s))#.*""")
 ARRAY = re.compile(r"^(\w+)\+?=\(")
 SLIME, EMBEDDED = "slime", "slime-ext train"
@@ -25,7 +25,7 @@ PYTHON = ".py"  # of miles: run with launcher utilities that only note commands
 SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", PYTHON, "")
 MAPPING = (".yaml", ".yml", ".json")
 SAYS = ("echo", "printf")  # what a script only says
-ELSEWHERE = set(";|&>")  # what may carry it elsewhere
+ELSEWHERE = set(";|&>")  # what may send it elsewhere
 OUTPUT = re.compile(r"\$\((?:[^()\"']|\([^()\"']*\))*\)")  # of a command, or a sum: one word
 BLANK = "\x1f"  # a space in it
 QUOTED = 100  # lines that one quote may span

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.errors import DataError
-from slime_ext.host.functions import load_function
+from slime_ext.host.contract import load_function
 from slime_ext.launcher.megatron.batching import MicroBatch
 from slime_ext.launcher.training_data import TrainSample
 

@@ -140,7 +140,7 @@ def test_the_flags_of_a_file_make_up_for_the_keys_that_it_lacks(tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         (file := folder / "mine.yaml").write_text(json.dumps({**keys, "slime_ext": {"preset": preset}}))
-        init = "" if "custom_megatron_init_path" in keys else f" {contract.CARRY}"
+        init = "" if "custom_megatron_init_path" in keys else f" {contract.INIT_FLAG}"
         assert flags("mine", str(file)) == f"--custom-config-path {file}{more}{init}"
 
 

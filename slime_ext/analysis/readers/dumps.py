@@ -37,7 +37,7 @@ from slime_ext.analysis.readers.samples import (
 from slime_ext.analysis.readers.unpickle import load_plain
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.errors import DataError, cut
-from slime_ext.host.versions import versions_of
+from slime_ext.host.contract import versions_of
 
 FORMAT_VERSION = 2
 # What a file of slime's keys with other values than slime's leads to.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slime_ext.analysis.document import Skipped
 from slime_ext.analysis.records import DumpedRollout
-from slime_ext.host.versions import MOST_DIGITS, number_of
+from slime_ext.host.contract import MOST_DIGITS, number_of
 
 LONGEST, MESSAGES = 200_000, 1000  # characters and chat messages of a prompt or a response that are kept
 UNKNOWN = -1  # version of the weights of a token

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
-from slime_ext.host.functions import flag_of
+from slime_ext.host.contract import flag_of
 
 VANILLA = "slime_ext.tis.vanilla_tis_function"
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from slime_ext.host.contract import CALLS
+from slime_ext.host.contract import CALLS, check_call
 from slime_ext.host.flags import check_plan
-from slime_ext.host.functions import check_call
 
 READ = (*CALLS, "custom_tis_function_path", "slime_ext")
 
