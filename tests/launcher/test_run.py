@@ -71,11 +71,13 @@ def rows(directory: Path, kind: str) -> list[dict]:
     return [row for row in read_metrics(directory / "run") if row["kind"] == kind]
 
 
-def wait_for(condition, process: subprocess.Popen) -> None:
+def wait_for(condition, process: subprocess.Popen):
+    """What the condition gives, once that is true."""
     deadline = time.monotonic() + DEADLINE
-    while not condition():
+    while not (found := condition()):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
         time.sleep(0.02)
+    return found
 
 
 def has_steps(directory: Path, count: int) -> bool:
@@ -97,7 +99,8 @@ def processes_of(directory: Path, word: str = "") -> list[int]:
 
 
 def engine_of(process: subprocess.Popen) -> int | None:
-    """The first process of a run's engine, ready or not; None while there is none."""
+    """The first process of a run's engine, ready or not; None while there is none, or it becomes another
+    program."""
     for one in psutil.Process(process.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):
             if is_alive(one) and any("sglang_cpu" in word for word in one.cmdline()):
@@ -117,9 +120,10 @@ def finished(tmp_path_factory) -> tuple[Path, str]:
     directory = tmp_path_factory.mktemp("finished")
     process = start(directory, "--num-rollout", "6", "--sglang-dtype", "float32")
     wait_for(lambda: has_steps(directory, 5), process)
-    os.kill(first := engine_of(process), signal.SIGKILL)
-    wait_for(lambda: engine_of(process) not in (first, None), process)
-    os.kill(engine_of(process), signal.SIGKILL)
+    first = wait_for(lambda: engine_of(process), process)
+    os.kill(first, signal.SIGKILL)
+    second = wait_for(lambda: (found := engine_of(process)) != first and found, process)
+    os.kill(second, signal.SIGKILL)
     output = finish(process)
     assert process.returncode == 0, output
     return directory, output
@@ -194,7 +198,7 @@ def test_a_killed_trainer_continues_at_its_checkpoint(finished, tmp_path, monkey
 def ended(process: subprocess.Popen, number: int, directory: Path) -> tuple[int, str]:
     """Sends the signal; status and output of a run of which no process may be left."""
     family = psutil.Process(process.pid).children(recursive=True)
-    assert engine_of(process)
+    assert family
     process.send_signal(number)
     output = finish(process)
     left = list(filter(is_alive, psutil.wait_procs(family, timeout=15)[1]))
