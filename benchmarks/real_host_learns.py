@@ -1,6 +1,6 @@
 """The tiny task learned to the end on a real host without CUDA: held-out reward and seconds per rollout.
 
-    python -m benchmarks.real_host_learns --out runs/host_learns [--seeds 1 2 3] [--rollouts 100]
+    python -m benchmarks.real_host_learns --out runs/host_learns [--seeds 1 2 3] [--rollouts 60]
 
 A line of OUT/rows.jsonl is written as a run ends, and a run with a line is not started again. The correction
 is configs/tiny.yaml's: importance weights per token, truncated at 2.
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/host_learns"))
     parser.add_argument("--host", default=WHEEL)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--rollouts", type=int, default=100)
+    parser.add_argument("--rollouts", type=int, default=60)
     parser.add_argument("flags", nargs="*", help="further flags of the host, after --")
     given = parser.parse_args(argv)
     rows = given.out / "rows.jsonl"

@@ -84,6 +84,7 @@ REAL = [
     Case("qwen3-next-80B", f"{PAST}/scripts/run-qwen3-next-80B-A3B.sh"),
     Case("miles qwen3_4b", f"{MILES}/scripts/run_qwen3_4b.py"),
     Case("miles glm47_flash", f"{MILES}/scripts/run_glm47_flash.py"),
+    Case("miles qwen3_30b_a3b", f"{MILES}/scripts/run_qwen3_30b_a3b.py"),
     Case("the tiny task", str(Path("examples/rehearse_tiny.sh").absolute()), flags=("--host", "miles")),
     Case("qwen3-4B on the miles wheel", PLAIN, flags=("--host", "miles")),
 ]

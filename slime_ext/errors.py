@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import difflib
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -37,7 +38,7 @@ class EngineError(SlimeExtError, RuntimeError):
 
 
 class NonFiniteError(SlimeExtError, FloatingPointError):
-    """A log-prob that is NaN or infinite where that has already poisoned the loss."""
+    """A log-prob that is NaN or infinite where that has already made the loss NaN."""
 
 
 class GuardError(SlimeExtError, RuntimeError):
@@ -69,6 +70,12 @@ def _show_and_repeat(
 def _print_last(line: str) -> None:
     sys.modules["ray"].shutdown()  # prints what its workers have written so far
     print(f"\n{line}", file=sys.stderr, flush=True)
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Logs a warning the first time that this process has it."""
+    logging.getLogger("slime_ext").warning(message)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.errors import ConfigError, SlimeExtError
-from slime_ext.host.returned import check_hook as check_returned
+from slime_ext.host.contract import check_returned
 from slime_ext.own_steps import WAITS, Definition, Sample, check_step, compare, samples
 
 __all__ = ["Sample", "check_hook", "check_step", "samples"]

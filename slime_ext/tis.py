@@ -17,17 +17,14 @@ from torch import Tensor
 from slime_ext import presets
 from slime_ext.correction import Correction, HookResult
 from slime_ext.errors import did_you_mean
-from slime_ext.host.configured import correction_for, seed_correction
+from slime_ext.host.configured import correction_for
 from slime_ext.host.contract import HookCall
 from slime_ext.host.hook import Channel, Result, host_channel, run
 from slime_ext.state import Tokens
 
 
-def _hook(
-    load: Callable[[Any], Correction], name: str, document: str, channel: Channel = host_channel
-) -> Callable[..., Result]:
-    """The function that every host calls for the correction that ``load`` reads from the host's arguments,
-    once per arguments object."""
+def _hook(name: str, document: str, channel: Channel = host_channel) -> Callable[..., Result]:
+    """The function that a host calls for the correction ``name``, read once per arguments object."""
     loaded: tuple[Any, Any, Correction | None] = (None, None, None)
 
     def function(
@@ -58,7 +55,7 @@ def _hook(
         owner, known, correction = loaded
         mapping = getattr(args, "slime_ext", None)
         if correction is None or owner is not args or known is not mapping:
-            correction = load(args)
+            correction = correction_for(args, name)
             loaded = (args, mapping, correction)
         return run(HookCall.of(args, given), correction, channel, name)
 
@@ -83,12 +80,10 @@ def _nonfinite(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
 
 
 correct = _hook(
-    correction_for,
     "correct",
     "The correction that stands under ``slime_ext:`` in the file of ``--custom-config-path``.",
 )
 vanilla_tis_function = _hook(
-    functools.partial(seed_correction, "vanilla_tis_function"),
     "vanilla_tis_function",
     """Clipped token weights: w_t = clip(proximal / behavior, --tis-clip-low, --tis-clip), slime's default.
 
@@ -100,7 +95,6 @@ vanilla_tis_function = _hook(
     _tis_channel,
 )
 icepop_function = _hook(
-    functools.partial(seed_correction, "icepop_function"),
     "icepop_function",
     """Token weights inside the band: w_t = rho_t if --tis-clip-low <= rho_t <= --tis-clip, else the token is
     rejected.
@@ -110,13 +104,12 @@ icepop_function = _hook(
     _tis_channel,
 )
 off_policy_is_function = _hook(
-    functools.partial(seed_correction, "off_policy_is_function"),
     "off_policy_is_function",
     """One detached weight for mismatch and staleness: w_t = clip(target / behavior, 1 - eps_clip, 1 +
     eps_clip_high).
 
-    On a REINFORCE loss it is CISPO. On a loss that carries target / proximal already the weight counts that
-    ratio twice; the preset ``off_policy_is`` does not. Metrics: ``is_weight``, ``is_clipfrac``,
+    On a REINFORCE loss it is CISPO. On a loss with the factor target / proximal the weight counts that ratio
+    twice; the preset ``off_policy_is`` does not. Metrics: ``is_weight``, ``is_clipfrac``,
     ``nonfinite_fraction``.
 
     Raises:
@@ -132,7 +125,7 @@ off_policy_is_function = _hook(
 def _preset(name: str) -> Callable[..., Result]:
     entry = presets.find(name)
     document = f"{entry.formula}.\n\nSource: {entry.source}."
-    return _hook(functools.partial(correction_for, preset=name), name, document)
+    return _hook(name, document)
 
 
 def __getattr__(name: str) -> Callable[..., Result]:

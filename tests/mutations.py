@@ -77,7 +77,7 @@ MUTATIONS = {
         "correction.py", "vars(tokens), outcome.keep", "vars(tokens), outcome.finite", SUITE
     ),
     "versions digit by digit": Mutation(
-        "host/versions.py", " and not isinstance(value, str)", "", "tests/host/test_rollout_log.py"
+        "host/contract.py", " and not isinstance(value, str)", "", "tests/host/test_rollout_log.py"
     ),
     "a stage that keeps its reason": Mutation(
         "host/step_metrics.py",
@@ -131,13 +131,16 @@ MUTATIONS = {
         "ops/prefixes.py", "torch.cat([first, lowest[:, :-1]], 1)", "lowest.clone()", "tests/ops"
     ),
     "divide by a sample's own kept tokens": Mutation(
-        "host/groups.py",
+        "host/rollout_data.py",
         "kept[row.step, row.rollout] += row.kept",
         "kept[row.step, row.rollout] = row.kept",
-        "tests/host/test_groups.py",
+        "tests/host/test_rollout_data.py",
     ),
     "an atomic group keeps its tokens in the denominator": Mutation(
-        "host/step_plan.py", "rows = groups.without(rows, broken)", "pass", "tests/host/test_step_plan.py"
+        "host/step_plan.py",
+        "rows = data_of.without_groups(rows, broken)",
+        "pass",
+        "tests/host/test_step_plan.py",
     ),
     "count shared sequences on every rank": Mutation(
         "metrics/measure.py",
@@ -155,7 +158,7 @@ MUTATIONS = {
         "host/staleness.py", "now - min(", "now - max(", "tests/host/test_staleness.py"
     ),
     "ages of weights to come": Mutation(
-        "host/staleness.py", ' if age >= 0 else float("nan")', "", "tests/host/test_staleness.py"
+        "host/staleness.py", " or min(versions) > now", "", "tests/host/test_staleness.py"
     ),
     "a loss of any length": Mutation(
         "host/hook.py",

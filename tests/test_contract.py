@@ -83,13 +83,13 @@ def call(name, how="stock, carried by init", seed=0, **more):
     way, extra = HOST_CALLS[how]
     if way == "renamed":
         kept["current_log_probs"] = kept.pop("cur_log_probs")
-    token = contract.carried.set(kept if way == "carried" else None)
+    token = contract.loss_inputs.set(kept if way == "carried" else None)
     try:
         passed = {} if way == "carried" else kept
         args = arguments(**({"slime_ext": None} if name != "correct" else {}) | more)
         return given, getattr(tis, name)(args=args, **given, **passed, **extra)
     finally:
-        contract.carried.reset(token)
+        contract.loss_inputs.reset(token)
 
 
 def test_the_data_here_and_the_contract_of_the_package_agree():

@@ -13,6 +13,7 @@ RANK = {
     "errors": 0,
     "lazy_attributes": 1,
     "importing": 1,
+    "folders": 1,
     "optional_args": 0,
     "mappings": 1,
     "ops": 1,

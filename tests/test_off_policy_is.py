@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from slime_ext import tis
-from slime_ext.errors import ConfigError, DataError, NonFiniteError
-from slime_ext.host.warnings import warn_once
+from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
 
 ARGS = SimpleNamespace(use_tis=True, eps_clip=0.2, eps_clip_high=0.28)
 NAN = math.nan

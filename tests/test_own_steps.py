@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slime_ext import cli, load_config
+from slime_ext import cli, load_config, tis
 from slime_ext.config import to_mapping
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError, SlimeExtError
@@ -115,6 +115,11 @@ def test_a_step_is_named_in_yaml_and_comes_back_as_written():
     tokens = packed(samples())
     wanted = Correction(steps=(Tempered(0.25), Truncate(2.0)))(tokens).weights
     assert torch.equal(correction(tokens).weights, wanted)
+
+
+def test_the_hook_runs_it():
+    steps = [{f"{HERE}.Tempered": {"power": 0.25}}, {"truncate": {"high": 1.2}}]
+    check_hook(tis.correct, lambda s: [min(x**0.25, 1.2) for x in ratios(s)], slime_ext={"steps": steps})
 
 
 WRONG = {

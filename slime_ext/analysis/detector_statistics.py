@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slime_ext.analysis.measures import PER_DECADE, SMALLEST, Sums
 from slime_ext.analysis.records import DumpedRollout
+from slime_ext.analysis.structure import Structure, tabulated
 from slime_ext.ops.divergences import k3
 
 SHIFTS = (-2, -1, 1, 2)
@@ -97,6 +98,10 @@ class RolloutSummary(NamedTuple):
     k3: float
     top_share: float  # of sum l^2, in the 1% of tokens with the largest |l|
     median: float  # of |l|
+    version: int = -1  # newest of the weights that sampled, -1 for unknown
+    length: float = 0.0  # mean response length
+    pushed: float | None = None  # mean |log behavior - log first policy|, where the dump knows the first
+    moved: float | None = None  # mean |log proximal - log first policy|
 
 
 @dataclass
@@ -121,6 +126,8 @@ class DetectorStatistics:
     switched: Tensor = field(default_factory=lambda: torch.zeros(2, 4, dtype=torch.float64))
     versions: list[VersionSums] = field(default_factory=list)
     rollouts: list[RolloutSummary] = field(default_factory=list)
+    structure: Structure = field(default_factory=Structure)
+    reference: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))  # as ``open``
     open: dict[int, Tensor] = field(default_factory=dict)  # of the rollout whose parts are being added
     near: float = 0.0  # sum k3 of that rollout
 
@@ -131,6 +138,13 @@ class DetectorStatistics:
         for row, shift in enumerate(SHIFTS):
             self._add_shift(row, shift, part)
         self.near += float(_near(part.log_ratio).sum(dtype=torch.float64))
+        self.structure.add(part)
+        if part.reference is not None:
+            known = part.finite & part.reference.isfinite()
+            mine, theirs, first = (x[known].double() for x in (part.proximal, part.behavior, part.reference))
+            self.reference += torch.stack(
+                [known.sum(), (theirs - first).abs().sum(), (mine - first).abs().sum()]
+            )
         if part.versions is not None:
             for version, sums in _by_version(part).items():
                 self.open[version] = self.open.get(version, 0) + sums
@@ -147,6 +161,7 @@ class DetectorStatistics:
             sums: of this rollout alone.
         """
         if sums["finite"]:
+            known, pushed, moved = self.reference.tolist()
             self.rollouts.append(
                 RolloutSummary(
                     rollout.rollout_id,
@@ -154,9 +169,15 @@ class DetectorStatistics:
                     sums.mean("absolute") or 0.0,
                     self.near / sums["finite"],
                     *_tail(sums.histogram),
+                    max(self.open, default=-1),
+                    sums.mean("length", "sequences") or 0.0,
+                    pushed / known if known else None,
+                    moved / known if known else None,
                 )
             )
         self.near = 0.0
+        self.reference.zero_()
+        self.structure.close(rollout)
         reference = _reference(rollout)
         for version, (every, after, pure) in sorted(self.open.items()):
             count, *rest = every.tolist()
@@ -179,7 +200,8 @@ class DetectorStatistics:
         self.shifted += other.shifted
         self.switched += other.switched
         self.versions += other.versions
-        self.rollouts = sorted([*self.rollouts, *other.rollouts])
+        self.structure.merge(other.structure)
+        self.rollouts = sorted([*self.rollouts, *other.rollouts], key=lambda s: s[:2])
 
 
 def _near(log_ratio: Tensor) -> Tensor:
@@ -248,7 +270,7 @@ def _by_version(part: DumpedRollout) -> dict[int, Tensor]:
     is_pure, is_last = (first == last)[sample], version == last[sample]
     numbers, index = version.unique(return_inverse=True)
     kinds = (torch.ones_like(is_pure), is_last & ~is_pure, is_pure)
-    table = torch.stack([_tabulated(index[kind], sums[:, kind], len(numbers)) for kind in kinds], 1)
+    table = torch.stack([tabulated(index[kind], sums[:, kind], len(numbers)) for kind in kinds], 1)
     return dict(zip(numbers.tolist(), table, strict=True))
 
 
@@ -264,11 +286,6 @@ def _reference(rollout: DumpedRollout) -> float:
         return 0.0
     known = rollout.ages.isfinite()
     return float((rollout.ages[known] + rollout.versions[known]).max()) if known.any() else 0.0
-
-
-def _tabulated(index: Tensor, values: Tensor, size: int) -> Tensor:
-    """Sums of values [K, N] by their index [N], [size, K]."""
-    return torch.stack([torch.bincount(index, weights=v, minlength=size) for v in values], 1)
 
 
 def _tail(histogram: Tensor) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from slime_ext.analysis import ages
 from slime_ext.analysis.curves import Curves, midway
 from slime_ext.analysis.detector_statistics import DetectorStatistics, VersionSums
 from slime_ext.analysis.document import Curve, Moment, Numbers, Worst
+from slime_ext.analysis.layer_outputs import LayerDistance
 from slime_ext.analysis.measures import Sums
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.analysis.worst_samples import WorstSamples
@@ -23,6 +24,7 @@ class Diagnosis:
     statistics: DetectorStatistics = field(default_factory=DetectorStatistics)
     worsts: WorstSamples = field(default_factory=WorstSamples)
     timeline: list[Moment] = field(default_factory=list)
+    layers: tuple[LayerDistance, ...] = ()  # of the first of the run's folders that holds layer outputs
 
     def add(self, rollout: DumpedRollout) -> None:
         """Adds a rollout, part by part, so that temporary tensors stay small."""
@@ -62,7 +64,9 @@ class Diagnosis:
     def all_curves(self) -> tuple[Curve, ...]:
         """Every curve that has points."""
         found, known = self.curves.curves(), self._ages()
-        return tuple(ages.curve(known) if known and c.name == "staleness" else c for c in found)
+        if not known:
+            return found
+        return (*(c for c in found if c.name != "staleness"), ages.curve(known))
 
     def notes(self) -> tuple[str, ...]:
         """How ages were counted, if the dumps do not say them."""

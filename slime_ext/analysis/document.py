@@ -18,20 +18,30 @@ FindingName = Literal[
     "nan_log_probs",
     "missing_log_probs",
     "positive_log_probs",
+    "retokenised",
     "off_by_one",
     "greedy_sampling",
     "tool_tokens",
+    "prefix_mismatch",
+    "kept_mass",
     "truncated_sampling",
     "before_temperature",
     "temperature",
     "unlike_entropy",
+    "frozen_sampler",
+    "partial_push",
+    "growing_mismatch",
     "resumed_wrong_weights",
     "stale_weights",
     "stale_cache",
+    "layer",
+    "kv_precision",
+    "expert_routing",
     "position_drift",
     "routing_flips",
     "quantised",
     "unexplained",
+    "selection_bias",
 ]
 CurveName = Literal["position", "staleness", "probability", "length", "turn", "outcome"]
 
@@ -51,6 +61,16 @@ class Finding(FrozenModel):
     evidence: str = Field(description="the figures that it rests on")
     fix: str = Field(description="what to do about it")
     rollouts: tuple[int, ...] = Field((), description="ids of the rollouts that show it; empty: all")
+    threshold: str = Field("", description="what the figures had to exceed")
+    ruled_out: str = Field("", description="the next explanation, and what speaks against it")
+
+
+class Looked(FrozenModel):
+    """What a detector did with a run."""
+
+    name: FindingName
+    state: Literal["found", "nothing", "could not look", "left to another"]
+    detail: str = Field("", description="threshold; what it would need; the finding that looks alike")
 
 
 class Numbers(FrozenModel):
@@ -175,6 +195,9 @@ class Recommendation(FrozenModel):
     reasons: tuple[str, ...]
     flags: str = Field(description="what to add to the launch command")
     candidates: tuple[Candidate, ...] = ()
+    is_made: bool = Field(
+        True, description="false: a fault comes first, or too little data; metrics_only then"
+    )
 
 
 class Suggestion(FrozenModel):
@@ -212,6 +235,7 @@ class Document(FrozenModel):
     notes: tuple[str, ...] = ()
     total: Numbers = Numbers()
     findings: tuple[Finding, ...] = ()
+    detectors: tuple[Looked, ...] = ()
     distribution: tuple[Bin, ...] = ()
     curves: tuple[Curve, ...] = ()
     timeline: tuple[Moment, ...] = ()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.correction import NO_PLAN, Correction, Plan, Tokens
-from slime_ext.host.ranks import Ranks
+from slime_ext.host.hosts import Ranks
 from slime_ext.host.step_plan import compute_plan
 from slime_ext.ops.segments import Segments
 

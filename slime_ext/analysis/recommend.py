@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from slime_ext import presets
 from slime_ext.analysis.document import Candidate, Effect, Finding, Numbers, Recommendation
 from slime_ext.config import read_config
-from slime_ext.host.summary import flags_of
+from slime_ext.host.flags import flags_of
 from slime_ext.mappings import read_yaml
 
 LONG = 1000  # response tokens from which single bad tokens decide a sequence
@@ -56,8 +56,13 @@ def recommend(
         )
     if total.tokens == total.nonfinite:
         return _nothing("no response token has a finite log-prob of both policies: nothing can be compared")
-    found = _judged(effects, total, {f.name for f in findings}, files or {})
-    return found if total.sequences >= FEW else _cautioned(found, total)
+    if total.sequences < FEW:
+        return _nothing(
+            f"too few sequences: {total.sequences} with {total.tokens} response tokens; below {FEW} a "
+            "single one moves the shares that decide by more than 1%",
+            "analyse more rollouts",
+        )
+    return _judged(effects, total, {f.name for f in findings}, files or {})
 
 
 def _judged(
@@ -67,7 +72,8 @@ def _judged(
     if _is_harmless(total):
         return _nothing(
             f"effective sample size of whole sequences {_said(total.ess_sequence)}, k3 {_said(total.k3)}: "
-            "the policies are so close that no correction would change the gradient noticeably"
+            "the policies are so close that no correction would change the gradient noticeably",
+            is_made=True,
         )
     tried = [(tuple(files), OWN), *_candidates(total, found)]
     return _first(tried, effects, total, files)
@@ -84,9 +90,9 @@ def _first(
     for name in dict.fromkeys(name for names, _ in tried for name in names):
         if name not in by_name:
             continue
-        cost = _cost(by_name[name])
-        considered.append(Candidate(name=name, chosen=not cost, reason=cost or "costs little"))
-        if not cost:
+        complaint = cost(by_name[name])
+        considered.append(Candidate(name=name, chosen=not complaint, reason=complaint or "costs little"))
+        if not complaint:
             return Recommendation(
                 name=name,
                 reasons=(next(why for names, why in tried if name in names), _gain(by_name[name])),
@@ -114,17 +120,8 @@ def _lacking(file: str) -> list[str]:
     ]
 
 
-def _nothing(*reasons: str) -> Recommendation:
-    return Recommendation(name="metrics_only", reasons=reasons, flags=flags("metrics_only"))
-
-
-def _cautioned(found: Recommendation, total: Numbers) -> Recommendation:
-    """The recommendation with a warning that it rests on few sequences."""
-    caution = (
-        f"it rests on few sequences, {total.sequences} with {total.tokens} response tokens: below {FEW} a "
-        "single one may decide; analyse more rollouts before you train with it"
-    )
-    return found.model_copy(update={"reasons": (*found.reasons, caution)})
+def _nothing(*reasons: str, is_made: bool = False) -> Recommendation:
+    return Recommendation(name="metrics_only", reasons=reasons, flags=flags("metrics_only"), is_made=is_made)
 
 
 def _too_far(considered: list[Candidate], total: Numbers) -> Recommendation:
@@ -133,8 +130,8 @@ def _too_far(considered: list[Candidate], total: Numbers) -> Recommendation:
         reasons=(
             f"every candidate costs too much: with k3 {_said(total.k3)} and an effective sample size of "
             f"tokens {_said(total.ess_token)} the policies are too far apart for a correction",
-            "bring them closer: push weights more often, sample in a wider dtype, fewer optimizer steps per "
-            "rollout; then analyse again",
+            "bring them closer: push weights more often, sample in a wider dtype, fewer optimizer steps "
+            "per rollout; then analyse again",
         ),
         flags=flags("metrics_only"),
         candidates=tuple(considered),
@@ -159,7 +156,7 @@ def _candidates(total: Numbers, found: set[str]) -> list[Tried]:
     if (total.staleness or 0) >= LAG:
         why = (
             f"the weights lag {_said(total.staleness)} versions: one clipped weight for mismatch and lag "
-            "(slime_ext.host.init carries the cur_log_probs that it needs)"
+            "(slime_ext.host.init passes the cur_log_probs that it needs)"
         )
         tried.append((("cispo",), why))
     if (total.response_length or 0) >= LONG:
@@ -172,7 +169,7 @@ def _candidates(total: Numbers, found: set[str]) -> list[Tried]:
     return [*tried, (LAST_RESORT, last if tried else enough)]
 
 
-def _cost(effect: Effect) -> str:
+def cost(effect: Effect) -> str:
     """Why a correction costs too much; empty if it does not."""
     if effect.unavailable:
         return effect.unavailable
@@ -195,8 +192,8 @@ def _gain(effect: Effect) -> str:
     kept, clipped = effect.kept_sequences / max(effect.sequences, 1), effect.clipped_tokens / effect.tokens
     scale = "" if effect.gradient_scale is None else f", gradient scale {_said(effect.gradient_scale)}"
     return (
-        f"it would have kept {kept:.1%} of the sequences, clipped {clipped:.2%} of the weights{scale}, with "
-        f"an effective sample size of {_said(effect.ess)}"
+        f"it would have kept {kept:.1%} of the sequences, clipped {clipped:.2%} of the weights{scale}, "
+        f"with an effective sample size of {_said(effect.ess)}"
     )
 
 

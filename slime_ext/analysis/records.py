@@ -17,7 +17,10 @@ from slime_ext.errors import DataError
 from slime_ext.ops.ratios import log_ratio
 from slime_ext.ops.segments import Segments
 
-PER_TOKEN = ("behavior", "proximal", "mask", "tokens", "advantages", "versions", "ages", "entropy")
+PER_TOKEN = (
+    "behavior", "proximal", "mask", "tokens", "advantages", "versions", "ages", "entropy", "reference",
+    "kept", "overlap",
+)  # fmt: skip
 PER_SAMPLE = ("lengths", "prompt_lengths", "positions", "rewards", "groups", "steps", "prompts", "responses")
 
 
@@ -46,6 +49,16 @@ class DumpedRollout:
         prompts: [S] texts, "" for none.
         responses: [S] texts, "" for none.
         entropy: [T] of the trainer's policy at each position, nats, or None.
+        reference: [T] log-probs under the first policy (slime's ref_log_probs), nats, or None.
+        kept: [T] how many tokens top-p or top-k left at each position, negative where the sampled token is
+        none
+            of them, NaN for unknown; or None.
+        overlap: [T] share of the sampler's experts that the trainer chose too, mean over layers, or None.
+        routes: [layers, 2] sums of that share and number of tokens, by layer; ``experts`` [experts, 2] how
+            often the sampler chose each, and how often of these the trainer did not; or None.
+        dropped: [D, 3] float64, response length, reward and position of samples that the rollout dump holds
+            and the train dump lacks.
+        retold: samples of which the two dumps hold other tokens.
         notes: what the reader had to leave out, one line each.
         run: folder (or JSONL file) of the run, where several are read together, or "".
     """
@@ -68,6 +81,13 @@ class DumpedRollout:
     prompts: Sequence[str] = ()
     responses: Sequence[str] = ()
     entropy: Tensor | None = None
+    reference: Tensor | None = None
+    kept: Tensor | None = None
+    overlap: Tensor | None = None
+    routes: Tensor | None = None
+    experts: Tensor | None = None
+    dropped: Tensor | None = None
+    retold: int = 0
     notes: tuple[str, ...] = ()
     run: str = ""
 

@@ -9,7 +9,8 @@ from typing import Any
 from slime_ext import __version__, presets
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.document import Document
-from slime_ext.analysis.findings import find
+from slime_ext.analysis.findings import examine
+from slime_ext.analysis.layer_outputs import layer_distances
 from slime_ext.analysis.pipeline import Result, collect
 from slime_ext.analysis.readers.find import DumpFiles, Job, RolloutRanges
 from slime_ext.analysis.recommend import recommend
@@ -75,7 +76,11 @@ def document_of(
     """
     diagnosis: Diagnosis = result.collectors["diagnosis"]
     whatif: WhatIf = result.collectors["whatif"]
-    findings, total, effects = find(diagnosis), diagnosis.numbers(), whatif.effects()
+    diagnosis.layers = diagnosis.layers or next(
+        filter(None, map(layer_distances, map(Path, request.paths))), ()
+    )
+    findings, detectors = examine(diagnosis)
+    total, effects = diagnosis.numbers(), whatif.effects()
     files = {name: own.file for name, own in request.configs.items()}
     return Document(
         name=_name(request.paths),
@@ -91,6 +96,7 @@ def document_of(
         ),
         total=total,
         findings=findings,
+        detectors=detectors,
         distribution=diagnosis.sums.distribution(),
         curves=diagnosis.all_curves(),
         timeline=diagnosis.moments(),

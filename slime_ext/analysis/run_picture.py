@@ -6,13 +6,14 @@ Runs of one name are seeds of one setting: their mean is drawn, and a band from 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from slime_ext.analysis.run_series import K3, REWARD, Series, read_run, run_folders
+from slime_ext.analysis.run_series import DIFFERENCE, K3, REWARD, Series, read_run, run_folders
 from slime_ext.errors import DataError
 from slime_ext.metrics.names import healthy_range
 
@@ -82,13 +83,11 @@ class Setting:
 
 
 CLIPPED = (f"{OFF}clipped_fraction", f"{OFF}host/clipped", "train/is_clipfrac", "train/tis_clipfrac")
-STALENESS = ("rollout/staleness_mean", f"{OFF}staleness_mean", "train/staleness")
-OLDEST = {"linewidth": 0.9, "linestyle": ":", "drawstyle": "steps-post"}
+STEPS = {"drawstyle": "steps-post"}
+OLDEST = {"linewidth": 0.9, "linestyle": ":", **STEPS}
 HELD_OUT = {"marker": "o", "markersize": 4, "linestyle": "--", "linewidth": 1, "markerfacecolor": "white"}
 KL = Panel("mismatch KL\n(nats per token)", (Line((K3,), "k3"),), healthy=("k3_kl",), log=True)
-DIFFERENCE = Panel(
-    "log-prob difference\n(nats)", (Line(("train/train_rollout_logprob_abs_diff",), "mean"),), log=True
-)
+GAP = Panel("log-prob difference\n(nats)", (Line((DIFFERENCE,), "mean"),), log=True)
 OTHERS = (
     Panel(
         "ratio trainer\n/ sampler",
@@ -106,14 +105,16 @@ OTHERS = (
         healthy=("clipped_fraction",),
         bottom=-0.002,
     ),
-    Panel(
-        "staleness\n(weight versions)",
-        (
-            Line(STALENESS, "mean", {"drawstyle": "steps-post"}),
-            Line(("rollout/staleness_max", f"{OFF}staleness_max"), "largest", OLDEST),
-        ),
-        bottom=-0.2,
+)
+# Of `slime-ext train`: optimizer steps between the sampling and the trained weights, within a rollout too.
+LAG = Panel("staleness\n(optimizer steps)", (Line(("train/staleness",), "mean", STEPS),), holds=(-0.05, 1.0))
+AGE = Panel(
+    "staleness\n(weight versions)",
+    (
+        Line(("rollout/staleness_mean", f"{OFF}staleness_mean"), "mean", STEPS),
+        Line(("rollout/staleness_max", f"{OFF}staleness_max"), "largest", OLDEST),
     ),
+    holds=(-0.05, 1.0),
 )
 
 
@@ -143,6 +144,7 @@ def draw(folders: Sequence[str | Path], out: Path, labels: Sequence[str] = ()) -
     for panel, ax in zip(panels, axes[:, 0], strict=True):
         _draw_panel(panel, ax, settings)
     axes[-1, 0].set_xlabel("optimizer step")
+    axes[-1, 0].xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(_title(settings), fontsize=11)
     figure.savefig(out, dpi=130)
     pyplot.close(figure)
@@ -152,7 +154,7 @@ def draw(folders: Sequence[str | Path], out: Path, labels: Sequence[str] = ()) -
 def _settings(folders: Sequence[Path], labels: Sequence[str]) -> list[Setting]:
     """One colour per setting; a line under another is wider, so that it stays visible."""
     runs: dict[str, list[Series]] = {}
-    for folder, label in zip(folders, labels or map(_name, folders), strict=True):
+    for folder, label in zip(folders, labels or _names(folders), strict=True):
         runs.setdefault(label, []).extend(map(read_run, run_folders(folder)))
     widths = [1.4 + 0.9 * i for i in reversed(range(len(runs)))]
     return [
@@ -161,14 +163,16 @@ def _settings(folders: Sequence[Path], labels: Sequence[str]) -> list[Setting]:
     ]
 
 
-def _name(folder: Path) -> str:
-    """The folder's name without a seed at its end.
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Each folder's name without a seed at its end; with its parent's where another folder has the same name.
 
-    >>> _name(Path("runs/token_tis-seed3")), _name(Path("runs/lag-16"))
-    ('token_tis', 'lag-16')
+    >>> _names([Path("runs/tis-seed3"), Path("runs/tis-seed4"), Path("a/lag-16"), Path("b/lag-16")])
+    ['tis', 'tis', 'a/lag-16', 'b/lag-16']
     """
-    name = folder.resolve().name
-    return SEED.sub("", name) or name
+    paths = [folder.resolve() for folder in folders]
+    alike = Counter(path.name for path in paths)
+    names = [p.name if alike[p.name] == 1 else f"{p.parent.name}/{p.name}" for p in paths]
+    return [SEED.sub("", name) or name for name in names]
 
 
 def _title(settings: Sequence[Setting]) -> str:
@@ -182,8 +186,12 @@ def _title(settings: Sequence[Setting]) -> str:
 def _panels(settings: Sequence[Setting]) -> list[Panel]:
     evaluations = sorted({name for s in settings for run in s.runs for name in _evaluations(run)})
     held_out = (Line((name,), name.removeprefix("eval/"), HELD_OUT) for name in evaluations)
+
+    def first_of(panel: Panel, other: Panel) -> Panel:
+        return panel if _has(panel, settings) else other
+
     reward = Panel("reward", (Line((REWARD,), "training", smooth=True), *held_out), holds=(-0.03, 1.03))
-    return [reward, KL if _has(KL, settings) else DIFFERENCE, *OTHERS]
+    return [reward, first_of(KL, GAP), *OTHERS, first_of(LAG, AGE)]
 
 
 def _evaluations(run: Series) -> list[str]:
@@ -271,10 +279,10 @@ def _mark_healthy(panel: Panel, ax: Any) -> None:
 
 
 def running_mean(steps: list[float], values: list[float], width: int) -> tuple[list[float], list[float]]:
-    """Mean over the last `width` values, at the steps where there are so many.
+    """Mean over `width` values in a row, each at the step in their middle.
 
-    >>> running_mean([1, 2, 3], [0.0, 1.0, 3.0], 2)
-    ([2, 3], [0.5, 2.0])
+    >>> running_mean([1, 2, 3, 4], [0.0, 1.0, 2.0, 6.0], 3)
+    ([2, 3], [1.0, 3.0])
     """
-    ends = range(width, len(values) + 1)
-    return steps[width - 1 :], [sum(values[end - width : end]) / width for end in ends]
+    means = [fmean(values[end - width : end]) for end in range(width, len(values) + 1)]
+    return steps[(width - 1) // 2 :][: len(means)], means

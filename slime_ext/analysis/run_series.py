@@ -1,7 +1,7 @@
 """The metrics of a run over its optimizer steps, read from what slime, miles or `slime-ext train` leaves.
 
-Read below the run's folder: TensorBoard events, off_policy.jsonl, and, where neither holds a reward or a
-log-ratio, rollout and train dumps.
+Read below the run's folder: TensorBoard events, off_policy.jsonl, and, where neither holds the reward or how
+far the log-probs differ, rollout and train dumps.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from slime_ext.errors import ConfigError, DataError
 
 EVENTS, STEPS = "events.out.tfevents*", "off_policy.jsonl"
 REWARD, K3 = "rollout/raw_reward", "train/off_policy/k3_kl"
+DIFFERENCE = "train/train_rollout_logprob_abs_diff"  # slime's own
 QUANTILES = {0.01: "p01", 0.5: "p50", 0.99: "p99"}
 Series = dict[str, dict[float, float]]  # name, as in the host's log: optimizer step: value
 
@@ -53,15 +54,15 @@ def read_run(folder: Path) -> Series:
     """
     found = _events(folder)
     rows = list(_rows(folder))
-    factor = _steps_per_rollout(found, rows)
+    steps, factor = _steps_per_rollout(found, rows)
     series = {name: _scaled(name, values, factor) for name, values in found.items()}
     for row in rows:
-        step = row.get("optimizer_step", row["rollout_id"] * factor + row.get("step_id", 0))
+        step = row.get("optimizer_step", row["rollout_id"] * steps + row.get("step_id", 0))
         for name, value in row.items():
             if name.startswith("off_policy/") and value is not None and f"train/{name}" not in found:
                 series.setdefault(f"train/{name}", {})[step] = value
-    if REWARD not in series or K3 not in series:
-        series = _of_dumps(folder, _dump_factor(rows, factor)) | series
+    if REWARD not in series or not {K3, DIFFERENCE} & series.keys():
+        series = _of_dumps(folder, _dump_factor(rows, steps)) | series
     if not series:
         raise DataError(
             f"{folder}: expected TensorBoard events, off_policy.jsonl or dumps of a run, got none: log with "
@@ -100,16 +101,16 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
                     yield row
 
 
-def _steps_per_rollout(found: Series, rows: list[dict[str, Any]]) -> int:
-    """Optimizer steps for one step of the axis of ``rollout/``: slime counts rollouts there, unless it is
-    told to count optimizer steps, as `slime-ext train` does."""
+def _steps_per_rollout(found: Series, rows: list[dict[str, Any]]) -> tuple[int, int]:
+    """Optimizer steps of a rollout, and optimizer steps of one step on the axis of ``rollout/``: slime counts
+    rollouts there, unless it is told to count optimizer steps, as `slime-ext train` does."""
     steps = 1 + max((row.get("step_id", 0) for row in rows), default=0)
-    last = {part: _last(found, part) for part in ("train/", "rollout/")}
-    if None in last.values():
-        return steps
-    ratio = (last["train/"] + 1) / (last["rollout/"] + 1)
+    train, rollout = _last(found, "train/"), _last(found, "rollout/")
+    if train is None or rollout is None:
+        return steps, steps
+    ratio = (train + 1) / (rollout + 1)
     steps = steps if rows else max(round(ratio), 1)
-    return steps if ratio > math.sqrt(steps) else 1
+    return steps, steps if ratio > math.sqrt(steps) else 1
 
 
 def _last(found: Series, part: str) -> float | None:
@@ -120,10 +121,10 @@ def _scaled(name: str, values: Mapping[float, float], factor: int) -> dict[float
     return dict(values) if name.startswith("train/") else {s * factor: v for s, v in values.items()}
 
 
-def _dump_factor(rows: list[dict[str, Any]], factor: int) -> int:
-    """Optimizer steps per rollout, also where the log counts optimizer steps."""
+def _dump_factor(rows: list[dict[str, Any]], steps: int) -> int:
+    """Optimizer steps per rollout, also in a run of `slime-ext train`, whose lines count optimizer steps."""
     if not rows or "optimizer_step" not in rows[-1]:
-        return factor
+        return steps
     return max(round((rows[-1]["optimizer_step"] + 1) / (rows[-1]["rollout_id"] + 1)), 1)
 
 
@@ -135,7 +136,10 @@ def _of_dumps(folder: Path, factor: int) -> Series:
 
     parents = {path.parent for kind in ("rollout_data", "train_data") for path in folder.rglob(kind)}
     out: Series = defaultdict(dict)
-    for job in find(sorted(parents)).jobs if parents else ():
+    jobs = ()
+    with contextlib.suppress(DataError):  # folders without a dump of training
+        jobs = find(sorted(parents)).jobs
+    for job in jobs:
         for rollout in load(job):
             if not isinstance(rollout, Skipped):
                 for name, value in _of_rollout(rollout).items():

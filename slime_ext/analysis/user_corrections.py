@@ -53,7 +53,7 @@ def _own(file: str, mapping: Mapping[str, Any]) -> UserCorrection:
         )
     clip = {key: mapping[key] for key in ("eps_clip", "eps_clip_high") if mapping.get(key) is not None}
     try:
-        check_flags(SimpleNamespace(**clip), ())
+        check_flags(SimpleNamespace(**clip), {})
         correction = config.read_config(mapping["slime_ext"]).correction
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None

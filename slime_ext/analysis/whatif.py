@@ -19,7 +19,7 @@ from slime_ext.analysis.planned import missing_input, steps_of
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.analysis.tally import BOUNDS, SharedSums, Tally, TokenEffects
 from slime_ext.correction import Correction, Outcome, Plan, Tokens
-from slime_ext.host.summary import one_line
+from slime_ext.host.flags import one_line
 from slime_ext.losses import Bounds, HostLoss
 
 NAMED = 10  # rollouts in a note

@@ -43,6 +43,7 @@ def summary(screen: Console, documents: Sequence[Document]) -> None:
             screen.print(f"\n[bold]{escape(document.name)}[/bold]")
         _findings(screen, document)
         _recommendation(screen, document)
+        _not_looked(screen, document)
         _skipped(screen, document)
 
 
@@ -90,8 +91,10 @@ def _say(screen: Console, text: str, *, is_exact: bool = False) -> None:
 
 
 def _findings(screen: Console, document: Document) -> None:
-    if not document.findings:
-        screen.print("\nno fault found")
+    rows = document.detectors
+    could = sum(row.state in ("found", "nothing") for row in rows)
+    said = f"; {could} of {len(rows)} detectors looked" if rows else ""
+    screen.print(f"\n{'faults' if document.findings else 'no fault'} found{said}")
     for finding in document.findings:
         colour = COLOURS[finding.severity]
         screen.print(
@@ -99,6 +102,8 @@ def _findings(screen: Console, document: Document) -> None:
             soft_wrap=not screen.is_terminal,
         )
         _say(screen, f"  {finding.evidence}")
+        if finding.ruled_out:
+            _say(screen, f"  ruled out: {finding.ruled_out}")
         _say(screen, f"  -> {finding.fix}")
 
 
@@ -106,7 +111,8 @@ def _recommendation(screen: Console, document: Document) -> None:
     found = document.recommendation
     if found is None:
         return
-    screen.print(f"\n[bold]recommended: {escape(found.name)}[/bold]")
+    kind = "recommended" if found.is_made else "no recommendation yet, keep measuring"
+    screen.print(f"\n[bold]{kind}: {escape(found.name)}[/bold]")
     for reason in found.reasons:
         _say(screen, f"  {reason}")
     if found.flags:
@@ -121,6 +127,13 @@ def _recommendation(screen: Console, document: Document) -> None:
             f"of {suggestion.units:,} {suggestion.unit}s)",
             is_exact=True,
         )
+
+
+def _not_looked(screen: Console, document: Document) -> None:
+    """The detectors that could not look; what each needs is on the page and in the JSON."""
+    names = [row.name for row in document.detectors if row.state == "could not look"]
+    if names:
+        _say(screen, f"could not look for {', '.join(names)}: --out and --json say what each needs")
 
 
 def _skipped(screen: Console, document: Document) -> None:

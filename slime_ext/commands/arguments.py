@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from slime_ext.commands import launch_script
 from slime_ext.commands.script import (
+    PYTHON,
     SLIME,
     UNKNOWN,
     forbid_unused_arrays,
@@ -21,16 +23,15 @@ from slime_ext.commands.script import (
 )
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
+from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import (
     ARGUMENTS,
     BEFORE_THE_MERGE,
     DECISIVE,
     DERIVED,
     NEARLY,
-    as_parsed,
     check_flags,
 )
-from slime_ext.host.functions import flag_of
 from slime_ext.mappings import located, read_yaml, text_of
 
 # Read beside what the rules read: which parts of the host a launch needs (slime-ext doctor).
@@ -49,7 +50,7 @@ class Arguments:
 
     Args:
         values: by dest name, as far as the files say them.
-        unknown: dest names that the script sets to what only a shell can tell.
+        unknown: dest names that the script sets to what only a shell knows.
         script: the launch script, empty where there is none.
     """
 
@@ -70,14 +71,17 @@ class Arguments:
         return Arguments(self.values | flags, self.unknown - set(flags), self.script)
 
 
-def gathered(path: str, args_path: str | None = None) -> Arguments:
+def gathered(path: str, args_path: str | None = None, given: Sequence[str] = ()) -> Arguments:
     """Every argument that a file leads to; keys of --custom-config-path go over flags, as in slime.
+
+    Args:
+        given: flags of the script's own.
 
     Raises:
         ConfigError: a file cannot be read or holds something else, or slime itself would refuse the flags.
     """
     script = next((file for file in (path, args_path) if file and is_script(file)), "")
-    found = _of_script(script) if script else Arguments()
+    found = _of_script(script, given) if script else Arguments()
     if script:
         check_flags(found.namespace(), BEFORE_THE_MERGE, found.unknown)
     for file in (args_path, path):
@@ -85,10 +89,10 @@ def gathered(path: str, args_path: str | None = None) -> Arguments:
             found = found.with_flags(_of_file(file) if file == args_path else of_yaml(file))
     if not script:
         found.unknown |= ARGUMENTS.keys() - found.values.keys()  # flags that no file here says
-    check_flags(found.namespace(), (), found.unknown)
+    check_flags(found.namespace(), {}, found.unknown)
     if "slime_ext" not in found.values and (beside := found.get("custom_config_path")):
         found = found.with_flags(of_yaml(_found(beside, script or path)))
-        check_flags(found.namespace(), (), found.unknown)
+        check_flags(found.namespace(), {}, found.unknown)
     return found
 
 
@@ -138,12 +142,13 @@ def _of_file(path: str) -> dict[str, Any]:
     return {k: v for k, v in found.items() if k in ARGUMENTS or k in (*TEXTS, *SWITCHED_OFF, "slime_ext")}
 
 
-def _of_script(path: str) -> Arguments:
+def _of_script(path: str, given: Sequence[str] = ()) -> Arguments:
     """The flags of a launch script, as the host's parser reads them; flags of other parts are left out."""
     text = text_of(path)
-    forbid_unused_arrays(path, text, lambda flag: flag in map(flag_of, DECISIVE))
+    if Path(path).suffix != PYTHON:
+        forbid_unused_arrays(path, text, lambda flag: flag in map(flag_of, DECISIVE))
     values, unknown = {}, set()
-    for word, after in pairwise([*_words(path, text), ""]):
+    for word, after in pairwise([*_words(path, text, given), ""]):
         flag, is_attached, attached = word.partition("=")
         if not flag.startswith("--"):
             continue
@@ -157,16 +162,66 @@ def _of_script(path: str) -> Arguments:
     return Arguments(as_parsed(values, unknown), unknown, path)
 
 
-def _words(path: str, text: str) -> list[str]:
+def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[str, Any]:
+    """The arguments that a host's parser makes of flags: defaults, and what slime derives from other flags
+    before it merges the keys of --custom-config-path (slime/utils/arguments.py, slime_validate_args).
+
+    Args:
+        flags: values by dest name, of those that the command line gives.
+        unknown: dest names of flags whose values cannot be known; they and what follows from them are left
+            out.
+    """
+    found = {name: known.default for name, known in ARGUMENTS.items()} | dict(flags)
+    for name in unknown:
+        del found[name]
+    derived = {
+        "eps_clip_high": lambda: (
+            found["eps_clip"] if found["eps_clip_high"] is None else found["eps_clip_high"]
+        ),
+        "use_critic": lambda: found["advantage_estimator"] == "ppo",
+        "global_batch_size": lambda: _batch_of_steps(found),
+        "grpo_std_normalization": lambda: (
+            found["grpo_std_normalization"] and found["n_samples_per_prompt"] != 1
+        ),
+        "over_sampling_batch_size": lambda: found["over_sampling_batch_size"] or found["rollout_batch_size"],
+        "use_routing_replay": lambda: found["use_routing_replay"] or found["use_rollout_routing_replay"],
+        "debug_train_only": lambda: found["debug_train_only"] or found["load_debug_rollout_data"] is not None,
+    }
+    for name, value in derived.items():
+        try:
+            found[name] = value()
+        except KeyError:  # an unknown one among what it follows from
+            found.pop(name, None)
+    if found.get("eval_interval") is not None:
+        found["eval_datasets"] = [name for name in ("eval_config", "eval_prompt_data") if name in flags]
+    if found.get("dump_details") is not None:
+        kinds = ("rollout", "train")
+        found |= {
+            f"save_debug_{kind}_data": f"{found['dump_details']}/{kind}_data/{{rollout_id}}.pt"
+            for kind in kinds
+        }
+    return found
+
+
+def _batch_of_steps(found: Mapping[str, Any]) -> int | None:
+    """--global-batch-size, or what --num-steps-per-rollout makes of the batch."""
+    steps, given = found["num_steps_per_rollout"], found["global_batch_size"]
+    if steps is None or given is not None:
+        return given
+    sizes = (found["rollout_batch_size"], found["n_samples_per_prompt"])
+    return sizes[0] * sizes[1] // steps if all(sizes) else None
+
+
+def _words(path: str, text: str, given: Sequence[str]) -> list[str]:
     """The words of a host's launch; every word of a script that launches none, or by a name of a name."""
-    if launcher_of(path) != SLIME or INDIRECT.search(text):
+    if Path(path).suffix != PYTHON and (launcher_of(path) != SLIME or INDIRECT.search(text)):
         return words_of(path, text)
-    flags = launch_script.read(path, needs_model=False).flags
+    flags = launch_script.read(path, given, needs_model=False).flags
     return [word for flag in flags for word in (flag.name, *flag.values)]
 
 
 def _value(path: str, flag: str, text: str) -> Any:
-    """What the host's parser makes of a flag's text; None where only a shell can tell."""
+    """What the host's parser makes of a flag's text; None where only a shell knows it."""
     name = NAMES[flag]
     parse = ARGUMENTS[name].kind.parse if name in ARGUMENTS else str
     if parse is None:
@@ -185,7 +240,7 @@ def _found(path: str, script: str) -> str:
     """The file of --custom-config-path; one that a script names is first looked for where it is run.
 
     Raises:
-        ConfigError: only a shell can tell which one.
+        ConfigError: only a shell knows which one.
     """
     if is_script(script) and UNKNOWN.search(path):
         raise ConfigError(

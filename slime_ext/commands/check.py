@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,17 @@ from slime_ext.commands.output import console, needs
 from slime_ext.commands.script import EMBEDDED, launcher_of
 from slime_ext.errors import ConfigError, SlimeExtError, cut, did_you_mean
 from slime_ext.host import contract
-from slime_ext.host.flags import ARGUMENTS, check_flags, check_plan, skips_proximal
-from slime_ext.host.functions import flag_of
-from slime_ext.host.summary import brief, double_count, formula, one_line
+from slime_ext.host.contract import flag_of
+from slime_ext.host.flags import (
+    ARGUMENTS,
+    brief,
+    check_flags,
+    check_plan,
+    double_count,
+    formula,
+    one_line,
+    skips_proximal,
+)
 from slime_ext.optional_args import OptionalArgs
 
 WRONG = 1
@@ -64,29 +72,30 @@ def main(argv: list[str]) -> int:
         description="Checks a configuration, or a launch script's arguments. A launch without slime_ext gets "
         "the lines that add it.",
     )
-    parser.add_argument("file", help="YAML of --custom-config-path, or a launch script (.sh)")
+    parser.add_argument("file", help="YAML of --custom-config-path, or a launch script (.sh, miles' .py)")
     parser.add_argument("--args", metavar="FILE", help="launch script, YAML or JSON with the other arguments")
+    parser.add_argument("own", nargs="*", metavar="FLAG", help="flags of the script's own, behind --")
     given = parser.parse_args(argv)
     try:
-        _show(given.file, check_file(given.file, given.args))
+        _show(given.file, check_file(given.file, given.args, given.own))
     except SlimeExtError as error:
         print(f"slime-ext check: {error}", file=sys.stderr)
         return WRONG
     return 0
 
 
-def check_file(path: str, args_path: str | None = None) -> Checked:
+def check_file(path: str, args_path: str | None = None, own: Sequence[str] = ()) -> Checked:
     """As ``check``, without torch where that is possible."""
-    return light.with_module("slime_ext.config", lambda config: check(config, path, args_path))
+    return light.with_module("slime_ext.config", lambda config: check(config, path, args_path, own))
 
 
-def check(config: Any, path: str, args_path: str | None = None) -> Checked:
+def check(config: Any, path: str, args_path: str | None = None, own: Sequence[str] = ()) -> Checked:
     """What a file leads to.
 
     Raises:
         ConfigError: the first thing that is wrong.
     """
-    arguments = gathered(path, args_path)
+    arguments = gathered(path, args_path, own)
     if not _names_ours(arguments):
         return _unused(config, path, arguments)
     return checked(config, arguments)
@@ -238,12 +247,12 @@ def _notes(
     path, init = (arguments.get(k) for k in ("custom_tis_function_path", "custom_megatron_init_path"))
     lacking = {
         f"names no function: slime needs custom_tis_function_path: {contract.TIS}.correct": not path,
-        f"no metrics: in slime add {contract.CARRY}": path and not init and not needs_target,
+        f"no metrics: in slime add {contract.INIT_FLAG}": path and not init and not needs_target,
         "--use-tis is not set: the loss stays as it is, only metrics are computed": acts
         and not arguments.get("use_tis"),
         "no step and the host's loss: it stays as it is, only metrics are computed": not acts
         and arguments.get("use_tis"),
-        f"needs cur_log_probs: in slime add {contract.CARRY}": needs_target and not init,
+        f"needs cur_log_probs: in slime add {contract.INIT_FLAG}": needs_target and not init,
         f"needs the whole optimizer step: in slime add {contract.PLAN_FLAG} {contract.PLAN}": needs_plan
         and arguments.get("rollout_data_postprocess_path") != contract.PLAN,
         "needs log-probs from before the step: in slime since v0.3.0 add --get-mismatch-metrics": needs_plan

@@ -15,8 +15,8 @@ from slime_ext.commands.script import is_script
 from slime_ext.dialects import skyrl
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
+from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import NEARLY
-from slime_ext.host.functions import flag_of
 
 # Where a system's whole configuration holds its block, and which mappings hold its keys among others.
 HOMES = {
@@ -62,8 +62,7 @@ def read_settings(system: str, path: str) -> dict[str, Any]:
         ConfigError: it cannot be read, or is a script that sets nothing of it.
     """
     if not is_script(path):
-        places = (*HOMES.get(system, ()), *AMONG.get(system, ()))
-        return hydra.with_defaults(path, tuple(place[0] for place in places))
+        return hydra.with_defaults(path, tuple(place[0] for place in _places(system)))
     found = _overrides(system, path)
     if _find(system, found) is None:
         raise ConfigError(
@@ -79,8 +78,11 @@ def system_of(path: str) -> str | None:
 
 
 def _overrides(system: str, path: str) -> dict[str, Any]:
-    places = (*HOMES.get(system, ()), *AMONG.get(system, ()))
-    return hydra.overrides(path, tuple(f"{'.'.join(place)}." for place in places), _keys(system))
+    return hydra.overrides(path, tuple(f"{'.'.join(p)}." for p in _places(system)), _keys(system))
+
+
+def _places(system: str) -> tuple[tuple[str, ...], ...]:
+    return (*HOMES.get(system, ()), *AMONG.get(system, ()))
 
 
 def convert(system: str, whole: Mapping[str, Any]) -> str:
@@ -180,7 +182,7 @@ def _keys(system: str) -> Sequence[str]:
 
 def _home(system: str) -> str:
     """What a file that holds a system's block looks like."""
-    places = [*HOMES.get(system, ()), *AMONG.get(system, ())]
+    places = _places(system)
     named = [NAMED[system]] if system in NAMED and system not in HOMES else []
     return ".".join((*places[0], *named)) if places else f"the keys of {system} ({', '.join(_keys(system))})"
 

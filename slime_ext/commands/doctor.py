@@ -105,7 +105,7 @@ def _carried(arguments: Arguments, launcher: str | None, rows: list[Row]) -> Row
     if launcher == EMBEDDED:
         return Row("cur_log_probs", "passed by the launcher", "ok")
     if arguments.get("custom_megatron_init_path") == "slime_ext.host.init":
-        return Row("cur_log_probs", "carried by slime_ext.host.init", "ok")
+        return Row("cur_log_probs", "passed by slime_ext.host.init", "ok")
     if is_patched:
         return Row("cur_log_probs", "passed by the patched slime", "ok")
     return Row("cur_log_probs", "none", "missing", "add --custom-megatron-init-path slime_ext.host.init")

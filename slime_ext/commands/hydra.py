@@ -26,7 +26,7 @@ def overrides(path: str, below: tuple[str, ...], keys: Container[str]) -> dict[s
         keys: last parts of names whose values have to be known.
 
     Raises:
-        ConfigError: a wanted value that only a shell can tell.
+        ConfigError: a wanted value that only a shell knows.
     """
     found: dict[str, Any] = {}
     for word in words_of(path, text_of(path)):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
@@ -45,24 +46,17 @@ def python() -> Part:
     return Part("Python", platform.python_version(), is_known, "" if is_known else "3.10 or newer is needed")
 
 
-def torch() -> Part:
-    """PyTorch, without importing it."""
-    return _package("PyTorch", "torch", "pip install torch")
-
-
 def cuda() -> Part:
     """Whether torch sees a device."""
-    if not torch().found:
+    if not _has("torch"):
         return Part("CUDA", "", False, "needs PyTorch")
-    import torch as library  # two seconds, and the only one that knows
+    import torch  # two seconds, and the only one that knows
 
-    if not library.cuda.is_available():
-        built = library.version.cuda
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
         return Part("CUDA", "", False, f"PyTorch for CUDA {built}, no device" if built else "PyTorch for CPU")
-    names = {library.cuda.get_device_name(i) for i in range(library.cuda.device_count())}
-    return Part(
-        "CUDA", str(library.version.cuda), True, f"{library.cuda.device_count()} x {', '.join(names)}"
-    )
+    names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
+    return Part("CUDA", str(torch.version.cuda), True, f"{torch.cuda.device_count()} x {', '.join(names)}")
 
 
 def megatron() -> Part:
@@ -77,16 +71,6 @@ def megatron() -> Part:
     return Part("Megatron", version, True, CORE_ALONE)
 
 
-def transformer_engine() -> Part:
-    """NVIDIA's layers."""
-    return _package(
-        "Transformer Engine",
-        "transformer_engine",
-        "pip install transformer-engine[pytorch], with CUDA",
-        "transformer-engine",
-    )
-
-
 def apex() -> Part:
     """NVIDIA apex; the project of that name on PyPI is another one."""
     folder = _folder("apex")
@@ -99,21 +83,6 @@ def apex() -> Part:
     if not (_has("amp_C") and _has("fused_weight_gradient_mlp_cuda")):
         return Part("NVIDIA apex", version, False, f"without its extensions: {APEX_HOW}")
     return Part("NVIDIA apex", version, True)
-
-
-def triton() -> Part:
-    """The compiler of the GPU kernels."""
-    return _package("Triton", "triton", "comes with PyTorch for CUDA")
-
-
-def ray() -> Part:
-    """What slime starts its processes with."""
-    return _package("Ray", "ray", "pip install ray")
-
-
-def transformers() -> Part:
-    """Tokenizers and model shapes."""
-    return _package("transformers", "transformers", "pip install transformers")
 
 
 def sglang() -> Part:
@@ -150,16 +119,24 @@ def slime(folder: str | None = None) -> Part:
     return Part("slime", _version_in(root) or "a checkout", True, states)
 
 
-PARTS: dict[str, Callable[[], Part]] = {
-    probe.__name__: probe
-    for probe in (python, torch, cuda, megatron, transformer_engine, apex, triton, transformers, ray, sglang)
-}
-
-
-def _package(name: str, module: str, how: str, distribution: str | None = None) -> Part:
+def _package(module: str, name: str, how: str) -> Part:
+    """A package, without importing it; ``how`` it is installed."""
     if not _has(module):
         return Part(name, "", False, how)
-    return Part(name, _version(distribution or module) or "a checkout", True)
+    return Part(name, _version(module.replace("_", "-")) or "a checkout", True)
+
+
+PACKAGES = {
+    "torch": ("PyTorch", "pip install torch"),
+    "transformer_engine": ("Transformer Engine", "pip install transformer-engine[pytorch], with CUDA"),
+    "triton": ("Triton", "comes with PyTorch for CUDA"),
+    "transformers": ("transformers", "pip install transformers"),
+    "ray": ("Ray", "pip install ray"),
+}
+ORDER = "python torch cuda megatron transformer_engine apex triton transformers ray sglang".split()
+PARTS: dict[str, Callable[[], Part]] = {
+    name: partial(_package, name, *PACKAGES[name]) if name in PACKAGES else globals()[name] for name in ORDER
+}
 
 
 def _has(module: str) -> bool:

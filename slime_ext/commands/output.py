@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import yaml
 from rich.console import Console
-
-from slime_ext.errors import ConfigError
 
 INLINE = 88
 
@@ -32,18 +29,3 @@ def needs(correction: Any) -> str:
         "whole step": correction.needs_plan,
     }
     return ", ".join(name for name, is_needed in found.items() if is_needed) or "-"
-
-
-def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it; never one at the root.
-
-    Raises:
-        ConfigError: nothing above it exists but the root.
-    """
-    beginning = Path(*folder.absolute().parts[:2])
-    if not beginning.exists():
-        raise ConfigError(
-            f"{folder}: expected a folder below one that exists, got none at {beginning}: a variable that is "
-            "not set?"
-        )
-    folder.mkdir(parents=True, exist_ok=True)

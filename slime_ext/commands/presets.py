@@ -9,7 +9,7 @@ from rich.table import Table
 
 from slime_ext.commands import light
 from slime_ext.commands.output import console, needs, yaml_of
-from slime_ext.host.summary import brief, flags_of
+from slime_ext.host.flags import brief, flags_of
 from slime_ext.mappings import located, of_package
 
 WIDE = 120  # columns of a terminal from which a preset is one row

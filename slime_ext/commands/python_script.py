@@ -73,8 +73,9 @@ def command_of(path: str, given: Sequence[str]) -> str:
         text = Path(notes.name).read_text()
     submitted = [line for line in json.loads(text or "[]") if "ray job submit" in line]
     if not submitted:
-        last = run.stderr.strip().splitlines()[-1:] or ["it ran no command with `ray job submit`"]
-        raise ConfigError(f"{path}: expected a job that is submitted, got none: {last[0]}")
+        said = [line.strip(" │") for line in run.stderr.splitlines() if any(map(str.isalnum, line))]
+        last = said[-1] if said else "it ran no command with `ray job submit`"
+        raise ConfigError(f"{path}: expected a job that is submitted, got none: {last}")
     return submitted[-1]
 
 

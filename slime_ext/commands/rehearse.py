@@ -16,6 +16,7 @@ from slime_ext.commands.check import check
 from slime_ext.commands.light import config
 from slime_ext.commands.output import console
 from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.folders import make_folder
 from slime_ext.without_cuda.rehearsal import checks, evidence, page, preflight, prompts, run
 from slime_ext.without_cuda.rehearsal.launch import Launch
 
@@ -23,8 +24,8 @@ FAILED = 1
 
 
 def main(argv: list[str]) -> int:
-    """Prints the page and returns 0, 1 where a line is wrong; a mistake in the script is told before the
-    run."""
+    """Prints the page and returns 0, 1 where a line is wrong; a mistake in the script is reported before
+    the run."""
     parser = argparse.ArgumentParser(
         prog="slime-ext rehearse", description="Rehearses a launch script of slime or miles without a GPU."
     )
@@ -60,6 +61,7 @@ def rehearse(given: argparse.Namespace) -> int:
     rows = prompts.all_rows(launch)
     run.refuse_cuda()
     out = (given.out or Path(tempfile.mkdtemp(prefix="slime-ext-rehearsal-"))).absolute()
+    make_folder(out)
     prepared, account = run.prepare(launch, rows, out)
     screen.print(page.replaced(account))
     status = run.rehearse(launch, host, prepared, out, given.timeout, given.megatron)

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from slime_ext.analysis.run_picture import PICTURES, draw
-from slime_ext.commands.output import make_folder
 from slime_ext.errors import ConfigError
+from slime_ext.folders import make_folder
 
 
 def main(argv: list[str]) -> int:

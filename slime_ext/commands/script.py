@@ -1,4 +1,4 @@
-"""Launch scripts as a shell reads them, as far as that can be told without running them."""
+"""Launch scripts as a shell reads them, as far as they can be read without running them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ ASSIGNMENT = re.compile(
 )
 REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-=]([^{}]*))?\})")
 KEPT = re.compile(r"\$\{(\w+):?=([^{}]*)\}")  # a default that stays
-UNKNOWN = re.compile(r"[$`]")  # what only a shell can tell
+UNKNOWN = re.compile(r"[$`]")  # what only a shell knows
 COMMENT = re.compile(r"""(\\.|'[^']*'|"(?:\\.|[^"\\])*")|(?:^|(?<=\s))#.*""")
 ARRAY = re.compile(r"^(\w+)\+?=\(")
 SLIME, EMBEDDED = "slime", "slime-ext train"
 LAUNCHES = {"train.py": SLIME, "train_async.py": SLIME, "slime-ext": EMBEDDED}
-SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", "")
+PYTHON = ".py"  # of miles: run with launcher utilities that only note commands
+SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", PYTHON, "")
 MAPPING = (".yaml", ".yml", ".json")
 SAYS = ("echo", "printf")  # what a script only says
-ELSEWHERE = set(";|&>")  # what may carry it elsewhere
+ELSEWHERE = set(";|&>")  # what may send it elsewhere
 OUTPUT = re.compile(r"\$\((?:[^()\"']|\([^()\"']*\))*\)")  # of a command, or a sum: one word
 BLANK = "\x1f"  # a space in it
 QUOTED = 100  # lines that one quote may span
@@ -47,6 +48,8 @@ def _names_a_shell(path: str) -> bool:
 
 def launcher_of(path: str) -> str | None:
     """Which launcher a script starts; None for a YAML file, and for a script that starts neither."""
+    if Path(path).suffix == PYTHON:
+        return SLIME
     words = words_of(path, text_of(path)) if is_script(path) else ()
     return next((LAUNCHES[name] for name in (Path(word).name for word in words) if name in LAUNCHES), None)
 

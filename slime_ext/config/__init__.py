@@ -1,4 +1,4 @@
-"""Mapping -> Correction: typed, closed, and with one-line errors that carry the full key.
+"""Mapping -> Correction: typed, closed, and with one-line errors that name the full key.
 
 The mapping is what stands under the YAML key ``slime_ext:``. A step is ``{name: {field: value}}``, or just
 its name; a name with dots is a class in a module of the user's own. A surrogate is written likewise.
@@ -9,8 +9,6 @@ whose value is that system's own block (see ``slime_ext.dialects``).
 from __future__ import annotations
 
 import dataclasses
-import functools
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +18,7 @@ from slime_ext.config.rules import check_args
 from slime_ext.config.typed import built, checked, mapping_of, named, unknown
 from slime_ext.correction import Correction
 from slime_ext.dialects.scoped import FORMS
-from slime_ext.errors import ConfigError, cut, did_you_mean, shown
+from slime_ext.errors import ConfigError, cut, did_you_mean, shown, warn_once
 from slime_ext.guards import Guard
 from slime_ext.losses import SURROGATES
 from slime_ext.metrics.names import known_names
@@ -36,7 +34,6 @@ KEYS = ("preset", "surrogate", "steps", *PLAIN, "guards", "metrics", "backend")
 BACKENDS = ("eager", "compiled")
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **FORMS}
 FORMER_STEPS = {"taper": "signed_clip"}  # names that are accepted with a note
-log = logging.getLogger("slime_ext")
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ def load_config(mapping: Mapping[str, Any], args: Any = None) -> Correction:
     """
     loaded = read_config(mapping)
     for note in loaded.notes:
-        _say_once(note)
+        warn_once(f"{ROOT}: {note}")
     if args is not None:
         check_args(loaded, args)
     return loaded.correction
@@ -286,8 +283,3 @@ def _forbid_idle(steps: list[Step]) -> None:
                 f"{ROOT}.steps[{i}].{name}: expected a reweight step before it, got none: "
                 "weights are 1 there and it would never act"
             )
-
-
-@functools.cache
-def _say_once(note: str) -> None:
-    log.warning("%s: %s", ROOT, note)

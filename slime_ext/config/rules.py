@@ -32,7 +32,7 @@ def check_args(loaded: Loaded, args: Any) -> None:
 
 
 def _check_beside_host_loss(correction: Correction, args: Any) -> None:
-    """Weights on a loss that carries a ratio already."""
+    """Weights on a host's loss, which has a ratio of its own."""
     if multiplies_target_ratio(correction):
         _forbid_double_count(args)
     if correction.sets_weights and _on(args, "use_tis") and _on(args, "use_rollout_logprobs"):
@@ -41,8 +41,8 @@ def _check_beside_host_loss(correction: Correction, args: Any) -> None:
 
 
 def multiplies_target_ratio(correction: Correction) -> bool:
-    """Whether the weights hold target / behavior on a host's loss that carries target / proximal: right while
-    both policies are the same, which ends with the first optimizer step of a rollout."""
+    """Whether the weights hold target / behavior on a host's loss with the factor target / proximal: right
+    while both policies are the same, which ends with the first optimizer step of a rollout."""
     return (
         correction.numerator == "target"
         and isinstance(correction.surrogate, HostLoss)

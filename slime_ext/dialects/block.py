@@ -127,6 +127,29 @@ def as_number(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
+def native(
+    steps: list[dict[str, Any]],
+    notes: Sequence[str] = (),
+    numerator: str = "proximal",
+    surrogate: str = "host",
+    **more: Any,
+) -> Reading:
+    """Steps as a whole correction; ``more`` are other native keys."""
+    mapping = {"numerator": numerator, "surrogate": surrogate, **more, "steps": steps}
+    return Reading(mapping, tuple(notes))
+
+
+def capped(level: str, high: float, **more: Any) -> list[dict[str, Any]]:
+    """The native steps that weight by min(ratio at a level, high)."""
+    return [{"reweight": {"level": level, **more}}, {"truncate": {"high": high}}]
+
+
+def inside(level: str, low: float, high: float) -> list[dict[str, Any]]:
+    """The native steps that weight by the ratio at a level where it is in [low, high], by 0 elsewhere."""
+    unit = {"unit": level} if level == "token" else {"unit": level, "aggregate": "sum"}
+    return [{"reweight": {"level": level}}, {"zero_outside": {**unit, "low": low, "high": high}}]
+
+
 def reject(unit: str, aggregate: str, low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
     """The native step that drops units whose ratio leaves [low, high]."""
     how = {} if unit == "token" else {"aggregate": aggregate}

@@ -1,13 +1,14 @@
-"""fw-ai cookbook: ``ISConfig`` of PR 169 and ``TISConfig`` of today, told apart by their field names.
+"""fw-ai cookbook: ``ISConfig`` of PR 169 and ``TISConfig`` of today, distinguished by their field names.
 
 Source: https://github.com/fw-ai/cookbook/pull/169; training/utils/rl/tis.py.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from slime_ext.dialects.block import SAFE, Block, Reading
+from slime_ext.dialects.block import SAFE, Block, Reading, capped, native
 
 IS_CONFIG = ("eps_clip", "eps_clip_high", "tis_cap", "tis_level")
 TIS_CONFIG = ("cap", "level", "icepop_threshold")
@@ -37,7 +38,7 @@ def _tis_config(block: Block) -> Reading:
     steps = _weights(level, cap)
     if band is not None:
         steps.insert(1, {"zero_outside": {"unit": "token", "low": 1 / band, "high": band}})
-    return Reading(_native(steps), _notes(level))
+    return native(steps, _notes(level))
 
 
 def _is_config(block: Block) -> Reading:
@@ -45,17 +46,13 @@ def _is_config(block: Block) -> Reading:
     low, high = block.number("eps_clip"), block.number("eps_clip_high")
     clip = {"eps_clip": low, "eps_clip_high": low if high is None else high}
     args = {key: value for key, value in clip.items() if value is not None}
-    return Reading(_native(_weights(level, block.given("tis_cap", 5.0, least=1))), _notes(level), args)
+    found = native(_weights(level, block.given("tis_cap", 5.0, least=1)), _notes(level))
+    return replace(found, args=args)
 
 
 def _weights(level: str, cap: float) -> list[dict[str, Any]]:
     # A clamp of +-20 can only be seen in a mean: every cap is far below e^20.
-    reweight = {"level": "token"} if level == "token" else {"level": "geometric", "clamp": SAFE}
-    return [{"reweight": reweight}, {"truncate": {"high": cap}}]
-
-
-def _native(steps: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"numerator": "proximal", "surrogate": "host", "steps": steps}
+    return capped("token", cap) if level == "token" else capped("geometric", cap, clamp=SAFE)
 
 
 def _notes(level: str) -> tuple[str, ...]:

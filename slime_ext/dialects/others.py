@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slime_ext.dialects.block import Block, Reading, reject
+from slime_ext.dialects.block import Block, Reading, capped, inside, native, reject
 
 TOKEN = {"reweight": {"level": "token"}}
 UNBOUNDED = "nothing bounds the weights, as in {system}; truncate: {{high: 2.0}} after reweight would"
@@ -39,7 +39,7 @@ def read_trl(block: Block) -> Reading:
             why = "the mask compares the target with the sampler, the weights the policy before the step"
             block.refuse("off_policy_mask_threshold", "vllm_importance_sampling_correction: false", why)
         step = {"unit": "sequence", "statistic": "k1", "aggregate": "mean", "high": threshold}
-        return _native([{"reject": {**step, "when": "negative_advantage"}}], numerator="target")
+        return native([{"reject": {**step, "when": "negative_advantage"}}], numerator="target")
     if not block.flag("vllm_importance_sampling_correction", True):
         return Reading({"preset": "metrics_only"})
     mode = block.choice("vllm_importance_sampling_mode", TRL_MODES, "sequence_mask") or "sequence_mask"
@@ -64,7 +64,7 @@ def read_areal(block: Block) -> Reading:
     if isinstance(nested := block.values.get("rejection_sampling"), Mapping):
         block = Block.closed(f"{block.where}.rejection_sampling", nested, AREAL[:6])
     elif "rejection_sampling" in block.values or not set(block.values) - {"m2_threshold"}:
-        return _native([TOKEN, *extra], (UNBOUNDED.format(system="AReaL"),))
+        return native([TOKEN, *extra], (UNBOUNDED.format(system="AReaL"),))
     level = block.choice("level", ("token", "sequence"), "token")
     metric = block.choice("metric", (*AREAL_METRICS, "kl_k3"), "ratio")
     agg = block.choice("agg", ("sum", "mean", "max"), "mean")
@@ -73,7 +73,7 @@ def read_areal(block: Block) -> Reading:
     weights = {"reweight": {"level": "geometric" if geometric else "token"}}
     if block.choice("action", ("mask", "clamp"), "mask") == "clamp":
         bounded = _bounded(weights["reweight"]["level"], "truncate", low, high, "AReaL")
-        return _native([*bounded.mapping["steps"], *extra])
+        return native([*bounded.mapping["steps"], *extra])
     if metric == "kl_k3":
         block.refuse(
             "metric", "ratio, kl_k1, kl_k2 or binary_kl", "its k3 is of the sampler over the trainer"
@@ -83,7 +83,7 @@ def read_areal(block: Block) -> Reading:
     bounds = (None if low is None else -low, -high)[::-1] if metric == "kl_k1" else (low, high)
     masked = reject(level, agg, *bounds)
     masked["reject"]["statistic"] = AREAL_METRICS[metric]
-    return _native([weights, masked, *extra], (UNBOUNDED.format(system="AReaL"),))
+    return native([weights, masked, *extra], (UNBOUNDED.format(system="AReaL"),))
 
 
 NEMO_RL = (
@@ -109,7 +109,7 @@ def read_nemo_rl(block: Block) -> Reading:
     if kind == "seq-mask-tis":
         block.required("truncated_importance_sampling_ratio", "it bounds the geometric mean")
         masked = reject("sequence", "mean", low, high)
-        return _native([TOKEN, masked], (*notes, UNBOUNDED.format(system="NeMo-RL")))
+        return native([TOKEN, masked], (*notes, UNBOUNDED.format(system="NeMo-RL")))
     found = _bounded(level, "mask" if kind == "icepop" else "truncate", low, high, "NeMo-RL")
     return Reading(found.mapping, (*notes, *found.notes))
 
@@ -135,7 +135,7 @@ def read_prime_rl(block: Block) -> Reading:
         f"{key} {used[key]:g} is a term of its loss that no step here has" for key in terms if terms[key]
     ]
     notes.append(UNBOUNDED.format(system="prime-rl"))
-    return _native([TOKEN, {"reject": masked}], tuple(notes), numerator="target", surrogate="reinforce")
+    return native([TOKEN, {"reject": masked}], tuple(notes), numerator="target", surrogate="reinforce")
 
 
 ROLL = ("is_weight", "filters")
@@ -165,7 +165,7 @@ def read_roll(block: Block) -> Reading:
         steps, notes = [*found.mapping["steps"]], found.notes
     for i, entry in enumerate(filters):
         steps += _filtered(Block.closed(f"{block.where}.filters[{i}]", entry, FILTER))
-    return _native(steps, notes) if steps else Reading({"preset": "metrics_only"})
+    return native(steps, notes) if steps else Reading({"preset": "metrics_only"})
 
 
 def _filtered(block: Block) -> list[dict[str, Any]]:
@@ -192,17 +192,7 @@ def _bounded(level: str, how: str, low: float | None, high: float | None, system
     """Weights at a level: capped (and clipped from below), or 0 outside of the bounds."""
     weights: dict[str, Any] = {"reweight": {"level": level}}
     if high is None:
-        return _native([weights], (UNBOUNDED.format(system=system),))
+        return native([weights], (UNBOUNDED.format(system=system),))
     if how == "mask":
-        unit = {} if level == "token" else {"aggregate": "sum"}
-        return _native([weights, {"zero_outside": {"unit": level, **unit, "low": low or 0.0, "high": high}}])
-    return _native([weights, {"clip": {"low": low, "high": high}} if low else {"truncate": {"high": high}}])
-
-
-def _native(
-    steps: list[dict[str, Any]],
-    notes: tuple[str, ...] = (),
-    numerator: str = "proximal",
-    surrogate: str = "host",
-) -> Reading:
-    return Reading({"numerator": numerator, "surrogate": surrogate, "steps": steps}, notes)
+        return native(inside(level, low or 0.0, high))
+    return native([weights, {"clip": {"low": low, "high": high}}] if low else capped(level, high))

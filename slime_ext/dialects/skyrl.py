@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from slime_ext.dialects.block import SAFE, Block, Reading, reject
+from slime_ext.dialects.block import SAFE, Block, Reading, capped, native, reject
 
 OWN = (
     "tis_ratio_type",
@@ -54,9 +54,7 @@ def read(block: Block) -> Reading:
     tokens = _token_mask(block)
     scope = {"over": "kept"} if tokens else {}
     steps = [*_outliers(block), *tokens, *_weights(block, scope, pair), *_sequence_mask(block, scope)]
-    return Reading(
-        {"numerator": "proximal", "surrogate": "host", "steps": steps}, (*notes, *_ignored(block, pair))
-    )
+    return native(steps, (*notes, *_ignored(block, pair)))
 
 
 def _rollout_is(block: Block) -> Reading:
@@ -69,7 +67,7 @@ def _rollout_is(block: Block) -> Reading:
     low, high = (block.given(key, 0.2, least=0) for key in LOSS[1:])
     band = {"unit": "token", "low": max(0.0, 1 - low), "high": 1 + high}
     steps = [{"reweight": {"level": "token", "clamp": SAFE}}, {"zero_outside": band}]
-    return Reading({"numerator": "target", "surrogate": "reinforce", "steps": steps})
+    return native(steps, numerator="target", surrogate="reinforce")
 
 
 def _flat(block: Block) -> Block:
@@ -125,7 +123,7 @@ def _weights(block: Block, scope: dict[str, str], pair: float | None) -> list[di
         return []
     cap = block.given(*CAPS[level], least=1) if pair is None else pair
     scope = scope if level == "sequence" else {}
-    return [{"reweight": {"level": level, **scope}}, {"truncate": {"high": cap}}]
+    return capped(level, cap, **scope)
 
 
 def _sequence_mask(block: Block, scope: dict[str, str]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from slime_ext.dialects.block import SAFE, Block, Reading, band
+from slime_ext.dialects.block import SAFE, Block, Reading, band, capped, native
 
 BOUNDS = ("tis_lower_bound", "tis_upper_bound", "rs_lower_bound", "rs_upper_bound")
 KEYS = (
@@ -41,7 +41,7 @@ def read(block: Block) -> Reading:
         block.refuse("rs_veto_threshold", "null with use_rs: false", "mis.py vetoes inside use_rs only")
     steps = [*_weights(block), *(_rejection(block) if rejects else ()), *_normalized(block)]
     notes = (*_ignored(block, rejects), *((STEP_WIDE,) if block.flag("tis_batch_normalize") else ()))
-    return Reading({"numerator": "proximal", "surrogate": "host", "mask_scope": "all", "steps": steps}, notes)
+    return native(steps, notes, mask_scope="all")
 
 
 def _metrics_only(block: Block) -> Reading:
@@ -57,13 +57,12 @@ def _weights(block: Block) -> list[dict[str, Any]]:
         block.required(key, READ)
     level, mode = block.choice("tis_level", LEVELS), block.choice("tis_mode", MODES)
     low, high = _tis_bounds(block)
-    reweight = {"reweight": {"level": level}}
     if mode == "truncate":
-        return [reweight, {"truncate": {"high": high}}]
+        return capped(level, high)
     block.interval("tis_lower_bound" if block.has("tis_lower_bound") else "tis_upper_bound", low, high)
     if mode == "clip":
-        return [reweight, {"clip": {"low": low, "high": high}}]
-    return [reweight, {"truncate": {"high": math.exp(SAFE)}}, band(level, low, high)]
+        return [{"reweight": {"level": level}}, {"clip": {"low": low, "high": high}}]
+    return [*capped(level, math.exp(SAFE)), band(level, low, high)]
 
 
 def _tis_bounds(block: Block) -> tuple[float, float]:

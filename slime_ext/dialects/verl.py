@@ -1,4 +1,4 @@
-"""verl's rollout correction in three generations, told apart by their fields.
+"""verl's rollout correction in three generations, distinguished by their fields.
 
 ``flat``: algorithm.rollout_is* before PR 3984. ``pr3984``: the block algorithm.rollout_correction of PR 3984.
 ``head``: the same block since PR 4544, with IcePop since PR 5722.

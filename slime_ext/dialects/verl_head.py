@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_ext.dialects.block import SAFE, Block, Reading, as_number, reject
+from slime_ext.dialects.block import SAFE, Block, Reading, as_number, capped, inside, reject
 from slime_ext.dialects.verl_past import (
     BYPASS,
     DECOUPLED,
@@ -59,11 +59,7 @@ def _weights(block: Block) -> list[dict[str, Any]]:
     low, cap = _is_threshold(block)
     if level is None:
         return []
-    reweight = {"reweight": {"level": level}}
-    if low is None:
-        return [reweight, {"truncate": {"high": cap}}]
-    unit = {"unit": level} if level == "token" else {"unit": level, "aggregate": "sum"}
-    return [reweight, {"zero_outside": {**unit, "low": low, "high": cap}}]
+    return capped(level, cap) if low is None else inside(level, low, cap)
 
 
 def _is_threshold(block: Block) -> tuple[float | None, float]:

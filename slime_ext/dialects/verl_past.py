@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from slime_ext.dialects.block import Block, Reading, band
+from slime_ext.dialects.block import Block, Reading, band, capped
 
 RS_LEVELS = ("token", "sequence", "geometric")
 IS_LEVELS = ("token", "sequence")
@@ -49,7 +49,7 @@ def read_flat(block: Block) -> Reading:
     masks = [band(level, *block.interval("rollout_is_threshold", 1 / high if low is None else low, high))]
     masks = (masks if mode == "mask" else []) + _veto(block, "rollout_is_veto_threshold")
     # In mode mask the kept weights are inside the band: the cap cannot act there.
-    weights = [{"reweight": {"level": level}}, {"truncate": {"high": high}}] if applies else []
+    weights = capped(level, high) if applies else []
     scope, notes = rejecting(masks, DECOUPLED)
     return Reading({**DECOUPLED, **scope, "steps": weights + masks}, (_spelling(block), *notes))
 
@@ -118,7 +118,7 @@ def _weights(block: Block) -> list[dict[str, Any]]:
         return []
     if cap is None:
         block.refuse("rollout_is_threshold", "a number", "verl sets no weights without")
-    return [{"reweight": {"level": level}}, {"truncate": {"high": cap}}]
+    return capped(level, cap)
 
 
 def _rejection(block: Block) -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ theirs while the trainer steps have not arrived; checksums of an earlier push ar
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import re
@@ -30,7 +29,6 @@ import torch
 from slime_ext.host import hosts
 from slime_ext.metrics.names import PREFIX
 
-MARK = "_certified_by_slime_ext"
 TIMEOUT_S = 60.0  # for the engines' checksums
 LIMIT = 1e-2  # nats: above it the policies differ much, whatever their numerics (docs/metrics.md)
 TIMES = 10.0  # a distance this many times the first certificate's has grown,
@@ -175,12 +173,8 @@ def install() -> None:
     host = hosts.current()
     module = sys.modules.get(host.actor) if host else None
     for name, cls in list(vars(module).items()) if module else ():
-        if (
-            isinstance(cls, type)
-            and name.startswith("UpdateWeight")
-            and not hasattr(cls.update_weights, MARK)
-        ):
-            cls.update_weights = _certified(cls.update_weights)
+        if isinstance(cls, type) and name.startswith("UpdateWeight"):
+            hosts.wrap(cls, "update_weights", _certified)
 
 
 def note_step(optimizer: Any) -> None:
@@ -300,7 +294,6 @@ def _is_biased(scalars: Mapping[str, float]) -> bool:
 
 
 def _certified(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
     def update_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
         done = function(self, *args, **kwargs)
         engines = getattr(self, "rollout_engines", None) or ()
@@ -308,7 +301,6 @@ def _certified(function: Callable[..., Any]) -> Callable[..., Any]:
         after_push(getattr(self, "weight_version", None), engines if sees else ())
         return done
 
-    setattr(update_weights, MARK, function)
     return update_weights
 
 

@@ -1,20 +1,23 @@
-"""slime's contract at the policy-loss boundary, as data: what the hook is called with and what it must
-return.
+"""slime's contract, as data: what the hook is called with and returns, what the functions that flags name are
+called with, how a sample names the weights that sampled it. Imports no torch.
 
 Shapes: ``T`` local response tokens of the micro-batch, ``N`` samples, ``R_i`` full response length, ``L_i``
-the part of it that this context-parallel rank holds. The contract is the same from slime v0.2.0 to 624b824.
+the part of it that this context-parallel rank holds. The same from slime v0.2.0 to 624b824.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError, DataError
+from slime_ext.importing import load_named
 
-if TYPE_CHECKING:  # the names alone are read before torch is worth importing
+if TYPE_CHECKING:
     from torch import Tensor
 
 REQUIRED = (
@@ -36,41 +39,26 @@ ALIASES = {"current_log_probs": "cur_log_probs"}
 RETURNED = ("pg_loss", "loss_masks", "metrics")
 # Argument that names a function -> what the host passes to it, by position. Those that a training rank or the
 # rollout's bookkeeping calls; generation, rewards and data sources are not ours to look at.
+_STEP = ("rollout_id", "step_id", "model", "optimizer", "opt_param_scheduler")
+_MASKS = ("total_lengths", "response_lengths", "loss_masks", "calculate_per_token_loss")
+_LOGGED = ("rollout_id", "args", "samples", "rollout_extra_metrics", "rollout_time")
 CALLS = {
     "custom_megatron_init_path": ("args",),
     "custom_megatron_before_log_prob_hook_path": ("args", "model", "store_prefix"),
-    "custom_megatron_before_train_step_hook_path": (
-        "args",
-        "rollout_id",
-        "step_id",
-        "model",
-        "optimizer",
-        "opt_param_scheduler",
-    ),
+    "custom_megatron_before_train_step_hook_path": ("args", *_STEP),
     "rollout_data_postprocess_path": ("args", "rollout_id", "rollout_data"),  # (args) before v0.2.4
     "custom_advantage_function_path": ("args", "rollout_data"),  # since v0.3.0
     "custom_loss_function_path": ("args", "batch", "logits", "sum_of_sample_mean"),
-    "custom_pg_loss_reducer_function_path": (
-        "total_lengths",
-        "response_lengths",
-        "loss_masks",
-        "calculate_per_token_loss",
-    ),
+    "custom_pg_loss_reducer_function_path": _MASKS,
     "custom_convert_samples_to_train_data_path": ("args", "samples"),
     "custom_reward_post_process_path": ("args", "samples"),
-    "custom_rollout_log_function_path": (
-        "rollout_id",
-        "args",
-        "samples",
-        "rollout_extra_metrics",
-        "rollout_time",
-    ),
+    "custom_rollout_log_function_path": _LOGGED,
     "custom_eval_rollout_log_function_path": ("rollout_id", "args", "data", "extra_metrics"),
 }
 TIS = "slime_ext.tis"  # the module whose functions --custom-tis-function-path names
 SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")  # with a formula of their own
 NEED_TARGET = ("off_policy_is_function",)  # those of them that read cur_log_probs
-CARRY = "--custom-megatron-init-path slime_ext.host.init"
+INIT_FLAG = "--custom-megatron-init-path slime_ext.host.init"
 PLAN_FLAG, PLAN = "--rollout-data-postprocess-path", "slime_ext.host.rollout_data_postprocess"
 OURS = {  # argument -> the function of ours that it may name
     "custom_megatron_init_path": "slime_ext.host.init",
@@ -78,8 +66,9 @@ OURS = {  # argument -> the function of ours that it may name
     "custom_rollout_log_function_path": "slime_ext.host.log_rollout",
 }
 METRICS = ("off_policy/host/ratio", "off_policy/host/clipped", "off_policy/host/rejected")
-# What the policy loss that is running holds and does not pass to the hook; ``host_hooks`` fills it in.
-carried: ContextVar[dict[str, Any] | None] = ContextVar("slime_ext_carried", default=None)
+MOST_DIGITS = 18  # of a weight version: what an int64 holds
+# What the policy loss that is running has at hand and does not pass to the hook; ``startup`` fills it in.
+loss_inputs: ContextVar[dict[str, Any] | None] = ContextVar("slime_ext_loss_inputs", default=None)
 
 
 def calls_hook(args: Any) -> bool:
@@ -88,10 +77,14 @@ def calls_hook(args: Any) -> bool:
 
 
 def function_of(args: Any) -> str:
-    """The name in ``slime_ext.tis`` that --custom-tis-function-path says; empty where it says another, or
-    none."""
+    """The name in ``slime_ext.tis`` that --custom-tis-function-path says; empty for another, or none."""
     module, _, name = str(getattr(args, "custom_tis_function_path", None) or "").rpartition(".")
     return name if module == TIS else ""
+
+
+def flag_of(dest: str) -> str:
+    """The flag of an argument's name: tis_clip -> --tis-clip."""
+    return "--" + dest.replace("_", "-")
 
 
 @dataclass(frozen=True)
@@ -112,55 +105,48 @@ class HookCall:
 
     @classmethod
     def of(cls, args: Any, arguments: dict[str, Any]) -> HookCall:
-        """Sorts the host's keywords: aliases resolved, unknown ones ignored (a newer host may pass more).
-        What the host did not pass comes from the policy loss that is running, where ``host_hooks`` carries
-        it.
+        """The call from the host's keywords: aliases resolved, unknown ones ignored (a newer host may pass
+        more). What the host did not pass comes from the policy loss that is running (``loss_inputs``).
 
         Raises:
             ConfigError: a required keyword is missing, or the rollout recorded no log-probs.
         """
-        named = {ALIASES.get(key, key): value for key, value in arguments.items() if value is not None}
-        named = {**(carried.get() or {}), **named}
-        if "rollout_log_probs" not in named and "rollout_log_probs" in arguments:
+        given = {ALIASES.get(key, key): value for key, value in arguments.items() if value is not None}
+        given = {**(loss_inputs.get() or {}), **given}
+        if "rollout_log_probs" not in given and "rollout_log_probs" in arguments:
             raise ConfigError(
-                "rollout_log_probs: expected one tensor per sample, got None: the rollout must record "
-                "the log-probs "
-                "of the sampled tokens (return_logprob); a custom generate function has to fill them in"
+                "rollout_log_probs: expected one tensor per sample, got None: the rollout must record the "
+                "log-probs of the sampled tokens (return_logprob); a custom generate function has to fill "
+                "them in"
             )
-        missing = [key for key in REQUIRED[1:] if key not in named]
+        missing = [key for key in REQUIRED[1:] if key not in given]
         if missing:
             raise ConfigError(
                 f"hook call: expected the keywords {', '.join(REQUIRED)}, got no {', '.join(missing)}: "
                 "call it as slime's policy loss does"
             )
         known = (*REQUIRED[1:], *OPTIONAL, *PADDED, *PATCHED)
-        return cls(args, **{key: named[key] for key in known if key in named})
+        return cls(args, **{key: given[key] for key in known if key in given})
 
-    def require_target(self, who: str) -> Sequence[Tensor]:
-        """The target policy's log-probs, for ``who`` cannot work without them.
+    def require_target(self, who: str) -> None:
+        """Stops ``who`` reads the target policy's log-probs where the host did not pass them.
 
         Raises:
-            ConfigError: the host did not pass ``cur_log_probs``.
+            ConfigError: there is no ``cur_log_probs``.
         """
         if self.cur_log_probs is None:
             raise ConfigError(
                 f"{who}: expected cur_log_probs (the trainer's log-probs with gradient), got none: add "
-                f"{CARRY}, which carries them on every slime since v0.2.0, or use numerator: proximal"
+                f"{INIT_FLAG}, which passes them on in every slime since v0.2.0, or use numerator: proximal"
             )
-        return self.cur_log_probs
 
-    def require_advantages(self, who: str) -> Sequence[Tensor] | Tensor:
-        """The advantages, for ``who`` cannot work without them.
-
-        Raises:
-            ConfigError: the host did not pass ``advantages``.
-        """
+    def require_advantages(self, who: str) -> None:
+        """The same for the advantages. Raises ConfigError as ``require_target``."""
         if self.advantages is None:
             raise ConfigError(
-                f"{who}: expected advantages, got none: add {CARRY}, which carries them on every slime "
+                f"{who}: expected advantages, got none: add {INIT_FLAG}, which passes them on in every slime "
                 "since v0.2.0"
             )
-        return self.advantages
 
 
 def check_lengths(name: str, got: Sequence[Tensor], expected: Sequence[int]) -> None:
@@ -182,3 +168,122 @@ def check_lengths(name: str, got: Sequence[Tensor], expected: Sequence[int]) -> 
                 f"{name}, sequence {i} of {len(expected)}: expected {length} tokens on this rank, got "
                 f"{tensor.numel()}: every log-prob list must come from the same context-parallel slice"
             )
+
+
+def check_returned(
+    path: str, out: Any, pg_loss: Tensor, response_lengths: Sequence[int], taken: frozenset[str]
+) -> tuple[Tensor, list[Tensor], Mapping[str, Tensor]]:
+    """What the correction at ``path`` returned, once its types and shapes are right; no value is looked at.
+
+    Without this a wrong shape would broadcast, or stop deep inside torch.
+
+    Args:
+        pg_loss: [T] what it was given.
+        response_lengths: N full lengths R_i.
+        taken: names of metrics that it may not use.
+
+    Raises:
+        DataError: not (pg_loss [T], N masks [R_i], name -> [T]); a loss that lost its gradient.
+    """
+    import torch
+
+    where = f"--custom-tis-function-path {path}"
+    if not isinstance(out, tuple | list) or len(out) != 3:
+        raise DataError(f"{where}: expected it to return (pg_loss, loss_masks, metrics), got {_kind(out)}")
+    loss, masks, metrics = out
+    _check_tensor(f"{where}: returned pg_loss", loss, pg_loss.shape)
+    if pg_loss.requires_grad and torch.is_grad_enabled() and not loss.requires_grad:
+        raise DataError(
+            f"{where}: returned pg_loss: expected a gradient, got a detached tensor: multiply the pg_loss "
+            "that came in, detach the weight only"
+        )
+    count = len(response_lengths)
+    if not isinstance(masks, tuple | list) or len(masks) != count:
+        raise DataError(
+            f"{where}: returned loss_masks: expected a list of {count} tensors, got {_kind(masks)}"
+        )
+    for i, (mask, length) in enumerate(zip(masks, response_lengths, strict=True)):
+        _check_tensor(f"{where}: returned loss_masks[{i}] (full response)", mask, (length,))
+    if not isinstance(metrics, Mapping):
+        raise DataError(
+            f"{where}: returned metrics: expected a mapping of names to tensors, got {_kind(metrics)}"
+        )
+    for name, values in metrics.items():
+        if name in taken:
+            raise DataError(f"{where}: returned metrics: expected names of its own, got '{name}'")
+        _check_tensor(f"{where}: returned metrics['{name}']", values, pg_loss.shape)
+    return loss, list(masks), metrics
+
+
+def _check_tensor(where: str, value: Any, shape: Sequence[int]) -> None:
+    if not hasattr(value, "numel") or tuple(value.shape) != tuple(shape):
+        raise DataError(f"{where}: expected a tensor of shape {list(shape)}, got {_kind(value)}")
+
+
+def _kind(value: Any) -> str:
+    if hasattr(value, "numel"):
+        return f"one of shape {list(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def load_function(path: str, flag: str) -> Callable[..., Any]:
+    """The callable at ``package.module.function``, found as slime finds it; ``flag`` is named in errors.
+
+    Raises:
+        ConfigError: no dotted path, a module that does not import, a name that it lacks, something not
+            callable.
+    """
+    where = f"{flag} {path}"
+    function = load_named(path, where, "function")
+    if not callable(function):
+        raise ConfigError(f"{where}: expected a function, got a {type(function).__name__}")
+    return function
+
+
+def check_call(flag: str, path: str, positional: Sequence[str], keywords: Sequence[str] = ()) -> None:
+    """Imports the function at ``path`` and binds the host's call to its signature; calls nothing.
+
+    Args:
+        positional: names of what the host passes by position.
+        keywords: names of what it passes by keyword.
+
+    Raises:
+        ConfigError: as ``load_function``, or a signature that the call does not fit.
+    """
+    function = load_function(path, flag)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin has none to look at
+        return
+    try:
+        signature.bind(*positional, **dict.fromkeys(keywords))
+    except TypeError as error:
+        wanted = ", ".join(positional) if positional else f"the keywords {', '.join(keywords)}"
+        hint = ": add **kwargs to it" if "unexpected keyword" in str(error) else ""
+        raise ConfigError(
+            f"{flag} {path}: expected a function of {wanted}, got {signature}: {error}{hint}"
+        ) from error
+
+
+def versions_of(value: Any) -> tuple[Any, ...]:
+    """The weight versions of a sample: a list in slime, one from a custom generate function, or none.
+
+    >>> versions_of(["1", "2"]), versions_of(None), versions_of("12")
+    (('1', '2'), (), ('12',))
+    """
+    if value is None:
+        return ()
+    several = isinstance(value, Iterable) and not isinstance(value, str) and getattr(value, "ndim", 1)
+    return tuple(value) if several else (value,)
+
+
+def number_of(version: Any) -> int | None:
+    """A version's number, as slime writes it; None for any other name, as of an engine before its first push.
+
+    >>> number_of("12"), number_of(12), number_of("default"), number_of("\u00b2")
+    (12, 12, None, None)
+    """
+    text = str(version) if isinstance(version, str | Integral) else ""
+    return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else None

@@ -11,14 +11,18 @@ import contextlib
 import difflib
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError, shown
 from slime_ext.host import contract
-from slime_ext.host.functions import flag_of
+from slime_ext.host.contract import INIT_FLAG, PLAN, PLAN_FLAG, flag_of
 from slime_ext.optional_args import OptionalArgs, steps_per_rollout
+
+if TYPE_CHECKING:
+    from slime_ext.correction import Correction
 
 # What decides whether anything of ours runs; hosts pass over a misspelling of it without a word.
 DECISIVE = (
@@ -29,12 +33,8 @@ NEARLY = 0.85  # likeness from which a name is a misspelling of another
 AFTERWARDS = "a key of --custom-config-path comes after slime has read it; give it as a flag"
 
 
-@dataclass(frozen=True)
-class Rule:
-    """One line of refusal, in which ``{a.<dest>}`` is the value of an argument, and what it refuses."""
-
-    line: str
-    is_broken: Callable[[Any], Any]
+# A line of refusal, in which ``{a.<dest>}`` is the value of an argument -> whether arguments deserve it.
+Rules = Mapping[str, Callable[[Any], Any]]
 
 
 def _is_number(value: Any) -> bool:
@@ -100,108 +100,27 @@ ARGUMENTS: dict[str, Argument] = {
     "loss_type": Argument(TEXT, "policy_loss"),
     "rewards_normalization": Argument(SWITCH, True, "--disable-rewards-normalization"),
     "grpo_std_normalization": Argument(SWITCH, True, "--disable-grpo-std-normalization"),
-    **dict.fromkeys(("eps_clip_high", "eps_clip_c"), Argument(NUMBER)),
-    **dict.fromkeys(
-        (
-            "num_steps_per_rollout",
-            "global_batch_size",
-            "rollout_batch_size",
-            "over_sampling_batch_size",
-        ),
-        Argument(COUNT),
-    ),
-    **dict.fromkeys(
-        ("max_tokens_per_gpu", "mtp_num_layers", "save_interval", "eval_interval"), Argument(WHOLE)
-    ),
-    **dict.fromkeys(
-        (
-            "use_tis",
-            "get_mismatch_metrics",
-            "use_rollout_logprobs",
-            "keep_old_actor",
-            "use_opsm",
-            "calculate_per_token_loss",
-            "normalize_advantages",
-            "use_dynamic_batch_size",
-            "use_dynamic_global_batch_size",
-            "balance_by_flops",
-            "debug_rollout_only",
-            "debug_train_only",
-            "enable_mtp_training",
-            "use_rollout_routing_replay",
-            "use_routing_replay",
-            "use_opd",
-        ),
-        Argument(SWITCH, False),
-    ),
-    **dict.fromkeys(
-        (
-            "save",
-            "save_debug_rollout_data",
-            "save_debug_train_data",
-            "load_debug_rollout_data",
-            "dump_details",
-            "opd_type",
-            "opd_teacher_load",
-            "eval_config",
-            "eval_prompt_data",
-        ),
-        Argument(ANY),
-    ),
-    "custom_config_path": Argument(PATH),
-    **dict.fromkeys(("custom_tis_function_path", *contract.CALLS), Argument(FUNCTION)),
-    **dict.fromkeys(("use_critic", "multi_lora", "eval_datasets"), Argument(DERIVED)),
+} | {
+    name: Argument(kind)
+    for kind, names in {
+        NUMBER: "eps_clip_high eps_clip_c",
+        COUNT: "num_steps_per_rollout global_batch_size rollout_batch_size over_sampling_batch_size",
+        WHOLE: "max_tokens_per_gpu mtp_num_layers save_interval eval_interval",
+        ANY: "save save_debug_rollout_data save_debug_train_data load_debug_rollout_data dump_details "
+        "opd_type opd_teacher_load eval_config eval_prompt_data",
+        PATH: "custom_config_path",
+        FUNCTION: " ".join(("custom_tis_function_path", *contract.CALLS)),
+        DERIVED: "use_critic multi_lora eval_datasets",
+    }.items()
+    for name in names.split()
 }
-
-
-def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[str, Any]:
-    """The arguments that a host's parser makes of flags: defaults, and what slime derives from other flags
-    before it merges the keys of --custom-config-path (slime/utils/arguments.py, slime_validate_args).
-
-    Args:
-        flags: values by dest name, of those that the command line gives.
-        unknown: dest names of flags whose values cannot be known; they and what follows from them are left
-            out.
-    """
-    found = {name: known.default for name, known in ARGUMENTS.items()} | dict(flags)
-    for name in unknown:
-        del found[name]
-    derived = {
-        "eps_clip_high": lambda: (
-            found["eps_clip"] if found["eps_clip_high"] is None else found["eps_clip_high"]
-        ),
-        "use_critic": lambda: found["advantage_estimator"] == "ppo",
-        "global_batch_size": lambda: _batch_of_steps(found),
-        "grpo_std_normalization": lambda: (
-            found["grpo_std_normalization"] and found["n_samples_per_prompt"] != 1
-        ),
-        "over_sampling_batch_size": lambda: found["over_sampling_batch_size"] or found["rollout_batch_size"],
-        "use_routing_replay": lambda: found["use_routing_replay"] or found["use_rollout_routing_replay"],
-        "debug_train_only": lambda: found["debug_train_only"] or found["load_debug_rollout_data"] is not None,
-    }
-    for name, value in derived.items():
-        try:
-            found[name] = value()
-        except KeyError:  # an unknown one among what it follows from
-            found.pop(name, None)
-    if found.get("eval_interval") is not None:
-        found["eval_datasets"] = [name for name in ("eval_config", "eval_prompt_data") if name in flags]
-    if found.get("dump_details") is not None:
-        kinds = ("rollout", "train")
-        found |= {
-            f"save_debug_{kind}_data": f"{found['dump_details']}/{kind}_data/{{rollout_id}}.pt"
-            for kind in kinds
-        }
-    return found
-
-
-def _batch_of_steps(found: Mapping[str, Any]) -> int | None:
-    """--global-batch-size, or what --num-steps-per-rollout makes of the batch."""
-    steps, given = found["num_steps_per_rollout"], found["global_batch_size"]
-    if steps is None or given is not None:
-        return given
-    sizes = (found["rollout_batch_size"], found["n_samples_per_prompt"])
-    return sizes[0] * sizes[1] // steps if all(sizes) else None
+ARGUMENTS |= dict.fromkeys(
+    "use_tis get_mismatch_metrics use_rollout_logprobs keep_old_actor use_opsm calculate_per_token_loss "
+    "normalize_advantages use_dynamic_batch_size use_dynamic_global_batch_size balance_by_flops "
+    "debug_rollout_only debug_train_only enable_mtp_training use_rollout_routing_replay use_routing_replay "
+    "use_opd".split(),
+    Argument(SWITCH, False),
+)
 
 
 class _UnknownError(Exception):
@@ -223,150 +142,98 @@ class _Arguments:
 
 
 # What a band must be for the functions that read it from flags, as native steps have it.
-BANDS = (
-    Rule(
-        "--tis-clip: expected more than --tis-clip-low {a.tis_clip_low}, got {a.tis_clip}: every weight "
-        "would be the same",
-        lambda a: (
-            _reads_band(a) and None not in (a.tis_clip, a.tis_clip_low) and a.tis_clip <= a.tis_clip_low
-        ),
+BANDS: Rules = {
+    "--tis-clip: expected more than --tis-clip-low {a.tis_clip_low}, got {a.tis_clip}: every weight "
+    "would be the same": lambda a: (
+        _reads_band(a) and None not in (a.tis_clip, a.tis_clip_low) and a.tis_clip <= a.tis_clip_low
     ),
-    Rule(
-        "--tis-clip: expected at least 1, got {a.tis_clip}: on-policy tokens must keep their weight",
-        lambda a: _reads_band(a) and a.tis_clip is not None and a.tis_clip < 1,
+    "--tis-clip: expected at least 1, got {a.tis_clip}: on-policy tokens must keep their weight": lambda a: (
+        _reads_band(a) and a.tis_clip is not None and a.tis_clip < 1
     ),
-    Rule(
-        "--tis-clip-low: expected at most 1, got {a.tis_clip_low}: on-policy tokens must keep their weight",
-        lambda a: _reads_band(a) and (a.tis_clip_low or 0) > 1,
+    "--tis-clip-low: expected at most 1, got {a.tis_clip_low}: on-policy tokens must keep their "
+    "weight": lambda a: _reads_band(a) and (a.tis_clip_low or 0) > 1,
+    "--eps-clip: expected at least 0, got {a.eps_clip}: on-policy tokens must keep their weight": lambda a: (
+        _reads_range(a) and (a.eps_clip or 0) < 0
     ),
-    Rule(
-        "--eps-clip: expected at least 0, got {a.eps_clip}: on-policy tokens must keep their weight",
-        lambda a: _reads_range(a) and (a.eps_clip or 0) < 0,
+    "--eps-clip-high: expected at least 0, got {a.eps_clip_high}: on-policy tokens must keep "
+    "their weight": lambda a: _reads_range(a) and (a.eps_clip_high or 0) < 0,
+    "--eps-clip: expected a number above 0, got {a.eps_clip}: every weight would be the same": lambda a: (
+        _reads_range(a) and a.eps_clip == 0 and not a.eps_clip_high
     ),
-    Rule(
-        "--eps-clip-high: expected at least 0, got {a.eps_clip_high}: on-policy tokens must keep "
-        "their weight",
-        lambda a: _reads_range(a) and (a.eps_clip_high or 0) < 0,
-    ),
-    Rule(
-        "--eps-clip: expected a number above 0, got {a.eps_clip}: every weight would be the same",
-        lambda a: _reads_range(a) and a.eps_clip == 0 and not a.eps_clip_high,
-    ),
-)
+}
 # What the hook itself needs: also what ``slime-ext check`` looks for.
-HOOK = (
-    Rule(
-        "--use-rollout-logprobs: expected off beside --use-tis, got on: the ratio would be counted twice",
-        lambda a: a.use_tis and a.use_rollout_logprobs,
+HOOK: Rules = {
+    "--use-rollout-logprobs: expected off beside --use-tis, got on: the ratio would be counted "
+    "twice": lambda a: a.use_tis and a.use_rollout_logprobs,
+    "--use-tis: expected on beside --custom-tis-function-path, got off: the function would never be "
+    "called; for metrics alone set --get-mismatch-metrics": lambda a: (
+        a.custom_tis_function_path and not (a.use_tis or a.get_mismatch_metrics)
     ),
-    Rule(
-        "--use-tis: expected on beside --custom-tis-function-path, got off: the function would never be "
-        "called; for metrics alone set --get-mismatch-metrics",
-        lambda a: a.custom_tis_function_path and not (a.use_tis or a.get_mismatch_metrics),
-    ),
-    Rule(
-        "--custom-tis-function-path: expected a function beside --get-mismatch-metrics, got none: slime has "
-        "no function of its own for it",
-        lambda a: a.get_mismatch_metrics and not a.custom_tis_function_path,
-    ),
-    Rule(
-        "--loss-type: expected policy_loss beside --custom-tis-function-path, got {a.loss_type}: it never "
-        "calls that function",
-        lambda a: a.custom_tis_function_path and a.loss_type == "sft_loss",
-    ),
-    *BANDS,
-)
+    "--custom-tis-function-path: expected a function beside --get-mismatch-metrics, got none: slime has "
+    "no function of its own for it": lambda a: a.get_mismatch_metrics and not a.custom_tis_function_path,
+    "--loss-type: expected policy_loss beside --custom-tis-function-path, got {a.loss_type}: it never "
+    "calls that function": lambda a: a.custom_tis_function_path and a.loss_type == "sft_loss",
+    **BANDS,
+}
 # slime/utils/arguments.py, slime_validate_args: what it asserts or derives before it merges the file.
-BEFORE_THE_MERGE = (
-    Rule(
-        "--rollout-temperature: expected a number above 0, got {a.rollout_temperature}: greedy decoding has "
-        "no probabilities to correct",
-        lambda a: a.rollout_temperature is not None and a.rollout_temperature <= 0,
+BEFORE_THE_MERGE: Rules = {
+    "--rollout-temperature: expected a number above 0, got {a.rollout_temperature}: greedy decoding has "
+    "no probabilities to correct": lambda a: a.rollout_temperature is not None and a.rollout_temperature <= 0,
+    "--kl-coef: expected 0 beside --kl-loss-coef, got {a.kl_coef}: the reference counts once": lambda a: (
+        a.kl_coef and a.kl_loss_coef
     ),
-    Rule(
-        "--kl-coef: expected 0 beside --kl-loss-coef, got {a.kl_coef}: the reference counts once",
-        lambda a: a.kl_coef and a.kl_loss_coef,
+    "--normalize-advantages: expected on with --advantage-estimator {a.advantage_estimator}, got off: "
+    "REINFORCE++ needs it": lambda a: (
+        a.advantage_estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+        and a.normalize_advantages is False
     ),
-    Rule(
-        "--normalize-advantages: expected on with --advantage-estimator {a.advantage_estimator}, got off: "
-        "REINFORCE++ needs it",
-        lambda a: (
-            a.advantage_estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
-            and a.normalize_advantages is False
-        ),
+    f"--advantage-estimator: expected another than ppo without a critic, got ppo: {AFTERWARDS}": lambda a: (
+        a.advantage_estimator == "ppo" and a.use_critic is False
     ),
-    Rule(
-        f"--advantage-estimator: expected another than ppo without a critic, got ppo: {AFTERWARDS}",
-        lambda a: a.advantage_estimator == "ppo" and a.use_critic is False,
+    # miles' adapters have numbers of samples of their own.
+    "--disable-grpo-std-normalization: expected on with --n-samples-per-prompt 1, got off: "
+    f"{AFTERWARDS}": lambda a: a.n_samples_per_prompt == 1 and a.grpo_std_normalization and not a.multi_lora,
+    "--max-tokens-per-gpu: expected a number with --use-dynamic-batch-size, got none: it bounds a "
+    "micro-batch": lambda a: a.use_dynamic_batch_size and a.max_tokens_per_gpu is None,
+    "--balance-by-flops: expected --use-dynamic-batch-size beside it, got none: it cuts "
+    "micro-batches": lambda a: a.balance_by_flops and not a.use_dynamic_batch_size,
+    f"--global-batch-size: expected rollout batch size x samples per prompt / "
+    f"--num-steps-per-rollout, got {{a.global_batch_size}}: {AFTERWARDS}": lambda a: _steps_disagree(a),
+    "--over-sampling-batch-size: expected at least --rollout-batch-size {a.rollout_batch_size}, got "
+    "{a.over_sampling_batch_size}: a rollout would never be full": lambda a: (
+        (a.over_sampling_batch_size or a.rollout_batch_size or 0) < (a.rollout_batch_size or 0)
     ),
-    Rule(
-        f"--disable-grpo-std-normalization: expected on with --n-samples-per-prompt 1, got off: {AFTERWARDS}",
-        # miles' adapters have numbers of samples of their own.
-        lambda a: a.n_samples_per_prompt == 1 and a.grpo_std_normalization and not a.multi_lora,
+    "--save-debug-train-data: expected another path than --save-debug-rollout-data, got "
+    "{a.save_debug_train_data}: one would overwrite the "
+    "other": lambda a: a.save_debug_train_data and a.save_debug_train_data == a.save_debug_rollout_data,
+    f"--dump-details: expected the paths of the dumps beside it, got none: {AFTERWARDS}": lambda a: (
+        a.dump_details and not (a.save_debug_rollout_data and a.save_debug_train_data)
     ),
-    Rule(
-        "--max-tokens-per-gpu: expected a number with --use-dynamic-batch-size, got none: it bounds a "
-        "micro-batch",
-        lambda a: a.use_dynamic_batch_size and a.max_tokens_per_gpu is None,
+    "--debug-train-only: expected off beside --debug-rollout-only, got on: nothing would run": lambda a: (
+        a.debug_rollout_only and a.debug_train_only
     ),
-    Rule(
-        "--balance-by-flops: expected --use-dynamic-batch-size beside it, got none: it cuts micro-batches",
-        lambda a: a.balance_by_flops and not a.use_dynamic_batch_size,
+    "--save: expected a folder with --save-interval, got none: there is nowhere to save to": lambda a: (
+        a.save_interval is not None and a.save is None
     ),
-    Rule(
-        f"--global-batch-size: expected rollout batch size x samples per prompt / "
-        f"--num-steps-per-rollout, got {{a.global_batch_size}}: {AFTERWARDS}",
-        lambda a: _steps_disagree(a),
+    "--eval-prompt-data: expected prompts with --eval-interval, got none: there is nothing to "
+    "evaluate": lambda a: a.eval_interval is not None and a.eval_datasets is not None and not a.eval_datasets,
+    "--mtp-num-layers: expected a number with --enable-mtp-training, got none: there is no such "
+    "layer": lambda a: a.enable_mtp_training and not a.mtp_num_layers,
+    f"--use-routing-replay: expected on with --use-rollout-routing-replay, got off: {AFTERWARDS}": lambda a: (
+        a.use_rollout_routing_replay and a.use_routing_replay is False
     ),
-    Rule(
-        "--over-sampling-batch-size: expected at least --rollout-batch-size {a.rollout_batch_size}, got "
-        "{a.over_sampling_batch_size}: a rollout would never be full",
-        lambda a: (a.over_sampling_batch_size or a.rollout_batch_size or 0) < (a.rollout_batch_size or 0),
+    "--opd-type: expected sglang or megatron with --use-opd, got none: it says where the teacher "
+    "runs": lambda a: a.use_opd and a.opd_type is None,
+    # A critic's processes have the teacher's path, too, and slime turns --use-opd off in them.
+    "--use-opd: expected on beside --opd-teacher-load, got off: the teacher would never be asked": lambda a: (
+        a.opd_teacher_load and a.use_opd is False and not a.use_critic
     ),
-    Rule(
-        "--save-debug-train-data: expected another path than --save-debug-rollout-data, got "
-        "{a.save_debug_train_data}: one would overwrite the other",
-        lambda a: a.save_debug_train_data and a.save_debug_train_data == a.save_debug_rollout_data,
-    ),
-    Rule(
-        f"--dump-details: expected the paths of the dumps beside it, got none: {AFTERWARDS}",
-        lambda a: a.dump_details and not (a.save_debug_rollout_data and a.save_debug_train_data),
-    ),
-    Rule(
-        "--debug-train-only: expected off beside --debug-rollout-only, got on: nothing would run",
-        lambda a: a.debug_rollout_only and a.debug_train_only,
-    ),
-    Rule(
-        "--save: expected a folder with --save-interval, got none: there is nowhere to save to",
-        lambda a: a.save_interval is not None and a.save is None,
-    ),
-    Rule(
-        "--eval-prompt-data: expected prompts with --eval-interval, got none: there is nothing to evaluate",
-        lambda a: a.eval_interval is not None and a.eval_datasets is not None and not a.eval_datasets,
-    ),
-    Rule(
-        "--mtp-num-layers: expected a number with --enable-mtp-training, got none: there is no such layer",
-        lambda a: a.enable_mtp_training and not a.mtp_num_layers,
-    ),
-    Rule(
-        f"--use-routing-replay: expected on with --use-rollout-routing-replay, got off: {AFTERWARDS}",
-        lambda a: a.use_rollout_routing_replay and a.use_routing_replay is False,
-    ),
-    Rule(
-        "--opd-type: expected sglang or megatron with --use-opd, got none: it says where the teacher runs",
-        lambda a: a.use_opd and a.opd_type is None,
-    ),
-    Rule(
-        "--use-opd: expected on beside --opd-teacher-load, got off: the teacher would never be asked",
-        # A critic's processes have the teacher's path, too, and slime turns --use-opd off in them.
-        lambda a: a.opd_teacher_load and a.use_opd is False and not a.use_critic,
-    ),
-)
+}
 
 
 def check_flags(
     args: Any,
-    rules: tuple[Rule, ...] = (*HOOK, *BEFORE_THE_MERGE),
+    rules: Rules = MappingProxyType({**HOOK, **BEFORE_THE_MERGE}),
     unknown: Collection[str] = (),
 ) -> None:
     """Holds the arguments against their kinds and the rules.
@@ -382,10 +249,10 @@ def check_flags(
         if value is not None and name not in unknown and not argument.kind.fits(value):
             raise ConfigError(f"{flag_of(name)}: expected {argument.kind.expected}, got {shown(value)}")
     a = _Arguments(args, unknown)
-    for rule in rules:
+    for line, is_broken in rules.items():
         with contextlib.suppress(_UnknownError):
-            if rule.is_broken(a):
-                raise ConfigError(rule.line.format(a=a))
+            if is_broken(a):
+                raise ConfigError(line.format(a=a))
 
 
 def check_plan(args: Any, *, may_skip_proximal: bool) -> None:
@@ -399,9 +266,9 @@ def check_plan(args: Any, *, may_skip_proximal: bool) -> None:
         ConfigError: a flag is missing.
     """
     path = getattr(args, "rollout_data_postprocess_path", None)
-    if path != contract.PLAN:
+    if path != PLAN:
         raise ConfigError(
-            f"--rollout-data-postprocess-path: expected {contract.PLAN} with a correction that couples the "
+            f"--rollout-data-postprocess-path: expected {PLAN} with a correction that couples the "
             f"samples of an optimizer step, got {path or 'none'}: {'it takes one' if path else 'add it'}"
         )
     if may_skip_proximal and skips_proximal(OptionalArgs(args)):
@@ -453,3 +320,78 @@ def _reads_range(a: Any) -> bool:
 def _steps_disagree(a: Any) -> bool:
     sizes = (a.rollout_batch_size, a.n_samples_per_prompt, a.global_batch_size, a.num_steps_per_rollout)
     return all(sizes) and sizes[0] * sizes[1] // sizes[3] != sizes[2]
+
+
+FORMULAS = {  # functions with a formula of their own
+    "vanilla_tis_function": "clip(proximal / behavior, {tis_clip_low}, {tis_clip})",
+    "icepop_function": "proximal / behavior inside [{tis_clip_low}, {tis_clip}], else 0,",
+    "off_policy_is_function": "clip(target / behavior, 1 - {eps_clip}, 1 + {eps_clip_high})",
+}
+
+
+def flags_of(name: str, correction: Correction) -> str:
+    """The flags, all slime's own, that make a launch use the preset ``name``."""
+    switch = "--use-tis" if correction.steps or correction.needs_target else "--get-mismatch-metrics"
+    plan = f" --get-mismatch-metrics {PLAN_FLAG} {PLAN}" if correction.needs_plan else ""
+    return f"{switch} --custom-tis-function-path slime_ext.tis.{name} {INIT_FLAG}{plan}"
+
+
+def formula(name: str, args: Mapping[str, Any]) -> str:
+    """What a function with a formula of its own does; the flag where the arguments do not say its number.
+
+    >>> formula("vanilla_tis_function", {"tis_clip": 2.0})
+    'weight clip(proximal / behavior, --tis-clip-low, 2) per token'
+    """
+    words = {dest: flag_of(dest) for dest in ("tis_clip_low", "tis_clip", "eps_clip")}
+    words |= {dest: f"{args[dest]:g}" for dest in words if args.get(dest) is not None}
+    high = args.get("eps_clip_high")
+    words["eps_clip_high"] = words["eps_clip"] if high is None else f"{high:g}"
+    return f"weight {FORMULAS[name].format(**words)} per token"
+
+
+def double_count(args: Any) -> str:
+    """Where off_policy_is_function counts target / proximal twice, the line that says so; else empty."""
+    steps, kept = steps_per_rollout(args), getattr(args, "keep_old_actor", False)
+    plain = getattr(args, "policy_loss", None) == "reinforce"  # a loss of the embedded launcher
+    if plain or not (steps > 1 or kept):
+        return ""
+    expected, got = ("one optimizer step per rollout", steps) if steps > 1 else ("no --keep-old-actor", "it")
+    return (
+        f"off_policy_is_function: expected {expected}, got {got}: the host's loss has the factor target / "
+        "proximal already, so that ratio is counted twice; use slime_ext.tis.off_policy_is"
+    )
+
+
+def brief(steps: Sequence[Mapping[str, Any]]) -> str:
+    """Steps in one line: name(field value, ...)."""
+    named = [
+        f"{name}({', '.join(_value(*field) for field in fields.items())})"
+        for step in steps
+        for name, fields in step.items()
+    ]
+    return " > ".join(named) or "-"
+
+
+def one_line(keys: Mapping[str, Any]) -> str:
+    """A correction's native keys in one line: the ratio, the loss, the steps with their numbers.
+
+    >>> one_line({"numerator": "proximal", "surrogate": "host", "mask_scope": "policy",
+    ...           "steps": [{"reweight": {"level": "token"}}, {"truncate": {"high": 2.0}}]})
+    'proximal / behavior, loss host, reweight(token) > truncate(high 2), masks policy'
+    """
+    surrogate = keys["surrogate"]
+    loss = surrogate if isinstance(surrogate, str) else brief([surrogate])
+    steps = brief(keys["steps"]) if keys["steps"] else "no steps"
+    more = [
+        f"{key} {keys[key]}"
+        for key in ("denominator", "group")
+        if keys.get(key) not in (None, "host", "ignore")
+    ]
+    parts = (f"{keys['numerator']} / behavior", f"loss {loss}", steps, f"masks {keys['mask_scope']}", *more)
+    return ", ".join(parts)
+
+
+def _value(key: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{key} {value:.6g}" if isinstance(value, float) else f"{key} {value}"

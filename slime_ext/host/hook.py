@@ -11,7 +11,7 @@ from slime_ext import compiled
 from slime_ext.correction import Correction, HookInputs, HookResult, apply
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import staleness, step_metrics
-from slime_ext.host.contract import CARRY, METRICS, SEEDS, HookCall
+from slime_ext.host.contract import INIT_FLAG, METRICS, SEEDS, HookCall
 from slime_ext.host.packing import CONSEQUENCES, context_parallel, pack, require_finite, unpack_masks
 from slime_ext.host.step_plan import plan_for
 from slime_ext.losses import Bounds
@@ -91,7 +91,7 @@ def _reads_target(correction: Correction) -> str:
 
 
 def check_finite(call: HookCall, tokens: Tokens, *, behavior: bool = False) -> None:
-    """Stops at a non-finite log-prob that has poisoned the loss: at once on CPU; on other devices it is
+    """Stops at a non-finite log-prob that has made the loss NaN: at once on CPU; on other devices it is
     noted, and the run stops when the step's statistics are reduced.
 
     Args:
@@ -107,7 +107,7 @@ def check_finite(call: HookCall, tokens: Tokens, *, behavior: bool = False) -> N
     if tokens.segments.device.type != "cpu":
         if behavior and not step_metrics.is_under_way():
             raise ConfigError(
-                f"slime_ext.on_nonfinite: expected {CARRY} beside raise, got a hook call without it: on "
+                f"slime_ext.on_nonfinite: expected {INIT_FLAG} beside raise, got a hook call without it: on "
                 f"{tokens.segments.device.type} a log-prob is looked at when a step's statistics are reduced"
             )
         return step_metrics.note_nonfinite(call, log_probs, tokens.segments)

@@ -6,25 +6,23 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
-from slime_ext.host.contract import CARRY, HookCall, check_lengths
+from slime_ext.host.contract import INIT_FLAG, HookCall, check_lengths
 from slime_ext.ops.segments import AllSum, Segments, Shard, identity
 from slime_ext.state import Tokens
 
 HIGHEST = 0.01  # nats; above it rounding is no explanation for a log-prob over 0
 
 Sliceable = TypeVar("Sliceable", Tensor, list)
-POISONED = (
-    "the host's surrogate is poisoned by it already; look for an overflow in the trainer's forward pass"
-)
+OVERFLOW = "the host's loss is NaN because of it; look for an overflow in the trainer's forward pass"
 CONSEQUENCES = {  # keyword of the host -> what a non-finite log-prob of it means
-    "train_log_probs": POISONED,
-    "cur_log_probs": POISONED,
+    "train_log_probs": OVERFLOW,
+    "cur_log_probs": OVERFLOW,
     "rollout_log_probs": "on_nonfinite: raise asks to stop here (one above 0 counts as nan)",
 }
 
@@ -42,24 +40,25 @@ ALONE = Parallel()
 
 
 def context_parallel() -> Parallel:
-    """Where Megatron has put this process; asked at every call, since slime rebuilds its groups between
-    steps.
-
-    Never imports Megatron: a process that has not imported it has not initialised it either.
-    """
+    """This process among its context-parallel ranks; asked at every call, for slime rebuilds its groups
+    between steps. Never imports Megatron: a process that has not imported it has not initialised it."""
     state = sys.modules.get("megatron.core.parallel_state") or sys.modules.get("megatron.core.mpu")
     if state is None or not state.model_parallel_is_initialized():
         return ALONE
-    size = state.get_context_parallel_world_size()
-    if size == 1:
+    if (size := state.get_context_parallel_world_size()) == 1:
         return ALONE
-    group = state.get_context_parallel_group()
+    rank = state.get_context_parallel_rank()
+    return Parallel(rank, size, sum_over(state.get_context_parallel_group()))
+
+
+def sum_over(group: Any) -> AllSum:
+    """The all-reduce of a process group."""
 
     def all_sum(values: Tensor) -> Tensor:
         torch.distributed.all_reduce(values, group=group)
         return values
 
-    return Parallel(state.get_context_parallel_rank(), size, all_sum)
+    return all_sum
 
 
 def zigzag(
@@ -143,7 +142,7 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
     if getattr(call.args, "qkv_format", None) == "bshd" and parallel.size > 1 and call.max_seq_lens is None:
         raise ConfigError(
             "max_seq_lens: expected the padded lengths beside --qkv-format bshd and context parallelism, "
-            f"got none: add {CARRY}, which carries them, or use --qkv-format thd"
+            f"got none: add {INIT_FLAG}, which passes them on, or use --qkv-format thd"
         )
     segments = pack_segments(
         call.loss_masks,

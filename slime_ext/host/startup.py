@@ -1,12 +1,17 @@
 """``slime_ext.host.init`` for ``--custom-megatron-init-path``, which slime calls before it builds the model.
 
-Everything that can be wrong is said there, and what the hook needs from the host is put in place.
+It checks flags, functions and configuration, and wraps the host's functions that the hook needs. Up to
+624b824 slime's policy loss has ``cur_log_probs`` and ``advantages`` at hand and passes neither to the hook. A
+wrapper around ``policy_loss_function`` takes the advantages (and the padded lengths of --qkv-format bshd)
+from its batch, one around ``get_log_probs_and_entropy`` the log-probs with gradient; ``HookCall.of`` reads
+both. They belong to one call of the policy loss: a second run under ``--recompute-loss-function`` has its
+own, in whichever thread it runs. What the host passes itself is used as it is.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,15 +20,15 @@ from slime_ext import compiled
 from slime_ext.config import read_config, to_mapping
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
-from slime_ext.host import contract, host_hooks, hosts, staleness, train_step
+from slime_ext.host import contract, hosts, staleness, train_step
 from slime_ext.host.configured import correction_named, mapping_of_flags
-from slime_ext.host.flags import check_command_line, check_flags, check_plan
-from slime_ext.host.functions import check_call, flag_of
+from slime_ext.host.contract import check_call, flag_of, loss_inputs
+from slime_ext.host.flags import check_command_line, check_flags, check_plan, formula, one_line
 from slime_ext.host.hook import asks_for_compiled
-from slime_ext.host.summary import formula, one_line
 from slime_ext.optional_args import OptionalArgs
 from slime_ext.steps import Reject, Veto
 
+WRAPPED = ("policy_loss_function", "get_log_probs_and_entropy")
 REDUCED = {  # mask_scope -> what a reducer that divides by its masks then does
     "policy": "it still counts rejected tokens; mask_scope: all hands it the reduced ones",
     "all": "rejected tokens leave its denominator; mask_scope: policy hands it the host's",
@@ -42,10 +47,9 @@ log = logging.getLogger("slime_ext")
 
 
 def init(args: Any) -> None:
-    """Checks the run's arguments, puts the wrappers of the host's loss and of its train step in place, says
-    what will run.
+    """Checks the run's arguments, wraps the host's loss and its train step, prints what will run.
 
-    Called again it checks again and installs nothing twice.
+    Called again it checks again and wraps nothing twice.
 
     Raises:
         ConfigError: one line that names the flag or key, what was expected, and what to do.
@@ -53,13 +57,59 @@ def init(args: Any) -> None:
     check_command_line(hosts.command_line(), args)
     check_flags(args)
     check_functions(args)
-    has_host = host_hooks.install()
+    wrap_loss()
     correction = correction_of(args)
     train_step.install()
     if correction is not None and contract.function_of(args) not in contract.SEEDS:
         _check_correction(args, correction)
-    if _is_first_rank():
-        print(f"slime_ext: {_said(args, correction)}; {_host_said(has_host)}", flush=True)
+    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not ready or torch.distributed.get_rank() == 0:
+        print(f"slime_ext: {_what_runs(args, correction)}; {_who_passes()}", flush=True)
+
+
+def wrap_loss() -> None:
+    """Wraps the policy loss of the host that this process belongs to, if it does to one; again is once.
+
+    Raises:
+        ConfigError: the host's loss module has not the functions of any release that is known.
+    """
+    host = hosts.current()
+    if host is None:
+        return
+    module = host.loss_module()
+    missing = [name for name in WRAPPED if not callable(getattr(module, name, None))]
+    if missing:
+        raise ConfigError(
+            f"{host.loss}: expected {' and '.join(WRAPPED)}, got no {missing[0]}: this {host.name} is "
+            "not known; add the lines of docs/patches.md by hand and drop --custom-megatron-init-path"
+        )
+    for name, around in zip(WRAPPED, (_with_batch, _noting_log_probs), strict=True):
+        hosts.wrap(module, name, around)
+
+
+def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
+    def policy_loss_function(*args: Any, **kwargs: Any) -> Any:
+        batch = kwargs["batch"] if "batch" in kwargs else args[1]
+        inputs = {"advantages": batch["advantages"], "max_seq_lens": batch.get("max_seq_lens")}
+        token = loss_inputs.set(inputs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            loss_inputs.reset(token)
+
+    return policy_loss_function
+
+
+def _noting_log_probs(function: Callable[..., Any]) -> Callable[..., Any]:
+    def get_log_probs_and_entropy(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        inputs = loss_inputs.get()
+        if inputs is not None:  # inside the policy loss; elsewhere it scores tokens for others
+            made = result[1] if isinstance(result, tuple) else result  # a bare dict up to v0.2.2 and in miles
+            inputs["cur_log_probs"] = list(made["log_probs"])
+        return result
+
+    return get_log_probs_and_entropy
 
 
 def check_functions(args: Any) -> None:
@@ -95,27 +145,24 @@ def correction_of(args: Any) -> Correction | None:
 
 
 def _check_correction(args: Any, correction: Correction) -> None:
-    _check_plan(args, correction)
+    host = hosts.current()
+    if correction.needs_plan:
+        check_plan(args, may_skip_proximal=bool(host and host.may_skip_proximal))
+        if host and not host.hands_out_data:
+            raise ConfigError(
+                f"{host.name}: expected a release whose --rollout-data-postprocess-path sees the rollout "
+                "(slime since v0.2.4), got one that calls it with args alone: a correction that couples "
+                "samples needs it"
+            )
     if correction.needs_ages:
-        staleness.require_host(hosts.current())
+        staleness.require_host(host)
+    logs = getattr(args, staleness.LOG, None) == contract.OURS[staleness.LOG]
     for name in read_config(mapping_of_flags(args)).guards:
-        if name.startswith("staleness_"):
-            staleness.require_guard(args, hosts.current(), f"slime_ext.guards.{name}")
+        if name.startswith("staleness_") and not logs:  # for which the ages of a whole rollout are enough
+            remedy = f"add {flag_of(staleness.LOG)} {contract.OURS[staleness.LOG]}"
+            staleness.require_host(host, f"slime_ext.guards.{name}", remedy)
     for warning in _warnings(args, correction):
         log.warning(warning)
-
-
-def _check_plan(args: Any, correction: Correction) -> None:
-    """What couples samples is computed in --rollout-data-postprocess-path, where all of a step is at hand."""
-    if not correction.needs_plan:
-        return
-    host = hosts.current()
-    check_plan(args, may_skip_proximal=bool(host and host.may_skip_proximal))
-    if host and not host.hands_out_data:
-        raise ConfigError(
-            f"{host.name}: expected a release whose --rollout-data-postprocess-path sees the rollout (slime "
-            "since v0.2.4), got one that calls it with args alone: a correction that couples samples needs it"
-        )
 
 
 def _warnings(args: Any, correction: Correction) -> Iterator[str]:
@@ -137,33 +184,25 @@ def _warnings(args: Any, correction: Correction) -> Iterator[str]:
         yield "slime_ext.steps: expected one beside --use-tis, got none: the loss stays, only metrics"
 
 
-def _said(args: Any, correction: Correction | None) -> str:
-    a = OptionalArgs(args)
-    path = a.custom_tis_function_path
-    if not (a.use_tis or a.get_mismatch_metrics):
+def _what_runs(args: Any, correction: Correction | None) -> str:
+    path, name = getattr(args, "custom_tis_function_path", None), contract.function_of(args)
+    if not contract.calls_hook(args):
         return "no correction (--use-tis is off)"
-    if (name := contract.function_of(args)) in contract.SEEDS:
+    if name in contract.SEEDS:
         return f"{name}: {formula(name, vars(args))}"
-    if correction is not None:
-        acts = "" if a.use_tis else "metrics only, the loss stays as it is: "
-        said = f"{acts}{_name(args, path)}: {one_line(to_mapping(correction))}"
-        return f"{said}; {compiled.describe(asks_for_compiled(args))}"
-    return f"the correction is {path or 'the host' + chr(39) + 's own'}, not one of slime_ext"
+    if correction is None:
+        return f"the correction is {path or 'the host' + chr(39) + 's own'}, not one of slime_ext"
+    only = "" if getattr(args, "use_tis", False) else "metrics only, the loss stays as it is: "
+    preset = (getattr(args, "slime_ext", None) or {}).get("preset") or name
+    backend = compiled.describe(asks_for_compiled(args))
+    return f"{only}{preset}: {one_line(to_mapping(correction))}; {backend}"
 
 
-def _name(args: Any, path: str) -> str:
-    mapping = getattr(args, "slime_ext", None) or {}
-    return str(mapping.get("preset") or path.rpartition(".")[2])
-
-
-def _host_said(has_host: bool) -> str:
-    if not has_host:
-        return "no slime in this process: the caller passes cur_log_probs and advantages"
+def _who_passes() -> str:
+    """Who passes cur_log_probs and advantages to the hook."""
     host = hosts.current()
-    how = "passes cur_log_probs itself" if host.passes_target else "cur_log_probs and advantages are carried"
-    return f"{host.name} {host.version}: {how}"
-
-
-def _is_first_rank() -> bool:
-    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return not ready or torch.distributed.get_rank() == 0
+    if host is None:
+        return "no slime in this process: the caller passes cur_log_probs and advantages"
+    own = host.passes_target
+    who = "passes cur_log_probs itself" if own else "init passes cur_log_probs and advantages to the hook"
+    return f"{host.name} {host.version}: {who}"

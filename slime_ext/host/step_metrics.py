@@ -1,8 +1,11 @@
-"""The metrics of the optimizer step that is under way on this rank.
+"""The metrics of the optimizer step that is under way on this rank, and its non-finite log-probs.
 
 A step is opened before the host trains it and closed when the optimizer has stepped; hook calls in between
 add to it. Without an open step nothing is measured. Nothing survives the step but the guards' counts: slime
 takes the device's memory and the process groups away between rollouts.
+
+On CUDA a look for NaN in every hook call would make the host wait. So a call notes on the device whether it
+found any and where the first was, in five operations; it is named once the step's statistics are reduced.
 """
 
 from __future__ import annotations
@@ -10,22 +13,103 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from slime_ext import metrics
-from slime_ext.host import samples
+from slime_ext.errors import NonFiniteError
 from slime_ext.host.configured import correction_of_flags
 from slime_ext.host.contract import HookCall
-from slime_ext.host.nonfinite import NonFiniteTracker
-from slime_ext.host.ranks import Ranks, pipeline_group, ranks
-from slime_ext.host.rollout_data import numbers
+from slime_ext.host.hosts import parallel_state, ranks
+from slime_ext.host.packing import CONSEQUENCES, locate
+from slime_ext.host.rollout_data import Record, numbers, samples_of
 from slime_ext.metrics import Accumulator, Measured, MetricsLayout
-from slime_ext.ops.segments import Segments
+from slime_ext.ops.segments import Segments, host_ints
 
+WIDTH = 3  # whether there is any, number of the hook call, index of the token in it
 LONGEST = 2000  # bytes of an error that stages share
+
+
+class Look(NamedTuple):
+    """What a hook call notes, of each kind of log-probs that it had."""
+
+    kinds: tuple[str, ...]
+    found: Tensor  # [K] bytes, 1 where a response token is not finite
+    first: Tensor  # [K] the first such token
+
+
+@dataclass
+class NonFiniteTracker:
+    """The first non-finite log-prob of each kind in one optimizer step on this rank."""
+
+    calls: list[tuple[Segments, Sequence[Record] | None]] = field(default_factory=list)
+    looks: dict[int, Look] = field(default_factory=dict)  # by the number of the call
+
+    def look(
+        self, values: Mapping[str, Tensor | None], segments: Segments, samples: Sequence[Record] | None
+    ) -> None:
+        """Notes where response tokens are not finite, without waiting for the device.
+
+        Args:
+            values: kind -> [T] log-probs; None or absent: not looked at.
+            samples: what is known of the call's samples.
+        """
+        kinds = tuple(kind for kind in CONSEQUENCES if values.get(kind) is not None)
+        if segments.size and kinds:
+            rows = torch.stack([values[kind].detach() for kind in kinds])
+            bad = segments.mask & ~(rows.abs() < torch.inf)
+            self.looks[len(self.calls)] = Look(kinds, *bad.to(torch.uint8).max(1))  # the first of equals
+        # What names a token later, without the call's tensors.
+        outline = (segments.lengths, segments.shards, torch.zeros(0, dtype=torch.bool))
+        self.calls.append((Segments(*outline, segments.shards_per_sequence), samples))
+
+    def vector(self, device: torch.device | str = "cpu") -> Tensor:
+        """[kinds x WIDTH] float64, what this rank found, for all ranks."""
+        return torch.cat([self._first(kind, device) for kind in CONSEQUENCES])
+
+    def _first(self, kind: str, device: torch.device | str) -> Tensor:
+        """[WIDTH] float64, of the first call that has found something."""
+        looks = [
+            (call, look.found[place], look.first[place])
+            for call, look in self.looks.items()
+            for place, seen in enumerate(look.kinds)
+            if seen == kind
+        ]
+        if not looks:
+            return torch.zeros(WIDTH, dtype=torch.float64, device=device)
+        calls, found, first = zip(*looks, strict=True)
+        most, which = torch.stack(found).max(0, keepdim=True)
+        places = torch.stack([host_ints(calls, most.device), torch.stack(first)])[:, which]
+        return torch.cat([most.double(), places[:, 0].double()])
+
+    def check(self, per_rank: Sequence[Sequence[float]], rank: int) -> None:
+        """Stops on every rank if one of them found something.
+
+        Args:
+            per_rank: every rank's ``vector``.
+            rank: this one.
+
+        Raises:
+            NonFiniteError: naming sample and position where this rank knows them.
+        """
+        for other in sorted(range(len(per_rank)), key=lambda r: r != rank):
+            for i, kind in enumerate(CONSEQUENCES):
+                found, call, index = map(int, per_rank[other][i * WIDTH : (i + 1) * WIDTH])
+                if found:
+                    where = f"data rank {other}, micro-batch {call}, token {index} of it"
+                    where = self._place(call, index) if other == rank else where
+                    why = f"expected a finite log-prob, got NaN or an infinity: {CONSEQUENCES[kind]}"
+                    raise NonFiniteError(f"{kind}, {where}: {why}")
+
+    def _place(self, call: int, index: int) -> str:
+        segments, samples = self.calls[call]
+        sequence, position = locate(index, segments)
+        where = f"sequence {sequence} of {segments.count} in micro-batch {call}"
+        if samples and samples[sequence].index is not None:
+            where = f"sample {samples[sequence].index} ({where})"
+        return f"{where}, response token {position}"
 
 
 @dataclass
@@ -55,11 +139,11 @@ class OptimizerStep:
             NonFiniteError: a rank met a non-finite proximal or target log-prob.
         """
         here = ranks()
-        rank, size = place_of(here)
+        rank, size = here.place
         measured = self.accumulator.measured
-        device = self.tracker.device = _device() if measured is None else measured.sums.device
+        device = _device() if measured is None else measured.sums.device
         totals, extra = self.accumulator.reduce(
-            here.all_sum, rank, size, device=device, extra=self.tracker.vector()
+            here.all_sum, rank, size, device=device, extra=self.tracker.vector(device)
         )
         self.tracker.check(extra, rank)
         return metrics.scalars(totals), metrics.curves(totals)
@@ -70,8 +154,8 @@ class OptimizerStep:
         Raises:
             NonFiniteError: it met a non-finite log-prob.
         """
-        if self.tracker.looks:
-            self.tracker.check([numbers(self.tracker.vector())], 0)
+        for look in list(self.tracker.looks.values())[:1]:
+            self.tracker.check([numbers(self.tracker.vector(look.found.device))], 0)
 
 
 _open: OptimizerStep | None = None
@@ -90,7 +174,7 @@ def under_way(layout: MetricsLayout) -> Iterator[OptimizerStep]:
 
 
 def is_under_way() -> bool:
-    """Whether a step is open: what a hook call leaves behind will be read."""
+    """Whether a step is open: what a hook call measures and notes will be read."""
     return _open is not None
 
 
@@ -112,10 +196,10 @@ def add(measured: Measured) -> None:
 
 
 def note_nonfinite(call: HookCall, values: Mapping[str, Tensor | None], segments: Segments) -> None:
-    """Leaves a mark where log-probs are not finite, to be read when the step is reduced; before the call is
+    """Notes where log-probs are not finite, to be read when the step is reduced; before the call is
     measured."""
     if _open is not None and _open.is_new(call, count=False):
-        _open.tracker.look(values, segments, samples.of(call.loss_masks))
+        _open.tracker.look(values, segments, samples_of(call.loss_masks))
 
 
 def leave_loss_alone() -> None:
@@ -135,25 +219,19 @@ def reset() -> None:
     _open, _leaves_loss_alone = None, False
 
 
-def place_of(here: Ranks) -> tuple[int, int]:
-    """Rank and size among the data x context parallel ranks."""
-    size = here.context.size
-    return here.dp_rank * size + here.context.rank, here.dp_size * size
-
-
 def share_error_across_stages(reason: str) -> str:
     """The error of one of the pipeline's stages, on all of them; empty where none has one.
 
     Every stage asks, once per optimizer step; one of them at most gives a reason, empty for none.
     """
-    stages = pipeline_group()
-    if stages is None or stages.size() == 1:
+    state = parallel_state()
+    if state is None or (stages := state.get_pipeline_model_parallel_group()).size() == 1:
         return reason
 
     def over_stages(values: Sequence[int]) -> list[float]:
-        said = torch.tensor(values, dtype=torch.float32, device=_device())
-        torch.distributed.all_reduce(said, group=stages)
-        return numbers(said)
+        summed = torch.tensor(values, dtype=torch.float32, device=_device())
+        torch.distributed.all_reduce(summed, group=stages)
+        return numbers(summed)
 
     if not any(over_stages([int(bool(reason))])):
         return ""

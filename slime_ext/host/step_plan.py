@@ -4,7 +4,7 @@ function here.
 At that point every proximal log-prob, every advantage and the schedule of the optimizer steps are at hand and
 nothing has been trained. So a number for a whole step (``Normalize``, ``SecondMoment``), the kept tokens of a
 rollout and the fate of a group are what they are whatever the micro-batches, the ranks and the order of the
-samples. The hook then finds its share by the identity of the samples (``samples``).
+samples. The hook then finds its share by the identity of the samples' loss masks.
 
 Collectives per rollout: those of the correction's statistics once per optimizer step, the coupled steps' own,
 and, for ``denominator`` and ``group``, two SUMs over data x context parallel ranks: of the number of samples
@@ -22,17 +22,17 @@ import torch
 from torch import Tensor
 
 from slime_ext.correction import Correction, plan_step
-from slime_ext.errors import ConfigError, DataError
-from slime_ext.host import groups, samples, staleness, step_metrics
+from slime_ext.errors import ConfigError, DataError, warn_once
 from slime_ext.host import rollout_data as data_of
+from slime_ext.host import staleness, step_metrics
 from slime_ext.host.configured import correction_of_flags
 from slime_ext.host.contract import PLAN, PLAN_FLAG, HookCall
-from slime_ext.host.groups import SampleRow
+from slime_ext.host.hosts import Ranks, ranks
 from slime_ext.host.packing import pack, require_finite
-from slime_ext.host.ranks import Ranks, ranks
-from slime_ext.host.warnings import warn_once
+from slime_ext.host.rollout_data import SampleRow, samples_of
 from slime_ext.ops.segments import to_device
 from slime_ext.state import Plan, Step, Tokens
+from slime_ext.steps import STEPS
 
 ALONE = (
     "{what}: expected a plan for the whole optimizer step, got a hook call alone: each micro-batch is "
@@ -64,8 +64,8 @@ class RolloutPlan:
                 return None
             return to_device(torch.tensor([values[place] for place in places], dtype=dtype), device)
 
-        numbers = self.numbers[self.step_of[places[0]]] if places else {}
-        numbers = {step: to_device(number, device) for step, number in numbers.items()}
+        found = self.numbers[self.step_of[places[0]]] if places else {}
+        numbers = {step: to_device(number, device) for step, number in found.items()}
         return Plan(numbers, taken(self.scale, torch.float64), taken(self.keep, torch.bool))
 
 
@@ -99,7 +99,7 @@ def rollout_data_postprocess(
     if not here.is_last_stage:
         return
     if rollout_data.get("loss_masks"):
-        samples.remember(rollout_data)
+        data_of.remember_samples(rollout_data)
     elif planned:  # no release hands such data out; without this rank's part the others would wait
         raise DataError(
             "rollout_data: expected a sample on every data parallel rank, got none on rank "
@@ -109,35 +109,26 @@ def rollout_data_postprocess(
         _current = compute_plan(correction, args, rollout_data, here)
 
 
-def lookup(call: HookCall, correction: Correction) -> Plan | None:
-    """The plan of a hook call's samples; None where nothing was computed for them."""
-    if _current is None or _current.correction != correction:
-        return None
-    records = samples.of(call.loss_masks)
-    if records is None:
-        return None
-    return _current.of([record.place for record in records], call.pg_loss.device)
-
-
 def forget() -> None:
     """Forgets the plan."""
     global _current
     _current = None
 
 
-def plan_for(call: HookCall, correction: Correction, tokens: Tokens) -> Plan | None:
-    """The plan of a hook call; without one the call is an optimizer step of its own, which is said once.
+def plan_for(call: HookCall, correction: Correction, tokens: Tokens) -> Plan:
+    """The plan of a hook call; without one the call is an optimizer step of its own, with one warning.
 
     Raises:
         ConfigError: ``group`` without a plan: which samples share a prompt is not known here.
     """
-    if not correction.needs_plan:
-        return None
-    found = lookup(call, correction)
-    return alone(correction, tokens, call.args) if found is None else found
+    if _current is not None and _current.correction == correction:
+        records = samples_of(call.loss_masks)
+        if records is not None:
+            return _current.of([record.place for record in records], call.pg_loss.device)
+    return _alone(correction, tokens, call.args)
 
 
-def alone(correction: Correction, tokens: Tokens, args: Any) -> Plan:
+def _alone(correction: Correction, tokens: Tokens, args: Any) -> Plan:
     """The plan of tokens that are an optimizer step of their own, every sequence a rollout of its own."""
     if correction.group != "ignore":
         raise ConfigError(
@@ -158,7 +149,8 @@ def alone(correction: Correction, tokens: Tokens, args: Any) -> Plan:
 
 def what_couples(correction: Correction) -> str:
     """The keys of a correction that need a plan, for messages."""
-    steps = [_snake(type(step).__name__) for step in correction.steps if step.is_coupled]
+    names = {cls: name for name, cls in STEPS.items()}
+    steps = [names[type(step)] for step in correction.steps if step.is_coupled]
     kept = ["denominator: kept"] if correction.denominator != "host" else []
     group = [f"group: {correction.group}"] if correction.group != "ignore" else []
     return ", ".join([*steps, *kept, *group])
@@ -178,86 +170,65 @@ def compute_plan(correction: Correction, args: Any, data: dict[str, Any], here: 
             "step, got none: slime leaves them out where a rollout is one step, and under "
             "--use-rollout-logprobs; add --get-mismatch-metrics, which makes it compute them"
         )
-    steps = data_of.places_by_step(data, args, here.dp_size)
     relates = correction.denominator != "host" or correction.group != "ignore"
-    by_step = [_numbers_of(correction, args, data, places, here, counts=relates) for places in steps]
+    steps = data_of.places_by_step(data, args, here.dp_size)
     step_of = [-1] * len(data["loss_masks"])
+    numbers, shares = [], []
     for number, places in enumerate(steps):
         for place in places:
             step_of[place] = number
-    plan = RolloutPlan(correction, step_of, [one.numbers for one in by_step])
+        tokens, plan = _plan_of_step(correction, args, data, places, here)
+        numbers.append(data_of.on_host(plan.numbers))
+        if relates:
+            flags = (tokens.segments.mask, correction(tokens, plan).keep)
+            shares.append((places, tokens.segments.local_sums([flag.float() for flag in flags])))
+    plan = RolloutPlan(correction, step_of, numbers)
     if not relates:
         return plan
-    rows, mine = _gathered(_local_rows(correction, args, data, step_of, by_step, here), here)
+    rows, mine = _gathered(_local_rows(plan, args, data, shares, here), here)
     return _related(plan, args, data, rows, mine)
 
 
-@dataclass(frozen=True)
-class _StepNumbers:
-    """One optimizer step's samples on this rank: the numbers of its coupled steps, and this rank's share of
-    their tokens."""
-
-    places: Sequence[int]
-    numbers: Mapping[Step, Tensor]
-    shares: Tensor | None = None  # [samples, 2] float64: response tokens, kept tokens
-
-
-def _numbers_of(
-    correction: Correction,
-    args: Any,
-    data: dict[str, Any],
-    places: Sequence[int],
-    here: Ranks,
-    *,
-    counts: bool,
-) -> _StepNumbers:
-    """What one optimizer step comes to, as if it were one micro-batch; ``counts``: also what would be
-    kept."""
+def _plan_of_step(
+    correction: Correction, args: Any, data: dict[str, Any], places: Sequence[int], here: Ranks
+) -> tuple[Tokens, Plan]:
+    """One optimizer step's tokens on this rank, as if they were one micro-batch, and their plan."""
     call = data_of.call_of(data, args, places, advantages=correction.needs_advantages)
     tokens = pack(call, here.context)
-    segments = tokens.segments
-    require_finite("log_probs", tokens.proximal, segments, "the trainer's forward pass overflowed")
+    require_finite("log_probs", tokens.proximal, tokens.segments, "the trainer's forward pass overflowed")
     tokens = staleness.with_ages(tokens, call, required=correction.needs_ages)
-    plan = plan_step(correction, [tokens], here.all_sum)
-    found = _StepNumbers(places, data_of.on_host(plan.numbers))
-    if not counts:
-        return found
-    flags = (segments.mask, correction(tokens, plan).keep)
-    return replace(found, shares=segments.local_sums([flag.float() for flag in flags]).t())
+    return tokens, plan_step(correction, [tokens], here.all_sum)
 
 
 def _local_rows(
-    correction: Correction,
+    plan: RolloutPlan,
     args: Any,
     data: dict[str, Any],
-    step_of: Sequence[int],
-    by_step: Sequence[_StepNumbers],
+    shares: Sequence[tuple[Sequence[int], Tensor]],
     here: Ranks,
 ) -> Tensor:
     """[samples, columns of SampleRow] float64: this rank's share of its samples' rows.
 
     Ranks that share a sample's tokens each count their own; the first of them says the rest.
+
+    Args:
+        shares: per optimizer step its samples' places, and [2, samples] response tokens and kept tokens.
     """
-    count = len(step_of)
-    nothing = [0.0] * count
-    wanted = {
-        "rollout": data_of.column(data_of.first_of(data, data_of.ROLLOUT_IDS), count),
-        "group": data_of.group_keys(data, args.n_samples_per_prompt)
-        if correction.group != "ignore"
-        else nothing,
-        "step": step_of,
-        "denominator": data_of.column(data_of.first_of(data, data_of.MASK_SUMS), count),
-        "reward": data_of.column(data["rewards"], count) if correction.group == "rebaseline" else nothing,
-    }
-    first = here.context.rank == 0
-    listed = {name: values if first and None not in values else nothing for name, values in wanted.items()}
-    device = by_step[0].shares.device
-    rows = torch.tensor([listed.get(name, nothing) for name in SampleRow._fields], dtype=torch.float64).T.to(
-        device
-    )
-    for one in by_step:
-        rows[list(one.places), SampleRow._fields.index("tokens")] = one.shares[:, 0]
-        rows[list(one.places), SampleRow._fields.index("kept")] = one.shares[:, 1]
+    count, group = len(plan.step_of), plan.correction.group
+    columns = {"step": plan.step_of}
+    for name, keys in (("rollout", data_of.ROLLOUT_IDS), ("denominator", data_of.MASK_SUMS)):
+        columns[name] = data_of.column(data_of.first_of(data, keys), count)
+    if group != "ignore":
+        columns["group"] = data_of.group_keys(data, args.n_samples_per_prompt)
+    if group == "rebaseline":
+        columns["reward"] = data_of.column(data["rewards"], count)
+    rows = torch.zeros(count, len(SampleRow._fields), dtype=torch.float64, device=shares[0][1].device)
+    for name, values in columns.items():
+        if here.context.rank == 0 and None not in values:
+            rows[:, SampleRow._fields.index(name)] = torch.tensor(values, dtype=torch.float64).to(rows)
+    for places, share in shares:
+        for name, values in zip(("tokens", "kept"), share, strict=True):
+            rows[list(places), SampleRow._fields.index(name)] = values.double()
     return rows
 
 
@@ -280,13 +251,13 @@ def _related(
     if correction.group != "ignore":
         _require_whole_groups(rows, args.n_samples_per_prompt)
     if correction.group == "atomic":
-        broken = groups.broken_groups(rows)
-        rows = groups.without(rows, broken)
+        broken = data_of.broken_groups(rows)
+        rows = data_of.without_groups(rows, broken)
         plan = replace(plan, keep=[rows[i].group not in broken for i in mine])
     acts = getattr(args, "use_tis", False) and not step_metrics.leaves_loss_alone()
     if correction.group == "rebaseline" and acts:
         _refuse_split(args, data)
-        advantages = groups.rebaselined(rows, by_std=getattr(args, "grpo_std_normalization", True))
+        advantages = data_of.rebaselined(rows, by_std=getattr(args, "grpo_std_normalization", True))
         data["advantages"] = [
             was if advantages[i] is None else torch.full_like(was, advantages[i])
             for was, i in zip(data["advantages"], mine, strict=True)
@@ -321,16 +292,12 @@ def _divided(
 ) -> RolloutPlan:
     """The plan with the factors that make the host divide by the kept tokens."""
     if getattr(args, "calculate_per_token_loss", False):
-        factors = groups.token_factors(rows)
-    elif not data_of.divides_by_returned_masks(data):
-        factors = groups.rollout_factors(rows)
+        factors = data_of.token_factors(rows)
+    elif data_of.first_of(data, data_of.MASK_SUMS) is not None:
+        factors = data_of.rollout_factors(rows)
     elif plan.correction.mask_scope == "all":
         return plan  # the host does it itself: slime before v0.3.0 divides a sample by its returned mask
     else:
         own = [row._replace(rollout=i, denominator=row.tokens) for i, row in enumerate(rows)]
-        factors = groups.rollout_factors(own)
+        factors = data_of.rollout_factors(own)
     return replace(plan, scale=[factors[i] for i in mine])
-
-
-def _snake(name: str) -> str:
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")

@@ -2,16 +2,18 @@
 
 slime looks that function up as a global of its model module at every step, and writes the losses that it
 returns to its own log, on one rank, under ``train/`` with its own step. So the metrics go where the losses
-go: into that dictionary. Nothing after training calls a function that a flag names.
+go: into that dictionary. Nothing after training calls a function that a flag names. ``off_policy.jsonl`` gets
+one line of strict JSON per optimizer step, each step once.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
+import json
 import logging
-import sys
+import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,19 +22,17 @@ from typing import Any
 
 from slime_ext.config import read_config
 from slime_ext.config.rules import multiplies_target_ratio
-from slime_ext.errors import ConfigError, GuardError, NonFiniteError
+from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
 from slime_ext.guards import Watch
 from slime_ext.host import certify, hosts, staleness, step_metrics
 from slime_ext.host.configured import correction_of_flags, mapping_of_flags
-from slime_ext.host.ranks import ranks, replica
-from slime_ext.host.step_file import FILE, StepFile
-from slime_ext.host.warnings import warn_once
 from slime_ext.metrics.names import PREFIX
 from slime_ext.metrics.options import Options
 
+FILE = "off_policy.jsonl"
+ANY = "surrogateescape"  # lines that are not ours may hold any bytes
 NAME = "train_one_step"
 LEADING = ("args", "rollout_id", "step_id", "data_iterator", "model")  # v0.2.0 to 624b824, and miles
-MARK = "_measured_by_slime_ext"
 TOKENS, SEQUENCES, NONFINITE = (PREFIX + name for name in ("tokens", "sequences", "nonfinite_fraction"))
 BROKEN = (
     "rollout_log_probs: expected finite ones, at most 0, got others at {:.2%} of the tokens ({}): they are "
@@ -43,6 +43,60 @@ UNUSED = (
     "(--loss-type) does not call it, and nothing is corrected"
 )
 log = logging.getLogger("slime_ext")
+
+
+@dataclass
+class StepFile:
+    """Appends a line per step; a run that goes on first loses the lines of the steps that it trains again."""
+
+    path: Path
+    is_open: bool = False
+    last: tuple[int, ...] = ()
+
+    def add(self, where: Mapping[str, int], values: Mapping[str, float]) -> None:
+        """Writes one line; a number that is not finite is null. A file that cannot be written is one warning.
+
+        Args:
+            where: what distinguishes the steps, in the order in which they count up.
+        """
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        row = {**where, "time": round(time.time(), 3), **finite}
+        try:
+            self._append(where, json.dumps(row, allow_nan=False) + "\n")
+        except OSError as error:  # one rank alone stopping would leave the others waiting for it
+            self.is_open = False  # what got half into the file is taken out first
+            warn_once(
+                f"{self.path}: expected a file that can be written, got {error.strerror or error}: training "
+                "goes on without its lines"
+            )
+
+    def _append(self, where: Mapping[str, int], line: str) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        place = tuple(where.values())
+        if not self.is_open or place <= self.last:  # a host may train a step again that failed
+            self._cut(where)
+        self.is_open, self.last = True, place
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line)
+
+    def _cut(self, where: Mapping[str, int]) -> None:
+        """Takes out the steps from ``where`` on, and a last line that a killed run left unfinished."""
+        text = self.path.read_text(encoding="utf-8", errors=ANY) if self.path.is_file() else ""
+        lines = text.splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and not _is_redone(line, where)]
+        if len(kept) < len(lines):
+            temporary = self.path.with_name(self.path.name + ".tmp")  # a kill in between leaves the first
+            temporary.write_text("".join(kept), encoding="utf-8", errors=ANY)
+            temporary.replace(self.path)
+
+
+def _is_redone(line: str, where: Mapping[str, int]) -> bool:
+    """Whether a line is of this step or a later one; one that is not ours is not."""
+    try:
+        row = json.loads(line)
+        return [row[key] for key in where] >= list(where.values())
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 @dataclass
@@ -60,15 +114,20 @@ class Reporter:
     warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        folder = Path(self.folder) / FILE if self.folder else None
-        path = Path(self.options.file) if self.options.file else folder
-        self.file = StepFile(path) if path else None
+        path = self.options.file or (Path(self.folder) / FILE if self.folder else None)
+        self.file = StepFile(Path(path)) if path else None
 
     @classmethod
     def of(cls, args: Any, folder: str | Path | None = None) -> Reporter:
         """As the ``slime_ext:`` mapping of the arguments says."""
         loaded = read_config(mapping_of_flags(args))
         return cls(loaded.metrics, Watch(loaded.guards), folder)
+
+    @property
+    def measures_curves(self) -> bool:
+        """Whether anything would read the curves."""
+        curves = self.options.curves
+        return curves == "log" or (curves == "file" and self.file is not None)
 
     def report(self, step: step_metrics.OptimizerStep, where: Mapping[str, int]) -> dict[str, float]:
         """Reduces a step, judges it, writes it to the file; what belongs into the host's log.
@@ -81,29 +140,24 @@ class Reporter:
             NonFiniteError: a non-finite proximal or target log-prob, found on the device.
         """
         scalars, curves = step.reduce()
-        first = _is_first()
+        first = hosts.is_logging_rank()
         if f"{PREFIX}staleness_mean" not in scalars:  # the hook got no versions
-            scalars |= {
-                PREFIX + name: value for name, value in staleness.of_rollout(where.get("rollout_id")).items()
-            }
+            ages = staleness.of_rollout(where.get("rollout_id"))
+            scalars |= {PREFIX + name: value for name, value in ages.items()}
         if not scalars[TOKENS]:  # of nothing there is no ratio, and nothing to judge
             scalars = {name: value for name, value in scalars.items() if name in (TOKENS, SEQUENCES)}
             if not step.seen:
                 warn_once(UNUSED)
         elif self.options.certify:
-            scalars |= certify.of_step(scalars, where["step_id"], is_first=first)
+            scalars |= certify.of_step(scalars, where.get("step_id", 0), is_first=first)
         if first and self.file:
             self.file.add(where, {**scalars, **curves})
         place = ", ".join(f"{name} {value}" for name, value in where.items())
-        self._warn_of_broken(scalars.get(NONFINITE, 0.0), place, first)
-        self._judge(scalars, place, first)
-        return {**scalars, **curves} if self.options.curves == "log" else scalars
-
-    def _warn_of_broken(self, fraction: float, place: str, first: bool) -> None:
-        """Once in a run: that there are log-probs which no policy can give."""
-        if first and fraction and not self.warned:
+        if first and (fraction := scalars.get(NONFINITE, 0.0)) and not self.warned:
             self.warned = True
             log.warning(BROKEN.format(fraction, place))
+        self._judge(scalars, place, first)
+        return {**scalars, **curves} if self.options.curves == "log" else scalars
 
     def _judge(self, scalars: Mapping[str, float], where: str, first: bool) -> None:
         for alarm in self.watch.look(scalars, where):
@@ -114,19 +168,39 @@ class Reporter:
             if first:
                 log.warning(alarm.line)
 
+    def report_on_every_stage(
+        self, step: step_metrics.OptimizerStep, where: Mapping[str, int]
+    ) -> dict[str, float]:
+        """``report`` on the pipeline's last stage, {} on the others; where it raises, all of them do.
 
-def install() -> bool:
-    """Wraps the ``train_one_step`` of the host that this process belongs to; again is once.
+        Raises:
+            GuardError, NonFiniteError: on the last stage as ``report``; a GuardError of the same line on the
+                others, for whoever started the run may see one stage's error alone.
+        """
+        error, values = None, {}
+        if hosts.ranks().is_last_stage:
+            try:
+                values = self.report(step, where)
+            except (GuardError, NonFiniteError) as found:
+                error = found
+        reason = step_metrics.share_error_across_stages(str(error or ""))
+        if error is not None:
+            raise error
+        if reason:
+            raise GuardError(reason)
+        return values
 
-    Returns:
-        Whether there is one that trains here; the embedded launcher's trainer reports its steps itself.
+
+def install() -> None:
+    """Wraps the ``train_one_step`` of the host that this process belongs to; again is once. The embedded
+    launcher's trainer reports its steps itself.
 
     Raises:
         ConfigError: the host's function is not that of any release that is known.
     """
     host = hosts.current()
     if host is None:
-        return False
+        return
     staleness.install()
     certify.install()
     try:
@@ -135,94 +209,59 @@ def install() -> bool:
         log.warning(
             "%s: no metrics but the host's own channel, it does not import here: %s", host.model, error
         )
-        return False
-    wrap(module, host.model)
-    return True
+    else:
+        wrap(module, host.model)
 
 
 def wrap(module: ModuleType, name: str) -> None:
-    """Puts the wrapper in place of a module's ``train_one_step``.
+    """Wraps a module's ``train_one_step``.
 
     Raises:
         ConfigError: there is none, or one with other parameters.
     """
     function = getattr(module, NAME, None)
-    if hasattr(function, MARK):
-        return
     leading = tuple(inspect.signature(function).parameters)[: len(LEADING)] if callable(function) else ()
     if leading != LEADING:
         raise ConfigError(
             f"{name}: expected {NAME}({', '.join(LEADING)}, ...), got {', '.join(leading) or 'none'}: this "
             "release is not known; slime_ext.metrics.enabled: false does without the metrics"
         )
-    setattr(module, NAME, _measured(function))
-
-
-def unwrap(module: ModuleType) -> None:
-    """Puts the host's own function back; for tests."""
-    setattr(module, NAME, getattr(getattr(module, NAME), MARK, getattr(module, NAME)))
+    hosts.wrap(module, NAME, _measured)
 
 
 def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
     reporters: dict[int, Reporter] = {}  # one per args object
 
-    @functools.wraps(function)
     def train_one_step(*given: Any, **named: Any) -> Any:
         call = signature.bind(*given, **named).arguments
         args = call["args"]
-        if not _trains_policy(call):
+        if getattr(call["model"][0], "role", "actor") != "actor":  # a critic's
             return function(*given, **named)
         _forbid_double_count(args, call["step_id"])
         reporter = reporters.get(id(args)) or Reporter.of(args, getattr(args, "save", None))
         reporters[id(args)] = reporter
-        layout = step_metrics.layout_of(args, curves=measures_curves(reporter))
+        layout = step_metrics.layout_of(args, curves=reporter.measures_curves)
         if layout is None or not reporter.options.enabled:
             return function(*given, **named)
         where = {key: call[key] for key in ("rollout_id", "step_id")}
         with step_metrics.under_way(layout) as step:
-            losses, *rest = _explained(step, function, given, named)
+            try:
+                losses, *rest = function(*given, **named)
+            except RuntimeError as error:
+                _name_the_cause(step, error)
+                raise
             if reporter.options.certify:
                 certify.settle()
                 certify.note_step(call.get("optimizer"))
-            values = report_on_every_stage(reporter, step, where)
+            values = reporter.report_on_every_stage(step, where)
         return ({**losses, **values}, *rest)
 
-    setattr(train_one_step, MARK, function)
     return train_one_step
 
 
-def measures_curves(reporter: Reporter) -> bool:
-    """Whether anything would read the curves."""
-    curves = reporter.options.curves
-    return curves == "log" or (curves == "file" and reporter.file is not None)
-
-
-def report_on_every_stage(
-    reporter: Reporter, step: step_metrics.OptimizerStep, where: Mapping[str, int]
-) -> dict[str, float]:
-    """``Reporter.report`` on the pipeline's last stage, {} on the others; where it raises, all of them do.
-
-    Raises:
-        GuardError, NonFiniteError: on the last stage as ``Reporter.report``; a GuardError of the same line on
-            the others, for whoever started the run may see one stage's error alone.
-    """
-    error, values = None, {}
-    if ranks().is_last_stage:
-        try:
-            values = reporter.report(step, where)
-        except (GuardError, NonFiniteError) as found:
-            error = found
-    reason = step_metrics.share_error_across_stages(str(error or ""))
-    if error is not None:
-        raise error
-    if reason:
-        raise GuardError(reason)
-    return values
-
-
 def _forbid_double_count(args: Any, step_id: int) -> None:
-    """The flags said one step per rollout; how many there are depends on the rollout where batches vary."""
+    """Stops at a second step of a rollout; from flags alone their number is not known where batches vary."""
     correction = correction_of_flags(args) if step_id else None
     if correction is not None and getattr(args, "use_tis", False) and multiplies_target_ratio(correction):
         raise ConfigError(
@@ -232,33 +271,11 @@ def _forbid_double_count(args: Any, step_id: int) -> None:
         )
 
 
-def _trains_policy(call: Mapping[str, Any]) -> bool:
-    """Whether this rank trains the policy, not a critic."""
-    return getattr(call["model"][0], "role", "actor") == "actor"
-
-
-def _explained(step: step_metrics.OptimizerStep, function: Callable[..., Any], given: Any, named: Any) -> Any:
-    """The host's step; where it breaks off, what the hook knows of the reason."""
-    try:
-        return function(*given, **named)
-    except RuntimeError as error:
-        _name_the_cause(step, error)
-        raise
-
-
 def _name_the_cause(step: step_metrics.OptimizerStep, error: Exception) -> None:
+    """Raises what the hook knows of why the host's step broke off."""
     try:
         step.explain()
     except NonFiniteError as found:
         raise found from error
     except RuntimeError:
         log.debug("the device does not answer any more", exc_info=True)
-
-
-def _is_first() -> bool:
-    """Whether this is the rank that slime logs from: the first of the last pipeline stage, of one replica."""
-    if replica() or step_metrics.place_of(ranks())[0]:
-        return False
-    state = sys.modules.get("megatron.core.parallel_state")
-    ready = state is not None and state.model_parallel_is_initialized()
-    return not ready or state.get_tensor_model_parallel_rank() == 0

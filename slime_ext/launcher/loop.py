@@ -19,7 +19,7 @@ import torch.distributed as dist
 from transformers import AutoConfig, AutoTokenizer
 
 from slime_ext.host import staleness
-from slime_ext.host.functions import load_function
+from slime_ext.host.contract import load_function
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.model import build_model, unwrap
 from slime_ext.launcher.megatron.optimizer import build_optimizer
@@ -79,7 +79,7 @@ class Loop:
         self.progress = RunProgress(args.num_rollout, self.start) if self.rank == 0 else None
 
     def run(self) -> None:
-        """All rollouts from where the run stands, an evaluation around them, checkpoints and the report."""
+        """Trains all rollouts that are left, with evaluations, checkpoints and, at the end, the picture."""
         args = self.args
         self._on_rank0(self._wait_for_engine)
         self._first_push()
@@ -112,9 +112,7 @@ class Loop:
         with clock.part("proximal_forward"):
             if needs_proximal_forward(args):
                 proximal = self.trainer.proximal(steps)
-        staleness.set_trainer_version(
-            self.step
-        )  # samples are as old as what is trained now is ahead of what sampled them
+        staleness.set_trainer_version(self.step)  # ages of samples count from it
         postprocess(args, rollout_id, steps, proximal, batch)
         target: dict[int, Any] = {}
         hook = 0.0
@@ -154,7 +152,7 @@ class Loop:
         return box[0]
 
     def _write_later(self, write: Callable[[], Any]) -> None:
-        """In another thread, while this one waits or trains; a failure of the one before comes up here."""
+        """Calls `write` in another thread; raises here what the call before it raised."""
         self.writing.result()
         self.writing = self.writer.submit(write)
 
@@ -167,7 +165,7 @@ class Loop:
         return bool(function(rollout_id, self.args, samples, metrics, metrics["perf/rollout_time"]))
 
     def _first_push(self) -> None:
-        """A new run's weights, or those that the engine of the resumed run had, if they are still there."""
+        """Pushes the trainer's weights; in a resumed run those that its engine had, if still on disk."""
         runs = (self.args.run_path, Path(self.args.load or self.args.run_path).parent)
         places = [Path(run) / "weights" / f"version_{self.lagging}" for run in runs]
         lagging = next(filter(Path.is_dir, places), None)
@@ -177,7 +175,7 @@ class Loop:
         self._on_rank0(lambda: self.sampler.push_kept(lagging, self.lagging))
 
     def _push(self, version: int) -> None:
-        """The trainer's weights to the engine, if it has others."""
+        """Pushes the trainer's weights, unless the engine has them."""
         if self.engine_step == version:
             return
         state = gather_hf_state(self.trainer.chunks, self.hf_config)
@@ -265,9 +263,9 @@ class Loop:
 
 
 def run(args: argparse.Namespace, store: str) -> None:
-    """Joins the process group at `store`, runs, leaves it.
+    """Joins the process group at `store`, trains, and leaves the group.
 
-    A rank that fails does not take leave: NCCL would wait for the others, which wait for this rank.
+    A rank that fails does not leave it: NCCL would wait for the others, which wait for this rank.
     """
     parallel.initialize(args, store)
     loop = Loop(args)

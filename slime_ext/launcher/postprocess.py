@@ -1,4 +1,4 @@
-"""slime's --rollout-data-postprocess-path: the rollout as lists by sample, handed out and taken back."""
+"""--rollout-data-postprocess-path: its function gets the rollout as slime keeps it, and may replace parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.errors import DataError
-from slime_ext.host.functions import load_function
+from slime_ext.host.contract import load_function
 from slime_ext.launcher.megatron.batching import MicroBatch
 from slime_ext.launcher.training_data import TrainSample
 

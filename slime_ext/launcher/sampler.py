@@ -46,14 +46,14 @@ class Sampler:
         self.client.wait_healthy(self.args.sglang_start_timeout, say)
 
     def push(self, state: dict[str, Any], version: int) -> None:
-        """The engine continues with these weights; ``version`` is the trainer's optimizer step."""
+        """Gives the engine these weights; ``version`` is the trainer's optimizer step."""
         if rounding := self.args.rollout_weight_rounding:
             state = round_weights(state, rounding)
         directory = Path(self.args.run_path) / "weights"
         push_weights(self.client, state, self.args.hf_checkpoint, directory, version)
 
     def push_kept(self, directory: Path, version: int) -> None:
-        """The engine continues with weights that an earlier push left on the disk."""
+        """Gives the engine the weights that an earlier push left on the disk."""
         self.client.update_weights_from_disk(directory, version)
 
     @contextmanager
@@ -68,7 +68,7 @@ class Sampler:
             self.client.update_weights_from_disk(*held)
 
     def sample(self, rollout_id: int) -> tuple[list[Sample], Metrics]:
-        """The next prompts' samples, group by group, scored."""
+        """Samples the next prompts and scores the responses; groups one after the other."""
         args, start = self.args, time.perf_counter()
         samples = self._generate(
             self.dataset.next_batch(args.rollout_batch_size),

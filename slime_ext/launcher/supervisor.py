@@ -22,6 +22,7 @@ from types import FrameType
 from typing import TextIO
 
 from slime_ext.errors import ConfigError, DataError, SlimeExtError
+from slime_ext.folders import make_folder
 from slime_ext.launcher.arguments import parse_args
 from slime_ext.launcher.output.metrics_log import read_metrics
 from slime_ext.launcher.rollout.processes import spawn_bound
@@ -121,14 +122,14 @@ def patience(args: argparse.Namespace) -> float:
 
 
 def make_directories(args: argparse.Namespace) -> None:
-    """Those that the run writes to, before anything is started.
+    """Makes the directories that the run writes to.
 
     Raises:
         ConfigError: one that cannot be made or written.
     """
     for flag, path in {"--run-dir": args.run_path, "--save": args.save}.items():
         try:
-            Path(path).mkdir(parents=True, exist_ok=True)
+            make_folder(Path(path))
             if not os.access(path, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
@@ -138,7 +139,7 @@ def make_directories(args: argparse.Namespace) -> None:
 
 
 def claim(directory: Path, flag: str, stack: ExitStack) -> None:
-    """Holds a directory of the run until `stack` is left or this process ends, however it ends.
+    """Locks a directory of the run until `stack` is left or this process ends, however it ends.
 
     Raises:
         ConfigError: another run holds it.
@@ -206,7 +207,7 @@ def start_ranks(args: argparse.Namespace, directory: Path, store: str, errors: i
 def watch(
     ranks: Sequence[subprocess.Popen], engine: EngineProcess | None, errors: TextIO, args: argparse.Namespace
 ) -> None:
-    """Until every rank has ended well.
+    """Waits until every rank has ended with status 0.
 
     Raises:
         SlimeExtError: the first line that a rank wrote to `errors`, or what is known of its end; or the
@@ -238,7 +239,7 @@ def _log(directory: Path, rank: int) -> Path:
 
 
 def stop_ranks(ranks: Sequence[subprocess.Popen]) -> None:
-    """Ends what still runs, first asking, then by force."""
+    """Terminates the ranks that still run, and kills those that do not end within ten seconds."""
     for rank in ranks:
         if rank.poll() is None:
             rank.terminate()

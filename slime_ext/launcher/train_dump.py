@@ -27,7 +27,7 @@ def train_dump(
     log_probs: dict[int, Tensor],
     steps: Steps,
 ) -> Callable[[], None]:
-    """What writes the dump, to be called whenever there is time; nothing to do but on rank 0. Collective.
+    """Gathers the dump on rank 0 and returns the function that writes it (elsewhere: nothing). Collective.
 
     Args:
         log_probs: position -> this rank's part [L_i] of the proximal log-probs.
@@ -43,7 +43,7 @@ def train_dump(
 
 
 def _gathered(mine: Any, group: dist.ProcessGroup) -> list[Any]:
-    """What each rank of a group has."""
+    """The objects of all ranks of a group, in their order."""
     if group.size() == 1:
         return [mine]
     out: list[Any] = [None] * group.size()

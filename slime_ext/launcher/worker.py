@@ -62,7 +62,7 @@ def last_words(error: BaseException, args: argparse.Namespace) -> str:
 
 
 def how_to_go_on(save: str) -> str:
-    """From the checkpoints, where there are any."""
+    """What to do next: continue from the newest checkpoint, where there is one."""
     return f"continue with the same command and --load {save}" if iterations(save) else "start again"
 
 

@@ -21,7 +21,7 @@ CLEAN = (APPLIED, IN_HOST)
 
 @dataclass(frozen=True)
 class Status:
-    """What one patch is in a tree; ``reason`` says why it cannot be told."""
+    """What one patch is in a tree; ``reason`` says why that is not known."""
 
     patch: Patch
     state: str

@@ -8,16 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# The call is by keyword: a hook without **kwargs has exactly these names.
-SIGNATURE = {
-    "args",
-    "pg_loss",
-    "train_log_probs",
-    "rollout_log_probs",
-    "loss_masks",
-    "total_lengths",
-    "response_lengths",
-}
+from slime_ext.host.contract import REQUIRED
+
+SIGNATURE = set(REQUIRED)  # the call is by keyword: a hook without **kwargs has exactly these names
 SKIPPED = {".git", ".venv", "venv", "node_modules", "__pycache__", "build"}
 
 

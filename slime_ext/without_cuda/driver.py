@@ -22,6 +22,7 @@ from pathlib import Path
 
 import slime_ext
 from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.folders import make_folder
 from slime_ext.launcher.rollout.processes import (
     MARK,
     kill_marked,
@@ -115,7 +116,7 @@ def run_host(
                 f"--host: expected 'miles' or a folder with {script}, got {host}: check the path"
             )
     out = Path(out).absolute()
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     command = ["env", "-C", str(out), str(host_python()), "-m", CHILD, "--host", str(host)]
     command += ["--async"] if asynchronous else []
     command += ["--gpus", str(gpus), "--nodes", str(nodes), "--", *flags]

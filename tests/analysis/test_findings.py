@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slime_ext.analysis.diagnosis import Diagnosis
-from slime_ext.analysis.findings import DETECTORS, find
+from slime_ext.analysis.findings import DETECTORS, examine, find
 from tests.analysis.synthetic import (
     BF16,
     Arithmetic,
@@ -22,6 +22,7 @@ from tests.analysis.synthetic import (
     run,
     unrecorded,
 )
+from tests.benchmarks.test_faults import STRUCTURAL
 
 FP8 = torch.float8_e4m3fn
 SMALL = World(rollouts=4, samples=32, length=64)
@@ -324,4 +325,16 @@ def test_top_p_is_found_at_another_temperature_too(vocabulary, confidence):
 
 
 def test_every_detector_has_a_planted_fault():
-    assert {detector.name for detector in DETECTORS} == set().union(*(names for *_, names in FAULTS.values()))
+    here = set().union(*(names for *_, names in FAULTS.values()))
+    assert {detector.name for detector in DETECTORS} == here | set(STRUCTURAL)
+
+
+def test_a_detector_that_cannot_look_says_what_it_would_need():
+    findings, rows = examine(diagnosed(run(replace(SMALL, samples=4, length=8, rollouts=1))))
+    assert findings == () and len(rows) == len(DETECTORS)
+    states = {row.name: row.state for row in rows}
+    assert states["nan_log_probs"] == "nothing" and states["kept_mass"] == "could not look"
+    assert all(row.detail for row in rows)
+    _, rows = examine(diagnosed(run(engine(temperature=0.8))))
+    (left,) = [row for row in rows if row.name == "unlike_entropy"]
+    assert (left.state, left.detail) == ("left to another", "temperature")

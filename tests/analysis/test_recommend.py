@@ -98,14 +98,16 @@ def test_where_everything_costs_too_much_it_says_so():
     assert found.name == "metrics_only" and "too far apart" in found.reasons[0]
 
 
-def test_few_sequences_are_said_to_be_few():
-    for sequences, said in [(99, True), (100, False)]:
+def test_of_few_sequences_nothing_is_recommended():
+    for sequences, is_made in [(99, False), (100, True)]:
         for changes in [{}, {"ess_sequence": 1.0}]:
-            total = SHORT.model_copy(update={"sequences": sequences, **changes})
-            last = recommend(effects(), total).reasons[-1]
-            assert (
-                last.startswith(f"it rests on few sequences, {sequences} with 1000 response tokens") is said
-            )
+            found = recommend(effects(), SHORT.model_copy(update={"sequences": sequences, **changes}))
+            assert found.is_made is is_made
+            assert found.reasons[0].startswith(f"too few sequences: {sequences}") is not is_made
+
+
+def test_a_fault_comes_before_a_recommendation():
+    assert not recommend(effects(), SHORT, (finding(),)).is_made
 
 
 def test_where_nothing_can_be_compared_nothing_is_concluded():
@@ -138,7 +140,7 @@ def test_the_flags_of_a_file_make_up_for_the_keys_that_it_lacks(tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         (file := folder / "mine.yaml").write_text(json.dumps({**keys, "slime_ext": {"preset": preset}}))
-        init = "" if "custom_megatron_init_path" in keys else f" {contract.CARRY}"
+        init = "" if "custom_megatron_init_path" in keys else f" {contract.INIT_FLAG}"
         assert flags("mine", str(file)) == f"--custom-config-path {file}{more}{init}"
 
 

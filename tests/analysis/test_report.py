@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -13,13 +14,15 @@ from slime_ext.analysis.document import (
     Document,
     Effect,
     Finding,
+    Looked,
     Moment,
     Numbers,
     Point,
     to_json,
 )
+from slime_ext.analysis.recommend import recommend
 from slime_ext.analysis.report import render, write_report
-from slime_ext.analysis.report.page import TILES
+from slime_ext.analysis.report.page import TILES, tiles
 from slime_ext.analysis.report.pictures import distribution, pictures, timeline
 from tests.analysis.documents import EVIL, document
 
@@ -103,7 +106,7 @@ def test_numbers_that_do_not_exist_are_null():
 
 
 def test_every_number_of_json_is_on_the_page_or_in_a_picture():
-    shown = {name for name, _ in TILES}
+    shown = {tile.name for tile in TILES}
     assert len(TILES) >= 15 and len(shown) == len(TILES)
     schema = Document.model_json_schema()
     assert all("description" in p or "title" in p for p in schema["$defs"]["Effect"]["properties"].values())
@@ -173,3 +176,44 @@ def test_colours_are_the_style_sheets_and_nothing_acts_on_the_page(found):
 def test_the_page_is_written_where_it_was_asked_for(tmp_path, found):
     path = write_report(found, tmp_path / "deep" / "report.html")
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_tiles_say_where_a_number_is_healthy_as_docs_metrics_does():
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    rows = {
+        "k3": "`k3_kl`",
+        "ratio": "`ratio_p01`",
+        "ESS of tokens": "`ess_ratio`",
+        "χ², token": "`chi2_token`",
+    }
+    rows |= {"ESS of whole": "`ess_sequence`", "χ², sequence": "`chi2_sequence`"}
+    for begin, name in rows.items():
+        (tile,) = [t for t in TILES if t.name.startswith(begin) and t.range]
+        row = next(line for line in text.splitlines() if line.startswith(f"| {name} "))
+        assert tile.range.split(",")[0] in row, (begin, row)
+    verdicts = {tile["name"]: tile["runs"][0][1] for tile in tiles([Numbers(k3=1e-4, ess_token=0.8)])}
+    assert (verdicts["k3, nats per token"], verdicts["ESS of tokens"]) == ("good", "bad")
+    assert tiles([Numbers(k3=0.5)])[0]["runs"] == [("0.5", "bad")]
+
+
+def test_little_that_was_looked_at_is_never_green():
+    def page(*states):
+        rows = [Looked(name="layer", state=state, detail="x") for state in states]
+        return render(document(findings=(), detectors=tuple(rows)))
+
+    few = page("nothing", "could not look", "could not look")
+    assert "1 of 3 detectors looked" in few and 'finding note" data-finding="none"' in few
+    assert 'finding good" data-finding="none"' in page("nothing", "nothing", "could not look")
+
+
+def test_nothing_green_stands_beside_an_error():
+    error = document().findings[0].model_copy(update={"severity": "error"})
+    found = document(findings=(error,), recommendation=recommend((), document().total, (error,)))
+    text = render(found)
+    assert "No correction is recommended yet" in text and "finding good" not in text
+
+
+def test_five_corrections_are_shown_and_the_rest_is_folded():
+    text = render(document())
+    shown, folded = text.split('<details class="more">')
+    assert shown.count('data-name="ESS"') <= 5 < shown.count("<tr") and 'data-name="ESS"' in folded

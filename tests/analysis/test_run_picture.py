@@ -124,6 +124,10 @@ def test_a_log_that_counts_optimizer_steps_everywhere_is_taken_as_it_is(tmp_path
             writer.add_scalar(name, 0.5, i)
         writer.close()
     assert list(read_run(tmp_path)["rollout/raw_reward"]) == list(range(0, 40, 4))
+    off_policy_lines(tmp_path, rollouts=20)  # two steps per rollout
+    found = read_run(tmp_path)
+    assert list(found["rollout/raw_reward"]) == list(range(0, 40, 4))
+    assert list(found["train/off_policy/ess_weight"]) == list(range(40))
 
 
 def test_one_panel_per_quantity_that_was_logged(tmp_path, drawn):
@@ -180,6 +184,7 @@ def test_folders_that_hold_no_run_are_named(tmp_path):
     ):
         with pytest.raises(DataError, match=said):
             run_picture.draw([folder], tmp_path / "report.png")
+    (tmp_path / "rollout_data").mkdir()  # of which nothing was dumped
     events(tmp_path, {"other": [1.0]})
     with pytest.raises(DataError, match="expected at least one metric of the picture"):
         run_picture.draw([tmp_path], tmp_path / "report.png")

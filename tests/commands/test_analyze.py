@@ -9,7 +9,10 @@ import os
 import pytest
 from rich.console import Console
 
-from slime_ext import cli
+from slime_ext import cli, presets
+from slime_ext.analysis import recommend
+from slime_ext.analysis.document import Numbers
+from slime_ext.analysis.request import SHORTLIST
 from slime_ext.analysis.run import Request, analyse
 from slime_ext.commands import analyze as command
 from slime_ext.commands.analyze_summary import summary
@@ -81,7 +84,7 @@ def test_a_pipe_gets_every_line_whole(capsys, tmp_path):
 
 def test_json_on_stdout_is_json_alone(capsys, runs):
     status, out, err = analyze(capsys, runs / "healthy", "--json", "-")
-    assert status == 0 and json.loads(out)["name"] == "healthy" and "recommended:" in err
+    assert status == 0 and json.loads(out)["name"] == "healthy" and "keep measuring:" in err
 
 
 def test_thresholds_are_printed_as_they_are(capsys, runs, tmp_path):
@@ -228,7 +231,7 @@ def test_nothing_is_written_over_what_is_read(capsys, tmp_path):
 def test_a_full_disk_costs_the_file_alone(capsys, runs):
     status, out, err = analyze(capsys, runs / "healthy", "--json", "/dev/full")
     assert (status, err.count("\n")) == (2, 1) and "got '/dev/full': No space left" in err
-    assert "recommended:" in out and "wrote" not in out
+    assert "keep measuring:" in out and "wrote" not in out
 
 
 def test_a_run_that_cannot_be_read_leaves_no_empty_report(capsys, tmp_path):
@@ -242,6 +245,20 @@ def test_nothing_readable_is_one_line(capsys, tmp_path):
     (tmp_path / "0.pt").write_bytes(b"no dump")
     status, out, err = analyze(capsys, tmp_path)
     assert (status, out, err.count("\n")) == (2, "", 1) and "no torch file" in err
+
+
+def test_presets_are_those_that_were_asked_for(capsys, runs):
+    asked = {(): SHORTLIST, ("--presets", "token_tis,geo_rs"): ("token_is", "geo_rs")}
+    asked["--presets", "all"] = tuple(presets.PRESETS)
+    for words, names in asked.items():
+        _, out, _ = analyze(capsys, runs / "healthy", "--json", "-", *words)
+        assert [effect["name"] for effect in json.loads(out)["effects"]] == list(names)
+
+
+def test_the_shortlist_has_every_preset_that_may_be_recommended():
+    total = Numbers(tokens=1, sequences=1, nonfinite=0, staleness=99.0, response_length=1e5)
+    tried = {name for names, _ in recommend._candidates(total, set(recommend.SPIKES)) for name in names}
+    assert len(tried) > 5 and tried <= set(SHORTLIST)
 
 
 def test_help_names_the_findings(capsys):

@@ -129,7 +129,7 @@ def test_our_launcher_needs_neither_cuda_nor_ray_nor_slime(capsys, tmp_path, mac
     ("more", "note", "status", "said"),
     [
         ("", "", 1, "add --custom-megatron-init-path"),
-        (INIT, "", 0, "carried by slime_ext.host.init"),
+        (INIT, "", 0, "passed by slime_ext.host.init"),
         ("", "patch 0001 applied, patch 0002 not applied", 0, "passed by the patched slime"),
         ("", "patch 0001 not applied", 1, "add --custom-megatron-init-path"),
     ],

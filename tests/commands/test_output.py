@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_ext.commands.output import make_folder
 from slime_ext.errors import ConfigError
+from slime_ext.folders import make_folder
 
 
 def test_no_folder_is_made_at_the_root(tmp_path):

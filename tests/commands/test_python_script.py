@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slime_ext import cli
 from slime_ext.commands import launch_script
 from slime_ext.errors import ConfigError
 from slime_ext.without_cuda import driver
@@ -54,6 +55,17 @@ def test_the_submitted_job_is_read_and_no_command_is_run(script, tmp_path):
     launch = launch_script.read(script(), ["--mode", "small"])
     assert [str(flag) for flag in launch.flags] == ["--lr 1e-6", "--json [1, 2]", "--mode small"]
     assert launch.flag("--lr").where == "run.py:8" and not (tmp_path / "started").exists()
+
+
+def test_check_reads_it_with_its_own_flags(script, capsys):
+    path = script()
+    assert cli.main(["check", path]) == 0 and "add these flags" in capsys.readouterr().out
+    ours = ["--use-tis", "--custom-tis-function-path", "slime_ext.tis.token_tis"]
+    assert cli.main(["check", path, "--", *ours]) == 0 and "reweight" in capsys.readouterr().out
+    assert cli.main(["check", path, "--", *ours, "--use-rollout-logprobs"]) == 1
+    assert "--use-rollout-logprobs: expected off beside" in capsys.readouterr().err
+    assert cli.main(["check", script("sys.exit('╭─ Error ─╮\\n│ Missing command. │\\n╰─────────╯')")]) == 1
+    assert capsys.readouterr().err.endswith("got none: Missing command.\n")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from megatron.core import mpu
 from torch import Tensor
 
-from slime_ext.host import host_hooks
+from slime_ext.host import hosts, startup
 
 VOCAB, PAD = 32, 8
 PADDED = 48  # what --qkv-format bshd pads every sample to
@@ -138,7 +138,7 @@ def _measured(host: Any, layout: Layout, case: Case) -> dict[str, Any]:
     if case.init:
         host.module.load_function(case.init)(args)
     else:  # of a case before
-        host_hooks.uninstall(host.module)
+        hosts.unwrap(host.module, *startup.WRAPPED)
     try:
         return _summed(args, host, layout, case)
     except Exception as error:  # what a wrong input must lead to is a measurement too

@@ -15,7 +15,7 @@ KILLED_AT = (
     5,
     PER_ROLLOUT * 2 + 5,
 )  # samples while which an engine is killed: in the first and third rollout
-ENGINE = "sglang::scheduler"
+ACTOR, SERVER = "ray::SGLangEngine", "multiprocessing.spawn"
 _killed: set[int] = set()
 _sent: dict[str, Any] = {}
 
@@ -89,16 +89,15 @@ PLANTS = {"nan": _nan, "positive": _positive, "missing": _missing, "some_missing
 
 
 def _kill_an_engine(index: int, times: int) -> None:
-    """Kills one engine of this run, server and children; once per process and sample."""
+    """Kills the server of one engine of this run, whose children end with it; once per process and sample."""
     if index not in KILLED_AT[:times] or index in _killed:
         return
     _killed.add(index)
     own = marked_processes(os.environ[MARK])
-    server = _parent(min(pid for pid in own if _command(pid).startswith(ENGINE)))
-    family = [server, *(pid for pid in own if _parent(pid) == server)]
+    actors = {pid for pid in own if _command(pid).startswith(ACTOR)}
+    server = min(pid for pid in own if _parent(pid) in actors and SERVER in _command(pid))
     print(f"planted: kills the engine {server} at sample {index}", flush=True)
-    for pid in family:
-        os.kill(pid, signal.SIGKILL)
+    os.kill(server, signal.SIGKILL)
 
 
 def _command(pid: int) -> str:

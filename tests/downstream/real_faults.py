@@ -181,8 +181,7 @@ def run(name: str, fault: Fault, host: str, out: Path) -> dict[str, Any]:
     if fault.again:
         again = Fault(rollouts=fault.rollouts)
         (folder / "log").rename(folder / "log.killed")
-        # Megatron cannot load torch's Adam (core/optimizer/distrib_optimizer.py:664).
-        more = ("--load", str(folder / "checkpoints"), "--no-load-optim")
+        more = ("--load", str(folder / "checkpoints"))
         found["again"] = started(again, host, out / "tiny", folder, more)
         wrong += complaints(Fault(), found["again"], folder)
     return {"fault": name, "host": str(host), "folder": folder, "wrong": wrong, **found}
@@ -226,6 +225,8 @@ def complaints(fault: Fault, found: Mapping[str, Any], folder: Path) -> list[str
         wrong.append(f"trained on {found['trained']} rollouts")
     if not re.search(fault.says, (folder / "log").read_text(errors="replace")):
         wrong.append(f"no line {fault.says!r}")
+    if "engine" in fault.planted and "planted: kills" not in (folder / "log").read_text(errors="replace"):
+        wrong.append("no engine was killed")
     for metric, (least, most) in fault.held.items():
         values = [step[f"off_policy/{metric}"] for step in steps_of(folder)]
         if not values or not all(least <= value <= most for value in values):

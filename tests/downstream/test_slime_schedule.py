@@ -9,7 +9,7 @@ import importlib
 
 import pytest
 
-from slime_ext.host import samples
+from slime_ext.host.rollout_data import samples_of
 from tests.downstream.host_loss import enter
 from tests.host import slime_rollouts as rollouts
 from tests.host.test_step_plan import CASES, by_position, close, spec
@@ -59,7 +59,7 @@ def on_a_rank(folder, release, dp):
         data, micro_batch_indices=batches[rank]
     )
     first = iterator.get_next(["loss_masks"])["loss_masks"]
-    return found, [record.place for record in samples.of(first)] == batches[rank][0]
+    return found, [record.place for record in samples_of(first)] == batches[rank][0]
 
 
 def test_losses_are_the_oracles(slime):

@@ -10,10 +10,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from slime_ext import tis
-from slime_ext.errors import ConfigError
-from slime_ext.host import contract, host_hooks, hosts
+from slime_ext.errors import ConfigError, warn_once
+from slime_ext.host import contract, hosts, startup
 from slime_ext.host.configured import check_first_call
-from slime_ext.host.warnings import warn_once
 from tests import oracle
 from tests.test_tis import arguments, as_slime_calls
 
@@ -21,7 +20,7 @@ SEEN = []
 LENGTHS = [3, 2]
 
 
-def carried_into(given):
+def reaching_hook(given):
     """What of a hook call's keywords there is: the host's own, and what the running policy loss holds."""
     lists = {key: [] for key in contract.REQUIRED[1:]}
     call = contract.HookCall.of(None, lists | given)
@@ -31,7 +30,7 @@ def carried_into(given):
 
 def seeing(args, *, cur_log_probs=None, advantages=None, **kwargs):
     """Stands where the hook stands: keeps what would reach it."""
-    given = carried_into({"cur_log_probs": cur_log_probs, "advantages": advantages, **kwargs})
+    given = reaching_hook({"cur_log_probs": cur_log_probs, "advantages": advantages, **kwargs})
     SEEN.append(given)
     return kwargs["pg_loss"].square()  # saves a tensor, so that a recomputation comes this far
 
@@ -82,7 +81,7 @@ def run(module, **how):
 @pytest.mark.parametrize("form", [lambda made: made, lambda made: (None, made)], ids=["bare", "in a tuple"])
 def test_the_hook_gets_what_the_host_does_not_pass(host, form):
     module = host(a_loss_module(form))
-    assert host_hooks.install()
+    startup.wrap_loss()
     run(module)
     (given,) = SEEN
     assert [t.numel() for t in given["cur_log_probs"]] == LENGTHS
@@ -92,7 +91,7 @@ def test_the_hook_gets_what_the_host_does_not_pass(host, form):
 
 def test_v020_calls_its_loss_by_keyword(host):
     module = host(a_loss_module())
-    host_hooks.install()
+    startup.wrap_loss()
     logits = torch.arange(5.0)
     module.policy_loss_function(args=None, batch=batch(), logits=logits, sum_of_sample_mean=torch.sum)
     assert "advantages" in SEEN[0]
@@ -102,7 +101,7 @@ def test_v020_calls_its_loss_by_keyword(host):
 def test_what_the_host_passes_itself_stays(host, name):
     mark = [torch.zeros(n) for n in LENGTHS]
     module = host(a_loss_module(passed=lambda made: {name: mark}))
-    host_hooks.install()
+    startup.wrap_loss()
     run(module)
     assert SEEN[0]["cur_log_probs"] is mark and set(SEEN[0]) == {"cur_log_probs", "advantages"}
 
@@ -110,13 +109,13 @@ def test_what_the_host_passes_itself_stays(host, name):
 def test_the_gradient_is_that_of_the_host_alone(host):
     plain = run(host(a_loss_module()))
     module = host(a_loss_module())
-    host_hooks.install()
+    startup.wrap_loss()
     assert torch.equal(run(module), plain)
 
 
-def test_a_recomputed_loss_carries_both_times(host):
+def test_a_recomputed_loss_passes_them_both_times(host):
     module = host(a_loss_module())
-    host_hooks.install()
+    startup.wrap_loss()
     logits = torch.arange(5.0).requires_grad_()
     loss = checkpoint(module.policy_loss_function, None, batch(), logits, torch.sum, use_reentrant=False)
     loss.backward()
@@ -125,45 +124,45 @@ def test_a_recomputed_loss_carries_both_times(host):
 
 def test_nothing_is_held_outside_the_policy_loss(host):
     module = host(a_loss_module())
-    host_hooks.install()
+    startup.wrap_loss()
     run(module)
     module.get_log_probs_and_entropy(torch.arange(5.0))
-    assert carried_into({}) == {}
+    assert reaching_hook({}) == {}
 
 
 def test_nothing_is_held_after_a_loss_that_failed(host):
     module = host(a_loss_module())
-    host_hooks.install()
+    startup.wrap_loss()
     with pytest.raises(ZeroDivisionError):
         module.policy_loss_function(None, batch(), torch.arange(5.0), lambda x: 1 / 0)
-    assert carried_into({}) == {}
+    assert reaching_hook({}) == {}
 
 
 def test_installing_twice_is_once_and_uninstalling_restores(host):
     module = host(a_loss_module())
     own = (module.policy_loss_function, module.get_log_probs_and_entropy)
-    host_hooks.install()
+    startup.wrap_loss()
     once = (module.policy_loss_function, module.get_log_probs_and_entropy)
-    host_hooks.install()
+    startup.wrap_loss()
     assert (module.policy_loss_function, module.get_log_probs_and_entropy) == once != own
-    host_hooks.uninstall(module)
+    hosts.unwrap(module, *startup.WRAPPED)
     assert (module.policy_loss_function, module.get_log_probs_and_entropy) == own
 
 
 def test_without_a_host_there_is_nothing_to_wrap():
     assert hosts.current() is None
-    assert not host_hooks.install()
+    startup.wrap_loss()
 
 
 def test_an_unknown_shape_is_refused(host):
     module = host(a_loss_module())
     del module.get_log_probs_and_entropy
     with pytest.raises(ConfigError, match="got no get_log_probs_and_entropy"):
-        host_hooks.install()
+        startup.wrap_loss()
 
 
-def test_our_hooks_read_what_is_carried():
-    token = contract.carried.set({"cur_log_probs": [torch.full((2,), -1.0, requires_grad=True)]})
+def test_our_hooks_read_what_the_policy_loss_holds():
+    token = contract.loss_inputs.set({"cur_log_probs": [torch.full((2,), -1.0, requires_grad=True)]})
     lists = {key: [torch.zeros(2)] for key in ("train_log_probs", "rollout_log_probs")}
     lists["loss_masks"] = [torch.ones(2)]
     args = types.SimpleNamespace(eps_clip=0.2, eps_clip_high=0.2, use_tis=True)
@@ -172,7 +171,7 @@ def test_our_hooks_read_what_is_carried():
             args, pg_loss=torch.ones(2), total_lengths=[3], response_lengths=[2], **lists
         )
     finally:
-        contract.carried.reset(token)
+        contract.loss_inputs.reset(token)
     assert torch.equal(loss, torch.full((2,), 0.8))
 
 
@@ -203,6 +202,6 @@ def test_without_init_the_first_call_checks_the_flags(host):
 def test_after_init_nothing_is_late(host, caplog):
     host(a_loss_module())
     warn_once.cache_clear()
-    host_hooks.install()
+    startup.wrap_loss()
     check_first_call(types.SimpleNamespace(slime_ext={"preset": "token_is"}))
     assert not caplog.records

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from slime_ext import tis
 from slime_ext.errors import SlimeExtError
-from slime_ext.host import staleness, step_metrics, train_step
+from slime_ext.host import staleness, step_metrics
 from slime_ext.host.contract import HookCall
-from slime_ext.host.ranks import ranks
+from slime_ext.host.hosts import ranks
 from slime_ext.host.train_step import Reporter
 from slime_ext.ops.segments import Segments
 from tests import oracle
@@ -141,7 +141,7 @@ def stops(stages=1):
             if ranks().is_last_stage:
                 tis.correct(args, **call)
             try:
-                train_step.report_on_every_stage(Reporter.of(args), step, {"rollout_id": 0, "step_id": 0})
+                Reporter.of(args).report_on_every_stage(step, {"rollout_id": 0, "step_id": 0})
             except SlimeExtError as error:
                 lines.append(str(error))
     return lines

@@ -40,35 +40,37 @@ def by_hand(total, response, rank, size, padded=None):
     return held + [r for r in range(response) if (prompt + r - 1) // chunk == 2 * size - 1 - rank]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize(("total", "response"), SHAPES)
-def test_zigzag_slices_match_their_definition(total, response, size):
-    for rank in range(size):
-        (a, b), (c, d) = zigzag(total, response, rank, size)
-        assert [*range(a, b), *range(c, d)] == by_hand(total, response, rank, size)
+def test_zigzag_slices_match_their_definition():
+    for size in (1, 2, 3, 4):
+        for total, response in SHAPES:
+            for rank in range(size):
+                (a, b), (c, d) = zigzag(total, response, rank, size)
+                assert [*range(a, b), *range(c, d)] == by_hand(total, response, rank, size)
 
 
-@pytest.mark.parametrize(("size", "padded"), [(2, 48), (2, 97), (3, 40)])
-def test_padded_sequences_are_cut_where_their_padding_says(size, padded):
-    masks = [torch.ones(response) for _, response in SHAPES]
-    totals, responses = map(list, zip(*SHAPES, strict=True))
-    seen = []
-    for rank in range(size):
-        held = [by_hand(t, r, rank, size, padded) for t, r in SHAPES]
-        segments = pack_segments(masks, totals, responses, [padded] * len(SHAPES), cp_rank=rank, cp_size=size)
-        begins = accumulate(responses, initial=0)
-        wanted = [b + i for b, part in zip(begins, held, strict=False) for i in part]
-        assert segments.positions.tolist() == wanted
-        seen += wanted
-    assert sorted(seen) == list(range(sum(responses)))
+def test_padded_sequences_are_cut_where_their_padding_says():
+    for size, padded in ((2, 48), (2, 97), (3, 40)):
+        masks = [torch.ones(response) for _, response in SHAPES]
+        totals, responses = map(list, zip(*SHAPES, strict=True))
+        seen = []
+        for rank in range(size):
+            held = [by_hand(t, r, rank, size, padded) for t, r in SHAPES]
+            segments = pack_segments(
+                masks, totals, responses, [padded] * len(SHAPES), cp_rank=rank, cp_size=size
+            )
+            begins = accumulate(responses, initial=0)
+            wanted = [b + i for b, part in zip(begins, held, strict=False) for i in part]
+            assert segments.positions.tolist() == wanted
+            seen += wanted
+        assert sorted(seen) == list(range(sum(responses)))
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_the_slices_of_all_ranks_cover_every_token_once(size):
-    for total, response in SHAPES:
-        values = list(range(response))
-        parts = [slice_response(values, total, response, rank, size) for rank in range(size)]
-        assert sorted(x for part in parts for x in part) == values
+def test_the_slices_of_all_ranks_cover_every_token_once():
+    for size in (2, 4):
+        for total, response in SHAPES:
+            values = list(range(response))
+            parts = [slice_response(values, total, response, rank, size) for rank in range(size)]
+            assert sorted(x for part in parts for x in part) == values
 
 
 def test_slices_of_lists_and_tensors_agree():
@@ -78,17 +80,19 @@ def test_slices_of_lists_and_tensors_agree():
     assert slice_response(values, 18, 12, 0, 1) is values
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_local_masks_and_positions_are_the_slices(rank):
-    rng = random.Random(0)
-    masks = [torch.tensor([rng.randint(0, 1) for _ in range(r)], dtype=torch.int32) for _, r in SHAPES]
-    totals, responses = map(list, zip(*SHAPES, strict=True))
-    segments = pack_segments(masks, totals, responses, cp_rank=rank, cp_size=2)
-    begins = [0, *accumulate(responses)]
-    held = [slice_response(list(range(r)), t, r, rank, 2) for t, r in SHAPES]
-    assert segments.positions.tolist() == [b + i for b, part in zip(begins, held, strict=False) for i in part]
-    assert segments.ids.tolist() == [s for s, part in enumerate(held) for _ in part]
-    assert torch.equal(segments.mask, torch.cat(masks)[segments.positions] != 0)
+def test_local_masks_and_positions_are_the_slices():
+    for rank in (0, 1):
+        rng = random.Random(0)
+        masks = [torch.tensor([rng.randint(0, 1) for _ in range(r)], dtype=torch.int32) for _, r in SHAPES]
+        totals, responses = map(list, zip(*SHAPES, strict=True))
+        segments = pack_segments(masks, totals, responses, cp_rank=rank, cp_size=2)
+        begins = [0, *accumulate(responses)]
+        held = [slice_response(list(range(r)), t, r, rank, 2) for t, r in SHAPES]
+        assert segments.positions.tolist() == [
+            b + i for b, part in zip(begins, held, strict=False) for i in part
+        ]
+        assert segments.ids.tolist() == [s for s, part in enumerate(held) for _ in part]
+        assert torch.equal(segments.mask, torch.cat(masks)[segments.positions] != 0)
 
 
 @pytest.mark.parametrize(("initialized", "size"), [(False, None), (True, 1)])
@@ -169,15 +173,17 @@ def test_each_quantity_keeps_its_dtype():
         assert torch.equal(found, torch.cat(values)) and found.dtype is values[0].dtype
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
-@pytest.mark.parametrize("masked", [True, False])
-def test_a_non_finite_log_prob_is_named_unless_it_is_masked(value, masked):
-    segments = Segments.whole([2, 3], torch.tensor([1, 1, 1, not masked, 1]))
-    values = torch.tensor([-1.0, 3e38, -1.0, value, -1.0])  # a sum beyond float32 is no finding
-    if masked or value == 3e38:
-        return require_finite("train_log_probs", values, segments, "stop")
-    with pytest.raises(NonFiniteError, match=r"train_log_probs, sequence 1 of 2, response token 1: .*: stop"):
-        require_finite("train_log_probs", values, segments, "stop")
+def test_a_non_finite_log_prob_is_named_unless_it_is_masked():
+    for value in (float("nan"), float("inf"), 3e38):
+        for masked in (True, False):
+            segments = Segments.whole([2, 3], torch.tensor([1, 1, 1, not masked, 1]))
+            values = torch.tensor([-1.0, 3e38, -1.0, value, -1.0])  # a sum beyond float32 is no finding
+            if masked or value == 3e38:
+                return require_finite("train_log_probs", values, segments, "stop")
+            with pytest.raises(
+                NonFiniteError, match=r"train_log_probs, sequence 1 of 2, response token 1: .*: stop"
+            ):
+                require_finite("train_log_probs", values, segments, "stop")
 
 
 def test_a_behavior_log_prob_above_zero_is_none():

@@ -11,7 +11,7 @@ import torch
 
 from slime_ext import host
 from slime_ext.errors import DataError
-from slime_ext.host.rollout_log import spread
+from slime_ext.host.staleness import version_metrics
 from slime_ext.launcher.rollout.sample import Sample
 
 
@@ -23,7 +23,7 @@ def sample(*versions, length=2, log_probs=True, **more):
 
 
 def test_by_hand():
-    found = spread(
+    found = version_metrics(
         [sample("5", length=1), sample("3", "4", length=3), sample("5", log_probs=False, length=4)]
     )
     assert found == {
@@ -36,18 +36,18 @@ def test_by_hand():
 @pytest.mark.parametrize(("recorded", "lacks"), [(torch.zeros(2), 0), (torch.zeros(0), 1)])
 def test_log_probs_may_be_an_array(recorded, lacks):
     made = SimpleNamespace(weight_versions=None, response_length=2, rollout_log_probs=recorded)
-    assert spread([made])["no_log_probs"] == lacks
+    assert version_metrics([made])["no_log_probs"] == lacks
 
 
 @pytest.mark.parametrize("versions", ["12", 12])
 def test_a_single_version_is_no_list_of_digits(versions):
     made = SimpleNamespace(weight_versions=versions, response_length=2, rollout_log_probs=[-1.0, -1.0])
-    assert spread([made, sample("12")])["versions"] == 1
+    assert version_metrics([made, sample("12")])["versions"] == 1
 
 
 @pytest.mark.parametrize("samples", [[], [sample("default")], [sample()]])
 def test_no_version_at_all(samples):
-    found = spread(samples)
+    found = version_metrics(samples)
     assert found["versions"] == found["mixed"] == 0
 
 
@@ -87,9 +87,9 @@ def test_the_launchers_samples_have_the_same_fields():
     ours = Sample(
         weight_versions=["1"], response_length=1, rollout_log_probs=[-1.0], token_weight_versions=["1"]
     )
-    assert spread([ours])["versions"] == 1
+    assert version_metrics([ours])["versions"] == 1
 
 
 def test_the_page_names_every_value():
     page = (Path(__file__).parents[2] / "docs/slime.md").read_text()
-    assert all(f"`{name}`" in page for name in spread([]))
+    assert all(f"`{name}`" in page for name in version_metrics([]))

@@ -186,7 +186,7 @@ def test_ages_of_a_rollout_count_to_the_version_that_trains_on_it(monkeypatch):
         mean = 0 if not old else (1 + 1 + old) / 3
         assert found == pytest.approx(known | {"staleness_mean": mean}), rollout_id
     assert staleness.of_rollout(31) == {} == staleness.of_rollout(0)  # not sampled yet; trained long ago
-    assert len(json.loads(next(iter(stored.values())))) == staleness.KEPT
+    assert len(json.loads(next(iter(stored.values())))) == staleness.WAITING
     staleness.set_trainer_version(
         20
     )  # rollout 29 says version 29: another run's, as with --load-debug-rollout-data

@@ -14,10 +14,10 @@ import torch
 
 from slime_ext import metrics, presets, tis
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError
-from slime_ext.host import contract, step_metrics, train_step
+from slime_ext.host import contract, hosts, step_metrics, train_step
 from slime_ext.host.hook import check_finite
-from slime_ext.host.nonfinite import NonFiniteTracker
-from slime_ext.host.step_file import StepFile
+from slime_ext.host.step_metrics import NonFiniteTracker
+from slime_ext.host.train_step import StepFile
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.metrics.test_statistics import accumulated, one_long
@@ -145,8 +145,8 @@ def test_wrapping_again_is_once():
     once = module.train_one_step
     train_step.wrap(module, "host.model")
     assert module.train_one_step is once
-    train_step.unwrap(module)
-    assert not hasattr(module.train_one_step, train_step.MARK)
+    hosts.unwrap(module, train_step.NAME)
+    assert not hasattr(module.train_one_step, hosts.MARK)
 
 
 @pytest.mark.parametrize("function", [None, lambda model, data: None])
@@ -319,21 +319,21 @@ def test_the_default_guard_speaks_in_the_third_step(caplog):
 # ---- non-finite log-probs on a device that must not be waited for ----
 
 
-def poisoned(values, mask=(1, 1, 1, 1)):
-    poison = NonFiniteTracker()
+def tracked(values, mask=(1, 1, 1, 1)):
+    tracker = NonFiniteTracker()
     segments = Segments.whole([1, 3], torch.tensor(mask))
     fine = torch.zeros(4)
-    poison.look({"train_log_probs": fine}, segments, None)
-    poison.look({"train_log_probs": fine, "cur_log_probs": torch.tensor(values)}, segments, None)
-    return poison
+    tracker.look({"train_log_probs": fine}, segments, None)
+    tracker.look({"train_log_probs": fine, "cur_log_probs": torch.tensor(values)}, segments, None)
+    return tracker
 
 
 def test_the_first_non_finite_log_prob_is_named():
-    poison = poisoned([0.0, 0.0, math.nan, math.inf])
+    tracker = tracked([0.0, 0.0, math.nan, math.inf])
     with pytest.raises(
         NonFiniteError, match="cur_log_probs, sequence 1 of 2 in micro-batch 1, response token 1"
     ):
-        poison.check([poison.vector().tolist()], 0)
+        tracker.check([tracker.vector().tolist()], 0)
 
 
 def test_a_note_that_nobody_would_read_is_refused():
@@ -346,19 +346,19 @@ def test_a_note_that_nobody_would_read_is_refused():
 
 
 def test_other_ranks_stop_too():
-    poison, fine = poisoned([0.0, 0.0, math.nan, 0.0]), poisoned([0.0] * 4)
+    tracker, fine = tracked([0.0, 0.0, math.nan, 0.0]), tracked([0.0] * 4)
     with pytest.raises(NonFiniteError, match="cur_log_probs, data rank 1, micro-batch 1, token 2 of it"):
-        fine.check([fine.vector().tolist(), poison.vector().tolist()], 0)
+        fine.check([fine.vector().tolist(), tracker.vector().tolist()], 0)
 
 
 def test_masked_and_later_ones_do_not_matter():
-    poison = poisoned([0.0, math.nan, 0.0, 0.0], mask=(1, 0, 1, 1))
-    poison.check([poison.vector().tolist()], 0)
-    poison = poisoned([math.nan, 0.0, 0.0, 0.0])
+    tracker = tracked([0.0, math.nan, 0.0, 0.0], mask=(1, 0, 1, 1))
+    tracker.check([tracker.vector().tolist()], 0)
+    tracker = tracked([math.nan, 0.0, 0.0, 0.0])
     whole = Segments.whole([1, 3], torch.ones(4))
-    poison.look({"cur_log_probs": torch.tensor([0.0, math.nan, 0.0, 0.0])}, whole, None)
+    tracker.look({"cur_log_probs": torch.tensor([0.0, math.nan, 0.0, 0.0])}, whole, None)
     with pytest.raises(NonFiniteError, match="sequence 0 of 2 in micro-batch 1"):
-        poison.check([poison.vector().tolist()], 0)
+        tracker.check([tracker.vector().tolist()], 0)
 
 
 def test_a_step_that_breaks_off_says_why():

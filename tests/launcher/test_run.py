@@ -16,7 +16,10 @@ import pytest
 import torch
 
 from slime_ext.analysis.run_series import read_run
+from slime_ext.launcher.arguments import parse_args
 from slime_ext.launcher.output.metrics_log import read_metrics
+from slime_ext.launcher.supervisor import start_engine
+from slime_ext.launcher.validation import validate
 from tests.launcher.engine import ROOT, sglang_python
 
 pytestmark = [
@@ -68,11 +71,13 @@ def rows(directory: Path, kind: str) -> list[dict]:
     return [row for row in read_metrics(directory / "run") if row["kind"] == kind]
 
 
-def wait_for(condition, process: subprocess.Popen) -> None:
+def wait_for(condition, process: subprocess.Popen):
+    """What the condition gives, once that is true."""
     deadline = time.monotonic() + DEADLINE
-    while not condition():
+    while not (found := condition()):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
         time.sleep(0.02)
+    return found
 
 
 def has_steps(directory: Path, count: int) -> bool:
@@ -94,7 +99,8 @@ def processes_of(directory: Path, word: str = "") -> list[int]:
 
 
 def engine_of(process: subprocess.Popen) -> int | None:
-    """The first process of a run's engine, ready or not; None while there is none."""
+    """The first process of a run's engine, ready or not; None while there is none, or it becomes another
+    program."""
     for one in psutil.Process(process.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):
             if is_alive(one) and any("sglang_cpu" in word for word in one.cmdline()):
@@ -114,9 +120,10 @@ def finished(tmp_path_factory) -> tuple[Path, str]:
     directory = tmp_path_factory.mktemp("finished")
     process = start(directory, "--num-rollout", "6", "--sglang-dtype", "float32")
     wait_for(lambda: has_steps(directory, 5), process)
-    os.kill(first := engine_of(process), signal.SIGKILL)
-    wait_for(lambda: engine_of(process) not in (first, None), process)
-    os.kill(engine_of(process), signal.SIGKILL)
+    first = wait_for(lambda: engine_of(process), process)
+    os.kill(first, signal.SIGKILL)
+    second = wait_for(lambda: (found := engine_of(process)) != first and found, process)
+    os.kill(second, signal.SIGKILL)
     output = finish(process)
     assert process.returncode == 0, output
     return directory, output
@@ -160,19 +167,22 @@ def test_an_engine_that_is_killed_twice_in_a_row_is_restarted_and_nothing_is_los
         assert all(set(s["weight_versions"]) == {str(4 * rollout)} for s in samples)
 
 
-def test_a_killed_trainer_continues_at_its_checkpoint(finished, tmp_path):
+def test_a_killed_trainer_continues_at_its_checkpoint(finished, tmp_path, monkeypatch):
     """At the same samples, and with the engine's lag; its half precision is seen."""
+    monkeypatch.chdir(ROOT)
     flags = ("--num-rollout", "4", "--update-weights-interval", "3", "--sglang-dtype", "bfloat16")
-    process = start(tmp_path, *flags)
-    wait_for(lambda: (tmp_path / "run/checkpoints/iter_0000002").exists(), process)
-    [rank] = processes_of(tmp_path, "worker")
-    os.kill(rank, signal.SIGKILL)
-    output = finish(process)
-    assert (
-        process.returncode == 2 and "killed by signal 9" in output and "the same command and --load" in output
-    )
-    assert not processes_of(tmp_path)
-    train(tmp_path, *flags, "--load", str(tmp_path / "run/checkpoints"))
+    args = validate(parse_args(command(tmp_path / "engine", *flags)[4:]))
+    with start_engine(args) as engine:
+        flags = (*flags, "--sglang-server-url", engine.url)
+        process = start(tmp_path, *flags)
+        wait_for(lambda: (tmp_path / "run/checkpoints/iter_0000002").exists(), process)
+        [rank] = processes_of(tmp_path, "worker")
+        os.kill(rank, signal.SIGKILL)
+        output = finish(process)
+        assert process.returncode == 2 and "killed by signal 9" in output
+        assert "continue with the same command and --load" in output
+        assert not processes_of(tmp_path, "worker")
+        train(tmp_path, *flags, "--load", str(tmp_path / "run/checkpoints"))
     steps = rows(tmp_path, "step")
     assert [row["step"] for row in steps] == list(range(1, 17))
     assert [row["train/staleness"] for row in steps] == pytest.approx([*range(12), *range(4)], abs=1e-3)
@@ -188,7 +198,7 @@ def test_a_killed_trainer_continues_at_its_checkpoint(finished, tmp_path):
 def ended(process: subprocess.Popen, number: int, directory: Path) -> tuple[int, str]:
     """Sends the signal; status and output of a run of which no process may be left."""
     family = psutil.Process(process.pid).children(recursive=True)
-    assert engine_of(process)
+    assert family
     process.send_signal(number)
     output = finish(process)
     left = list(filter(is_alive, psutil.wait_procs(family, timeout=15)[1]))

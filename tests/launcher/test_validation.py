@@ -64,80 +64,80 @@ def test_every_file_of_configs_also_runs_in_the_embedded_launcher(place, path, c
     assert capsys.readouterr().out.startswith("slime_ext: ")
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (
-            "--tensor-model-parallel-size 3",
-            "--tensor-model-parallel-size: expected a divisor of attention heads 4",
-        ),
-        ("--tensor-model-parallel-size 4", "divisor of query groups 2, got 4"),
-        ("--pipeline-model-parallel-size 4", "divisor of layers 2, got 4"),
-        ("--hf-checkpoint nowhere", "--hf-checkpoint nowhere: expected config.json"),
-        ("--prompt-data nowhere", "nowhere: expected a readable JSONL file"),
-        ("--label-key answer", "train.jsonl:1: expected the key 'answer' of --label-key"),
-        ("--rm-type exactt", "did you mean 'exact'?"),
-        ("--rollout-max-response-len 125", "train.jsonl:1: expected a prompt of at most 3 tokens"),
-        ("--sglang-context-length 12", "expected a prompt of at most 4 tokens"),
-        ("--rollout-max-response-len 500", "expected room for a prompt"),
-        (
-            "--rollout-max-prompt-len 3",
-            "expected a prompt of at most 3 tokens (--rollout-max-prompt-len), got none",
-        ),
-        ("--eval-prompt-data heldout gone.jsonl", "gone.jsonl: expected a readable"),
-        ("--actor-num-gpus-per-node 3", "--global-batch-size: expected a multiple of 3"),
-        (
-            "--ppo-n-minibatches 3",
-            "--ppo-n-minibatches: samples of a step on a rank: expected a multiple of 3",
-        ),
-        ("--micro-batch-size 3", "--micro-batch-size: samples of a minibatch: expected a multiple of 3"),
-        ("--ppo-n-minibatches 4 --micro-batch-size 8", "expected a multiple of 8"),
-        ("--rollout-top-k 0", "--rollout-top-k: expected -1 or at least 1"),
-        ("--use-tis --use-rollout-logprobs", "--use-rollout-logprobs: expected off beside --use-tis"),
-        ("--get-mismatch-metrics", "expected a function beside --get-mismatch-metrics"),
-        ("--custom-tis-function-path a.b", "--use-tis: expected on beside --custom-tis-function-path"),
-        (
-            "--advantage-estimator cispo --eps-clip-c 3",
-            "expected --advantage-estimator grpo or gspo beside it",
-        ),
-        ("--lr-warmup-iters 2", "--lr-warmup-iters: expected fewer than the 2 steps"),
-        ("--eval-interval 3", "--eval-prompt-data: expected prompts with --eval-interval"),
-        ("--load nowhere", "--load nowhere: expected a directory with checkpoints"),
-        ("--sglang-python nowhere", "--sglang-python: expected the interpreter"),
-        ("--sglang-server-url localhost", "--sglang-server-url: expected http://host:port"),
-        ("--sglang-server-url http://localhost:99999", "--sglang-server-url: expected http://host:port"),
-        ("--sglang-python model/config.json", "--sglang-python: expected the interpreter"),
-        ("--sglang-context-length 500", "--sglang-context-length: expected at most 128"),
-        ("--sglang-max-total-tokens 12", "expected a prompt of at most 4 tokens"),
-        ("--rollout-stop-token-ids 3 4000", "--rollout-stop-token-ids: expected ids in [0, 16), got 4000"),
-        ("--eval-prompt-data a heldout.jsonl a train.jsonl", "expected each name once, got a a"),
-        ("--run-name ..", "--run-name: expected one name below --run-dir, got '..'"),
-        ("--use-tis --custom-tis-function-path slime_ext.tis.correct", "slime_ext: expected a mapping in"),
-    ],
+MISTAKES = (
+    (
+        "--tensor-model-parallel-size 3",
+        "--tensor-model-parallel-size: expected a divisor of attention heads 4",
+    ),
+    ("--tensor-model-parallel-size 4", "divisor of query groups 2, got 4"),
+    ("--pipeline-model-parallel-size 4", "divisor of layers 2, got 4"),
+    ("--hf-checkpoint nowhere", "--hf-checkpoint nowhere: expected config.json"),
+    ("--prompt-data nowhere", "nowhere: expected a readable JSONL file"),
+    ("--label-key answer", "train.jsonl:1: expected the key 'answer' of --label-key"),
+    ("--rm-type exactt", "did you mean 'exact'?"),
+    ("--rollout-max-response-len 125", "train.jsonl:1: expected a prompt of at most 3 tokens"),
+    ("--sglang-context-length 12", "expected a prompt of at most 4 tokens"),
+    ("--rollout-max-response-len 500", "expected room for a prompt"),
+    (
+        "--rollout-max-prompt-len 3",
+        "expected a prompt of at most 3 tokens (--rollout-max-prompt-len), got none",
+    ),
+    ("--eval-prompt-data heldout gone.jsonl", "gone.jsonl: expected a readable"),
+    ("--actor-num-gpus-per-node 3", "--global-batch-size: expected a multiple of 3"),
+    (
+        "--ppo-n-minibatches 3",
+        "--ppo-n-minibatches: samples of a step on a rank: expected a multiple of 3",
+    ),
+    ("--micro-batch-size 3", "--micro-batch-size: samples of a minibatch: expected a multiple of 3"),
+    ("--ppo-n-minibatches 4 --micro-batch-size 8", "expected a multiple of 8"),
+    ("--rollout-top-k 0", "--rollout-top-k: expected -1 or at least 1"),
+    ("--use-tis --use-rollout-logprobs", "--use-rollout-logprobs: expected off beside --use-tis"),
+    ("--get-mismatch-metrics", "expected a function beside --get-mismatch-metrics"),
+    ("--custom-tis-function-path a.b", "--use-tis: expected on beside --custom-tis-function-path"),
+    (
+        "--advantage-estimator cispo --eps-clip-c 3",
+        "expected --advantage-estimator grpo or gspo beside it",
+    ),
+    ("--lr-warmup-iters 2", "--lr-warmup-iters: expected fewer than the 2 steps"),
+    ("--eval-interval 3", "--eval-prompt-data: expected prompts with --eval-interval"),
+    ("--load nowhere", "--load nowhere: expected a directory with checkpoints"),
+    ("--sglang-python nowhere", "--sglang-python: expected the interpreter"),
+    ("--sglang-server-url localhost", "--sglang-server-url: expected http://host:port"),
+    ("--sglang-server-url http://localhost:99999", "--sglang-server-url: expected http://host:port"),
+    ("--sglang-python model/config.json", "--sglang-python: expected the interpreter"),
+    ("--sglang-context-length 500", "--sglang-context-length: expected at most 128"),
+    ("--sglang-max-total-tokens 12", "expected a prompt of at most 4 tokens"),
+    ("--rollout-stop-token-ids 3 4000", "--rollout-stop-token-ids: expected ids in [0, 16), got 4000"),
+    ("--eval-prompt-data a heldout.jsonl a train.jsonl", "expected each name once, got a a"),
+    ("--run-name ..", "--run-name: expected one name below --run-dir, got '..'"),
+    ("--use-tis --custom-tis-function-path slime_ext.tis.correct", "slime_ext: expected a mapping in"),
 )
-def test_a_mistake_is_named(place, line, expected):
-    assert expected in said(line)
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ("{", "train.jsonl:9: expected a JSON object"),
-        ('{"input": 3, "label": "a"}', "train.jsonl:9: expected text under 'input', got 3"),
-        ('{"label": "a"}', "train.jsonl:9: expected the key 'input'"),
-        ('{"input": "xyz>", "label": "a"}', "train.jsonl:9: expected text of the tokenizer's characters"),
-        ('{"input": "ab>", "label": "a", "metadata": {"rm_type": "math"}}', "--rm-type: expected one of"),
-    ],
+def test_a_mistake_is_named(place):
+    for line, expected in MISTAKES:
+        assert expected in said(line), line
+
+
+BAD_LINES = (
+    ("{", "train.jsonl:9: expected a JSON object"),
+    ('{"input": 3, "label": "a"}', "train.jsonl:9: expected text under 'input', got 3"),
+    ('{"label": "a"}', "train.jsonl:9: expected the key 'input'"),
+    ('{"input": "xyz>", "label": "a"}', "train.jsonl:9: expected text of the tokenizer's characters"),
+    ('{"input": "ab>", "label": "a", "metadata": {"rm_type": "math"}}', "--rm-type: expected one of"),
 )
-def test_a_bad_line_is_named_with_its_number(place, row, expected):
-    with Path("train.jsonl").open("a") as file:
-        file.write(row + "\n")
-    assert expected in said("")
 
 
-@pytest.mark.parametrize("line", ["--rollout-max-response-len 123", "--rollout-max-prompt-len 5"])
-def test_a_prompt_that_just_fits_passes(place, line):
-    check(line)  # 5 tokens, 128 positions
+def test_a_bad_line_is_named_with_its_number(place):
+    good = Path("train.jsonl").read_text()
+    for row, expected in BAD_LINES:
+        Path("train.jsonl").write_text(good + row + "\n")
+        assert expected in said(""), row
+
+
+def test_a_prompt_that_just_fits_passes(place):
+    for line in ("--rollout-max-response-len 123", "--rollout-max-prompt-len 5"):
+        check(line)  # 5 tokens, 128 positions
 
 
 def test_half_precision_needs_cuda(place, monkeypatch):
@@ -154,26 +154,26 @@ VALUE = 3
 """
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("--use-tis --custom-tis-function-path mine.narrow", "'cur_log_probs': add **kwargs to it"),
-        ("--use-tis --custom-tis-function-path mine.okk", "did you mean 'ok'?"),
-        ("--use-tis --custom-tis-function-path mine.VALUE", "expected a function, got a int"),
-        ("--use-tis --custom-tis-function-path yours.ok", "No module named 'yours'"),
-        ("--use-tis --custom-tis-function-path broken.ok", "expected a module that imports, got SyntaxError"),
-        ("--use-tis --custom-tis-function-path exits.ok", "expected a module that imports, got SystemExit"),
-        ("--use-tis --custom-tis-function-path mine.py:ok", "expected package.module.function"),
-        ("--custom-rm-path mine.narrow", "expected a function of args, sample"),
-        ("--custom-megatron-init-path mine.two", "expected a function of args, got (args, sample)"),
-        ("--rollout-data-postprocess-path mine.two", "expected a function of args, rollout_id, rollout_data"),
-    ],
+NOT_CALLABLE = (
+    ("--use-tis --custom-tis-function-path mine.narrow", "'cur_log_probs': add **kwargs to it"),
+    ("--use-tis --custom-tis-function-path mine.okk", "did you mean 'ok'?"),
+    ("--use-tis --custom-tis-function-path mine.VALUE", "expected a function, got a int"),
+    ("--use-tis --custom-tis-function-path yours.ok", "No module named 'yours'"),
+    ("--use-tis --custom-tis-function-path broken.ok", "expected a module that imports, got SyntaxError"),
+    ("--use-tis --custom-tis-function-path exits.ok", "expected a module that imports, got SystemExit"),
+    ("--use-tis --custom-tis-function-path mine.py:ok", "expected package.module.function"),
+    ("--custom-rm-path mine.narrow", "expected a function of args, sample"),
+    ("--custom-megatron-init-path mine.two", "expected a function of args, got (args, sample)"),
+    ("--rollout-data-postprocess-path mine.two", "expected a function of args, rollout_id, rollout_data"),
 )
-def test_a_function_that_cannot_be_called_is_named(place, line, expected):
+
+
+def test_a_function_that_cannot_be_called_is_named(place):
     Path("mine.py").write_text(FUNCTIONS)
     Path("broken.py").write_text("def")
     Path("exits.py").write_text("raise SystemExit(3)")
-    assert expected in said(line)
+    for line, expected in NOT_CALLABLE:
+        assert expected in said(line), line
 
 
 def test_functions_with_slimes_signatures_pass(place):
@@ -191,26 +191,27 @@ def test_what_couples_samples_needs_its_function_and_log_probs(place):
     check(f"{COUPLED} {PLAN} --get-mismatch-metrics")
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("model_type", "llama"),
-        ("hidden_size", None),
-        ("num_attention_heads", "4"),
-        ("num_key_value_heads", 3),
-        ("num_hidden_layers", 0),
-        ("hidden_act", "gelu"),
-        ("attention_bias", True),
-        ("use_sliding_window", True),
-        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4}),
-        ("vocab_size", 4),
-    ],
+OTHER_MODELS = (
+    ("model_type", "llama"),
+    ("hidden_size", None),
+    ("num_attention_heads", "4"),
+    ("num_key_value_heads", 3),
+    ("num_hidden_layers", 0),
+    ("hidden_act", "gelu"),
+    ("attention_bias", True),
+    ("use_sliding_window", True),
+    ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4}),
+    ("vocab_size", 4),
 )
-def test_another_model_is_named(place, key, value):
+
+
+def test_another_model_is_named(place):
     file = Path("model/config.json")
-    config = json.loads(file.read_text()) | {key: value}
-    file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
-    assert ("rope_type" if key == "rope_parameters" else key) in said("")
+    config = json.loads(file.read_text())
+    for key, value in OTHER_MODELS:
+        changed = {k: v for k, v in (config | {key: value}).items() if v is not None}
+        file.write_text(json.dumps(changed))
+        assert ("rope_type" if key == "rope_parameters" else key) in said(""), key
 
 
 def test_a_missing_tokenizer_is_named(place):

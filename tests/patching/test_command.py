@@ -49,14 +49,10 @@ def test_apply_inserts_seven_lines_with_the_files_own_line_ends(host):
     assert {line.endswith(b"\r\n") for line in added} == {b"\r\n" in before[LOSS_FILE]}
 
 
-def test_a_patched_tree_compiles(host):
+def test_a_patched_tree_compiles_and_twice_is_once(host):
     main(["apply", str(host)])
     for file, source in contents(host).items():
         compile(source, file, "exec")
-
-
-def test_twice_is_once(host):
-    main(["apply", str(host)])
     once = contents(host)
     assert main(["apply", str(host)]) == DONE
     assert contents(host) == once
@@ -70,13 +66,14 @@ def test_revert_restores_the_bytes(host):
     assert main(["revert", str(host)]) == DONE
 
 
-@pytest.mark.parametrize("patch", ["0001", "0002"])
-def test_patches_come_off_one_by_one_in_any_order(host, patch):
-    main(["apply", str(host), patch])
-    alone = contents(host)
-    main(["apply", str(host)])
-    main(["revert", str(host), "0002" if patch == "0001" else "0001"])
-    assert contents(host) == alone
+def test_patches_come_off_one_by_one_in_any_order(host):
+    for patch, other in (("0001", "0002"), ("0002", "0001")):
+        main(["revert", str(host)])
+        main(["apply", str(host), patch])
+        alone = contents(host)
+        main(["apply", str(host)])
+        main(["revert", str(host), other])
+        assert contents(host) == alone, patch
 
 
 def test_status_and_diff_write_nothing_and_say_what_is_missing(host, capsys):
@@ -205,18 +202,15 @@ def test_exit_code_is_for_what_only_asks(new, capsys):
     assert main(["status", str(new), "--exit-code"]) == WOULD_CHANGE
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_a_wrong_word_is_one_line(new, capsys):
+    for words, message in (
         (["apply", "/nowhere"], "expected a checkout of slime or miles"),
-        (["apply", "{host}", "0003"], "one of 0001, 0002|did you mean"),
-    ],
-)
-def test_a_wrong_word_is_one_line(new, words, message, capsys):
-    assert cli.main(["patch", *(word.format(host=new) for word in words)]) == REFUSED
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert any(part in error for part in message.split("|"))
+        (["apply", str(new), "0003"], "one of 0001, 0002|did you mean"),
+    ):
+        assert cli.main(["patch", *words]) == REFUSED
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert any(part in error for part in message.split("|"))
 
 
 HOOKS = {
@@ -227,20 +221,23 @@ HOOKS = {
 }
 
 
-@pytest.mark.parametrize(("source", "warning"), HOOKS.values(), ids=HOOKS)
-@pytest.mark.parametrize("flag", [False, True])
-def test_warns_of_hooks_that_would_break(new, source, warning, flag, capsys):
-    make(new, {"elsewhere/mine.py" if not flag else "mine.py": source})
-    main(["apply", str(new), *(["--custom-tis-function-path", "mine.hook"] if flag else [])])
-    error = capsys.readouterr().err
-    assert error.count("warning:") == bool(warning)
-    assert (warning or "") in error
+def test_warns_of_hooks_that_would_break(tmp_path, capsys):
+    for name, (source, warning) in HOOKS.items():
+        for file, flag in (
+            ("elsewhere/mine.py", ()),
+            ("mine.py", ("--custom-tis-function-path", "mine.hook")),
+        ):
+            host = make(tmp_path / name / str(len(flag)), NEW | {file: source})
+            main(["apply", str(host), *flag])
+            error = capsys.readouterr().err
+            assert error.count("warning:") == bool(warning), (name, flag)
+            assert (warning or "") in error, (name, flag)
 
 
-@pytest.mark.parametrize("path", ["no.such_module.hook", "slime.backends.megatron_utils.loss.hook", "hook"])
-def test_a_hook_that_cannot_be_read_is_said(new, path, capsys):
-    main(["apply", str(new), "--custom-tis-function-path", path])
-    assert "its signature is not checked" in capsys.readouterr().err
+def test_a_hook_that_cannot_be_read_is_reported(new, capsys):
+    for path in ("no.such_module.hook", "slime.backends.megatron_utils.loss.hook", "hook"):
+        main(["apply", str(new), "--custom-tis-function-path", path])
+        assert "its signature is not checked" in capsys.readouterr().err, path
 
 
 def test_needs_no_torch():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_ext.errors import DataError
+from slime_ext.host.contract import REQUIRED
 from slime_ext.patching.declared import load_patches, select
 from slime_ext.patching.plan import apply, revert, status
 from slime_ext.patching.tree import Tree
@@ -17,15 +18,6 @@ OURS = (
 )
 ANCHOR = '            "response_lengths"'
 CALL = "tis_func(**tis_kwargs)"
-KEYS = (
-    "args",
-    "pg_loss",
-    "train_log_probs",
-    "rollout_log_probs",
-    "loss_masks",
-    "total_lengths",
-    "response_lengths",
-)
 CUR, ADVANTAGES = 'log_probs_and_entropy["log_probs"]', 'batch["advantages"]'
 
 
@@ -62,22 +54,17 @@ REWRITES = {
 }
 
 
-@pytest.mark.parametrize("text", REWRITES.values(), ids=REWRITES)
-def test_two_lines_come_in_and_nothing_else_changes(text, tmp_path):
-    after = patched(tmp_path, text)
-    anchor = next(line for line in text.splitlines() if line.strip().startswith(('"resp', "'resp")))
-    indent = anchor[: len(anchor) - len(anchor.lstrip())]
-    ours = "".join(indent + line.strip() + "\n" for line in OURS.splitlines())
-    assert after == text.replace(anchor, ours + anchor)
-    compile(after.encode(), "loss.py", "exec")
-
-
-@pytest.mark.parametrize("text", REWRITES.values(), ids=REWRITES)
-def test_revert_gives_back_the_text(text, tmp_path):
-    tree = Tree(make(tmp_path, NEW | {LOSS_FILE: text}))
-    apply(tree, TARGET)
-    revert(tree, TARGET)
-    assert tree.read(LOSS_FILE).decode() == text
+def test_two_lines_come_in_nothing_else_changes_and_revert_gives_back_the_text(tmp_path):
+    for name, text in REWRITES.items():
+        after = patched(tmp_path / name, text)
+        anchor = next(line for line in text.splitlines() if line.strip().startswith(('"resp', "'resp")))
+        indent = anchor[: len(anchor) - len(anchor.lstrip())]
+        ours = "".join(indent + line.strip() + "\n" for line in OURS.splitlines())
+        assert after == text.replace(anchor, ours + anchor), name
+        compile(after.encode(), "loss.py", "exec")
+        tree = Tree(tmp_path / name)
+        revert(tree, TARGET)
+        assert tree.read(LOSS_FILE).decode() == text, name
 
 
 def before_last(*entries):
@@ -99,10 +86,10 @@ NO_OPS = {
 }
 
 
-@pytest.mark.parametrize("text", NO_OPS.values(), ids=NO_OPS)
-def test_a_host_that_has_it_is_recognised_and_left_alone(text, tmp_path):
-    assert patched(tmp_path, text) == text
-    assert status(Tree(tmp_path), TARGET[0]).state == "in the host"
+def test_a_host_that_has_it_is_recognised_and_left_alone(tmp_path):
+    for name, text in NO_OPS.items():
+        assert patched(tmp_path / name, text) == text, name
+        assert status(Tree(tmp_path / name), TARGET[0]).state == "in the host", name
 
 
 def test_only_what_is_missing_is_added(tmp_path):
@@ -123,7 +110,9 @@ def test_revert_keeps_what_the_host_has_of_its_own(tmp_path):
 REFUSED = {
     "another_function": (loss(("policy_loss_function", "policy_loss")), "found 0 times"),
     "a_call_of_dict": (
-        loss(*[(f'"{key}": ', f"{key}=") for key in KEYS], ("= {", "= dict("), ("        }", "        )")),
+        loss(
+            *[(f'"{key}": ', f"{key}=") for key in REQUIRED], ("= {", "= dict("), ("        }", "        )")
+        ),
         "found 0 times",
     ),
     "other_keys": (loss(('"pg_loss":', '"loss":')), "found 0 times"),
@@ -139,10 +128,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("text", "reason"), REFUSED.values(), ids=REFUSED)
-def test_an_unknown_shape_is_refused_with_file_and_reason(text, reason, tmp_path):
-    with pytest.raises(DataError, match=rf"^slime/backends/megatron_utils/loss.py: .*{reason}[^\n]*$"):
-        patched(tmp_path, text)
+def test_an_unknown_shape_is_refused_with_file_and_reason(tmp_path):
+    for name, (text, reason) in REFUSED.items():
+        with pytest.raises(DataError, match=rf"^slime/backends/megatron_utils/loss.py: .*{reason}[^\n]*$"):
+            patched(tmp_path / name, text)
 
 
 def test_a_refusal_names_anchor_and_tested_commits(tmp_path):

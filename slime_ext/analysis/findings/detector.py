@@ -19,6 +19,10 @@ class Detected(NamedTuple):
     evidence: str
     fix: str
     rollouts: tuple[int, ...] = ()
+    ruled_out: str = ""  # instead of the detector's own
+
+
+Needs = Callable[[Diagnosis], str]
 
 
 @dataclass(frozen=True)
@@ -30,18 +34,37 @@ class Detector:
         severity: of the finding.
         detect: returns what it found in a run, None for nothing.
         after: names of faults that look like this one: where one of them was found, this is not looked for.
+        needs: returns what a run lacks for the detector to look, "" for nothing.
+        threshold: what its statistic must exceed, and why that.
+        ruled_out: the next explanation of what it finds, and what speaks against it.
     """
 
     name: str
     severity: Severity
     detect: Callable[[Diagnosis], Detected | None]
     after: frozenset[str]
+    needs: Needs
+    threshold: str
+    ruled_out: str
 
 
-def detector(severity: Severity, after: Iterable[Detector] = ()) -> Callable[..., Detector]:
+def tokens(count: int) -> Needs:
+    """Lets a detector look from this many response tokens on."""
+    wanted = f"{count} response tokens with log-probs of both sides"
+    return lambda d: "" if d.sums["finite"] >= count else wanted
+
+
+def detector(
+    severity: Severity,
+    after: Iterable[Detector] = (),
+    *,
+    needs: Needs,
+    threshold: str,
+    ruled_out: str,
+) -> Callable[..., Detector]:
     """Makes a detector of a function; its name is the fault's."""
     names = frozenset(other.name for other in after)
-    return lambda detect: Detector(detect.__name__, severity, detect, names)
+    return lambda detect: Detector(detect.__name__, severity, detect, names, needs, threshold, ruled_out)
 
 
 def share(part: float, whole: float) -> str:
@@ -68,4 +91,4 @@ def factor(value: float) -> str:
     >>> factor(12.34)
     '12x'
     """
-    return f"{value:.2g}x"
+    return f"{value:.0f}x" if value >= 100 else f"{value:.2g}x"

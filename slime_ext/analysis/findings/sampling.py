@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from slime_ext.analysis.diagnosis import Diagnosis
-from slime_ext.analysis.findings.detector import Detected, detector, nats, share
+from slime_ext.analysis.findings.detector import Detected, detector, nats, share, tokens
 from slime_ext.analysis.findings.log_probs import SPOILT
 
 FEWEST = 300  # tokens
@@ -30,6 +30,76 @@ EVEN = 0.3  # of top-p: most that the largest 1% of l^2 may hold
 # ratios spread so far that their mean is below 1 only because the large ones are rare.
 ALONE, WHOLLY = 1.1, 2.0
 APART = 0.05  # of the entropy
+ALONE_TOKENS = 30  # kept sets of one token
+OUTSIDE, ZEROS = 1e-3, 0.9  # share of tokens outside their set; of log-probs of 0 at sets of one token
+
+
+def _entropies(d: Diagnosis) -> str:
+    lacks = d.statistics.means["surprise"].count < FEWEST
+    return f"the trainer's entropy at {FEWEST} tokens (slime: --use-rollout-entropy)" if lacks else ""
+
+
+def _kept_sets(d: Diagnosis) -> str:
+    if d.statistics.structure.counts["alone"] >= ALONE_TOKENS:
+        return ""
+    return (
+        "the sets that top-p, top-k or min-p left (slime: rollout_top_p_token_ids, written with "
+        "--rollout-top-p below 1); where sampling is truncated and log-probs are those of the whole "
+        "distribution, nobody can see it without them"
+    )
+
+
+@detector(
+    "error",
+    after=SPOILT,
+    needs=_kept_sets,
+    threshold="0.1% of the tokens outside their set; log-probs of 0 at 90% of the sets of one token",
+    ruled_out="Other weights or rounding: renormalised to a set of one token, every policy has log-prob 0.",
+)
+def kept_mass(d: Diagnosis) -> Detected | None:
+    """Finds sampled tokens outside the set that the engine kept, or a side whose log-probs are not
+    renormalised to it.
+
+    Over a kept set K of mass m = sum_K p the log-prob is log p - log m. The mass is in no dump, but where K
+    is one token it equals p, and the log-prob of a side that renormalises is 0.
+    """
+    counts = d.statistics.structure.counts
+    known, alone = counts["known"], counts["alone"]
+    if counts["outside"] > OUTSIDE * known:
+        return Detected(
+            title="Sampled tokens lie outside the set that the engine says it sampled from.",
+            evidence=f"{counts['outside']} of {known} tokens ({share(counts['outside'], known)}).",
+            fix=(
+                "The kept sets belong to other positions: check how rollout_top_p_token_ids and _offsets "
+                "are joined over turns and continued responses."
+            ),
+        )
+    sides = [
+        s
+        for s, name in (("sampler", "alone_sampler"), ("trainer", "alone_trainer"))
+        if counts[name] < ZEROS * alone
+    ]
+    if not sides:
+        return None
+    zeros = ", ".join(f"{share(counts[f'alone_{s}'], alone)} of the {s}'s" for s in ("sampler", "trainer"))
+    both = len(sides) == 2
+    return Detected(
+        title=(
+            "Sampling is truncated, and neither side's log-probs are those of what was sampled from."
+            if both
+            else f"The {sides[0]}'s log-probs are not renormalised to what top-p left, the other side's are."
+        ),
+        evidence=(
+            f"At {alone} positions the kept set is one token, whose log-prob is then 0: {zeros} are. The "
+            f"mean ratio over all {known} kept sets is {counts['mass'] / known:.3f}, the mass that was "
+            "kept."
+        ),
+        fix=(
+            "Replay the kept sets in the trainer (slime hands them on where --rollout-top-p is below 1), "
+            "and have the engine return processed log-probs; or sample with --rollout-top-p 1 "
+            "--rollout-top-k -1."
+        ),
+    )
 
 
 def by_probability(d: Diagnosis) -> float:
@@ -81,7 +151,13 @@ def _is_scaled(d: Diagnosis) -> bool:
     return leaning is None or math.copysign(leaning, leaning * (temperature - 1)) >= LEANS
 
 
-@detector("error", after=SPOILT)
+@detector(
+    "error",
+    after=(*SPOILT, kept_mass),
+    needs=tokens(FEWEST),
+    threshold="a mean ratio below 1 by 6 standard errors with a mean log-ratio that fits it",
+    ruled_out="Other weights: the mean ratio over what a policy sampled is 1 whatever the trainer's weights.",
+)
 def truncated_sampling(d: Diagnosis) -> Detected | None:
     """Finds a mean ratio significantly below 1 and a mean log-ratio that fits it: probabilities
     renormalised to a part of the vocabulary."""
@@ -93,8 +169,8 @@ def truncated_sampling(d: Diagnosis) -> Detected | None:
     return Detected(
         title="The sampler's log-probs are renormalised to the tokens that top-p or top-k left.",
         evidence=(
-            f"{share(d.statistics.counts['below'], d.sums['finite'])} of the tokens are less likely for the "
-            f"trainer, {share(d.statistics.counts['above'], d.sums['finite'])} more. The mean ratio is "
+            f"{share(d.statistics.counts['below'], d.sums['finite'])} of the tokens are less likely for "
+            f"the trainer, {share(d.statistics.counts['above'], d.sums['finite'])} more. The mean ratio is "
             f"{1 + above_1.value:.4f} ± {above_1.error:.1g} instead of 1: the probability mass that was "
             f"sampled from.{_besides(mean, math.log1p(above_1.value))}"
         ),
@@ -109,12 +185,21 @@ def _besides(mean: float, expected: float) -> str:
     if mean > ALONE * expected:
         return ""
     return (
-        f" That alone would make a mean log-ratio of {nats(expected)}; it is {nats(mean)}: the temperatures "
-        "differ besides. Compare them too (--rollout-temperature, generation_config.json)."
+        f" That alone would make a mean log-ratio of {nats(expected)}; it is {nats(mean)}: the "
+        "temperatures differ besides. Compare them too (--rollout-temperature, generation_config.json)."
     )
 
 
-@detector("error", after=(*SPOILT, truncated_sampling))
+@detector(
+    "error",
+    after=(*SPOILT, kept_mass, truncated_sampling),
+    needs=tokens(FEWEST),
+    threshold=(
+        "mean ratio above 1 and mean log-ratio above 0 by 3 standard errors, 35% of the variance by "
+        "probability"
+    ),
+    ruled_out="Staleness or rounding: over what the recorded policy sampled neither can be above.",
+)
 def before_temperature(d: Diagnosis) -> Detected | None:
     """Finds log-ratios that are a function of the probability and whose means, and those of the ratio, are
     above what sampling allows."""
@@ -136,7 +221,13 @@ def before_temperature(d: Diagnosis) -> Detected | None:
     )
 
 
-@detector("error", after=(*SPOILT, truncated_sampling, before_temperature))
+@detector(
+    "error",
+    after=(*SPOILT, kept_mass, truncated_sampling, before_temperature),
+    needs=tokens(FEWEST),
+    threshold="35% of the variance of the log-ratio explained by the probability, one sign at likely tokens",
+    ruled_out="Rounding and staleness have no preferred sign at likely tokens.",
+)
 def temperature(d: Diagnosis) -> Detected | None:
     """Finds log-ratios that are a function of the probability, with the means that sampling gives."""
     if not _is_scaled(d):
@@ -146,9 +237,9 @@ def temperature(d: Diagnosis) -> Detected | None:
     return Detected(
         title=f"The sampler runs at a {sharper} temperature than the trainer scores with.",
         evidence=(
-            f"{share(by_probability(d), 1)} of the variance of the log-ratio follows from the probability of "
-            f"the token alone, as at about {scale:.2g} times the trainer's temperature. Mean |log-ratio| "
-            f"{nats(d.sums.mean('absolute'))}."
+            f"{share(by_probability(d), 1)} of the variance of the log-ratio follows from the probability "
+            f"of the token alone, as at about {scale:.2g} times the trainer's temperature. Mean "
+            f"|log-ratio| {nats(d.sums.mean('absolute'))}."
         ),
         fix=(
             "Use one temperature for both: the trainer divides its logits by --rollout-temperature; a "
@@ -158,7 +249,13 @@ def temperature(d: Diagnosis) -> Detected | None:
     )
 
 
-@detector("error", after=(*SPOILT, truncated_sampling, before_temperature, temperature))
+@detector(
+    "error",
+    after=(*SPOILT, kept_mass, truncated_sampling, before_temperature, temperature),
+    needs=_entropies,
+    threshold="6 standard errors and 5% of the entropy",
+    ruled_out="Chance: tokens are drawn with exactly the recorded entropy on average.",
+)
 def unlike_entropy(d: Diagnosis) -> Detected | None:
     """Finds a mean -log-prob of the sampled tokens that is not the entropy: another policy drew them."""
     surprise = d.statistics.means["surprise"]
@@ -174,12 +271,12 @@ def unlike_entropy(d: Diagnosis) -> Detected | None:
             "errors apart)."
         ),
         fix=(
-            "A temperature, top-p, top-k or min-p acts on sampling, and neither the recorded log-probs nor "
-            "the trainer know of it: no ratio can show or correct it. Compare the request's sampling_params "
-            "with the trainer's --rollout-temperature."
+            "A temperature, top-p, top-k or min-p acts on sampling, and neither the recorded log-probs "
+            "nor the trainer know of it: no ratio can show or correct it. Compare the request's "
+            "sampling_params with the trainer's --rollout-temperature."
         ),
     )
 
 
-OTHER_POLICY = (truncated_sampling, before_temperature, temperature)
+OTHER_POLICY = (kept_mass, truncated_sampling, before_temperature, temperature)
 DETECTORS = (*OTHER_POLICY, unlike_entropy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from statistics import median
 from typing import NamedTuple
 
@@ -11,9 +11,11 @@ from slime_ext.analysis.detector_statistics import RolloutSummary, VersionSums
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.findings.detector import FEW, Detected, detector, factor, nats
 from slime_ext.analysis.findings.log_probs import SPOILT
+from slime_ext.analysis.findings.push import PUSHES
 from slime_ext.analysis.findings.sampling import OTHER_POLICY
+from slime_ext.analysis.findings.turns import prefix_mismatch
 
-BEFORE = (*SPOILT, *OTHER_POLICY)
+BEFORE = (*SPOILT, *OTHER_POLICY, prefix_mismatch)
 FEWEST = 100  # tokens on each side
 MATTERS = 1e-3  # nats of k3 that old weights must make
 TIMES = 3.0  # as much as fresh ones
@@ -50,11 +52,12 @@ def fresh_and_stale(versions: list[VersionSums]) -> tuple[list[VersionSums], lis
 
 
 def _first_off(rollouts: list[RolloutSummary]) -> tuple[list[RolloutSummary], float]:
-    """The first rollouts in which the policies are far apart, at most a third of all, and the median k3 of
-    the rest."""
+    """The first rollouts of the run, or after its weight versions began anew, in which the policies are far
+    apart, at most a third of all, and the median k3 of the rest."""
     rest = median(s.k3 for s in rollouts[len(rollouts) // 3 :])
     limit = max(FIRST_MATTERS, FIRST_TIMES * rest)
-    bad = list(takewhile(lambda s: s.k3 >= limit, rollouts))
+    begins = [0, *(i for i, (a, b) in enumerate(pairwise(rollouts), 1) if 0 <= b.version < a.version)]
+    bad = [s for begin in begins for s in takewhile(lambda s: s.k3 >= limit, rollouts[begin:])]
     is_few = len(bad) <= max(1, len(rollouts) // 3)
     return (bad if is_few and any(s.top_share < FEW for s in bad) else []), rest
 
@@ -67,7 +70,34 @@ def _aged(versions: list[VersionSums]) -> set[int]:
     return {rollout_id for rollout_id, more in tokens.items() if more > 0}
 
 
-@detector("error", after=BEFORE)
+def _four_rollouts(d: Diagnosis) -> str:
+    enough = sum(s.tokens >= FEWEST for s in d.statistics.rollouts) >= 4
+    return "" if enough else f"4 rollouts of {FEWEST} tokens"
+
+
+def _ages_or_start(d: Diagnosis) -> str:
+    fresh, stale = map(VersionMeans.of, fresh_and_stale(d.statistics.versions))
+    if fresh.count + stale.count >= FEWEST:
+        return ""
+    starts = len(d.statistics.rollouts) >= 3 and d.statistics.rollouts[0].rollout_id == 0
+    return "" if starts else "weight versions of the samples, or rollouts 0 to 2 of the run"
+
+
+def _switches(d: Diagnosis) -> str:
+    enough = min(d.statistics.switched[:, 0].tolist()) >= FEWEST
+    return "" if enough else "weight versions by token, and a weight update inside responses"
+
+
+@detector(
+    "error",
+    after=BEFORE,
+    needs=_four_rollouts,
+    threshold="k3 of the first rollouts 8 times that of the others, and 5e-3 nats",
+    ruled_out=(
+        "Staleness: most tokens of these rollouts are not known to be of older weights; numerics: the "
+        "same engine agrees later."
+    ),
+)
 def resumed_wrong_weights(d: Diagnosis) -> Detected | None:
     """Finds that k3 of the first rollouts is a multiple of that of the others."""
     rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
@@ -77,7 +107,7 @@ def resumed_wrong_weights(d: Diagnosis) -> Detected | None:
     worst, names = max(s.k3 for s in bad), ", ".join(str(s.rollout_id) for s in bad)
     times = factor(worst / rest) if rest else "infinitely many times"
     return Detected(
-        title="The first rollouts were sampled from other weights than the trainer's.",
+        title="The first rollouts after a start were sampled from other weights than the trainer's.",
         evidence=f"k3 {nats(worst)} in rollout {names}, {nats(rest)} afterwards: {times} as much.",
         fix=(
             "After --load the engine still had the weights of --hf-checkpoint: push the trainer's weights "
@@ -88,7 +118,15 @@ def resumed_wrong_weights(d: Diagnosis) -> Detected | None:
     )
 
 
-@detector("warning", after=(*BEFORE, resumed_wrong_weights))
+@detector(
+    "warning",
+    after=(*BEFORE, *PUSHES, resumed_wrong_weights),
+    needs=_ages_or_start,
+    threshold="k3 of older weights 3 times that of fresh ones (or 6 times that of rollout 0), and 1e-3 nats",
+    ruled_out=(
+        "Numerics: fresh weights go through the same arithmetic, and their k3 is the one it is compared with."
+    ),
+)
 def stale_weights(d: Diagnosis) -> Detected | None:
     """Finds that k3 of tokens of older weights is a multiple of that of fresh ones or of rollout 0, or
     that no weights are fresh."""
@@ -153,7 +191,13 @@ def _stale(evidence: str, rollouts: tuple[int, ...]) -> Detected:
     )
 
 
-@detector("error", after=SPOILT)
+@detector(
+    "error",
+    after=SPOILT,
+    needs=_switches,
+    threshold="k3 behind an update 3 times that of the same weights elsewhere, and 2e-4 nats",
+    ruled_out="Stale weights: both sides of the comparison are of the same version.",
+)
 def stale_cache(d: Diagnosis) -> Detected | None:
     """Finds that k3 behind a weight update inside a response is a multiple of that of the same weights
     elsewhere."""
@@ -167,7 +211,8 @@ def stale_cache(d: Diagnosis) -> Detected | None:
         title="After a weight update inside a response, the engine goes on with the KV cache of before.",
         evidence=(
             f"k3 {nats(k3_after)} at tokens behind an update inside their response, {nats(k3_pure)} at "
-            f"tokens of the same weights in responses without one: {factor(k3_after / max(k3_pure, 1e-12))}."
+            "tokens of the same weights in responses without one: "
+            f"{factor(k3_after / max(k3_pure, 1e-12))}."
         ),
         fix=(
             "Flush the cache when weights change and let running requests be prefilled again (SGLang: "
@@ -176,4 +221,4 @@ def stale_cache(d: Diagnosis) -> Detected | None:
     )
 
 
-DETECTORS = (resumed_wrong_weights, stale_weights, stale_cache)
+DETECTORS = (*PUSHES, resumed_wrong_weights, stale_weights, stale_cache)

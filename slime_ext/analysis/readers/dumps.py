@@ -20,12 +20,15 @@ from torch import Tensor
 from slime_ext.analysis.document import Skipped
 from slime_ext.analysis.readers.find import Job
 from slime_ext.analysis.readers.ranks import merge_ranks
+from slime_ext.analysis.readers.routes import compared_routes
 from slime_ext.analysis.readers.samples import (
     NO_NUMBERS,
     DumpedSample,
     Notes,
     as_tensor,
     assemble,
+    checksum,
+    kept_sizes,
     number,
     rollout_number,
     sample_of,
@@ -34,7 +37,7 @@ from slime_ext.analysis.readers.samples import (
 from slime_ext.analysis.readers.unpickle import load_plain
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.errors import DataError, cut
-from slime_ext.host.versions import versions_of
+from slime_ext.host.contract import versions_of
 
 FORMAT_VERSION = 2
 # What a file of slime's keys with other values than slime's leads to.
@@ -99,10 +102,13 @@ class _Content:
             return Skipped(source, _of_another_kind(error))
         about = pickle.loads(self.about)  # our own
         notes = Notes()
-        _join(rows, about, notes)
+        retold = _join(rows, about, notes)
+        is_trained = bool(rows)
         rows = rows or [_bare(i, sample) for i, sample in enumerate(about)]
+        whole = {"dropped": _dropped(rows, about) if is_trained else None, "retold": retold}
+        whole |= compared_routes([(row, about[row.position]) for row in rows if row.position < len(about)])
         is_ours = any(sample["token_versions"] for sample in about)
-        return assemble(self.rollout_id, source, rows, self.version if is_ours else None, notes)
+        return assemble(self.rollout_id, source, rows, self.version if is_ours else None, notes, **whole)
 
 
 def read_job(job: Job) -> Iterator[DumpedRollout | Skipped]:
@@ -157,9 +163,21 @@ def _bare(position: int, sample: Mapping[str, Any]) -> DumpedSample:
     return DumpedSample(position, int(sample["response_length"]))
 
 
-def _join(rows: list[DumpedSample], about: list[dict[str, Any]], notes: Notes) -> None:
+def _dropped(rows: Sequence[DumpedSample], about: Sequence[Mapping[str, Any]]) -> Tensor:
+    """``DumpedRollout.dropped``: samples of the rollout dump that no row trains on."""
+    there = {row.position for row in rows}
+    gone = [
+        (s["response_length"], s["reward"], i)
+        for i, s in enumerate(about)
+        if i not in there and s["reward"] is not None
+    ]
+    return torch.tensor(gone, dtype=torch.float64).reshape(-1, 3)
+
+
+def _join(rows: list[DumpedSample], about: list[dict[str, Any]], notes: Notes) -> int:
     """Adds text, versions, group and reward of the rollout dump to the rows, by position, or by sample
-    index for files without positions."""
+    index for files without positions; returns how many samples have other tokens there."""
+    retold = 0
     by_index = {sample["index"]: i for i, sample in enumerate(about) if sample["index"] is not None}
     for row in rows:
         if row.position < 0:  # a per-rank file: minus one, minus the sample's index
@@ -169,19 +187,24 @@ def _join(rows: list[DumpedSample], about: list[dict[str, Any]], notes: Notes) -
         sample = about[row.position]
         if (there := sample["response_length"]) == row.response_length:
             _take_over(row, sample)
+            retold += (
+                None not in (row.token_sum, sample["token_sum"]) and row.token_sum != sample["token_sum"]
+            )
         else:
             notes.add(
                 "of another length in the rollout dump, from which nothing is taken for them",
                 f"position {row.position}: {there} response tokens, {row.response_length} in the train dump",
             )
+    return retold
 
 
 def _take_over(row: DumpedSample, sample: dict[str, Any]) -> None:
     for name in ("prompt", "response", "weight_versions", "token_versions", "group"):
         setattr(row, name, sample[name])
     row.reward = sample["reward"] if sample["reward"] is not None else row.reward
-    if row.behavior is None and sample["behavior"] is not None:
-        row.behavior = sample["behavior"]
+    for name in ("behavior", "kept"):
+        if getattr(row, name) is None:
+            setattr(row, name, sample[name])
 
 
 def about_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -197,6 +220,9 @@ def about_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "index": _whole(sample.get("index")),
             "response_length": int(sample.get("response_length") or 0),
             "behavior": _small(sample.get("rollout_log_probs")),
+            "kept": kept_sizes(sample, int(sample.get("response_length") or 0), sample.get("tokens")),
+            "routed": sample.get("rollout_routed_experts"),
+            "token_sum": checksum(sample.get("tokens")),
             "group": _whole(sample.get("group_index")),
             "reward": number(sample.get("reward")),
             "prompt": text_of(sample.get("prompt")),

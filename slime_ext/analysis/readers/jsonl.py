@@ -22,7 +22,7 @@ from typing import Any
 from slime_ext.analysis.document import Skipped
 from slime_ext.analysis.readers.samples import DumpedSample, assemble, rollout_number, text
 from slime_ext.analysis.records import DumpedRollout
-from slime_ext.host.versions import versions_of
+from slime_ext.host.contract import versions_of
 
 ALIASES = {
     "behavior": ("rollout_log_probs", "behavior"),

@@ -18,7 +18,13 @@ from slime_ext.errors import DataError
 from slime_ext.host.packing import zigzag
 
 Data = Mapping[str, Any]
-CUT = ("log_probs", "rollout_log_probs", "advantages", "entropy")  # local slices; masks and tokens are whole
+CUT = (
+    "log_probs",
+    "rollout_log_probs",
+    "advantages",
+    "entropy",
+    "ref_log_probs",
+)  # local slices; masks and tokens are whole
 
 
 def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[DumpedSample]:

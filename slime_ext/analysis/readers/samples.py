@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slime_ext.analysis.document import Skipped
 from slime_ext.analysis.records import DumpedRollout
-from slime_ext.host.versions import MOST_DIGITS, number_of
+from slime_ext.host.contract import MOST_DIGITS, number_of
 
 LONGEST, MESSAGES = 200_000, 1000  # characters and chat messages of a prompt or a response that are kept
 UNKNOWN = -1  # version of the weights of a token
@@ -27,6 +27,9 @@ FIELDS: dict[str, tuple[torch.dtype, float]] = {
     "tokens": (torch.int64, UNKNOWN),
     "advantages": (torch.float32, 0.0),
     "entropy": (torch.float32, torch.nan),
+    "reference": (torch.float32, torch.nan),
+    "kept": (torch.float32, torch.nan),
+    "overlap": (torch.float32, torch.nan),
 }
 
 
@@ -42,6 +45,11 @@ class DumpedSample:
     tokens: Any = None
     advantages: Any = None
     entropy: Any = None
+    reference: Any = None
+    kept: Any = None
+    overlap: Any = None
+    routed: Any = None  # the trainer's experts, [tokens, layers, active]
+    token_sum: int | None = None  # of all tokens, see ``checksum``
     prompt_length: int = 0
     reward: float | None = None
     group: int | None = None
@@ -71,12 +79,14 @@ def assemble(
     rows: Sequence[DumpedSample],
     trainer_version: int | None = None,
     notes: Notes | None = None,
+    **whole: Any,
 ) -> DumpedRollout | Skipped:
     """One rollout from samples, without those whose lists do not fit.
 
     Args:
         trainer_version: version of the trainer's weights when the rollout was trained on, if it is known.
         notes: what is known to be amiss already.
+        whole: fields of ``DumpedRollout`` that are not of one sample.
     """
     if not rows:
         return Skipped(source, "holds no sample")
@@ -86,7 +96,7 @@ def assemble(
     sound = [row for row in rows if _fits(row, notes)]
     if not sound:
         return Skipped(source, "no sample with a list of numbers for its response; " + notes.lines()[0])
-    return _pack(rollout_id, source, sound, trainer_version, notes)
+    return _pack(rollout_id, source, sound, trainer_version, notes, whole)
 
 
 def _without_log_probs(rows: Sequence[DumpedSample]) -> str | None:
@@ -128,7 +138,12 @@ def _fits(row: DumpedSample, notes: Notes) -> bool:
 
 
 def _pack(
-    rollout_id: int, source: str, rows: list[DumpedSample], trainer_version: int | None, notes: Notes
+    rollout_id: int,
+    source: str,
+    rows: list[DumpedSample],
+    trainer_version: int | None,
+    notes: Notes,
+    whole: dict,
 ) -> DumpedRollout:
     lengths = tuple(row.response_length for row in rows)
     pack = _Packer(rows, lengths)
@@ -145,7 +160,7 @@ def _pack(
         mask=mask,
         tokens=pack.maybe("tokens"),
         advantages=pack.maybe("advantages"),
-        entropy=pack.maybe("entropy"),
+        **{name: pack.maybe(name) for name in ("entropy", "reference", "kept", "overlap")},
         rewards=_rewards(rows),
         versions=versions,
         ages=None if versions is None else _ages(versions, trainer_version),
@@ -154,6 +169,7 @@ def _pack(
         prompts=[row.prompt for row in rows],
         responses=[row.response for row in rows],
         notes=notes.lines(),
+        **whole,
     )
 
 
@@ -293,10 +309,39 @@ def sample_of(sample: Mapping[str, Any], position: int, step: int | None = None)
         tokens=None if tokens is None else tokens[prompt_length : prompt_length + length],
         advantages=sample.get("advantages"),
         entropy=sample.get("entropy"),
+        reference=sample.get("ref_log_probs"),
+        kept=kept_sizes(sample, length, tokens),
+        routed=sample.get("routed_experts"),
+        token_sum=checksum(tokens),
         prompt_length=prompt_length,
         reward=number(sample.get("rewards") if reward is None else reward),
         step=step,
     )
+
+
+def checksum(tokens: Any) -> int | None:
+    """A number that differs where tokens or their order do, but for chance; None for no tokens."""
+    try:
+        found = as_tensor(tokens, torch.int64)
+    except NO_NUMBERS:
+        return None
+    return int((found * torch.arange(1, len(found) + 1)).sum())
+
+
+def kept_sizes(sample: Mapping[str, Any], length: int, tokens: Any) -> Tensor | None:
+    """``DumpedRollout.kept`` of one sample, from slime's replay keys: of response token i the kept ids are
+    ids[offsets[i]:offsets[i + 1]] (slime/utils/types.py at 624b824)."""
+    ids, offsets = (sample.get(f"rollout_top_p_token_{name}") for name in ("ids", "offsets"))
+    try:
+        ids, offsets, drawn = (as_tensor(values, torch.int64) for values in (ids, offsets, tokens))
+    except NO_NUMBERS:
+        return None
+    sizes, drawn = offsets.diff(), drawn[len(drawn) - length :]
+    if not len(drawn) == len(sizes) == length or int(sizes.sum()) != len(ids) or bool((sizes < 0).any()):
+        return None
+    at = torch.repeat_interleave(sizes)
+    is_in = torch.zeros(length).index_add(0, at, (ids == drawn[at]).float()) > 0
+    return torch.where(sizes == 0, torch.nan, torch.where(is_in, sizes, -sizes).float())
 
 
 def number(value: Any) -> float | None:

@@ -13,9 +13,12 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from slime_ext.analysis.document import Document, Effect, Numbers
+from slime_ext.analysis.recommend import cost
 from slime_ext.analysis.report.numbers import NONE, depth, listed, number, percent, ratio, sentence, whole
 from slime_ext.analysis.report.pictures import pictures
 
+SHOWN = 5  # corrections that are not folded
+STATES = ("found", "nothing", "left to another", "could not look")
 MOST_NAMED = 300  # characters of rejected sequences on the page; JSON has all
 TEMPLATE, STYLE = "page.html.j2", "style.css"
 
@@ -36,6 +39,8 @@ def render(document: Document, against: Document | None = None) -> str:
         "documents": documents,
         "both": against is not None,
         "tiles": tiles([d.total for d in documents]),
+        "looked": [looked(d) for d in documents],
+        "shown": SHOWN,
         "pictures": pictures(documents),
         "columns": COLUMNS,
         "rows": rows(documents),
@@ -65,29 +70,64 @@ def _text(name: str) -> str:
     return files("slime_ext.analysis.report").joinpath(name).read_text(encoding="utf-8")
 
 
-TILES: tuple[tuple[str, Callable[[Numbers], str]], ...] = (
-    ("k3, nats per token", lambda n: number(n.k3)),
-    ("mean l, nats per token", lambda n: number(n.mean)),
-    ("mean |l|, nats per token", lambda n: number(n.absolute)),
-    ("ratio, 1st to 99th percentile", lambda n: f"{ratio(n.ratio_p01)} to {ratio(n.ratio_p99)}"),
-    ("ESS of tokens", lambda n: percent(n.ess_token)),
-    ("ESS of geometric means", lambda n: percent(n.ess_geometric)),
-    ("ESS of whole sequences", lambda n: percent(n.ess_sequence)),
-    ("χ², token", lambda n: number(n.chi2_token)),
-    ("χ², sequence", lambda n: number(n.chi2_sequence)),
-    ("perplexity, sampler", lambda n: number(n.perplexity_behavior)),
-    ("perplexity, trainer", lambda n: number(n.perplexity_proximal)),
-    ("mean reward", lambda n: number(n.reward)),
-    ("mean response, tokens", lambda n: number(n.response_length)),
-    ("mean age, weight versions", lambda n: number(n.staleness)),
-    ("tokens without a log-prob", lambda n: whole(n.nonfinite)),
+@dataclass(frozen=True)
+class Tile:
+    """A number: how it is written, and where docs/metrics.md calls it healthy."""
+
+    name: str
+    say: Callable[[Numbers], str]
+    range: str = ""
+    is_healthy: Callable[[Numbers], bool] | None = None
+
+    def of(self, numbers: Numbers) -> tuple[str, str]:
+        """The text, and ``good``, ``bad`` or "" for a number without a range."""
+        text = self.say(numbers)
+        if text == NONE or self.is_healthy is None:
+            return text, ""
+        return text, "good" if self.is_healthy(numbers) else "bad"
+
+
+TILES = (
+    Tile("k3, nats per token", lambda n: number(n.k3), "below 1e-3", lambda n: n.k3 < 1e-3),
+    Tile("mean l, nats per token", lambda n: number(n.mean)),
+    Tile("mean |l|, nats per token", lambda n: number(n.absolute)),
+    Tile(
+        "ratio, 1st to 99th percentile",
+        lambda n: NONE if n.ratio_p01 is None else f"{ratio(n.ratio_p01)} to {ratio(n.ratio_p99)}",
+        "above 0.5, below 2",
+        lambda n: n.ratio_p01 > 0.5 and n.ratio_p99 < 2,
+    ),
+    Tile("ESS of tokens", lambda n: percent(n.ess_token), "above 0.9", lambda n: n.ess_token > 0.9),
+    Tile("ESS of geometric means", lambda n: percent(n.ess_geometric)),
+    Tile(
+        "ESS of whole sequences",
+        lambda n: percent(n.ess_sequence),
+        "above 0.1",
+        lambda n: n.ess_sequence > 0.1,
+    ),
+    Tile("χ², token", lambda n: number(n.chi2_token), "below 0.1", lambda n: n.chi2_token < 0.1),
+    Tile("χ², sequence", lambda n: number(n.chi2_sequence), "below 10", lambda n: n.chi2_sequence < 10),
+    Tile("perplexity, sampler", lambda n: number(n.perplexity_behavior)),
+    Tile("perplexity, trainer", lambda n: number(n.perplexity_proximal)),
+    Tile("mean reward", lambda n: number(n.reward)),
+    Tile("mean response, tokens", lambda n: number(n.response_length)),
+    Tile("mean age, weight versions", lambda n: number(n.staleness)),
+    Tile("tokens without a log-prob", lambda n: whole(n.nonfinite), "none", lambda n: n.nonfinite == 0),
 )
 
 
-def tiles(totals: Sequence[Numbers]) -> list[tuple[str, list[str]]]:
-    """Name of each number and its value in each run, without numbers that no run has."""
-    found = [(name, [say(n) for n in totals]) for name, say in TILES]
-    return [(name, values) for name, values in found if set(values) != {NONE}]
+def tiles(totals: Sequence[Numbers]) -> list[dict[str, Any]]:
+    """Each number with its text and verdict in each run, without numbers that no run has."""
+    found = [{"name": t.name, "range": t.range, "runs": [t.of(n) for n in totals]} for t in TILES]
+    return [tile for tile in found if any(text != NONE for text, _ in tile["runs"])]
+
+
+def looked(document: Document) -> dict[str, Any]:
+    """What the detectors did with a run: a sentence, whether at least half of them could look, the rows."""
+    rows = sorted(document.detectors, key=lambda row: STATES.index(row.state))
+    could = sum(row.state in ("found", "nothing") for row in rows)
+    said = f"{could} of {len(rows)} detectors looked"
+    return {"rows": rows, "most": 2 * could >= len(rows), "said": said}
 
 
 @dataclass(frozen=True)
@@ -125,13 +165,21 @@ COLUMNS = (
 
 
 def rows(documents: Sequence[Document]) -> list[dict[str, Any]]:
-    """The rows of the what-if table: one per correction of any document, the recommended one first."""
+    """The rows of the what-if table: one per correction of any document, the recommended one first, then the
+    candidates of the situation, then what costs little."""
     chosen = {d.recommendation.name for d in documents if d.recommendation}
     by_name: dict[str, dict[int, Effect]] = {}
     for run, document in enumerate(documents):
         for effect in document.effects:
             by_name.setdefault(effect.name, {})[run] = effect
-    ordered = sorted(by_name.items(), key=lambda item: item[0] not in chosen)
+    tried = [c.name for d in documents if d.recommendation for c in d.recommendation.candidates]
+
+    def suits(item: tuple[str, dict[int, Effect]]) -> tuple:
+        name, effects = item
+        costs = any(effect.unavailable or cost(effect) for effect in effects.values())
+        return name not in chosen, costs, tried.index(name) if name in tried else len(tried)
+
+    ordered = sorted(by_name.items(), key=suits)
     return [_row(name, effects, name in chosen) for name, effects in ordered]
 
 

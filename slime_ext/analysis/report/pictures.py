@@ -110,6 +110,7 @@ class TimelinePanel:
     low: Value | None = None
     high: Value | None = None
     shown: tuple[float, ...] = ()  # numbers that the axis must include
+    may_be_level: bool = True  # a number that never changes is drawn
     may_be_log: bool = False
 
 
@@ -120,7 +121,7 @@ PANELS = (
     ),
     TimelinePanel("ESS", lambda n: n.ess_token, shown=(0.0, 1.0)),
     TimelinePanel("reward", lambda n: n.reward),
-    TimelinePanel("age, versions", lambda n: n.staleness, shown=(0.0,)),
+    TimelinePanel("age, versions", lambda n: n.staleness, shown=(0.0,), may_be_level=False),
 )
 
 
@@ -132,7 +133,7 @@ def timeline(documents: Sequence[Document]) -> Picture:
         "teeth in k3 with the period of the age are weights that are pushed too rarely; ratio is the median "
         "with the range from the 1st to the 99th percentile."
     )
-    panels = [p for p in PANELS if any(_series(d, p.value) for d in documents)]
+    panels = [p for p in PANELS if any(_is_worth_a_panel(p, d) for d in documents)]
     if not panels:
         return Picture("timeline", title, how, missing="No rollout could be analysed.", wide=True)
     drawing = Drawing(title, len(panels))
@@ -143,6 +144,10 @@ def timeline(documents: Sequence[Document]) -> Picture:
         drawing.name(axes, "rollout" if axes is drawing.axes[-1] else "", panel.name, ticks=4)
     drawing.axes[-1].xaxis.get_major_locator().set_params(integer=True)
     return Picture("timeline", title, how, drawing.svg("timeline"), wide=True)
+
+
+def _is_worth_a_panel(panel: TimelinePanel, document: Document) -> bool:
+    return len({y for _, y in _series(document, panel.value)}) > (not panel.may_be_level)
 
 
 def _draw_run(drawing: Drawing, axes, panel: TimelinePanel, document: Document, colour: str) -> None:
@@ -207,7 +212,7 @@ CURVES = (
         "age, weight versions",
         "Age 0 is pure numerics; what grows from there is staleness, "
         "a jump at one age is one bad weight update.",
-        "The dump does not say which weights sampled which token.",
+        "All tokens are of one age, or the dump does not say which weights sampled them.",
     ),
     CurveKind(
         "probability",

@@ -83,7 +83,9 @@ class Flag:
             action = "store_false" if self.clears else "store_true"
             parser.add_argument(self.name, dest=self.dest, action=action, help=text)
             return
-        text += "" if self.default is None else f" (default {self.default})"
+        known = [", ".join(get_args(self.type))] if get_origin(self.type) is Literal else []
+        known += [] if self.default is None else [f"default {self.default}"]
+        text += f" ({'; '.join(known)})" if known else ""
         nargs = "+" if self.many else None
         parser.add_argument(
             self.name, type=self._word, default=self.default, nargs=nargs, metavar="VALUE", help=text
@@ -119,7 +121,9 @@ Rounding = Literal["fp8", "fp8_block", "int8", "int4"]
 GROUPS: dict[str, tuple[Flag, ...]] = {
     "model": (
         Flag("--hf-checkpoint", Text, required=True, help="folder of config.json, tokenizer, maybe weights"),
-        Flag("--transformer-impl", Layers, "transformer_engine", "whose layers; the latter need CUDA"),
+        Flag(
+            "--transformer-impl", Layers, "transformer_engine", "whose layers; Transformer Engine's need CUDA"
+        ),
         Flag("--init-method-std", Positive, 0.02, "standard deviation of random initial weights"),
         Flag("--seed", Seed, 1234, "seed of the initial weights"),
     ),

@@ -1,4 +1,4 @@
-"""Values that follow from other flags, in slime's order. No file but the run's own names is looked at."""
+"""Values that follow from other flags, in slime's order, and flags that contradict each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
-from slime_ext.host.functions import flag_of
+from slime_ext.host.contract import flag_of
 
 VANILLA = "slime_ext.tis.vanilla_tis_function"
 
@@ -24,6 +24,8 @@ def resolve(args: argparse.Namespace) -> argparse.Namespace:
     _evaluation(args)
     _engine(args)
     _output(args)
+    _schedule(args)
+    _check_combinations(args)
     return args
 
 
@@ -51,7 +53,8 @@ def _ranks(args: argparse.Namespace) -> None:
 
 
 def _steps(args: argparse.Namespace) -> None:
-    """--num-steps-per-rollout and --global-batch-size each give the other."""
+    """--num-steps-per-rollout and --global-batch-size each give the other; a step divides over ranks, then
+    minibatches, then micro-batches."""
     samples = args.rollout_batch_size * args.n_samples_per_prompt
     if args.num_steps_per_rollout is not None:
         if samples % args.num_steps_per_rollout:
@@ -73,6 +76,16 @@ def _steps(args: argparse.Namespace) -> None:
             f"(--rollout-batch-size x --n-samples-per-prompt), got {args.global_batch_size}"
         )
     args.num_steps_per_rollout = samples // args.global_batch_size
+    ranks, parts = args.data_parallel_size, args.ppo_n_minibatches
+    _divide("--global-batch-size", args.global_batch_size, ranks, "data-parallel ranks")
+    local = args.global_batch_size // ranks
+    _divide("--ppo-n-minibatches: samples of a step on a rank", local, parts, "minibatches")
+    _divide("--micro-batch-size: samples of a minibatch", local // parts, args.micro_batch_size, "a pass")
+
+
+def _divide(where: str, total: int, parts: int, of_what: str) -> None:
+    if total % parts:
+        raise ConfigError(f"{where}: expected a multiple of {parts} ({of_what}), got {total}")
 
 
 def _loss(args: argparse.Namespace) -> None:
@@ -145,3 +158,26 @@ def _is_of_a_run(load: Path, runs: Path) -> bool:
 
 def _names(directory: Path) -> list[str]:
     return [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
+
+
+def _schedule(args: argparse.Namespace) -> None:
+    """train_iters, the optimizer steps of the run; the warm-up ends before the decay does."""
+    args.train_iters = args.num_rollout * args.num_steps_per_rollout
+    args.lr_decay_iters = args.lr_decay_iters or args.train_iters
+    if args.lr_warmup_iters >= args.lr_decay_iters:
+        raise ConfigError(
+            f"--lr-warmup-iters: expected fewer than the {args.lr_decay_iters} steps of --lr-decay-iters, "
+            f"got {args.lr_warmup_iters}"
+        )
+    if args.min_lr > args.lr:
+        raise ConfigError(f"--min-lr: expected at most --lr {args.lr}, got {args.min_lr}")
+
+
+def _check_combinations(args: argparse.Namespace) -> None:
+    """Flags that exclude or need each other, where `slime_ext.host.flags` has no such rule."""
+    if args.eps_clip_c is not None and args.advantage_estimator == "cispo":
+        raise ConfigError("--eps-clip-c: expected --advantage-estimator grpo or gspo beside it, got cispo")
+    if args.rollout_top_k == 0:
+        raise ConfigError("--rollout-top-k: expected -1 or at least 1, got 0")
+    if args.bf16 and args.fp16:
+        raise ConfigError("--bf16: expected no --fp16 beside it, got both")

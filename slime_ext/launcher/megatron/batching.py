@@ -1,6 +1,6 @@
 """How a rollout is cut: optimizer steps, data-parallel ranks, minibatches, micro-batches, packed tensors.
 
-Host integers only decide the cut, so every rank computes the whole of it and takes its part. Packing and the
+The cut depends on integers alone, so every rank computes all of it and takes its part. Packing and the
 zig-zag context-parallel slices are slime's (``slime_ext.host.packing``).
 """
 

@@ -1,4 +1,4 @@
-"""The policy loss and its boundary: where the function named by ``--custom-tis-function-path`` is called.
+"""The policy loss, and the call of the function that ``--custom-tis-function-path`` names.
 
 Same keywords, denominators, masks and metric reduction as slime (host-contract: slime 624b824, loss.py), so
 that a correction which works here works there. Shapes: T local response tokens of a micro-batch, N samples.
@@ -20,9 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from slime_ext.correction import Correction
 from slime_ext.errors import DataError, NonFiniteError
 from slime_ext.host import hook as host_hook
-from slime_ext.host.contract import HookCall
+from slime_ext.host.contract import HookCall, check_returned
 from slime_ext.host.packing import locate
-from slime_ext.host.returned import check_hook
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import MicroBatch
 from slime_ext.launcher.megatron.log_probs import log_probs_and_entropy, vocab_parallel_log_probs
@@ -157,7 +156,7 @@ class PolicyLoss:
         self.log.hook_seconds += time.perf_counter() - start
         self.log.hook_calls += 1
         path = self.args.custom_tis_function_path
-        out = check_hook(path, out, pg_loss, batch.response_lengths, REPORTED)
+        out = check_returned(path, out, pg_loss, batch.response_lengths, REPORTED)
         if (names := list(out[2])) != (first := self.log.metric_names or names):
             raise DataError(
                 f"--custom-tis-function-path {path}: expected the metrics {', '.join(first)} in every "
@@ -188,8 +187,8 @@ class PolicyLoss:
 
     @torch.no_grad()
     def _observe(self, batch: MicroBatch, cur: Tensor, proximal: Tensor) -> None:
-        """The dump's log-probs, once per micro-batch also under recompute; metrics where the hook measures
-        none."""
+        """Keeps the log-probs for the dump, once per micro-batch, and measures the step where the hook is not
+        ours, which measures it itself."""
         if id(batch) in self.log.seen:
             return
         self.log.seen.add(id(batch))
@@ -262,7 +261,7 @@ def hook_path(args: argparse.Namespace) -> str:
 
 def resolved(args: argparse.Namespace) -> dict[str, Any]:
     """The functions that the flags name, imported once."""
-    from slime_ext.host.functions import load_function
+    from slime_ext.host.contract import load_function
 
     wanted = args.use_tis or args.get_mismatch_metrics
     return {"hook": load_function(hook_path(args), "--custom-tis-function-path") if wanted else None}

@@ -7,8 +7,7 @@ megatron no longer needs is deleted here; the ablation test shows that each one 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
 
 import megatron.core
 import torch
@@ -16,15 +15,6 @@ import torch
 from slime_ext.errors import ConfigError
 
 PINNED_VERSION = "0.16.1"
-
-
-@dataclass(frozen=True)
-class Shim:
-    """One replacement: ``apply`` does the work of the megatron-core lines named by ``stands_for``."""
-
-    name: str
-    stands_for: str
-    apply: Callable[[], None]
 
 
 class _ModuleView(types.ModuleType):
@@ -38,11 +28,15 @@ class _ModuleView(types.ModuleType):
         return getattr(self.__dict__["_original"], name)
 
 
-def _current_device_is_cpu() -> None:
+def current_device() -> None:
+    """device=torch.cuda.current_device() in tensor_parallel/mappings.py:91-181, utils.py:631,
+    pipeline_parallel/p2p_communication.py:190-202, 313-321, distributed/param_and_grad_buffer.py:783-806,
+    models/common/embeddings/rotary_pos_embedding.py:162."""
     torch.cuda.current_device = lambda: torch.device("cpu")
 
 
-def _schedule_counters_on_cpu() -> None:
+def schedule_zeros() -> None:
+    """torch.zeros([], device="cuda") in pipeline_parallel/schedules.py:596, 983, 2138."""
     from megatron.core.pipeline_parallel import schedules
 
     def zeros(*size: object, device: object = None, **options: object) -> torch.Tensor:
@@ -51,47 +45,24 @@ def _schedule_counters_on_cpu() -> None:
     schedules.torch = _ModuleView(torch, zeros=zeros)
 
 
-def _no_device_synchronize() -> None:
+def shape_exchange() -> None:
+    """torch.cuda.synchronize() after the exchange of tensor shapes (micro-batches of different lengths),
+    pipeline_parallel/p2p_communication.py:242."""
     from megatron.core.pipeline_parallel import p2p_communication
 
     cuda = _ModuleView(torch.cuda, synchronize=lambda: None)
     p2p_communication.torch = _ModuleView(torch, cuda=cuda)
 
 
-def _no_copy_of_tied_embedding() -> None:
+def tied_embedding() -> None:
+    """weight.data.cuda() before the copy of a tied embedding to the last stage, models/common/
+    language_module/language_module.py:244; here both stages load the same weights."""
     from megatron.core.models.common.language_module.language_module import LanguageModule
 
     LanguageModule._is_in_embd_group = lambda self: False
 
 
-SHIMS = (
-    Shim(
-        "current_device",
-        "device=torch.cuda.current_device() in tensor_parallel/mappings.py:91-181, utils.py:631, "
-        "pipeline_parallel/p2p_communication.py:190-202, 313-321, "
-        "distributed/param_and_grad_buffer.py:783-806, "
-        "models/common/embeddings/rotary_pos_embedding.py:162",
-        _current_device_is_cpu,
-    ),
-    Shim(
-        "schedule_zeros",
-        'torch.zeros([], device="cuda") in pipeline_parallel/schedules.py:596, 983, 2138',
-        _schedule_counters_on_cpu,
-    ),
-    Shim(
-        "shape_exchange",
-        "torch.cuda.synchronize() after the exchange of tensor shapes (micro-batches of different lengths), "
-        "pipeline_parallel/p2p_communication.py:242",
-        _no_device_synchronize,
-    ),
-    Shim(
-        "tied_embedding",
-        "weight.data.cuda() before the copy of a tied embedding to the last stage, "
-        "models/common/language_module/language_module.py:244; here both stages load the same weights",
-        _no_copy_of_tied_embedding,
-    ),
-)
-
+SHIMS = {shim.__name__: shim for shim in (current_device, schedule_zeros, shape_exchange, tied_embedding)}
 _installed: set[str] = set()
 
 
@@ -113,8 +84,8 @@ def install(without: Collection[str] = ()) -> tuple[str, ...]:
             f"CPU shims: expected megatron-core {PINNED_VERSION}, got {megatron.core.__version__}: "
             f"pip install megatron-core=={PINNED_VERSION}"
         )
-    for shim in SHIMS:
-        if shim.name not in _installed and shim.name not in without:
-            shim.apply()
-            _installed.add(shim.name)
-    return tuple(shim.name for shim in SHIMS if shim.name in _installed)
+    for name, shim in SHIMS.items():
+        if name not in _installed and name not in without:
+            shim()
+            _installed.add(name)
+    return tuple(name for name in SHIMS if name in _installed)

@@ -14,7 +14,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from slime_ext.host import step_metrics
-from slime_ext.host.train_step import Reporter, measures_curves, report_on_every_stage
+from slime_ext.host.train_step import Reporter
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import (
     Layout,
@@ -103,9 +103,9 @@ class Trainer:
         }, log
 
     def _finish(self, earlier: Minibatches) -> Callable[..., Any]:
-        """Megatron's reduction of the gradients, told the tokens of the whole step where it divides by them.
+        """Megatron's reduction of the gradients, with the token count of the whole optimizer step.
 
-        Its schedule counts those of the pass that it runs, the last minibatch only.
+        Megatron's schedule counts the tokens of the pass that it runs, which is the last minibatch only.
         """
         reduce = self.config.finalize_model_grads_func
         before = sum(token_count(batch) for minibatch in earlier for batch in minibatch)
@@ -153,7 +153,7 @@ class Trainer:
         args = self.args
         if not self.reporter.options.enabled:
             return nullcontext()
-        curves = measures_curves(self.reporter)
+        curves = self.reporter.measures_curves
         named = argparse.Namespace(**{**vars(args), "custom_tis_function_path": hook_path(args)})
         layout = step_metrics.layout_of(named, curves=curves) or MetricsLayout(curves=curves)
         return step_metrics.under_way(layout)
@@ -173,7 +173,7 @@ class Trainer:
             values = dict(zip(names, sums.tolist(), strict=True))
             metrics = self._means(values)
         if measured is not None:
-            found = report_on_every_stage(self.reporter, measured, where)
+            found = self.reporter.report_on_every_stage(measured, where)
             metrics |= {f"train/{name}": value for name, value in found.items()}
         return _from_last_stage(metrics)
 

@@ -1,4 +1,4 @@
-"""How far a run is: a bar that is redrawn in a terminal, one line per rollout in a file."""
+"""Shows how far a run is: a bar that is redrawn in a terminal, one line per rollout in a file."""
 
 from __future__ import annotations
 

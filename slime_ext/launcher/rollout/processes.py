@@ -1,4 +1,4 @@
-"""Ports, process marks and log files: what it takes to run a server and to leave nothing of it behind."""
+"""Holds ports, starts and marks processes, and ends all processes of a server by their mark."""
 
 from __future__ import annotations
 

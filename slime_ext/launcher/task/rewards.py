@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slime_ext.errors import ConfigError, DataError, did_you_mean
-from slime_ext.host.functions import load_function
+from slime_ext.host.contract import load_function
 from slime_ext.launcher.task.tokenizer import EOS
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from slime_ext.launcher.megatron import model, parallel, weights
-from tests.launcher.distributed import run_ranks
+from tests.launcher.distributed import each, run_ranks
 from tests.launcher.megatron import tiny_model as tiny
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
@@ -42,22 +44,19 @@ def _assemble(results):
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str
-)
-@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.slow), True], ids=["untied", "tied"])
-@pytest.mark.parametrize(
     "layout",
     [x if x in ("cp2", "tp2pp2") else pytest.param(x, marks=pytest.mark.slow) for x in tiny.LAYOUTS],
 )
-def test_logits_are_those_of_transformers(layout, tied, dtype):
-    found = _assemble(run_ranks(_logits, tiny.LAYOUTS[layout][0], layout, tied, dtype))
-    oracle = tiny.hf_model(tied, dtype)
-    assert len(found) == len(tiny.SEQUENCES)
-    for sequence, logits in found.items():
-        expected = oracle(torch.tensor([sequence])).logits[0]
-        torch.testing.assert_close(
-            logits, expected, rtol=0, atol=TOLERANCE[dtype] * expected.abs().max().item()
-        )
+def test_logits_are_those_of_transformers(layout):
+    kinds = list(itertools.product((False, True), TOLERANCE))
+    ranks = run_ranks(each, tiny.LAYOUTS[layout][0], _logits, [(layout, *kind) for kind in kinds])
+    for (tied, dtype), of_ranks in zip(kinds, zip(*ranks, strict=True), strict=True):
+        found, oracle = _assemble(of_ranks), tiny.hf_model(tied, dtype)
+        assert len(found) == len(tiny.SEQUENCES)
+        for sequence, logits in found.items():
+            expected = oracle(torch.tensor([sequence])).logits[0]
+            bound = TOLERANCE[dtype] * expected.abs().max().item()
+            torch.testing.assert_close(logits, expected, rtol=0, atol=bound)
 
 
 def _initial(layout, seed):

@@ -9,7 +9,7 @@ import torch
 
 from slime_ext.errors import NonFiniteError
 from slime_ext.launcher.megatron import optimizer, weights
-from tests.launcher.distributed import run_ranks
+from tests.launcher.distributed import each, run_ranks
 from tests.launcher.megatron import tiny_model as tiny
 
 pytestmark = pytest.mark.slow  # processes of their own
@@ -50,17 +50,18 @@ def _train_oracle(tied):
     return norms, tiny.hf_state(oracle)
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("layout", tiny.LAYOUTS)
-def test_steps_are_those_of_torch_on_transformers(layout, tied):
-    norms, expected = _train_oracle(tied)
-    results = run_ranks(_train, tiny.LAYOUTS[layout][0], layout, tied, FLAGS)
-    for found, _ in results:
-        assert found == [(True, pytest.approx(norm, rel=1e-12)) for norm in norms]
-        assert norms[0] > FLAGS["clip_grad"]
-    state = results[0][1]
-    for name, tensor in expected.items():
-        torch.testing.assert_close(state[name], tensor, rtol=0, atol=1e-10)
+def test_steps_are_those_of_torch_on_transformers(layout):
+    cases = [(layout, tied, FLAGS) for tied in (False, True)]
+    ranks = run_ranks(each, tiny.LAYOUTS[layout][0], _train, cases)
+    for (_, tied, _), results in zip(cases, zip(*ranks, strict=True), strict=True):
+        norms, expected = _train_oracle(tied)
+        for found, _ in results:
+            assert found == [(True, pytest.approx(norm, rel=1e-12)) for norm in norms], tied
+            assert norms[0] > FLAGS["clip_grad"]
+        state = results[0][1]
+        for name, tensor in expected.items():
+            torch.testing.assert_close(state[name], tensor, rtol=0, atol=1e-10)
 
 
 def _interrupted():
@@ -113,14 +114,15 @@ def _rates(flags):
     return rates
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ({}, [1.0] * 5),
-        ({"lr_warmup_iters": 2}, [0.0, 0.5, 1.0, 1.0, 1.0]),
-        ({"lr_decay_style": "linear", "lr_decay_iters": 4}, [1.0, 0.75, 0.5, 0.25, 0.0]),
-        ({"lr_decay_style": "linear", "lr_decay_iters": 4, "min_lr": 0.2}, [1.0, 0.8, 0.6, 0.4, 0.2]),
-    ],
+RATES = (
+    ({}, [1.0] * 5),
+    ({"lr_warmup_iters": 2}, [0.0, 0.5, 1.0, 1.0, 1.0]),
+    ({"lr_decay_style": "linear", "lr_decay_iters": 4}, [1.0, 0.75, 0.5, 0.25, 0.0]),
+    ({"lr_decay_style": "linear", "lr_decay_iters": 4, "min_lr": 0.2}, [1.0, 0.8, 0.6, 0.4, 0.2]),
 )
-def test_learning_rate_follows_megatrons_schedule(flags, expected):
-    assert run_ranks(_rates, 1, {"lr": 1.0, **flags})[0] == pytest.approx(expected)
+
+
+def test_learning_rate_follows_megatrons_schedule():
+    [found] = run_ranks(each, 1, _rates, [({"lr": 1.0, **flags},) for flags, _ in RATES])
+    for rates, (flags, expected) in zip(found, RATES, strict=True):
+        assert rates == pytest.approx(expected), flags

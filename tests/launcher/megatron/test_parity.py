@@ -10,26 +10,30 @@ import functools
 
 import pytest
 
-from tests.launcher.distributed import run_ranks
+from tests.launcher.distributed import each, run_ranks
 from tests.launcher.megatron import tiny_model as tiny
 from tests.launcher.megatron.tiny_rollout import largest_difference, train
 
 BOUND = 1e-10
 LAYOUTS = ["tp2", "pp2", "cp2", "dp2", "tp2pp2"]
-pytestmark = pytest.mark.slow
-
-
-def run(layout, more):
-    return run_ranks(_train, tiny.LAYOUTS[layout][0], layout, more)[0]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("parity")]
 
 
 def _train(layout, more):
     return train(layout, **more)
 
 
+def run(layout, *cases):
+    """What each case gives on rank 0 of a layout, all in one start."""
+    return run_ranks(each, tiny.LAYOUTS[layout][0], _train, [(layout, more) for more in cases])[0]
+
+
 @functools.cache
-def alone(more=()):
-    return run("one", dict(more))
+def alone():
+    """Every case that other layouts are held against, on one process."""
+    cases = {"ten": TEN, **VARIANTS, **PLANS, "per token": PER_TOKEN}
+    cases |= {f"per token, {name}": PER_TOKEN | VARIANTS[name] for name in CUTS}
+    return dict(zip(cases, run("one", *cases.values()), strict=True))
 
 
 def differences(result, reference):
@@ -46,23 +50,20 @@ def differences(result, reference):
     }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_ten_steps_equal_one_process(layout):
-    ten = {"rollouts": 10}
-    found = differences(run(layout, ten), alone(tuple(ten.items())))
-    assert max(found.values()) < BOUND, found
-
-
+TEN, TWO = {"rollouts": 10}, {"rollouts": 2}
+PER_TOKEN = TWO | {"calculate_per_token_loss": True}
+CUTS = ("recompute", "whole", "minibatches")
 VARIANTS = {
-    "decoupled": {"num_steps_per_rollout": 2, "global_batch_size": 4},
-    "minibatches": {"ppo_n_minibatches": 2, "micro_batch_size": 1},
-    "gspo": {"advantage_estimator": "gspo", "num_steps_per_rollout": 2, "global_batch_size": 4},
-    "cispo": {"advantage_estimator": "cispo"},
-    "per_token": {"calculate_per_token_loss": True},
-    "recompute": {"recompute_loss_function": True},
-    "bypass": {"use_rollout_logprobs": True, "use_tis": False},
-    "is": {"custom_tis_function_path": "slime_ext.tis.off_policy_is_function"},
-    "whole": {"micro_batch_size": 8},
+    "plain": TWO,
+    "decoupled": TWO | {"num_steps_per_rollout": 2, "global_batch_size": 4},
+    "minibatches": TWO | {"ppo_n_minibatches": 2, "micro_batch_size": 1},
+    "gspo": TWO | {"advantage_estimator": "gspo", "num_steps_per_rollout": 2, "global_batch_size": 4},
+    "cispo": TWO | {"advantage_estimator": "cispo"},
+    "per_token": PER_TOKEN,
+    "recompute": TWO | {"recompute_loss_function": True},
+    "bypass": TWO | {"use_rollout_logprobs": True, "use_tis": False},
+    "is": TWO | {"custom_tis_function_path": "slime_ext.tis.off_policy_is_function"},
+    "whole": TWO | {"micro_batch_size": 8},
 }
 
 # What couples samples: the same host function as in slime, on every layout. The tiny rollout's log-ratios are
@@ -85,59 +86,47 @@ PLANNED = {
 }
 GROUPS = {"n_samples_per_prompt": 2}
 PLANS = {
-    "atomic": PLANNED | GROUPS,
-    "rebaseline": PLANNED | GROUPS | {"slime_ext": PLANNED["slime_ext"] | {"group": "rebaseline"}},
-    "per_token": PLANNED | GROUPS | {"calculate_per_token_loss": True},
-    "two_steps": PLANNED | GROUPS | {"num_steps_per_rollout": 2, "global_batch_size": 4},
+    "atomic": TWO | PLANNED | GROUPS,
+    "rebaseline": TWO | PLANNED | GROUPS | {"slime_ext": PLANNED["slime_ext"] | {"group": "rebaseline"}},
+    "atomic per token": PER_TOKEN | PLANNED | GROUPS,
+    "two steps": TWO | PLANNED | GROUPS | {"num_steps_per_rollout": 2, "global_batch_size": 4},
 }
+# Ten plain steps and the coupled samples on every layout; every kind of step where ranks share samples.
+CASES = {layout: ["ten", "atomic"] for layout in LAYOUTS}
+CASES |= {layout: ["ten", *VARIANTS, *PLANS] for layout in ("cp2", "dp2")}
 
 
-@functools.cache
-def planned(layout, plan):
-    return run(layout, {"rollouts": 2, **PLANS[plan]})
+def flags_of(layout, case):
+    flags = {"ten": TEN, **VARIANTS, **PLANS}[case]
+    return flags | {"micro_batch_size": 4} if (layout, case) == ("dp2", "whole") else flags
 
 
-CELLS = [(layout, "atomic") for layout in LAYOUTS] + [(x, plan) for x in ("cp2", "dp2") for plan in PLANS]
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_equals_one_process(layout):
+    results = run(layout, *(flags_of(layout, case) for case in CASES[layout]))
+    for case, result in zip(CASES[layout], results, strict=True):
+        found = differences(result, alone()[case])
+        assert max(found.values()) < BOUND, (case, found)
 
 
-@pytest.mark.parametrize(("layout", "plan"), sorted(set(CELLS)))
-def test_what_couples_samples_equals_one_process(layout, plan):
-    found = differences(planned(layout, plan), planned("one", plan))
-    assert max(found.values()) < BOUND, found
+def test_how_a_step_is_cut_changes_nothing():
+    (whole,) = run("one", PLANS["atomic"] | {"micro_batch_size": 8})
+    pairs = {"coupled samples": (whole, alone()["atomic"])}
+    pairs |= {cut: (alone()[cut], alone()["plain"]) for cut in CUTS}
+    pairs |= {f"per token, {cut}": (alone()[f"per token, {cut}"], alone()["per token"]) for cut in CUTS}
+    for name, pair in pairs.items():
+        found = differences(*pair)
+        assert max(found.values()) < BOUND, (name, found)
 
 
-def test_packing_changes_nothing_that_couples_samples():
-    whole = run("one", {"rollouts": 2, **PLANS["atomic"], "micro_batch_size": 8})
-    found = differences(planned("one", "atomic"), whole)
-    assert max(found.values()) < BOUND, found
-
-
-@pytest.mark.parametrize("key", ["denominator", "group"])
-def test_what_couples_samples_acts(key):
-    without = {k: v for k, v in PLANNED["slime_ext"].items() if k != key}
-    both = [run("one", PLANS["atomic"] | {"slime_ext": m}) for m in (PLANNED["slime_ext"], without)]
-    assert differences(*both)["gradients"] > 1e-4
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("layout", ["cp2", "dp2"])
-def test_every_kind_of_step_equals_one_process(layout, variant):
-    more = {"rollouts": 2, **VARIANTS[variant]}
-    if variant == "whole" and layout == "dp2":
-        more["micro_batch_size"] = 4
-    found = differences(run(layout, more), alone(tuple(({"rollouts": 2} | VARIANTS[variant]).items())))
-    assert max(found.values()) < BOUND, found
-
-
-@pytest.mark.parametrize("variant", ["recompute", "whole", "minibatches"])
-@pytest.mark.parametrize("per_token", [False, True])
-def test_how_the_step_is_cut_changes_nothing(variant, per_token):
-    base = {"rollouts": 2, "calculate_per_token_loss": per_token}
-    found = differences(alone(tuple((base | VARIANTS[variant]).items())), alone(tuple(base.items())))
-    assert max(found.values()) < BOUND, found
-
-
-def test_control_one_scaled_parameter_is_seen():
-    ten = {"rollouts": 10}
-    found = differences(run("tp2", {**ten, "scale_one": 1.001}), alone(tuple(ten.items())))
+def test_controls_are_seen():
+    """One parameter scaled by 1.001, and each part of what couples samples left out."""
+    (scaled,) = run("tp2", TEN | {"scale_one": 1.001})
+    found = differences(scaled, alone()["ten"])
     assert min(found.values()) > 1e3 * BOUND, found
+    keys = ("denominator", "group")
+    less = [{k: v for k, v in PLANNED["slime_ext"].items() if k != key} for key in keys]
+    for key, result in zip(
+        keys, run("one", *(PLANS["atomic"] | {"slime_ext": m} for m in less)), strict=True
+    ):
+        assert differences(alone()["atomic"], result)["gradients"] > 1e-4, key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import save_file
 
 from slime_ext.errors import DataError
 from slime_ext.launcher.megatron import weights
-from tests.launcher.distributed import run_ranks
+from tests.launcher.distributed import each, run_ranks
 from tests.launcher.megatron import tiny_model as tiny
 
 pytestmark = pytest.mark.slow  # processes of their own
@@ -20,15 +21,15 @@ def _round_trip(layout, tied, dtype):
     return weights.gather_hf_state(tiny.start(layout, tied, dtype), tiny.tiny_config(tied))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("layout", tiny.LAYOUTS)
-def test_round_trip_is_exact(layout, tied, dtype):
-    state, *others = run_ranks(_round_trip, tiny.LAYOUTS[layout][0], layout, tied, dtype)
-    expected = tiny.hf_state(tiny.hf_model(tied, dtype))
-    assert state.keys() == expected.keys()
-    assert all(torch.equal(state[name], expected[name]) for name in expected)
-    assert others == [None] * len(others)
+def test_round_trip_is_exact(layout):
+    kinds = list(itertools.product((False, True), (torch.float64, torch.float32)))
+    ranks = run_ranks(each, tiny.LAYOUTS[layout][0], _round_trip, [(layout, *kind) for kind in kinds])
+    for (tied, dtype), (state, *others) in zip(kinds, zip(*ranks, strict=True), strict=True):
+        expected = tiny.hf_state(tiny.hf_model(tied, dtype))
+        assert state.keys() == expected.keys(), (tied, dtype)
+        assert all(torch.equal(state[name], expected[name]) for name in expected), (tied, dtype)
+        assert others == [None] * len(others)
 
 
 def test_join_interleaves_per_group():

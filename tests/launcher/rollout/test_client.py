@@ -119,6 +119,15 @@ def test_weights_that_did_not_arrive_are_an_error(stand_in, tmp_path, monkeypatc
         asked.update_weights_from_disk(tmp_path, 3)
 
 
+def test_a_long_wait_says_what_is_waited_for(monkeypatch):
+    monkeypatch.setattr("slime_ext.launcher.rollout.client.SAY_S", 0.0)
+    said = []
+    with hold_port() as held, pytest.raises(EngineError, match="within 1 s"):
+        away = EngineClient(f"http://127.0.0.1:{held.getsockname()[1]}")
+        away.wait_healthy(0.6, said.append)
+    assert said[0] == "waiting for the rollout engine, 0 s of 1 s (sglang.log)"
+
+
 def test_no_server_at_all_is_one_line():
     with hold_port() as held:
         asked = EngineClient(f"http://127.0.0.1:{held.getsockname()[1]}", recovery_timeout=0.1)

@@ -1,0 +1,132 @@
+"""slime's files: rollout dump, train dump of format version 2, layer outputs (its own and SGLang's)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+FORMAT_VERSION = 2
+
+
+@dataclass
+class Turn:
+    """One sample: what the engine wrote down, and what the trainer made of it."""
+
+    prompt: Tensor
+    tokens: Tensor
+    behavior: Tensor
+    mask: Tensor
+    kept: Tensor
+    versions: Tensor
+    experts: Tensor | None = None
+    proximal: Tensor | None = None
+    reference: Tensor | None = None
+    entropy: Tensor | None = None
+    routed: Tensor | None = None
+    reward: float = 0.0
+    advantage: float = 0.0
+    dropped: bool = False
+
+
+def write_rollout(folder: Path, world, rollout_id: int, turns: list[Turn]) -> None:
+    """The two files of a rollout."""
+    kept = [(i, turn) for i, turn in enumerate(turns) if not turn.dropped]
+    rows = [_sample(world, i, turn) for i, turn in enumerate(turns)]
+    _save(folder / f"rollout_data/{rollout_id}.pt", {"rollout_id": rollout_id, "samples": rows})
+    shard = {
+        "rank": 0,
+        "data_parallel_rank": 0,
+        "sample_indices": [i for i, _ in kept],
+        "partition": [i for i, _ in kept],
+        "micro_batch_indices": [list(range(len(kept)))],
+        "num_microbatches": [1],
+        "global_batch_sizes": [len(kept)],
+    }
+    train = {
+        "format_version": FORMAT_VERSION,
+        "rollout_id": rollout_id,
+        "rank": 0,
+        "samples": [_trained(i, turn) for i, turn in kept],
+        "dp_shards": [shard],
+        "raw_reward": [turn.reward for turn in turns],
+    }
+    _save(folder / f"train_data/{rollout_id}.pt", train)
+
+
+def _save(path: Path, content: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(content, path)
+
+
+def _sample(world, i: int, turn: Turn) -> dict:
+    """As ``Sample.to_dict`` of slime writes it."""
+    own = [str(v) for v in turn.versions.tolist()]
+    row = {
+        "group_index": i // 4,
+        "index": i,
+        "prompt": " ".join(map(str, turn.prompt.tolist())),
+        "tokens": torch.cat([turn.prompt, turn.tokens]).tolist(),
+        "response": "",
+        "response_length": len(turn.tokens),
+        "reward": turn.reward,
+        "loss_mask": turn.mask.int().tolist(),
+        "weight_versions": list(dict.fromkeys(own)) if world.versions else [],
+        "rollout_log_probs": turn.behavior.tolist(),
+        "status": "aborted" if turn.dropped else "completed",
+        "metadata": {},
+    }
+    if world.switch:
+        row["token_weight_versions"] = own
+    if world.replays:
+        sizes = (turn.kept.sum(1) * turn.mask).tolist()
+        row["rollout_top_p_token_ids"] = torch.cat(
+            [k.nonzero()[:, 0] for k, m in zip(turn.kept, turn.mask, strict=True) if m]
+        ).int()
+        row["rollout_top_p_token_offsets"] = torch.tensor([0, *sizes]).cumsum(0).int()
+    if turn.experts is not None:
+        row["rollout_routed_experts"] = turn.experts.int()
+    return row
+
+
+def _trained(i: int, turn: Turn) -> dict:
+    size = len(turn.tokens)
+    row = {
+        "data_parallel_rank": 0,
+        "sample_index": i,
+        "rollout_position": i,
+        "tokens": torch.cat([turn.prompt, turn.tokens]),
+        "response_lengths": size,
+        "total_lengths": size + len(turn.prompt),
+        "rewards": turn.reward,
+        "loss_masks": turn.mask.int(),
+        "rollout_log_probs": turn.behavior,
+        "log_probs": turn.proximal,
+        "advantages": torch.full((size,), turn.advantage),
+        "local_raw_reward": turn.reward,
+    }
+    more = {"ref_log_probs": turn.reference, "entropy": turn.entropy, "routed_experts": turn.routed}
+    return row | {key: values for key, values in more.items() if values is not None}
+
+
+def write_layers(folder: Path, ids: list[Tensor], trainer: list[Tensor], sampler: list[Tensor]) -> None:
+    """The trainer's layer outputs as slime's layerwise_alignment.py dumps them, the sampler's residual
+    stream as SGLang's --debug-tensor-dump-output-folder does."""
+    lengths = torch.tensor([len(one) for one in ids])
+    own = {
+        "store_prefix": "actor",
+        "input_ids": torch.cat(ids)[None],
+        "cu_seqlens": torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).int(),
+        "layers": {i: x[:, None] for i, x in enumerate(trainer)},
+        "modules": {},
+    }
+    _save(folder / "layers/trainer/rank00000/actor_Pass00000.pt", own)
+    theirs = {
+        "model.forward_batch_info.input_ids": torch.cat(ids),
+        "model.forward_batch_info.seq_lens": lengths,
+    }
+    names = [f"model.layers.{i}.input_layernorm" for i in range(1, len(sampler))] + ["model.norm"]
+    theirs |= {name: [torch.zeros_like(x), x] for name, x in zip(names, sampler, strict=True)}
+    _save(folder / "layers/sampler/TP0_PP0_Rank0_pid1/Pass00001.pt", theirs)

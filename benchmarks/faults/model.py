@@ -1,0 +1,244 @@
+"""A small decoder transformer of Qwen3's kind (RMS norms on queries and keys, rotary positions, SwiGLU,
+optionally a mixture of experts), in which each operation may run in the arithmetic of an engine or of a
+trainer.
+
+The names of the weights are those of ``transformers``, whose Qwen3ForCausalLM and Qwen3MoeForCausalLM
+compute the same logits (tests/benchmarks/test_faults.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+Weights = dict[str, Tensor]
+BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of the model."""
+
+    vocabulary: int = 96
+    width: int = 48
+    layers: int = 2
+    heads: int = 4
+    shared: int = 2  # heads of keys and values
+    head: int = 16  # size of a head
+    inner: int = 96
+    experts: int = 0
+    active: int = 2
+    confidence: float = 2.6  # standard deviation of the logits
+
+
+@dataclass(frozen=True)
+class How:
+    """The arithmetic of one side.
+
+    Args:
+        dtype: to which activations are rounded; ``router``: the logits of the router.
+        cache: dtype of keys and values; ``cache_from``: absolute position of the first query that reads
+        them so. bits: of the weights, with one scale per row; 0 for all.
+        theta: base of the rotary positions.
+        eps: layer -> added to the mean square in its norms, instead of 1e-6.
+    """
+
+    dtype: torch.dtype = FP32
+    router: torch.dtype = FP32
+    cache: torch.dtype = FP32
+    cache_from: int = 0
+    bits: int = 0
+    theta: float = 10_000.0
+    eps: dict[int, float] = field(default_factory=dict)
+
+
+def random(shape: Shape, generator: torch.Generator) -> Weights:
+    """Weights of a policy that is certain of some tokens and not of others."""
+
+    def normal(*size: int, gain: float = 1.0) -> Tensor:
+        return torch.randn(*size, generator=generator) * gain / size[-1] ** 0.5
+
+    found = {"model.embed_tokens.weight": normal(shape.vocabulary, shape.width, gain=shape.width**0.5)}
+    for i in range(shape.layers):
+        found |= {f"model.layers.{i}.{name}": values for name, values in _layer(shape, normal).items()}
+    return found | {
+        "model.norm.weight": torch.ones(shape.width),
+        "lm_head.weight": normal(shape.vocabulary, shape.width, gain=shape.confidence),
+    }
+
+
+def _layer(shape: Shape, normal) -> Weights:
+    size, inner = shape.width, shape.inner
+    found = {
+        "self_attn.q_proj.weight": normal(shape.heads * shape.head, size),
+        "self_attn.k_proj.weight": normal(shape.shared * shape.head, size),
+        "self_attn.v_proj.weight": normal(shape.shared * shape.head, size),
+        "self_attn.o_proj.weight": normal(size, shape.heads * shape.head, gain=0.6),
+        "self_attn.q_norm.weight": torch.full((shape.head,), 1.2),
+        "self_attn.k_norm.weight": torch.full((shape.head,), 1.2),
+        "input_layernorm.weight": torch.ones(size),
+        "post_attention_layernorm.weight": torch.ones(size),
+    }
+    gate, up, down = (inner, size), (inner, size), (size, inner)
+    if not shape.experts:
+        names = {"gate_proj": gate, "up_proj": up, "down_proj": down}
+        return found | {f"mlp.{n}.weight": normal(*s, gain=1.0) for n, s in names.items()}
+    found["mlp.gate.weight"] = normal(shape.experts, size, gain=1.5)
+    found["mlp.experts.gate_up_proj"] = normal(shape.experts, 2 * inner, size, gain=1.2)
+    found["mlp.experts.down_proj"] = normal(shape.experts, size, inner, gain=1.2)
+    return found
+
+
+def stored(weights: Weights, how: How) -> Weights:
+    """The weights as an engine of this arithmetic holds them."""
+    if how.bits:
+        top = 2 ** (how.bits - 1) - 1
+        return {k: w if w.dim() < 2 else _in_steps(w, top) for k, w in weights.items()}
+    return {k: w.to(how.dtype).float() for k, w in weights.items()}
+
+
+def _in_steps(w: Tensor, top: int) -> Tensor:
+    scale = w.abs().amax(-1, keepdim=True).clamp_min(1e-9) / top
+    return (w / scale).round() * scale
+
+
+@dataclass
+class Seen:
+    """What a forward pass gives: logits [B, N, V], the experts of each token [B, N, layers, active], the
+    residual stream after each layer [B, N, width]."""
+
+    logits: Tensor
+    experts: Tensor | None
+    layers: list[Tensor]
+
+
+@dataclass
+class Cache:
+    """Keys and values of each layer, [B, seen, shared heads, size]."""
+
+    layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return self.layers[0][0].shape[1] if self.layers else 0
+
+
+@dataclass(frozen=True)
+class Model:
+    """A shape in an arithmetic."""
+
+    shape: Shape
+    how: How = How()
+
+    def __call__(
+        self, weights: Weights, tokens: Tensor, cache: Cache | None = None, forced: Tensor | None = None
+    ) -> Seen:
+        """One pass over tokens [B, N], which follow what is in the cache; the cache grows by them.
+        ``forced``: experts [B, N, layers, active] to take instead of the router's."""
+        cache = cache if cache is not None else Cache()
+        begin = cache.length
+        x = self._rounded(weights["model.embed_tokens.weight"][tokens])
+        turn = self._rotary(begin, tokens.shape[1])
+        experts, layers = [], []
+        for i in range(self.shape.layers):
+            w = _Layer(weights, f"model.layers.{i}.")
+            eps = self.how.eps.get(i, 1e-6)
+            x = self._rounded(
+                x + self._attention(w, i, norm(x, w["input_layernorm"], eps), turn, cache, begin)
+            )
+            h = self._rounded(norm(x, w["post_attention_layernorm"], eps))
+            mine = None if forced is None else forced[:, :, i]
+            out, chosen = self._experts(w, h, mine) if self.shape.experts else (self._dense(w, h), None)
+            x = self._rounded(x + out)
+            layers.append(x)
+            experts.append(chosen)
+        head = norm(x, weights["model.norm.weight"], 1e-6)
+        logits = self._rounded(head) @ weights["lm_head.weight"].T
+        return Seen(logits, torch.stack(experts, 2) if self.shape.experts else None, layers)
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        return x if self.how.dtype == FP32 else x.to(self.how.dtype).float()
+
+    def _rotary(self, begin: int, count: int) -> tuple[Tensor, Tensor]:
+        half = self.shape.head // 2
+        rate = self.how.theta ** (-torch.arange(half) / half)
+        angle = torch.outer(torch.arange(begin, begin + count).float(), rate)
+        both = torch.cat([angle, angle], -1)[:, None]
+        return both.cos(), both.sin()
+
+    def _attention(self, w, layer: int, x: Tensor, turn, cache: Cache, begin: int) -> Tensor:
+        x, (batch, count, _) = self._rounded(x), x.shape
+        q, k, v = (
+            (x @ w[f"self_attn.{name}_proj"].T).view(batch, count, heads, self.shape.head)
+            for name, heads in (("q", self.shape.heads), ("k", self.shape.shared), ("v", self.shape.shared))
+        )
+        q, k = (rotated(norm(y, w[f"self_attn.{n}_norm"], 1e-6), turn) for y, n in ((q, "q"), (k, "k")))
+        k, v = self._rounded(k), self._rounded(v)
+        if begin:
+            k, v = (torch.cat([old, new], 1) for old, new in zip(cache.layers[layer], (k, v), strict=True))
+        cache.layers[layer : layer + 1] = [(k, v)]
+        out = self._attend(q, k, v, begin)
+        return self._rounded(out) @ w["self_attn.o_proj"].T
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
+        exact = attend(q, k, v, begin)
+        if self.how.cache == FP32:
+            return exact
+        coarse = attend(q, k.to(self.how.cache).float(), v.to(self.how.cache).float(), begin)
+        late = torch.arange(begin, begin + q.shape[1]) >= self.how.cache_from
+        return torch.where(late[:, None], coarse, exact)
+
+    def _dense(self, w, h: Tensor) -> Tensor:
+        inner = silu(h @ w["mlp.gate_proj"].T) * (h @ w["mlp.up_proj"].T)
+        return self._rounded(inner) @ w["mlp.down_proj"].T
+
+    def _experts(self, w, h: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor]:
+        logits = h @ w["mlp.gate"].T
+        if self.how.router != FP32:
+            logits = logits.to(self.how.router).float()
+        shares = logits.softmax(-1)
+        chosen = shares.topk(self.shape.active, -1).indices if forced is None else forced.long()
+        share = shares.gather(-1, chosen)
+        share = share / share.sum(-1, keepdim=True)
+        dense = torch.zeros_like(logits).scatter(-1, chosen, share)
+        gate, up = torch.einsum("bnd,eid->bnei", h, w.get("mlp.experts.gate_up_proj")).chunk(2, -1)
+        inner = self._rounded(silu(gate) * up)
+        out = torch.einsum("bnei,edi,bne->bnd", inner, w.get("mlp.experts.down_proj"), dense)
+        return out, chosen
+
+
+@dataclass(frozen=True)
+class _Layer:
+    weights: Weights
+    prefix: str
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.weights[f"{self.prefix}{name}.weight"]
+
+    def get(self, name: str) -> Tensor:
+        return self.weights[self.prefix + name]
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean x^2 + eps) * weight."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Heads [B, N, H, size] turned by their positions."""
+    first, second = x.chunk(2, -1)
+    return x * turn[0] + torch.cat([-second, first], -1) * turn[1]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
+    """Causal attention of queries that follow ``begin`` others, [B, N, heads * size]."""
+    batch, count, heads, size = q.shape
+    q = q.view(batch, count, k.shape[2], heads // k.shape[2], size)
+    scores = torch.einsum("bnghd,bmgd->bghnm", q, k) / size**0.5
+    if count > 1:
+        later = torch.arange(k.shape[1]) > torch.arange(begin, begin + count)[:, None]
+        scores = scores.masked_fill(later, -torch.inf)
+    return torch.einsum("bghnm,bmgd->bnghd", scores.softmax(-1), v).reshape(batch, count, heads * size)

@@ -1,0 +1,89 @@
+"""The benchmark of faults: its model is Qwen3, and what it plants is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.faults.__main__ import ALSO, FAULTS, HEALTHY, analysed, is_named, table
+from benchmarks.faults.cases import healthy
+from benchmarks.faults.model import Cache, How, Model, Shape, random
+from slime_ext.analysis.findings import DETECTORS
+
+# The others are planted in tests/analysis/test_findings.py too, in a smaller model.
+STRUCTURAL = (
+    "retokenised prefix_mismatch kept_mass frozen_sampler partial_push growing_mismatch layer kv_precision "
+    "expert_routing selection_bias"
+).split()
+
+
+@pytest.mark.parametrize("shape", [Shape(), Shape(experts=8)], ids=["dense", "mixture"])
+def test_the_model_is_that_of_transformers(shape):
+    import transformers
+
+    generator = torch.Generator().manual_seed(0)
+    weights = random(shape, generator)
+    given = {
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.width,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.shared,
+        "head_dim": shape.head,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": How().theta},
+        "attn_implementation": "eager",
+    }
+    if shape.experts:
+        given |= {"moe_intermediate_size": shape.inner, "num_experts": shape.experts, "norm_topk_prob": True}
+        config = transformers.Qwen3MoeConfig(**given, num_experts_per_tok=shape.active)
+        theirs = transformers.Qwen3MoeForCausalLM(config)
+    else:
+        theirs = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**given))
+    theirs.load_state_dict(weights)
+    tokens = torch.randint(shape.vocabulary, (3, 20), generator=generator)
+    model, cache = Model(shape), Cache()
+    with torch.no_grad():
+        wanted = theirs.eval()(tokens).logits
+        steps = [tokens[:, :7], *tokens[:, 7:].split(1, 1)]
+        decoded = torch.cat([model(weights, step, cache).logits for step in steps], 1)
+        # float32 over sums of 96 products of size 1
+        assert torch.allclose(model(weights, tokens).logits, wanted, atol=1e-4)
+        assert torch.allclose(decoded, wanted, atol=1e-4)
+
+
+def test_every_detector_has_a_planted_fault():
+    assert set(FAULTS) == {detector.name for detector in DETECTORS}
+
+
+@pytest.mark.parametrize("name", STRUCTURAL)
+def test_a_fault_is_named_alone(name):
+    document = analysed(FAULTS[name])
+    assert [finding.name for finding in document.findings] == [name]
+    (finding,) = document.findings
+    assert finding.threshold and finding.ruled_out and finding.evidence
+
+
+def test_nothing_is_found_in_a_healthy_run():
+    assert analysed(replace(healthy(7), rollouts=2)).findings == ()
+
+
+def test_the_table_counts_what_was_named():
+    rows = [
+        {"planted": "layer", "seed": 0, "found": ["layer"], "absolute": 0.1, "seconds": 1},
+        {"planted": "layer", "seed": 1, "found": ["layer", "quantised"], "absolute": 0.1, "seconds": 1},
+        {
+            "planted": "stale_cache",
+            "seed": 0,
+            "found": list(next(iter(ALSO.items()))),
+            "absolute": 0.1,
+            "seconds": 1,
+        },
+        {"planted": HEALTHY, "seed": 0, "found": [], "absolute": None, "seconds": 1},
+    ]
+    assert [is_named(row) for row in rows] == [True, False, True, True]
+    text = table(rows)
+    assert "2 of 3 faults named alone" in text and "| `layer` | 2 | 1 | 0.1 | 1 x layer, quantised |" in text
