@@ -33,7 +33,7 @@ class Arm(Frozen):
 
 
 class Warm(Frozen):
-    """Examples until the mean probability of a right answer is `until`; a seed's arms all start from there."""
+    """Examples until the mean probability of a right answer is `until`; where a seed's arms start."""
 
     until: float
     lr: float = 1e-3
