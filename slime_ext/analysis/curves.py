@@ -6,19 +6,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy
 import torch
 from torch import Tensor
 
 from slime_ext.analysis.document import Curve, Point
 from slime_ext.analysis.records import DumpedRollout
+from slime_ext.analysis.structure import tabulated
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.segments import host_ints
 
 PER_OCTAVE = 4  # bins of positions and lengths
 PER_DECADE = 8  # bins of probabilities
 COLUMNS = ("count", "x", "log_ratio", "absolute", "squared", "k3")
-LONG_RUNS = 4  # tokens; shorter runs are not worth their sums
 OUTCOMES = ("incorrect", "correct")
 
 
@@ -113,7 +112,7 @@ class Curves:
         if not known.all():
             x, values = x[known], values[:, known]
         index = to_bin(x).clamp(0, len(table) - 1).long()
-        table += _tabulated(index, torch.cat([x.new_ones(1, len(x)), x[None], values]), len(table))
+        table += tabulated(index, torch.cat([x.new_ones(1, len(x)), x[None], values]), len(table))
 
     def column(self, name: str, column: str) -> Tensor:
         """[bins] one column of a curve's sums."""
@@ -143,18 +142,6 @@ def midway(rollout: DumpedRollout) -> float:
         return 0.0
     middle = float(rewards.min() + rewards.max()) / 2
     return middle if math.isfinite(middle) else 0.0
-
-
-def _tabulated(index: Tensor, values: Tensor, size: int) -> Tensor:
-    """Sums of values [K, N] by their index [N], [size, K]. Neighbours of one index, of which most axes have
-    long runs, are added up first."""
-    if not len(index):
-        return values.new_zeros(size, len(values))
-    begins = torch.cat([index.new_ones(1, dtype=torch.bool), index[1:] != index[:-1]]).nonzero()[:, 0]
-    if LONG_RUNS * len(begins) < len(index):
-        sums = numpy.add.reduceat(values.numpy(), begins.numpy(), axis=1)
-        index, values = index[begins], torch.from_numpy(sums)
-    return torch.stack([torch.bincount(index, weights=v, minlength=size) for v in values], 1)
 
 
 def _values(part: DumpedRollout) -> Tensor:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ BLOCK, BLOCKS = (
     16,
     2048,
 )  # tokens of absolute position (prompt and response) in a block; what is beyond is in the last
+LONG_RUNS = 4  # tokens; shorter runs are not worth their sums
 NEAR = 8  # tokens that are the begin of a turn
 PARTS = ("begin of the first turn", "rest of the first turn", "begin of later turns", "rest of later turns")
 LATER = (-2, -1, 1, 2)  # tokens by which log-probs may lie elsewhere from some place of a turn on
@@ -54,13 +56,13 @@ class Structure:
         """Adds the tokens of a part of a rollout."""
         if not part.mask.any():
             return
-        finite, found = part.finite, part.log_ratio.double().abs()[part.finite]
+        finite, found = part.finite, part.compared(part.log_ratio).double().abs()
         values = torch.stack([torch.ones_like(found), found, found.square()])
         within = part.segments.within
         absolute = within + torch.tensor(part.prompt_lengths)[part.segments.ids]
-        block = absolute.div(BLOCK, rounding_mode="floor").clamp(max=BLOCKS - 1)
-        self.blocks += tabulated(block[finite], values, BLOCKS)
-        self.turns += tabulated(_parts(part)[finite], values, len(PARTS))
+        block = absolute.div(BLOCK, rounding_mode="floor").clamp(0, BLOCKS - 1)
+        self.blocks += tabulated(part.compared(block), values, BLOCKS)
+        self.turns += tabulated(part.compared(_parts(part)), values, len(PARTS))
         self.counts["turns"] += int(part.segments.turn_ids[-1])
         if far := _far_turns(part):
             self.counts["moved"] += max(_moved(far, shift) for shift in LATER)
@@ -95,7 +97,14 @@ class Structure:
 
 
 def tabulated(index: Tensor, values: Tensor, size: int) -> Tensor:
-    """Sums of values [K, N] by their index [N], [size, K]."""
+    """Sums of values [K, N] by their index [N], [size, K]. Neighbours of one index, of which most axes have
+    long runs, are added up first."""
+    if not len(index):
+        return values.new_zeros(size, len(values))
+    begins = torch.cat([index.new_ones(1, dtype=torch.bool), index[1:] != index[:-1]]).nonzero()[:, 0]
+    if LONG_RUNS * len(begins) < len(index):
+        sums = numpy.add.reduceat(values.numpy(), begins.numpy(), axis=1)
+        index, values = index[begins], torch.from_numpy(sums)
     return torch.stack([torch.bincount(index, weights=v, minlength=size) for v in values], 1)
 
 

@@ -117,7 +117,8 @@ def test_a_file_takes_no_more_than_its_size_can_hold(tmp_path):
             with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.writestr("0/data.pkl", bytes(100 << 20))
         assert words in reason([path.parent.parent]), words
-    for field in ("prompt", "weight_versions", "index", "group_index", "reward", "response"):
+    lists = ("rollout_routed_experts", "rollout_top_p_token_ids", "rollout_top_p_token_offsets")
+    for field in (*lists, "prompt", "weight_versions", "index", "group_index", "reward", "response"):
         torch.save({"samples": [plain | {field: nested}]}, path)
         assert "no log-probs of the trainer" in reason([path.parent.parent]), field
     torch.save({"format_version": nested}, path)

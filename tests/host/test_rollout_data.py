@@ -75,11 +75,11 @@ def test_a_broken_sample_is_named_by_its_index_where_the_host_keeps_one():
         ([Record(0), Record(1)], "sequence 1 of 2 in micro-batch 0"),
         (None, "sequence 1 of 2 in micro-batch 0"),
     ):
-        poison = NonFiniteTracker()
+        tracker = NonFiniteTracker()
         broken = torch.tensor([0.0, 0.0, math.nan])
-        poison.look({"train_log_probs": broken}, Segments.whole([1, 2], torch.ones(3)), records)
+        tracker.look({"train_log_probs": broken}, Segments.whole([1, 2], torch.ones(3)), records)
         with pytest.raises(NonFiniteError, match=f"^train_log_probs, {name}, response token 1: "):
-            poison.check([poison.vector().tolist()], 0)
+            tracker.check([tracker.vector().tolist()], 0)
 
 
 NAN = math.nan

@@ -319,21 +319,21 @@ def test_the_default_guard_speaks_in_the_third_step(caplog):
 # ---- non-finite log-probs on a device that must not be waited for ----
 
 
-def poisoned(values, mask=(1, 1, 1, 1)):
-    poison = NonFiniteTracker()
+def tracked(values, mask=(1, 1, 1, 1)):
+    tracker = NonFiniteTracker()
     segments = Segments.whole([1, 3], torch.tensor(mask))
     fine = torch.zeros(4)
-    poison.look({"train_log_probs": fine}, segments, None)
-    poison.look({"train_log_probs": fine, "cur_log_probs": torch.tensor(values)}, segments, None)
-    return poison
+    tracker.look({"train_log_probs": fine}, segments, None)
+    tracker.look({"train_log_probs": fine, "cur_log_probs": torch.tensor(values)}, segments, None)
+    return tracker
 
 
 def test_the_first_non_finite_log_prob_is_named():
-    poison = poisoned([0.0, 0.0, math.nan, math.inf])
+    tracker = tracked([0.0, 0.0, math.nan, math.inf])
     with pytest.raises(
         NonFiniteError, match="cur_log_probs, sequence 1 of 2 in micro-batch 1, response token 1"
     ):
-        poison.check([poison.vector().tolist()], 0)
+        tracker.check([tracker.vector().tolist()], 0)
 
 
 def test_a_note_that_nobody_would_read_is_refused():
@@ -346,19 +346,19 @@ def test_a_note_that_nobody_would_read_is_refused():
 
 
 def test_other_ranks_stop_too():
-    poison, fine = poisoned([0.0, 0.0, math.nan, 0.0]), poisoned([0.0] * 4)
+    tracker, fine = tracked([0.0, 0.0, math.nan, 0.0]), tracked([0.0] * 4)
     with pytest.raises(NonFiniteError, match="cur_log_probs, data rank 1, micro-batch 1, token 2 of it"):
-        fine.check([fine.vector().tolist(), poison.vector().tolist()], 0)
+        fine.check([fine.vector().tolist(), tracker.vector().tolist()], 0)
 
 
 def test_masked_and_later_ones_do_not_matter():
-    poison = poisoned([0.0, math.nan, 0.0, 0.0], mask=(1, 0, 1, 1))
-    poison.check([poison.vector().tolist()], 0)
-    poison = poisoned([math.nan, 0.0, 0.0, 0.0])
+    tracker = tracked([0.0, math.nan, 0.0, 0.0], mask=(1, 0, 1, 1))
+    tracker.check([tracker.vector().tolist()], 0)
+    tracker = tracked([math.nan, 0.0, 0.0, 0.0])
     whole = Segments.whole([1, 3], torch.ones(4))
-    poison.look({"cur_log_probs": torch.tensor([0.0, math.nan, 0.0, 0.0])}, whole, None)
+    tracker.look({"cur_log_probs": torch.tensor([0.0, math.nan, 0.0, 0.0])}, whole, None)
     with pytest.raises(NonFiniteError, match="sequence 0 of 2 in micro-batch 1"):
-        poison.check([poison.vector().tolist()], 0)
+        tracker.check([tracker.vector().tolist()], 0)
 
 
 def test_a_step_that_breaks_off_says_why():

@@ -15,6 +15,9 @@ from torch import Tensor
 
 from slime_ext.analysis.readers.samples import NO_NUMBERS, DumpedSample
 
+AXES = 3  # tokens, layers, active
+MOST_EXPERTS = 1 << 16
+
 
 def compared_routes(pairs: Sequence[tuple[DumpedSample, Mapping[str, Any]]]) -> dict[str, Tensor]:
     """``routes`` and ``experts`` of ``DumpedRollout``; sets ``overlap`` of each row.
@@ -45,7 +48,7 @@ def compared_routes(pairs: Sequence[tuple[DumpedSample, Mapping[str, Any]]]) -> 
 def _both(row: DumpedSample, theirs: Any) -> tuple[Tensor, Tensor] | None:
     """Experts [response, layers, active] of sampler and trainer; None where one is missing or of another
     shape."""
-    if theirs is None or row.routed is None:
+    if any(x is None or _depth(x) not in (0, AXES) for x in (theirs, row.routed)):
         return None
     try:
         found = [torch.as_tensor(x) for x in (theirs, row.routed)]
@@ -54,4 +57,15 @@ def _both(row: DumpedSample, theirs: Any) -> tuple[Tensor, Tensor] | None:
     first = row.prompt_length - 1
     cut = [x[first : first + row.response_length].long() for x in found if x.dim() == 3 and first >= 0]
     is_whole = len(cut) == 2 and cut[0].shape == cut[1].shape and len(cut[0]) == row.response_length
-    return (cut[0], cut[1]) if is_whole and cut[0].numel() and int(cut[0].min()) >= 0 else None
+    if not is_whole or not cut[0].numel():
+        return None
+    low, high = cut[0].aminmax()
+    return (cut[0], cut[1]) if low >= 0 and high < MOST_EXPERTS else None
+
+
+def _depth(value: Any) -> int:
+    """How deep lists are nested at their first entries, as far as it matters; 0 for an array."""
+    depth = 0
+    while isinstance(value, (list, tuple)) and value and depth <= AXES:
+        value, depth = value[0], depth + 1
+    return depth
