@@ -143,7 +143,7 @@ THREADS: dict[str, tuple[str, str, World]] = {
     ),
     "NVIDIA-NeMo/RL#4039": (
         "asked for: a proof that nothing is left, with batch-invariant kernels",
-        "both sides in float32, every optional column in the dump",
+        "both sides in float32; entropy, first policy and layer outputs in the dump",
         replace(
             SMALL,
             samples=32,

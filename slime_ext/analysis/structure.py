@@ -60,7 +60,7 @@ class Structure:
         values = torch.stack([torch.ones_like(found), found, found.square()])
         within = part.segments.within
         absolute = within + torch.tensor(part.prompt_lengths)[part.segments.ids]
-        block = absolute.div(BLOCK, rounding_mode="floor").clamp(max=BLOCKS - 1)
+        block = absolute.div(BLOCK, rounding_mode="floor").clamp(0, BLOCKS - 1)
         self.blocks += tabulated(part.compared(block), values, BLOCKS)
         self.turns += tabulated(part.compared(_parts(part)), values, len(PARTS))
         self.counts["turns"] += int(part.segments.turn_ids[-1])

@@ -9,10 +9,7 @@ from slime_ext.analysis.findings.detector import Detected, detector, share
 from slime_ext.analysis.structure import ABOUT
 
 FEWEST_DROPPED, FEWEST_KEPT = 10, 30  # samples
-SURE, MATTERS = (
-    5.0,
-    0.02,
-)  # standard errors between the groups; of the spread of the rewards, what it moves their mean
+SURE = 5.0  # standard errors between the groups
 
 
 def _dropped(d: Diagnosis) -> str:
@@ -27,11 +24,10 @@ def _dropped(d: Diagnosis) -> str:
 @detector(
     "warning",
     needs=_dropped,
-    threshold=(
-        f"{SURE:g} standard errors between dropped and kept, and 2% of the rewards' spread of their mean"
-    ),
+    threshold=f"{SURE:g} standard errors between dropped and kept, in length or reward",
     ruled_out=(
-        "Chance: samples that are dropped at random differ by less than 5 standard errors in all three."
+        "Chance: samples that are dropped at random differ by less. A dump that is missing: its samples "
+        "differ by their place, not by length and reward."
     ),
 )
 def selection_bias(d: Diagnosis) -> Detected | None:
@@ -44,8 +40,7 @@ def selection_bias(d: Diagnosis) -> Detected | None:
     mean = (kept["reward"] + dropped["reward"]) / (kept["count"] + dropped["count"])
     square = (kept["reward2"] + dropped["reward2"]) / (kept["count"] + dropped["count"])
     moved, spread = kept["reward"] / kept["count"] - mean, math.sqrt(max(square - mean**2, 0))
-    is_moved = abs(moved) >= MATTERS * spread or abs(apart["length"]) >= SURE
-    if abs(apart[worst]) < SURE or not is_moved:
+    if max(abs(apart["length"]), abs(apart["reward"])) < SURE:  # by their place alone: a file that is missing
         return None
     said = ", ".join(
         f"{name} {dropped[name] / dropped['count']:.3g} against {kept[name] / kept['count']:.3g}"
@@ -75,7 +70,10 @@ def _apart(kept: dict[str, float], dropped: dict[str, float], name: str) -> floa
         mean = group[name] / n
         means.append(mean)
         errors += max(group[f"{name}2"] / n - mean**2, 0) / n
-    return (means[0] - means[1]) / math.sqrt(errors) if errors else 0.0
+    apart = means[0] - means[1]
+    if not errors:
+        return math.copysign(math.inf, apart) if apart else 0.0
+    return apart / math.sqrt(errors)
 
 
 DETECTORS = (selection_bias,)

@@ -108,7 +108,7 @@ def resumed_wrong_weights(d: Diagnosis) -> Detected | None:
     times = factor(worst / rest) if rest else "infinitely many times"
     return Detected(
         title="The first rollouts after a start were sampled from other weights than the trainer's.",
-        evidence=f"k3 {nats(worst)} in rollout {names}, {nats(rest)} afterwards: {times} as much.",
+        evidence=f"k3 {nats(worst)} in rollout {names}, {nats(rest)} in the others: {times} as much.",
         fix=(
             "After --load the engine still had the weights of --hf-checkpoint: push the trainer's weights "
             "before the first rollout, and check that --ref-load and --load name the checkpoint that is "
