@@ -37,7 +37,8 @@ class Structure:
     ``alone`` (the set is one token), ``alone_sampler`` and ``alone_trainer`` (of these, with a log-prob of
     0), ``mass`` (sum of the ratio); ``retold`` samples with other tokens in the two dumps. ``routes``
     [layers, 2] and ``experts`` [experts, 2] as in ``DumpedRollout``; ``agreed`` [2, 3] count, sum |l|, sum
-    l^2 of tokens with all experts the same, and of the others. ``fates`` [2, 7] sums of ABOUT over kept and dropped samples.
+    l^2 of tokens with all experts the same, and of the others. ``fates`` [2, 7] sums of ABOUT over kept and
+    dropped samples.
     """
 
     blocks: Tensor = field(default_factory=lambda: _table(BLOCKS, 3))
