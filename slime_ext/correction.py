@@ -13,7 +13,7 @@ from torch import Tensor
 from slime_ext.checks import check
 from slime_ext.losses import Bounds, HostLoss, LossInputs, Surrogate
 from slime_ext.metrics.layout import MetricsLayout
-from slime_ext.metrics.measure import Measured, Summary, count_bins, largest, position_bins, summarize
+from slime_ext.metrics.measure import LARGEST, Measured, Summary, count_bins, position_bins, summarize
 from slime_ext.ops.ratios import finite_tokens, in_common, widened
 from slime_ext.ops.segments import AllSum, as_numbers, identity
 from slime_ext.state import (
@@ -26,13 +26,14 @@ from slime_ext.state import (
     Step,
     StepInputs,
     Tokens,
+    Unit,
     tabulate,
 )
 
 Numerator = Literal["proximal", "target"]
 Denominator = Literal["host", "kept"]
 Grouping = Literal["ignore", "rebaseline", "atomic"]
-OBSERVED = (StatisticKey("sum", "sequence", "ratio"), StatisticKey("sum", "sequence", "count"))
+OBSERVED = tuple(StatisticKey("sum", "sequence", name) for name in ("ratio", "count", "finite"))
 HOST = HostLoss()
 
 
@@ -115,10 +116,14 @@ class Correction:
         return self.decide(replace(inputs, table=table, plan=plan.numbers), plan, observe=observe)
 
     @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """The turns or sequences that one non-finite behavior log-prob rejects as a whole."""
+        return tuple(dict.fromkeys(step.unit for step in self.steps if step.unit != "token"))
+
+    @cached_property
     def statistics(self) -> tuple[StatisticKey, ...]:
         """The statistics over units that the steps read."""
-        units = dict.fromkeys(step.unit for step in self.steps if step.unit != "token")
-        finite = (StatisticKey("sum", unit, name) for unit in units for name in ("count", "finite"))
+        finite = (StatisticKey("sum", unit, name) for unit in self.units for name in ("count", "finite"))
         return tuple(dict.fromkeys((*finite, *(key for step in self.steps for key in step.statistics))))
 
     @cached_property
@@ -133,7 +138,8 @@ class Correction:
         finite = finite_tokens(behavior, tokens.segments.mask)
         advantages = None if tokens.advantages is None else widened(tokens.advantages)
         log_ratio = torch.where(finite, numerator - behavior, 0)
-        return StepInputs(tokens.segments, log_ratio, finite, numerator, behavior, advantages, tokens.ages)
+        given = numerator, behavior, advantages, tokens.ages, self.units
+        return StepInputs(tokens.segments, log_ratio, finite, *given)
 
     def decide(self, inputs: StepInputs, plan: Plan, *, observe: bool = False) -> Outcome:
         """From inputs with their statistics to weights and keep: the second half of a call."""
@@ -143,8 +149,9 @@ class Correction:
         keep = inputs.kept(state)
         sequences = None
         if observe:
-            log_ratio, count = (inputs.table[key] for key in OBSERVED)
-            sequences = SequenceStatistics(log_ratio, count, state.keep.get("sequence", count >= 0))
+            log_ratio, count, finite = (inputs.table[key] for key in OBSERVED)
+            kept = state.keep.get("sequence", count >= 0)
+            sequences = SequenceStatistics(log_ratio, count, finite, kept)
         clipped = (
             torch.zeros_like(keep)
             if state.clipped is None
@@ -296,19 +303,20 @@ def finish(
     loss, by_surrogate = inputs.host_loss, None
     if inputs.acts:
         loss, by_surrogate = correction.loss(outcome, inputs.tokens, inputs.host_loss, inputs.bounds)
+    summary = None
+    if inputs.layout is not None:
+        with torch.no_grad():
+            of = inputs.tokens, outcome, inputs.layout, position, by_surrogate
+            summary = summarize(*of, counts_sequences=inputs.counts_sequences)
     clipped = outcome.clipped & outcome.finite
-    ratio = torch.where(outcome.finite, outcome.log_ratio.exp().clamp(max=largest(torch.float32)), 0)
+    ratio = outcome.log_ratio.exp().clamp(max=LARGEST[torch.float32])
     result = HookResult(
         loss,
         outcome.keep,
         outcome.finite,
         outcome.weights,
-        ratio.float(),
+        ratio.float() * as_numbers(outcome.finite, torch.float32),
         as_numbers(clipped if by_surrogate is None else clipped | by_surrogate, torch.float32),
         as_numbers(inputs.tokens.segments.mask & ~outcome.keep, torch.float32),
     )
-    if inputs.layout is None:
-        return result, None
-    with torch.no_grad():
-        of = inputs.tokens, outcome, inputs.layout, position, by_surrogate
-        return result, summarize(*of, counts_sequences=inputs.counts_sequences)
+    return result, summary

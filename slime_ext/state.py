@@ -70,6 +70,7 @@ class SequenceStatistics:
 
     log_ratio: Tensor  # float64, the sum over the response tokens with a finite behavior log-prob, nats
     count: Tensor  # float64, response tokens
+    finite: Tensor  # float64, those with a finite behavior log-prob
     keep: Tensor  # bool, false where a step or the plan rejected the whole sequence
 
 
@@ -153,6 +154,7 @@ class StepInputs:
     behavior: Tensor  # [T] log-probs, nats; anything where not finite
     advantages: Tensor | None = None  # [T]; anything at masked tokens
     ages: Tensor | None = None  # [S] trainer's weight version - that of the sample; NaN where unknown
+    units: tuple[Unit, ...] = ()  # those that one non-finite behavior log-prob rejects as a whole
     table: Mapping[StatisticKey, Tensor] = field(default_factory=dict)  # [S] or [U] float64 each
     plan: Mapping[Any, Tensor] = field(default_factory=dict)  # coupled step -> its number for the whole step
 
@@ -188,9 +190,9 @@ class StepInputs:
     def start(self) -> State:
         """The state before any step: weights of 1; units with a non-finite behavior log-prob are rejected."""
         keep: dict[Unit, Tensor] = {"token": self.finite}
-        for key in self.table:
-            if key.name == "finite":
-                keep[key.unit] = self.table[key] == self.table[StatisticKey("sum", key.unit, "count")]
+        for unit in self.units:
+            finite, count = (self.table[StatisticKey("sum", unit, name)] for name in ("finite", "count"))
+            keep[unit] = finite == count
         rejected = (
             StepEffect(BEFORE, "rejected", unit, ~kept) for unit, kept in keep.items() if unit != "token"
         )

@@ -312,7 +312,7 @@ class Veto(Step):
         low, high = self._interval
         expect(low <= 1 <= high, "veto", "low <= 1 <= high", bounds, KEPT)
 
-    @property
+    @cached_property
     def statistics(self) -> tuple[StatisticKey, ...]:
         low = () if self.low is None else (ExceedsLimit("k1", -_log(self.low)),)
         high = () if self.high is None else (ExceedsLimit("ratio", _log(self.high)),)

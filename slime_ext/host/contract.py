@@ -157,17 +157,20 @@ def check_lengths(name: str, got: Sequence[Tensor], expected: Sequence[int]) -> 
     """
     if len(got) != len(expected):
         raise DataError(f"{name}: expected {len(expected)} samples, got {len(got)}: one tensor per sample")
-    for i, (tensor, length) in enumerate(zip(got, expected, strict=True)):
-        if not hasattr(tensor, "numel"):
-            raise DataError(
-                f"{name}, sequence {i} of {len(expected)}: expected a tensor, got {type(tensor).__name__}: "
-                "turn it into one, as slime does before it calls the hook"
-            )
-        if tensor.numel() != length:
-            raise DataError(
-                f"{name}, sequence {i} of {len(expected)}: expected {length} tokens on this rank, got "
-                f"{tensor.numel()}: every log-prob list must come from the same context-parallel slice"
-            )
+    sizes = [tensor.numel() if hasattr(tensor, "numel") else -1 for tensor in got]
+    if sizes == list(expected):
+        return
+    i = next(i for i, (size, length) in enumerate(zip(sizes, expected, strict=True)) if size != length)
+    where = f"{name}, sequence {i} of {len(expected)}"
+    if sizes[i] < 0:
+        raise DataError(
+            f"{where}: expected a tensor, got {type(got[i]).__name__}: turn it into one, as slime does "
+            "before it calls the hook"
+        )
+    raise DataError(
+        f"{where}: expected {expected[i]} tokens on this rank, got {sizes[i]}: every log-prob list must come "
+        "from the same context-parallel slice"
+    )
 
 
 def check_returned(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from slime_ext import compiled
@@ -15,6 +16,7 @@ from slime_ext.host.contract import INIT_FLAG, METRICS, SEEDS, HookCall
 from slime_ext.host.packing import CONSEQUENCES, context_parallel, pack, require_finite, unpack_masks
 from slime_ext.host.step_plan import plan_for
 from slime_ext.losses import Bounds
+from slime_ext.ops.ratios import HIGHEST
 from slime_ext.state import Tokens
 
 Result = tuple[Tensor, list[Tensor], dict[str, Tensor]]
@@ -103,7 +105,7 @@ def check_finite(call: HookCall, tokens: Tokens, *, behavior: bool = False) -> N
     """
     log_probs = {"train_log_probs": tokens.proximal, "cur_log_probs": tokens.target}
     if behavior:
-        log_probs["rollout_log_probs"] = tokens.behavior
+        log_probs["rollout_log_probs"] = tokens.behavior.masked_fill(tokens.behavior > HIGHEST, torch.nan)
     if tokens.segments.device.type != "cpu":
         if behavior and not step_metrics.is_under_way():
             raise ConfigError(

@@ -18,7 +18,7 @@ FIRST = (127 - 20) << BITS  # those bits of 2^-20 nats
 SIDE = 27 << BITS  # bins on each side of 0, from 2^-20 to 2^7 nats
 BINS = 2 * (SIDE + 1)  # one more beyond each end; what is left of all tokens lies around 0
 
-CURVE_COLUMNS = ("counted", "kept", "ratio_minus_one", "weight", "k3")
+CURVE_COLUMNS = ("counted", "kept", "k3", "ratio_minus_one", "weight")
 COLUMNS = (*CURVE_COLUMNS, "log_behavior", "ratio_minus_one_squared", "weight_squared")
 PER_SEQUENCE = ("log_ratio", "response", "sequences", "kept_sequences", "aged", "age")
 HIGHEST = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,9 @@ from torch import Tensor
 
 from slime_ext.metrics.layout import (
     AGES,
+    COLUMNS,
     CURVE_BINS,
+    CURVE_COLUMNS,
     FIRST,
     LOG_PROBABILITIES,
     POSITIONS,
@@ -32,12 +34,9 @@ from slime_ext.ops.segments import Segments, as_numbers, to_device
 from slime_ext.state import Outcome, SequenceStatistics, Tokens
 
 SIGNED = 1 << (32 - SHIFT)  # bins by the first bits of a float32, the sign among them
+# What ratios and weights beyond it count as in sums, so that their squares stay finite.
+LARGEST = {torch.float32: 1e17, torch.float64: 1e150}
 LANES = 16  # tables that tokens of one bin are counted in, so that on a GPU few wait for each other
-
-
-def largest(dtype: torch.dtype) -> float:
-    """What ratios and weights beyond it count as in sums, so that their squares stay finite."""
-    return 1e150 if dtype is torch.float64 else 1e17
 
 
 class Measured(NamedTuple):
@@ -63,7 +62,7 @@ class Summary(NamedTuple):
     log_sums: Tensor
     histogram_bin: Tensor  # [T] integers
     curve_bin: Tensor | None = None  # [T] integers: (age x CURVE_BINS + position) x CURVE_BINS + probability
-    columns: tuple[Tensor, ...] = ()  # CURVE_COLUMNS, [T] each
+    columns: tuple[Tensor, ...] = ()  # [T] each, by CURVE_COLUMNS
 
 
 @torch.no_grad()
@@ -92,7 +91,7 @@ def nothing(layout: MetricsLayout, device: torch.device | str = "cpu") -> Measur
     """What no tokens add."""
     empty = torch.zeros(0, dtype=torch.float64, device=device)
     none = empty > 0
-    statistics = SequenceStatistics(empty, empty, none)
+    statistics = SequenceStatistics(empty, empty, empty, none)
     outcome = Outcome(empty, none, none, empty, none, sequences=statistics)
     return measure(Tokens(Segments.whole([], none), empty, empty), outcome, layout)
 
@@ -112,36 +111,51 @@ def summarize(
         position: [T] as ``position_bins``; None where the layout has no curves.
         others: as ``measure``.
     """
-    log_ratio, finite, segments = outcome.log_ratio, outcome.finite, tokens.segments
-    most = largest(log_ratio.dtype)
+    log_ratio, segments = outcome.log_ratio, tokens.segments
     behavior = tokens.behavior.detach().to(log_ratio.dtype)
-    ratio_minus_one = log_ratio.expm1()
-    divergence = k3(log_ratio, ratio_minus_one).clamp(max=most)
-    ratio_minus_one = ratio_minus_one.clamp(max=most)
-    weights = outcome.weights.clamp(max=most)
-    flags = (as_numbers(flag, log_ratio.dtype) for flag in (finite, outcome.keep))
-    columns = (*flags, ratio_minus_one, weights, divergence)
-    rows = (*columns, torch.where(finite, behavior, 0), ratio_minus_one.square(), weights.square())
+    named, columns = {}, []
+    for name, row in _rows(outcome, behavior):
+        named[name] = segments.total(row)
+        if position is not None and name in CURVE_COLUMNS:
+            columns.append(row)
+    counts = _effect_counts(
+        outcome, layout.effects, segments, named["counted"], counts_sequences=counts_sequences
+    )
+    clipped = _count(outcome.clipped & segments.mask, segments)
+    by_surrogate = clipped * 0 if surrogate_clipped is None else _count(surrogate_clipped, segments)
     of_sequences, oldest, log_sums = _of_sequences(
         outcome.sequences, tokens.ages, counts_sequences=counts_sequences
     )
-    counts = _effect_counts(outcome, layout.effects, segments, counts_sequences=counts_sequences)
-    clipped = (outcome.clipped & segments.mask).count_nonzero()
-    by_surrogate = (
-        torch.zeros_like(clipped) if surrogate_clipped is None else surrogate_clipped.count_nonzero()
-    )
-    numbers = (*counts, clipped, by_surrogate, *of_sequences)
-    gone = torch.where(finite, 0, -torch.inf).to(log_ratio.dtype)
-    highest = [*map(_highest, (gone + log_ratio, gone - log_ratio, outcome.weights)), *oldest]
+    sums = (*(named[name] for name in COLUMNS), *counts, clipped, by_surrogate, *of_sequences)
+    gone = 1 - 1 / as_numbers(outcome.finite, log_ratio.dtype)  # -inf where there is no log-ratio
+    highest = [_highest(gone + log_ratio), _highest(gone - log_ratio), _highest(outcome.weights), *oldest]
     return Summary(
-        torch.cat([segments.local_sums(rows).sum(1), torch.stack([x.double() for x in numbers])]),
+        torch.stack([x.double() for x in sums]),
         torch.stack([x.double() for x in highest]),
         log_sums,
         # The exponent and 4 bits of the mantissa: 16 bins per power of 2.
         (log_ratio.float().view(torch.int32) >> SHIFT) + SIGNED // 2,
         None if position is None else _curve_bins(tokens, behavior, position),
-        () if position is None else columns,
+        tuple(columns),
     )
+
+
+def _rows(outcome: Outcome, behavior: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What ``COLUMNS`` adds up, [T] each, 0 where there is none; one at a time, so that the memory of one
+    serves the next."""
+    log_ratio, most = outcome.log_ratio, LARGEST[outcome.log_ratio.dtype]
+    finite = as_numbers(outcome.finite, log_ratio.dtype)
+    yield "counted", finite
+    yield "log_behavior", torch.where(outcome.finite, behavior, 0)
+    yield "kept", as_numbers(outcome.keep, log_ratio.dtype)
+    ratio_minus_one = log_ratio.expm1()
+    yield "k3", k3(log_ratio, ratio_minus_one).clamp(max=most)
+    ratio_minus_one = ratio_minus_one.clamp(max=most)
+    yield "ratio_minus_one", ratio_minus_one
+    yield "ratio_minus_one_squared", ratio_minus_one.square()
+    weights = outcome.weights.clamp(max=most)
+    yield "weight", weights
+    yield "weight_squared", weights.square()
 
 
 def count_bins(summary: Summary) -> Measured:
@@ -150,8 +164,8 @@ def count_bins(summary: Summary) -> Measured:
 
     A token without a finite log-prob has l = 0 and lies in no bin.
     """
-    ones = summary.sums.new_ones(1).expand(summary.histogram_bin.shape)
-    below, above = _sums_by_bin(summary.histogram_bin, [ones], SIGNED).view(2, -1).unbind()
+    ones = torch.ones(1, device=summary.sums.device).expand(summary.histogram_bin.shape)
+    below, above = _sums_by_bin(summary.histogram_bin, [ones], SIGNED, ones.dtype).view(2, -1).unbind()
     sides = [
         torch.cat([x[FIRST : FIRST + SIDE], x[FIRST + SIDE :].sum(0, keepdim=True)]) for x in (above, below)
     ]
@@ -192,48 +206,57 @@ def _bins(values: Tensor, edges: Sequence[float]) -> Tensor:
     return functools.reduce(operator.add, (as_numbers(values >= edge, torch.uint8) for edge in edges))
 
 
-def _sums_by_bin(index: Tensor, rows: Sequence[Tensor], bins: int) -> Tensor:
-    """K rows [T] added up by bin -> [K, bins] float64."""
+def _sums_by_bin(
+    index: Tensor, rows: Sequence[Tensor], bins: int, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """K rows [T] added up by bin, in ``dtype`` -> [K, bins] float64."""
     index, even = index.long(), index.shape[0] // LANES * LANES
-    table = torch.zeros(len(rows), LANES, bins, dtype=torch.float64, device=index.device)
+    table = torch.zeros(len(rows), LANES, bins, dtype=dtype, device=index.device)
     for sums, row in zip(table, rows, strict=True):
-        row = row.double()
+        row = row.to(dtype)
         sums.scatter_add_(1, index[:even].view(LANES, -1), row[:even].view(LANES, -1))
         sums[0].scatter_add_(0, index[even:], row[even:])
-    return table.sum(1)
+    return table.sum(1).double()
 
 
 def _effect_counts(
-    outcome: Outcome, counts: Sequence[EffectCount], segments: Segments, *, counts_sequences: bool
+    outcome: Outcome,
+    counts: Sequence[EffectCount],
+    segments: Segments,
+    finite: Tensor,
+    *,
+    counts_sequences: bool,
 ) -> Iterator[Tensor]:
-    """How many response tokens each of the layout's counts has."""
+    """How many response tokens each of the layout's counts has; ``finite`` of all are.
 
-    def tokens_of(unit: str, flags: Tensor) -> Tensor:
-        """Response tokens of the units with a flag."""
-        if unit == "sequence":  # counted on one of the ranks that share them
-            return (flags * outcome.sequences.count).sum() * counts_sequences
-        return (_expanded(unit, flags, segments) & segments.mask).count_nonzero()
+    What only whole sequences did is counted by sequence, on one of the ranks that share them.
+    """
+    sequences = outcome.sequences
+
+    def total(flags: Mapping[str, list[Tensor]], of_sequence: Tensor, among: Tensor) -> Tensor:
+        """Tokens of ``among`` in units with a flag; ``of_sequence``: how many of them each sequence has."""
+        united = {unit: functools.reduce(operator.or_, some) for unit, some in flags.items()}
+        if united.keys() == {"sequence"}:
+            return (united["sequence"] * of_sequence).sum() * counts_sequences
+        expanded = (_expanded(unit, some, segments) for unit, some in united.items())
+        marked = functools.reduce(operator.or_, expanded, torch.zeros_like(among)) & among
+        return _count(marked, segments)
 
     for _, kind, step in counts:
+        wanted = "rejected" if kind == "kept" else kind
+        flags: dict[str, list[Tensor]] = {}
+        for place, did, unit, some in outcome.step_effects:
+            if did == wanted and (place == step or (kind == "kept" and place < step)):
+                flags.setdefault(unit, []).append(some)
         if kind == "kept":
-            yield _kept_after(step, outcome, segments)
-            continue
-        did = [effect for effect in outcome.step_effects if (effect.step, effect.kind) == (step, kind)]
-        if len({effect.unit for effect in did}) == 1:
-            yield tokens_of(did[0].unit, functools.reduce(operator.or_, (effect.flags for effect in did)))
+            yield finite - total(flags, sequences.finite, outcome.finite)
         else:
-            flags = [_expanded(unit, flags, segments) for _, _, unit, flags in did]
-            yield tokens_of("token", functools.reduce(operator.or_, flags, torch.zeros_like(outcome.keep)))
+            yield total(flags, sequences.count, segments.mask)
 
 
-def _kept_after(step: int, outcome: Outcome, segments: Segments) -> Tensor:
-    """Response tokens that the steps up to one keep."""
-    lost: dict[str, Tensor] = {}
-    for place, kind, unit, flags in outcome.step_effects:
-        if kind == "rejected" and place <= step:
-            lost[unit] = lost[unit] | flags if unit in lost else flags
-    gone = (_expanded(unit, flags, segments) for unit, flags in lost.items())
-    return (~functools.reduce(operator.or_, gone, ~outcome.finite)).count_nonzero()
+def _count(flags: Tensor, segments: Segments) -> Tensor:
+    """[T] bool -> [] float64, how many local tokens have the flag."""
+    return segments.total(as_numbers(flags, torch.float32))
 
 
 def _expanded(unit: str, flags: Tensor, segments: Segments) -> Tensor:

@@ -11,11 +11,13 @@ from slime_ext.ops.segments import Segments
 
 Level = Literal["token", "turn", "sequence", "geometric"]
 LEVELS: tuple[str, ...] = get_args(Level)
+HIGHEST = 0.01  # nats; above it rounding is no explanation for a log-prob over 0
 
 
 def finite_tokens(behavior: Tensor, mask: Tensor) -> Tensor:
-    """[T] bool: response tokens whose behavior log-prob is finite."""
-    return mask & (behavior.detach().abs() < torch.inf)
+    """[T] bool: response tokens whose behavior log-prob is one: finite, and above 0 by rounding at most."""
+    behavior = behavior.detach()
+    return mask & (behavior.clamp(torch.finfo(behavior.dtype).min, HIGHEST) == behavior)  # false for NaN
 
 
 def in_common(numerator: Tensor, behavior: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,7 +32,7 @@ def widened(values: Tensor) -> Tensor:
 
 
 def log_ratio(numerator: Tensor, behavior: Tensor, mask: Tensor) -> Tensor:
-    """log numerator - log behavior at response tokens, 0 elsewhere and where behavior is not finite.
+    """log numerator - log behavior at response tokens, 0 elsewhere and where behavior is no log-prob.
 
     Args:
         numerator: [T] log-probs of the sampled tokens, nats.
@@ -42,26 +44,6 @@ def log_ratio(numerator: Tensor, behavior: Tensor, mask: Tensor) -> Tensor:
     """
     numerator, behavior = in_common(numerator, behavior)
     return torch.where(finite_tokens(behavior, mask), numerator - behavior, 0)
-
-
-def at_level(log_ratio: Tensor, level: Level, segments: Segments) -> Tensor:
-    """The log-ratio of the unit that ``level`` names, at each of its tokens.
-
-    token: itself; turn and sequence: the sum over the unit (the ratio's product); geometric: the mean over
-    the sequence.
-
-    Args:
-        log_ratio: [T] nats.
-
-    Returns:
-        [T] float64 (token: the dtype of the input), the same at every token of a unit.
-    """
-    if level == "token":
-        return log_ratio
-    if level == "turn":
-        totals = segments.all_sum(segments.local_turn_sums(segments.zeroed(log_ratio)))
-        return segments.expand_turns(totals)
-    return segments.expand(segments.sum(log_ratio) if level == "sequence" else segments.mean(log_ratio))
 
 
 def sequence_mean(log_ratio: Tensor, segments: Segments) -> Tensor:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host.contract import HookCall
 from slime_ext.host.packing import (
@@ -192,5 +193,6 @@ def test_a_behavior_log_prob_above_zero_is_none():
     masks = [torch.ones(3, dtype=torch.int32), torch.ones(2, dtype=torch.int32)]
     call = HookCall(None, torch.zeros(5), given, given, masks, [3, 2], [3, 2])
     packed = pack(call)
-    assert packed.behavior.isnan().tolist() == [False, False, True, True, False]
+    read = Correction().read(packed)
+    assert read.finite.tolist() == [True, True, False, False, True]
     assert torch.equal(packed.proximal, torch.cat(given))
