@@ -1,7 +1,7 @@
 """Memory and rate of ``slime-ext analyze`` on many large dumps.
 
-    python benchmarks/analyze_scale.py                  # 5 GB in 50 files, in a temporary folder
-    python benchmarks/analyze_scale.py --gigabytes 0.4514 --files 120 --against DIR   # and another checkout
+    python -m benchmarks.analyze_scale                  # 5 GB in 50 files, in a temporary folder
+    python -m benchmarks.analyze_scale --gigabytes 0.4514 --files 120 --against DIR   # and another checkout
 
 Half of the files are train dumps (tensors), half are the rollout dumps that belong to them (lists), of
 responses of 1,000 to 16,000 tokens. Peak memory is that of the whole process, less what the same command

@@ -42,6 +42,7 @@ REQUIRED = {  # module -> what setup.py requires for it
     "jinja2": "Jinja2",
     "matplotlib": "matplotlib",
 }
+TRAIN = ("httpx", "megatron", "safetensors", "tensorboard", "tokenizers", "transformers")  # of its extra
 USER_ERROR, INTERRUPTED, UNREAD = 2, 130, 1  # the last as rich has it
 
 
@@ -89,12 +90,12 @@ def _run(name: str, argv: list[str]) -> int:
     try:
         return int(getattr(importlib.import_module(module), function)(argv) or 0)
     except ModuleNotFoundError as error:
-        package = REQUIRED.get(str(error.name).partition(".")[0])
+        missing = str(error.name).partition(".")[0]
+        package = missing if missing in TRAIN else REQUIRED.get(missing)
         if package is None:
             raise
-        raise ConfigError(
-            f"{name}: expected the package {package}, got none: pip install {package}"
-        ) from None
+        wanted = "'slime-ext[train]'" if missing in TRAIN else package
+        raise ConfigError(f"{name}: expected the package {package}, got none: pip install {wanted}") from None
 
 
 def _flush() -> None:

@@ -130,19 +130,20 @@ def test_a_working_directory_that_is_gone_is_none_to_look_in(tmp_path, words, st
 
 
 def test_a_package_that_is_not_installed_is_one_line():
-    """Of doctor, too, which is asked what is missing."""
+    """Of doctor, too, which is asked what is missing; of train its extra."""
     hidden = (
-        "import sys; sys.modules[sys.argv[1]] = None; from slime_ext import cli;print(cli.main(['doctor']))"
+        "import sys; sys.modules[sys.argv[1]] = None; "
+        "from slime_ext import cli; print(cli.main(sys.argv[2:]))"
     )
-    for module, package in (("libcst", "libcst"), ("yaml", "PyYAML"), ("rich", "rich")):
-        made = subprocess.run(
-            [sys.executable, "-c", hidden, module], capture_output=True, text=True, check=False
-        )
-        assert made.stdout == "2\n"
-        assert (
-            made.stderr
-            == f"slime-ext: doctor: expected the package {package}, got none: pip install {package}\n"
-        )
+    missing = {
+        ("libcst", "doctor"): "libcst, got none: pip install libcst",
+        ("yaml", "doctor"): "PyYAML, got none: pip install PyYAML",
+        ("rich", "doctor"): "rich, got none: pip install rich",
+        ("httpx", "train"): "httpx, got none: pip install 'slime-ext[train]'",
+    }
+    for words, line in missing.items():
+        made = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True)
+        assert (made.stdout, made.stderr) == ("2\n", f"slime-ext: {words[1]}: expected the package {line}\n")
 
 
 def test_it_is_a_module_too():

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from benchmarks.evidence import settings
+from benchmarks.evidence import chain, settings
 from benchmarks.evidence.rows import Row
-from benchmarks.evidence.settings import ROOT, Settings
+from benchmarks.evidence.settings import ROOT, Panel, Settings
 from slime_ext.errors import ConfigError
 from slime_ext.launcher.output.metrics_log import read_metrics
 from slime_ext.launcher.validation.places import default_python
@@ -70,6 +71,7 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
     folder.mkdir(parents=True)
     analysed = arm == SOURCE
     flags = settings.located(of.flags(panel, arm, seed, recommended)) | {"no_dump_details": not analysed}
+    flags |= _start(of.panels[panel], flags, out.absolute() / panel / f"start-{seed}")
     (folder / "flags.yaml").write_text(yaml.safe_dump(flags))
     began = time.monotonic()
     stopped = train(folder)
@@ -90,6 +92,23 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
         recommended=recommended,
         seconds=round(time.monotonic() - began),
     )
+
+
+def _start(panel: Panel, flags: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The flags of the panel's own task, and of the model that its runs of a seed start from, made once."""
+    found = {} if panel.chain is None else chain.write(panel.chain, folder.parent / "task")
+    if panel.warm is None:
+        return found
+    model = folder / "model"
+    if not model.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "flags.yaml").write_text(yaml.safe_dump(flags | found))
+        words = ["--config", folder / "flags.yaml", "--out", model]
+        words += ["--until", panel.warm.until, "--lr", panel.warm.lr]
+        ended = _command("benchmarks.evidence.warm", *words)
+        if ended.returncode:
+            raise ConfigError(f"{model}: expected a trained model, got: {ended.stderr.strip()[-300:]}")
+    return found | {"hf_checkpoint": str(model)}
 
 
 def _recommended(of: Settings, panel: str, arm: str, seed: int, done: list[Row]) -> str | None:
@@ -120,7 +139,7 @@ def train(folder: Path) -> str | None:
         "--run-name",
         folder.name,
     ]
-    ended = _command(*words)
+    ended = _command("slime_ext.cli", *words)
     if ended.returncode == 0:
         return None
     said = ended.stderr.strip().splitlines()[-1:] or ["nothing"]
@@ -132,15 +151,15 @@ def train(folder: Path) -> str | None:
 def analyse(folder: Path, rollouts: int) -> str:
     """The correction that analyze recommends after the run's first rollouts."""
     file = folder / "analysis.json"
-    ended = _command("analyze", folder, "--rollouts", f"0-{rollouts - 1}", "--json", file)
+    ended = _command("slime_ext.cli", "analyze", folder, "--rollouts", f"0-{rollouts - 1}", "--json", file)
     if not file.exists():
         raise ConfigError(f"{folder}: expected analyze to read the dumps, got: {ended.stderr.strip()[-300:]}")
     return json.loads(file.read_text())["recommendation"]["name"]
 
 
-def _command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+def _command(module: str, *words: object) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "slime_ext.cli", *map(str, words)]
+    command = [sys.executable, "-m", module, *map(str, words)]
     return subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True, check=False)
 
 

@@ -32,11 +32,20 @@ class Arm(Frozen):
     recommended: bool = Field(False, description="trains with what analyze recommends for B of this seed")
 
 
+class Warm(Frozen):
+    """Examples until the mean probability of a right answer is `until`; where a seed's arms start."""
+
+    until: float
+    lr: float = 1e-3
+
+
 class Panel(Frozen):
     """One mismatch on one task. `mismatch` are the flags that arms with a mismatch have beside `flags`."""
 
     what: str
     frozen: datetime.date | None = Field(None, description="test seeds run from then on, not before")
+    chain: int | None = Field(None, description="the task is running sums of this length (chain.py)")
+    warm: Warm | None = None
     flags: dict[str, Any]
     mismatch: dict[str, Any]
     arms: tuple[str, ...]
@@ -75,7 +84,9 @@ class Settings(Frozen):
 
     def digest(self, panel: str, arm: str) -> str:
         """Names the settings of a cell: rows of other settings are not compared with it."""
-        text = json.dumps(self.flags(panel, arm, 0), sort_keys=True)
+        of = self.panels[panel]
+        start = [] if of.warm is None else [of.chain, of.warm.model_dump()]
+        text = json.dumps([self.flags(panel, arm, 0), *start], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -86,6 +97,8 @@ def read(path: Path = FILE) -> Settings:
 
 def located(flags: dict[str, Any]) -> dict[str, Any]:
     """Flags with paths that hold wherever the run is started."""
-    found = flags | {key: str(ROOT / flags[key]) for key in PATHS}
-    name, path = flags["eval_prompt_data"]
-    return found | {"eval_prompt_data": [name, str(ROOT / path)]}
+    found = flags | {key: str(ROOT / flags[key]) for key in PATHS if key in flags}
+    if "eval_prompt_data" in flags:
+        name, path = flags["eval_prompt_data"]
+        found["eval_prompt_data"] = [name, str(ROOT / path)]
+    return found

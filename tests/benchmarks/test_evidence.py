@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
+from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import yaml
 
-from benchmarks.evidence import judge, picture, rows, runs, settings, table
+from benchmarks.evidence import chain, judge, picture, rows, runs, settings, table
 from benchmarks.evidence.rows import Row
 from slime_ext.errors import ConfigError
 from slime_ext.launcher.arguments import parse_args
+from slime_ext.launcher.task.prompts import read_prompts
 
 OF = settings.read()
 PANELS = list(OF.panels)
@@ -38,6 +41,8 @@ def test_every_run_is_one_that_the_launcher_takes(tmp_path):
     for panel in PANELS:
         for arm in OF.panels[panel].arms:
             flags = settings.located(OF.flags(panel, arm, 3, "cispo"))
+            if OF.panels[panel].chain:
+                flags |= chain.write(OF.panels[panel].chain, tmp_path)
             (tmp_path / "flags.yaml").write_text(yaml.safe_dump(flags))
             args = parse_args(["--config", str(tmp_path / "flags.yaml")])
             assert (args.seed, args.rollout_seed) == (3, 3)
@@ -183,3 +188,30 @@ def test_the_picture_has_a_line_for_each_seed_and_one_for_the_mean():
     drawn = [ax for ax in figure.axes if ax.get_visible()]
     assert [len(ax.lines) for ax in drawn] == [3, 4]
     assert list(drawn[1].lines[-1].get_ydata()) == pytest.approx([0.0, 0.1, 0.2])
+
+
+def test_a_chains_answer_is_its_running_sums_and_the_files_are_the_same_each_time(tmp_path):
+    assert chain.answer("bbdh") == "bcfe"  # 1, 1+1, 2+3, 5+7 modulo 8
+    flags = chain.write(60, tmp_path)
+    first = [path.read_text() for path in sorted(tmp_path.iterdir())]
+    assert chain.write(60, tmp_path) == flags
+    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == first
+    prompts = read_prompts(flags["prompt_data"], "input", "label")
+    assert len(prompts) == 2048 and {len(p.label) for p in prompts} == {60}
+    assert all(p.label == chain.answer(p.text[:-1]) and p.metadata["rm_type"] == "exact" for p in prompts)
+
+
+def test_a_start_is_made_once_and_named_in_the_flags(tmp_path, monkeypatch):
+    asked = []
+
+    def trained(module, *words):
+        asked.append(module)
+        Path(words[words.index("--out") + 1]).mkdir()
+        return Namespace(returncode=0)
+
+    monkeypatch.setattr(runs, "_command", trained)
+    panel = OF.panels["quantised"]
+    found = [runs._start(panel, {"lr": 1.0}, tmp_path / "start-1") for _ in range(2)]
+    assert found[0] == found[1] and asked == ["benchmarks.evidence.warm"]
+    assert found[0]["hf_checkpoint"] == str(tmp_path / "start-1/model")
+    assert runs._start(OF.panels["lag"], {}, tmp_path / "start-2") == {}
