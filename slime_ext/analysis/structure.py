@@ -12,10 +12,7 @@ from torch import Tensor
 
 from slime_ext.analysis.records import DumpedRollout
 
-BLOCK, BLOCKS = (
-    16,
-    2048,
-)  # tokens of absolute position (prompt and response) in a block; what is beyond is in the last
+BLOCK, BLOCKS = 16, 2048  # absolute positions (prompt and response) in a block; the last holds all beyond
 LONG_RUNS = 4  # tokens; shorter runs are not worth their sums
 NEAR = 8  # tokens that are the begin of a turn
 PARTS = ("begin of the first turn", "rest of the first turn", "begin of later turns", "rest of later turns")
@@ -23,8 +20,7 @@ LATER = (-2, -1, 1, 2)  # tokens by which log-probs may lie elsewhere from some 
 CLOSER, SURE, BOTH = 0.3, 3.0, 6  # see ``_moved``
 EXACT = 1e-3  # nats
 FAR = 0.1  # nats, mean |l| of a turn
-FATES = ("kept", "dropped")
-ABOUT = ("count", "length", "length2", "reward", "reward2", "position", "position2", "rewarded")
+ABOUT = ("count", "length", "length2", "reward", "reward2", "position", "position2")
 
 
 def _table(*size: int) -> Tensor:
@@ -41,7 +37,8 @@ class Structure:
     ``alone`` (the set is one token), ``alone_sampler`` and ``alone_trainer`` (of these, with a log-prob of
     0), ``mass`` (sum of the ratio); ``retold`` samples with other tokens in the two dumps. ``routes``
     [layers, 2] and ``experts`` [experts, 2] as in ``DumpedRollout``; ``agreed`` [2, 3] count, sum |l|, sum
-    l^2 of tokens with all experts the same, and of the others. ``fates`` [2, 8] sums of ABOUT over FATES.
+    l^2 of tokens with all experts the same, and of the others. ``fates`` [2, 7] sums of ABOUT over kept and
+    dropped samples.
     """
 
     blocks: Tensor = field(default_factory=lambda: _table(BLOCKS, 3))
@@ -122,7 +119,7 @@ def _about(rows: Tensor) -> Tensor:
     known = (length, length.square(), reward, reward.square(), position, position.square())
     sums = [values.sum() for values in known]
     count = torch.tensor(float(len(rows)), dtype=torch.float64)
-    return torch.stack([count, *sums, count])
+    return torch.stack([count, *sums])
 
 
 def _parts(part: DumpedRollout) -> Tensor:

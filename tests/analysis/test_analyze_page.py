@@ -22,12 +22,14 @@ TRAINED = [
 
 
 def test_every_finding_is_in_the_table():
-    table = TEXT[TEXT.index("| finding |") : TEXT.index("**The recommendation**")]
-    assert set(re.findall(r"`(\w+)`", table)) == {d.name for d in DETECTORS} == set(get_args(FindingName))
+    table = TEXT[TEXT.index("| finding |") :].split("\n\n")[0]
+    first = [row.split("|")[1] for row in table.splitlines()]
+    names = set(re.findall(r"`(\w+)`", " ".join(first)))
+    assert names == {d.name for d in DETECTORS} == set(get_args(FindingName))
 
 
 def test_links_and_pictures_are_there():
-    targets = re.findall(r"\]\(([^)]+)\)", TEXT)
+    targets = [t for t in re.findall(r"\]\(([^)]+)\)", TEXT) if not t.startswith("https://")]
     assert len(targets) >= 5 and all((ROOT / "docs" / t).exists() for t in targets)
 
 
