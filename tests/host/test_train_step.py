@@ -338,7 +338,10 @@ def test_the_first_non_finite_log_prob_is_named():
 
 def test_a_note_that_nobody_would_read_is_refused():
     packed = SimpleNamespace(
-        segments=SimpleNamespace(device=torch.device("cuda")), proximal=None, target=None, behavior=None
+        segments=SimpleNamespace(device=torch.device("cuda")),
+        proximal=None,
+        target=None,
+        behavior=torch.zeros(1),
     )
     check_finite(None, packed)
     with pytest.raises(ConfigError, match=r"slime_ext\.on_nonfinite: expected --custom-megatron-init-path"):
