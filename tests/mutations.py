@@ -59,7 +59,7 @@ MUTATIONS = {
         "tests/metrics/test_statistics.py",
     ),
     "a guard counts steps that are not in a row": Mutation(
-        "guards.py", "self.outside.pop(name, None)", "pass", "tests/test_rails.py"
+        "guards.py", "self.outside.pop(name, None)", "pass", "tests/test_guards.py"
     ),
     "metrics only goes on correcting": Mutation(
         "host/hook.py",
@@ -119,7 +119,7 @@ MUTATIONS = {
         "ops/segments.py", ".index_fill(0, host_ints(begins, self.device), False)", "", "tests/ops"
     ),
     "keep what is not finite": Mutation(
-        "state.py", "self.table[key] == self.table[", "self.table[key] <= self.table[", SUITE
+        "state.py", "keep[unit] = finite == count", "keep[unit] = finite <= count", SUITE
     ),
     "k3 of the other direction": Mutation(
         "ops/divergences.py", "(ratio_minus_one - log_ratio)", "(ratio_minus_one + log_ratio)", SUITE

@@ -60,14 +60,15 @@ def _verdict(of: Mapping[int, Row], exact: Mapping[int, Row], judged: Judged) ->
 
 
 def _collapsed(row: Row, exact: Row | None, judged: Judged) -> bool:
-    if row.stopped or fell(row.heldout, judged.below_own_peak, judged.for_steps):
+    if row.stopped or fell(row.heldout, judged.below_own_peak, judged.for_steps, judged.peak_at_least):
         return True
     peak = max(value for _, value in row.heldout)
     return exact is not None and peak <= judged.below_end_of_exact * exact.end
 
 
-def fell(curve: Sequence[tuple[int, float]], share: float, steps: int) -> bool:
-    """Whether a curve of (optimizer step, value) stays below `share` of its peak so far for `steps`.
+def fell(curve: Sequence[tuple[int, float]], share: float, steps: int, least: float = 0.0) -> bool:
+    """Whether a curve of (optimizer step, value) stays below `share` of its peak so far for `steps`; a peak
+    below `least` is none.
 
     >>> fell([(0, 0.1), (20, 0.8), (40, 0.3), (60, 0.2)], 0.5, 20)
     True
@@ -77,7 +78,7 @@ def fell(curve: Sequence[tuple[int, float]], share: float, steps: int) -> bool:
     peak, since = 0.0, None
     for step, value in curve:
         peak = max(peak, value)
-        since = (step if since is None else since) if value < share * peak else None
+        since = (step if since is None else since) if peak >= least and value < share * peak else None
         if since is not None and step - since >= steps:
             return True
     return False

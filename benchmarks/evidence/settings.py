@@ -57,6 +57,7 @@ class Judged(Frozen):
 
     below_own_peak: float
     for_steps: int
+    peak_at_least: float
     below_end_of_exact: float
     worse_than_exact_by: float
     rescued_within: float

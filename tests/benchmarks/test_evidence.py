@@ -109,6 +109,7 @@ def test_the_followers_recommendation_is_that_of_the_same_seed():
         ([(0, 0.0), (100, 0.8), (116, 0.3), (132, 0.3), (148, 0.9)], False),  # back after 16 steps and 32
         ([(0, 0.0), (100, 0.8), (116, 0.41), (148, 0.41)], False),  # above half
         ([(0, 0.0), (100, 0.8), (116, 0.3), (136, 0.39), (200, 0.9)], True),
+        ([(0, 0.0), (50, 0.02), (70, 0.0), (100, 0.0), (256, 0.9)], False),  # two of 128 answers, no peak
         ([(0, 0.0), (100, 0.1), (256, 0.17)], True),  # never above a fifth of A's 0.9
         ([(0, 0.0), (100, 0.1), (256, 0.19)], False),
     ],
@@ -143,6 +144,10 @@ def test_fishers_test_is_that_of_the_hypergeometric_distribution_by_counting():
             wanted = sum(n for n in count.values() if n <= count[a]) / len(deals)
             assert judge.fisher(a, of_a, b, of_b) == pytest.approx(wanted, abs=1e-12)
     assert judge.fisher(0, 8, 8, 8) == pytest.approx(2 / 12870)
+
+
+def test_holm_multiplies_by_the_comparisons_that_are_left():
+    assert judge.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
 def test_holm_keeps_the_order_and_never_lowers_a_p():

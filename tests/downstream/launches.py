@@ -135,8 +135,7 @@ def flags_of(script: Path) -> tuple[str, ...]:
         environment = {"PATH": "/none", "HOME": folder, "BASH_ENV": str(handler), "RECORD_FILE": str(record)}
         subprocess.run(
             ["/bin/bash", str(script)],
-            env=environment
-            | {"BASE_FOLDER": "/root", "BASE_DIR": "/root", "MASTER_ADDR": "127.0.0.1", "WANDB_KEY": "x"},
+            env=environment | {"BASE_FOLDER": "/root", "BASE_DIR": "/root", "MASTER_ADDR": "127.0.0.1"},
             cwd=folder,
             timeout=60,
             check=False,

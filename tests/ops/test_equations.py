@@ -1,4 +1,4 @@
-"""Divergences, log-ratios and surrogates against their definitions in floats."""
+"""Divergences, log-ratios, summaries and surrogates against their definitions in floats."""
 
 from __future__ import annotations
 
@@ -71,6 +71,19 @@ def test_bfloat16_log_probs_are_compared_in_float32():
         torch.zeros(1, dtype=torch.bfloat16), torch.ones(1, dtype=torch.bfloat16), torch.ones(1) > 0
     )
     assert got.dtype == torch.float32
+
+
+def test_ess_is_a_fraction():
+    mask = torch.tensor([True, True, False])
+    assert ops.ess(column([3, 3, math.nan]), mask).item() == 1
+    assert ops.ess(column([1, 0, 5]), mask).item() == 0.5
+    assert ops.ess(column([0, 0, 0]), mask).item() == 0
+
+
+def test_perplexity_and_masked_mean():
+    mask = torch.tensor([True, False])
+    assert ops.perplexity(column([-2.0, math.nan]), mask).item() == pytest.approx(math.exp(2))
+    assert ops.masked_mean(column([math.nan]), torch.tensor([False])).item() == 0
 
 
 def random_tokens(seed, n=50):
