@@ -16,7 +16,6 @@ from slime_ext.host.contract import INIT_FLAG, METRICS, SEEDS, HookCall
 from slime_ext.host.packing import CONSEQUENCES, context_parallel, pack, require_finite, unpack_masks
 from slime_ext.host.step_plan import plan_for
 from slime_ext.losses import Bounds
-from slime_ext.ops.ratios import HIGHEST
 from slime_ext.state import Tokens
 
 Result = tuple[Tensor, list[Tensor], dict[str, Tensor]]
@@ -105,7 +104,7 @@ def check_finite(call: HookCall, tokens: Tokens, *, behavior: bool = False) -> N
     """
     log_probs = {"train_log_probs": tokens.proximal, "cur_log_probs": tokens.target}
     if behavior:
-        log_probs["rollout_log_probs"] = tokens.behavior.masked_fill(tokens.behavior > HIGHEST, torch.nan)
+        log_probs["rollout_log_probs"] = tokens.behavior
     if tokens.segments.device.type != "cpu":
         if behavior and not step_metrics.is_under_way():
             raise ConfigError(

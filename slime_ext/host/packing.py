@@ -16,6 +16,8 @@ from slime_ext.host.contract import INIT_FLAG, HookCall, check_lengths
 from slime_ext.ops.segments import AllSum, Segments, Shard, identity
 from slime_ext.state import Tokens
 
+HIGHEST = 0.01  # nats; above it rounding is no explanation for a log-prob over 0
+
 Sliceable = TypeVar("Sliceable", Tensor, list)
 OVERFLOW = "the host's loss is NaN because of it; look for an overflow in the trainer's forward pass"
 CONSEQUENCES = {  # keyword of the host -> what a non-finite log-prob of it means
@@ -131,6 +133,8 @@ def pack_segments(
 def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
     """Lists of local slices -> flat tensors [T], with every length checked against what this rank must hold.
 
+    A behavior log-prob above 0 is no log-prob: it becomes NaN, and what is done about NaN is done about it.
+
     Raises:
         ConfigError: the host pads sequences to lengths that it did not pass.
         DataError: a list or a tensor has another length than this rank holds.
@@ -150,7 +154,9 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
         all_sum=parallel.all_sum,
     )
     names = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
-    return Tokens(segments, *(_flat(name, getattr(call, name), segments) for name in names))
+    proximal, behavior, target, advantages = (_flat(name, getattr(call, name), segments) for name in names)
+    behavior = behavior.masked_fill(behavior > HIGHEST, torch.nan)
+    return Tokens(segments, proximal, behavior, target, advantages)
 
 
 def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments) -> list[Tensor]:

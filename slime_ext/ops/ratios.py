@@ -11,13 +11,11 @@ from slime_ext.ops.segments import Segments
 
 Level = Literal["token", "turn", "sequence", "geometric"]
 LEVELS: tuple[str, ...] = get_args(Level)
-HIGHEST = 0.01  # nats; above it rounding is no explanation for a log-prob over 0
 
 
 def finite_tokens(behavior: Tensor, mask: Tensor) -> Tensor:
-    """[T] bool: response tokens whose behavior log-prob is one: finite, and above 0 by rounding at most."""
-    behavior = behavior.detach()
-    return mask & (behavior.clamp(torch.finfo(behavior.dtype).min, HIGHEST) == behavior)  # false for NaN
+    """[T] bool: response tokens whose behavior log-prob is finite."""
+    return mask & (behavior.detach().abs() < torch.inf)
 
 
 def in_common(numerator: Tensor, behavior: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,7 +30,7 @@ def widened(values: Tensor) -> Tensor:
 
 
 def log_ratio(numerator: Tensor, behavior: Tensor, mask: Tensor) -> Tensor:
-    """log numerator - log behavior at response tokens, 0 elsewhere and where behavior is no log-prob.
+    """log numerator - log behavior at response tokens, 0 elsewhere and where behavior is not finite.
 
     Args:
         numerator: [T] log-probs of the sampled tokens, nats.
