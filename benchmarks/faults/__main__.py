@@ -38,6 +38,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/faults.jsonl"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--healthy", type=int, default=200)
+    parser.add_argument("--first-seed", type=int, default=0, help="100: none that thresholds were set on")
     parser.add_argument("--only", action="append", help="a fault, or 'healthy'")
     parser.add_argument("--threads", action="store_true", help="rebuild eight public threads instead")
     parser.add_argument(
@@ -65,11 +66,12 @@ def main() -> int:
 
 
 def _cases(given: argparse.Namespace) -> Iterator[tuple[str, int, World]]:
+    first = given.first_seed
     for name, world in FAULTS.items():
         if not given.only or name in given.only:
-            yield from ((name, seed, replace(world, seed=seed)) for seed in range(given.seeds))
+            yield from ((name, first + n, replace(world, seed=first + n)) for n in range(given.seeds))
     if not given.only or HEALTHY in given.only:
-        yield from ((HEALTHY, number, healthy(number)) for number in range(given.healthy))
+        yield from ((HEALTHY, first + n, healthy(first + n)) for n in range(given.healthy))
 
 
 def _measured(name: str, seed: int, world: World) -> dict:

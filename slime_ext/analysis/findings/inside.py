@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import NamedTuple
 
 from slime_ext.analysis.diagnosis import Diagnosis
@@ -78,11 +79,12 @@ def _long_enough(d: Diagnosis) -> str:
 
 def _steps(blocks: list[tuple[int, list[float]]]) -> list[_Step]:
     found = []
+    sums = list(
+        accumulate((row for _, row in blocks), lambda x, y: [p + q for p, q in zip(x, y, strict=True)])
+    )
     for cut in range(2, len(blocks) - 1):
-        (n, a, s), (m, b, t) = (
-            [sum(column) for column in zip(*(row for _, row in part), strict=True)]
-            for part in (blocks[:cut], blocks[cut:])
-        )
+        n, a, s = sums[cut - 1]
+        m, b, t = (whole - before for whole, before in zip(sums[-1], sums[cut - 1], strict=True))
         error = math.sqrt(max(s / n - (a / n) ** 2, 0) / n + max(t / m - (b / m) ** 2, 0) / m)
         found.append(_Step(blocks[cut][0] * BLOCK, a / n, b / m, (b / m - a / n) / error if error else 0.0))
     return found
