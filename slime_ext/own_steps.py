@@ -23,6 +23,7 @@ from slime_ext.state import State, StatisticKey, Step, StepInputs, Tokens, tabul
 from slime_ext.steps import Reweight
 
 EXACT = 1e-9  # relative; both sides are float64, sums of a dozen numbers differ by less than 1e-14
+NEAR = 0.02  # of the other responses' log-ratios, those of the one that is nearly on-policy
 WAITS = (
     "it waits for the device in every micro-batch; no .item(), .tolist(), .cpu(), `if` on a tensor, boolean "
     "index, or tensor made on another device"
@@ -50,7 +51,8 @@ Definition = Callable[[Sample], Sequence[float]]
 
 
 def samples(seed: int = 0) -> list[Sample]:
-    """Responses of 7, 1, 5, 4 and 12 tokens: one is masked out, two have turns, one ratio is e^6.
+    """Responses of 7, 1, 5, 4 and 12 tokens: one is masked out, two have turns, one ratio is e^6; the last is
+    nearly on-policy, with ratios within a few percent of 1 and its first exactly 1.
 
     Masked tokens hold NaN in every list.
     """
@@ -64,7 +66,10 @@ def samples(seed: int = 0) -> list[Sample]:
     found = []
     for mask in masks:
         proximal, noise, drift = (numbers(mask, *of) for of in ((-4, 0.5), (0, 0.6), (0, 0.1)))
-        noise = (-6.0, *noise[1:]) if len(found) == 3 else noise
+        if len(found) == 3:
+            noise = (-6.0, *noise[1:])
+        if len(found) == 4:
+            noise = (0.0, *(x * NEAR for x in noise[1:]))
         behavior, target = (tuple(x + y for x, y in zip(proximal, of, strict=True)) for of in (noise, drift))
         found.append(Sample(mask, proximal, behavior, target, numbers(mask, 0, 1)))
     return found
@@ -139,6 +144,7 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
 def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
     """What the step reads, and the state that it gets: after ``reweight`` where it only bounds weights."""
     first = (Reweight(),) if step.is_bound and not step.sets_weights else ()
+    tokens = tokens if step.reads_advantages else replace(tokens, advantages=None)
     try:
         correction = Correction(steps=(*first, step))
         inputs = correction.read(tokens)
@@ -216,8 +222,8 @@ def _check_values(step: Step, where: str, inputs: StepInputs, state: State) -> N
     found = _weights(inputs, state)
     if found.isnan().any():
         raise ConfigError(
-            f"{where}: weights: expected numbers, got NaN at {_place(inputs, found.isnan())}: masked tokens "
-            "may hold NaN, so select with torch.where, never multiply by a mask"
+            f"{where}: weights: expected numbers, got NaN at {_place(inputs, found.isnan())}: log-ratios may "
+            "be 0 or below, and masked tokens may hold NaN: select with torch.where, never multiply by a mask"
         )
     if step.is_bound and found.isinf().any():
         raise ConfigError(
@@ -275,11 +281,29 @@ def compare(
 ) -> None:
     """Raises ConfigError at the first response token whose weight is not the definition's."""
     for i, (sample, part) in enumerate(zip(batch, found.split([len(s.mask) for s in batch]), strict=True)):
-        for t, (got, wanted) in enumerate(zip(part.tolist(), definition(sample), strict=True)):
+        for t, (got, wanted) in enumerate(
+            zip(part.tolist(), _defined(where, definition, sample), strict=True)
+        ):
             if sample.mask[t] and not abs(got - wanted) <= tolerance * max(1.0, abs(wanted)):
                 raise ConfigError(
                     f"{where}, sample {i}, token {t}: expected {wanted:g} of the definition, got {got:g}"
                 )
+
+
+def _defined(where: str, definition: Definition, sample: Sample) -> list[float]:
+    """What the definition gives, one number per token.
+
+    >>> _defined("step", lambda sample: None, samples()[1])
+    Traceback (most recent call last):
+    slime_ext.errors.ConfigError: step, definition: expected 1 numbers, one per token, got None
+    """
+    values = definition(sample)
+    got = f"{len(values)}" if isinstance(values, Sequence) else _kind(values)
+    if got != str(len(sample.mask)):
+        raise ConfigError(
+            f"{where}, definition: expected {len(sample.mask)} numbers, one per token, got {got}"
+        )
+    return list(values)
 
 
 def _kind(value: Any) -> str:
