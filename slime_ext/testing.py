@@ -101,12 +101,13 @@ def _call_of(batch: Sequence[Sample], device: str = "cpu") -> dict[str, Any]:
 
 
 def _check_gradient(where: str, given: dict[str, Any], loss: Tensor) -> None:
-    """Through the loss alone, finite at every response token."""
+    """Through the loss alone, finite at every response token; the loss at masked tokens, too, for the host
+    multiplies it by the mask."""
     mask = torch.cat(given["loss_masks"]).bool()
-    if not loss[mask].isfinite().all():
+    if not loss.isfinite().all():
         raise ConfigError(
-            f"{where}: expected a finite loss at response tokens, got one that is not: masked tokens may "
-            "hold NaN, so select with torch.where, never multiply by a mask"
+            f"{where}: expected a finite loss at every token, masked ones too, got one that is not: masked "
+            "tokens may hold NaN and log-ratios be 0: select with torch.where, never multiply by a mask"
         )
     wanted = [given["pg_loss"], *given["cur_log_probs"]]
     host, *target = torch.autograd.grad(loss[mask].sum(), wanted, allow_unused=True)
