@@ -112,7 +112,7 @@ class Curves:
         if not known.all():
             x, values = x[known], values[:, known]
         index = to_bin(x).clamp(0, len(table) - 1).long()
-        table += tabulated(index, torch.cat([x.new_ones(1, len(x)), x[None], values]), len(table))
+        table += tabulated(index, [torch.ones_like(x), x, *values], len(table))
 
     def column(self, name: str, column: str) -> Tensor:
         """[bins] one column of a curve's sums."""

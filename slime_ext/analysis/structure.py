@@ -4,6 +4,7 @@ experts, and who was dropped. All of it adds up over rollouts and processes."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy
@@ -93,15 +94,15 @@ class Structure:
             setattr(self, name, _sum(getattr(self, name), getattr(other, name)))
 
 
-def tabulated(index: Tensor, values: Tensor, size: int) -> Tensor:
-    """Sums of values [K, N] by their index [N], [size, K]. Neighbours of one index, of which most axes have
-    long runs, are added up first."""
+def tabulated(index: Tensor, values: Sequence[Tensor] | Tensor, size: int) -> Tensor:
+    """Sums of K rows of values [N] by their index [N], [size, K]. Neighbours of one index, of which most axes
+    have long runs, are added up first."""
     if not len(index):
-        return values.new_zeros(size, len(values))
+        return values[0].new_zeros(size, len(values))
     begins = torch.cat([index.new_ones(1, dtype=torch.bool), index[1:] != index[:-1]]).nonzero()[:, 0]
     if LONG_RUNS * len(begins) < len(index):
-        sums = numpy.add.reduceat(values.numpy(), begins.numpy(), axis=1)
-        index, values = index[begins], torch.from_numpy(sums)
+        index = index[begins]
+        values = [torch.from_numpy(numpy.add.reduceat(v.numpy(), begins.numpy())) for v in values]
     return torch.stack([torch.bincount(index, weights=v, minlength=size) for v in values], 1)
 
 
