@@ -44,7 +44,8 @@ def test_broken_log_probs_of_old_weights_are_rejected_and_said(tmp_path):
     assert "(rollout_id 0, step_id 0)" in warned
     shown = tensorboard_of(folder)
     for name in (name for name in steps[0] if name.startswith("off_policy/") and "by_" not in name):
-        assert shown[f"train/{name}"] == pytest.approx([step[name] for step in steps], rel=1e-6), name
+        told = [step[name] for step in steps if name in step]  # a certificate is not of every step
+        assert shown[f"train/{name}"] == pytest.approx(told, rel=1e-6), name
 
 
 def test_a_guard_stops_the_run_and_its_line_is_the_last_on_the_screen(tmp_path):
