@@ -5,8 +5,8 @@ with those same weights, before its first optimizer step: the distance over its 
 in nats. Where the responses are older than the push (asynchronous training), nothing at hand has been sampled
 by it, and the distance says nothing of it.
 
-What arrived is asked of the engines: SGLang tells a checksum of each tensor that it holds (``check_weights``
-of slime's and miles' engine actors; SGLang's /weights_checker, action ``checksum``). Tensors that keep
+What arrived is asked of the engines: SGLang reports a checksum of each tensor (``check_weights`` of slime's
+and miles' engine actors; SGLang's /weights_checker, action ``checksum``). Tensors that keep
 theirs while the trainer steps have not arrived; checksums of an earlier push are an earlier copy.
 
     slime_ext: certificate, weights 3: sound: k3 2.1e-06 nats over 5,120 tokens; 22 of 22 tensors changed
@@ -63,7 +63,7 @@ class Arrival:
     why: str = ""
 
     def fault(self) -> str:
-        """What went wrong with the push, as far as checksums tell it; empty for nothing."""
+        """What went wrong with the push, as far as checksums show it; empty for nothing."""
         if self.apart:
             return f"the engines differ from each other in {places(self.apart)}"
         if self.again is not None:
@@ -72,8 +72,8 @@ class Arrival:
             return "no tensor of the engine changed with the push"
         return f"{places(self.lost)} did not change with the push" if self.lost else ""
 
-    def said(self) -> str:
-        """The same as a remark."""
+    def summary(self) -> str:
+        """How many of the engine's tensors changed with the push, or why that is not known."""
         if self.why:
             return f"no checksums: {self.why}"
         if not self.stepped:
@@ -99,7 +99,7 @@ class Certificates:
     since: float = field(default_factory=time.monotonic)
 
     def arrived(self, version: int | None, engines: Sequence[Mapping[str, str]]) -> Arrival:
-        """What a push changed, from the checksums that each engine tells after it."""
+        """What a push changed, from the checksums that each engine reports after it."""
         now = engines[0]
         tensors = [name for name in now if not STILL.search(name)]
         apart = tuple(name for name in tensors if any(other.get(name) != now[name] for other in engines[1:]))
@@ -125,13 +125,13 @@ class Certificates:
         fault = arrival.fault()
         if age != 0:
             older = "of unknown versions" if age is None else f"up to {age:.0f} pushes old"
-            told = f"{distance} {older}, which say nothing of this push"
-            return (False, f"{fault}: {told}") if fault else (None, f"{told}; {arrival.said()}")
+            text = f"{distance} {older}, which say nothing of this push"
+            return (False, f"{fault}: {text}") if fault else (None, f"{text}; {arrival.summary()}")
         grown = self.first is not None and k3 > max(TIMES * self.first, FLOOR)
         if fault or grown or not k3 <= LIMIT:
             cause = fault or self._cause(scalars, arrival, grown)
-            return False, f"{cause}: {distance}{self._compared()}; {arrival.said()}"
-        words = f"{distance}{self._compared()}; {arrival.said()}"
+            return False, f"{cause}: {distance}{self._compared()}; {arrival.summary()}"
+        words = f"{distance}{self._compared()}; {arrival.summary()}"
         self.first = k3 if self.first is None else self.first
         return True, words
 
@@ -201,12 +201,12 @@ def settle() -> None:
     """Takes the answers to a push that has no certificate yet; on all ranks of the trainer."""
     if not _run.is_due:
         return
-    began, told = time.monotonic(), [Arrival(why="not asked")]
+    began, found = time.monotonic(), [Arrival(why="not asked")]
     if _asks():
-        told = [_arrival(_run.version, _run.asked)]
+        found = [_arrival(_run.version, _run.asked)]
     if not _is_alone():
-        _share(told)
-    _run.arrival, _run.asked = told[0], None
+        _share(found)
+    _run.arrival, _run.asked = found[0], None
     _run.cost += time.monotonic() - began
 
 
@@ -219,16 +219,16 @@ def _arrival(version: int | None, asked: Any) -> Arrival:
     except Exception as error:  # Ray's and the engine's: a release without checksums, a dead engine
         log.debug("no checksums", exc_info=True)
         return Arrival(why=f"the engine answers with {type(error).__name__}")
-    return _run.arrived(version, found) if found and found[0] else Arrival(why="this engine tells none")
+    return _run.arrived(version, found) if found and found[0] else Arrival(why="this engine reports none")
 
 
-def _share(told: list[Arrival]) -> None:
+def _share(found: list[Arrival]) -> None:
     """The first rank's answer on all ranks, or none on any."""
     try:
-        torch.distributed.broadcast_object_list(told, src=0, group=_host_group())
+        torch.distributed.broadcast_object_list(found, src=0, group=_host_group())
     except (RuntimeError, ValueError):  # ranks of another group
         log.debug("not shared", exc_info=True)
-        told[0] = Arrival(why="the ranks have no group in common")
+        found[0] = Arrival(why="the ranks have no group in common")
 
 
 def _is_alone() -> bool:
