@@ -175,7 +175,10 @@ def test_an_engine_that_tells_nothing_costs_no_run(run, capsys):
     silent, broken = Engine(), Engine()
     silent.check_weights.remote = lambda action: {"success": False, "message": "Unsupported action"}
     broken.check_weights = None
-    for engine, words in ((silent, "no checksums: this engine reports none"), (broken, "with AttributeError")):
+    for engine, words in (
+        (silent, "no checksums: this engine reports none"),
+        (broken, "with AttributeError"),
+    ):
         certify.reset()
         ((line, _),) = pushes(run([engine]), capsys, scalars())
         assert verdict(line) == "sound" and words in line
