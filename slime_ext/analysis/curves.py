@@ -96,7 +96,8 @@ class Curves(Additive):
             x = axis.x(part)
             if x is not None:
                 index = axis.bin(x.float()).clamp(0, axis.size - 1).nan_to_num(axis.size).long()
-                rows = torch.cat([part.columns[:4], (x * part.columns[:1]).nan_to_num(0)])
+                count, *others = part.columns[:4]
+                rows = (count, *others, (x * count).nan_to_num(0))
                 self.tables[name] += tabulated(index, rows, axis.size)
 
     def column(self, name: str, column: str) -> Tensor:

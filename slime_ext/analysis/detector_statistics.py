@@ -97,9 +97,10 @@ class DetectorStatistics(Additive):
     ``counts``: what ``_odd_values`` and ``_kept`` count; ``turns``; ``moved`` turns of which a later part
     fits log-probs a few places away and an earlier one its own; ``retold`` samples with other tokens in the
     two dumps. ``shifts`` holds the sums of ``shifted_sums``, ``shifted`` the sequences that a shift explains,
-    each on its own. ``switched`` holds count, sum l, sum |l| and sum k3 of tokens after a change of weights inside
-    their response, and of the same versions in responses without one. ``routes`` [layers, 2] and ``experts``
-    [experts, 2] as in ``DumpedRollout``. ``fates`` [2, 7] sums of ABOUT over kept and dropped samples.
+    each on its own. ``switched`` holds count, sum l, sum |l| and sum k3 of tokens after a change of weights
+    inside their response, and of the same versions in responses without one. ``routes`` [layers, 2] and
+    ``experts`` [experts, 2] as in ``DumpedRollout``. ``fates`` [2, 7] sums of ABOUT over kept and dropped
+    samples.
     """
 
     means: Means = field(default_factory=Means)

@@ -164,7 +164,7 @@ class DumpedRollout:
         turns = self.segments.turn_ids
         return turns - self.segments.expand(turns[firsts] + (~self.mask[firsts]).long())
 
-    def parts(self, limit: int = 1 << 18) -> Iterator[DumpedRollout]:
+    def parts(self, limit: int = 1 << 17) -> Iterator[DumpedRollout]:
         """The rollout in parts of whole samples with at most ``limit`` tokens (or one longer sample), for
         temporary tensors to stay small. Tensors are views."""
         first, begin, end = 0, 0, 0

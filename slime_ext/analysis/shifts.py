@@ -33,7 +33,8 @@ def shifted_sums(part: DumpedRollout, shift: int) -> tuple[Tensor, Tensor]:
     both = (finite[here] & finite[there] & (ids[here] == ids[there])).to(torch.uint8).float()
     distance = (part.compared(part.proximal)[here] - part.compared(part.behavior)[there]).abs()
     rows = torch.zeros(4, part.size)
-    rows[:, here] = torch.stack([both, distance * both, sizes[here] * both, sizes[there] * both])
+    for row, values in zip(rows[:, here], (1, distance, sizes[here], sizes[there]), strict=True):
+        torch.mul(both, values, out=row)
     sums = part.segments.local_sums(rows)
     is_explained = (sums[1] < CLOSER * sums[2:]).all(0)
     if is_explained.any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -53,15 +54,15 @@ def run_begins(*keys: Tensor) -> Tensor:
     return torch.from_numpy(numpy.flatnonzero(changes.numpy()))
 
 
-def run_sums(rows: Tensor, begins: Tensor) -> Tensor:
-    """Rows [K, N] and where runs begin -> the sum over each run, [K, runs]."""
+def run_sums(rows: Sequence[Tensor] | Tensor, begins: Tensor) -> Tensor:
+    """K rows [N] and where runs begin -> the sum over each run, [K, runs]."""
     if not len(begins):
-        return rows.new_zeros(len(rows), 0)
-    return torch.from_numpy(numpy.add.reduceat(rows.numpy(), begins.numpy(), axis=1))
+        return zeros(len(rows), 0)
+    return torch.stack([torch.from_numpy(numpy.add.reduceat(r.numpy(), begins.numpy())) for r in rows])
 
 
-def tabulated(index: Tensor, rows: Tensor, size: int) -> Tensor:
-    """Sums of rows [K, N] by the index [N] of each column, [size, K]; an index of ``size`` counts nowhere.
+def tabulated(index: Tensor, rows: Sequence[Tensor] | Tensor, size: int) -> Tensor:
+    """Sums of K rows [N] by the index [N] of each column, [size, K]; an index of ``size`` counts nowhere.
 
     Neighbours of one index, of which most axes have long runs, are added up first.
     """

@@ -36,7 +36,8 @@ def by_version(part: DumpedRollout) -> dict[int, Tensor]:
     """version -> [3, 4]: all its tokens, those after a change of weights inside their response, and those of
     responses without one; of each count, sum l, sum |l|, sum k3."""
     begins = run_begins(part.versions, part.segments.ids)
-    sums = run_sums(part.columns[[0, 3, 1, 5]], begins)
+    count, absolute, _, log_ratio, _, near = part.columns
+    sums = run_sums((count, log_ratio, absolute, near), begins)
     is_known = (sums[0] > 0) & (part.versions[begins] >= 0)
     begins, sums = begins[is_known], sums[:, is_known]
     sample, version = part.segments.ids[begins].long(), part.versions[begins]
