@@ -15,8 +15,8 @@ from slime_ext import dialects
 from slime_ext.commands import light
 from slime_ext.commands.arguments import Arguments, gathered
 from slime_ext.commands.convert import system_of
+from slime_ext.commands.launch_script import EMBEDDED, launcher_of
 from slime_ext.commands.output import console, needs
-from slime_ext.commands.script import EMBEDDED, launcher_of
 from slime_ext.errors import ConfigError, SlimeExtError, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of

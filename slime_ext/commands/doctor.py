@@ -12,8 +12,8 @@ from slime_ext.commands import installed
 from slime_ext.commands.arguments import Arguments
 from slime_ext.commands.check import check_file, gathered
 from slime_ext.commands.installed import Part
+from slime_ext.commands.launch_script import EMBEDDED, SLIME, launcher_of
 from slime_ext.commands.output import console
-from slime_ext.commands.script import EMBEDDED, SLIME, launcher_of
 from slime_ext.errors import SlimeExtError
 
 WRONG = 1
