@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from rich.table import Table
 from rich.text import Text
 
 from slime_ext.commands import installed
@@ -13,7 +12,7 @@ from slime_ext.commands.arguments import Arguments
 from slime_ext.commands.check import check_file, gathered
 from slime_ext.commands.installed import Part
 from slime_ext.commands.launch_script import EMBEDDED, SLIME, launcher_of
-from slime_ext.commands.output import console
+from slime_ext.commands.output import console, table
 from slime_ext.errors import SlimeExtError
 
 WRONG = 1
@@ -120,7 +119,5 @@ def _arguments(path: str | None) -> Arguments:
 
 
 def _show(rows: list[Row]) -> None:
-    table = Table("part", "found", "state", "note", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(row.name, Text(row.found), Text(row.state, STYLES[row.state]), Text(row.note))
-    console().print(table)
+    cells = ((row.name, row.found, Text(row.state, STYLES[row.state]), row.note) for row in rows)
+    console().print(table(cells, ("part", "found", "state", "note")))

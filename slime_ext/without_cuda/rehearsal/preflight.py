@@ -104,23 +104,13 @@ def _of_a_shell(launch: Launch) -> Iterator[str]:
 
 def _arithmetic(launch: Launch, sizes: Sizes) -> Iterator[str]:
     where = flag.where if (flag := launch.flag("--global-batch-size")) else Path(launch.script).name
-    total, steps = sizes.prompts * sizes.samples, launch.number("--num-steps-per-rollout", 0)
+    total = sizes.prompts * sizes.samples
     if not sizes.batch or total % sizes.batch:
         yield (
             f"{where}: --global-batch-size: expected a divisor of --rollout-batch-size x "
             f"--n-samples-per-prompt = {sizes.prompts} x {sizes.samples} = {total}, got {sizes.batch}: "
             f"{total % max(sizes.batch, 1)} samples of each rollout would train nothing"
         )
-    elif steps and total // steps != sizes.batch:
-        yield (
-            f"{where}: --global-batch-size: expected {total} / --num-steps-per-rollout {steps} = "
-            f"{total // steps}, got {sizes.batch}"
-        )
-    more = launch.number("--over-sampling-batch-size", sizes.prompts)
-    if more < sizes.prompts:
-        flag = launch.flag("--over-sampling-batch-size")
-        where = flag.where if flag else ""
-        yield f"{where}: {flag}: expected at least --rollout-batch-size {sizes.prompts}, got {more}"
 
 
 def _tokenizer(launch: Launch) -> Iterator[str]:
