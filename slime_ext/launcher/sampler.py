@@ -14,7 +14,7 @@ from slime_ext.errors import EngineError
 from slime_ext.launcher.rollout.client import EngineClient
 from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams, n_dropped
 from slime_ext.launcher.rollout.rounding import round_weights
-from slime_ext.launcher.rollout.sample import Sample
+from slime_ext.launcher.rollout.sample import RolloutSample
 from slime_ext.launcher.rollout.weight_sync import push_weights
 from slime_ext.launcher.task.prompts import Prompt, PromptDataset, read_prompts
 from slime_ext.launcher.task.rewards import score
@@ -67,7 +67,7 @@ class Sampler:
         if state is not None and held is not None:
             self.client.update_weights_from_disk(*held)
 
-    def sample(self, rollout_id: int) -> tuple[list[Sample], Metrics]:
+    def sample(self, rollout_id: int) -> tuple[list[RolloutSample], Metrics]:
         """Samples the next prompts and scores the responses; groups one after the other."""
         args, start = self.args, time.perf_counter()
         samples = self._generate(
@@ -111,7 +111,7 @@ class Sampler:
 
     def _generate(
         self, prompts: Sequence[Prompt], n: int, params: SamplingParams, rollout_id: int | None
-    ) -> list[Sample]:
+    ) -> list[RolloutSample]:
         requests = [
             GenerateRequest(
                 prompt_ids=self.tokenizer.encode(p.text, add_special_tokens=False),
@@ -145,7 +145,7 @@ class Sampler:
             )
         print(f"slime-ext: {where}: {dropped.total()} of {count} samples dropped ({reasons})", flush=True)
 
-    def _score(self, samples: Sequence[Sample]) -> list[float]:
+    def _score(self, samples: Sequence[RolloutSample]) -> list[float]:
         """Rewards of the samples that were not dropped; a dropped one has none."""
         return score(self.args, [s for s in samples if not s.remove_sample])
 
@@ -154,11 +154,11 @@ class Sampler:
         return chosen or (self.tokenizer.eos_token_id,)
 
 
-def rollout_metrics(samples: Sequence[Sample]) -> Metrics:
+def rollout_metrics(samples: Sequence[RolloutSample]) -> Metrics:
     """Means over the samples that count, of which there is at least one, and how many were dropped."""
     kept = [s for s in samples if not s.remove_sample]
 
-    def mean(of: Callable[[Sample], float]) -> float:
+    def mean(of: Callable[[RolloutSample], float]) -> float:
         return sum(of(s) for s in kept) / len(kept)
 
     return {

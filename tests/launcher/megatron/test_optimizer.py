@@ -87,7 +87,7 @@ def test_a_loaded_state_continues_exactly():
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
 
 
-def _poisoned():
+def _nonfinite():
     chunks = tiny.start("tp2", **FLAGS)
     adam = optimizer.build_optimizer(tiny.tiny_args(**FLAGS), chunks)
     before = [p.clone() for p in chunks[0].parameters()]
@@ -101,7 +101,7 @@ def _poisoned():
 
 
 def test_a_nan_gradient_on_one_rank_stops_all_and_changes_nothing():
-    assert run_ranks(_poisoned, 2) == [True, True]
+    assert run_ranks(_nonfinite, 2) == [True, True]
 
 
 def _rates(flags):
