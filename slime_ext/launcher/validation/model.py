@@ -104,7 +104,8 @@ def _said(error: Any) -> str:
     (key, *_), found = error["loc"], error["input"]
     if error["type"] == "missing":
         return f"expected the key {key}, got none"
-    return f"{key}: expected {wanted(error['msg'])}, got {shown(found)}: another model is not implemented"
+    expected = "an empty list" if error["type"] == "too_long" else wanted(error["msg"])
+    return f"{key}: expected {expected}, got {shown(found)}: another model is not implemented"
 
 
 def _check_weights(directory: Path) -> None:
