@@ -240,7 +240,7 @@ class Loop:
             "optimizer": self.trainer.optimizer.state_dict(),
             "step": self.step,
             "engine_step": self.engine_step,
-            "data": self.sampler.dataset.state_dict() if self.sampler else None,
+            "data": self.sampler.data_state if self.sampler else None,
         }
         checkpoint.save(
             self.args.save,

@@ -6,6 +6,7 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ class Sampler:
             vocab_size=vocab_size,
             decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
         )
+        self.thread = ThreadPoolExecutor(1)
+        self.ahead: Future[tuple[list[RolloutSample], Metrics]] | None = None
+        self.data_state: dict[str, Any] = {}
 
     def wait(self, say: Callable[[str], None]) -> None:
         """Until the engine answers; `say` shows that it is waited for.
@@ -47,6 +51,7 @@ class Sampler:
 
     def push(self, state: dict[str, Any], version: int) -> None:
         """Gives the engine these weights; ``version`` is the trainer's optimizer step."""
+        self._wait_for_ahead()
         if rounding := self.args.rollout_weight_rounding:
             state = round_weights(state, rounding)
         directory = Path(self.args.run_path) / "weights"
@@ -59,6 +64,7 @@ class Sampler:
     @contextmanager
     def evaluating(self, state: dict[str, Any] | None, version: int) -> Iterator[None]:
         """The engine has these weights, not rounded, and afterwards those that it had; None: no others."""
+        self._wait_for_ahead()
         held = self.client.pushed
         if state is not None:
             directory = Path(self.args.run_path) / "weights_evaluated"
@@ -68,7 +74,23 @@ class Sampler:
             self.client.update_weights_from_disk(*held)
 
     def sample(self, rollout_id: int) -> tuple[list[RolloutSample], Metrics]:
-        """Samples the next prompts and scores the responses; groups one after the other."""
+        """A scored rollout of the next prompts, groups one after the other.
+
+        With ``--train-async`` the one after it is begun, with the weights that the engine has now.
+        ``data_state`` is where a resumed run continues: before the prompts of that one.
+        """
+        result = self.ahead.result() if self.ahead else self._sample(rollout_id)
+        self.ahead, self.data_state = None, self.dataset.state_dict()
+        if self.args.train_async and rollout_id + 1 < self.args.num_rollout:
+            self.ahead = self.thread.submit(self._sample, rollout_id + 1)
+        return result
+
+    def _wait_for_ahead(self) -> None:
+        """Until no rollout is under way: the engine's weights never change within one."""
+        if self.ahead:
+            self.ahead.result()
+
+    def _sample(self, rollout_id: int) -> tuple[list[RolloutSample], Metrics]:
         args, start = self.args, time.perf_counter()
         samples = self._generate(
             self.dataset.next_batch(args.rollout_batch_size),
