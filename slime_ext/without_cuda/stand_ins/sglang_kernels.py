@@ -17,12 +17,6 @@ from pathlib import Path
 _kept: list[object] = []  # a declaration of operators lives as long as its library object
 
 
-def install(hooks: object) -> None:
-    """Makes an absent sgl_kernel, and declares torchvision's operators before torchvision is imported."""
-    hooks.make("sgl_kernel", refuse_calls)
-    hooks.before("torchvision", declare_torchvision_ops)
-
-
 def declare_torchvision_ops() -> None:
     """Declares `torchvision::nms` and `torchvision::qnms`, without an implementation."""
     import torch
