@@ -155,8 +155,8 @@ def _candidates(total: Numbers, found: set[str]) -> list[Tried]:
         tried.append((("icepop", "kpop"), why))
     if (total.staleness or 0) >= LAG:
         why = (
-            f"the weights lag {_said(total.staleness)} versions: one capped weight per token beside the host's "
-            "clip around the proximal policy (cispo, without that clip, lost what it learned: docs/evidence.md)"
+            f"the weights lag {_said(total.staleness)} versions: a capped weight per token beside the "
+            "host's clip (cispo, without that clip, lost what it had learned: docs/evidence.md)"
         )
         tried.append((("token_is", "cispo"), why))
     if (total.response_length or 0) >= LONG:

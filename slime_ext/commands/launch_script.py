@@ -20,7 +20,7 @@ from slime_ext.commands.python_script import command_of
 from slime_ext.commands.script import ARRAY, KEPT, REFERENCE, commands_of, lines_of
 from slime_ext.errors import ConfigError
 from slime_ext.mappings import text_of
-from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
+from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
 
 PROGRAMS = ("train.py", "train_async.py")
 SOURCE = re.compile(r"^\s*((?:\w+=\S+\s+)*)(?:source|\.)\s+(\S.*?)\s*;?\s*$")
@@ -217,12 +217,12 @@ def _holds(shell: _Shell, words: Sequence[str]) -> bool | None:
     return known
 
 
-def _flags(words: Sequence[str], files: Mapping[str, str]) -> Iterator[Flag]:
+def _flags(words: Sequence[str], files: Mapping[str, str]) -> Iterator[WrittenFlag]:
     begins = [i for i, word in enumerate(words) if word.startswith("--") and len(word) > 2]
     for begin, end in pairwise([*begins, len(words)]):
         name, has_value, value = words[begin].partition("=")
         values = ([value] if has_value else []) + list(words[begin + 1 : end])
-        yield Flag(name, tuple(values), _where(name, files))
+        yield WrittenFlag(name, tuple(values), _where(name, files))
 
 
 def _where(name: str, files: Mapping[str, str]) -> str:

@@ -72,7 +72,7 @@ def rehearse(given: argparse.Namespace) -> int:
     return FAILED if status or any(line.state == checks.WRONG for line in found) else 0
 
 
-def mistakes(launch: Launch, host: run.Host) -> list[str]:
+def mistakes(launch: Launch, host: run.RehearsalHost) -> list[str]:
     """What the launch's text shows to be wrong: of the host's flags, of functions, of our configuration."""
     known = preflight.known_flags(host.package, run.wheel_folder() / "megatron")
     wrong = [*preflight.mistakes(launch, known, run.module_paths(launch, host), is_own_host=host.is_own)]

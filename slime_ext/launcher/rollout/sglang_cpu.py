@@ -66,12 +66,36 @@ def _fork_processes() -> None:
     multiprocessing.set_start_method = choose
 
 
+def _allow_fp8_keys() -> None:
+    """Lets the KV cache be FP8 beside torch_native attention.
+
+    On a CPU SGLang rounds and stores it with plain torch, and torch_native converts what it reads; the check
+    in mem_cache/kv_cache_configurator.py:458 wants the AMX kernels all the same, which have no wheel.
+    """
+    from sglang.srt.mem_cache import kv_cache_configurator
+
+    kv_cache_configurator.cpu_has_amx_support = lambda: True
+    kv_cache_configurator.attention_backends = lambda: ("intel_amx",)
+
+
+def _keep_experts_in_plain_memory() -> None:
+    """Experts to be returned wait in memory that CUDA did not register, mem_cache/pool_host/common.py:349."""
+    import torch
+    from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
+
+    ALLOC_MEMORY_FUNCS["cpu"] = lambda size, dtype, **rest: torch.empty(size, dtype=dtype)
+
+
 def main(argv: list[str]) -> None:
     """Serves until it is told to stop; takes the flags of `python -m sglang.launch_server`."""
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
+    if "fp8_e4m3" in argv:
+        _allow_fp8_keys()
+    if "--enable-return-routed-experts" in argv:
+        _keep_experts_in_plain_memory()
     _fork_processes()
     try:
         run_server(prepare_server_args(argv))

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slime_ext.without_cuda.rehearsal.checks import NOT_REACHED, OK, WRONG, Line
+from slime_ext.without_cuda.rehearsal.checks import NOT_REACHED, OK, WRONG, PageLine
 
 STYLES = {OK: "green", WRONG: "bold red", NOT_REACHED: "yellow"}
 
@@ -19,7 +19,7 @@ def replaced(account: Sequence[tuple[str, str]]) -> RenderableType:
     return Group(Text("replaced"), _table((Text(f"  {name}"), Text(text)) for name, text in account))
 
 
-def result(lines: Sequence[Line], unseen: Sequence[str], seconds: float, log: Path) -> RenderableType:
+def result(lines: Sequence[PageLine], unseen: Sequence[str], seconds: float, log: Path) -> RenderableType:
     """The ten lines, and what no machine without a GPU shows."""
     rows = _table((Text(f"  {x.name}"), Text(x.state, STYLES.get(x.state, "")), Text(x.text)) for x in lines)
     heads = [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from slime_ext.errors import did_you_mean
-from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
+from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
 from slime_ext.without_cuda.rehearsal.replace import Sizes, kept, sizes_of
 from slime_ext.without_cuda.rehearsal.twin import has_chat_template, tokenizer_files
 
@@ -58,7 +58,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
             )
 
 
-def unknown_flags(launch: Launch, known: set[str]) -> Iterator[tuple[Flag, str]]:
+def unknown_flags(launch: Launch, known: set[str]) -> Iterator[tuple[WrittenFlag, str]]:
     """(flag, nearest known name or nothing) for every flag that the host passes over or refuses."""
     for flag in dict.fromkeys(launch.flags):
         plain = flag.name.replace("--no-", "--", 1)
@@ -132,7 +132,7 @@ def _tokenizer(launch: Launch) -> Iterator[str]:
         )
 
 
-def _function(flag: Flag, paths: Sequence[Path]) -> str | None:
+def _function(flag: WrittenFlag, paths: Sequence[Path]) -> str | None:
     """What is wrong with a flag's module.function, as far as a file shows it."""
     module, _, name = flag.values[0].rpartition(".")
     if not module or "/" in flag.values[0] or "$" in flag.values[0]:

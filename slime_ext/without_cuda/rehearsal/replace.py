@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
+from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
 from slime_ext.without_cuda.tiny import cpu_flags, engine_flags
 
 ROLLOUTS = 2
@@ -133,7 +133,7 @@ def group_of(name: str) -> str | None:
     return next((why for pattern, why in PATTERNS if fnmatch.fnmatchcase(name, pattern)), None)
 
 
-def kept(launch: Launch) -> Iterator[Flag]:
+def kept(launch: Launch) -> Iterator[WrittenFlag]:
     """The flags that stay as they are written."""
     return (flag for flag in launch.flags if group_of(flag.name) is None)
 

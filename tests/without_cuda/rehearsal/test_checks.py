@@ -200,7 +200,7 @@ def test_the_page(width):
         ("checkpoint", "not reached", ""),
     ]
     text = io.StringIO()
-    found = page.result([checks.Line(*line) for line in lines], ["memory"], 61.4, Path("/out/log"))
+    found = page.result([checks.PageLine(*line) for line in lines], ["memory"], 61.4, Path("/out/log"))
     Console(file=text, width=width).print(found)
     assert [line.split() for line in text.getvalue().splitlines()] == [
         line.split() for line in PAGE.splitlines()
