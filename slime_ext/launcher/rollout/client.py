@@ -22,7 +22,7 @@ from slime_ext.launcher.rollout.protocol import (
     read_group,
     words_of,
 )
-from slime_ext.launcher.rollout.sample import Sample
+from slime_ext.launcher.rollout.sample import RolloutSample
 
 PROBE_S = 0.25  # between two looks at a server that is away
 SAY_S = 10.0  # between two lines about it
@@ -74,7 +74,7 @@ class EngineClient:
 
     def generate(
         self, requests: Sequence[GenerateRequest], sampling: SamplingParams, *, rollout_id: int | None = None
-    ) -> list[list[Sample]]:
+    ) -> list[list[RolloutSample]]:
         """Samples `request.n` responses to every prompt; blocks until all are there.
 
         A sample that came back damaged keeps its place with `remove_sample` set, its mask 0 and the reason in
@@ -176,7 +176,7 @@ class EngineClient:
         sampling: SamplingParams,
         rollout_id: int | None,
         ended: threading.Event,
-    ) -> list[Sample]:
+    ) -> list[RolloutSample]:
         """The samples of one request, however often it must be asked for."""
         attempt = 0
         while True:
