@@ -100,7 +100,7 @@ class DetectorStatistics(Additive):
     each on its own. ``switched`` holds count, sum l, sum |l| and sum k3 of tokens after a change of weights
     inside their response, and of the same versions in responses without one. ``routes`` [layers, 2] and
     ``experts`` [experts, 2] as in ``DumpedRollout``. ``fates`` [2, 4, 3] of kept and dropped samples,
-    and of each of ABOUT, how many are known, their sum and sum of squares; ``drops`` why samples were dropped.
+    and of each of ABOUT, how many are known, their sum and sum of squares; ``drops`` why they were dropped.
     """
 
     means: Means = field(default_factory=Means)

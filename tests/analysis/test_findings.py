@@ -351,5 +351,5 @@ def test_samples_that_are_dropped_for_their_age_are_named_so():
         findings = find(diagnosed([replace(base, **known, dropped=dropped, why_dropped=["aborted"] * 60)]))
         assert [finding.name for finding in findings] == expected
         for finding in findings:
-            assert "dropped by their age" in finding.title and "age 4.97 against 0" in finding.evidence
+            assert "dropped by their age" in finding.title and "age 4.92 against 0" in finding.evidence
             assert "60 aborted" in finding.evidence

@@ -49,15 +49,15 @@ def selection_bias(d: Diagnosis) -> Detected | None:
         f"{name} {dropped[name][1] / dropped[name][0]:.3g} against {kept[name][1] / kept[name][0]:.3g}"
         for name in known
     )
-    why = ", ".join(
-        f"{count} {WHY.get(status, status)}" for status, count in d.statistics.drops.items() if count
-    )
+    drops = d.statistics.drops.items()
+    reasons = [(count, WHY.get(status, status)) for status, count in drops if count]
     return Detected(
         title=f"Samples are dropped by their {worst}: what is trained on is not what was sampled.",
         evidence=(
-            f"{share(m, n + m)} of the samples are dropped ({said}; {abs(apart[worst]):.0f} standard errors): "
-            f"{why}. The mean reward of the others is {moved:+.3g} from that of all: "
-            f"{moved / spread if spread else 0:+.2g} of an advantage of one standard deviation."
+            f"{share(m, n + m)} of the samples are dropped ({said}; {abs(apart[worst]):.0f} standard "
+            f"errors): {', '.join(f'{count} {why}' for count, why in reasons)}. The mean reward of the "
+            f"others is {moved:+.3g} from that of all: {moved / spread if spread else 0:+.2g} of an "
+            "advantage of one standard deviation."
         ),
         fix=(
             "Slow and hard answers are the ones that a time limit, a limit of age or length, or a "
