@@ -8,15 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from slime_ext import dialects
 from slime_ext.commands import light
 from slime_ext.commands.arguments import Arguments, gathered
 from slime_ext.commands.convert import system_of
-from slime_ext.commands.output import console, needs
-from slime_ext.commands.script import EMBEDDED, launcher_of
+from slime_ext.commands.launch_script import EMBEDDED, launcher_of
+from slime_ext.commands.output import console, needs, table
 from slime_ext.errors import ConfigError, SlimeExtError, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
@@ -262,9 +259,5 @@ def _notes(
 
 
 def _show(path: str, found: Checked) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for key, value in {"file": path, **found.rows}.items():
-        table.add_row(key, Text(str(value)))
-    for note in found.notes:
-        table.add_row("note", Text(note))
-    console().print(table, *(["ok"] if found.uses_ours else []), markup=False)
+    rows = [*{"file": path, **found.rows}.items(), *(("note", note) for note in found.notes)]
+    console().print(table(rows), *(["ok"] if found.uses_ours else []), markup=False)

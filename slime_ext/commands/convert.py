@@ -10,8 +10,8 @@ from typing import Any
 
 from slime_ext import dialects
 from slime_ext.commands import hydra, light
+from slime_ext.commands.launch_script import is_script
 from slime_ext.commands.output import yaml_of
-from slime_ext.commands.script import is_script
 from slime_ext.dialects import skyrl
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract

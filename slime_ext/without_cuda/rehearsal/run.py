@@ -14,7 +14,7 @@ from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
 
 TIMEOUT_S = 900.0
 Row = dict[str, Any]
-Account = list[tuple[str, str]]
+Account = dict[str, str]
 OF_A_CLUSTER = tuple(
     "CUDA NCCL NVTE NVSHMEM CUBLAS GLOO TP_SOCKET PYTORCH MASTER MC_ RAY no_proxy NO_PROXY PYTHONPATH "
     "PYTHONUNBUFFERED TORCH OMP WANDB SGLANG HF_".split()
