@@ -63,9 +63,12 @@ def hindrance(device: str) -> str:
     return "" if importlib.util.find_spec("triton") else "triton is not installed"
 
 
-def describe(asked: bool) -> str:
+def describe(asked: bool, correction: Correction) -> str:
     """The backend in a few words, as host start-up prints it."""
-    why = hindrance("cuda" if torch.cuda.is_available() else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    why = hindrance(device)
+    if asked and not why and not _can_serve(correction, device):
+        why = "a step of this correction is not compiled: docs/performance.md"
     if not asked or not why:
         return f"backend {'compiled' if asked else 'eager'}"
     return f"backend eager (compiled was asked for, but {why})"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from slime_ext.errors import ConfigError, did_you_mean
@@ -35,3 +37,10 @@ def load_named(path: str, where: str, kind: str) -> Any:
         raise ConfigError(
             f"{where}: expected a {kind} of {module_name}, got no name '{name}'{near}"
         ) from error
+
+
+def file_of(module: str, folders: Iterable[Path]) -> Path | None:
+    """The file in one of the folders from which Python would import a module; nothing is imported."""
+    stems = (folder.joinpath(*module.split(".")) for folder in folders)
+    files = (file for stem in stems for file in (stem.parent / f"{stem.name}.py", stem / "__init__.py"))
+    return next((file for file in files if module and file.is_file()), None)

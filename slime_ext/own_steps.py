@@ -8,8 +8,11 @@ else is in its micro-batch.
 from __future__ import annotations
 
 import dataclasses
+import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +31,8 @@ WAITS = (
     "it waits for the device in every micro-batch; no .item(), .tolist(), .cpu(), `if` on a tensor, boolean "
     "index, or tensor made on another device"
 )
+BRANCH = re.compile(r"\b(if|elif|while|assert|and|or|not)\b")
+READS = {"advantages": "reads_advantages", "ages": "reads_ages"}  # field of StepInputs -> what declares it
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,7 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     inputs, before = _before(step, where, packed(batch))
     state = _called(step, where, inputs, before)
     _check_state(step, where, state, inputs)
+    _check_declared(step, where, before, state)
     _check_waits(step, where, batch)
     if not step.is_coupled:
         _check_alone(step, where, batch, _weights(inputs, state))
@@ -144,7 +150,6 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
 def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
     """What the step reads, and the state that it gets: after ``reweight`` where it only bounds weights."""
     first = (Reweight(),) if step.is_bound and not step.sets_weights else ()
-    tokens = tokens if step.reads_advantages else replace(tokens, advantages=None)
     try:
         correction = Correction(steps=(*first, step))
         inputs = correction.read(tokens)
@@ -159,9 +164,16 @@ def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
 def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
     given = [*_tensors(inputs), *inputs.table.values(), before.weights, *before.keep.values()]
     versions = [values._version for values in given]
+    undeclared = {name: None for name, flag in READS.items() if not getattr(step, flag)}
     try:
-        state = step(replace(before, step=0), inputs)
+        state = step(replace(before, step=0), replace(inputs, **undeclared))
     except Exception as error:
+        for name in undeclared:
+            others = {other: None for other in undeclared if other != name}
+            if _runs(step, before, replace(inputs, **others)):
+                raise ConfigError(
+                    f"{where}: {READS[name]}: expected True, got False: the step reads inputs.{name}"
+                ) from error
         raise _failed(where, error) from error
     if versions != [values._version for values in given]:
         raise ConfigError(
@@ -169,6 +181,14 @@ def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
             "at the end, such as clamp for clamp_"
         )
     return state
+
+
+def _runs(step: Step, before: State, inputs: StepInputs) -> bool:
+    try:
+        step(replace(before, step=0), inputs)
+    except Exception:
+        return False
+    return True
 
 
 def _tensors(thing: Any) -> Iterator[Tensor]:
@@ -218,6 +238,21 @@ def _check_state(step: Step, where: str, state: Any, inputs: StepInputs) -> None
     _check_values(step, where, inputs, state)
 
 
+def _check_declared(step: Step, where: str, before: State, state: State) -> None:
+    """What the call did to weights and flags against what the class says of it, by which the steps behind it
+    are judged."""
+    effects = {effect.kind for effect in state.step_effects[len(before.step_effects) :]}
+    changed = state.weights is not before.weights and not (step.is_coupled or "clipped" in effects)
+    if changed and not (step.sets_weights or step.is_bound):
+        raise ConfigError(
+            f"{where}: sets_weights: expected True beside state.reweight, got False: the steps behind it "
+            "would not know of its weights"
+        )
+    for kind, name, call in (("clipped", "is_bound", "bound"), ("rejected", "rejects", "reject")):
+        if kind in effects and not getattr(step, name):
+            raise ConfigError(f"{where}: {name}: expected True beside state.{call}, got False")
+
+
 def _check_values(step: Step, where: str, inputs: StepInputs, state: State) -> None:
     found = _weights(inputs, state)
     if found.isnan().any():
@@ -252,10 +287,20 @@ def _check_waits(step: Step, where: str, batch: Sequence[Sample]) -> None:
         inputs = replace(inputs, table=tabulate(correction.statistics, inputs), plan={step: number})
         correction.run(inputs, correction.steps)
     except Exception as error:
-        reason = str(error).splitlines()[0].split(". ")[0][:80]
-        raise ConfigError(
-            f"{where}: expected operations that read no value, got {type(error).__name__} ({reason}): {WAITS}"
-        ) from error
+        raise waits(where, error) from error
+
+
+def waits(where: str, error: Exception) -> ConfigError:
+    """What is wrong with a call that raised on PyTorch's meta device, with the line of the user's code."""
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    at = f"`{frames[-1].line}` ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    reason = str(error).splitlines()[0].split(". ")[0][:80]
+    if frames and "item()" in reason and "item(" not in frames[-1].line and BRANCH.search(frames[-1].line):
+        what, why = f"a branch on one: {at}", "it waits for the device in every micro-batch; use torch.where"
+    else:
+        what, why = f"{type(error).__name__} ({reason}){at and f' at {at}'}", WAITS
+    return ConfigError(f"{where}: expected operations that read no value, got {what}: {why}")
 
 
 def _check_alone(step: Step, where: str, batch: Sequence[Sample], together: Tensor) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.host.contract import check_returned
-from slime_ext.own_steps import WAITS, Definition, Sample, check_step, compare, samples
+from slime_ext.own_steps import Definition, Sample, check_step, compare, samples, waits
 
 __all__ = ["Sample", "check_hook", "check_step", "samples"]
 
@@ -49,10 +49,7 @@ def check_hook(hook: Callable[..., Any], definition: Definition | None = None, *
     try:
         _answer(hook, args, _call_of(batch, "meta"))
     except Exception as error:
-        reason = str(error).splitlines()[0].split(". ")[0][:80]
-        raise ConfigError(
-            f"{where}: expected operations that read no value, got {type(error).__name__} ({reason}): {WAITS}"
-        ) from error
+        raise waits(where, error) from error
     for seed in range(3) if definition else ():
         batch = samples(seed)
         given, (loss, _, _) = _checked(hook, where, args, batch)

@@ -152,8 +152,17 @@ def test_without_a_compiler_it_says_so_once_and_is_eager(monkeypatch, caplog):
         "slime_ext.backend: expected a compiler beside compiled, got none: no C++ compiler is installed; it "
         "stays eager"
     ]
-    assert compiled.describe(True).startswith("backend eager (compiled was asked for, but")
-    assert compiled.describe(False) == "backend eager"
+    assert compiled.describe(True, FULL).startswith("backend eager (compiled was asked for, but no C++")
+    assert compiled.describe(False, FULL) == "backend eager"
+
+
+def test_start_up_says_that_a_step_of_ones_own_runs_eager():
+    own = type("Own", (Reweight,), {})()
+    for steps, said in {
+        (Reweight(),): "backend compiled",
+        (own,): "backend eager (compiled was asked",
+    }.items():
+        assert compiled.describe(True, Correction(steps=steps)).startswith(said)
 
 
 def test_names_of_backends_that_were():

@@ -37,6 +37,11 @@ class Tempered(Step):
         return (self.power * inputs.log_ratio).exp()
 
 
+@dataclass(frozen=True)
+class Silent(Tempered):
+    sets_weights = False
+
+
 def ratios(sample):
     return [math.exp(p - b) for p, b in zip(sample.proximal, sample.behavior, strict=True)]
 
@@ -54,12 +59,18 @@ def index(state, inputs):
     return float(inputs.log_ratio[inputs.log_ratio > 0].sum())
 
 
+def branch(inputs):
+    if inputs.log_ratio.max() > 0:
+        return 2.0
+    return 1.0
+
+
 BREAKS = {  # what the line names -> what the call does
     "no gradient": lambda self, s, i: s.reweight(
         "token", (torch.tensor(0.5, requires_grad=True) * i.log_ratio).exp()
     ),
     "Tensor.item": lambda self, s, i: s.reweight("token", self.ratio(i) / i.log_ratio.max().item()),
-    "waits for the device": lambda self, s, i: s.reweight("token", self.ratio(i) + index(s, i)),
+    "no .item(), .tolist()": lambda self, s, i: s.reweight("token", self.ratio(i) + index(s, i)),
     "shape [5], one per sequence": lambda self, s, i: s.reweight("sequence", self.ratio(i)),
     "got NaN at sample 0, token 0": lambda self, s, i: s.reweight("token", i.log_ratio * 0 / 0),
     "whatever shares the micro-batch": lambda self, s, i: s.reweight("token", self.ratio(i).cumsum(0)),
@@ -70,6 +81,13 @@ BREAKS = {  # what the line names -> what the call does
     "expected a State, got a Tensor": lambda self, s, i: i.log_ratio,
     "keep['token']: expected bool": lambda self, s, i: replace(s, keep={"token": s.keep["token"] * 1.0}),
     "unit token, turn or sequence, got 'tokens'": lambda self, s, i: s.reweight("tokens", i.log_ratio),
+    "reads_advantages: expected True, got False: the step reads inputs.advantages": lambda self, s, i: (
+        s.reweight("token", (i.advantages > 0) * self.ratio(i))
+    ),
+    "reads_ages: expected True, got False": lambda self, s, i: s.reweight("sequence", (-i.ages).exp()),
+    "got a branch on one: `if inputs.log_ratio.max() > 0:` (test_own_steps.py:": lambda self, s, i: (
+        s.reweight("token", self.ratio(i) * branch(i))
+    ),
     "got ZeroDivisionError": lambda self, s, i: 1 / 0,
 }
 
@@ -86,6 +104,30 @@ def test_every_step_of_ours_keeps_the_contract():
     for cls in STEPS.values():
         if cls is not STEPS["normalize"]:  # wants a bound before it
             check_step(made.get(cls) or cls())
+
+
+UNDECLARED = {  # the line -> what the class lacks, and its call
+    "sets_weights: expected True beside state.reweight": (
+        {"sets_weights": False},
+        lambda self, s, i: s.reweight("token", self.ratio(i)),
+    ),
+    "is_bound: expected True beside state.bound": (
+        {},
+        lambda self, s, i: s.reweight("token", self.ratio(i)).bound(self.ratio(i).clamp(max=1)),
+    ),
+    "rejects: expected True beside state.reject": (
+        {},
+        lambda self, s, i: s.reject("token", self.ratio(i) < 2),
+    ),
+}
+
+
+def test_a_class_that_does_not_say_what_its_call_does_is_refused_itself():
+    for text, (more, call) in UNDECLARED.items():
+        with pytest.raises(ConfigError, match=text):
+            check_step(step(call, **more))
+    with pytest.raises(ConfigError, match=r"steps\[0\].*Silent: sets_weights: expected True"):
+        load_config({"steps": [f"{HERE}.Silent", "truncate"]})
 
 
 def test_a_definition_in_plain_python_is_compared():

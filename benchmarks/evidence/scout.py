@@ -41,13 +41,14 @@ class Question:
     length: int = 4
     symbols: int = 8
     chain: bool = False
+    ends: bool = True
 
     def pairs(self, numbers: list[list[int]]) -> tuple[Tensor, Tensor]:
         """[N, L + 1] prompts and [N, L + 1] answers, ids."""
         ask = [[FIRST + x for x in row] + [ASK] for row in numbers]
         sums = [list(itertools.accumulate(row)) if self.chain else row for row in numbers]
         return torch.tensor(ask), torch.tensor(
-            [[FIRST + x % self.symbols for x in row] + [END] for row in sums]
+            [[FIRST + x % self.symbols for x in row] + [END] * self.ends for row in sums]
         )
 
     def texts(self) -> tuple[list[list[int]], list[list[int]]]:
@@ -99,6 +100,8 @@ def reward(tokens: Tensor, mask: Tensor, answer: Tensor, exact: bool) -> Tensor:
     right = ((tokens == answer) & mask).sum(1)
     if exact:
         return (right == answer.shape[1]).float()
+    if END not in answer:
+        return right / answer.shape[1]
     ended = ((tokens == END) & mask).any(1).long()
     return right / torch.maximum(mask.sum(1) - ended, torch.tensor(answer.shape[1] - 1)).add(1)
 
@@ -118,7 +121,7 @@ def policy_loss(
 
 def run(given: argparse.Namespace, preset: str, seed: int) -> dict:
     """One run; its held-out curve."""
-    question = Question(given.length, chain=given.chain)
+    question = Question(given.length, chain=given.chain, ends=not given.endless)
     train, heldout = question.texts()
     held_ask, held_answer = question.pairs(heldout)
     model, draw = build(seed), random.Random(seed)
@@ -193,6 +196,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=float, default=default)
     parser.add_argument("--rounding", choices=("fp8", "fp8_block", "int8", "int4"))
     parser.add_argument("--chain", action="store_true", help="running sums instead of copies")
+    parser.add_argument("--endless", action="store_true", help="answers of a fixed length, without an end")
     parser.add_argument("--constant", dest="decay", action="store_false", help="constant learning rate")
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,6 +18,8 @@ DOCUMENT = ROOT / "docs/evidence.md"
 BEGIN, END = "<!-- made by python -m benchmarks.evidence table -->\n", "<!-- end -->"
 HEAD = "arm", "seeds", "collapsed", "failed", "rescued", "end", "end - A", "p against B"
 LOOP = "seed", "recommended", f"{SOURCE} ended at", f"{FOLLOWER} ended at", "best of all"
+SCOUTED = Path(__file__).with_name("scout.jsonl")  # settings looked at in plain torch (scout.py)
+SHOWN = "none", "token_tis", "icepop", "cispo"  # columns of their table; other corrections share one
 WORLD = "stale"  # the mismatch of `slime-ext bench fidelity` that a lag is
 
 
@@ -28,7 +32,30 @@ def write(of: Settings, rows: Sequence[Row], path: Path = DOCUMENT) -> None:
 def text(of: Settings, rows: Sequence[Row]) -> str:
     """All tables in Markdown."""
     parts = [part for name, panel in of.panels.items() for part in _panel(of, name, panel, rows)]
+    tried = [json.loads(line) for line in SCOUTED.read_text().splitlines()]
+    parts += ["### Settings looked at in plain torch", scouted(tried)]
     return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def scouted(lines: Iterable[dict]) -> str:
+    """A row a setting, with the held-out ends of each correction, seed by seed (lines of scout.py)."""
+    found: dict[tuple, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for line in sorted(lines, key=lambda line: line["seed"]):
+        name, end = line["preset"], f"{line['end']:.2f}"
+        place = name if name in SHOWN else "others"
+        found[_setting(line)][place].append(end if name in SHOWN else f"`{name}` {end}")
+    cells = ([*key, *(" ".join(ends[name]) for name in (*SHOWN, "others"))] for key, ends in found.items())
+    head = ["task", "start", "mismatch", "learning rate", "entropy bonus", "rollouts", *SHOWN, "others"]
+    return markdown(head, sorted(cells, key=lambda row: [str(value) for value in row[:6]]))
+
+
+def _setting(line: dict) -> tuple[object, ...]:
+    task = f"{'sums' if line['chain'] else 'copy'} {line['length']}"
+    task += ", no end" * line.get("endless", False) + ", counted in text" * ("reward" in line)
+    mismatch = [f"lag {line['lag']}"] * (line["lag"] > 1) + [line["rounding"]] * bool(line["rounding"])
+    lr = f"{line['lr'] * line['cut']:.2g} {'linear' if line['decay'] else 'constant'}"
+    start = f"examples, {line['curve'][0][1]:.2f}" if line["warm"] else "random"
+    return task, start, " ".join(mismatch) or "none", lr, line["entropy"], line["rollouts"]
 
 
 def by_arm(of: Settings, panel: str, rows: Iterable[Row]) -> Rows:
@@ -52,9 +79,9 @@ def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterab
     yield _every_seed(of, lines)
     yield _closed_loop(lines)
     yield _exact(of, lines)
-    yield "Versions: " + "; ".join(
-        sorted({_versions(row) for seeds in lines.values() for row in seeds.values()})
-    )
+    ran = [row for seeds in lines.values() for row in seeds.values()]
+    commits = ", ".join(dict.fromkeys(row.commit for row in (ran[0], ran[-1])))
+    yield "Versions: " + "; ".join(sorted({_versions(row) for row in ran})) + f". Commits: {commits}."
 
 
 def markdown(head: Sequence[str], cells: Iterable[Sequence[object]]) -> str:
@@ -119,4 +146,4 @@ def _preset(arm: Arm, name: str) -> str | None:
 
 
 def _versions(row: Row) -> str:
-    return f"{row.commit} " + " ".join(f"{name} {value}" for name, value in sorted(row.versions.items()))
+    return " ".join(f"{name} {value}" for name, value in sorted(row.versions.items()))

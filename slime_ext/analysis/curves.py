@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from slime_ext.analysis.document import Curve, Point
-from slime_ext.analysis.records import DumpedRollout
-from slime_ext.analysis.structure import tabulated
-from slime_ext.ops.divergences import k3
-from slime_ext.ops.segments import host_ints
+from slime_ext.analysis.document import Curve, CurveName, Point
+from slime_ext.analysis.records import TOKEN_COLUMNS, DumpedRollout
+from slime_ext.analysis.tables import Additive, tabulated, zeros
 
 PER_OCTAVE = 4  # bins of positions and lengths
 PER_DECADE = 8  # bins of probabilities
-COLUMNS = ("count", "x", "log_ratio", "absolute", "squared", "k3")
+COLUMNS = (*TOKEN_COLUMNS[:4], "x")
 OUTCOMES = ("incorrect", "correct")
+BLOCK = 16  # absolute positions (prompt and response) in a block; the last holds all beyond
+NEAR = 8  # tokens that are the begin of a turn
+PARTS = ("begin of the first turn", "rest of the first turn", "begin of later turns", "rest of later turns")
 
 
 @dataclass(frozen=True)
@@ -41,78 +43,62 @@ def _decades(x: Tensor) -> Tensor:
     return -x.log10() * PER_DECADE
 
 
-def _position(part: DumpedRollout) -> Tensor:
-    begins = host_ints([0, *part.lengths[:-1]], part.mask.device).cumsum(0)
-    return torch.arange(part.size) - begins[part.segments.ids]
-
-
 def _length(part: DumpedRollout) -> Tensor:
-    return host_ints(part.lengths, part.mask.device)[part.segments.ids]
+    return part.segments.expand(torch.tensor(part.lengths))
 
 
-def _turn(part: DumpedRollout) -> Tensor:
-    """[T] the number of the turn within its sample, from 0."""
+def _absolute(part: DumpedRollout) -> Tensor:
+    """[T] the position of each token, the prompt included."""
+    return part.segments.within + part.segments.expand(torch.tensor(part.prompt_lengths))
+
+
+def _part_of_turn(part: DumpedRollout) -> Tensor:
+    """[T] which of PARTS each response token is in."""
     turns = part.segments.turn_ids
-    first = torch.where(part.mask, turns, torch.iinfo(torch.int64).max)
-    lowest = torch.full((part.count,), torch.iinfo(torch.int64).max).scatter_reduce(
-        0, part.segments.ids, first, "amin"
-    )
-    return turns - lowest[part.segments.ids]
+    begins = (turns.diff(prepend=turns.new_zeros(1)) > 0).nonzero()[:, 0]  # of each turn, from the first on
+    begins = torch.cat([begins, begins.new_zeros(1)])
+    is_begin = torch.arange(part.size) - begins[turns - 1] < NEAR
+    return 2 * (part.turns > 0).long() + (~is_begin).long()
+
+
+def _outcome(part: DumpedRollout) -> Tensor | None:
+    if part.rewards is None:
+        return None
+    correct = torch.where(part.rewards.isfinite(), (part.rewards > part.midway).double(), torch.nan)
+    return part.segments.expand(correct)
 
 
 AXES: dict[str, Axis] = {
-    "position": Axis(18 * PER_OCTAVE, _position, _octaves),
+    "position": Axis(18 * PER_OCTAVE, lambda part: part.segments.within, _octaves),
     "staleness": Axis(256, lambda part: part.ages),
-    "probability": Axis(8 * PER_DECADE, lambda part: part.behavior.double().exp(), _decades),
+    "probability": Axis(8 * PER_DECADE, lambda part: part.compared(part.behavior).exp(), _decades),
     "length": Axis(18 * PER_OCTAVE, _length, _octaves),
-    "turn": Axis(64, _turn),
+    "turn": Axis(64, lambda part: part.turns),
+    "outcome": Axis(len(OUTCOMES), _outcome),
+    # for the detectors alone: absolute position, place in a turn, whether both sides chose the same experts
+    "block": Axis(2048, _absolute, lambda x: x / BLOCK),
+    "part_of_turn": Axis(len(PARTS), _part_of_turn),
+    "overlap": Axis(2, lambda part: part.overlap),
 }
 
 
 @dataclass
-class Curves:
+class Curves(Additive):
     """For each curve the sums over the tokens in each of its bins, [bins, COLUMNS] float64."""
 
     tables: dict[str, Tensor] = field(
-        default_factory=lambda: {
-            **{
-                name: torch.zeros(axis.size, len(COLUMNS), dtype=torch.float64) for name, axis in AXES.items()
-            },
-            "outcome": torch.zeros(len(OUTCOMES), len(COLUMNS), dtype=torch.float64),
-        }
+        default_factory=lambda: {name: zeros(axis.size, len(COLUMNS)) for name, axis in AXES.items()}
     )
 
-    def add(self, part: DumpedRollout, midway: float = 0.0) -> None:
-        """Adds the tokens of a part of a rollout.
-
-        Args:
-            midway: a sample with a reward above is correct.
-        """
-        values = _values(part)
+    def add(self, part: DumpedRollout) -> None:
+        """Adds the tokens of a part of a rollout."""
         for name, axis in AXES.items():
             x = axis.x(part)
             if x is not None:
-                self._count(name, part.compared(x).double(), values, axis.bin)
-        if part.rewards is not None:
-            rewards = part.compared(part.segments.expand(part.rewards))
-            self._count(
-                "outcome", torch.where(rewards.isfinite(), (rewards > midway).double(), torch.nan), values
-            )
-
-    def merge(self, other: Curves) -> None:
-        """Adds the sums over other tokens."""
-        for name, table in other.tables.items():
-            self.tables[name] += table
-
-    def _count(
-        self, name: str, x: Tensor, values: Tensor, to_bin: Callable[[Tensor], Tensor] = lambda x: x
-    ) -> None:
-        table = self.tables[name]
-        known = x.isfinite() & (x >= 0)
-        if not known.all():
-            x, values = x[known], values[:, known]
-        index = to_bin(x).clamp(0, len(table) - 1).long()
-        table += tabulated(index, [torch.ones_like(x), x, *values], len(table))
+                index = axis.bin(x.float()).clamp(0, axis.size - 1).nan_to_num(axis.size).long()
+                count, *others = part.columns[:4]
+                rows = (count, *others, (x * count).nan_to_num(0))
+                self.tables[name] += tabulated(index, rows, axis.size)
 
     def column(self, name: str, column: str) -> Tensor:
         """[bins] one column of a curve's sums."""
@@ -121,7 +107,7 @@ class Curves:
     def curve(self, name: str) -> Curve:
         """A curve with a point for each bin that holds tokens."""
         points = []
-        for i, (count, x, log_ratio, absolute, *_) in enumerate(self.tables[name].tolist()):
+        for i, (count, absolute, _, log_ratio, x) in enumerate(self.tables[name].tolist()):
             if count:
                 label = OUTCOMES[i] if name == "outcome" else None
                 mean, distance = log_ratio / count, absolute / count
@@ -129,8 +115,8 @@ class Curves:
         return Curve(name=name, points=tuple(points))
 
     def curves(self) -> tuple[Curve, ...]:
-        """Every curve that has more than one point."""
-        found = [self.curve(name) for name in self.tables]
+        """Every curve of the document that has more than one point."""
+        found = [self.curve(name) for name in get_args(CurveName)]
         return tuple(c for c in found if len(c.points) > 1)
 
 
@@ -142,10 +128,3 @@ def midway(rollout: DumpedRollout) -> float:
         return 0.0
     middle = float(rewards.min() + rewards.max()) / 2
     return middle if math.isfinite(middle) else 0.0
-
-
-def _values(part: DumpedRollout) -> Tensor:
-    """[COLUMNS - 2, finite tokens] float64: the log-ratio, its size, its square and k3, which are summed
-    in every bin."""
-    found = part.compared(part.log_ratio).double()
-    return torch.stack([found, found.abs(), found.square(), k3(found)])

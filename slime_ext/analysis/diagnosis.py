@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 
-from slime_ext.analysis import ages
+from slime_ext.analysis import versions
 from slime_ext.analysis.curves import Curves, midway
-from slime_ext.analysis.detector_statistics import DetectorStatistics, VersionSums
+from slime_ext.analysis.detector_statistics import DetectorStatistics
 from slime_ext.analysis.document import Curve, Moment, Numbers, Worst
 from slime_ext.analysis.layer_outputs import LayerDistance
 from slime_ext.analysis.measures import Sums
 from slime_ext.analysis.records import DumpedRollout
+from slime_ext.analysis.versions import VersionSums
 from slime_ext.analysis.worst_samples import WorstSamples
 
 
@@ -28,13 +30,14 @@ class Diagnosis:
 
     def add(self, rollout: DumpedRollout) -> None:
         """Adds a rollout, part by part, so that temporary tensors stay small."""
-        own, correct_above = Sums(), midway(rollout)
-        for part in rollout.parts():
+        own, by_version = Sums(), defaultdict(float)
+        for part in replace(rollout, midway=midway(rollout)).parts():
             own.add(part)
-            self.curves.add(part, correct_above)
-            self.statistics.add(part)
+            self.curves.add(part)
             self.worsts.add(part)
-        self.statistics.close(rollout, own)
+            for version, sums in self.statistics.add(part).items():
+                by_version[version] += sums
+        self.statistics.close(rollout, own, by_version)
         self.sums.merge(own)
         self.timeline.append(Moment(rollout_id=rollout.rollout_id, numbers=own.numbers()))
 
@@ -49,28 +52,28 @@ class Diagnosis:
     def _ages(self) -> dict[VersionSums, int]:
         """The age of each version in rollouts; empty where the dumps say how old weights are."""
         known = float(self.curves.column("staleness", "x").sum())
-        return {} if known else ages.since_seen(self.statistics.versions)
+        return {} if known else versions.since_seen(self.statistics.versions)
 
     def numbers(self) -> Numbers:
         """The numbers over all rollouts."""
         found, known = self.sums.numbers(), self._ages()
-        return found.model_copy(update={"staleness": ages.mean(known)}) if known else found
+        return found.model_copy(update={"staleness": versions.mean_age(known)}) if known else found
 
     def moments(self) -> tuple[Moment, ...]:
         """The numbers of each rollout, in their order."""
         known = self._ages()
-        return tuple(ages.timeline(self.timeline, known) if known else self.timeline)
+        return tuple(versions.timeline(self.timeline, known) if known else self.timeline)
 
     def all_curves(self) -> tuple[Curve, ...]:
         """Every curve that has points."""
         found, known = self.curves.curves(), self._ages()
         if not known:
             return found
-        return (*(c for c in found if c.name != "staleness"), ages.curve(known))
+        return (*(c for c in found if c.name != "staleness"), versions.curve(known))
 
     def notes(self) -> tuple[str, ...]:
         """How ages were counted, if the dumps do not say them."""
-        return (ages.NOTE,) if self._ages() else ()
+        return (versions.NOTE,) if self._ages() else ()
 
     def worst(self) -> tuple[Worst, ...]:
         """The samples and tokens with the largest log-ratios."""

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.analysis.document import Bin, Numbers
-from slime_ext.analysis.records import DumpedRollout
-from slime_ext.ops.divergences import k3
+from slime_ext.analysis.records import TOKEN_COLUMNS, DumpedRollout
 
 LEVELS = ("sequence", "geometric")
 PER_DECADE, SMALLEST, DECADES = 256, -6, 8
@@ -48,12 +47,14 @@ class Sums:
 
     def add(self, part: DumpedRollout) -> None:
         """Adds the tokens and sequences of a part of a rollout."""
-        found = part.compared(part.log_ratio).double()
-        self.values.update(_sums(part, found))
+        found = part.columns[TOKEN_COLUMNS.index("log_ratio")]
+        self.values.update(_sums(part))
         self.histogram += torch.bincount(bins(found), minlength=len(self.histogram)).double()
+        self.histogram[SIDE + 1] -= part.size - int(part.finite.count_nonzero())  # whose l is 0 by name alone
         self.logs = torch.logaddexp(self.logs, _log_sums(part))
-        if found.numel():
-            low, high = found.aminmax()
+        known = found if part.has_all else found[part.finite]
+        if known.numel():
+            low, high = known.aminmax()
             self.lowest, self.highest = min(self.lowest, float(low)), max(self.highest, float(high))
 
     def merge(self, other: Sums) -> None:
@@ -160,36 +161,40 @@ def edges(index: int, joined: int = 1) -> tuple[float, float]:
     return (near, far) if side > 0 else (-far, -near)
 
 
-def _sums(part: DumpedRollout, log_ratio: Tensor) -> dict[str, float]:
-    """The sums over a part of a rollout; ``log_ratio`` is that of the tokens with both log-probs finite."""
-    finite, mask = part.finite, part.mask
-    ratio = log_ratio.exp()
-    lengths = torch.tensor(part.lengths, dtype=torch.float64)
-    responding = part.segments.sum(torch.ones_like(part.behavior)) > 0
-    rewards = torch.zeros(0) if part.rewards is None else part.rewards[part.rewards.isfinite()]
-    ages = torch.zeros(0) if part.ages is None else part.ages[mask & part.ages.isfinite()]
+def _sums(part: DumpedRollout) -> dict[str, float]:
+    """The sums over a part of a rollout."""
+    mask, finite, columns = part.mask, part.finite, dict(zip(TOKEN_COLUMNS, part.columns, strict=True))
+    ratio = columns["log_ratio"].exp() * columns.pop("count")
+    responding, compared = part.segments.local_sums([mask.float(), finite.float()]) > 0
     sums = {
         "tokens": mask,  # response tokens
         "finite": finite,  # of them, those with both log-probs finite
         "no_behavior": mask & ~(part.behavior.abs() < torch.inf),
         "no_proximal": mask & ~(part.proximal.abs() < torch.inf),
-        "log_ratio": log_ratio,
-        "absolute": log_ratio.abs(),
-        "squared": log_ratio.square(),
-        "k3": k3(log_ratio),
+        **columns,
         "ratio": ratio,
         "ratio_squared": ratio.square(),
-        "behavior": part.compared(part.behavior),
-        "proximal": part.compared(part.proximal),
+        "behavior": part.compared(part.behavior).double(),
+        "proximal": part.compared(part.proximal).double(),
         "sequences": responding,
-        "compared": part.segments.sum(finite.float()) > 0,  # with a finite token
-        "length": lengths[responding],
-        "rewarded": torch.ones_like(rewards),
-        "reward": rewards,
-        "aged": torch.ones_like(ages),
-        "age": ages,
+        "compared": compared,  # with a finite token
+        "length": torch.tensor(part.lengths, dtype=torch.float64)[responding],
     }
-    return {name: float(values.sum(dtype=torch.float64)) for name, values in sums.items()}
+    if part.rewards is not None:
+        is_known = part.rewards.isfinite()
+        sums |= {"rewarded": is_known, "reward": part.rewards[is_known].double()}
+    if part.ages is not None:
+        is_known = mask & (part.ages >= 0)
+        sums |= {"aged": is_known, "age": torch.where(is_known, part.ages, 0).double()}
+    if part.reference is not None:
+        is_known = finite & part.reference.isfinite()
+        apart = ((side - part.reference).abs().double() for side in (part.behavior, part.proximal))
+        pushed, moved = (torch.where(is_known, distance, 0) for distance in apart)
+        sums |= {"referenced": is_known, "pushed": pushed, "moved": moved}
+    return {
+        name: float(row.count_nonzero() if row.dtype == torch.bool else row.sum())
+        for name, row in sums.items()
+    }
 
 
 def _log_sums(part: DumpedRollout) -> Tensor:

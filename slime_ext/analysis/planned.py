@@ -25,7 +25,7 @@ NO_GROUPS = "needs to know which samples share a prompt, which the dump does not
 STOPS = "on_nonfinite: raise stops the run: a behavior log-prob is not finite"
 # Samples carry the number of their group already, and every sample is a rollout of its own.
 ARGS = SimpleNamespace(n_samples_per_prompt=1, use_tis=True)
-StepPart = tuple[Tensor, Tokens, Plan]
+StepPart = tuple[Tensor | None, Tokens, Plan]
 
 
 def missing_input(correction: Correction, rollout: DumpedRollout) -> str | None:
@@ -41,11 +41,11 @@ def missing_input(correction: Correction, rollout: DumpedRollout) -> str | None:
 
 
 def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPart]:
-    """Where tokens lie in the rollout, the tokens, and what was settled for them: one part for each optimizer
-    step, or a single one where it makes no difference."""
+    """Where tokens lie in the rollout (None: every one at its place), the tokens, and what was settled for
+    them: one part for each optimizer step, or a single one where it makes no difference."""
     tokens = replace(rollout.correction_input(), ages=ages_of(rollout) if correction.needs_ages else None)
     if not correction.needs_plan:
-        yield torch.arange(rollout.size), tokens, NO_PLAN
+        yield None, tokens, NO_PLAN
         return
     places = _places(rollout)
     data = as_slime(rollout, places)

@@ -14,7 +14,7 @@ from slime_ext.host.flags import flags_of
 from slime_ext.mappings import read_yaml
 
 LONG = 1000  # response tokens from which single bad tokens decide a sequence
-LAG = 4.0  # weight versions from which one weight for mismatch and lag is better than two
+LAG = 4.0  # weight versions from which the lag is the reason for a correction
 FEW = 100  # sequences below which a single one moves the shares that decide by more than 1%
 HARMLESS = 0.98  # effective sample size of whole sequences above which nothing needs correcting,
 AROUND_1 = 0.1  # as long as their mean ratio is this close to 1
@@ -155,10 +155,10 @@ def _candidates(total: Numbers, found: set[str]) -> list[Tried]:
         tried.append((("icepop", "kpop"), why))
     if (total.staleness or 0) >= LAG:
         why = (
-            f"the weights lag {_said(total.staleness)} versions: one clipped weight for mismatch and lag "
-            "(slime_ext.host.init passes the cur_log_probs that it needs)"
+            f"the weights lag {_said(total.staleness)} versions: a capped weight per token beside the "
+            "host's clip (cispo, without that clip, lost what it had learned: docs/evidence.md)"
         )
-        tried.append((("cispo",), why))
+        tried.append((("token_is", "cispo"), why))
     if (total.response_length or 0) >= LONG:
         length = f"responses of {total.response_length:,.0f} tokens"
         why = f"{length}: sequences that drifted go, the rest is weighted token by token"

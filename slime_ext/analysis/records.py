@@ -14,9 +14,14 @@ from torch import Tensor
 
 from slime_ext.correction import Tokens
 from slime_ext.errors import DataError
+from slime_ext.ops.divergences import k3
 from slime_ext.ops.ratios import log_ratio
 from slime_ext.ops.segments import Segments
 
+# What is added up over tokens of the log-ratio; "near" is k3, but at most MOST_K3, so that no token makes a
+# mean.
+TOKEN_COLUMNS = ("count", "absolute", "squared", "log_ratio", "k3", "near")
+MOST_K3 = 142.4  # nats, at a log-ratio of 5
 PER_TOKEN = (
     "behavior", "proximal", "mask", "tokens", "advantages", "versions", "ages", "entropy", "reference",
     "kept", "overlap",
@@ -61,6 +66,7 @@ class DumpedRollout:
         retold: samples of which the two dumps hold other tokens.
         notes: what the reader had to leave out, one line each.
         run: folder (or JSONL file) of the run, where several are read together, or "".
+        midway: the reward above which a sample counts as correct.
     """
 
     rollout_id: int
@@ -90,6 +96,7 @@ class DumpedRollout:
     retold: int = 0
     notes: tuple[str, ...] = ()
     run: str = ""
+    midway: float = 0.0
 
     def __post_init__(self) -> None:
         size = sum(self.lengths)
@@ -136,10 +143,28 @@ class DumpedRollout:
         return bool(self.finite.all())
 
     def compared(self, values: Tensor) -> Tensor:
-        """[T] -> [N], the values of tokens with both log-probs finite."""
-        return values if self.has_all else values[self.finite]
+        """[T] -> [T], 0 at tokens without both log-probs finite."""
+        return values if self.has_all else torch.where(self.finite, values, 0)
 
-    def parts(self, limit: int = 1 << 18) -> Iterator[DumpedRollout]:
+    @cached_property
+    def columns(self) -> Tensor:
+        """[6, T] float64, TOKEN_COLUMNS of each token, all 0 at those without both log-probs finite."""
+        found = self.log_ratio.double()
+        distance = k3(found)
+        rows = (self.finite, found.abs(), found.square(), found, distance, distance.clamp(max=MOST_K3))
+        return torch.stack([row.double() for row in rows])
+
+    @cached_property
+    def turns(self) -> Tensor:
+        """[T] the number of the turn within its sample, from 0; of no meaning at masked tokens."""
+        if not self.size:
+            return self.segments.turn_ids
+        lengths = torch.tensor(self.lengths)
+        firsts = (lengths.cumsum(0) - lengths).clamp(max=self.size - 1)  # of samples without a token too
+        turns = self.segments.turn_ids
+        return turns - self.segments.expand(turns[firsts] + (~self.mask[firsts]).long())
+
+    def parts(self, limit: int = 1 << 17) -> Iterator[DumpedRollout]:
         """The rollout in parts of whole samples with at most ``limit`` tokens (or one longer sample), for
         temporary tensors to stay small. Tensors are views."""
         first, begin, end = 0, 0, 0

@@ -39,7 +39,7 @@ class SharedSums:
     @cached_property
     def tokens(self) -> int:
         """Response tokens."""
-        return int(self.rollout.mask.sum())
+        return int(self.rollout.mask.count_nonzero())
 
     @cached_property
     def responding(self) -> Tensor:
@@ -90,12 +90,12 @@ class Tally:
 
     def add(self, effects: TokenEffects, shared: SharedSums) -> None:
         """Counts what the correction does to some tokens."""
-        kept, weights = int(effects.keep.sum()), effects.weights.double()
+        kept, weights = int(effects.keep.count_nonzero()), effects.weights.double()
         keeps_all = kept == shared.tokens
         self.sums.update(
             tokens=shared.tokens,
             kept_tokens=kept,
-            clipped_tokens=int(effects.clipped.sum()),
+            clipped_tokens=int(effects.clipped.count_nonzero()),
             weight=float(weights.sum()),
             weight_squared=float(weights.dot(weights)),
         )
@@ -114,7 +114,7 @@ class Tally:
             negative=shared.masses[1],
             kept_negative=kept[1],
             slope=total_of(effects.slope.abs()),
-            advantage=total_of(advantages.abs()),
+            advantage=sum(shared.masses),
         )
 
     def _add_sequences(self, kept: Tensor, shared: SharedSums) -> None:
@@ -165,7 +165,7 @@ class Tally:
 
 def total_of(values: Tensor) -> float:
     """The sum of a tensor, added up in float64."""
-    return float(values.sum(dtype=torch.float64))
+    return float(values.double().sum())
 
 
 def spans(numbers: list[int]) -> str:

@@ -23,6 +23,7 @@ from slime_ext.host.flags import one_line
 from slime_ext.losses import Bounds, HostLoss
 
 NAMED = 10  # rollouts in a note
+LARGE = 1 << 18  # tokens of a part: every correction takes a while however few there are
 
 
 def apply(correction: Correction, rollout: DumpedRollout, bounds: Bounds = BOUNDS) -> TokenEffects:
@@ -96,7 +97,7 @@ class WhatIf:
         alone, coupled = [], []
         for tally in self.tallies.values():
             (coupled if tally.correction.needs_plan else alone).append(tally)
-        for part in rollout.parts():  # what is computed of one stays small
+        for part in rollout.parts(LARGE):  # what is computed of one stays small
             _count(alone, part)
         _count(coupled, rollout)
 

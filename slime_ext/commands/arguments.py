@@ -12,15 +12,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from slime_ext.commands import launch_script
-from slime_ext.commands.script import (
+from slime_ext.commands.launch_script import (
     PYTHON,
     SLIME,
-    UNKNOWN,
     forbid_unused_arrays,
     is_script,
     launcher_of,
     words_of,
 )
+from slime_ext.commands.shell import UNKNOWN
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of

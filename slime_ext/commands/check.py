@@ -8,15 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from slime_ext import dialects
 from slime_ext.commands import light
 from slime_ext.commands.arguments import Arguments, gathered
 from slime_ext.commands.convert import system_of
-from slime_ext.commands.output import console, needs
-from slime_ext.commands.script import EMBEDDED, launcher_of
+from slime_ext.commands.launch_script import EMBEDDED, launcher_of
+from slime_ext.commands.output import console, needs, table
 from slime_ext.errors import ConfigError, SlimeExtError, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
@@ -187,25 +184,22 @@ def _function(config: Any, arguments: Arguments) -> str:
 
 
 def _check_paths(arguments: Arguments) -> None:
-    """Functions of ours that do not exist, or that the wrong flag names; a launch without the hook's."""
-    if arguments.script and not arguments.get("custom_tis_function_path"):
+    """Functions of ours that do not exist, or that the wrong flag names; a key that no function reads."""
+    path, name = arguments.get("custom_tis_function_path"), contract.function_of(arguments.namespace())
+    is_read = name not in contract.SEEDS and (path or not arguments.script)
+    if arguments.get("slime_ext") is not None and not is_read:
         raise ConfigError(
             f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
-            "none: nothing would read that key"
+            f"{path or 'none'}: nothing would read that key"
         )
-    for name, ours in contract.OURS.items():
-        path = arguments.get(name) or ours
-        if path.startswith("slime_ext") and path != ours:
-            near = did_you_mean(path, [ours])
-            raise ConfigError(f"{flag_of(name)}: expected {ours} of slime_ext, got '{cut(path)}'{near}")
+    for dest, ours in contract.OURS.items():
+        named = arguments.get(dest) or ours
+        if named.startswith("slime_ext") and named != ours:
+            near = did_you_mean(named, [ours])
+            raise ConfigError(f"{flag_of(dest)}: expected {ours} of slime_ext, got '{cut(named)}'{near}")
 
 
 def _of_seed(name: str, arguments: Arguments) -> Checked:
-    if arguments.get("slime_ext") is not None:
-        raise ConfigError(
-            f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
-            f"{contract.TIS}.{name}: nothing would read that key"
-        )
     line, needs_target = formula(name, arguments.values), name in contract.NEED_TARGET
     rows = {"function": name, "formula": line, "needs": "cur_log_probs" if needs_target else "-"}
     notes = _notes(arguments, needs_target=needs_target)
@@ -262,9 +256,5 @@ def _notes(
 
 
 def _show(path: str, found: Checked) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for key, value in {"file": path, **found.rows}.items():
-        table.add_row(key, Text(str(value)))
-    for note in found.notes:
-        table.add_row("note", Text(note))
-    console().print(table, *(["ok"] if found.uses_ours else []), markup=False)
+    rows = [*{"file": path, **found.rows}.items(), *(("note", note) for note in found.notes)]
+    console().print(table(rows), *(["ok"] if found.uses_ours else []), markup=False)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from rich.table import Table
 from rich.text import Text
 
 from slime_ext.commands import installed
 from slime_ext.commands.arguments import Arguments
 from slime_ext.commands.check import check_file, gathered
-from slime_ext.commands.installed import Part
-from slime_ext.commands.output import console
-from slime_ext.commands.script import EMBEDDED, SLIME, launcher_of
+from slime_ext.commands.installed import COMPONENTS, Component
+from slime_ext.commands.launch_script import EMBEDDED, SLIME, launcher_of
+from slime_ext.commands.output import console, table
 from slime_ext.errors import SlimeExtError
 
 WRONG = 1
@@ -55,34 +54,32 @@ def main(argv: list[str]) -> int:
 
 
 def needed(launcher: str | None, arguments: Arguments) -> set[str]:
-    """The parts without which a launch cannot work."""
+    """The components without which a launch cannot work."""
     if launcher == EMBEDDED:
-        return {"python", "torch", "megatron", "transformers", "sglang"}
+        return {"Python", "PyTorch", "Megatron", "transformers", "SGLang"}
     if launcher != SLIME:
-        return {"python", "torch"}
-    found = {"python", "torch", "cuda", "megatron", "ray", "sglang", "slime", "transformers"}
+        return {"Python", "PyTorch"}
+    found = {*COMPONENTS, "slime"} - {"Triton", "Transformer Engine", "NVIDIA apex"}
     if arguments.get("transformer_impl") != "local":
-        found.add("transformer_engine")
+        found.add("Transformer Engine")
     if arguments.get("gradient_accumulation_fusion") is not False:
-        found.add("apex")  # the output layer's fused gradient accumulation is apex's
+        found.add("NVIDIA apex")  # the output layer's fused gradient accumulation is apex's
     return found
 
 
 def diagnose(launcher: str | None, arguments: Arguments, slime_dir: str | None = None) -> list[Row]:
-    """One row per part, judged by whether the launch needs it."""
+    """One row per component, judged by whether the launch needs it."""
     required = needed(launcher, arguments)
-    parts = {name: probe() for name, probe in installed.PARTS.items()}
-    parts["slime"] = installed.slime(slime_dir)
-    return [_row(part, name in required, launcher) for name, part in parts.items()]
+    components = {name: probe() for name, probe in COMPONENTS.items()}
+    components["slime"] = installed.slime(slime_dir)
+    return [_row(name, found, name in required, launcher) for name, found in components.items()]
 
 
-def _row(part: Part, is_needed: bool, launcher: str | None) -> Row:
-    state = "ok" if part.usable else "wrong" if part.found else "missing"
-    if part.note == installed.CORE_ALONE and launcher == SLIME:
-        return Row(part.name, part.found, "wrong", f"{part.note}: slime needs Megatron-LM on PYTHONPATH")
-    if not part.usable and not is_needed:
-        return Row(part.name, part.found or "none", "-", part.note)
-    return Row(part.name, part.found or "none", state, part.note)
+def _row(name: str, found: Component, is_needed: bool, launcher: str | None) -> Row:
+    if found.note == installed.CORE_ALONE and launcher == SLIME:
+        return Row(name, found.found, "wrong", f"{found.note}: slime needs Megatron-LM on PYTHONPATH")
+    lacking = ("wrong" if found.found else "missing") if is_needed else "-"
+    return Row(name, found.found or "none", "ok" if found.usable else lacking, found.note)
 
 
 def what_runs(path: str, launcher: str | None, rows: list[Row]) -> list[Row]:
@@ -102,12 +99,13 @@ def what_runs(path: str, launcher: str | None, rows: list[Row]) -> list[Row]:
 
 def _carried(arguments: Arguments, launcher: str | None, rows: list[Row]) -> Row:
     is_patched = any(row.name == "slime" and "0001 applied" in row.note for row in rows)
-    if launcher == EMBEDDED:
-        return Row("cur_log_probs", "passed by the launcher", "ok")
-    if arguments.get("custom_megatron_init_path") == "slime_ext.host.init":
-        return Row("cur_log_probs", "passed by slime_ext.host.init", "ok")
-    if is_patched:
-        return Row("cur_log_probs", "passed by the patched slime", "ok")
+    by = {
+        "the launcher": launcher == EMBEDDED,
+        "slime_ext.host.init": arguments.get("custom_megatron_init_path") == "slime_ext.host.init",
+        "the patched slime": is_patched,
+    }
+    for who in (who for who, passes in by.items() if passes):
+        return Row("cur_log_probs", f"passed by {who}", "ok")
     return Row("cur_log_probs", "none", "missing", "add --custom-megatron-init-path slime_ext.host.init")
 
 
@@ -120,7 +118,5 @@ def _arguments(path: str | None) -> Arguments:
 
 
 def _show(rows: list[Row]) -> None:
-    table = Table("part", "found", "state", "note", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(row.name, Text(row.found), Text(row.state, STYLES[row.state]), Text(row.note))
-    console().print(table)
+    cells = ((row.name, row.found, Text(row.state, STYLES[row.state]), row.note) for row in rows)
+    console().print(table(cells, ("part", "found", "state", "note")))

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from slime_ext.commands.arguments import read_mapping
-from slime_ext.commands.script import UNKNOWN, words_of
+from slime_ext.commands.launch_script import words_of
+from slime_ext.commands.shell import UNKNOWN
 from slime_ext.errors import ConfigError, cut
 from slime_ext.mappings import UNREADABLE, text_of
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
@@ -25,7 +24,7 @@ VERSION = re.compile(r"^\s*version\s*=\s*[\"']([^\"']+)", re.M)
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """One thing that may be installed.
 
     Args:
@@ -34,61 +33,55 @@ class Part:
         note: what is to be known, or to be done.
     """
 
-    name: str
-    found: str
-    usable: bool
+    found: str = ""
+    usable: bool = False
     note: str = ""
 
 
-def python() -> Part:
+def python() -> Component:
     """This interpreter."""
     is_known = sys.version_info >= (3, 10)
-    return Part("Python", platform.python_version(), is_known, "" if is_known else "3.10 or newer is needed")
+    return Component(platform.python_version(), is_known, "" if is_known else "3.10 or newer is needed")
 
 
-def cuda() -> Part:
+def cuda() -> Component:
     """Whether torch sees a device."""
     if not _has("torch"):
-        return Part("CUDA", "", False, "needs PyTorch")
+        return Component(note="needs PyTorch")
     import torch  # two seconds, and the only one that knows
 
     if not torch.cuda.is_available():
         built = torch.version.cuda
-        return Part("CUDA", "", False, f"PyTorch for CUDA {built}, no device" if built else "PyTorch for CPU")
+        return Component(note=f"PyTorch for CUDA {built}, no device" if built else "PyTorch for CPU")
     names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
-    return Part("CUDA", str(torch.version.cuda), True, f"{torch.cuda.device_count()} x {', '.join(names)}")
+    return Component(str(torch.version.cuda), True, f"{torch.cuda.device_count()} x {', '.join(names)}")
 
 
-def megatron() -> Part:
+def megatron() -> Component:
     """megatron-core alone, or Megatron-LM, whose megatron.training slime imports."""
     if not _has("megatron.core"):
-        return Part(
-            "Megatron", "", False, "pip install megatron-core, or a checkout of Megatron-LM on PYTHONPATH"
-        )
-    version = _version("megatron-core") or "a checkout"
-    if _has("megatron.training"):
-        return Part("Megatron", version, True, "Megatron-LM")
-    return Part("Megatron", version, True, CORE_ALONE)
+        return Component(note="pip install megatron-core, or a checkout of Megatron-LM on PYTHONPATH")
+    note = "Megatron-LM" if _has("megatron.training") else CORE_ALONE
+    return Component(_version("megatron-core"), True, note)
 
 
-def apex() -> Part:
+def apex() -> Component:
     """NVIDIA apex; the project of that name on PyPI is another one."""
     folder = _folder("apex")
     if folder is None:
-        return Part("NVIDIA apex", "", False, APEX_HOW)
-    version = _version("apex") or "a checkout"
+        return Component(note=APEX_HOW)
+    version = _version("apex")
     if not (folder / "multi_tensor_apply").is_dir():
         why = f"the apex of PyPI, which has nothing to do with NVIDIA's: pip uninstall apex, then {APEX_HOW}"
-        return Part("NVIDIA apex", version, False, why)
-    if not (_has("amp_C") and _has("fused_weight_gradient_mlp_cuda")):
-        return Part("NVIDIA apex", version, False, f"without its extensions: {APEX_HOW}")
-    return Part("NVIDIA apex", version, True)
+        return Component(version, False, why)
+    is_built = _has("amp_C") and _has("fused_weight_gradient_mlp_cuda")
+    return Component(version, is_built, "" if is_built else f"without its extensions: {APEX_HOW}")
 
 
-def sglang() -> Part:
+def sglang() -> Component:
     """The rollout engine, here or in an environment of its own."""
     if _has("sglang"):
-        return Part("SGLang", _version("sglang") or "a checkout", True)
+        return Component(_version("sglang"), True)
     other = default_python()
     ask = "import importlib.metadata as m; print(m.version('sglang'))"
     try:
@@ -96,11 +89,11 @@ def sglang() -> Part:
     except (OSError, subprocess.TimeoutExpired):
         done = None
     if done and done.returncode == 0:
-        return Part("SGLang", done.stdout.strip(), True, f"in the environment of {other}")
-    return Part("SGLang", "", False, "pip install sglang, or make install for the launcher's own environment")
+        return Component(done.stdout.strip(), True, f"in the environment of {other}")
+    return Component(note="pip install sglang, or make install for the launcher's own environment")
 
 
-def slime(folder: str | None = None) -> Part:
+def slime(folder: str | None = None) -> Component:
     """slime and its state: stock, or patched.
 
     Raises:
@@ -108,34 +101,37 @@ def slime(folder: str | None = None) -> Part:
     """
     root = Path(folder) if folder else _root("slime")
     if root is None:
-        return Part("slime", "", False, "a checkout of github.com/THUDM/slime, installed or on PYTHONPATH")
+        return Component(note="a checkout of github.com/THUDM/slime, installed or on PYTHONPATH")
     try:
         tree = Tree(root)
     except ConfigError as error:
         if folder:
             raise ConfigError(f"--slime-dir {error}") from None
-        return Part("slime", "", False, str(error))
+        return Component(note=str(error))
     states = ", ".join(f"patch {patch.id} {status(tree, patch).state}" for patch in load_patches())
-    return Part("slime", _version_in(root) or "a checkout", True, states)
+    return Component(_version_in(root), True, states)
 
 
-def _package(module: str, name: str, how: str) -> Part:
+def _package(module: str, how: str) -> Callable[[], Component]:
     """A package, without importing it; ``how`` it is installed."""
-    if not _has(module):
-        return Part(name, "", False, how)
-    return Part(name, _version(module.replace("_", "-")) or "a checkout", True)
+    return lambda: (
+        Component(_version(module.replace("_", "-")), True) if _has(module) else Component(note=how)
+    )
 
 
-PACKAGES = {
-    "torch": ("PyTorch", "pip install torch"),
-    "transformer_engine": ("Transformer Engine", "pip install transformer-engine[pytorch], with CUDA"),
-    "triton": ("Triton", "comes with PyTorch for CUDA"),
-    "transformers": ("transformers", "pip install transformers"),
-    "ray": ("Ray", "pip install ray"),
-}
-ORDER = "python torch cuda megatron transformer_engine apex triton transformers ray sglang".split()
-PARTS: dict[str, Callable[[], Part]] = {
-    name: partial(_package, name, *PACKAGES[name]) if name in PACKAGES else globals()[name] for name in ORDER
+COMPONENTS: dict[str, Callable[[], Component]] = {
+    "Python": python,
+    "PyTorch": _package("torch", "pip install torch"),
+    "CUDA": cuda,
+    "Megatron": megatron,
+    "Transformer Engine": _package(
+        "transformer_engine", "pip install transformer-engine[pytorch], with CUDA"
+    ),
+    "NVIDIA apex": apex,
+    "Triton": _package("triton", "comes with PyTorch for CUDA"),
+    "transformers": _package("transformers", "pip install transformers"),
+    "Ray": _package("ray", "pip install ray"),
+    "SGLang": sglang,
 }
 
 
@@ -161,7 +157,7 @@ def _version(distribution: str) -> str:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return ""
+        return "a checkout"
 
 
 def _version_in(root: Path) -> str:

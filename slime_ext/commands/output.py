@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import yaml
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 INLINE = 88
 
@@ -14,6 +17,14 @@ def console(*, stderr: bool = False) -> Console:
     """Wide enough for a pipe to keep one line per row."""
     found = Console(highlight=False, stderr=stderr)
     return found if found.is_terminal else Console(highlight=False, stderr=stderr, width=200)
+
+
+def table(rows: Iterable[Sequence[str | Text]], header: Sequence[str] = ()) -> Table:
+    """Rows of cells without lines between them; text is shown as it is, whatever brackets it has."""
+    found = Table(*header, box=None, show_header=bool(header), pad_edge=False)
+    for row in rows:
+        found.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return found
 
 
 def yaml_of(value: Any) -> str:

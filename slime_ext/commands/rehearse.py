@@ -9,18 +9,24 @@ import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
 from slime_ext.commands import launch_script
+from slime_ext.commands.arguments import gathered
 from slime_ext.commands.check import check
 from slime_ext.commands.light import config
-from slime_ext.commands.output import console
+from slime_ext.commands.output import console, table
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.folders import make_folder
-from slime_ext.without_cuda.rehearsal import checks, evidence, page, preflight, prompts, run
+from slime_ext.without_cuda.rehearsal import checks, evidence, preflight, prompts, run
 from slime_ext.without_cuda.rehearsal.launch import Launch
 
 FAILED = 1
+STYLES = {checks.OK: "green", checks.WRONG: "bold red", checks.NOT_REACHED: "yellow"}
 
 
 def main(argv: list[str]) -> int:
@@ -63,36 +69,43 @@ def rehearse(given: argparse.Namespace) -> int:
     out = (given.out or Path(tempfile.mkdtemp(prefix="slime-ext-rehearsal-"))).absolute()
     make_folder(out)
     prepared, account = run.prepare(launch, rows, out)
-    screen.print(page.replaced(account))
+    screen.print("replaced", table((f"  {name}", text) for name, text in account.items()))
     status = run.rehearse(launch, host, prepared, out, given.timeout, given.megatron)
     found = checks.lines(launch, seen := evidence.gather(out, status, time.monotonic() - began))
-    screen.print(page.result(found, checks.unseen(launch, account), seen.seconds, seen.log))
+    screen.print(page(found, checks.unseen(launch, account), seen))
     facts = {"seconds": round(seen.seconds), "status": status, "lines": [vars(line) for line in found]}
     (out / "page.json").write_text(json.dumps(facts, indent=2))
     return FAILED if status or any(line.state == checks.WRONG for line in found) else 0
 
 
-def mistakes(launch: Launch, host: run.Host) -> list[str]:
+def page(lines: Sequence[checks.PageLine], unseen: Sequence[str], seen: evidence.Evidence) -> RenderableType:
+    """The ten lines, and what no machine without a GPU shows."""
+    head = f"rehearsed in {seen.seconds:.0f} s; the host's log: {seen.log}"
+    rows = table((f"  {x.name}", Text(x.state, STYLES.get(x.state, "")), x.text) for x in lines)
+    return Group(Text(head), rows, Text("\n  ".join(["not seen without a GPU", *unseen])))
+
+
+def mistakes(launch: Launch, host: run.RehearsalHost) -> list[str]:
     """What the launch's text shows to be wrong: of the host's flags, of functions, of our configuration."""
     known = preflight.known_flags(host.package, run.wheel_folder() / "megatron")
-    wrong = [*preflight.mistakes(launch, known, run.module_paths(launch, host), is_own_host=host.is_own)]
-    if any("slime_ext" in word for flag in launch.flags for word in flag.values) or _has_our_key(launch):
-        wrong += _of_our_configuration(launch)
-    return wrong
+    paths = run.module_paths(launch, host)
+    found = list(preflight.mistakes(launch, known, paths, is_own_host=host.is_own))
+    return found or list(of_rules(launch))
 
 
-def _of_our_configuration(launch: Launch) -> list[str]:
-    """What ``slime-ext check`` says of the launch's flags."""
-    with tempfile.TemporaryDirectory() as folder, config() as ours:
+def of_rules(launch: Launch) -> Iterator[str]:
+    """What ``slime-ext check`` says of the launch; of the host's rules alone where nothing is ours."""
+    ours = any("slime_ext" in word for flag in launch.flags for word in flag.values) or _has_our_key(launch)
+    with tempfile.TemporaryDirectory() as folder, config() as known:
         file = Path(folder, "launch.sh")
-        file.write_text(
-            shlex.join(["train.py", *(word for f in launch.flags for word in (f.name, *f.values))])
-        )
+        words = (word for flag in launch.flags for word in (flag.name, *flag.values))
+        file.write_text(shlex.join(["train.py", *words]))
         try:
-            check(ours, str(file))
+            check(known, str(file)) if ours else gathered(str(file))
         except SlimeExtError as error:
-            return [str(error).replace(str(file), Path(launch.script).name)]
-    return []
+            said = str(error).replace(str(file), Path(launch.script).name)
+            flag = launch.flag(said.partition(":")[0])
+            yield f"{flag.where}: {said}" if flag else said
 
 
 def _has_our_key(launch: Launch) -> bool:

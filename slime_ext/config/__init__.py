@@ -15,7 +15,7 @@ from typing import Any
 
 from slime_ext import dialects, guards, presets
 from slime_ext.config.rules import check_args
-from slime_ext.config.typed import built, checked, mapping_of, named, unknown
+from slime_ext.config.typed import built, checked, mapping_of, named, read_fields, unknown
 from slime_ext.correction import Correction
 from slime_ext.dialects.scoped import FORMS
 from slime_ext.errors import ConfigError, cut, did_you_mean, shown, warn_once
@@ -77,17 +77,12 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
     systems = [key for key in mapping if key in dialects.DIALECTS]
     if not systems:
         correction = _native(mapping)
-        of_mapping = _guards(mapping.get("guards"), correction)
+        watched = _guards(mapping.get("guards"), correction)
         backend, notes = _backend(mapping.get("backend", "eager"))
-        options = _options(mapping.get("metrics"))
+        options = read_fields(f"{ROOT}.metrics", Options, mapping.get("metrics"))
         _forbid_unmeasured(mapping, correction, options)
-        return Loaded(
-            correction,
-            (*_notes_of_names(mapping.get("steps")), *notes),
-            guards=of_mapping,
-            metrics=options,
-            backend=backend,
-        )
+        notes = (*_notes_of_names(mapping.get("steps")), *notes)
+        return Loaded(correction, notes, guards=watched, metrics=options, backend=backend)
     if len(mapping) > 1:
         others = ", ".join(str(key) for key in mapping if key != systems[0])
         raise ConfigError(
@@ -201,11 +196,6 @@ def _notes_of_names(steps: Any) -> Iterator[str]:
                 yield f"steps: {name} is called {FORMER_STEPS[name]} now"
 
 
-def _options(mapping: Any) -> Options:
-    where, allowed = f"{ROOT}.metrics", tuple(f.name for f in dataclasses.fields(Options))
-    return built(ROOT, Options, checked(where, Options, mapping_of(where, mapping), allowed))
-
-
 def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, options: Options) -> None:
     """What acts on the statistics of a step, where none are taken."""
     reads = {"guards": mapping.get("guards"), "on_nonfinite: raise": correction.on_nonfinite == "raise"}
@@ -218,15 +208,13 @@ def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, optio
 def _guards(mapping: Any, correction: Correction) -> dict[str, Guard]:
     """The default guards and those of the mapping; None takes one away."""
     where = f"{ROOT}.guards"
-    allowed = tuple(f.name for f in dataclasses.fields(Guard))
     found, known = dict(guards.DEFAULT), known_names(correction)
-    for name, fields in mapping_of(where, mapping).items():
+    given = mapping_of(where, mapping)
+    for name, fields in given.items():
         found.pop(name, None)
         if fields is not None:
-            at = f"{where}.{name}"
-            given = checked(at, Guard, mapping_of(at, fields), allowed)
-            found[name] = built(at, Guard, given)
-    for name in (*mapping_of(where, mapping), *found):
+            found[name] = read_fields(f"{where}.{name}", Guard, fields)
+    for name in (*given, *found):
         if name not in known:
             raise ConfigError(
                 f"{where}: unknown metric '{cut(name)}'{did_you_mean(str(name), known)} (see docs/metrics.md)"

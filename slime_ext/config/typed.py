@@ -38,16 +38,20 @@ def named(where: str, kind: str, entry: Any, known: Mapping[str, type]) -> Any:
     ((name, fields),) = entry.items()
     if name not in known:
         raise ConfigError(unknown(where, kind, name, known))
-    fields = {} if fields is None else fields
-    if not isinstance(fields, Mapping):
+    if fields is not None and not isinstance(fields, Mapping):
         raise ConfigError(f"{where}.{name}: expected a mapping of its fields, got {shown(fields)}")
-    cls = known[name]
-    allowed = tuple(f.name for f in dataclasses.fields(cls))
-    return built(where, cls, checked(f"{where}.{name}", cls, fields, allowed))
+    return built(where, known[name], checked(f"{where}.{name}", known[name], fields or {}))
 
 
-def checked(where: str, cls: type, values: Mapping[str, Any], allowed: tuple[str, ...]) -> dict[str, Any]:
-    """Values against the types of a dataclass: closed, and without conversions that would hide a mistake."""
+def checked(
+    where: str, cls: type, values: Mapping[str, Any], allowed: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Values against the types of a dataclass: closed, and without conversions that would hide a mistake.
+
+    Args:
+        allowed: the fields that may be there; all of them by default.
+    """
+    allowed = allowed or tuple(f.name for f in dataclasses.fields(cls))
     for key in values:
         if not isinstance(key, str):
             raise ConfigError(unknown(where, "key", key, allowed))
@@ -82,6 +86,11 @@ def _number(value: Any, hint: Any) -> Any:
 def _model(cls: type, allowed: tuple[str, ...]) -> Any:
     hints = get_type_hints(cls)
     return create_model(cls.__name__, __config__=CLOSED, **{name: (hints[name], None) for name in allowed})
+
+
+def read_fields(where: str, cls: type, values: Any) -> Any:
+    """An object of a dataclass from a mapping of its fields; None is an empty one."""
+    return built(where, cls, checked(where, cls, mapping_of(where, values)))
 
 
 def built(where: str, cls: type, fields: Mapping[str, Any]) -> Any:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_ext.dialects.block import SAFE, Block, Reading, as_number, capped, inside, reject
+from slime_ext.dialects.block import SAFE, Block, Reading, as_number, reject
 from slime_ext.dialects.verl_past import (
     BYPASS,
     DECOUPLED,
-    FLOOR,
-    IS_LEVELS,
     PURE,
-    UNWEIGHTED,
-    rejecting,
+    check_threshold,
+    pair,
+    reading,
+    weights_of,
 )
 
 OPTIONS = (
@@ -44,39 +44,10 @@ def read(block: Block) -> Reading:
         block.refuse(
             "loss_type", "ppo_clip without bypass_mode: true", "verl looks at it in bypass mode only"
         )
-    weights, (masks, notes) = _weights(block), _rejection(block)
+    weights, (masks, notes) = weights_of(block), _rejection(block)
     normalize = _normalize(block, bypass)
     where = (BYPASS if loss == "ppo_clip" else PURE) if bypass else DECOUPLED
-    if where is BYPASS:
-        weights, notes = [], (FLOOR, *((UNWEIGHTED,) if weights else ()), *notes)
-    scope, divided = rejecting(masks, where)
-    notes = (*notes, *divided, *((STEP_WIDE,) if normalize else ()))
-    return Reading({**where, **scope, "steps": weights + normalize + masks}, notes)
-
-
-def _weights(block: Block) -> list[dict[str, Any]]:
-    level = block.choice("rollout_is", IS_LEVELS)
-    low, cap = _is_threshold(block)
-    if level is None:
-        return []
-    return capped(level, cap) if low is None else inside(level, low, cap)
-
-
-def _is_threshold(block: Block) -> tuple[float | None, float]:
-    value = block.values.get("rollout_is_threshold", 2.0)
-    if isinstance(value, str) and "_" in value:
-        return block.interval("rollout_is_threshold", *_pair(block, "rollout_is_threshold", value))
-    cap = block.number("rollout_is_threshold", 2.0, least=1)
-    if cap is None and block.has("rollout_is"):
-        block.refuse("rollout_is_threshold", "a number", "verl sets no weights without")
-    return None, cap
-
-
-def _pair(block: Block, key: str, text: str) -> tuple[float, float]:
-    low, high = (as_number(part) for part in text.split("_", 1))
-    if low is None or high is None or low <= 0:
-        block.refuse(key, 'two numbers > 0, as in "0.5_2.0"')
-    return low, high
+    return reading(where, weights + normalize, masks, (*notes, *((STEP_WIDE,) if normalize else ())))
 
 
 def _normalize(block: Block, bypass: bool) -> list[dict[str, Any]]:
@@ -92,11 +63,8 @@ def _normalize(block: Block, bypass: bool) -> list[dict[str, Any]]:
 
 def _rejection(block: Block) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     options = _options(block)
-    if not options:
-        if block.has("rollout_rs_threshold"):
-            block.refuse("rollout_rs_threshold", "rollout_rs beside it", "verl rejects nothing without")
-        return [], ()
-    specs = _specs(block, len(options))
+    check_threshold(block, bool(options))
+    specs = _specs(block, len(options)) if options else []
     read = [_option(block, option, spec) for option, spec in zip(options, specs, strict=True)]
     return [step for step, _ in read], tuple(note for _, note in read if note)
 
@@ -114,7 +82,6 @@ def _options(block: Block) -> list[str]:
 
 
 def _specs(block: Block, count: int) -> list[str]:
-    block.required("rollout_rs_threshold", "silent before verl PR 3984, a ValueError since")
     specs = [part.strip() for part in str(block.values["rollout_rs_threshold"]).split(",") if part.strip()]
     if len(specs) not in (1, count):
         block.refuse("rollout_rs_threshold", f"one threshold, or {count}, one per option of rollout_rs")
@@ -148,7 +115,7 @@ def _ratio(block: Block, option: str, unit: str, aggregate: str, spec: str) -> t
 
 def _k1_bounds(block: Block, option: str, spec: str) -> tuple[float, float]:
     if "_" in spec:
-        return _pair(block, "rollout_rs_threshold", spec)
+        return pair(block, "rollout_rs_threshold", spec)
     high = as_number(spec)
     if high is None or high <= 0:
         block.refuse("rollout_rs_threshold", f'a number > 0 or "lower_upper" for {option}')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from slime_ext.dialects.block import Block, Reading, band, capped
+from slime_ext.dialects.block import Block, Reading, as_number, band, capped, inside
 
 RS_LEVELS = ("token", "sequence", "geometric")
 IS_LEVELS = ("token", "sequence")
@@ -39,8 +39,11 @@ def read_flat(block: Block) -> Reading:
     """
     applies = block.flag("rollout_is")
     high = block.number("rollout_is_threshold", least=1)
+    if high is None and applies:
+        block.refuse("rollout_is", "rollout_is_threshold beside it", "without one verl corrects nothing")
     if high is None:
-        return _flat_off(block, applies)
+        off = ("write rollout_correction: null, the spelling of PR 3984",)
+        return Reading({"preset": "metrics_only"}, off)
     level = block.choice("rollout_is_level", RS_LEVELS, "token")
     mode = block.choice("rollout_is_mode", ("truncate", "mask"), "truncate")
     low = block.positive("rollout_is_threshold_lower")
@@ -50,14 +53,7 @@ def read_flat(block: Block) -> Reading:
     masks = (masks if mode == "mask" else []) + _veto(block, "rollout_is_veto_threshold")
     # In mode mask the kept weights are inside the band: the cap cannot act there.
     weights = capped(level, high) if applies else []
-    scope, notes = rejecting(masks, DECOUPLED)
-    return Reading({**DECOUPLED, **scope, "steps": weights + masks}, (_spelling(block), *notes))
-
-
-def _flat_off(block: Block, applies: bool) -> Reading:
-    if applies:
-        block.refuse("rollout_is", "rollout_is_threshold beside it", "without one verl corrects nothing")
-    return Reading({"preset": "metrics_only"}, ("write rollout_correction: null, the spelling of PR 3984",))
+    return reading(DECOUPLED, weights, masks, (_spelling(block),))
 
 
 def _spelling(block: Block) -> str:
@@ -69,8 +65,8 @@ def _spelling(block: Block) -> str:
         words |= {"rollout_rs_threshold_lower": block.values.get("rollout_is_threshold_lower", "null")}
     if block.has("rollout_is_veto_threshold"):
         words["rollout_token_veto_threshold"] = block.values["rollout_is_veto_threshold"]
-    inside = ", ".join(f"{key}: {value}" for key, value in words.items())
-    return f"these keys are older than PR 3984; write rollout_correction: {{{inside}}}"
+    said = ", ".join(f"{key}: {value}" for key, value in words.items())
+    return f"these keys are older than PR 3984; write rollout_correction: {{{said}}}"
 
 
 def read_pr3984(block: Block) -> Reading:
@@ -82,55 +78,26 @@ def read_pr3984(block: Block) -> Reading:
     """
     bypass, pure = block.flag("bypass_old_logprob_for_rollout"), block.flag("use_pure_rollout_correction")
     if pure and not bypass:
-        block.refuse(
-            "use_pure_rollout_correction",
-            "bypass_old_logprob_for_rollout: true beside it",
-            "verl applies it in bypass mode only",
-        )
-    masks = _rejection(block) + _veto(block, "rollout_token_veto_threshold")
-    if bypass and not pure:
-        return _bypassed(block)
-    if pure and block.has("rollout_token_veto_threshold") and not block.has("rollout_rs"):
-        block.refuse(
-            "rollout_token_veto_threshold",
-            "rollout_rs beside it in pure mode",
-            "verl ignores the veto without",
-        )
-    where = PURE if pure else DECOUPLED
-    scope, notes = rejecting(masks, where)
-    weights = _weights(block)
-    return Reading({**where, **scope, "steps": weights + masks}, ((DETACHED,) if pure else ()) + notes)
-
-
-def _bypassed(block: Block) -> Reading:
-    for key in ("rollout_rs", "rollout_token_veto_threshold"):
+        needed = "bypass_old_logprob_for_rollout: true beside it"
+        block.refuse("use_pure_rollout_correction", needed, "verl applies it in bypass mode only")
+    veto = "rollout_token_veto_threshold"
+    masks = _rejection(block) + _veto(block, veto)
+    for key in ("rollout_rs", veto) if bypass and not pure else ():
         if block.has(key):
             why = "the proximal policy is the behavior policy then, every ratio is 1 and nothing is rejected"
             block.refuse(key, "null in bypass mode without use_pure_rollout_correction", why)
-    _weights(block)  # its values must be right all the same
-    return Reading({**BYPASS, "steps": []}, (FLOOR, *((UNWEIGHTED,) if block.has("rollout_is") else ())))
-
-
-def _weights(block: Block) -> list[dict[str, Any]]:
-    level = block.choice("rollout_is", IS_LEVELS)
-    cap = block.number("rollout_is_threshold", 2.0, least=1)
-    if level is None:
-        return []
-    if cap is None:
-        block.refuse("rollout_is_threshold", "a number", "verl sets no weights without")
-    return capped(level, cap)
+    if pure and block.has(veto) and not block.has("rollout_rs"):
+        block.refuse(veto, "rollout_rs beside it in pure mode", "verl ignores the veto without")
+    where = PURE if pure else BYPASS if bypass else DECOUPLED
+    return reading(where, weights_of(block), masks, (DETACHED,) if pure else ())
 
 
 def _rejection(block: Block) -> list[dict[str, Any]]:
     level = block.choice("rollout_rs", RS_LEVELS)
+    check_threshold(block, level is not None)
     if level is None:
-        for key in ("rollout_rs_threshold", "rollout_rs_threshold_lower"):
-            if block.has(key):
-                block.refuse(key, "rollout_rs beside it", "verl rejects nothing without")
         return []
-    block.required("rollout_rs_threshold", "silent before verl PR 3984, a ValueError since")
-    high = block.positive("rollout_rs_threshold")
-    low = block.number("rollout_rs_threshold_lower")
+    high, low = block.positive("rollout_rs_threshold"), block.number("rollout_rs_threshold_lower")
     key = "rollout_rs_threshold" if low is None else "rollout_rs_threshold_lower"
     return [band(level, *block.interval(key, 1 / high if low is None else low, high))]
 
@@ -143,10 +110,46 @@ def _veto(block: Block, key: str) -> list[dict[str, Any]]:
     return [{"veto": {"low": low}}]
 
 
-def rejecting(masks: list[dict[str, Any]], where: dict[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What rejection means beside the steps: reduced masks, and the denominator wherever it can be known."""
-    if not masks:
-        return {}, ()
-    if where["numerator"] == "target":
-        return {"mask_scope": "all"}, (HOST,)
-    return {"mask_scope": "all", "denominator": "kept"}, (KEPT,)
+def check_threshold(block: Block, rejects: bool) -> None:
+    """Raises ConfigError for a threshold without rollout_rs, or the reverse."""
+    if rejects:
+        block.required("rollout_rs_threshold", "silent before verl PR 3984, a ValueError since")
+        return
+    for key in ("rollout_rs_threshold", "rollout_rs_threshold_lower"):
+        if block.has(key):
+            block.refuse(key, "rollout_rs beside it", "verl rejects nothing without")
+
+
+def weights_of(block: Block) -> list[dict[str, Any]]:
+    """Weights by rollout_is: capped, or by IcePop where the threshold is "lower_upper" (since PR 5722)."""
+    level, text = block.choice("rollout_is", IS_LEVELS), block.values.get("rollout_is_threshold")
+    if isinstance(text, str) and "_" in text:
+        low, high = block.interval("rollout_is_threshold", *pair(block, "rollout_is_threshold", text))
+        return inside(level, low, high) if level else []
+    cap = block.number("rollout_is_threshold", 2.0, least=1)
+    if level and cap is None:
+        block.refuse("rollout_is_threshold", "a number", "verl sets no weights without")
+    return capped(level, cap) if level else []
+
+
+def pair(block: Block, key: str, text: str) -> tuple[float, float]:
+    """Both ends of "lower_upper"."""
+    low, high = (as_number(part) for part in text.split("_", 1))
+    if low is None or high is None or low <= 0:
+        block.refuse(key, 'two numbers > 0, as in "0.5_2.0"')
+    return low, high
+
+
+def reading(
+    where: dict[str, Any], weights: list[dict[str, Any]], masks: list[dict[str, Any]], notes: tuple[str, ...]
+) -> Reading:
+    """Weights and masks as a correction; what rejection means beside the steps: reduced masks, and verl's
+    denominator wherever it can be known. PPO around the behavior policy takes no weights."""
+    if where is BYPASS:
+        notes, weights = (FLOOR, *((UNWEIGHTED,) if weights else ()), *notes), []
+    scope: dict[str, str] = {"mask_scope": "all"} if masks else {}
+    if masks and where["numerator"] == "target":
+        notes = (*notes, HOST)
+    elif masks:
+        scope, notes = scope | {"denominator": "kept"}, (*notes, KEPT)
+    return Reading({**where, **scope, "steps": weights + masks}, notes)

@@ -194,7 +194,7 @@ def _what_runs(args: Any, correction: Correction | None) -> str:
         return f"the correction is {path or 'the host' + chr(39) + 's own'}, not one of slime_ext"
     only = "" if getattr(args, "use_tis", False) else "metrics only, the loss stays as it is: "
     preset = (getattr(args, "slime_ext", None) or {}).get("preset") or name
-    backend = compiled.describe(asks_for_compiled(args))
+    backend = compiled.describe(asks_for_compiled(args), correction)
     return f"{only}{preset}: {one_line(to_mapping(correction))}; {backend}"
 
 

@@ -146,7 +146,8 @@ class OptimizerStep:
             here.all_sum, rank, size, device=device, extra=self.tracker.vector(device)
         )
         self.tracker.check(extra, rank)
-        return metrics.scalars(totals), metrics.curves(totals)
+        found = metrics.scalars(totals), metrics.curves(totals)
+        return tuple(map(metrics.of_policies, found)) if self.layout.of_policies else found
 
     def explain(self) -> None:
         """Names what this rank found when the step broke off.

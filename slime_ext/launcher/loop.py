@@ -30,7 +30,7 @@ from slime_ext.launcher.output.dumps import save_rollout
 from slime_ext.launcher.output.metrics_log import MetricsLog
 from slime_ext.launcher.output.progress import RunProgress
 from slime_ext.launcher.postprocess import postprocess
-from slime_ext.launcher.rollout.sample import Sample
+from slime_ext.launcher.rollout.sample import RolloutSample
 from slime_ext.launcher.sampler import Sampler
 from slime_ext.launcher.train_dump import train_dump
 from slime_ext.launcher.training_data import needs_proximal_forward, train_samples
@@ -137,7 +137,7 @@ class Loop:
         if self.progress:
             self.progress.update(rollout_id + 1, metrics.get("rollout/raw_reward"), tokens / seconds)
 
-    def _sample(self, rollout_id: int) -> tuple[list[Sample], dict[str, float]]:
+    def _sample(self, rollout_id: int) -> tuple[list[RolloutSample], dict[str, float]]:
         box: list[Any] = [None]
         if self.sampler:
             samples, metrics = self.sampler.sample(rollout_id)
@@ -156,7 +156,7 @@ class Loop:
         self.writing.result()
         self.writing = self.writer.submit(write)
 
-    def _log_rollout(self, rollout_id: int, samples: list[Sample], metrics: dict[str, float]) -> bool:
+    def _log_rollout(self, rollout_id: int, samples: list[RolloutSample], metrics: dict[str, float]) -> bool:
         """Whether a function of the user's has logged the rollout itself, as slime asks it."""
         path = self.args.custom_rollout_log_function_path
         if not path:
@@ -240,7 +240,7 @@ class Loop:
             "optimizer": self.trainer.optimizer.state_dict(),
             "step": self.step,
             "engine_step": self.engine_step,
-            "data": self.sampler.dataset.state_dict() if self.sampler else None,
+            "data": self.sampler.data_state if self.sampler else None,
         }
         checkpoint.save(
             self.args.save,

@@ -6,6 +6,7 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from slime_ext.errors import EngineError
 from slime_ext.launcher.rollout.client import EngineClient
 from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams, n_dropped
 from slime_ext.launcher.rollout.rounding import round_weights
-from slime_ext.launcher.rollout.sample import Sample
+from slime_ext.launcher.rollout.sample import RolloutSample
 from slime_ext.launcher.rollout.weight_sync import push_weights
 from slime_ext.launcher.task.prompts import Prompt, PromptDataset, read_prompts
 from slime_ext.launcher.task.rewards import score
@@ -36,6 +37,9 @@ class Sampler:
             vocab_size=vocab_size,
             decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
         )
+        self.thread = ThreadPoolExecutor(1)
+        self.ahead: Future[tuple[list[RolloutSample], Metrics]] | None = None
+        self.data_state: dict[str, Any] = {}
 
     def wait(self, say: Callable[[str], None]) -> None:
         """Until the engine answers; `say` shows that it is waited for.
@@ -47,6 +51,7 @@ class Sampler:
 
     def push(self, state: dict[str, Any], version: int) -> None:
         """Gives the engine these weights; ``version`` is the trainer's optimizer step."""
+        self._wait_for_ahead()
         if rounding := self.args.rollout_weight_rounding:
             state = round_weights(state, rounding)
         directory = Path(self.args.run_path) / "weights"
@@ -59,6 +64,7 @@ class Sampler:
     @contextmanager
     def evaluating(self, state: dict[str, Any] | None, version: int) -> Iterator[None]:
         """The engine has these weights, not rounded, and afterwards those that it had; None: no others."""
+        self._wait_for_ahead()
         held = self.client.pushed
         if state is not None:
             directory = Path(self.args.run_path) / "weights_evaluated"
@@ -67,19 +73,29 @@ class Sampler:
         if state is not None and held is not None:
             self.client.update_weights_from_disk(*held)
 
-    def sample(self, rollout_id: int) -> tuple[list[Sample], Metrics]:
-        """Samples the next prompts and scores the responses; groups one after the other."""
+    def sample(self, rollout_id: int) -> tuple[list[RolloutSample], Metrics]:
+        """A scored rollout of the next prompts, groups one after the other.
+
+        With ``--train-async`` the one after it is begun, with the weights that the engine has now.
+        ``data_state`` is where a resumed run continues: before the prompts of that one.
+        """
+        result = self.ahead.result() if self.ahead else self._sample(rollout_id)
+        self.ahead, self.data_state = None, self.dataset.state_dict()
+        if self.args.train_async and rollout_id + 1 < self.args.num_rollout:
+            self.ahead = self.thread.submit(self._sample, rollout_id + 1)
+        return result
+
+    def _wait_for_ahead(self) -> None:
+        """Until no rollout is under way: the engine's weights never change within one."""
+        if self.ahead:
+            self.ahead.result()
+
+    def _sample(self, rollout_id: int) -> tuple[list[RolloutSample], Metrics]:
         args, start = self.args, time.perf_counter()
         samples = self._generate(
             self.dataset.next_batch(args.rollout_batch_size),
             args.n_samples_per_prompt,
-            SamplingParams(
-                max_new_tokens=args.rollout_max_response_len,
-                temperature=args.rollout_temperature,
-                top_p=args.rollout_top_p,
-                top_k=args.rollout_top_k,
-                stop_token_ids=self._stop_ids(),
-            ),
+            self._params(args.rollout_max_response_len, args.rollout_temperature),
             rollout_id,
         )
         for sample in samples:
@@ -98,20 +114,13 @@ class Sampler:
         return out
 
     def _evaluate(self, prompts: Sequence[Prompt]) -> float:
-        args = self.args
-        params = SamplingParams(
-            max_new_tokens=args.eval_max_response_len,
-            temperature=args.eval_temperature,
-            top_p=args.rollout_top_p,
-            top_k=args.rollout_top_k,
-            stop_token_ids=self._stop_ids(),
-        )
-        samples = self._generate(prompts, args.n_samples_per_eval_prompt, params, None)
+        params = self._params(self.args.eval_max_response_len, self.args.eval_temperature)
+        samples = self._generate(prompts, self.args.n_samples_per_eval_prompt, params, None)
         return sum(self._score(samples)) / max(len(samples), 1)  # a dropped one counts as 0
 
     def _generate(
         self, prompts: Sequence[Prompt], n: int, params: SamplingParams, rollout_id: int | None
-    ) -> list[Sample]:
+    ) -> list[RolloutSample]:
         requests = [
             GenerateRequest(
                 prompt_ids=self.tokenizer.encode(p.text, add_special_tokens=False),
@@ -145,20 +154,22 @@ class Sampler:
             )
         print(f"slime-ext: {where}: {dropped.total()} of {count} samples dropped ({reasons})", flush=True)
 
-    def _score(self, samples: Sequence[Sample]) -> list[float]:
+    def _score(self, samples: Sequence[RolloutSample]) -> list[float]:
         """Rewards of the samples that were not dropped; a dropped one has none."""
         return score(self.args, [s for s in samples if not s.remove_sample])
 
-    def _stop_ids(self) -> tuple[int, ...]:
-        chosen = tuple(self.args.rollout_stop_token_ids or ())
-        return chosen or (self.tokenizer.eos_token_id,)
+    def _params(self, longest: int, temperature: float) -> SamplingParams:
+        """How responses are drawn, of rollouts and of evaluations."""
+        stop = tuple(self.args.rollout_stop_token_ids or ()) or (self.tokenizer.eos_token_id,)
+        top = {"top_p": self.args.rollout_top_p, "top_k": self.args.rollout_top_k}
+        return SamplingParams(longest, temperature, **top, stop_token_ids=stop)
 
 
-def rollout_metrics(samples: Sequence[Sample]) -> Metrics:
+def rollout_metrics(samples: Sequence[RolloutSample]) -> Metrics:
     """Means over the samples that count, of which there is at least one, and how many were dropped."""
     kept = [s for s in samples if not s.remove_sample]
 
-    def mean(of: Callable[[Sample], float]) -> float:
+    def mean(of: Callable[[RolloutSample], float]) -> float:
         return sum(of(s) for s in kept) / len(kept)
 
     return {

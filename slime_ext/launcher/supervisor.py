@@ -168,6 +168,7 @@ def start_engine(args: argparse.Namespace) -> EngineProcess:
         python=args.sglang_python,
         flags={
             "dtype": args.sglang_dtype,
+            "kv-cache-dtype": args.sglang_kv_cache_dtype,
             "context-length": args.sglang_context_length,
             "max-running-requests": args.sglang_max_running_requests,
             "max-total-tokens": args.sglang_max_total_tokens,

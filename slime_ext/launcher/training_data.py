@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slime_ext.launcher.rollout.sample import Sample
+from slime_ext.launcher.rollout.sample import RolloutSample
 
 
 @dataclass
@@ -71,7 +71,7 @@ def needs_proximal_forward(args: argparse.Namespace) -> bool:
     return args.get_mismatch_metrics or (drifts and not args.use_rollout_logprobs)
 
 
-def train_samples(args: argparse.Namespace, samples: Sequence[Sample]) -> list[TrainSample]:
+def train_samples(args: argparse.Namespace, samples: Sequence[RolloutSample]) -> list[TrainSample]:
     """The rollout in the order of ``samples``, with its advantages and denominators."""
     raw = [None if s.remove_sample else s.reward for s in samples]
     rewards = advantages = group_advantages(
@@ -90,7 +90,7 @@ def train_samples(args: argparse.Namespace, samples: Sequence[Sample]) -> list[T
     return out
 
 
-def _train_sample(position: int, sample: Sample, advantage: float) -> TrainSample:
+def _train_sample(position: int, sample: RolloutSample, advantage: float) -> TrainSample:
     versions = [str(v) for v in sample.token_weight_versions]
     return TrainSample(
         position=position,
@@ -107,7 +107,7 @@ def _train_sample(position: int, sample: Sample, advantage: float) -> TrainSampl
     )
 
 
-def _mask(sample: Sample) -> list[int]:
+def _mask(sample: RolloutSample) -> list[int]:
     """R x 0 or 1, all 0 for a sample that must not be trained on."""
     return [0] * sample.response_length if sample.remove_sample else list(sample.loss_mask or ())
 

@@ -11,6 +11,7 @@ FILES = {
     "PREFIX": "names",
     "Totals": "accumulator",
     "curves": "names",
+    "of_policies": "names",
     "scalars": "names",
 }
 __getattr__, __dir__ = lazy_attributes(__name__, FILES)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from slime_ext.metrics.accumulator import Totals
@@ -16,6 +16,10 @@ from slime_ext.metrics.layout import MetricsLayout, Steps
 PREFIX = "off_policy/"
 RANGE = re.compile(
     r"(?P<low>[\d.e-]+) to (?P<high>[\d.e-]+)|above (?P<above>[\d.e-]+)|below (?P<below>[\d.e-]+)"
+)
+DECIDED = frozenset(  # what a correction decides; the other names say how far the policies are apart
+    "ess_weight weight_mean weight_max kept_fraction rejected_fraction rejected_sequence_fraction "
+    "clipped_fraction surrogate_clipped_fraction".split()
 )
 HUGE = 700.0  # exp of more nats overflows a float64
 
@@ -342,6 +346,11 @@ def curves(totals: Totals) -> dict[str, float]:
         if row["counted"]
         for metric, value in zip(CURVE_METRICS, _of_bin(row, totals), strict=True)
     }
+
+
+def of_policies(values: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of which no correction decides."""
+    return {name: value for name, value in values.items() if name.rpartition("/")[2] not in DECIDED}
 
 
 def _of_bin(row: dict[str, float], totals: Totals) -> Iterator[float]:

@@ -27,4 +27,4 @@ class Options:
     certify: bool = True
 
     def __post_init__(self) -> None:
-        expect(self.file != "", "metrics.file", "a path", "''", "leave it out for the folder of --save")
+        expect(self.file != "", "file", "a path", "''", "leave it out for the folder of --save")

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.mappings import of_package
 
 PARAMETER = "parameter"
-EDIT_KEYS = ("name", "also_known_as", "places", "anchor", "needs", "line")
 
 
-@dataclass(frozen=True)
-class Place:
+class Declared(BaseModel):
+    """A part of a patch's file: every key known, every value of its type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Place(Declared):
     """A function in a file of the host; ``file`` is relative to the checkout, with forward slashes."""
 
     file: str
     function: str
 
 
-@dataclass(frozen=True)
-class Anchor:
+class Anchor(Declared):
     """The one piece of syntax in a function that a line is inserted into.
 
     ``dict``: the dict literal that has all keys of ``having``; ``strings``: the list, tuple or set literal
@@ -33,9 +35,18 @@ class Anchor:
     or statement ``before``.
     """
 
-    kind: str
+    kind: Literal["dict", "strings", "return"]
     having: tuple[str, ...]
     before: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_file(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """``{dict: [...], before: ...}`` and its like, as the file has it."""
+        kind = next((kind for kind in ("dict", "strings", "return") if kind in raw), None)
+        if kind == "return":
+            return {"kind": kind, "having": (), "before": raw[kind]}
+        return {"kind": kind, "having": raw.get(kind), **{k: v for k, v in raw.items() if k != kind}}
 
     def __str__(self) -> str:
         if self.kind == "return":
@@ -44,8 +55,7 @@ class Anchor:
         return f"{noun} with {', '.join(self.having)}"
 
 
-@dataclass(frozen=True)
-class Edit:
+class Edit(Declared):
     """One line at one anchor, in the one of ``places`` that this host has. ``needs`` are the names that the
     line reads, each with the function whose result it must be bound to, or ``parameter``."""
 
@@ -54,15 +64,14 @@ class Edit:
     anchor: Anchor
     line: str
     also_known_as: tuple[str, ...] = ()
-    needs: tuple[tuple[str, str], ...] = ()
+    needs: dict[str, str] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.also_known_as)
 
 
-@dataclass(frozen=True)
-class Patch:
+class Patch(Declared):
     """Edits that are made together or not at all. ``keywords`` are what a hook is called with in addition."""
 
     id: str
@@ -105,38 +114,9 @@ def select(patches: tuple[Patch, ...], ids: list[str]) -> tuple[Patch, ...]:
 
 def _patch(path: Path) -> Patch:
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return Patch(
-            id=raw["id"],
-            title=raw["title"],
-            tested=raw["tested"],
-            keywords=tuple(raw["keywords"]),
-            edits=tuple(_edit(entry) for entry in raw["edits"]),
-        )
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        return Patch.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, yaml.YAMLError, ValueError) as error:
+        reason = cut(" ".join(str(error).split()))
         raise ConfigError(
             f"{path}: expected a patch (docs/patches.md), got {reason}: reinstall slime-ext"
         ) from error
-
-
-def _edit(raw: Mapping[str, Any]) -> Edit:
-    if unknown := set(raw) - set(EDIT_KEYS):
-        raise ValueError(f"unknown keys {sorted(unknown)}")
-    return Edit(
-        name=raw["name"],
-        places=tuple(Place(**place) for place in raw["places"]),
-        anchor=_anchor(dict(raw["anchor"])),
-        line=raw["line"],
-        also_known_as=tuple(raw.get("also_known_as", ())),
-        needs=tuple(raw.get("needs", {}).items()),
-    )
-
-
-def _anchor(raw: dict[str, Any]) -> Anchor:
-    if set(raw) == {"return"}:
-        return Anchor("return", (), raw["return"])
-    kind = next((kind for kind in ("dict", "strings") if set(raw) == {kind, "before"}), None)
-    if kind is None or raw["before"] is None:
-        raise ValueError(f"anchor {raw}")
-    return Anchor(kind, tuple(raw[kind]), raw["before"])

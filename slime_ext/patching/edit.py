@@ -48,7 +48,7 @@ def find(patch: Patch, edit: Edit, read: Read) -> Found:
 
 def _unfit(edit: Edit, function: Function, source: bytes, offset: int) -> str:
     """Why our line cannot stand there; empty if it can."""
-    for name, callee in edit.needs:
+    for name, callee in edit.needs.items():
         if callee == PARAMETER and name not in function.parameters:
             return f"found where {name} is not a parameter"
         if callee != PARAMETER and (name, callee) not in function.bound:

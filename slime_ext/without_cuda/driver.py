@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -117,9 +118,8 @@ def run_host(
             )
     out = Path(out).absolute()
     make_folder(out)
-    command = ["env", "-C", str(out), str(host_python()), "-m", CHILD, "--host", str(host)]
-    command += ["--async"] if asynchronous else []
-    command += ["--gpus", str(gpus), "--nodes", str(nodes), "--", *flags]
+    given = {"host": str(host), "asynchronous": asynchronous, "gpus": gpus, "nodes": nodes}
+    command = ["env", "-C", str(out), str(host_python()), "-m", CHILD, json.dumps(given), *flags]
     with (
         free_ports.own_range() as port,
         _environment(host, megatron, environment or {}) as env,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import runpy
 import selectors
@@ -18,12 +19,12 @@ import signal
 import socket
 import struct
 import sys
-import time
 import types
 from collections.abc import Sequence
 from pathlib import Path
 
-from slime_ext.launcher.rollout.processes import MARK, marked_processes
+from slime_ext.launcher.rollout.processes import MARK, kill_marked
+from slime_ext.without_cuda.stand_ins import sglang_kernels
 
 VARIABLE = "SLIME_EXT_FORK_SERVER"
 SCRIPTS = ("setup_worker.py", "default_worker.py")  # of Ray
@@ -205,14 +206,8 @@ class _Server:
 
 def _end_run() -> None:
     """Kills every other process of the run, then this one."""
-    mark, own, seen_none = os.environ.get(MARK), os.getpid(), 0
-    while mark and seen_none < 2:  # in the middle of an exec a process shows no mark
-        others = [pid for pid in marked_processes(mark) if pid != own]
-        seen_none = 0 if others else seen_none + 1
-        for pid in others:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
+    if mark := os.environ.get(MARK):
+        kill_marked(mark, timeout=math.inf)
     os._exit(0)
 
 
@@ -228,7 +223,7 @@ def _run(request: dict, files: list[int]) -> int:
     try:
         if program[0] == "-c":
             sys.argv = ["-c", *program[2:]]
-            _fork_further()
+            sglang_kernels.fork_where_it_spawns()
             sys.modules["__main__"] = main = types.ModuleType("__main__")
             exec(compile(program[1], "<string>", "exec"), main.__dict__)
         else:
@@ -248,22 +243,6 @@ def _renumber(files: list[int], numbers: list[int]) -> None:
     for file, number in zip(high, numbers, strict=True):
         os.dup2(file, number, inheritable=True)
         os.close(file)
-
-
-def _fork_further() -> None:
-    """Makes a child of multiprocessing fork where it asks for "spawn", as long as it has one thread.
-
-    So SGLang's scheduler is a child of its server, which it signals when it fails.
-    """
-    import multiprocessing
-
-    choose = multiprocessing.set_start_method
-
-    def set_start_method(method: str | None, force: bool = False) -> None:
-        threads = len(list(Path("/proc/self/task").iterdir()))
-        choose("fork" if method == "spawn" and threads == 1 else method, force=force)
-
-    multiprocessing.set_start_method = set_start_method
 
 
 def _new_seeds() -> None:

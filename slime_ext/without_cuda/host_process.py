@@ -5,15 +5,15 @@ Started by `driver.run_host`, which sets the environment that this needs.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import importlib
+import json
 import os
 import runpy
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 from slime_ext.errors import SlimeExtError
 from slime_ext.without_cuda import fork_server
@@ -32,9 +32,9 @@ RAY_STARTS = 3  # on a busy machine the raylet gives up on a slow agent and dies
 
 
 def main(argv: list[str]) -> int:
-    """Runs the host with the words after "--" as its flags; returns the exit status."""
-    ours, flags = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
-    given = _parser().parse_args(ours)
+    """Runs the host of the first word, JSON of `host`, `asynchronous`, `gpus` and `nodes`, with the others as
+    its flags; returns the exit status."""
+    given, flags = SimpleNamespace(**json.loads(argv[0])), argv[1:]
     try:
         torch_cuda.refuse_cuda()
     except SlimeExtError as error:
@@ -58,16 +58,7 @@ def preload() -> None:
     gc.freeze()  # or each collection in each fork goes through all of it, a second every time
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m slime_ext.without_cuda.host_process")
-    parser.add_argument("--host", required=True)
-    parser.add_argument("--async", dest="asynchronous", action="store_true")
-    parser.add_argument("--gpus", type=int, default=4)
-    parser.add_argument("--nodes", type=int, default=1)
-    return parser
-
-
-def _run_script(given: argparse.Namespace, flags: list[str]) -> None:
+def _run_script(given: SimpleNamespace, flags: list[str]) -> None:
     """The checkout's own train.py or train_async.py."""
     script = Path(given.host, "train_async.py" if given.asynchronous else "train.py")
     sys.argv = [str(script), *flags]
@@ -76,7 +67,7 @@ def _run_script(given: argparse.Namespace, flags: list[str]) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
-def _run_wheel(given: argparse.Namespace, flags: list[str]) -> int:
+def _run_wheel(given: SimpleNamespace, flags: list[str]) -> int:
     """The loop of miles' train.py from the classes of its wheel, which does not hold the file."""
     from slime_ext.without_cuda import wheel_loop
 

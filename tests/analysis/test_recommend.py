@@ -49,7 +49,7 @@ def test_the_situation_decides():
     for changes, findings, name in [
         ({}, (), "token_is"),
         ({"response_length": 4000.0}, (), "decoupled_geo_rs_token_tis"),
-        ({"staleness": 9.0}, (), "cispo"),
+        ({"staleness": 9.0}, (), "token_is"),
         ({}, (finding("routing_flips", "warning"),), "icepop"),
         ({"ess_sequence": 0.995}, (), "metrics_only"),
         ({"ess_sequence": 1.0, "chi2_sequence": 1.2**2 - 1}, (), "token_is"),  # all ratios are 1.2
@@ -85,11 +85,15 @@ def test_the_reasons_are_those_of_what_is_recommended():
     total = SHORT.model_copy(update={"staleness": 9.0, "response_length": 4000.0})
     lag, gain = recommend(effects(), total).reasons
     assert "lag 9 versions" in lag and "would have kept" in gain
-    long, _ = recommend(effects(cispo={"ess": 0.1}), total).reasons
+    assert recommend(effects(token_is={"ess": 0.1}), total).name == "cispo"
+    costly = {name: {"ess": 0.1} for name in ("token_is", "cispo")}
+    long, _ = recommend(effects(**costly), total).reasons
     assert "responses of 4,000 tokens" in long and "lag" not in long
-    costly = {name: {"ess": 0.1} for name in ("cispo", "decoupled_geo_rs_token_tis", "skyrl_geo_mask")}
+    costly |= {name: {"ess": 0.1} for name in ("decoupled_geo_rs_token_tis", "skyrl_geo_mask")}
     found = recommend(effects(**costly), total)
-    assert found.name == "token_is" and found.reasons[0].startswith("what fits the situation costs too much")
+    assert found.name == "fireworks_token" and found.reasons[0].startswith(
+        "what fits the situation costs too"
+    )
 
 
 def test_where_everything_costs_too_much_it_says_so():

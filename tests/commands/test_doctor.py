@@ -8,7 +8,7 @@ import pytest
 
 from slime_ext import cli
 from slime_ext.commands import doctor, installed
-from slime_ext.commands.installed import Part
+from slime_ext.commands.installed import COMPONENTS, Component
 
 SLIME_RUN = "python3 train_async.py --use-tis --custom-tis-function-path slime_ext.tis.{preset} {more}\n"
 OURS_RUN = "slime-ext train --use-tis --custom-tis-function-path slime_ext.tis.{preset} {more}\n"
@@ -35,10 +35,9 @@ def machine(monkeypatch):
     """A machine that has everything, but for what is named."""
 
     def having(*, without=(), **parts):
-        names = [*installed.PARTS, "slime"]
-        full = {name: Part(name, "1.0", True) for name in names} | parts
-        full |= {name: Part(name, "", False, f"install {name}") for name in without}
-        monkeypatch.setattr(installed, "PARTS", {n: (lambda p=full[n]: p) for n in installed.PARTS})
+        full = {name: Component("1.0", True) for name in [*COMPONENTS, "slime"]} | parts
+        full |= {name: Component(note=f"install {name}") for name in without}
+        monkeypatch.setattr(doctor, "COMPONENTS", {n: (lambda p=full[n]: p) for n in COMPONENTS})
         monkeypatch.setattr(installed, "slime", lambda folder=None: full["slime"])
 
     return having
@@ -96,7 +95,9 @@ def test_a_launch_that_can_work(capsys, tmp_path, machine, text):
     assert status == 0 and "reweight(token) > truncate(high 2)" in out
 
 
-@pytest.mark.parametrize("part", ["cuda", "megatron", "transformer_engine", "apex", "sglang", "ray", "slime"])
+@pytest.mark.parametrize(
+    "part", ["CUDA", "Megatron", "Transformer Engine", "NVIDIA apex", "SGLang", "Ray", "slime"]
+)
 def test_slime_cannot_do_without(capsys, tmp_path, machine, part):
     machine(without=[part])
     status, out = run(capsys, tmp_path, SLIME_RUN.format(preset="token_tis", more=""))
@@ -105,7 +106,10 @@ def test_slime_cannot_do_without(capsys, tmp_path, machine, part):
 
 @pytest.mark.parametrize(
     ("part", "more"),
-    [("transformer_engine", "--transformer-impl local"), ("apex", "--no-gradient-accumulation-fusion")],
+    [
+        ("Transformer Engine", "--transformer-impl local"),
+        ("NVIDIA apex", "--no-gradient-accumulation-fusion"),
+    ],
 )
 def test_a_flag_does_away_with_a_part(capsys, tmp_path, machine, part, more):
     machine(without=[part])
@@ -113,14 +117,14 @@ def test_a_flag_does_away_with_a_part(capsys, tmp_path, machine, part, more):
 
 
 def test_slime_needs_more_than_megatron_core(capsys, tmp_path, machine):
-    machine(megatron=Part("Megatron", "0.16.1", True, installed.CORE_ALONE))
+    machine(Megatron=Component("0.16.1", True, installed.CORE_ALONE))
     status, out = run(capsys, tmp_path, SLIME_RUN.format(preset="token_tis", more=""))
     assert status == 1 and "slime needs" in out
     assert run(capsys, tmp_path, OURS_RUN.format(preset="token_tis", more=""))[0] == 0
 
 
 def test_our_launcher_needs_neither_cuda_nor_ray_nor_slime(capsys, tmp_path, machine):
-    machine(without=["cuda", "ray", "slime", "apex", "transformer_engine", "triton"])
+    machine(without=["CUDA", "Ray", "slime", "NVIDIA apex", "Transformer Engine", "Triton"])
     assert run(capsys, tmp_path, OURS_RUN.format(preset="off_policy_is", more=""))[0] == 0
 
 
@@ -135,7 +139,7 @@ def test_our_launcher_needs_neither_cuda_nor_ray_nor_slime(capsys, tmp_path, mac
     ],
 )
 def test_how_the_target_gets_to_the_hook(capsys, tmp_path, machine, preset, more, note, status, said):
-    machine(slime=Part("slime", "0.3.1", True, note))
+    machine(slime=Component("0.3.1", True, note))
     found, out = run(capsys, tmp_path, SLIME_RUN.format(preset=preset, more=more))
     assert found == status and said in out
 

@@ -12,7 +12,7 @@ import torch
 from slime_ext import host
 from slime_ext.errors import DataError
 from slime_ext.host.staleness import version_metrics
-from slime_ext.launcher.rollout.sample import Sample
+from slime_ext.launcher.rollout.sample import RolloutSample
 
 
 def sample(*versions, length=2, log_probs=True, **more):
@@ -84,7 +84,7 @@ def test_a_line_where_the_host_has_no_metrics(caplog):
 
 
 def test_the_launchers_samples_have_the_same_fields():
-    ours = Sample(
+    ours = RolloutSample(
         weight_versions=["1"], response_length=1, rollout_log_probs=[-1.0], token_weight_versions=["1"]
     )
     assert version_metrics([ours])["versions"] == 1

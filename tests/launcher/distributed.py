@@ -21,6 +21,7 @@ _PRELOAD = [
     "megatron.core.models.gpt.gpt_layer_specs",
     "megatron.core.pipeline_parallel",
     "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
     "slime_ext.tis",
     "slime_ext.launcher.megatron.step",
 ]

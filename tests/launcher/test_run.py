@@ -233,3 +233,19 @@ def test_a_parallel_run_agrees_with_the_sampler_listens_on_loopback_only_and_lea
     assert listening(process) == {"127.0.0.1"}
     assert ended(process, signal.SIGKILL, tmp_path)[0] == -signal.SIGKILL
     assert max(row["train/train_rollout_logprob_abs_diff"] for row in rows(tmp_path, "step")) < 1e-5
+
+
+def test_a_mixture_of_experts_agrees_with_the_sampler(tmp_path):
+    model = ("--hf-checkpoint", "configs/tiny/model_moe", "--pipeline-model-parallel-size", "2")
+    train(tmp_path, *model, "--sglang-dtype", "float32")
+    found = [row["train/train_rollout_logprob_abs_diff"] for row in rows(tmp_path, "step")]
+    assert len(found) == 12 and 0 < max(found) < 1e-5
+
+
+def test_an_asynchronous_run_samples_with_the_weights_before_the_last_push_from_an_fp8_cache(tmp_path):
+    flags = ("--train-async", "--sglang-dtype", "float32", "--sglang-kv-cache-dtype", "fp8_e4m3")
+    train(tmp_path, *flags)
+    steps = rows(tmp_path, "step")
+    ages = [*range(8), *range(4, 8)]
+    assert [row["train/staleness"] for row in steps] == pytest.approx(ages, abs=1e-3)
+    assert steps[0]["train/train_rollout_logprob_abs_diff"] > 1e-6

@@ -8,14 +8,14 @@ from argparse import Namespace
 
 import pytest
 
-from slime_ext.launcher.rollout.sample import Sample
+from slime_ext.launcher.rollout.sample import RolloutSample
 from slime_ext.launcher.training_data import group_advantages, train_samples, whiten
 
 
 def sample(reward, mask, rollout_id=None, **more):
     n = len(mask)
     tokens = [5, 6, *range(n)]
-    return Sample(
+    return RolloutSample(
         tokens=tokens,
         response_length=n,
         reward=reward,

@@ -71,6 +71,10 @@ MISTAKES = (
     ),
     ("--tensor-model-parallel-size 4", "divisor of query groups 2, got 4"),
     ("--pipeline-model-parallel-size 4", "divisor of layers 2, got 4"),
+    (
+        "--hf-checkpoint model_moe --tensor-model-parallel-size 2",
+        "expected 1 with a mixture of experts, got 2",
+    ),
     ("--hf-checkpoint nowhere", "--hf-checkpoint nowhere: expected config.json"),
     ("--prompt-data nowhere", "nowhere: expected a readable JSONL file"),
     ("--label-key answer", "train.jsonl:1: expected the key 'answer' of --label-key"),
@@ -214,6 +218,28 @@ def test_another_model_is_named(place):
         assert ("rope_type" if key == "rope_parameters" else key) in said(""), key
 
 
+OTHER_MIXTURES = (
+    ("num_experts", None),
+    ("num_experts_per_tok", "2"),
+    ("moe_intermediate_size", 0),
+    ("decoder_sparse_step", 2),
+    ("mlp_only_layers", [0]),
+)
+
+
+def test_a_mixture_of_experts_is_read_and_another_is_named(place):
+    args = check("--hf-checkpoint model_moe")
+    assert (args.num_experts, args.moe_router_topk, args.moe_ffn_hidden_size) == (8, 2, 128)
+    file = Path("model_moe/config.json")
+    config = json.loads(file.read_text())
+    for key, value in OTHER_MIXTURES:
+        changed = {k: v for k, v in (config | {key: value}).items() if v is not None}
+        file.write_text(json.dumps(changed))
+        error = said("--hf-checkpoint model_moe")
+        assert f"{key}: expected " in error or f"expected the key {key}" in error, key
+    assert "mlp_only_layers: expected an empty list, got [0]" in error
+
+
 def test_a_missing_tokenizer_is_named(place):
     Path("model/tokenizer.json").unlink()
     assert "expected a tokenizer.json that loads, got" in said("")
@@ -256,13 +282,15 @@ def test_a_run_goes_on_from_its_own_checkpoints(place):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("rms_norm_eps", 1e-5), ("rope_theta", 5e5), ("num_hidden_layers", 3)]
+    ("key", "value"),
+    [("rms_norm_eps", 1e-5), ("rope_theta", 5e5), ("num_hidden_layers", 3), ("num_experts_per_tok", 1)],
 )
 def test_a_model_that_changed_since_is_refused(place, key, value):
-    _saved("", "runs/mine/checkpoints")
-    file = Path("model/config.json")
+    _saved("--hf-checkpoint model_moe", "runs/mine/checkpoints")
+    file = Path("model_moe/config.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
-    assert "which it was saved with, got" in said("--load runs/mine/checkpoints")
+    line = "--hf-checkpoint model_moe --load runs/mine/checkpoints"
+    assert "which it was saved with, got" in said(line)
 
 
 def test_a_complete_run_is_not_continued(place):

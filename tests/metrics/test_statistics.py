@@ -230,7 +230,7 @@ def test_of_tiny_ratios_the_sample_size_stays_a_fraction(level):
     assert 1e-3 <= metrics.scalars(accumulator.reduce()[0])["off_policy/ess_ratio"] <= 1
 
 
-def test_a_poisoned_log_ratio_is_counted_without_an_index_out_of_range():
+def test_a_nonfinite_log_ratio_is_counted_without_an_index_out_of_range():
     """On CUDA it is named when the step is reduced; until then the hook must go on."""
     assert scalars(Correction(), one_long([0.0, math.nan, math.inf]))["tokens"] == 3
 

@@ -1,9 +1,10 @@
 """In place of `host_process`: runs a folder's script without Ray, and without imports beforehand."""
 
+import json
 import runpy
 import sys
 
-words = sys.argv[1 : sys.argv.index("--")]
-script = f"{words[words.index('--host') + 1]}/train{'_async' if '--async' in words else ''}.py"
-sys.argv = [script, *sys.argv[sys.argv.index("--") + 1 :]]
+given = json.loads(sys.argv[1])
+script = f"{given['host']}/train{'_async' if given['asynchronous'] else ''}.py"
+sys.argv = [script, *sys.argv[2:]]
 runpy.run_path(script, run_name="__main__")

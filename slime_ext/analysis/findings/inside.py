@@ -6,13 +6,13 @@ import math
 from itertools import accumulate
 from typing import NamedTuple
 
+from slime_ext.analysis.curves import BLOCK
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.findings.detector import Detected, detector, factor, nats, share
 from slime_ext.analysis.findings.log_probs import SPOILT
 from slime_ext.analysis.findings.push import PUSHES
 from slime_ext.analysis.findings.sampling import OTHER_POLICY
 from slime_ext.analysis.findings.turns import prefix_mismatch
-from slime_ext.analysis.structure import BLOCK
 
 BEFORE = (*SPOILT, *OTHER_POLICY, prefix_mismatch)
 ROUNDINGS = 16.0  # unit roundoffs of a layer's dtype, times the root of the number of layers
@@ -69,7 +69,7 @@ class _Step(NamedTuple):
 
 
 def _blocks(d: Diagnosis) -> list[tuple[int, list[float]]]:
-    table = d.statistics.structure.blocks.tolist()
+    table = d.curves.tables["block"].tolist()
     return [(i, row) for i, row in enumerate(table[:-1]) if row[0] >= FEWEST]
 
 
@@ -83,8 +83,8 @@ def _steps(blocks: list[tuple[int, list[float]]]) -> list[_Step]:
         accumulate((row for _, row in blocks), lambda x, y: [p + q for p, q in zip(x, y, strict=True)])
     )
     for cut in range(2, len(blocks) - 1):
-        n, a, s = sums[cut - 1]
-        m, b, t = (whole - before for whole, before in zip(sums[-1], sums[cut - 1], strict=True))
+        n, a, s, *_ = sums[cut - 1]
+        m, b, t, *_ = (whole - before for whole, before in zip(sums[-1], sums[cut - 1], strict=True))
         error = math.sqrt(max(s / n - (a / n) ** 2, 0) / n + max(t / m - (b / m) ** 2, 0) / m)
         found.append(_Step(blocks[cut][0] * BLOCK, a / n, b / m, (b / m - a / n) / error if error else 0.0))
     return found
@@ -133,7 +133,7 @@ def _routes(d: Diagnosis) -> str:
         "the experts of both sides: rollout_routed_experts (slime, miles: --use-rollout-routing-replay) "
         "and routed_experts in the train dump"
     )
-    return "" if len(d.statistics.structure.routes) else lacks
+    return "" if len(d.statistics.routes) else lacks
 
 
 @detector(
@@ -148,13 +148,13 @@ def _routes(d: Diagnosis) -> str:
 )
 def expert_routing(d: Diagnosis) -> Detected | None:
     """Finds that tokens for which the two sides chose other experts are a multiple as far off as the rest."""
-    structure = d.statistics.structure
-    (n, a, s), (m, b, t) = structure.agreed.tolist()
+    routes, experts = d.statistics.routes, d.statistics.experts
+    (m, b, t, *_), (n, a, s, *_) = d.curves.tables["overlap"].tolist()
     if m < APART_TOKENS or not n or b / m < APART_TIMES * a / n or t < APART_HOLD * (s + t):
         return None
-    overlap = (structure.routes[:, 0] / structure.routes[:, 1].clamp_min(1)).tolist()
+    overlap = (routes[:, 0] / routes[:, 1].clamp_min(1)).tolist()
     worst = min(range(len(overlap)), key=overlap.__getitem__)
-    apart = structure.experts[:, 1] / structure.experts[:, 0].clamp_min(1)
+    apart = experts[:, 1] / experts[:, 0].clamp_min(1)
     weights = (
         f" Tokens with the same experts are {nats(a / n)} off, too far for bfloat16: the experts' weights "
         "or their shares part too, and replaying ids alone will not mend it."

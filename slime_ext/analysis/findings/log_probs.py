@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from slime_ext.analysis.detector_statistics import CLOSER, DOUBTED, SHIFTS
+from slime_ext.analysis.detector_statistics import DOUBTED
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.findings.detector import Detected, detector, nats, share, tokens
+from slime_ext.analysis.shifts import CLOSER, SHIFTS
 
 MOVED, MOVED_SHARE = 3, 0.02  # turns of which the later part is shifted
 SHIFT_TOKENS = 50  # tokens
@@ -91,7 +92,7 @@ def positive_log_probs(d: Diagnosis) -> Detected | None:
 
 
 def _some_turns(d: Diagnosis) -> str:
-    return "" if d.statistics.structure.counts["turns"] >= MOVED else f"{MOVED} turns of responses"
+    return "" if d.statistics.counts["turns"] >= MOVED else f"{MOVED} turns of responses"
 
 
 @detector(
@@ -109,7 +110,7 @@ def _some_turns(d: Diagnosis) -> str:
 def retokenised(d: Diagnosis) -> Detected | None:
     """Finds turns whose log-probs fit their tokens up to some place, and tokens one or two places away from
     there on; or samples whose tokens differ between the rollout dump and the train dump."""
-    counts = d.statistics.structure.counts
+    counts = d.statistics.counts
     turns, moved, retold = counts["turns"], counts["moved"], counts["retold"]
     if moved < max(MOVED, MOVED_SHARE * turns) and not retold:
         return None

@@ -40,7 +40,7 @@ def _entropies(d: Diagnosis) -> str:
 
 
 def _kept_sets(d: Diagnosis) -> str:
-    if d.statistics.structure.counts["alone"] >= ALONE_TOKENS:
+    if d.statistics.counts["alone"] >= ALONE_TOKENS:
         return ""
     return (
         "the sets that top-p, top-k or min-p left (slime: rollout_top_p_token_ids, written with "
@@ -63,7 +63,7 @@ def kept_mass(d: Diagnosis) -> Detected | None:
     Over a kept set K of mass m = sum_K p the log-prob is log p - log m. The mass is in no dump, but where K
     is one token it equals p, and the log-prob of a side that renormalises is 0.
     """
-    counts = d.statistics.structure.counts
+    counts = d.statistics.counts
     known, alone = counts["known"], counts["alone"]
     if counts["outside"] > OUTSIDE * known:
         return Detected(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
+from slime_ext.analysis.detector_statistics import ABOUT
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.findings.detector import Detected, detector, share
-from slime_ext.analysis.structure import ABOUT
 
 FEWEST_DROPPED, FEWEST_KEPT = 10, 30  # samples
 SURE = 5.0  # standard errors between the groups
 
 
 def _dropped(d: Diagnosis) -> str:
-    kept, dropped = d.statistics.structure.fates[:, 0].tolist()
+    kept, dropped = d.statistics.fates[:, 0].tolist()
     if min(kept - FEWEST_KEPT, dropped - FEWEST_DROPPED) >= 0:
         return ""
     return (
@@ -33,7 +33,7 @@ def _dropped(d: Diagnosis) -> str:
 def selection_bias(d: Diagnosis) -> Detected | None:
     """Finds that dropped samples differ from those that are trained on in length, reward or place in the
     data, and what that does to the mean reward, from which advantages are counted."""
-    kept, dropped = (dict(zip(ABOUT, row, strict=True)) for row in d.statistics.structure.fates.tolist())
+    kept, dropped = (dict(zip(ABOUT, row, strict=True)) for row in d.statistics.fates.tolist())
     names = ("length", "reward", "position")
     apart = {name: _apart(kept, dropped, name) for name in names}
     worst = max(names, key=lambda name: abs(apart[name]))

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import math
 
+from slime_ext.analysis.curves import NEAR
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.findings.detector import Detected, detector, factor, nats
 from slime_ext.analysis.findings.log_probs import SPOILT
-from slime_ext.analysis.structure import NEAR
 
 FEWEST = 60  # tokens
 TIMES, MATTERS, SURE = 3.0, 0.05, 6.0  # of mean |l| of a turn's begin; nats; standard errors
 
 
 def _begins(d: Diagnosis) -> str:
-    first, rest, later, _ = d.statistics.structure.turns[:, 0].tolist()
+    first, rest, later, _ = d.curves.column("part_of_turn", "count").tolist()
     return "" if min(first + rest, max(later, first)) >= FEWEST else f"{FEWEST} tokens at the begin of turns"
 
 
@@ -31,7 +31,7 @@ def _begins(d: Diagnosis) -> str:
 def prefix_mismatch(d: Diagnosis) -> Detected | None:
     """Finds that the begin of later turns (or of all responses) is a multiple as far off as the turn before
     it (or as the rest)."""
-    first, rest, later, after = d.statistics.structure.turns.tolist()
+    first, rest, later, after = d.curves.tables["part_of_turn"].tolist()
     if later[0] >= FEWEST:
         other = [a + b for a, b in zip(first, rest, strict=True)]
         where, against = "The begin of later turns", "in the first turn"

@@ -7,13 +7,14 @@ from itertools import pairwise, takewhile
 from statistics import median
 from typing import NamedTuple
 
-from slime_ext.analysis.detector_statistics import RolloutSummary, VersionSums
+from slime_ext.analysis.detector_statistics import RolloutSummary
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.findings.detector import FEW, Detected, detector, factor, nats
 from slime_ext.analysis.findings.log_probs import SPOILT
 from slime_ext.analysis.findings.push import PUSHES
 from slime_ext.analysis.findings.sampling import OTHER_POLICY
 from slime_ext.analysis.findings.turns import prefix_mismatch
+from slime_ext.analysis.versions import VersionSums
 
 BEFORE = (*SPOILT, *OTHER_POLICY, prefix_mismatch)
 FEWEST = 100  # tokens on each side

@@ -29,6 +29,7 @@ ALIASES = {
     "proximal": ("log_probs", "train_log_probs", "proximal"),
     "mask": ("loss_mask", "mask"),
 }
+LONGEST = 1 << 26  # characters of a line; a sample of a million tokens takes 40 million
 NAMED = 2  # bad lines that are named one by one
 
 
@@ -56,7 +57,15 @@ def _good(path: Path, bad: list[Skipped]) -> Iterator[tuple[int, DumpedSample]]:
 def _lines(path: Path) -> Iterator[tuple[int, DumpedSample] | Skipped]:
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
-            for number, line in zip(count(1), file, strict=False):
+            for number in count(1):
+                line = file.readline(LONGEST)
+                if not line:
+                    return
+                if len(line) == LONGEST:
+                    yield Skipped(
+                        f"{path}:{number}", f"has {LONGEST:,} characters and more: nothing after it is read"
+                    )
+                    return
                 if line.strip():
                     yield _sample(line, f"{path}:{number}")
     except OSError as error:

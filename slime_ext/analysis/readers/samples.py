@@ -187,14 +187,11 @@ class _Packer:
 
     def whole(self, name: str) -> Tensor:
         dtype, missing = FIELDS[name]
-        out = torch.full((sum(self.lengths),), missing, dtype=dtype)
-        begin = 0
-        for row, length in zip(self.rows, self.lengths, strict=True):
+        out = torch.empty(sum(self.lengths), dtype=dtype)
+        for row, own in zip(self.rows, out.split(self.lengths), strict=True):
             values = getattr(row, name)
-            if values is not None:
-                out[begin : begin + length] = values
-                setattr(row, name, None)
-            begin += length
+            own.fill_(missing) if values is None else own.copy_(values)
+            setattr(row, name, None)
         return out
 
 

@@ -6,21 +6,19 @@ from __future__ import annotations
 import io
 import math
 import pickle
-import re
 import resource
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
+from torch import Tensor
 
 from slime_ext.errors import DataError
 
-FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)|class ([\w.]+)|(numpy array of dtype \S+)")
-CODES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
 # What a file may take for each of its bytes: once unpacked, in memory, and in numbers of its lists; and
 # beyond. A list of floats takes 3.6 bytes for each byte of its pickle, one of small integers 4.
 MOST_CONTENT, MOST_MEMORY, MOST_NUMBERS = 4, 32, 4
@@ -28,25 +26,135 @@ SLACK, MEMORY_SLACK, NUMBERS_SLACK = 64 << 20, 256 << 20, 1 << 20
 DEEP = 5  # file, samples, sample, list, and one more
 NESTED = (list, tuple, Mapping, torch.Tensor, numpy.ndarray)
 CHUNK = 1 << 20  # bytes that are unpickled at a time
+# Types of numbers as numpy and torch name them.
+CODES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
 DTYPES = frozenset(numpy.dtype(code).str for code in CODES)
+STORAGES = {
+    "FloatStorage": torch.float32,
+    "DoubleStorage": torch.float64,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+    "UntypedStorage": torch.uint8,  # of the newest types, which the tensor names
+}
 
 
-class _Named(Exception):
-    """A pickle names something that is not a list, a mapping, a number or a text."""
+Shape = Sequence[int]
 
 
-class _Lists(pickle.Unpickler):
-    """Unpickles lists, mappings, numbers and texts, and raises where a pickle names anything else.
+class NotPlain(Exception):
+    """A pickle names something that is not a list, a mapping, a number, a text, a tensor or an array."""
 
-    torch.load(weights_only=True) reads the same, an opcode at a time in Python: a rollout dump of a million
-    tokens takes it seconds.
+
+class PlainUnpickler(pickle.Unpickler):
+    """Unpickles lists, mappings, numbers, texts, tensors and arrays of numbers from a file of torch.save, and
+    raises where its pickle names anything else.
+
+    What a name stands for are methods of this one object, values that cannot change and our stand-ins for
+    arrays, so that what a pickle sets on them is gone with it. Faster than torch.load(weights_only=True),
+    which reads an opcode at a time in Python.
     """
 
-    def find_class(self, module: str, name: str) -> Any:
-        raise _Named(f"{module}.{name}")
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+        super().__init__(io.BufferedReader(archive.open(name), CHUNK))
+        self.archive, self.folder = archive, name.removesuffix("data.pkl")
+        self.storages: dict[str, Tensor] = {}
+        self.names: dict[str, Any] = {
+            "collections.OrderedDict": dict,
+            "torch.Size": tuple,
+            "torch._utils._rebuild_tensor_v2": self.tensor,
+            "torch._utils._rebuild_tensor_v3": self.tensor_of,
+            "torch._utils._rebuild_parameter": self.parameter,
+            "torch.storage.UntypedStorage": "UntypedStorage",
+            "_codecs.encode": self.encoded,
+            "builtins.bytes": self.nothing,  # which empty arrays call; bytes(n) would take n bytes of memory
+            "__builtin__.bytes": self.nothing,
+            "numpy.dtype": self.dtype,
+            "numpy.ndarray": "ndarray",
+        }
+        for core in ("numpy._core.multiarray", "numpy.core.multiarray"):  # as numpy 2 and numpy 1 name it
+            self.names |= {f"{core}._reconstruct": self.array, f"{core}.scalar": self.number}
 
-    def persistent_load(self, pid: Any) -> Any:
-        raise _Named("a tensor")
+    def find_class(self, module: str, name: str) -> Any:
+        """What stands for a name."""
+        if module == "torch" and name in STORAGES:
+            return name
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        if f"{module}.{name}" not in self.names:
+            raise NotPlain(f"{module}.{name}")
+        return self.names[f"{module}.{name}"]
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        """[N] the numbers of a storage."""
+        _, kind, key, *_ = pid
+        if key not in self.storages:
+            content = bytearray(self.archive.read(f"{self.folder}data/{key}"))
+            self.storages[key] = torch.frombuffer(content or bytearray(8), dtype=STORAGES[kind])
+        return self.storages[key]
+
+    def tensor(self, storage: Tensor, offset: int, size: Shape, stride: Shape, *_: Any) -> Tensor:
+        """A view of a storage."""
+        return storage.as_strided(size, stride, offset)
+
+    def tensor_of(self, storage: Tensor, offset: int, size: Shape, stride: Shape, *more: Any) -> Tensor:
+        """A view of an untyped storage, whose type of numbers comes third after the strides."""
+        return storage.view(more[2]).as_strided(size, stride, offset)
+
+    def parameter(self, data: Tensor, *_: Any) -> Tensor:
+        """A parameter is its tensor."""
+        return data
+
+    def encoded(self, text: str, _: str) -> bytes:
+        """How pickles of protocol 2 write bytes."""
+        return text.encode("latin1")
+
+    def nothing(self) -> bytes:
+        """Bytes that there are none of."""
+        return b""
+
+    def dtype(self, code: Any, *_: Any) -> DTypeName:
+        """A type of numbers by its name."""
+        return DTypeName(code)
+
+    def array(self, *_: Any) -> Array:
+        """An array of numpy without its content, which comes next."""
+        return Array(0)
+
+    def number(self, dtype: DTypeName, content: bytes) -> Any:
+        """A number of numpy as one of Python."""
+        found = Array(0)
+        found.__setstate__((1, (), dtype, False, content))
+        return found.item()
+
+
+class DTypeName:
+    """Stands in for numpy.dtype, which makes whatever a pickle describes: keeps its name, such as <f8."""
+
+    def __init__(self, code: Any) -> None:
+        self.code = self.str = code
+
+    def __setstate__(self, state: Any) -> None:
+        self.str = f"{state[1]}{self.code}"  # the byte order; what else is there makes other things of it
+
+
+class Array(numpy.ndarray):
+    """Stands in for numpy.ndarray: takes the type of a number, a shape, and as many bytes as they need."""
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, is_fortran, content = state
+        if dtype.str not in DTYPES:
+            raise NotPlain(f"a numpy array of dtype {dtype.str}")
+        super().__setstate__((1, shape, numpy.dtype(dtype.str), bool(is_fortran), content))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return numpy.asarray(self).__reduce_ex__(protocol)  # it travels as what it stands for
 
 
 def load_plain(path: Path) -> Mapping[str, Any]:
@@ -58,9 +166,9 @@ def load_plain(path: Path) -> Mapping[str, Any]:
     """
     try:
         size = path.stat().st_size
-        _check_entries(path, size)
-        with _bounded(MEMORY_SLACK + MOST_MEMORY * size):
-            found = _loaded(path)
+        with zipfile.ZipFile(path) as archive, _bounded(MEMORY_SLACK + MOST_MEMORY * size):
+            _check_entries(path, size, archive)
+            found = PlainUnpickler(archive).load()
         _check_numbers(path, size, found)
     except DataError:
         raise
@@ -71,25 +179,13 @@ def load_plain(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _loaded(path: Path) -> Any:
-    found = _lists(path)
-    if found is not None:
-        return found
-    with _stand_ins_alone():
-        return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _check_entries(path: Path, size: int) -> None:
+def _check_entries(path: Path, size: int, archive: zipfile.ZipFile) -> None:
     """torch.save does not compress: entries far larger than their file unfold to whatever somebody likes.
 
     Raises:
         DataError: their sizes say so.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            claimed = sum(entry.file_size for entry in archive.infolist())
-    except zipfile.BadZipFile:
-        return  # torch.load says what it is
+    claimed = sum(entry.file_size for entry in archive.infolist())
     if claimed > SLACK + MOST_CONTENT * size:
         raise DataError(
             f"{path}: expected about the {size:,} bytes that it has, got {claimed:,} once unpacked: left out"
@@ -146,100 +242,12 @@ def _bounded(memory: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-@contextmanager
-def _stand_ins_alone() -> Iterator[None]:
-    """Allows torch.load our stand-ins and nothing else, such as numpy's own functions that megatron
-    allows."""
-    others = torch.serialization.get_safe_globals()
-    torch.serialization.clear_safe_globals()
-    try:
-        with torch.serialization.safe_globals(STAND_INS):
-            yield
-    finally:
-        torch.serialization.add_safe_globals(others)
-
-
-def _lists(path: Path) -> Any:
-    """The content of a file without tensors; None if it has tensors, or is no such file."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
-            with archive.open(name) as stream:
-                return _Lists(io.BufferedReader(stream, CHUNK)).load()
-    except Exception:  # _Named, or corrupt bytes: torch.load says what it is
-        return None
-
-
 def _why(error: Exception) -> str:
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return f"takes more than {MOST_MEMORY} times its size in memory ({type(error).__name__}): left out"
-    text = str(error) or type(error).__name__
-    if found := FORBIDDEN.search(text):
-        name = found[1] or found[2] or f"a {found[3]}"
-        return f"holds {name}, which is no plain data: not loaded, since loading it could run code"
+    if isinstance(error, NotPlain):
+        return f"holds {error}, which is no plain data: not loaded, since loading it could run code"
     if isinstance(error, (PermissionError, FileNotFoundError)):
         return f"cannot be read: {error.strerror}"
+    text = str(error) or type(error).__name__
     return f"is cut off or no torch file ({text.splitlines()[0][:60]})"
-
-
-# numpy's own functions make whatever a pickle describes, objects and pointers among it. These stand-ins for
-# them take the type of a number, a shape, and as many bytes as they need.
-
-
-class DTypeName:
-    """Stands in for numpy.dtype: keeps its name, such as <f8."""
-
-    def __init__(self, code: Any, *_: Any) -> None:
-        self.code = self.str = code
-
-    def __setstate__(self, state: Any) -> None:
-        self.str = f"{state[1]}{self.code}"  # the byte order; what else is there makes other things of it
-
-
-class Array(numpy.ndarray):
-    """Stands in for numpy.ndarray and the function that makes one: empty until its content comes."""
-
-    def __new__(cls, *_: Any) -> Array:
-        return super().__new__(cls, 0)
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, dtype, is_fortran, content = state
-        if dtype.str not in DTYPES:
-            raise pickle.UnpicklingError(f"numpy array of dtype {dtype.str}")
-        super().__setstate__((1, shape, numpy.dtype(dtype.str), bool(is_fortran), content))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return numpy.asarray(self).__reduce_ex__(protocol)  # it travels as what it stands for
-
-
-class Number:
-    """Stands in for the function that makes a number of numpy: makes one of Python."""
-
-    def __new__(cls, dtype: DTypeName, content: bytes) -> Any:
-        found = Array()
-        found.__setstate__((1, (), dtype, False, content))
-        return found.item()
-
-
-class Empty:
-    """Stands in for ``bytes``, which empty arrays call without arguments; bytes(n) would take n bytes of
-    memory."""
-
-    def __new__(cls) -> Any:
-        return b""
-
-
-def _called(name: str, stand_in: type) -> type:
-    """A stand-in with the name that pickles use, by which torch finds it."""
-    module, _, own = name.rpartition(".")
-    return type(own, (stand_in,), {"__module__": module})
-
-
-# As numpy 2 and numpy 1 name them.
-STAND_INS = [
-    _called("numpy.dtype", DTypeName),
-    _called("numpy.ndarray", Array),
-    *(_called(f"numpy.{core}.multiarray._reconstruct", Array) for core in ("_core", "core")),
-    *(_called(f"numpy.{core}.multiarray.scalar", Number) for core in ("_core", "core")),
-    _called("builtins.bytes", Empty),
-]

@@ -114,6 +114,7 @@ NotNegative, Positive, Above1 = _number(ge=0), _number(gt=0), _number(gt=1)
 Share, Clip, Beta = _number(gt=0, le=1), _number(ge=0, le=1), _number(ge=0, lt=1)
 Layers = Literal["local", "transformer_engine"]
 Engine = Literal["auto", "float32", "bfloat16", "float16"]
+Cache = Literal["auto", "bfloat16", "fp8_e4m3"]
 Wide, Decay = Literal["float32", "float64"], Literal["constant", "linear", "cosine"]
 Estimator = Literal["grpo", "gspo", "cispo"]
 Rounding = Literal["fp8", "fp8_block", "int8", "int4"]
@@ -157,6 +158,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("--rollout-max-response-len", Count, required=True, help="most tokens of a response"),
         Flag("--rollout-stop-token-ids", int, many=True, help="end a response; default: the tokenizer's eos"),
         Flag("--update-weights-interval", Count, 1, "rollouts between two pushes of weights to the engine"),
+        Flag(
+            "--train-async", help="sample the next rollout while this one is trained, as train_async.py; ours"
+        ),
         Flag(
             "--rollout-weight-rounding", Rounding, help="the engine's weights, as if it were quantised; ours"
         ),
@@ -218,6 +222,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "engine": (
         Flag("--sglang-dtype", Engine, "auto", "number format of the engine; auto: the trainer's"),
+        Flag(
+            "--sglang-kv-cache-dtype", Cache, "auto", "number format of the engine's KV cache; auto: its own"
+        ),
         Flag("--sglang-server-url", Text, help="use the server that runs there; ours"),
         Flag("--sglang-python", Text, help="its interpreter; default: .venv-sglang/bin/python; ours"),
         Flag("--sglang-server-concurrency", Count, 512, "most requests under way"),

@@ -1,7 +1,8 @@
 """One pipeline stage of a Qwen3-shaped GPT on megatron-core, with weights that do not depend on the layout.
 
-RMSNorm, SwiGLU, RoPE, grouped-query attention, query and key norm, no bias, tied or untied embeddings;
-Megatron's local layers with our packed attention, or Transformer Engine's on CUDA where it is installed.
+RMSNorm, SwiGLU, RoPE, grouped-query attention, query and key norm, no bias, tied or untied embeddings, one
+MLP or a mixture of experts (without load-balancing loss) in a layer; Megatron's local layers with our packed
+attention, or Transformer Engine's on CUDA where it is installed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
-from transformers import Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.attention import PackedAttention
@@ -41,13 +42,13 @@ def build_model(
 
     Args:
         args: the layout's sizes, ``seed``, ``params_dtype``, ``init_method_std``, ``transformer_impl``.
-        hf_config: a Hugging Face Qwen3 configuration.
+        hf_config: a Hugging Face Qwen3 or Qwen3-MoE configuration.
         get_tensor: full Hugging Face tensors by name; None draws them from ``args.seed``.
     """
     config = transformer_config(args, hf_config)
     model = GPTModel(
         config,
-        _layer_spec(args),
+        _layer_spec(args, config.num_moe_experts),
         vocab_size=hf_config.vocab_size,
         max_sequence_length=hf_config.max_position_embeddings,
         pre_process=parallel.is_first_stage(),
@@ -102,18 +103,33 @@ def transformer_config(args: argparse.Namespace, hf_config: Any) -> TransformerC
         bias_activation_fusion=cuda,
         bias_dropout_fusion=cuda,
         batch_p2p_sync=cuda,
-        variable_seq_lengths=pp > 1,  # packed micro-batches differ in length
-        moe_token_dispatcher_type="alltoall",  # unused, but the default refuses variable_seq_lengths
+        **_experts(hf_config),
     )
+    # Packed micro-batches differ in length. Megatron's check refuses that for the dispatcher that gathers
+    # over the ranks that share a layer's experts; here that is one rank.
+    config.variable_seq_lengths = pp > 1
     config.finalize_model_grads_func = finalize_model_grads
     return config
 
 
-def _layer_spec(args: argparse.Namespace) -> ModuleSpec:
+def _experts(hf_config: Any) -> dict[str, Any]:
+    """Megatron's fields of a mixture of experts; none for a dense model."""
+    if hf_config.model_type != "qwen3_moe":
+        return {}
+    return {
+        "num_moe_experts": hf_config.num_experts,
+        "moe_ffn_hidden_size": hf_config.moe_intermediate_size,
+        "moe_router_topk": hf_config.num_experts_per_tok,
+        "moe_router_pre_softmax": not hf_config.norm_topk_prob,  # else the softmax is over the chosen ones
+        "moe_router_load_balancing_type": "none",
+    }
+
+
+def _layer_spec(args: argparse.Namespace, experts: int | None) -> ModuleSpec:
     """Transformer Engine's layers on CUDA where it is installed, unless ``transformer_impl`` is "local"."""
     if HAVE_TE and torch.cuda.is_available() and args.transformer_impl != "local":
-        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=True)
-    spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
+        return get_gpt_layer_with_transformer_engine_spec(experts, qk_layernorm=True)
+    spec = get_gpt_layer_local_spec(experts, qk_layernorm=True, normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = PackedAttention
     return spec
 
@@ -134,16 +150,23 @@ def random_weights(args: argparse.Namespace, hf_config: Any) -> GetTensor:
     std = args.init_method_std
     scaled = std / math.sqrt(2 * hf_config.num_hidden_layers)
     with torch.device("meta"):
-        shapes = {n: p.shape for n, p in Qwen3ForCausalLM(hf_config).named_parameters(remove_duplicate=False)}
+        whole = AutoModelForCausalLM.from_config(hf_config)
+    shapes = {name: p.shape for name, p in whole.named_parameters(remove_duplicate=False)}
 
     def get_tensor(name: str) -> Tensor:
-        shape = shapes[name]
+        shape = shapes[name] if name in shapes else _expert_shape(name, hf_config)
         if len(shape) == 1:
             return torch.ones(shape)
         generator = torch.Generator().manual_seed(zlib.crc32(f"{args.seed}:{name}".encode()))
         return torch.randn(shape, generator=generator) * (scaled if name.endswith(_RESIDUAL) else std)
 
     return get_tensor
+
+
+def _expert_shape(name: str, hf_config: Any) -> tuple[int, int]:
+    """[out, in] of one expert's matrix; transformers' own parameters are those of all experts in one."""
+    sizes = hf_config.moe_intermediate_size, hf_config.hidden_size
+    return sizes[::-1] if name.endswith("down_proj.weight") else sizes
 
 
 _RESIDUAL = ("o_proj.weight", "down_proj.weight")

@@ -62,7 +62,16 @@ def tied_embedding() -> None:
     LanguageModule._is_in_embd_group = lambda self: False
 
 
-SHIMS = {shim.__name__: shim for shim in (current_device, schedule_zeros, shape_exchange, tied_embedding)}
+def router_gemm() -> None:
+    """te_general_gemm, which transformer/moe/moe_utils.py:1192 asks for and imports with Transformer Engine
+    only (:26-38)."""
+    from megatron.core.transformer.moe import moe_utils
+
+    moe_utils.te_general_gemm = None
+
+
+_ALL = (current_device, schedule_zeros, shape_exchange, tied_embedding, router_gemm)
+SHIMS = {shim.__name__: shim for shim in _ALL}
 _installed: set[str] = set()
 
 

@@ -155,8 +155,8 @@ class Trainer:
             return nullcontext()
         curves = self.reporter.measures_curves
         named = argparse.Namespace(**{**vars(args), "custom_tis_function_path": hook_path(args)})
-        layout = step_metrics.layout_of(named, curves=curves) or MetricsLayout(curves=curves)
-        return step_metrics.under_way(layout)
+        others = MetricsLayout(curves=curves, of_policies=self.functions["hook"] is not None)
+        return step_metrics.under_way(step_metrics.layout_of(named, curves=curves) or others)
 
     def _reduce(
         self,

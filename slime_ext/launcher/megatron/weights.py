@@ -1,8 +1,9 @@
-"""Qwen3 weights between Megatron and Hugging Face, for every tensor- and pipeline-parallel layout.
+"""Weights of a Qwen3 between Megatron and Hugging Face, for every tensor- and pipeline-parallel layout.
 
 A Megatron parameter is one or several Hugging Face tensors, interleaved in groups and then cut into equal
 parts: ``full = interleave(tensors, groups)``, ``part = full.chunk(tp, dim)[rank]``. Query, key and value are
-interleaved per query group, gate and up projection per tensor-parallel rank.
+interleaved per query group, gate and up projection per tensor-parallel rank. Each expert of a mixture is a
+parameter pair of its own on both sides (Megatron's SequentialMLP, Hugging Face's files).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Part:
         names: Hugging Face names, in the order of interleaving.
         groups: number of groups that they are interleaved in along dimension 0.
         dim: dimension that tensor parallelism cuts, None for a parameter that every rank holds whole.
-        rows: dimension-0 size of each tensor; empty for a single one.
+        rows: size of each tensor along dimension 0, relative to the others; empty for a single one.
     """
 
     names: tuple[str, ...]
@@ -50,7 +51,8 @@ class Part:
         """Inverse of ``join``: {Hugging Face name: tensor}."""
         if len(self.names) == 1:
             return {self.names[0]: full}
-        parts = full.unflatten(0, (self.groups, -1)).split([r // self.groups for r in self.rows], dim=1)
+        grouped = full.unflatten(0, (self.groups, -1))
+        parts = grouped.split([r * grouped.size(1) // sum(self.rows) for r in self.rows], dim=1)
         return {name: part.flatten(0, 1) for name, part in zip(self.names, parts, strict=True)}
 
     def shard(self, full: Tensor, rank: int, size: int) -> Tensor:
@@ -68,8 +70,9 @@ _SINGLE = {
     "self_attention.linear_proj.weight": ("self_attn.o_proj.weight", 1),
     "pre_mlp_layernorm.weight": ("post_attention_layernorm.weight", None),
     "mlp.linear_fc1.layer_norm_weight": ("post_attention_layernorm.weight", None),
-    "mlp.linear_fc2.weight": ("mlp.down_proj.weight", 1),
+    "mlp.router.weight": ("mlp.gate.weight", None),
 }
+_MLP = re.compile(r"mlp\.(?:experts\.local_experts\.(\d+)\.)?linear_fc([12])\.weight")
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 
 
@@ -77,7 +80,7 @@ def part_of(name: str, hf_config: Any, tp_size: int) -> Part:
     """The Part for a Megatron parameter name with global layer numbers.
 
     Raises:
-        DataError: a parameter that a Qwen3 model does not have.
+        DataError: a parameter that neither a Qwen3 nor a Qwen3-MoE has.
     """
     outside = {
         "embedding.word_embeddings.weight": Part(("model.embed_tokens.weight",), dim=0),
@@ -100,16 +103,16 @@ def _layer_part(prefix: str, name: str, hf_config: Any, tp_size: int) -> Part | 
         hf_name, dim = _SINGLE[name]
         return Part((prefix + hf_name,), dim=dim)
     if name == "self_attention.linear_qkv.weight":
-        heads, groups, width = (
-            hf_config.num_attention_heads,
-            hf_config.num_key_value_heads,
-            hf_config.head_dim,
-        )
+        heads, groups = hf_config.num_attention_heads, hf_config.num_key_value_heads
         names = tuple(f"{prefix}self_attn.{kind}_proj.weight" for kind in "qkv")
-        return Part(names, groups=groups, dim=0, rows=(heads * width, groups * width, groups * width))
-    if name == "mlp.linear_fc1.weight":
-        names = (prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight")
-        return Part(names, groups=tp_size, dim=0, rows=(hf_config.intermediate_size,) * 2)
+        return Part(names, groups=groups, dim=0, rows=(heads // groups, 1, 1))
+    if mlp := _MLP.fullmatch(name):
+        expert, number = mlp.groups()
+        prefix += "mlp." if expert is None else f"mlp.experts.{expert}."
+        if number == "2":
+            return Part((prefix + "down_proj.weight",), dim=1)
+        names = (prefix + "gate_proj.weight", prefix + "up_proj.weight")
+        return Part(names, groups=tp_size, dim=0, rows=(1, 1))
     return None
 
 

@@ -36,13 +36,17 @@ MODEL = (
     "vocab_size",
     "untie_embeddings_and_output_weights",
     "params_dtype",
+    "num_experts",
+    "moe_router_topk",
+    "moe_ffn_hidden_size",
+    "norm_topk_prob",
 )
 
 
 def sizes_of(args: argparse.Namespace) -> dict[str, Any]:
     """What a run must share with a checkpoint to load it: the layout and the architecture."""
     layout = {name: getattr(args, dest) for name, dest in LAYOUT.items()}
-    return {**layout, **{name: getattr(args, name) for name in MODEL}}
+    return {**layout, **{name: getattr(args, name, None) for name in MODEL}}
 
 
 def save(

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slime_ext.errors import DataError
-from slime_ext.launcher.rollout.sample import ABORTED, COMPLETED, TRUNCATED, Sample
+from slime_ext.launcher.rollout.sample import ABORTED, COMPLETED, TRUNCATED, RolloutSample
 
 ROUNDING = 1e-5  # nats; the log of a probability that rounding lifted above 1
 _STATUS = {"stop": COMPLETED, "length": TRUNCATED, "abort": ABORTED}
@@ -46,9 +46,9 @@ class GenerateRequest:
     label: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
-    def blank(self, k: int, rollout_id: int | None) -> Sample:
+    def blank(self, k: int, rollout_id: int | None) -> RolloutSample:
         """The k-th sample of the group before anything was generated."""
-        return Sample(
+        return RolloutSample(
             group_index=self.group_index,
             index=self.group_index * self.n + k,
             rollout_id=rollout_id,
@@ -105,7 +105,7 @@ def read_group(
     decode: Callable[[list[int]], str] | None = None,
     longest: int | None = None,
     vocab_size: int | None = None,
-) -> list[Sample]:
+) -> list[RolloutSample]:
     """Turns the answer to one request into exactly `request.n` samples, bad ones dropped in place.
 
     Args:
@@ -122,12 +122,12 @@ def read_group(
 
 
 def read_sample(
-    sample: Sample,
+    sample: RolloutSample,
     answer: Any,
     decode: Callable[[list[int]], str] | None = None,
     longest: int | None = None,
     vocab_size: int | None = None,
-) -> Sample:
+) -> RolloutSample:
     """Fills a blank sample from one answer of `/generate`; one that fails a check is dropped."""
     try:
         _check_ids(answer, longest, vocab_size)
@@ -152,7 +152,7 @@ def _check_ids(answer: Any, longest: int | None, vocab_size: int | None) -> None
         raise BadAnswer("token outside of the vocabulary")
 
 
-def _fill_tokens(sample: Sample, answer: Any, decode: Callable[[list[int]], str] | None) -> None:
+def _fill_tokens(sample: RolloutSample, answer: Any, decode: Callable[[list[int]], str] | None) -> None:
     ids = answer["output_ids"]
     sample.tokens, sample.response_length = sample.tokens + ids, len(ids)
     sample.loss_mask = [1] * len(ids)
@@ -194,7 +194,7 @@ def _log_probs(ids: list[int], meta: dict[str, Any]) -> list[float]:
     return [float(value) for value in values]
 
 
-def _fill_status(sample: Sample, meta: dict[str, Any]) -> None:
+def _fill_status(sample: RolloutSample, meta: dict[str, Any]) -> None:
     kind = (meta.get("finish_reason") or {}).get("type")
     if kind not in _STATUS:
         raise BadAnswer("no finish reason in the answer")
@@ -212,6 +212,6 @@ def answered_versions(answer: Any) -> set[str]:
     }
 
 
-def n_dropped(samples: Iterable[Sample]) -> Counter[str]:
+def n_dropped(samples: Iterable[RolloutSample]) -> Counter[str]:
     """How many samples were dropped, by reason."""
     return Counter(sample.dropped for sample in samples if sample.dropped)

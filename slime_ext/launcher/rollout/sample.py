@@ -25,7 +25,7 @@ _UNUSED_BY_US: dict[str, Any] = {
 
 
 @dataclass
-class Sample:
+class RolloutSample:
     """A prompt with one response: tokens = prompt ids + response ids, the rest per response token.
 
     `rollout_log_probs`, `loss_mask` and `token_weight_versions` have `response_length` entries.
@@ -70,7 +70,7 @@ class Sample:
         """Why the sample takes no part in training, or None."""
         return self.metadata.get("dropped")
 
-    def drop(self, reason: str, status: str = FAILED) -> Sample:
+    def drop(self, reason: str, status: str = FAILED) -> RolloutSample:
         """Takes the sample out of training in place: mask 0, missing log-probs 0.0, the reason kept."""
         known = self.rollout_log_probs or []
         self.status, self.remove_sample = status, True
@@ -98,5 +98,5 @@ class Sample:
         }
 
 
-_FIELDS = tuple(f.name for f in fields(Sample))
+_FIELDS = tuple(f.name for f in fields(RolloutSample))
 _SPEC_INFO = ("spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct", "completion_token_num")

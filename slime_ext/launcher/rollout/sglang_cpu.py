@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import multiprocessing
 import os
 import socket
 import sys
@@ -21,7 +20,7 @@ os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")  # read while sglang is impo
 KERNELS = Path(__file__).parents[2] / "without_cuda/stand_ins/sglang_kernels.py"
 
 
-def _stand_in_for_kernels() -> None:
+def _stand_ins() -> types.ModuleType:
     """Puts stand-ins in place of the compiled parts that have no CPU build, the same as for the hosts."""
     spec = importlib.util.spec_from_file_location("sglang_kernels", KERNELS)
     kernels = importlib.util.module_from_spec(spec)
@@ -32,6 +31,7 @@ def _stand_in_for_kernels() -> None:
     module.__path__ = []
     kernels.refuse_calls(module)
     sys.modules.setdefault("sgl_kernel", module)
+    return kernels
 
 
 def _listen_on_loopback() -> None:
@@ -47,23 +47,28 @@ def _listen_on_loopback() -> None:
     rendezvous.TCPStore = store
 
 
-_stand_in_for_kernels()
+kernels = _stand_ins()
 _listen_on_loopback()
 
 
-def _fork_processes() -> None:
-    """Makes SGLang fork its scheduler and detokenizer where it asks for "spawn".
+def _allow_fp8_keys() -> None:
+    """Lets the KV cache be FP8 beside torch_native attention.
 
-    Spawned, each imports all of SGLang again: 26 CPU seconds for a start instead of 13. SGLang spawns because
-    a fork would inherit CUDA; here there is none, and the fork comes while the process has one thread.
+    On a CPU SGLang rounds and stores it with plain torch, and torch_native converts what it reads; the check
+    in mem_cache/kv_cache_configurator.py:458 wants the AMX kernels all the same, which have no wheel.
     """
-    spawn = multiprocessing.set_start_method
+    from sglang.srt.mem_cache import kv_cache_configurator
 
-    def choose(method: str | None, force: bool = False) -> None:
-        threads = len(list(Path("/proc/self/task").iterdir()))
-        spawn("fork" if method == "spawn" and threads == 1 else method, force=force)
+    kv_cache_configurator.cpu_has_amx_support = lambda: True
+    kv_cache_configurator.attention_backends = lambda: ("intel_amx",)
 
-    multiprocessing.set_start_method = choose
+
+def _keep_experts_in_plain_memory() -> None:
+    """Experts to be returned wait in memory that CUDA did not register, mem_cache/pool_host/common.py:349."""
+    import torch
+    from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
+
+    ALLOC_MEMORY_FUNCS["cpu"] = lambda size, dtype, **rest: torch.empty(size, dtype=dtype)
 
 
 def main(argv: list[str]) -> None:
@@ -72,7 +77,11 @@ def main(argv: list[str]) -> None:
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
-    _fork_processes()
+    if "fp8_e4m3" in argv:
+        _allow_fp8_keys()
+    if "--enable-return-routed-experts" in argv:
+        _keep_experts_in_plain_memory()
+    kernels.fork_where_it_spawns()
     try:
         run_server(prepare_server_args(argv))
     finally:

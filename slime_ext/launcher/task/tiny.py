@@ -1,7 +1,8 @@
 """The small task that comes with the launcher: letters that are to be copied, and a small model.
 
 ``python -m slime_ext.launcher.task.tiny --out DIR`` writes DIR/train.jsonl, DIR/heldout.jsonl and DIR/model
-(config.json of a Qwen3 and the tokenizer, no weights). The same settings give the same bytes.
+(config.json of a Qwen3 and the tokenizer, no weights), and DIR/model_moe, where each MLP is a mixture of
+experts. The same settings give the same bytes.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Model:
     kv_heads: int = 2
     head_dim: int = 32
     positions: int = 128
+    experts: int = 8
+    active: int = 2
 
 
 def prompts(task: Task) -> tuple[list[str], list[str]]:
@@ -97,18 +100,34 @@ def model_config(model: Model, vocab_size: int) -> dict[str, object]:
     }
 
 
+def moe_config(model: Model, vocab_size: int) -> dict[str, object]:
+    """config.json of a Qwen3MoeForCausalLM, whose `active` experts together are as wide as the dense MLP."""
+    return {
+        **model_config(model, vocab_size),
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": model.experts,
+        "num_experts_per_tok": model.active,
+        "moe_intermediate_size": model.ffn // model.active,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
 def write_all(out: Path, task: Task | None = None, model: Model | None = None) -> None:
-    """Writes the two prompt files and the model directory below `out`."""
+    """Writes the two prompt files and the two model directories below `out`."""
     task, model = task or Task(), model or Model()
     train, heldout = prompts(task)
     alphabet = END_OF_PROMPT + task.letters
-    directory = out / "model"
-    directory.mkdir(parents=True, exist_ok=True)
+    for name, config in {"model": model_config, "model_moe": moe_config}.items():
+        directory = out / name
+        directory.mkdir(parents=True, exist_ok=True)
+        settings = config(model, len(tokenizer.vocabulary(alphabet)))
+        (directory / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        tokenizer.save(directory, alphabet)
     (out / "train.jsonl").write_text(lines(train))
     (out / "heldout.jsonl").write_text(lines(heldout))
-    settings = model_config(model, len(tokenizer.vocabulary(alphabet)))
-    (directory / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    tokenizer.save(directory, alphabet)
 
 
 if __name__ == "__main__":

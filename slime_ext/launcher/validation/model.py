@@ -19,6 +19,8 @@ FIXED = {
     "attention_bias",
     "use_sliding_window",
     "rope_type",
+    "decoder_sparse_step",
+    "mlp_only_layers",
 }
 SPLIT_BY_TENSOR = ("num_attention_heads", "num_query_groups", "vocab_size", "ffn_hidden_size")
 
@@ -44,6 +46,18 @@ class Qwen3(BaseModel):
     attention_bias: Literal[False] = False
     use_sliding_window: Literal[False] | None = False
     rope_type: Literal["default"] = "default"
+
+
+class Qwen3Moe(Qwen3):
+    """config.json of a Qwen3-MoE in which every layer is a mixture of experts."""
+
+    model_type: Literal["qwen3_moe"]
+    num_experts: Count
+    moe_router_topk: Count = Field(alias="num_experts_per_tok")
+    moe_ffn_hidden_size: Count = Field(alias="moe_intermediate_size")
+    norm_topk_prob: bool = False
+    decoder_sparse_step: Literal[1] = 1
+    mlp_only_layers: list[int] | None = Field(None, max_length=0)
 
 
 def check_model(args: argparse.Namespace) -> None:
@@ -79,8 +93,9 @@ def read_config(directory: Path) -> Qwen3:
         raise ConfigError(f"{path}: expected a JSON object, got a {type(config).__name__}")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
+    of = Qwen3Moe if config.get("model_type") == "qwen3_moe" else Qwen3
     try:
-        return Qwen3.model_validate({"rope_theta": rope.get("rope_theta", 1e4), "rope_type": kind} | config)
+        return of.model_validate({"rope_theta": rope.get("rope_theta", 1e4), "rope_type": kind} | config)
     except ValidationError as error:
         raise ConfigError(f"{path}: {_said(error.errors()[0])}") from None
 
@@ -89,7 +104,8 @@ def _said(error: Any) -> str:
     (key, *_), found = error["loc"], error["input"]
     if error["type"] == "missing":
         return f"expected the key {key}, got none"
-    return f"{key}: expected {wanted(error['msg'])}, got {shown(found)}: another model is not implemented"
+    expected = "an empty list" if error["type"] == "too_long" else wanted(error["msg"])
+    return f"{key}: expected {expected}, got {shown(found)}: another model is not implemented"
 
 
 def _check_weights(directory: Path) -> None:
@@ -125,6 +141,11 @@ def _has_end(directory: Path) -> bool:
 
 def _check_split(args: argparse.Namespace) -> None:
     tensor, pipeline = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+    if hasattr(args, "num_experts") and tensor > 1:
+        raise ConfigError(
+            f"--tensor-model-parallel-size: expected 1 with a mixture of experts, got {tensor}: Megatron "
+            "trains one with sequence parallelism only, which is not implemented"
+        )
     sizes = [("--tensor-model-parallel-size", tensor, dest) for dest in SPLIT_BY_TENSOR]
     for flag, parts, dest in [*sizes, ("--pipeline-model-parallel-size", pipeline, "num_layers")]:
         if (size := getattr(args, dest)) % parts:

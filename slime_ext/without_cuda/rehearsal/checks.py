@@ -18,10 +18,11 @@ NEAR = 0.02  # nats: mean |trainer - sampler| below which both have the same wei
 GROWN = 3.0  # times the distance of the first rollout from which the engine's weights are older ones
 GENERATES = ("--custom-generate-function-path", "--rollout-function-path")
 SHOWN = 60  # characters of a sample
+Found = tuple[str, str]  # state and text of a line
 
 
 @dataclass(frozen=True)
-class Line:
+class PageLine:
     """One line of the page."""
 
     name: str
@@ -29,15 +30,14 @@ class Line:
     text: str = ""
 
 
-def lines(launch: Launch, seen: Evidence) -> list[Line]:
+def lines(launch: Launch, seen: Evidence) -> list[PageLine]:
     """The ten lines; where the run failed, the first line that was not reached says why."""
     small = small_sizes(sizes_of(launch))
-    found = [_script(launch)]
-    found += [check(launch, small, seen) for check in CHECKS]
+    found = [PageLine(name, *check(launch, small, seen)) for name, check in CHECKS.items()]
     return _with_cause(found, launch, seen) if seen.status else found
 
 
-def _with_cause(found: Sequence[Line], launch: Launch, seen: Evidence) -> list[Line]:
+def _with_cause(found: Sequence[PageLine], launch: Launch, seen: Evidence) -> list[PageLine]:
     """Puts what ended the run into the first line that was not reached, or into the last."""
     at = next((i for i, line in enumerate(found) if line.state == NOT_REACHED), len(found) - 1)
     text = f"no answer for {seen.seconds:.0f} s" if seen.status == TIMED_OUT else _cause(launch, seen)
@@ -53,52 +53,42 @@ def _cause(launch: Launch, seen: Evidence) -> str:
     return seen.cause
 
 
-def _script(launch: Launch) -> Line:
-    count = len(launch.flags)
-    return Line(
-        "script",
-        OK,
-        f"{count} flags for {Path(launch.program).name}, {len(list(kept(launch)))} stay as they are",
-    )
+def _script(launch: Launch, small: Sizes, seen: Evidence) -> Found:
+    count, program = len(launch.flags), Path(launch.program).name
+    return OK, f"{count} flags for {program}, {len(list(kept(launch)))} stay as they are"
 
 
-def _parsed(launch: Launch, small: Sizes, seen: Evidence) -> Line:
-    calls = seen.calls("parsed")
-    if not calls:
-        return Line("parsed", NOT_REACHED)
-    return Line("parsed", OK, f"the host's parser took them: {small}, {calls[-1]['advantage_estimator']}")
+def _parsed(launch: Launch, small: Sizes, seen: Evidence) -> Found:
+    if not seen.parsed:
+        return NOT_REACHED, ""
+    return OK, f"the host's parser took them: {small}, {seen.parsed['advantage_estimator']}"
 
 
-def _engine(launch: Launch, small: Sizes, seen: Evidence) -> Line:
+def _engine(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     if launch.flag("--debug-train-only"):
-        return Line("engine up", NOT_ASKED, "--debug-train-only")
-    return (
-        Line("engine up", OK, "SGLang on the CPU") if seen.calls("engine") else Line("engine up", NOT_REACHED)
-    )
+        return NOT_ASKED, "--debug-train-only"
+    return (OK, "SGLang on the CPU") if seen.calls("engine") else (NOT_REACHED, "")
 
 
-def _model(launch: Launch, small: Sizes, seen: Evidence) -> Line:
+def _model(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     calls = seen.calls("model")
     if not calls:
-        return Line("model built", NOT_REACHED)
-    return Line(
-        "model built", OK, f"{sum(c['parameters'] for c in calls):,} parameters on {len(calls)} ranks"
-    )
+        return NOT_REACHED, ""
+    return OK, f"{sum(c['parameters'] for c in calls):,} parameters on {len(calls)} ranks"
 
 
-def _sampled(launch: Launch, small: Sizes, seen: Evidence) -> Line:
+def _sampled(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     samples = [sample for rollout in seen.rollouts.values() for sample in rollout]
     if not samples:
-        return Line("sampled", NOT_REACHED)
+        return NOT_REACHED, ""
     if wrong := _wrong_log_probs(seen, samples):
         made = [flag for name in GENERATES if (flag := launch.flag(name))]
-        where = "".join(f" ({flag.where}: {flag})" for flag in made)
-        return Line("sampled", WRONG, wrong + where)
+        return WRONG, wrong + "".join(f" ({flag.where}: {flag})" for flag in made)
     one, lengths = samples[0], [sample["response_length"] for sample in samples]
-    every = f"{len(samples)} responses in {len(seen.rollouts)} rollouts"
     text = one["response"][:SHOWN] + ("..." if len(one["response"]) > SHOWN else "")
+    every = f"{len(samples)} responses in {len(seen.rollouts)} rollouts"
     sizes = f"of {min(lengths)} to {max(lengths)} tokens"
-    return Line("sampled", OK, f"{every} {sizes}; the first: {text!r} -> reward {one['reward']}")
+    return OK, f"{every} {sizes}; the first: {text!r} -> reward {one['reward']}"
 
 
 def _wrong_log_probs(seen: Evidence, samples: Sequence[Mapping[str, Any]]) -> str:
@@ -115,72 +105,56 @@ def _wrong_log_probs(seen: Evidence, samples: Sequence[Mapping[str, Any]]) -> st
     )
 
 
-def _hook(launch: Launch, small: Sizes, seen: Evidence) -> Line:
-    parsed = (seen.calls("parsed") or [{}])[-1]  # with the keys of --custom-config-path
-    path = parsed.get("custom_tis_function_path")
+def _hook(launch: Launch, small: Sizes, seen: Evidence) -> Found:
+    path = seen.parsed.get("custom_tis_function_path")
     calls = [e for e in seen.calls("function") if path and e["path"] == path] or seen.calls("vanilla")
-    if parsed and not calls and not seen.asks_for_log_probs:
-        return Line("hook called", NOT_ASKED, "neither --use-tis nor --get-mismatch-metrics")
+    if seen.parsed and not calls and not seen.asks_for_log_probs:
+        return NOT_ASKED, "neither --use-tis nor --get-mismatch-metrics"
     if not calls:
-        reached = bool(seen.calls("step"))
-        return Line(
-            "hook called", WRONG if reached else NOT_REACHED, "never, though there were steps" * reached
-        )
-    lacking = [e for e in calls if "tokens" not in e]
-    if lacking:
-        return Line(
-            "hook called", WRONG, f"without log-probs of the sampler or the trainer in {len(lacking)} calls"
-        )
+        return (WRONG, "never, though there were steps") if seen.calls("step") else (NOT_REACHED, "")
+    if lacking := [e for e in calls if "tokens" not in e]:
+        return WRONG, f"without log-probs of the sampler or the trainer in {len(lacking)} calls"
     of_one = [e for e in calls if e["pid"] == calls[0]["pid"]]  # every rank is called with all sequences
     sequences, tokens = (sum(e[name] for e in of_one) for name in ("sequences", "tokens"))
     ranks = len({e["pid"] for e in calls})
-    text = (
-        f"{len(of_one)} times on {ranks} rank{'s' * (ranks > 1)} with {sequences} sequences, {tokens} tokens"
-    )
+    where = f"{len(of_one)} times on {ranks} rank{'s' * (ranks > 1)}"
+    text = f"{where} with {sequences} sequences, {tokens} tokens"
     if nonfinite := sum(e["nonfinite"] for e in calls):
-        return Line("hook called", WRONG, f"{text}: {nonfinite} log-ratios are NaN or infinite")
-    return Line(
-        "hook called", OK, f"{text}; {len(calls[-1]['names'])} metrics: {', '.join(calls[-1]['names'][:4])}"
-    )
+        return WRONG, f"{text}: {nonfinite} log-ratios are NaN or infinite"
+    return OK, f"{text}; {len(calls[-1]['names'])} metrics: {', '.join(calls[-1]['names'][:4])}"
 
 
-def _trained(launch: Launch, small: Sizes, seen: Evidence) -> Line:
-    steps = [e for e in seen.calls("step") if e["losses"]]
-    if not steps:
-        return Line("trained", NOT_REACHED)
-    places = {(e["rollout"], e["step"]): e for e in steps}
-    bad = [
-        place
-        for place, e in places.items()
-        if isinstance(e["norm"], str) or "nan" in map(str, e["losses"].values())
-    ]
-    if bad:
-        return Line(
-            "trained", WRONG, f"rollout {bad[0][0]}, step {bad[0][1]}: loss or gradient norm is not finite"
-        )
+def _trained(launch: Launch, small: Sizes, seen: Evidence) -> Found:
+    places = {(e["rollout"], e["step"]): e for e in seen.calls("step") if e["losses"]}
+    if not places:
+        return NOT_REACHED, ""
+    for (rollout, step), e in places.items():
+        if isinstance(e["norm"], str) or "nan" in map(str, e["losses"].values()):
+            return WRONG, f"rollout {rollout}, step {step}: loss or gradient norm is not finite"
     expected = small.steps * ROLLOUTS
     if len(places) != expected and not seen.status:
-        return Line("trained", WRONG, f"{len(places)} optimizer steps, expected {expected}")
-    norms = ", ".join(f"{e['norm']:.3g}" for e in list(places.values())[:4] if e["norm"] is not None)
-    losses = ", ".join(f"{e['losses'].get('loss', 0):.3g}" for e in list(places.values())[:4])
-    return Line("trained", OK, f"{len(places)} optimizer steps; loss {losses}; gradient norm {norms}")
+        return WRONG, f"{len(places)} optimizer steps, expected {expected}"
+    shown = list(places.values())[:4]
+    norms = ", ".join(f"{e['norm']:.3g}" for e in shown if e["norm"] is not None)
+    losses = ", ".join(f"{e['losses'].get('loss', 0):.3g}" for e in shown)
+    return OK, f"{len(places)} optimizer steps; loss {losses}; gradient norm {norms}"
 
 
-def _metrics(launch: Launch, small: Sizes, seen: Evidence) -> Line:
+def _metrics(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     if not seen.scalars:
-        return Line("metrics logged", NOT_REACHED)
+        return NOT_REACHED, ""
     if names := nonfinite(seen.scalars):
-        return Line("metrics logged", WRONG, f"not finite: {', '.join(names[:4])}")
+        return WRONG, f"not finite: {', '.join(names[:4])}"
     ours = [name for name in seen.scalars if "off_policy" in name]
-    return Line("metrics logged", OK, f"{len(seen.scalars)} names, {len(ours)} of them off_policy")
+    return OK, f"{len(seen.scalars)} names, {len(ours)} of them off_policy"
 
 
-def _pushed(launch: Launch, small: Sizes, seen: Evidence) -> Line:
+def _pushed(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     if launch.flag("--debug-train-only"):
-        return Line("weights pushed", NOT_ASKED, "--debug-train-only")
+        return NOT_ASKED, "--debug-train-only"
     versions = sorted({e["version"] for e in seen.calls("push") if e["version"] is not None})
     if not versions or len(seen.rollouts) < ROLLOUTS:
-        return Line("weights pushed", NOT_REACHED)
+        return NOT_REACHED, ""
     used = [
         sorted({v for s in rollout for v in s["weight_versions"] or ()}) for rollout in seen.rollouts.values()
     ]
@@ -194,35 +168,42 @@ def _pushed(launch: Launch, small: Sizes, seen: Evidence) -> Line:
     if len(versions) < ROLLOUTS or (not launch.asynchronous and (still or stale)):
         flag = launch.flag("--update-weights-interval") or launch.flag("--debug-skip-weight-update")
         named = f" ({flag.where}: {flag})" if flag else ""
-        return Line("weights pushed", WRONG, f"the engine keeps its weights: {text}{named}")
-    return Line("weights pushed", OK, text)
+        return WRONG, f"the engine keeps its weights: {text}{named}"
+    return OK, text
 
 
-def _checkpoint(launch: Launch, small: Sizes, seen: Evidence) -> Line:
+def _checkpoint(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     if not seen.checkpoint:
-        return Line("checkpoint written", NOT_REACHED)
-    size = sum(seen.checkpoint.values()) / 2**20
-    return Line("checkpoint written", OK, f"{len(seen.checkpoint)} files, {size:.1f} MiB")
+        return NOT_REACHED, ""
+    return OK, f"{len(seen.checkpoint)} files, {sum(seen.checkpoint.values()) / 2**20:.1f} MiB"
 
 
-CHECKS: tuple[Callable[[Launch, Sizes, Evidence], Line], ...] = (
-    _parsed, _engine, _model, _sampled, _hook, _trained, _metrics, _pushed, _checkpoint,
-)  # fmt: skip
+CHECKS: dict[str, Callable[[Launch, Sizes, Evidence], Found]] = {
+    "script": _script,
+    "parsed": _parsed,
+    "engine up": _engine,
+    "model built": _model,
+    "sampled": _sampled,
+    "hook called": _hook,
+    "trained": _trained,
+    "metrics logged": _metrics,
+    "weights pushed": _pushed,
+    "checkpoint written": _checkpoint,
+}
 
 
-def unseen(launch: Launch, account: Sequence[tuple[str, str]]) -> list[str]:
+def unseen(launch: Launch, account: Mapping[str, str]) -> list[str]:
     """What a rehearsal without a GPU does not show of this launch."""
     found = [
         "memory, speed, NCCL, and the numerics of CUDA kernels",
         "the model's own weights and their conversion",
     ]
-    words: Mapping[str, str] = dict(account)
-    if "; without " in words.get("model", ""):
-        found.append(words["model"].split("; without ")[1].split(";")[0])
-    if "not on this machine" in words.get("data", ""):
+    if "; without " in account.get("model", ""):
+        found.append(account["model"].split("; without ")[1].split(";")[0])
+    if "not on this machine" in account.get("data", ""):
         found.append("the rows of --prompt-data: keys, lengths, labels")
-    if "of bytes" in words.get("model", ""):
+    if "of bytes" in account.get("model", ""):
         found.append("the model's tokenizer and chat template")
     if launch.flag("--colocate"):
         found.append("offloading and the push of colocated weights")
-    return [*found, *(f"{name}: {words[name]}" for name in ("filter", "evaluation") if name in words)]
+    return [*found, *(f"{name}: {account[name]}" for name in ("filter", "evaluation") if name in account)]

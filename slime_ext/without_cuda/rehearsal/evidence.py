@@ -46,10 +46,14 @@ class Evidence:
         return [e for e in self.events if e["event"] == event and "error" not in e]
 
     @property
+    def parsed(self) -> Mapping[str, Any]:
+        """The host's arguments, with the keys of --custom-config-path; {} where it did not get so far."""
+        return (self.calls("parsed") or [{}])[-1]
+
+    @property
     def asks_for_log_probs(self) -> bool:
-        """Whether the host's arguments ask for the hook, which needs the sampler's log-probs."""
-        parsed = (self.calls("parsed") or [{}])[-1]  # with the keys of --custom-config-path
-        return bool(parsed.get("use_tis") or parsed.get("get_mismatch_metrics"))
+        """Whether they ask for the hook, which needs the sampler's log-probs."""
+        return bool(self.parsed.get("use_tis") or self.parsed.get("get_mismatch_metrics"))
 
     def errors(self) -> list[Mapping[str, Any]]:
         """Calls that raised, the innermost first."""

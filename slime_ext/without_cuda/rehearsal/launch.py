@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Flag:
+class WrittenFlag:
     """A flag of a launch.
 
     Args:
@@ -38,7 +38,7 @@ class Launch:
 
     script: str
     program: str
-    flags: tuple[Flag, ...]
+    flags: tuple[WrittenFlag, ...]
     environment: Mapping[str, str]
     guessed: tuple[str, ...] = ()
 
@@ -47,7 +47,7 @@ class Launch:
         """Whether rollouts are sampled while the trainer trains on the one before."""
         return self.program.endswith("train_async.py")
 
-    def flag(self, name: str) -> Flag | None:
+    def flag(self, name: str) -> WrittenFlag | None:
         """The flag of this name that counts."""
         return next((flag for flag in reversed(self.flags) if flag.name == name), None)
 
@@ -61,6 +61,6 @@ class Launch:
         text = self.value(name)
         return int(text) if text.isdigit() else default
 
-    def with_flags(self, flags: tuple[Flag, ...]) -> Launch:
+    def with_flags(self, flags: tuple[WrittenFlag, ...]) -> Launch:
         """The same launch with other flags."""
         return replace(self, flags=flags)

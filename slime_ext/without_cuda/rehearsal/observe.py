@@ -15,6 +15,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,29 +63,28 @@ def _watching(name: str, event: str, describe: Describe) -> Callable[[ModuleType
 def watched(call: Callable[..., Any], event: str, describe: Describe, **facts: Any) -> Callable[..., Any]:
     """A function that does the same and records what ``describe`` says of a call."""
 
-    def failed(error: BaseException) -> None:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-        own = [f for f in frames if f.filename == inspect.getsourcefile(inspect.unwrap(call))] or frames
-        at = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
-        record(event, error=f"{type(error).__name__}: {error}"[:500], at=at, **facts)
+    @contextmanager
+    def failures() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+            own = [f for f in frames if f.filename == inspect.getsourcefile(inspect.unwrap(call))] or frames
+            at = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+            record(event, error=f"{type(error).__name__}: {error}"[:500], at=at, **facts)
+            raise
 
     @functools.wraps(call)
     def plain(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with failures():
             result = call(*args, **kwargs)
-        except Exception as error:
-            failed(error)
-            raise
         record(event, **facts, **describe(args, kwargs, result))
         return result
 
     @functools.wraps(call)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with failures():
             result = await call(*args, **kwargs)
-        except Exception as error:
-            failed(error)
-            raise
         record(event, **facts, **describe(args, kwargs, result))
         return result
 
@@ -103,10 +103,6 @@ def _watch_loaded(module: ModuleType) -> None:
         return watched(found, "function", _of_hook, path=path)
 
     module.load_function = load_function
-
-
-def _nothing(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
-    return {}
 
 
 def _of_hook(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
@@ -165,5 +161,5 @@ WATCHED: tuple[tuple[str, str, str, Describe], ...] = (
     ("backends.megatron_utils.loss", "vanilla_tis_function", "vanilla", _of_hook),
     ("backends.training_utils.loss", "vanilla_tis_function", "vanilla", _of_hook),
     ("backends.training_utils.loss_hub.losses", "vanilla_tis_function", "vanilla", _of_hook),
-    ("backends.sglang_utils.sglang_engine", "SGLangEngine.init", "engine", _nothing),
+    ("backends.sglang_utils.sglang_engine", "SGLangEngine.init", "engine", lambda *_: {}),
 )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slime_ext.errors import did_you_mean
-from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
+from slime_ext.importing import file_of
+from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
 from slime_ext.without_cuda.rehearsal.replace import Sizes, kept, sizes_of
 from slime_ext.without_cuda.rehearsal.twin import has_chat_template, tokenizer_files
 
@@ -58,7 +59,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
             )
 
 
-def unknown_flags(launch: Launch, known: set[str]) -> Iterator[tuple[Flag, str]]:
+def unknown_flags(launch: Launch, known: set[str]) -> Iterator[tuple[WrittenFlag, str]]:
     """(flag, nearest known name or nothing) for every flag that the host passes over or refuses."""
     for flag in dict.fromkeys(launch.flags):
         plain = flag.name.replace("--no-", "--", 1)
@@ -104,23 +105,13 @@ def _of_a_shell(launch: Launch) -> Iterator[str]:
 
 def _arithmetic(launch: Launch, sizes: Sizes) -> Iterator[str]:
     where = flag.where if (flag := launch.flag("--global-batch-size")) else Path(launch.script).name
-    total, steps = sizes.prompts * sizes.samples, launch.number("--num-steps-per-rollout", 0)
+    total = sizes.prompts * sizes.samples
     if not sizes.batch or total % sizes.batch:
         yield (
             f"{where}: --global-batch-size: expected a divisor of --rollout-batch-size x "
             f"--n-samples-per-prompt = {sizes.prompts} x {sizes.samples} = {total}, got {sizes.batch}: "
             f"{total % max(sizes.batch, 1)} samples of each rollout would train nothing"
         )
-    elif steps and total // steps != sizes.batch:
-        yield (
-            f"{where}: --global-batch-size: expected {total} / --num-steps-per-rollout {steps} = "
-            f"{total // steps}, got {sizes.batch}"
-        )
-    more = launch.number("--over-sampling-batch-size", sizes.prompts)
-    if more < sizes.prompts:
-        flag = launch.flag("--over-sampling-batch-size")
-        where = flag.where if flag else ""
-        yield f"{where}: {flag}: expected at least --rollout-batch-size {sizes.prompts}, got {more}"
 
 
 def _tokenizer(launch: Launch) -> Iterator[str]:
@@ -132,7 +123,7 @@ def _tokenizer(launch: Launch) -> Iterator[str]:
         )
 
 
-def _function(flag: Flag, paths: Sequence[Path]) -> str | None:
+def _function(flag: WrittenFlag, paths: Sequence[Path]) -> str | None:
     """What is wrong with a flag's module.function, as far as a file shows it."""
     module, _, name = flag.values[0].rpartition(".")
     if not module or "/" in flag.values[0] or "$" in flag.values[0]:
@@ -140,7 +131,7 @@ def _function(flag: Flag, paths: Sequence[Path]) -> str | None:
     expected = (
         f"{flag.where}: {flag.name}: expected module.function that Python finds, got '{flag.values[0]}'"
     )
-    file = _file(module, paths)
+    file = file_of(module, paths)
     if file is None:
         return (
             f"{expected}: no module {module} below the launch's PYTHONPATH, the script's folder or the host's"
@@ -149,14 +140,6 @@ def _function(flag: Flag, paths: Sequence[Path]) -> str | None:
     if name in names or "__getattr__" in names or "*" in names:
         return None
     return f"{expected}: {file.name} has no {name}{did_you_mean(name, names)}"
-
-
-def _file(module: str, paths: Iterable[Path]) -> Path | None:
-    parts: Callable[[Path], Path] = lambda root: root.joinpath(*module.split("."))  # noqa: E731
-    places = (
-        place for root in paths for place in (parts(root).with_suffix(".py"), parts(root) / "__init__.py")
-    )
-    return next((place for place in places if place.is_file()), None)
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:

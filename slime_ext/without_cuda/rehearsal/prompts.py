@@ -11,7 +11,7 @@ from typing import Any
 
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.without_cuda.driver import host_python
-from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
+from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
 
 ROWS = 64
 LONGEST = 2000  # characters; longer rows are passed over
@@ -22,7 +22,7 @@ print("\\n".join(json.dumps(row, default=str) for row in rows))
 """
 
 
-def rows_of(launch: Launch, flag: Flag, path: str) -> list[dict[str, Any]]:
+def rows_of(launch: Launch, flag: WrittenFlag, path: str) -> list[dict[str, Any]]:
     """Up to ``ROWS`` rows of a data file, or made ones where there is no such file.
 
     Raises:

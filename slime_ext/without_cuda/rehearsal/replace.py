@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
+from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
 from slime_ext.without_cuda.tiny import cpu_flags, engine_flags
 
 ROLLOUTS = 2
@@ -133,7 +133,7 @@ def group_of(name: str) -> str | None:
     return next((why for pattern, why in PATTERNS if fnmatch.fnmatchcase(name, pattern)), None)
 
 
-def kept(launch: Launch) -> Iterator[Flag]:
+def kept(launch: Launch) -> Iterator[WrittenFlag]:
     """The flags that stay as they are written."""
     return (flag for flag in launch.flags if group_of(flag.name) is None)
 
@@ -160,43 +160,55 @@ def response_of(launch: Launch) -> int:
 
 def split_of(launch: Launch) -> str | None:
     """The parallelism that stays, over two ranks, or None for one rank."""
-    for kind in PARALLEL:
-        name = f"--{kind}-parallel-size" if kind == "context" else f"--{kind}-model-parallel-size"
-        if launch.number(name, 1) > 1:
-            return kind
-    return None
+    return next((kind for kind in PARALLEL if launch.number(_parallel(kind), 1) > 1), None)
 
 
 def replaced_flags(launch: Launch, prepared: Prepared, out: Path) -> list[str]:
     """The host's command line: the script's flags with small things in the place of large ones."""
-    sizes, small = sizes_of(launch), small_sizes(sizes_of(launch))
-    split = split_of(launch)
-    context, response = prepared.longest + 2 * RESPONSE, str(response_of(launch))
+    sizes, split = sizes_of(launch), split_of(launch)
+    small, context = small_sizes(sizes), prepared.longest + 2 * RESPONSE
+    given: dict[str, object] = {
+        "--actor-num-nodes": 1,
+        "--actor-num-gpus-per-node": 2 if split else 1,
+        "--num-gpus-per-node": 4,
+        "--hf-checkpoint": prepared.model,
+        "--load": prepared.model,
+        "--prompt-data": prepared.data,
+        "--num-rollout": ROLLOUTS,
+        "--rollout-batch-size": small.prompts,
+        "--global-batch-size": small.batch,
+        "--rollout-max-response-len": response_of(launch),
+        "--lr": LEARNING_RATE,
+        "--save": out / "checkpoint",
+        "--save-interval": ROLLOUTS,
+        "--dump-details": out / "dumps",
+        "--tb-project-name": "rehearsal",
+        "--tb-experiment-name": "run",
+    }
+    if split:
+        given[_parallel(split)] = 2
+    if launch.flag("--ref-load"):
+        given["--ref-load"] = prepared.model
+    if (more := launch.number("--over-sampling-batch-size", 0)) > sizes.prompts:
+        given["--over-sampling-batch-size"] = -(-more * small.prompts // sizes.prompts)
+    if launch.flag("--use-dynamic-batch-size"):  # several micro-batches per step where the script has several
+        given["--max-tokens-per-gpu"] = 2 * context
+    else:
+        size = launch.number("--micro-batch-size", 1)
+        given["--micro-batch-size"] = max(n for n in range(1, size + 1) if small.batch % n == 0)
+    if launch.value("--loss-type") != "sft_loss":
+        given["--custom-reward-post-process-path"] = SPREAD
     words = [word for flag in kept(launch) for word in (flag.name, *flag.values)]
     words += prepared.model_flags
     words += _without(cpu_flags(), "--spec") if launch.value("--train-backend") == "fsdp" else cpu_flags()
     words += engine_flags(context, 64 * context, CONCURRENCY)
-    words += ["--actor-num-nodes", "1", "--actor-num-gpus-per-node", "2" if split else "1"]
-    words += ["--num-gpus-per-node", "4"]
-    if split:
-        words += [f"--{split}{'' if split == 'context' else '-model'}-parallel-size", "2"]
-        words += ["--cp-comm-type", "all_gather"] if split == "context" else []
-    words += ["--hf-checkpoint", str(prepared.model), "--load", str(prepared.model)]
-    if launch.flag("--ref-load"):
-        words += ["--ref-load", str(prepared.model)]
-    words += ["--prompt-data", str(prepared.data), "--num-rollout", str(ROLLOUTS)]
-    words += ["--rollout-batch-size", str(small.prompts), "--global-batch-size", str(small.batch)]
-    if (more := launch.number("--over-sampling-batch-size", 0)) > sizes.prompts:
-        words += ["--over-sampling-batch-size", str(-(-more * small.prompts // sizes.prompts))]
-    words += _micro_batches(launch, small, context)
-    words += ["--rollout-max-response-len", response, "--lr", LEARNING_RATE]
-    words += _evaluation(launch, prepared)
-    words += (
-        ["--custom-reward-post-process-path", SPREAD] if launch.value("--loss-type") != "sft_loss" else []
-    )
-    words += ["--save", str(out / "checkpoint"), "--save-interval", str(ROLLOUTS)]
-    words += ["--dump-details", str(out / "dumps"), "--use-tensorboard"]
-    return [*words, "--tb-project-name", "rehearsal", "--tb-experiment-name", "run"]
+    words += [str(word) for pair in given.items() for word in pair]
+    return [*words, *_evaluation(launch, prepared), "--use-tensorboard"]
+
+
+def _parallel(kind: str) -> str:
+    """The flag of a kind of parallelism."""
+    return f"--{kind}{'' if kind == 'context' else '-model'}-parallel-size"
 
 
 def _without(words: Sequence[str], flag: str) -> list[str]:
@@ -205,79 +217,55 @@ def _without(words: Sequence[str], flag: str) -> list[str]:
     return [*words[:at], *words[end:]]
 
 
-def _micro_batches(launch: Launch, small: Sizes, context: int) -> list[str]:
-    """Several micro-batches per step where the script has several, by count or by tokens."""
-    if launch.flag("--use-dynamic-batch-size"):
-        return ["--max-tokens-per-gpu", str(2 * context)]
-    size = launch.number("--micro-batch-size", 1)
-    return ["--micro-batch-size", str(max(n for n in range(1, size + 1) if small.batch % n == 0))]
-
-
 def _evaluation(launch: Launch, prepared: Prepared) -> list[str]:
     if not (launch.flag("--eval-prompt-data") and launch.flag("--eval-interval")):
         return []
+    data = ["--eval-prompt-data", launch.value("--eval-prompt-data"), str(prepared.evaluation)]
     words = ["--eval-interval", str(ROLLOUTS), "--n-samples-per-eval-prompt", "1"]
-    return [
-        *words,
-        "--eval-prompt-data",
-        launch.value("--eval-prompt-data"),
-        str(prepared.evaluation),
-        "--eval-max-response-len",
-        str(RESPONSE),
-    ]
+    return [*words, *data, "--eval-max-response-len", str(RESPONSE)]
 
 
-def account(launch: Launch, twin: str, data: str) -> list[tuple[str, str]]:
-    """(what, by what and why) for the reader.
+def account(launch: Launch, twin: str, data: str) -> dict[str, str]:
+    """What -> by what and why, for the reader.
 
     Args:
         twin: what the model became.
         data: where the rows come from.
     """
     sizes, split = sizes_of(launch), split_of(launch)
-    rows = [("model", twin), ("data", data), ("sizes", f"{sizes} -> {small_sizes(sizes)}")]
-    rows.append(("ranks", f"{_layout(launch)} -> {f'2 ranks, {split} parallel' if split else '1 rank'}"))
-    response = launch.value("--rollout-max-response-len", "the host's default")
-    rows.append(("lengths", f"responses of {response} -> {response_of(launch)} tokens"))
-    rate = launch.value("--lr", "the host's default")
-    rows.append(
-        (
-            "schedule",
-            f"{launch.value('--num-rollout', '?')} -> {ROLLOUTS} rollouts; learning rate {rate} -> "
-            f"{LEARNING_RATE}, so that one step can be seen",
-        )
+    rate, longest = (
+        launch.value(name, "the host's default") for name in ("--lr", "--rollout-max-response-len")
     )
+    rows = {
+        "model": twin,
+        "data": data,
+        "sizes": f"{sizes} -> {small_sizes(sizes)}",
+        "ranks": f"{_layout(launch)} -> {f'2 ranks, {split} parallel' if split else '1 rank'}",
+        "lengths": f"responses of {longest} -> {response_of(launch)} tokens",
+        "schedule": f"{launch.value('--num-rollout', '?')} -> {ROLLOUTS} rollouts; learning rate {rate} -> "
+        f"{LEARNING_RATE}, so that one step can be seen",
+    }
     if launch.value("--loss-type") != "sft_loss":
-        rows.append(
-            (
-                "rewards",
-                "1 is added to every second one where all of a rollout are alike, as a random model's "
-                "are; the reward function itself runs as it is",
-            )
+        rows["rewards"] = (
+            "1 is added to every second one where all of a rollout are alike, as a random model's are; the "
+            "reward function itself runs as it is"
         )
     if launch.flag("--colocate"):
-        rows.append(
-            (
-                "weights",
-                "--colocate: trainer and engine stand apart, the push goes by gloo instead of CUDA IPC",
-            )
+        rows["weights"] = (
+            "--colocate: trainer and engine stand apart, the push goes by gloo instead of CUDA IPC"
         )
     if flag := launch.flag("--dynamic-sampling-filter-path"):
-        rows.append(("filter", f"{flag} is left out: it would refuse a random model's groups for ever"))
+        rows["filter"] = f"{flag} is left out: it would refuse a random model's groups for ever"
     if launch.flag("--eval-config"):
-        rows.append(("evaluation", "--eval-config is left out"))
+        rows["evaluation"] = "--eval-config is left out"
     for why in ("speed and memory of a GPU", "the engine", "services outside"):
-        names = [flag.name for flag in launch.flags if group_of(flag.name) == why]
-        if names:
-            rows.append((why, f"left out: {', '.join(dict.fromkeys(names))}"))
+        if names := dict.fromkeys(flag.name for flag in launch.flags if group_of(flag.name) == why):
+            rows[why] = f"left out: {', '.join(names)}"
     return rows
 
 
 def _layout(launch: Launch) -> str:
     nodes, gpus = launch.number("--actor-num-nodes", 1), launch.value("--actor-num-gpus-per-node", "8")
-    sizes = [
-        (kind, launch.number(f"--{kind}{'' if kind == 'context' else '-model'}-parallel-size", 1))
-        for kind in (*PARALLEL, "expert")
-    ]
-    split = ", ".join(f"{kind} {size}" for kind, size in sizes if size > 1)
+    sizes = {kind: launch.number(_parallel(kind), 1) for kind in (*PARALLEL, "expert")}
+    split = ", ".join(f"{kind} {size}" for kind, size in sizes.items() if size > 1)
     return f"{nodes} x {gpus} GPUs{f' ({split})' if split else ''}"

@@ -10,11 +10,11 @@ from typing import Any
 from slime_ext.errors import ConfigError
 from slime_ext.without_cuda.driver import WHEEL, host_python, run_host
 from slime_ext.without_cuda.rehearsal import observe, prompts, replace, rewards, twin
-from slime_ext.without_cuda.rehearsal.launch import Flag, Launch
+from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
 
 TIMEOUT_S = 900.0
 Row = dict[str, Any]
-Account = list[tuple[str, str]]
+Account = dict[str, str]
 OF_A_CLUSTER = tuple(
     "CUDA NCCL NVTE NVSHMEM CUBLAS GLOO TP_SOCKET PYTORCH MASTER MC_ RAY no_proxy NO_PROXY PYTHONPATH "
     "PYTHONUNBUFFERED TORCH OMP WANDB SGLANG HF_".split()
@@ -22,7 +22,7 @@ OF_A_CLUSTER = tuple(
 
 
 @dataclass(frozen=True)
-class Host:
+class RehearsalHost:
     """What runs the rehearsal.
 
     Args:
@@ -62,7 +62,7 @@ def wheel_folder() -> Path:
     return host_python().parents[1] / "miles"
 
 
-def host_of(launch: Launch, given: str | None) -> Host:
+def host_of(launch: Launch, given: str | None) -> RehearsalHost:
     """The host that --host names, else the checkout that the script lies in, else the wheel.
 
     Raises:
@@ -74,12 +74,12 @@ def host_of(launch: Launch, given: str | None) -> Host:
     for folder in folders:
         for kind in ("slime", "miles"):
             if (folder / kind / "utils/arguments.py").is_file():
-                return Host(str(folder), folder / kind, is_own=True)
+                return RehearsalHost(str(folder), folder / kind, is_own=True)
     if folders and given:
         raise ConfigError(
             f"--host: expected 'miles' or a checkout of slime or miles, got {given}: no train.py there"
         )
-    return Host(WHEEL, wheel_folder() / "miles", is_own=given == WHEEL)
+    return RehearsalHost(WHEEL, wheel_folder() / "miles", is_own=given == WHEEL)
 
 
 def user_paths(launch: Launch) -> list[Path]:
@@ -90,14 +90,14 @@ def user_paths(launch: Launch) -> list[Path]:
     return [path for path in paths if path.is_dir() and "megatron" not in path.name.lower()]
 
 
-def module_paths(launch: Launch, host: Host) -> list[Path]:
+def module_paths(launch: Launch, host: RehearsalHost) -> list[Path]:
     """Where Python finds the functions that flags name."""
     site = host_python().parents[1].glob("lib/python*/site-packages")
     more = [host.package.parent, Path(__file__).parents[3], wheel_folder(), *site]
     return [*user_paths(launch), *(path for path in more if path.is_dir())]
 
 
-def with_found_files(launch: Launch, host: Host) -> Launch:
+def with_found_files(launch: Launch, host: RehearsalHost) -> Launch:
     """The launch with relative paths of files made absolute, as the run has another working directory."""
     roots = [Path.cwd(), Path(launch.script).resolve().parent, host.package.parent]
 
@@ -107,7 +107,7 @@ def with_found_files(launch: Launch, host: Host) -> Launch:
             return value
         return next((str(root / plain) for root in roots if (root / plain).exists()), value)
 
-    flags = tuple(Flag(f.name, tuple(map(found, f.values)), f.where) for f in launch.flags)
+    flags = tuple(WrittenFlag(f.name, tuple(map(found, f.values)), f.where) for f in launch.flags)
     return launch.with_flags(flags)
 
 
@@ -136,7 +136,7 @@ def prepare(launch: Launch, rows: tuple[list[Row], list[Row]], out: Path) -> tup
     return prepared, replace.account(launch, f"{small}; {words}", data.format(len(train)))
 
 
-def environment_of(launch: Launch, host: Host, out: Path) -> dict[str, str]:
+def environment_of(launch: Launch, host: RehearsalHost, out: Path) -> dict[str, str]:
     """Variables of the run: those of the Ray job that no cluster needs, and ours."""
     own = {name: value for name, value in launch.environment.items() if not name.startswith(OF_A_CLUSTER)}
     (out / "events").mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,12 @@ def environment_of(launch: Launch, host: Host, out: Path) -> dict[str, str]:
 
 
 def rehearse(
-    launch: Launch, host: Host, prepared: replace.Prepared, out: Path, timeout: float, megatron: str | None
+    launch: Launch,
+    host: RehearsalHost,
+    prepared: replace.Prepared,
+    out: Path,
+    timeout: float,
+    megatron: str | None,
 ) -> int:
     """Runs the host with the launch's small twin; returns its exit status."""
     flags = replace.replaced_flags(launch, prepared, out.absolute())

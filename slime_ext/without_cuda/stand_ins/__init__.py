@@ -1,4 +1,4 @@
-"""One file per stand-in: what it stands for, which release of which host needs it, how it is installed.
+"""One file per stand-in: what it stands for, and which release of which host needs it.
 
 A stand-in that no host needs any longer is deleted; tests/without_cuda shows of each that something fails
 without it.
@@ -12,21 +12,26 @@ from collections.abc import Collection
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.without_cuda.import_hooks import ImportHooks
 
-NAMES = (
-    "torch_cuda",
-    "accelerator",
-    "adam_state",
-    "cuda_ipc",
-    "free_ports",
-    "gloo",
-    "hf_weights",
-    "mooncake",
-    "process_groups",
-    "server_args",
-    "sglang_fork",
-    "sglang_kernels",
-    "weight_endpoints",
+HOSTS = ("miles", "slime")
+# file, when it acts, on the import of which module (".x": of both hosts), by which of its functions
+PLACES = (
+    ("torch_cuda", "before", "megatron.core", "replace"),
+    ("accelerator", "after", "slime.utils.accelerator", "register"),
+    ("adam_state", "after", "megatron.core.optimizer.distrib_optimizer", "fill_before_loading"),
+    ("cuda_ipc", "after", "sglang.srt.utils.patch_torch", "share_by_name"),
+    ("free_ports", "after", ".utils.misc", "start_at_own_range"),
+    ("gloo", "after", ".utils.distributed_utils", "use_gloo"),
+    ("hf_weights", "after", ".backends.megatron_utils.checkpoint", "replace_loader"),
+    ("mooncake", "before", "miles.backends.megatron_utils.update_weight", "replace_transfer"),
+    ("process_groups", "after", ".utils.reloadable_process_group", "add_names"),
+    ("server_args", "after", "sglang.srt.server_args", "give_fields"),
+    ("server_args", "after", ".backends.sglang_utils.arguments", "give_older_names"),
+    ("sglang_fork", "make", "sglang.srt.entrypoints.openai.encoding_dsv4", "refuse_use"),
+    ("sglang_kernels", "make", "sgl_kernel", "refuse_calls"),
+    ("sglang_kernels", "before", "torchvision", "declare_torchvision_ops"),
+    ("weight_endpoints", "after", ".backends.sglang_utils.sglang_engine", "translate_requests"),
 )
+NAMES = tuple(dict.fromkeys(name for name, *_ in PLACES))
 
 
 def install(without: Collection[str] = ()) -> None:
@@ -42,7 +47,9 @@ def install(without: Collection[str] = ()) -> None:
         if name not in NAMES:
             raise ConfigError(f"stand-ins: expected one of {NAMES}, got {name!r}{did_you_mean(name, NAMES)}")
     hooks = ImportHooks()
-    for name in NAMES:
+    for name, when, module, function in PLACES:
         if name not in without:
-            importlib.import_module(f"{__name__}.{name}").install(hooks)
+            call = getattr(importlib.import_module(f"{__name__}.{name}"), function)
+            for host in HOSTS if module.startswith(".") else ("",):
+                getattr(hooks, when)(f"{host}{module}", call)
     hooks.install()

@@ -9,13 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
-from slime_ext.without_cuda.import_hooks import ImportHooks
-
-
-def install(hooks: ImportHooks) -> None:
-    """Registers the backend once slime's registry is imported."""
-    hooks.after("slime.utils.accelerator", register)
-
 
 def register(registry: ModuleType) -> None:
     """Adds the backend `cpu` to slime's registry."""

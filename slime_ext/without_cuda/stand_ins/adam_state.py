@@ -10,15 +10,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from slime_ext.without_cuda.import_hooks import ImportHooks
-
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-
-def install(hooks: ImportHooks) -> None:
-    """Wraps what Megatron's optimizer calls before it loads a checkpoint."""
-    hooks.after("megatron.core.optimizer.distrib_optimizer", fill_before_loading)
 
 
 def fill_before_loading(module: ModuleType) -> None:

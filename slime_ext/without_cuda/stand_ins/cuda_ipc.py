@@ -9,13 +9,6 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from slime_ext.without_cuda.import_hooks import ImportHooks
-
-
-def install(hooks: ImportHooks) -> None:
-    """Replaces SGLang's rewriting, which trainer and engine ask for before a push."""
-    hooks.after("sglang.srt.utils.patch_torch", share_by_name)
-
 
 def share_by_name(module: ModuleType) -> None:
     """Lets `monkey_patch_torch_reductions` choose torch's sharing by files that have names."""

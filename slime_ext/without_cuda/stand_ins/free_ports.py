@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from types import ModuleType
 
 from slime_ext.errors import ConfigError
-from slime_ext.without_cuda.import_hooks import ImportHooks
 
 VARIABLE = "SLIME_EXT_FIRST_PORT"
 FIRST, RANGES, WIDTH = 20000, 120, 100  # below the ports that Linux gives to clients (32768 on)
@@ -38,12 +37,6 @@ def own_range() -> Iterator[int]:
             yield first
             return
     raise ConfigError(f"ports: expected a free range from {FIRST} on, got {RANGES} runs: end some")
-
-
-def install(hooks: ImportHooks) -> None:
-    """Raises the first port that the hosts look at to the start of this run's range."""
-    for host in ("miles", "slime"):
-        hooks.after(f"{host}.utils.misc", start_at_own_range)
 
 
 def start_at_own_range(misc: ModuleType) -> None:

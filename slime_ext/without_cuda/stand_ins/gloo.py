@@ -9,14 +9,6 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from slime_ext.without_cuda.import_hooks import ImportHooks
-
-
-def install(hooks: ImportHooks) -> None:
-    """Replaces the backend in the hosts' own copy of init_process_group."""
-    for host in ("miles", "slime"):
-        hooks.after(f"{host}.utils.distributed_utils", use_gloo)
-
 
 def use_gloo(module: ModuleType) -> None:
     """Makes a group of gloo where the host asks for one of NCCL."""

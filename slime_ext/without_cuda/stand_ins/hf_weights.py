@@ -19,17 +19,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from slime_ext.errors import DataError
-from slime_ext.without_cuda.import_hooks import ImportHooks
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module, Parameter
-
-
-def install(hooks: ImportHooks) -> None:
-    """Replaces the hosts' loader where it is the one that needs megatron.bridge."""
-    for host in ("miles", "slime"):
-        hooks.after(f"{host}.backends.megatron_utils.checkpoint", replace_loader)
 
 
 def replace_loader(checkpoint: ModuleType) -> None:

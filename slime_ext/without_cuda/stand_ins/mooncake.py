@@ -9,14 +9,7 @@ from __future__ import annotations
 import sys
 import types
 
-from slime_ext.without_cuda.import_hooks import ImportHooks
-
 PACKAGE = "miles.backends.megatron_utils.update_weight"
-
-
-def install(hooks: ImportHooks) -> None:
-    """Puts an empty module in its place before the package that imports it."""
-    hooks.before(PACKAGE, replace_transfer)
 
 
 def replace_transfer() -> None:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
-from slime_ext.without_cuda.import_hooks import ImportHooks
-
 NAMES = (
     "all_gather_single",
     "all_gather_single_coalesced",
@@ -21,12 +19,6 @@ NAMES = (
     "reduce_scatter_single",
     "reduce_scatter_single_coalesced",
 )
-
-
-def install(hooks: ImportHooks) -> None:
-    """Adds the names once the hosts' class is there."""
-    for host in ("miles", "slime"):
-        hooks.after(f"{host}.utils.reloadable_process_group", add_names)
 
 
 def add_names(module: ModuleType) -> None:

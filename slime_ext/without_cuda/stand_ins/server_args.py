@@ -12,17 +12,8 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from types import ModuleType
 
-from slime_ext.without_cuda.import_hooks import ImportHooks
-
 LONG_NAMES = {"dp": "data_parallel", "pp": "pipeline_parallel", "ep": "expert_parallel"}
 GONE = {"sglang_enforce_piecewise_cuda_graph": False, "sglang_disable_piecewise_cuda_graph": True}
-
-
-def install(hooks: ImportHooks) -> None:
-    """Adds the older names where SGLang's arguments and the hosts' checks of them are imported."""
-    hooks.after("sglang.srt.server_args", give_fields)
-    for host in ("miles", "slime"):
-        hooks.after(f"{host}.backends.sglang_utils.arguments", give_older_names)
 
 
 def give_fields(module: ModuleType) -> None:

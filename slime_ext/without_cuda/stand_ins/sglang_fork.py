@@ -8,22 +8,13 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from slime_ext.without_cuda.import_hooks import ImportHooks
-
-CHAT_FORMAT = "sglang.srt.entrypoints.openai.encoding_dsv4"
-
-
-def install(hooks: ImportHooks) -> None:
-    """Makes the module where SGLang has none."""
-    hooks.make(CHAT_FORMAT, refuse_use)
-
 
 def refuse_use(module: ModuleType) -> None:
     """Gives `module` no name at all; asking for one raises AttributeError with the reason."""
 
     def missing(name: str) -> object:
         raise AttributeError(
-            f"{CHAT_FORMAT}.{name}: only miles' fork of SGLang has the format of DeepSeek V4"
+            f"{module.__name__}.{name}: only miles' fork of SGLang has the format of DeepSeek V4"
         )
 
     module.__getattr__ = missing

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from slime_ext.errors import ConfigError
-from slime_ext.without_cuda.import_hooks import ImportHooks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,11 +31,6 @@ DO_NOTHING = (
 )
 MEMORY = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 CAPABILITY = (9, 0)  # of an H100, for checks of features that none of this path reaches
-
-
-def install(hooks: ImportHooks) -> None:
-    """Replaces torch.cuda just before megatron.core is imported."""
-    hooks.before("megatron.core", replace)
 
 
 def replace() -> None:

@@ -10,15 +10,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from slime_ext.without_cuda.import_hooks import ImportHooks
-
 IN_A_SESSION = ("update_weights_from_distributed", "update_weights_from_tensor")
-
-
-def install(hooks: ImportHooks) -> None:
-    """Wraps the one method through which the hosts' engines send every request."""
-    for host in ("miles", "slime"):
-        hooks.after(f"{host}.backends.sglang_utils.sglang_engine", translate_requests)
 
 
 def translate_requests(module: ModuleType) -> None:

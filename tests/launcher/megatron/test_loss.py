@@ -195,6 +195,17 @@ def test_recompute_counts_once():
     assert scalars["off_policy/tokens"] == sum(int(mask.sum()) for mask in batch.loss_masks)
 
 
+def test_beside_another_hook_nothing_is_said_of_a_correction():
+    batch, logits = batch_and_logits()
+    loss = make(hook=lambda *, pg_loss, loss_masks, **_: (pg_loss * 0.5, loss_masks, {}))
+    with step_metrics.under_way(MetricsLayout(of_policies=True)) as step:
+        loss(batch, 1, logits)
+        scalars, curves = step.reduce()
+    assert {"off_policy/k3_kl", "off_policy/ess_ratio"} <= scalars.keys()
+    told = {name.rpartition("/")[2] for name in (*scalars, *curves)}
+    assert not told & {"ess_weight", "weight_mean", "kept_fraction", "clipped_fraction"}
+
+
 def test_a_bound_on_staleness_drops_the_samples_that_are_older():
     """The launcher's micro-batches say which weights sampled them."""
     batch, logits = batch_and_logits()

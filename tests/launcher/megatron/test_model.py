@@ -14,9 +14,9 @@ from tests.launcher.megatron import tiny_model as tiny
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 
-def _logits(layout, tied, dtype):
+def _logits(layout, tied, dtype, experts):
     """{(dp, cp, tp rank): ([T, V/tp] of each micro-batch, its sequences)} where the last stage is."""
-    chunks = tiny.start(layout, tied, dtype)
+    chunks = tiny.start(layout, tied, dtype, experts)
     out = tiny.run_schedule(chunks, lambda x, s: (x.sum(), {"logits": x.clone(), "sequences": s}), True)
     return (parallel.dp_group().rank(), parallel.cp_group().rank(), parallel.tp_group().rank()), out
 
@@ -48,14 +48,14 @@ def _assemble(results):
     [x if x in ("cp2", "tp2pp2") else pytest.param(x, marks=pytest.mark.slow) for x in tiny.LAYOUTS],
 )
 def test_logits_are_those_of_transformers(layout):
-    kinds = list(itertools.product((False, True), TOLERANCE))
+    kinds = list(itertools.product((False, True), TOLERANCE, tiny.mixtures(layout)))
     ranks = run_ranks(each, tiny.LAYOUTS[layout][0], _logits, [(layout, *kind) for kind in kinds])
-    for (tied, dtype), of_ranks in zip(kinds, zip(*ranks, strict=True), strict=True):
-        found, oracle = _assemble(of_ranks), tiny.hf_model(tied, dtype)
+    for kind, of_ranks in zip(kinds, zip(*ranks, strict=True), strict=True):
+        found, oracle = _assemble(of_ranks), tiny.hf_model(*kind)
         assert len(found) == len(tiny.SEQUENCES)
         for sequence, logits in found.items():
             expected = oracle(torch.tensor([sequence])).logits[0]
-            bound = TOLERANCE[dtype] * expected.abs().max().item()
+            bound = TOLERANCE[kind[1]] * expected.abs().max().item()
             torch.testing.assert_close(logits, expected, rtol=0, atol=bound)
 
 
@@ -79,3 +79,11 @@ def test_initial_weights_have_megatrons_scale():
     assert draw("model.layers.0.mlp.up_proj.weight").std().item() == pytest.approx(0.05, rel=0.05)
     assert draw("model.layers.0.mlp.down_proj.weight").std().item() == pytest.approx(0.05 / 2, rel=0.05)
     assert draw("model.layers.1.self_attn.q_norm.weight").tolist() == [1.0] * 16
+
+
+def test_initial_weights_of_a_mixture_have_the_shapes_of_its_files():
+    draw = model.random_weights(tiny.tiny_args(), tiny.tiny_config(experts=tiny.MIXTURE))
+    files = tiny.hf_state(tiny.hf_model(experts=tiny.MIXTURE))
+    assert {name: draw(name).shape for name in files} == {name: t.shape for name, t in files.items()}
+    first, second = (draw(f"model.layers.0.mlp.experts.{i}.up_proj.weight") for i in (0, 1))
+    assert not torch.equal(first, second)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -25,16 +26,16 @@ def _step(chunks, adam):
     return adam.step()
 
 
-def _train(layout, tied, flags):
-    chunks = tiny.start(layout, tied, **flags)
+def _train(layout, tied, experts, flags):
+    chunks = tiny.start(layout, tied, experts=experts, **flags)
     adam = optimizer.build_optimizer(tiny.tiny_args(**flags), chunks)
     norms = [_step(chunks, adam) for _ in range(STEPS)]
-    return norms, weights.gather_hf_state(chunks, tiny.tiny_config(tied))
+    return norms, weights.gather_hf_state(chunks, tiny.tiny_config(tied, experts))
 
 
-def _train_oracle(tied):
+def _train_oracle(tied, experts):
     """torch's AdamW on transformers' model: warm-up by hand, torch's clipping, no decay of norms."""
-    oracle = tiny.hf_model(tied)
+    oracle = tiny.hf_model(tied, experts=experts)
     groups = [
         {"params": [p for p in oracle.parameters() if p.ndim > 1], "weight_decay": FLAGS["weight_decay"]},
         {"params": [p for p in oracle.parameters() if p.ndim == 1], "weight_decay": 0.0},
@@ -52,12 +53,12 @@ def _train_oracle(tied):
 
 @pytest.mark.parametrize("layout", tiny.LAYOUTS)
 def test_steps_are_those_of_torch_on_transformers(layout):
-    cases = [(layout, tied, FLAGS) for tied in (False, True)]
+    cases = [(layout, *kind, FLAGS) for kind in itertools.product((False, True), tiny.mixtures(layout))]
     ranks = run_ranks(each, tiny.LAYOUTS[layout][0], _train, cases)
-    for (_, tied, _), results in zip(cases, zip(*ranks, strict=True), strict=True):
-        norms, expected = _train_oracle(tied)
+    for (_, *kind, _), results in zip(cases, zip(*ranks, strict=True), strict=True):
+        norms, expected = _train_oracle(*kind)
         for found, _ in results:
-            assert found == [(True, pytest.approx(norm, rel=1e-12)) for norm in norms], tied
+            assert found == [(True, pytest.approx(norm, rel=1e-12)) for norm in norms], kind
             assert norms[0] > FLAGS["clip_grad"]
         state = results[0][1]
         for name, tensor in expected.items():
@@ -86,7 +87,7 @@ def test_a_loaded_state_continues_exactly():
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
 
 
-def _poisoned():
+def _nonfinite():
     chunks = tiny.start("tp2", **FLAGS)
     adam = optimizer.build_optimizer(tiny.tiny_args(**FLAGS), chunks)
     before = [p.clone() for p in chunks[0].parameters()]
@@ -100,7 +101,7 @@ def _poisoned():
 
 
 def test_a_nan_gradient_on_one_rank_stops_all_and_changes_nothing():
-    assert run_ranks(_poisoned, 2) == [True, True]
+    assert run_ranks(_nonfinite, 2) == [True, True]
 
 
 def _rates(flags):

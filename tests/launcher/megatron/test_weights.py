@@ -17,18 +17,19 @@ from tests.launcher.megatron import tiny_model as tiny
 pytestmark = pytest.mark.slow  # processes of their own
 
 
-def _round_trip(layout, tied, dtype):
-    return weights.gather_hf_state(tiny.start(layout, tied, dtype), tiny.tiny_config(tied))
+def _round_trip(layout, tied, dtype, experts):
+    chunks = tiny.start(layout, tied, dtype, experts)
+    return weights.gather_hf_state(chunks, tiny.tiny_config(tied, experts))
 
 
 @pytest.mark.parametrize("layout", tiny.LAYOUTS)
 def test_round_trip_is_exact(layout):
-    kinds = list(itertools.product((False, True), (torch.float64, torch.float32)))
+    kinds = list(itertools.product((False, True), (torch.float64, torch.float32), (None, tiny.MIXTURE)))
     ranks = run_ranks(each, tiny.LAYOUTS[layout][0], _round_trip, [(layout, *kind) for kind in kinds])
-    for (tied, dtype), (state, *others) in zip(kinds, zip(*ranks, strict=True), strict=True):
-        expected = tiny.hf_state(tiny.hf_model(tied, dtype))
-        assert state.keys() == expected.keys(), (tied, dtype)
-        assert all(torch.equal(state[name], expected[name]) for name in expected), (tied, dtype)
+    for kind, (state, *others) in zip(kinds, zip(*ranks, strict=True), strict=True):
+        expected = tiny.hf_state(tiny.hf_model(*kind))
+        assert state.keys() == expected.keys(), kind
+        assert all(torch.equal(state[name], expected[name]) for name in expected), kind
         assert others == [None] * len(others)
 
 
@@ -58,7 +59,7 @@ def test_transformer_engine_names_mean_the_same_tensors():
         assert parts[0] == parts[1]
 
 
-@pytest.mark.parametrize("name", ["decoder.layers.0.mlp.router.weight", "mtp.weight"])
+@pytest.mark.parametrize("name", ["decoder.layers.0.mlp.shared_experts.linear_fc1.weight", "mtp.weight"])
 def test_refuses_parameters_of_other_models(name):
     with pytest.raises(DataError, match=f"expected a parameter of Qwen3, got '{name}'"):
         weights.part_of(name, tiny.tiny_config(), 1)

@@ -1,4 +1,4 @@
-"""A tiny Qwen3 model in both worlds, its arguments, ragged packed batches, one pass of the schedule."""
+"""A tiny Qwen3 in both worlds, dense or not, its arguments, ragged packed batches, a pass of the schedule."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import torch
 import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm, Qwen3MoeTopKRouter
 
 from slime_ext.launcher.megatron import log_probs, model, parallel
 
@@ -67,25 +69,39 @@ def tiny_args(
     return Namespace(**{**DEFAULTS, **sizes, "params_dtype": dtype, **more})
 
 
-def tiny_config(tied: bool = False) -> Qwen3Config:
+def tiny_config(tied: bool = False, experts: dict[str, Any] | None = None) -> Qwen3Config | Qwen3MoeConfig:
     """Four query heads in two groups, heads wider than hidden_size / heads, two layers."""
-    return Qwen3Config(
-        vocab_size=48,
-        hidden_size=32,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        rope_theta=5000.0,
-        max_position_embeddings=64,
-        tie_word_embeddings=tied,
-    )
+    sizes = {
+        "vocab_size": 48,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rope_theta": 5000.0,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": tied,
+    }
+    return Qwen3Config(**sizes) if experts is None else Qwen3MoeConfig(**sizes, **experts)
 
 
-def hf_model(tied: bool = False, dtype: torch.dtype = torch.float64) -> Qwen3ForCausalLM:
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+UNNORMALISED = MIXTURE | {"num_experts_per_tok": 3, "norm_topk_prob": False}
+
+
+def mixtures(layout: str) -> tuple[dict[str, Any] | None, ...]:
+    """The experts of the models that a layout trains: None of a dense one; a mixture only without TP."""
+    return (None,) if LAYOUTS[layout][1] > 1 else (None, MIXTURE, UNNORMALISED)
+
+
+def hf_model(
+    tied: bool = False, dtype: torch.dtype = torch.float64, experts: dict[str, Any] | None = None
+) -> PreTrainedModel:
     """transformers' model with weights (norms too) drawn per name, the oracle of everything here."""
-    oracle = Qwen3ForCausalLM._from_config(tiny_config(tied), attn_implementation="sdpa").to(dtype).eval()
+    config = tiny_config(tied, experts)
+    config._experts_implementation = "eager"  # the default knows no float64
+    oracle = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(dtype).eval()
     with torch.no_grad():
         for name, parameter in oracle.named_parameters():
             noise = torch.randn(
@@ -93,31 +109,48 @@ def hf_model(tied: bool = False, dtype: torch.dtype = torch.float64) -> Qwen3For
             )
             parameter.copy_(noise * 0.2 + (1 if "norm" in name else 0))
     if dtype is torch.float64:
-        _keep_norms_in_float64(oracle)
+        _keep_in_float64(oracle)
     return oracle
 
 
-def _keep_norms_in_float64(oracle: Qwen3ForCausalLM) -> None:
-    """transformers computes its norms in float32, whatever the weights."""
+def _keep_in_float64(oracle: PreTrainedModel) -> None:
+    """transformers computes norms in float32, whatever the weights; and routing weights, as Megatron does,
+    which takes the softmax of the chosen experts' logits where transformers divides chosen probabilities."""
 
-    def forward(self: Qwen3RMSNorm, x: Tensor) -> Tensor:
+    def norm(self: nn.Module, x: Tensor) -> Tensor:
         return self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
 
+    def route(self: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = x.reshape(-1, self.hidden_dim) @ self.weight.T
+        chosen, indices = logits.topk(self.top_k)
+        if not self.norm_topk_prob:
+            return logits, logits.float().softmax(-1).gather(-1, indices).to(x.dtype), indices
+        return logits, chosen.float().softmax(-1).to(x.dtype), indices
+
+    forwards = {Qwen3RMSNorm: norm, Qwen3MoeRMSNorm: norm, Qwen3MoeTopKRouter: route}
     for module in oracle.modules():
-        if isinstance(module, Qwen3RMSNorm):
-            module.forward = types.MethodType(forward, module)
+        if type(module) in forwards:
+            module.forward = types.MethodType(forwards[type(module)], module)
 
 
-def hf_state(oracle: Qwen3ForCausalLM) -> dict[str, Tensor]:
-    """Its parameters by name, a tied one once, cut off from the model."""
-    return {name: parameter.detach().clone() for name, parameter in oracle.named_parameters()}
+def hf_state(oracle: PreTrainedModel) -> dict[str, Tensor]:
+    """Its parameters as they are named in its files, a tied one once, cut off from the model."""
+    state = {name: parameter.detach().clone() for name, parameter in oracle.named_parameters()}
+    return revert_weight_conversion(oracle, state)
 
 
-def start(layout: str, tied: bool = False, dtype: torch.dtype = torch.float64, **more: Any) -> list[Any]:
+def start(
+    layout: str,
+    tied: bool = False,
+    dtype: torch.dtype = torch.float64,
+    experts: dict[str, Any] | None = None,
+    **more: Any,
+) -> list[Any]:
     """Joins the layout's groups and builds this rank's model with the oracle's weights."""
     args = tiny_args(*LAYOUTS[layout][1:], dtype, **more)
     parallel.initialize(args)
-    return model.build_model(args, tiny_config(tied), hf_state(hf_model(tied, dtype)).__getitem__)
+    oracle = hf_model(tied, dtype, experts)
+    return model.build_model(args, oracle.config, hf_state(oracle).__getitem__)
 
 
 def slice_for_rank(sequence: list[int], rank: int, size: int) -> list[int]:
@@ -198,7 +231,7 @@ def weights_of(sequence: list[int]) -> list[float]:
     return [(1 + token / 50) / 10 for token in sequence[1:]] + [0.0]
 
 
-def hf_loss(oracle: Qwen3ForCausalLM) -> Tensor:
+def hf_loss(oracle: PreTrainedModel) -> Tensor:
     """The loss of ``sequence_loss`` from transformers, sequence by sequence."""
     total = torch.zeros((), dtype=torch.float64)
     for sequence in SEQUENCES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from slime_ext.launcher.output import dumps
-from slime_ext.launcher.rollout.sample import Sample
+from slime_ext.launcher.rollout.sample import RolloutSample
 
 # key sets of files that slime's own writers made
 ROLLOUT_KEYS = set(
@@ -67,7 +67,7 @@ def save_train(template, samples, **more):
 
 def test_a_rollout_dump_has_slimes_keys(tmp_path):
     template = str(tmp_path / "rollout_data" / "{rollout_id}.pt")
-    path = dumps.save_rollout(template, 3, [Sample(index=0, tokens=[1]), Sample(index=1)])
+    path = dumps.save_rollout(template, 3, [RolloutSample(index=0, tokens=[1]), RolloutSample(index=1)])
     content = torch.load(path, weights_only=True)
     assert path.name == "3.pt"
     assert (set(content), content["rollout_id"]) == ({"rollout_id", "samples"}, 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_ext.launcher.rollout.sample import Sample
+from slime_ext.launcher.rollout.sample import RolloutSample
 
 # Keys of a sample in a rollout dump, as written by slime's own Sample.to_dict at 624b824a8.
 SLIME_KEYS = """group_index index rollout_id prompt tokens multimodal_inputs multimodal_train_inputs
@@ -15,7 +15,7 @@ session_id non_generation_time spec_info prefix_cache_info""".split()
 def sample():
     versions = {"weight_versions": ["1", "2"], "token_weight_versions": ["1", "2"]}
     per_token = {"loss_mask": [1, 1], "rollout_log_probs": [-0.5, -1.0], **versions}
-    return Sample(3, 7, 2, "ab", [5, 6, 7, 8], "cd", 2, "cd", 1.0, **per_token, cached_tokens=1)
+    return RolloutSample(3, 7, 2, "ab", [5, 6, 7, 8], "cd", 2, "cd", 1.0, **per_token, cached_tokens=1)
 
 
 def test_dump_has_slimes_keys_and_one_of_ours():
@@ -40,6 +40,6 @@ def test_a_dropped_sample_trains_nothing_and_keeps_its_place():
 
 
 def test_a_dropped_sample_without_log_probs_gets_zeros():
-    dropped = Sample(tokens=[1, 2, 3], response_length=2, rollout_log_probs=[-1.0]).drop("why")
+    dropped = RolloutSample(tokens=[1, 2, 3], response_length=2, rollout_log_probs=[-1.0]).drop("why")
     assert dropped.rollout_log_probs == [0.0, 0.0]
     assert dropped.token_weight_versions == ["unknown", "unknown"]

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from slime_ext.without_cuda.rehearsal import checks, page
+from slime_ext.commands.rehearse import page
+from slime_ext.without_cuda.rehearsal import checks
 from slime_ext.without_cuda.rehearsal.evidence import Evidence
 from tests.without_cuda.rehearsal.launches import launch
 
@@ -200,7 +201,8 @@ def test_the_page(width):
         ("checkpoint", "not reached", ""),
     ]
     text = io.StringIO()
-    found = page.result([checks.Line(*line) for line in lines], ["memory"], 61.4, Path("/out/log"))
+    seen = Evidence(0, 61.4, Path("/out/log"))
+    found = page([checks.PageLine(*line) for line in lines], ["memory"], seen)
     Console(file=text, width=width).print(found)
     assert [line.split() for line in text.getvalue().splitlines()] == [
         line.split() for line in PAGE.splitlines()
@@ -208,11 +210,11 @@ def test_the_page(width):
 
 
 def test_what_cannot_be_seen_depends_on_what_was_replaced():
-    account = [
-        ("model", "2 layers; without mixture of experts; one of bytes"),
-        ("data", "not on this machine: 64"),
-    ]
+    account = {
+        "model": "2 layers; without mixture of experts; one of bytes",
+        "data": "not on this machine: 64",
+    }
     found = checks.unseen(launch(), account)
     assert "mixture of experts" in found and "the model's tokenizer and chat template" in found
     assert any("keys, lengths, labels" in line for line in found)
-    assert len(checks.unseen(launch(), [("model", "2 layers"), ("data", "first 64 rows")])) == len(found) - 3
+    assert len(checks.unseen(launch(), {"model": "2 layers", "data": "first 64 rows"})) == len(found) - 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slime_ext.commands.rehearse import of_rules
 from slime_ext.without_cuda.rehearsal.preflight import known_flags, mistakes
 from tests.without_cuda.rehearsal.launches import WORDS, launch
 
@@ -45,8 +46,6 @@ CASES = [
     ("--use-tiss", "run.sh:27: --use-tiss: the host has no such flag; did you mean --use-tis?"),
     ("--quite-other 1", "run.sh:27: --quite-other: the host has no such flag: nothing reads it"),
     ("--global-batch-size 96", "got 96: 64 samples of each rollout would train nothing"),
-    ("--num-steps-per-rollout 2", "expected 256 / --num-steps-per-rollout 2 = 128, got 64"),
-    ("--over-sampling-batch-size 8", "expected at least --rollout-batch-size 32, got 8"),
     ("--custom-rm-path rewards.score", None),
     ("--custom-rm-path rewards.scor", "rewards.py has no scor; did you mean 'score'?"),
     ("--custom-rm-path reward.score", "no module reward below the launch"),
@@ -83,3 +82,17 @@ def test_a_launch_without_a_model_is_a_mistake(known):
     assert "--hf-checkpoint: expected in the launch, got none among its 2 flags" in next(
         mistakes(bare, known, [], is_own_host=True)
     )
+
+
+RULES = {
+    "--num-steps-per-rollout 2": "run.sh:14: --global-batch-size: expected --rollout-batch-size 32 x",
+    "--over-sampling-batch-size 8": "run.sh:27: --over-sampling-batch-size: expected at least --rollout-b",
+    "--use-tis --custom-tis-function-path slime_ext.tis.token_ti": "did you mean 'token_tis'",
+    "--rm-type math": None,
+}
+
+
+def test_the_rules_of_check_hold_for_every_launch():
+    for flags, line in RULES.items():
+        found = list(of_rules(launch(flags)))
+        assert (not found) if line is None else line in found[0], (flags, found)

@@ -58,9 +58,9 @@ def test_the_host_is_the_one_that_the_script_lies_in(tmp_path, monkeypatch):
     said = launch()
     inside = type(said)(str(tmp_path / "scripts/run.sh"), "train.py", said.flags, {})
     outside = type(said)("/elsewhere/run.sh", "train.py", said.flags, {})
-    assert run.host_of(inside, None) == run.Host(str(tmp_path), tmp_path / "slime", is_own=True)
+    assert run.host_of(inside, None) == run.RehearsalHost(str(tmp_path), tmp_path / "slime", is_own=True)
     assert run.host_of(outside, str(tmp_path)).kind == "slime"
-    assert run.host_of(outside, None) == run.Host("miles", tmp_path / "wheel/miles", is_own=False)
+    assert run.host_of(outside, None) == run.RehearsalHost("miles", tmp_path / "wheel/miles", is_own=False)
     assert run.host_of(inside, "miles").name == "miles"
     with pytest.raises(ConfigError, match="--host: expected 'miles' or a checkout"):
         run.host_of(outside, str(tmp_path / "scripts"))
@@ -144,7 +144,7 @@ def test_the_environment_has_the_jobs_variables_and_none_of_a_cluster(tmp_path):
     said = launch("--custom-reward-post-process-path a.b")
     job = {"NCCL_DEBUG": "INFO", "MY_KEY": "1", "CUDA_X": "1", "PYTHONPATH": str(tmp_path)}
     said = type(said)(said.script, said.program, said.flags, job)
-    host = run.Host("miles", tmp_path / "miles", is_own=False)
+    host = run.RehearsalHost("miles", tmp_path / "miles", is_own=False)
     found = run.environment_of(said, host, tmp_path / "out")
     assert found["MY_KEY"] == "1" and not {"NCCL_DEBUG", "CUDA_X"} & set(found)
     assert found[rewards.THEIRS] == "a.b" and str(tmp_path) in found["PYTHONPATH"].split(":")
@@ -154,7 +154,7 @@ def test_the_environment_has_the_jobs_variables_and_none_of_a_cluster(tmp_path):
 def test_relative_files_are_found_from_where_the_user_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").touch()
-    host = run.Host("miles", tmp_path, is_own=False)
+    host = run.RehearsalHost("miles", tmp_path, is_own=False)
     found = run.with_found_files(launch("--custom-config-path c.yaml --rm-type math"), host)
     assert (
         found.value("--custom-config-path") == str(tmp_path / "c.yaml") and found.value("--rm-type") == "math"
@@ -170,7 +170,7 @@ def test_flags_of_the_run_reach_the_driver(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run, "run_host", run_host)
     prepared = replace.Prepared(tmp_path, ("--num-layers", "2"), tmp_path, tmp_path, 10)
-    said, host = launch(program="train_async.py"), run.Host("miles", tmp_path, is_own=False)
+    said, host = launch(program="train_async.py"), run.RehearsalHost("miles", tmp_path, is_own=False)
     assert run.rehearse(said, host, prepared, tmp_path, 60.0, None) == 7
     assert seen["asynchronous"] and seen["timeout"] == 60.0 and "--num-layers" in seen["flags"]
 
@@ -180,6 +180,6 @@ def test_the_users_folders_alone_come_before_the_hosts_packages(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/theirs:{tmp_path}/absent")
     (tmp_path / "theirs").mkdir()
-    wheel = run.Host("miles", tmp_path / "wheel/miles", is_own=True)
+    wheel = run.RehearsalHost("miles", tmp_path / "wheel/miles", is_own=True)
     own = run.environment_of(launch(), wheel, tmp_path / "out")
     assert set(own["PYTHONPATH"].split(":")) == {str(tmp_path), f"{tmp_path}/theirs"}

@@ -1,0 +1,94 @@
+"""Sums by the version of the weights that sampled, and the weights' ages where a dump does not tell them.
+
+slime's dumps name the weights but not the trainer's own version. Within a rollout all weights may then have
+the same version, however old it is; over a run their age is the number of rollouts since they were first
+seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from slime_ext.analysis.document import Curve, Moment, Point
+from slime_ext.analysis.records import DumpedRollout
+from slime_ext.analysis.tables import run_begins, run_sums, tabulated
+
+NOTE = "ages are counted in rollouts since the first one that the weights sampled; the dumps do not tell them"
+
+
+class VersionSums(NamedTuple):
+    """Sums over those tokens of a rollout that one version of the weights sampled."""
+
+    rollout_id: int
+    version: int
+    count: int
+    log_ratio: float  # sum
+    absolute: float  # sum |l|
+    k3: float  # sum, of ``near``
+    age: float = 0.0  # of the weights, as far as the rollout's files tell it; the newest's may be larger
+
+
+def by_version(part: DumpedRollout) -> dict[int, Tensor]:
+    """version -> [3, 4]: all its tokens, those after a change of weights inside their response, and those of
+    responses without one; of each count, sum l, sum |l|, sum k3."""
+    begins = run_begins(part.versions, part.segments.ids)
+    count, absolute, _, log_ratio, _, near = part.columns
+    sums = run_sums((count, log_ratio, absolute, near), begins)
+    is_known = (sums[0] > 0) & (part.versions[begins] >= 0)
+    begins, sums = begins[is_known], sums[:, is_known]
+    sample, version = part.segments.ids[begins].long(), part.versions[begins]
+    none = version.new_zeros(part.count)
+    first = none.scatter_reduce(0, sample, version, "amin", include_self=False)[sample]
+    last = none.scatter_reduce(0, sample, version, "amax", include_self=False)[sample]
+    is_pure, is_last = first == last, version == last
+    numbers, index = version.unique(return_inverse=True)
+    kinds = (torch.ones_like(is_pure), is_last & ~is_pure, is_pure)
+    table = torch.stack([tabulated(index[kind], sums[:, kind], len(numbers)) for kind in kinds], 1)
+    return dict(zip(numbers.tolist(), table, strict=True))
+
+
+def reference(rollout: DumpedRollout) -> float:
+    """The weight version from which the ages of a rollout are counted; 0 where no age is known."""
+    if rollout.ages is None or not rollout.size:
+        return 0.0
+    return max(float((rollout.ages.double() + rollout.versions).nan_to_num(-1.0).max()), 0.0)
+
+
+def since_seen(versions: Iterable[VersionSums]) -> dict[VersionSums, int]:
+    """How many rollouts old the weights are in each rollout, counted from the first one that they
+    sampled; empty if no version sampled two rollouts."""
+    ordered = sorted(versions)
+    first: dict[int, int] = {}
+    ages = {sums: sums.rollout_id - first.setdefault(sums.version, sums.rollout_id) for sums in ordered}
+    return ages if any(ages.values()) else {}
+
+
+def curve(ages: dict[VersionSums, int]) -> Curve:
+    """The mean log-ratio at each age, as the curve ``staleness``."""
+    points = []
+    for age in sorted(set(ages.values())):
+        same = [sums for sums, other in ages.items() if other == age]
+        count = sum(sums.count for sums in same)
+        mean, distance = (sum(getattr(sums, k) for sums in same) / count for k in ("log_ratio", "absolute"))
+        points.append(Point(x=age, count=count, mean=mean, absolute=distance))
+    return Curve(name="staleness", points=tuple(points))
+
+
+def mean_age(ages: dict[VersionSums, int], rollout_id: int | None = None) -> float:
+    """Mean age over the tokens of one rollout, or of all rollouts."""
+    found = [(sums.count, age) for sums, age in ages.items() if rollout_id in (None, sums.rollout_id)]
+    return sum(count * age for count, age in found) / max(sum(count for count, _ in found), 1)
+
+
+def timeline(moments: Sequence[Moment], ages: dict[VersionSums, int]) -> list[Moment]:
+    """The moments of the timeline with the mean age of their tokens."""
+    return [
+        m.model_copy(
+            update={"numbers": m.numbers.model_copy(update={"staleness": mean_age(ages, m.rollout_id)})}
+        )
+        for m in moments
+    ]
