@@ -165,7 +165,7 @@ def _command(module: str, *words: object) -> subprocess.CompletedProcess[str]:
 
 def _forget(folder: Path) -> None:
     """Drops what is large; metrics, logs and the analysis stay."""
-    for name in (*DUMPS, "checkpoints", "weights", "weights_evaluated", "tensorboard"):
+    for name in (*DUMPS, "checkpoints", "weights", "weights_evaluated"):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 

@@ -184,25 +184,22 @@ def _function(config: Any, arguments: Arguments) -> str:
 
 
 def _check_paths(arguments: Arguments) -> None:
-    """Functions of ours that do not exist, or that the wrong flag names; a launch without the hook's."""
-    if arguments.script and not arguments.get("custom_tis_function_path"):
+    """Functions of ours that do not exist, or that the wrong flag names; a key that no function reads."""
+    path, name = arguments.get("custom_tis_function_path"), contract.function_of(arguments.namespace())
+    is_read = name not in contract.SEEDS and (path or not arguments.script)
+    if arguments.get("slime_ext") is not None and not is_read:
         raise ConfigError(
             f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
-            "none: nothing would read that key"
+            f"{path or 'none'}: nothing would read that key"
         )
-    for name, ours in contract.OURS.items():
-        path = arguments.get(name) or ours
-        if path.startswith("slime_ext") and path != ours:
-            near = did_you_mean(path, [ours])
-            raise ConfigError(f"{flag_of(name)}: expected {ours} of slime_ext, got '{cut(path)}'{near}")
+    for dest, ours in contract.OURS.items():
+        named = arguments.get(dest) or ours
+        if named.startswith("slime_ext") and named != ours:
+            near = did_you_mean(named, [ours])
+            raise ConfigError(f"{flag_of(dest)}: expected {ours} of slime_ext, got '{cut(named)}'{near}")
 
 
 def _of_seed(name: str, arguments: Arguments) -> Checked:
-    if arguments.get("slime_ext") is not None:
-        raise ConfigError(
-            f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
-            f"{contract.TIS}.{name}: nothing would read that key"
-        )
     line, needs_target = formula(name, arguments.values), name in contract.NEED_TARGET
     rows = {"function": name, "formula": line, "needs": "cur_log_probs" if needs_target else "-"}
     notes = _notes(arguments, needs_target=needs_target)

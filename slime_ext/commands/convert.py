@@ -65,9 +65,13 @@ def read_settings(system: str, path: str) -> dict[str, Any]:
         return hydra.with_defaults(path, tuple(place[0] for place in _places(system)))
     found = _overrides(system, path)
     if _find(system, found) is None:
-        raise ConfigError(
-            f"{path}: expected overrides of {_home(system)}, got none{_other_script(system, path)}"
+        other = system_of(path)
+        is_of = (
+            f"it is a script of {other}; use --from {other}"
+            if other
+            else f"{system} corrects nothing without"
         )
+        raise ConfigError(f"{path}: expected overrides of {_home(system)}, got none: {is_of}")
     return found
 
 
@@ -124,9 +128,7 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any, tuple[str, 
     """
     for path in (*AMONG.get(system, ()), ()):
         if isinstance(found := _at(whole, path, None), Mapping):
-            where = ".".join(("convert", *path))
-            _forbid_both(system, where, found)
-            _forbid_misspelt(system, where, found if path else {})
+            _check_beside(system, ".".join(("convert", *path)), found, is_top=not path)
     if (found := _find(system, whole)) is not None:
         return _with_loss(*found) if system == "skyrl" else (*found, ())
     keys = _keys(system)
@@ -159,20 +161,17 @@ def _find(system: str, whole: Mapping[str, Any]) -> tuple[str, Any] | None:
     return (".".join(AMONG[system][0]), own) if own and not loss_alone else None
 
 
-def _forbid_both(system: str, where: str, found: Mapping[str, Any]) -> None:
-    """Flat keys beside the block that replaced them, of which a system reads one."""
-    flat = [key for key in found if key in _keys(system)]
-    if system == "verl" and NAMED[system] in found and flat:
+def _check_beside(system: str, where: str, found: Mapping[str, Any], *, is_top: bool) -> None:
+    """Refuses flat keys beside the block that replaced them, of which verl reads one, and misspelt ones."""
+    named, keys = NAMED.get(system), _keys(system)
+    flat = [key for key in found if key in keys]
+    if system == "verl" and named in found and flat:
         raise ConfigError(
-            f"{where}.{flat[0]}: expected it without {NAMED[system]} beside it, got both: {system} reads one "
-            "of them"
+            f"{where}.{flat[0]}: expected it without {named} beside it, got both: {system} reads one of them"
         )
-
-
-def _forbid_misspelt(system: str, where: str, found: Mapping[str, Any]) -> None:
-    keys = [*_keys(system), *filter(None, [NAMED.get(system)])]
-    for key in (str(key) for key in found if key not in keys):
-        if near := difflib.get_close_matches(key, keys, n=1, cutoff=NEARLY):
+    known = [*keys, *([named] if named else [])]
+    for key in (str(key) for key in found if key not in known and not is_top):
+        if near := difflib.get_close_matches(key, known, n=1, cutoff=NEARLY):
             raise ConfigError(f"{where}: expected {near[0]}, got {cut(key)}: {system} does not know it")
 
 
@@ -192,16 +191,6 @@ def _other(system: str, whole: Mapping[str, Any]) -> str:
     others = (name for name in dialects.CONVERTED if name != system)
     found = (name for name in others if _find(name, whole) or any(key in _keys(name) for key in whole))
     return next((f": it is a block of {name}; use --from {name}" for name in found), "")
-
-
-def _other_script(system: str, path: str) -> str:
-    """Which other system's script it is, or what the system then does."""
-    other = system_of(path)
-    return (
-        f": it is a script of {other}; use --from {other}"
-        if other
-        else f": {system} corrects nothing without"
-    )
 
 
 def _at(whole: Any, path: tuple[str, ...], absent: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,7 +76,3 @@ def command_of(path: str, given: Sequence[str]) -> str:
         last = said[-1] if said else "it ran no command with `ray job submit`"
         raise ConfigError(f"{path}: expected a job that is submitted, got none: {last}")
     return submitted[-1]
-
-
-if __name__ == "__main__":
-    print(command_of(sys.argv[1], sys.argv[2:]))

@@ -89,7 +89,8 @@ def mistakes(launch: Launch, host: run.RehearsalHost) -> list[str]:
     """What the launch's text shows to be wrong: of the host's flags, of functions, of our configuration."""
     known = preflight.known_flags(host.package, run.wheel_folder() / "megatron")
     paths = run.module_paths(launch, host)
-    return [*preflight.mistakes(launch, known, paths, is_own_host=host.is_own), *of_rules(launch)]
+    found = list(preflight.mistakes(launch, known, paths, is_own_host=host.is_own))
+    return found or list(of_rules(launch))
 
 
 def of_rules(launch: Launch) -> Iterator[str]:

@@ -197,8 +197,9 @@ BEFORE_THE_MERGE: Rules = {
     "micro-batch": lambda a: a.use_dynamic_batch_size and a.max_tokens_per_gpu is None,
     "--balance-by-flops: expected --use-dynamic-batch-size beside it, got none: it cuts "
     "micro-batches": lambda a: a.balance_by_flops and not a.use_dynamic_batch_size,
-    f"--global-batch-size: expected rollout batch size x samples per prompt / "
-    f"--num-steps-per-rollout, got {{a.global_batch_size}}: {AFTERWARDS}": lambda a: _steps_disagree(a),
+    "--global-batch-size: expected --rollout-batch-size {a.rollout_batch_size} x --n-samples-per-prompt "
+    "{a.n_samples_per_prompt} / --num-steps-per-rollout {a.num_steps_per_rollout}, got {a.global_batch_size}"
+    ": slime works it out where no flag gives it": lambda a: _steps_disagree(a),
     "--over-sampling-batch-size: expected at least --rollout-batch-size {a.rollout_batch_size}, got "
     "{a.over_sampling_batch_size}: a rollout would never be full": lambda a: (
         (a.over_sampling_batch_size or a.rollout_batch_size or 0) < (a.rollout_batch_size or 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.evidence import chain, judge, picture, rows, runs, settings, table
+from benchmarks.evidence import chain, judge, picture, reward, rows, runs, settings, table
 from benchmarks.evidence.rows import Row
 from slime_ext.errors import ConfigError
 from slime_ext.launcher.arguments import parse_args
@@ -220,3 +220,32 @@ def test_a_start_is_made_once_and_named_in_the_flags(tmp_path, monkeypatch):
     assert found[0] == found[1] and asked == ["benchmarks.evidence.warm"]
     assert found[0]["hf_checkpoint"] == str(tmp_path / "start-1/model")
     assert runs._start(OF.panels["lag"], {}, tmp_path / "start-2") == {}
+
+
+def test_the_reward_counts_tokens_not_characters():
+    """a = 4, b = 5, the end = 2; <reserved0> = 12 is one token of eleven characters."""
+    args, tokens = Namespace(hf_checkpoint=str(settings.ROOT / "configs/tiny/model")), [7, 7, 3]
+    for answer, share, exact in [
+        ([4, 5, 4, 5, 2], 1.0, 1.0),
+        ([4, 5, 4, 5, 4], 4 / 5, 0.0),  # no end
+        ([12, 5, 4, 5, 2], 4 / 5, 0.0),
+        ([4, 5, 2], 2 / 5, 0.0),
+        ([4, 5, 4, 5, 4, 2], 4 / 6, 0.0),
+        ([12], 0.0, 0.0),
+    ]:
+        sample = Namespace(tokens=tokens + answer, response_length=len(answer), label="abab", metadata={})
+        assert reward.tokens_in_place(args, sample) == pytest.approx(share)
+        sample.metadata = {"rm_type": "exact"}
+        assert reward.tokens_in_place(args, sample) == exact
+
+
+def test_settings_looked_at_are_a_row_each_with_an_end_a_seed():
+    line = {"chain": False, "length": 4, "lag": 8, "rounding": None, "lr": 1e-3, "cut": 1.0, "decay": True}
+    line |= {"warm": 0.0, "entropy": 0.06, "rollouts": 64, "curve": [[0, 0.0]], "preset": "none"}
+    lines = [line | {"seed": 2, "end": 0.5}, line | {"seed": 1, "end": 0.25}]
+    lines += [line | {"seed": 1, "end": 0.75, "preset": "topr"}, line | {"seed": 1, "end": 1.0, "lag": 1}]
+    rows = table.scouted(lines).splitlines()[2:]
+    assert rows == [
+        "| copy 4 | random | lag 8 | 0.001 linear | 0.06 | 64 | 0.25 0.50 |  |  |  | `topr` 0.75 |",
+        "| copy 4 | random | none | 0.001 linear | 0.06 | 64 | 1.00 |  |  |  |  |",
+    ]

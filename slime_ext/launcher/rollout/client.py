@@ -178,39 +178,49 @@ class EngineClient:
         ended: threading.Event,
     ) -> list[RolloutSample]:
         """The samples of one request, however often it must be asked for."""
-        attempt = 0
-        while True:
-            try:
-                answer = self._ask(request, sampling)
-            except _Again as reason:
-                if attempt >= self.retries or ended.is_set():
-                    raise EngineError(
-                        f"prompt of group {request.group_index}: expected an answer from "
-                        f"{self.url}/generate, got {reason} {attempt + 1} times: see sglang.log"
-                    ) from reason
-            else:
-                return read_group(
-                    request, answer, rollout_id, self.decode, sampling.max_new_tokens, self.vocab_size
-                )
-            ended.wait(min(self.backoff * 2**attempt, _MAX_BACKOFF_S))
-            self._recover()
-            attempt += 1
-
-    def _ask(self, request: GenerateRequest, sampling: SamplingParams) -> Any:
         body = {
             "input_ids": list(request.prompt_ids),
             "sampling_params": sampling.payload(request.n),
             "return_logprob": True,
         }
+        where = f"prompt of group {request.group_index}"
+
+        def ask() -> Any:
+            return self._checked(self._send(where, "POST", "/generate", body))
+
+        answer = self._repeated(
+            ask, f"{where}: expected an answer from {self.url}/generate", self._recover, ended
+        )
+        return read_group(request, answer, rollout_id, self.decode, sampling.max_new_tokens, self.vocab_size)
+
+    def _repeated(
+        self, ask: Callable[[], Any], expected: str, recover: Callable[[], Any], ended: threading.Event
+    ) -> Any:
+        """What ``ask`` returns, asked again with backoff while it raises _Again, after ``recover``."""
+        for attempt in range(self.retries + 1):
+            try:
+                return ask()
+            except _Again as error:
+                reason = error
+            if attempt == self.retries or ended.wait(min(self.backoff * 2**attempt, _MAX_BACKOFF_S)):
+                break
+            recover()
+        raise EngineError(f"{expected}, got {reason} {attempt + 1} times: see sglang.log") from reason
+
+    def _send(self, where: str, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        """The reply to one request; `where` is named where the server refuses it."""
         try:
-            reply = self._http.post("/generate", json=body)
+            reply = self._http.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise _Again(type(error).__name__) from error
         if reply.status_code >= 500 or reply.status_code in _TRY_AGAIN:
-            raise _Again(f"status {reply.status_code}")
+            raise _Again(f"status {reply.status_code} ({_said(reply)})")
         if reply.status_code >= 400:
-            raise _refusal(f"prompt of group {request.group_index}", reply)
-        return self._checked(reply)
+            raise EngineError(
+                f"{where}: expected the rollout engine to accept it, got status {reply.status_code}: "
+                f"{_said(reply)}"
+            )
+        return reply
 
     def _checked(self, reply: httpx.Response) -> Any:
         """The answer, unless it is an error under status 200, or of a server that lost our weights."""
@@ -227,31 +237,16 @@ class EngineClient:
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer to a request other than `generate`; a server that is away is waited for."""
-        reason: object = None
-        for attempt in range(self.retries + 1):
-            if attempt:
-                time.sleep(self.backoff)
-                self.wait_healthy(self.recovery_timeout)
-            try:
-                reply = self._http.request(method, path, json=body)
-            except httpx.HTTPError as error:
-                reason = type(error).__name__
-                continue
-            if reply.status_code < 400:
-                return reply.json()
-            if reply.status_code < 500 or attempt == self.retries:
-                raise _refusal(path, reply)
-        raise EngineError(
-            f"rollout engine: expected an answer from {self.url}{path}, got {reason} "
-            f"{self.retries + 1} times: see sglang.log"
+        return self._repeated(
+            lambda: self._send(path, method, path, body).json(),
+            f"rollout engine: expected an answer from {self.url}{path}",
+            lambda: self.wait_healthy(self.recovery_timeout),
+            threading.Event(),
         )
 
 
-def _refusal(where: str, reply: httpx.Response) -> EngineError:
+def _said(reply: httpx.Response) -> str:
     try:
-        said = words_of(reply.json())
+        return words_of(reply.json())
     except ValueError:
-        said = words_of(reply.text)
-    return EngineError(
-        f"{where}: expected the rollout engine to accept it, got status {reply.status_code}: {said}"
-    )
+        return words_of(reply.text)

@@ -62,7 +62,9 @@ def test_a_refusal_is_final_and_in_the_servers_words(stand_in):
 
 def test_a_server_that_keeps_failing_is_given_up(stand_in):
     stand_in.faults.extend([500] * 9)
-    with pytest.raises(EngineError, match=r"prompt of group 0: expected .* got status 500 3 times"):
+    with pytest.raises(
+        EngineError, match=r"prompt of group 0: expected .* got status 500 \(asked to fail with 500\) 3 times"
+    ):
         client(stand_in, retries=2).generate(requests(1), SAMPLING)
     assert len(stand_in.prompts) == 3
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from transformers import DynamicCache
 
 from slime_ext.errors import DataError
 from slime_ext.launcher.rollout.client import EngineClient
 from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams
 from slime_ext.launcher.rollout.weight_sync import push_weights
-from tests.launcher.engine import SERVED, VOCAB, make_tiny_qwen3
+from tests.launcher.engine import SERVED, VOCAB, make_tiny_qwen3, started, tiny_engine
 from tests.launcher.rollout.test_processes import wait_for
 
 pytestmark = SERVED
@@ -38,8 +39,11 @@ def prompts(count=8, n=2, length=12):
     return [GenerateRequest([draw.randrange(3, VOCAB) for _ in range(length)], g, n) for g in range(count)]
 
 
-def mean_difference(model_dir, samples, temperature=1.0):
-    """Mean over all sampled tokens of |log-prob of the server − log-prob of transformers in fp32|."""
+def mean_difference(model_dir, samples, temperature=1.0, cache=None):
+    """Mean over all sampled tokens of |log-prob of the server − log-prob of transformers in fp32|.
+
+    `cache`: class of the keys and values of transformers; None: not rounded.
+    """
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
@@ -47,7 +51,10 @@ def mean_difference(model_dir, samples, temperature=1.0):
     for sample in samples:
         ids = torch.tensor([sample.tokens])
         with torch.no_grad():
-            logits = model(ids).logits[0, sample.prompt_length - 1 : -1] / temperature
+            logits = (
+                model(ids, past_key_values=cache and cache()).logits[0, sample.prompt_length - 1 : -1]
+                / temperature
+            )
         response = ids[0, sample.prompt_length :, None]
         expected = torch.log_softmax(logits.double(), -1).gather(1, response)[:, 0]
         total += (expected - torch.tensor(sample.rollout_log_probs).double()).abs().sum().item()
@@ -66,6 +73,23 @@ def test_log_probs_are_those_of_transformers(client, models, temperature):
     assert len(samples) == 16 and not any(sample.dropped for sample in samples)
     assert mean_difference(models[1], samples, temperature) < 1e-5
     assert mean_difference(models[2], samples, temperature) > 1e-2  # the comparison can fail
+
+
+class EightBits(DynamicCache):
+    """Keys and values rounded to e4m3, those of the present token too: SGLang reads all from its cache."""
+
+    def update(self, keys, values, *rest, **more):
+        rounded = [x.to(torch.float8_e4m3fn).to(x.dtype) for x in (keys, values)]
+        return super().update(*rounded, *rest, **more)
+
+
+def test_an_fp8_cache_holds_keys_and_values_rounded_to_e4m3(models, tmp_path):
+    with started(tiny_engine(tmp_path, switches=["--kv-cache-dtype", "fp8_e4m3"])) as engine:
+        client = EngineClient(engine.url, concurrency=8, vocab_size=VOCAB, timeout=60)
+        client.update_weights_from_disk(models[1], 1)
+        samples = flat(client.generate(prompts(), SamplingParams(16, ignore_eos=True)))
+    assert mean_difference(models[1], samples, cache=EightBits) < 1e-5
+    assert mean_difference(models[1], samples) > 1e-4  # the comparison can fail
 
 
 def test_new_weights_change_what_is_sampled(client, models):
