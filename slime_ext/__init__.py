@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from slime_ext.lazy_attributes import lazy_attributes
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 FILES = {"Correction": "correction", "load_config": "config"}
 MODULES = ("ops", "presets", "steps", "tis")

@@ -96,13 +96,7 @@ class Sampler:
         samples = self._generate(
             self.dataset.next_batch(args.rollout_batch_size),
             args.n_samples_per_prompt,
-            SamplingParams(
-                max_new_tokens=args.rollout_max_response_len,
-                temperature=args.rollout_temperature,
-                top_p=args.rollout_top_p,
-                top_k=args.rollout_top_k,
-                stop_token_ids=self._stop_ids(),
-            ),
+            self._params(args.rollout_max_response_len, args.rollout_temperature),
             rollout_id,
         )
         for sample in samples:
@@ -121,15 +115,8 @@ class Sampler:
         return out
 
     def _evaluate(self, prompts: Sequence[Prompt]) -> float:
-        args = self.args
-        params = SamplingParams(
-            max_new_tokens=args.eval_max_response_len,
-            temperature=args.eval_temperature,
-            top_p=args.rollout_top_p,
-            top_k=args.rollout_top_k,
-            stop_token_ids=self._stop_ids(),
-        )
-        samples = self._generate(prompts, args.n_samples_per_eval_prompt, params, None)
+        params = self._params(self.args.eval_max_response_len, self.args.eval_temperature)
+        samples = self._generate(prompts, self.args.n_samples_per_eval_prompt, params, None)
         return sum(self._score(samples)) / max(len(samples), 1)  # a dropped one counts as 0
 
     def _generate(
@@ -172,9 +159,11 @@ class Sampler:
         """Rewards of the samples that were not dropped; a dropped one has none."""
         return score(self.args, [s for s in samples if not s.remove_sample])
 
-    def _stop_ids(self) -> tuple[int, ...]:
-        chosen = tuple(self.args.rollout_stop_token_ids or ())
-        return chosen or (self.tokenizer.eos_token_id,)
+    def _params(self, longest: int, temperature: float) -> SamplingParams:
+        """How responses are drawn, of rollouts and of evaluations."""
+        stop = tuple(self.args.rollout_stop_token_ids or ()) or (self.tokenizer.eos_token_id,)
+        top = {"top_p": self.args.rollout_top_p, "top_k": self.args.rollout_top_k}
+        return SamplingParams(longest, temperature, **top, stop_token_ids=stop)
 
 
 def rollout_metrics(samples: Sequence[RolloutSample]) -> Metrics:

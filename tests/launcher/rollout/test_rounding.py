@@ -114,7 +114,7 @@ def test_the_engine_samples_with_rounded_weights_and_is_evaluated_with_the_train
     sampler.args = Namespace(
         run_path=str(tmp_path / "run"), hf_checkpoint=str(tmp_path), rollout_weight_rounding="int4"
     )
-    sampler.client = EngineClient(stand_in.url)
+    sampler.client, sampler.ahead = EngineClient(stand_in.url), None
     trained = {"model.layers.0.mlp.up_proj.weight": torch.randn(8, 8)}
     rounded = round_weights(trained, "int4")
 
