@@ -14,7 +14,7 @@ from slime_ext.checks import check
 from slime_ext.losses import Bounds, HostLoss, LossInputs, Surrogate
 from slime_ext.metrics.layout import MetricsLayout
 from slime_ext.metrics.measure import LARGEST, Measured, Summary, count_bins, position_bins, summarize
-from slime_ext.ops.ratios import finite_tokens, in_common, widened
+from slime_ext.ops.ratios import compared, widened
 from slime_ext.ops.segments import AllSum, as_numbers, identity
 from slime_ext.state import (
     NO_PLAN,
@@ -134,12 +134,9 @@ class Correction:
     def read(self, tokens: Tokens) -> StepInputs:
         """What steps read token by token, with no statistics yet."""
         numerator = tokens.target if self.numerator == "target" else tokens.proximal
-        numerator, behavior = in_common(numerator, tokens.behavior)
-        finite = finite_tokens(behavior, tokens.segments.mask)
+        read = compared(numerator, tokens.behavior, tokens.segments.mask)
         advantages = None if tokens.advantages is None else widened(tokens.advantages)
-        log_ratio = torch.where(finite, numerator - behavior, 0)
-        given = numerator, behavior, advantages, tokens.ages, self.units
-        return StepInputs(tokens.segments, log_ratio, finite, *given)
+        return StepInputs(tokens.segments, *read, advantages, tokens.ages, self.units)
 
     def decide(self, inputs: StepInputs, plan: Plan, *, observe: bool = False) -> Outcome:
         """From inputs with their statistics to weights and keep: the second half of a call."""
@@ -196,15 +193,11 @@ class Correction:
             # log-ratio and advantage read 0, so that it is not clipped either.
             loss, clipped = self.surrogate(LossInputs(vars(tokens), outcome.keep), bounds)
         loss = torch.where(outcome.keep, loss, 0)
-        return loss * self.factor(outcome, loss.detach()), clipped
-
-    def factor(self, outcome: Outcome, loss: Tensor) -> Tensor:
-        """[T] what multiplies the loss, in its dtype. A weight that no step bounds is cut where the product
-        would overflow: infinity times a loss of 0 is NaN."""
         factor = outcome.factor.to(loss.dtype)
-        if self.bounds_weights:
-            return factor
-        return torch.minimum(factor, largest_product(loss.dtype) / loss.abs().clamp_min(1))
+        if not self.bounds_weights:  # cut where the product would overflow: infinity times 0 is NaN
+            most = largest_product(loss.dtype) / loss.detach().abs().clamp_min(1)
+            factor = torch.minimum(factor, most)
+        return loss * factor, clipped
 
     @cached_property
     def sets_weights(self) -> bool:

@@ -250,7 +250,13 @@ class Reject(Step):
             state = state.reject("sequence", ~(inputs.ages > self.max_staleness))
         if not self._reads_ratio:
             return state
-        inside = self._inside(inputs)
+        if self._exceeds:
+            inside = inputs.table[self._exceeds] == 0
+        else:
+            low, high = self._limits
+            value = inputs.total(self.unit, self.aggregate, self.statistic)
+            # The second is false for NaN, too.
+            inside = value <= high if low == -math.inf else value.clamp(low, high) == value
         if self.when != "always":
             inside = inside >= self._applies(inputs)  # or it does not apply
         return state.reject(self.unit, inside)
@@ -258,15 +264,6 @@ class Reject(Step):
     @cached_property
     def _reads_ratio(self) -> bool:
         return (self.low, self.high) != (None, None)
-
-    def _inside(self, inputs: StepInputs) -> Tensor:
-        if self._exceeds:
-            return inputs.table[self._exceeds] == 0
-        low, high = self._limits
-        value = inputs.total(self.unit, self.aggregate, self.statistic)
-        if low == -math.inf:
-            return value <= high
-        return value.clamp(low, high) == value  # false for NaN, too
 
     @cached_property
     def _exceeds(self) -> StatisticKey | None:

@@ -33,12 +33,12 @@ MUTATIONS = {
         "ops/segments.py", "torch.where(self.mask, values, 0)", "values * self.mask", "tests/ops"
     ),
     "exclude the rejection bound": Mutation(
-        "steps.py", "return value <= high", "return value < high", "tests/test_steps.py"
+        "steps.py", "inside = value <= high", "inside = value < high", "tests/test_steps.py"
     ),
     "forget the detach": Mutation(
         "ops/ratios.py",
-        "return numerator.detach().to(dtype), behavior.detach()",
-        "return numerator.to(dtype), behavior.detach()",
+        "= numerator.detach().to(dtype)",
+        "= numerator.to(dtype)",
         "tests/test_presets.py tests/test_off_policy_is.py",
     ),
     "the prefix includes the token": Mutation("ops/prefixes.py", "torch.inf).roll(1)", "torch.inf)", SUITE),
@@ -67,6 +67,18 @@ MUTATIONS = {
         "",
         "tests/host/test_train_step.py",
     ),
+    "a log-prob above 0 counts": Mutation(
+        "host/packing.py", "torch.nan)", "0.0)", "tests/host/test_packing.py"
+    ),
+    "a log-prob above 0 is not looked for": Mutation(
+        "host/packing.py", "<= HIGHEST)", "<= 1e30)", "tests/host/test_packing.py tests/test_tis.py"
+    ),
+    "the bins begin with 1 token": Mutation(
+        "metrics/measure.py",
+        "table = torch.zeros(len(rows), LANES",
+        "table = torch.ones(len(rows), LANES",
+        "tests/metrics",
+    ),
     "padding unknown": Mutation(
         "host/packing.py", "(padded_length or total_length)", "total_length", "tests/host/test_packing.py"
     ),
@@ -92,15 +104,15 @@ MUTATIONS = {
         "ops/surrogates.py", "log_ratio.detach().exp()", "log_ratio.exp()", "tests/ops"
     ),
     "flip the ratio": Mutation(
-        "correction.py",
+        "ops/ratios.py",
         "torch.where(finite, numerator - behavior, 0)",
         "torch.where(finite, behavior - numerator, 0)",
         SUITE,
     ),
     "drop the mask": Mutation(
         "ops/ratios.py",
-        "return mask & (behavior.clamp",
-        "return (behavior.clamp",
+        "= mask & (behavior",
+        "= (behavior",
         SUITE,
     ),
     "< for <=": Mutation(
@@ -168,7 +180,7 @@ MUTATIONS = {
     ),
     "products without a limit": Mutation(
         "correction.py",
-        "largest_product(loss.dtype) / loss.abs().clamp_min(1)",
+        "largest_product(loss.dtype) / loss.detach().abs().clamp_min(1)",
         "torch.full_like(loss, 1e38)",
         "tests/test_correction.py",
     ),
@@ -183,8 +195,8 @@ MUTATIONS = {
     ),
     "a masked token is an extreme": Mutation(
         "metrics/measure.py",
-        "gone = 1 - 1 / as_numbers(outcome.finite, log_ratio.dtype)",
-        "gone = torch.zeros_like(log_ratio)",
+        "torch.where(outcome.finite, x, -torch.inf)",
+        "x",
         "tests/metrics",
     ),
     "a curve's bin begins one later": Mutation(
@@ -195,8 +207,8 @@ MUTATIONS = {
     ),
     "the seeds' band excludes its bound": Mutation(
         "steps.py",
-        "return value.clamp(low, high) == value",
-        "return (value > low) & (value < high)",
+        "else value.clamp(low, high) == value",
+        "else (value > low) & (value < high)",
         "tests/test_tis.py",
     ),
 }

@@ -155,7 +155,8 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
     )
     names = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
     proximal, behavior, target, advantages = (_flat(name, getattr(call, name), segments) for name in names)
-    behavior = behavior.masked_fill(behavior > HIGHEST, torch.nan)
+    if behavior.device.type != "cpu" or (segments.size and not float(behavior.amax()) <= HIGHEST):  # NaN, too
+        behavior = behavior.masked_fill(behavior > HIGHEST, torch.nan)
     return Tokens(segments, proximal, behavior, target, advantages)
 
 

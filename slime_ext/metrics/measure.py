@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -115,20 +115,20 @@ def summarize(
     behavior = tokens.behavior.detach().to(log_ratio.dtype)
     named, columns = {}, []
     for name, row in _rows(outcome, behavior):
-        named[name] = segments.total(row)
+        named[name] = row.sum().double()
         if position is not None and name in CURVE_COLUMNS:
             columns.append(row)
     counts = _effect_counts(
         outcome, layout.effects, segments, named["counted"], counts_sequences=counts_sequences
     )
-    clipped = _count(outcome.clipped & segments.mask, segments)
-    by_surrogate = clipped * 0 if surrogate_clipped is None else _count(surrogate_clipped, segments)
+    clipped = _count(outcome.clipped & segments.mask)
+    by_surrogate = clipped * 0 if surrogate_clipped is None else _count(surrogate_clipped)
     of_sequences, oldest, log_sums = _of_sequences(
         outcome.sequences, tokens.ages, counts_sequences=counts_sequences
     )
     sums = (*(named[name] for name in COLUMNS), *counts, clipped, by_surrogate, *of_sequences)
-    gone = 1 - 1 / as_numbers(outcome.finite, log_ratio.dtype)  # -inf where there is no log-ratio
-    highest = [_highest(gone + log_ratio), _highest(gone - log_ratio), _highest(outcome.weights), *oldest]
+    extremes = (torch.where(outcome.finite, x, -torch.inf) for x in (log_ratio, -log_ratio))
+    highest = [*map(_highest, (*extremes, outcome.weights)), *oldest]
     return Summary(
         torch.stack([x.double() for x in sums]),
         torch.stack([x.double() for x in highest]),
@@ -164,8 +164,7 @@ def count_bins(summary: Summary) -> Measured:
 
     A token without a finite log-prob has l = 0 and lies in no bin.
     """
-    ones = torch.ones(1, device=summary.sums.device).expand(summary.histogram_bin.shape)
-    below, above = _sums_by_bin(summary.histogram_bin, [ones], SIGNED, ones.dtype).view(2, -1).unbind()
+    below, above = _sums_by_bin(summary.histogram_bin, [None], SIGNED).view(2, -1).unbind()
     sides = [
         torch.cat([x[FIRST : FIRST + SIDE], x[FIRST + SIDE :].sum(0, keepdim=True)]) for x in (above, below)
     ]
@@ -206,17 +205,24 @@ def _bins(values: Tensor, edges: Sequence[float]) -> Tensor:
     return functools.reduce(operator.add, (as_numbers(values >= edge, torch.uint8) for edge in edges))
 
 
-def _sums_by_bin(
-    index: Tensor, rows: Sequence[Tensor], bins: int, dtype: torch.dtype = torch.float64
-) -> Tensor:
-    """K rows [T] added up by bin, in ``dtype`` -> [K, bins] float64."""
-    index, even = index.long(), index.shape[0] // LANES * LANES
-    table = torch.zeros(len(rows), LANES, bins, dtype=dtype, device=index.device)
+def _sums_by_bin(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Tensor:
+    """K rows [T], None for ones, added up by bin -> [K, bins] float64."""
+    if index.device.type == "cpu":  # elsewhere bincount would wait for the device
+        weights = (None if row is None else row.double() for row in rows)
+        return torch.stack([torch.bincount(index, some, bins).double() for some in weights])
+    return _scattered(index.long(), rows, bins)
+
+
+def _scattered(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Tensor:
+    """As ``_sums_by_bin``, in tables that few tokens share."""
+    even = index.shape[0] // LANES * LANES
+    ones = torch.ones(1, dtype=torch.float64, device=index.device).expand(index.shape)
+    table = torch.zeros(len(rows), LANES, bins, dtype=torch.float64, device=index.device)
     for sums, row in zip(table, rows, strict=True):
-        row = row.to(dtype)
+        row = ones if row is None else row.double()
         sums.scatter_add_(1, index[:even].view(LANES, -1), row[:even].view(LANES, -1))
         sums[0].scatter_add_(0, index[even:], row[even:])
-    return table.sum(1).double()
+    return table.sum(1)
 
 
 def _effect_counts(
@@ -232,31 +238,26 @@ def _effect_counts(
     What only whole sequences did is counted by sequence, on one of the ranks that share them.
     """
     sequences = outcome.sequences
-
-    def total(flags: Mapping[str, list[Tensor]], of_sequence: Tensor, among: Tensor) -> Tensor:
-        """Tokens of ``among`` in units with a flag; ``of_sequence``: how many of them each sequence has."""
-        united = {unit: functools.reduce(operator.or_, some) for unit, some in flags.items()}
-        if united.keys() == {"sequence"}:
-            return (united["sequence"] * of_sequence).sum() * counts_sequences
-        expanded = (_expanded(unit, some, segments) for unit, some in united.items())
-        marked = functools.reduce(operator.or_, expanded, torch.zeros_like(among)) & among
-        return _count(marked, segments)
-
     for _, kind, step in counts:
         wanted = "rejected" if kind == "kept" else kind
-        flags: dict[str, list[Tensor]] = {}
+        flags: dict[str, Tensor] = {}
         for place, did, unit, some in outcome.step_effects:
             if did == wanted and (place == step or (kind == "kept" and place < step)):
-                flags.setdefault(unit, []).append(some)
+                flags[unit] = flags[unit] | some if unit in flags else some
+        among, of_sequence = segments.mask, sequences.count
         if kind == "kept":
-            yield finite - total(flags, sequences.finite, outcome.finite)
+            among, of_sequence = outcome.finite, sequences.finite
+        if flags.keys() == {"sequence"}:
+            count = (flags["sequence"] * of_sequence).sum() * counts_sequences
         else:
-            yield total(flags, sequences.count, segments.mask)
+            expanded = (_expanded(unit, some, segments) for unit, some in flags.items())
+            count = _count(functools.reduce(operator.or_, expanded, torch.zeros_like(among)) & among)
+        yield finite - count if kind == "kept" else count
 
 
-def _count(flags: Tensor, segments: Segments) -> Tensor:
+def _count(flags: Tensor) -> Tensor:
     """[T] bool -> [] float64, how many local tokens have the flag."""
-    return segments.total(as_numbers(flags, torch.float32))
+    return as_numbers(flags, torch.float32).sum().double()
 
 
 def _expanded(unit: str, flags: Tensor, segments: Segments) -> Tensor:

@@ -13,15 +13,13 @@ Level = Literal["token", "turn", "sequence", "geometric"]
 LEVELS: tuple[str, ...] = get_args(Level)
 
 
-def finite_tokens(behavior: Tensor, mask: Tensor) -> Tensor:
-    """[T] bool: response tokens whose behavior log-prob is finite."""
-    return mask & (behavior.detach().abs() < torch.inf)
-
-
-def in_common(numerator: Tensor, behavior: Tensor) -> tuple[Tensor, Tensor]:
-    """Both log-probs detached, in float32 or the wider dtype of the two."""
+def compared(numerator: Tensor, behavior: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What ``log_ratio`` returns; [T] bool, the response tokens whose behavior log-prob is finite; and both
+    log-probs [T], detached, in float32 or the wider dtype of the two."""
     dtype = torch.promote_types(torch.promote_types(numerator.dtype, behavior.dtype), torch.float32)
-    return numerator.detach().to(dtype), behavior.detach().to(dtype)
+    numerator, behavior = numerator.detach().to(dtype), behavior.detach().to(dtype)
+    finite = mask & (behavior.abs() < torch.inf)
+    return torch.where(finite, numerator - behavior, 0), finite, numerator, behavior
 
 
 def widened(values: Tensor) -> Tensor:
@@ -40,8 +38,7 @@ def log_ratio(numerator: Tensor, behavior: Tensor, mask: Tensor) -> Tensor:
     Returns:
         [T] nats, detached, float32 or the wider dtype of the inputs.
     """
-    numerator, behavior = in_common(numerator, behavior)
-    return torch.where(finite_tokens(behavior, mask), numerator - behavior, 0)
+    return compared(numerator, behavior, mask)[0]
 
 
 def sequence_mean(log_ratio: Tensor, segments: Segments) -> Tensor:

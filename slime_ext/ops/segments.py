@@ -159,39 +159,41 @@ class Segments:
         sum|x|: in float32 1.9e-6 of sum|x| at any length, where one sequential float32 sum of 128k tokens
         guarantees 7.9e-3.
         """
-        shared, bounds = self.blocks
-        full = self._full_blocks * BLOCK
-        table = [
-            torch.cat([blocks.sum(1), blocks.index_select(0, shared).view(-1), row[full:]])
-            for row in rows
-            for blocks in (row[:full].view(-1, BLOCK),)
-        ]
-        return _sums_between(torch.stack(table).double(), bounds)
-
-    def total(self, values: Tensor) -> Tensor:
-        """[T] -> [] float64, the sum over the local tokens; torch adds in pairs, in the values' own dtype."""
-        return values.sum().double()
+        full, shared, bounds = self.blocks
+        full *= BLOCK
+        parts: list[Tensor] = []
+        for row in rows:
+            blocks = row[:full].view(-1, BLOCK)
+            parts += blocks.sum(1), blocks.index_select(0, shared).view(-1), row[full:]
+        table = torch.cat(parts).double()
+        width, count = table.shape[0] // len(rows), (bounds.shape[0] - 1) // 3
+        if not width:  # zeros with a gradient: all ranks take part in the backward pass of a sum over them
+            return table.sum().expand(len(rows), count)
+        starts = torch.arange(len(rows) + 1, device=table.device) * width
+        offsets = (starts[:, None] + bounds).view(-1)[: len(rows) * (3 * count + 1) + 1]
+        # One segment_reduce over all rows: of one dimension it is a scan on CUDA, of two a loop over each
+        # segment.
+        sums = torch.segment_reduce(table, "sum", offsets=offsets, unsafe=True, initial=0)
+        sums = sums.view(len(rows), 3 * count + 1)
+        return sums[:, : 2 * count : 2] + sums[:, 2 * count : 3 * count]
 
     @cached_property
-    def _full_blocks(self) -> int:
-        """How many blocks there are; the tokens after them, at least 2 of many, are added one by one."""
-        return max(self.size - 2, 0) // BLOCK
-
-    @cached_property
-    def blocks(self) -> tuple[Tensor, Tensor]:
-        """The blocks that several sequences share (and the first two); and [3 S + 1] bounds among the sums of
-        all blocks followed by the single tokens of the shared ones: where the blocks of each sequence alone
-        begin and end (2 S), where its single tokens begin (S), and where all end."""
+    def blocks(self) -> tuple[int, Tensor, Tensor]:
+        """How many blocks there are (the tokens after them, at least 2 of many, are added one by one); those
+        that several sequences share (and the first two); and [3 S + 1] bounds among the sums of all blocks
+        followed by the single tokens of the shared ones: where the blocks of each sequence alone begin and
+        end (2 S), where its single tokens begin (S), and where all end."""
+        full = max(self.size - 2, 0) // BLOCK
         bounds = torch.tensor([0, *accumulate(self.local_lengths)])
-        block = (bounds // BLOCK).clamp(max=self._full_blocks)
+        block = (bounds // BLOCK).clamp(max=full)
         later = block[1:][(block[1:] > block[:-1]) & (block[1:] > 1)]
         shared = torch.cat([torch.arange(2), later])
-        singles = self._full_blocks + (torch.searchsorted(shared, block) - block) * BLOCK + bounds
-        shared = shared[shared < self._full_blocks]
-        begins = (block[:-1] + 1).clamp(min=2).clamp(max=self._full_blocks)
+        singles = full + (torch.searchsorted(shared, block) - block) * BLOCK + bounds
+        shared = shared[shared < full]
+        begins = (block[:-1] + 1).clamp(min=2).clamp(max=full)
         alone = torch.stack([begins, torch.maximum(begins, block[1:])], 1).view(-1)
         both = to_device(torch.cat([shared, alone, singles]), self.device)
-        return both[: len(shared)], both[len(shared) :]
+        return full, both[: len(shared)], both[len(shared) :]
 
     def local_maxima(self, values: Tensor) -> Tensor:
         """[T], -inf at masked tokens -> [S, shards_per_sequence] float64, the maximum of each shard.
@@ -262,17 +264,3 @@ class Segments:
         shifts = host_ints([begin - at for begin, at in zip(begins, ends, strict=False)], self.device)
         shifts = shifts.repeat_interleave(host_ints(lengths, self.device), output_size=self.size)
         return shifts + torch.arange(self.size, device=self.device)
-
-
-def _sums_between(table: Tensor, bounds: Tensor) -> Tensor:
-    """[K, N] float64, and [3 S + 1] bounds as ``Segments.blocks`` has them -> [K, S]."""
-    (rows, width), count = table.shape, (bounds.shape[0] - 1) // 3
-    if not width:  # zeros with a gradient: all ranks take part in the backward pass of a sum over them
-        return table.sum(1, keepdim=True).expand(rows, count)
-    starts = torch.arange(rows + 1, device=table.device) * width
-    offsets = (starts[:, None] + bounds).view(-1)[: rows * (3 * count + 1) + 1]
-    # One segment_reduce over all rows: of one dimension it is a scan on CUDA, of two a loop over each
-    # segment.
-    sums = torch.segment_reduce(table.view(-1), "sum", offsets=offsets, unsafe=True, initial=0)
-    sums = sums.view(rows, 3 * count + 1)
-    return sums[:, : 2 * count : 2] + sums[:, 2 * count : 3 * count]

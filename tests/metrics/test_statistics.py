@@ -51,6 +51,16 @@ def bin_of(curve, value, edges):
     return layout.CURVES[curve][sum(value >= edge for edge in edges)]
 
 
+def test_bins_are_counted_alike_where_bincount_would_wait():
+    generator = torch.Generator().manual_seed(0)
+    for size in (0, 1, 15, 16, 17, 1000):
+        index = torch.randint(0, 7, (size,), generator=generator, dtype=torch.int32)
+        rows = (None, torch.randn(size, generator=generator))
+        counted = module._sums_by_bin(index, rows, 9)
+        torch.testing.assert_close(counted, module._scattered(index.long(), rows, 9), rtol=1e-12, atol=1e-12)
+        assert counted[0].tolist() == [index.tolist().count(i) for i in range(9)]
+
+
 PLACES = {
     "by_position": lambda s, t: bin_of("by_position", t, layout.POSITIONS),
     "by_staleness": lambda s, t: bin_of("by_staleness", s["age"], layout.AGES),
