@@ -27,7 +27,7 @@ UNLIKELY = -2.0  # nats; top-p above 0.14 leaves nothing that unlikely alone
 SURE_OF = -0.01  # nats; a policy that is so sure is mostly not so sure that its log-prob is exactly 0
 DOUBTED = -0.25  # nats; where one side is sure in bfloat16, rounding alone leaves the other above
 TOP = 0.01  # the share of tokens whose part in sum l^2 is remembered
-ABOUT = ("count", "length", "length2", "reward", "reward2", "position", "position2")
+ABOUT = ("length", "reward", "position", "age")
 
 
 class Mean(NamedTuple):
@@ -99,8 +99,8 @@ class DetectorStatistics(Additive):
     two dumps. ``shifts`` holds the sums of ``shifted_sums``, ``shifted`` the sequences that a shift explains,
     each on its own. ``switched`` holds count, sum l, sum |l| and sum k3 of tokens after a change of weights
     inside their response, and of the same versions in responses without one. ``routes`` [layers, 2] and
-    ``experts`` [experts, 2] as in ``DumpedRollout``. ``fates`` [2, 7] sums of ABOUT over kept and dropped
-    samples.
+    ``experts`` [experts, 2] as in ``DumpedRollout``. ``fates`` [2, 4, 3] of kept and dropped samples,
+    and of each of ABOUT, how many are known, their sum and sum of squares; ``drops`` why they were dropped.
     """
 
     means: Means = field(default_factory=Means)
@@ -112,7 +112,8 @@ class DetectorStatistics(Additive):
     rollouts: list[RolloutSummary] = field(default_factory=list)
     routes: Tensor = field(default_factory=lambda: zeros(0, 2))
     experts: Tensor = field(default_factory=lambda: zeros(0, 2))
-    fates: Tensor = field(default_factory=lambda: zeros(2, len(ABOUT)))
+    fates: Tensor = field(default_factory=lambda: zeros(2, len(ABOUT), 3))
+    drops: Counter[str] = field(default_factory=Counter)
 
     def add(self, part: DumpedRollout) -> dict[int, Tensor]:
         """Adds the tokens of a part of a rollout; returns its sums by version."""
@@ -165,12 +166,16 @@ class DetectorStatistics(Additive):
     def _add_fates(self, rollout: DumpedRollout) -> None:
         if rollout.rewards is None or rollout.dropped is None:
             return
-        numbers = [rollout.lengths, rollout.rewards.tolist(), rollout.positions]
-        mine = torch.tensor(numbers, dtype=torch.float64).T
+        numbers = [rollout.lengths, rollout.rewards.tolist(), rollout.positions, rollout.oldest_versions()]
+        mine, dropped = torch.tensor(numbers, dtype=torch.float64).T, rollout.dropped.clone()
+        newest = torch.cat([mine, dropped])[:, 3].nan_to_num(-torch.inf).max()
+        mine[:, 3], dropped[:, 3] = newest - mine[:, 3], newest - dropped[:, 3]
         is_rewarded = rollout.rewards.isfinite()
         is_trained = rollout.segments.any(rollout.mask) & is_rewarded
-        gone = torch.cat([mine[is_rewarded & ~is_trained], rollout.dropped])
-        self.fates += torch.stack([_about(mine[is_trained]), _about(gone)])
+        masked = mine[is_rewarded & ~is_trained]
+        self.fates += torch.stack([_about(mine[is_trained]), _about(torch.cat([masked, dropped]))])
+        self.drops.update(rollout.why_dropped)
+        self.drops["masked out in the train dump"] += len(masked)
 
     @property
     def top_share(self) -> float:
@@ -184,9 +189,11 @@ class DetectorStatistics(Additive):
 
 
 def _about(rows: Tensor) -> Tensor:
-    """[D, 3] length, reward and position -> sums of ABOUT."""
-    sums = torch.stack([rows.sum(0), rows.square().sum(0)], 1).flatten()
-    return torch.cat([sums.new_tensor([len(rows)]), sums])
+    """[D, 4] numbers of samples, NaN where unknown -> [4, 3] how many are known, their sum and sum of
+    squares."""
+    known = rows.isfinite()
+    rows = torch.where(known, rows, 0)
+    return torch.stack([known.sum(0), rows.sum(0), rows.square().sum(0)], 1)
 
 
 def _odd_values(part: DumpedRollout) -> dict[str, int]:

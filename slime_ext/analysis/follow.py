@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slime_ext.analysis.document import Document, Finding, Moment
@@ -85,18 +85,17 @@ class Follower:
         yield News(tuple(read), new)
 
     def document(self) -> Document:
-        """What follows from all rollouts so far.
+        """What follows from all rollouts so far; what could not be read, and has not changed since, is left
+        out of it by name.
 
         Raises:
             DataError: there is none.
         """
         if not self.result.rollouts:
             raise DataError(f"{self.request.paths[0]}: expected a rollout, got none that could be read")
-        return document_of(self.request, self.evaluations, self.result)
-
-    def unread(self) -> list:
-        """What could not be read, and has not changed since."""
-        return [s for signature, skipped in self.failed.items() if self._still(signature) for s in skipped]
+        unread = [s for signature, skipped in self.failed.items() if self._still(signature) for s in skipped]
+        result = replace(self.result, skipped=[*self.result.skipped, *unread])
+        return document_of(self.request, self.evaluations, result)
 
     def _still(self, signature: Signature) -> bool:
         return signature in self.seen.values() and not self.taken.intersection(Path(p) for p, *_ in signature)

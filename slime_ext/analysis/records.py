@@ -61,8 +61,9 @@ class DumpedRollout:
         overlap: [T] share of the sampler's experts that the trainer chose too, mean over layers, or None.
         routes: [layers, 2] sums of that share and number of tokens, by layer; ``experts`` [experts, 2] how
             often the sampler chose each, and how often of these the trainer did not; or None.
-        dropped: [D, 3] float64, response length, reward and position of samples that the rollout dump holds
-            and the train dump lacks.
+        dropped: [D, 4] float64, response length, reward, position and oldest weight version (NaN: unknown)
+            of samples that the rollout dump holds and the train dump lacks; ``why_dropped`` [D] their status
+            ("truncated": at the length limit, "aborted", ...).
         retold: samples of which the two dumps hold other tokens.
         notes: what the reader had to leave out, one line each.
         run: folder (or JSONL file) of the run, where several are read together, or "".
@@ -93,6 +94,7 @@ class DumpedRollout:
     routes: Tensor | None = None
     experts: Tensor | None = None
     dropped: Tensor | None = None
+    why_dropped: Sequence[str] = ()
     retold: int = 0
     notes: tuple[str, ...] = ()
     run: str = ""
@@ -153,6 +155,13 @@ class DumpedRollout:
         distance = k3(found)
         rows = (self.finite, found.abs(), found.square(), found, distance, distance.clamp(max=MOST_K3))
         return torch.stack([row.double() for row in rows])
+
+    def oldest_versions(self) -> list[float]:
+        """[S] the oldest version of the weights that sampled each sample; NaN where unknown."""
+        if self.versions is None:
+            return [torch.nan] * self.count
+        lowest = [part.min() if len(part) else -1 for part in self.versions.split(self.lengths)]
+        return [torch.nan if version < 0 else float(version) for version in lowest]
 
     @cached_property
     def turns(self) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.findings import DETECTORS, examine, find
+from tests.analysis.rollouts import rollout as random_rollout
 from tests.analysis.synthetic import (
     BF16,
     Arithmetic,
@@ -338,3 +339,17 @@ def test_a_detector_that_cannot_look_says_what_it_would_need():
     _, rows = examine(diagnosed(run(engine(temperature=0.8))))
     (left,) = [row for row in rows if row.name == "unlike_entropy"]
     assert (left.state, left.detail) == ("left to another", "temperature")
+
+
+def test_samples_that_are_dropped_for_their_age_are_named_so():
+    base = random_rollout(samples=60, noise=1e-3)
+    rewards = torch.arange(60).double() % 2
+    known = {"rewards": rewards, "versions": torch.full((base.size,), 9)}
+    lengths = torch.tensor(base.lengths).double()
+    for oldest, expected in ((torch.arange(60) % 3 + 3.0, ["selection_bias"]), (torch.full((60,), 9.0), [])):
+        dropped = torch.stack([lengths, rewards, torch.arange(60.0) + 60, oldest], 1).double()
+        findings = find(diagnosed([replace(base, **known, dropped=dropped, why_dropped=["aborted"] * 60)]))
+        assert [finding.name for finding in findings] == expected
+        for finding in findings:
+            assert "dropped by their age" in finding.title and "age 4.92 against 0" in finding.evidence
+            assert "60 aborted" in finding.evidence

@@ -86,8 +86,16 @@ def test_overlap_of_experts_by_token_layer_and_expert(tmp_path):
 def test_samples_that_are_not_trained_on_are_counted_with_length_reward_and_position(tmp_path):
     write_run(tmp_path, [ROLLOUT])
     rewritten(tmp_path, "train_data", lambda samples: [samples.pop(4), samples.pop(1)])
+
+    def change(samples):
+        samples[1] |= {"weight_versions": ["8", "7"], "status": "truncated"}
+        samples[4] |= {"weight_versions": ["3"], "status": "aborted"}
+
+    rewritten(tmp_path, "rollout_data", change)
     found = read(tmp_path)
     assert found.dropped[:, 2].tolist() == [1, 4]
+    assert found.why_dropped == ["truncated", "aborted"]
+    assert found.dropped[:, 3].tolist() == [7, 3]
     assert found.dropped[:, 0].tolist() == [ROLLOUT.lengths[1], ROLLOUT.lengths[4]]
     assert found.dropped[:, 1].tolist() == [float(ROLLOUT.rewards[1]), float(ROLLOUT.rewards[4])]
 

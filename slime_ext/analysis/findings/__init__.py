@@ -5,7 +5,7 @@ from __future__ import annotations
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.document import Finding, Looked
 from slime_ext.analysis.findings import log_probs, numerics, sampling, selection, turns, weights
-from slime_ext.analysis.findings.detector import Detector, detector
+from slime_ext.analysis.findings.detector import Detector, detector, tokens
 
 # Each after the faults that look like it.
 NAMED: tuple[Detector, ...] = (
@@ -20,7 +20,7 @@ DETECTORS = (
     detector(
         "warning",
         after=NAMED,
-        needs=numerics.unexplained_needs,
+        needs=tokens(numerics.FEWEST_TOKENS),
         threshold=f"{numerics.UNEXPLAINED} nats, five times what bfloat16 makes, by 3 standard errors",
         ruled_out=(
             "Every detector above that could look found nothing; those that could not are in the table."

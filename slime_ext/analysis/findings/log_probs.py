@@ -198,7 +198,7 @@ def _tokens(shift: int) -> str:
 def greedy_sampling(d: Diagnosis) -> Detected | None:
     """Finds behavior log-probs that are nearly all exactly 0 where the trainer is often unsure."""
     count, zeros, doubted = d.sums["finite"], d.statistics.counts["zeros"], d.statistics.counts["doubted"]
-    if count < GREEDY_TOKENS or zeros < NEARLY_ALL * count or doubted < DOUBTED_SHARE * count:
+    if zeros < NEARLY_ALL * count or doubted < DOUBTED_SHARE * count:
         return None
     return Detected(
         title="The sampler is sure of every token: greedy sampling, or log-probs that were filled in with 0.",

@@ -52,8 +52,6 @@ UNEXPLAINED_SURE = 3.0  # standard errors above it
 def position_drift(d: Diagnosis) -> Detected | None:
     """Finds a mean |log-ratio| that is a multiple late in the responses of what it is early."""
     count, absolute, squared = (d.curves.column("position", c) for c in ("count", "absolute", "squared"))
-    if count.sum() < DRIFT_TOKENS:
-        return None
     reached = count.cumsum(0) / count.sum()
     parts = (reached <= 0.25, (reached > 0.25) & (reached < 0.75), reached >= 0.75)
     if not all(float(count[part].sum()) for part in parts):
@@ -92,8 +90,6 @@ def position_drift(d: Diagnosis) -> Detected | None:
 )
 def routing_flips(d: Diagnosis) -> Detected | None:
     """Finds that 1% of the tokens hold nearly all of the squared log-ratio, while the others agree."""
-    if d.sums["finite"] < FEWEST:
-        return None
     held, size = d.statistics.top_share, median(s.median for s in d.statistics.rollouts)
     squared = (d.sums.mean("squared") or 0.0) * held
     far = math.sqrt(squared / 0.01)
@@ -124,7 +120,7 @@ def routing_flips(d: Diagnosis) -> Detected | None:
 def quantised(d: Diagnosis) -> Detected | None:
     """Finds unbiased noise above that of bfloat16 which grows as the probability falls."""
     distance = _without_age(d)
-    if d.sums["finite"] < FEWEST or not NOISY <= distance < TOO_LOUD or by_probability(d) > BIASED:
+    if not NOISY <= distance < TOO_LOUD or by_probability(d) > BIASED:
         return None
     likely, unlikely = _by_bins(d, slice(LIKELY)), _by_bins(d, slice(UNLIKELY, None))
     grows = likely is not None and unlikely is not None and unlikely >= GROWS * likely
@@ -167,14 +163,10 @@ def _said(value: float | None) -> str:
     return "unknown" if value is None else nats(value)
 
 
-def unexplained_needs(d: Diagnosis) -> str:
-    return tokens(FEWEST_TOKENS)(d)
-
-
 def unexplained(d: Diagnosis) -> Detected | None:
     """Finds a mean |log-ratio| that is significantly above what arithmetic makes."""
     distance = d.statistics.means["absolute"]
-    if distance.count < FEWEST_TOKENS or distance.value - UNEXPLAINED_SURE * distance.error < UNEXPLAINED:
+    if distance.value - UNEXPLAINED_SURE * distance.error < UNEXPLAINED:
         return None
     return Detected(
         title="The policies are far apart, and no detector can tell why.",

@@ -143,7 +143,7 @@ def _leaning(d: Diagnosis) -> float | None:
 
 def _is_scaled(d: Diagnosis) -> bool:
     """Whether the log-ratios are as between two temperatures."""
-    if d.sums["finite"] < FEWEST or (d.sums.mean("absolute") or 0.0) < SMALL:
+    if (d.sums.mean("absolute") or 0.0) < SMALL:
         return False
     temperature, leaning = implied_temperature(d), _leaning(d)
     if by_probability(d) < EXPLAINED or not LOWEST <= temperature <= HIGHEST:
@@ -162,7 +162,7 @@ def truncated_sampling(d: Diagnosis) -> Detected | None:
     """Finds a mean ratio significantly below 1 and a mean log-ratio that fits it: probabilities
     renormalised to a part of the vocabulary."""
     mean, above_1 = d.sums.mean("log_ratio"), d.statistics.means["ratio_minus_one"]
-    if mean is None or d.sums["finite"] < FEWEST or mean > -SMALL:
+    if mean > -SMALL:
         return None
     if above_1.z > -SURE or d.statistics.top_share > EVEN or mean < WHOLLY * math.log1p(above_1.value):
         return None
@@ -260,7 +260,7 @@ def unlike_entropy(d: Diagnosis) -> Detected | None:
     """Finds a mean -log-prob of the sampled tokens that is not the entropy: another policy drew them."""
     surprise = d.statistics.means["surprise"]
     entropy = -(d.sums.mean("behavior") or 0.0) - surprise.value
-    if surprise.count < FEWEST or abs(surprise.z) < SURE or abs(surprise.value) < APART * entropy:
+    if abs(surprise.z) < SURE or abs(surprise.value) < APART * entropy:
         return None
     side, word = ("narrower", "likelier") if surprise.value < 0 else ("wider", "less likely")
     return Detected(

@@ -10,10 +10,13 @@ from slime_ext.analysis.findings.detector import Detected, detector, share
 
 FEWEST_DROPPED, FEWEST_KEPT = 10, 30  # samples
 SURE = 5.0  # standard errors between the groups
+Sums = list[float]  # how many numbers are known, their sum, their sum of squares
+# What a sample's status says of why it was dropped.
+WHY = {"truncated": "cut at the length limit", "completed": "complete", "": "of unknown status"}
 
 
 def _dropped(d: Diagnosis) -> str:
-    kept, dropped = d.statistics.fates[:, 0].tolist()
+    kept, dropped = d.statistics.fates[:, 0, 0].tolist()
     if min(kept - FEWEST_KEPT, dropped - FEWEST_DROPPED) >= 0:
         return ""
     return (
@@ -24,35 +27,37 @@ def _dropped(d: Diagnosis) -> str:
 @detector(
     "warning",
     needs=_dropped,
-    threshold=f"{SURE:g} standard errors between dropped and kept, in length or reward",
+    threshold=f"{SURE:g} standard errors between dropped and kept, in length, reward or age",
     ruled_out=(
         "Chance: samples that are dropped at random differ by less. A dump that is missing: its samples "
-        "differ by their place, not by length and reward."
+        "differ by their place, not by length, reward and age."
     ),
 )
 def selection_bias(d: Diagnosis) -> Detected | None:
-    """Finds that dropped samples differ from those that are trained on in length, reward or place in the
-    data, and what that does to the mean reward, from which advantages are counted."""
-    kept, dropped = (dict(zip(ABOUT, row, strict=True)) for row in d.statistics.fates.tolist())
-    names = ("length", "reward", "position")
-    apart = {name: _apart(kept, dropped, name) for name in names}
-    worst = max(names, key=lambda name: abs(apart[name]))
-    mean = (kept["reward"] + dropped["reward"]) / (kept["count"] + dropped["count"])
-    square = (kept["reward2"] + dropped["reward2"]) / (kept["count"] + dropped["count"])
-    moved, spread = kept["reward"] / kept["count"] - mean, math.sqrt(max(square - mean**2, 0))
-    if max(abs(apart["length"]), abs(apart["reward"])) < SURE:  # by their place alone: a file that is missing
+    """Finds that dropped samples differ from those that are trained on in length, reward, place in the data
+    or age of their weights, and what that does to the mean reward, from which advantages are counted."""
+    kept, dropped = (dict(zip(ABOUT, group, strict=True)) for group in d.statistics.fates.tolist())
+    known = [name for name in ABOUT if min(kept[name][0], dropped[name][0]) > 1]
+    apart = {name: _apart(kept[name], dropped[name]) for name in known}
+    worst = max(known, key=lambda name: abs(apart[name]))
+    if max(abs(apart[name]) for name in known if name != "position") < SURE:  # a file that is missing
         return None
+    (n, gain, _), (m, *_) = kept["reward"], dropped["reward"]
+    mean, spread = _mean_and_spread([x + y for x, y in zip(kept["reward"], dropped["reward"], strict=True)])
+    moved = gain / n - mean
     said = ", ".join(
-        f"{name} {dropped[name] / dropped['count']:.3g} against {kept[name] / kept['count']:.3g}"
-        for name in names
+        f"{name} {dropped[name][1] / dropped[name][0]:.3g} against {kept[name][1] / kept[name][0]:.3g}"
+        for name in known
     )
+    drops = d.statistics.drops.items()
+    reasons = [(count, WHY.get(status, status)) for status, count in drops if count]
     return Detected(
         title=f"Samples are dropped by their {worst}: what is trained on is not what was sampled.",
         evidence=(
-            f"{share(dropped['count'], kept['count'] + dropped['count'])} of the samples are dropped "
-            f"({said}; {abs(apart[worst]):.0f} standard errors). The mean reward of the others is "
-            f"{moved:+.3g} from that of all: {moved / spread if spread else 0:+.2g} of an advantage of one "
-            "standard deviation."
+            f"{share(m, n + m)} of the samples are dropped ({said}; {abs(apart[worst]):.0f} standard "
+            f"errors): {', '.join(f'{count} {why}' for count, why in reasons)}. The mean reward of the "
+            f"others is {moved:+.3g} from that of all: {moved / spread if spread else 0:+.2g} of an "
+            "advantage of one standard deviation."
         ),
         fix=(
             "Slow and hard answers are the ones that a time limit, a limit of age or length, or a "
@@ -62,18 +67,18 @@ def selection_bias(d: Diagnosis) -> Detected | None:
     )
 
 
-def _apart(kept: dict[str, float], dropped: dict[str, float], name: str) -> float:
+def _mean_and_spread(sums: Sums) -> tuple[float, float]:
+    count, total, square = sums
+    return total / count, math.sqrt(max(square / count - (total / count) ** 2, 0))
+
+
+def _apart(kept: Sums, dropped: Sums) -> float:
     """Welch's t between dropped and kept samples."""
-    means, errors = [], 0.0
-    for group in (dropped, kept):
-        n = group["count"]
-        mean = group[name] / n
-        means.append(mean)
-        errors += max(group[f"{name}2"] / n - mean**2, 0) / n
-    apart = means[0] - means[1]
-    if not errors:
-        return math.copysign(math.inf, apart) if apart else 0.0
-    return apart / math.sqrt(errors)
+    (one, spread), (other, width) = _mean_and_spread(dropped), _mean_and_spread(kept)
+    error = math.hypot(spread / math.sqrt(dropped[0]), width / math.sqrt(kept[0]))
+    if not error:
+        return math.copysign(math.inf, one - other) if one != other else 0.0
+    return (one - other) / error
 
 
 DETECTORS = (selection_bias,)

@@ -102,7 +102,7 @@ def _switches(d: Diagnosis) -> str:
 def resumed_wrong_weights(d: Diagnosis) -> Detected | None:
     """Finds that k3 of the first rollouts is a multiple of that of the others."""
     rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
-    bad, rest = _first_off(rollouts) if len(rollouts) >= 4 else ([], 0.0)
+    bad, rest = _first_off(rollouts)
     if not bad or _aged(d.statistics.versions).issuperset(s.rollout_id for s in bad):
         return None
     worst, names = max(s.k3 for s in bad), ", ".join(str(s.rollout_id) for s in bad)
@@ -203,8 +203,6 @@ def stale_cache(d: Diagnosis) -> Detected | None:
     """Finds that k3 behind a weight update inside a response is a multiple of that of the same weights
     elsewhere."""
     (count, *_, after), (count_pure, *_, pure) = d.statistics.switched.tolist()
-    if min(count, count_pure) < FEWEST:
-        return None
     k3_after, k3_pure = after / count, pure / count_pure
     if k3_after < max(CACHE_MATTERS, CACHE_TIMES * k3_pure):
         return None

@@ -7,6 +7,7 @@ slime/utils/train_dump_utils.py up to v0.3.1.
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ from slime_ext.analysis.readers.samples import (
 from slime_ext.analysis.readers.unpickle import load_plain
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.errors import DataError, cut
-from slime_ext.host.contract import versions_of
+from slime_ext.host.contract import number_of, versions_of
 
 FORMAT_VERSION = 2
 # What a file of slime's keys with other values than slime's leads to.
@@ -105,7 +106,7 @@ class _Content:
         retold = _join(rows, about, notes)
         is_trained = bool(rows)
         rows = rows or [_bare(i, sample) for i, sample in enumerate(about)]
-        whole = {"dropped": _dropped(rows, about) if is_trained else None, "retold": retold}
+        whole = (_dropped(rows, about) if is_trained else {}) | {"retold": retold}
         whole |= compared_routes([(row, about[row.position]) for row in rows if row.position < len(about)])
         is_ours = any(sample["token_versions"] for sample in about)
         return assemble(self.rollout_id, source, rows, self.version if is_ours else None, notes, **whole)
@@ -163,15 +164,20 @@ def _bare(position: int, sample: Mapping[str, Any]) -> DumpedSample:
     return DumpedSample(position, int(sample["response_length"]))
 
 
-def _dropped(rows: Sequence[DumpedSample], about: Sequence[Mapping[str, Any]]) -> Tensor:
-    """``DumpedRollout.dropped``: samples of the rollout dump that no row trains on."""
+def _dropped(rows: Sequence[DumpedSample], about: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """``dropped`` and ``why_dropped`` of ``DumpedRollout``: samples of the rollout dump that no row trains
+    on."""
     there = {row.position for row in rows}
-    gone = [
-        (s["response_length"], s["reward"], i)
-        for i, s in enumerate(about)
-        if i not in there and s["reward"] is not None
-    ]
-    return torch.tensor(gone, dtype=torch.float64).reshape(-1, 3)
+    gone = [(i, s) for i, s in enumerate(about) if i not in there and s["reward"] is not None]
+    numbers = [(s["response_length"], s["reward"], i, _oldest(s)) for i, s in gone]
+    dropped = torch.tensor(numbers, dtype=torch.float64).reshape(-1, 4)
+    return {"dropped": dropped, "why_dropped": [s["status"] for _, s in gone]}
+
+
+def _oldest(sample: Mapping[str, Any]) -> float:
+    """The oldest version of the weights that sampled a sample; NaN where unknown."""
+    found = [number_of(version) for version in sample["token_versions"] or sample["weight_versions"]]
+    return float(min(found)) if found and None not in found else math.nan
 
 
 def _join(rows: list[DumpedSample], about: list[dict[str, Any]], notes: Notes) -> int:
@@ -224,6 +230,7 @@ def about_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "routed": sample.get("rollout_routed_experts"),
             "token_sum": checksum(sample.get("tokens")),
             "group": _whole(sample.get("group_index")),
+            "status": cut(text(sample.get("status"))),
             "reward": number(sample.get("reward")),
             "prompt": text_of(sample.get("prompt")),
             "response": text_of(sample.get("response")),

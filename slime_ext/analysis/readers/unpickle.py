@@ -81,6 +81,14 @@ class PlainUnpickler(pickle.Unpickler):
         for core in ("numpy._core.multiarray", "numpy.core.multiarray"):  # as numpy 2 and numpy 1 name it
             self.names |= {f"{core}._reconstruct": self.array, f"{core}.scalar": self.number}
 
+    def load(self) -> Any:
+        """The content of the file."""
+        try:
+            return super().load()
+        finally:  # both refer to this object, which would keep all content until the next garbage collection
+            self.memo.clear()
+            self.names.clear()
+
     def find_class(self, module: str, name: str) -> Any:
         """What stands for a name."""
         if module == "torch" and name in STORAGES:
