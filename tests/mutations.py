@@ -98,7 +98,7 @@ MUTATIONS = {
         "tests/host/test_metrics_layouts.py",
     ),
     "no word of the floor": Mutation(
-        "dialects/verl_head.py", "(FLOOR, *", "(*", "tests/dialects/test_denominator.py"
+        "dialects/verl_past.py", "(FLOOR, *", "(*", "tests/dialects/test_denominator.py"
     ),
     "a gradient through the ratio of cispo": Mutation(
         "ops/surrogates.py", "log_ratio.detach().exp()", "log_ratio.exp()", "tests/ops"

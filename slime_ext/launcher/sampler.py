@@ -26,6 +26,8 @@ Metrics = dict[str, float]
 class Sampler:
     """Samples scored rollouts from a running engine."""
 
+    ahead: Future[tuple[list[RolloutSample], Metrics]] | None = None
+
     def __init__(self, args: argparse.Namespace, tokenizer: Any, vocab_size: int) -> None:
         self.args, self.tokenizer = args, tokenizer
         self.dataset = PromptDataset.from_args(args, tokenizer)
@@ -38,7 +40,6 @@ class Sampler:
             decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
         )
         self.thread = ThreadPoolExecutor(1)
-        self.ahead: Future[tuple[list[RolloutSample], Metrics]] | None = None
         self.data_state: dict[str, Any] = {}
 
     def wait(self, say: Callable[[str], None]) -> None:

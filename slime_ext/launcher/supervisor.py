@@ -35,6 +35,11 @@ LOCK_FILE = ".lock"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
 GONE_SECONDS = 60.0
+# SGLang's flags that have one of ours, --sglang-NAME.
+OF_ENGINE = (
+    *("dtype", "kv-cache-dtype", "attention-backend", "context-length", "max-running-requests"),
+    *("max-total-tokens", "mem-fraction-static"),
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -160,21 +165,12 @@ def start_engine(args: argparse.Namespace) -> EngineProcess:
     """
     # SGLang warms up with an English sentence, which a character tokenizer cannot read.
     extra = ["--load-format", "dummy", "--log-level", "warning", "--skip-server-warmup"]
-    if args.sglang_attention_backend:
-        extra += ["--attention-backend", args.sglang_attention_backend]
+    given = {name: getattr(args, f"sglang_{name.replace('-', '_')}") for name in OF_ENGINE}
     engine = EngineProcess(
         args.hf_checkpoint,
         log_path=Path(args.run_path) / "sglang.log",
         python=args.sglang_python,
-        flags={
-            "dtype": args.sglang_dtype,
-            "kv-cache-dtype": args.sglang_kv_cache_dtype,
-            "context-length": args.sglang_context_length,
-            "max-running-requests": args.sglang_max_running_requests,
-            "max-total-tokens": args.sglang_max_total_tokens,
-            "mem-fraction-static": args.sglang_mem_fraction_static,
-            "random-seed": args.rollout_seed,
-        },
+        flags={**given, "random-seed": args.rollout_seed},
         switches=extra,
         device="cuda" if has_cuda() else "cpu",
         max_restarts=args.sglang_max_restarts,

@@ -24,6 +24,7 @@ from slime_ext.errors import NonFiniteError
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.model import params_dtype
 
+SHARED = ("lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad")
 Chunks = Sequence[DistributedDataParallel]
 
 
@@ -149,13 +150,7 @@ class _CudaEngine:
         dtype = params_dtype(args)
         config = OptimizerConfig(
             optimizer="adam",
-            lr=args.lr,
-            min_lr=args.min_lr,
-            weight_decay=args.weight_decay,
-            adam_beta1=args.adam_beta1,
-            adam_beta2=args.adam_beta2,
-            adam_eps=args.adam_eps,
-            clip_grad=args.clip_grad,
+            **{name: getattr(args, name) for name in SHARED},
             bf16=dtype is torch.bfloat16,
             fp16=dtype is torch.float16,
             params_dtype=dtype,

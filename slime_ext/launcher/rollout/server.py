@@ -89,7 +89,7 @@ class EngineProcess:
         given = {"model-path": model_path, "host": HOST, "port": self.port, **(flags or {})}
         pairs = [(f"--{name}", str(value)) for name, value in given.items() if value is not None]
         words = [word for pair in pairs for word in pair]
-        self.command = [*(program or [str(python), *entry]), *words, *_DEVICE_FLAGS[device], *switches]
+        self.command = [*(program or [str(python), *entry]), *_DEVICE_FLAGS[device], *words, *switches]
         self._max_restarts, self._on_restart = max_restarts, on_restart
         self._process: subprocess.Popen | None = None
         self._mark, self._scratch, self._shared = "", "", set()

@@ -12,25 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from slime_ext.errors import ConfigError, shown
 from slime_ext.launcher.arguments.flags import Count, Positive, wanted
 
-FIXED = {
-    "model_type",
-    "tie_word_embeddings",
-    "hidden_act",
-    "attention_bias",
-    "use_sliding_window",
-    "rope_type",
-    "decoder_sparse_step",
-    "mlp_only_layers",
-}
 SPLIT_BY_TENSOR = ("num_attention_heads", "num_query_groups", "vocab_size", "ffn_hidden_size")
 
 
 class Qwen3(BaseModel):
-    """config.json of a Qwen3, its sizes under Megatron's names; what is not built here is refused."""
+    """config.json of a Qwen3, its sizes under Megatron's names; what is not built here is refused, what is no
+    argument of Megatron's is excluded."""
 
     model_config = ConfigDict(strict=True)
 
-    model_type: Literal["qwen3"]
+    model_type: Literal["qwen3"] = Field(exclude=True)
     num_layers: Count = Field(alias="num_hidden_layers")
     hidden_size: Count
     ffn_hidden_size: Count = Field(alias="intermediate_size")
@@ -41,23 +32,23 @@ class Qwen3(BaseModel):
     vocab_size: Count
     rotary_base: Positive = Field(10000.0, alias="rope_theta")
     max_position_embeddings: Count
-    tie_word_embeddings: bool = False
-    hidden_act: Literal["silu"] = "silu"
-    attention_bias: Literal[False] = False
-    use_sliding_window: Literal[False] | None = False
-    rope_type: Literal["default"] = "default"
+    tie_word_embeddings: bool = Field(False, exclude=True)
+    hidden_act: Literal["silu"] = Field("silu", exclude=True)
+    attention_bias: Literal[False] = Field(False, exclude=True)
+    use_sliding_window: Literal[False] | None = Field(False, exclude=True)
+    rope_type: Literal["default"] = Field("default", exclude=True)
 
 
 class Qwen3Moe(Qwen3):
     """config.json of a Qwen3-MoE in which every layer is a mixture of experts."""
 
-    model_type: Literal["qwen3_moe"]
+    model_type: Literal["qwen3_moe"] = Field(exclude=True)
     num_experts: Count
     moe_router_topk: Count = Field(alias="num_experts_per_tok")
     moe_ffn_hidden_size: Count = Field(alias="moe_intermediate_size")
     norm_topk_prob: bool = False
-    decoder_sparse_step: Literal[1] = 1
-    mlp_only_layers: list[int] | None = Field(None, max_length=0)
+    decoder_sparse_step: Literal[1] = Field(1, exclude=True)
+    mlp_only_layers: list[int] | None = Field(None, max_length=0, exclude=True)
 
 
 def check_model(args: argparse.Namespace) -> None:
@@ -70,7 +61,7 @@ def check_model(args: argparse.Namespace) -> None:
             f"{directory / 'config.json'}: num_key_value_heads: expected a divisor of "
             f"{config.num_attention_heads} heads, got {config.num_query_groups}"
         )
-    vars(args).update(config.model_dump(exclude=FIXED))
+    vars(args).update(config.model_dump())
     args.untie_embeddings_and_output_weights = not config.tie_word_embeddings
     _check_engine_limits(args)
     _check_split(args)
