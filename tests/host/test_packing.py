@@ -189,10 +189,10 @@ def test_a_non_finite_log_prob_is_named_unless_it_is_masked():
 
 def test_a_behavior_log_prob_above_zero_is_none():
     """Rounding may leave one a little above 0; a probability of 2 is a broken engine's, rejected like NaN."""
-    given = [torch.tensor([-1.0, 1e-4, 0.7]), torch.tensor([torch.inf, 0.0])]
     masks = [torch.ones(3, dtype=torch.int32), torch.ones(2, dtype=torch.int32)]
-    call = HookCall(None, torch.zeros(5), given, given, masks, [3, 2], [3, 2])
-    packed = pack(call)
-    read = Correction().read(packed)
-    assert read.finite.tolist() == [True, True, False, False, True]
-    assert torch.equal(packed.proximal, torch.cat(given))
+    for other in (torch.inf, torch.nan, -1.0):
+        given = [torch.tensor([-1.0, 1e-4, 0.7]), torch.tensor([other, 0.0])]
+        packed = pack(HookCall(None, torch.zeros(5), given, given, masks, [3, 2], [3, 2]))
+        read = Correction().read(packed)
+        assert read.finite.tolist() == [True, True, False, other == -1, True]
+        assert torch.equal(packed.proximal.nan_to_num(), torch.cat(given).nan_to_num())
