@@ -14,10 +14,11 @@ from benchmarks.evidence.table import by_arm
 
 OUT = ROOT / "docs/img/evidence.png"
 COLOUR = "#2a5d9f"
+COLUMNS = 4
 
 
 def write(of: Settings, rows: Sequence[Row], path: Path = OUT) -> None:
-    """Draws the panels that have lines, one row of axes each."""
+    """Draws the panels that have lines, four arms in a row."""
     panels = {name: lines for name in of.panels if (lines := by_arm(of, name, rows))}
     figure = draw(of, panels)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,17 +27,24 @@ def write(of: Settings, rows: Sequence[Row], path: Path = OUT) -> None:
 
 def draw(of: Settings, panels: Mapping[str, Mapping[str, Mapping[int, Row]]]) -> Figure:
     """The figure."""
-    columns = max((len(lines) for lines in panels.values()), default=1)
-    height = max(len(panels), 1)
-    figure = Figure(figsize=(2.1 * columns + 0.6, 2.5 * height + 0.3), layout="constrained")
-    axes = figure.subplots(height, columns, sharex="row", sharey=True, squeeze=False)
+    rows = [
+        (name, list(lines.items())[i : i + COLUMNS]) for name, lines in panels.items() for i in _starts(lines)
+    ]
+    height = max(len(rows), 1)
+    figure = Figure(figsize=(2.4 * COLUMNS + 0.6, 2.4 * height + 0.3), layout="constrained")
+    axes = figure.subplots(height, COLUMNS, sharex="row", sharey=True, squeeze=False)
     for ax in axes.flat:
         ax.set_visible(False)
-    for row, (name, lines) in zip(axes, panels.items(), strict=False):
+    for row, (name, arms) in zip(axes, rows, strict=False):
         row[0].set_ylabel(f"{name}: held-out exact match")
-        for ax, (arm, seeds) in zip(row, lines.items(), strict=False):
+        for ax, (arm, seeds) in zip(row, arms, strict=False):
             _arm(ax, f"{arm}  {of.arms[arm].what}", list(seeds.values()))
     return figure
+
+
+def _starts(lines: Mapping[str, object]) -> range:
+    """Where a panel's rows of axes begin among its arms."""
+    return range(0, len(lines), COLUMNS)
 
 
 def _arm(ax: Axes, title: str, rows: Sequence[Row]) -> None:
