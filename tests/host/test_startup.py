@@ -67,7 +67,7 @@ BROKEN = [
     ({"use_dynamic_batch_size": True, "max_tokens_per_gpu": None}, "--max-tokens-per-gpu: expected a number"),
     ({"balance_by_flops": True}, "--balance-by-flops: expected --use-dynamic-batch-size"),
     ({"num_steps_per_rollout": 4, "rollout_batch_size": 8, "n_samples_per_prompt": 8, "global_batch_size": 9},
-     "--global-batch-size: expected rollout batch size"),
+     "--global-batch-size: expected --rollout-batch-size 8 x --n-samples-per-prompt 8"),
     ({"over_sampling_batch_size": 4, "rollout_batch_size": 8}, "--over-sampling-batch-size: expected"),
     ({"save_debug_train_data": "a", "save_debug_rollout_data": "a"}, "--save-debug-train-data: expected"),
     ({"dump_details": "a", "save_debug_rollout_data": None}, "--dump-details: expected the paths"),
