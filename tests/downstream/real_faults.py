@@ -151,7 +151,12 @@ def main(argv: list[str]) -> int:
     """Runs the faults that are named, else all, that OUT has no line of."""
     parser = argparse.ArgumentParser(prog="python -m tests.downstream.real_faults")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(FAULTS))
-    parser.add_argument("--out", type=Path, required=True, help="folder of the runs and of faults.jsonl")
+    parser.add_argument(
+        "--out",
+        type=lambda out: Path(out).absolute(),
+        required=True,
+        help="folder of the runs and of faults.jsonl",
+    )
     parser.add_argument(
         "--host", default=driver.WHEEL, help="'miles' for the wheel, or the folder of a checkout"
     )
