@@ -20,6 +20,8 @@ while [ $# -gt 0 ]; do
   esac
 done
 python=${PYTHON:-python3}
+"$python" -c "import torch" 2>/dev/null || {
+  echo "benchmarks/cuda.sh: expected a Python with torch, got $python: name one in PYTHON" >&2; exit 2; }
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 # Only what is absent is installed: a second torch, triton or numpy beside the machine's own would break both.
