@@ -149,7 +149,8 @@ def train(steps: int, samples: int) -> dict[str, object]:
 
     with tempfile.TemporaryDirectory() as folder:
         sizes = {f"{name}_parallel_size": 1 for name in ("tensor_model", "pipeline_model", "context")}
-        parallel.initialize(argparse.Namespace(**sizes, seed=0), f"file://{folder}/store")
+        args = argparse.Namespace(**sizes, seed=0, distributed_timeout_minutes=10)
+        parallel.initialize(args, f"file://{folder}/store")
         trained = trainer(samples, steps, HOOK)
         cut = trained.cut(rollout(samples))
         proximal = trained.proximal(cut)
