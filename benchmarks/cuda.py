@@ -144,13 +144,11 @@ def run_tests() -> dict[str, object]:
 
 def train(steps: int, samples: int) -> dict[str, object]:
     """Optimizer steps of the embedded trainer on a random rollout, with the hook and all metrics."""
-    from benchmarks.proximal_forward import rollout, trainer
+    from benchmarks.proximal_forward import one_rank, rollout, trainer
     from slime_ext.launcher.megatron import parallel
 
     with tempfile.TemporaryDirectory() as folder:
-        sizes = {f"{name}_parallel_size": 1 for name in ("tensor_model", "pipeline_model", "context")}
-        args = argparse.Namespace(**sizes, seed=0, distributed_timeout_minutes=10)
-        parallel.initialize(args, f"file://{folder}/store")
+        parallel.initialize(one_rank(), f"file://{folder}/store")
         trained = trainer(samples, steps, HOOK)
         cut = trained.cut(rollout(samples))
         proximal = trained.proximal(cut)

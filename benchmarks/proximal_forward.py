@@ -32,6 +32,12 @@ PARALLEL = ("tensor_model", "pipeline_model", "context")
 MODES = {"decoupled": [], "bypass": ["--use-rollout-logprobs"]}
 
 
+def one_rank() -> argparse.Namespace:
+    """What ``parallel.initialize`` reads, for a single rank."""
+    sizes = dict.fromkeys((f"{name}_parallel_size" for name in PARALLEL), 1)
+    return argparse.Namespace(**sizes, seed=0, distributed_timeout_minutes=10)
+
+
 def rollout(count: int, prompt: int = 5, response: int = 5) -> list[TrainSample]:
     """Random tokens, advantages of both signs."""
     draw = random.Random(0)
@@ -49,7 +55,8 @@ def trainer(samples: int, steps: int, extra: list[str]) -> Trainer:
     batch = ["--rollout-batch-size", str(samples), "--rollout-max-response-len", "5"]
     plain = ["--num-steps-per-rollout", str(steps), "--lr", "1e-5", "--lr-decay-style", "constant"]
     model = ["--hf-checkpoint", "configs/tiny/model", "--prompt-data", "configs/tiny/train.jsonl"]
-    args = parse_args([*model, *batch, *plain, "--num-rollout", "1", "--micro-batch-size", "128", *extra])
+    passes = ["--num-rollout", "1", "--micro-batch-size", str(min(128, samples // steps))]
+    args = parse_args([*model, *batch, *plain, *passes, *extra])
     chunks = build_model(args, AutoConfig.from_pretrained(args.hf_checkpoint))
     return Trainer(args, chunks, build_optimizer(args, chunks))
 
@@ -87,8 +94,7 @@ def interleaved(
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
-        sizes = dict.fromkeys((f"{name}_parallel_size" for name in PARALLEL), 1)
-        parallel.initialize(argparse.Namespace(**sizes, seed=0))
+        parallel.initialize(one_rank())
         trainers = {name: make(name) for name in modes}
         samples = rollout(chosen.samples)
         taken: dict[str, list[Taken]] = {name: [] for name in trainers}
