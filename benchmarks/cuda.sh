@@ -30,4 +30,4 @@ if [ ${#absent[@]} -gt 0 ]; then
   "$python" -m pip install -q --no-index --no-deps --no-compile --target "$site" "${absent[@]}"
 fi
 cd "$here"
-PYTHONPATH=$here:$site OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$python" -W ignore -m benchmarks.cuda ${words[@]+"${words[@]}"}
+PYTHONPATH=$here:$site OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$python" -W ignore -m benchmarks.on_cuda ${words[@]+"${words[@]}"}

@@ -1,6 +1,6 @@
 """What share of an optimizer step the hook takes, with and without metrics, in the embedded launcher.
 
-    PYTHONPATH=. python -W ignore benchmarks/hook_share.py [--samples 512 --steps 4 --rounds 9]
+    python -W ignore -m benchmarks.hook_share [--samples 512 --steps 4 --rounds 9]
 
 Trains the model of configs/tiny on the same random rollout under each setting, interleaved in one process.
 """

@@ -1,6 +1,6 @@
 """What the proximal forward pass costs: decoupled PPO against the bypass, interleaved in one process.
 
-    python -W ignore benchmarks/proximal_forward.py [--samples 512 --steps 4 --rounds 9]
+    python -W ignore -m benchmarks.proximal_forward [--samples 512 --steps 4 --rounds 9]
 
 Both train the model of configs/tiny on the same random rollout; ``--use-rollout-logprobs`` anchors the ratio
 at the sampler's log-probs and skips the pass. Prints the median seconds of the trainer's part of a rollout.

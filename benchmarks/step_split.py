@@ -1,6 +1,6 @@
 """Where the time of a rollout step goes, from the metrics of a finished run.
 
-    python benchmarks/step_split.py runs/tiny
+    python -m benchmarks.step_split runs/tiny
 
 Medians over the rollouts after the first five (the engine's caches are cold before).
 """

@@ -7,6 +7,8 @@ output of a command) stays as it is written.
 
 from __future__ import annotations
 
+import ast
+import operator
 import os
 import re
 import shlex
@@ -33,6 +35,13 @@ ELSEWHERE = set(";|&>")  # what may send it elsewhere
 BLANK = "\x1f"  # a space in a command's output
 QUOTED = 100  # lines that one quote may span
 DEEPEST = 8  # defaults in defaults
+OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 
 @dataclass
@@ -62,9 +71,10 @@ class Shell:
 
     def _number(self, match: re.Match[str]) -> str:
         text = re.sub(r"[A-Za-z_]\w*", lambda name: self.value(f"${{{name[0]}}}"), match[1])
-        if not re.fullmatch(r"[\d\s+*/%()-]+", text):
+        try:
+            return str(_number_of(ast.parse(text.strip(), mode="eval").body))
+        except (ArithmeticError, AttributeError, KeyError, SyntaxError, TypeError, ValueError):
             return match[0]
-        return str(int(eval(text.replace("/", "//"), {"__builtins__": {}})))
 
     def words(self, words: Sequence[str]) -> Iterator[str]:
         """Words with arrays and variables put in; a variable that holds flags is several words."""
@@ -127,6 +137,13 @@ class Shell:
         if len(test) == 3 and test[1] in ("=", "==", "!=", "-eq", "-ne"):
             return (test[0] == test[2]) == (test[1] in ("=", "==", "-eq"))
         return None
+
+
+def _number_of(node: ast.expr) -> int:
+    """The value of whole numbers with + - * / % and brackets; raises for anything else."""
+    if isinstance(node, ast.BinOp):
+        return OPERATORS[type(node.op)](_number_of(node.left), _number_of(node.right))
+    return -_number_of(node.operand) if isinstance(node, ast.UnaryOp) else int(node.value)
 
 
 def followed(path: str, text: str) -> tuple[Shell, list[str]]:

@@ -24,9 +24,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-if not __package__:  # run by its path: its own name would hide the package cuda, which torch imports
-    sys.path[0] = str(Path(__file__).parents[1])
-
 import torch
 import torch.distributed as dist
 
