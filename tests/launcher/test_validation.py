@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import tiny_task as tiny
 from slime_ext import host
 from slime_ext.errors import SlimeExtError
 from slime_ext.launcher.arguments import parse_args
 from slime_ext.launcher.output import checkpoint
-from slime_ext.launcher.task import tiny
 from slime_ext.launcher.validation import validate
 from tests.test_configs import FILES
 
