@@ -1,4 +1,4 @@
-"""The small task: made again byte for byte, held-out prompts never trained on, right labels; one token per character."""
+"""The small task: the shipped bytes, held-out prompts never trained on, one token per character."""
 
 from __future__ import annotations
 
