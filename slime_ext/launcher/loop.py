@@ -33,6 +33,7 @@ from slime_ext.launcher.postprocess import postprocess, rollout_data
 from slime_ext.launcher.rollout.sample import RolloutSample
 from slime_ext.launcher.sampler import Sampler
 from slime_ext.launcher.training_data import needs_proximal_forward, train_samples
+from slime_ext.launcher.validation.model import sizes_of
 
 
 @dataclass
@@ -248,7 +249,7 @@ class Loop:
             rollouts_done,
             self.rank,
             payload,
-            sizes=checkpoint.sizes_of(self.args),
+            sizes=sizes_of(self.args),
             keep=self.args.save_keep,
             barrier=dist.barrier,
         )
