@@ -45,7 +45,6 @@ setup(
         "pydantic>=2.7,<3",
         "PyYAML>=6,<7",
         "rich>=13,<16",
-        "libcst>=1.1,<2",
         "Jinja2>=3.1,<4",
         "matplotlib>=3.7,<4",
     ],

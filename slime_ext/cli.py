@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "patch": ("slime_ext.patching.main:main", "cur_log_probs and staleness for a slime or miles checkout"),
 }
 REQUIRED = {  # module -> what setup.py requires for it
-    **{name: name for name in ("torch", "numpy", "pydantic", "rich", "libcst")},
+    **{name: name for name in ("torch", "numpy", "pydantic", "rich")},
     "yaml": "PyYAML",
     "jinja2": "Jinja2",
     "matplotlib": "matplotlib",

@@ -136,7 +136,7 @@ def test_a_package_that_is_not_installed_is_one_line():
         "from slime_ext import cli; print(cli.main(sys.argv[2:]))"
     )
     missing = {
-        ("libcst", "doctor"): "libcst, got none: pip install libcst",
+        ("pydantic", "doctor"): "pydantic, got none: pip install pydantic",
         ("yaml", "doctor"): "PyYAML, got none: pip install PyYAML",
         ("rich", "doctor"): "rich, got none: pip install rich",
         ("httpx", "train"): "httpx, got none: pip install 'slime-ext[train]'",

@@ -66,10 +66,6 @@ class Edit(Declared):
     also_known_as: tuple[str, ...] = ()
     needs: dict[str, str] = {}
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, *self.also_known_as)
-
 
 class Patch(Declared):
     """Edits that are made together or not at all. ``keywords`` are what a hook is called with in addition."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import functools
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from slime_ext.errors import DataError
-from slime_ext.patching.declared import PARAMETER, Edit, Patch, Place
-from slime_ext.patching.syntax import Function, Literal, functions
+from slime_ext.patching.declared import PARAMETER, Edit, Patch
 
 OURS, HOST, ABSENT = "ours", "host", "absent"
+KINDS = {"dict": ast.Dict, "strings": (ast.List, ast.Tuple, ast.Set), "return": ast.Return}
 Read = Callable[[str], bytes | None]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
@@ -32,30 +36,46 @@ def find(patch: Patch, edit: Edit, read: Read) -> Found:
     Raises:
         DataError: no place matches, or more than one.
     """
-    hits = [hit for place in edit.places for hit in _matches(edit, place, read)]
+    anchor = edit.anchor
+    hits = [
+        (place.file, function, node)
+        for place in edit.places
+        if place.function.encode() in (read(place.file) or b"")
+        for function in functions(read(place.file), place.file)
+        if function.name == place.function
+        for node in ast.walk(function)
+        if isinstance(node, KINDS[anchor.kind]) and {*anchor.having, anchor.before} <= _entries(node).keys()
+    ]
     if len(hits) != 1:
-        raise unknown(patch, edit, read, f"found {len(hits)} times, expected 1")
-    place, function, literal = hits[0]
-    source = read(place.file) or b""
-    if (there := _present(edit, function, literal)) is not None:
-        ours = _line_at(source, there)[1].rstrip().endswith(patch.marker.encode())
-        return Found(place.file, there, OURS if ours else HOST)
-    offset = literal.entries[edit.anchor.before]
+        raise _unknown(patch, edit, read, f"found {len(hits)} times, expected 1")
+    file, function, node = hits[0]
+    source = read(file)
+    if (there := _present(edit, function, node)) is not None:
+        offset = _offset(source, there)
+        ours = _line_at(source, offset)[1].rstrip().endswith(patch.marker.encode())
+        return Found(file, offset, OURS if ours else HOST)
+    offset = _offset(source, _entries(node)[anchor.before])
     if why := _unfit(edit, function, source, offset):
-        raise unknown(patch, edit, read, why)
-    return Found(place.file, offset, ABSENT)
+        raise _unknown(patch, edit, read, why)
+    return Found(file, offset, ABSENT)
 
 
-def _unfit(edit: Edit, function: Function, source: bytes, offset: int) -> str:
-    """Why our line cannot stand there; empty if it can."""
-    for name, callee in edit.needs.items():
-        if callee == PARAMETER and name not in function.parameters:
-            return f"found where {name} is not a parameter"
-        if callee != PARAMETER and (name, callee) not in function.bound:
-            return f"found where {name} is not the result of {callee}"
-    if not _starts_its_line(source, offset):
-        return f"has '{edit.anchor.before}' not at the beginning of a line"
-    return ""
+@functools.lru_cache(maxsize=32)
+def functions(source: bytes, where: str) -> list[Function]:
+    """The functions and methods of a file, at any depth.
+
+    Raises:
+        DataError: the file does not parse.
+    """
+    try:
+        source.decode()  # offsets are those of UTF-8
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in the host's strings
+            nodes = ast.walk(ast.parse(source))
+    except (SyntaxError, ValueError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise DataError(f"{where}: expected Python, got '{reason}': repair the file first") from error
+    return [node for node in nodes if isinstance(node, Function)]
 
 
 def insert(source: bytes, found: Found, patch: Patch, edit: Edit) -> bytes:
@@ -78,15 +98,22 @@ def remove(source: bytes, file: str, patch: Patch) -> bytes:
         if line.strip() in texts:
             continue
         if line.rstrip().endswith(marker.strip()):
+            text = line.strip().decode("utf-8", "replace")
             raise DataError(
-                f"{file}:{number}: expected the line that patch {patch.id} inserted, got '{_text(line)}': "
+                f"{file}:{number}: expected the line that patch {patch.id} inserted, got '{text}': "
                 "restore or delete it by hand"
             )
         kept.append(line)
     return b"".join(kept)
 
 
-def unknown(patch: Patch, edit: Edit, read: Read, what: str) -> DataError:
+def parameters(function: Function) -> set[str]:
+    """The names that a function can be called with."""
+    args = function.args
+    return {arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
+
+
+def _unknown(patch: Patch, edit: Edit, read: Read, what: str) -> DataError:
     """The refusal: file, anchor, and what the patch is tested with."""
     place = next((p for p in edit.places if read(p.file) is not None), edit.places[0])
     return DataError(
@@ -95,42 +122,74 @@ def unknown(patch: Patch, edit: Edit, read: Read, what: str) -> DataError:
     )
 
 
-def _matches(edit: Edit, place: Place, read: Read) -> list[tuple[Place, Function, Literal]]:
-    source = read(place.file)
-    if source is None or place.function.encode() not in source:
-        return []
-    known = functions(source, place.file).get(place.function, [])
-    return [(place, function, literal) for function in known for literal in _anchors(edit, function)]
+def _entries(node: ast.AST) -> dict[str, ast.AST]:
+    """What a line can stand in front of: a dict's keys, the strings of a list, a statement that returns a
+    name."""
+    if isinstance(node, ast.Return):
+        return {node.value.id: node} if isinstance(node.value, ast.Name) else {}
+    items = node.keys if isinstance(node, ast.Dict) else node.elts
+    return {item.value: item for item in items if isinstance(item, ast.Constant)}
 
 
-def _anchors(edit: Edit, function: Function) -> list[Literal]:
-    anchor = edit.anchor
-    if anchor.kind == "return":
-        return [Literal("return", {name: at}, name) for name, at in function.returns if name == anchor.before]
-    wanted = {*anchor.having, anchor.before}
-    return [x for x in function.literals if x.kind == anchor.kind and wanted <= x.entries.keys()]
+def _present(edit: Edit, function: Function, node: ast.AST) -> ast.AST | None:
+    """What already gives one of the edit's names here: an entry, or what is put into the dict later."""
+    named = {value: name for name, value in _assigned(function)}
+    name, same = named.get(node), [node]
+    if isinstance(node, ast.Return):  # the dict that is returned
+        name = edit.anchor.before
+        same = [value for value in named if named[value] == name and isinstance(value, ast.Dict)]
+    given = {key: at for literal in same for key, at in _entries(literal).items()}
+    given |= dict(_put_into(name, function))
+    return next((given[key] for key in (edit.name, *edit.also_known_as) if key in given), None)
 
 
-def _present(edit: Edit, function: Function, literal: Literal) -> int | None:
-    """Offset of what already gives one of the edit's names here."""
-    same = [literal]
-    if literal.kind == "return":  # the dict that is returned
-        same = [x for x in function.literals if x.kind == "dict" and x.name == literal.name]
-    keys = [(literal.name, name) for name in edit.names]
-    places = [x.entries.get(name) for x in same for name in edit.names]
-    places += [table.get(key) for table in (function.stores, function.passed) for key in keys]
-    return next((place for place in places if place is not None), None)
+def _assigned(function: Function) -> Iterator[tuple[str, ast.expr | None]]:
+    """(name, value) of every assignment; several names where a value is taken apart."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = (part for target in targets for part in ast.walk(target) if isinstance(part, ast.Name))
+            yield from ((part.id, node.value) for part in names if isinstance(part.ctx, ast.Store))
 
 
-def _starts_its_line(source: bytes, offset: int) -> bool:
-    return not source[_line_at(source, offset)[0] : offset].strip()
+def _put_into(name: str | None, function: Function) -> Iterator[tuple[str, ast.AST]]:
+    """(key, place) of ``name[key] = …``, ``name.update(key=…)`` and ``call(**name, key=…)``."""
+    for node in ast.walk(function):
+        match node:
+            case ast.Subscript(ast.Name(id), ast.Constant(key), ast.Store()) if id == name:
+                yield key, node
+            case ast.Call(keywords=keywords):
+                spread = [keyword.value for keyword in keywords if keyword.arg is None]
+                if isinstance(node.func, ast.Attribute) and node.func.attr == "update":
+                    spread.append(node.func.value)
+                if any(isinstance(value, ast.Name) and value.id == name for value in spread):
+                    yield from ((keyword.arg, keyword) for keyword in keywords if keyword.arg)
+
+
+def _unfit(edit: Edit, function: Function, source: bytes, offset: int) -> str:
+    """Why our line cannot stand there; empty if it can."""
+    results = {(name, _called(value)) for name, value in _assigned(function)}
+    for name, callee in edit.needs.items():
+        if callee == PARAMETER and name not in parameters(function):
+            return f"found where {name} is not a parameter"
+        if callee != PARAMETER and (name, callee) not in results:
+            return f"found where {name} is not the result of {callee}"
+    if source[_line_at(source, offset)[0] : offset].strip():
+        return f"has '{edit.anchor.before}' not at the beginning of a line"
+    return ""
+
+
+def _called(value: ast.expr | None) -> str:
+    """The last name of the function that is called."""
+    function = value.func if isinstance(value, ast.Call) else None
+    return getattr(function, "attr", "") or getattr(function, "id", "")
+
+
+def _offset(source: bytes, node: ast.AST) -> int:
+    return sum(map(len, source.splitlines(keepends=True)[: node.lineno - 1])) + node.col_offset
 
 
 def _line_at(source: bytes, offset: int) -> tuple[int, bytes]:
     start = source.rfind(b"\n", 0, offset) + 1
     end = source.find(b"\n", offset)
     return start, source[start : end + 1 if end >= 0 else len(source)]
-
-
-def _text(line: bytes) -> str:
-    return line.strip().decode("utf-8", "replace")
