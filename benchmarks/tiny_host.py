@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from slime_ext.launcher.task.tiny import Model, write_all
+from benchmarks.tiny_task import Model, write_all
 
 PAD_STD = 0.02
 REWARD = "slime_ext.without_cuda.tiny.reward"

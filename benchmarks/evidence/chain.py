@@ -11,7 +11,7 @@ import json
 import random
 from pathlib import Path
 
-from slime_ext.launcher.task.tiny import END_OF_PROMPT, Task
+from benchmarks.tiny_task import END_OF_PROMPT, Task
 
 LETTERS = Task().letters
 TRAIN, HELDOUT = 2048, 128

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.tiny_task import Model, Task, model_config, prompts
 from slime_ext import presets
 from slime_ext.correction import Correction, Tokens
 from slime_ext.launcher.rollout.rounding import round_weights
-from slime_ext.launcher.task.tiny import Model, Task, model_config, prompts
 from slime_ext.launcher.training_data import group_advantages
 from slime_ext.losses import Bounds
 from slime_ext.ops import Segments, surrogates

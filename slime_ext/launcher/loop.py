@@ -26,14 +26,14 @@ from slime_ext.launcher.megatron.optimizer import build_optimizer
 from slime_ext.launcher.megatron.step import Trainer
 from slime_ext.launcher.megatron.weights import gather_hf_state, read_hf_checkpoint
 from slime_ext.launcher.output import checkpoint
-from slime_ext.launcher.output.dumps import save_rollout
+from slime_ext.launcher.output.dumps import save_rollout, train_dump
 from slime_ext.launcher.output.metrics_log import MetricsLog
 from slime_ext.launcher.output.progress import RunProgress
-from slime_ext.launcher.postprocess import postprocess
+from slime_ext.launcher.postprocess import postprocess, rollout_data
 from slime_ext.launcher.rollout.sample import RolloutSample
 from slime_ext.launcher.sampler import Sampler
-from slime_ext.launcher.train_dump import train_dump
 from slime_ext.launcher.training_data import needs_proximal_forward, train_samples
+from slime_ext.launcher.validation.model import sizes_of
 
 
 @dataclass
@@ -125,7 +125,9 @@ class Loop:
                 self._write("step", values, rollout_id)
         if args.save_debug_train_data:
             with clock.part("dump"):
-                self._write_later(train_dump(args, rollout_id, batch, proximal or target, steps))
+                data = rollout_data(args, steps, proximal or target, batch)
+                template = args.save_debug_train_data
+                self._write_later(train_dump(template, rollout_id, data, str(args.prompt_data)))
         with clock.part("weight_sync"):
             if (rollout_id + 1) % args.update_weights_interval == 0:
                 self._push(self.step)
@@ -247,7 +249,7 @@ class Loop:
             rollouts_done,
             self.rank,
             payload,
-            sizes=checkpoint.sizes_of(self.args),
+            sizes=sizes_of(self.args),
             keep=self.args.save_keep,
             barrier=dist.barrier,
         )

@@ -48,49 +48,33 @@ def postprocess(
 def rollout_data(
     args: argparse.Namespace, steps: Steps, proximal: Mapping[int, Tensor], samples: Sequence[TrainSample]
 ) -> dict[str, Any]:
-    """This rank's part of the rollout under slime's keys; ``raw_reward`` is of all ranks, as there."""
-    batches = [list(chain(*step)) for step in steps]
-    mine = list(chain(*batches))
-    partition = [position for batch in mine for position in batch.positions]
+    """This rank's part of the rollout under slime's keys; ``raw_reward`` is of all ranks, as there.
+
+    ``micro_batch_indices`` are places in this rank's lists, in the order in which they are trained.
+    """
+    batches = [batch for step in steps for batch in chain(*step)]
+    partition = [position for batch in batches for position in batch.positions]
     own = [samples[position] for position in partition]
-    data = _local(mine)
+    data = {key: [x for batch in batches for x in getattr(batch, key)] for key in PER_SAMPLE}
+    device = data["loss_masks"][0].device
+    ends = accumulate((len(batch.positions) for batch in batches), initial=0)
     return {
         **data,
         **({"log_probs": [proximal[position] for position in partition]} if proximal else {}),
-        **columns(own, data["loss_masks"][0].device),
-        **_schedule(args, batches),
+        "tokens": [torch.tensor(s.tokens, dtype=torch.long, device=device) for s in own],
+        "rewards": [s.reward for s in own],
+        "local_raw_reward": [s.raw_reward for s in own],
+        "truncated": [int(s.truncated) for s in own],
+        "sample_indices": [s.position if s.index is None else s.index for s in own],
+        "rollout_ids": [s.rollout_id for s in own],
+        "micro_batch_indices": [list(range(start, stop)) for start, stop in pairwise(ends)],
+        "num_microbatches": [sum(map(len, step)) for step in steps],
+        "global_batch_sizes": [args.global_batch_size for _ in steps],
         "raw_reward": [s.raw_reward for s in samples],
         "weight_versions": [s.weight_versions for s in own],
         "returns": list(data["advantages"]),
-        "rollout_mask_sums": torch.cat([batch.denominators for batch in mine]),
+        "rollout_mask_sums": torch.cat([batch.denominators for batch in batches]),
         "partition": partition,
-    }
-
-
-def _local(batches: Sequence[MicroBatch]) -> dict[str, list[Any]]:
-    """What the micro-batches hold of each sample."""
-    return {key: [x for batch in batches for x in getattr(batch, key)] for key in PER_SAMPLE}
-
-
-def _schedule(args: argparse.Namespace, batches: Sequence[Sequence[MicroBatch]]) -> dict[str, Any]:
-    """What each optimizer step trains: its micro-batches, as places in this rank's lists."""
-    ends = accumulate((len(batch.positions) for batch in chain(*batches)), initial=0)
-    return {
-        "micro_batch_indices": [list(range(start, stop)) for start, stop in pairwise(ends)],
-        "num_microbatches": [len(step) for step in batches],
-        "global_batch_sizes": [args.global_batch_size for _ in batches],
-    }
-
-
-def columns(samples: Sequence[TrainSample], device: torch.device | str = "cpu") -> dict[str, list[Any]]:
-    """slime's per-sample keys of what a rollout and its dump both know of samples."""
-    return {
-        "tokens": [torch.tensor(s.tokens, dtype=torch.long, device=device) for s in samples],
-        "rewards": [s.reward for s in samples],
-        "local_raw_reward": [s.raw_reward for s in samples],
-        "truncated": [int(s.truncated) for s in samples],
-        "sample_indices": [s.position if s.index is None else s.index for s in samples],
-        "rollout_ids": [s.rollout_id for s in samples],
     }
 
 

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from slime_ext.errors import EngineError
 from slime_ext.launcher.rollout.client import EngineClient
-from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams, n_dropped
+from slime_ext.launcher.rollout.protocol import SamplingParams, n_dropped
 from slime_ext.launcher.rollout.rounding import round_weights
 from slime_ext.launcher.rollout.sample import RolloutSample
 from slime_ext.launcher.rollout.weight_sync import push_weights
@@ -95,8 +96,7 @@ class Sampler:
         args, start = self.args, time.perf_counter()
         samples = self._generate(
             self.dataset.next_batch(args.rollout_batch_size),
-            args.n_samples_per_prompt,
-            self._params(args.rollout_max_response_len, args.rollout_temperature),
+            self._params(args.n_samples_per_prompt, args.rollout_max_response_len, args.rollout_temperature),
             rollout_id,
         )
         for sample in samples:
@@ -115,25 +115,19 @@ class Sampler:
         return out
 
     def _evaluate(self, prompts: Sequence[Prompt]) -> float:
-        params = self._params(self.args.eval_max_response_len, self.args.eval_temperature)
-        samples = self._generate(prompts, self.args.n_samples_per_eval_prompt, params, None)
+        args = self.args
+        params = self._params(
+            args.n_samples_per_eval_prompt, args.eval_max_response_len, args.eval_temperature
+        )
+        samples = self._generate(prompts, params, None)
         return sum(self._score(samples)) / max(len(samples), 1)  # a dropped one counts as 0
 
     def _generate(
-        self, prompts: Sequence[Prompt], n: int, params: SamplingParams, rollout_id: int | None
+        self, prompts: Sequence[Prompt], params: SamplingParams, rollout_id: int | None
     ) -> list[RolloutSample]:
-        requests = [
-            GenerateRequest(
-                prompt_ids=self.tokenizer.encode(p.text, add_special_tokens=False),
-                group_index=p.group_index,
-                n=n,
-                prompt=p.text,
-                label=p.label,
-                metadata=p.metadata,
-            )
-            for p in prompts
-        ]
-        groups = self.client.generate(requests, params, rollout_id=rollout_id)
+        encode = self.tokenizer.encode
+        encoded = [replace(p, ids=tuple(encode(p.text, add_special_tokens=False))) for p in prompts]
+        groups = self.client.generate(encoded, params, rollout_id=rollout_id)
         samples = [sample for group in groups for sample in group]
         if dropped := n_dropped(samples):
             self._report(
@@ -159,11 +153,11 @@ class Sampler:
         """Rewards of the samples that were not dropped; a dropped one has none."""
         return score(self.args, [s for s in samples if not s.remove_sample])
 
-    def _params(self, longest: int, temperature: float) -> SamplingParams:
+    def _params(self, n: int, longest: int, temperature: float) -> SamplingParams:
         """How responses are drawn, of rollouts and of evaluations."""
         stop = tuple(self.args.rollout_stop_token_ids or ()) or (self.tokenizer.eos_token_id,)
         top = {"top_p": self.args.rollout_top_p, "top_k": self.args.rollout_top_k}
-        return SamplingParams(longest, temperature, **top, stop_token_ids=stop)
+        return SamplingParams(longest, n, temperature, **top, stop_token_ids=stop)
 
 
 def rollout_metrics(samples: Sequence[RolloutSample]) -> Metrics:

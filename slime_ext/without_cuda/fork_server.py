@@ -14,7 +14,7 @@ import json
 import math
 import os
 import runpy
-import selectors
+import select
 import signal
 import socket
 import struct
@@ -120,88 +120,46 @@ def start(address: str) -> int | None:
         os.close(caller)
         return None
     os.close(open_while_it_runs)
-    return _Server(listener, caller).serve()
-
-
-class _Server:
-    """Accepts interpreters, forks for each, and carries exit statuses one way and deaths the other."""
-
-    def __init__(self, listener: socket.socket, caller: int) -> None:
-        self._listener, self._caller = listener, caller
-        self._shells: dict[int, socket.socket] = {}
-        self._selector = selectors.DefaultSelector()
-        self._woken, wake = socket.socketpair()
-        wake.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        self._wake = wake
-        for source in (listener, self._woken, caller):
-            self._selector.register(source, selectors.EVENT_READ)
-
-    def serve(self) -> int:
-        """Returns in the forks alone, with the exit status of their program."""
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._listener:
-                    request = self._accept()
-                    if request is not None:
-                        return _run(*request)
-                elif key.fileobj == self._caller:
-                    _end_run()
-                elif key.fileobj is self._woken:
-                    self._woken.recv(4096)
-                    self._reap()
-                else:  # a shell never speaks: it has been killed
-                    self._forget(key.data, signal.SIGKILL)
-
-    def _accept(self) -> tuple[dict, list[int]] | None:
-        """Forks for one interpreter: None in the server, what it asked for in the fork."""
-        connection, _ = self._listener.accept()
-        try:
-            header, files, _, _ = socket.recv_fds(connection, _HEADER.size, MOST_FILES)
-            request = json.loads(connection.recv(_HEADER.unpack(header)[0], socket.MSG_WAITALL))
-        except (OSError, ValueError, struct.error):
-            connection.close()
-            return None
-        pid = os.fork()
-        if pid == 0:
-            self._close(connection)
-            return request, files
-        for number in files:
-            os.close(number)
-        with contextlib.suppress(OSError):
-            connection.sendall(_HEADER.pack(pid))
-        self._shells[pid] = connection
-        self._selector.register(connection, selectors.EVENT_READ, pid)
-        return None
-
-    def _close(self, connection: socket.socket) -> None:
-        """In a fork: nothing of the server stays open."""
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.default_int_handler)
-        self._selector.close()
-        os.close(self._caller)
-        for other in (connection, self._listener, self._woken, self._wake, *self._shells.values()):
-            other.close()
-
-    def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                pid, status = ended
-                if pid in self._shells:
-                    with contextlib.suppress(OSError):
-                        self._shells[pid].sendall(_HEADER.pack(status))
-                    self._forget(pid)
-
-    def _forget(self, pid: int, kill: int | None = None) -> None:
-        connection = self._shells.pop(pid)
-        self._selector.unregister(connection)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
+    while True:
+        if caller in select.select([listener, caller], [], [])[0]:
+            _end_run()
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            os.close(caller)
+            return _keep(connection)
         connection.close()
-        if kill is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, kill)
+
+
+def _keep(connection: socket.socket) -> int:
+    """Forks once more for an interpreter, and tells each of the two how the other ends.
+
+    Returns in that fork alone, with the exit status of its program.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        header, files, _, _ = socket.recv_fds(connection, _HEADER.size, MOST_FILES)
+        request = json.loads(connection.recv(_HEADER.unpack(header)[0], socket.MSG_WAITALL))
+    except (OSError, ValueError, struct.error):
+        os._exit(1)
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return _run(request, files)
+    for number in files:
+        os.close(number)
+    with contextlib.suppress(OSError):  # killed meanwhile
+        connection.sendall(_HEADER.pack(pid))
+    ended = os.pidfd_open(pid)
+    if ended not in select.select([connection, ended], [], [])[0]:  # the interpreter never speaks: killed
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(OSError):
+        connection.sendall(_HEADER.pack(status))
+    os._exit(0)
 
 
 def _end_run() -> None:

@@ -69,10 +69,12 @@ def _run_script(given: SimpleNamespace, flags: list[str]) -> None:
 
 def _run_wheel(given: SimpleNamespace, flags: list[str]) -> int:
     """The loop of miles' train.py from the classes of its wheel, which does not hold the file."""
+    from miles.utils.arguments import parse_args
+
     from slime_ext.without_cuda import wheel_loop
 
     sys.argv = ["train_async.py" if given.asynchronous else "train.py", *flags]
-    args = wheel_loop.parse()
+    args = parse_args()
     start_ray(given.gpus, given.nodes)
     asyncio.run((wheel_loop.train_async if given.asynchronous else wheel_loop.train)(args))
     return 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from slime_ext.launcher.task.rewards import characters
-from slime_ext.launcher.task.tokenizer import EOS
+from slime_ext.launcher.task.rewards import EOS, characters
 
 
 def cpu_flags() -> list[str]:

@@ -9,7 +9,7 @@ import torch
 
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.host.packing import slice_response
-from slime_ext.launcher.output.dumps import save_rollout, save_train, shard_samples
+from slime_ext.launcher.output.dumps import save_rollout, save_train
 
 TOKEN_FIELDS = {"rollout_log_probs": "behavior", "log_probs": "proximal", "advantages": "advantages"}
 
@@ -76,23 +76,17 @@ def write_rollout(folder: Path, rollout: DumpedRollout, **options) -> Path:
 def write_train(folder: Path, rollout: DumpedRollout, ranks: int = 2, steps: int = 1) -> Path:
     """Format version 2, the samples dealt out to data-parallel ranks."""
     partitions = [list(range(r, rollout.count, ranks)) for r in range(ranks)]
-    rows = [row for r, part in enumerate(partitions) for row in shard_samples(shard(rollout, part), r)]
-    described = [
+    shards = [
         {
-            "rank": r,
-            "data_parallel_rank": r,
-            "sample_indices": [1000 + p for p in part],
-            "partition": part,
+            **shard(rollout, part),
             "micro_batch_indices": [list(range(s, len(part), steps)) for s in range(steps)],
             "num_microbatches": [1] * steps,
             "global_batch_sizes": [rollout.count // steps] * steps,
+            "raw_reward": rollout.rewards.tolist(),
         }
-        for r, part in enumerate(partitions)
+        for part in partitions
     ]
-    rewards = rollout.rewards.tolist()
-    return save_train(
-        str(folder / "train_data" / "{rollout_id}.pt"), rollout.rollout_id, 0, rows, described, rewards
-    )
+    return save_train(str(folder / "train_data" / "{rollout_id}.pt"), rollout.rollout_id, shards)
 
 
 def write_run(folder: Path, rollouts: list[DumpedRollout], **options) -> Path:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import tiny_task as tiny
 from slime_ext.errors import ConfigError, EngineError, SlimeExtError
 from slime_ext.launcher import supervisor
-from slime_ext.launcher.task import tiny
 from tests.launcher.engine import ROOT
 
 

@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 
-from slime_ext.launcher import train_dump
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import micro_batches, pack_micro_batch, step_slices
 from slime_ext.launcher.megatron.step import layout_of
+from slime_ext.launcher.output.dumps import train_dump
+from slime_ext.launcher.postprocess import rollout_data
 from tests.launcher.distributed import run_ranks
 from tests.launcher.megatron.tiny_model import LAYOUTS
 from tests.launcher.megatron.tiny_rollout import arguments, rollout
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow  # processes of their own
 
 def dump(layout, template):
     """Writes the dump of a rollout on one rank of a layout; some values were replaced before training."""
-    args = arguments(layout, global_batch_size=4, prompt_data="prompts", save_debug_train_data=template)
+    args = arguments(layout, global_batch_size=4)
     parallel.initialize(args)
     place, samples = layout_of(args), rollout(8)
     samples[2].reward = samples[2].raw_reward = math.nan
@@ -44,7 +45,8 @@ def dump(layout, template):
             batch.advantages[i] = batch.advantages[i] + 100
             if position == 5:
                 batch.loss_masks[i][0] = 0
-    train_dump.train_dump(args, 3, samples, log_probs if parallel.is_last_stage() else {}, steps)()
+    data = rollout_data(args, steps, log_probs if parallel.is_last_stage() else {}, samples)
+    train_dump(template, 3, data, "prompts")()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

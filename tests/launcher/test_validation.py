@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import tiny_task as tiny
 from slime_ext import host
 from slime_ext.errors import SlimeExtError
 from slime_ext.launcher.arguments import parse_args
 from slime_ext.launcher.output import checkpoint
-from slime_ext.launcher.task import tiny
-from slime_ext.launcher.validation import validate
+from slime_ext.launcher.validation import model, validate
 from tests.test_configs import FILES
 
 MODEL = tiny.Model(layers=2, heads=4, kv_heads=2)
@@ -261,7 +261,7 @@ def test_a_damaged_file_of_the_model_is_named(place, name, text, expected):
 
 def _saved(line: str, where: str) -> None:
     args = check(line)
-    checkpoint.save(where, 1, 0, {}, sizes=checkpoint.sizes_of(args))
+    checkpoint.save(where, 1, 0, {}, sizes=model.sizes_of(args))
 
 
 def test_another_runs_files_are_not_overwritten(place):
@@ -301,7 +301,7 @@ def test_a_complete_run_is_not_continued(place):
 
 def test_a_damaged_checkpoint_is_noted(place):
     _saved("", "there")
-    checkpoint.save("there", 2, 0, {}, sizes=checkpoint.sizes_of(check("")))
+    checkpoint.save("there", 2, 0, {}, sizes=model.sizes_of(check("")))
     Path("there/iter_0000002/rank_0.pt").write_bytes(b"half")
     args = check("--load there --num-rollout 2")
     assert args.load_iteration == 1 and "iter_0000002 is damaged" in args.notes[0]

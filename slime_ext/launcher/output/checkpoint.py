@@ -5,48 +5,20 @@ DIR/iter_0000012/ holds sizes.json, one rank_N.pt per rank and rank_N.pt.sha256 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
+import mmap
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from slime_ext.errors import ConfigError, DataError
 
 SIZES = "sizes.json"
-LAYOUT = {
-    "tensor": "tensor_model_parallel_size",
-    "pipeline": "pipeline_model_parallel_size",
-    "context": "context_parallel_size",
-    "data": "data_parallel_size",
-}
-MODEL = (
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-    "kv_channels",
-    "norm_epsilon",
-    "rotary_base",
-    "vocab_size",
-    "untie_embeddings_and_output_weights",
-    "params_dtype",
-    "num_experts",
-    "moe_router_topk",
-    "moe_ffn_hidden_size",
-    "norm_topk_prob",
-)
-
-
-def sizes_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What a run must share with a checkpoint to load it: the layout and the architecture."""
-    layout = {name: getattr(args, dest) for name, dest in LAYOUT.items()}
-    return {**layout, **{name: getattr(args, name, None) for name in MODEL}}
 
 
 def save(
@@ -66,7 +38,7 @@ def save(
 
     Args:
         payload: tensors and plain values; no classes of one's own.
-        sizes: of `sizes_of`.
+        sizes: what a run must share with the checkpoint to load it.
         keep: newest checkpoints that stay; 0 keeps all.
         barrier: waits for all ranks.
 
@@ -79,12 +51,16 @@ def save(
         if rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-            _write_text(partial / SIZES, json.dumps(dict(sizes)))
+            with _synced(partial / SIZES) as file:
+                file.write(json.dumps(dict(sizes)).encode())
         barrier()
         _write_tensors(partial / f"rank_{rank}.pt", payload)
         barrier()
         if rank == 0:
-            _publish(root, partial, final)
+            _sync_directory(partial)
+            shutil.rmtree(final, ignore_errors=True)  # the same iteration again
+            partial.rename(final)
+            _sync_directory(root)
             _prune(root, iteration, keep)
         barrier()
     except (OSError, RuntimeError) as error:
@@ -156,11 +132,8 @@ def _check_sum(path: Path) -> None:
 
 
 def _sum(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return hashlib.sha256(content).hexdigest()
 
 
 def _name(iteration: int) -> str:
@@ -179,28 +152,19 @@ def _line(error: BaseException) -> str:
 def _write_tensors(path: Path, payload: Mapping[str, Any]) -> None:
     import torch
 
-    with path.open("wb") as file:
+    with _synced(path) as file:
         torch.save(dict(payload), file)
-        _sync(file)
-    _write_text(Path(f"{path}.sha256"), f"{_sum(path)}  {path.name}\n")
+    with _synced(Path(f"{path}.sha256")) as file:
+        file.write(f"{_sum(path)}  {path.name}\n".encode())
 
 
-def _publish(root: Path, partial: Path, final: Path) -> None:
-    _sync_directory(partial)
-    shutil.rmtree(final, ignore_errors=True)  # the same iteration again
-    partial.rename(final)
-    _sync_directory(root)
-
-
-def _write_text(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        _sync(file)
-
-
-def _sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+@contextmanager
+def _synced(path: Path) -> Iterator[IO[bytes]]:
+    """A new file, which is on the disk when the block ends."""
+    with path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _sync_directory(path: Path) -> None:

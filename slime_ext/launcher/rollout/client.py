@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,14 @@ import httpx
 
 from slime_ext.errors import EngineError
 from slime_ext.launcher.rollout.protocol import (
-    GenerateRequest,
     SamplingParams,
     answered_versions,
-    check_prompts,
     error_in,
     read_group,
     words_of,
 )
 from slime_ext.launcher.rollout.sample import RolloutSample
+from slime_ext.launcher.task.prompts import Prompt
 
 PROBE_S = 0.25  # between two looks at a server that is away
 SAY_S = 10.0  # between two lines about it
@@ -47,7 +47,7 @@ class EngineClient:
         retries: how often one request is repeated after a connection error, a 5xx answer or a timeout.
         backoff: seconds before the first repetition; doubles each time, at most 30.
         recovery_timeout: seconds that a server which went away has to come back.
-        vocab_size: prompts with ids beyond it are refused, responses with such ids are dropped.
+        vocab_size: responses with ids beyond it are dropped.
         decode: ids to text, for a server that runs without a tokenizer.
     """
 
@@ -73,26 +73,24 @@ class EngineClient:
         self._versions: set[str] = set()
 
     def generate(
-        self, requests: Sequence[GenerateRequest], sampling: SamplingParams, *, rollout_id: int | None = None
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, *, rollout_id: int | None = None
     ) -> list[list[RolloutSample]]:
-        """Samples `request.n` responses to every prompt; blocks until all are there.
+        """Samples `sampling.n` responses to every prompt; blocks until all are there.
 
         A sample that came back damaged keeps its place with `remove_sample` set, its mask 0 and the reason in
         `metadata["dropped"]`.
 
         Returns:
-            One list per request, in their order, of exactly `request.n` samples.
+            One list per prompt, in their order, of exactly `sampling.n` samples.
 
         Raises:
-            DataError: a prompt that the server must not see; nothing was sent.
             EngineError: the server refused a request (4xx), kept failing, or did not come back.
         """
-        check_prompts(requests, self.vocab_size)
         self._recover()
         ended = threading.Event()
         pool = ThreadPoolExecutor(self.concurrency)
         try:
-            groups = [pool.submit(self._group, one, sampling, rollout_id, ended) for one in requests]
+            groups = [pool.submit(self._group, one, sampling, rollout_id, ended) for one in prompts]
             for failed in (
                 group for group in wait(groups, return_when=FIRST_EXCEPTION).done if group.exception()
             ):
@@ -135,7 +133,7 @@ class EngineClient:
 
     def weight_version(self) -> str:
         """Version of the weights that the server samples with."""
-        return str(self._call("GET", "/model_info").get("weight_version"))
+        return str(self._call("/model_info").get("weight_version"))
 
     def update_weights_from_disk(self, path: str | Path, version: int | str) -> None:
         """Makes the server load the weights in `path` under the name `version`, and checks that it did.
@@ -152,7 +150,7 @@ class EngineClient:
         path, version = self.pushed
         body = {"model_path": path, "load_format": "auto", "weight_version": version, "flush_cache": True}
         for _ in range(self.retries + 1):
-            self._call("POST", "/update_weights_from_disk", body)
+            self._call("/update_weights_from_disk", body)
             if (reported := self.weight_version()) == version:
                 return
         raise EngineError(
@@ -172,29 +170,49 @@ class EngineClient:
 
     def _group(
         self,
-        request: GenerateRequest,
+        prompt: Prompt,
         sampling: SamplingParams,
         rollout_id: int | None,
         ended: threading.Event,
     ) -> list[RolloutSample]:
-        """The samples of one request, however often it must be asked for."""
+        """The samples of one prompt, however often they must be asked for."""
         body = {
-            "input_ids": list(request.prompt_ids),
-            "sampling_params": sampling.payload(request.n),
+            "input_ids": list(prompt.ids),
+            "sampling_params": asdict(sampling),
             "return_logprob": True,
         }
-        where = f"prompt of group {request.group_index}"
+        where = f"prompt of group {prompt.group_index}"
+        answer = self._repeated(where, lambda: self._samples(where, body), "/generate", self._recover, ended)
+        return read_group(prompt, answer, sampling, rollout_id, self.decode, self.vocab_size)
 
-        def ask() -> Any:
-            return self._checked(self._send(where, "POST", "/generate", body))
+    def _samples(self, where: str, body: dict[str, Any]) -> Any:
+        """The answer to `generate`, unless it is an error under status 200, or of a server that lost our
+        weights."""
+        answer = self._send(where, "/generate", body)
+        if said := error_in(answer):
+            raise _Again(f"status 200 without a response ({said})")
+        # A server that was restarted so quickly that no request noticed samples with other weights.
+        if self._versions and (unknown := answered_versions(answer) - self._versions):
+            raise _Again(f"samples of weight version {min(unknown)}")
+        return answer
 
-        answer = self._repeated(
-            ask, f"{where}: expected an answer from {self.url}/generate", self._recover, ended
+    def _call(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The answer to a request other than `generate`; a server that is away is waited for."""
+
+        def recover() -> None:
+            self.wait_healthy(self.recovery_timeout)
+
+        return self._repeated(
+            "rollout engine", lambda: self._send(path, path, body), path, recover, threading.Event()
         )
-        return read_group(request, answer, rollout_id, self.decode, sampling.max_new_tokens, self.vocab_size)
 
     def _repeated(
-        self, ask: Callable[[], Any], expected: str, recover: Callable[[], Any], ended: threading.Event
+        self,
+        who: str,
+        ask: Callable[[], Any],
+        path: str,
+        recover: Callable[[], None],
+        ended: threading.Event,
     ) -> Any:
         """What ``ask`` returns, asked again with backoff while it raises _Again, after ``recover``."""
         for attempt in range(self.retries + 1):
@@ -205,48 +223,27 @@ class EngineClient:
             if attempt == self.retries or ended.wait(min(self.backoff * 2**attempt, _MAX_BACKOFF_S)):
                 break
             recover()
-        raise EngineError(f"{expected}, got {reason} {attempt + 1} times: see sglang.log") from reason
+        raise EngineError(
+            f"{who}: expected an answer from {self.url}{path}, got {reason} {attempt + 1} times: see "
+            "sglang.log"
+        ) from reason
 
-    def _send(self, where: str, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        """The reply to one request; `where` is named where the server refuses it."""
+    def _send(self, where: str, path: str, body: dict[str, Any] | None) -> Any:
+        """The JSON of one answer; `where` is named where the server refuses the request."""
         try:
-            reply = self._http.request(method, path, json=body)
+            reply = self._http.request("POST" if body else "GET", path, json=body)
+            answer = reply.json()
         except httpx.HTTPError as error:
             raise _Again(type(error).__name__) from error
+        except ValueError as error:
+            if reply.is_success:
+                raise _Again("an answer that is not JSON") from error
+            answer = reply.text
         if reply.status_code >= 500 or reply.status_code in _TRY_AGAIN:
-            raise _Again(f"status {reply.status_code} ({_said(reply)})")
+            raise _Again(f"status {reply.status_code} ({words_of(answer)})")
         if reply.status_code >= 400:
             raise EngineError(
                 f"{where}: expected the rollout engine to accept it, got status {reply.status_code}: "
-                f"{_said(reply)}"
+                f"{words_of(answer)}"
             )
-        return reply
-
-    def _checked(self, reply: httpx.Response) -> Any:
-        """The answer, unless it is an error under status 200, or of a server that lost our weights."""
-        try:
-            answer = reply.json()
-        except ValueError as error:
-            raise _Again("an answer that is not JSON") from error
-        if said := error_in(answer):
-            raise _Again(f"status {reply.status_code} without a response ({said})")
-        # A server that was restarted so quickly that no request noticed samples with other weights.
-        if self._versions and (unknown := answered_versions(answer) - self._versions):
-            raise _Again(f"samples of weight version {min(unknown)}")
         return answer
-
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The answer to a request other than `generate`; a server that is away is waited for."""
-        return self._repeated(
-            lambda: self._send(path, method, path, body).json(),
-            f"rollout engine: expected an answer from {self.url}{path}",
-            lambda: self.wait_healthy(self.recovery_timeout),
-            threading.Event(),
-        )
-
-
-def _said(reply: httpx.Response) -> str:
-    try:
-        return words_of(reply.json())
-    except ValueError:
-        return words_of(reply.text)

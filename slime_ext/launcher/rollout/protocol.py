@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from slime_ext.errors import DataError
 from slime_ext.launcher.rollout.sample import ABORTED, COMPLETED, TRUNCATED, RolloutSample
+from slime_ext.launcher.task.prompts import Prompt
 
 ROUNDING = 1e-5  # nats; the log of a probability that rounding lifted above 1
 _STATUS = {"stop": COMPLETED, "length": TRUNCATED, "abort": ABORTED}
@@ -21,63 +21,15 @@ class BadAnswer(Exception):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How responses are drawn; log-probs come back after the temperature."""
+    """SGLang's `sampling_params`: `n` responses to a prompt; log-probs come back after the temperature."""
 
     max_new_tokens: int
+    n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
-
-    def payload(self, n: int) -> dict[str, Any]:
-        """SGLang's `sampling_params` for `n` responses to one prompt."""
-        return {**asdict(self), "n": n}
-
-
-@dataclass(frozen=True)
-class GenerateRequest:
-    """One prompt and how many responses to it."""
-
-    prompt_ids: Sequence[int]
-    group_index: int
-    n: int = 1
-    prompt: str = ""
-    label: str | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-    def blank(self, k: int, rollout_id: int | None) -> RolloutSample:
-        """The k-th sample of the group before anything was generated."""
-        return RolloutSample(
-            group_index=self.group_index,
-            index=self.group_index * self.n + k,
-            rollout_id=rollout_id,
-            prompt=self.prompt,
-            tokens=list(self.prompt_ids),
-            label=self.label,
-            metadata=dict(self.metadata),
-        )
-
-
-def check_prompts(requests: Iterable[GenerateRequest], vocab_size: int | None) -> None:
-    """Refuses prompts that the server must not see: an id outside of its vocabulary ends SGLang's CPU server.
-
-    Raises:
-        DataError: an empty prompt, n below 1, or an id outside [0, vocab_size).
-    """
-    for request in requests:
-        where = f"prompt of group {request.group_index} ({request.prompt[:40]!r})"
-        if not request.prompt_ids or request.n < 1:
-            raise DataError(
-                f"{where}: expected at least 1 token and 1 sample, got {len(request.prompt_ids)} and "
-                f"{request.n}: leave it out"
-            )
-        wrong = [i for i in request.prompt_ids if i < 0 or (vocab_size is not None and i >= vocab_size)]
-        if wrong:
-            raise DataError(
-                f"{where}: expected token ids in [0, {vocab_size or 'vocabulary size'}), got {wrong[0]}: "
-                "use the tokenizer that belongs to the model"
-            )
 
 
 def words_of(answer: Any) -> str:
@@ -99,26 +51,32 @@ def error_in(answer: Any) -> str | None:
 
 
 def read_group(
-    request: GenerateRequest,
+    prompt: Prompt,
     answer: Any,
+    sampling: SamplingParams,
     rollout_id: int | None = None,
     decode: Callable[[list[int]], str] | None = None,
-    longest: int | None = None,
     vocab_size: int | None = None,
 ) -> list[RolloutSample]:
-    """Turns the answer to one request into exactly `request.n` samples, bad ones dropped in place.
+    """Turns the answer to one prompt into exactly `sampling.n` samples, bad ones dropped in place.
 
     Args:
-        longest: tokens that a response was allowed to have.
         vocab_size: ids beyond it cannot be trained on.
     """
-    answers = answer if isinstance(answer, list) else [answer]
-    padded = [*answers[: request.n], *[None] * (request.n - len(answers))]
-    blanks = (request.blank(k, rollout_id) for k in range(request.n))
-    return [
-        read_sample(blank, one, decode, longest, vocab_size)
-        for blank, one in zip(blanks, padded, strict=True)
-    ]
+    n, answers = sampling.n, answer if isinstance(answer, list) else [answer]
+    group = []
+    for k, one in enumerate([*answers[:n], *[None] * (n - len(answers))]):
+        blank = RolloutSample(
+            group_index=prompt.group_index,
+            index=prompt.group_index * n + k,
+            rollout_id=rollout_id,
+            prompt=prompt.text,
+            tokens=list(prompt.ids),
+            label=prompt.label,
+            metadata=dict(prompt.metadata),
+        )
+        group.append(read_sample(blank, one, decode, sampling.max_new_tokens, vocab_size))
+    return group
 
 
 def read_sample(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,18 @@ from slime_ext.errors import DataError
 
 @dataclass(frozen=True)
 class Prompt:
-    """One line of the file. `group_index` counts the prompts that the run has taken; -1 before."""
+    """One line of the file.
+
+    `group_index` counts the prompts that the run has taken, -1 before; `ids` are the text's tokens, once it
+    has been encoded.
+    """
 
     text: str
     label: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     line: int = 0
     group_index: int = -1
+    ids: tuple[int, ...] = ()
 
 
 def read_prompts(path: str | Path, input_key: str = "input", label_key: str | None = None) -> list[Prompt]:
@@ -81,16 +86,17 @@ class PromptDataset:
         if not prompts:
             raise DataError("prompts: expected at least one, got none")
         self._prompts = list(prompts)
-        self._seed, self._shuffle = seed, shuffle
-        self._epoch, self._offset, self._taken = 0, 0, 0
-        self._order = self._ordered(0)
+        self._seed, self._shuffle, self._taken = seed, shuffle, 0
 
     @classmethod
     def from_args(cls, args: Namespace, tokenizer: Any = None) -> PromptDataset:
         """From --prompt-data, with a tokenizer without the prompts above --rollout-max-prompt-len."""
         prompts = read_prompts(args.prompt_data, args.input_key, args.label_key)
-        if tokenizer is not None and args.rollout_max_prompt_len is not None:
-            prompts = list(_short(prompts, tokenizer, args.rollout_max_prompt_len))
+        longest = args.rollout_max_prompt_len
+        if tokenizer is not None and longest is not None:
+            prompts = [
+                p for p in prompts if len(tokenizer.encode(p.text, add_special_tokens=False)) <= longest
+            ]
         return cls(prompts, args.rollout_seed, args.rollout_shuffle)
 
     def __len__(self) -> int:
@@ -98,41 +104,35 @@ class PromptDataset:
 
     def next_batch(self, n: int) -> list[Prompt]:
         """The next `n` prompts, over the end of an epoch where needed."""
-        return [self._next() for _ in range(n)]
+        taken = []
+        for number in range(self._taken, self._taken + n):
+            epoch, place = divmod(number, len(self))
+            if place == 0 or not taken:
+                order = self._order(epoch)
+            taken.append(replace(self._prompts[order[place]], group_index=number))
+        self._taken += n
+        return taken
 
     def state_dict(self) -> dict[str, int]:
         """Where the run stands, with slime's names."""
-        return {"epoch_id": self._epoch, "sample_offset": self._offset, "sample_group_index": self._taken}
+        epoch, offset = divmod(self._taken, len(self))
+        return {"epoch_id": epoch, "sample_offset": offset, "sample_group_index": self._taken}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Goes on where `state` was taken.
 
         Raises:
-            DataError: a position outside of the file, which has then changed.
+            DataError: a position that another file has, which has then changed.
         """
-        if not 0 <= state["sample_offset"] <= len(self):
+        self._taken = state["sample_group_index"]
+        if state["epoch_id"] * len(self) + state["sample_offset"] != self._taken:
             raise DataError(
                 f"prompt data: expected the file of the checkpoint, got {len(self)} prompts and "
                 f"position {state['sample_offset']}"
             )
-        self._epoch, self._offset = state["epoch_id"], state["sample_offset"]
-        self._taken = state["sample_group_index"]
-        self._order = self._ordered(self._epoch)
 
-    def _next(self) -> Prompt:
-        if self._offset == len(self):
-            self._epoch, self._offset = self._epoch + 1, 0
-            self._order = self._ordered(self._epoch)
-        prompt = replace(self._prompts[self._order[self._offset]], group_index=self._taken)
-        self._offset, self._taken = self._offset + 1, self._taken + 1
-        return prompt
-
-    def _ordered(self, epoch: int) -> list[int]:
-        order = list(range(len(self._prompts)))
+    def _order(self, epoch: int) -> list[int]:
+        order = list(range(len(self)))
         if self._shuffle:
             random.Random(self._seed + epoch).shuffle(order)
         return order
-
-
-def _short(prompts: Sequence[Prompt], tokenizer: Any, longest: int) -> Iterator[Prompt]:
-    return (p for p in prompts if len(tokenizer.encode(p.text, add_special_tokens=False)) <= longest)

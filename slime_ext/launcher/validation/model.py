@@ -51,6 +51,25 @@ class Qwen3Moe(Qwen3):
     mlp_only_layers: list[int] | None = Field(None, max_length=0, exclude=True)
 
 
+LAYOUT = {
+    "tensor": "tensor_model_parallel_size",
+    "pipeline": "pipeline_model_parallel_size",
+    "context": "context_parallel_size",
+    "data": "data_parallel_size",
+}
+MODEL = [
+    *(name for name, field in Qwen3Moe.model_fields.items() if not field.exclude),
+    *("untie_embeddings_and_output_weights", "params_dtype"),
+]
+MODEL.remove("max_position_embeddings")  # no weight has its size
+
+
+def sizes_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What a run must share with a checkpoint to load it: the layout and the architecture."""
+    layout = {name: getattr(args, dest) for name, dest in LAYOUT.items()}
+    return {**layout, **{name: getattr(args, name, None) for name in MODEL}}
+
+
 def check_model(args: argparse.Namespace) -> None:
     """The directory is a Qwen3 with a tokenizer, and the ranks divide it. Fills Megatron's arguments."""
     directory = Path(args.hf_checkpoint)

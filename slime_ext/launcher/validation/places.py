@@ -12,6 +12,7 @@ from pathlib import Path
 from slime_ext.errors import ConfigError
 from slime_ext.launcher.output import checkpoint
 from slime_ext.launcher.output.metrics_log import FILE
+from slime_ext.launcher.validation.model import sizes_of
 
 REPOSITORY = Path(__file__).parents[3]
 HALF = {"bfloat16": "bf16", "float16": "fp16"}
@@ -36,7 +37,7 @@ def check_load(args: argparse.Namespace) -> None:
     """A sound checkpoint of these sizes is there, and its run is not complete; fills load_iteration."""
     if not args.load:
         return
-    done, damaged = checkpoint.newest(args.load, checkpoint.sizes_of(args), args.world_size)
+    done, damaged = checkpoint.newest(args.load, sizes_of(args), args.world_size)
     args.load_iteration = done
     args.notes += damaged
     if done >= args.num_rollout:

@@ -40,7 +40,8 @@ def token_counter(directory: str, vocab_size: int) -> Count:
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{where}: expected a tokenizer.json that loads, got {reason}") from error
-    if (size := tokenizer.get_vocab_size()) > vocab_size:
+    # An id outside of the model's vocabulary would end SGLang's CPU server.
+    if (size := max(tokenizer.get_vocab().values()) + 1) > vocab_size:
         raise ConfigError(
             f"{where}: expected a tokenizer of at most {vocab_size} tokens (vocab_size of config.json), "
             f"got {size}: it belongs to another model"

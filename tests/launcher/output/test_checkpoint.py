@@ -12,6 +12,7 @@ import torch
 
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.launcher.output import checkpoint
+from slime_ext.launcher.validation import model
 
 ONE = {"tensor": 1, "norm_epsilon": 1e-6}
 
@@ -52,7 +53,7 @@ def test_every_rank_gets_its_own_back(tmp_path):
     assert [checkpoint.load(tmp_path, 4, i)["rank"] for i in range(3)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("moment", ["_write_tensors", "_publish", "_write_text", "_sync_directory"])
+@pytest.mark.parametrize("moment", ["_write_tensors", "_synced", "_sum", "_sync_directory"])
 def test_a_kill_leaves_the_checkpoint_before(tmp_path, monkeypatch, moment):
     def die(*_):
         raise KeyboardInterrupt
@@ -157,6 +158,6 @@ def test_a_disk_that_refuses_is_named_and_nothing_partial_stays(tmp_path):
 
 
 def test_sizes_are_read_from_the_arguments():
-    names = [*checkpoint.LAYOUT.values(), *checkpoint.MODEL]
-    sizes = checkpoint.sizes_of(Namespace(**{name: i for i, name in enumerate(names)}))
+    names = [*model.LAYOUT.values(), *model.MODEL]
+    sizes = model.sizes_of(Namespace(**{name: i for i, name in enumerate(names)}))
     assert list(sizes.values()) == list(range(len(names))) and sizes["context"] == 2

@@ -53,16 +53,9 @@ def shard(positions: list[int]) -> dict:
         **{key: [2] * n for key in ("response_lengths", "total_lengths", "truncated", "rollout_ids")},
         **{key: [0.5] * n for key in ("rewards", "local_raw_reward")},
         "source_names": ["x"] * n,
-        "micro_batch_indices": [[0]],
+        **{key: [[0]] for key in ("micro_batch_indices", "num_microbatches", "global_batch_sizes")},
+        "raw_reward": [0.5, 1.0],
     }
-
-
-def a_shard_row(**more) -> dict:
-    return {"rank": 0} | more
-
-
-def save_train(template, samples, **more):
-    return dumps.save_train(str(template), 3, 0, samples, [a_shard_row(**more)], [0.5, 1.0])
 
 
 def test_a_rollout_dump_has_slimes_keys(tmp_path):
@@ -76,9 +69,8 @@ def test_a_rollout_dump_has_slimes_keys(tmp_path):
 
 
 def test_a_train_dump_has_slimes_keys_and_types(tmp_path):
-    content = torch.load(
-        save_train(tmp_path / "{rollout_id}.pt", dumps.shard_samples(shard([0]), 0)), weights_only=True
-    )
+    path = dumps.save_train(str(tmp_path / "{rollout_id}.pt"), 3, [shard([0])])
+    content = torch.load(path, weights_only=True)
     assert set(content) == {"format_version", "rollout_id", "rank", "samples", "dp_shards", "raw_reward"}
     (row,) = content["samples"]
     kinds = {key: v.dtype if isinstance(v, torch.Tensor) else type(v) for key, v in row.items()}
@@ -87,8 +79,8 @@ def test_a_train_dump_has_slimes_keys_and_types(tmp_path):
 
 
 def test_samples_of_all_ranks_follow_the_rollouts_order(tmp_path):
-    samples = [*dumps.shard_samples(shard([1, 2]), 0), *dumps.shard_samples(shard([0, 3]), 1)]
-    content = torch.load(save_train(tmp_path / "t.pt", samples), weights_only=True)
+    path = dumps.save_train(str(tmp_path / "t.pt"), 3, [shard([1, 2]), shard([0, 3])])
+    content = torch.load(path, weights_only=True)
     assert [s["rollout_position"] for s in content["samples"]] == [0, 1, 2, 3]
     assert [s["data_parallel_rank"] for s in content["samples"]] == [1, 0, 0, 1]
     assert [s["sample_index"] for s in content["samples"]] == [100, 101, 102, 103]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import httpx
 import pytest
 
 from slime_ext.errors import EngineError
 from slime_ext.launcher.rollout.client import EngineClient
-from slime_ext.launcher.rollout.protocol import GenerateRequest, SamplingParams
+from slime_ext.launcher.rollout.protocol import SamplingParams
+from slime_ext.launcher.task.prompts import Prompt
 from tests.launcher.engine import SERVED, VOCAB, make_tiny_qwen3
 
 SERVERS = ["stand_in", pytest.param("sglang_engine", marks=SERVED)]
 PROMPT = [5, 9, 14, 23]
+ONE = Prompt("", group_index=0, ids=tuple(PROMPT))
 
 
 @pytest.fixture(params=SERVERS)
@@ -21,7 +25,7 @@ def client(request):
 
 def raw(client, n=1, ids=PROMPT, **sampling):
     body = {"input_ids": ids, "return_logprob": True}
-    params = SamplingParams(6, **sampling).payload(n)
+    params = asdict(SamplingParams(6, n, **sampling))
     return httpx.post(f"{client.url}/generate", json={**body, "sampling_params": params}, timeout=60)
 
 
@@ -41,22 +45,22 @@ def test_a_response_has_the_fields_that_are_read(client):
 
 
 def test_groups_are_whole_and_in_order(client):
-    requests = [GenerateRequest([3 + g, 7, 9], g, n=3) for g in range(5)]
-    groups = client.generate(requests, SamplingParams(6, ignore_eos=True))
+    requests = [Prompt("", group_index=g, ids=(3 + g, 7, 9)) for g in range(5)]
+    groups = client.generate(requests, SamplingParams(6, n=3, ignore_eos=True))
     assert [sample.index for group in groups for sample in group] == list(range(15))
     assert {(s.response_length, s.status, s.dropped) for g in groups for s in g} == {(6, "truncated", None)}
 
 
 def test_a_stop_token_ends_the_response_and_belongs_to_it(client):
     stops = list(range(0, VOCAB, 2))
-    (sample,) = client.generate([GenerateRequest(PROMPT, 0)], SamplingParams(40, stop_token_ids=stops))[0]
+    (sample,) = client.generate([ONE], SamplingParams(40, stop_token_ids=stops))[0]
     assert sample.status == "completed" and sample.response_tokens[-1] in stops
     assert not set(sample.response_tokens[:-1]) & set(stops)
 
 
 def test_new_weights_carry_their_version(client, tmp_path):
     client.update_weights_from_disk(make_tiny_qwen3(tmp_path / "model", seed=3), 41)
-    (sample,) = client.generate([GenerateRequest(PROMPT, 0)], SamplingParams(6, ignore_eos=True))[0]
+    (sample,) = client.generate([ONE], SamplingParams(6, ignore_eos=True))[0]
     assert sample.weight_versions == ["41"] and sample.token_weight_versions == ["41"] * 6
 
 
@@ -75,4 +79,4 @@ def test_what_cannot_be_sampled_is_a_400_with_a_message(client, wrong):
 
 def test_a_refusal_reaches_the_caller_in_the_servers_words(client):
     with pytest.raises(EngineError, match=r"prompt of group 0: .*top_p must be in \(0, 1\]"):
-        client.generate([GenerateRequest(PROMPT, 0)], SamplingParams(6, top_p=7.0))
+        client.generate([ONE], SamplingParams(6, top_p=7.0))

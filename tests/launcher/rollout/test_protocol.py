@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
-from slime_ext.errors import DataError
-from slime_ext.launcher.rollout.protocol import (
-    GenerateRequest,
-    SamplingParams,
-    check_prompts,
-    n_dropped,
-    read_group,
-)
+from slime_ext.launcher.rollout.protocol import SamplingParams, n_dropped, read_group
+from slime_ext.launcher.task.prompts import Prompt
 from tests.launcher.rollout.stand_in import FAULTS, VOCAB, one_sample
 
 PROMPT = [5, 6, 7]
@@ -37,18 +33,18 @@ REASONS = {
 
 
 def answers(fault=None, n=2, length=4):
-    body = {"input_ids": PROMPT, "sampling_params": SamplingParams(length).payload(n)}
+    body = {"input_ids": PROMPT, "sampling_params": asdict(SamplingParams(length, n))}
     samples = [one_sample(body, "7") for _ in range(n)]
     return FAULTS[fault](samples) if fault else samples
 
 
-def read(answer, n=2, **request):
-    request = GenerateRequest(PROMPT, 3, n, **request)
-    return read_group(request, answer, rollout_id=9, longest=4, vocab_size=VOCAB)
+def read(answer, **prompt):
+    asked = Prompt("abc", group_index=3, ids=PROMPT, **prompt)
+    return read_group(asked, answer, SamplingParams(4, n=2), rollout_id=9, vocab_size=VOCAB)
 
 
 def test_a_good_answer_becomes_trainable_samples():
-    first, second = read(answers(), prompt="abc", label="x", metadata={"source_name": "y"})
+    first, second = read(answers(), label="x", metadata={"source_name": "y"})
     assert (first.index, second.index, first.group_index, first.rollout_id) == (6, 7, 3, 9)
     assert first.tokens == [*PROMPT, 18, 19, 20, 21] and first.response == "18 19 20 21"
     assert first.rollout_log_probs == [-0.1, -0.2, -0.3, -0.4] and first.loss_mask == [1, 1, 1, 1]
@@ -124,11 +120,6 @@ def test_without_spans_the_last_version_holds_for_all():
 def test_text_is_decoded_when_the_server_sends_none():
     answer = answers()
     del answer[0]["text"]
-    request = GenerateRequest(PROMPT, 3, 1)
-    assert read_group(request, answer[:1], decode=lambda ids: f"{len(ids)} ids")[0].response == "4 ids"
-
-
-@pytest.mark.parametrize(("ids", "n"), [([], 1), ([64], 1), ([5, -1], 1), ([5], 0)])
-def test_a_prompt_that_would_end_the_server_is_refused(ids, n):
-    with pytest.raises(DataError, match=r"prompt of group 4 .'<abc>'.: expected"):
-        check_prompts([GenerateRequest([5], 0), GenerateRequest(ids, 4, n, prompt="<abc>")], 64)
+    prompt = Prompt("abc", group_index=3, ids=PROMPT)
+    (sample,) = read_group(prompt, answer[:1], SamplingParams(4), decode=lambda ids: f"{len(ids)} ids")
+    assert sample.response == "4 ids"

@@ -1,6 +1,6 @@
-"""The small task that comes with the launcher: letters that are to be copied, and a small model.
+"""The small task of configs/tiny: letters that are to be copied, a small model, a character tokenizer.
 
-``python -m slime_ext.launcher.task.tiny --out DIR`` writes DIR/train.jsonl, DIR/heldout.jsonl and DIR/model
+``python -m benchmarks.tiny_task --out DIR`` writes DIR/train.jsonl, DIR/heldout.jsonl and DIR/model
 (config.json of a Qwen3 and the tokenizer, no weights), and DIR/model_moe, where each MLP is a mixture of
 experts. The same settings give the same bytes.
 """
@@ -14,9 +14,9 @@ import string
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_ext.launcher.task import tokenizer
-
 END_OF_PROMPT = ">"
+PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+SPECIALS = (PAD, BOS, EOS)
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,51 @@ def moe_config(model: Model, vocab_size: int) -> dict[str, object]:
     }
 
 
+def vocabulary(characters: str) -> list[str]:
+    """Special tokens, then `characters`, then reserved tokens up to a multiple of 8.
+
+    The multiple lets tensor-parallel ranks share the table evenly. A reserved token is an ordinary one: the
+    model may sample it, and it decodes to its name.
+
+    Raises:
+        ValueError: a character twice.
+
+    >>> vocabulary("ab")
+    ['<pad>', '<bos>', '<eos>', 'a', 'b', '<reserved0>', '<reserved1>', '<reserved2>']
+    """
+    if len(set(characters)) != len(characters):
+        raise ValueError(f"characters: expected each once, got {characters!r}")
+    tokens = [*SPECIALS, *characters]
+    return tokens + [f"<reserved{i}>" for i in range(-len(tokens) % 8)]
+
+
+def build_tokenizer(characters: str):
+    """The tokenizer as ``tokenizers.Tokenizer``. It adds nothing to a text and refuses unknown characters."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    tokens = vocabulary(characters)
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=None))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    return tokenizer
+
+
+def save_tokenizer(directory: Path, characters: str) -> None:
+    """Writes tokenizer.json and tokenizer_config.json, which ``AutoTokenizer.from_pretrained`` reads."""
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": PAD,
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "tokenizer.json").write_text(build_tokenizer(characters).to_str(pretty=True) + "\n")
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
 def write_all(out: Path, task: Task | None = None, model: Model | None = None) -> None:
     """Writes the two prompt files and the two model directories below `out`."""
     task, model = task or Task(), model or Model()
@@ -123,9 +168,9 @@ def write_all(out: Path, task: Task | None = None, model: Model | None = None) -
     for name, config in {"model": model_config, "model_moe": moe_config}.items():
         directory = out / name
         directory.mkdir(parents=True, exist_ok=True)
-        settings = config(model, len(tokenizer.vocabulary(alphabet)))
+        settings = config(model, len(vocabulary(alphabet)))
         (directory / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-        tokenizer.save(directory, alphabet)
+        save_tokenizer(directory, alphabet)
     (out / "train.jsonl").write_text(lines(train))
     (out / "heldout.jsonl").write_text(lines(heldout))
 
