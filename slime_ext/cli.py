@@ -12,44 +12,30 @@ from pathlib import Path
 from slime_ext.commands.light import call, imported
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("slime_ext.launcher.supervisor:main", "train with Megatron on rollouts of SGLang"),
-    "rehearse": (
-        "slime_ext.commands.rehearse:main",
-        "two small rollouts of a launch script through the real host, without a GPU",
-    ),
-    "presets": ("slime_ext.commands.presets:main", "corrections by name, with formula and flags"),
-    "check": ("slime_ext.commands.check:main", "whether a configuration or a launch script is right"),
-    "convert": ("slime_ext.commands.convert:main", "another system's correction in native keys"),
-    "bench": (
-        "slime_ext.commands.bench:main",
-        "what corrections cost: exact bias and variance, time, scaling",
-    ),
-    "doctor": ("slime_ext.commands.doctor:main", "what is installed, and whether a launch can work here"),
-    "analyze": (
-        "slime_ext.commands.analyze:main",
-        "what is wrong in a run's dumps; what corrections would do",
-    ),
-    "report": (
-        "slime_ext.commands.report:main",
-        "reward, mismatch, clipping and staleness of runs as a picture",
-    ),
-    "patch": ("slime_ext.patching.main:main", "cur_log_probs and staleness for a slime or miles checkout"),
+COMMANDS = {
+    "train": "train with Megatron on rollouts of SGLang",
+    "rehearse": "two small rollouts of a launch script through the real host, without a GPU",
+    "presets": "corrections by name, with formula and flags",
+    "check": "whether a configuration or a launch script is right",
+    "convert": "another system's correction in native keys",
+    "bench": "what corrections cost: exact bias and variance, time, scaling",
+    "doctor": "what is installed, and whether a launch can work here",
+    "analyze": "what is wrong in a run's dumps; what corrections would do",
+    "report": "reward, mismatch, clipping and staleness of runs as a picture",
+    "patch": "cur_log_probs and staleness for a slime or miles checkout",
 }
+ELSEWHERE = {"train": "slime_ext.launcher.supervisor", "patch": "slime_ext.patching.main"}
 LIGHT = ("presets", "check", "convert")  # need no torch
-REQUIRED = {  # module -> what setup.py requires for it
-    **{name: name for name in ("torch", "numpy", "pydantic", "rich")},
-    "yaml": "PyYAML",
-    "jinja2": "Jinja2",
-    "matplotlib": "matplotlib",
-}
+# Module -> what setup.py requires for it.
+REQUIRED = {name: name for name in ("torch", "numpy", "pydantic", "rich", "matplotlib")}
+REQUIRED |= {"yaml": "PyYAML", "jinja2": "Jinja2"}
 TRAIN = ("httpx", "megatron", "safetensors", "tensorboard", "tokenizers", "transformers")  # of its extra
 USER_ERROR, INTERRUPTED, UNREAD = 2, 130, 1  # the last as rich has it
 
 
 def usage() -> str:
     """What ``slime-ext --help`` prints."""
-    rows = "\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())
+    rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
     return f"usage: slime-ext COMMAND [FLAG ...]\n\n{rows}\n\nslime-ext COMMAND --help names its flags."
 
 
@@ -87,7 +73,7 @@ def _run(name: str, argv: list[str]) -> int:
     with contextlib.suppress(OSError):  # the working directory is gone
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)  # functions that flags name may lie there, as with slime
-    path = COMMANDS[name][0]
+    path = f"{ELSEWHERE.get(name, f'slime_ext.commands.{name}')}:main"
     try:
         return int((call(path, argv) if name in LIGHT else imported(path)(argv)) or 0)
     except ModuleNotFoundError as error:

@@ -36,7 +36,8 @@ def _command(monkeypatch, function):
     module = type(sys)("stand_in")
     module.main = function
     monkeypatch.setitem(sys.modules, "stand_in", module)
-    monkeypatch.setitem(cli.COMMANDS, "stand-in", ("stand_in:main", "for this test"))
+    monkeypatch.setitem(cli.COMMANDS, "stand-in", "for this test")
+    monkeypatch.setitem(cli.ELSEWHERE, "stand-in", "stand_in")
 
 
 @pytest.mark.parametrize(("returned", "status"), [(None, 0), (0, 0), (3, 3)])
