@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.correction import Correction, plan_step
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.importing import load_named
 from slime_ext.ops.segments import Segments
 from slime_ext.state import State, StatisticKey, Step, StepInputs, Tokens, tabulate
@@ -158,7 +158,7 @@ def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
             inputs = replace(inputs, plan=plan_step(correction, [tokens]).numbers)
         return inputs, correction.run(inputs, first)
     except Exception as error:
-        raise _failed(where, error) from error
+        raise failed(where, error) from error
 
 
 def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
@@ -174,7 +174,7 @@ def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
                 raise ConfigError(
                     f"{where}: {READS[name]}: expected True, got False: the step reads inputs.{name}"
                 ) from error
-        raise _failed(where, error) from error
+        raise failed(where, error) from error
     if versions != [values._version for values in given]:
         raise ConfigError(
             f"{where}: expected inputs that stay as they are, got one written to: use functions without a _ "
@@ -196,17 +196,18 @@ def _tensors(thing: Any) -> Iterator[Tensor]:
     return (value for value in values if isinstance(value, Tensor))
 
 
-def _failed(where: str, error: Exception) -> ConfigError:
+def failed(where: str, error: Exception, kind: str = "step") -> SlimeExtError:
+    """What is wrong with a call that raised; our own errors say it themselves."""
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], StatisticKey):
         key = error.args[0]
         names = ", ".join(repr(part) for part in (key.unit, key.aggregate, key.name))
         return ConfigError(
             f"{where}: expected {tuple(key)} in its statistics, got none: statistics = statistics_of({names})"
         )
-    if isinstance(error, ConfigError):
+    if isinstance(error, SlimeExtError):
         return error
     reason = str(error).splitlines()[0] if str(error) else ""
-    return ConfigError(f"{where}: expected a step that runs, got {type(error).__name__}: {reason}")
+    return ConfigError(f"{where}: expected a {kind} that runs, got {type(error).__name__}: {reason}")
 
 
 def _check_state(step: Step, where: str, state: Any, inputs: StepInputs) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.errors import ConfigError
 from slime_ext.host.contract import check_returned
-from slime_ext.own_steps import Definition, Sample, check_step, compare, samples, waits
+from slime_ext.own_steps import Definition, Sample, check_step, compare, failed, samples, waits
 
 __all__ = ["Sample", "check_hook", "check_step", "samples"]
 
@@ -44,36 +44,28 @@ def check_hook(hook: Callable[..., Any], definition: Definition | None = None, *
     where = getattr(hook, "__name__", type(hook).__name__)
     args = SimpleNamespace(**(FLAGS | flags))
     batch = samples()
-    given, (loss, _, _) = _checked(hook, where, args, batch)
+    given, loss = _checked(hook, where, args, batch)
     _check_gradient(where, given, loss)
     try:
-        _answer(hook, args, _call_of(batch, "meta"))
+        hook(args, **_call_of(batch, "meta"))
     except Exception as error:
         raise waits(where, error) from error
     for seed in range(3) if definition else ():
         batch = samples(seed)
-        given, (loss, _, _) = _checked(hook, where, args, batch)
+        given, loss = _checked(hook, where, args, batch)
         compare(where, batch, loss.detach() / given["pg_loss"].detach(), definition, ROUGH)
 
 
 def _checked(
     hook: Callable[..., Any], where: str, args: Any, batch: Sequence[Sample]
-) -> tuple[dict[str, Any], tuple[Tensor, Any, Any]]:
+) -> tuple[dict[str, Any], Tensor]:
+    """What the hook is given, and its loss."""
     given = _call_of(batch)
     try:
-        out = _answer(hook, args, given)
-    except SlimeExtError:
-        raise
+        out = hook(args, **given)
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else ""
-        raise ConfigError(
-            f"{where}: expected a hook that runs, got {type(error).__name__}: {reason}"
-        ) from error
-    return given, check_returned(where, out, given["pg_loss"], given["response_lengths"], frozenset())
-
-
-def _answer(hook: Callable[..., Any], args: Any, given: dict[str, Any]) -> Any:
-    return hook(args, **given)
+        raise failed(where, error, "hook") from error
+    return given, check_returned(where, out, given["pg_loss"], given["response_lengths"], frozenset())[0]
 
 
 def _call_of(batch: Sequence[Sample], device: str = "cpu") -> dict[str, Any]:
