@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from slime_ext.commands.launch_script import flags_of, is_script
+from slime_ext.commands.launch_script import LAUNCHES, is_script, launched
 from slime_ext.commands.shell import UNKNOWN
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
@@ -24,6 +24,7 @@ from slime_ext.host.flags import (
     check_flags,
 )
 from slime_ext.mappings import located, read_yaml
+from slime_ext.without_cuda.rehearsal.launch import Launch
 
 # Read beside what the rules read: which parts of the host a launch needs (slime-ext doctor).
 TEXTS, SWITCHED_OFF = ("transformer_impl",), ("gradient_accumulation_fusion",)
@@ -42,11 +43,13 @@ class Arguments:
         values: by dest name, as far as the files say them.
         unknown: dest names that the script sets to what only a shell knows.
         script: the launch script, empty where there is none.
+        launcher: what it starts, as ``launcher_of`` has it.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
     script: str = ""
+    launcher: str | None = None
 
     def get(self, name: str) -> Any:
         """The value of an argument, None where it has none or cannot be known."""
@@ -58,22 +61,23 @@ class Arguments:
 
     def with_flags(self, flags: dict[str, Any]) -> Arguments:
         """The same launch with more flags."""
-        return Arguments(self.values | flags, self.unknown - set(flags), self.script)
+        return replace(self, values=self.values | flags, unknown=self.unknown - set(flags))
 
 
-def gathered(path: str, args_path: str | None = None, given: Sequence[str] = ()) -> Arguments:
+def gathered(
+    path: str, args_path: str | None = None, given: Sequence[str] = (), launch: Launch | None = None
+) -> Arguments:
     """Every argument that a file leads to; keys of --custom-config-path go over flags, as in slime.
 
     Args:
         given: flags of the script's own.
+        launch: the script's, where it was read already.
 
     Raises:
         ConfigError: a file cannot be read or holds something else, or slime itself would refuse the flags.
     """
     script = next((file for file in (path, args_path) if file and is_script(file)), "")
-    found = _of_script(script, given) if script else Arguments()
-    if script:
-        check_flags(found.namespace(), BEFORE_THE_MERGE, found.unknown)
+    found = _of_launch(launch or launched(script, given)) if script else Arguments()
     for file in (args_path, path):
         if file and file != script:
             found = found.with_flags(_of_file(file) if file == args_path else of_yaml(file))
@@ -132,9 +136,9 @@ def _of_file(path: str) -> dict[str, Any]:
     return {k: v for k, v in found.items() if k in ARGUMENTS or k in (*TEXTS, *SWITCHED_OFF, "slime_ext")}
 
 
-def _of_script(path: str, given: Sequence[str] = ()) -> Arguments:
-    """The flags of a launch script, as the host's parser reads them; flags of other parts are left out."""
-    values, unknown, flags = {}, set(), flags_of(path, given)
+def _of_launch(launch: Launch) -> Arguments:
+    """A launch's flags, as the host's parser reads them; flags of other parts are left out."""
+    values, unknown, path, flags = {}, set(), launch.script, launch.flags
     for flag, after in zip_longest(flags, flags[1:]):
         forbid_misspelt(path, flag.name)
         if flag.name in OFF:
@@ -142,7 +146,9 @@ def _of_script(path: str, given: Sequence[str] = ()) -> Arguments:
         elif name := NAMES.get(flag.name):
             values[name] = _value(path, flag.name, next(iter(flag.values), after and after.name))
             (unknown.add if values[name] is None else unknown.discard)(name)
-    return Arguments(as_parsed(values, unknown), unknown, path)
+    found = Arguments(as_parsed(values, unknown), unknown, path, LAUNCHES.get(Path(launch.program).name))
+    check_flags(found.namespace(), BEFORE_THE_MERGE, found.unknown)
+    return found
 
 
 def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from slime_ext import config, dialects, presets
 from slime_ext.commands.arguments import Arguments, gathered
 from slime_ext.commands.convert import system_of
-from slime_ext.commands.launch_script import EMBEDDED, launcher_of
+from slime_ext.commands.launch_script import EMBEDDED
 from slime_ext.commands.output import console, needs, table
 from slime_ext.errors import ConfigError, SlimeExtError, cut, did_you_mean
 from slime_ext.host import contract
@@ -27,6 +27,7 @@ from slime_ext.host.flags import (
     skips_proximal,
 )
 from slime_ext.optional_args import OptionalArgs
+from slime_ext.without_cuda.rehearsal.launch import Launch
 
 WRONG = 1
 INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}
@@ -80,16 +81,16 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def check(path: str, args_path: str | None = None, own: Sequence[str] = ()) -> Checked:
-    """What a file leads to.
+def check(
+    path: str, args_path: str | None = None, own: Sequence[str] = (), launch: Launch | None = None
+) -> Checked:
+    """What a file leads to; ``launch`` is the script's, where it was read already.
 
     Raises:
         ConfigError: the first thing that is wrong.
     """
-    arguments = gathered(path, args_path, own)
-    if not _names_ours(arguments):
-        return _unused(path, arguments)
-    return checked(arguments)
+    arguments = gathered(path, args_path, own, launch)
+    return checked(arguments) if _names_ours(arguments) else _unused(path, arguments)
 
 
 def checked(arguments: Arguments) -> Checked:
@@ -119,7 +120,7 @@ def _unused(path: str, arguments: Arguments) -> Checked:
     if not arguments.script:
         _forbid_bare_block(path, arguments)
         raise ConfigError(f"{path}: expected the key slime_ext, got none: see the files in configs/presets")
-    if launcher_of(arguments.script) is None and (system := system_of(arguments.script)):
+    if arguments.launcher is None and (system := system_of(arguments.script)):
         raise ConfigError(
             f"{path}: expected a launch of slime, miles or slime-ext train, got one of {system}: "
             f"slime-ext convert --from {system} {path}"
@@ -208,7 +209,7 @@ def _of_correction(name: str, arguments: Arguments) -> Checked:
     config.check_args(loaded, arguments.namespace())
     correction, keys = loaded.correction, config.to_mapping(loaded.correction)
     if correction.needs_plan and arguments.script:
-        check_plan(arguments.namespace(), may_skip_proximal=launcher_of(arguments.script) != EMBEDDED)
+        check_plan(arguments.namespace(), may_skip_proximal=arguments.launcher != EMBEDDED)
     surrogate = keys["surrogate"]
     rows = {
         "read as": ", ".join(str(key) for key in mapping),

@@ -65,24 +65,23 @@ def words_of(path: str) -> list[str]:
     return followed(path, text_of(path))[1]
 
 
-def flags_of(path: str, given: Sequence[str] = ()) -> tuple[WrittenFlag, ...]:
-    """The flags of a host's launch; every flag of a script that launches none, or by a name of a name.
+def launched(path: str, given: Sequence[str] = ()) -> Launch:
+    """As ``read``, of any script: with every flag of one that launches no host, or by a name of a name.
 
     Raises:
         ConfigError: as ``read``, or an array of flags that decide something which no launch looks at.
     """
-    text = text_of(path)
     if Path(path).suffix != PYTHON:
-        _forbid_unused_arrays(path, text)
-        if launcher_of(path) != SLIME or INDIRECT.search(text):
-            return tuple(_flags(words_of(path), {path: text}))
-    return read(path, given, needs_model=False).flags
+        shell, words = followed(path, text := text_of(path))
+        program = next((word for word in words if Path(word).name in LAUNCHES), "")
+        if program:
+            _forbid_unused_arrays(path, text, shell)
+        if LAUNCHES.get(Path(program).name) != SLIME or INDIRECT.search(text):
+            return Launch(path, program, tuple(_flags(words, {path: text})), {})
+    return read(path, given, needs_model=False)
 
 
-def _forbid_unused_arrays(path: str, text: str) -> None:
-    shell, words = followed(path, text)
-    if not any(Path(word).name in LAUNCHES for word in words):
-        return
+def _forbid_unused_arrays(path: str, text: str, shell: Shell) -> None:
     said, decisive = "\n".join(lines_of(text)), {flag_of(name) for name in DECISIVE}
     for name, held in shell.arrays.items():
         acts = decisive & {word.partition("=")[0] for word in held}

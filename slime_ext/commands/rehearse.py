@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import tempfile
 import time
@@ -16,7 +15,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from slime_ext.commands import launch_script, light
-from slime_ext.commands.arguments import gathered
 from slime_ext.commands.output import console, table
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.folders import make_folder
@@ -92,20 +90,10 @@ def mistakes(launch: Launch, host: run.RehearsalHost) -> list[str]:
 
 
 def of_rules(launch: Launch) -> Iterator[str]:
-    """What ``slime-ext check`` says of the launch; of the host's rules alone where nothing is ours."""
-    ours = any("slime_ext" in word for flag in launch.flags for word in flag.values) or _has_our_key(launch)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "launch.sh")
-        words = (word for flag in launch.flags for word in (flag.name, *flag.values))
-        file.write_text(shlex.join(["train.py", *words]))
-        try:
-            light.call("slime_ext.commands.check:check", str(file)) if ours else gathered(str(file))
-        except SlimeExtError as error:
-            said = str(error).replace(str(file), Path(launch.script).name)
-            flag = launch.flag(said.partition(":")[0])
-            yield f"{flag.where}: {said}" if flag else said
-
-
-def _has_our_key(launch: Launch) -> bool:
-    file = Path(launch.value("--custom-config-path") or "/")
-    return file.is_file() and "slime_ext" in file.read_text()
+    """What ``slime-ext check`` says of the launch."""
+    try:
+        light.call("slime_ext.commands.check:check", launch.script, None, (), launch)
+    except SlimeExtError as error:
+        said = str(error).replace(launch.script, Path(launch.script).name)
+        flag = launch.flag(said.partition(":")[0])
+        yield f"{flag.where}: {said}" if flag else said
