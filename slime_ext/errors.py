@@ -90,6 +90,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
+def unknown(where: str, kind: str, name: object, known: Iterable[str]) -> str:
+    """The line that refuses a name.
+
+    >>> unknown("slime_ext.verl", "key", "rollout_iss", ["rollout_is", "rollout_rs"])
+    "slime_ext.verl: unknown key 'rollout_iss'; did you mean 'rollout_is'? (known: rollout_is, rollout_rs)"
+    """
+    return (
+        f"{where}: unknown {kind} '{cut(name)}'{did_you_mean(str(name), known)} (known: {', '.join(known)})"
+    )
+
+
 def printable(text: str) -> str:
     """Text in which every control character, a line end too, is its escape.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.text import Text
 
 from slime_ext.commands import installed, light
 from slime_ext.commands.arguments import Arguments, gathered
-from slime_ext.commands.installed import COMPONENTS, Component
+from slime_ext.commands.installed import COMPONENTS
 from slime_ext.commands.launch_script import EMBEDDED, SLIME, launcher_of
 from slime_ext.commands.output import console, table
 from slime_ext.errors import SlimeExtError
@@ -18,8 +18,7 @@ WRONG = 1
 STYLES = {"ok": "green", "wrong": "red", "missing": "red", "-": ""}
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One line of the table. ``state`` is a key of STYLES; with ``wrong`` or ``missing`` it cannot work."""
 
     name: str
@@ -48,7 +47,8 @@ def main(argv: list[str]) -> int:
     rows = diagnose(launcher, _arguments(asked), given.slime_dir)
     if asked:
         rows += what_runs(asked, launcher, rows)
-    _show(rows)
+    cells = ((name, found, Text(state, STYLES[state]), note) for name, found, state, note in rows)
+    console().print(table(cells, ("part", "found", "state", "note")))
     return WRONG if any(row.state in ("wrong", "missing") for row in rows) else 0
 
 
@@ -68,17 +68,14 @@ def needed(launcher: str | None, arguments: Arguments) -> set[str]:
 
 def diagnose(launcher: str | None, arguments: Arguments, slime_dir: str | None = None) -> list[Row]:
     """One row per component, judged by whether the launch needs it."""
-    required = needed(launcher, arguments)
-    components = {name: probe() for name, probe in COMPONENTS.items()}
-    components["slime"] = installed.slime(slime_dir)
-    return [_row(name, found, name in required, launcher) for name, found in components.items()]
-
-
-def _row(name: str, found: Component, is_needed: bool, launcher: str | None) -> Row:
-    if found.note == installed.CORE_ALONE and launcher == SLIME:
-        return Row(name, found.found, "wrong", f"{found.note}: slime needs Megatron-LM on PYTHONPATH")
-    lacking = ("wrong" if found.found else "missing") if is_needed else "-"
-    return Row(name, found.found or "none", "ok" if found.usable else lacking, found.note)
+    required, rows = needed(launcher, arguments), []
+    probes = {**COMPONENTS, "slime": lambda: installed.slime(slime_dir)}
+    for name, (found, usable, note) in ((name, probe()) for name, probe in probes.items()):
+        lacking = ("wrong" if found else "missing") if name in required else "-"
+        if note == installed.CORE_ALONE and launcher == SLIME:
+            usable, lacking, note = False, "wrong", f"{note}: slime needs Megatron-LM on PYTHONPATH"
+        rows.append(Row(name, found or "none", "ok" if usable else lacking, note))
+    return rows
 
 
 def what_runs(path: str, launcher: str | None, rows: list[Row]) -> list[Row]:
@@ -114,8 +111,3 @@ def _arguments(path: str | None) -> Arguments:
         return gathered(path) if path else Arguments()
     except SlimeExtError:
         return Arguments()
-
-
-def _show(rows: list[Row]) -> None:
-    cells = ((row.name, row.found, Text(row.state, STYLES[row.state]), row.note) for row in rows)
-    console().print(table(cells, ("part", "found", "state", "note")))

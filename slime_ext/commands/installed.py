@@ -9,8 +9,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from slime_ext.errors import ConfigError
 from slime_ext.launcher.validation.places import default_python
@@ -23,8 +23,7 @@ CORE_ALONE = "megatron-core alone, without megatron.training"
 VERSION = re.compile(r"^\s*version\s*=\s*[\"']([^\"']+)", re.M)
 
 
-@dataclass(frozen=True)
-class Component:
+class Component(NamedTuple):
     """One thing that may be installed.
 
     Args:

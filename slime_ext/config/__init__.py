@@ -15,10 +15,10 @@ from typing import Any
 
 from slime_ext import dialects, guards, presets
 from slime_ext.config.rules import check_args
-from slime_ext.config.typed import built, checked, mapping_of, named, read_fields, unknown
+from slime_ext.config.typed import built, checked, mapping_of, named, read_fields
 from slime_ext.correction import Correction
 from slime_ext.dialects.scoped import FORMS
-from slime_ext.errors import ConfigError, cut, did_you_mean, shown, warn_once
+from slime_ext.errors import ConfigError, cut, did_you_mean, shown, unknown, warn_once
 from slime_ext.guards import Guard
 from slime_ext.losses import SURROGATES
 from slime_ext.metrics.names import known_names
@@ -154,7 +154,7 @@ def to_mapping(correction: Correction) -> dict[str, Any]:
 def _native(mapping: Mapping[str, Any]) -> Correction:
     for key in mapping:
         if key not in KEYS:
-            raise ConfigError(unknown(ROOT, "key", key, (*KEYS, *dialects.DIALECTS)))
+            raise ConfigError(unknown(ROOT, "key", key, sorted((*KEYS, *dialects.DIALECTS))))
     fields = {}
     if "preset" in mapping:
         base = _preset(mapping["preset"])

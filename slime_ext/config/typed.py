@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import ConfigDict, ValidationError, create_model
 
 from slime_ext.dialects.block import as_number
-from slime_ext.errors import ConfigError, cut, did_you_mean, shown
+from slime_ext.errors import ConfigError, did_you_mean, shown, unknown
 
 CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -37,7 +37,7 @@ def named(where: str, kind: str, entry: Any, known: Mapping[str, type]) -> Any:
         )
     ((name, fields),) = entry.items()
     if name not in known:
-        raise ConfigError(unknown(where, kind, name, known))
+        raise ConfigError(unknown(where, kind, name, sorted(known)))
     if fields is not None and not isinstance(fields, Mapping):
         raise ConfigError(f"{where}.{name}: expected a mapping of its fields, got {shown(fields)}")
     return built(where, known[name], checked(f"{where}.{name}", known[name], fields or {}))
@@ -54,7 +54,7 @@ def checked(
     allowed = allowed or tuple(f.name for f in dataclasses.fields(cls))
     for key in values:
         if not isinstance(key, str):
-            raise ConfigError(unknown(where, "key", key, allowed))
+            raise ConfigError(unknown(where, "key", key, sorted(allowed)))
     try:
         return _model(cls, allowed).model_validate(_read(cls, values)).model_dump(exclude_unset=True)
     except ValidationError as error:
@@ -105,13 +105,7 @@ def _one_line(where: str, error: ValidationError, allowed: tuple[str, ...]) -> s
     first = error.errors()[0]
     key = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
-        return unknown(where, "key", key, allowed)
+        return unknown(where, "key", key, sorted(allowed))
     expected = first["msg"].removeprefix("Input should be ").replace("a valid ", "a ")
     near = did_you_mean(str(first["input"]), re.findall("'(.*?)'", expected))
     return f"{where}.{key}: expected {expected}, got {shown(first['input'])}{near}"
-
-
-def unknown(where: str, kind: str, name: Any, known: Any) -> str:
-    """The line that refuses a name."""
-    names = ", ".join(sorted(known))
-    return f"{where}: unknown {kind} '{cut(name)}'{did_you_mean(str(name), known)} (known: {names})"

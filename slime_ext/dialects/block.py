@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from slime_ext.errors import ConfigError, cut, did_you_mean, shown
+from slime_ext.errors import ConfigError, did_you_mean, shown, unknown
 
 KEPT = "on-policy data (ratio 1) must be kept"
 SAFE = 20.0  # these systems clamp log-ratios to [-20, 20] before the exponential
@@ -41,8 +41,7 @@ class Block:
         """Raises ConfigError for a key that is not among ``keys``."""
         for key in values:
             if key not in keys:
-                near = did_you_mean(str(key), keys)
-                raise ConfigError(f"{where}: unknown key '{cut(key)}'{near} (known: {', '.join(keys)})")
+                raise ConfigError(unknown(where, "key", key, keys))
         return cls(where, values)
 
     def has(self, key: str) -> bool:

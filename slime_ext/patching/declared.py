@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from slime_ext.errors import ConfigError, cut, did_you_mean
-from slime_ext.mappings import of_package
+from slime_ext.mappings import of_package, read_yaml
 
 PARAMETER = "parameter"
 
@@ -110,8 +109,8 @@ def select(patches: tuple[Patch, ...], ids: list[str]) -> tuple[Patch, ...]:
 
 def _patch(path: Path) -> Patch:
     try:
-        return Patch.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError, ValueError) as error:
+        return Patch.model_validate(read_yaml(str(path)))
+    except ValueError as error:
         reason = cut(" ".join(str(error).split()))
         raise ConfigError(
             f"{path}: expected a patch (docs/patches.md), got {reason}: reinstall slime-ext"
