@@ -25,12 +25,13 @@ COMMANDS = {
     "patch": "cur_log_probs and staleness for a slime or miles checkout",
 }
 ELSEWHERE = {"train": "slime_ext.launcher.supervisor", "patch": "slime_ext.patching.main"}
+JUDGES = ("check", "rehearse")  # whose answer an error is, under their own name
 LIGHT = ("presets", "check", "convert")  # need no torch
 # Module -> what setup.py requires for it.
 REQUIRED = {name: name for name in ("torch", "numpy", "pydantic", "rich", "matplotlib")}
 REQUIRED |= {"yaml": "PyYAML", "jinja2": "Jinja2"}
 TRAIN = ("httpx", "megatron", "safetensors", "tensorboard", "tokenizers", "transformers")  # of its extra
-USER_ERROR, INTERRUPTED, UNREAD = 2, 130, 1  # the last as rich has it
+WRONG, USER_ERROR, INTERRUPTED, UNREAD = 1, 2, 130, 1  # the last as rich has it
 
 
 def usage() -> str:
@@ -76,6 +77,11 @@ def _run(name: str, argv: list[str]) -> int:
     path = f"{ELSEWHERE.get(name, f'slime_ext.commands.{name}')}:main"
     try:
         return int((call(path, argv) if name in LIGHT else imported(path)(argv)) or 0)
+    except SlimeExtError as error:
+        if name not in JUDGES:
+            raise
+        print(f"slime-ext {name}: {error}", file=sys.stderr)
+        return WRONG
     except ModuleNotFoundError as error:
         missing = str(error.name).partition(".")[0]
         package = missing if missing in TRAIN else REQUIRED.get(missing)

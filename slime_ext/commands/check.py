@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from slime_ext.commands.arguments import Arguments, gathered
 from slime_ext.commands.convert import system_of
 from slime_ext.commands.launch_script import EMBEDDED
 from slime_ext.commands.output import console, needs, table
-from slime_ext.errors import ConfigError, SlimeExtError, cut, did_you_mean
+from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import (
@@ -29,7 +28,6 @@ from slime_ext.host.flags import (
 from slime_ext.optional_args import OptionalArgs
 from slime_ext.without_cuda.rehearsal.launch import Launch
 
-WRONG = 1
 INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}
 OFFERED = {  # what a launch without anything of ours could begin with
     "first": (
@@ -63,7 +61,7 @@ class Checked:
 
 
 def main(argv: list[str]) -> int:
-    """Prints what the file resolves to and returns 0; a mistake is one line on stderr and status 1."""
+    """Prints what the file resolves to and returns 0. Raises ConfigError as ``check``."""
     parser = argparse.ArgumentParser(
         prog="slime-ext check",
         description="Checks a configuration, or a launch script's arguments. A launch without slime_ext gets "
@@ -73,11 +71,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--args", metavar="FILE", help="launch script, YAML or JSON with the other arguments")
     parser.add_argument("own", nargs="*", metavar="FLAG", help="flags of the script's own, behind --")
     given = parser.parse_args(argv)
-    try:
-        _show(given.file, check(given.file, given.args, given.own))
-    except SlimeExtError as error:
-        print(f"slime-ext check: {error}", file=sys.stderr)
-        return WRONG
+    found = check(given.file, given.args, given.own)
+    rows = [*{"file": given.file, **found.rows}.items(), *(("note", note) for note in found.notes)]
+    console().print(table(rows), *(["ok"] if found.uses_ours else []), markup=False)
     return 0
 
 
@@ -248,8 +244,3 @@ def _notes(
         and skips_proximal(OptionalArgs(arguments.namespace())),
     }
     return tuple(note for note, is_lacking in lacking.items() if is_lacking)
-
-
-def _show(path: str, found: Checked) -> None:
-    rows = [*{"file": path, **found.rows}.items(), *(("note", note) for note in found.notes)]
-    console().print(table(rows), *(["ok"] if found.uses_ours else []), markup=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -38,12 +37,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--timeout", type=float, default=run.TIMEOUT_S, help="seconds until the run is ended")
     parser.epilog = "Words behind -- are flags of the script's own."
     end = argv.index("--") if "--" in argv else len(argv)
-    given = parser.parse_args(argv[:end], argparse.Namespace(own=argv[end + 1 :]))
-    try:
-        return rehearse(given)
-    except SlimeExtError as error:
-        print(f"slime-ext rehearse: {error}", file=sys.stderr)
-        return FAILED
+    return rehearse(parser.parse_args(argv[:end], argparse.Namespace(own=argv[end + 1 :])))
 
 
 def rehearse(given: argparse.Namespace) -> int:
