@@ -100,7 +100,7 @@ def document_of(
         distribution=diagnosis.sums.distribution(),
         curves=diagnosis.all_curves(),
         timeline=diagnosis.moments(),
-        worst=diagnosis.worst(),
+        worst=diagnosis.worsts.found(),
         effects=effects,
         recommendation=recommend(effects, total, findings, files),
         suggestions=ranking.suggestions() if ranking else (),
