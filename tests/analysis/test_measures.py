@@ -170,7 +170,7 @@ def test_merged_diagnoses_are_one_diagnosis():
         *((first.curves.tables[name], table) for name, table in together.curves.tables.items()),
     ):
         assert torch.allclose(one, two)
-    assert {w.log_ratio for w in first.worsts.found()} == {w.log_ratio for w in together.worst()}
+    assert {w.log_ratio for w in first.worsts.found()} == {w.log_ratio for w in together.worsts.found()}
 
 
 def test_curves_are_means_at_each_place():

@@ -46,7 +46,7 @@ class Picture:
         """The picture with its markup."""
         draw = {"distribution": _distribution, "timeline": _timeline}.get(self.name, _curve)
         drawing = draw(self, documents)
-        return self if drawing is None else replace(self, svg=drawing.svg(self.name))
+        return self if drawing is None else replace(self, svg=drawing.svg(self.name), missing="")
 
 
 def _undrawn() -> list[Picture]:
