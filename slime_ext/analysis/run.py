@@ -16,7 +16,6 @@ from slime_ext.analysis.readers.find import DumpFiles, Job
 from slime_ext.analysis.recommend import recommend
 from slime_ext.analysis.request import Request
 from slime_ext.analysis.suggest import Ranking
-from slime_ext.analysis.texts import decoder
 from slime_ext.analysis.whatif import WhatIf
 from slime_ext.analysis.worst_samples import WorstSamples
 from slime_ext.errors import DataError
@@ -49,7 +48,6 @@ def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: Non
 
 def collectors_of(request: Request) -> dict[str, Any]:
     """Name -> an empty collector of everything that a document needs."""
-    decoder(request.tokenizer)  # a wrong one is a mistake before the first file is read
     corrections = {name: presets.PRESETS[name].correction for name in request.presets}
     corrections |= {name: own.correction for name, own in request.configs.items()}
     bounds = {name: own.bounds for name, own in request.configs.items()}

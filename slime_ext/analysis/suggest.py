@@ -18,7 +18,6 @@ from torch import Tensor
 from slime_ext.analysis.document import Suggestion
 from slime_ext.analysis.quantiles import ExactRank
 from slime_ext.analysis.records import DumpedRollout
-from slime_ext.errors import ConfigError
 from slime_ext.ops import divergences
 
 DIGITS = 17  # of a float64
@@ -109,16 +108,9 @@ class Ranking:
 
     Args:
         rate: share of the units that may be rejected, in (0, 1).
-
-    Raises:
-        ConfigError: a rate outside (0, 1).
     """
 
     def __init__(self, rate: float) -> None:
-        if not 0 < rate < 1:
-            raise ConfigError(
-                f"--suggest: expected a rate between 0 and 1, got {rate:g}: 0.01 rejects 1 in 100"
-            )
         self.ranks = {rejection.name: ExactRank(rate) for rejection in REJECTIONS}
         self.is_second = False
 
