@@ -24,7 +24,7 @@ from slime_ext.host.contract import HookCall, check_returned
 from slime_ext.host.packing import locate
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import MicroBatch
-from slime_ext.launcher.megatron.log_probs import log_probs_and_entropy, vocab_parallel_log_probs
+from slime_ext.launcher.megatron.log_probs import log_probs_and_entropy
 from slime_ext.ops import ratios, surrogates
 from slime_ext.ops.segments import identity
 
@@ -228,7 +228,7 @@ def make_reducer(
 def proximal_log_probs(args: argparse.Namespace, batch: MicroBatch, logits: Tensor) -> dict[int, Tensor]:
     """position -> [L_i] log-probs of this forward pass, for the frozen proximal policy."""
     rows = logits[0].index_select(0, batch.logit_rows)
-    flat = vocab_parallel_log_probs(rows, batch.targets, args.rollout_temperature)
+    flat, _ = log_probs_and_entropy(rows, batch.targets, args.rollout_temperature)
     return dict(zip(batch.positions, batch.split(flat.detach()), strict=True))
 
 
@@ -257,11 +257,3 @@ def _differentiable_sum(values: Tensor) -> Tensor:
 def hook_path(args: argparse.Namespace) -> str:
     """The correction's function; slime's own default where no flag names one."""
     return args.custom_tis_function_path or "slime_ext.tis.vanilla_tis_function"
-
-
-def resolved(args: argparse.Namespace) -> dict[str, Any]:
-    """The functions that the flags name, imported once."""
-    from slime_ext.host.contract import load_function
-
-    wanted = args.use_tis or args.get_mismatch_metrics
-    return {"hook": load_function(hook_path(args), "--custom-tis-function-path") if wanted else None}

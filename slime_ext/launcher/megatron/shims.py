@@ -17,15 +17,9 @@ from slime_ext.errors import ConfigError
 PINNED_VERSION = "0.16.1"
 
 
-class _ModuleView(types.ModuleType):
-    """A module as one importer sees it: the given attributes replaced, all others those of the original."""
-
-    def __init__(self, original: types.ModuleType, **replaced: object) -> None:
-        super().__init__(original.__name__)
-        self.__dict__.update(replaced, _original=original)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.__dict__["_original"], name)
+def _with(module: types.ModuleType, **replaced: object) -> types.SimpleNamespace:
+    """A module as one importer sees it: these attributes replaced, all others those of the original."""
+    return types.SimpleNamespace(**{**vars(module), **replaced})
 
 
 def current_device() -> None:
@@ -42,7 +36,7 @@ def schedule_zeros() -> None:
     def zeros(*size: object, device: object = None, **options: object) -> torch.Tensor:
         return torch.zeros(*size, device="cpu" if device == "cuda" else device, **options)
 
-    schedules.torch = _ModuleView(torch, zeros=zeros)
+    schedules.torch = _with(torch, zeros=zeros)
 
 
 def shape_exchange() -> None:
@@ -50,8 +44,7 @@ def shape_exchange() -> None:
     pipeline_parallel/p2p_communication.py:242."""
     from megatron.core.pipeline_parallel import p2p_communication
 
-    cuda = _ModuleView(torch.cuda, synchronize=lambda: None)
-    p2p_communication.torch = _ModuleView(torch, cuda=cuda)
+    p2p_communication.torch = _with(torch, cuda=_with(torch.cuda, synchronize=lambda: None))
 
 
 def tied_embedding() -> None:

@@ -14,6 +14,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from slime_ext.host import step_metrics
+from slime_ext.host.contract import calls_hook, load_function
 from slime_ext.host.train_step import Reporter
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import (
@@ -28,7 +29,6 @@ from slime_ext.launcher.megatron.loss import (
     StepLog,
     hook_path,
     proximal_log_probs,
-    resolved,
     token_count,
 )
 from slime_ext.launcher.megatron.model import params_dtype
@@ -48,7 +48,8 @@ class Trainer:
     optimizer: Optimizer
 
     def __post_init__(self) -> None:
-        self.functions = resolved(self.args)
+        path, flag = hook_path(self.args), "--custom-tis-function-path"
+        self.hook = load_function(path, flag) if calls_hook(self.args) else None
         self.reporter = Reporter.of(self.args, getattr(self.args, "run_path", None))
         self.config = self.chunks[0].config
 
@@ -83,7 +84,7 @@ class Trainer:
             step_size=self.args.global_batch_size,
             optimizer_step=optimizer_step,
             log=log,
-            **self.functions,
+            hook=self.hook,
         )
         self.optimizer.zero_grad()
         reported: list[dict[str, Tensor]] = []
@@ -155,7 +156,7 @@ class Trainer:
             return nullcontext()
         curves = self.reporter.measures_curves
         named = argparse.Namespace(**{**vars(args), "custom_tis_function_path": hook_path(args)})
-        others = MetricsLayout(curves=curves, of_policies=self.functions["hook"] is not None)
+        others = MetricsLayout(curves=curves, of_policies=self.hook is not None)
         return step_metrics.under_way(step_metrics.layout_of(named, curves=curves) or others)
 
     def _reduce(

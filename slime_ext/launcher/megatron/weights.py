@@ -1,5 +1,7 @@
 """Weights of a Qwen3 between Megatron and Hugging Face, for every tensor- and pipeline-parallel layout.
 
+Those of a Qwen2 or a Llama too, for the hosts that run without CUDA.
+
 A Megatron parameter is one or several Hugging Face tensors, interleaved in groups and then cut into equal
 parts: ``full = interleave(tensors, groups)``, ``part = full.chunk(tp, dim)[rank]``. Query, key and value are
 interleaved per query group, gate and up projection per tensor-parallel rank. Each expert of a mixture is a
@@ -102,9 +104,10 @@ def _layer_part(prefix: str, name: str, hf_config: Any, tp_size: int) -> Part | 
     if name in _SINGLE:
         hf_name, dim = _SINGLE[name]
         return Part((prefix + hf_name,), dim=dim)
-    if name == "self_attention.linear_qkv.weight":
+    if name in ("self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias"):
         heads, groups = hf_config.num_attention_heads, hf_config.num_key_value_heads
-        names = tuple(f"{prefix}self_attn.{kind}_proj.weight" for kind in "qkv")
+        last = name.rpartition(".")[2]
+        names = tuple(f"{prefix}self_attn.{kind}_proj.{last}" for kind in "qkv")
         return Part(names, groups=groups, dim=0, rows=(heads // groups, 1, 1))
     if mlp := _MLP.fullmatch(name):
         expert, number = mlp.groups()
