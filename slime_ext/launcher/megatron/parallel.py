@@ -17,10 +17,13 @@ from megatron.core import parallel_state, tensor_parallel
 
 from slime_ext.launcher.megatron import shims
 
-__all__ = [
-    *("cp_group", "destroy", "device", "dp_group", "initialize", "is_first_stage", "is_last_stage"),
-    *("model_group", "pp_group", "tp_group"),
-]
+tp_group = parallel_state.get_tensor_model_parallel_group
+pp_group = parallel_state.get_pipeline_model_parallel_group
+cp_group = parallel_state.get_context_parallel_group
+dp_group = parallel_state.get_data_parallel_group
+model_group = parallel_state.get_model_parallel_group
+is_first_stage = parallel_state.is_pipeline_first_stage
+is_last_stage = parallel_state.is_pipeline_last_stage
 
 
 def device() -> torch.device:

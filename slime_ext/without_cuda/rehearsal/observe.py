@@ -32,8 +32,8 @@ def install() -> None:
     hooks = next(finder for finder in sys.meta_path if isinstance(finder, ImportHooks))
     for host in HOSTS:
         for module, name, event, describe in WATCHED:
-            hooks.after(f"{host}.{module}", _watching(name, event, describe))
-        hooks.after(f"{host}.utils.misc", _watch_loaded)
+            hooks.add("after", f"{host}.{module}", _watching(name, event, describe))
+        hooks.add("after", f"{host}.utils.misc", _watch_loaded)
 
 
 def record(event: str, **facts: Any) -> None:

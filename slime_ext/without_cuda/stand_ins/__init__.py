@@ -51,5 +51,5 @@ def install(without: Collection[str] = ()) -> None:
         if name not in without:
             call = getattr(importlib.import_module(f"{__name__}.{name}"), function)
             for host in HOSTS if module.startswith(".") else ("",):
-                getattr(hooks, when)(f"{host}{module}", call)
+                hooks.add(when, f"{host}{module}", call)
     hooks.install()
