@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ from slime_ext.launcher.validation.model import sizes_of
 class Clock:
     """Seconds spent per part of a rollout step."""
 
-    parts: dict[str, float] = field(default_factory=dict)
+    parts: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -49,8 +50,7 @@ class Clock:
         try:
             yield
         finally:
-            key = f"perf/{name}_time"
-            self.parts[key] = self.parts.get(key, 0.0) + time.perf_counter() - start
+            self.parts[f"perf/{name}_time"] += time.perf_counter() - start
 
 
 class Loop:
@@ -70,13 +70,19 @@ class Loop:
         self.engine_step = -1
         self.lagging: int | None = None
         self.logged_elsewhere = False
-        self.sampler = self._sampler() if self.rank == 0 else None
+        self.sampler = None
+        if self.rank == 0:
+            self.sampler = Sampler(
+                args, AutoTokenizer.from_pretrained(args.hf_checkpoint), hf_config.vocab_size
+            )
         if args.load:
             self._load()
         self.writer, self.writing = ThreadPoolExecutor(1), Future()
         self.writing.set_result(None)
-        self.log = self._log() if self.rank == 0 else None
-        self.progress = RunProgress(args.num_rollout, self.start) if self.rank == 0 else None
+        self.log = self.progress = None
+        if self.rank == 0:
+            self.log = MetricsLog(args.run_path, args.tensorboard_dir, self.start or None)
+            self.progress = RunProgress(args.num_rollout, self.start)
 
     def run(self) -> None:
         """Trains all rollouts that are left, with evaluations, checkpoints and, at the end, the picture."""
@@ -174,7 +180,7 @@ class Loop:
         if self.lagging in (None, self.step) or lagging is None:
             return self._push(self.step)
         self.engine_step = self.lagging
-        self._on_rank0(lambda: self.sampler.push_kept(lagging, self.lagging))
+        self._on_rank0(lambda: self.sampler.client.update_weights_from_disk(lagging, self.lagging))
 
     def _push(self, version: int) -> None:
         """Pushes the trainer's weights, unless the engine has them."""
@@ -228,13 +234,6 @@ class Loop:
         self.progress.close()
         self.log.close()
         draw([self.args.run_path], Path(self.args.run_path) / "report.png")
-
-    def _sampler(self) -> Sampler:
-        tokenizer = AutoTokenizer.from_pretrained(self.args.hf_checkpoint)
-        return Sampler(self.args, tokenizer, self.hf_config.vocab_size)
-
-    def _log(self) -> MetricsLog:
-        return MetricsLog(self.args.run_path, self.args.tensorboard_dir, self.start or None)
 
     def _save(self, rollouts_done: int) -> None:
         payload = {

@@ -59,10 +59,6 @@ class Sampler:
         directory = Path(self.args.run_path) / "weights"
         push_weights(self.client, state, self.args.hf_checkpoint, directory, version)
 
-    def push_kept(self, directory: Path, version: int) -> None:
-        """Gives the engine the weights that an earlier push left on the disk."""
-        self.client.update_weights_from_disk(directory, version)
-
     @contextmanager
     def evaluating(self, state: dict[str, Any] | None, version: int) -> Iterator[None]:
         """The engine has these weights, not rounded, and afterwards those that it had; None: no others."""

@@ -81,7 +81,7 @@ def train_samples(args: argparse.Namespace, samples: Sequence[RolloutSample]) ->
         normalize=args.rewards_normalization,
         by_std=args.grpo_std_normalization,
     )
-    masks = [_mask(s) for s in samples]
+    masks = [[0] * s.response_length if s.remove_sample else list(s.loss_mask or ()) for s in samples]
     if args.normalize_advantages:
         advantages = whiten(advantages, [sum(mask) for mask in masks])
     rollout_ids = [i if s.rollout_id is None else s.rollout_id for i, s in enumerate(samples)]
@@ -112,11 +112,6 @@ def train_samples(args: argparse.Namespace, samples: Sequence[RolloutSample]) ->
 def _steps(versions: Sequence[str]) -> list[int]:
     """Weight versions as optimizer steps; none where one is no number."""
     return [int(v) for v in versions] if all(v.isdigit() for v in versions) else []
-
-
-def _mask(sample: RolloutSample) -> list[int]:
-    """R x 0 or 1, all 0 for a sample that must not be trained on."""
-    return [0] * sample.response_length if sample.remove_sample else list(sample.loss_mask or ())
 
 
 def group_advantages(

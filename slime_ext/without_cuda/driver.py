@@ -150,18 +150,14 @@ def _environment(
         env |= ENVIRONMENT | {
             MARK: uuid.uuid4().hex,
             "RAY_TMPDIR": str(folder),  # Ray writes below its folder "ray"
-            "SGLANG_CPU_OMP_THREADS_BIND": _cpu_threads(),
+            # SGLang takes Ray's GPU number for a NUMA node and wants the cores of each: all of them, for 16.
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join([f"0-{(os.cpu_count() or 1) - 1}"] * 16),
         }
         env |= further
         env["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if path)
         yield env
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _cpu_threads() -> str:
-    """SGLang takes Ray's GPU number for a NUMA node and wants the cores of each: all of them, for 16."""
-    return "|".join([f"0-{(os.cpu_count() or 1) - 1}"] * 16)
 
 
 def _end(process: subprocess.Popen, mark: str) -> None:

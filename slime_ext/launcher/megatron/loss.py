@@ -10,6 +10,7 @@ import argparse
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,7 +90,8 @@ class PolicyLoss:
         """Unscaled loss and slime's metrics, each the sum over rollouts of its mean over tokens."""
         args = self.args
         cur, entropy = self._current(batch, logits)
-        proximal = self._proximal(batch, cur)
+        # slime's train_log_probs: the recomputed ones, or this very forward pass.
+        proximal = torch.cat([self.proximal[p] for p in batch.positions]) if self.proximal else cur.detach()
         anchor = torch.cat(batch.rollout_log_probs) if args.use_rollout_logprobs else proximal
         log_ratio = self._log_ratio(batch, cur - anchor)
         pg_loss, clipped = self._surrogate(log_ratio, cur, torch.cat(batch.advantages))
@@ -124,16 +126,13 @@ class PolicyLoss:
         cur, entropy = log_probs_and_entropy(rows, batch.targets, self.args.rollout_temperature)
         return cur, entropy if self.args.entropy_coef else entropy.detach()
 
-    def _proximal(self, batch: MicroBatch, cur: Tensor) -> Tensor:
-        """slime's train_log_probs: the recomputed ones, or this very forward pass."""
-        if not self.proximal:
-            return cur.detach()
-        return torch.cat([self.proximal[p] for p in batch.positions])
-
     def _log_ratio(self, batch: MicroBatch, log_ratio: Tensor) -> Tensor:
         if self.args.advantage_estimator != "gspo":
             return log_ratio
-        segments = batch.segments(_differentiable_sum if batch.cp_size > 1 else identity)
+        all_sum = identity
+        if batch.cp_size > 1:
+            all_sum = partial(torch.distributed.nn.functional.all_reduce, group=parallel.cp_group())
+        segments = batch.segments(all_sum)
         return ratios.sequence_mean(log_ratio, segments)
 
     def _surrogate(self, log_ratio: Tensor, cur: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,10 +247,6 @@ def check_finite(what: str, values: Tensor, mask: Tensor, batch: MicroBatch) -> 
         f"{what}: expected finite numbers, got {float(values[at])} in sample {batch.positions[sequence]}, "
         f"response token {position}: the weights have diverged; go back to a checkpoint or lower --lr"
     )
-
-
-def _differentiable_sum(values: Tensor) -> Tensor:
-    return torch.distributed.nn.functional.all_reduce(values, group=parallel.cp_group())
 
 
 def hook_path(args: argparse.Namespace) -> str:

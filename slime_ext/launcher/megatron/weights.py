@@ -84,9 +84,10 @@ def part_of(name: str, hf_config: Any, tp_size: int) -> Part:
     Raises:
         DataError: a parameter that neither a Qwen3 nor a Qwen3-MoE has.
     """
+    output = "model.embed_tokens.weight" if hf_config.tie_word_embeddings else "lm_head.weight"
     outside = {
         "embedding.word_embeddings.weight": Part(("model.embed_tokens.weight",), dim=0),
-        "output_layer.weight": Part((output_name(hf_config),), dim=0),
+        "output_layer.weight": Part((output,), dim=0),
         "decoder.final_layernorm.weight": Part(("model.norm.weight",)),
     }
     if name in outside:
@@ -117,11 +118,6 @@ def _layer_part(prefix: str, name: str, hf_config: Any, tp_size: int) -> Part | 
         names = (prefix + "gate_proj.weight", prefix + "up_proj.weight")
         return Part(names, groups=tp_size, dim=0, rows=(1, 1))
     return None
-
-
-def output_name(hf_config: Any) -> str:
-    """Hugging Face name of the tensor that makes the logits."""
-    return "model.embed_tokens.weight" if hf_config.tie_word_embeddings else "lm_head.weight"
 
 
 def named_parts(model_chunks: Sequence[nn.Module], hf_config: Any) -> Iterator[tuple[nn.Parameter, Part]]:

@@ -66,7 +66,9 @@ def write_weights(
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=target.parent))
     try:
-        _copy_template(Path(template_dir), draft)
+        for file in Path(template_dir).iterdir():
+            if file.is_file() and file.suffix not in _WEIGHTS and not file.name.endswith(".index.json"):
+                shutil.copyfile(file, draft / file.name)
         tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
         save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
         draft.chmod(0o755)
@@ -75,12 +77,6 @@ def write_weights(
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return target
-
-
-def _copy_template(template: Path, draft: Path) -> None:
-    for file in template.iterdir():
-        if file.is_file() and file.suffix not in _WEIGHTS and not file.name.endswith(".index.json"):
-            shutil.copyfile(file, draft / file.name)
 
 
 def versions(directory: str | Path) -> list[tuple[int, Path]]:
