@@ -7,7 +7,7 @@ megatron no longer needs is deleted here; the ablation test shows that each one 
 from __future__ import annotations
 
 import types
-from collections.abc import Collection
+from functools import cache
 
 import megatron.core
 import torch
@@ -63,16 +63,12 @@ def router_gemm() -> None:
     moe_utils.te_general_gemm = None
 
 
-_ALL = (current_device, schedule_zeros, shape_exchange, tied_embedding, router_gemm)
-SHIMS = {shim.__name__: shim for shim in _ALL}
-_installed: set[str] = set()
+SHIMS = (current_device, schedule_zeros, shape_exchange, tied_embedding, router_gemm)
 
 
-def install(without: Collection[str] = ()) -> tuple[str, ...]:
-    """Installs the CPU shims, each at most once, and returns the names of all that are now in place.
-
-    Args:
-        without: names to leave out (the ablation test).
+@cache
+def install() -> None:
+    """Installs the CPU shims, once.
 
     Raises:
         ConfigError: CUDA is present, or megatron-core is not the pinned version.
@@ -86,8 +82,5 @@ def install(without: Collection[str] = ()) -> tuple[str, ...]:
             f"CPU shims: expected megatron-core {PINNED_VERSION}, got {megatron.core.__version__}: "
             f"pip install megatron-core=={PINNED_VERSION}"
         )
-    for name, shim in SHIMS.items():
-        if name not in _installed and name not in without:
-            shim()
-            _installed.add(name)
-    return tuple(name for name in SHIMS if name in _installed)
+    for shim in SHIMS:
+        shim()

@@ -176,7 +176,11 @@ class Trainer:
         if measured is not None:
             found = self.reporter.report_on_every_stage(measured, where)
             metrics |= {f"train/{name}": value for name, value in found.items()}
-        return _from_last_stage(metrics)
+        box, group = [metrics], parallel.pp_group()
+        if group.size() > 1:
+            last = dist.get_global_rank(group, group.size() - 1)
+            dist.broadcast_object_list(box, src=last, group=group)
+        return box[0]
 
     def _means(self, values: dict[str, float]) -> dict[str, float]:
         tokens, rollouts = values.pop("tokens"), values.pop("rollouts")
@@ -193,15 +197,3 @@ def layout_of(args: argparse.Namespace) -> Layout:
     wide = params_dtype(args) is torch.float64
     dtype = torch.float64 if wide else torch.float32
     return Layout(dp.rank(), dp.size(), cp.rank(), cp.size(), parallel.device(), dtype)
-
-
-def _from_last_stage(metrics: dict[str, float]) -> dict[str, float]:
-    if parallel.pp_group().size() == 1:
-        return metrics
-    box = [metrics]
-    dist.broadcast_object_list(
-        box,
-        src=dist.get_global_rank(parallel.pp_group(), parallel.pp_group().size() - 1),
-        group=parallel.pp_group(),
-    )
-    return box[0]

@@ -165,39 +165,28 @@ def gather_hf_state(model_chunks: Sequence[nn.Module], hf_config: Any) -> dict[s
     """
     if parallel.dp_group(with_context_parallel=True).rank() != 0:
         return None
-    stage = _gather_stage(model_chunks, hf_config)
-    if parallel.tp_group().rank() != 0:
-        return None
-    return _gather_stages(stage)
-
-
-def _gather_stage(model_chunks: Sequence[nn.Module], hf_config: Any) -> dict[str, Tensor]:
-    """This pipeline stage's tensors, made whole on its tensor-parallel rank 0."""
-    group, state = parallel.tp_group(), {}
+    tp, pp = parallel.tp_group(), parallel.pp_group()
+    state: dict[str, Tensor] = {}
     for parameter, part in named_parts(model_chunks, hf_config):
-        if getattr(parameter, "shared", False):  # the last stage's copy of a tied embedding
-            continue
-        state.update(part.split(_gather_shards(parameter.detach(), part, group)))
-    return state
+        if not getattr(parameter, "shared", False):  # the last stage's copy of a tied embedding
+            state.update(part.split(_whole(parameter.detach(), part, tp)))
+    if tp.rank() != 0:
+        return None
+    state = {name: tensor.cpu().clone() for name, tensor in state.items()}
+    if pp.size() == 1:
+        return state
+    stages: list[Any] | None = [None] * pp.size() if pp.rank() == 0 else None
+    dist.gather_object(state, stages, dst=dist.get_global_rank(pp, 0), group=pp)
+    return None if stages is None else {name: t for stage in stages for name, t in stage.items()}
 
 
-def _gather_shards(local: Tensor, part: Part, group: dist.ProcessGroup) -> Tensor:
+def _whole(local: Tensor, part: Part, group: dist.ProcessGroup) -> Tensor:
+    """A parameter from the shards of all tensor-parallel ranks."""
     if part.dim is None or group.size() == 1:
         return local
     shards = [torch.empty_like(local) for _ in range(group.size())]
     dist.all_gather(shards, local.contiguous(), group=group)
     return torch.cat(shards, dim=part.dim)
-
-
-def _gather_stages(stage: dict[str, Tensor]) -> dict[str, Tensor] | None:
-    """All stages' tensors on the CPU of the first stage."""
-    group = parallel.pp_group()
-    state = {name: tensor.cpu().clone() for name, tensor in stage.items()}
-    if group.size() == 1:
-        return state
-    states: list[Any] | None = [None] * group.size() if group.rank() == 0 else None
-    dist.gather_object(state, states, dst=dist.get_global_rank(group, 0), group=group)
-    return None if states is None else {name: t for one in states for name, t in one.items()}
 
 
 def read_hf_checkpoint(path: str | Path) -> GetTensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from slime_ext.errors import ConfigError
 from slime_ext.without_cuda.driver import WHEEL, host_python
@@ -13,7 +12,6 @@ from slime_ext.without_cuda.rehearsal import observe, prompts, replace, rewards,
 from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
 
 TIMEOUT_S = 900.0
-Row = dict[str, Any]
 OF_A_CLUSTER = tuple(
     "CUDA NCCL NVTE NVSHMEM CUBLAS GLOO TP_SOCKET PYTORCH MASTER MC_ RAY no_proxy NO_PROXY PYTHONPATH "
     "PYTHONUNBUFFERED TORCH OMP WANDB SGLANG HF_".split()
@@ -106,7 +104,9 @@ def with_found_files(launch: Launch, host: RehearsalHost) -> Launch:
     return launch.with_flags(flags)
 
 
-def prepare(launch: Launch, rows: tuple[list[Row], list[Row]], out: Path) -> tuple[list[str], dict[str, str]]:
+def prepare(
+    launch: Launch, rows: tuple[list[prompts.Row], list[prompts.Row]], out: Path
+) -> tuple[list[str], dict[str, str]]:
     """Writes the twin and the rows below a folder; the host's command line, and what was replaced by what.
 
     Args:
