@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,20 +36,14 @@ from slime_ext.launcher.training_data import needs_proximal_forward, train_sampl
 from slime_ext.launcher.validation.model import sizes_of
 
 
-@dataclass
-class Clock:
-    """Seconds spent per part of a rollout step."""
-
-    parts: Counter[str] = field(default_factory=Counter)
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Adds the block's wall time to ``perf/<name>_time``."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.parts[f"perf/{name}_time"] += time.perf_counter() - start
+@contextmanager
+def timed(seconds: Counter[str], part: str) -> Iterator[None]:
+    """Adds the block's wall time to ``perf/<part>_time``."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[f"perf/{part}_time"] += time.perf_counter() - start
 
 
 class Loop:
@@ -109,20 +102,20 @@ class Loop:
         self.sampler.wait(self.progress.note)
 
     def _rollout(self, rollout_id: int) -> None:
-        args, clock, start = self.args, Clock(), time.perf_counter()
+        args, spent, start = self.args, Counter(), time.perf_counter()
         samples, metrics = self._sample(rollout_id)
         batch = train_samples(args, samples)
-        with clock.part("pack"):
+        with timed(spent, "pack"):
             steps = self.trainer.cut(batch)
         proximal: dict[int, Any] = {}
-        with clock.part("proximal_forward"):
+        with timed(spent, "proximal_forward"):
             if needs_proximal_forward(args):
                 proximal = self.trainer.proximal(steps)
         staleness.set_trainer_version(self.step)  # ages of samples count from it
         postprocess(args, rollout_id, steps, proximal, batch)
         target: dict[int, Any] = {}
         hook = 0.0
-        with clock.part("train"):
+        with timed(spent, "train"):
             for step in steps:
                 values, log = self.trainer.train_step(step, proximal, self.step, rollout_id)
                 self.step += 1
@@ -130,18 +123,18 @@ class Loop:
                 target |= log.target
                 self._write("step", values, rollout_id)
         if args.save_debug_train_data:
-            with clock.part("dump"):
+            with timed(spent, "dump"):
                 data = rollout_data(args, steps, proximal or target, batch)
                 template = args.save_debug_train_data
                 self._write_later(train_dump(template, rollout_id, data, str(args.prompt_data)))
-        with clock.part("weight_sync"):
+        with timed(spent, "weight_sync"):
             if (rollout_id + 1) % args.update_weights_interval == 0:
                 self._push(self.step)
         seconds = time.perf_counter() - start
         tokens = sum(s.response_length for s in samples)
         perf = {"perf/hook_time": hook, "perf/step_time": seconds, "perf/tokens_per_s": tokens / seconds}
         shown = {} if self.logged_elsewhere else metrics
-        self._write("rollout", {**shown, **clock.parts, **perf}, rollout_id)
+        self._write("rollout", {**shown, **spent, **perf}, rollout_id)
         if self.progress:
             self.progress.update(rollout_id + 1, metrics.get("rollout/raw_reward"), tokens / seconds)
 

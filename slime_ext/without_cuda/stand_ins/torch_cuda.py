@@ -44,14 +44,9 @@ ANSWERS: dict[str, object] = {  # of functions of torch.cuda
 
 
 def replace() -> None:
-    """Replaces torch.cuda, and what names a CUDA device, in this process.
-
-    Raises:
-        ConfigError: this machine has CUDA.
-    """
+    """Replaces torch.cuda, and what names a CUDA device, in this process."""
     import torch
 
-    refuse_cuda()
     for name in FACTORIES:
         setattr(torch, name, _on_the_cpu(getattr(torch, name)))
     for name, answer in ANSWERS.items():
