@@ -197,19 +197,14 @@ class Loop:
         )
         state = gather_hf_state(self.trainer.chunks, self.hf_config) if trained else None
 
-        def evaluate() -> None:
-            if not (made_up and self.log.has("eval", self.step)):
-                self._evaluate_here(rollout_id, state)
-
-        self._on_rank0(evaluate)
-
-    def _evaluate_here(self, rollout_id: int, state: dict[str, Any] | None) -> None:
-        with self.sampler.evaluating(state, self.step):
-            values = self.sampler.evaluate() if self.args.eval_datasets else {}
-        if values:
-            self.log.log("eval", values, rollout_id=max(rollout_id - 1, 0), step=self.step)
-        for name, value in values.items():
-            self.progress.note(f"{name} after {rollout_id} rollouts: {value:.3f}")
+        if self.rank == 0 and not (made_up and self.log.has("eval", self.step)):
+            with self.sampler.evaluating(state, self.step):
+                values = self.sampler.evaluate() if args.eval_datasets else {}
+            if values:
+                self.log.log("eval", values, rollout_id=max(rollout_id - 1, 0), step=self.step)
+            for name, value in values.items():
+                self.progress.note(f"{name} after {rollout_id} rollouts: {value:.3f}")
+        dist.barrier()
 
     def _write(self, kind: str, values: dict[str, float], rollout_id: int) -> None:
         if self.log:

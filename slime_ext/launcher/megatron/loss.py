@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from slime_ext.correction import Correction
 from slime_ext.errors import DataError, NonFiniteError
 from slime_ext.host import hook as host_hook
-from slime_ext.host.contract import HookCall, check_returned
+from slime_ext.host.contract import HookCall, calls_hook, check_returned, load_function
 from slime_ext.host.packing import locate
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import MicroBatch
@@ -54,7 +54,7 @@ class PolicyLoss:
     """The loss of one optimizer step: configuration, the resolved functions and the proximal log-probs.
 
     Attributes:
-        hook: the correction, or None where neither --use-tis nor --get-mismatch-metrics is set.
+        hook: of `hook_of`.
         proximal: position -> [L_i] of the recomputed proximal policy; empty: the training forward is it.
         step_size: rollouts in the optimizer step over all ranks, the loss's denominator.
         optimizer_step: steps taken before this one, from which staleness counts.
@@ -252,3 +252,8 @@ def check_finite(what: str, values: Tensor, mask: Tensor, batch: MicroBatch) -> 
 def hook_path(args: argparse.Namespace) -> str:
     """The correction's function; slime's own default where no flag names one."""
     return args.custom_tis_function_path or "slime_ext.tis.vanilla_tis_function"
+
+
+def hook_of(args: argparse.Namespace) -> Hook | None:
+    """The correction, or None where neither --use-tis nor --get-mismatch-metrics is set."""
+    return load_function(hook_path(args), "--custom-tis-function-path") if calls_hook(args) else None

@@ -14,7 +14,6 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from slime_ext.host import step_metrics
-from slime_ext.host.contract import calls_hook, load_function
 from slime_ext.host.train_step import Reporter
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import (
@@ -27,6 +26,7 @@ from slime_ext.launcher.megatron.batching import (
 from slime_ext.launcher.megatron.loss import (
     PolicyLoss,
     StepLog,
+    hook_of,
     hook_path,
     proximal_log_probs,
     token_count,
@@ -48,8 +48,7 @@ class Trainer:
     optimizer: Optimizer
 
     def __post_init__(self) -> None:
-        path, flag = hook_path(self.args), "--custom-tis-function-path"
-        self.hook = load_function(path, flag) if calls_hook(self.args) else None
+        self.hook = hook_of(self.args)
         self.reporter = Reporter.of(self.args, getattr(self.args, "run_path", None))
         self.config = self.chunks[0].config
 
