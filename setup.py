@@ -36,6 +36,7 @@ setup(
     package_data={
         "slime_ext.launcher.rollout": ["requirements-*.txt"],
         "slime_ext.without_cuda": ["requirements-*.txt", "site/*.py"],
+        "slime_ext.analysis.findings": ["faults.yaml"],
         "slime_ext.analysis.report": ["page.html.j2", "style.css"],
     },
     install_requires=[

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from slime_ext.commands.light import call, imported
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "patch": ("slime_ext.patching.main:main", "cur_log_probs and staleness for a slime or miles checkout"),
 }
+LIGHT = ("presets", "check", "convert")  # need no torch
 REQUIRED = {  # module -> what setup.py requires for it
     **{name: name for name in ("torch", "numpy", "pydantic", "rich")},
     "yaml": "PyYAML",
@@ -86,9 +87,9 @@ def _run(name: str, argv: list[str]) -> int:
     with contextlib.suppress(OSError):  # the working directory is gone
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)  # functions that flags name may lie there, as with slime
-    module, _, function = COMMANDS[name][0].partition(":")
+    path = COMMANDS[name][0]
     try:
-        return int(getattr(importlib.import_module(module), function)(argv) or 0)
+        return int((call(path, argv) if name in LIGHT else imported(path)(argv)) or 0)
     except ModuleNotFoundError as error:
         missing = str(error.name).partition(".")[0]
         package = missing if missing in TRAIN else REQUIRED.get(missing)

@@ -1,18 +1,17 @@
 """Thresholds for a wished rejection rate, from exact quantiles over all files.
 
-Sequence statistics are kept, eight bytes for each sequence; token statistics are ranked by two histograms
-(``ExactRank``), which takes a second pass over the files. A token without a behavior log-prob is rejected
-whatever the threshold, and so is a sequence that has one: they count neither as units nor as rejected.
+Statistics are ranked by two histograms (``ExactRank``), which takes a second pass over the files. A token
+without a behavior log-prob is rejected whatever the threshold, and so is a sequence that has one: they count
+neither as units nor as rejected.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 import yaml
 from torch import Tensor
 
@@ -103,38 +102,6 @@ REJECTIONS = (
 )
 
 
-@dataclass
-class KeptRank:
-    """As ``ExactRank``, for values that are all kept in memory, eight bytes each."""
-
-    rate: float
-    values: list[Tensor] = field(default_factory=list)
-
-    def first(self, values: Tensor) -> None:
-        """Keeps [N] values."""
-        self.values.append(values.double())
-
-    def merge(self, other: KeptRank, is_second: bool) -> None:
-        """Adds what another one kept in the first pass."""
-        if not is_second:
-            self.values += other.values
-
-    def choose(self) -> None:
-        """Nothing: there is no second pass."""
-
-    @property
-    def total(self) -> int:
-        """How many values there are."""
-        return sum(v.numel() for v in self.values)
-
-    def result(self) -> tuple[float, float, int]:
-        """As ``ExactRank.result``."""
-        ordered = torch.cat(self.values).sort().values
-        kept = ordered[len(ordered) - 1 - int(self.rate * len(ordered))]
-        above = ordered[torch.searchsorted(ordered, kept, right=True) :]
-        return float(kept), float(above[0]) if len(above) else math.inf, len(above)
-
-
 class Ranking:
     """A collector (see ``pipeline``) that must see every rollout, and after ``again`` every one once more.
 
@@ -150,19 +117,15 @@ class Ranking:
             raise ConfigError(
                 f"--suggest: expected a rate between 0 and 1, got {rate:g}: 0.01 rejects 1 in 100"
             )
-        kinds = {SEQUENCE: KeptRank, TOKEN: ExactRank}
-        self.ranks = {rejection.name: kinds[rejection.unit](rate) for rejection in REJECTIONS}
+        self.ranks = {rejection.name: ExactRank(rate) for rejection in REJECTIONS}
         self.is_second = False
 
     def add(self, rollout: DumpedRollout) -> None:
         """Ranks the statistics of a rollout's tokens and sequences, for the first or the second time."""
+        count = ExactRank.second if self.is_second else ExactRank.first
         for part in rollout.parts():
             for rejection in REJECTIONS:
-                rank = self.ranks[rejection.name]
-                if not self.is_second:
-                    rank.first(rejection.statistic(part))
-                elif rejection.unit == TOKEN:
-                    rank.second(rejection.statistic(part))
+                count(self.ranks[rejection.name], rejection.statistic(part))
 
     def merge(self, other: Ranking) -> None:
         """Adds what another one saw in the same pass, of other rollouts."""
@@ -192,14 +155,14 @@ class Ranking:
             if bounds is None
         )
 
-    def _found(self) -> Iterator[tuple[Rejection, ExactRank | KeptRank, dict[str, float] | None]]:
+    def _found(self) -> Iterator[tuple[Rejection, ExactRank, dict[str, float] | None]]:
         for rejection in REJECTIONS:
             rank = self.ranks[rejection.name]
             if rank.total:
                 yield rejection, rank, rejection.bounds(*rank.result()[:2])
 
 
-def _suggestion(rejection: Rejection, rank: ExactRank | KeptRank, bounds: Mapping[str, float]) -> Suggestion:
+def _suggestion(rejection: Rejection, rank: ExactRank, bounds: Mapping[str, float]) -> Suggestion:
     ((name, fields),) = rejection.step.items()
     config = {
         "use_tis": True,

@@ -149,7 +149,9 @@ def _check(given: argparse.Namespace) -> None:
 
 
 def _presets(text: str) -> tuple[str, ...]:
-    with light.module("slime_ext.presets") as presets:
+    with light.without_torch():
+        from slime_ext import presets
+
         known, aliases = tuple(presets.PRESETS), dict(presets.ALIASES)
     names = known if text == ALL else tuple(dict.fromkeys(aliases.get(n, n) for n in text.split(",")))
     for name in names:
@@ -175,8 +177,7 @@ def _read_configs(files: Sequence[str]) -> Configs:
     """Path and content of each file of --config, read once, since it may be a pipe."""
     found = [(file, read_mapping(file)) for file in files]
     if found:
-        name = "slime_ext.analysis.user_corrections"
-        light.with_module(name, lambda own: own.load_user_corrections(found))
+        light.call("slime_ext.analysis.user_corrections:load_user_corrections", found)
     return found
 
 

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from slime_ext.commands import launch_script
-from slime_ext.commands.launch_script import (
-    PYTHON,
-    SLIME,
-    forbid_unused_arrays,
-    is_script,
-    launcher_of,
-    words_of,
-)
+from slime_ext.commands.launch_script import flags_of, is_script
 from slime_ext.commands.shell import UNKNOWN
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
@@ -32,7 +23,7 @@ from slime_ext.host.flags import (
     NEARLY,
     check_flags,
 )
-from slime_ext.mappings import located, read_yaml, text_of
+from slime_ext.mappings import located, read_yaml
 
 # Read beside what the rules read: which parts of the host a launch needs (slime-ext doctor).
 TEXTS, SWITCHED_OFF = ("transformer_impl",), ("gradient_accumulation_fusion",)
@@ -40,7 +31,6 @@ NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument
 NAMES |= {flag_of(name): name for name in TEXTS}
 OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
 OFF |= {f"--no-{flag_of(name)[2:]}": name for name in SWITCHED_OFF}
-INDIRECT = re.compile(r"\$\{!|\b(?:local|declare|typeset) -n\b|(?<![\w-])eval\s")
 ALIKE = (*contract.CALLS, "custom_agent_function_path")  # arguments of slime and miles that look like those
 
 
@@ -144,21 +134,14 @@ def _of_file(path: str) -> dict[str, Any]:
 
 def _of_script(path: str, given: Sequence[str] = ()) -> Arguments:
     """The flags of a launch script, as the host's parser reads them; flags of other parts are left out."""
-    text = text_of(path)
-    if Path(path).suffix != PYTHON:
-        forbid_unused_arrays(path, text, lambda flag: flag in map(flag_of, DECISIVE))
-    values, unknown = {}, set()
-    for word, after in pairwise([*_words(path, text, given), ""]):
-        flag, is_attached, attached = word.partition("=")
-        if not flag.startswith("--"):
-            continue
-        forbid_misspelt(path, flag)
-        if flag in OFF:
-            values[OFF[flag]] = False
-        elif flag in NAMES:
-            value = _value(path, flag, attached if is_attached else after)
-            values[NAMES[flag]] = value
-            (unknown.add if value is None else unknown.discard)(NAMES[flag])
+    values, unknown, flags = {}, set(), flags_of(path, given)
+    for flag, after in zip_longest(flags, flags[1:]):
+        forbid_misspelt(path, flag.name)
+        if flag.name in OFF:
+            values[OFF[flag.name]] = False
+        elif name := NAMES.get(flag.name):
+            values[name] = _value(path, flag.name, next(iter(flag.values), after and after.name))
+            (unknown.add if values[name] is None else unknown.discard)(name)
     return Arguments(as_parsed(values, unknown), unknown, path)
 
 
@@ -212,21 +195,13 @@ def _batch_of_steps(found: Mapping[str, Any]) -> int | None:
     return sizes[0] * sizes[1] // steps if all(sizes) else None
 
 
-def _words(path: str, text: str, given: Sequence[str]) -> list[str]:
-    """The words of a host's launch; every word of a script that launches none, or by a name of a name."""
-    if Path(path).suffix != PYTHON and (launcher_of(path) != SLIME or INDIRECT.search(text)):
-        return words_of(path, text)
-    flags = launch_script.read(path, given, needs_model=False).flags
-    return [word for flag in flags for word in (flag.name, *flag.values)]
-
-
-def _value(path: str, flag: str, text: str) -> Any:
+def _value(path: str, flag: str, text: str | None) -> Any:
     """What the host's parser makes of a flag's text; None where only a shell knows it."""
     name = NAMES[flag]
     parse = ARGUMENTS[name].kind.parse if name in ARGUMENTS else str
     if parse is None:
         return True
-    if text.startswith("--") or not text:
+    if not text or text.startswith("--"):
         raise ConfigError(f"{path}: {flag}: expected a value, got {text or 'none'}")
     if UNKNOWN.search(text) and "path" not in name:
         return None

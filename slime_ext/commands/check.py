@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime_ext import dialects
-from slime_ext.commands import light
+from slime_ext import config, dialects, presets
 from slime_ext.commands.arguments import Arguments, gathered
 from slime_ext.commands.convert import system_of
 from slime_ext.commands.launch_script import EMBEDDED, launcher_of
@@ -74,19 +73,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("own", nargs="*", metavar="FLAG", help="flags of the script's own, behind --")
     given = parser.parse_args(argv)
     try:
-        _show(given.file, check_file(given.file, given.args, given.own))
+        _show(given.file, check(given.file, given.args, given.own))
     except SlimeExtError as error:
         print(f"slime-ext check: {error}", file=sys.stderr)
         return WRONG
     return 0
 
 
-def check_file(path: str, args_path: str | None = None, own: Sequence[str] = ()) -> Checked:
-    """As ``check``, without torch where that is possible."""
-    return light.with_module("slime_ext.config", lambda config: check(config, path, args_path, own))
-
-
-def check(config: Any, path: str, args_path: str | None = None, own: Sequence[str] = ()) -> Checked:
+def check(path: str, args_path: str | None = None, own: Sequence[str] = ()) -> Checked:
     """What a file leads to.
 
     Raises:
@@ -94,18 +88,18 @@ def check(config: Any, path: str, args_path: str | None = None, own: Sequence[st
     """
     arguments = gathered(path, args_path, own)
     if not _names_ours(arguments):
-        return _unused(config, path, arguments)
-    return checked(config, arguments)
+        return _unused(path, arguments)
+    return checked(arguments)
 
 
-def checked(config: Any, arguments: Arguments) -> Checked:
+def checked(arguments: Arguments) -> Checked:
     """What arguments that name something of slime_ext lead to.
 
     Raises:
         ConfigError: as ``slime_ext.host.init`` refuses them.
     """
-    name = _function(config, arguments)
-    found = _of_seed(name, arguments) if name in contract.SEEDS else _of_correction(config, name, arguments)
+    name = _function(arguments)
+    found = _of_seed(name, arguments) if name in contract.SEEDS else _of_correction(name, arguments)
     _check_paths(arguments)
     check_flags(arguments.namespace(), unknown=arguments.unknown)
     return found
@@ -116,7 +110,7 @@ def _names_ours(arguments: Arguments) -> bool:
     return arguments.get("slime_ext") is not None or any(str(path).startswith("slime_ext") for path in paths)
 
 
-def _unused(config: Any, path: str, arguments: Arguments) -> Checked:
+def _unused(path: str, arguments: Arguments) -> Checked:
     """A launch without anything of ours: the flags that add it, or why none would act.
 
     Raises:
@@ -133,7 +127,7 @@ def _unused(config: Any, path: str, arguments: Arguments) -> Checked:
     rows, refused = {}, {}
     for when, (flags, what) in OFFERED.items():
         try:
-            checked(config, arguments.with_flags(flags))
+            checked(arguments.with_flags(flags))
         except ConfigError as error:
             refused[str(error)] = None
         else:
@@ -162,7 +156,7 @@ def _forbid_bare_block(path: str, arguments: Arguments) -> None:
         )
 
 
-def _function(config: Any, arguments: Arguments) -> str:
+def _function(arguments: Arguments) -> str:
     """The function in ``slime_ext.tis`` that a launch names; a mapping alone is for ``correct``."""
     path = arguments.get("custom_tis_function_path")
     if path is None and arguments.get("slime_ext") is not None:
@@ -174,7 +168,7 @@ def _function(config: Any, arguments: Arguments) -> str:
             f"--custom-tis-function-path: expected {contract.TIS}.correct or {contract.TIS}.<preset>, got "
             f"{got}: nothing of slime_ext would run"
         )
-    names = ["correct", *contract.SEEDS, *config.presets.NAMES]
+    names = ["correct", *contract.SEEDS, *presets.NAMES]
     if name not in names:
         near = did_you_mean(name, names)
         raise ConfigError(
@@ -208,7 +202,7 @@ def _of_seed(name: str, arguments: Arguments) -> Checked:
     return Checked(rows, f"{name}: {line}", needs_target, notes)
 
 
-def _of_correction(config: Any, name: str, arguments: Arguments) -> Checked:
+def _of_correction(name: str, arguments: Arguments) -> Checked:
     mapping = config.with_preset(arguments.get("slime_ext"), None if name == "correct" else name)
     loaded = config.read_config(mapping)
     config.check_args(loaded, arguments.namespace())

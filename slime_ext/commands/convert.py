@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slime_ext import dialects
-from slime_ext.commands import hydra, light
+from slime_ext import config, dialects
+from slime_ext.commands import hydra
 from slime_ext.commands.launch_script import is_script
 from slime_ext.commands.output import yaml_of
 from slime_ext.dialects import skyrl
@@ -97,8 +97,7 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
     """
     where, block, notes = _block(system, whole)
     reading = dialects.read(system, block, "convert")
-    with light.config() as config:
-        plan = config.read_config(reading.mapping).correction.needs_plan  # what is printed must load
+    plan = config.read_config(reading.mapping).correction.needs_plan  # what is printed must load
     commented = [
         line
         for note in (*notes, *reading.notes)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from slime_ext.commands import installed
-from slime_ext.commands.arguments import Arguments
-from slime_ext.commands.check import check_file, gathered
+from slime_ext.commands import installed, light
+from slime_ext.commands.arguments import Arguments, gathered
 from slime_ext.commands.installed import COMPONENTS, Component
 from slime_ext.commands.launch_script import EMBEDDED, SLIME, launcher_of
 from slime_ext.commands.output import console, table
@@ -85,7 +84,7 @@ def _row(name: str, found: Component, is_needed: bool, launcher: str | None) -> 
 def what_runs(path: str, launcher: str | None, rows: list[Row]) -> list[Row]:
     """The correction that the file leads to, and how what it needs gets to it."""
     try:
-        checked = check_file(path)
+        checked = light.call("slime_ext.commands.check:check", path)
     except SlimeExtError as error:
         return [Row("correction", "none", "wrong", str(error))]
     found = [Row("launcher", launcher or "not said by this file", "ok" if launcher else "-")]

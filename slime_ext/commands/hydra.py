@@ -13,7 +13,7 @@ from slime_ext.commands.arguments import read_mapping
 from slime_ext.commands.launch_script import words_of
 from slime_ext.commands.shell import UNKNOWN
 from slime_ext.errors import ConfigError, cut
-from slime_ext.mappings import UNREADABLE, text_of
+from slime_ext.mappings import UNREADABLE
 
 OVERRIDE = re.compile(r"[+]{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 DEEPEST = 5  # files whose defaults name files
@@ -30,7 +30,7 @@ def overrides(path: str, below: tuple[str, ...], keys: Container[str]) -> dict[s
         ConfigError: a wanted value that only a shell knows.
     """
     found: dict[str, Any] = {}
-    for word in words_of(path, text_of(path)):
+    for word in words_of(path):
         match = OVERRIDE.fullmatch(word)
         if match is None or not match[1].startswith(below):
             continue

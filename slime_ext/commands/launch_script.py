@@ -4,14 +4,25 @@ script."""
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import dropwhile, pairwise
 from pathlib import Path
 
 from slime_ext.commands.python_script import command_of
-from slime_ext.commands.shell import DEEPEST, EXPANDED, Shell, commands_of, followed, lines_of, own_folder
+from slime_ext.commands.shell import (
+    ASSIGNED,
+    BEFORE_ASSIGNMENT,
+    DEEPEST,
+    EXPANDED,
+    Shell,
+    commands_of,
+    followed,
+    lines_of,
+    own_folder,
+)
 from slime_ext.errors import ConfigError
+from slime_ext.host.contract import flag_of
+from slime_ext.host.flags import DECISIVE
 from slime_ext.mappings import text_of
 from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
 
@@ -21,7 +32,7 @@ LAUNCHES = {**dict.fromkeys(PROGRAMS, SLIME), "slime-ext": EMBEDDED}
 PYTHON = ".py"  # of miles: run with launcher utilities that only note commands
 SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", PYTHON, "")
 MAPPING = (".yaml", ".yml", ".json")
-SOURCE = re.compile(r"^\s*((?:\w+=\S+\s+)*)(?:source|\.)\s+(\S.*?)\s*;?\s*$")
+INDIRECT = re.compile(r"\$\{!|\b(?:local|declare|typeset) -n\b|(?<![\w-])eval\s")
 RUNTIME = re.compile(r"""env_vars["'\\]+\s*:\s*\{((?:\$\{[^}]*\}|[^}])*)\}""")
 PAIR = re.compile(r'"(\w+)"\s*:\s*"(.*?)"(?=\s*[,}\n]|\s*$)')
 ENDS = ("|", "||", "&&", ";", "&", ">", "2>&1", ">>")
@@ -45,30 +56,37 @@ def launcher_of(path: str) -> str | None:
     """Which launcher a script starts; None for a YAML file, and for a script that starts neither."""
     if Path(path).suffix == PYTHON:
         return SLIME
-    words = words_of(path, text_of(path)) if is_script(path) else ()
+    words = words_of(path) if is_script(path) else ()
     return next((LAUNCHES[name] for name in (Path(word).name for word in words) if name in LAUNCHES), None)
 
 
-def words_of(path: str, text: str) -> list[str]:
+def words_of(path: str) -> list[str]:
     """Shell words of a script without comments and array brackets; variables that are known replaced."""
-    return followed(path, text)[1]
+    return followed(path, text_of(path))[1]
 
 
-def forbid_unused_arrays(path: str, text: str, acts: Callable[[str], bool]) -> None:
-    """Stops at an array of flags that a script with a launch never looks at.
-
-    Args:
-        acts: whether a flag is one that has to reach the launch.
+def flags_of(path: str, given: Sequence[str] = ()) -> tuple[WrittenFlag, ...]:
+    """The flags of a host's launch; every flag of a script that launches none, or by a name of a name.
 
     Raises:
-        ConfigError: naming the array.
+        ConfigError: as ``read``, or an array of flags that decide something which no launch looks at.
     """
+    text = text_of(path)
+    if Path(path).suffix != PYTHON:
+        _forbid_unused_arrays(path, text)
+        if launcher_of(path) != SLIME or INDIRECT.search(text):
+            return tuple(_flags(words_of(path), {path: text}))
+    return read(path, given, needs_model=False).flags
+
+
+def _forbid_unused_arrays(path: str, text: str) -> None:
     shell, words = followed(path, text)
     if not any(Path(word).name in LAUNCHES for word in words):
         return
-    said = "\n".join(lines_of(text))
+    said, decisive = "\n".join(lines_of(text)), {flag_of(name) for name in DECISIVE}
     for name, held in shell.arrays.items():
-        if any(acts(word.partition("=")[0]) for word in held) and not re.search(rf"\b{name}\b(?!\+?=)", said):
+        acts = decisive & {word.partition("=")[0] for word in held}
+        if acts and not re.search(rf"\b{name}\b(?!\+?=)", said):
             raise ConfigError(
                 f'{path}: {name}: expected "${{{name}[@]}}" in the launch, got none: its flags reach nothing'
             )
@@ -88,59 +106,80 @@ def read(
         ConfigError: the script cannot be read, sources a file that is not there, or launches nothing.
 
     """
-    if Path(path).suffix == ".py":
-        files = {path: text_of(path)}
-        return launch_of(path, command_of(path, given), files)
-    files = {}
     near = [*([Path(host)] if host else []), *Path(path).resolve().parents]
-    roots = [root for folder in near for root in (folder, folder / "scripts")]
-    return launch_of(path, _with_sourced(Path(path), roots, files, needs_model), files, given)
-
-
-def launch_of(path: str, text: str, files: Mapping[str, str], given: Sequence[str] = ()) -> Launch:
-    """The launch of a script's text.
-
-    Args:
-        files: texts by path, in which the line of a flag is looked for.
-
-    Raises:
-        ConfigError: nothing in it launches train.py or train_async.py.
-
-    """
-    shell = Shell()
-    program, words = _run(files, shell, commands_of(lines_of(text)), given)
-    if program is None:
+    reader = _Reader(given, [root for folder in near for root in (folder, folder / "scripts")], needs_model)
+    is_python = Path(path).suffix == PYTHON
+    reader.follow(Path(path), command_of(path, given) if is_python else text_of(path))
+    shell = reader.shell
+    if not reader.program:
         raise ConfigError(f"{path}: expected a launch of {' or '.join(PROGRAMS)}, got none")
     environment = {
         name: shell.value(value)
-        for block in RUNTIME.findall(text)
+        for block in RUNTIME.findall("\n".join(reader.files.values()))
         for name, value in PAIR.findall(block.replace('\\"', '"'))
     }
-    flags = tuple(_flags(words, files))
-    return Launch(path, program, flags, environment, tuple(dict.fromkeys(shell.guessed)))
+    files = {path: text_of(path)} if is_python else reader.files
+    flags = tuple(_flags(reader.words, files))
+    return Launch(path, reader.program, flags, environment, tuple(dict.fromkeys(shell.guessed)))
 
 
-def _run(
-    files: Mapping[str, str], shell: Shell, commands: Iterator[list[str]], given: Sequence[str]
-) -> tuple[str | None, list[str]]:
-    """The last launch: its program and words; a script may have one in each branch."""
-    launched: tuple[str | None, list[str]] = (None, [])
-    for words in (clause for line in commands for clause in _clauses(line)):
-        if shell.array is None and shell.skips(words):
-            continue
-        shell.assign(words)
+class _Reader:
+    """Goes through a script, and the files that it sources, as a shell would; the last launch counts, for a
+    script may have one in each branch."""
+
+    def __init__(self, given: Sequence[str], roots: Sequence[Path], needs_model: bool) -> None:
+        self.given, self.roots, self.needs_model = given, roots, needs_model
+        self.shell, self.files = Shell(), {}
+        self.program, self.words = "", []
+
+    def follow(self, path: Path, text: str, depth: int = 0) -> None:
+        """Follows every line of a file."""
+        self.files[str(path)] = text
+        for line in commands_of(lines_of(own_folder(text, str(path)))):
+            for words in _clauses(line):
+                if self.shell.array is None and self.shell.skips(words):
+                    continue
+                self.shell.assign(words)
+                if self.shell.array is None:
+                    self._command(path, words, depth)
+
+    def _command(self, path: Path, words: list[str], depth: int) -> None:
+        run = list(dropwhile(lambda word: word in BEFORE_ASSIGNMENT or ASSIGNED.match(word), words))
         at = next((i for i, word in enumerate(words) if Path(word).name in PROGRAMS), None)
-        if shell.array is None and at is not None and not words[0].startswith("pkill"):
+        if run[:1] in (["source"], ["."]) and run[1:] and depth < DEEPEST:
+            found = self._sourced(path, self.shell.value(run[1].rstrip(";")))
+            if found is not None:
+                self.follow(found, text_of(str(found)), depth + 1)
+        elif at is not None and not words[0].startswith("pkill"):
             rest = words[at + 1 :]
             stop = next((i for i, word in enumerate(rest) if word in ENDS), len(rest))
-            own = [w for word in rest[:stop] for w in (given if word in ("$@", "${@}") else [word])]
-            launched = words[at], list(shell.words(own))
-        elif shell.array is None and EXPANDED.match(words[0]) and launched[0]:
+            own = [w for word in rest[:stop] for w in (self.given if word in ("$@", "${@}") else [word])]
+            self.program, self.words = words[at], list(self.shell.words(own))
+        elif EXPANDED.match(words[0]) and self.program:
             raise ConfigError(
-                f"{_where(words[0], files)}: expected the launch to go on, got {words[0]} as a new command: "
-                "the line before it lacks the backslash at its end"
+                f"{_where(words[0], self.files)}: expected the launch to go on, got {words[0]} as a new "
+                "command: the line before it lacks the backslash at its end"
             )
-    return launched
+
+    def _sourced(self, path: Path, name: str) -> Path | None:
+        """The file that a script sources: as it is named, or by the end of its path below one of the roots.
+
+        Raises:
+            ConfigError: a file of a model's flags that is nowhere.
+
+        """
+        if Path(name).is_file():
+            return Path(name)
+        parts = [part for part in Path(name).parts if part not in ("/", "..")]
+        for begin in range(len(parts)):
+            for root in (path.parent, *self.roots):
+                if (found := root.joinpath(*parts[begin:])).is_file():
+                    return found
+        if self.needs_model and "models" in parts:
+            raise ConfigError(
+                f"{path}: source: expected a file, got '{name}': --host DIR names the host's checkout"
+            )
+        return None
 
 
 def _clauses(words: Sequence[str]) -> Iterator[list[str]]:
@@ -166,44 +205,3 @@ def _where(name: str, files: Mapping[str, str]) -> str:
         if found:
             return f"{Path(path).name}:{found[-1]}"
     return Path(next(iter(files), "the script")).name
-
-
-def _with_sourced(
-    path: Path, roots: Sequence[Path], files: dict[str, str], needs_model: bool, depth: int = 0
-) -> str:
-    """A script's text with every file that it sources in its place."""
-    text = files[str(path)] = text_of(str(path))
-    shell, lines = Shell(), []
-    for line in own_folder(text, str(path)).splitlines():
-        match = SOURCE.match(line)
-        if match is None or depth == DEEPEST:
-            shell.assign(next(commands_of([line]), []))
-            shell.array = None
-            lines.append(line)
-            continue
-        found = _sourced(path, shell.value(match[2].strip("\"'")), roots, needs_model)
-        lines += shlex.split(match[1])
-        if found is not None:
-            lines.append(_with_sourced(found, roots, files, needs_model, depth + 1))
-    return "\n".join(lines)
-
-
-def _sourced(path: Path, name: str, roots: Sequence[Path], needs_model: bool) -> Path | None:
-    """The file that a script sources: as it is named, or by the end of its path below one of the roots.
-
-    Raises:
-        ConfigError: a file of a model's flags that is nowhere.
-
-    """
-    if Path(name).is_file():
-        return Path(name)
-    parts = [part for part in Path(name).parts if part not in ("/", "..")]
-    for begin in range(len(parts)):
-        for root in (path.parent, *roots):
-            if (found := root.joinpath(*parts[begin:])).is_file():
-                return found
-    if needs_model and "models" in parts:
-        raise ConfigError(
-            f"{path}: source: expected a file, got '{name}': --host DIR names the host's checkout"
-        )
-    return None

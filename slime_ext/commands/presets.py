@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from rich.table import Table
 
-from slime_ext.commands import light
+from slime_ext import presets
 from slime_ext.commands.output import console, needs, yaml_of
+from slime_ext.config import to_mapping
 from slime_ext.host.flags import brief, flags_of
 from slime_ext.mappings import located, of_package
 
@@ -21,15 +21,14 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="slime-ext presets", description="Corrections by name.")
     parser.add_argument("name", nargs="?", help="show one: its formula, its keys, what to paste")
     args = parser.parse_args(argv)
-    with light.config() as config:
-        if args.name is None:
-            _table(config)
-        else:
-            _one(config, args.name)
+    if args.name is None:
+        _table()
+    else:
+        _one(args.name)
     return 0
 
 
-def _table(config: Any) -> None:
+def _table() -> None:
     """One row per preset; on a narrow terminal everything but its name is in one column."""
     out = console()
     is_wide = out.width >= WIDE
@@ -37,10 +36,10 @@ def _table(config: Any) -> None:
     for column in COLUMNS if is_wide else COLUMNS[:2]:
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     aliases: dict[str, list[str]] = {}
-    for alias, name in config.presets.ALIASES.items():
+    for alias, name in presets.ALIASES.items():
         aliases.setdefault(name, []).append(alias)
-    for name, preset in config.presets.PRESETS.items():
-        keys = config.to_mapping(preset.correction)
+    for name, preset in presets.PRESETS.items():
+        keys = to_mapping(preset.correction)
         loss = keys["surrogate"] if isinstance(keys["surrogate"], str) else brief([keys["surrogate"]])
         shown = "\n".join([name, *(f"= {alias}" for alias in aliases.get(name, ()))])
         source = preset.source.split(", http")[0]
@@ -50,14 +49,14 @@ def _table(config: Any) -> None:
     out.print(table)
 
 
-def _one(config: Any, name: str) -> None:
-    preset = config.presets.find(name)
+def _one(name: str) -> None:
+    preset = presets.find(name)
     out = console()
     out.print(f"[bold]{name}[/bold]  {preset.formula}", markup=True)
     out.print(f"source: {preset.source}", markup=False)
     out.print(f"needs:  {needs(preset.correction)}\n", markup=False)
-    out.print(yaml_of({"slime_ext": config.to_mapping(preset.correction)}), markup=False)
+    out.print(yaml_of({"slime_ext": to_mapping(preset.correction)}), markup=False)
     out.print(f"\nflags:  {flags_of(name, preset.correction)}", markup=False, soft_wrap=True)
-    canonical = config.presets.ALIASES.get(name, name)
+    canonical = presets.ALIASES.get(name, name)
     file = located(f"configs/presets/{canonical}.yaml", str(of_package("configs")))
     out.print(f"or:     --custom-config-path {file}", markup=False, soft_wrap=True)

@@ -15,10 +15,8 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from slime_ext.commands import launch_script
+from slime_ext.commands import launch_script, light
 from slime_ext.commands.arguments import gathered
-from slime_ext.commands.check import check
-from slime_ext.commands.light import config
 from slime_ext.commands.output import console, table
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.folders import make_folder
@@ -99,12 +97,12 @@ def mistakes(launch: Launch, host: run.RehearsalHost) -> list[str]:
 def of_rules(launch: Launch) -> Iterator[str]:
     """What ``slime-ext check`` says of the launch; of the host's rules alone where nothing is ours."""
     ours = any("slime_ext" in word for flag in launch.flags for word in flag.values) or _has_our_key(launch)
-    with tempfile.TemporaryDirectory() as folder, config() as known:
+    with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "launch.sh")
         words = (word for flag in launch.flags for word in (flag.name, *flag.values))
         file.write_text(shlex.join(["train.py", *words]))
         try:
-            check(known, str(file)) if ours else gathered(str(file))
+            light.call("slime_ext.commands.check:check", str(file)) if ours else gathered(str(file))
         except SlimeExtError as error:
             said = str(error).replace(str(file), Path(launch.script).name)
             flag = launch.flag(said.partition(":")[0])

@@ -9,7 +9,7 @@ whose value is that system's own block (see ``slime_ext.dialects``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,6 @@ PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
 KEYS = ("preset", "surrogate", "steps", *PLAIN, "guards", "metrics", "backend")
 BACKENDS = ("eager", "compiled")
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **FORMS}
-FORMER_STEPS = {"taper": "signed_clip"}  # names that are accepted with a note
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,6 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
         backend, notes = _backend(mapping.get("backend", "eager"))
         options = read_fields(f"{ROOT}.metrics", Options, mapping.get("metrics"))
         _forbid_unmeasured(mapping, correction, options)
-        notes = (*_notes_of_names(mapping.get("steps")), *notes)
         return Loaded(correction, notes, guards=watched, metrics=options, backend=backend)
     if len(mapping) > 1:
         others = ", ".join(str(key) for key in mapping if key != systems[0])
@@ -181,21 +179,6 @@ def _backend(name: Any) -> tuple[str, tuple[str, ...]]:
     return name, ()
 
 
-def _renamed(entry: Any) -> Any:
-    """A step under the name that it has now."""
-    if isinstance(entry, Mapping):
-        return {_renamed(key): fields for key, fields in entry.items()}
-    return FORMER_STEPS.get(entry, entry) if isinstance(entry, str) else entry
-
-
-def _notes_of_names(steps: Any) -> Iterator[str]:
-    """A note for every step that is called by a former name."""
-    for entry in steps if isinstance(steps, list | tuple) else ():
-        for name in [entry] if isinstance(entry, str) else entry if isinstance(entry, Mapping) else ():
-            if name in FORMER_STEPS:
-                yield f"steps: {name} is called {FORMER_STEPS[name]} now"
-
-
 def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, options: Options) -> None:
     """What acts on the statistics of a step, where none are taken."""
     reads = {"guards": mapping.get("guards"), "on_nonfinite: raise": correction.on_nonfinite == "raise"}
@@ -237,7 +220,7 @@ def _steps(listed: Any) -> tuple:
             f"{ROOT}.steps: expected a list of steps, got {shown(listed)}: each step is its name with its "
             "fields"
         )
-    steps = [_step(f"{ROOT}.steps[{i}]", _renamed(entry)) for i, entry in enumerate(listed)]
+    steps = [_step(f"{ROOT}.steps[{i}]", entry) for i, entry in enumerate(listed)]
     _forbid_idle(steps)
     return tuple(step.plain() if hasattr(step, "plain") else step for step in steps)
 

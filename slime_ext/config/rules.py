@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError, shown
 from slime_ext.losses import DualClip, HostLoss
-from slime_ext.optional_args import steps_per_rollout
+from slime_ext.optional_args import OptionalArgs, steps_per_rollout
 
 if TYPE_CHECKING:
     from slime_ext.config import Loaded
     from slime_ext.correction import Correction
+
+# Estimators that make a loss of their own -> what is lost of it.
+DISCARDED = {"gspo": "sequence ratio", "cispo": "clipped weight"}
+WITH_BASELINE = (None, "grpo", "gspo", "cispo")  # estimators whose advantages have one
 
 
 def check_args(loaded: Loaded, args: Any) -> None:
@@ -24,20 +28,11 @@ def check_args(loaded: Loaded, args: Any) -> None:
         _same_as_args(key, value, args)
     if not getattr(args, "use_tis", True):  # it only measures: the loss comes back as it was
         return
-    if isinstance(loaded.correction.surrogate, HostLoss):
-        _check_beside_host_loss(loaded.correction, args)
-    else:
-        _check_own_loss(loaded.correction, args)
-    _check_whole_step(loaded.correction, args)
-
-
-def _check_beside_host_loss(correction: Correction, args: Any) -> None:
-    """Weights on a host's loss, which has a ratio of its own."""
-    if multiplies_target_ratio(correction):
-        _forbid_double_count(args)
-    if correction.sets_weights and _on(args, "use_tis") and _on(args, "use_rollout_logprobs"):
-        why = "the host's loss divides by the behavior policy already"
-        _refuse_flag("--use-rollout-logprobs", "off beside a step that sets weights", "on", why)
+    correction, a = loaded.correction, OptionalArgs(args)
+    of_loss = _beside_host_loss if isinstance(correction.surrogate, HostLoss) else _beside_own_loss
+    for line, is_broken in {**of_loss(correction, a), **_of_whole_step(correction, a)}.items():
+        if is_broken:
+            raise ConfigError(line)
 
 
 def multiplies_target_ratio(correction: Correction) -> bool:
@@ -50,72 +45,63 @@ def multiplies_target_ratio(correction: Correction) -> bool:
     )
 
 
-# Estimators that make a loss of their own -> what is lost of it.
-DISCARDED = {"gspo": "sequence ratio", "cispo": "clipped weight"}
+def _beside_host_loss(correction: Correction, a: OptionalArgs) -> dict[str, Any]:
+    """Line -> whether it is deserved, of weights on a host's loss, which has a ratio of its own."""
+    steps, kept = steps_per_rollout(a), a.keep_old_actor
+    which = "--keep-old-actor" if kept else f"{steps} optimizer steps per rollout"
+    return {
+        f"slime_ext.numerator: expected proximal beside the host's surrogate with {which}, got target: its "
+        "loss counts target / proximal already; use surrogate: reinforce": (
+            multiplies_target_ratio(correction) and (steps > 1 or kept)
+        ),
+        "--use-rollout-logprobs: expected off beside a step that sets weights, got on: the host's loss "
+        "divides by the behavior policy already": (
+            correction.sets_weights and a.use_tis and a.use_rollout_logprobs
+        ),
+    }
 
 
-def _check_own_loss(correction: Correction, args: Any) -> None:
-    """What the host does to a loss that ours replaces."""
-    if _on(args, "use_opsm"):
-        _refuse_flag("--use-opsm", "off beside a surrogate of slime_ext", "on", "its mask would be discarded")
-    estimator = getattr(args, "advantage_estimator", None)
-    if estimator in DISCARDED:
-        why = f"its {DISCARDED[estimator]} would be discarded; use surrogate: host"
-        _refuse_flag("--advantage-estimator", "another beside a surrogate of slime_ext", estimator, why)
-    floor = getattr(args, "eps_clip_c", None)
-    if floor is not None and not isinstance(correction.surrogate, DualClip):
-        why = "its floor would be discarded; use surrogate: dual_clip"
-        _refuse_flag("--eps-clip-c", "none beside this surrogate of slime_ext", floor, why)
+def _beside_own_loss(correction: Correction, a: OptionalArgs) -> dict[str, Any]:
+    """The same of what the host does to a loss that ours replaces."""
+    estimator, floor = a.advantage_estimator, a.eps_clip_c
+    return {
+        "--use-opsm: expected off beside a surrogate of slime_ext, got on: its mask would be "
+        "discarded": a.use_opsm,
+        f"--advantage-estimator: expected another beside a surrogate of slime_ext, got {estimator}: its "
+        f"{DISCARDED.get(estimator)} would be discarded; use surrogate: host": estimator in DISCARDED,
+        f"--eps-clip-c: expected none beside this surrogate of slime_ext, got {floor}: its floor would be "
+        "discarded; use surrogate: dual_clip": (
+            floor is not None and not isinstance(correction.surrogate, DualClip)
+        ),
+    }
 
 
-# What undoes or replaces slime's group baseline -> when it does, and what to call it.
-BASELINE = {
-    "advantage_estimator": (
-        lambda v: v not in ("grpo", "gspo", "cispo"),
-        "an --advantage-estimator other than grpo, gspo and cispo (its advantages have no group baseline)",
-    ),
-    "rewards_normalization": (
-        lambda v: not v,
-        "--disable-rewards-normalization (there is no baseline to compute again)",
-    ),
-    "normalize_advantages": (
-        bool,
-        "--normalize-advantages (the advantages are whitened over the whole batch afterwards)",
-    ),
-    "use_opd": (bool, "--use-opd (the teacher's term is in the advantages already)"),
-    "custom_advantage_function_path": (
-        bool,
-        "--custom-advantage-function-path (its baseline is not known)",
-    ),
-    "custom_reward_post_process_path": (
-        bool,
-        "--custom-reward-post-process-path (its baseline is not known)",
-    ),
-}
-
-
-def _check_whole_step(correction: Correction, args: Any) -> None:
-    """``denominator`` and ``group`` where they could not act, or would undo another flag's work."""
-    if correction.denominator == "kept" and _on(args, "custom_pg_loss_reducer_function_path"):
-        raise ConfigError(
-            "slime_ext.denominator: expected host beside --custom-pg-loss-reducer-function-path, got kept: "
-            "what that function divides by is not known"
-        )
-    if correction.group == "ignore":
-        return
-    if getattr(args, "n_samples_per_prompt", None) == 1:
-        raise ConfigError(
-            f"slime_ext.group: expected ignore with --n-samples-per-prompt 1, got {correction.group}: a "
-            "group of one sample has no others"
-        )
-    for flag, (is_refused, what) in BASELINE.items() if correction.group == "rebaseline" else ():
-        value = getattr(args, flag, None)
-        if value is not None and is_refused(value):
-            raise ConfigError(f"slime_ext.group: expected ignore or atomic with {what}, got rebaseline")
-
-
-def _on(args: Any, flag: str) -> bool:
-    return bool(getattr(args, flag, False))
+def _of_whole_step(correction: Correction, a: OptionalArgs) -> dict[str, Any]:
+    """The same of ``denominator`` and ``group`` where they could not act, or would undo another flag's
+    work."""
+    undone = {  # what undoes or replaces slime's group baseline
+        "an --advantage-estimator other than grpo, gspo and cispo (its advantages have no group "
+        "baseline)": a.advantage_estimator not in WITH_BASELINE,
+        "--disable-rewards-normalization (there is no baseline to compute again)": a.rewards_normalization
+        is False,
+        "--normalize-advantages (the advantages are whitened over the whole batch "
+        "afterwards)": a.normalize_advantages,
+        "--use-opd (the teacher's term is in the advantages already)": a.use_opd,
+        "--custom-advantage-function-path (its baseline is not known)": a.custom_advantage_function_path,
+        "--custom-reward-post-process-path (its baseline is not known)": a.custom_reward_post_process_path,
+    }
+    return {
+        "slime_ext.denominator: expected host beside --custom-pg-loss-reducer-function-path, got kept: what "
+        "that function divides by is not known": (
+            correction.denominator == "kept" and a.custom_pg_loss_reducer_function_path
+        ),
+        f"slime_ext.group: expected ignore with --n-samples-per-prompt 1, got {correction.group}: a group of "
+        "one sample has no others": correction.group != "ignore" and a.n_samples_per_prompt == 1,
+    } | {
+        f"slime_ext.group: expected ignore or atomic with {what}, got rebaseline": is_there
+        for what, is_there in undone.items()
+        if correction.group == "rebaseline"
+    }
 
 
 def _same_as_args(key: str, value: float, args: Any) -> None:
@@ -127,17 +113,3 @@ def _same_as_args(key: str, value: float, args: Any) -> None:
             f"slime_ext.fireworks.{key}: expected {host!r}, the {flag} of this run, got {shown(value)}: "
             "the host clips by its flag; make them agree"
         )
-
-
-def _forbid_double_count(args: Any) -> None:
-    steps, kept = steps_per_rollout(args), getattr(args, "keep_old_actor", False)
-    if steps > 1 or kept:
-        why = "its loss counts target / proximal already; use surrogate: reinforce"
-        raise ConfigError(
-            f"slime_ext.numerator: expected proximal beside the host's surrogate with "
-            f"{'--keep-old-actor' if kept else f'{steps} optimizer steps per rollout'}, got target: {why}"
-        )
-
-
-def _refuse_flag(flag: str, expected: str, got: object, why: str) -> None:
-    raise ConfigError(f"{flag}: expected {expected}, got {got}: {why}")

@@ -37,56 +37,62 @@ class KeptInputs(StepInputs):
         return values if self.kept_tokens is None else torch.where(self.kept_tokens, values, 0)
 
 
-def narrowed(
-    inputs: StepInputs, state: State, over: Over, clamp: float | None, keys: tuple[StatisticKey, ...]
-) -> KeptInputs:
-    """Inputs over other tokens or clamped log-ratios, with the statistics that ``keys`` name."""
-    values = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
-    if clamp is not None:
-        values["log_ratio"] = inputs.log_ratio.clamp(-clamp, clamp)
-    kept = inputs.kept(state) if over == "kept" else None
-    own = KeptInputs(**values, kept_tokens=kept)
-    return replace(own, table={**inputs.table, **tabulate(keys, own)})
-
-
 @dataclass(frozen=True)
-class ScopedReweight(Reweight):
-    """``Reweight`` over the tokens that earlier steps kept, or of log-ratios clamped to [-clamp, clamp].
-
-    Source: over: SkyRL PR 849; clamp: fw-ai cookbook PR 169 (+-20 per token before the mean).
-    """
+class Scoped(Step):
+    """What ``over`` and ``clamp`` make of a native step: other tokens, or log-ratios in [-clamp, clamp]."""
 
     over: Over = "response"
     clamp: float | None = None
+
+    native = Step
+
+    def __post_init__(self) -> None:
+        where = f"{self.native.__name__.lower()}.clamp"
+        ok = self.clamp is None or self.clamp > 0
+        expect(ok, where, "a number > 0", self.clamp, "it bounds the log-ratio on both sides")
 
     @property
     def statistics(self) -> tuple[StatisticKey, ...]:
         return ()
 
-    def __post_init__(self) -> None:
-        _check("reweight", self.clamp)
-
     def __call__(self, state: State, inputs: StepInputs) -> State:
-        return super().__call__(state, narrowed(inputs, state, self.over, self.clamp, super().statistics))
+        values = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
+        if self.clamp is not None:
+            values["log_ratio"] = inputs.log_ratio.clamp(-self.clamp, self.clamp)
+        own = KeptInputs(**values, kept_tokens=inputs.kept(state) if self.over == "kept" else None)
+        return super().__call__(
+            state, replace(own, table={**inputs.table, **tabulate(super().statistics, own)})
+        )
 
     def plain(self) -> Step:
         """The native step, where it says the same."""
-        return Reweight(self.level) if self.over == "response" and self.clamp is None else self
+        if self.over == "kept" or self.clamp is not None:
+            return self
+        return self.native(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self.native)})
 
 
 @dataclass(frozen=True)
-class ScopedReject(Reject):
-    """``Reject`` over the tokens that earlier steps kept, or of log-ratios clamped to [-clamp, clamp].
+class ScopedReweight(Scoped, Reweight):
+    """``Reweight`` over the tokens that earlier steps kept, or of clamped log-ratios.
+
+    Source: over: SkyRL PR 849; clamp: fw-ai cookbook PR 169 (+-20 per token before the mean).
+    """
+
+    native = Reweight
+
+
+@dataclass(frozen=True)
+class ScopedReject(Scoped, Reject):
+    """``Reject`` over the tokens that earlier steps kept, or of clamped log-ratios.
 
     Source: over: SkyRL PR 849; clamp: verl, compute_rollout_rejection_mask (+-20 per token).
     """
 
-    over: Over = "response"
-    clamp: float | None = None
+    native = Reject
 
     def __post_init__(self) -> None:
+        Reject.__post_init__(self)
         super().__post_init__()
-        _check("reject", self.clamp)
         expect(
             self.clamp is None or self.statistic in CLAMPABLE,
             "reject.clamp",
@@ -101,19 +107,6 @@ class ScopedReject(Reject):
             self.over,
             "tokens that are left out would count as 0",
         )
-
-    @property
-    def statistics(self) -> tuple[StatisticKey, ...]:
-        return ()
-
-    def __call__(self, state: State, inputs: StepInputs) -> State:
-        return super().__call__(state, narrowed(inputs, state, self.over, self.clamp, super().statistics))
-
-    def plain(self) -> Step:
-        """The native step, where it says the same."""
-        if self.over == "kept" or self.clamp is not None:
-            return self
-        return Reject(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Reject)})
 
 
 @dataclass(frozen=True)
@@ -161,8 +154,3 @@ class ZeroOutside(Step):
 
 
 FORMS: dict[str, Any] = {"reweight": ScopedReweight, "reject": ScopedReject, "zero_outside": ZeroOutside}
-
-
-def _check(name: str, clamp: float | None) -> None:
-    ok = clamp is None or clamp > 0
-    expect(ok, f"{name}.clamp", "a number > 0", clamp, "it bounds the log-ratio on both sides")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slime_ext.analysis.diagnosis import Diagnosis
-from slime_ext.analysis.findings import DETECTORS, examine, find
+from slime_ext.analysis.findings import DETECTORS, examine
 from tests.analysis.rollouts import rollout as random_rollout
 from tests.analysis.synthetic import (
     BF16,
@@ -162,7 +162,7 @@ def diagnosed(rollouts):
 
 
 def found(rollouts):
-    return {finding.name for finding in find(diagnosed(rollouts))}
+    return {finding.name for finding in examine(diagnosed(rollouts))[0]}
 
 
 def mistaken(cases):
@@ -321,13 +321,13 @@ def test_top_p_is_found_at_another_temperature_too(vocabulary, confidence):
     for temperature, top_p in ((0.6, 0.95), (0.8, 0.95), (0.7, 0.9), (1.2, 0.9)):
         setting = engine(temperature=temperature, top_p=top_p)
         world = replace(setting, vocabulary=vocabulary, trainer=Arithmetic(confidence=confidence))
-        (only,) = find(diagnosed(run(world)))
+        ((only,), _) = examine(diagnosed(run(world)))
         assert only.name == "truncated_sampling" and "temperatures differ besides" in only.evidence
 
 
 def test_every_detector_has_a_planted_fault():
     here = set().union(*(names for *_, names in FAULTS.values()))
-    assert {detector.name for detector in DETECTORS} == here | set(STRUCTURAL)
+    assert set(DETECTORS) == here | set(STRUCTURAL)
 
 
 def test_a_detector_that_cannot_look_says_what_it_would_need():
@@ -348,7 +348,9 @@ def test_samples_that_are_dropped_for_their_age_are_named_so():
     lengths = torch.tensor(base.lengths).double()
     for oldest, expected in ((torch.arange(60) % 3 + 3.0, ["selection_bias"]), (torch.full((60,), 9.0), [])):
         dropped = torch.stack([lengths, rewards, torch.arange(60.0) + 60, oldest], 1).double()
-        findings = find(diagnosed([replace(base, **known, dropped=dropped, why_dropped=["aborted"] * 60)]))
+        findings, _ = examine(
+            diagnosed([replace(base, **known, dropped=dropped, why_dropped=["aborted"] * 60)])
+        )
         assert [finding.name for finding in findings] == expected
         for finding in findings:
             assert "dropped by their age" in finding.title and "age 4.92 against 0" in finding.evidence

@@ -10,7 +10,7 @@ import torch
 
 from slime_ext.analysis.curves import Curves, midway
 from slime_ext.analysis.diagnosis import Diagnosis
-from slime_ext.analysis.findings import find
+from slime_ext.analysis.findings import examine
 from slime_ext.analysis.measures import Sums, bins, edges
 from slime_ext.analysis.worst_samples import KEPT, decoder
 from slime_ext.errors import DataError
@@ -159,7 +159,7 @@ def test_merged_diagnoses_are_one_diagnosis():
         together.add(r)
         (first if i % 2 else second).add(r)
     first.merge(second)
-    assert first.timeline == together.timeline and find(first) == find(together)
+    assert first.timeline == together.timeline and examine(first) == examine(together)
     assert sorted(first.statistics.versions) == sorted(together.statistics.versions)
     assert first.statistics.counts == together.statistics.counts
     for one, two in (

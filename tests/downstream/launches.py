@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from slime_ext.commands import light, python_script
+from slime_ext.commands import python_script
 from slime_ext.commands.check import check
 from slime_ext.errors import SlimeExtError
 
@@ -176,13 +176,12 @@ def told(found: list[Launch], package: str, tree: Path) -> list[tuple[str, str]]
 
 def checked(found: list[Launch]) -> list[str]:
     """What ``slime-ext check`` says to each; empty for ``ok``."""
-    with light.config() as config:
-        return [_said(config, launch.script) for launch in found]
+    return [_said(launch.script) for launch in found]
 
 
-def _said(config, script: Path) -> str:
+def _said(script: Path) -> str:
     try:
-        check(config, str(script))
+        check(str(script))
     except SlimeExtError as error:
         return str(error)
     return ""

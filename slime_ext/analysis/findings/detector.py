@@ -1,70 +1,75 @@
-"""What a detector is, and how findings write their figures."""
+"""What a detector needs and returns, and the words of the fault that it looks for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from importlib.resources import files
+from typing import Any
+
+import yaml
+from jinja2 import Environment, StrictUndefined
 
 from slime_ext.analysis.diagnosis import Diagnosis
-from slime_ext.analysis.document import Severity
+from slime_ext.analysis.document import Finding, Severity
 
 FEW = 0.75  # share of sum l^2 in 1% of the tokens above which these few make every mean
+# What a detector found: the figures that its fault's texts name, and ``rollouts``, ids of those that show it.
+Figures = Mapping[str, Any]
 
 
-class Detected(NamedTuple):
-    """What a detector says of a run in which it found its fault: see ``document.Finding``."""
-
-    title: str
-    evidence: str
-    fix: str
-    rollouts: tuple[int, ...] = ()
-    ruled_out: str = ""  # instead of the detector's own
+class Lacks(Exception):
+    """What a run lacks for a detector to look."""
 
 
-Needs = Callable[[Diagnosis], str]
+def need(is_there: object, what: str) -> None:
+    """Lets a detector look on.
+
+    Raises:
+        Lacks: what it needs is not there.
+    """
+    if not is_there:
+        raise Lacks(what)
+
+
+def need_tokens(d: Diagnosis, count: int) -> None:
+    """As ``need``, with this many response tokens."""
+    need(d.sums["finite"] >= count, f"{count} response tokens with log-probs of both sides")
 
 
 @dataclass(frozen=True)
-class Detector:
-    """Looks for one fault.
-
-    Args:
-        name: of the fault.
-        severity: of the finding.
-        detect: returns what it found in a run, None for nothing.
-        after: names of faults that look like this one: where one of them was found, this is not looked for.
-        needs: returns what a run lacks for the detector to look, "" for nothing.
-        threshold: what its statistic must exceed, and why that.
-        ruled_out: the next explanation of what it finds, and what speaks against it.
-    """
+class Fault:
+    """A row of faults.yaml, which says what its fields are."""
 
     name: str
     severity: Severity
-    detect: Callable[[Diagnosis], Detected | None]
     after: frozenset[str]
-    needs: Needs
+    title: str
+    evidence: str
+    fix: str
     threshold: str
     ruled_out: str
 
+    def finding(self, figures: Figures) -> Finding:
+        """What is said of a run in which the fault was found."""
+        texts = {key: getattr(self, key) for key in ("title", "evidence", "fix", "ruled_out")}
+        return Finding(
+            name=self.name,
+            severity=self.severity,
+            threshold=self.threshold,
+            rollouts=figures.get("rollouts", ()),
+            **{key: TEXTS.from_string(text).render(figures) for key, text in texts.items()},
+        )
 
-def tokens(count: int) -> Needs:
-    """Lets a detector look from this many response tokens on."""
-    wanted = f"{count} response tokens with log-probs of both sides"
-    return lambda d: "" if d.sums["finite"] >= count else wanted
 
-
-def detector(
-    severity: Severity,
-    after: Iterable[Detector] = (),
-    *,
-    needs: Needs,
-    threshold: str,
-    ruled_out: str,
-) -> Callable[..., Detector]:
-    """Makes a detector of a function; its name is the fault's."""
-    names = frozenset(other.name for other in after)
-    return lambda detect: Detector(detect.__name__, severity, detect, names, needs, threshold, ruled_out)
+def faults() -> tuple[Fault, ...]:
+    """The rows of faults.yaml."""
+    read = yaml.safe_load(files(__package__).joinpath("faults.yaml").read_text("utf-8"))
+    groups, rows = read["groups"], read["faults"]
+    groups["all above"] = list(rows)[: list(rows).index("unexplained")]
+    for row in rows.values():
+        row["after"] = frozenset(one for name in row.get("after", ()) for one in groups.get(name, [name]))
+    return tuple(Fault(name, **row) for name, row in rows.items())
 
 
 def share(part: float, whole: float) -> str:
@@ -76,13 +81,13 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.3g}%" if whole else "0%"
 
 
-def nats(value: float) -> str:
+def nats(value: float | None) -> str:
     """A log-ratio or a divergence.
 
     >>> nats(0.01234)
     '0.0123 nats'
     """
-    return f"{value:.3g} nats"
+    return "unknown" if value is None else f"{value:.3g} nats"
 
 
 def factor(value: float) -> str:
@@ -92,3 +97,7 @@ def factor(value: float) -> str:
     '12x'
     """
     return f"{value:.0f}x" if value >= 100 else f"{value:.2g}x"
+
+
+TEXTS = Environment(undefined=StrictUndefined)
+TEXTS.filters |= {"share": share, "nats": nats, "factor": factor}

@@ -14,12 +14,8 @@ from typing import NamedTuple
 
 from slime_ext.analysis.detector_statistics import RolloutSummary
 from slime_ext.analysis.diagnosis import Diagnosis
-from slime_ext.analysis.findings.detector import FEW, Detected, detector, factor, nats
-from slime_ext.analysis.findings.log_probs import SPOILT
-from slime_ext.analysis.findings.sampling import OTHER_POLICY
-from slime_ext.analysis.findings.turns import prefix_mismatch
+from slime_ext.analysis.findings.detector import FEW, Figures, need
 
-BEFORE = (*SPOILT, *OTHER_POLICY, prefix_mismatch)
 FEWEST, ROLLOUTS = 100, 6  # tokens of a rollout; rollouts
 ABOVE, TIMES, MATTERS = 1.4, 3.0, 0.01  # of mean |l| over that before the onset; nats at the end
 RISES, STILL = 1.35, 1.1  # mean |l| of the last third since the onset over that of the first, of the middle
@@ -35,25 +31,56 @@ class Growth(NamedTuple):
     late: float
     since: Sequence[RolloutSummary]
 
-
-def _rollouts(d: Diagnosis) -> list[RolloutSummary]:
-    return [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
-
-
-def _enough(d: Diagnosis) -> str:
-    return "" if len(_rollouts(d)) >= ROLLOUTS else f"{ROLLOUTS} rollouts of {FEWEST} tokens"
-
-
-def _with_versions(d: Diagnosis) -> str:
-    return _enough(d) or (
-        "" if any(s.version >= 0 for s in _rollouts(d)) else "weight versions of the samples"
-    )
+    def figures(self) -> Figures:
+        return {
+            "before": self.before,
+            "late": self.late,
+            "rollouts": tuple(s.rollout_id for s in self.since),
+        }
 
 
-def _with_first_policy(d: Diagnosis) -> str:
-    known = all(s.moved is not None for s in _rollouts(d))
+def frozen_sampler(d: Diagnosis) -> Figures | None:
+    """Finds weight versions that advance while the distance grows from the first push on, as the trainer
+    moves away from the first policy."""
+    rollouts = _with_versions(d)
+    found, way = _from_the_first_push(rollouts), _pushed(rollouts)
+    if found is None or (way and not _is_still(*way, found.before)):
+        return None
+    return {**found.figures(), "way": way, "first": rollouts[0].version, "last": rollouts[-1].version}
+
+
+def partial_push(d: Diagnosis) -> Figures | None:
+    """Finds a distance that grows from the first push on, by a sampler that moves away from the first policy
+    too."""
+    rollouts = _with_versions(d)
     lacks = "log-probs of the first policy (slime: ref_log_probs, with --use-kl-loss or --kl-coef)"
-    return _with_versions(d) or ("" if known else lacks)
+    need(all(s.moved is not None for s in rollouts), lacks)
+    found, way = _from_the_first_push(rollouts), _pushed(rollouts)
+    return None if found is None or way is None else {**found.figures(), "way": way}
+
+
+def growing_mismatch(d: Diagnosis) -> Figures | None:
+    """Finds the rollout from which on mean |l| grows and does not come back."""
+    rollouts = _enough(d)
+    found = growth(rollouts)
+    if found is None or len(found.since) >= len(rollouts) - 2:  # from the start on: a lag, or never pushed
+        return None
+    if median(s.top_share for s in found.since) >= FEW:
+        return None
+    longer = fmean(s.length for s in found.since) / max(rollouts[0].length, 1.0)
+    return {**found.figures(), "begin": found.since[0], "longer": longer}
+
+
+def _enough(d: Diagnosis) -> list[RolloutSummary]:
+    rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
+    need(len(rollouts) >= ROLLOUTS, f"{ROLLOUTS} rollouts of {FEWEST} tokens")
+    return rollouts
+
+
+def _with_versions(d: Diagnosis) -> list[RolloutSummary]:
+    rollouts = _enough(d)
+    need(any(s.version >= 0 for s in rollouts), "weight versions of the samples")
+    return rollouts
 
 
 def growth(rollouts: Sequence[RolloutSummary]) -> Growth | None:
@@ -99,123 +126,4 @@ def _is_still(pushed: float, moved: float, before: float) -> bool:
     return pushed <= max(SAME * moved, NO_MOVE * before) and pushed < moved
 
 
-@detector(
-    "error",
-    after=BEFORE,
-    needs=_with_versions,
-    threshold=(
-        "3 times the distance of the first rollout at the end, rising by 35% over the run, from the first "
-        "push on"
-    ),
-    ruled_out=(
-        "A lag of weights: its distance stops growing after as many rollouts as it lags, or falls with "
-        "each push."
-    ),
-)
-def frozen_sampler(d: Diagnosis) -> Detected | None:
-    """Finds weight versions that advance while the distance grows from the first push on, as the trainer
-    moves away from the first policy."""
-    rollouts = _rollouts(d)
-    found, way = _from_the_first_push(rollouts), _pushed(rollouts)
-    if found is None or (way and not _is_still(*way, found.before)):
-        return None
-    title = "The sampler still has its first weights: pushes advance its version and change nothing."
-    told = f"The sampler is {nats(way[0])} from the first policy, the trainer {nats(way[1])}. " if way else ""
-    if not way:
-        title = "Weights do not reach the sampler: the distance grows from the first push on."
-    return Detected(
-        title=title,
-        evidence=(
-            f"{told}Mean |log-ratio| {nats(found.before)} before the first push, {nats(found.late)} at the "
-            f"end ({factor(found.late / max(found.before, 1e-12))}), while the versions went from "
-            f"{rollouts[0].version} to {rollouts[-1].version}."
-        ),
-        fix=(
-            "Compare a checksum of a trained weight on both sides after a push. Usual causes: a LoRA "
-            "adapter that is trained and never sent (the engine lists none), a push of the base weights, "
-            "names that the engine does not know and skips. Whether all or a part never arrives shows "
-            "with ref_log_probs in the dump (--use-kl-loss with coefficient 0)."
-        ),
-        rollouts=tuple(s.rollout_id for s in found.since),
-    )
-
-
-@detector(
-    "error",
-    after=(*BEFORE, frozen_sampler),
-    needs=_with_first_policy,
-    threshold=(
-        "the growth of frozen_sampler, by a sampler that is 35% as far from the first policy as the trainer"
-    ),
-    ruled_out=(
-        "A sampler that nothing reaches: it would still be at the first policy. A lag of weights: it "
-        "stops growing."
-    ),
-)
-def partial_push(d: Diagnosis) -> Detected | None:
-    """Finds a distance that grows from the first push on, by a sampler that moves away from the first policy
-    too."""
-    rollouts = _rollouts(d)
-    found, way = _from_the_first_push(rollouts), _pushed(rollouts)
-    if found is None or way is None:
-        return None
-    return Detected(
-        title="A part of the weights does not reach the sampler.",
-        evidence=(
-            f"Sampler and trainer both move away from the first policy ({nats(way[0])} and "
-            f"{nats(way[1])}), and yet apart: mean |log-ratio| {nats(found.before)} before the first push, "
-            f"{nats(found.late)} at the end ({factor(found.late / max(found.before, 1e-12))})."
-        ),
-        fix=(
-            "Compare names and checksums of all weights after a push: an adapter, one layer or pipeline "
-            "stage, embeddings or a tied head, experts of another rank, a norm or bias that has another "
-            "name in the engine. Layer outputs of both sides (layers/trainer, layers/sampler) name the "
-            "layer."
-        ),
-        rollouts=tuple(s.rollout_id for s in found.since),
-    )
-
-
-@detector(
-    "warning",
-    after=(*BEFORE, frozen_sampler, partial_push),
-    needs=_enough,
-    threshold=(
-        "3 times the distance before the onset at the end, every rollout since then 40% above it, and "
-        "still rising"
-    ),
-    ruled_out=(
-        "A lag of weights or a quantised engine: neither grows. A few odd tokens: they do not hold the sum."
-    ),
-)
-def growing_mismatch(d: Diagnosis) -> Detected | None:
-    """Finds the rollout from which on mean |l| grows and does not come back."""
-    rollouts = _rollouts(d)
-    found = growth(rollouts)
-    if found is None or len(found.since) >= len(rollouts) - 2:  # from the start on: a lag, or never pushed
-        return None
-    if median(s.top_share for s in found.since) >= FEW:
-        return None
-    begin, longer = found.since[0], fmean(s.length for s in found.since) / max(rollouts[0].length, 1.0)
-    return Detected(
-        title=f"The policies part more and more, from rollout {begin.rollout_id} on.",
-        evidence=(
-            f"Mean |log-ratio| {nats(found.before)} before rollout {begin.rollout_id}, "
-            f"{nats(begin.absolute)} in it, {nats(found.late)} at the end "
-            f"({factor(found.late / max(found.before, 1e-12))})."
-        ),
-        fix=(
-            f"Look at what happened at rollout {begin.rollout_id}: pushes that fail since then (does the "
-            "engine confirm each?), an engine that was restarted, a change of flags. A growth without "
-            "such a place: scales of a quantised engine that were fixed at the begin, weights that "
-            "outgrow a narrow dtype."
-        ),
-        rollouts=tuple(s.rollout_id for s in found.since),
-        ruled_out=(
-            f"Longer responses: they are {longer:.2g} times as long as in the first rollout. A lag of "
-            "weights or a quantised engine: neither grows."
-        ),
-    )
-
-
-PUSHES = (frozen_sampler, partial_push, growing_mismatch)
+DETECTORS = (frozen_sampler, partial_push, growing_mismatch)

@@ -13,8 +13,7 @@ from __future__ import annotations
 import math
 
 from slime_ext.analysis.diagnosis import Diagnosis
-from slime_ext.analysis.findings.detector import Detected, detector, nats, share, tokens
-from slime_ext.analysis.findings.log_probs import SPOILT
+from slime_ext.analysis.findings.detector import Figures, need, need_tokens
 
 FEWEST = 300  # tokens
 EXPLAINED = 0.35  # share of the variance of l that the probability explains under a temperature
@@ -34,29 +33,7 @@ ALONE_TOKENS = 30  # kept sets of one token
 OUTSIDE, ZEROS = 1e-3, 0.9  # share of tokens outside their set; of log-probs of 0 at sets of one token
 
 
-def _entropies(d: Diagnosis) -> str:
-    lacks = d.statistics.means["surprise"].count < FEWEST
-    return f"the trainer's entropy at {FEWEST} tokens (slime: --use-rollout-entropy)" if lacks else ""
-
-
-def _kept_sets(d: Diagnosis) -> str:
-    if d.statistics.counts["alone"] >= ALONE_TOKENS:
-        return ""
-    return (
-        "the sets that top-p, top-k or min-p left (slime: rollout_top_p_token_ids, written with "
-        "--rollout-top-p below 1); where sampling is truncated and log-probs are those of the whole "
-        "distribution, nobody can see it without them"
-    )
-
-
-@detector(
-    "error",
-    after=SPOILT,
-    needs=_kept_sets,
-    threshold="0.1% of the tokens outside their set; log-probs of 0 at 90% of the sets of one token",
-    ruled_out="Other weights or rounding: renormalised to a set of one token, every policy has log-prob 0.",
-)
-def kept_mass(d: Diagnosis) -> Detected | None:
+def kept_mass(d: Diagnosis) -> Figures | None:
     """Finds sampled tokens outside the set that the engine kept, or a side whose log-probs are not
     renormalised to it.
 
@@ -64,42 +41,21 @@ def kept_mass(d: Diagnosis) -> Detected | None:
     is one token it equals p, and the log-prob of a side that renormalises is 0.
     """
     counts = d.statistics.counts
-    known, alone = counts["known"], counts["alone"]
-    if counts["outside"] > OUTSIDE * known:
-        return Detected(
-            title="Sampled tokens lie outside the set that the engine says it sampled from.",
-            evidence=f"{counts['outside']} of {known} tokens ({share(counts['outside'], known)}).",
-            fix=(
-                "The kept sets belong to other positions: check how rollout_top_p_token_ids and _offsets "
-                "are joined over turns and continued responses."
-            ),
-        )
-    sides = [
-        s
-        for s, name in (("sampler", "alone_sampler"), ("trainer", "alone_trainer"))
-        if counts[name] < ZEROS * alone
-    ]
+    known, alone, outside = counts["known"], counts["alone"], counts["outside"]
+    lacks = (
+        "the sets that top-p, top-k or min-p left (slime: rollout_top_p_token_ids, written with "
+        "--rollout-top-p below 1); where sampling is truncated and log-probs are those of the whole "
+        "distribution, nobody can see it without them"
+    )
+    need(alone >= ALONE_TOKENS, lacks)
+    if outside > OUTSIDE * known:
+        return {"outside": outside, "known": known}
+    zeros = {side: counts[f"alone_{side}"] for side in ("sampler", "trainer")}
+    sides = [side for side, count in zeros.items() if count < ZEROS * alone]
     if not sides:
         return None
-    zeros = ", ".join(f"{share(counts[f'alone_{s}'], alone)} of the {s}'s" for s in ("sampler", "trainer"))
-    both = len(sides) == 2
-    return Detected(
-        title=(
-            "Sampling is truncated, and neither side's log-probs are those of what was sampled from."
-            if both
-            else f"The {sides[0]}'s log-probs are not renormalised to what top-p left, the other side's are."
-        ),
-        evidence=(
-            f"At {alone} positions the kept set is one token, whose log-prob is then 0: {zeros} are. The "
-            f"mean ratio over all {known} kept sets is {counts['mass'] / known:.3f}, the mass that was "
-            "kept."
-        ),
-        fix=(
-            "Replay the kept sets in the trainer (slime hands them on where --rollout-top-p is below 1), "
-            "and have the engine return processed log-probs; or sample with --rollout-top-p 1 "
-            "--rollout-top-k -1."
-        ),
-    )
+    mass = counts["mass"] / known
+    return {"outside": 0, "sides": sides, "alone": alone, "known": known, "mass": mass, **zeros}
 
 
 def by_probability(d: Diagnosis) -> float:
@@ -151,132 +107,61 @@ def _is_scaled(d: Diagnosis) -> bool:
     return leaning is None or math.copysign(leaning, leaning * (temperature - 1)) >= LEANS
 
 
-@detector(
-    "error",
-    after=(*SPOILT, kept_mass),
-    needs=tokens(FEWEST),
-    threshold="a mean ratio below 1 by 6 standard errors with a mean log-ratio that fits it",
-    ruled_out="Other weights: the mean ratio over what a policy sampled is 1 whatever the trainer's weights.",
-)
-def truncated_sampling(d: Diagnosis) -> Detected | None:
+def truncated_sampling(d: Diagnosis) -> Figures | None:
     """Finds a mean ratio significantly below 1 and a mean log-ratio that fits it: probabilities
     renormalised to a part of the vocabulary."""
-    mean, above_1 = d.sums.mean("log_ratio"), d.statistics.means["ratio_minus_one"]
-    if mean > -SMALL:
-        return None
-    if above_1.z > -SURE or d.statistics.top_share > EVEN or mean < WHOLLY * math.log1p(above_1.value):
-        return None
-    return Detected(
-        title="The sampler's log-probs are renormalised to the tokens that top-p or top-k left.",
-        evidence=(
-            f"{share(d.statistics.counts['below'], d.sums['finite'])} of the tokens are less likely for "
-            f"the trainer, {share(d.statistics.counts['above'], d.sums['finite'])} more. The mean ratio is "
-            f"{1 + above_1.value:.4f} ± {above_1.error:.1g} instead of 1: the probability mass that was "
-            f"sampled from.{_besides(mean, math.log1p(above_1.value))}"
-        ),
-        fix=(
-            "Sample with --rollout-top-p 1 --rollout-top-k -1, or replay the sampling mask in the trainer "
-            "(slime: rollout_top_p_token_ids). Min-p does the same."
-        ),
+    need_tokens(d, FEWEST)
+    mean, above_1, counts = (
+        d.sums.mean("log_ratio"),
+        d.statistics.means["ratio_minus_one"],
+        d.statistics.counts,
     )
+    if mean > -SMALL or above_1.z > -SURE or d.statistics.top_share > EVEN:
+        return None
+    expected = math.log1p(above_1.value)
+    if mean < WHOLLY * expected:
+        return None
+    return {
+        "below": counts["below"],
+        "above": counts["above"],
+        "count": d.sums["finite"],
+        "ratio": 1 + above_1.value,
+        "error": above_1.error,
+        "is_more": mean <= ALONE * expected,
+        "mean": mean,
+        "expected": expected,
+    }
 
 
-def _besides(mean: float, expected: float) -> str:
-    if mean > ALONE * expected:
-        return ""
-    return (
-        f" That alone would make a mean log-ratio of {nats(expected)}; it is {nats(mean)}: the "
-        "temperatures differ besides. Compare them too (--rollout-temperature, generation_config.json)."
-    )
-
-
-@detector(
-    "error",
-    after=(*SPOILT, kept_mass, truncated_sampling),
-    needs=tokens(FEWEST),
-    threshold=(
-        "mean ratio above 1 and mean log-ratio above 0 by 3 standard errors, 35% of the variance by "
-        "probability"
-    ),
-    ruled_out="Staleness or rounding: over what the recorded policy sampled neither can be above.",
-)
-def before_temperature(d: Diagnosis) -> Detected | None:
+def before_temperature(d: Diagnosis) -> Figures | None:
     """Finds log-ratios that are a function of the probability and whose means, and those of the ratio, are
     above what sampling allows."""
+    need_tokens(d, FEWEST)
     log_ratio, above_1 = d.statistics.means["log_ratio"], d.statistics.means["ratio_minus_one"]
     if not _is_scaled(d) or min(log_ratio.z, above_1.z) < DECIDED:
         return None
-    return Detected(
-        title="The sampler's log-probs are from before the temperature (or another processor) was applied.",
-        evidence=(
-            "The recorded policy is not the one that sampled: its mean log-ratio is "
-            f"+{nats(log_ratio.value)}, its mean ratio {1 + above_1.value:.3f} ± {above_1.error:.1g}; "
-            f"sampled from, they would be below 0 and 1. {share(by_probability(d), 1)} of the variance of "
-            "the log-ratio follows from the probability."
-        ),
-        fix=(
-            "Have the engine return log-probs after temperature (SGLang: do not set "
-            "SGLANG_RETURN_ORIGINAL_LOGPROB; vLLM: logprobs_mode=processed_logprobs)."
-        ),
-    )
+    ratio, explained = 1 + above_1.value, by_probability(d)
+    return {"mean": log_ratio.value, "ratio": ratio, "error": above_1.error, "explained": explained}
 
 
-@detector(
-    "error",
-    after=(*SPOILT, kept_mass, truncated_sampling, before_temperature),
-    needs=tokens(FEWEST),
-    threshold="35% of the variance of the log-ratio explained by the probability, one sign at likely tokens",
-    ruled_out="Rounding and staleness have no preferred sign at likely tokens.",
-)
-def temperature(d: Diagnosis) -> Detected | None:
+def temperature(d: Diagnosis) -> Figures | None:
     """Finds log-ratios that are a function of the probability, with the means that sampling gives."""
+    need_tokens(d, FEWEST)
     if not _is_scaled(d):
         return None
-    scale = implied_temperature(d)
-    sharper = "lower" if scale < 1 else "higher"
-    return Detected(
-        title=f"The sampler runs at a {sharper} temperature than the trainer scores with.",
-        evidence=(
-            f"{share(by_probability(d), 1)} of the variance of the log-ratio follows from the probability "
-            f"of the token alone, as at about {scale:.2g} times the trainer's temperature. Mean "
-            f"|log-ratio| {nats(d.sums.mean('absolute'))}."
-        ),
-        fix=(
-            "Use one temperature for both: the trainer divides its logits by --rollout-temperature; a "
-            "temperature in sampling_params of a custom generate function, or in the model's "
-            "generation_config.json, reaches the sampler alone."
-        ),
-    )
+    absolute = d.sums.mean("absolute")
+    return {"scale": implied_temperature(d), "explained": by_probability(d), "absolute": absolute}
 
 
-@detector(
-    "error",
-    after=(*SPOILT, kept_mass, truncated_sampling, before_temperature, temperature),
-    needs=_entropies,
-    threshold="6 standard errors and 5% of the entropy",
-    ruled_out="Chance: tokens are drawn with exactly the recorded entropy on average.",
-)
-def unlike_entropy(d: Diagnosis) -> Detected | None:
+def unlike_entropy(d: Diagnosis) -> Figures | None:
     """Finds a mean -log-prob of the sampled tokens that is not the entropy: another policy drew them."""
     surprise = d.statistics.means["surprise"]
+    lacks = f"the trainer's entropy at {FEWEST} tokens (slime: --use-rollout-entropy)"
+    need(surprise.count >= FEWEST, lacks)
     entropy = -(d.sums.mean("behavior") or 0.0) - surprise.value
     if abs(surprise.z) < SURE or abs(surprise.value) < APART * entropy:
         return None
-    side, word = ("narrower", "likelier") if surprise.value < 0 else ("wider", "less likely")
-    return Detected(
-        title=f"The sampler draws from a {side} distribution than the one it records.",
-        evidence=(
-            f"Sampled tokens are {word} than the recorded policy says: mean -log-prob "
-            f"{nats(entropy + surprise.value)}, entropy {nats(entropy)} ({abs(surprise.z):.0f} standard "
-            "errors apart)."
-        ),
-        fix=(
-            "A temperature, top-p, top-k or min-p acts on sampling, and neither the recorded log-probs "
-            "nor the trainer know of it: no ratio can show or correct it. Compare the request's "
-            "sampling_params with the trainer's --rollout-temperature."
-        ),
-    )
+    return {"surprise": surprise.value, "entropy": entropy, "z": surprise.z}
 
 
-OTHER_POLICY = (kept_mass, truncated_sampling, before_temperature, temperature)
-DETECTORS = (*OTHER_POLICY, unlike_entropy)
+DETECTORS = (kept_mass, truncated_sampling, before_temperature, temperature, unlike_entropy)

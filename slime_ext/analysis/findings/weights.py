@@ -9,14 +9,9 @@ from typing import NamedTuple
 
 from slime_ext.analysis.detector_statistics import RolloutSummary
 from slime_ext.analysis.diagnosis import Diagnosis
-from slime_ext.analysis.findings.detector import FEW, Detected, detector, factor, nats
-from slime_ext.analysis.findings.log_probs import SPOILT
-from slime_ext.analysis.findings.push import PUSHES
-from slime_ext.analysis.findings.sampling import OTHER_POLICY
-from slime_ext.analysis.findings.turns import prefix_mismatch
+from slime_ext.analysis.findings.detector import FEW, Figures, need
 from slime_ext.analysis.versions import VersionSums
 
-BEFORE = (*SPOILT, *OTHER_POLICY, prefix_mismatch)
 FEWEST = 100  # tokens on each side
 MATTERS = 1e-3  # nats of k3 that old weights must make
 TIMES = 3.0  # as much as fresh ones
@@ -71,153 +66,65 @@ def _aged(versions: list[VersionSums]) -> set[int]:
     return {rollout_id for rollout_id, more in tokens.items() if more > 0}
 
 
-def _four_rollouts(d: Diagnosis) -> str:
-    enough = sum(s.tokens >= FEWEST for s in d.statistics.rollouts) >= 4
-    return "" if enough else f"4 rollouts of {FEWEST} tokens"
-
-
-def _ages_or_start(d: Diagnosis) -> str:
-    fresh, stale = map(VersionMeans.of, fresh_and_stale(d.statistics.versions))
-    if fresh.count + stale.count >= FEWEST:
-        return ""
-    starts = len(d.statistics.rollouts) >= 3 and d.statistics.rollouts[0].rollout_id == 0
-    return "" if starts else "weight versions of the samples, or rollouts 0 to 2 of the run"
-
-
-def _switches(d: Diagnosis) -> str:
-    enough = min(d.statistics.switched[:, 0].tolist()) >= FEWEST
-    return "" if enough else "weight versions by token, and a weight update inside responses"
-
-
-@detector(
-    "error",
-    after=BEFORE,
-    needs=_four_rollouts,
-    threshold="k3 of the first rollouts 8 times that of the others, and 5e-3 nats",
-    ruled_out=(
-        "Staleness: most tokens of these rollouts are not known to be of older weights; numerics: the "
-        "same engine agrees later."
-    ),
-)
-def resumed_wrong_weights(d: Diagnosis) -> Detected | None:
+def resumed_wrong_weights(d: Diagnosis) -> Figures | None:
     """Finds that k3 of the first rollouts is a multiple of that of the others."""
     rollouts = [s for s in d.statistics.rollouts if s.tokens >= FEWEST]
+    need(len(rollouts) >= 4, f"4 rollouts of {FEWEST} tokens")
     bad, rest = _first_off(rollouts)
     if not bad or _aged(d.statistics.versions).issuperset(s.rollout_id for s in bad):
         return None
-    worst, names = max(s.k3 for s in bad), ", ".join(str(s.rollout_id) for s in bad)
-    times = factor(worst / rest) if rest else "infinitely many times"
-    return Detected(
-        title="The first rollouts after a start were sampled from other weights than the trainer's.",
-        evidence=f"k3 {nats(worst)} in rollout {names}, {nats(rest)} in the others: {times} as much.",
-        fix=(
-            "After --load the engine still had the weights of --hf-checkpoint: push the trainer's weights "
-            "before the first rollout, and check that --ref-load and --load name the checkpoint that is "
-            "meant."
-        ),
-        rollouts=tuple(s.rollout_id for s in bad),
-    )
+    return {"worst": max(s.k3 for s in bad), "rest": rest, "rollouts": tuple(s.rollout_id for s in bad)}
 
 
-@detector(
-    "warning",
-    after=(*BEFORE, *PUSHES, resumed_wrong_weights),
-    needs=_ages_or_start,
-    threshold="k3 of older weights 3 times that of fresh ones (or 6 times that of rollout 0), and 1e-3 nats",
-    ruled_out=(
-        "Numerics: fresh weights go through the same arithmetic, and their k3 is the one it is compared with."
-    ),
-)
-def stale_weights(d: Diagnosis) -> Detected | None:
+def stale_weights(d: Diagnosis) -> Figures | None:
     """Finds that k3 of tokens of older weights is a multiple of that of fresh ones or of rollout 0, or
     that no weights are fresh."""
     fresh_sums, stale_sums = fresh_and_stale(d.statistics.versions)
     fresh, stale = VersionMeans.of(fresh_sums), VersionMeans.of(stale_sums)
+    starts = len(d.statistics.rollouts) >= 3 and d.statistics.rollouts[0].rollout_id == 0
+    is_enough = fresh.count + stale.count >= FEWEST or starts
+    need(is_enough, "weight versions of the samples, or rollouts 0 to 2 of the run")
     if min(fresh.count, stale.count) >= FEWEST and stale.k3 >= max(MATTERS, TIMES * fresh.k3):
-        worst = max(
-            (c for c in stale_sums if c.count >= FEWEST // 4), key=lambda c: c.k3 / c.count, default=None
-        )
-        at = (
-            f", {nats(worst.k3 / worst.count)} in rollout {worst.rollout_id} (version {worst.version})"
-            if worst
-            else ""
-        )
-        return _stale(
-            f"Tokens of weights that the trainer has moved on from: k3 {nats(stale.k3)}{at}; of fresh "
-            f"weights {nats(fresh.k3)}.",
-            tuple(sorted({c.rollout_id for c in stale_sums})),
-        )
-    return (_all_aged(stale_sums) if fresh.count < FEWEST else None) or _lagging(d)
+        many = (c for c in stale_sums if c.count >= FEWEST // 4)
+        worst = max(many, key=lambda c: c.k3 / c.count, default=None)
+        return {"k3": stale.k3, "fresh": fresh.k3, "worst": worst, "rollouts": _ids(stale_sums)}
+    return (_all_aged(stale_sums) if fresh.count < FEWEST else None) or _lagging(d.statistics.rollouts)
 
 
-def _all_aged(versions: list[VersionSums]) -> Detected | None:
+def _all_aged(versions: list[VersionSums]) -> Figures | None:
     """The finding where no weights are fresh to compare with, but the dumps say how old they are."""
     aged = [c for c in versions if c.age > 0]
     found = VersionMeans.of(aged)
     if found.count < FEWEST or found.k3 < MATTERS:
         return None
-    ages = f"{min(c.age for c in aged):g} to {max(c.age for c in aged):g}"
-    return _stale(
-        f"The weights are {ages} versions behind the trainer's: k3 {nats(found.k3)}. No token is of fresh "
-        "weights to compare with: how much of it is numerics cannot be told.",
-        tuple(sorted({c.rollout_id for c in aged})),
-    )
+    ages = [c.age for c in aged]
+    return {"k3": found.k3, "newest": min(ages), "oldest": max(ages), "rollouts": _ids(aged)}
 
 
-def _lagging(d: Diagnosis) -> Detected | None:
+def _lagging(rollouts: list[RolloutSummary]) -> Figures | None:
     """The finding where weights lag from the start: the first rollout of a run has none of it yet."""
-    rollouts = d.statistics.rollouts
     if len(rollouts) < 3 or rollouts[0].rollout_id != 0 or min(s.tokens for s in rollouts) < FEWEST:
         return None
-    later = median(s.k3 for s in rollouts[1:])
-    if later < max(MATTERS, 2 * TIMES * rollouts[0].k3):
+    first, later = rollouts[0].k3, median(s.k3 for s in rollouts[1:])
+    if later < max(MATTERS, 2 * TIMES * first):
         return None
-    return _stale(
-        f"k3 is {nats(rollouts[0].k3)} in rollout 0, where sampler and trainer have the same weights, and "
-        f"{nats(later)} after it (median).",
-        tuple(s.rollout_id for s in rollouts[1:]),
-    )
+    return {"k3": first, "later": later, "rollouts": tuple(s.rollout_id for s in rollouts[1:])}
 
 
-def _stale(evidence: str, rollouts: tuple[int, ...]) -> Detected:
-    return Detected(
-        title="Responses come from older weights than the ones they train.",
-        evidence=evidence,
-        fix=(
-            "Push weights more often (--update-weights-interval), bound the lag of an asynchronous run, "
-            "reject old tokens (reject: {max_staleness: ...}) or correct for it: see what each correction "
-            "would do. If no lag was meant, look whether the engine confirms its weight updates."
-        ),
-        rollouts=rollouts,
-    )
+def _ids(versions: list[VersionSums]) -> tuple[int, ...]:
+    return tuple(sorted({c.rollout_id for c in versions}))
 
 
-@detector(
-    "error",
-    after=SPOILT,
-    needs=_switches,
-    threshold="k3 behind an update 3 times that of the same weights elsewhere, and 2e-4 nats",
-    ruled_out="Stale weights: both sides of the comparison are of the same version.",
-)
-def stale_cache(d: Diagnosis) -> Detected | None:
+def stale_cache(d: Diagnosis) -> Figures | None:
     """Finds that k3 behind a weight update inside a response is a multiple of that of the same weights
     elsewhere."""
     (count, *_, after), (count_pure, *_, pure) = d.statistics.switched.tolist()
+    is_enough = min(count, count_pure) >= FEWEST
+    need(is_enough, "weight versions by token, and a weight update inside responses")
     k3_after, k3_pure = after / count, pure / count_pure
     if k3_after < max(CACHE_MATTERS, CACHE_TIMES * k3_pure):
         return None
-    return Detected(
-        title="After a weight update inside a response, the engine goes on with the KV cache of before.",
-        evidence=(
-            f"k3 {nats(k3_after)} at tokens behind an update inside their response, {nats(k3_pure)} at "
-            "tokens of the same weights in responses without one: "
-            f"{factor(k3_after / max(k3_pure, 1e-12))}."
-        ),
-        fix=(
-            "Flush the cache when weights change and let running requests be prefilled again (SGLang: "
-            "flush_cache, or abort and resume with the tokens so far)."
-        ),
-    )
+    return {"after": k3_after, "pure": k3_pure}
 
 
-DETECTORS = (*PUSHES, resumed_wrong_weights, stale_weights, stale_cache)
+DETECTORS = (resumed_wrong_weights, stale_weights, stale_cache)

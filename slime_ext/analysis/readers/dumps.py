@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from slime_ext.analysis.document import Skipped
 from slime_ext.analysis.readers.find import Job
@@ -87,7 +86,7 @@ class _Content:
     def take(self, kind: str, found: Mapping[str, Any]) -> None:
         """Adds the content of a file."""
         if kind == "rollout":
-            self.about = pickle.dumps(about_samples(found["samples"]))
+            self.about = pickle.dumps(rows_of_rollout(found["samples"]))
         elif kind == "train":
             self.rows, self.version = rows_of_train(found), trainer_version(found, self.rollout_id)
         else:
@@ -104,12 +103,14 @@ class _Content:
         about = pickle.loads(self.about)  # our own
         notes = Notes()
         retold = _join(rows, about, notes)
-        is_trained = bool(rows)
-        rows = rows or [_bare(i, sample) for i, sample in enumerate(about)]
-        whole = (_dropped(rows, about) if is_trained else {}) | {"retold": retold}
-        whole |= compared_routes([(row, about[row.position]) for row in rows if row.position < len(about)])
-        is_ours = any(sample["token_versions"] for sample in about)
-        return assemble(self.rollout_id, source, rows, self.version if is_ours else None, notes, **whole)
+        whole = {"retold": retold}
+        if rows:
+            whole |= _dropped(rows, about)
+            whole |= compared_routes(
+                [(row, about[row.position]) for row in rows if row.position < len(about)]
+            )
+        version = self.version if any(sample.token_versions for sample in about) else None
+        return assemble(self.rollout_id, source, rows or about, version, notes, **whole)
 
 
 def read_job(job: Job) -> Iterator[DumpedRollout | Skipped]:
@@ -159,95 +160,85 @@ def _of_another_kind(error: Exception) -> str:
     return f"holds values of another kind than slime's ({type(error).__name__}: {cut(error)})"
 
 
-def _bare(position: int, sample: Mapping[str, Any]) -> DumpedSample:
-    """The row of a sample that only a rollout dump has."""
-    return DumpedSample(position, int(sample["response_length"]))
-
-
-def _dropped(rows: Sequence[DumpedSample], about: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _dropped(rows: Sequence[DumpedSample], about: Sequence[DumpedSample]) -> dict[str, Any]:
     """``dropped`` and ``why_dropped`` of ``DumpedRollout``: samples of the rollout dump that no row trains
     on."""
     there = {row.position for row in rows}
-    gone = [(i, s) for i, s in enumerate(about) if i not in there and s["reward"] is not None]
-    numbers = [(s["response_length"], s["reward"], i, _oldest(s)) for i, s in gone]
+    gone = [s for s in about if s.position not in there and s.reward is not None]
+    numbers = [(s.response_length, s.reward, s.position, _oldest(s)) for s in gone]
     dropped = torch.tensor(numbers, dtype=torch.float64).reshape(-1, 4)
-    return {"dropped": dropped, "why_dropped": [s["status"] for _, s in gone]}
+    return {"dropped": dropped, "why_dropped": [s.status for s in gone]}
 
 
-def _oldest(sample: Mapping[str, Any]) -> float:
+def _oldest(sample: DumpedSample) -> float:
     """The oldest version of the weights that sampled a sample; NaN where unknown."""
-    found = [number_of(version) for version in sample["token_versions"] or sample["weight_versions"]]
+    found = [number_of(version) for version in sample.token_versions or sample.weight_versions]
     return float(min(found)) if found and None not in found else math.nan
 
 
-def _join(rows: list[DumpedSample], about: list[dict[str, Any]], notes: Notes) -> int:
+def _join(rows: list[DumpedSample], about: list[DumpedSample], notes: Notes) -> int:
     """Adds text, versions, group and reward of the rollout dump to the rows, by position, or by sample
     index for files without positions; returns how many samples have other tokens there."""
     retold = 0
-    by_index = {sample["index"]: i for i, sample in enumerate(about) if sample["index"] is not None}
+    by_index = {sample.index: sample.position for sample in about if sample.index is not None}
     for row in rows:
         if row.position < 0:  # a per-rank file: minus one, minus the sample's index
             row.position = by_index.get(-1 - row.position, -1 - row.position)
         if row.position >= len(about):
             continue
         sample = about[row.position]
-        if (there := sample["response_length"]) == row.response_length:
+        if sample.response_length == row.response_length:
             _take_over(row, sample)
-            retold += (
-                None not in (row.token_sum, sample["token_sum"]) and row.token_sum != sample["token_sum"]
-            )
+            retold += None not in (row.token_sum, sample.token_sum) and row.token_sum != sample.token_sum
         else:
             notes.add(
                 "of another length in the rollout dump, from which nothing is taken for them",
-                f"position {row.position}: {there} response tokens, {row.response_length} in the train dump",
+                f"position {row.position}: {sample.response_length} response tokens, {row.response_length} "
+                "in the train dump",
             )
     return retold
 
 
-def _take_over(row: DumpedSample, sample: dict[str, Any]) -> None:
+def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
     for name in ("prompt", "response", "weight_versions", "token_versions", "group"):
-        setattr(row, name, sample[name])
-    row.reward = sample["reward"] if sample["reward"] is not None else row.reward
-    for name in ("behavior", "kept"):
-        if getattr(row, name) is None:
-            setattr(row, name, sample[name])
+        setattr(row, name, getattr(sample, name))
+    row.reward = row.reward if sample.reward is None else sample.reward
+    row.behavior = sample.behavior if row.behavior is None else row.behavior
+    row.kept = sample.kept if row.kept is None else row.kept
 
 
-def about_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What only the rollout dump has of each sample, without its lists of tokens. A text that many samples
-    share is made once."""
+def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
+    """The samples of a rollout dump, without their lists of tokens. A text that many samples share is made
+    once."""
     made: dict[int, str] = {}
 
     def text_of(value: Any) -> str:
         return made[id(value)] if id(value) in made else made.setdefault(id(value), text(value))
 
-    return [
-        {
-            "index": _whole(sample.get("index")),
-            "response_length": int(sample.get("response_length") or 0),
-            "behavior": _small(sample.get("rollout_log_probs")),
-            "kept": kept_sizes(sample, int(sample.get("response_length") or 0), sample.get("tokens")),
-            "routed": sample.get("rollout_routed_experts"),
-            "token_sum": checksum(sample.get("tokens")),
-            "group": _whole(sample.get("group_index")),
-            "status": cut(text(sample.get("status"))),
-            "reward": number(sample.get("reward")),
-            "prompt": text_of(sample.get("prompt")),
-            "response": text_of(sample.get("response")),
-            "weight_versions": versions_of(sample.get("weight_versions")),
-            "token_versions": versions_of(sample.get("token_weight_versions")),
-        }
-        for sample in samples
-    ]
+    def row_of(position: int, sample: Mapping[str, Any]) -> DumpedSample:
+        length, behavior = int(sample.get("response_length") or 0), sample.get("rollout_log_probs")
+        return DumpedSample(
+            position=position,
+            response_length=length,
+            behavior=None if behavior is None else as_tensor(behavior, torch.float32),  # a list takes 8 times
+            kept=kept_sizes(sample, length, sample.get("tokens")),
+            routed=sample.get("rollout_routed_experts"),
+            token_sum=checksum(sample.get("tokens")),
+            index=_whole(sample.get("index")),
+            group=_whole(sample.get("group_index")),
+            status=cut(text(sample.get("status"))),
+            reward=number(sample.get("reward")),
+            prompt=text_of(sample.get("prompt")),
+            response=text_of(sample.get("response")),
+            weight_versions=versions_of(sample.get("weight_versions")),
+            token_versions=versions_of(sample.get("token_weight_versions")),
+        )
+
+    return [row_of(i, sample) for i, sample in enumerate(samples)]
 
 
 def _whole(value: Any) -> int | None:
     return int(value) if isinstance(value, Integral) else None
-
-
-def _small(values: Any) -> Tensor | None:
-    """Log-probs as float32, four bytes each where a list takes 32."""
-    return None if values is None else as_tensor(values, torch.float32)
 
 
 def rows_of_train(found: Mapping[str, Any]) -> list[DumpedSample]:

@@ -7,7 +7,7 @@ sample, in the same shape, which neither host writes by itself (docs/analyze.md)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,16 +19,16 @@ AXES = 3  # tokens, layers, active
 MOST_EXPERTS = 1 << 16
 
 
-def compared_routes(pairs: Sequence[tuple[DumpedSample, Mapping[str, Any]]]) -> dict[str, Tensor]:
+def compared_routes(pairs: Sequence[tuple[DumpedSample, DumpedSample]]) -> dict[str, Tensor]:
     """``routes`` and ``experts`` of ``DumpedRollout``; sets ``overlap`` of each row.
 
     Args:
-        pairs: each row with what the rollout dump has of its sample.
+        pairs: each row with its sample of the rollout dump.
     """
     layers: Tensor | float = 0.0
     chosen: list[Tensor] = []
     for row, sample in pairs:
-        both = _both(row, sample.get("routed"))
+        both = _both(row, sample.routed)
         if both is None:
             continue
         theirs, mine = both

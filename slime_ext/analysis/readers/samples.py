@@ -31,11 +31,13 @@ FIELDS: dict[str, tuple[torch.dtype, float]] = {
     "kept": (torch.float32, torch.nan),
     "overlap": (torch.float32, torch.nan),
 }
+ALWAYS = ("behavior", "proximal", "mask")  # those of FIELDS that every rollout has
 
 
 @dataclass
 class DumpedSample:
-    """One sample as its file has it: lists or tensors over the response ([R])."""
+    """One sample as its file has it: lists or tensors over the response ([R]); what the file lacks is as
+    here."""
 
     position: int
     response_length: int
@@ -48,7 +50,9 @@ class DumpedSample:
     reference: Any = None
     kept: Any = None
     overlap: Any = None
-    routed: Any = None  # the trainer's experts, [tokens, layers, active]
+    routed: Any = None  # experts of the side that wrote the file, [tokens, layers, active]
+    index: int | None = None  # of the sample in the run
+    status: str = ""
     token_sum: int | None = None  # of all tokens, see ``checksum``
     prompt_length: int = 0
     reward: float | None = None
@@ -96,7 +100,27 @@ def assemble(
     sound = [row for row in rows if _fits(row, notes)]
     if not sound:
         return Skipped(source, "no sample with a list of numbers for its response; " + notes.lines()[0])
-    return _pack(rollout_id, source, sound, trainer_version, notes, whole)
+    packed = {name: _packed(sound, name) for name in FIELDS}
+    mask = packed.pop("mask") != 0
+    versions = _versions(sound, mask, notes)
+    return DumpedRollout(
+        rollout_id=rollout_id,
+        source=source,
+        lengths=tuple(row.response_length for row in sound),
+        prompt_lengths=tuple(row.prompt_length for row in sound),
+        positions=tuple(row.position for row in sound),
+        mask=mask,
+        **packed,
+        rewards=_rewards(sound),
+        versions=versions,
+        ages=None if versions is None else _ages(versions, trainer_version),
+        groups=_all([row.group for row in sound]),
+        steps=_all([row.step for row in sound]),
+        prompts=[row.prompt for row in sound],
+        responses=[row.response for row in sound],
+        notes=notes.lines(),
+        **whole,
+    )
 
 
 def _without_log_probs(rows: Sequence[DumpedSample]) -> str | None:
@@ -137,62 +161,19 @@ def _fits(row: DumpedSample, notes: Notes) -> bool:
     return True
 
 
-def _pack(
-    rollout_id: int,
-    source: str,
-    rows: list[DumpedSample],
-    trainer_version: int | None,
-    notes: Notes,
-    whole: dict,
-) -> DumpedRollout:
-    lengths = tuple(row.response_length for row in rows)
-    pack = _Packer(rows, lengths)
-    mask = pack.whole("mask") != 0
-    versions = _versions(rows, mask, notes)
-    return DumpedRollout(
-        rollout_id=rollout_id,
-        source=source,
-        lengths=lengths,
-        prompt_lengths=tuple(row.prompt_length for row in rows),
-        positions=tuple(row.position for row in rows),
-        behavior=pack.whole("behavior"),
-        proximal=pack.whole("proximal"),
-        mask=mask,
-        tokens=pack.maybe("tokens"),
-        advantages=pack.maybe("advantages"),
-        **{name: pack.maybe(name) for name in ("entropy", "reference", "kept", "overlap")},
-        rewards=_rewards(rows),
-        versions=versions,
-        ages=None if versions is None else _ages(versions, trainer_version),
-        groups=_all([row.group for row in rows]),
-        steps=_all([row.step for row in rows]),
-        prompts=[row.prompt for row in rows],
-        responses=[row.response for row in rows],
-        notes=notes.lines(),
-        **whole,
-    )
-
-
-@dataclass(frozen=True)
-class _Packer:
-    """Moves a field of all rows into one flat tensor, so that the rollout is not in memory twice."""
-
-    rows: list[DumpedSample]
-    lengths: tuple[int, ...]
-
-    def maybe(self, name: str) -> Tensor | None:
-        if all(getattr(row, name) is None for row in self.rows):
-            return None
-        return self.whole(name)
-
-    def whole(self, name: str) -> Tensor:
-        dtype, missing = FIELDS[name]
-        out = torch.empty(sum(self.lengths), dtype=dtype)
-        for row, own in zip(self.rows, out.split(self.lengths), strict=True):
-            values = getattr(row, name)
-            own.fill_(missing) if values is None else own.copy_(values)
-            setattr(row, name, None)
-        return out
+def _packed(rows: Sequence[DumpedSample], name: str) -> Tensor | None:
+    """A field of all rows in one flat tensor, taken from them, so that it is not in memory twice; None where
+    no row has it and a rollout need not."""
+    if name not in ALWAYS and all(getattr(row, name) is None for row in rows):
+        return None
+    dtype, missing = FIELDS[name]
+    lengths = [row.response_length for row in rows]
+    out = torch.empty(sum(lengths), dtype=dtype)
+    for row, own in zip(rows, out.split(lengths), strict=True):
+        values = getattr(row, name)
+        own.fill_(missing) if values is None else own.copy_(values)
+        setattr(row, name, None)
+    return out
 
 
 def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
