@@ -188,7 +188,7 @@ def replaced_flags(launch: Launch, model: Sequence[str], longest: int, out: Path
         given["--custom-reward-post-process-path"] = SPREAD
     words = [word for flag in kept(launch) for word in (flag.name, *flag.values)]
     words += model
-    words += _without(cpu_flags(), "--spec") if launch.value("--train-backend") == "fsdp" else cpu_flags()
+    words += cpu_flags(of_megatron=launch.value("--train-backend") != "fsdp")
     words += engine_flags(context, 64 * context, CONCURRENCY)
     words += [str(word) for pair in given.items() for word in pair]
     return [*words, *_evaluation(launch, out), "--use-tensorboard"]
@@ -197,12 +197,6 @@ def replaced_flags(launch: Launch, model: Sequence[str], longest: int, out: Path
 def _parallel(kind: str) -> str:
     """The flag of a kind of parallelism."""
     return f"--{kind}{'' if kind == 'context' else '-model'}-parallel-size"
-
-
-def _without(words: Sequence[str], flag: str) -> list[str]:
-    at = words.index(flag)
-    end = next(i for i in range(at + 1, len(words)) if words[i].startswith("--"))
-    return [*words[:at], *words[end:]]
 
 
 def _evaluation(launch: Launch, out: Path) -> list[str]:
