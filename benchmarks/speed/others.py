@@ -2,7 +2,8 @@
 
 Only the module that corrects is run: parents whose ``__init__`` starts engines are replaced by bare packages,
 and TRL's correction, which stands inside a method, is compiled from the installed source. Inputs are padded
-[S, L] tensors (AReaL: packed [T]), prepared outside the measured time.
+[S, L] tensors (AReaL: packed [T]), prepared outside the measured time; "from lists" pads a host's lists
+first, inside it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib.util
 import math
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -152,4 +154,20 @@ def areal() -> dict:
     return {"T": run(token), "S": run(geometric)}
 
 
-SYSTEMS = {"verl": verl, "SkyRL": skyrl, "TRL": trl, "AReaL": areal}
+def from_lists(system: Callable[[], dict]) -> Callable[[], dict]:
+    """The same system, given lists of responses."""
+
+    def load() -> dict:
+        return {config: (lambda batch, run=run: run(batch.padded())) for config, run in system().items()}
+
+    return load
+
+
+SYSTEMS = {
+    "verl": verl,
+    "verl, from lists": from_lists(verl),
+    "SkyRL": skyrl,
+    "SkyRL, from lists": from_lists(skyrl),
+    "TRL": trl,
+    "AReaL": areal,
+}

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 
 def lengths_of(name: str) -> list[int]:
@@ -57,6 +58,13 @@ class Batch(SimpleNamespace):
     @cached_property
     def mask(self) -> Tensor:
         return self.where.float()
+
+    def padded(self) -> SimpleNamespace:
+        """The lists as [S, L] tensors, made anew: what a system that takes those does with a host's lists."""
+        names = {"proximal": "train_log_probs", "behavior": "rollout_log_probs", "mask": "loss_masks"}
+        return SimpleNamespace(
+            **{name: pad_sequence(self._lists[key], batch_first=True) for name, key in names.items()}
+        )
 
     @cached_property
     def _lists(self) -> dict[str, list[Tensor]]:
