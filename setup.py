@@ -37,7 +37,7 @@ setup(
         "slime_ext.launcher.rollout": ["requirements-*.txt"],
         "slime_ext.without_cuda": ["requirements-*.txt", "site/*.py"],
         "slime_ext.analysis.findings": ["faults.yaml"],
-        "slime_ext.analysis.report": ["page.html.j2", "style.css"],
+        "slime_ext.analysis.report": ["page.html.j2", "pictures.yaml", "style.css"],
     },
     install_requires=[
         TORCH,

@@ -11,7 +11,7 @@ import torch
 
 from slime_ext import presets
 from slime_ext.analysis import fidelity
-from slime_ext.analysis.fidelity import World, evaluate, expected_gradient
+from slime_ext.analysis.fidelity import World, evaluate
 from slime_ext.correction import Correction
 from slime_ext.losses import PpoClip, Reinforce
 from slime_ext.steps import MinPrefixReweight, Normalize, Reweight, Truncate
@@ -85,6 +85,10 @@ def test_on_the_hosts_ratio_sequence_weights_of_the_proximal_policy_are_biased_t
 def test_on_policy_nothing_is_biased(name):
     result = evaluate(presets.get(name), World.of("on-policy"))
     assert result.bias < 1e-12 and result.kept == pytest.approx(1) and result.ess == pytest.approx(1)
+
+
+def expected_gradient(correction, world):
+    return evaluate(correction, world).mean
 
 
 @pytest.mark.parametrize("steps", [SEQUENCE, (*SEQUENCE, Truncate(2.0)), TOKEN])

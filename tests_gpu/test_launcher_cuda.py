@@ -107,9 +107,8 @@ def test_log_probs_of_the_model_are_those_of_transformers(oracle, implementation
     ids, params = _packed()
     chunks = _build(oracle, transformer_impl=implementation)
     with torch.no_grad():
-        found = log_probs.vocab_parallel_log_probs(
-            chunks[0](ids, None, None, packed_seq_params=params)[0], _targets()
-        )
+        logits = chunks[0](ids, None, None, packed_seq_params=params)[0]
+        found, _ = log_probs.log_probs_and_entropy(logits, _targets())
         rows = torch.cat([oracle(torch.tensor([s], device="cuda")).logits[0] for s in SEQUENCES])
     expected = rows.double().log_softmax(-1).gather(-1, _targets()[:, None])[:, 0]
     assert (found.double() - expected).abs().mean() < 2e-2  # bfloat16 against float32
@@ -138,7 +137,7 @@ def _step(chunks, adam):
         logits = chunk(ids, None, None, packed_seq_params=params)
 
         def loss(out):
-            value = -log_probs.vocab_parallel_log_probs(out[0], _targets()).mean()
+            value = -log_probs.log_probs_and_entropy(out[0], _targets())[0].mean()
             return value, {"loss": value.detach().clone()}
 
         return logits, loss

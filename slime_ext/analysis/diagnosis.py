@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from slime_ext.analysis import versions
 from slime_ext.analysis.curves import Curves, midway
 from slime_ext.analysis.detector_statistics import DetectorStatistics
-from slime_ext.analysis.document import Curve, Moment, Numbers, Worst
+from slime_ext.analysis.document import Curve, Moment, Numbers
 from slime_ext.analysis.layer_outputs import LayerDistance
 from slime_ext.analysis.measures import Sums
 from slime_ext.analysis.records import DumpedRollout
@@ -74,7 +74,3 @@ class Diagnosis:
     def notes(self) -> tuple[str, ...]:
         """How ages were counted, if the dumps do not say them."""
         return (versions.NOTE,) if self._ages() else ()
-
-    def worst(self) -> tuple[Worst, ...]:
-        """The samples and tokens with the largest log-ratios."""
-        return self.worsts.found()

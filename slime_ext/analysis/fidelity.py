@@ -85,6 +85,7 @@ class World:
 class Fidelity:
     """What a correction does to the gradient under one mismatch."""
 
+    mean: Tensor  # [parameters] E[estimate]
     bias: float  # norm of E[estimate] - true gradient
     true: float  # norm of the true gradient
     cosine: float  # between E[estimate] and the true gradient; 0 where nothing is left
@@ -106,12 +107,6 @@ def evaluate(correction: Correction, world: World, *, host_loss: HostLoss = ppo,
         probability = world.log_probs(world.behavior).sum(1).exp()
         return _summary(world, probability, estimates, weights, keep)
     return _enumerate(correction, world, host_loss, batch)
-
-
-def expected_gradient(correction: Correction, world: World, host_loss: HostLoss = ppo) -> Tensor:
-    """[parameters] E_behavior of the estimate, for corrections that do not couple samples."""
-    estimates, _, _ = _estimates(correction, world, range(len(TOKENS)), host_loss)
-    return world.log_probs(world.behavior).sum(1).exp() @ estimates
 
 
 def _enumerate(correction: Correction, world: World, host_loss: HostLoss, batch: int) -> Fidelity:
@@ -154,6 +149,7 @@ def _summary(world: World, probability: Tensor, estimates: Tensor, weights: Tens
     lengths = mean.norm() * true.norm()
     first, second = (probability @ w.mean(1) for w in (weights, weights.square()))
     return Fidelity(
+        mean,
         bias=float((mean - true).norm()),
         true=float(true.norm()),
         cosine=float(mean @ true / lengths) if lengths > 0 else 0.0,

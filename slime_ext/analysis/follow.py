@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slime_ext.analysis.document import Document, Finding, Moment
 from slime_ext.analysis.pipeline import Result, keep_tensors_off_the_heap
-from slime_ext.analysis.readers.find import Job, RolloutRanges
+from slime_ext.analysis.readers.find import Job
 from slime_ext.analysis.request import Request
 from slime_ext.analysis.run import collectors_of, document_of
 from slime_ext.errors import DataError
@@ -72,7 +72,7 @@ class Follower:
     def _read(self, job: Job) -> Iterator[News]:
         known, skipped = self.result.rollouts, len(self.result.skipped)
         before = len(self.result.collectors["diagnosis"].timeline)
-        self.result.read(job, RolloutRanges.parse(self.request.rollouts))
+        self.result.read(job, self.request.wanted)
         if self.result.rollouts == known:  # to be tried again, so that nothing is said of it but at the end
             self.failed[self.seen[job.paths[0]]] = self.result.skipped[skipped:]
             del self.result.skipped[skipped:]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-LOW = 16
+LOW, FINE = 16, 15  # trailing bits that the first pass, and a histogram of one pass, do not look at
 HIGH_BUCKETS = 1 << (31 - LOW)  # the sign bit is 0
 
 
@@ -34,26 +34,18 @@ def value_of(key: int) -> float:
 
 @dataclass
 class BitHistogram:
-    """Counts of positive numbers by the leading ``31 - low`` bits of their float32, which adds up over
-    files.
+    """Counts of positive numbers by the leading 16 bits of their float32, in buckets 2^-8 wide, which adds up
+    over files."""
 
-    Args:
-        low: trailing bits that are not looked at: 15 leaves buckets 2^-8 wide.
-    """
-
-    low: int = 15
     smallest: float = float("inf")
     largest: float = float("-inf")
-    counts: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.counts = torch.zeros(1 << (31 - self.low), dtype=torch.int64)
+    counts: Tensor = field(default_factory=lambda: torch.zeros(1 << (31 - FINE), dtype=torch.int64))
 
     def add_where(self, values: Tensor, chosen: Tensor, count: int) -> None:
         """Counts those ``count`` of the values [N] that are chosen [N]; all others must be 0."""
         if not count:
             return
-        self.counts += torch.bincount(bits(values) >> self.low, minlength=len(self.counts))
+        self.counts += torch.bincount(bits(values) >> FINE, minlength=len(self.counts))
         self.counts[0] -= values.numel() - count
         left = values if count == values.numel() else torch.where(chosen, values, torch.inf)
         self.smallest = min(self.smallest, float(left.min()))
@@ -78,7 +70,7 @@ class BitHistogram:
             raise ValueError("quantile: expected values, got none")
         wanted = min(max(q * total, 1), total)
         bucket = int(torch.searchsorted(below.double(), torch.tensor(wanted, dtype=torch.float64)))
-        return min(max(value_of(bucket << self.low), self.smallest), self.largest)
+        return min(max(value_of(bucket << FINE), self.smallest), self.largest)
 
 
 @dataclass

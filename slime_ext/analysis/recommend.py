@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from slime_ext import presets
 from slime_ext.analysis.document import Candidate, Effect, Finding, Numbers, Recommendation
@@ -18,7 +18,6 @@ LAG = 4.0  # weight versions from which the lag is the reason for a correction
 FEW = 100  # sequences below which a single one moves the shares that decide by more than 1%
 HARMLESS = 0.98  # effective sample size of whole sequences above which nothing needs correcting,
 AROUND_1 = 0.1  # as long as their mean ratio is this close to 1
-Tried = tuple[Sequence[str], str]  # candidates, and why these
 # What a correction may cost.
 LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
@@ -75,19 +74,8 @@ def _judged(
             "the policies are so close that no correction would change the gradient noticeably",
             is_made=True,
         )
-    tried = [(tuple(files), OWN), *_candidates(total, found)]
-    return _first(tried, effects, total, files)
-
-
-def _first(
-    tried: Sequence[Tried],
-    effects: Sequence[Effect],
-    total: Numbers,
-    files: Mapping[str, str],
-) -> Recommendation:
-    """The first of the wanted corrections that does not cost too much."""
     by_name, considered = {effect.name: effect for effect in effects}, []
-    for name in dict.fromkeys(name for names, _ in tried for name in names):
+    for name, why in _candidates(total, found, files).items():
         if name not in by_name:
             continue
         complaint = cost(by_name[name])
@@ -95,7 +83,7 @@ def _first(
         if not complaint:
             return Recommendation(
                 name=name,
-                reasons=(next(why for names, why in tried if name in names), _gain(by_name[name])),
+                reasons=(why, _gain(by_name[name])),
                 flags=flags(name, files.get(name)),
                 candidates=tuple(considered),
             )
@@ -147,26 +135,27 @@ def _is_harmless(total: Numbers) -> bool:
     return abs(mean - 1) <= AROUND_1
 
 
-def _candidates(total: Numbers, found: set[str]) -> list[Tried]:
+def _candidates(total: Numbers, found: set[str], files: Iterable[str]) -> dict[str, str]:
     """The corrections to try, in that order, with the reason for each."""
-    tried: list[Tried] = []
+    tried = dict.fromkeys(files, OWN)
+    own = len(tried)
     if spikes := found & SPIKES:
         why = f"{', '.join(sorted(spikes))}: few tokens are far off, which a band drops one by one"
-        tried.append((("icepop", "kpop"), why))
+        tried |= dict.fromkeys(("icepop", "kpop"), why)
     if (total.staleness or 0) >= LAG:
         why = (
             f"the weights lag {_said(total.staleness)} versions: a capped weight per token beside the "
             "host's clip (cispo, without that clip, lost what it had learned: docs/evidence.md)"
         )
-        tried.append((("token_is", "cispo"), why))
+        tried |= dict.fromkeys(("token_is", "cispo"), why)
     if (total.response_length or 0) >= LONG:
-        length = f"responses of {total.response_length:,.0f} tokens"
-        why = f"{length}: sequences that drifted go, the rest is weighted token by token"
-        tried += [(("decoupled_geo_rs_token_tis",), why)]
-        tried += [(("skyrl_geo_mask",), f"{length}: sequences that drifted go")]
-    last = "what fits the situation costs too much: the next that costs little"
-    enough = "neither long responses nor a long lag: one capped weight per token is enough"
-    return [*tried, (LAST_RESORT, last if tried else enough)]
+        why = f"responses of {total.response_length:,.0f} tokens: sequences that drifted go"
+        tried["decoupled_geo_rs_token_tis"] = f"{why}, the rest is weighted token by token"
+        tried["skyrl_geo_mask"] = why
+    last = "neither long responses nor a long lag: one capped weight per token is enough"
+    if len(tried) > own:
+        last = "what fits the situation costs too much: the next that costs little"
+    return tried | {name: last for name in LAST_RESORT if name not in tried}
 
 
 def cost(effect: Effect) -> str:

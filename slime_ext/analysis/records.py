@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from slime_ext.correction import Tokens
-from slime_ext.errors import DataError
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.ratios import log_ratio
 from slime_ext.ops.segments import Segments
@@ -99,15 +98,6 @@ class DumpedRollout:
     notes: tuple[str, ...] = ()
     run: str = ""
     midway: float = 0.0
-
-    def __post_init__(self) -> None:
-        size = sum(self.lengths)
-        for name in PER_TOKEN:
-            values = getattr(self, name)
-            if values is not None and values.numel() != size:
-                raise DataError(
-                    f"{self.source}: {name}: expected {size} response tokens, got {values.numel()}"
-                )
 
     @property
     def label(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,10 @@ from slime_ext.analysis.document import Document
 from slime_ext.analysis.findings import examine
 from slime_ext.analysis.layer_outputs import layer_distances
 from slime_ext.analysis.pipeline import Result, collect
-from slime_ext.analysis.readers.find import DumpFiles, Job, RolloutRanges
+from slime_ext.analysis.readers.find import DumpFiles, Job
 from slime_ext.analysis.recommend import recommend
 from slime_ext.analysis.request import Request
 from slime_ext.analysis.suggest import Ranking
-from slime_ext.analysis.texts import decoder
 from slime_ext.analysis.whatif import WhatIf
 from slime_ext.analysis.worst_samples import WorstSamples
 from slime_ext.errors import DataError
@@ -35,20 +34,20 @@ def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: Non
     Raises:
         DataError: nothing could be read.
     """
-    result = _collect(request, found.jobs, collectors_of(request), done)
+    how = {"wanted": request.wanted, "processes": request.jobs, "done": done}
+    result = collect(found.jobs, collectors_of(request), **how)
     if not result.rollouts:
         first = result.skipped[0] if result.skipped else f"{request.paths[0]}: no rollout"
         raise DataError(f"{first} (nothing else could be analysed)")
     ranking = None
     if request.rate is not None:
-        again = _collect(request, found.jobs, {"ranking": result.collectors["ranking"].again()}, done)
-        ranking = again.collectors["ranking"]
+        ranking = result.collectors["ranking"].again()
+        ranking = collect(found.jobs, {"ranking": ranking}, **how).collectors["ranking"]
     return document_of(request, found.evaluations, result, ranking)
 
 
 def collectors_of(request: Request) -> dict[str, Any]:
     """Name -> an empty collector of everything that a document needs."""
-    decoder(request.tokenizer)  # a wrong one is a mistake before the first file is read
     corrections = {name: presets.PRESETS[name].correction for name in request.presets}
     corrections |= {name: own.correction for name, own in request.configs.items()}
     bounds = {name: own.bounds for name, own in request.configs.items()}
@@ -59,11 +58,6 @@ def collectors_of(request: Request) -> dict[str, Any]:
     if request.rate is not None:
         collectors["ranking"] = Ranking(request.rate)
     return collectors
-
-
-def _collect(request: Request, jobs: Sequence[Job], collectors: Mapping[str, Any], done: Progress) -> Result:
-    wanted = RolloutRanges.parse(request.rollouts)
-    return collect(jobs, collectors, wanted=wanted, processes=request.jobs, done=done)
 
 
 def document_of(
@@ -82,13 +76,14 @@ def document_of(
     findings, detectors = examine(diagnosis)
     total, effects = diagnosis.numbers(), whatif.effects()
     files = {name: own.file for name, own in request.configs.items()}
+    of_evaluations = f"{evaluations} dumps of evaluations (eval_<number> in the name) are left out"
     return Document(
         name=_name(request.paths),
         paths=request.paths,
         made_with=f"slime-ext {__version__}",
         skipped=tuple(result.skipped),
         notes=(
-            *_left_out(evaluations),
+            *([of_evaluations] if evaluations else []),
             *_first(result.notes),
             *diagnosis.notes(),
             *whatif.notes(),
@@ -100,15 +95,11 @@ def document_of(
         distribution=diagnosis.sums.distribution(),
         curves=diagnosis.all_curves(),
         timeline=diagnosis.moments(),
-        worst=diagnosis.worst(),
+        worst=diagnosis.worsts.found(),
         effects=effects,
         recommendation=recommend(effects, total, findings, files),
         suggestions=ranking.suggestions() if ranking else (),
     )
-
-
-def _left_out(count: int) -> tuple[str, ...]:
-    return (f"{count} dumps of evaluations (eval_<number> in the name) are left out",) if count else ()
 
 
 def _first(notes: list[str]) -> tuple[str, ...]:

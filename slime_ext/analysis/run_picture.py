@@ -15,7 +15,7 @@ from typing import Any
 
 from slime_ext.analysis.run_series import DIFFERENCE, K3, REWARD, Series, read_run, run_folders
 from slime_ext.errors import DataError
-from slime_ext.metrics.names import healthy_range
+from slime_ext.metrics import names
 
 # Okabe and Ito's palette: told apart with every kind of colour vision
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -265,7 +265,7 @@ def _mark_healthy(panel: Panel, ax: Any) -> None:
     if not panel.healthy:
         return
     low, high = ax.get_ylim()
-    bounds = [healthy_range(name) for name in panel.healthy]
+    bounds = [names.HEALTHY[name] for name in panel.healthy]
     least = max((a for a, _ in bounds if a is not None), default=None)
     most = min((b for _, b in bounds if b is not None), default=None)
     bottom, top = low if least is None else least, high if most is None else most

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 from torch import Tensor
@@ -18,7 +18,6 @@ from torch import Tensor
 from slime_ext.analysis.document import Suggestion
 from slime_ext.analysis.quantiles import ExactRank
 from slime_ext.analysis.records import DumpedRollout
-from slime_ext.errors import ConfigError
 from slime_ext.ops import divergences
 
 DIGITS = 17  # of a float64
@@ -27,14 +26,29 @@ LARGEST = 700.0  # log-ratio whose ratio, and one over it, a float64 holds
 
 @dataclass(frozen=True)
 class Rejection:
-    """A rejection whose one threshold is searched: ``statistic`` gives a value >= 0 for each of its units,
-    of which the larger are rejected."""
+    """A rejection whose one threshold is searched.
+
+    Args:
+        unit: what is rejected.
+        statistic: gives a value >= 0 for each of them, of which the larger are rejected.
+        step: the name of the step in a configuration; ``fields`` its other fields.
+        is_band: the statistic is |log-ratio|, the step wants low and high of the ratio.
+    """
 
     name: str
     unit: Literal["token", "sequence"]
     statistic: Callable[[DumpedRollout], Tensor]
-    step: Mapping[str, Mapping[str, Any]]
-    is_band: bool  # the statistic is |log-ratio|, the step wants low and high of the ratio
+    fields: Mapping[str, str]
+    step: str = "reject"
+    is_band: bool = True
+
+    def values(self, part: DumpedRollout) -> Tensor:
+        """[U] the statistic of the tokens with both log-probs, or of the sequences in which every response
+        token has them."""
+        found, segments = self.statistic(part), part.segments
+        if self.unit == "token":
+            return found[part.finite]
+        return found[segments.any(part.mask) & ~segments.any(~part.finite)]
 
     def bounds(self, kept: float, gone: float) -> dict[str, float] | None:
         """``low`` and ``high`` of the step for a threshold between the largest statistic that is kept and the
@@ -50,54 +64,41 @@ class Rejection:
         }
 
 
-def _sequences(rollout: DumpedRollout, values: Tensor) -> Tensor:
-    """Values [S] of those sequences of which every response token has a behavior log-prob."""
-    has = rollout.segments.any(rollout.mask)
-    return values[has & ~rollout.segments.any(~rollout.finite)]
-
-
-def _geometric(r: DumpedRollout) -> Tensor:
-    return _sequences(r, r.segments.mean(r.log_ratio).abs())
-
-
-def _product(r: DumpedRollout) -> Tensor:
-    return _sequences(r, r.segments.sum(r.log_ratio).abs())
-
-
-def _mean_k3(r: DumpedRollout) -> Tensor:
-    return _sequences(r, r.segments.mean(divergences.k3(r.log_ratio)).clamp(min=0))
-
-
-def _worst_token(r: DumpedRollout) -> Tensor:
-    return _sequences(r, r.segments.max(r.log_ratio.abs()))
-
-
-def _token_ratio(r: DumpedRollout) -> Tensor:
-    return r.log_ratio.abs()[r.finite]
-
-
-def _token_tv(r: DumpedRollout) -> Tensor:
-    return divergences.tv(r.proximal, r.behavior)[r.finite]
-
-
-SEQUENCE, TOKEN = "sequence", "token"
-OF_SEQUENCE = {"unit": SEQUENCE, "statistic": "ratio", "aggregate": "mean"}
 REJECTIONS = (
-    Rejection("geometric mean of the ratio", SEQUENCE, _geometric, {"reject": OF_SEQUENCE}, True),
     Rejection(
-        "product of the ratios", SEQUENCE, _product, {"reject": OF_SEQUENCE | {"aggregate": "sum"}}, True
+        "geometric mean of the ratio",
+        "sequence",
+        lambda r: r.segments.mean(r.log_ratio).abs(),
+        {"unit": "sequence", "statistic": "ratio", "aggregate": "mean"},
     ),
-    Rejection("mean k3", SEQUENCE, _mean_k3, {"reject": OF_SEQUENCE | {"statistic": "k3"}}, False),
-    Rejection("worst token of a sequence", SEQUENCE, _worst_token, {"veto": {}}, True),
     Rejection(
-        "ratio of a token", TOKEN, _token_ratio, {"reject": {"unit": TOKEN, "statistic": "ratio"}}, True
+        "product of the ratios",
+        "sequence",
+        lambda r: r.segments.sum(r.log_ratio).abs(),
+        {"unit": "sequence", "statistic": "ratio", "aggregate": "sum"},
+    ),
+    Rejection(
+        "mean k3",
+        "sequence",
+        lambda r: r.segments.mean(divergences.k3(r.log_ratio)).clamp(min=0),
+        {"unit": "sequence", "statistic": "k3", "aggregate": "mean"},
+        is_band=False,
+    ),
+    Rejection(
+        "worst token of a sequence", "sequence", lambda r: r.segments.max(r.log_ratio.abs()), {}, "veto"
+    ),
+    Rejection(
+        "ratio of a token",
+        "token",
+        lambda r: r.log_ratio.abs(),
+        {"unit": "token", "statistic": "ratio"},
     ),
     Rejection(
         "probability difference of a token",
-        TOKEN,
-        _token_tv,
-        {"reject": {"unit": TOKEN, "statistic": "tv"}},
-        False,
+        "token",
+        lambda r: divergences.tv(r.proximal, r.behavior),
+        {"unit": "token", "statistic": "tv"},
+        is_band=False,
     ),
 )
 
@@ -107,16 +108,9 @@ class Ranking:
 
     Args:
         rate: share of the units that may be rejected, in (0, 1).
-
-    Raises:
-        ConfigError: a rate outside (0, 1).
     """
 
     def __init__(self, rate: float) -> None:
-        if not 0 < rate < 1:
-            raise ConfigError(
-                f"--suggest: expected a rate between 0 and 1, got {rate:g}: 0.01 rejects 1 in 100"
-            )
         self.ranks = {rejection.name: ExactRank(rate) for rejection in REJECTIONS}
         self.is_second = False
 
@@ -125,7 +119,7 @@ class Ranking:
         count = ExactRank.second if self.is_second else ExactRank.first
         for part in rollout.parts():
             for rejection in REJECTIONS:
-                count(self.ranks[rejection.name], rejection.statistic(part))
+                count(self.ranks[rejection.name], rejection.values(part))
 
     def merge(self, other: Ranking) -> None:
         """Adds what another one saw in the same pass, of other rollouts."""
@@ -163,11 +157,10 @@ class Ranking:
 
 
 def _suggestion(rejection: Rejection, rank: ExactRank, bounds: Mapping[str, float]) -> Suggestion:
-    ((name, fields),) = rejection.step.items()
     config = {
         "use_tis": True,
         "custom_tis_function_path": "slime_ext.tis.correct",
-        "slime_ext": {"steps": [{name: {**fields, **bounds}}]},
+        "slime_ext": {"steps": [{rejection.step: {**rejection.fields, **bounds}}]},
     }
     return Suggestion(
         name=rejection.name,

@@ -92,17 +92,23 @@ class Tally:
         """Counts what the correction does to some tokens."""
         kept, weights = int(effects.keep.count_nonzero()), effects.weights.double()
         keeps_all = kept == shared.tokens
+        samples = shared.responding if keeps_all else shared.samples_with(effects.keep)
         self.sums.update(
             tokens=shared.tokens,
             kept_tokens=kept,
             clipped_tokens=int(effects.clipped.count_nonzero()),
             weight=float(weights.sum()),
             weight_squared=float(weights.dot(weights)),
+            sequences=int(shared.responding.sum()),
+            kept_sequences=int(samples.sum()),
         )
         self.weights.add_where(effects.weights, effects.keep, kept)
         if shared.advantages is not None:
             self._add_advantages(effects, shared, keeps_all)
-        self._add_sequences(shared.responding if keeps_all else shared.samples_with(effects.keep), shared)
+        positions = shared.rollout.positions
+        gone = sorted(positions[i] for i in (shared.responding & ~samples).nonzero()[:, 0].tolist())
+        if gone:
+            self._remember(shared.rollout.label, spans(gone))
 
     def _add_advantages(self, effects: TokenEffects, shared: SharedSums, keeps_all: bool) -> None:
         advantages, kept = shared.advantages, shared.masses
@@ -117,17 +123,9 @@ class Tally:
             advantage=sum(shared.masses),
         )
 
-    def _add_sequences(self, kept: Tensor, shared: SharedSums) -> None:
-        """Counts the samples [S] that keep a token, and remembers which do not."""
-        self.sums.update(sequences=int(shared.responding.sum()), kept_sequences=int(kept.sum()))
-        positions = shared.rollout.positions
-        gone = sorted(positions[i] for i in (shared.responding & ~kept).nonzero()[:, 0].tolist())
-        if gone:
-            self._remember(shared.rollout.label, spans(gone))
-
     def _remember(self, rollout: str, positions: str) -> None:
-        before = self.rejected.get(rollout)
-        self.rejected[rollout] = positions if before is None else f"{before},{positions}"
+        before = self.rejected.get(rollout, "")
+        self.rejected[rollout] = f"{before},{positions}" if before else positions
 
     def merge(self, other: Tally) -> None:
         """Adds what another tally of the same correction counted."""

@@ -32,6 +32,21 @@ class VersionSums(NamedTuple):
     age: float = 0.0  # of the weights, as far as the rollout's files tell it; the newest's may be larger
 
 
+class VersionMeans(NamedTuple):
+    """Number of tokens, and means over them, of some versions of the weights."""
+
+    count: int
+    log_ratio: float
+    absolute: float
+    k3: float
+
+    @classmethod
+    def of(cls, versions: list[VersionSums]) -> VersionMeans:
+        count = sum(v.count for v in versions)
+        names = cls._fields[1:]
+        return cls(count, *(sum(getattr(v, name) for v in versions) / max(count, 1) for name in names))
+
+
 def by_version(part: DumpedRollout) -> dict[int, Tensor]:
     """version -> [3, 4]: all its tokens, those after a change of weights inside their response, and those of
     responses without one; of each count, sum l, sum |l|, sum k3."""
@@ -71,10 +86,8 @@ def curve(ages: dict[VersionSums, int]) -> Curve:
     """The mean log-ratio at each age, as the curve ``staleness``."""
     points = []
     for age in sorted(set(ages.values())):
-        same = [sums for sums, other in ages.items() if other == age]
-        count = sum(sums.count for sums in same)
-        mean, distance = (sum(getattr(sums, k) for sums in same) / count for k in ("log_ratio", "absolute"))
-        points.append(Point(x=age, count=count, mean=mean, absolute=distance))
+        same = VersionMeans.of([sums for sums, other in ages.items() if other == age])
+        points.append(Point(x=age, count=same.count, mean=same.log_ratio, absolute=same.absolute))
     return Curve(name="staleness", points=tuple(points))
 
 

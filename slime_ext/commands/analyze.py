@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from slime_ext.analysis.document import Document, FindingName, to_json
-from slime_ext.analysis.readers.find import DumpFiles, Job
+from slime_ext.analysis.readers.find import Job
 from slime_ext.analysis.request import SHORTLIST, Request
 from slime_ext.analysis.texts import decoder
 from slime_ext.commands import light
@@ -224,7 +224,14 @@ def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
     requests = [_request(given, paths) for paths in (given.paths, given.against) if paths]
     files = [request.files() for request in requests]
     _refuse_to_overwrite_inputs(given, [path for found in files for job in found.jobs for path in job.paths])
-    return _analysed(requests, files, configs)
+
+    from slime_ext.analysis.run import analyse  # and torch: all mistakes were found before
+    from slime_ext.analysis.user_corrections import load_user_corrections
+
+    own, both = load_user_corrections(configs), list(zip(requests, files, strict=True))
+    total = sum(job.size * request.passes for request, found in both for job in found.jobs)
+    with _bar(total) as done:
+        return [analyse(replace(request, configs=own), found, done) for request, found in both]
 
 
 def _request(given: argparse.Namespace, paths: Sequence[str]) -> Request:
@@ -256,16 +263,6 @@ def _followed(given: argparse.Namespace, configs: Configs, screen: Console) -> l
                     return [follower.document()]
             time.sleep(given.every)
     return [follower.document()]
-
-
-def _analysed(requests: Sequence[Request], files: Sequence[DumpFiles], configs: Configs) -> list[Document]:
-    from slime_ext.analysis.run import analyse
-    from slime_ext.analysis.user_corrections import load_user_corrections
-
-    own, both = load_user_corrections(configs), list(zip(requests, files, strict=True))
-    total = sum(job.size * request.passes for request, found in both for job in found.jobs)
-    with _bar(total) as done:
-        return [analyse(replace(request, configs=own), found, done) for request, found in both]
 
 
 def _refuse_to_overwrite_inputs(given: argparse.Namespace, dumps: Sequence[Path]) -> None:

@@ -57,13 +57,8 @@ def show_news(screen: Console, news: News, *, as_json: bool) -> None:
     for finding in news.alerts:
         at = news.moments[-1].rollout_id if news.moments else None
         if as_json:
-            told = {
-                "alert": finding.name,
-                "severity": finding.severity,
-                "rollout": at,
-                "title": finding.title,
-            }
-            print(json.dumps(told), flush=True)
+            told = {"alert": finding.name, "severity": finding.severity, "rollout": at}
+            print(json.dumps(told | {"title": finding.title}), flush=True)
         _say(
             screen, f"ALERT {finding.name} ({finding.severity}) rollout {at}: {finding.title}", is_exact=True
         )

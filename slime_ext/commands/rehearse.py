@@ -17,6 +17,7 @@ from slime_ext.commands import launch_script, light
 from slime_ext.commands.output import console, table
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.folders import make_folder
+from slime_ext.without_cuda.driver import run_host
 from slime_ext.without_cuda.rehearsal import checks, evidence, preflight, prompts, run
 from slime_ext.without_cuda.rehearsal.launch import Launch
 
@@ -58,9 +59,11 @@ def rehearse(given: argparse.Namespace) -> int:
     run.refuse_cuda()
     out = (given.out or Path(tempfile.mkdtemp(prefix="slime-ext-rehearsal-"))).absolute()
     make_folder(out)
-    prepared, account = run.prepare(launch, rows, out)
+    flags, account = run.prepare(launch, rows, out)
     screen.print("replaced", table((f"  {name}", text) for name, text in account.items()))
-    status = run.rehearse(launch, host, prepared, out, given.timeout, given.megatron)
+    environment = run.environment_of(launch, out)
+    options = {"timeout": given.timeout, "environment": environment, "megatron": given.megatron}
+    status = run_host(host.name, flags, out, launch.asynchronous, **options)
     found = checks.lines(launch, seen := evidence.gather(out, status, time.monotonic() - began))
     screen.print(page(found, checks.unseen(launch, account), seen))
     facts = {"seconds": round(seen.seconds), "status": status, "lines": [vars(line) for line in found]}

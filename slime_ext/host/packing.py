@@ -95,6 +95,17 @@ def slice_response(
     return values[a:b] + values[c:d] if isinstance(values, list) else torch.cat([values[a:b], values[c:d]])
 
 
+def join_response(parts: Sequence[Tensor], total_length: int, response_length: int) -> Tensor:
+    """The parts [L_r] of all context-parallel ranks, in their order -> the full response [R]."""
+    if len(parts) == 1:
+        return parts[0]
+    out = torch.full((response_length,), torch.nan, dtype=parts[0].dtype)
+    for rank, part in enumerate(parts):
+        (a, b), (c, d) = zigzag(total_length, response_length, rank, len(parts))
+        out[a:b], out[c:d] = part[: b - a], part[b - a :]
+    return out
+
+
 def pack_segments(
     loss_masks: Sequence[Tensor],
     total_lengths: Sequence[int],

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,21 +36,14 @@ from slime_ext.launcher.training_data import needs_proximal_forward, train_sampl
 from slime_ext.launcher.validation.model import sizes_of
 
 
-@dataclass
-class Clock:
-    """Seconds spent per part of a rollout step."""
-
-    parts: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Adds the block's wall time to ``perf/<name>_time``."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            key = f"perf/{name}_time"
-            self.parts[key] = self.parts.get(key, 0.0) + time.perf_counter() - start
+@contextmanager
+def timed(seconds: Counter[str], part: str) -> Iterator[None]:
+    """Adds the block's wall time to ``perf/<part>_time``."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[f"perf/{part}_time"] += time.perf_counter() - start
 
 
 class Loop:
@@ -70,13 +63,19 @@ class Loop:
         self.engine_step = -1
         self.lagging: int | None = None
         self.logged_elsewhere = False
-        self.sampler = self._sampler() if self.rank == 0 else None
+        self.sampler = None
+        if self.rank == 0:
+            self.sampler = Sampler(
+                args, AutoTokenizer.from_pretrained(args.hf_checkpoint), hf_config.vocab_size
+            )
         if args.load:
             self._load()
         self.writer, self.writing = ThreadPoolExecutor(1), Future()
         self.writing.set_result(None)
-        self.log = self._log() if self.rank == 0 else None
-        self.progress = RunProgress(args.num_rollout, self.start) if self.rank == 0 else None
+        self.log = self.progress = None
+        if self.rank == 0:
+            self.log = MetricsLog(args.run_path, args.tensorboard_dir, self.start or None)
+            self.progress = RunProgress(args.num_rollout, self.start)
 
     def run(self) -> None:
         """Trains all rollouts that are left, with evaluations, checkpoints and, at the end, the picture."""
@@ -103,20 +102,20 @@ class Loop:
         self.sampler.wait(self.progress.note)
 
     def _rollout(self, rollout_id: int) -> None:
-        args, clock, start = self.args, Clock(), time.perf_counter()
+        args, spent, start = self.args, Counter(), time.perf_counter()
         samples, metrics = self._sample(rollout_id)
         batch = train_samples(args, samples)
-        with clock.part("pack"):
+        with timed(spent, "pack"):
             steps = self.trainer.cut(batch)
         proximal: dict[int, Any] = {}
-        with clock.part("proximal_forward"):
+        with timed(spent, "proximal_forward"):
             if needs_proximal_forward(args):
                 proximal = self.trainer.proximal(steps)
         staleness.set_trainer_version(self.step)  # ages of samples count from it
         postprocess(args, rollout_id, steps, proximal, batch)
         target: dict[int, Any] = {}
         hook = 0.0
-        with clock.part("train"):
+        with timed(spent, "train"):
             for step in steps:
                 values, log = self.trainer.train_step(step, proximal, self.step, rollout_id)
                 self.step += 1
@@ -124,18 +123,18 @@ class Loop:
                 target |= log.target
                 self._write("step", values, rollout_id)
         if args.save_debug_train_data:
-            with clock.part("dump"):
+            with timed(spent, "dump"):
                 data = rollout_data(args, steps, proximal or target, batch)
                 template = args.save_debug_train_data
                 self._write_later(train_dump(template, rollout_id, data, str(args.prompt_data)))
-        with clock.part("weight_sync"):
+        with timed(spent, "weight_sync"):
             if (rollout_id + 1) % args.update_weights_interval == 0:
                 self._push(self.step)
         seconds = time.perf_counter() - start
         tokens = sum(s.response_length for s in samples)
         perf = {"perf/hook_time": hook, "perf/step_time": seconds, "perf/tokens_per_s": tokens / seconds}
         shown = {} if self.logged_elsewhere else metrics
-        self._write("rollout", {**shown, **clock.parts, **perf}, rollout_id)
+        self._write("rollout", {**shown, **spent, **perf}, rollout_id)
         if self.progress:
             self.progress.update(rollout_id + 1, metrics.get("rollout/raw_reward"), tokens / seconds)
 
@@ -174,7 +173,7 @@ class Loop:
         if self.lagging in (None, self.step) or lagging is None:
             return self._push(self.step)
         self.engine_step = self.lagging
-        self._on_rank0(lambda: self.sampler.push_kept(lagging, self.lagging))
+        self._on_rank0(lambda: self.sampler.client.update_weights_from_disk(lagging, self.lagging))
 
     def _push(self, version: int) -> None:
         """Pushes the trainer's weights, unless the engine has them."""
@@ -198,19 +197,14 @@ class Loop:
         )
         state = gather_hf_state(self.trainer.chunks, self.hf_config) if trained else None
 
-        def evaluate() -> None:
-            if not (made_up and self.log.has("eval", self.step)):
-                self._evaluate_here(rollout_id, state)
-
-        self._on_rank0(evaluate)
-
-    def _evaluate_here(self, rollout_id: int, state: dict[str, Any] | None) -> None:
-        with self.sampler.evaluating(state, self.step):
-            values = self.sampler.evaluate() if self.args.eval_datasets else {}
-        if values:
-            self.log.log("eval", values, rollout_id=max(rollout_id - 1, 0), step=self.step)
-        for name, value in values.items():
-            self.progress.note(f"{name} after {rollout_id} rollouts: {value:.3f}")
+        if self.rank == 0 and not (made_up and self.log.has("eval", self.step)):
+            with self.sampler.evaluating(state, self.step):
+                values = self.sampler.evaluate() if args.eval_datasets else {}
+            if values:
+                self.log.log("eval", values, rollout_id=max(rollout_id - 1, 0), step=self.step)
+            for name, value in values.items():
+                self.progress.note(f"{name} after {rollout_id} rollouts: {value:.3f}")
+        dist.barrier()
 
     def _write(self, kind: str, values: dict[str, float], rollout_id: int) -> None:
         if self.log:
@@ -228,13 +222,6 @@ class Loop:
         self.progress.close()
         self.log.close()
         draw([self.args.run_path], Path(self.args.run_path) / "report.png")
-
-    def _sampler(self) -> Sampler:
-        tokenizer = AutoTokenizer.from_pretrained(self.args.hf_checkpoint)
-        return Sampler(self.args, tokenizer, self.hf_config.vocab_size)
-
-    def _log(self) -> MetricsLog:
-        return MetricsLog(self.args.run_path, self.args.tensorboard_dir, self.start or None)
 
     def _save(self, rollouts_done: int) -> None:
         payload = {

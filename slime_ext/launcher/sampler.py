@@ -38,7 +38,6 @@ class Sampler:
             timeout=args.sglang_request_timeout,
             recovery_timeout=args.engine_patience,
             vocab_size=vocab_size,
-            decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
         )
         self.thread = ThreadPoolExecutor(1)
         self.data_state: dict[str, Any] = {}
@@ -58,10 +57,6 @@ class Sampler:
             state = round_weights(state, rounding)
         directory = Path(self.args.run_path) / "weights"
         push_weights(self.client, state, self.args.hf_checkpoint, directory, version)
-
-    def push_kept(self, directory: Path, version: int) -> None:
-        """Gives the engine the weights that an earlier push left on the disk."""
-        self.client.update_weights_from_disk(directory, version)
 
     @contextmanager
     def evaluating(self, state: dict[str, Any] | None, version: int) -> Iterator[None]:
@@ -97,7 +92,7 @@ class Sampler:
         samples = self._generate(
             self.dataset.next_batch(args.rollout_batch_size),
             self._params(args.n_samples_per_prompt, args.rollout_max_response_len, args.rollout_temperature),
-            rollout_id,
+            f"rollout {rollout_id}",
         )
         for sample in samples:
             sample.rollout_id = sample.index
@@ -107,32 +102,24 @@ class Sampler:
 
     def evaluate(self) -> Metrics:
         """Mean reward of each held-out set under the engine's present weights."""
-        out: Metrics = {}
-        args = self.args
-        for name, path in args.eval_datasets:
-            prompts = read_prompts(path, args.input_key, args.label_key)
-            out[f"eval/{name}"] = self._evaluate(prompts)
-        return out
-
-    def _evaluate(self, prompts: Sequence[Prompt]) -> float:
-        args = self.args
+        args, out = self.args, {}
         params = self._params(
             args.n_samples_per_eval_prompt, args.eval_max_response_len, args.eval_temperature
         )
-        samples = self._generate(prompts, params, None)
-        return sum(self._score(samples)) / max(len(samples), 1)  # a dropped one counts as 0
+        for name, path in args.eval_datasets:
+            prompts = read_prompts(path, args.input_key, args.label_key)
+            samples = self._generate(prompts, params, "evaluation")
+            out[f"eval/{name}"] = sum(self._score(samples)) / max(
+                len(samples), 1
+            )  # a dropped one counts as 0
+        return out
 
-    def _generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams, rollout_id: int | None
-    ) -> list[RolloutSample]:
+    def _generate(self, prompts: Sequence[Prompt], params: SamplingParams, where: str) -> list[RolloutSample]:
         encode = self.tokenizer.encode
         encoded = [replace(p, ids=tuple(encode(p.text, add_special_tokens=False))) for p in prompts]
-        groups = self.client.generate(encoded, params, rollout_id=rollout_id)
-        samples = [sample for group in groups for sample in group]
+        samples = [sample for group in self.client.generate(encoded, params) for sample in group]
         if dropped := n_dropped(samples):
-            self._report(
-                dropped, len(samples), "evaluation" if rollout_id is None else f"rollout {rollout_id}"
-            )
+            self._report(dropped, len(samples), where)
         return samples
 
     def _report(self, dropped: Counter[str], count: int, where: str) -> None:

@@ -49,7 +49,8 @@ def main(argv: Sequence[str]) -> int:
         SlimeExtError: one line that says what is wrong, before anything is started where that is possible.
     """
     # Validation imports the user's functions and with them torch, whose import swallows a KeyboardInterrupt.
-    before = signal.signal(signal.SIGINT, _leave)
+    # Nothing has been started that would have to be ended.
+    before = signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
     try:
         args = parse_args(list(argv))
         validate(args)
@@ -87,7 +88,8 @@ def _run(args: argparse.Namespace) -> int:
         if args.sglang_server_url is None:
             engine = stack.enter_context(start_engine(args))
             args.sglang_server_url = engine.url
-        _write_args(args, directory / "args.json")
+        text = json.dumps(vars(args), indent=1, sort_keys=True, default=str)
+        (directory / "args.json").write_text(text + "\n")
         ranks = "a rank" if args.world_size == 1 else f"{args.world_size} ranks"
         print(
             f"slime-ext: run {args.run_name} in {directory}: starting {ranks}, engine at "
@@ -247,14 +249,6 @@ def stop_ranks(ranks: Sequence[subprocess.Popen]) -> None:
         except subprocess.TimeoutExpired:
             rank.kill()
             rank.wait()
-
-
-def _write_args(args: argparse.Namespace, path: Path) -> None:
-    path.write_text(json.dumps(vars(args), indent=1, sort_keys=True, default=str) + "\n")
-
-
-def _leave(signum: int, frame: FrameType | None) -> None:
-    os._exit(128 + signum)  # nothing has been started
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -80,36 +81,37 @@ def train_samples(args: argparse.Namespace, samples: Sequence[RolloutSample]) ->
         normalize=args.rewards_normalization,
         by_std=args.grpo_std_normalization,
     )
+    masks = [[0] * s.response_length if s.remove_sample else list(s.loss_mask or ()) for s in samples]
     if args.normalize_advantages:
-        advantages = whiten(advantages, [sum(_mask(s)) for s in samples])
-    out = [_train_sample(i, s, advantages[i]) for i, s in enumerate(samples)]
-    for s, given, relative in zip(out, raw, rewards, strict=True):
-        if given is not None:
-            s.raw_reward, s.reward = float(given), relative
-    _fill_mask_sums(out)
-    return out
+        advantages = whiten(advantages, [sum(mask) for mask in masks])
+    rollout_ids = [i if s.rollout_id is None else s.rollout_id for i, s in enumerate(samples)]
+    sums: Counter[int] = Counter()
+    for rollout_id, mask in zip(rollout_ids, masks, strict=True):
+        sums[rollout_id] += sum(mask)
+    return [
+        TrainSample(
+            position=i,
+            rollout_id=rollout_ids[i],
+            tokens=s.tokens,
+            response_length=s.response_length,
+            loss_mask=masks[i],
+            rollout_log_probs=list(s.rollout_log_probs or ()),
+            advantage=advantages[i],
+            mask_sum=float(sums[rollout_ids[i]]),
+            versions=_steps(s.token_weight_versions),
+            index=s.index,
+            raw_reward=math.nan if raw[i] is None else float(raw[i]),
+            reward=math.nan if raw[i] is None else rewards[i],
+            truncated=s.status == "truncated",
+            weight_versions=list(s.weight_versions),
+        )
+        for i, s in enumerate(samples)
+    ]
 
 
-def _train_sample(position: int, sample: RolloutSample, advantage: float) -> TrainSample:
-    versions = [str(v) for v in sample.token_weight_versions]
-    return TrainSample(
-        position=position,
-        rollout_id=position if sample.rollout_id is None else sample.rollout_id,
-        tokens=sample.tokens,
-        response_length=sample.response_length,
-        loss_mask=_mask(sample),
-        rollout_log_probs=list(sample.rollout_log_probs or ()),
-        advantage=advantage,
-        versions=[int(v) for v in versions] if all(v.isdigit() for v in versions) else [],
-        index=sample.index,
-        truncated=sample.status == "truncated",
-        weight_versions=list(sample.weight_versions),
-    )
-
-
-def _mask(sample: RolloutSample) -> list[int]:
-    """R x 0 or 1, all 0 for a sample that must not be trained on."""
-    return [0] * sample.response_length if sample.remove_sample else list(sample.loss_mask or ())
+def _steps(versions: Sequence[str]) -> list[int]:
+    """Weight versions as optimizer steps; none where one is no number."""
+    return [int(v) for v in versions] if all(v.isdigit() for v in versions) else []
 
 
 def group_advantages(
@@ -155,11 +157,3 @@ def whiten(advantages: Sequence[float], counts: Sequence[int]) -> list[float]:
     squares = sum((a - mean) ** 2 * n for a, n in zip(advantages, counts, strict=True))
     scale = 1 / math.sqrt(squares / max(total - 1, 1) + 1e-8)
     return [(a - mean) * scale for a in advantages]
-
-
-def _fill_mask_sums(samples: list[TrainSample]) -> None:
-    sums: dict[int, float] = {}
-    for s in samples:
-        sums[s.rollout_id] = sums.get(s.rollout_id, 0.0) + sum(s.loss_mask)
-    for s in samples:
-        s.mask_sum = sums[s.rollout_id]

@@ -150,18 +150,14 @@ def _environment(
         env |= ENVIRONMENT | {
             MARK: uuid.uuid4().hex,
             "RAY_TMPDIR": str(folder),  # Ray writes below its folder "ray"
-            "SGLANG_CPU_OMP_THREADS_BIND": _cpu_threads(),
+            # SGLang takes Ray's GPU number for a NUMA node and wants the cores of each: all of them, for 16.
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join([f"0-{(os.cpu_count() or 1) - 1}"] * 16),
         }
         env |= further
         env["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if path)
         yield env
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _cpu_threads() -> str:
-    """SGLang takes Ray's GPU number for a NUMA node and wants the cores of each: all of them, for 16."""
-    return "|".join([f"0-{(os.cpu_count() or 1) - 1}"] * 16)
 
 
 def _end(process: subprocess.Popen, mark: str) -> None:
@@ -176,24 +172,6 @@ def _end(process: subprocess.Popen, mark: str) -> None:
 
 def main(argv: list[str]) -> int:
     """The command line; prints where the log is, and returns the host's exit status."""
-    if "--" not in argv:
-        argv = [*argv, "--"]
-    ours, flags = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
-    given = _parser().parse_args(ours)
-    print(f"slime-ext: log in {given.out / 'log'}", flush=True)
-    try:
-        options = {
-            name: getattr(given, name) for name in ("asynchronous", "gpus", "timeout", "megatron", "nodes")
-        }
-        status = run_host(given.host, flags, given.out, **options)
-    except SlimeExtError as error:
-        print(f"slime-ext: {error}", file=sys.stderr)
-        return 2
-    print(f"slime-ext: exit status {status}")
-    return status
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m slime_ext.without_cuda.driver")
     parser.add_argument("--host", required=True, help="'miles' for the wheel, or the folder of a checkout")
     parser.add_argument("--async", dest="asynchronous", action="store_true", help="train_async.py")
@@ -202,7 +180,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, default=1, help="Ray nodes, all on this machine")
     parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, help="seconds")
     parser.add_argument("--out", type=Path, default=Path("runs/host"), help="folder of the run, with its log")
-    return parser
+    end = argv.index("--") if "--" in argv else len(argv)
+    given = parser.parse_args(argv[:end])
+    print(f"slime-ext: log in {given.out / 'log'}", flush=True)
+    try:
+        status = run_host(flags=argv[end + 1 :], **vars(given))
+    except SlimeExtError as error:
+        print(f"slime-ext: {error}", file=sys.stderr)
+        return 2
+    print(f"slime-ext: exit status {status}")
+    return status
 
 
 if __name__ == "__main__":

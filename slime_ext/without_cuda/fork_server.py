@@ -124,7 +124,8 @@ def start(address: str) -> int | None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     while True:
         if caller in select.select([listener, caller], [], [])[0]:
-            _end_run()
+            kill_marked(os.environ.get(MARK, ""), timeout=math.inf)
+            os._exit(0)
         connection, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
@@ -162,22 +163,17 @@ def _keep(connection: socket.socket) -> int:
     os._exit(0)
 
 
-def _end_run() -> None:
-    """Kills every other process of the run, then this one."""
-    if mark := os.environ.get(MARK):
-        kill_marked(mark, timeout=math.inf)
-    os._exit(0)
-
-
 def _run(request: dict, files: list[int]) -> int:
     """Runs a program in this fork, as the interpreter that asked for it would have; its exit status."""
+    import numpy as np
+
     _renumber(files, request["files"])
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     sys.path[:] = request["path"]
     program = request["program"]
-    _new_seeds()
+    np.random.seed()  # Python draws a new seed after a fork; numpy does not
     try:
         if program[0] == "-c":
             sys.argv = ["-c", *program[2:]]
@@ -201,10 +197,3 @@ def _renumber(files: list[int], numbers: list[int]) -> None:
     for file, number in zip(high, numbers, strict=True):
         os.dup2(file, number, inheritable=True)
         os.close(file)
-
-
-def _new_seeds() -> None:
-    """Python draws a new seed after a fork; numpy does not."""
-    import numpy as np
-
-    np.random.seed()

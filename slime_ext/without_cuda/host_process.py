@@ -13,7 +13,7 @@ import os
 import runpy
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 from slime_ext.errors import SlimeExtError
 from slime_ext.without_cuda import fork_server
@@ -88,28 +88,23 @@ def start_ray(gpus: int, nodes: int = 1) -> None:
     import ray
 
     options = {"num_cpus": 16, "num_gpus": gpus, "object_store_memory": OBJECT_STORE_BYTES}
-    quiet = {"include_dashboard": False, "logging_level": "warning"}
     for attempt in range(RAY_STARTS):
         try:
             if nodes == 1:
-                ray.init("local", **quiet, **options)
-            else:
-                _start_nodes(ray, nodes, options)
+                ray.init("local", include_dashboard=False, logging_level="warning", **options)
+                return
+            from ray.cluster_utils import Cluster
+
+            cluster = Cluster(initialize_head=True, head_node_args=options | {"include_dashboard": False})
+            for _ in range(nodes - 1):
+                cluster.add_node(**options)
+            cluster.wait_for_nodes()
+            ray.init(cluster.address, logging_level="warning")
             return
         except Exception:
             ray.shutdown()
             if attempt == RAY_STARTS - 1:
                 raise
-
-
-def _start_nodes(ray: ModuleType, nodes: int, options: dict[str, object]) -> None:
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args=options | {"include_dashboard": False})
-    for _ in range(nodes - 1):
-        cluster.add_node(**options)
-    cluster.wait_for_nodes()
-    ray.init(cluster.address, logging_level="warning")
 
 
 if __name__ == "__main__":

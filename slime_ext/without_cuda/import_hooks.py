@@ -11,27 +11,26 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any, Literal
+
+When = Literal["before", "after", "make"]
 
 
-class ImportHooks(importlib.abc.MetaPathFinder):
-    """Calls what `before`, `after` and `make` registered, each once, when the module is first imported."""
+class ImportHooks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Calls what was added for a module, each once, when the module is first imported."""
 
     def __init__(self) -> None:
-        self._before: dict[str, list[Callable[[], None]]] = defaultdict(list)
-        self._after: dict[str, list[Callable[[ModuleType], None]]] = defaultdict(list)
-        self._make: dict[str, Callable[[ModuleType], None]] = {}
+        self._calls: dict[str, dict[When, list[Callable[..., Any]]]] = {}
 
-    def before(self, module: str, call: Callable[[], None]) -> None:
-        """Calls `call()` just before `module` is imported."""
-        self._before[module].append(call)
+    def add(self, when: When, module: str, call: Callable[..., Any]) -> None:
+        """Adds a call.
 
-    def after(self, module: str, call: Callable[[ModuleType], None]) -> None:
-        """Calls `call(module)` as soon as `module` has been executed."""
-        self._after[module].append(call)
-
-    def make(self, module: str, fill: Callable[[ModuleType], None]) -> None:
-        """Where no `module` is installed, an import gets an empty package that `fill` has filled."""
-        self._make[module] = fill
+        Args:
+            when: "before": `call()` just before the module is imported; "after": `call(module)` as soon as it
+                has been executed; "make": where none is installed, an import gets an empty package that
+                `call(module)` has filled.
+        """
+        self._calls.setdefault(module, defaultdict(list))[when].append(call)
 
     def install(self) -> None:
         """Puts the hooks before every other finder of this process."""
@@ -40,33 +39,29 @@ class ImportHooks(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module's spec from the other finders, with the registered calls around its execution."""
-        if name not in self._before and name not in self._after and name not in self._make:
+        """The module's spec from the other finders, with the added calls around its execution."""
+        if name not in self._calls:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         spec = next((s for f in others if (s := f.find_spec(name, path, target)) is not None), None)
-        if spec is None and name in self._make:
-            return importlib.machinery.ModuleSpec(name, _Maker(self._make[name]), is_package=True)
+        if spec is None and self._calls[name]["make"]:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
         if spec is not None and spec.loader is not None:
             spec.loader.exec_module = self._around(name, spec.loader.exec_module)
         return spec
 
+    def exec_module(self, module: ModuleType) -> None:
+        """Fills a module that is not installed."""
+        for fill in self._calls[module.__name__]["make"]:
+            fill(module)
+
     def _around(self, name: str, execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
         def exec_module(module: ModuleType) -> None:
-            for call in self._before.pop(name, ()):
+            calls = self._calls.pop(name, None) or defaultdict(list)
+            for call in calls["before"]:
                 call()
             execute(module)
-            for call in self._after.pop(name, ()):
+            for call in calls["after"]:
                 call(module)
 
         return exec_module
-
-
-class _Maker(importlib.abc.Loader):
-    """Executes a module by filling it."""
-
-    def __init__(self, fill: Callable[[ModuleType], None]) -> None:
-        self._fill = fill
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._fill(module)

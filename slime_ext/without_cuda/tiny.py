@@ -7,10 +7,11 @@ from argparse import Namespace
 from slime_ext.launcher.task.rewards import EOS, characters
 
 
-def cpu_flags() -> list[str]:
-    """What every run on a machine without CUDA needs."""
+def cpu_flags(of_megatron: bool = True) -> list[str]:
+    """What every run on a machine without CUDA needs; the layers only where Megatron trains."""
+    layers = ("--spec", "slime_ext.without_cuda.stand_ins.layers", "layer_spec") if of_megatron else ()
     return [
-        *("--spec", "slime_ext.without_cuda.stand_ins.layers", "layer_spec", "--transformer-impl", "local"),
+        *(*layers, "--transformer-impl", "local"),
         *("--distributed-backend", "gloo", "--attention-dropout", "0.0", "--hidden-dropout", "0.0"),
         *("--no-rope-fusion", "--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion"),
         *("--no-bias-swiglu-fusion", "--no-bias-dropout-fusion", "--no-persist-layer-norm"),

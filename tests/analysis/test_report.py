@@ -23,7 +23,7 @@ from slime_ext.analysis.document import (
 from slime_ext.analysis.recommend import recommend
 from slime_ext.analysis.report import render, write_report
 from slime_ext.analysis.report.page import TILES, tiles
-from slime_ext.analysis.report.pictures import distribution, pictures, timeline
+from slime_ext.analysis.report.pictures import pictures
 from tests.analysis.documents import EVIL, document
 
 NAMES = ("distribution", "timeline", "position", "staleness", "probability", "outcome")
@@ -136,7 +136,7 @@ def test_the_distribution_adds_up_to_all_tokens():
         Bin(low=-1e-3, high=1e-3, count=998),
         Bin(low=0.5, high=3, count=1),
     )
-    said = hints(distribution([Document(name="x", distribution=bins)]).svg)
+    said = hints(pictures([Document(name="x", distribution=bins)])[0].svg)
     shares = [float(re.search(r"nats.*: ([\d.]+)% of the tokens", hint)[1]) for hint in said]
     assert sum(shares) == pytest.approx(100, abs=0.1)
     assert [" and beyond" in said[0], " and beyond" in said[-1]] == [True, True]
@@ -155,7 +155,7 @@ def test_the_pointer_finds_the_numbers_of_each_rollout_and_each_point(found):
 def test_marks_lie_where_their_numbers_say():
     numbers = [Numbers(tokens=1, reward=r) for r in (0.0, 0.5, 1.0)]
     moments = tuple(Moment(rollout_id=i, numbers=n) for i, n in enumerate(numbers))
-    svg = ET.fromstring(timeline([Document(name="x", timeline=moments)]).svg)
+    svg = ET.fromstring(pictures([Document(name="x", timeline=moments)])[1].svg)
     a, b, c = [(float(e.get("x")), float(e.get("y"))) for e in svg.iter() if e.get("y") and len(e)]
     assert b == pytest.approx(((a[0] + c[0]) / 2, (a[1] + c[1]) / 2)) and a[0] < c[0] and a[1] > c[1]
 

@@ -10,7 +10,6 @@ import pytest
 from slime_ext.analysis import run_picture
 from slime_ext.analysis.run_series import read_run, run_folders
 from slime_ext.errors import DataError
-from slime_ext.metrics.names import METRICS, healthy_range
 from tests.analysis.dumps import write_run
 from tests.analysis.synthetic import World, run
 
@@ -197,9 +196,3 @@ def test_a_folder_is_one_run_or_several_side_by_side(tmp_path):
         off_policy_lines(place / "checkpoints")
     assert run_folders(tmp_path) == [one, two]
     assert run_folders(one) == [one]
-
-
-def test_healthy_ranges_are_those_of_the_text():
-    found = {metric.name: healthy_range(metric.name) for metric in METRICS}
-    assert found["k3_kl"] == (None, 1e-3) and found["ratio_p01"] == (0.5, None)
-    assert found["ratio_mean"] == (0.99, 1.01) and found["tokens"] == (None, None)

@@ -14,7 +14,7 @@ import torch
 
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import Layout, pack_micro_batch
-from slime_ext.launcher.megatron.loss import PolicyLoss, StepLog, resolved
+from slime_ext.launcher.megatron.loss import PolicyLoss, StepLog, hook_of
 from tests.launcher.distributed import run_ranks
 from tests.launcher.megatron.tiny_model import LAYOUTS
 from tests.launcher.megatron.tiny_rollout import arguments, rollout
@@ -75,7 +75,7 @@ def both(layout, more):
 def ours(args, batch, proximal, logits):
     log = StepLog()
     loss, count, metrics = PolicyLoss(
-        args, proximal=proximal, step_size=8, optimizer_step=0, log=log, **resolved(args)
+        args, proximal=proximal, step_size=8, optimizer_step=0, log=log, hook=hook_of(args)
     )(batch, 2, logits)
     loss.backward()
     return loss.detach(), logits.grad, {k: float(v) for k, v in metrics.items()}, float(count)

@@ -25,8 +25,8 @@ def hooks(tmp_path, monkeypatch):
 
 
 def test_before_and_after_run_once_around_the_execution(hooks):
-    hooks.before("hooked_module", lambda: sys.events.append("before"))
-    hooks.after("hooked_module", lambda module: sys.events.append(list(module.events)))
+    hooks.add("before", "hooked_module", lambda: sys.events.append("before"))
+    hooks.add("after", "hooked_module", lambda module: sys.events.append(list(module.events)))
     importlib.util.find_spec("hooked_module")
     assert sys.events == []
     module = importlib.import_module("hooked_module")
@@ -37,6 +37,6 @@ def test_before_and_after_run_once_around_the_execution(hooks):
 
 def test_an_absent_module_is_made_and_a_present_one_is_not(hooks):
     for name in ("hooked_module", "absent_module"):
-        hooks.make(name, lambda module: setattr(module, "made", True))
+        hooks.add("make", name, lambda module: setattr(module, "made", True))
     assert importlib.import_module("absent_module").made
     assert not hasattr(importlib.import_module("hooked_module"), "made")

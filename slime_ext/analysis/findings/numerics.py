@@ -9,7 +9,8 @@ from statistics import median
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.findings.detector import FEW, Figures, need_tokens
 from slime_ext.analysis.findings.sampling import by_probability
-from slime_ext.analysis.findings.weights import VersionMeans, fresh_and_stale
+from slime_ext.analysis.findings.weights import fresh_and_stale
+from slime_ext.analysis.versions import VersionMeans
 
 DRIFT_TOKENS = 400  # tokens
 DRIFT_SURE = 6.0  # standard errors

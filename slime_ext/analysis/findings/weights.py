@@ -5,31 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise, takewhile
 from statistics import median
-from typing import NamedTuple
 
 from slime_ext.analysis.detector_statistics import RolloutSummary
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.findings.detector import FEW, Figures, need
-from slime_ext.analysis.versions import VersionSums
+from slime_ext.analysis.versions import VersionMeans, VersionSums
 
 FEWEST = 100  # tokens on each side
 MATTERS = 1e-3  # nats of k3 that old weights must make
 TIMES = 3.0  # as much as fresh ones
 FIRST_TIMES, FIRST_MATTERS = 8.0, 5e-3
 CACHE_TIMES, CACHE_MATTERS = 3.0, 2e-4  # of k3
-
-
-class VersionMeans(NamedTuple):
-    """Number of tokens, mean |l| and mean k3 over some versions of the weights."""
-
-    count: int
-    absolute: float
-    k3: float
-
-    @classmethod
-    def of(cls, versions: list[VersionSums]) -> VersionMeans:
-        count = sum(v.count for v in versions)
-        return cls(count, *(sum(getattr(v, k) for v in versions) / max(count, 1) for k in ("absolute", "k3")))
 
 
 def fresh_and_stale(versions: list[VersionSums]) -> tuple[list[VersionSums], list[VersionSums]]:

@@ -11,12 +11,13 @@ from slime_ext.errors import DataError
 
 KINDS = ("rollout_data", "train_data")
 SUFFIXES = (".pt", ".jsonl")
-Key = tuple[Path, "int | None", str]
+Key = tuple[Path, "int | None", str]  # folder of a run, number of a rollout, name of a JSONL file
 RANGE = re.compile(r"(\d{0,18})-(\d{0,18})|(\d{1,18})")
 SHOWN = 60  # characters of a mistake
 NUMBER = re.compile(r"\d+")
 RANKED = re.compile(r"\d+[_-](?:rank[_-]?)?\d+$")
-# slime puts "eval_5" where the template of --save-debug-rollout-data has the rollout's number.
+# Nothing was trained on them: slime puts "eval_5" where the template of --save-debug-rollout-data has
+# the rollout's number.
 EVALUATION = re.compile(r"(^|[^a-z])eval_\d")
 
 
@@ -86,8 +87,8 @@ def find(paths: Iterable[str | Path], wanted: RolloutRanges | None = None) -> Du
         DataError: a path does not exist or holds no dump.
     """
     wanted = wanted or RolloutRanges()
-    files = _of_all(paths)
-    dumps = [file for file in files if not _is_evaluation(file)]
+    files = list({file.resolve(): file for given in paths for file in _files(str(given))}.values())
+    dumps = [file for file in files if not EVALUATION.search(file.name)]
     if files and not dumps:
         raise DataError(f"{files[0]}: expected dumps of training, got {len(files)} of evaluations alone")
     jobs = _jobs(dumps)
@@ -98,39 +99,28 @@ def find(paths: Iterable[str | Path], wanted: RolloutRanges | None = None) -> Du
     return DumpFiles(tuple(chosen), len(files) - len(dumps))
 
 
-def _of_all(paths: Iterable[str | Path]) -> list[Path]:
-    """Every file that the paths lead to, once."""
-    return list({file.resolve(): file for given in paths for file in _files(str(given))}.values())
-
-
 def _jobs(files: Sequence[Path]) -> list[Job]:
+    """The files of each rollout together, by run and number."""
     together: dict[Key, list[Path]] = {}
     for path, number in _numbers(files).items():
-        together.setdefault(_key(path, number), []).append(path)
-    is_one = len({_run_of(key) for key in together}) == 1
+        root, is_dump = _root(path), path.suffix == ".pt"
+        key = (root.resolve(), number, "") if is_dump else (root.resolve(), None, str(path.relative_to(root)))
+        together.setdefault(key, []).append(path)
+    runs = {(root, name): str(root / name) for root, _, name in together}
     return [
-        _job(together[key], key[1], "" if is_one else str(_run_of(key)))
-        for key in sorted(together, key=_in_order)
+        Job(
+            tuple(sorted(paths, key=_rank)),
+            number,
+            sum(path.stat().st_size for path in paths),
+            runs[root, name] if len(runs) > 1 else "",
+        )
+        for (root, number, name), paths in sorted(together.items(), key=_in_order)
     ]
 
 
-def _key(path: Path, number: int | None) -> Key:
-    """What the files of one rollout have in common."""
-    root = _root(path).resolve()
-    return (root, number, "") if path.suffix == ".pt" else (root, None, str(path.relative_to(_root(path))))
-
-
-def _run_of(key: Key) -> Path:
-    return key[0] / key[2]
-
-
-def _in_order(key: Key) -> tuple[str, int, str]:
-    root, number, name = key
+def _in_order(item: tuple[Key, list[Path]]) -> tuple[str, int, str]:
+    (root, number, name), _ = item
     return str(root), -1 if number is None else number, name
-
-
-def _job(paths: list[Path], number: int | None, run: str) -> Job:
-    return Job(tuple(sorted(paths, key=_rank)), number, sum(path.stat().st_size for path in paths), run)
 
 
 def _numbers(files: Iterable[Path]) -> dict[Path, int | None]:
@@ -143,11 +133,6 @@ def _numbers(files: Iterable[Path]) -> dict[Path, int | None]:
     for path in files:
         alike.setdefault((path.parent, NUMBER.sub("#", path.stem)), []).append(path)
     return {path: number for paths in alike.values() for path, number in _of_alike(paths)}
-
-
-def _is_evaluation(path: Path) -> bool:
-    """Whether a name is that of an evaluation's samples, on which nothing was trained."""
-    return bool(EVALUATION.search(path.name))
 
 
 def _of_alike(paths: Sequence[Path]) -> Iterable[tuple[Path, int | None]]:
@@ -176,23 +161,16 @@ def _files(given: str) -> list[Path]:
 
 def _found(given: str) -> tuple[list[Path], bool]:
     """The files that a path leads to, and whether there is anything of its name."""
-    path = _meant(Path(given).expanduser())
+    path = Path(given).expanduser()
+    is_run = path.name == "dumps" and any((path.parent / kind).is_dir() for kind in KINDS)
+    if is_run and not path.exists():  # the run's own folder holds the dumps
+        path = path.parent
     if path.is_file():
         return [path], True
     if path.is_dir():
         return _of_folder(path), True
-    return sorted(file for name in _matches(path) for file in _within(name)), path.exists()
-
-
-def _meant(path: Path) -> Path:
-    """The run's folder where its folder ``dumps`` is named but absent, since the run's own folder holds
-    the dumps."""
-    is_run = path.name == "dumps" and any((path.parent / kind).is_dir() for kind in KINDS)
-    return path.parent if is_run and not path.exists() else path
-
-
-def _matches(pattern: Path) -> list[Path]:
-    return list(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
+    matches = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+    return sorted(file for name in matches for file in _within(name)), path.exists()
 
 
 def _within(path: Path) -> list[Path]:

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from slime_ext.analysis.readers.samples import DumpedSample, as_tensor, sample_of
 from slime_ext.errors import DataError
-from slime_ext.host.packing import zigzag
+from slime_ext.host.packing import join_response, zigzag
 
 Data = Mapping[str, Any]
 CUT = (
@@ -67,7 +66,8 @@ def _whole(parts: list[Data]) -> list[DumpedSample]:
         sample = {key: values[i] for key, values in columns[0].items()}
         for key in CUT:
             if sample.get(key) is not None:
-                sample[key] = _interleave([c[key][i] for c in columns], total, response)
+                parts = [as_tensor(c[key][i], torch.float32) for c in columns]
+                sample[key] = join_response(parts, total, response)
         index = sample.get("sample_indices")
         rows.append(sample_of(sample, i if index is None else -1 - int(index)))
     return rows
@@ -117,15 +117,3 @@ def _held(total: int, response: int, rank: int, size: int) -> int:
 
 def _runs(total: int, response: int, rank: int, size: int) -> tuple[tuple[int, int], ...]:
     return ((0, response),) if size == 1 else zigzag(total, response, rank, size)
-
-
-def _interleave(parts: Sequence[Any], total: int, response: int) -> Tensor:
-    """One tensor [R] from the slices of all context-parallel ranks."""
-    if len(parts) == 1:
-        return as_tensor(parts[0], torch.float32)
-    out = torch.full((response,), torch.nan)
-    for rank, part in enumerate(parts):
-        (a, b), (c, d) = zigzag(total, response, rank, len(parts))
-        values = as_tensor(part, torch.float32)
-        out[a:b], out[c:d] = values[: b - a], values[b - a :]
-    return out

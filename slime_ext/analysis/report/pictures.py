@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.resources import files
 
 import matplotlib
 import numpy
+import yaml
 
 from slime_ext.analysis.document import Bin, Document, Numbers, Point
 from slime_ext.analysis.report.drawing import (
@@ -35,29 +37,36 @@ class Picture:
     name: str
     title: str
     how: str
-    svg: str = ""
     missing: str = ""
-    wide: bool = False
+    x: str = ""
+    scale: str | None = None  # of the x axis; None: linear or symlog, by how wide the values spread
+    svg: str = ""
+
+    def drawn(self, documents: Sequence[Document]) -> Picture:
+        """The picture with its markup."""
+        draw = {"distribution": _distribution, "timeline": _timeline}.get(self.name, _curve)
+        drawing = draw(self, documents)
+        return self if drawing is None else replace(self, svg=drawing.svg(self.name), missing="")
+
+
+def _undrawn() -> list[Picture]:
+    words = files(__package__).joinpath("pictures.yaml").read_text("utf-8")
+    return [Picture(name, **row) for name, row in yaml.safe_load(words).items()]
 
 
 def pictures(documents: Sequence[Document]) -> list[Picture]:
-    """Every picture of the page, in its order."""
+    """Every picture of the page, in its order; none of a curve that nobody misses."""
     with matplotlib.rc_context(STYLE):
-        curves = [curve(kind, documents) for kind in CURVES]
-        return [distribution(documents), timeline(documents), *filter(None, curves)]
+        drawn = [picture.drawn(documents) for picture in _undrawn()]
+    return [picture for picture in drawn if picture.svg or picture.missing]
 
 
-def distribution(documents: Sequence[Document]) -> Picture:
+def _distribution(picture: Picture, documents: Sequence[Document]) -> Drawing | None:
     """How many tokens have which log-ratio; the height is logarithmic, for rare ones to be seen."""
-    title = "How far apart the two policies are, token by token"
-    how = (
-        "Right of 0 the trainer finds a token more probable than the sampler did, left less: healthy is one "
-        "narrow peak at 0, a shifted peak is a bias, and a slow descent means that few tokens decide all."
-    )
     reach = max((_reach(d.distribution) for d in documents), default=0)
     if not reach:
-        return Picture("distribution", title, how, missing="No log-ratio could be computed.")
-    drawing = Drawing(title)
+        return None
+    drawing = Drawing(picture.title)
     (axes,) = drawing.axes
     axes.set_yscale("log")
     edges = numpy.linspace(-reach, reach, BARS + 1)
@@ -71,7 +80,7 @@ def distribution(documents: Sequence[Document]) -> Picture:
         drawing.bars(axes, places, shares[held], hints, f"s{i}")
     axes.axvline(0, color=COLOURS["muted"], alpha=0.55, linewidth=1, zorder=1)
     drawing.name(axes, "log-ratio: log trainer − log sampler, nats", "share of tokens")
-    return Picture("distribution", title, how, drawing.svg("distribution"))
+    return drawing
 
 
 def _bar_hint(low: float, high: float, reach: float, share: float) -> str:
@@ -125,25 +134,19 @@ PANELS = (
 )
 
 
-def timeline(documents: Sequence[Document]) -> Picture:
+def _timeline(picture: Picture, documents: Sequence[Document]) -> Drawing | None:
     """The run from rollout to rollout, one panel for each number that any of its rollouts has."""
-    title = "From rollout to rollout"
-    how = (
-        "Read down a column: a k3 that climbs before the reward falls is a collapse by off-policy data, "
-        "teeth in k3 with the period of the age are weights that are pushed too rarely; ratio is the median "
-        "with the range from the 1st to the 99th percentile."
-    )
     panels = [p for p in PANELS if any(_is_worth_a_panel(p, d) for d in documents)]
     if not panels:
-        return Picture("timeline", title, how, missing="No rollout could be analysed.", wide=True)
-    drawing = Drawing(title, len(panels))
+        return None
+    drawing = Drawing(picture.title, len(panels))
     for axes, panel in zip(drawing.axes, panels, strict=True):
         for i, document in enumerate(documents):
             _draw_run(drawing, axes, panel, document, f"s{i}")
         _scale(axes, panel, documents)
         drawing.name(axes, "rollout" if axes is drawing.axes[-1] else "", panel.name, ticks=4)
     drawing.axes[-1].xaxis.get_major_locator().set_params(integer=True)
-    return Picture("timeline", title, how, drawing.svg("timeline"), wide=True)
+    return drawing
 
 
 def _is_worth_a_panel(panel: TimelinePanel, document: Document) -> bool:
@@ -185,77 +188,18 @@ def _series(document: Document, value: Value) -> list[tuple[float, float]]:
     return [(x, y) for x, y in found if y is not None and math.isfinite(y)]
 
 
-@dataclass(frozen=True)
-class CurveKind:
-    """How a curve of the document is drawn and explained."""
-
-    name: str
-    title: str
-    x_name: str
-    how: str
-    missing: str = ""  # what to say where there is none; empty: no picture then
-    x_scale: str | None = None  # None: linear or symlog, by how wide the values spread
-
-
-CURVES = (
-    CurveKind(
-        "position",
-        "Along the response",
-        "position in the response, tokens",
-        "Flat is healthy; a rise is drift that accumulates, a first token that stands out a wrong alignment "
-        "or a prompt that the two sides see differently.",
-        "No response is longer than one token.",
-    ),
-    CurveKind(
-        "staleness",
-        "By age of the sampling weights",
-        "age, weight versions",
-        "Age 0 is pure numerics; what grows from there is staleness, "
-        "a jump at one age is one bad weight update.",
-        "All tokens are of one age, or the dump does not say which weights sampled them.",
-    ),
-    CurveKind(
-        "probability",
-        "By probability under the sampler",
-        "probability under the sampler",
-        "A distance that grows as tokens get rarer is rounding (a narrow dtype or quantised weights); a mean "
-        "that crosses 0 on a slope is a temperature.",
-        "No log-prob was recorded.",
-        "log",
-    ),
-    CurveKind(
-        "length",
-        "By length of the response",
-        "response length, tokens",
-        "Flat is healthy: long answers are no worse than short ones.",
-    ),
-    CurveKind(
-        "turn",
-        "By turn",
-        "turn",
-        "Turns after a tool's answer should look like the first; if not, the tool's tokens are masked or "
-        "tokenised wrongly.",
-    ),
-    CurveKind(
-        "outcome",
-        "Correct against incorrect samples",
-        "outcome",
-        "Equal heights are healthy; otherwise a correction treats successes and failures differently.",
-    ),
-)
-
-
-def curve(kind: CurveKind, documents: Sequence[Document]) -> Picture | None:
-    """Mean |log-ratio| (solid) and mean log-ratio (dashed) against something; None where nobody misses it."""
-    runs = [next((c.points for c in d.curves if c.name == kind.name), ()) for d in documents]
+def _curve(picture: Picture, documents: Sequence[Document]) -> Drawing | None:
+    """Mean |log-ratio| (solid) and mean log-ratio (dashed) against something."""
+    runs = [next((c.points for c in d.curves if c.name == picture.name), ()) for d in documents]
     points = [p for run in runs for p in run]
     if not points:
-        return Picture(kind.name, kind.title, kind.how, missing=kind.missing) if kind.missing else None
-    drawing = Drawing(kind.title, top=24)
+        return None
+    drawing = Drawing(picture.title, top=24)
     (axes,) = drawing.axes
     axes.set_ylim(*_around_zero(points))
     names = {p.x: p.label for p in points if p.label}
-    if not names and (scale := kind.x_scale or ("symlog" if is_wide([p.x for p in points]) else "linear")):
+    if not names:
+        scale = picture.scale or ("symlog" if is_wide([p.x for p in points]) else "linear")
         axes.set_xscale(scale, **({"linthresh": 1, "linscale": 0.4} if scale == "symlog" else {}))
     for i, run in enumerate(runs):
         if run:
@@ -264,11 +208,11 @@ def curve(kind: CurveKind, documents: Sequence[Document]) -> Picture | None:
         axes.plot([], [], color=COLOURS["muted"], linestyle=style, linewidth=1.4, label=text)
     above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0, "borderpad": 0, "ncols": 2}
     axes.legend(**above, frameon=False, labelcolor=COLOURS["muted"], handlelength=2)
-    drawing.name(axes, kind.x_name, "nats per token")
+    drawing.name(axes, picture.x, "nats per token")
     if names:
         axes.set_xticks(list(names), list(names.values()))
         axes.set_xlim(min(names) - 0.5, max(names) + 0.5)
-    return Picture(kind.name, kind.title, kind.how, drawing.svg(kind.name))
+    return drawing
 
 
 def _around_zero(points: Sequence[Point]) -> tuple[float, float]:

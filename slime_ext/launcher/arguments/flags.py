@@ -69,27 +69,18 @@ class Flag:
             hint = ": write it as 1.0e-4, YAML reads 1e-4 as text"
         raise ConfigError(f"{where}: expected {expected}, got {value!r}{hint}")
 
-    def _word(self, word: str) -> Any:
-        """The value of a word, with an error as argparse wants it: it names the flag itself."""
-        try:
-            return self._one(word, "", of_words=True)
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from None
-
     def add_to(self, parser: argparse._ActionsContainer) -> None:
-        """Adds it to argparse, with the default."""
-        text = self.help.replace("%", "%%")
+        """Adds it to argparse, which leaves its words as they are, and leaves out what is not given."""
+        text, absent = self.help.replace("%", "%%"), argparse.SUPPRESS
         if self.type is bool:
             action = "store_false" if self.clears else "store_true"
-            parser.add_argument(self.name, dest=self.dest, action=action, help=text)
+            parser.add_argument(self.name, dest=self.dest, action=action, default=absent, help=text)
             return
         known = [", ".join(get_args(self.type))] if get_origin(self.type) is Literal else []
         known += [] if self.default is None else [f"default {self.default}"]
         text += f" ({'; '.join(known)})" if known else ""
         nargs = "+" if self.many else None
-        parser.add_argument(
-            self.name, type=self._word, default=self.default, nargs=nargs, metavar="VALUE", help=text
-        )
+        parser.add_argument(self.name, nargs=nargs, metavar="VALUE", default=absent, help=text)
 
 
 def wanted(said: str) -> str:

@@ -42,24 +42,27 @@ def parse(argv: list[str]) -> argparse.Namespace:
     Raises:
         ConfigError: an unknown flag or key, a value of the wrong type, a file that cannot be read.
     """
-    parser = build_parser()
-    args = _known(parser, argv)
-    if args.config:
-        parser.set_defaults(**read_config(args.config))
-        args = _known(parser, argv)
-    args.notes, args.slime_ext = [], None
-    if args.custom_config_path:
-        vars(args).update(read_custom_config(args.custom_config_path))
+    given = _known(argv)
+    values = {flag.dest: bool(flag.clears) if flag.type is bool else flag.default for flag in FLAGS}
+    values |= {"config": given.pop("config", None), "notes": [], "slime_ext": None}
+    if values["config"]:
+        values |= read_config(values["config"])
+    values |= {
+        dest: BY_DEST[dest].read(word, BY_DEST[dest].name, of_words=True) for dest, word in given.items()
+    }
+    if values["custom_config_path"]:
+        values |= read_custom_config(values["custom_config_path"])
     for flag in FLAGS:
-        if flag.required and getattr(args, flag.dest) is None:
+        if flag.required and values[flag.dest] is None:
             raise ConfigError(f"{flag.name}: expected a value, got nothing: {flag.help.split(';')[0]}")
-    return args
+    return argparse.Namespace(**values)
 
 
-def _known(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    args, rest = parser.parse_known_args(argv)
+def _known(argv: list[str]) -> dict[str, Any]:
+    """The words behind each flag that is given, by its attribute."""
+    given, rest = build_parser().parse_known_args(argv)
     if not rest:
-        return args
+        return vars(given)
     token = next((t for t in rest if t.startswith("--")), rest[0])
     name = token.split("=")[0]
     if not name.startswith("-"):

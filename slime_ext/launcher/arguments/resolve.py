@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
 from slime_ext.host.contract import flag_of
+from slime_ext.launcher.arguments.parser import parse
 
 VANILLA = "slime_ext.tis.vanilla_tis_function"
 
 
-def resolve(args: argparse.Namespace) -> argparse.Namespace:
-    """Fills what was left open; changes nothing that was given.
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Flags and files to one namespace with slime's attribute names, open values filled in.
+
+    Beside the flags it has: notes (lines to print), slime_ext (the mapping under that key, or None),
+    world_size, data_parallel_size, eval_datasets (pairs of name and path), run_path, tensorboard_dir.
+    Reads no prompt file and no model: `validation.validate` does.
 
     Raises:
-        ConfigError: two flags that contradict each other.
+        ConfigError: one line with the flag or key, what was expected and what came.
     """
+    args = parse(list(sys.argv[1:] if argv is None else argv))
     _ranks(args)
     _steps(args)
     _loss(args)
@@ -145,19 +153,13 @@ def _run_path(args: argparse.Namespace) -> Path:
         if args.run_name != Path(args.run_name).name or args.run_name == "..":
             raise ConfigError(f"--run-name: expected one name below --run-dir, got '{args.run_name}'")
         return runs / args.run_name
-    if args.load and _is_of_a_run(Path(args.load).resolve(), runs):
-        return runs / Path(args.load).resolve().parent.name
+    load = Path(args.load or "").resolve()
+    if args.load and load.name == "checkpoints" and load.parent.parent == runs.resolve():
+        return runs / load.parent.name
     stem = Path(args.config).stem if args.config else "run"
-    taken = [int(m[1] or 1) for p in _names(runs) if (m := re.fullmatch(rf"{re.escape(stem)}(?:-(\d+))?", p))]
+    names = [entry.name for entry in runs.iterdir()] if runs.is_dir() else []
+    taken = [int(m[1] or 1) for n in names if (m := re.fullmatch(rf"{re.escape(stem)}(?:-(\d+))?", n))]
     return runs / (f"{stem}-{max(taken) + 1}" if taken else stem)
-
-
-def _is_of_a_run(load: Path, runs: Path) -> bool:
-    return load.name == "checkpoints" and load.parent.parent == runs.resolve()
-
-
-def _names(directory: Path) -> list[str]:
-    return [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
 
 
 def _schedule(args: argparse.Namespace) -> None:

@@ -131,12 +131,15 @@ def pack_micro_batch(samples: Sequence[TrainSample], layout: Layout) -> MicroBat
     def real(values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=layout.dtype, **place)
 
+    cu, longest = torch.tensor(ends, dtype=torch.int32, **place), max(b - a for a, b in pairwise(ends))
     return MicroBatch(
         positions=[s.position for s in samples],
         input_ids=long(ids)[None],
         logit_rows=long(rows),
         targets=long(chain(*local(lambda s: s.response_tokens))),
-        packed_seq_params=_packed_seq_params(ends, layout.device),
+        packed_seq_params=PackedSeqParams(
+            qkv_format="thd", cu_seqlens_q=cu, cu_seqlens_kv=cu, max_seqlen_q=longest, max_seqlen_kv=longest
+        ),
         total_lengths=[s.total_length for s in samples],
         response_lengths=[s.response_length for s in samples],
         local_lengths=local_lengths,
@@ -169,11 +172,3 @@ def _tokens_and_rows(sample: TrainSample, layout: Layout) -> tuple[list[int], li
         moved = first_logit + (place - slot) * chunk
         rows += range(start + moved, stop + moved)
     return [t for slot in slots for t in padded[slot * chunk : (slot + 1) * chunk]], rows
-
-
-def _packed_seq_params(cumulative: list[int], device: torch.device | str) -> PackedSeqParams:
-    cu = torch.tensor(cumulative, dtype=torch.int32, device=device)
-    longest = max(b - a for a, b in pairwise(cumulative))
-    return PackedSeqParams(
-        qkv_format="thd", cu_seqlens_q=cu, cu_seqlens_kv=cu, max_seqlen_q=longest, max_seqlen_kv=longest
-    )

@@ -12,10 +12,12 @@ from megatron.core.tensor_parallel import reduce_from_tensor_model_parallel_regi
 from torch import Tensor
 
 
-def vocab_parallel_log_probs(
+def log_probs_and_entropy(
     logits: Tensor, targets: Tensor, temperature: float = 1.0, group: dist.ProcessGroup | None = None
-) -> Tensor:
-    """log p(target) = x[target] - log sum_v exp(x[v]), x = logits / temperature.
+) -> tuple[Tensor, Tensor]:
+    """log p(target) = x[target] - log Z and H = log Z - sum_v p[v] x[v].
+
+    x = logits / temperature, Z = sum_v exp(x[v]), p = exp(x) / Z.
 
     Args:
         logits: [T, V / n]; never written to. Half precision is computed in float32, all else in its own.
@@ -24,15 +26,9 @@ def vocab_parallel_log_probs(
         group: tensor-parallel group, Megatron's by default.
 
     Returns:
-        [T], the same on every rank of the group; its gradient reaches each rank's part of the logits.
+        [T] and [T], the same on every rank of the group; their gradient reaches each rank's part of the
+        logits.
     """
-    return log_probs_and_entropy(logits, targets, temperature, group)[0]
-
-
-def log_probs_and_entropy(
-    logits: Tensor, targets: Tensor, temperature: float = 1.0, group: dist.ProcessGroup | None = None
-) -> tuple[Tensor, Tensor]:
-    """The above, and the entropy H = log Z - sum_v p[v] x[v], p = exp(x) / Z, Z = sum_v exp(x[v]): [T]."""
     group = parallel_state.get_tensor_model_parallel_group() if group is None else group
     x = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     top = x.detach().amax(-1)

@@ -10,6 +10,7 @@ import argparse
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +21,11 @@ from torch.utils.checkpoint import checkpoint
 from slime_ext.correction import Correction
 from slime_ext.errors import DataError, NonFiniteError
 from slime_ext.host import hook as host_hook
-from slime_ext.host.contract import HookCall, check_returned
+from slime_ext.host.contract import HookCall, calls_hook, check_returned, load_function
 from slime_ext.host.packing import locate
 from slime_ext.launcher.megatron import parallel
 from slime_ext.launcher.megatron.batching import MicroBatch
-from slime_ext.launcher.megatron.log_probs import log_probs_and_entropy, vocab_parallel_log_probs
+from slime_ext.launcher.megatron.log_probs import log_probs_and_entropy
 from slime_ext.ops import ratios, surrogates
 from slime_ext.ops.segments import identity
 
@@ -53,7 +54,7 @@ class PolicyLoss:
     """The loss of one optimizer step: configuration, the resolved functions and the proximal log-probs.
 
     Attributes:
-        hook: the correction, or None where neither --use-tis nor --get-mismatch-metrics is set.
+        hook: of `hook_of`.
         proximal: position -> [L_i] of the recomputed proximal policy; empty: the training forward is it.
         step_size: rollouts in the optimizer step over all ranks, the loss's denominator.
         optimizer_step: steps taken before this one, from which staleness counts.
@@ -89,7 +90,8 @@ class PolicyLoss:
         """Unscaled loss and slime's metrics, each the sum over rollouts of its mean over tokens."""
         args = self.args
         cur, entropy = self._current(batch, logits)
-        proximal = self._proximal(batch, cur)
+        # slime's train_log_probs: the recomputed ones, or this very forward pass.
+        proximal = torch.cat([self.proximal[p] for p in batch.positions]) if self.proximal else cur.detach()
         anchor = torch.cat(batch.rollout_log_probs) if args.use_rollout_logprobs else proximal
         log_ratio = self._log_ratio(batch, cur - anchor)
         pg_loss, clipped = self._surrogate(log_ratio, cur, torch.cat(batch.advantages))
@@ -124,16 +126,13 @@ class PolicyLoss:
         cur, entropy = log_probs_and_entropy(rows, batch.targets, self.args.rollout_temperature)
         return cur, entropy if self.args.entropy_coef else entropy.detach()
 
-    def _proximal(self, batch: MicroBatch, cur: Tensor) -> Tensor:
-        """slime's train_log_probs: the recomputed ones, or this very forward pass."""
-        if not self.proximal:
-            return cur.detach()
-        return torch.cat([self.proximal[p] for p in batch.positions])
-
     def _log_ratio(self, batch: MicroBatch, log_ratio: Tensor) -> Tensor:
         if self.args.advantage_estimator != "gspo":
             return log_ratio
-        segments = batch.segments(_differentiable_sum if batch.cp_size > 1 else identity)
+        all_sum = identity
+        if batch.cp_size > 1:
+            all_sum = partial(torch.distributed.nn.functional.all_reduce, group=parallel.cp_group())
+        segments = batch.segments(all_sum)
         return ratios.sequence_mean(log_ratio, segments)
 
     def _surrogate(self, log_ratio: Tensor, cur: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,7 +227,7 @@ def make_reducer(
 def proximal_log_probs(args: argparse.Namespace, batch: MicroBatch, logits: Tensor) -> dict[int, Tensor]:
     """position -> [L_i] log-probs of this forward pass, for the frozen proximal policy."""
     rows = logits[0].index_select(0, batch.logit_rows)
-    flat = vocab_parallel_log_probs(rows, batch.targets, args.rollout_temperature)
+    flat, _ = log_probs_and_entropy(rows, batch.targets, args.rollout_temperature)
     return dict(zip(batch.positions, batch.split(flat.detach()), strict=True))
 
 
@@ -250,18 +249,11 @@ def check_finite(what: str, values: Tensor, mask: Tensor, batch: MicroBatch) -> 
     )
 
 
-def _differentiable_sum(values: Tensor) -> Tensor:
-    return torch.distributed.nn.functional.all_reduce(values, group=parallel.cp_group())
-
-
 def hook_path(args: argparse.Namespace) -> str:
     """The correction's function; slime's own default where no flag names one."""
     return args.custom_tis_function_path or "slime_ext.tis.vanilla_tis_function"
 
 
-def resolved(args: argparse.Namespace) -> dict[str, Any]:
-    """The functions that the flags name, imported once."""
-    from slime_ext.host.contract import load_function
-
-    wanted = args.use_tis or args.get_mismatch_metrics
-    return {"hook": load_function(hook_path(args), "--custom-tis-function-path") if wanted else None}
+def hook_of(args: argparse.Namespace) -> Hook | None:
+    """The correction, or None where neither --use-tis nor --get-mismatch-metrics is set."""
+    return load_function(hook_path(args), "--custom-tis-function-path") if calls_hook(args) else None

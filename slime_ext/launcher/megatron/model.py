@@ -57,10 +57,13 @@ def build_model(
         position_embedding_type="rope",
         rotary_base=hf_config.rope_parameters["rope_theta"],
     )
-    model = model.to(
-        device=parallel.device(), dtype=config.params_dtype
-    )  # torch's RMSNorm ignores params_dtype
-    chunks = [DistributedDataParallel(config, _ddp_config(args), model)]
+    # torch's RMSNorm ignores params_dtype
+    model = model.to(device=parallel.device(), dtype=config.params_dtype)
+    ddp_config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=config.params_dtype.itemsize < 4,
+        use_distributed_optimizer=torch.cuda.is_available(),
+    )
+    chunks = [DistributedDataParallel(config, ddp_config, model)]
     load_hf_state(chunks, get_tensor or random_weights(args, hf_config), hf_config)
     return chunks
 
@@ -132,13 +135,6 @@ def _layer_spec(args: argparse.Namespace, experts: int | None) -> ModuleSpec:
     spec = get_gpt_layer_local_spec(experts, qk_layernorm=True, normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = PackedAttention
     return spec
-
-
-def _ddp_config(args: argparse.Namespace) -> DistributedDataParallelConfig:
-    return DistributedDataParallelConfig(
-        grad_reduce_in_fp32=params_dtype(args).itemsize < 4,
-        use_distributed_optimizer=torch.cuda.is_available(),
-    )
 
 
 def random_weights(args: argparse.Namespace, hf_config: Any) -> GetTensor:

@@ -86,7 +86,8 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float
     sqrt(sum of |g|^2 over the ranks of one model copy). What several tensor-parallel ranks hold
     whole, and the last stage's copy of a tied embedding, count once. ``max_norm`` 0 only measures.
     """
-    squares = [p.grad.square().sum() for p in parameters if _counts(p)]
+    once = (p for p in parameters if param_is_not_shared(p) and param_is_not_tensor_parallel_duplicate(p))
+    squares = [p.grad.square().sum() for p in once]
     total = torch.stack(squares).sum() if squares else parameters[0].grad.new_zeros(())
     dist.all_reduce(total, group=parallel.model_group())
     norm = float(total.sqrt())
@@ -95,10 +96,6 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float
         for parameter in parameters:
             parameter.grad *= scale
     return norm
-
-
-def _counts(parameter: nn.Parameter) -> bool:
-    return param_is_not_shared(parameter) and param_is_not_tensor_parallel_duplicate(parameter)
 
 
 class _CpuEngine:

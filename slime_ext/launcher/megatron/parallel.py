@@ -1,6 +1,8 @@
 """Process groups of one training rank: torch.distributed, Megatron's parallel state, random seeds.
 
-Groups are fetched at each call and never kept: they are others after ``destroy`` and a new ``initialize``.
+Megatron's groups under short names: tensor (tp), pipeline (pp), context (cp) and data (dp) parallel, and the
+ranks that together hold one copy of the weights (model). They are fetched at each call and never kept: they
+are others after ``destroy`` and a new ``initialize``.
 """
 
 from __future__ import annotations
@@ -14,6 +16,14 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
 from slime_ext.launcher.megatron import shims
+
+tp_group = parallel_state.get_tensor_model_parallel_group
+pp_group = parallel_state.get_pipeline_model_parallel_group
+cp_group = parallel_state.get_context_parallel_group
+dp_group = parallel_state.get_data_parallel_group
+model_group = parallel_state.get_model_parallel_group
+is_first_stage = parallel_state.is_pipeline_first_stage
+is_last_stage = parallel_state.is_pipeline_last_stage
 
 
 def device() -> torch.device:
@@ -69,38 +79,3 @@ def destroy() -> None:
     parallel_state.destroy_model_parallel()
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def tp_group() -> dist.ProcessGroup:
-    """Ranks that hold the parts of one tensor."""
-    return parallel_state.get_tensor_model_parallel_group()
-
-
-def pp_group() -> dist.ProcessGroup:
-    """Ranks that hold the stages of one pipeline."""
-    return parallel_state.get_pipeline_model_parallel_group()
-
-
-def cp_group() -> dist.ProcessGroup:
-    """Ranks that hold the parts of one sequence."""
-    return parallel_state.get_context_parallel_group()
-
-
-def dp_group(with_context_parallel: bool = False) -> dist.ProcessGroup:
-    """Ranks that hold other samples of the same step; with the flag, other parts of their sequences too."""
-    return parallel_state.get_data_parallel_group(with_context_parallel=with_context_parallel)
-
-
-def model_group() -> dist.ProcessGroup:
-    """Ranks that together hold one copy of the weights (tensor x pipeline)."""
-    return parallel_state.get_model_parallel_group()
-
-
-def is_first_stage() -> bool:
-    """Whether this rank embeds the tokens."""
-    return pp_group().rank() == 0
-
-
-def is_last_stage() -> bool:
-    """Whether this rank computes logits and loss."""
-    return pp_group().rank() == pp_group().size() - 1

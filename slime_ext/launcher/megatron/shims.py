@@ -7,7 +7,7 @@ megatron no longer needs is deleted here; the ablation test shows that each one 
 from __future__ import annotations
 
 import types
-from collections.abc import Collection
+from functools import cache
 
 import megatron.core
 import torch
@@ -17,15 +17,9 @@ from slime_ext.errors import ConfigError
 PINNED_VERSION = "0.16.1"
 
 
-class _ModuleView(types.ModuleType):
-    """A module as one importer sees it: the given attributes replaced, all others those of the original."""
-
-    def __init__(self, original: types.ModuleType, **replaced: object) -> None:
-        super().__init__(original.__name__)
-        self.__dict__.update(replaced, _original=original)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.__dict__["_original"], name)
+def _with(module: types.ModuleType, **replaced: object) -> types.SimpleNamespace:
+    """A module as one importer sees it: these attributes replaced, all others those of the original."""
+    return types.SimpleNamespace(**{**vars(module), **replaced})
 
 
 def current_device() -> None:
@@ -42,7 +36,7 @@ def schedule_zeros() -> None:
     def zeros(*size: object, device: object = None, **options: object) -> torch.Tensor:
         return torch.zeros(*size, device="cpu" if device == "cuda" else device, **options)
 
-    schedules.torch = _ModuleView(torch, zeros=zeros)
+    schedules.torch = _with(torch, zeros=zeros)
 
 
 def shape_exchange() -> None:
@@ -50,8 +44,7 @@ def shape_exchange() -> None:
     pipeline_parallel/p2p_communication.py:242."""
     from megatron.core.pipeline_parallel import p2p_communication
 
-    cuda = _ModuleView(torch.cuda, synchronize=lambda: None)
-    p2p_communication.torch = _ModuleView(torch, cuda=cuda)
+    p2p_communication.torch = _with(torch, cuda=_with(torch.cuda, synchronize=lambda: None))
 
 
 def tied_embedding() -> None:
@@ -70,16 +63,12 @@ def router_gemm() -> None:
     moe_utils.te_general_gemm = None
 
 
-_ALL = (current_device, schedule_zeros, shape_exchange, tied_embedding, router_gemm)
-SHIMS = {shim.__name__: shim for shim in _ALL}
-_installed: set[str] = set()
+SHIMS = (current_device, schedule_zeros, shape_exchange, tied_embedding, router_gemm)
 
 
-def install(without: Collection[str] = ()) -> tuple[str, ...]:
-    """Installs the CPU shims, each at most once, and returns the names of all that are now in place.
-
-    Args:
-        without: names to leave out (the ablation test).
+@cache
+def install() -> None:
+    """Installs the CPU shims, once.
 
     Raises:
         ConfigError: CUDA is present, or megatron-core is not the pinned version.
@@ -93,8 +82,5 @@ def install(without: Collection[str] = ()) -> tuple[str, ...]:
             f"CPU shims: expected megatron-core {PINNED_VERSION}, got {megatron.core.__version__}: "
             f"pip install megatron-core=={PINNED_VERSION}"
         )
-    for name, shim in SHIMS.items():
-        if name not in _installed and name not in without:
-            shim()
-            _installed.add(name)
-    return tuple(name for name in SHIMS if name in _installed)
+    for shim in SHIMS:
+        shim()

@@ -26,9 +26,9 @@ from slime_ext.launcher.megatron.batching import (
 from slime_ext.launcher.megatron.loss import (
     PolicyLoss,
     StepLog,
+    hook_of,
     hook_path,
     proximal_log_probs,
-    resolved,
     token_count,
 )
 from slime_ext.launcher.megatron.model import params_dtype
@@ -48,7 +48,7 @@ class Trainer:
     optimizer: Optimizer
 
     def __post_init__(self) -> None:
-        self.functions = resolved(self.args)
+        self.hook = hook_of(self.args)
         self.reporter = Reporter.of(self.args, getattr(self.args, "run_path", None))
         self.config = self.chunks[0].config
 
@@ -83,7 +83,7 @@ class Trainer:
             step_size=self.args.global_batch_size,
             optimizer_step=optimizer_step,
             log=log,
-            **self.functions,
+            hook=self.hook,
         )
         self.optimizer.zero_grad()
         reported: list[dict[str, Tensor]] = []
@@ -155,7 +155,7 @@ class Trainer:
             return nullcontext()
         curves = self.reporter.measures_curves
         named = argparse.Namespace(**{**vars(args), "custom_tis_function_path": hook_path(args)})
-        others = MetricsLayout(curves=curves, of_policies=self.functions["hook"] is not None)
+        others = MetricsLayout(curves=curves, of_policies=self.hook is not None)
         return step_metrics.under_way(step_metrics.layout_of(named, curves=curves) or others)
 
     def _reduce(
@@ -175,7 +175,11 @@ class Trainer:
         if measured is not None:
             found = self.reporter.report_on_every_stage(measured, where)
             metrics |= {f"train/{name}": value for name, value in found.items()}
-        return _from_last_stage(metrics)
+        box, group = [metrics], parallel.pp_group()
+        if group.size() > 1:
+            last = dist.get_global_rank(group, group.size() - 1)
+            dist.broadcast_object_list(box, src=last, group=group)
+        return box[0]
 
     def _means(self, values: dict[str, float]) -> dict[str, float]:
         tokens, rollouts = values.pop("tokens"), values.pop("rollouts")
@@ -192,15 +196,3 @@ def layout_of(args: argparse.Namespace) -> Layout:
     wide = params_dtype(args) is torch.float64
     dtype = torch.float64 if wide else torch.float32
     return Layout(dp.rank(), dp.size(), cp.rank(), cp.size(), parallel.device(), dtype)
-
-
-def _from_last_stage(metrics: dict[str, float]) -> dict[str, float]:
-    if parallel.pp_group().size() == 1:
-        return metrics
-    box = [metrics]
-    dist.broadcast_object_list(
-        box,
-        src=dist.get_global_rank(parallel.pp_group(), parallel.pp_group().size() - 1),
-        group=parallel.pp_group(),
-    )
-    return box[0]

@@ -1,5 +1,7 @@
 """Weights of a Qwen3 between Megatron and Hugging Face, for every tensor- and pipeline-parallel layout.
 
+Those of a Qwen2 or a Llama too, for the hosts that run without CUDA.
+
 A Megatron parameter is one or several Hugging Face tensors, interleaved in groups and then cut into equal
 parts: ``full = interleave(tensors, groups)``, ``part = full.chunk(tp, dim)[rank]``. Query, key and value are
 interleaved per query group, gate and up projection per tensor-parallel rank. Each expert of a mixture is a
@@ -82,9 +84,10 @@ def part_of(name: str, hf_config: Any, tp_size: int) -> Part:
     Raises:
         DataError: a parameter that neither a Qwen3 nor a Qwen3-MoE has.
     """
+    output = "model.embed_tokens.weight" if hf_config.tie_word_embeddings else "lm_head.weight"
     outside = {
         "embedding.word_embeddings.weight": Part(("model.embed_tokens.weight",), dim=0),
-        "output_layer.weight": Part((output_name(hf_config),), dim=0),
+        "output_layer.weight": Part((output,), dim=0),
         "decoder.final_layernorm.weight": Part(("model.norm.weight",)),
     }
     if name in outside:
@@ -102,9 +105,10 @@ def _layer_part(prefix: str, name: str, hf_config: Any, tp_size: int) -> Part | 
     if name in _SINGLE:
         hf_name, dim = _SINGLE[name]
         return Part((prefix + hf_name,), dim=dim)
-    if name == "self_attention.linear_qkv.weight":
+    if name in ("self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias"):
         heads, groups = hf_config.num_attention_heads, hf_config.num_key_value_heads
-        names = tuple(f"{prefix}self_attn.{kind}_proj.weight" for kind in "qkv")
+        last = name.rpartition(".")[2]
+        names = tuple(f"{prefix}self_attn.{kind}_proj.{last}" for kind in "qkv")
         return Part(names, groups=groups, dim=0, rows=(heads // groups, 1, 1))
     if mlp := _MLP.fullmatch(name):
         expert, number = mlp.groups()
@@ -114,11 +118,6 @@ def _layer_part(prefix: str, name: str, hf_config: Any, tp_size: int) -> Part | 
         names = (prefix + "gate_proj.weight", prefix + "up_proj.weight")
         return Part(names, groups=tp_size, dim=0, rows=(1, 1))
     return None
-
-
-def output_name(hf_config: Any) -> str:
-    """Hugging Face name of the tensor that makes the logits."""
-    return "model.embed_tokens.weight" if hf_config.tie_word_embeddings else "lm_head.weight"
 
 
 def named_parts(model_chunks: Sequence[nn.Module], hf_config: Any) -> Iterator[tuple[nn.Parameter, Part]]:
@@ -166,39 +165,28 @@ def gather_hf_state(model_chunks: Sequence[nn.Module], hf_config: Any) -> dict[s
     """
     if parallel.dp_group(with_context_parallel=True).rank() != 0:
         return None
-    stage = _gather_stage(model_chunks, hf_config)
-    if parallel.tp_group().rank() != 0:
-        return None
-    return _gather_stages(stage)
-
-
-def _gather_stage(model_chunks: Sequence[nn.Module], hf_config: Any) -> dict[str, Tensor]:
-    """This pipeline stage's tensors, made whole on its tensor-parallel rank 0."""
-    group, state = parallel.tp_group(), {}
+    tp, pp = parallel.tp_group(), parallel.pp_group()
+    state: dict[str, Tensor] = {}
     for parameter, part in named_parts(model_chunks, hf_config):
-        if getattr(parameter, "shared", False):  # the last stage's copy of a tied embedding
-            continue
-        state.update(part.split(_gather_shards(parameter.detach(), part, group)))
-    return state
+        if not getattr(parameter, "shared", False):  # the last stage's copy of a tied embedding
+            state.update(part.split(_whole(parameter.detach(), part, tp)))
+    if tp.rank() != 0:
+        return None
+    state = {name: tensor.cpu().clone() for name, tensor in state.items()}
+    if pp.size() == 1:
+        return state
+    stages: list[Any] | None = [None] * pp.size() if pp.rank() == 0 else None
+    dist.gather_object(state, stages, dst=dist.get_global_rank(pp, 0), group=pp)
+    return None if stages is None else {name: t for stage in stages for name, t in stage.items()}
 
 
-def _gather_shards(local: Tensor, part: Part, group: dist.ProcessGroup) -> Tensor:
+def _whole(local: Tensor, part: Part, group: dist.ProcessGroup) -> Tensor:
+    """A parameter from the shards of all tensor-parallel ranks."""
     if part.dim is None or group.size() == 1:
         return local
     shards = [torch.empty_like(local) for _ in range(group.size())]
     dist.all_gather(shards, local.contiguous(), group=group)
     return torch.cat(shards, dim=part.dim)
-
-
-def _gather_stages(stage: dict[str, Tensor]) -> dict[str, Tensor] | None:
-    """All stages' tensors on the CPU of the first stage."""
-    group = parallel.pp_group()
-    state = {name: tensor.cpu().clone() for name, tensor in stage.items()}
-    if group.size() == 1:
-        return state
-    states: list[Any] | None = [None] * group.size() if group.rank() == 0 else None
-    dist.gather_object(state, states, dst=dist.get_global_rank(group, 0), group=group)
-    return None if states is None else {name: t for one in states for name, t in one.items()}
 
 
 def read_hf_checkpoint(path: str | Path) -> GetTensor:

@@ -104,8 +104,9 @@ def newest(directory: str | Path, sizes: Mapping[str, Any], ranks: int) -> tuple
         try:
             saved = json.loads((path / SIZES).read_text())
             _check_same(directory, saved, sizes)
-            for rank in range(ranks):
-                _check_sum(path / f"rank_{rank}.pt")
+            for file in (path / f"rank_{rank}.pt" for rank in range(ranks)):
+                if _sum(file) != Path(f"{file}.sha256").read_text().split()[0]:
+                    raise ValueError(f"{file.name} is not what was written")
         except ConfigError:
             raise
         except (OSError, ValueError) as error:
@@ -124,11 +125,6 @@ def _check_same(directory: str | Path, saved: Mapping[str, Any], sizes: Mapping[
                 f"--load {directory}: expected {name.replace('_', ' ')} {was}, which it was saved with, "
                 f"got {now}"
             )
-
-
-def _check_sum(path: Path) -> None:
-    if _sum(path) != Path(f"{path}.sha256").read_text().split()[0]:
-        raise ValueError(f"{path.name} is not what was written")
 
 
 def _sum(path: Path) -> str:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slime_ext.host.packing import zigzag
+from slime_ext.host.packing import join_response
 from slime_ext.launcher.megatron import parallel
 
 FORMAT_VERSION = 2
@@ -130,16 +130,10 @@ def _whole(data: Mapping[str, Any]) -> dict[str, Any]:
     shares = _gathered({key: data[key] for key in PER_TOKEN if key in data}, group)
     lengths = list(zip(data["total_lengths"], data["response_lengths"], strict=True))
     for key in shares[0]:
-        data[key] = [_joined([share[key][i] for share in shares], *lengths[i]) for i in range(len(lengths))]
+        data[key] = [
+            join_response([share[key][i] for share in shares], *lengths[i]) for i in range(len(lengths))
+        ]
     return data
-
-
-def _joined(parts: Sequence[Tensor], total: int, length: int) -> Tensor:
-    out = torch.zeros(length, dtype=parts[0].dtype)
-    for rank, values in enumerate(parts):
-        (a, b), (c, d) = zigzag(total, length, rank, len(parts))
-        out[a:b], out[c:d] = values[: b - a], values[b - a :]
-    return out
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> Path:

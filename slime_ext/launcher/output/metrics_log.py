@@ -34,12 +34,16 @@ class MetricsLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         kept = [row for row in _rows(self.path) if row["rollout_id"] < (resume_rollout or 0)]
         self._kept = {(row["kind"], row["step"]) for row in kept}
-        _rewrite(self.path, kept)
+        temporary = self.path.with_suffix(".tmp")  # a kill in between leaves the first
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        temporary.replace(self.path)
         self._file = self.path.open("a", encoding="utf-8")
         self._events = None
         if tensorboard_dir is not None:
-            last = max((row["step"] for row in kept), default=None)
-            self._events = _summary_writer(tensorboard_dir, None if last is None else last + 1)
+            from torch.utils.tensorboard import SummaryWriter
+
+            purged = 1 + max(row["step"] for row in kept) if kept else None
+            self._events = SummaryWriter(tensorboard_dir, purge_step=purged)
 
     def log(self, kind: Kind, values: Mapping[str, Any], *, rollout_id: int, step: int) -> None:
         """Writes one line; values are numbers, 0-d tensors or None."""
@@ -88,13 +92,6 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
             raise DataError(f"{path}:{number}: expected a JSON object, got {line[:40]!r}")
 
 
-def _rewrite(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Through a second file, so that a kill in between leaves the first."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    temporary.replace(path)
-
-
 def _number(name: str, value: Any) -> float | int | None:
     if value is None or isinstance(value, int):
         return value
@@ -103,9 +100,3 @@ def _number(name: str, value: Any) -> float | int | None:
     except (TypeError, ValueError) as error:
         raise DataError(f"metric {name}: expected a number, got {value!r}") from error
     return number if math.isfinite(number) else None
-
-
-def _summary_writer(directory: str, purge_step: int | None) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(directory, purge_step=purge_step)

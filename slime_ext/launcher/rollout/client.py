@@ -48,7 +48,6 @@ class EngineClient:
         backoff: seconds before the first repetition; doubles each time, at most 30.
         recovery_timeout: seconds that a server which went away has to come back.
         vocab_size: responses with ids beyond it are dropped.
-        decode: ids to text, for a server that runs without a tokenizer.
     """
 
     def __init__(
@@ -61,20 +60,17 @@ class EngineClient:
         backoff: float = 0.5,
         recovery_timeout: float = 300.0,
         vocab_size: int | None = None,
-        decode: Callable[[list[int]], str] | None = None,
     ) -> None:
         self.url, self.concurrency = url.rstrip("/"), concurrency
         self.retries, self.backoff, self.recovery_timeout = retries, backoff, recovery_timeout
-        self.vocab_size, self.decode = vocab_size, decode
+        self.vocab_size = vocab_size
         limits = httpx.Limits(max_connections=concurrency + 1, max_keepalive_connections=concurrency + 1)
         self._http = httpx.Client(base_url=self.url, timeout=timeout, limits=limits)
         self._recovering = threading.Lock()
         self.pushed: tuple[str, str] | None = None  # path and version of the latest weights
         self._versions: set[str] = set()
 
-    def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, *, rollout_id: int | None = None
-    ) -> list[list[RolloutSample]]:
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[list[RolloutSample]]:
         """Samples `sampling.n` responses to every prompt; blocks until all are there.
 
         A sample that came back damaged keeps its place with `remove_sample` set, its mask 0 and the reason in
@@ -90,7 +86,7 @@ class EngineClient:
         ended = threading.Event()
         pool = ThreadPoolExecutor(self.concurrency)
         try:
-            groups = [pool.submit(self._group, one, sampling, rollout_id, ended) for one in prompts]
+            groups = [pool.submit(self._group, one, sampling, ended) for one in prompts]
             for failed in (
                 group for group in wait(groups, return_when=FIRST_EXCEPTION).done if group.exception()
             ):
@@ -168,13 +164,7 @@ class EngineClient:
             if self.pushed and (was_away or self.weight_version() != self.pushed[1]):
                 self._push()
 
-    def _group(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        rollout_id: int | None,
-        ended: threading.Event,
-    ) -> list[RolloutSample]:
+    def _group(self, prompt: Prompt, sampling: SamplingParams, ended: threading.Event) -> list[RolloutSample]:
         """The samples of one prompt, however often they must be asked for."""
         body = {
             "input_ids": list(prompt.ids),
@@ -183,7 +173,7 @@ class EngineClient:
         }
         where = f"prompt of group {prompt.group_index}"
         answer = self._repeated(where, lambda: self._samples(where, body), "/generate", self._recover, ended)
-        return read_group(prompt, answer, sampling, rollout_id, self.decode, self.vocab_size)
+        return read_group(prompt, answer, sampling, self.vocab_size)
 
     def _samples(self, where: str, body: dict[str, Any]) -> Any:
         """The answer to `generate`, unless it is an error under status 200, or of a server that lost our

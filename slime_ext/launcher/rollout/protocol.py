@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +54,6 @@ def read_group(
     prompt: Prompt,
     answer: Any,
     sampling: SamplingParams,
-    rollout_id: int | None = None,
-    decode: Callable[[list[int]], str] | None = None,
     vocab_size: int | None = None,
 ) -> list[RolloutSample]:
     """Turns the answer to one prompt into exactly `sampling.n` samples, bad ones dropped in place.
@@ -69,27 +67,22 @@ def read_group(
         blank = RolloutSample(
             group_index=prompt.group_index,
             index=prompt.group_index * n + k,
-            rollout_id=rollout_id,
             prompt=prompt.text,
             tokens=list(prompt.ids),
             label=prompt.label,
             metadata=dict(prompt.metadata),
         )
-        group.append(read_sample(blank, one, decode, sampling.max_new_tokens, vocab_size))
+        group.append(read_sample(blank, one, sampling.max_new_tokens, vocab_size))
     return group
 
 
 def read_sample(
-    sample: RolloutSample,
-    answer: Any,
-    decode: Callable[[list[int]], str] | None = None,
-    longest: int | None = None,
-    vocab_size: int | None = None,
+    sample: RolloutSample, answer: Any, longest: int, vocab_size: int | None = None
 ) -> RolloutSample:
     """Fills a blank sample from one answer of `/generate`; one that fails a check is dropped."""
     try:
         _check_ids(answer, longest, vocab_size)
-        _fill_tokens(sample, answer, decode)
+        _fill_tokens(sample, answer)
         sample.rollout_log_probs = _log_probs(sample.response_tokens, answer["meta_info"])
         _fill_status(sample, answer["meta_info"])
     except BadAnswer as reason:
@@ -99,25 +92,24 @@ def read_sample(
     return sample.drop("aborted by the engine", ABORTED) if sample.status == ABORTED else sample
 
 
-def _check_ids(answer: Any, longest: int | None, vocab_size: int | None) -> None:
+def _check_ids(answer: Any, longest: int, vocab_size: int | None) -> None:
     """A response that fails here leaves no token behind: the model could not even be asked about it."""
     ids = answer.get("output_ids") if isinstance(answer, dict) else None
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
         raise BadAnswer("no output ids in the answer")
-    if longest is not None and len(ids) > longest:
+    if len(ids) > longest:
         raise BadAnswer("more tokens than were asked for")
     if any(i < 0 or (vocab_size is not None and i >= vocab_size) for i in ids):
         raise BadAnswer("token outside of the vocabulary")
 
 
-def _fill_tokens(sample: RolloutSample, answer: Any, decode: Callable[[list[int]], str] | None) -> None:
+def _fill_tokens(sample: RolloutSample, answer: Any) -> None:
     ids = answer["output_ids"]
     sample.tokens, sample.response_length = sample.tokens + ids, len(ids)
     sample.loss_mask = [1] * len(ids)
     if not isinstance(answer.get("meta_info"), dict):
         raise BadAnswer("no meta_info in the answer")
-    text = answer.get("text")
-    sample.response = text if text is not None or decode is None else decode(ids)
+    sample.response = answer["text"]
     sample.weight_versions, sample.token_weight_versions = _versions(answer["meta_info"], len(ids))
     sample.cached_tokens = int(answer["meta_info"].get("cached_tokens") or 0)
 

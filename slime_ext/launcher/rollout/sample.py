@@ -83,20 +83,16 @@ class RolloutSample:
 
     def to_dict(self) -> dict[str, Any]:
         """The sample as slime dumps it, with our `token_weight_versions` as the last key."""
-        own = {name: getattr(self, name) for name in _FIELDS if name != "cached_tokens"}
-        versions = own.pop("token_weight_versions")
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        cached, versions = own.pop("cached_tokens"), own.pop("token_weight_versions")
         return {
             **own,
             **_UNUSED_BY_US,
             "apply_chat_template_kwargs": {},
             "spec_info": dict.fromkeys(_SPEC_INFO, 0) | {"completion_token_num": self.response_length},
-            "prefix_cache_info": {
-                "cached_tokens": self.cached_tokens,
-                "total_prompt_tokens": self.prompt_length,
-            },
+            "prefix_cache_info": {"cached_tokens": cached, "total_prompt_tokens": self.prompt_length},
             "token_weight_versions": versions,
         }
 
 
-_FIELDS = tuple(f.name for f in fields(RolloutSample))
 _SPEC_INFO = ("spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct", "completion_token_num")

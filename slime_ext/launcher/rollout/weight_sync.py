@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_ext.errors import DataError
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -40,7 +38,6 @@ def push_weights(
         The directory of this version.
 
     Raises:
-        DataError: `template_dir` holds no config.json.
         EngineError: the engine refused the weights, or reports another version.
     """
     path = write_weights(state, template_dir, directory, version)
@@ -53,20 +50,16 @@ def push_weights(
 def write_weights(
     state: Mapping[str, Tensor], template_dir: str | Path, directory: str | Path, version: int
 ) -> Path:
-    """Writes `directory/version_<version>`; it appears whole or not at all.
-
-    Raises:
-        DataError: `template_dir` holds no config.json.
-    """
+    """Writes `directory/version_<version>`; it appears whole or not at all."""
     from safetensors.torch import save_file
 
-    if not (Path(template_dir) / "config.json").is_file():
-        raise DataError(f"{template_dir}: expected a model directory, got no config.json: name another one")
     target = Path(directory) / f"version_{version}"
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=target.parent))
     try:
-        _copy_template(Path(template_dir), draft)
+        for file in Path(template_dir).iterdir():
+            if file.is_file() and file.suffix not in _WEIGHTS and not file.name.endswith(".index.json"):
+                shutil.copyfile(file, draft / file.name)
         tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
         save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
         draft.chmod(0o755)
@@ -75,12 +68,6 @@ def write_weights(
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return target
-
-
-def _copy_template(template: Path, draft: Path) -> None:
-    for file in template.iterdir():
-        if file.is_file() and file.suffix not in _WEIGHTS and not file.name.endswith(".index.json"):
-            shutil.copyfile(file, draft / file.name)
 
 
 def versions(directory: str | Path) -> list[tuple[int, Path]]:

@@ -57,11 +57,11 @@ LAYOUT = {
     "context": "context_parallel_size",
     "data": "data_parallel_size",
 }
+NO_SIZE_OF_A_WEIGHT = "max_position_embeddings"
 MODEL = [
-    *(name for name, field in Qwen3Moe.model_fields.items() if not field.exclude),
+    *(n for n, field in Qwen3Moe.model_fields.items() if not field.exclude and n != NO_SIZE_OF_A_WEIGHT),
     *("untie_embeddings_and_output_weights", "params_dtype"),
 ]
-MODEL.remove("max_position_embeddings")  # no weight has its size
 
 
 def sizes_of(args: argparse.Namespace) -> dict[str, Any]:

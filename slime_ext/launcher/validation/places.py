@@ -65,7 +65,9 @@ def has_cuda() -> bool:
 def check_engine(args: argparse.Namespace) -> None:
     """The server's address, or an interpreter to start one with."""
     if args.sglang_server_url is not None:
-        _check_url(args.sglang_server_url)
+        port = re.fullmatch(r"https?://[^/:\s]+(?::(\d{1,5}))?/?", args.sglang_server_url)
+        if port is None or int(port[1] or 80) > 65535:
+            raise ConfigError(f"--sglang-server-url: expected http://host:port, got {args.sglang_server_url}")
         return
     args.sglang_python = args.sglang_python or default_python()
     if not (Path(args.sglang_python).is_file() and os.access(args.sglang_python, os.X_OK)):
@@ -81,9 +83,3 @@ def default_python() -> str:
         if (directory / SGLANG_PYTHON).is_file():
             return str(directory / SGLANG_PYTHON)
     return sys.executable if importlib.util.find_spec("sglang") else SGLANG_PYTHON
-
-
-def _check_url(url: str) -> None:
-    port = re.fullmatch(r"https?://[^/:\s]+(?::(\d{1,5}))?/?", url)
-    if port is None or int(port[1] or 80) > 65535:
-        raise ConfigError(f"--sglang-server-url: expected http://host:port, got {url}")

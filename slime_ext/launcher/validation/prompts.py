@@ -16,14 +16,14 @@ Count = Callable[[str], int]
 def check_prompts(args: argparse.Namespace) -> None:
     """Reads training and held-out prompts."""
     count = token_counter(args.hf_checkpoint, args.vocab_size)
-    context = _context(args)
-    train = read_prompts(args.prompt_data, args.input_key, args.label_key)
-    _check_rewards(args, args.prompt_data, train)
-    _check_lengths(args.prompt_data, train, count, context - args.rollout_max_response_len, args)
-    for _, path in args.eval_datasets:
-        heldout = read_prompts(path, args.input_key, args.label_key)
-        _check_rewards(args, path, heldout)
-        _check_lengths(path, heldout, count, context - args.eval_max_response_len, args)
+    limits = (args.max_position_embeddings, args.sglang_context_length, args.sglang_max_total_tokens)
+    context = min(limit for limit in limits if limit is not None)  # of prompt and response
+    files = [(args.prompt_data, args.rollout_max_response_len)]
+    files += [(path, args.eval_max_response_len) for _, path in args.eval_datasets]
+    for path, response in files:
+        prompts = read_prompts(path, args.input_key, args.label_key)
+        _check_rewards(args, path, prompts)
+        _check_lengths(path, prompts, count, context - response, args)
 
 
 def token_counter(directory: str, vocab_size: int) -> Count:
@@ -47,12 +47,6 @@ def token_counter(directory: str, vocab_size: int) -> Count:
             f"got {size}: it belongs to another model"
         )
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-
-def _context(args: argparse.Namespace) -> int:
-    """Most tokens of prompt and response that model, engine and flags all allow."""
-    limits = (args.max_position_embeddings, args.sglang_context_length, args.sglang_max_total_tokens)
-    return min(limit for limit in limits if limit is not None)
 
 
 def _check_rewards(args: argparse.Namespace, path: str, prompts: list[Prompt]) -> None:

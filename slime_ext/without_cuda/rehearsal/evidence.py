@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import DataError
-from slime_ext.without_cuda.rehearsal import failure, observe
+from slime_ext.without_cuda.rehearsal import observe
 
 if TYPE_CHECKING:
     from slime_ext.analysis.document import Document
+
+# Of a line of a log: what Ray puts before it, and an exception.
+PREFIX = re.compile(r"^\((?:\w+ )?pid=\d+[^)]*\)\s?")
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+RAISED = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Exit|Interrupt))(?::\s*(.*))?$")
+OF_RAY = ("RayTaskError", "ActorDiedError", "ActorUnavailableError", "RayActorError", "WorkerCrashedError")
+REFUSED = re.compile(r"^\S+\.py: error: (.*)$")  # argparse
+FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)')
+LONGEST = 300  # characters of a message
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ def gather(out: Path, status: int, seconds: float) -> Evidence:
         str(f.relative_to(out)): f.stat().st_size for f in (out / "checkpoint").rglob("*") if f.is_file()
     }
     return Evidence(
-        status, seconds, log, failure.cause(text) if status else "", tuple(observe.read(out / "events")),
+        status, seconds, log, cause_of(text) if status else "", tuple(observe.read(out / "events")),
         _rollouts(out / "dumps/rollout_data"), _analysis(out / "dumps"), _scalars(out / "tensorboard"), files,
     )  # fmt: skip
 
@@ -106,3 +116,34 @@ def _scalars(folder: Path) -> dict[str, list[float]]:
 def nonfinite(scalars: Mapping[str, Sequence[float]]) -> list[str]:
     """Names with a value that is NaN or infinite."""
     return [name for name, values in scalars.items() if not all(map(math.isfinite, values))]
+
+
+def cause_of(log: str) -> str:
+    """The last exception in a log as ``Type: message (file:line)``, or its last line.
+
+    >>> cause_of('Traceback (most recent call last):\\n  File "a.py", line 3, in f\\nValueError: no\\n')
+    'ValueError: no (a.py:3)'
+    """
+    lines = [COLOUR.sub("", PREFIX.sub("", line)) for line in log.splitlines()]
+    found = _last(lines, own=True) or _last(lines, own=False)
+    if found is None:
+        return next((line.strip() for line in reversed(lines) if line.strip()), "the log is empty")[:LONGEST]
+    at, text = found
+    frames = (FRAME.match(line) for line in reversed(lines[max(0, at - 60) : at]))
+    frame = next(filter(None, frames), None)
+    return f"{text[:LONGEST]}{f' ({frame[1]}:{frame[2]})' if frame else ''}"
+
+
+def _last(lines: Sequence[str], *, own: bool) -> tuple[int, str] | None:
+    """Line number and text of the last exception; of Ray's only where ``own`` is false."""
+    for at in range(len(lines) - 1, -1, -1):
+        if match := REFUSED.match(lines[at]):
+            return at, match[1]
+        if (match := RAISED.match(lines[at])) and (match[1] not in OF_RAY or not own):
+            message = match[2] or _first(lines[at + 1 :])
+            return at, f"{match[1]}: {message}" if message else match[1]
+    return None
+
+
+def _first(lines: Iterable[str]) -> str:
+    return next((line.strip() for line in lines if line.strip()), "")

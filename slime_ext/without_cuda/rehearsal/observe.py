@@ -32,8 +32,8 @@ def install() -> None:
     hooks = next(finder for finder in sys.meta_path if isinstance(finder, ImportHooks))
     for host in HOSTS:
         for module, name, event, describe in WATCHED:
-            hooks.after(f"{host}.{module}", _watching(name, event, describe))
-        hooks.after(f"{host}.utils.misc", _watch_loaded)
+            hooks.add("after", f"{host}.{module}", _watching(name, event, describe))
+        hooks.add("after", f"{host}.utils.misc", _watch_loaded)
 
 
 def record(event: str, **facts: Any) -> None:
@@ -123,10 +123,7 @@ def _of_hook(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> d
 
 def _of_actor(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
     chunks = getattr(args[0], "model", None) or []
-    return {
-        "parameters": sum(p.numel() for chunk in chunks for p in chunk.parameters()),
-        "role": str(args[2:3] or ""),
-    }
+    return {"parameters": sum(p.numel() for chunk in chunks for p in chunk.parameters())}
 
 
 def _of_push(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
@@ -148,8 +145,7 @@ def _number(value: Any) -> float | str | None:
 
 
 def _of_parser(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
-    names = ("global_batch_size", "rollout_batch_size", "n_samples_per_prompt", "advantage_estimator")
-    names = (*names, "use_tis", "get_mismatch_metrics", "custom_tis_function_path")
+    names = ("advantage_estimator", "use_tis", "get_mismatch_metrics", "custom_tis_function_path")
     return {name: getattr(result, name, None) for name in names}
 
 

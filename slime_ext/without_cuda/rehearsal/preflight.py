@@ -26,7 +26,6 @@ MEGATRON = (
     "core/*/*config*.py",
 )
 HOST = ("utils/arguments.py", "backends/**/arguments.py")
-NEEDED = ("--hf-checkpoint",)
 
 
 def known_flags(host: Path, megatron: Path) -> set[str]:
@@ -77,10 +76,9 @@ def mistakes(launch: Launch, known: set[str], paths: Sequence[Path], *, is_own_h
         paths: where Python looks for modules in the run.
         is_own_host: whether the host is the script's own, so that a flag that it lacks is a mistake.
     """
-    for name in NEEDED:
-        if not launch.flag(name):
-            script, count = Path(launch.script).name, len(launch.flags)
-            yield f"{script}: {name}: expected in the launch, got none among its {count} flags"
+    if not launch.flag("--hf-checkpoint"):
+        script, count = Path(launch.script).name, len(launch.flags)
+        yield f"{script}: --hf-checkpoint: expected in the launch, got none among its {count} flags"
     yield from _unknown(launch, known, is_own_host=is_own_host)
     yield from _arithmetic(launch, sizes_of(launch))
     yield from _tokenizer(launch)

@@ -13,6 +13,7 @@ from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.without_cuda.driver import host_python
 from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
 
+Row = dict[str, Any]
 ROWS = 64
 LONGEST = 2000  # characters; longer rows are passed over
 PARQUET = """
@@ -22,43 +23,43 @@ print("\\n".join(json.dumps(row, default=str) for row in rows))
 """
 
 
-def rows_of(launch: Launch, flag: WrittenFlag, path: str) -> list[dict[str, Any]]:
-    """Up to ``ROWS`` rows of a data file, or made ones where there is no such file.
-
-    Raises:
-        ConfigError: a row lacks a key that a flag names, or the file cannot be read.
-    """
-    file = Path(path.partition("@[")[0])
-    if not file.is_file():
-        return made_rows(launch)
-    try:
-        read = _parquet(file) if file.suffix == ".parquet" else _jsonl(file)
-        rows = [row for row in islice(read, ROWS * 4) if len(json.dumps(row, default=str)) < LONGEST][:ROWS]
-    except (ValueError, OSError) as error:
-        raise ConfigError(
-            f"{flag.where}: {flag.name}: expected rows of JSON, got {error} in {file}"
-        ) from None
-    if not rows:
-        raise ConfigError(
-            f"{flag.where}: {flag.name}: expected rows below {LONGEST} characters, got none in {file}"
-        )
-    _check_keys(launch, rows[0], file)
-    return rows
-
-
-def all_rows(launch: Launch) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def all_rows(launch: Launch) -> tuple[list[Row], list[Row]]:
     """Rows for training, made ones where --prompt-data is absent, and for evaluations, none where
     --eval-prompt-data is absent.
 
     Raises:
-        ConfigError: as ``rows_of``.
+        ConfigError: a row lacks a key that a flag names, or the file cannot be read.
     """
     train, held_out = launch.flag("--prompt-data"), launch.flag("--eval-prompt-data")
-    rows = rows_of(launch, train, train.values[-1]) if train else made_rows(launch)
-    return rows, rows_of(launch, held_out, held_out.values[-1]) if held_out else []
+    rows = rows_of(launch, train) if train else made_rows(launch)
+    return rows, rows_of(launch, held_out) if held_out else []
 
 
-def made_rows(launch: Launch) -> list[dict[str, Any]]:
+def rows_of(launch: Launch, flag: WrittenFlag) -> list[Row]:
+    """Up to ``ROWS`` rows of a data file, or made ones where there is no such file."""
+    file = Path(flag.values[-1].partition("@[")[0])
+    if not file.is_file():
+        return made_rows(launch)
+    where = f"{flag.where}: {flag.name}"
+    try:
+        read = (json.loads(line) for line in _lines(file) if line.strip())
+        rows = [row for row in islice(read, ROWS * 4) if len(json.dumps(row, default=str)) < LONGEST][:ROWS]
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{where}: expected rows of JSON, got {error} in {file}") from None
+    if not rows:
+        raise ConfigError(f"{where}: expected rows below {LONGEST} characters, got none in {file}")
+    for name in ("--input-key", "--label-key"):
+        key = _keys(launch).get(name)
+        if key is not None and key not in rows[0]:
+            place = named.where if (named := launch.flag(name)) else Path(launch.script).name
+            near = did_you_mean(key, rows[0])
+            raise ConfigError(
+                f"{place}: {name}: expected a key of {file}, got '{key}'{near} (keys: {', '.join(rows[0])})"
+            )
+    return rows
+
+
+def made_rows(launch: Launch) -> list[Row]:
     """Sums of two numbers under the launch's keys."""
     keys = _keys(launch)
     rows = []
@@ -66,7 +67,7 @@ def made_rows(launch: Launch) -> list[dict[str, Any]]:
         text, answer = f"What is {i} + {i % 7}?", str(i + i % 7)
         messages = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
         is_chat = launch.value("--loss-type") == "sft_loss"
-        row: dict[str, Any] = {keys["--input-key"]: messages if is_chat else text}
+        row: Row = {keys["--input-key"]: messages if is_chat else text}
         row |= {key: answer for name, key in keys.items() if name == "--label-key"}
         row |= {key: {} for name, key in keys.items() if name == "--metadata-key"}
         rows.append(row)
@@ -80,38 +81,26 @@ def _keys(launch: Launch) -> dict[str, str]:
     return {"--input-key": "input"} | {name: key for name, key in keys.items() if key}
 
 
-def _check_keys(launch: Launch, row: dict[str, Any], file: Path) -> None:
-    for name, key in _keys(launch).items():
-        if key not in row and name in ("--input-key", "--label-key"):
-            where = flag.where if (flag := launch.flag(name)) else Path(launch.script).name
-            near = did_you_mean(key, row)
-            raise ConfigError(
-                f"{where}: {name}: expected a key of {file}, got '{key}'{near} (keys: {', '.join(row)})"
-            )
-
-
-def _jsonl(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open() as lines:
-        for line in lines:
-            if line.strip():
-                yield json.loads(line)
-
-
-def _parquet(file: Path) -> Iterator[dict[str, Any]]:
+def _lines(file: Path) -> Iterator[str]:
+    """Rows as JSON; of a Parquet file as many as are looked at."""
+    if file.suffix != ".parquet":
+        with file.open() as lines:
+            yield from lines
+        return
     command = [str(host_python()), "-c", PARQUET, str(file), str(ROWS * 4)]
     read = subprocess.run(command, capture_output=True, text=True)
     if read.returncode:
         raise ValueError(read.stderr.strip().splitlines()[-1])
-    return (json.loads(line) for line in read.stdout.splitlines())
+    yield from read.stdout.splitlines()
 
 
-def write_rows(rows: list[dict[str, Any]], file: Path) -> None:
+def write_rows(rows: list[Row], file: Path) -> None:
     """The rows as JSONL."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
 
 
-def longest_prompt(launch: Launch, rows: list[dict[str, Any]], tokenizer: Any) -> int:
+def longest_prompt(launch: Launch, rows: list[Row], tokenizer: Any) -> int:
     """Tokens of the longest prompt."""
     key, is_chat = _keys(launch)["--input-key"], bool(launch.flag("--apply-chat-template"))
     return max(_length(row[key], tokenizer, is_chat=is_chat) for row in rows)

@@ -16,6 +16,7 @@ PROMPTS = 2  # per rollout at least
 LEARNING_RATE = "1e-3"
 CONCURRENCY = 64
 PARALLEL = ("context", "tensor", "pipeline")  # the first that a script splits stays split, over two ranks
+TWIN, TRAIN, HELD_OUT = "model", "data/train.jsonl", "data/eval.jsonl"  # below the folder of a rehearsal
 SPREAD = "slime_ext.without_cuda.rehearsal.rewards.post_process"
 
 # Flags that are left out, by what stands for them or why nothing has to. A star ends a prefix.
@@ -93,25 +94,6 @@ PATTERNS = [(pattern, why) for why, patterns in LEFT_OUT.items() for pattern in 
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What was written for a rehearsal.
-
-    Args:
-        model: folder of the twin.
-        model_flags: Megatron's flags for it.
-        data: prompts, JSONL.
-        evaluation: the same for evaluations.
-        longest: tokens of the longest prompt.
-    """
-
-    model: Path
-    model_flags: tuple[str, ...]
-    data: Path
-    evaluation: Path
-    longest: int
-
-
-@dataclass(frozen=True)
 class Sizes:
     """Batch arithmetic of a rollout: prompts x samples, in steps of `batch` samples."""
 
@@ -163,17 +145,23 @@ def split_of(launch: Launch) -> str | None:
     return next((kind for kind in PARALLEL if launch.number(_parallel(kind), 1) > 1), None)
 
 
-def replaced_flags(launch: Launch, prepared: Prepared, out: Path) -> list[str]:
-    """The host's command line: the script's flags with small things in the place of large ones."""
+def replaced_flags(launch: Launch, model: Sequence[str], longest: int, out: Path) -> list[str]:
+    """The host's command line: the script's flags with small things in the place of large ones.
+
+    Args:
+        model: Megatron's flags for the twin.
+        longest: tokens of the longest prompt.
+        out: the rehearsal's folder, as ``run.prepare`` left it.
+    """
     sizes, split = sizes_of(launch), split_of(launch)
-    small, context = small_sizes(sizes), prepared.longest + 2 * RESPONSE
+    small, context, folder = small_sizes(sizes), longest + 2 * RESPONSE, out / TWIN
     given: dict[str, object] = {
         "--actor-num-nodes": 1,
         "--actor-num-gpus-per-node": 2 if split else 1,
         "--num-gpus-per-node": 4,
-        "--hf-checkpoint": prepared.model,
-        "--load": prepared.model,
-        "--prompt-data": prepared.data,
+        "--hf-checkpoint": folder,
+        "--load": folder,
+        "--prompt-data": out / TRAIN,
         "--num-rollout": ROLLOUTS,
         "--rollout-batch-size": small.prompts,
         "--global-batch-size": small.batch,
@@ -188,7 +176,7 @@ def replaced_flags(launch: Launch, prepared: Prepared, out: Path) -> list[str]:
     if split:
         given[_parallel(split)] = 2
     if launch.flag("--ref-load"):
-        given["--ref-load"] = prepared.model
+        given["--ref-load"] = folder
     if (more := launch.number("--over-sampling-batch-size", 0)) > sizes.prompts:
         given["--over-sampling-batch-size"] = -(-more * small.prompts // sizes.prompts)
     if launch.flag("--use-dynamic-batch-size"):  # several micro-batches per step where the script has several
@@ -199,11 +187,11 @@ def replaced_flags(launch: Launch, prepared: Prepared, out: Path) -> list[str]:
     if launch.value("--loss-type") != "sft_loss":
         given["--custom-reward-post-process-path"] = SPREAD
     words = [word for flag in kept(launch) for word in (flag.name, *flag.values)]
-    words += prepared.model_flags
-    words += _without(cpu_flags(), "--spec") if launch.value("--train-backend") == "fsdp" else cpu_flags()
+    words += model
+    words += cpu_flags(of_megatron=launch.value("--train-backend") != "fsdp")
     words += engine_flags(context, 64 * context, CONCURRENCY)
     words += [str(word) for pair in given.items() for word in pair]
-    return [*words, *_evaluation(launch, prepared), "--use-tensorboard"]
+    return [*words, *_evaluation(launch, out), "--use-tensorboard"]
 
 
 def _parallel(kind: str) -> str:
@@ -211,16 +199,10 @@ def _parallel(kind: str) -> str:
     return f"--{kind}{'' if kind == 'context' else '-model'}-parallel-size"
 
 
-def _without(words: Sequence[str], flag: str) -> list[str]:
-    at = words.index(flag)
-    end = next(i for i in range(at + 1, len(words)) if words[i].startswith("--"))
-    return [*words[:at], *words[end:]]
-
-
-def _evaluation(launch: Launch, prepared: Prepared) -> list[str]:
+def _evaluation(launch: Launch, out: Path) -> list[str]:
     if not (launch.flag("--eval-prompt-data") and launch.flag("--eval-interval")):
         return []
-    data = ["--eval-prompt-data", launch.value("--eval-prompt-data"), str(prepared.evaluation)]
+    data = ["--eval-prompt-data", launch.value("--eval-prompt-data"), str(out / HELD_OUT)]
     words = ["--eval-interval", str(ROLLOUTS), "--n-samples-per-eval-prompt", "1"]
     return [*words, *data, "--eval-max-response-len", str(RESPONSE)]
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from slime_ext.errors import ConfigError
-from slime_ext.without_cuda.driver import WHEEL, host_python, run_host
+from slime_ext.without_cuda.driver import WHEEL, host_python
 from slime_ext.without_cuda.rehearsal import observe, prompts, replace, rewards, twin
 from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
 
 TIMEOUT_S = 900.0
-Row = dict[str, Any]
-Account = dict[str, str]
 OF_A_CLUSTER = tuple(
     "CUDA NCCL NVTE NVSHMEM CUBLAS GLOO TP_SOCKET PYTORCH MASTER MC_ RAY no_proxy NO_PROXY PYTHONPATH "
     "PYTHONUNBUFFERED TORCH OMP WANDB SGLANG HF_".split()
@@ -35,14 +32,10 @@ class RehearsalHost:
     package: Path
     is_own: bool
 
-    @property
-    def kind(self) -> str:
-        return self.package.name
-
     def __str__(self) -> str:
-        return (
-            "miles of the package index (miles-rl)" if self.name == WHEEL else f"{self.kind} in {self.name}"
-        )
+        if self.name == WHEEL:
+            return "miles of the package index (miles-rl)"
+        return f"{self.package.name} in {self.name}"
 
 
 def refuse_cuda() -> None:
@@ -111,32 +104,33 @@ def with_found_files(launch: Launch, host: RehearsalHost) -> Launch:
     return launch.with_flags(flags)
 
 
-def prepare(launch: Launch, rows: tuple[list[Row], list[Row]], out: Path) -> tuple[replace.Prepared, Account]:
-    """Writes the twin and the rows below a folder; returns them, and what was replaced by what.
+def prepare(
+    launch: Launch, rows: tuple[list[prompts.Row], list[prompts.Row]], out: Path
+) -> tuple[list[str], dict[str, str]]:
+    """Writes the twin and the rows below a folder; the host's command line, and what was replaced by what.
 
     Args:
         rows: of ``prompts.all_rows``.
     """
     from transformers import AutoTokenizer
 
-    real, flag = Path(launch.value("--hf-checkpoint")), launch.flag("--prompt-data")
-    is_real = twin.write_tokenizer(out / "model", real)
-    tokenizer = AutoTokenizer.from_pretrained(out / "model")
+    flag, folder = launch.flag("--prompt-data"), out / replace.TWIN
+    is_real = twin.write_tokenizer(folder, Path(launch.value("--hf-checkpoint")))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     small = twin.twin_of(launch, max(len(tokenizer), launch.number("--vocab-size", 0) if is_real else 0))
-    twin.write_weights(out / "model", small, tokenizer.eos_token_id)
+    twin.write_weights(folder, small, tokenizer.eos_token_id)
     train, held_out = rows[0], rows[1][: replace.PROMPTS * 2]
-    prompts.write_rows(train, out / "data/train.jsonl")
-    prompts.write_rows(held_out, out / "data/eval.jsonl")
+    prompts.write_rows(train, out / replace.TRAIN)
+    prompts.write_rows(held_out, out / replace.HELD_OUT)
     longest = prompts.longest_prompt(launch, [*train, *held_out], tokenizer)
-    files = [out / "data/train.jsonl", out / "data/eval.jsonl"]
-    prepared = replace.Prepared(out / "model", small.flags, *files, longest)
     is_file = flag and Path(flag.values[-1].partition("@[")[0]).is_file()
     data = "first {} rows" if is_file else "not on this machine: {} made rows with the same keys"
     words = "its own tokenizer" if is_real else "its tokenizer is not on this machine: one of bytes"
-    return prepared, replace.account(launch, f"{small}; {words}", data.format(len(train)))
+    account = replace.account(launch, f"{small}; {words}", data.format(len(train)))
+    return replace.replaced_flags(launch, small.flags, longest, out), account
 
 
-def environment_of(launch: Launch, host: RehearsalHost, out: Path) -> dict[str, str]:
+def environment_of(launch: Launch, out: Path) -> dict[str, str]:
     """Variables of the run: those of the Ray job that no cluster needs, and ours."""
     own = {name: value for name, value in launch.environment.items() if not name.startswith(OF_A_CLUSTER)}
     (out / "events").mkdir(parents=True, exist_ok=True)
@@ -145,24 +139,3 @@ def environment_of(launch: Launch, host: RehearsalHost, out: Path) -> dict[str, 
     if flag := launch.flag("--custom-reward-post-process-path"):
         own[rewards.THEIRS] = flag.values[0]
     return own
-
-
-def rehearse(
-    launch: Launch,
-    host: RehearsalHost,
-    prepared: replace.Prepared,
-    out: Path,
-    timeout: float,
-    megatron: str | None,
-) -> int:
-    """Runs the host with the launch's small twin; returns its exit status."""
-    flags = replace.replaced_flags(launch, prepared, out.absolute())
-    return run_host(
-        host.name,
-        flags,
-        out,
-        launch.asynchronous,
-        timeout=timeout,
-        environment=environment_of(launch, host, out.absolute()),
-        megatron=megatron,
-    )

@@ -7,9 +7,7 @@ without it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection
 
-from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.without_cuda.import_hooks import ImportHooks
 
 HOSTS = ("miles", "slime")
@@ -31,25 +29,13 @@ PLACES = (
     ("sglang_kernels", "before", "torchvision", "declare_torchvision_ops"),
     ("weight_endpoints", "after", ".backends.sglang_utils.sglang_engine", "translate_requests"),
 )
-NAMES = tuple(dict.fromkeys(name for name, *_ in PLACES))
 
 
-def install(without: Collection[str] = ()) -> None:
-    """Registers every stand-in to be put in place when the module that needs it is imported.
-
-    Args:
-        without: names to leave out (the tests that show what each is for).
-
-    Raises:
-        ConfigError: a name in `without` is unknown.
-    """
-    for name in without:
-        if name not in NAMES:
-            raise ConfigError(f"stand-ins: expected one of {NAMES}, got {name!r}{did_you_mean(name, NAMES)}")
+def install() -> None:
+    """Registers every stand-in to be put in place when the module that needs it is imported."""
     hooks = ImportHooks()
     for name, when, module, function in PLACES:
-        if name not in without:
-            call = getattr(importlib.import_module(f"{__name__}.{name}"), function)
-            for host in HOSTS if module.startswith(".") else ("",):
-                getattr(hooks, when)(f"{host}{module}", call)
+        call = getattr(importlib.import_module(f"{__name__}.{name}"), function)
+        for host in HOSTS if module.startswith(".") else ("",):
+            hooks.add(when, f"{host}{module}", call)
     hooks.install()

@@ -14,15 +14,10 @@ from argparse import Namespace
 
 import torch
 import torch.nn.functional as F
-from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
-from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.identity_op import IdentityOp
-from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.torch_norm import WrappedTorchNorm
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor
 
 from slime_ext.launcher.megatron.attention import PackedAttention
@@ -45,25 +40,11 @@ class NormedColumnParallelLinear(ColumnParallelLinear):
 
 def layer_spec(args: Namespace, config: object, vp_stage: int | None = None) -> ModuleSpec:
     """The specification of a decoder layer, as the hosts call the function that --spec names."""
-    norm = WrappedTorchNorm if args.qk_layernorm else IdentityOp
-    attention = ModuleSpec(
-        SelfAttention,
-        params={"attn_mask_type": AttnMaskType.causal},
-        submodules=SelfAttentionSubmodules(
-            linear_qkv=NormedColumnParallelLinear,
-            core_attention=PackedAttention,
-            linear_proj=RowParallelLinear,
-            q_layernorm=norm,
-            k_layernorm=norm,
-        ),
-    )
-    mlp = MLPSubmodules(linear_fc1=NormedColumnParallelLinear, linear_fc2=RowParallelLinear)
-    return ModuleSpec(
-        TransformerLayer,
-        submodules=TransformerLayerSubmodules(
-            self_attention=attention,
-            self_attn_bda=get_bias_dropout_add,
-            mlp=ModuleSpec(MLP, submodules=mlp),
-            mlp_bda=get_bias_dropout_add,
-        ),
-    )
+    spec = get_gpt_layer_local_spec(qk_layernorm=args.qk_layernorm, normalization="RMSNorm")
+    layer = spec.submodules
+    layer.input_layernorm = layer.pre_mlp_layernorm = IdentityOp
+    layer.sharded_state_dict_keys_map = {}  # the parameters have the names of checkpoints
+    layer.self_attention.submodules.core_attention = PackedAttention
+    layer.self_attention.submodules.linear_qkv = NormedColumnParallelLinear
+    layer.mlp.submodules.linear_fc1 = NormedColumnParallelLinear
+    return spec

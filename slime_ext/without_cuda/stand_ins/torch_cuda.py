@@ -25,30 +25,33 @@ FACTORIES = (
     *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "linspace"),
     *("as_tensor", "empty_strided"),
 )
+MEMORY = 1 << 34  # bytes
+# of an H100, for checks of features that none of this path reaches
+CAPABILITY = (9, 0)
+DEVICE = types.SimpleNamespace(major=9, minor=0, total_memory=MEMORY, name="cpu")
 DO_NOTHING = (
     *("synchronize", "set_device", "empty_cache", "set_stream", "reset_peak_memory_stats", "ipc_collect"),
     *("init", "manual_seed_all", "_lazy_init", "_lazy_call"),
 )
-MEMORY = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-CAPABILITY = (9, 0)  # of an H100, for checks of features that none of this path reaches
+NO_MEMORY = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+ANSWERS: dict[str, object] = {  # of functions of torch.cuda
+    **dict.fromkeys(DO_NOTHING),
+    **dict.fromkeys(NO_MEMORY, 0),
+    "get_device_capability": CAPABILITY,
+    "get_device_properties": DEVICE,
+    "mem_get_info": (MEMORY // 2, MEMORY),
+}
 
 
 def replace() -> None:
-    """Replaces torch.cuda, and what names a CUDA device, in this process.
-
-    Raises:
-        ConfigError: this machine has CUDA.
-    """
+    """Replaces torch.cuda, and what names a CUDA device, in this process."""
     import torch
 
-    refuse_cuda()
     for name in FACTORIES:
         setattr(torch, name, _on_the_cpu(getattr(torch, name)))
-    for name in DO_NOTHING:
-        setattr(torch.cuda, name, _returns(None))
-    for name in MEMORY:
-        setattr(torch.cuda, name, _returns(0))
-    _replace_devices(torch)
+    for name, answer in ANSWERS.items():
+        setattr(torch.cuda, name, _returns(answer))
+    torch.cuda.current_device = _returns(torch.device("cpu"))
     _replace_generators(torch)
     _replace_streams(torch)
     _replace_methods(torch)
@@ -84,16 +87,6 @@ def _on_the_cpu(function: Callable) -> Callable:
 
 def _returns(value: object) -> Callable:
     return lambda *args, **options: value  # a function of its own each: torch._dynamo wants them different
-
-
-def _replace_devices(torch: types.ModuleType) -> None:
-    torch.cuda.current_device = _returns(torch.device("cpu"))
-    torch.cuda.get_device_capability = _returns(CAPABILITY)
-    properties = types.SimpleNamespace(
-        major=CAPABILITY[0], minor=CAPABILITY[1], total_memory=1 << 34, name="cpu"
-    )
-    torch.cuda.get_device_properties = _returns(properties)
-    torch.cuda.mem_get_info = _returns((1 << 33, 1 << 34))
 
 
 def _replace_generators(torch: types.ModuleType) -> None:

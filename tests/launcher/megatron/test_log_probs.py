@@ -46,7 +46,7 @@ def _sharded(dtype, temperature):
     chosen, entropy = log_probs.log_probs_and_entropy(hidden, targets, temperature)
     total = (chosen * upstream[0].to(chosen) + entropy * upstream[1].to(entropy)).sum()
     first, second = (torch.autograd.grad(total, leaf, retain_graph=True)[0] for _ in range(2))
-    alone = log_probs.vocab_parallel_log_probs(hidden, targets, temperature)
+    alone = log_probs.log_probs_and_entropy(hidden, targets, temperature)[0]
     assert torch.equal(hidden, leaf)
     assert torch.equal(first, second)
     assert torch.equal(alone, chosen)
@@ -74,7 +74,7 @@ def _log_probs_alone():
     group = parallel.tp_group()
     logits, targets, upstream = _case(torch.float64)
     leaf = logits.chunk(group.size(), -1)[group.rank()].clone().requires_grad_()
-    (log_probs.vocab_parallel_log_probs(leaf, targets) * upstream[0]).sum().backward()
+    (log_probs.log_probs_and_entropy(leaf, targets)[0] * upstream[0]).sum().backward()
     return leaf.grad
 
 
@@ -92,7 +92,7 @@ def _extremes():
     logits = torch.tensor([[[1e4, 0.0]], [[-1e4, 0.0]]][rank], dtype=torch.float32, requires_grad=True)
     chosen, entropy = log_probs.log_probs_and_entropy(logits, torch.tensor([2]))
     (chosen + entropy).sum().backward()
-    empty = log_probs.vocab_parallel_log_probs(logits[:0], torch.tensor([], dtype=torch.long))
+    empty = log_probs.log_probs_and_entropy(logits[:0], torch.tensor([], dtype=torch.long))[0]
     return chosen.item(), entropy.item(), logits.grad, empty.shape
 
 

@@ -40,6 +40,15 @@ def test_join_interleaves_per_group():
     assert part.shard(full, 1, 2).tolist() == [2, 3, 11, 21]
 
 
+def test_a_qwen2s_biases_are_interleaved_as_their_weights():
+    weight, bias = (
+        weights.part_of(f"decoder.layers.0.self_attention.linear_qkv.{kind}", tiny.tiny_config(), 2)
+        for kind in ("weight", "bias")
+    )
+    assert bias.names == tuple(name.replace("weight", "bias") for name in weight.names)
+    assert replace(bias, names=weight.names) == weight
+
+
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_split_undoes_join(groups):
     tensors = [torch.randn(rows, 3) for rows in (8, 4, 4)]

@@ -217,7 +217,7 @@ def sequence_loss(logits: Tensor, sequences: list[list[int]]) -> tuple[Tensor, d
         return torch.tensor(list(chain.from_iterable(parts)))
 
     targets, weights = local(next_tokens), local(weights_of).double()
-    loss = -(log_probs.vocab_parallel_log_probs(logits, targets) * weights).sum()
+    loss = -(log_probs.log_probs_and_entropy(logits, targets)[0] * weights).sum()
     return loss * len(micro_batches()) * dp.size(), {"loss": loss.detach().clone()}
 
 

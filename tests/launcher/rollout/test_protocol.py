@@ -40,12 +40,12 @@ def answers(fault=None, n=2, length=4):
 
 def read(answer, **prompt):
     asked = Prompt("abc", group_index=3, ids=PROMPT, **prompt)
-    return read_group(asked, answer, SamplingParams(4, n=2), rollout_id=9, vocab_size=VOCAB)
+    return read_group(asked, answer, SamplingParams(4, n=2), vocab_size=VOCAB)
 
 
 def test_a_good_answer_becomes_trainable_samples():
     first, second = read(answers(), label="x", metadata={"source_name": "y"})
-    assert (first.index, second.index, first.group_index, first.rollout_id) == (6, 7, 3, 9)
+    assert (first.index, second.index, first.group_index) == (6, 7, 3)
     assert first.tokens == [*PROMPT, 18, 19, 20, 21] and first.response == "18 19 20 21"
     assert first.rollout_log_probs == [-0.1, -0.2, -0.3, -0.4] and first.loss_mask == [1, 1, 1, 1]
     assert (first.status, first.label, first.metadata) == ("truncated", "x", {"source_name": "y"})
@@ -115,11 +115,3 @@ def test_without_spans_the_last_version_holds_for_all():
     del answer[0]["meta_info"]["weight_versions"]
     sample = read(answer)[0]
     assert (sample.weight_versions, sample.token_weight_versions) == (["7"], ["7"] * 4)
-
-
-def test_text_is_decoded_when_the_server_sends_none():
-    answer = answers()
-    del answer[0]["text"]
-    prompt = Prompt("abc", group_index=3, ids=PROMPT)
-    (sample,) = read_group(prompt, answer[:1], SamplingParams(4), decode=lambda ids: f"{len(ids)} ids")
-    assert sample.response == "4 ids"

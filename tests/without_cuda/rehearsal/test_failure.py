@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from slime_ext.without_cuda.rehearsal.failure import cause
+from slime_ext.without_cuda.rehearsal.evidence import cause_of
 
 REMOTE = """\
 Traceback (most recent call last):
   File "/slime/train.py", line 101, in <module>
     train(args)
   File "/env/ray/_private/worker.py", line 961, in get_objects
-    raise value.as_instanceof_cause()
+    raise value.as_instanceof_cause_of()
 \x1b[36mray.exceptions.RayTaskError(HTTPError): \x1b[36mray::Actor.update_weights()\x1b[39m (pid=16002)
   File "/slime/backends/sglang_engine.py", line 418, in update
     return self._make_request()
@@ -31,4 +31,4 @@ LOGS = {
 
 def test_the_exception_of_the_host_is_found_without_what_ray_wraps_around_it():
     for log, line in LOGS.items():
-        assert cause(log) == line
+        assert cause_of(log) == line

@@ -11,11 +11,11 @@ import pytest
 from slime_ext.commands.launch_script import read
 from slime_ext.errors import ConfigError
 from slime_ext.without_cuda.rehearsal import preflight, replace, twin
-from slime_ext.without_cuda.rehearsal.replace import Prepared, Sizes, kept, replaced_flags, small_sizes
+from slime_ext.without_cuda.rehearsal.replace import Sizes, kept, replaced_flags, small_sizes
 from tests.without_cuda.rehearsal.launches import launch
 
 HOSTS = Path(os.environ.get("HOSTS", "absent"))
-PREPARED = Prepared(Path("/t"), ("--num-layers", "2"), Path("/rows"), Path("/eval"), 40)
+SMALL = (("--num-layers", "2"), 40, Path("/out"))  # the twin's flags, the longest prompt, the folder
 DECIDING = """--rm-type --custom-rm-path --custom-generate-function-path --rollout-function-path
 --advantage-estimator --use-tis --tis-clip --tis-clip-low --custom-tis-function-path
 --custom-config-path --get-mismatch-metrics --eps-clip --eps-clip-high --use-kl-loss
@@ -38,19 +38,19 @@ def test_small_batches_keep_samples_and_steps():
 def test_flags_that_decide_behaviour_stay():
     assert [name for name in DECIDING if replace.group_of(name)] == []
     said = launch("--use-tis --custom-rm-path a.b --eps-clip-high 0.28")
-    words = replaced_flags(said, PREPARED, Path("/out"))
+    words = replaced_flags(said, *SMALL)
     for flag in kept(said):
         at = words.index(flag.name)
         assert tuple(words[at + 1 : at + 1 + len(flag.values)]) == flag.values
 
 
 def test_the_command_line_is_small_and_says_each_flag_once():
-    words = replaced_flags(launch(), PREPARED, Path("/out"))
+    words = replaced_flags(launch(), *SMALL)
     flags = [word for word in words if word.startswith("--")]
     once = ("--num-rollout", "--rollout-batch-size", "--global-batch-size", "--lr", "--hf-checkpoint")
     assert all(flags.count(name) == 1 for name in (*once, "--prompt-data", "--actor-num-gpus-per-node"))
     value = {name: words[words.index(name) + 1] for name in once}
-    assert value == dict(zip(once, ("2", "2", "4", "1e-3", "/t"), strict=True))
+    assert value == dict(zip(once, ("2", "2", "4", "1e-3", "/out/model"), strict=True))
     assert words[words.index("--context-parallel-size") + 1] == "2"  # as the hook sees a split
     assert "--tensor-model-parallel-size" not in words and "--colocate" not in words
     assert "--sglang-mem-fraction-static" not in words and "--eval-prompt-data" not in words
@@ -58,7 +58,7 @@ def test_the_command_line_is_small_and_says_each_flag_once():
 
 def test_responses_are_never_longer_than_the_scripts():
     for length, small in {"5": "5", "8192": "16"}.items():
-        words = replaced_flags(launch(f"--rollout-max-response-len {length}"), PREPARED, Path("/out"))
+        words = replaced_flags(launch(f"--rollout-max-response-len {length}"), *SMALL)
         assert words[words.index("--rollout-max-response-len") + 1] == small
 
 
@@ -77,11 +77,9 @@ def test_one_parallelism_stays_over_two_ranks(flags, split):
 
 
 def test_micro_batches_divide_the_step():
-    words = replaced_flags(launch("--micro-batch-size 3"), PREPARED, Path("/out"))
+    words = replaced_flags(launch("--micro-batch-size 3"), *SMALL)
     assert words[words.index("--micro-batch-size") + 1] == "2"
-    words = replaced_flags(
-        launch("--use-dynamic-batch-size --max-tokens-per-gpu 9216"), PREPARED, Path("/out")
-    )
+    words = replaced_flags(launch("--use-dynamic-batch-size --max-tokens-per-gpu 9216"), *SMALL)
     assert words[words.index("--max-tokens-per-gpu") + 1] == "144" and "--micro-batch-size" not in words
 
 
@@ -135,7 +133,7 @@ def test_every_script_of_slime_becomes_a_small_launch(monkeypatch):
                 said = read(str(path))
             except ConfigError:
                 continue
-            words = replaced_flags(said, PREPARED, Path("/out"))
+            words = replaced_flags(said, *SMALL)
             assert not [word for word in words if word.startswith(large)], path
             assert not [word for word in words if "$" in word], path
             if (host / "docker").is_dir():  # with what its image adds to Megatron

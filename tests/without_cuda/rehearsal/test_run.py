@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from slime_ext.errors import ConfigError, DataError
-from slime_ext.without_cuda.rehearsal import observe, prompts, replace, rewards, run
+from slime_ext.without_cuda.rehearsal import observe, prompts, rewards, run
 from tests.without_cuda.rehearsal.launches import launch
 
 
@@ -21,15 +21,17 @@ def test_a_rehearsal_has_a_model_and_rows_that_load(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     said = launch("--apply-chat-template --untie-embeddings-and-output-weights")
-    prepared, account = run.prepare(said, prompts.all_rows(said), tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(prepared.model)
+    flags, account = run.prepare(said, prompts.all_rows(said), tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     ids = tokenizer("2 + 2 = é")["input_ids"]
     assert tokenizer.decode(ids) == "2 + 2 = é"
-    model = AutoModelForCausalLM.from_pretrained(prepared.model)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert model(torch.tensor([ids])).logits.std() > 0.3 and model.config.num_hidden_layers == 2
-    rows = [json.loads(line) for line in prepared.data.read_text().splitlines()]
+    data = Path(flags[flags.index("--prompt-data") + 1])
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
     assert len(rows) == prompts.ROWS and set(rows[0]) == {"prompt", "label"}
-    assert prepared.longest > len("What is 0 + 0?") and "not on this machine" in dict(account)["data"]
+    assert int(flags[flags.index("--sglang-context-length") + 1]) > len("What is 0 + 0?") + 32
+    assert "not on this machine" in dict(account)["data"]
 
 
 def test_the_first_short_rows_of_a_file_are_taken(tmp_path):
@@ -59,7 +61,7 @@ def test_the_host_is_the_one_that_the_script_lies_in(tmp_path, monkeypatch):
     inside = type(said)(str(tmp_path / "scripts/run.sh"), "train.py", said.flags, {})
     outside = type(said)("/elsewhere/run.sh", "train.py", said.flags, {})
     assert run.host_of(inside, None) == run.RehearsalHost(str(tmp_path), tmp_path / "slime", is_own=True)
-    assert run.host_of(outside, str(tmp_path)).kind == "slime"
+    assert run.host_of(outside, str(tmp_path)).package.name == "slime"
     assert run.host_of(outside, None) == run.RehearsalHost("miles", tmp_path / "wheel/miles", is_own=False)
     assert run.host_of(inside, "miles").name == "miles"
     with pytest.raises(ConfigError, match="--host: expected 'miles' or a checkout"):
@@ -144,8 +146,7 @@ def test_the_environment_has_the_jobs_variables_and_none_of_a_cluster(tmp_path):
     said = launch("--custom-reward-post-process-path a.b")
     job = {"NCCL_DEBUG": "INFO", "MY_KEY": "1", "CUDA_X": "1", "PYTHONPATH": str(tmp_path)}
     said = type(said)(said.script, said.program, said.flags, job)
-    host = run.RehearsalHost("miles", tmp_path / "miles", is_own=False)
-    found = run.environment_of(said, host, tmp_path / "out")
+    found = run.environment_of(said, tmp_path / "out")
     assert found["MY_KEY"] == "1" and not {"NCCL_DEBUG", "CUDA_X"} & set(found)
     assert found[rewards.THEIRS] == "a.b" and str(tmp_path) in found["PYTHONPATH"].split(":")
     assert found[observe.FOLDER] == str(tmp_path / "out/events") and (tmp_path / "out/events").is_dir()
@@ -161,25 +162,10 @@ def test_relative_files_are_found_from_where_the_user_stands(tmp_path, monkeypat
     )
 
 
-def test_flags_of_the_run_reach_the_driver(tmp_path, monkeypatch):
-    seen = {}
-
-    def run_host(host, flags, out, asynchronous, **options):
-        seen.update(options, host=host, flags=flags, asynchronous=asynchronous)
-        return 7
-
-    monkeypatch.setattr(run, "run_host", run_host)
-    prepared = replace.Prepared(tmp_path, ("--num-layers", "2"), tmp_path, tmp_path, 10)
-    said, host = launch(program="train_async.py"), run.RehearsalHost("miles", tmp_path, is_own=False)
-    assert run.rehearse(said, host, prepared, tmp_path, 60.0, None) == 7
-    assert seen["asynchronous"] and seen["timeout"] == 60.0 and "--num-layers" in seen["flags"]
-
-
 def test_the_users_folders_alone_come_before_the_hosts_packages(tmp_path, monkeypatch):
     """The wheel's folder, which has an sglang of its own, and this environment's packages stay behind."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/theirs:{tmp_path}/absent")
     (tmp_path / "theirs").mkdir()
-    wheel = run.RehearsalHost("miles", tmp_path / "wheel/miles", is_own=True)
-    own = run.environment_of(launch(), wheel, tmp_path / "out")
+    own = run.environment_of(launch(), tmp_path / "out")
     assert set(own["PYTHONPATH"].split(":")) == {str(tmp_path), f"{tmp_path}/theirs"}
