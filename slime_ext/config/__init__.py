@@ -33,6 +33,7 @@ PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
 KEYS = ("preset", "surrogate", "steps", *PLAIN, "guards", "metrics", "backend")
 BACKENDS = ("eager", "compiled")
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **FORMS}
+FORMER_STEPS = {"taper": "signed_clip"}  # names that are accepted with a note
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,16 @@ def _backend(name: Any) -> tuple[str, tuple[str, ...]]:
     return name, ()
 
 
+def _renamed(entry: Any) -> Any:
+    """A step under the name that it has now; says once what that is."""
+    if isinstance(entry, Mapping):
+        return {_renamed(key): fields for key, fields in entry.items()}
+    if not isinstance(entry, str) or entry not in FORMER_STEPS:
+        return entry
+    warn_once(f"{ROOT}: steps: {entry} is called {FORMER_STEPS[entry]} now")
+    return FORMER_STEPS[entry]
+
+
 def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, options: Options) -> None:
     """What acts on the statistics of a step, where none are taken."""
     reads = {"guards": mapping.get("guards"), "on_nonfinite: raise": correction.on_nonfinite == "raise"}
@@ -220,7 +231,7 @@ def _steps(listed: Any) -> tuple:
             f"{ROOT}.steps: expected a list of steps, got {shown(listed)}: each step is its name with its "
             "fields"
         )
-    steps = [_step(f"{ROOT}.steps[{i}]", entry) for i, entry in enumerate(listed)]
+    steps = [_step(f"{ROOT}.steps[{i}]", _renamed(entry)) for i, entry in enumerate(listed)]
     _forbid_idle(steps)
     return tuple(step.plain() if hasattr(step, "plain") else step for step in steps)
 
