@@ -109,9 +109,8 @@ class Sampler:
         for name, path in args.eval_datasets:
             prompts = read_prompts(path, args.input_key, args.label_key)
             samples = self._generate(prompts, params, "evaluation")
-            out[f"eval/{name}"] = sum(self._score(samples)) / max(
-                len(samples), 1
-            )  # a dropped one counts as 0
+            # A dropped one counts as 0.
+            out[f"eval/{name}"] = sum(self._score(samples)) / max(len(samples), 1)
         return out
 
     def _generate(self, prompts: Sequence[Prompt], params: SamplingParams, where: str) -> list[RolloutSample]:
