@@ -292,6 +292,15 @@ def test_a_temperature_is_found_whatever_the_entropies(settings):
         assert found(run(world)) == {"temperature"}, (vocabulary, flat, confidence, rollouts, scale)
 
 
+def test_what_begins_after_a_push_is_no_temperature():
+    # Weights that lag far look so: log-ratios follow from the probability.
+    lagging = replace(engine(temperature=0.8), interval=100)
+    hot, fresh = run(lagging), run(replace(lagging, engine=BF))[:1]
+    assert "temperature" in found(hot)
+    later = found(fresh + hot[1:])
+    assert "stale_weights" in later and "temperature" not in later
+
+
 @pytest.mark.parametrize("vocabulary", [64, pytest.param(512, marks=pytest.mark.slow)])
 def test_log_probs_from_before_the_temperature_are_told_apart(vocabulary):
     for temperature in (0.8, 1.1):

@@ -19,6 +19,7 @@ FEWEST = 300  # tokens
 EXPLAINED = 0.35  # share of the variance of l that the probability explains under a temperature
 LOWEST, HIGHEST = 0.2, 5.0  # temperatures; noise looks like one of 0, a few odd tokens like one far off
 LIKELY = 2  # bins of probability, above 0.56
+RISES = 10.0  # times mean |l| of an earlier rollout: what acts on every token alike does not begin later
 LEANS = 0.5  # |mean l| over mean |l| where 3/4 of |l| has one sign
 SURE = 6.0  # standard errors
 # The same where it is known that temperatures differ: the sign alone tells of which kind.
@@ -99,12 +100,24 @@ def _leaning(d: Diagnosis) -> float | None:
 
 def _is_scaled(d: Diagnosis) -> bool:
     """Whether the log-ratios are as between two temperatures."""
-    if (d.sums.mean("absolute") or 0.0) < SMALL:
+    if (d.sums.mean("absolute") or 0.0) < SMALL or _began_later(d):
         return False
     temperature, leaning = implied_temperature(d), _leaning(d)
     if by_probability(d) < EXPLAINED or not LOWEST <= temperature <= HIGHEST:
         return False
     return leaning is None or math.copysign(leaning, leaning * (temperature - 1)) >= LEANS
+
+
+def _began_later(d: Diagnosis) -> bool:
+    """Whether a rollout as far off as the run is on average has an earlier one that was hardly off: as where
+    weights lag, whose pushes take the distance away."""
+    lowest, mean = math.inf, d.sums.mean("absolute") or 0.0
+    for rollout in sorted(d.statistics.rollouts):
+        if rollout.tokens >= FEWEST:
+            if rollout.absolute >= max(mean, RISES * lowest):
+                return True
+            lowest = min(lowest, rollout.absolute)
+    return False
 
 
 def truncated_sampling(d: Diagnosis) -> Figures | None:
