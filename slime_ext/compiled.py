@@ -77,7 +77,7 @@ def describe(asked: bool, correction: Correction) -> str:
 def apply(correction: Correction, inputs: HookInputs) -> HookResult:
     """As ``slime_ext.correction.apply``."""
     segments = inputs.tokens.segments
-    if segments.size < SMALLEST or not _can_serve(correction, segments.device.type):
+    if segments.size < SMALLEST or not _can_serve(correction, segments.mask.device.type):
         return eager.apply(correction, inputs)
     plan = inputs.plan
     if plan is None:

@@ -149,18 +149,15 @@ class Correction:
             log_ratio, count, finite = (inputs.table[key] for key in OBSERVED)
             kept = state.keep.get("sequence", count >= 0)
             sequences = SequenceStatistics(log_ratio, count, finite, kept)
-        clipped = (
-            torch.zeros_like(keep)
-            if state.clipped is None
-            else inputs.expand_to_tokens(state.unit, state.clipped)
-        )
+        expand = inputs.segments.expand_to_tokens
+        weights = torch.where(keep, expand(state.unit, state.weights), 0)
         return Outcome(
-            torch.where(keep, inputs.expand_to_tokens(state.unit, state.weights), 0),
+            weights,
             keep,
             inputs.finite,
             inputs.log_ratio,
-            clipped,
-            None if plan.scale is None else inputs.expand_to_tokens("sequence", plan.scale),
+            torch.zeros_like(keep) if state.clipped is None else expand(state.unit, state.clipped),
+            weights if plan.scale is None else weights * expand("sequence", plan.scale),
             state.step_effects,
             sequences,
         )

@@ -270,7 +270,7 @@ def _check_values(step: Step, where: str, inputs: StepInputs, state: State) -> N
 
 def _weights(inputs: StepInputs, state: State) -> Tensor:
     """[T] the weight of each token, 0 where it is rejected or masked."""
-    return torch.where(inputs.kept(state), inputs.expand_to_tokens(state.unit, state.weights), 0)
+    return torch.where(inputs.kept(state), inputs.segments.expand_to_tokens(state.unit, state.weights), 0)
 
 
 def _place(inputs: StepInputs, flags: Tensor) -> str:

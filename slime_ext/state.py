@@ -83,14 +83,9 @@ class Outcome:
     finite: Tensor  # bool, response tokens whose behavior log-prob is finite
     log_ratio: Tensor  # 0 at tokens that are not finite
     clipped: Tensor  # bool, where a bound changed a weight
-    scale: Tensor | None = None  # the plan's factors of the loss; None: 1
+    factor: Tensor  # what multiplies the loss: weights, times the plan's scale where it has one
     step_effects: tuple[StepEffect, ...] = ()  # what each step did, in order
     sequences: SequenceStatistics | None = None  # None unless observed
-
-    @property
-    def factor(self) -> Tensor:
-        """[T] what multiplies the loss: weights, scaled where the plan says so."""
-        return self.weights if self.scale is None else self.weights * self.scale
 
 
 @dataclass(frozen=True)
@@ -171,12 +166,6 @@ class StepInputs:
         flags = {"count": self.segments.mask, "finite": self.finite}
         return as_numbers(flags[name], self.log_ratio.dtype) if name in flags else self.log_ratio
 
-    def expand_to_tokens(self, unit: Unit, values: Tensor) -> Tensor:
-        """A value per unit -> the same at each of its tokens [T]."""
-        if unit == "token":
-            return values
-        return self.segments.expand_turns(values) if unit == "turn" else self.segments.expand(values)
-
     def total(self, unit: Unit, aggregate: Aggregate, name: str) -> Tensor:
         """An aggregate per unit; at unit token the quantity itself, anything at masked tokens."""
         if unit == "token":
@@ -201,7 +190,7 @@ class StepInputs:
     def kept(self, state: State) -> Tensor:
         """[T] bool, the response tokens that a state keeps."""
         return functools.reduce(
-            operator.and_, (self.expand_to_tokens(unit, kept) for unit, kept in state.keep.items())
+            operator.and_, (self.segments.expand_to_tokens(unit, kept) for unit, kept in state.keep.items())
         )
 
     @cached_property

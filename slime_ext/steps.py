@@ -132,7 +132,7 @@ class SignedClip(_AtLevel):
             expect(0 <= low <= 1 <= high, f"signed_clip.{sign}", "0 <= low <= 1 <= high", [low, high], KEPT)
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
-        ratio = inputs.expand_to_tokens(self.unit, self._ratio(inputs))
+        ratio = inputs.segments.expand_to_tokens(self.unit, self._ratio(inputs))
         positive = ratio.clamp(self.positive_low, self.positive_high)
         negative = ratio.clamp(self.negative_low, self.negative_high)
         return state.reweight("token", ratio).bound(torch.where(inputs.advantages < 0, negative, positive))
@@ -358,9 +358,11 @@ class Normalize(Step):
         per_token = inputs.usable.double()
         if self.level == "sequence":
             count = inputs.table[COUNT].clamp_min(1)
-            per_token = per_token / inputs.expand_to_tokens("sequence", count)
+            per_token = per_token / inputs.segments.expand_to_tokens("sequence", count)
         weighted = (
-            torch.where(inputs.usable, inputs.expand_to_tokens(state.unit, state.weights), 0).double()
+            torch.where(
+                inputs.usable, inputs.segments.expand_to_tokens(state.unit, state.weights), 0
+            ).double()
             * per_token
         )
         return torch.stack([weighted.sum(), per_token.sum()])

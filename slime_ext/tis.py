@@ -19,11 +19,11 @@ from slime_ext.correction import Correction, HookResult
 from slime_ext.errors import did_you_mean
 from slime_ext.host.configured import correction_for
 from slime_ext.host.contract import HookCall
-from slime_ext.host.hook import Channel, Result, host_channel, run
+from slime_ext.host.hook import Channel, Result, run
 from slime_ext.state import Tokens
 
 
-def _hook(name: str, document: str, channel: Channel = host_channel) -> Callable[..., Result]:
+def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[..., Result]:
     """The function that a host calls for the correction ``name``, read once per arguments object."""
     loaded: tuple[Any, Any, Correction | None] = (None, None, None)
 

@@ -63,7 +63,7 @@ MUTATIONS = {
     ),
     "metrics only goes on correcting": Mutation(
         "host/hook.py",
-        " and not step_metrics.leaves_loss_alone()",
+        " and not step_metrics.current.leaves_loss_alone",
         "",
         "tests/host/test_train_step.py",
     ),

@@ -45,7 +45,7 @@ HOOK_PATH = (*MATHEMATICS, "metrics", "compiled", "host", "tis")
 FORBIDDEN_IN_MATHEMATICS = {"megatron", "slime", "yaml", "argparse", "pydantic", "torch.distributed", "numpy"}
 SYNCS = {"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique"}
 # On CPU a log-prob is looked at in the call; rollouts are read before training; steps are reduced once.
-MAY_WAIT = ("host/packing.py", "host/rollout_data.py", "metrics/accumulator.py")
+MAY_WAIT = ("host/packing.py", "host/rollout_data.py", "metrics/totals.py")
 
 
 def modules(*parts):

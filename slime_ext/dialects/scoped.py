@@ -142,7 +142,7 @@ class ZeroOutside(Step):
         every = {"token": torch.ones_like(inputs.finite)}
         inside = inputs.kept(self._band(replace(state, keep=every), inputs))
         weights, clipped = (
-            None if values is None else inputs.expand_to_tokens(state.unit, values)
+            None if values is None else inputs.segments.expand_to_tokens(state.unit, values)
             for values in (state.weights, state.clipped)
         )
         of_tokens = replace(state, weights=weights, clipped=clipped, unit="token")

@@ -149,30 +149,6 @@ class HookCall:
             )
 
 
-def check_lengths(name: str, got: Sequence[Tensor], expected: Sequence[int]) -> None:
-    """Every sample's tensor must have as many tokens as this rank holds of it.
-
-    Raises:
-        DataError: naming the sample and both lengths.
-    """
-    if len(got) != len(expected):
-        raise DataError(f"{name}: expected {len(expected)} samples, got {len(got)}: one tensor per sample")
-    sizes = [tensor.numel() if hasattr(tensor, "numel") else -1 for tensor in got]
-    if sizes == list(expected):
-        return
-    i = next(i for i, (size, length) in enumerate(zip(sizes, expected, strict=True)) if size != length)
-    where = f"{name}, sequence {i} of {len(expected)}"
-    if sizes[i] < 0:
-        raise DataError(
-            f"{where}: expected a tensor, got {type(got[i]).__name__}: turn it into one, as slime does "
-            "before it calls the hook"
-        )
-    raise DataError(
-        f"{where}: expected {expected[i]} tokens on this rank, got {sizes[i]}: every log-prob list must come "
-        "from the same context-parallel slice"
-    )
-
-
 def check_returned(
     path: str, out: Any, pg_loss: Tensor, response_lengths: Sequence[int], taken: frozenset[str]
 ) -> tuple[Tensor, list[Tensor], Mapping[str, Tensor]]:

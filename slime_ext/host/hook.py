@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import staleness, step_metrics
 from slime_ext.host.contract import INIT_FLAG, METRICS, SEEDS, HookCall
 from slime_ext.host.packing import CONSEQUENCES, context_parallel, pack, require_finite, unpack_masks
+from slime_ext.host.rollout_data import samples_of
 from slime_ext.host.step_plan import plan_for
 from slime_ext.losses import Bounds
 from slime_ext.state import Tokens
@@ -21,18 +22,13 @@ Result = tuple[Tensor, list[Tensor], dict[str, Tensor]]
 Channel = Callable[[HookResult, Tokens], dict[str, Tensor]]
 
 
-def host_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
-    """The metrics of ``contract.METRICS`` [T], which the host averages over tokens."""
-    return dict(zip(METRICS, (result.ratio, result.clipped, result.rejected), strict=True))
-
-
 def run(
-    call: HookCall, correction: Correction, channel: Channel = host_channel, who: str = "this correction"
+    call: HookCall, correction: Correction, channel: Channel | None = None, who: str = "this correction"
 ) -> Result:
     """Applies a correction to one hook call.
 
     Args:
-        channel: what the host gets to average over tokens.
+        channel: what the host gets to average over tokens, [T] each; None: ``contract.METRICS``.
         who: the function that the host called, for messages.
 
     Returns:
@@ -52,20 +48,22 @@ def run(
     tokens = pack(call, parallel)
     if call.pg_loss.numel() != (size := tokens.segments.size):
         raise DataError(f"pg_loss: expected {size} tokens on this rank, got {call.pg_loss.numel()}")
-    check_finite(call, tokens, behavior=correction.on_nonfinite == "raise")
+    step = step_metrics.step_for(call)
+    check_finite(call, tokens, step, behavior=correction.on_nonfinite == "raise")
     if call.weight_versions is not None or correction.needs_ages:
         tokens = staleness.with_ages(tokens, call, required=correction.needs_ages)
-    layout = step_metrics.layout_for(call)
     plan = plan_for(call, correction, tokens) if correction.needs_plan else None
-    acts = getattr(call.args, "use_tis", False) and not step_metrics.leaves_loss_alone()
-    acts = acts and not correction.is_identity
+    flags = HostFlags.of(call.args)
+    acts = flags.corrects and not step_metrics.current.leaves_loss_alone and not correction.is_identity
+    layout = None if step is None else step.layout
     first = parallel.rank == 0
-    inputs = HookInputs(tokens, call.pg_loss, plan, bounds_of(call.args), acts, layout, first)
-    serve = compiled.apply if asks_for_compiled(call.args) else apply
+    inputs = HookInputs(tokens, call.pg_loss, plan, flags.bounds, acts, layout, first)
+    serve = compiled.apply if flags.compiled else apply
     result = serve(correction, inputs)
-    if result.measured is not None:
-        step_metrics.add(result.measured)
-    metrics = channel(result, tokens)
+    if step is not None:
+        step.add(result.measured)
+    shown = (result.ratio, result.clipped, result.rejected)
+    metrics = channel(result, tokens) if channel else dict(zip(METRICS, shown, strict=True))
     if not acts:
         return call.pg_loss, call.loss_masks, metrics
     if correction.mask_scope == "policy":
@@ -73,16 +71,21 @@ def run(
     return result.loss, unpack_masks(result.keep, call.loss_masks, tokens.segments), metrics
 
 
-def asks_for_compiled(args: Any) -> bool:
-    """Whether the mapping under ``slime_ext:`` has ``backend: compiled``."""
-    return (getattr(args, "slime_ext", None) or {}).get("backend") == "compiled"
+class HostFlags(NamedTuple):
+    """What a hook call reads of the host's arguments."""
 
+    corrects: bool  # --use-tis; otherwise the loss is only measured
+    bounds: Bounds  # --eps-clip, --eps-clip-high (defaults to the former) and --eps-clip-c
+    compiled: bool  # backend: compiled
 
-def bounds_of(args: Any) -> Bounds:
-    """The host's PPO clip range, ``--eps-clip-high`` defaults to ``--eps-clip``; and its dual clip."""
-    low = getattr(args, "eps_clip", 0.2)
-    high = getattr(args, "eps_clip_high", None)
-    return Bounds(low, low if high is None else high, getattr(args, "eps_clip_c", None))
+    @classmethod
+    def of(cls, args: Any) -> HostFlags:
+        """The flags of an arguments object, which may lack some."""
+        low = getattr(args, "eps_clip", 0.2)
+        high = getattr(args, "eps_clip_high", None)
+        bounds = Bounds(low, low if high is None else high, getattr(args, "eps_clip_c", None))
+        backend = (getattr(args, "slime_ext", None) or {}).get("backend")
+        return cls(bool(getattr(args, "use_tis", False)), bounds, backend == "compiled")
 
 
 def _reads_target(correction: Correction) -> str:
@@ -90,11 +93,14 @@ def _reads_target(correction: Correction) -> str:
     return "numerator: target" if correction.numerator == "target" else "this surrogate"
 
 
-def check_finite(call: HookCall, tokens: Tokens, *, behavior: bool = False) -> None:
+def check_finite(
+    call: HookCall, tokens: Tokens, step: step_metrics.OptimizerStep | None, *, behavior: bool = False
+) -> None:
     """Stops at a non-finite log-prob that has made the loss NaN: at once on CPU; on other devices it is
     noted, and the run stops when the step's statistics are reduced.
 
     Args:
+        step: where it is noted; None: nowhere.
         behavior: whether the behavior policy's have to be finite too.
 
     Raises:
@@ -104,13 +110,15 @@ def check_finite(call: HookCall, tokens: Tokens, *, behavior: bool = False) -> N
     log_probs = {"train_log_probs": tokens.proximal, "cur_log_probs": tokens.target}
     if behavior:
         log_probs["rollout_log_probs"] = tokens.behavior
-    if tokens.segments.device.type != "cpu":
-        if behavior and not step_metrics.is_under_way():
+    if (device := tokens.segments.mask.device.type) != "cpu":
+        if behavior and step_metrics.current.step is None:
             raise ConfigError(
                 f"slime_ext.on_nonfinite: expected {INIT_FLAG} beside raise, got a hook call without it: on "
-                f"{tokens.segments.device.type} a log-prob is looked at when a step's statistics are reduced"
+                f"{device} a log-prob is looked at when a step's statistics are reduced"
             )
-        return step_metrics.note_nonfinite(call, log_probs, tokens.segments)
+        if step is not None:
+            step.tracker.look(log_probs, tokens.segments, samples_of(call.loss_masks))
+        return
     for name, values in log_probs.items():
         if values is not None:
             require_finite(name, values, tokens.segments, CONSEQUENCES[name])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
-from slime_ext.host.contract import INIT_FLAG, HookCall, check_lengths
+from slime_ext.host.contract import INIT_FLAG, HookCall
 from slime_ext.ops.segments import AllSum, Segments, Shard, identity
 from slime_ext.state import Tokens
 
@@ -128,17 +128,16 @@ def pack_segments(
     Raises:
         DataError: a mask has another length than its response.
     """
-    check_lengths("loss_masks", loss_masks, response_lengths)
-    mask = torch.cat(list(loss_masks)) if loss_masks else torch.zeros(0)
+    mask = join(loss_masks, response_lengths, "loss_masks").to(torch.bool)
     if cp_size == 1:
-        return Segments.whole(response_lengths, mask)
+        return Segments(tuple(response_lengths), None, mask)
     shards: list[Shard] = []
     lengths = zip(total_lengths, response_lengths, padded_lengths or total_lengths, strict=True)
     for i, (total, response, padded) in enumerate(lengths):
         runs = zigzag(total, response, cp_rank, cp_size, padded)
         numbers = (cp_rank, 2 * cp_size - 1 - cp_rank)
         shards += [(i, start, stop, number) for (start, stop), number in zip(runs, numbers, strict=True)]
-    return Segments(tuple(response_lengths), tuple(shards), mask != 0, 2 * cp_size, all_sum)
+    return Segments(tuple(response_lengths), tuple(shards), mask, 2 * cp_size, all_sum)
 
 
 def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
@@ -165,7 +164,9 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
         all_sum=parallel.all_sum,
     )
     names = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
-    proximal, behavior, target, advantages = (_flat(name, getattr(call, name), segments) for name in names)
+    proximal, behavior, target, advantages = (
+        join(getattr(call, name), segments.local_lengths, name) for name in names
+    )
     if behavior.device.type != "cpu" or (segments.size and not float(behavior.amax()) <= HIGHEST):  # NaN, too
         behavior = behavior.masked_fill(behavior > HIGHEST, torch.nan)
     return Tokens(segments, proximal, behavior, target, advantages)
@@ -223,12 +224,35 @@ def require_finite(name: str, values: Tensor, segments: Segments, consequence: s
     )
 
 
-def _flat(name: str, values: Sequence[Tensor] | Tensor | None, segments: Segments) -> Tensor | None:
+def join(values: Sequence[Tensor] | Tensor | None, lengths: Sequence[int], name: str) -> Tensor | None:
+    """A tensor per sample -> one flat tensor [T]; one that is flat already, or None, as it is.
+
+    Args:
+        lengths: how many tokens of each sample this rank holds.
+        name: the host's keyword, for messages.
+
+    Raises:
+        DataError: another number of samples or of tokens; naming the sample and both lengths.
+    """
     if values is None:
         return None
     if isinstance(values, Tensor):
-        if values.numel() != segments.size:
-            raise DataError(f"{name}: expected {segments.size} tokens on this rank, got {values.numel()}")
+        if values.numel() != sum(lengths):
+            raise DataError(f"{name}: expected {sum(lengths)} tokens on this rank, got {values.numel()}")
         return values.reshape(-1)
-    check_lengths(name, values, segments.local_lengths)
-    return torch.cat(list(values)) if values else segments.full_mask.new_zeros(0, dtype=torch.float32)
+    if len(values) != len(lengths):
+        raise DataError(f"{name}: expected {len(lengths)} samples, got {len(values)}: one tensor per sample")
+    sizes = [part.numel() if hasattr(part, "numel") else -1 for part in values]
+    if sizes == list(lengths):
+        return torch.cat(list(values)) if values else torch.zeros(0)
+    i = next(i for i, (size, length) in enumerate(zip(sizes, lengths, strict=True)) if size != length)
+    where = f"{name}, sequence {i} of {len(lengths)}"
+    if sizes[i] < 0:
+        raise DataError(
+            f"{where}: expected a tensor, got {type(values[i]).__name__}: turn it into one, as slime does "
+            "before it calls the hook"
+        )
+    raise DataError(
+        f"{where}: expected {lengths[i]} tokens on this rank, got {sizes[i]}: every log-prob list must come "
+        "from the same context-parallel slice"
+    )

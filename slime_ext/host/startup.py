@@ -24,7 +24,7 @@ from slime_ext.host import contract, hosts, staleness, train_step
 from slime_ext.host.configured import correction_named, mapping_of_flags
 from slime_ext.host.contract import check_call, flag_of, loss_inputs
 from slime_ext.host.flags import check_command_line, check_flags, check_plan, formula, one_line
-from slime_ext.host.hook import asks_for_compiled
+from slime_ext.host.hook import HostFlags
 from slime_ext.optional_args import OptionalArgs
 from slime_ext.steps import Reject, Veto
 
@@ -194,7 +194,7 @@ def _what_runs(args: Any, correction: Correction | None) -> str:
         return f"the correction is {path or 'the host' + chr(39) + 's own'}, not one of slime_ext"
     only = "" if getattr(args, "use_tis", False) else "metrics only, the loss stays as it is: "
     preset = (getattr(args, "slime_ext", None) or {}).get("preset") or name
-    backend = compiled.describe(asks_for_compiled(args), correction)
+    backend = compiled.describe(HostFlags.of(args).compiled, correction)
     return f"{only}{preset}: {one_line(to_mapping(correction))}; {backend}"
 
 

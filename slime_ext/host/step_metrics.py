@@ -24,8 +24,8 @@ from slime_ext.host.configured import correction_of_flags
 from slime_ext.host.contract import HookCall
 from slime_ext.host.hosts import parallel_state, ranks
 from slime_ext.host.packing import CONSEQUENCES, locate
-from slime_ext.host.rollout_data import Record, numbers, samples_of
-from slime_ext.metrics import Accumulator, Measured, MetricsLayout
+from slime_ext.host.rollout_data import Record, numbers
+from slime_ext.metrics import Measured, MetricsLayout
 from slime_ext.ops.segments import Segments, host_ints
 
 WIDTH = 3  # whether there is any, number of the hook call, index of the token in it
@@ -117,20 +117,15 @@ class OptimizerStep:
     """One optimizer step on this rank."""
 
     layout: MetricsLayout
-    accumulator: Accumulator
-    tracker: NonFiniteTracker
+    tracker: NonFiniteTracker = field(default_factory=NonFiniteTracker)
+    measured: Measured | None = None  # of all its micro-batches so far
     # One mask of each micro-batch, by its identity: a loss that is recomputed calls the hook again with the
     # same objects. Held until the step ends, so that no other tensor gets the same identity.
     seen: dict[int, Tensor] = field(default_factory=dict)
 
-    def is_new(self, call: HookCall, *, count: bool = True) -> bool:
-        """Whether this micro-batch has not been counted; from now on it has, if it is to ``count``."""
-        mask = call.loss_masks[0] if len(call.loss_masks) else call.pg_loss
-        if id(mask) in self.seen:
-            return False
-        if count:
-            self.seen[id(mask)] = mask
-        return True
+    def add(self, measured: Measured) -> None:
+        """Adds a micro-batch, without waiting for the device."""
+        self.measured = measured if self.measured is None else self.measured + measured
 
     def reduce(self) -> tuple[dict[str, float], dict[str, float]]:
         """Scalars and curves over all ranks that train the step; one SUM, the only wait for the device.
@@ -140,10 +135,15 @@ class OptimizerStep:
         """
         here = ranks()
         rank, size = here.place
-        measured = self.accumulator.measured
-        device = _device() if measured is None else measured.sums.device
-        totals, extra = self.accumulator.reduce(
-            here.all_sum, rank, size, device=device, extra=self.tracker.vector(device)
+        device = _device() if self.measured is None else self.measured.sums.device
+        totals, extra = metrics.reduce(
+            self.layout,
+            self.measured,
+            here.all_sum,
+            rank,
+            size,
+            device=device,
+            extra=self.tracker.vector(device),
         )
         self.tracker.check(extra, rank)
         found = metrics.scalars(totals), metrics.curves(totals)
@@ -159,24 +159,25 @@ class OptimizerStep:
             self.tracker.check([numbers(self.tracker.vector(look.found.device))], 0)
 
 
-_open: OptimizerStep | None = None
-_leaves_loss_alone = False
+@dataclass
+class Current:
+    """What hook calls of this process are told."""
+
+    step: OptimizerStep | None = None  # the one that is under way: what a call measures and notes is read
+    leaves_loss_alone: bool = False  # a guard asked for metrics only
+
+
+current = Current()
 
 
 @contextmanager
 def under_way(layout: MetricsLayout) -> Iterator[OptimizerStep]:
     """Opens an optimizer step for the hook calls inside."""
-    global _open
-    step = _open = OptimizerStep(layout, Accumulator(layout), NonFiniteTracker())
+    current.step = OptimizerStep(layout)
     try:
-        yield step
+        yield current.step
     finally:
-        _open = None
-
-
-def is_under_way() -> bool:
-    """Whether a step is open: what a hook call measures and notes will be read."""
-    return _open is not None
+        current.step = None
 
 
 def layout_of(args: Any, *, curves: bool) -> MetricsLayout | None:
@@ -185,39 +186,14 @@ def layout_of(args: Any, *, curves: bool) -> MetricsLayout | None:
     return None if correction is None else MetricsLayout.of(correction, curves=curves)
 
 
-def layout_for(call: HookCall) -> MetricsLayout | None:
-    """What this hook call has to measure; None: nothing, or it has been measured already."""
-    return _open.layout if _open is not None and _open.is_new(call) else None
-
-
-def add(measured: Measured) -> None:
-    """Adds a micro-batch to the open step."""
-    known = _open.accumulator.measured
-    _open.accumulator.measured = measured if known is None else known + measured
-
-
-def note_nonfinite(call: HookCall, values: Mapping[str, Tensor | None], segments: Segments) -> None:
-    """Notes where log-probs are not finite, to be read when the step is reduced; before the call is
-    measured."""
-    if _open is not None and _open.is_new(call, count=False):
-        _open.tracker.look(values, segments, samples_of(call.loss_masks))
-
-
-def leave_loss_alone() -> None:
-    """From now on the hook hands the host's loss back: a guard asked for it."""
-    global _leaves_loss_alone
-    _leaves_loss_alone = True
-
-
-def leaves_loss_alone() -> bool:
-    """Whether a guard has made the correction metrics only."""
-    return _leaves_loss_alone
-
-
-def reset() -> None:
-    """As in a new process; for tests."""
-    global _open, _leaves_loss_alone
-    _open, _leaves_loss_alone = None, False
+def step_for(call: HookCall) -> OptimizerStep | None:
+    """The open step that this hook call is to be counted in; None where none is open or it has been."""
+    mask = call.loss_masks[0] if len(call.loss_masks) else call.pg_loss
+    step = current.step
+    if step is None or id(mask) in step.seen:
+        return None
+    step.seen[id(mask)] = mask
+    return step
 
 
 def share_error_across_stages(reason: str) -> str:

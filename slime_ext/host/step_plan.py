@@ -254,7 +254,7 @@ def _related(
         broken = data_of.broken_groups(rows)
         rows = data_of.without_groups(rows, broken)
         plan = replace(plan, keep=[rows[i].group not in broken for i in mine])
-    acts = getattr(args, "use_tis", False) and not step_metrics.leaves_loss_alone()
+    acts = getattr(args, "use_tis", False) and not step_metrics.current.leaves_loss_alone
     if correction.group == "rebaseline" and acts:
         _refuse_split(args, data)
         advantages = data_of.rebaselined(rows, by_std=getattr(args, "grpo_std_normalization", True))

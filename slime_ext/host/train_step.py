@@ -164,7 +164,7 @@ class Reporter:
             if alarm.action == "stop":
                 raise GuardError(alarm.line)
             if alarm.action == "metrics_only":
-                step_metrics.leave_loss_alone()
+                step_metrics.current.leaves_loss_alone = True
             if first:
                 log.warning(alarm.line)
 

@@ -4,14 +4,14 @@ over micro-batches and ranks. docs/metrics.md lists the names."""
 from slime_ext.lazy_attributes import lazy_attributes
 
 FILES = {
-    "Accumulator": "accumulator",
     "METRICS": "names",
     "Measured": "measure",
     "MetricsLayout": "layout",
     "PREFIX": "names",
-    "Totals": "accumulator",
+    "Totals": "totals",
     "curves": "names",
     "of_policies": "names",
+    "reduce": "totals",
     "scalars": "names",
 }
 __getattr__, __dir__ = lazy_attributes(__name__, FILES)

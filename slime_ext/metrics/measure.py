@@ -92,7 +92,7 @@ def nothing(layout: MetricsLayout, device: torch.device | str = "cpu") -> Measur
     empty = torch.zeros(0, dtype=torch.float64, device=device)
     none = empty > 0
     statistics = SequenceStatistics(empty, empty, empty, none)
-    outcome = Outcome(empty, none, none, empty, none, sequences=statistics)
+    outcome = Outcome(empty, none, none, empty, none, empty, sequences=statistics)
     return measure(Tokens(Segments.whole([], none), empty, empty), outcome, layout)
 
 
@@ -128,10 +128,10 @@ def summarize(
     )
     sums = (*(named[name] for name in COLUMNS), *counts, clipped, by_surrogate, *of_sequences)
     extremes = (torch.where(outcome.finite, x, -torch.inf) for x in (log_ratio, -log_ratio))
-    highest = [*map(_highest, (*extremes, outcome.weights)), *oldest]
+    highest = [x.amax() if x.shape[0] else x.new_full((), -math.inf) for x in (*extremes, outcome.weights)]
     return Summary(
         torch.stack([x.double() for x in sums]),
-        torch.stack([x.double() for x in highest]),
+        torch.stack([x.double() for x in (*highest, *oldest)]),
         log_sums,
         # The exponent and 4 bits of the mantissa: 16 bins per power of 2.
         (log_ratio.float().view(torch.int32) >> SHIFT) + SIGNED // 2,
@@ -185,7 +185,7 @@ def position_bins(segments: Segments) -> Tensor:
     before = (shards - edges[:-1]).clamp_min(0).minimum(edges.diff())  # tokens of each bin before these
     lengths = (before[:, 1] - before[:, 0]).view(-1)
     bins = torch.arange(CURVE_BINS, dtype=torch.int32).repeat(len(shards))
-    lengths, bins = (to_device(x, segments.device) for x in (lengths, bins))
+    lengths, bins = (to_device(x, segments.mask.device) for x in (lengths, bins))
     return bins.repeat_interleave(lengths, output_size=segments.size)
 
 
@@ -250,7 +250,7 @@ def _effect_counts(
         if flags.keys() == {"sequence"}:
             count = (flags["sequence"] * of_sequence).sum() * counts_sequences
         else:
-            expanded = (_expanded(unit, some, segments) for unit, some in flags.items())
+            expanded = (segments.expand_to_tokens(unit, some) for unit, some in flags.items())
             count = _count(functools.reduce(operator.or_, expanded, torch.zeros_like(among)) & among)
         yield finite - count if kind == "kept" else count
 
@@ -258,18 +258,6 @@ def _effect_counts(
 def _count(flags: Tensor) -> Tensor:
     """[T] bool -> [] float64, how many local tokens have the flag."""
     return as_numbers(flags, torch.float32).sum().double()
-
-
-def _expanded(unit: str, flags: Tensor, segments: Segments) -> Tensor:
-    """Flags per unit -> [T] bool."""
-    if unit == "token":
-        return flags
-    return segments.expand_turns(flags) if unit == "turn" else segments.expand(flags)
-
-
-def _highest(values: Tensor) -> Tensor:
-    """[] the largest; -inf for none."""
-    return values.amax() if values.shape[0] else values.new_full((), -math.inf)
 
 
 def _of_sequences(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from slime_ext.metrics.accumulator import Totals
 from slime_ext.metrics.layout import MetricsLayout, Steps
+from slime_ext.metrics.totals import Totals
 
 PREFIX = "off_policy/"
 DECIDED = frozenset(  # what a correction decides; the other names say how far the policies are apart

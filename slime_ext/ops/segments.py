@@ -76,10 +76,6 @@ class Segments:
         return len(self.lengths)
 
     @property
-    def device(self) -> torch.device:
-        return self.full_mask.device
-
-    @property
     def local_shards(self) -> tuple[Shard, ...]:
         """The shards of this rank; whole sequences where it holds every token."""
         return tuple((i, 0, n, 0) for i, n in enumerate(self.lengths)) if self.shards is None else self.shards
@@ -102,7 +98,7 @@ class Segments:
     @cached_property
     def ids(self) -> Tensor:
         """[T] int32, the sequence of each local token."""
-        lengths = host_ints(self.local_lengths, self.device, torch.int32)
+        lengths = host_ints(self.local_lengths, self.full_mask.device, torch.int32)
         return torch.repeat_interleave(lengths, output_size=self.size)
 
     @cached_property
@@ -128,7 +124,7 @@ class Segments:
         A token outside every turn carries the id of the turn before it, 0 for none; no reduction counts it.
         """
         begins = [b for b, n in zip(accumulate(self.lengths, initial=0), self.lengths, strict=False) if n]
-        before = self.full_mask.roll(1).index_fill(0, host_ints(begins, self.device), False)
+        before = self.full_mask.roll(1).index_fill(0, host_ints(begins, self.full_mask.device), False)
         ids = (self.full_mask > before).cumsum(0)
         return ids if self.shards is None else ids.index_select(0, self.positions)
 
@@ -145,9 +141,11 @@ class Segments:
         """[S] -> [T], the sequence's value at each of its local tokens."""
         return values.index_select(0, self.ids)
 
-    def expand_turns(self, values: Tensor) -> Tensor:
-        """[U] -> [T], the turn's value at each of its local tokens."""
-        return values.index_select(0, self.turn_ids)
+    def expand_to_tokens(self, unit: str, values: Tensor) -> Tensor:
+        """A value per token, turn [U] or sequence [S] -> the same at each of its local tokens [T]."""
+        if unit == "token":
+            return values
+        return values.index_select(0, self.turn_ids) if unit == "turn" else self.expand(values)
 
     def local_sums(self, rows: Sequence[Tensor]) -> Tensor:
         """K tensors [T], 0 at masked tokens -> [K, S] float64, this rank's share of the sums over each
@@ -192,7 +190,7 @@ class Segments:
         shared = shared[shared < full]
         begins = (block[:-1] + 1).clamp(min=2).clamp(max=full)
         alone = torch.stack([begins, torch.maximum(begins, block[1:])], 1).view(-1)
-        both = to_device(torch.cat([shared, alone, singles]), self.device)
+        both = to_device(torch.cat([shared, alone, singles]), self.full_mask.device)
         return full, both[: len(shared)], both[len(shared) :]
 
     def local_maxima(self, values: Tensor) -> Tensor:
@@ -201,7 +199,7 @@ class Segments:
         0 for the shards that other ranks hold, so that adding up over the ranks gives the whole table.
         """
         ends = list(accumulate((stop - start for _, start, stop, _ in self.local_shards), initial=0))
-        offsets = host_ints(ends, self.device)
+        offsets = host_ints(ends, self.full_mask.device)
         highest = torch.segment_reduce(values, "max", offsets=offsets, unsafe=True, initial=-torch.inf)
         shape = (self.count, self.shards_per_sequence)
         table = highest.new_zeros(shape[0] * shape[1], dtype=torch.float64)
@@ -210,8 +208,8 @@ class Segments:
     @cached_property
     def shard_index(self) -> Tensor:
         """[local shards] int64, the place of each local shard among all shards of all sequences."""
-        shards = self.local_shards
-        return host_ints([i * self.shards_per_sequence + number for i, _, _, number in shards], self.device)
+        places = [i * self.shards_per_sequence + number for i, _, _, number in self.local_shards]
+        return host_ints(places, self.full_mask.device)
 
     def local_turn_sums(self, values: Tensor) -> Tensor:
         """[T], 0 at masked tokens -> [U] float64, this rank's share of the sums over each turn."""
@@ -224,8 +222,8 @@ class Segments:
         turn, 0 where this rank holds nothing of it; and 1 where it holds any."""
         index = self.turn_ids * self.shards_per_sequence
         if self.shards is not None:
-            lengths = host_ints([stop - start for _, start, stop, _ in self.shards], self.device)
-            numbers = host_ints([number for _, _, _, number in self.shards], self.device)
+            lengths = host_ints([stop - start for _, start, stop, _ in self.shards], self.full_mask.device)
+            numbers = host_ints([number for _, _, _, number in self.shards], self.full_mask.device)
             index = index + numbers.repeat_interleave(lengths, output_size=self.size)
         table = values.new_full(
             (self.turn_bound * self.shards_per_sequence,), -torch.inf, dtype=torch.float64
@@ -260,7 +258,7 @@ class Segments:
     def _counting_from(self, begins: Sequence[int]) -> Tensor:
         """[T] int64, numbers that count up through each local shard from where it begins."""
         lengths = [stop - start for _, start, stop, _ in self.local_shards]
-        ends = accumulate(lengths, initial=0)
-        shifts = host_ints([begin - at for begin, at in zip(begins, ends, strict=False)], self.device)
-        shifts = shifts.repeat_interleave(host_ints(lengths, self.device), output_size=self.size)
-        return shifts + torch.arange(self.size, device=self.device)
+        ends, device = accumulate(lengths, initial=0), self.full_mask.device
+        shifts = host_ints([begin - at for begin, at in zip(begins, ends, strict=False)], device)
+        shifts = shifts.repeat_interleave(host_ints(lengths, device), output_size=self.size)
+        return shifts + torch.arange(self.size, device=device)

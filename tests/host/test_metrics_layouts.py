@@ -11,7 +11,6 @@ from torch import Tensor
 from slime_ext import tis
 from slime_ext.errors import SlimeExtError
 from slime_ext.host import staleness, step_metrics
-from slime_ext.host.contract import HookCall
 from slime_ext.host.hosts import ranks
 from slime_ext.host.train_step import Reporter
 from slime_ext.ops.segments import Segments
@@ -57,7 +56,7 @@ def local(call, cp_rank, cp_size):
 
 def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
     """Scalars and curves of an optimizer step over this rank's samples, ``size`` per micro-batch."""
-    step_metrics.reset()
+    step_metrics.current.leaves_loss_alone = False
     staleness.set_trainer_version(5)
     args = arguments(slime_ext=config, custom_tis_function_path="slime_ext.tis.correct")
     batch = samples()
@@ -125,7 +124,7 @@ def stops(stages=1):
 
     rank = torch.distributed.get_rank()
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=stages)
-    step_metrics.reset()
+    step_metrics.current.leaves_loss_alone = False
     lines = []
     guards = {"kept_fraction": {"min": 2.0, "action": "stop"}}
     args = arguments(
@@ -135,9 +134,7 @@ def stops(stages=1):
         with step_metrics.under_way(step_metrics.layout_of(args, curves=False)) as step:
             call = call_of(oracle.random_batch(rank), None)
             values = torch.tensor([0.0, 0.0, value if rank == stages - 1 else 0.0])
-            step_metrics.note_nonfinite(
-                HookCall.of(args, call), {"cur_log_probs": values}, Segments.whole([1, 2], torch.ones(3))
-            )
+            step.tracker.look({"cur_log_probs": values}, Segments.whole([1, 2], torch.ones(3)), None)
             if ranks().is_last_stage:
                 tis.correct(args, **call)
             try:

@@ -228,11 +228,11 @@ def test_no_key_is_added_that_slimes_log_would_stumble_over():
 def test_a_guard_that_gave_up_leaves_the_advantages_alone():
     data = slime.data_of(samples("rebaseline", 0))
     before = data["advantages"]
-    step_metrics.leave_loss_alone()
+    step_metrics.current.leaves_loss_alone = True
     try:
         rollout_data_postprocess(slime.arguments(CASES["rebaseline"][0]), 0, data)
     finally:
-        step_metrics.reset()
+        step_metrics.current.leaves_loss_alone = False
     assert data["advantages"] is before
 
 

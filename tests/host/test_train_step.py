@@ -28,9 +28,9 @@ K3 = "off_policy/k3_kl"
 
 @pytest.fixture(autouse=True)
 def fresh():
-    step_metrics.reset()
+    step_metrics.current.leaves_loss_alone = False
     yield
-    step_metrics.reset()
+    step_metrics.current.leaves_loss_alone = False
 
 
 def host(batches, hook=tis.correct, calls=1):
@@ -77,18 +77,18 @@ def test_a_loss_that_is_recomputed_is_counted_once():
 def test_nothing_outlives_the_step():
     module, args = host([oracle.random_batch(1)]), args_of({"preset": "geo_rs"})
     held = []
-    add = step_metrics.add
+    add = step_metrics.OptimizerStep.add
 
-    def adding(measured):
+    def adding(step, measured):
         held.extend(weakref.ref(tensor) for tensor in measured)
-        add(measured)
+        add(step, measured)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_metrics, "add", adding)
+        patch.setattr(step_metrics.OptimizerStep, "add", adding)
         trained(module, args)
     gc.collect()
     assert held and not any(reference() is not None for reference in held)
-    assert step_metrics.layout_for(SimpleNamespace(loss_masks=[])) is None
+    assert step_metrics.current.step is None
 
 
 WEIGHED = {"numerator": "target", "steps": ["reweight", "truncate"]}
@@ -338,14 +338,14 @@ def test_the_first_non_finite_log_prob_is_named():
 
 def test_a_note_that_nobody_would_read_is_refused():
     packed = SimpleNamespace(
-        segments=SimpleNamespace(device=torch.device("cuda")),
+        segments=SimpleNamespace(mask=SimpleNamespace(device=torch.device("cuda"))),
         proximal=None,
         target=None,
         behavior=torch.zeros(1),
     )
-    check_finite(None, packed)
+    check_finite(None, packed, None)
     with pytest.raises(ConfigError, match=r"slime_ext\.on_nonfinite: expected --custom-megatron-init-path"):
-        check_finite(None, packed, behavior=True)
+        check_finite(None, packed, None, behavior=True)
 
 
 def test_other_ranks_stop_too():
@@ -371,9 +371,9 @@ def test_a_step_that_breaks_off_says_why():
         values = {"cur_log_probs": torch.tensor([0.0, math.nan])}
         call = SimpleNamespace(loss_masks=[], pg_loss=torch.zeros(2))
         for _ in range(2):  # a loss that is recomputed
-            step_metrics.note_nonfinite(call, values, Segments.whole([2], torch.ones(2)))
-            step_metrics.layout_for(call)
-        assert len(step_metrics._open.tracker.calls) == 1
+            if (step := step_metrics.step_for(call)) is not None:
+                step.tracker.look(values, Segments.whole([2], torch.ones(2)), None)
+        assert len(step_metrics.current.step.tracker.calls) == 1
         raise RuntimeError("found NaN in local grad norm")
 
     module.train_one_step = train_one_step

@@ -9,7 +9,7 @@ import torch
 
 from slime_ext import metrics, presets
 from slime_ext.correction import Correction, Plan
-from slime_ext.metrics import Accumulator, MetricsLayout
+from slime_ext.metrics import MetricsLayout
 from slime_ext.metrics.measure import measure
 from slime_ext.steps import Reject
 from tests import oracle
@@ -62,10 +62,10 @@ def test_where_no_age_is_known_there_is_no_staleness(ages):
 def test_the_share_that_a_surrogate_clipped_is_of_all_response_tokens():
     packed, _ = tokens(one_long([0.0] * 4))
     correction = Correction()
-    accumulator = Accumulator(plan := MetricsLayout.of(correction))
+    plan = MetricsLayout.of(correction)
     clipped = torch.tensor([True, False, False, False])
-    accumulator.add(measure(packed, correction(packed, observe=True), plan, surrogate_clipped=clipped))
-    found = metrics.scalars(accumulator.reduce()[0])
+    measured = measure(packed, correction(packed, observe=True), plan, surrogate_clipped=clipped)
+    found = metrics.scalars(metrics.reduce(plan, measured)[0])
     assert (
         found["off_policy/surrogate_clipped_fraction"] == 0.25 and found["off_policy/clipped_fraction"] == 0
     )
@@ -75,9 +75,9 @@ def test_what_its_group_takes_out_is_counted_beside_the_steps():
     packed, _ = tokens([s for x in (1.0, 0.0, 0.0, 0.0) for s in one_long([x])])
     correction = Correction(steps=(Reject(high=2.0),), group="atomic")
     outcome = correction(packed, Plan(keep=torch.tensor([False, False, True, True])), observe=True)
-    accumulator = Accumulator(plan := MetricsLayout.of(correction))
-    accumulator.add(measure(packed, outcome, plan))
-    found = metrics.scalars(accumulator.reduce()[0])
+    plan = MetricsLayout.of(correction)
+    measured = measure(packed, outcome, plan)
+    found = metrics.scalars(metrics.reduce(plan, measured)[0])
     shares = [found[f"off_policy/steps/{step}/rejected_fraction"] for step in ("0_reject", "group")]
     assert shares == [0.25, 0.5] and found["off_policy/kept_fraction"] == 0.5
 
@@ -86,9 +86,9 @@ def test_what_its_group_takes_out_is_counted_beside_the_steps():
 def test_a_rank_that_measured_nothing_changes_nothing(rank):
     correction = presets.get("seq_is_rs")
     packed, _ = tokens(batch := oracle.random_batch(1))
-    busy, idle = Accumulator(plan := MetricsLayout.of(correction)), Accumulator(plan)
-    busy.add(measure(packed, correction(packed, observe=True), plan))
+    plan = MetricsLayout.of(correction)
+    measured = measure(packed, correction(packed, observe=True), plan)
     sent = []
-    idle.reduce(lambda x: (sent.append(x.clone()), x)[1], rank=1 - rank, size=2)
-    merged, _ = busy.reduce(lambda x: x + sent[0], rank=rank, size=2)
+    metrics.reduce(plan, None, lambda x: (sent.append(x.clone()), x)[1], rank=1 - rank, size=2)
+    merged, _ = metrics.reduce(plan, measured, lambda x: x + sent[0], rank=rank, size=2)
     assert metrics.scalars(merged) == metrics.scalars(accumulated(correction, batch))

@@ -10,7 +10,8 @@ import torch
 
 from slime_ext import metrics, presets
 from slime_ext.correction import Correction, Tokens
-from slime_ext.metrics import Accumulator, MetricsLayout, layout
+from slime_ext.host.step_metrics import OptimizerStep
+from slime_ext.metrics import MetricsLayout, layout
 from slime_ext.metrics import measure as module
 from slime_ext.metrics.measure import measure
 from slime_ext.ops.segments import Segments
@@ -24,13 +25,13 @@ NAMES = ("metrics_only", "token_is", "seq_is_rs", "geo_rs", "trm", "turn_tis", "
 def accumulated(correction, batch, size=100, *, ages=None, curves=True):
     """The totals of a batch, ``size`` sequences per micro-batch."""
     layout = MetricsLayout.of(correction, curves=curves)
-    accumulator = Accumulator(layout)
+    step = OptimizerStep(layout)
     for i in range(0, len(batch), size):
         packed, _ = tokens(batch[i : i + size])
         if ages is not None:
             packed = replace(packed, ages=torch.tensor(ages[i : i + size], dtype=torch.float64))
-        accumulator.add(measure(packed, correction(packed, observe=True), layout))
-    return accumulator.reduce()[0]
+        step.add(measure(packed, correction(packed, observe=True), layout))
+    return metrics.reduce(layout, step.measured)[0]
 
 
 def scalars(*args, **kwargs):
@@ -142,12 +143,13 @@ def test_ranks_add_up():
     plan, vectors = MetricsLayout.of(correction), []
     for seed in (1, 2):
         packed, _ = tokens(oracle.random_batch(seed))
-        accumulator = Accumulator(plan)
-        accumulator.add(measure(packed, correction(packed, observe=True), plan))
-        vectors.append(accumulator)
+        measured = measure(packed, correction(packed, observe=True), plan)
+        vectors.append(measured)
     seen = []
-    vectors[1].reduce(lambda x: (seen.append(x.clone()), x)[1], rank=1, size=2)
-    merged, extra = vectors[0].reduce(lambda x: x + seen[0], rank=0, size=2, extra=torch.ones(0))
+    metrics.reduce(plan, vectors[1], lambda x: (seen.append(x.clone()), x)[1], rank=1, size=2)
+    merged, extra = metrics.reduce(
+        plan, vectors[0], lambda x: x + seen[0], rank=0, size=2, extra=torch.ones(0)
+    )
     whole = accumulated(correction, oracle.random_batch(1) + oracle.random_batch(2))
     assert metrics.scalars(merged) == pytest.approx(metrics.scalars(whole), rel=1e-12) and len(extra) == 2
 
@@ -170,9 +172,9 @@ def test_float32_log_probs_give_the_metrics_of_the_same_numbers_in_float64():
     for dtype in (torch.float32, torch.float64):
         segments = Segments.whole([15000, 5000], torch.ones(20000, dtype=torch.bool))
         packed = Tokens(segments, proximal.to(dtype), behavior.to(dtype))
-        accumulator = Accumulator(MetricsLayout.of(correction))
-        accumulator.add(measure(packed, correction(packed, observe=True), accumulator.layout))
-        totals = accumulator.reduce()[0]
+        plan = MetricsLayout.of(correction)
+        measured = measure(packed, correction(packed, observe=True), plan)
+        totals = metrics.reduce(plan, measured)[0]
         found.append(metrics.scalars(totals) | metrics.curves(totals))
     assert found[0] == pytest.approx(found[1], rel=1e-5, abs=1e-6)
 
@@ -184,9 +186,9 @@ def test_curves_of_float32_are_added_in_float64():
         Segments.whole([200_000], torch.ones(200_000, dtype=torch.bool)), behavior + 0.003, behavior
     )
     correction = presets.get("token_is")
-    accumulator = Accumulator(MetricsLayout.of(correction))
-    accumulator.add(measure(packed, correction(packed, observe=True), accumulator.layout))
-    totals = accumulator.reduce()[0]
+    plan = MetricsLayout.of(correction)
+    measured = measure(packed, correction(packed, observe=True), plan)
+    totals = metrics.reduce(plan, measured)[0]
     excess = (packed.proximal - behavior).expm1().double()
     assert sum(row["ratio_minus_one"] for row in totals.curves["by_position"].values()) == pytest.approx(
         excess.sum().item(), rel=1e-12
@@ -225,9 +227,9 @@ def test_of_tiny_ratios_the_sample_size_stays_a_fraction(level):
     behavior = torch.full((1000,), -0.5)
     proximal = behavior + level + 0.1 * torch.randn(1000, generator=draw)
     packed = Tokens(Segments.whole([1000], torch.ones(1000, dtype=torch.bool)), proximal, behavior)
-    accumulator = Accumulator(plan := MetricsLayout.of(Correction()))
-    accumulator.add(measure(packed, Correction()(packed, observe=True), plan))
-    assert 1e-3 <= metrics.scalars(accumulator.reduce()[0])["off_policy/ess_ratio"] <= 1
+    plan = MetricsLayout.of(Correction())
+    measured = measure(packed, Correction()(packed, observe=True), plan)
+    assert 1e-3 <= metrics.scalars(metrics.reduce(plan, measured)[0])["off_policy/ess_ratio"] <= 1
 
 
 def test_a_nonfinite_log_ratio_is_counted_without_an_index_out_of_range():
@@ -253,9 +255,7 @@ def test_only_the_first_of_the_ranks_that_share_sequences_counts_them():
     correction = presets.get("seq_is_rs")
     plan = MetricsLayout.of(correction)
     second = measure(packed, correction(packed, observe=True), plan, counts_sequences=False)
-    accumulator = Accumulator(plan)
-    accumulator.add(second)
-    assert accumulator.reduce()[0]["sequences"] == 0
+    assert metrics.reduce(plan, second)[0]["sequences"] == 0
 
 
 @pytest.mark.parametrize("curves", [False, True])
@@ -281,9 +281,8 @@ def test_k3_and_every_mean_stay_finite_and_of_their_sign(value):
     batch = one_long([0.0, value])
     layout_ = MetricsLayout.of(Correction())
     packed, _ = tokens(batch, torch.float32)
-    accumulator = Accumulator(layout_)
-    accumulator.add(measure(packed, Correction()(packed, observe=True), layout_))
-    totals = accumulator.reduce()[0]
+    measured = measure(packed, Correction()(packed, observe=True), layout_)
+    totals = metrics.reduce(layout_, measured)[0]
     found = metrics.scalars(totals) | metrics.curves(totals)
     means = {name: found[name] for name in found if name.endswith(("k3_kl", "ratio_mean", "chi2_token"))}
     assert all(math.isfinite(x) for x in means.values()) and found["off_policy/k3_kl"] > 0
@@ -303,9 +302,9 @@ def test_what_each_step_did_is_counted_token_by_token(name):
         packed, _ = tokens(oracle.random_batch(seed))
         packed = replace(packed, ages=torch.arange(packed.segments.count).double())
         units = tuple(Reject(s.unit, high=1e9) for s in steps if s.unit != "token")  # the units of all steps
-        accumulator = Accumulator(plan := MetricsLayout.of(Correction(steps=steps)))
-        accumulator.add(measure(packed, Correction(steps=steps)(packed, observe=True), plan))
-        totals = accumulator.reduce()[0]
+        plan = MetricsLayout.of(Correction(steps=steps))
+        measured = measure(packed, Correction(steps=steps)(packed, observe=True), plan)
+        totals = metrics.reduce(plan, measured)[0]
         for i, named in enumerate(layout.step_names(Correction(steps=steps))):
             if steps[i].rejects:
                 kept = Correction(steps=(*steps[: i + 1], *units))(packed).keep.sum()

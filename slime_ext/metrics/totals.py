@@ -1,5 +1,5 @@
-"""Adds up what micro-batches measured, reduces it over the ranks once per optimizer step (the only place that
-waits for the device), and turns the totals into metrics by name."""
+"""From what the micro-batches of an optimizer step measured to totals over all ranks, as Python numbers: one
+SUM per step, the only place that waits for the device."""
 
 from __future__ import annotations
 
@@ -58,58 +58,51 @@ class Totals:
         return min(max(_middle(index), -self.highest["log_ratio_min"]), self.highest["log_ratio_max"])
 
 
-class Accumulator:
-    """The statistics of one optimizer step on this rank."""
+def reduce(
+    layout: MetricsLayout,
+    measured: Measured | None,
+    all_sum: AllSum = lambda values: values,
+    rank: int = 0,
+    size: int = 1,
+    *,
+    device: torch.device | str = "cpu",
+    extra: Tensor | None = None,
+) -> tuple[Totals, list[list[float]]]:
+    """The totals of all ranks after one SUM; what is not a sum travels in a slot per rank.
 
-    def __init__(self, layout: MetricsLayout) -> None:
-        self.layout = layout
-        self.measured: Measured | None = None
+    Args:
+        layout: of what was measured.
+        measured: of all micro-batches on this rank, added up; None: it has had none.
+        all_sum: SUM over the data- and context-parallel ranks of a float64 vector.
+        rank, size: this rank's place among them.
+        device: where a rank that measured nothing has to bring its zeros.
+        extra: [E] float64 of this rank's own.
 
-    def add(self, measured: Measured) -> None:
-        """Adds a micro-batch, without waiting for the device."""
-        self.measured = measured if self.measured is None else self.measured + measured
+    Returns:
+        The totals, and ``extra`` of every rank.
+    """
+    sums, highest, log_sums = measured or nothing(layout, device)
+    own = torch.cat([highest, log_sums, *([] if extra is None else [extra.double()])])
+    slots = own.new_zeros(size, own.numel())
+    slots[rank] = own
+    flat = all_sum(torch.cat([sums, slots.reshape(-1)])).tolist()
+    width, head = own.numel(), sums.numel()
+    per_rank = [flat[i : i + width] for i in range(head, len(flat), width)]
+    split = len(HIGHEST) + len(LOG_SUMS)
+    return _totals(layout, flat[:head], per_rank), [slot[split:] for slot in per_rank]
 
-    def reduce(
-        self,
-        all_sum: AllSum = lambda values: values,
-        rank: int = 0,
-        size: int = 1,
-        *,
-        device: torch.device | str = "cpu",
-        extra: Tensor | None = None,
-    ) -> tuple[Totals, list[list[float]]]:
-        """The totals of all ranks after one SUM; what is not a sum travels in a slot per rank.
 
-        Args:
-            all_sum: SUM over the data- and context-parallel ranks of a float64 vector.
-            rank, size: this rank's place among them.
-            device: where a rank that measured nothing has to bring its zeros.
-            extra: [E] float64 of this rank's own.
-
-        Returns:
-            The totals, and ``extra`` of every rank.
-        """
-        sums, highest, log_sums = self.measured or nothing(self.layout, device)
-        own = torch.cat([highest, log_sums, *([] if extra is None else [extra.double()])])
-        slots = own.new_zeros(size, own.numel())
-        slots[rank] = own
-        flat = all_sum(torch.cat([sums, slots.reshape(-1)])).tolist()
-        width, head = own.numel(), sums.numel()
-        per_rank = [flat[i : i + width] for i in range(head, len(flat), width)]
-        split = len(HIGHEST) + len(LOG_SUMS)
-        return self._totals(flat[:head], per_rank), [slot[split:] for slot in per_rank]
-
-    def _totals(self, sums: list[float], per_rank: list[list[float]]) -> Totals:
-        names = self.layout.names
-        columns = list(zip(*per_rank, strict=True))
-        highest = {name: max(values) for name, values in zip(HIGHEST, columns, strict=False)}
-        log_sums = {name: _log_sum(v) for name, v in zip(LOG_SUMS, columns[len(HIGHEST) :], strict=False)}
-        histogram, curves = sums[len(names) : len(names) + BINS], sums[len(names) + BINS :]
-        named = dict(zip(names, sums, strict=False))
-        # Counts from the lowest bin to the highest; those around 0 are what the others leave.
-        below, above = histogram[SIDE + 1 :], histogram[: SIDE + 1]
-        ordered = [*reversed(below), named["counted"] - sum(histogram), *above]
-        return Totals(named, highest, log_sums, ordered, _curves(curves))
+def _totals(layout: MetricsLayout, sums: list[float], per_rank: list[list[float]]) -> Totals:
+    names = layout.names
+    columns = list(zip(*per_rank, strict=True))
+    highest = {name: max(values) for name, values in zip(HIGHEST, columns, strict=False)}
+    log_sums = {name: _log_sum(v) for name, v in zip(LOG_SUMS, columns[len(HIGHEST) :], strict=False)}
+    histogram, curves = sums[len(names) : len(names) + BINS], sums[len(names) + BINS :]
+    named = dict(zip(names, sums, strict=False))
+    # Counts from the lowest bin to the highest; those around 0 are what the others leave.
+    below, above = histogram[SIDE + 1 :], histogram[: SIDE + 1]
+    ordered = [*reversed(below), named["counted"] - sum(histogram), *above]
+    return Totals(named, highest, log_sums, ordered, _curves(curves))
 
 
 def _curves(values: Sequence[float]) -> dict[str, dict[str, dict[str, float]]]:
