@@ -119,7 +119,7 @@ def read(
     }
     files = {path: text_of(path)} if is_python else reader.files
     flags = tuple(_flags(reader.words, files))
-    return Launch(path, reader.program, flags, environment, tuple(dict.fromkeys(shell.guessed)))
+    return Launch(path, reader.program, flags, environment)
 
 
 class _Reader:

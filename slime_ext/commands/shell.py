@@ -52,8 +52,6 @@ class Shell:
     arrays: dict[str, list[str]] = field(default_factory=dict)
     array: str | None = None  # the one whose brackets are still open
     taken: list[bool | None] = field(default_factory=list)  # of each open ``if``, None: only a shell knows
-    tests: list[str] = field(default_factory=list)  # the same, as they are written
-    guessed: list[str] = field(default_factory=list)
 
     def value(self, text: str) -> str:
         """Text with the variables that are known put in."""
@@ -110,7 +108,6 @@ class Shell:
         closed = word.count(")") > word.count("(")
         inner = word.rstrip(";").removesuffix(")") if closed else word
         self.arrays.setdefault(self.array, []).extend(self.words([inner]) if inner else [])
-        self.guessed += [test for test, taken in zip(self.tests, self.taken, strict=True) if taken is None]
         self.array = None if closed else self.array
 
     def skips(self, words: Sequence[str]) -> bool:
@@ -118,11 +115,10 @@ class Shell:
         first = words[0].rstrip(";") if words else ""
         if first == "if":
             self.taken.append(self._holds(words[1:]))
-            self.tests.append(" ".join(words))
         elif first in ("else", "elif") and self.taken:
             self.taken[-1] = self.taken[-1] is False
         elif first == "fi" and self.taken:
-            self.taken.pop(), self.tests.pop()
+            self.taken.pop()
         return False in self.taken
 
     def _holds(self, words: Sequence[str]) -> bool | None:

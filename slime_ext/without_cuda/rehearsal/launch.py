@@ -33,14 +33,12 @@ class Launch:
         program: train.py or train_async.py, as it is named there.
         flags: in their order; the last of a name counts.
         environment: variables of the Ray job.
-        guessed: conditions that only a shell can evaluate; their first branch was taken.
     """
 
     script: str
     program: str
     flags: tuple[WrittenFlag, ...]
     environment: Mapping[str, str]
-    guessed: tuple[str, ...] = ()
 
     @property
     def asynchronous(self) -> bool:
