@@ -47,10 +47,10 @@ MUTATIONS = {
     ),
     "inward for outward": Mutation("steps.py", '"sum", "ratio") > 0', '"sum", "ratio") < 0', SUITE),
     "touch the loss without --use-tis": Mutation(
-        "host/hook.py", 'getattr(call.args, "use_tis", False) and', "", "tests/test_tis.py"
+        "host/hook.py", "flags.corrects and ", "", "tests/test_tis.py"
     ),
     "count a recomputed loss twice": Mutation(
-        "host/step_metrics.py", "self.seen[id(mask)] = mask", "pass", "tests/host/test_train_step.py"
+        "host/step_metrics.py", "step.seen[id(mask)] = mask", "pass", "tests/host/test_train_step.py"
     ),
     "the smallest is the largest": Mutation(
         "metrics/names.py",
@@ -128,7 +128,7 @@ MUTATIONS = {
         SUITE,
     ),
     "turns run on through sequences": Mutation(
-        "ops/segments.py", ".index_fill(0, host_ints(begins, self.device), False)", "", "tests/ops"
+        "ops/segments.py", ".index_fill(0, host_ints(begins, self.full_mask.device), False)", "", "tests/ops"
     ),
     "keep what is not finite": Mutation(
         "state.py", "keep[unit] = finite == count", "keep[unit] = finite <= count", SUITE

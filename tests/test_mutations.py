@@ -1,0 +1,13 @@
+"""Every mutation still finds the text that it replaces; the mutations themselves take minutes."""
+
+from pathlib import Path
+
+import slime_ext
+from tests.mutations import MUTATIONS
+
+PACKAGE = Path(slime_ext.__file__).parent
+
+
+def test_each_mutation_replaces_one_piece_of_text():
+    found = {name: (PACKAGE / m.file).read_text().count(m.before) for name, m in MUTATIONS.items()}
+    assert {name: count for name, count in found.items() if count != 1} == {}
