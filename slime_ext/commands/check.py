@@ -14,6 +14,7 @@ from slime_ext.commands.launch_script import EMBEDDED
 from slime_ext.commands.output import console, needs, table
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
+from slime_ext.host.configured import forbid_unread_key
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import (
     ARGUMENTS,
@@ -176,13 +177,8 @@ def _function(arguments: Arguments) -> str:
 
 def _check_paths(arguments: Arguments) -> None:
     """Functions of ours that do not exist, or that the wrong flag names; a key that no function reads."""
-    path, name = arguments.get("custom_tis_function_path"), contract.function_of(arguments.namespace())
-    is_read = name not in contract.SEEDS and (path or not arguments.script)
-    if arguments.get("slime_ext") is not None and not is_read:
-        raise ConfigError(
-            f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
-            f"{path or 'none'}: nothing would read that key"
-        )
+    if arguments.script or arguments.get("custom_tis_function_path"):
+        forbid_unread_key(arguments.namespace())
     for dest, ours in contract.OURS.items():
         named = arguments.get(dest) or ours
         if named.startswith("slime_ext") and named != ours:

@@ -8,9 +8,9 @@ from typing import Any
 from slime_ext import presets
 from slime_ext.config import load_config, with_preset
 from slime_ext.correction import Correction
-from slime_ext.errors import warn_once
+from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host import hosts
-from slime_ext.host.contract import INIT_FLAG, OURS, SEEDS, calls_hook, function_of
+from slime_ext.host.contract import INIT_FLAG, OURS, SEEDS, TIS, calls_hook, function_of
 from slime_ext.host.flags import ARGUMENTS, check_command_line, check_flags, double_count
 from slime_ext.steps import Clip, Reject, Reweight
 
@@ -97,6 +97,20 @@ def correction_named(args: Any) -> Correction | None:
     """
     name = function_of(args)
     return correction_for(args, name) if name in ("correct", *SEEDS, *presets.NAMES) else None
+
+
+def forbid_unread_key(args: Any) -> None:
+    """Stops at a key ``slime_ext`` beside a function that does not read it.
+
+    Raises:
+        ConfigError: the function that the flags name is neither ``correct`` nor a preset.
+    """
+    unread = function_of(args) not in ("correct", *presets.NAMES)
+    if unread and getattr(args, "slime_ext", None) is not None:
+        raise ConfigError(
+            f"--custom-tis-function-path: expected {TIS}.correct beside the key slime_ext, got "
+            f"{getattr(args, 'custom_tis_function_path', None) or 'none'}: nothing would read that key"
+        )
 
 
 def correction_of_flags(args: Any) -> Correction | None:

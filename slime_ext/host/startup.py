@@ -21,7 +21,7 @@ from slime_ext.config import read_config, to_mapping
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract, hosts, staleness, train_step
-from slime_ext.host.configured import correction_named, mapping_of_flags
+from slime_ext.host.configured import correction_named, forbid_unread_key, mapping_of_flags
 from slime_ext.host.contract import check_call, flag_of, loss_inputs
 from slime_ext.host.flags import check_command_line, check_flags, check_plan, formula, one_line
 from slime_ext.host.hook import HostFlags
@@ -135,12 +135,7 @@ def correction_of(args: Any) -> Correction | None:
         ConfigError: it does not load, contradicts the flags, or no function of ours would read it.
     """
     correction = correction_named(args)
-    is_read = correction is not None and contract.function_of(args) not in contract.SEEDS
-    if not is_read and getattr(args, "slime_ext", None) is not None:
-        raise ConfigError(
-            f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
-            f"{getattr(args, 'custom_tis_function_path', None) or 'none'}: nothing would read that key"
-        )
+    forbid_unread_key(args)
     return correction
 
 

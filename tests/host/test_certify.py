@@ -12,7 +12,7 @@ import torch
 from slime_ext import metrics, presets, tis
 from slime_ext.config import read_config
 from slime_ext.errors import ConfigError, GuardError
-from slime_ext.host import certify, hosts, staleness, step_metrics
+from slime_ext.host import certify, hosts, staleness
 from tests import oracle
 from tests.host.test_train_step import args_of, host
 from tests.metrics.test_statistics import accumulated
@@ -57,8 +57,7 @@ class Pusher:
 @pytest.fixture(autouse=True)
 def run(monkeypatch):
     """A process of a host whose actor module has the class above."""
-    for module in (certify, step_metrics):
-        module.reset()
+    certify.reset()
     monkeypatch.setattr(staleness, "_version", None)
     monkeypatch.setattr(staleness, "_pusher", None)
     actor = ModuleType("host.actor")
