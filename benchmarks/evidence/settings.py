@@ -48,6 +48,7 @@ class Panel(Frozen):
     warm: Warm | None = None
     flags: dict[str, Any]
     mismatch: dict[str, Any]
+    world: str = Field("stale", description="the mismatch of `slime-ext bench fidelity` that it is")
     arms: tuple[str, ...]
     seeds: tuple[int, ...]
 

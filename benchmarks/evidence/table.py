@@ -20,7 +20,6 @@ HEAD = "arm", "seeds", "collapsed", "failed", "rescued", "end", "end - A", "p ag
 LOOP = "seed", "recommended", f"{SOURCE} ended at", f"{FOLLOWER} ended at", "best of all"
 SCOUTED = Path(__file__).with_name("scout.jsonl")  # settings looked at in plain torch (scout.py)
 SHOWN = "none", "token_tis", "icepop", "cispo"  # columns of their table; other corrections share one
-WORLD = "stale"  # the mismatch of `slime-ext bench fidelity` that a lag is
 
 
 def write(of: Settings, rows: Sequence[Row], path: Path = DOCUMENT) -> None:
@@ -78,7 +77,7 @@ def _panel(of: Settings, name: str, panel: Panel, rows: Sequence[Row]) -> Iterab
     yield markdown(HEAD, [_cells(arm, of.arms[arm], v) for arm, v in verdicts.items()])
     yield _every_seed(of, lines)
     yield _closed_loop(lines)
-    yield _exact(of, lines)
+    yield _exact(of, panel, lines)
     ran = [row for seeds in lines.values() for row in seeds.values()]
     commits = ", ".join(dict.fromkeys(row.commit for row in (ran[0], ran[-1])))
     yield "Versions: " + "; ".join(sorted({_versions(row) for row in ran})) + f". Commits: {commits}."
@@ -124,9 +123,9 @@ def _closed_loop(lines: Rows) -> str:
     )
 
 
-def _exact(of: Settings, lines: Rows) -> str:
+def _exact(of: Settings, panel: Panel, lines: Rows) -> str:
     """The exact bias of each correction (`slime-ext bench fidelity`) beside the mean end of its runs."""
-    world, cells = World.of(WORLD), []
+    world, cells = World.of(panel.world), []
     for arm, of_arm in lines.items():
         if (preset := _preset(of.arms[arm], arm)) is None:
             continue
@@ -134,7 +133,7 @@ def _exact(of: Settings, lines: Rows) -> str:
         mean = sum(row.end for row in of_arm.values()) / len(of_arm)
         cells.append([arm, preset, f"{exact.bias / exact.true:.3f}", f"{exact.cosine:.4f}", f"{mean:.3f}"])
     cells.sort(key=lambda row: float(row[2]))
-    head = ["arm", "correction", f"exact bias / gradient ({WORLD})", "cosine", "mean end"]
+    head = ["arm", "correction", f"exact bias / gradient ({panel.world})", "cosine", "mean end"]
     return markdown(head, cells)
 
 
