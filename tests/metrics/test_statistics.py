@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from dataclasses import replace
 
 import pytest
@@ -10,7 +12,6 @@ import torch
 
 from slime_ext import metrics, presets
 from slime_ext.correction import Correction, Tokens
-from slime_ext.host.step_metrics import OptimizerStep
 from slime_ext.metrics import MetricsLayout, layout
 from slime_ext.metrics import measure as module
 from slime_ext.metrics.measure import measure
@@ -25,13 +26,13 @@ NAMES = ("metrics_only", "token_is", "seq_is_rs", "geo_rs", "trm", "turn_tis", "
 def accumulated(correction, batch, size=100, *, ages=None, curves=True):
     """The totals of a batch, ``size`` sequences per micro-batch."""
     layout = MetricsLayout.of(correction, curves=curves)
-    step = OptimizerStep(layout)
+    found = []
     for i in range(0, len(batch), size):
         packed, _ = tokens(batch[i : i + size])
         if ages is not None:
             packed = replace(packed, ages=torch.tensor(ages[i : i + size], dtype=torch.float64))
-        step.add(measure(packed, correction(packed, observe=True), layout))
-    return metrics.reduce(layout, step.measured)[0]
+        found.append(measure(packed, correction(packed, observe=True), layout))
+    return metrics.reduce(layout, functools.reduce(operator.add, found) if found else None)[0]
 
 
 def scalars(*args, **kwargs):
