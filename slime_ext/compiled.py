@@ -92,14 +92,13 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
             summed = segments.all_sum(table[:, : segments.count].reshape(-1))
             table = pad(summed.view(-1, segments.count), (0, SPARE))
         given["table"] = table
-    keep, finite, weights, ratio, clipped, rejected, *rest = _run(functools.partial(wanted, "expand"), given)
+    finite, weights, ratio, clipped, rejected, *rest = _run(functools.partial(wanted, "expand"), given)
     loss = inputs.host_loss
     if inputs.acts:
         slope, loss, *rest = (weights, *rest) if _slope_is_weights(correction, given) else rest
         source = inputs.host_loss if _reads_host_loss(correction, inputs) else inputs.tokens.target
         loss = _KnownLoss.apply(source, loss, slope)
-    flags = (flag.view(torch.bool) for flag in (keep, finite))
-    result = HookResult(loss, *flags, weights, ratio, clipped, rejected)
+    result = HookResult(loss, finite.view(torch.bool), weights, ratio, clipped, rejected)
     if inputs.layout is None:
         return result
     return replace(result, measured=count_bins(Summary(*rest[:5], columns=tuple(rest[5:]))))
@@ -214,8 +213,8 @@ def _expand(wanted: Wanted, given: Named) -> tuple[Tensor, ...]:
             loss = (result.loss.detach(),)
         else:
             loss = *torch.autograd.grad(result.loss.sum(), source), result.loss.detach()
-    flags = (flag.to(torch.uint8) for flag in (result.keep, result.finite))
-    own = (*flags, result.weights, result.ratio, result.clipped, result.rejected, *loss)
+    finite = result.finite.view(torch.uint8).to(torch.uint8)
+    own = (finite, result.weights, result.ratio, result.clipped, result.rejected, *loss)
     return own if summary is None else (*own, *(x for x in summary[:5] if x is not None), *summary.columns)
 
 
@@ -232,8 +231,8 @@ def _tokens_of(given: Mapping[str, Tensor]) -> Tokens:
 class _GraphSegments(Segments):
     def expand(self, values: Tensor) -> Tensor:
         if values.dtype is torch.bool:
-            return worked_out(values.float()).index_select(0, self.ids) != 0
-        return worked_out(values).index_select(0, self.ids)
+            return self.expand(values.float()) != 0
+        return worked_out(values).gather(0, self.ids.long())  # no negative index, which index_select allows
 
 
 @torch.library.custom_op("slime_ext::worked_out", mutates_args=())
@@ -260,14 +259,12 @@ def _expm1(x: Tensor) -> Tensor:
     return torch.where(x.abs() < 0.3, x * series, x.exp() - 1)
 
 
-def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **kwargs: object) -> Tensor:
-    """Flags as bytes; by way of float32, the one type that Inductor's flags become without a loop."""
-    if x.dtype is not torch.bool or dtype in (None, torch.bool, torch.float32):
-        return NotImplemented
-    return x.to(torch.float32).to(dtype)
+def _view(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Flags read as bytes; as float32, the one type that Inductor's flags become without a loop."""
+    return x.to(torch.float32) if x.dtype is torch.bool and dtype is torch.uint8 else NotImplemented
 
 
-FOR_INDUCTOR = {torch.ops.aten.expm1.default: _expm1, torch.ops.aten._to_copy.default: _to_copy}
+FOR_INDUCTOR = {torch.ops.aten.expm1.default: _expm1, torch.ops.aten.view.dtype: _view}
 
 
 class _KnownLoss(torch.autograd.Function):

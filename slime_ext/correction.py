@@ -264,12 +264,11 @@ class HookResult:
     """What the hook returns and keeps of a call; ratio, clipped and rejected go to the host's own channel."""
 
     loss: Tensor  # [T] with grad, 0 at rejected and masked tokens
-    keep: Tensor  # [T] bool
     finite: Tensor  # [T] bool, response tokens whose behavior log-prob is finite
     weights: Tensor  # [T] 0 at rejected and masked tokens
     ratio: Tensor  # [T] float32, 0 where there is none
     clipped: Tensor  # [T] float32, 1 where a bound or the surrogate acted
-    rejected: Tensor  # [T] float32
+    rejected: Tensor  # [T] float32, 1 at response tokens that do not stay in the policy loss
     measured: Measured | None = None
 
 
@@ -302,7 +301,6 @@ def finish(
     ratio = outcome.log_ratio.exp().clamp(max=LARGEST[torch.float32])
     result = HookResult(
         loss,
-        outcome.keep,
         outcome.finite,
         outcome.weights,
         ratio.float() * as_numbers(outcome.finite, torch.float32),

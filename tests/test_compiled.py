@@ -75,10 +75,10 @@ def same(made, given, *, rtol=1e-5):
     source = given.host_loss if made.surrogate == correction.HOST else given.tokens.target
     found = [serve(made, given) for serve in (compiled.apply, correction.apply)]
     one, other = found
-    assert torch.equal(one.keep, other.keep) and torch.equal(one.finite, other.finite)
+    assert torch.equal(one.rejected, other.rejected) and torch.equal(one.finite, other.finite)
     for name in ("loss", "weights", "ratio", "clipped", "rejected"):
         torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=rtol, atol=1e-6)
-    slopes = [torch.autograd.grad(torch.where(x.keep, x.loss, 0).sum(), source)[0] for x in found]
+    slopes = [torch.autograd.grad(torch.where(x.rejected == 0, x.loss, 0).sum(), source)[0] for x in found]
     torch.testing.assert_close(*slopes, rtol=rtol, atol=1e-6)
     for name, rel in (("sums", rtol), ("highest", rtol), ("log_sums", rtol)):
         torch.testing.assert_close(*(getattr(x.measured, name) for x in found), rtol=rel, atol=1e-4)
@@ -126,7 +126,7 @@ def test_fifty_random_batches_share_their_graphs():
     for seed in range(50):
         lengths = [rng.choice([0, 1, 40, 700, 1100]) for _ in range(rng.randint(1, 40))] + [compiled.SMALLEST]
         given = inputs(lengths, seed, noise=2e-3)
-        assert torch.equal(compiled.apply(FULL, given).keep, correction.apply(FULL, given).keep)
+        assert torch.equal(compiled.apply(FULL, given).rejected, correction.apply(FULL, given).rejected)
     assert len(compiled._graphs) <= 3
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
 

@@ -68,7 +68,7 @@ def run(
         return call.pg_loss, call.loss_masks, metrics
     if correction.mask_scope == "policy":
         return result.loss, call.loss_masks, metrics
-    return result.loss, unpack_masks(result.keep, call.loss_masks, tokens.segments), metrics
+    return result.loss, unpack_masks(result.rejected == 0, call.loss_masks, tokens.segments), metrics
 
 
 class HostFlags(NamedTuple):

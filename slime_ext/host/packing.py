@@ -242,17 +242,18 @@ def join(values: Sequence[Tensor] | Tensor | None, lengths: Sequence[int], name:
         return values.reshape(-1)
     if len(values) != len(lengths):
         raise DataError(f"{name}: expected {len(lengths)} samples, got {len(values)}: one tensor per sample")
-    sizes = [part.numel() if hasattr(part, "numel") else -1 for part in values]
+    try:
+        sizes = list(map(Tensor.numel, values))
+    except TypeError:
+        i = next(i for i, part in enumerate(values) if not isinstance(part, Tensor))
+        raise DataError(
+            f"{name}, sequence {i} of {len(lengths)}: expected a tensor, got {type(values[i]).__name__}: "
+            "turn it into one, as slime does before it calls the hook"
+        ) from None
     if sizes == list(lengths):
         return torch.cat(list(values)) if values else torch.zeros(0)
     i = next(i for i, (size, length) in enumerate(zip(sizes, lengths, strict=True)) if size != length)
-    where = f"{name}, sequence {i} of {len(lengths)}"
-    if sizes[i] < 0:
-        raise DataError(
-            f"{where}: expected a tensor, got {type(values[i]).__name__}: turn it into one, as slime does "
-            "before it calls the hook"
-        )
     raise DataError(
-        f"{where}: expected {lengths[i]} tokens on this rank, got {sizes[i]}: every log-prob list must come "
-        "from the same context-parallel slice"
+        f"{name}, sequence {i} of {len(lengths)}: expected {lengths[i]} tokens on this rank, got {sizes[i]}: "
+        "every log-prob list must come from the same context-parallel slice"
     )

@@ -36,8 +36,8 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bool -> 0 and 1; through bytes, which on a CPU is seven times as fast as from bool."""
-    return flags.to(torch.uint8).to(dtype)
+    """Bool -> 0 and 1; read as bytes, which on a CPU is seven times as fast as from bool."""
+    return flags.view(torch.uint8).to(dtype)
 
 
 def host_ints(values: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
