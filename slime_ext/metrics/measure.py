@@ -279,6 +279,6 @@ def _of_sequences(
     ]
     rows = [torch.where(there, x, -torch.inf) for x in (log_ratio, -log_ratio, 2 * log_ratio)]
     rows = [*rows, torch.where(known, age, -torch.inf)]
-    high, low, double, old = (torch.nn.functional.pad(row, (0, 1), value=-math.inf) for row in rows)
+    high, low, double, aged = (torch.nn.functional.pad(row, (0, 1), value=-math.inf) for row in rows)
     log_sums = torch.stack([double.logsumexp(0), high.logsumexp(0)])
-    return sums, [high.amax(), low.amax(), old.amax()], log_sums
+    return sums, [high.amax(), low.amax(), aged.amax()], log_sums
