@@ -13,7 +13,7 @@ from slime_ext.commands import hydra
 from slime_ext.commands.launch_script import is_script
 from slime_ext.commands.output import yaml_of
 from slime_ext.dialects import skyrl
-from slime_ext.errors import ConfigError, cut, did_you_mean
+from slime_ext.errors import ConfigError, check_known, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import NEARLY
@@ -49,8 +49,7 @@ def main(argv: list[str]) -> int:
         "launch script with Hydra's overrides",
     )
     args = parser.parse_args(argv)
-    if args.system not in dialects.CONVERTED:
-        dialects.read(args.system, {}, "--from")
+    check_known("--from", "system", args.system, dialects.CONVERTED)
     print(convert(args.system, read_settings(args.system, args.file)))
     return 0
 
@@ -175,7 +174,7 @@ def _check_beside(system: str, where: str, found: Mapping[str, Any], *, is_top: 
 
 
 def _keys(system: str) -> Sequence[str]:
-    return dialects.CONVERTED[system][0] if system in dialects.CONVERTED else ()
+    return dialects.CONVERTED[system][0]
 
 
 def _home(system: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from slime_ext.errors import ConfigError, did_you_mean, shown, unknown
+from slime_ext.errors import ConfigError, check_known, did_you_mean, shown
 
 KEPT = "on-policy data (ratio 1) must be kept"
 SAFE = 20.0  # these systems clamp log-ratios to [-20, 20] before the exponential
@@ -40,8 +40,7 @@ class Block:
     def closed(cls, where: str, values: Mapping[str, Any], keys: Sequence[str]) -> Block:
         """Raises ConfigError for a key that is not among ``keys``."""
         for key in values:
-            if key not in keys:
-                raise ConfigError(unknown(where, "key", key, keys))
+            check_known(where, "key", key, keys)
         return cls(where, values)
 
     def has(self, key: str) -> bool:
