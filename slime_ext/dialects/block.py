@@ -149,13 +149,23 @@ def inside(level: str, low: float, high: float) -> list[dict[str, Any]]:
 
 
 def reject(unit: str, aggregate: str, low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
-    """The native step that drops units whose ratio leaves [low, high]."""
+    """The native step that drops units whose ratio, or what ``statistic`` names, leaves [low, high]."""
     how = {} if unit == "token" else {"aggregate": aggregate}
     bounds = {k: v for k, v in {"low": low, "high": high}.items() if v is not None}
     return {"reject": {"unit": unit, "statistic": "ratio", **how, **bounds, **more}}
 
 
 def band(level: str, low: float, high: float) -> dict[str, Any]:
-    """The native step that drops what leaves [low, high] at a level: token, sequence or geometric."""
-    unit = "token" if level == "token" else "sequence"
-    return reject(unit, "mean" if level == "geometric" else "sum", low, high)
+    """The native step that drops what leaves [low, high] at a level: token, turn, sequence or geometric."""
+    unit, aggregate = ("sequence", "mean") if level == "geometric" else (level, "sum")
+    return reject(unit, aggregate, low, high)
+
+
+def veto(block: Block, key: str) -> list[dict[str, Any]]:
+    """The native step that drops sequences with a token whose ratio is below the block's number, if it has
+    one."""
+    low = block.positive(key)
+    if low is None:
+        return []
+    block.interval(key, low, math.inf)
+    return [{"veto": {"low": low}}]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from slime_ext.dialects.block import SAFE, Block, Reading, capped, native, reject
+from slime_ext.dialects.block import SAFE, Block, Reading, band, capped, native, reject
 
 OWN = (
     "tis_ratio_type",
@@ -114,7 +114,7 @@ def _token_mask(block: Block) -> list[dict[str, Any]]:
         missing = next(key for key in keys if key not in given)
         block.refuse(given[0], f"{missing} beside it", "SkyRL masks nothing when one of the two is missing")
     low, high = block.interval(keys[0], *(block.number(key) for key in keys))
-    return [reject("token", "sum", low, high)]
+    return [band("token", low, high)]
 
 
 def _weights(block: Block, scope: dict[str, str], pair: float | None) -> list[dict[str, Any]]:
