@@ -74,10 +74,10 @@ class Block:
         return found
 
     def choice(self, key: str, allowed: Sequence[str], default: str | None = None) -> str | None:
-        """One of some words, or null."""
-        value = self.values.get(key, default)
+        """One of some words; the default where it is absent or null."""
+        value = self.values.get(key)
         if value is None or value in allowed:
-            return value
+            return default if value is None else value
         near = did_you_mean(str(value), allowed).removeprefix("; ")
         self.refuse(key, f"{', '.join(allowed)} or null", near)
 

@@ -26,7 +26,7 @@ def read(block: Block) -> Reading:
     if now and then:
         block.refuse(then[0], f"the fields of ISConfig or of TISConfig alone (beside it: {', '.join(now)})")
     level_key, cap_key = ("tis_level", "tis_cap") if then else ("level", "cap")
-    level = block.choice(level_key, LEVELS, "token") or "token"
+    level = block.choice(level_key, LEVELS, "token")
     low, high = block.number("eps_clip"), block.number("eps_clip_high")
     clip = {"eps_clip": low, "eps_clip_high": low if high is None else high}
     args = {key: value for key, value in clip.items() if value is not None}

@@ -42,7 +42,7 @@ def read_trl(block: Block) -> Reading:
         return native([reject("sequence", "mean", None, threshold, **more)], numerator="target")
     if not block.flag("vllm_importance_sampling_correction", True):
         return Reading({"preset": "metrics_only"})
-    mode = block.choice("vllm_importance_sampling_mode", TRL_MODES, "sequence_mask") or "sequence_mask"
+    mode = block.choice("vllm_importance_sampling_mode", TRL_MODES, "sequence_mask")
     level, _, how = mode.partition("_")
     old = block.number("vllm_importance_sampling_cap", least=1)
     high = block.number("vllm_importance_sampling_clip_max", 3.0 if old is None else old, least=1)
@@ -127,14 +127,15 @@ def read_prime_rl(block: Block) -> Reading:
     if low != high:
         block.refuse("dppo_mask_high", f"dppo_mask_low ({low})", "the step here has one threshold for both")
     masked = reject("token", "sum", None, high, statistic="tv", when="outward")
-    plain = {"adv_tau": 1.0, "teacher_tau": 0.0, "kl_tau": 1e-3}
-    used = {key: block.number(key, value) for key, value in plain.items()}
-    terms = {"adv_tau": used["adv_tau"] != 1, "teacher_tau": used["teacher_tau"], "kl_tau": used["kl_tau"]}
+    defaults, neutral = {"adv_tau": 1.0, "teacher_tau": 0.0, "kl_tau": 1e-3}, {"adv_tau": 1.0}
+    terms = {key: block.number(key, default) for key, default in defaults.items()}
     notes = [
-        f"{key} {used[key]:g} is a term of its loss that no step here has" for key in terms if terms[key]
+        f"{key} {value:g} is a term of its loss that no step here has"
+        for key, value in terms.items()
+        if value not in (None, neutral.get(key, 0.0))
     ]
     notes.append(UNBOUNDED.format(system="prime-rl"))
-    return native([TOKEN, masked], tuple(notes), numerator="target", surrogate="reinforce")
+    return native([TOKEN, masked], notes, numerator="target", surrogate="reinforce")
 
 
 ROLL = ("is_weight", "filters")

@@ -76,8 +76,7 @@ def _options(block: Block) -> list[str]:
         block.refuse("rollout_rs", 'text with commas between the options, as in "token_k1,seq_mean_k3"')
     listed = [part.strip() for part in block.values["rollout_rs"].split(",") if part.strip()]
     for option in listed:
-        if option not in OPTIONS:
-            Block(block.where, {"rollout_rs": option}).choice("rollout_rs", OPTIONS)
+        Block(block.where, {"rollout_rs": option}).choice("rollout_rs", OPTIONS)
     return list(dict.fromkeys(listed))
 
 
