@@ -98,11 +98,8 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
     reading = dialects.read(system, block, "convert")
     plan = config.read_config(reading.mapping).correction.needs_plan  # what is printed must load
     commented = [
-        line
+        textwrap.fill(f"# note: {note}", 100, subsequent_indent="#   ", break_on_hyphens=False)
         for note in (*notes, *reading.notes)
-        for line in textwrap.wrap(
-            note, 100, initial_indent="# note: ", subsequent_indent="#   ", break_on_hyphens=False
-        )
     ]
     flags = [f"# needs: {flag_of(key)} {value!r}" for key, value in reading.args.items()]
     use = reading.mapping.get("steps", ()) or reading.mapping.get("numerator") == "target"
@@ -125,7 +122,7 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any, tuple[str, 
         ConfigError: there is none, or a key beside it that would not be read.
     """
     for path in (*AMONG.get(system, ()), ()):
-        if isinstance(found := _at(whole, path, None), Mapping):
+        if isinstance(found := _at(whole, path), Mapping):
             _check_beside(system, ".".join(("convert", *path)), found, is_top=not path)
     if (found := _find(system, whole)) is not None:
         return _with_loss(*found) if system == "skyrl" else (*found, ())
@@ -149,11 +146,11 @@ def _with_loss(where: str, block: Any) -> tuple[str, Any, tuple[str, ...]]:
 
 def _find(system: str, whole: Mapping[str, Any]) -> tuple[str, Any] | None:
     for path in (("slime_ext", system), (system,), *HOMES.get(system, ())):
-        if (found := _at(whole, path, ABSENT)) is not ABSENT:
+        if (found := _at(whole, path)) is not ABSENT:
             return ".".join(path), {} if found is None else found  # null corrects nothing
     own = {}
     for path in AMONG.get(system, ()):
-        found = _at(whole, path, {})
+        found = _at(whole, path)
         own |= {k: v for k, v in found.items() if k in _keys(system)} if isinstance(found, Mapping) else {}
     loss_alone = system == "skyrl" and not own.keys() - set(skyrl.LOSS) and own.get(skyrl.LOSS[0]) is None
     return (".".join(AMONG[system][0]), own) if own and not loss_alone else None
@@ -191,9 +188,9 @@ def _other(system: str, whole: Mapping[str, Any]) -> str:
     return next((f": it is a block of {name}; use --from {name}" for name in found), "")
 
 
-def _at(whole: Any, path: tuple[str, ...], absent: Any) -> Any:
+def _at(whole: Any, path: tuple[str, ...]) -> Any:
     for key in path:
         if not isinstance(whole, Mapping) or key not in whole:
-            return absent
+            return ABSENT
         whole = whole[key]
     return whole

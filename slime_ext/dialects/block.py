@@ -142,10 +142,11 @@ def capped(level: str, high: float, **more: Any) -> list[dict[str, Any]]:
     return [{"reweight": {"level": level, **more}}, {"truncate": {"high": high}}]
 
 
-def inside(level: str, low: float, high: float) -> list[dict[str, Any]]:
+def inside(level: str, low: float, high: float, **more: Any) -> list[dict[str, Any]]:
     """The native steps that weight by the ratio at a level where it is in [low, high], by 0 elsewhere."""
     unit = {"unit": level} if level == "token" else {"unit": level, "aggregate": "sum"}
-    return [{"reweight": {"level": level}}, {"zero_outside": {**unit, "low": low, "high": high}}]
+    weigh = {"reweight": {"level": level, **more}}
+    return [weigh, {"zero_outside": {**unit, "low": low, "high": high}}]
 
 
 def reject(unit: str, aggregate: str, low: float | None, high: float | None, **more: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slime_ext.dialects.block import SAFE, Block, Reading, capped, native
+from slime_ext.dialects.block import SAFE, Block, Reading, capped, inside, native
 
 IS_CONFIG = ("eps_clip", "eps_clip_high", "tis_cap", "tis_level")
 TIS_CONFIG = ("cap", "level", "icepop_threshold")
@@ -38,5 +38,5 @@ def read(block: Block) -> Reading:
     # A clamp of +-20 can only be seen in a mean: every cap is far below e^20.
     steps = capped("token", cap)
     if band is not None:
-        steps.insert(1, {"zero_outside": {"unit": "token", "low": 1 / band, "high": band}})
+        steps = [*inside("token", 1 / band, band), steps[-1]]
     return replace(native(steps), args=args)
