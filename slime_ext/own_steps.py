@@ -80,12 +80,12 @@ def samples(seed: int = 0) -> list[Sample]:
     return found
 
 
-def packed(batch: Sequence[Sample], dtype: torch.dtype = torch.float64, device: str = "cpu") -> Tokens:
-    """Samples as a correction takes them: [T], the target's log-probs with gradient."""
+def packed(batch: Sequence[Sample], device: str = "cpu") -> Tokens:
+    """Samples as a correction takes them: [T] float64, the target's log-probs with gradient."""
 
     def flat(name: str) -> Tensor:
         values = [x for sample in batch for x in getattr(sample, name)]
-        return torch.tensor(values, dtype=dtype).to(device)
+        return torch.tensor(values, dtype=torch.float64).to(device)
 
     segments = Segments.whole([len(sample.mask) for sample in batch], flat("mask"))
     ages = torch.arange(len(batch), dtype=torch.float64).to(device)

@@ -66,7 +66,7 @@ def needed(launcher: str | None, arguments: Arguments) -> set[str]:
     return found
 
 
-def diagnose(launcher: str | None, arguments: Arguments, slime_dir: str | None = None) -> list[Row]:
+def diagnose(launcher: str | None, arguments: Arguments, slime_dir: str | None) -> list[Row]:
     """One row per component, judged by whether the launch needs it."""
     required, rows = needed(launcher, arguments), []
     probes = {**COMPONENTS, "slime": lambda: installed.slime(slime_dir)}

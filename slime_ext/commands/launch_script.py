@@ -64,7 +64,7 @@ def words_of(path: str) -> list[str]:
     return followed(path, text_of(path))[1]
 
 
-def launched(path: str, given: Sequence[str] = ()) -> Launch:
+def launched(path: str, given: Sequence[str]) -> Launch:
     """As ``read``, of any script: with every flag of one that launches no host, or by a name of a name.
 
     Raises:
