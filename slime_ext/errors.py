@@ -8,7 +8,7 @@ import difflib
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 LINE = 100  # characters of a value that a message shows
@@ -90,15 +90,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-def unknown(where: str, kind: str, name: object, known: Iterable[str]) -> str:
-    """The line that refuses a name.
+def check_known(where: str, kind: str, name: object, known: Collection[str]) -> None:
+    """Raises ConfigError unless a name is one of those that are known.
 
-    >>> unknown("slime_ext.verl", "key", "rollout_iss", ["rollout_is", "rollout_rs"])
-    "slime_ext.verl: unknown key 'rollout_iss'; did you mean 'rollout_is'? (known: rollout_is, rollout_rs)"
+    >>> check_known("x", "step", "truncat", ["clip", "truncate"])
+    Traceback (most recent call last):
+    slime_ext.errors.ConfigError: x: unknown step 'truncat'; did you mean 'truncate'? (known: clip, truncate)
     """
-    return (
-        f"{where}: unknown {kind} '{cut(name)}'{did_you_mean(str(name), known)} (known: {', '.join(known)})"
-    )
+    if name not in known:
+        near = did_you_mean(str(name), known)
+        raise ConfigError(f"{where}: unknown {kind} '{cut(name)}'{near} (known: {', '.join(known)})")
 
 
 def printable(text: str) -> str:

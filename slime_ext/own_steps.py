@@ -80,12 +80,12 @@ def samples(seed: int = 0) -> list[Sample]:
     return found
 
 
-def packed(batch: Sequence[Sample], dtype: torch.dtype = torch.float64, device: str = "cpu") -> Tokens:
-    """Samples as a correction takes them: [T], the target's log-probs with gradient."""
+def packed(batch: Sequence[Sample], device: str = "cpu") -> Tokens:
+    """Samples as a correction takes them: [T] float64, the target's log-probs with gradient."""
 
     def flat(name: str) -> Tensor:
         values = [x for sample in batch for x in getattr(sample, name)]
-        return torch.tensor(values, dtype=dtype).to(device)
+        return torch.tensor(values, dtype=torch.float64).to(device)
 
     segments = Segments.whole([len(sample.mask) for sample in batch], flat("mask"))
     ages = torch.arange(len(batch), dtype=torch.float64).to(device)
@@ -144,7 +144,14 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     if not step.is_coupled:
         _check_alone(step, where, batch, _weights(inputs, state))
     for seed in range(3) if definition else ():
-        _compare(step, where, samples(seed), definition)
+        batch = samples(seed)
+        compare(where, batch, _run(step, where, packed(batch)), definition, EXACT)
+
+
+def _run(step: Step, where: str, tokens: Tokens) -> Tensor:
+    """[T] the weight that the step gives each token, 0 where it is rejected or masked."""
+    inputs, before = _before(step, where, tokens)
+    return _weights(inputs, _called(step, where, inputs, before))
 
 
 def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
@@ -307,19 +314,12 @@ def waits(where: str, error: Exception) -> ConfigError:
 def _check_alone(step: Step, where: str, batch: Sequence[Sample], together: Tensor) -> None:
     parts = together.split([len(sample.mask) for sample in batch])
     for i, (sample, part) in enumerate(zip(batch, parts, strict=True)):
-        inputs, before = _before(step, where, replace(packed([sample]), ages=torch.tensor([float(i)])))
-        alone = _weights(inputs, _called(step, where, inputs, before))
+        alone = _run(step, where, replace(packed([sample]), ages=torch.tensor([float(i)])))
         if not torch.allclose(alone, part, rtol=EXACT, atol=0):
             raise ConfigError(
                 f"{where}: expected the same weights whatever shares the micro-batch, got others for sample "
                 f"{i} alone: take sums per unit (statistics), or set is_coupled and number_for_step"
             )
-
-
-def _compare(step: Step, where: str, batch: Sequence[Sample], definition: Definition) -> None:
-    inputs, before = _before(step, where, packed(batch))
-    found = _weights(inputs, _called(step, where, inputs, before))
-    compare(where, batch, found, definition, EXACT)
 
 
 def compare(

@@ -1,1 +1,1 @@
-"""Sub-commands around configurations: ``presets``, ``check``, ``convert``. Imported when they are called."""
+"""The sub-commands of ``slime-ext``, imported when they are called."""

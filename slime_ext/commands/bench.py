@@ -14,10 +14,7 @@ SPEED = "speed is measured from a checkout: python -m benchmarks.speed against, 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the table of ``bench fidelity [PRESET ...]``."""
-    return _fidelity(_parser().parse_args(argv))
-
-
-def _fidelity(given: argparse.Namespace) -> int:
+    given = _parser().parse_args(argv)
     for name in given.preset:
         light.call("slime_ext.presets:find", name)  # a mistake is said at once
     files = [(file, read_mapping(file)) for file in given.config]

@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("file", help="YAML of --custom-config-path, or a launch script (.sh, miles' .py)")
     parser.add_argument("--args", metavar="FILE", help="launch script, YAML or JSON with the other arguments")
     parser.add_argument("own", nargs="*", metavar="FLAG", help="flags of the script's own, behind --")
-    given = parser.parse_args(argv)
+    given = parser.parse_intermixed_args(argv)  # FLAG may stand behind --args
     found = check(given.file, given.args, given.own)
     rows = [*{"file": given.file, **found.rows}.items(), *(("note", note) for note in found.notes)]
     console().print(table(rows), *(["ok"] if found.uses_ours else []), markup=False)

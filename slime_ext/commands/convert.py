@@ -13,7 +13,7 @@ from slime_ext.commands import hydra
 from slime_ext.commands.launch_script import is_script
 from slime_ext.commands.output import yaml_of
 from slime_ext.dialects import skyrl
-from slime_ext.errors import ConfigError, cut, did_you_mean
+from slime_ext.errors import ConfigError, check_known, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import NEARLY
@@ -49,8 +49,7 @@ def main(argv: list[str]) -> int:
         "launch script with Hydra's overrides",
     )
     args = parser.parse_args(argv)
-    if args.system not in dialects.CONVERTED:
-        dialects.read(args.system, {}, "--from")
+    check_known("--from", "system", args.system, dialects.CONVERTED)
     print(convert(args.system, read_settings(args.system, args.file)))
     return 0
 
@@ -99,11 +98,8 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
     reading = dialects.read(system, block, "convert")
     plan = config.read_config(reading.mapping).correction.needs_plan  # what is printed must load
     commented = [
-        line
+        textwrap.fill(f"# note: {note}", 100, subsequent_indent="#   ", break_on_hyphens=False)
         for note in (*notes, *reading.notes)
-        for line in textwrap.wrap(
-            note, 100, initial_indent="# note: ", subsequent_indent="#   ", break_on_hyphens=False
-        )
     ]
     flags = [f"# needs: {flag_of(key)} {value!r}" for key, value in reading.args.items()]
     use = reading.mapping.get("steps", ()) or reading.mapping.get("numerator") == "target"
@@ -126,7 +122,7 @@ def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any, tuple[str, 
         ConfigError: there is none, or a key beside it that would not be read.
     """
     for path in (*AMONG.get(system, ()), ()):
-        if isinstance(found := _at(whole, path, None), Mapping):
+        if isinstance(found := _at(whole, path), Mapping):
             _check_beside(system, ".".join(("convert", *path)), found, is_top=not path)
     if (found := _find(system, whole)) is not None:
         return _with_loss(*found) if system == "skyrl" else (*found, ())
@@ -150,11 +146,11 @@ def _with_loss(where: str, block: Any) -> tuple[str, Any, tuple[str, ...]]:
 
 def _find(system: str, whole: Mapping[str, Any]) -> tuple[str, Any] | None:
     for path in (("slime_ext", system), (system,), *HOMES.get(system, ())):
-        if (found := _at(whole, path, ABSENT)) is not ABSENT:
+        if (found := _at(whole, path)) is not ABSENT:
             return ".".join(path), {} if found is None else found  # null corrects nothing
     own = {}
     for path in AMONG.get(system, ()):
-        found = _at(whole, path, {})
+        found = _at(whole, path)
         own |= {k: v for k, v in found.items() if k in _keys(system)} if isinstance(found, Mapping) else {}
     loss_alone = system == "skyrl" and not own.keys() - set(skyrl.LOSS) and own.get(skyrl.LOSS[0]) is None
     return (".".join(AMONG[system][0]), own) if own and not loss_alone else None
@@ -175,7 +171,7 @@ def _check_beside(system: str, where: str, found: Mapping[str, Any], *, is_top: 
 
 
 def _keys(system: str) -> Sequence[str]:
-    return dialects.CONVERTED[system][0] if system in dialects.CONVERTED else ()
+    return dialects.CONVERTED[system][0]
 
 
 def _home(system: str) -> str:
@@ -192,9 +188,9 @@ def _other(system: str, whole: Mapping[str, Any]) -> str:
     return next((f": it is a block of {name}; use --from {name}" for name in found), "")
 
 
-def _at(whole: Any, path: tuple[str, ...], absent: Any) -> Any:
+def _at(whole: Any, path: tuple[str, ...]) -> Any:
     for key in path:
         if not isinstance(whole, Mapping) or key not in whole:
-            return absent
+            return ABSENT
         whole = whole[key]
     return whole

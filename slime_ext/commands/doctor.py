@@ -43,10 +43,10 @@ def main(argv: list[str]) -> int:
     )
     given = parser.parse_args(argv)
     asked = given.script or None
-    launcher = launcher_of(asked) if asked else None
-    rows = diagnose(launcher, _arguments(asked), given.slime_dir)
+    launcher, arguments = launcher_of(asked) if asked else None, _arguments(asked)
+    rows = diagnose(launcher, arguments, given.slime_dir)
     if asked:
-        rows += what_runs(asked, launcher, rows)
+        rows += what_runs(asked, launcher, arguments, rows)
     cells = ((name, found, Text(state, STYLES[state]), note) for name, found, state, note in rows)
     console().print(table(cells, ("part", "found", "state", "note")))
     return WRONG if any(row.state in ("wrong", "missing") for row in rows) else 0
@@ -66,7 +66,7 @@ def needed(launcher: str | None, arguments: Arguments) -> set[str]:
     return found
 
 
-def diagnose(launcher: str | None, arguments: Arguments, slime_dir: str | None = None) -> list[Row]:
+def diagnose(launcher: str | None, arguments: Arguments, slime_dir: str | None) -> list[Row]:
     """One row per component, judged by whether the launch needs it."""
     required, rows = needed(launcher, arguments), []
     probes = {**COMPONENTS, "slime": lambda: installed.slime(slime_dir)}
@@ -78,7 +78,7 @@ def diagnose(launcher: str | None, arguments: Arguments, slime_dir: str | None =
     return rows
 
 
-def what_runs(path: str, launcher: str | None, rows: list[Row]) -> list[Row]:
+def what_runs(path: str, launcher: str | None, arguments: Arguments, rows: list[Row]) -> list[Row]:
     """The correction that the file leads to, and how what it needs gets to it."""
     try:
         checked = light.call("slime_ext.commands.check:check", path)
@@ -89,7 +89,7 @@ def what_runs(path: str, launcher: str | None, rows: list[Row]) -> list[Row]:
         return [*found, Row("correction", "none", "-", f"{checked.line}: slime-ext check {path}")]
     found.append(Row("correction", checked.line, "ok", "; ".join(checked.notes)))
     if checked.needs_target:
-        found.append(_carried(gathered(path), launcher, rows))
+        found.append(_carried(arguments, launcher, rows))
     return found
 
 

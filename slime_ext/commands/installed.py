@@ -7,7 +7,6 @@ import importlib.util
 import platform
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -35,12 +34,6 @@ class Component(NamedTuple):
     found: str = ""
     usable: bool = False
     note: str = ""
-
-
-def python() -> Component:
-    """This interpreter."""
-    is_known = sys.version_info >= (3, 10)
-    return Component(platform.python_version(), is_known, "" if is_known else "3.10 or newer is needed")
 
 
 def cuda() -> Component:
@@ -119,7 +112,7 @@ def _package(module: str, how: str) -> Callable[[], Component]:
 
 
 COMPONENTS: dict[str, Callable[[], Component]] = {
-    "Python": python,
+    "Python": lambda: Component(platform.python_version(), True),
     "PyTorch": _package("torch", "pip install torch"),
     "CUDA": cuda,
     "Megatron": megatron,

@@ -18,7 +18,6 @@ from slime_ext.commands.shell import (
     commands_of,
     followed,
     lines_of,
-    own_folder,
 )
 from slime_ext.errors import ConfigError
 from slime_ext.host.contract import flag_of
@@ -65,7 +64,7 @@ def words_of(path: str) -> list[str]:
     return followed(path, text_of(path))[1]
 
 
-def launched(path: str, given: Sequence[str] = ()) -> Launch:
+def launched(path: str, given: Sequence[str]) -> Launch:
     """As ``read``, of any script: with every flag of one that launches no host, or by a name of a name.
 
     Raises:
@@ -134,7 +133,7 @@ class _Reader:
     def follow(self, path: Path, text: str, depth: int = 0) -> None:
         """Follows every line of a file."""
         self.files[str(path)] = text
-        for line in commands_of(lines_of(own_folder(text, str(path)))):
+        for line in commands_of(text, str(path)):
             for words in _clauses(line):
                 if self.shell.array is None and self.shell.skips(words):
                     continue

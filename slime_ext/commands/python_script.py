@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,8 +61,6 @@ def command_of(path: str, given: Sequence[str]) -> str:
     root = next((folder for folder in Path(path).resolve().parents if (folder / UTILITIES).is_dir()), None)
     if root is None:
         raise ConfigError(f"{path}: expected a script in a checkout of miles, got no {UTILITIES} above it")
-    import tempfile
-
     with tempfile.NamedTemporaryFile(suffix=".json") as notes:
         command = [str(host_python()), "-c", RECORDER, notes.name, json.dumps(REFUSED), path, *given]
         paths = [str(SITE), str(Path(__file__).parents[2]), str(root), str(root / "scripts")]

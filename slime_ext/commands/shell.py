@@ -145,7 +145,7 @@ def _number_of(node: ast.expr) -> int:
 def followed(path: str, text: str) -> tuple[Shell, list[str]]:
     """What a shell would hold at the end of a script whose every branch is taken, and all of its words,
     variables that are known put in and array brackets left out."""
-    shell, commands = Shell(), list(commands_of(lines_of(own_folder(text, path))))
+    shell, commands = Shell(), list(commands_of(text, path))
     for words in commands:
         shell.assign(words)
     bare = [ARRAY.sub("", word).lstrip("(").rstrip(");") for words in commands for word in words]
@@ -154,7 +154,7 @@ def followed(path: str, text: str) -> tuple[Shell, list[str]]:
     ]
 
 
-def own_folder(text: str, path: str) -> str:
+def _own_folder(text: str, path: str) -> str:
     """A script's text with its own folder wherever it asks for it, the way slime's scripts do."""
     text = DIRNAME.sub(str(Path(path).resolve().parent), text)
     return FOLDER.sub(lambda match: str(Path(match[1]).resolve()), text)
@@ -166,9 +166,10 @@ def lines_of(text: str) -> list[str]:
     return [COMMENT.sub(lambda match: match[1] or "", line) for line in joined]
 
 
-def commands_of(lines: Sequence[str]) -> Iterator[list[str]]:
-    """Shell words of each line; a quote is read to its end, a line with one that has no end is left out."""
-    begin = 0
+def commands_of(text: str, path: str) -> Iterator[list[str]]:
+    """Shell words of each line of a script; a quote is read to its end, a line with one that has no end is
+    left out."""
+    lines, begin = lines_of(_own_folder(text, path)), 0
     while begin < len(lines):
         begin, words = begin + 1, []
         for stop in range(begin, min(begin + QUOTED, len(lines) + 1)):

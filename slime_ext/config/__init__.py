@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from slime_ext import dialects, guards, presets
@@ -18,7 +19,7 @@ from slime_ext.config.rules import check_args
 from slime_ext.config.typed import built, checked, mapping_of, named, read_fields
 from slime_ext.correction import Correction
 from slime_ext.dialects.scoped import FORMS
-from slime_ext.errors import ConfigError, cut, did_you_mean, shown, unknown, warn_once
+from slime_ext.errors import ConfigError, check_known, cut, did_you_mean, shown, warn_once
 from slime_ext.guards import Guard
 from slime_ext.losses import SURROGATES
 from slime_ext.metrics.names import known_names
@@ -154,18 +155,14 @@ def to_mapping(correction: Correction) -> dict[str, Any]:
 
 def _native(mapping: Mapping[str, Any]) -> Correction:
     for key in mapping:
-        if key not in KEYS:
-            raise ConfigError(unknown(ROOT, "key", key, sorted((*KEYS, *dialects.DIALECTS))))
-    fields = {}
-    if "preset" in mapping:
-        base = _preset(mapping["preset"])
-        fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
-    fields |= checked(ROOT, Correction, {key: mapping[key] for key in PLAIN if key in mapping}, PLAIN)
+        check_known(ROOT, "key", key, sorted((*KEYS, *dialects.DIALECTS)))
+    base = _preset(mapping["preset"]) if "preset" in mapping else Correction()
+    fields = checked(ROOT, Correction, {key: mapping[key] for key in PLAIN if key in mapping}, PLAIN)
     if "surrogate" in mapping:
         fields["surrogate"] = named(f"{ROOT}.surrogate", "surrogate", mapping["surrogate"], SURROGATES)
     if "steps" in mapping:
         fields["steps"] = _steps(mapping["steps"])
-    return built(ROOT, Correction, fields)
+    return built(ROOT, partial(dataclasses.replace, base), fields)
 
 
 def _backend(name: Any) -> tuple[str, tuple[str, ...]]:
@@ -219,10 +216,7 @@ def _guards(mapping: Any, correction: Correction) -> dict[str, Guard]:
 def _preset(name: Any) -> Correction:
     if not isinstance(name, str):
         raise ConfigError(f"{ROOT}.preset: expected a name, got {shown(name)}")
-    try:
-        return presets.get(name)
-    except ConfigError as error:
-        raise ConfigError(f"{ROOT}.{error}") from None
+    return built(ROOT, presets.get, {"name": name})
 
 
 def _steps(listed: Any) -> tuple:

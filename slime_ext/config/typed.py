@@ -8,15 +8,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from slime_ext.dialects.block import as_number
-from slime_ext.errors import ConfigError, did_you_mean, shown, unknown
+from slime_ext.errors import ConfigError, check_known, did_you_mean, shown
 
-CLOSED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 def mapping_of(where: str, value: Any) -> Mapping[str, Any]:
@@ -36,35 +36,36 @@ def named(where: str, kind: str, entry: Any, known: Mapping[str, type]) -> Any:
             "write {name: {field: value}}"
         )
     ((name, fields),) = entry.items()
-    if name not in known:
-        raise ConfigError(unknown(where, kind, name, sorted(known)))
+    check_known(where, kind, name, sorted(known))
     if fields is not None and not isinstance(fields, Mapping):
         raise ConfigError(f"{where}.{name}: expected a mapping of its fields, got {shown(fields)}")
     return built(where, known[name], checked(f"{where}.{name}", known[name], fields or {}))
 
 
-def checked(
-    where: str, cls: type, values: Mapping[str, Any], allowed: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def checked(where: str, cls: type, values: Mapping[str, Any], allowed: Sequence[str] = ()) -> dict[str, Any]:
     """Values against the types of a dataclass: closed, and without conversions that would hide a mistake.
 
     Args:
         allowed: the fields that may be there; all of them by default.
     """
-    allowed = allowed or tuple(f.name for f in dataclasses.fields(cls))
+    known, hints = sorted(allowed or (f.name for f in dataclasses.fields(cls))), get_type_hints(cls)
     for key in values:
-        if not isinstance(key, str):
-            raise ConfigError(unknown(where, "key", key, sorted(allowed)))
+        check_known(where, "key", key, known)
+    return {key: _value(f"{where}.{key}", value, hints[key]) for key, value in values.items()}
+
+
+def _value(where: str, value: Any, hint: Any) -> Any:
     try:
-        return _model(cls, allowed).model_validate(_read(cls, values)).model_dump(exclude_unset=True)
+        return _adapter(hint).validate_python(_number(value, hint))
     except ValidationError as error:
-        raise ConfigError(_one_line(where, error, allowed)) from None
+        expected = error.errors()[0]["msg"].removeprefix("Input should be ").replace("a valid ", "a ")
+        near = did_you_mean(str(value), re.findall("'(.*?)'", expected))
+        raise ConfigError(f"{where}: expected {expected}, got {shown(value)}{near}") from None
 
 
-def _read(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with text that is a number turned into it, where a number is wanted."""
-    hints = get_type_hints(cls)
-    return {key: _number(value, hints.get(key)) for key, value in values.items()}
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=STRICT)
 
 
 def _number(value: Any, hint: Any) -> Any:
@@ -82,30 +83,14 @@ def _number(value: Any, hint: Any) -> Any:
     return int(found) if found.is_integer() else value
 
 
-@functools.cache
-def _model(cls: type, allowed: tuple[str, ...]) -> Any:
-    hints = get_type_hints(cls)
-    return create_model(cls.__name__, __config__=CLOSED, **{name: (hints[name], None) for name in allowed})
-
-
 def read_fields(where: str, cls: type, values: Any) -> Any:
     """An object of a dataclass from a mapping of its fields; None is an empty one."""
     return built(where, cls, checked(where, cls, mapping_of(where, values)))
 
 
-def built(where: str, cls: type, fields: Mapping[str, Any]) -> Any:
-    """An object of the class, its refusals under ``where``."""
+def built(where: str, make: Callable[..., Any], fields: Mapping[str, Any]) -> Any:
+    """An object of the class that ``make`` is or calls, its refusals under ``where``."""
     try:
-        return cls(**fields)
+        return make(**fields)
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from None
-
-
-def _one_line(where: str, error: ValidationError, allowed: tuple[str, ...]) -> str:
-    first = error.errors()[0]
-    key = str(first["loc"][0])
-    if first["type"] == "extra_forbidden":
-        return unknown(where, "key", key, sorted(allowed))
-    expected = first["msg"].removeprefix("Input should be ").replace("a valid ", "a ")
-    near = did_you_mean(str(first["input"]), re.findall("'(.*?)'", expected))
-    return f"{where}.{key}: expected {expected}, got {shown(first['input'])}{near}"

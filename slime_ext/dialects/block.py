@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from slime_ext.errors import ConfigError, did_you_mean, shown, unknown
+from slime_ext.errors import ConfigError, check_known, did_you_mean, shown
 
 KEPT = "on-policy data (ratio 1) must be kept"
 SAFE = 20.0  # these systems clamp log-ratios to [-20, 20] before the exponential
@@ -40,8 +40,7 @@ class Block:
     def closed(cls, where: str, values: Mapping[str, Any], keys: Sequence[str]) -> Block:
         """Raises ConfigError for a key that is not among ``keys``."""
         for key in values:
-            if key not in keys:
-                raise ConfigError(unknown(where, "key", key, keys))
+            check_known(where, "key", key, keys)
         return cls(where, values)
 
     def has(self, key: str) -> bool:
@@ -75,10 +74,10 @@ class Block:
         return found
 
     def choice(self, key: str, allowed: Sequence[str], default: str | None = None) -> str | None:
-        """One of some words, or null."""
-        value = self.values.get(key, default)
+        """One of some words; the default where it is absent or null."""
+        value = self.values.get(key)
         if value is None or value in allowed:
-            return value
+            return default if value is None else value
         near = did_you_mean(str(value), allowed).removeprefix("; ")
         self.refuse(key, f"{', '.join(allowed)} or null", near)
 
@@ -143,20 +142,31 @@ def capped(level: str, high: float, **more: Any) -> list[dict[str, Any]]:
     return [{"reweight": {"level": level, **more}}, {"truncate": {"high": high}}]
 
 
-def inside(level: str, low: float, high: float) -> list[dict[str, Any]]:
+def inside(level: str, low: float, high: float, **more: Any) -> list[dict[str, Any]]:
     """The native steps that weight by the ratio at a level where it is in [low, high], by 0 elsewhere."""
     unit = {"unit": level} if level == "token" else {"unit": level, "aggregate": "sum"}
-    return [{"reweight": {"level": level}}, {"zero_outside": {**unit, "low": low, "high": high}}]
+    weigh = {"reweight": {"level": level, **more}}
+    return [weigh, {"zero_outside": {**unit, "low": low, "high": high}}]
 
 
 def reject(unit: str, aggregate: str, low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
-    """The native step that drops units whose ratio leaves [low, high]."""
+    """The native step that drops units whose ratio, or what ``statistic`` names, leaves [low, high]."""
     how = {} if unit == "token" else {"aggregate": aggregate}
     bounds = {k: v for k, v in {"low": low, "high": high}.items() if v is not None}
     return {"reject": {"unit": unit, "statistic": "ratio", **how, **bounds, **more}}
 
 
 def band(level: str, low: float, high: float) -> dict[str, Any]:
-    """The native step that drops what leaves [low, high] at a level: token, sequence or geometric."""
-    unit = "token" if level == "token" else "sequence"
-    return reject(unit, "mean" if level == "geometric" else "sum", low, high)
+    """The native step that drops what leaves [low, high] at a level: token, turn, sequence or geometric."""
+    unit, aggregate = ("sequence", "mean") if level == "geometric" else (level, "sum")
+    return reject(unit, aggregate, low, high)
+
+
+def veto(block: Block, key: str) -> list[dict[str, Any]]:
+    """The native step that drops sequences with a token whose ratio is below the block's number, if it has
+    one."""
+    low = block.positive(key)
+    if low is None:
+        return []
+    block.interval(key, low, math.inf)
+    return [{"veto": {"low": low}}]

@@ -6,9 +6,8 @@ Source: https://github.com/fw-ai/cookbook/pull/169; training/utils/rl/tis.py.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from slime_ext.dialects.block import SAFE, Block, Reading, capped, native
+from slime_ext.dialects.block import SAFE, Block, Reading, capped, inside, native
 
 IS_CONFIG = ("eps_clip", "eps_clip_high", "tis_cap", "tis_level")
 TIS_CONFIG = ("cap", "level", "icepop_threshold")
@@ -26,34 +25,18 @@ def read(block: Block) -> Reading:
     now, then = ([k for k in block.values if k in keys] for keys in (TIS_CONFIG, IS_CONFIG))
     if now and then:
         block.refuse(then[0], f"the fields of ISConfig or of TISConfig alone (beside it: {', '.join(now)})")
-    return _is_config(block) if then else _tis_config(block)
-
-
-def _tis_config(block: Block) -> Reading:
-    level = block.choice("level", LEVELS, "token") or "token"
-    cap = block.given("cap", 5.0, least=1)
-    band = block.number("icepop_threshold", least=1)
-    if band is not None and level != "token":
-        block.refuse("icepop_threshold", "null at level sequence", "the cookbook has it for tokens only")
-    steps = _weights(level, cap)
-    if band is not None:
-        steps.insert(1, {"zero_outside": {"unit": "token", "low": 1 / band, "high": band}})
-    return native(steps, _notes(level))
-
-
-def _is_config(block: Block) -> Reading:
-    level = block.choice("tis_level", LEVELS, "token") or "token"
+    level_key, cap_key = ("tis_level", "tis_cap") if then else ("level", "cap")
+    level = block.choice(level_key, LEVELS, "token")
     low, high = block.number("eps_clip"), block.number("eps_clip_high")
     clip = {"eps_clip": low, "eps_clip_high": low if high is None else high}
     args = {key: value for key, value in clip.items() if value is not None}
-    found = native(_weights(level, block.given("tis_cap", 5.0, least=1)), _notes(level))
-    return replace(found, args=args)
-
-
-def _weights(level: str, cap: float) -> list[dict[str, Any]]:
+    cap, band = block.given(cap_key, 5.0, least=1), block.number("icepop_threshold", least=1)
+    if band is not None and level != "token":
+        block.refuse("icepop_threshold", "null at level sequence", "the cookbook has it for tokens only")
+    if level == "sequence":
+        return replace(native(capped("geometric", cap, clamp=SAFE), (GEOMETRIC,)), args=args)
     # A clamp of +-20 can only be seen in a mean: every cap is far below e^20.
-    return capped("token", cap) if level == "token" else capped("geometric", cap, clamp=SAFE)
-
-
-def _notes(level: str) -> tuple[str, ...]:
-    return (GEOMETRIC,) if level == "sequence" else ()
+    steps = capped("token", cap)
+    if band is not None:
+        steps = [*inside("token", 1 / band, band), steps[-1]]
+    return replace(native(steps), args=args)

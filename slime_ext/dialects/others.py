@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slime_ext.dialects.block import Block, Reading, capped, inside, native, reject
+from slime_ext.dialects.block import Block, Reading, band, capped, inside, native, reject
 
 TOKEN = {"reweight": {"level": "token"}}
 UNBOUNDED = "nothing bounds the weights, as in {system}; truncate: {{high: 2.0}} after reweight would"
@@ -38,11 +38,11 @@ def read_trl(block: Block) -> Reading:
         if block.flag("vllm_importance_sampling_correction", True):
             why = "the mask compares the target with the sampler, the weights the policy before the step"
             block.refuse("off_policy_mask_threshold", "vllm_importance_sampling_correction: false", why)
-        step = {"unit": "sequence", "statistic": "k1", "aggregate": "mean", "high": threshold}
-        return native([{"reject": {**step, "when": "negative_advantage"}}], numerator="target")
+        more = {"statistic": "k1", "when": "negative_advantage"}
+        return native([reject("sequence", "mean", None, threshold, **more)], numerator="target")
     if not block.flag("vllm_importance_sampling_correction", True):
         return Reading({"preset": "metrics_only"})
-    mode = block.choice("vllm_importance_sampling_mode", TRL_MODES, "sequence_mask") or "sequence_mask"
+    mode = block.choice("vllm_importance_sampling_mode", TRL_MODES, "sequence_mask")
     level, _, how = mode.partition("_")
     old = block.number("vllm_importance_sampling_cap", least=1)
     high = block.number("vllm_importance_sampling_clip_max", 3.0 if old is None else old, least=1)
@@ -81,8 +81,7 @@ def read_areal(block: Block) -> Reading:
     if metric == "kl_k1" and level == "sequence" and agg == "max":
         block.refuse("agg", "sum or mean beside kl_k1", "its largest log-ratio is the smallest k1 here")
     bounds = (None if low is None else -low, -high)[::-1] if metric == "kl_k1" else (low, high)
-    masked = reject(level, agg, *bounds)
-    masked["reject"]["statistic"] = AREAL_METRICS[metric]
+    masked = reject(level, agg, *bounds, statistic=AREAL_METRICS[metric])
     return native([weights, masked, *extra], (UNBOUNDED.format(system="AReaL"),))
 
 
@@ -127,15 +126,16 @@ def read_prime_rl(block: Block) -> Reading:
     low, high = (block.positive(f"dppo_mask_{end}", 0.2) for end in ("low", "high"))
     if low != high:
         block.refuse("dppo_mask_high", f"dppo_mask_low ({low})", "the step here has one threshold for both")
-    masked = {"unit": "token", "statistic": "tv", "high": high, "when": "outward"}
-    plain = {"adv_tau": 1.0, "teacher_tau": 0.0, "kl_tau": 1e-3}
-    used = {key: block.number(key, value) for key, value in plain.items()}
-    terms = {"adv_tau": used["adv_tau"] != 1, "teacher_tau": used["teacher_tau"], "kl_tau": used["kl_tau"]}
+    masked = reject("token", "sum", None, high, statistic="tv", when="outward")
+    defaults, neutral = {"adv_tau": 1.0, "teacher_tau": 0.0, "kl_tau": 1e-3}, {"adv_tau": 1.0}
+    terms = {key: block.number(key, default) for key, default in defaults.items()}
     notes = [
-        f"{key} {used[key]:g} is a term of its loss that no step here has" for key in terms if terms[key]
+        f"{key} {value:g} is a term of its loss that no step here has"
+        for key, value in terms.items()
+        if value not in (None, neutral.get(key, 0.0))
     ]
     notes.append(UNBOUNDED.format(system="prime-rl"))
-    return native([TOKEN, {"reject": masked}], tuple(notes), numerator="target", surrogate="reinforce")
+    return native([TOKEN, masked], notes, numerator="target", surrogate="reinforce")
 
 
 ROLL = ("is_weight", "filters")
@@ -173,18 +173,14 @@ def _filtered(block: Block) -> list[dict[str, Any]]:
     if not block.flag("enabled"):
         return []
     kind, found = block.choice("agg_type", tuple(LEVELS), "token"), []
-    unit, how = (
-        {"segment": "turn", "geometric": "sequence"}.get(kind, kind),
-        "mean" if kind == "geometric" else "sum",
-    )
     if block.flag("ratio_enabled", True):
         bounds = block.interval("ratio_low", block.given("ratio_low", 0.8), block.given("ratio_high", 1.2))
-        found.append(reject(unit, how, *bounds))
+        found.append(band(LEVELS[kind], *bounds))
     if block.flag("diff_enabled"):
         low, high = block.given("diff_low", -0.2), block.given("diff_high", 0.2)
         if kind != "token" or low != -high:
             block.refuse("diff_low", f"-diff_high ({-high:g}) at agg_type token", "no step here has another")
-        found.append({"reject": {"unit": "token", "statistic": "tv", "high": high}})
+        found.append(reject("token", "sum", None, high, statistic="tv"))
     return found
 
 

@@ -139,8 +139,7 @@ class ZeroOutside(Step):
         return self._band.statistics
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
-        every = {"token": torch.ones_like(inputs.finite)}
-        inside = inputs.kept(self._band(replace(state, keep=every), inputs))
+        inside = inputs.kept(self._band(replace(state, keep={}), inputs))
         weights, clipped = (
             None if values is None else inputs.segments.expand_to_tokens(state.unit, values)
             for values in (state.weights, state.clipped)

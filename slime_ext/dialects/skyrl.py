@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from slime_ext.dialects.block import SAFE, Block, Reading, capped, native, reject
+from slime_ext.dialects.block import SAFE, Block, Reading, band, capped, inside, native, reject
 
 OWN = (
     "tis_ratio_type",
@@ -65,8 +65,7 @@ def _rollout_is(block: Block) -> Reading:
             why = "that corrects the policy before the step, the loss has the target's ratio"
             block.refuse(key, "null beside policy_loss_type: rollout_is", why)
     low, high = (block.given(key, 0.2, least=0) for key in LOSS[1:])
-    band = {"unit": "token", "low": max(0.0, 1 - low), "high": 1 + high}
-    steps = [{"reweight": {"level": "token", "clamp": SAFE}}, {"zero_outside": band}]
+    steps = inside("token", max(0.0, 1 - low), 1 + high, clamp=SAFE)
     return native(steps, numerator="target", surrogate="reinforce")
 
 
@@ -114,7 +113,7 @@ def _token_mask(block: Block) -> list[dict[str, Any]]:
         missing = next(key for key in keys if key not in given)
         block.refuse(given[0], f"{missing} beside it", "SkyRL masks nothing when one of the two is missing")
     low, high = block.interval(keys[0], *(block.number(key) for key in keys))
-    return [reject("token", "sum", low, high)]
+    return [band("token", low, high)]
 
 
 def _weights(block: Block, scope: dict[str, str], pair: float | None) -> list[dict[str, Any]]:

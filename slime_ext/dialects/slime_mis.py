@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from slime_ext.dialects.block import SAFE, Block, Reading, band, capped, native
+from slime_ext.dialects.block import SAFE, Block, Reading, band, capped, native, veto
 
 BOUNDS = ("tis_lower_bound", "tis_upper_bound", "rs_lower_bound", "rs_upper_bound")
 KEYS = (
@@ -77,11 +77,7 @@ def _rejection(block: Block) -> list[dict[str, Any]]:
     low = block.number("rs_lower_bound") if block.has("rs_lower_bound") else low
     high = block.positive("rs_upper_bound") if block.has("rs_upper_bound") else high
     block.interval("rs_lower_bound" if block.has("rs_lower_bound") else "tis_lower_bound", low, high)
-    steps = [band(block.choice("rs_level", LEVELS), low, high)]
-    if (veto := block.positive("rs_veto_threshold")) is not None:
-        block.interval("rs_veto_threshold", veto, math.inf)
-        steps.append({"veto": {"low": veto}})
-    return steps
+    return [band(block.choice("rs_level", LEVELS), low, high), *veto(block, "rs_veto_threshold")]
 
 
 def _normalized(block: Block) -> list[dict[str, Any]]:

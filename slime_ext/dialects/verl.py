@@ -22,9 +22,11 @@ PR3984 = (
 )
 HEAD = ("rollout_is_batch_normalize", "bypass_mode", "loss_type")
 KEYS = (*SHARED, *FLAT, *PR3984, *HEAD)
-READERS = {"flat": verl_past.read_flat, "pr3984": verl_past.read_pr3984, "head": verl_head.read}
-FIELDS = {"flat": FLAT, "pr3984": PR3984, "head": HEAD}
-NAMES = {"flat": "before PR 3984", "pr3984": "of PR 3984", "head": "of today"}
+GENERATIONS = {  # as messages call it -> the keys that it alone has, and its reader
+    "before PR 3984": (FLAT, verl_past.read_flat),
+    "of PR 3984": (PR3984, verl_past.read_pr3984),
+    "of today": (HEAD, verl_head.read),
+}
 
 
 def read(block: Block) -> Reading:
@@ -33,27 +35,24 @@ def read(block: Block) -> Reading:
     Raises:
         ConfigError: fields of two generations, or what that generation's reader refuses.
     """
-    found = {name: keys for name in FIELDS if (keys := _evidence(block, name))}
+    found = {name: keys for name, keys in _evidence(block).items() if keys}
     if len(found) > 1:
         (one, keys), (other, others) = list(found.items())[:2]
-        block.refuse(
-            others[0],
-            f"the fields of one generation of verl, those {NAMES[one]} or those {NAMES[other]}",
-            f"{keys[0]} is {NAMES[one]}",
-        )
-    return READERS[next(iter(found), "head")](block)
+        expected = f"the fields of one generation of verl, those {one} or those {other}"
+        block.refuse(others[0], expected, f"{keys[0]} is {one}")
+    _, reader = GENERATIONS[next(iter(found), "of today")]
+    return reader(block)
 
 
-def _evidence(block: Block, generation: str) -> list[str]:
-    """The keys that only this generation has, or has with such a value."""
-    own = [key for key in block.values if key in FIELDS[generation]]
-    rs, cap = block.values.get("rollout_rs"), block.values.get("rollout_is_threshold")
-    if generation == "flat" and isinstance(block.values.get("rollout_is"), bool):
-        own.append("rollout_is")
-    if generation == "pr3984" and rs in verl_past.RS_LEVELS:
-        own.append("rollout_rs")
-    if generation == "head" and isinstance(rs, str) and "_" in rs:
-        own.append("rollout_rs")
-    if generation == "head" and isinstance(cap, str) and "_" in cap:
-        own.append("rollout_is_threshold")
-    return own
+def _evidence(block: Block) -> dict[str, list[str]]:
+    """Generation -> the keys that it alone has, or has with such a value."""
+    values = block.values
+    found = {name: [key for key in values if key in own] for name, (own, _) in GENERATIONS.items()}
+    if isinstance(values.get("rollout_is"), bool):
+        found["before PR 3984"].append("rollout_is")
+    if values.get("rollout_rs") in verl_past.RS_LEVELS:
+        found["of PR 3984"].append("rollout_rs")
+    for key in ("rollout_rs", "rollout_is_threshold"):
+        if isinstance(values.get(key), str) and "_" in values[key]:
+            found["of today"].append(key)
+    return found

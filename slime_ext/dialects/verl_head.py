@@ -76,8 +76,7 @@ def _options(block: Block) -> list[str]:
         block.refuse("rollout_rs", 'text with commas between the options, as in "token_k1,seq_mean_k3"')
     listed = [part.strip() for part in block.values["rollout_rs"].split(",") if part.strip()]
     for option in listed:
-        if option not in OPTIONS:
-            Block(block.where, {"rollout_rs": option}).choice("rollout_rs", OPTIONS)
+        Block(block.where, {"rollout_rs": option}).choice("rollout_rs", OPTIONS)
     return list(dict.fromkeys(listed))
 
 
@@ -92,7 +91,7 @@ def _option(block: Block, option: str, spec: str) -> tuple[dict[str, Any], str]:
     """One option of rollout_rs -> a native step, and a note where its bounds could surprise."""
     scope, _, statistic = option.rpartition("_")
     unit, _, aggregate = scope.partition("_")
-    unit = {"seq": "sequence"}.get(unit, unit)
+    unit = "sequence" if unit == "seq" else unit
     if statistic == "k1":
         return _ratio(block, option, unit, aggregate, spec)
     high = as_number(spec)
@@ -100,8 +99,7 @@ def _option(block: Block, option: str, spec: str) -> tuple[dict[str, Any], str]:
         block.refuse(
             "rollout_rs_threshold", f"one number > 0 for {option}", "divergences have no lower bound"
         )
-    how = {"aggregate": aggregate} if aggregate else {}
-    return {"reject": {"unit": unit, "statistic": statistic, **how, "high": high, "clamp": SAFE}}, ""
+    return reject(unit, aggregate, None, high, statistic=statistic, clamp=SAFE), ""
 
 
 def _ratio(block: Block, option: str, unit: str, aggregate: str, spec: str) -> tuple[dict[str, Any], str]:

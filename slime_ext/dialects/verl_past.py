@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from slime_ext.dialects.block import Block, Reading, as_number, band, capped, inside
+from slime_ext.dialects.block import Block, Reading, as_number, band, capped, inside, veto
 
 RS_LEVELS = ("token", "sequence", "geometric")
 IS_LEVELS = ("token", "sequence")
@@ -50,7 +49,7 @@ def read_flat(block: Block) -> Reading:
     if low is not None and mode == "truncate":
         block.refuse("rollout_is_threshold_lower", "null in mode truncate", "verl never looks at it there")
     masks = [band(level, *block.interval("rollout_is_threshold", 1 / high if low is None else low, high))]
-    masks = (masks if mode == "mask" else []) + _veto(block, "rollout_is_veto_threshold")
+    masks = (masks if mode == "mask" else []) + veto(block, "rollout_is_veto_threshold")
     # In mode mask the kept weights are inside the band: the cap cannot act there.
     weights = capped(level, high) if applies else []
     return reading(DECOUPLED, weights, masks, (_spelling(block),))
@@ -80,14 +79,14 @@ def read_pr3984(block: Block) -> Reading:
     if pure and not bypass:
         needed = "bypass_old_logprob_for_rollout: true beside it"
         block.refuse("use_pure_rollout_correction", needed, "verl applies it in bypass mode only")
-    veto = "rollout_token_veto_threshold"
-    masks = _rejection(block) + _veto(block, veto)
-    for key in ("rollout_rs", veto) if bypass and not pure else ():
+    veto_key = "rollout_token_veto_threshold"
+    masks = _rejection(block) + veto(block, veto_key)
+    for key in ("rollout_rs", veto_key) if bypass and not pure else ():
         if block.has(key):
             why = "the proximal policy is the behavior policy then, every ratio is 1 and nothing is rejected"
             block.refuse(key, "null in bypass mode without use_pure_rollout_correction", why)
-    if pure and block.has(veto) and not block.has("rollout_rs"):
-        block.refuse(veto, "rollout_rs beside it in pure mode", "verl ignores the veto without")
+    if pure and block.has(veto_key) and not block.has("rollout_rs"):
+        block.refuse(veto_key, "rollout_rs beside it in pure mode", "verl ignores the veto without")
     where = PURE if pure else BYPASS if bypass else DECOUPLED
     return reading(where, weights_of(block), masks, (DETACHED,) if pure else ())
 
@@ -100,14 +99,6 @@ def _rejection(block: Block) -> list[dict[str, Any]]:
     high, low = block.positive("rollout_rs_threshold"), block.number("rollout_rs_threshold_lower")
     key = "rollout_rs_threshold" if low is None else "rollout_rs_threshold_lower"
     return [band(level, *block.interval(key, 1 / high if low is None else low, high))]
-
-
-def _veto(block: Block, key: str) -> list[dict[str, Any]]:
-    low = block.positive(key)
-    if low is None:
-        return []
-    block.interval(key, low, math.inf)
-    return [{"veto": {"low": low}}]
 
 
 def check_threshold(block: Block, rejects: bool) -> None:

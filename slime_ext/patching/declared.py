@@ -84,13 +84,13 @@ class Patch(Declared):
         return tuple(dict.fromkeys(place.file for edit in self.edits for place in edit.places))
 
 
-def load_patches(folder: Path | None = None) -> tuple[Patch, ...]:
-    """Every patch of a folder, by number.
+def load_patches() -> tuple[Patch, ...]:
+    """Every patch that comes with slime_ext, by number.
 
     Raises:
         ConfigError: there is none, or a file does not say what a patch must say.
     """
-    folder = folder or of_package("patches")
+    folder = of_package("patches")
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
         raise ConfigError(f"{folder}: expected patches (*.yaml), got none: reinstall slime-ext")

@@ -141,3 +141,9 @@ def test_a_script_is_known_by_its_name_or_its_first_line(capsys, tmp_path):
 def test_a_yaml_file_by_another_name_is_none(capsys, tmp_path):
     path = written(tmp_path / "c.conf", {"slime_ext": {"preset": "geo_rs"}})
     assert run(capsys, "check", path)[0] == 0
+
+
+def test_flags_of_the_scripts_own_stand_behind_any_other(capsys, tmp_path):
+    path = written(tmp_path / "run.sh", 'python3 train.py "$@"')
+    for first in ((path, "--args", path), ("--args", path, path)):
+        assert "truncate(high 2)" in run(capsys, "check", *first, "--", *GOOD.split())[1]

@@ -164,6 +164,13 @@ def test_a_term_of_a_loss_that_is_not_converted_is_noted():
     assert "seq_logprob_error_threshold" in read("nemo_rl", {"seq_logprob_error_threshold": 2.0}).notes[0]
 
 
+def test_null_stands_for_the_default_of_a_word_and_for_no_term_of_a_loss():
+    for key in ("level", "action", "metric", "agg"):
+        assert read("areal", {key: None}) == read("areal", {"upper": 5.0})
+    (kl, _) = read("prime_rl", {"adv_tau": None}).notes
+    assert kl.startswith("kl_tau")
+
+
 def test_they_are_for_convert_alone():
     for system in CONVERTED.keys() - DIALECTS.keys():
         with pytest.raises(ConfigError, match=f"unknown key '{system}'"):
