@@ -1,4 +1,4 @@
-"""The tables of docs/evidence.md, written between their marks from the committed lines."""
+"""The tables of docs/evidence.md and README.md, written between their marks from the committed lines."""
 
 from __future__ import annotations
 
@@ -14,18 +14,38 @@ from benchmarks.evidence.settings import ROOT, Arm, Panel, Settings
 from slime_ext import presets
 from slime_ext.analysis.fidelity import World, evaluate
 
-DOCUMENT = ROOT / "docs/evidence.md"
+DOCUMENT, README = ROOT / "docs/evidence.md", ROOT / "README.md"
 BEGIN, END = "<!-- made by python -m benchmarks.evidence table -->\n", "<!-- end -->"
 HEAD = "arm", "seeds", "collapsed", "failed", "rescued", "end", "end - A", "p against B"
 LOOP = "seed", "recommended", f"{SOURCE} ended at", f"{FOLLOWER} ended at", "best of all"
+SUMMARISED = "A", "B", "C", "G"  # arms with a column in README.md
 SCOUTED = Path(__file__).with_name("scout.jsonl")  # settings looked at in plain torch (scout.py)
 SHOWN = "none", "token_tis", "icepop", "cispo"  # columns of their table; other corrections share one
 
 
-def write(of: Settings, rows: Sequence[Row], path: Path = DOCUMENT) -> None:
-    """Replaces what stands between the marks."""
-    before, _, rest = path.read_text().partition(BEGIN)
-    path.write_text(before + BEGIN + text(of, rows) + END + rest.partition(END)[2])
+def write(of: Settings, rows: Sequence[Row], document: Path = DOCUMENT, readme: Path = README) -> None:
+    """Replaces what stands between the marks of both files."""
+    for path, made in ((document, text(of, rows)), (readme, f"\n{summary(of, rows)}\n\n")):
+        before, _, rest = path.read_text().partition(BEGIN)
+        path.write_text(before + BEGIN + made + END + rest.partition(END)[2])
+
+
+def summary(of: Settings, rows: Sequence[Row]) -> str:
+    """A row a panel: the failed seeds and the mean end of each arm, and p of the test where there is one."""
+    head = ["panel", *(f"{arm} {of.arms[arm].what}" for arm in SUMMARISED)]
+    judged = {name: judge(lines, of.judged) for name in of.panels if (lines := by_arm(of, name, rows))}
+    cells = (
+        [f"{name}: {of.panels[name].what}", *(_briefly(verdicts.get(arm)) for arm in SUMMARISED)]
+        for name, verdicts in judged.items()
+    )
+    return markdown(head, cells)
+
+
+def _briefly(v: Verdict | None) -> str:
+    if v is None:
+        return "not run"
+    p = "" if v.p is None else f" (p {v.p:.2g})"
+    return f"{len(v.failed)} of {v.seeds} failed{p}, end {v.end[0]:.2f}"
 
 
 def text(of: Settings, rows: Sequence[Row]) -> str:

@@ -173,18 +173,33 @@ def test_the_interval_of_the_mean_has_its_place_and_width():
 def test_the_tables_hold_every_seed_and_replace_the_former_ones(tmp_path):
     lines = [*cell("A", [0.9] * 8), *cell("B", [0.1] * 8), *cell("C", [0.88] * 8), row("G", 2, 0.5)]
     lines.append(row("C", 101, 0.123))  # a pilot
-    file = tmp_path / "evidence.md"
-    file.write_text(f"before\n{table.BEGIN}former{table.END}\nafter\n")
-    table.write(OF, lines, file)
-    said = file.read_text()
-    assert said.startswith("before\n") and said.endswith("\nafter\n") and "former" not in said
-    print(said)
+    document, readme = tmp_path / "evidence.md", tmp_path / "README.md"
+    for file in (document, readme):
+        file.write_text(f"before\n{table.BEGIN}former{table.END}\nafter\n")
+    table.write(OF, lines, document, readme)
+    for said in (readme.read_text(), document.read_text()):
+        assert said.startswith("before\n") and said.endswith("\nafter\n") and "former" not in said
+    cells = [
+        f"{name} of 8 failed{p}, end {end}"
+        for name, p, end in ((0, " (p 0.00047)", "0.90"), (8, "", "0.10"), (0, " (p 0.00047)", "0.88"))
+    ]
+    assert f"| {' | '.join(cells)} | 1 of 1 failed (p 1), end 0.50 |" in readme.read_text()
     assert "| B mismatch, uncorrected | 8 | 8 | 8 | 0 | 0.100 [0.100, 0.100] | -0.800" in said
     assert (
         "| C token_tis | 8 | 0 | 0 | 8 | 0.880 [0.880, 0.880] | -0.020 [-0.020, -0.020] | 0.000466 |" in said
     )
     assert "| G |  | 0.500 |" in said and "| 2 | token_is | 0.100 | 0.500 | A 0.900 |" in said
     assert "0.123" not in said
+
+
+def test_the_committed_tables_are_those_of_the_committed_lines(tmp_path):
+    copies = [tmp_path / path.name for path in (table.DOCUMENT, table.README)]
+    for copy, path in zip(copies, (table.DOCUMENT, table.README), strict=True):
+        copy.write_text(path.read_text())
+    table.write(OF, rows.read(), *copies)
+    assert [copy.read_text() for copy in copies] == [
+        path.read_text() for path in (table.DOCUMENT, table.README)
+    ]
 
 
 def test_the_picture_has_a_line_for_each_seed_and_one_for_the_mean():
