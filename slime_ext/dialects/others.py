@@ -44,8 +44,8 @@ def read_trl(block: Block) -> Reading:
         return Reading({"preset": "metrics_only"})
     mode = block.choice("vllm_importance_sampling_mode", TRL_MODES, "sequence_mask")
     level, _, how = mode.partition("_")
-    old = block.number("vllm_importance_sampling_cap", least=1)
-    high = block.number("vllm_importance_sampling_clip_max", 3.0 if old is None else old, least=1)
+    cap = block.number("vllm_importance_sampling_cap", least=1)
+    high = block.number("vllm_importance_sampling_clip_max", 3.0 if cap is None else cap, least=1)
     return _bounded(level, how, block.number("vllm_importance_sampling_clip_min"), high, "TRL")
 
 
