@@ -38,18 +38,6 @@ class RehearsalHost:
         return f"{self.package.name} in {self.name}"
 
 
-def refuse_cuda() -> None:
-    """Stops on a machine with CUDA.
-
-    Raises:
-        ConfigError: there is a GPU, on which the script itself can run.
-    """
-    import torch
-
-    if torch.cuda.is_available():
-        raise ConfigError("rehearse: expected a machine without CUDA, got one with it: run the script itself")
-
-
 def wheel_folder() -> Path:
     """The folder of the host environment in which miles and its Megatron lie."""
     return host_python().parents[1] / "miles"
