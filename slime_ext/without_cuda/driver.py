@@ -124,7 +124,9 @@ def run_host(
         except subprocess.TimeoutExpired:
             return TIMED_OUT
         finally:
-            _end(process, env[MARK])
+            kill_marked(env[MARK])
+            process.kill()
+            process.wait()
 
 
 @contextlib.contextmanager
@@ -150,13 +152,6 @@ def _environment(
         env |= further
         env["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if path)
         yield env
-
-
-def _end(process: subprocess.Popen, mark: str) -> None:
-    """Ends every process of the run, and removes the shared memory that they leave."""
-    kill_marked(mark)
-    process.kill()
-    process.wait()
 
 
 def main(argv: list[str]) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -87,10 +87,8 @@ class EngineClient:
         pool = ThreadPoolExecutor(self.concurrency)
         try:
             groups = [pool.submit(self._group, one, sampling, ended) for one in prompts]
-            for failed in (
-                group for group in wait(groups, return_when=FIRST_EXCEPTION).done if group.exception()
-            ):
-                failed.result()
+            for group in as_completed(groups):
+                group.result()  # raises what the first that failed has raised
             return [group.result() for group in groups]
         finally:
             ended.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,7 @@ def with_found_files(launch: Launch, host: RehearsalHost) -> Launch:
         return next((str(root / plain) for root in roots if (root / plain).exists()), value)
 
     flags = tuple(WrittenFlag(f.name, tuple(map(found, f.values)), f.where) for f in launch.flags)
-    return launch.with_flags(flags)
+    return dataclasses.replace(launch, flags=flags)
 
 
 def prepare(
