@@ -249,11 +249,7 @@ def check_finite(what: str, values: Tensor, mask: Tensor, batch: MicroBatch) -> 
     )
 
 
-def hook_path(args: argparse.Namespace) -> str:
-    """The correction's function; slime's own default where no flag names one."""
-    return args.custom_tis_function_path or "slime_ext.tis.vanilla_tis_function"
-
-
 def hook_of(args: argparse.Namespace) -> Hook | None:
     """The correction, or None where neither --use-tis nor --get-mismatch-metrics is set."""
-    return load_function(hook_path(args), "--custom-tis-function-path") if calls_hook(args) else None
+    path = args.custom_tis_function_path
+    return load_function(path, "--custom-tis-function-path") if calls_hook(args) else None

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,8 @@ class EngineClient:
             "return_logprob": True,
         }
         where = f"prompt of group {prompt.group_index}"
-        answer = self._repeated(where, lambda: self._samples(where, body), "/generate", self._recover, ended)
+        ask = partial(self._samples, where, body)
+        answer = self._repeated(where, ask, "/generate", self._recover, ended)
         return read_group(prompt, answer, sampling, self.vocab_size)
 
     def _samples(self, where: str, body: dict[str, Any]) -> Any:
@@ -186,20 +188,18 @@ class EngineClient:
 
     def _call(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer to a request other than `generate`; a server that is away is waited for."""
-
-        def recover() -> None:
-            self.wait_healthy(self.recovery_timeout)
-
-        return self._repeated(
-            "rollout engine", lambda: self._send(path, path, body), path, recover, threading.Event()
+        ask, recover = (
+            partial(self._send, path, path, body),
+            partial(self.wait_healthy, self.recovery_timeout),
         )
+        return self._repeated("rollout engine", ask, path, recover, threading.Event())
 
     def _repeated(
         self,
         who: str,
         ask: Callable[[], Any],
         path: str,
-        recover: Callable[[], None],
+        recover: Callable[[], object],
         ended: threading.Event,
     ) -> Any:
         """What ``ask`` returns, asked again with backoff while it raises _Again, after ``recover``."""
