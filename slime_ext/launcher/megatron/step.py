@@ -79,7 +79,6 @@ class Trainer:
         loss = PolicyLoss(
             self.args,
             proximal=proximal,
-            step_size=self.args.global_batch_size,
             optimizer_step=optimizer_step,
             log=log,
             hook=self.hook,

@@ -33,7 +33,7 @@ def one_process():
 def make(hook=None, proximal=None, **more):
     args = arguments(**more)
     log = StepLog()
-    return PolicyLoss(args, hook, proximal or {}, 8, 0, log)
+    return PolicyLoss(args, hook, proximal or {}, 0, log)
 
 
 def batch_and_logits(seed=0):
