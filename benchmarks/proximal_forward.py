@@ -44,7 +44,14 @@ def rollout(count: int, prompt: int = 5, response: int = 5) -> list[TrainSample]
     samples = []
     for i in range(count):
         tokens = [draw.randrange(3, 12) for _ in range(prompt + response)]
-        sample = TrainSample(i, i, tokens, response, [1] * response, [-2.0] * response)
+        sample = TrainSample(
+            position=i,
+            rollout_id=i,
+            tokens=tokens,
+            response_length=response,
+            loss_mask=[1] * response,
+            rollout_log_probs=[-2.0] * response,
+        )
         sample.advantage, sample.mask_sum = draw.uniform(-1, 1), float(response)
         samples.append(sample)
     return samples

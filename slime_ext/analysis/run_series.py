@@ -52,7 +52,7 @@ def read_run(folder: Path) -> Series:
         DataError: nothing of a run is in the folder.
         ConfigError: TensorBoard events, but no package that reads them.
     """
-    found = _events(folder)
+    found = _finite(read_events(folder))
     rows = list(_rows(folder))
     steps, factor = _steps_per_rollout(found, rows)
     series = {name: _scaled(name, values, factor) for name, values in found.items()}
@@ -71,8 +71,21 @@ def read_run(folder: Path) -> Series:
     return series
 
 
-def _events(folder: Path) -> Series:
-    """The scalars of the events; a value that is not finite is left out."""
+def _finite(series: Series) -> Series:
+    """The metrics without values that are not finite."""
+    kept = {
+        name: {step: value for step, value in values.items() if math.isfinite(value)}
+        for name, values in series.items()
+    }
+    return {name: values for name, values in kept.items() if values}
+
+
+def read_events(folder: Path) -> Series:
+    """The scalars of the TensorBoard events below a folder.
+
+    Raises:
+        ConfigError: there are some, but no package that reads them.
+    """
     paths = sorted({path.parent for path in folder.rglob(EVENTS)})
     if not paths:
         return {}
@@ -86,9 +99,8 @@ def _events(folder: Path) -> Series:
     for path in paths:
         events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
         for name in events.Tags()["scalars"]:
-            values = {e.step: e.value for e in events.Scalars(name) if math.isfinite(e.value)}
-            out.setdefault(name, {}).update(values)
-    return {name: values for name, values in out.items() if values}
+            out.setdefault(name, {}).update({e.step: e.value for e in events.Scalars(name)})
+    return out
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:

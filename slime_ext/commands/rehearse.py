@@ -20,6 +20,7 @@ from slime_ext.folders import make_folder
 from slime_ext.without_cuda.driver import run_host
 from slime_ext.without_cuda.rehearsal import checks, evidence, preflight, prompts, run
 from slime_ext.without_cuda.rehearsal.launch import Launch
+from slime_ext.without_cuda.stand_ins.torch_cuda import refuse_cuda
 
 FAILED = 1
 STYLES = {checks.OK: "green", checks.WRONG: "bold red", checks.NOT_REACHED: "yellow"}
@@ -56,7 +57,7 @@ def rehearse(given: argparse.Namespace) -> int:
     if wrong := mistakes(launch, host):
         raise ConfigError("\n  ".join(wrong))
     rows = prompts.all_rows(launch)
-    run.refuse_cuda()
+    refuse_cuda("rehearse", "run the script itself")
     out = (given.out or Path(tempfile.mkdtemp(prefix="slime-ext-rehearsal-"))).absolute()
     make_folder(out)
     flags, account = run.prepare(launch, rows, out)

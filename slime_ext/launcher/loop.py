@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from megatron.core.utils import unwrap_model
 from transformers import AutoConfig, AutoTokenizer
 
 from slime_ext.host import staleness
 from slime_ext.host.contract import load_function
 from slime_ext.launcher.megatron import parallel
-from slime_ext.launcher.megatron.model import build_model, unwrap
+from slime_ext.launcher.megatron.model import build_model
 from slime_ext.launcher.megatron.optimizer import build_optimizer
 from slime_ext.launcher.megatron.step import Trainer
 from slime_ext.launcher.megatron.weights import gather_hf_state, read_hf_checkpoint
@@ -99,7 +100,7 @@ class Loop:
 
     def _wait_for_engine(self) -> None:
         self.progress.note("model built, waiting for the rollout engine")
-        self.sampler.wait(self.progress.note)
+        self.sampler.client.wait_healthy(self.args.sglang_start_timeout, self.progress.note)
 
     def _rollout(self, rollout_id: int) -> None:
         args, spent, start = self.args, Counter(), time.perf_counter()
@@ -225,7 +226,7 @@ class Loop:
 
     def _save(self, rollouts_done: int) -> None:
         payload = {
-            "model": unwrap(self.trainer.chunks[0]).state_dict(),
+            "model": unwrap_model(self.trainer.chunks[0]).state_dict(),
             "optimizer": self.trainer.optimizer.state_dict(),
             "step": self.step,
             "engine_step": self.engine_step,
@@ -244,7 +245,7 @@ class Loop:
     def _load(self) -> None:
         self.start = self.args.load_iteration
         payload = checkpoint.load(self.args.load, self.start, self.rank)
-        unwrap(self.trainer.chunks[0]).load_state_dict(payload["model"])
+        unwrap_model(self.trainer.chunks[0]).load_state_dict(payload["model"])
         self.trainer.optimizer.load_state_dict(payload["optimizer"])
         self.step, self.lagging = payload["step"], payload["engine_step"]
         if self.sampler:

@@ -13,6 +13,7 @@ from torch import Tensor
 from slime_ext.errors import DataError
 from slime_ext.host.contract import load_function
 from slime_ext.launcher.megatron.batching import MicroBatch
+from slime_ext.launcher.rollout.sample import TRUNCATED
 from slime_ext.launcher.training_data import TrainSample
 
 PER_SAMPLE = ("loss_masks", "total_lengths", "response_lengths", "rollout_log_probs", "advantages")
@@ -62,9 +63,9 @@ def rollout_data(
         **data,
         **({"log_probs": [proximal[position] for position in partition]} if proximal else {}),
         "tokens": [torch.tensor(s.tokens, dtype=torch.long, device=device) for s in own],
-        "rewards": [s.reward for s in own],
+        "rewards": [s.relative_reward for s in own],
         "local_raw_reward": [s.raw_reward for s in own],
-        "truncated": [int(s.truncated) for s in own],
+        "truncated": [int(s.status == TRUNCATED) for s in own],
         "sample_indices": [s.position if s.index is None else s.index for s in own],
         "rollout_ids": [s.rollout_id for s in own],
         "micro_batch_indices": [list(range(start, stop)) for start, stop in pairwise(ends)],

@@ -42,14 +42,6 @@ class Sampler:
         self.thread = ThreadPoolExecutor(1)
         self.data_state: dict[str, Any] = {}
 
-    def wait(self, say: Callable[[str], None]) -> None:
-        """Until the engine answers; `say` shows that it is waited for.
-
-        Raises:
-            EngineError: not within ``--sglang-start-timeout``.
-        """
-        self.client.wait_healthy(self.args.sglang_start_timeout, say)
-
     def push(self, state: dict[str, Any], version: int) -> None:
         """Gives the engine these weights; ``version`` is the trainer's optimizer step."""
         self._wait_for_ahead()

@@ -18,7 +18,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
 from slime_ext.errors import ConfigError, DataError, SlimeExtError
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     directory = Path(args.run_path)
     make_directories(args)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a KeyboardInterrupt
     started = time.monotonic()
     with ExitStack() as stack:
         claim(directory, "--run-name", stack)
@@ -249,7 +248,3 @@ def stop_ranks(ranks: Sequence[subprocess.Popen]) -> None:
         except subprocess.TimeoutExpired:
             rank.kill()
             rank.wait()
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -10,45 +10,26 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from slime_ext.launcher.rollout.sample import RolloutSample
 
 
 @dataclass
-class TrainSample:
-    """One sample as the trainer sees it; R = its response length.
+class TrainSample(RolloutSample):
+    """A sample of the rollout as the trainer sees it; one that was removed has an empty mask.
 
     Attributes:
         position: index in the rollout, the key of everything that is kept per sample.
-        rollout_id: samples of one rollout share a denominator (slime: one sample unless it was split).
-        tokens: prompt and response ids.
-        loss_mask: R x 0 or 1, 1 where the behavior policy sampled the token.
-        rollout_log_probs: R behavior log-probs, nats.
+        relative_reward: group-relative, before whitening: what advantages are made of; NaN for a removed one.
         advantage: of every response token, dimensionless.
-        mask_sum: response tokens of the whole rollout, the sample's denominator.
-        versions: R optimizer steps at which the sampling weights were pushed; empty where unknown.
-        index: the sample's number in the run.
-        raw_reward: as the reward function gave it; NaN for a dropped sample.
-        reward: group-relative, before whitening: what advantages are made of; NaN for a dropped sample.
-        truncated: whether the response was cut at its longest.
-        weight_versions: of the sampling weights, one per stretch of generation.
+        mask_sum: response tokens of all samples of its `rollout_id`, the sample's denominator.
     """
 
-    position: int
-    rollout_id: int
-    tokens: list[int]
-    response_length: int
-    loss_mask: list[int]
-    rollout_log_probs: list[float]
+    position: int = 0
+    relative_reward: float = math.nan
     advantage: float = 0.0
     mask_sum: float = 0.0
-    versions: list[int] = field(default_factory=list)
-    index: int | None = None
-    raw_reward: float = math.nan
-    reward: float = math.nan
-    truncated: bool = False
-    weight_versions: list[str] = field(default_factory=list)
 
     @property
     def total_length(self) -> int:
@@ -56,9 +37,15 @@ class TrainSample:
         return len(self.tokens)
 
     @property
-    def response_tokens(self) -> list[int]:
-        """The last R ids."""
-        return self.tokens[self.total_length - self.response_length :]
+    def raw_reward(self) -> float:
+        """As the reward function gave it; NaN for a removed sample."""
+        return math.nan if self.remove_sample or self.reward is None else self.reward
+
+    @property
+    def versions(self) -> list[int]:
+        """[R] optimizer steps at which the sampling weights were pushed; empty where one is unknown."""
+        numbers = self.token_weight_versions
+        return [int(v) for v in numbers] if all(v.isdigit() for v in numbers) else []
 
 
 def needs_proximal_forward(args: argparse.Namespace) -> bool:
@@ -90,28 +77,14 @@ def train_samples(args: argparse.Namespace, samples: Sequence[RolloutSample]) ->
         sums[rollout_id] += sum(mask)
     return [
         TrainSample(
+            **{**vars(s), "loss_mask": mask, "rollout_id": rollout_id},
             position=i,
-            rollout_id=rollout_ids[i],
-            tokens=s.tokens,
-            response_length=s.response_length,
-            loss_mask=masks[i],
-            rollout_log_probs=list(s.rollout_log_probs or ()),
+            relative_reward=math.nan if raw[i] is None else rewards[i],
             advantage=advantages[i],
-            mask_sum=float(sums[rollout_ids[i]]),
-            versions=_steps(s.token_weight_versions),
-            index=s.index,
-            raw_reward=math.nan if raw[i] is None else float(raw[i]),
-            reward=math.nan if raw[i] is None else rewards[i],
-            truncated=s.status == "truncated",
-            weight_versions=list(s.weight_versions),
+            mask_sum=float(sums[rollout_id]),
         )
-        for i, s in enumerate(samples)
+        for i, (s, mask, rollout_id) in enumerate(zip(samples, masks, rollout_ids, strict=True))
     ]
-
-
-def _steps(versions: Sequence[str]) -> list[int]:
-    """Weight versions as optimizer steps; none where one is no number."""
-    return [int(v) for v in versions] if all(v.isdigit() for v in versions) else []
 
 
 def group_advantages(

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,13 +23,7 @@ from pathlib import Path
 import slime_ext
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.folders import make_folder
-from slime_ext.launcher.rollout.processes import (
-    MARK,
-    kill_marked,
-    marked_processes,
-    shared_memory_of,
-    spawn_bound,
-)
+from slime_ext.launcher.rollout.processes import MARK, kill_marked, spawn_bound
 from slime_ext.without_cuda.stand_ins import free_ports
 
 PACKAGE = Path(slime_ext.__file__).parent
@@ -131,7 +124,9 @@ def run_host(
         except subprocess.TimeoutExpired:
             return TIMED_OUT
         finally:
-            _end(process, env[MARK])
+            kill_marked(env[MARK])
+            process.kill()
+            process.wait()
 
 
 @contextlib.contextmanager
@@ -139,8 +134,9 @@ def _environment(
     host: str | Path, megatron: str | Path | None, further: Mapping[str, str]
 ) -> Iterator[dict[str, str]]:
     """The variables of a run, and the short-lived folder that two of them name."""
-    folder = Path(tempfile.mkdtemp(prefix="slime-ext-", dir="/tmp"))  # Ray's sockets have 107 characters
-    try:
+    # Ray's sockets have 107 characters.
+    with tempfile.TemporaryDirectory(prefix="slime-ext-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
         (folder / "python").mkdir()
         (folder / "ray").mkdir()
         (folder / "python/slime_ext").symlink_to(PACKAGE)  # nothing that is installed beside it
@@ -156,18 +152,6 @@ def _environment(
         env |= further
         env["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if path)
         yield env
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _end(process: subprocess.Popen, mark: str) -> None:
-    """Ends every process of the run, and removes the shared memory that they leave."""
-    files = shared_memory_of(marked_processes(mark))
-    kill_marked(mark)
-    process.kill()
-    process.wait()
-    for file in files:
-        file.unlink(missing_ok=True)
 
 
 def main(argv: list[str]) -> int:

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     its flags; returns the exit status."""
     given, flags = SimpleNamespace(**json.loads(argv[0])), argv[1:]
     try:
-        torch_cuda.refuse_cuda()
+        torch_cuda.refuse_cuda("run without CUDA", "start the host itself there")
     except SlimeExtError as error:
         print(f"slime-ext: {error}", file=sys.stderr)
         return 2

@@ -74,9 +74,9 @@ def both(layout, more):
 
 def ours(args, batch, proximal, logits):
     log = StepLog()
-    loss, count, metrics = PolicyLoss(
-        args, proximal=proximal, step_size=8, optimizer_step=0, log=log, hook=hook_of(args)
-    )(batch, 2, logits)
+    loss, count, metrics = PolicyLoss(args, proximal=proximal, optimizer_step=0, log=log, hook=hook_of(args))(
+        batch, 2, logits
+    )
     loss.backward()
     return loss.detach(), logits.grad, {k: float(v) for k, v in metrics.items()}, float(count)
 

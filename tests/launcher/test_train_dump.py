@@ -24,7 +24,7 @@ def dump(layout, template):
     args = arguments(layout, global_batch_size=4)
     parallel.initialize(args)
     place, samples = layout_of(args), rollout(8)
-    samples[2].reward = samples[2].raw_reward = math.nan
+    samples[2].reward, samples[2].relative_reward = None, math.nan
     for sample in samples:
         sample.index = 10 + sample.position
     steps = [

@@ -99,5 +99,8 @@ def test_rewards_are_kept_as_given_and_before_whitening():
     rows = [sample(0.0, [1], 4), sample(1.0, [1, 1], 5), sample(None, [1], 6, remove_sample=True)]
     given = {"n_samples_per_prompt": 3, "grpo_std_normalization": False, "normalize_advantages": True}
     out = train_samples(arguments(**given), rows)
-    assert [s.reward for s in out[:2]] == [-0.5, 0.5] and [s.raw_reward for s in out[:2]] == [0.0, 1.0]
-    assert math.isnan(out[2].reward) and out[0].advantage != out[0].reward
+    assert [s.relative_reward for s in out[:2]] == [-0.5, 0.5] and [s.raw_reward for s in out[:2]] == [
+        0.0,
+        1.0,
+    ]
+    assert math.isnan(out[2].relative_reward) and out[0].advantage != out[0].relative_reward

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from slime_ext.launcher.arguments.parser import parse
 VANILLA = "slime_ext.tis.vanilla_tis_function"
 
 
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     """Flags and files to one namespace with slime's attribute names, open values filled in.
 
     Beside the flags it has: notes (lines to print), slime_ext (the mapping under that key, or None),
@@ -25,7 +24,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     Raises:
         ConfigError: one line with the flag or key, what was expected and what came.
     """
-    args = parse(list(sys.argv[1:] if argv is None else argv))
+    args = parse(list(argv))
     _ranks(args)
     _steps(args)
     _loss(args)

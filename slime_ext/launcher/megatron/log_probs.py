@@ -12,9 +12,7 @@ from megatron.core.tensor_parallel import reduce_from_tensor_model_parallel_regi
 from torch import Tensor
 
 
-def log_probs_and_entropy(
-    logits: Tensor, targets: Tensor, temperature: float = 1.0, group: dist.ProcessGroup | None = None
-) -> tuple[Tensor, Tensor]:
+def log_probs_and_entropy(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """log p(target) = x[target] - log Z and H = log Z - sum_v p[v] x[v].
 
     x = logits / temperature, Z = sum_v exp(x[v]), p = exp(x) / Z.
@@ -23,13 +21,12 @@ def log_probs_and_entropy(
         logits: [T, V / n]; never written to. Half precision is computed in float32, all else in its own.
         targets: [T] global token ids.
         temperature: the one that the tokens were sampled with.
-        group: tensor-parallel group, Megatron's by default.
 
     Returns:
         [T] and [T], the same on every rank of the group; their gradient reaches each rank's part of the
         logits.
     """
-    group = parallel_state.get_tensor_model_parallel_group() if group is None else group
+    group = parallel_state.get_tensor_model_parallel_group()
     x = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     top = x.detach().amax(-1)
     dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
@@ -40,5 +37,5 @@ def log_probs_and_entropy(
     exp = x.exp()
     local = torch.stack([exp.sum(-1), (exp * x).sum(-1), torch.where(owned, chosen, 0)])
     # Sums over the vocabulary; the gradient of each goes to every rank as it is.
-    z, weighted, chosen = reduce_from_tensor_model_parallel_region(local, group=group)
+    z, weighted, chosen = reduce_from_tensor_model_parallel_region(local)
     return chosen - z.log(), z.log() - weighted / z

@@ -56,14 +56,12 @@ class PolicyLoss:
     Attributes:
         hook: of `hook_of`.
         proximal: position -> [L_i] of the recomputed proximal policy; empty: the training forward is it.
-        step_size: rollouts in the optimizer step over all ranks, the loss's denominator.
         optimizer_step: steps taken before this one, from which staleness counts.
     """
 
     args: argparse.Namespace
     hook: Hook | None
     proximal: Mapping[int, Tensor]
-    step_size: int
     optimizer_step: int
     log: StepLog
 
@@ -71,7 +69,7 @@ class PolicyLoss:
         """(loss scaled for Megatron's schedule, its token count, metrics by name), slime's scaling.
 
         Megatron divides by ``micro_batches`` and averages over data and context parallel ranks; the factor
-        undoes both, so that the gradient is that of sum over rollouts / ``step_size``.
+        undoes both, so that the gradient is that of sum over rollouts / --global-batch-size.
         """
         args = self.args
         if args.recompute_loss_function:
@@ -83,7 +81,7 @@ class PolicyLoss:
             scale, count = parallel.cp_group().size(), tokens
         else:
             ranks = parallel.dp_group(with_context_parallel=True).size()
-            scale, count = micro_batches / self.step_size * ranks, torch.ones_like(tokens)
+            scale, count = micro_batches / args.global_batch_size * ranks, torch.ones_like(tokens)
         return loss * scale, count, {"tokens": tokens, **metrics}
 
     def policy(self, batch: MicroBatch, logits: Tensor) -> tuple[Tensor, Metrics]:
@@ -249,11 +247,7 @@ def check_finite(what: str, values: Tensor, mask: Tensor, batch: MicroBatch) -> 
     )
 
 
-def hook_path(args: argparse.Namespace) -> str:
-    """The correction's function; slime's own default where no flag names one."""
-    return args.custom_tis_function_path or "slime_ext.tis.vanilla_tis_function"
-
-
 def hook_of(args: argparse.Namespace) -> Hook | None:
     """The correction, or None where neither --use-tis nor --get-mismatch-metrics is set."""
-    return load_function(hook_path(args), "--custom-tis-function-path") if calls_hook(args) else None
+    path = args.custom_tis_function_path
+    return load_function(path, "--custom-tis-function-path") if calls_hook(args) else None

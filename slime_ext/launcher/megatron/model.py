@@ -27,7 +27,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 )
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from slime_ext.launcher.megatron import parallel
@@ -166,10 +166,3 @@ def _expert_shape(name: str, hf_config: Any) -> tuple[int, int]:
 
 
 _RESIDUAL = ("o_proj.weight", "down_proj.weight")
-
-
-def unwrap(chunk: nn.Module) -> GPTModel:
-    """The GPTModel inside its wrappers."""
-    while not isinstance(chunk, GPTModel):
-        chunk = chunk.module
-    return chunk

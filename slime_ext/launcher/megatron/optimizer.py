@@ -98,36 +98,28 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float
     return norm
 
 
-class _CpuEngine:
-    """torch.optim.AdamW on the parameters themselves; no weight decay on vectors (norms), as in Megatron."""
+class _CpuEngine(torch.optim.AdamW):
+    """AdamW on the parameters themselves; no weight decay on vectors (norms), as in Megatron."""
 
     def __init__(self, args: argparse.Namespace, chunks: Chunks) -> None:
         self._parameters = [p for chunk in chunks for p in chunk.parameters() if p.requires_grad]
         self._max_norm = args.clip_grad
-        self._adam = torch.optim.AdamW(
+        super().__init__(
             _decay_groups(self._parameters),
             lr=args.lr,
             betas=(args.adam_beta1, args.adam_beta2),
             eps=args.adam_eps,
             weight_decay=args.weight_decay,
         )
-        self.param_groups = self._adam.param_groups
 
     def update(self) -> tuple[bool, float]:
         for parameter in self._parameters:
             parameter.grad = parameter.main_grad
         norm = clip_gradients(self._parameters, self._max_norm)
         if math.isfinite(norm):
-            self._adam.step()
-        self._adam.zero_grad(set_to_none=True)
+            self.step()
+        self.zero_grad(set_to_none=True)
         return True, norm
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._adam.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._adam.load_state_dict(state)
-        self.param_groups = self._adam.param_groups
 
 
 def _decay_groups(parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:

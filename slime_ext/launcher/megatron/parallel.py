@@ -48,7 +48,15 @@ def initialize(args: argparse.Namespace, init_method: str = "env://") -> None:
     else:
         shims.install()
     if not dist.is_initialized():
-        _join(init_method, timedelta(minutes=args.distributed_timeout_minutes))
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        dist.init_process_group(
+            backend="nccl" if torch.cuda.is_available() else "gloo",
+            init_method=init_method,
+            rank=int(os.environ.get("RANK", "0")),
+            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            timeout=timedelta(minutes=args.distributed_timeout_minutes),
+        )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
@@ -59,18 +67,6 @@ def initialize(args: argparse.Namespace, init_method: str = "env://") -> None:
     # Without CUDA the tracker's fork() must do nothing: there is no generator to save; dropout is refused.
     tensor_parallel.model_parallel_cuda_manual_seed(
         args.seed, inference_rng_tracker=not torch.cuda.is_available(), force_reset_rng=True
-    )
-
-
-def _join(init_method: str, timeout: timedelta) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        backend="nccl" if torch.cuda.is_available() else "gloo",
-        init_method=init_method,
-        rank=int(os.environ.get("RANK", "0")),
-        world_size=int(os.environ.get("WORLD_SIZE", "1")),
-        timeout=timeout,
     )
 
 

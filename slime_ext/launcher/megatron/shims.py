@@ -13,6 +13,7 @@ import megatron.core
 import torch
 
 from slime_ext.errors import ConfigError
+from slime_ext.without_cuda.stand_ins.torch_cuda import on_the_cpu, refuse_cuda
 
 PINNED_VERSION = "0.16.1"
 
@@ -33,10 +34,7 @@ def schedule_zeros() -> None:
     """torch.zeros([], device="cuda") in pipeline_parallel/schedules.py:596, 983, 2138."""
     from megatron.core.pipeline_parallel import schedules
 
-    def zeros(*size: object, device: object = None, **options: object) -> torch.Tensor:
-        return torch.zeros(*size, device="cpu" if device == "cuda" else device, **options)
-
-    schedules.torch = _with(torch, zeros=zeros)
+    schedules.torch = _with(torch, zeros=on_the_cpu(torch.zeros))
 
 
 def shape_exchange() -> None:
@@ -73,10 +71,7 @@ def install() -> None:
     Raises:
         ConfigError: CUDA is present, or megatron-core is not the pinned version.
     """
-    if torch.cuda.is_available():
-        raise ConfigError(
-            "CPU shims: expected a machine without CUDA, got one with CUDA: do not install them here"
-        )
+    refuse_cuda("CPU shims", "do not install them here")
     if megatron.core.__version__ != PINNED_VERSION:
         raise ConfigError(
             f"CPU shims: expected megatron-core {PINNED_VERSION}, got {megatron.core.__version__}: "

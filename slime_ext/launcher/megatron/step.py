@@ -27,7 +27,6 @@ from slime_ext.launcher.megatron.loss import (
     PolicyLoss,
     StepLog,
     hook_of,
-    hook_path,
     proximal_log_probs,
     token_count,
 )
@@ -80,7 +79,6 @@ class Trainer:
         loss = PolicyLoss(
             self.args,
             proximal=proximal,
-            step_size=self.args.global_batch_size,
             optimizer_step=optimizer_step,
             log=log,
             hook=self.hook,
@@ -150,13 +148,11 @@ class Trainer:
 
     def _measured(self) -> AbstractContextManager[step_metrics.OptimizerStep | None]:
         """The optimizer step whose hook calls are measured; None where metrics are switched off."""
-        args = self.args
         if not self.reporter.options.enabled:
             return nullcontext()
         curves = self.reporter.measures_curves
-        named = argparse.Namespace(**{**vars(args), "custom_tis_function_path": hook_path(args)})
         others = MetricsLayout(curves=curves, of_policies=self.hook is not None)
-        return step_metrics.under_way(step_metrics.layout_of(named, curves=curves) or others)
+        return step_metrics.under_way(step_metrics.layout_of(self.args, curves=curves) or others)
 
     def _reduce(
         self,

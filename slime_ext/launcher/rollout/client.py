@@ -6,8 +6,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,8 @@ class EngineClient:
         pool = ThreadPoolExecutor(self.concurrency)
         try:
             groups = [pool.submit(self._group, one, sampling, ended) for one in prompts]
-            for failed in (
-                group for group in wait(groups, return_when=FIRST_EXCEPTION).done if group.exception()
-            ):
-                failed.result()
+            for group in as_completed(groups):
+                group.result()  # raises what the first that failed has raised
             return [group.result() for group in groups]
         finally:
             ended.set()
@@ -172,7 +171,8 @@ class EngineClient:
             "return_logprob": True,
         }
         where = f"prompt of group {prompt.group_index}"
-        answer = self._repeated(where, lambda: self._samples(where, body), "/generate", self._recover, ended)
+        ask = partial(self._samples, where, body)
+        answer = self._repeated(where, ask, "/generate", self._recover, ended)
         return read_group(prompt, answer, sampling, self.vocab_size)
 
     def _samples(self, where: str, body: dict[str, Any]) -> Any:
@@ -188,20 +188,18 @@ class EngineClient:
 
     def _call(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer to a request other than `generate`; a server that is away is waited for."""
-
-        def recover() -> None:
-            self.wait_healthy(self.recovery_timeout)
-
-        return self._repeated(
-            "rollout engine", lambda: self._send(path, path, body), path, recover, threading.Event()
+        ask, recover = (
+            partial(self._send, path, path, body),
+            partial(self.wait_healthy, self.recovery_timeout),
         )
+        return self._repeated("rollout engine", ask, path, recover, threading.Event())
 
     def _repeated(
         self,
         who: str,
         ask: Callable[[], Any],
         path: str,
-        recover: Callable[[], None],
+        recover: Callable[[], object],
         ended: threading.Event,
     ) -> Any:
         """What ``ask`` returns, asked again with backoff while it raises _Again, after ``recover``."""

@@ -74,15 +74,20 @@ def _environment(process: Path) -> list[bytes]:
 
 
 def kill_marked(mark: str, timeout: float = 10.0) -> list[int]:
-    """Kills every other process with the mark, again until none is left; returns those that would not go."""
+    """Kills every other process with the mark, again until none is left, and removes the shared memory that
+    they held; returns those that would not go."""
     deadline, seen_none, left = time.monotonic() + timeout, 0, []
+    files: set[Path] = set()
     while seen_none < 2 and time.monotonic() < deadline:  # in the middle of an exec a process shows no mark
         left = [pid for pid in marked_processes(mark) if pid != os.getpid()]
         seen_none = 0 if left else seen_none + 1
+        files |= shared_memory_of(left)
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
+    for file in files:
+        file.unlink(missing_ok=True)
     return left
 
 

@@ -8,13 +8,13 @@ mismatch of a quantised sampler without kernels that a CPU does not have. Format
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Rounding = Literal["fp8", "fp8_block", "int8", "int4"]
+from slime_ext.launcher.arguments.flags import Rounding
+
 BLOCK = 128
 E4M3_MAX = 448.0
 

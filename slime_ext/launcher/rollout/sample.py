@@ -12,7 +12,6 @@ _UNUSED_BY_US: dict[str, Any] = {
     "multimodal_inputs": None,
     "multimodal_train_inputs": None,
     "multimodal_train_input_id": None,
-    "apply_chat_template_kwargs": {},
     "rollout_top_p_token_ids": None,
     "rollout_top_p_token_offsets": None,
     "rollout_routed_experts": None,

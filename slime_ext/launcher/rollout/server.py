@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -14,9 +13,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import httpx
-
 from slime_ext.errors import EngineError
+from slime_ext.launcher.rollout.client import EngineClient
 from slime_ext.launcher.rollout.processes import (
     MARK,
     hold_port,
@@ -83,6 +81,7 @@ class EngineProcess:
         self._held = hold_port(HOST)  # until `stop`, also between two starts
         self.port = self._held.getsockname()[1]
         self.url = f"http://{HOST}:{self.port}"
+        self._client = EngineClient(self.url)
         self.log_path, self.device = Path(log_path), device
         self.restarts, self.failure = 0, None
         entry = ["-m", "sglang.launch_server"] if device == "cuda" else [str(CPU_ENTRY)]
@@ -113,9 +112,7 @@ class EngineProcess:
 
     def healthy(self) -> bool:
         """Whether the server answers its health check with 200."""
-        with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{self.url}/health", timeout=5.0).status_code == 200
-        return False
+        return self._client.health()
 
     def launch(self) -> EngineProcess:
         """Starts the server and returns at once; it is ready 15 s later on two idle cores."""
@@ -189,7 +186,6 @@ class EngineProcess:
     def _clear(self) -> None:
         """Ends what is left of the server, of all its processes and files."""
         self.ready.clear()
-        self._shared |= shared_memory_of(self.pids)
         if left := kill_marked(self._mark):
             raise EngineError(
                 f"rollout engine: expected its processes to end, got {left} alive: kill them by hand"

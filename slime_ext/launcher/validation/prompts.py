@@ -69,21 +69,18 @@ def _check_lengths(
             f"--rollout-max-response-len: expected room for a prompt in the context, got {room} tokens"
         )
     longest = args.rollout_max_prompt_len
-    used = False
-    for prompt in prompts:
-        length = _length(f"{path}:{prompt.line}", prompt.text, count)
-        if longest is not None and length > longest:
-            continue
-        if length > room:
-            raise ConfigError(
-                f"{path}:{prompt.line}: expected a prompt of at most {room} tokens (context less longest "
-                f"response), got {length}: lower --rollout-max-response-len or --rollout-max-prompt-len"
-            )
-        used = True
-    if not used:
+    lengths = {p.line: _length(f"{path}:{p.line}", p.text, count) for p in prompts}
+    taken = {line: length for line, length in lengths.items() if longest is None or length <= longest}
+    if not taken:
         raise DataError(
             f"{path}: expected a prompt of at most {longest} tokens (--rollout-max-prompt-len), got none"
         )
+    for line, length in taken.items():
+        if length > room:
+            raise ConfigError(
+                f"{path}:{line}: expected a prompt of at most {room} tokens (context less longest response), "
+                f"got {length}: lower --rollout-max-response-len or --rollout-max-prompt-len"
+            )
 
 
 def _length(where: str, text: str, count: Count) -> int:

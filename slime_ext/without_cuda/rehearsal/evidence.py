@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime_ext.analysis.run_series import Series, read_events
 from slime_ext.errors import DataError
 from slime_ext.without_cuda.rehearsal import observe
 
@@ -48,7 +49,7 @@ class Evidence:
     events: Sequence[Mapping[str, Any]] = ()
     rollouts: Mapping[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     analysis: Document | None = None
-    scalars: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    scalars: Series = field(default_factory=dict)
     checkpoint: Mapping[str, int] = field(default_factory=dict)
 
     def calls(self, event: str) -> list[Mapping[str, Any]]:
@@ -79,7 +80,8 @@ def gather(out: Path, status: int, seconds: float) -> Evidence:
     }
     return Evidence(
         status, seconds, log, cause_of(text) if status else "", tuple(observe.read(out / "events")),
-        _rollouts(out / "dumps/rollout_data"), _analysis(out / "dumps"), _scalars(out / "tensorboard"), files,
+        _rollouts(out / "dumps/rollout_data"), _analysis(out / "dumps"),
+        read_events(out / "tensorboard"), files,
     )  # fmt: skip
 
 
@@ -102,20 +104,9 @@ def _analysis(folder: Path) -> Document | None:
         return None
 
 
-def _scalars(folder: Path) -> dict[str, list[float]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    found: dict[str, list[float]] = {}
-    for place in sorted({file.parent for file in folder.rglob("events.out.tfevents.*")}):
-        events = EventAccumulator(str(place), {"scalars": 0}).Reload()
-        for name in events.Tags()["scalars"]:
-            found.setdefault(name, []).extend(event.value for event in events.Scalars(name))
-    return found
-
-
-def nonfinite(scalars: Mapping[str, Sequence[float]]) -> list[str]:
+def nonfinite(scalars: Series) -> list[str]:
     """Names with a value that is NaN or infinite."""
-    return [name for name, values in scalars.items() if not all(map(math.isfinite, values))]
+    return [name for name, values in scalars.items() if not all(map(math.isfinite, values.values()))]
 
 
 def cause_of(log: str) -> str:
@@ -140,10 +131,6 @@ def _last(lines: Sequence[str], *, own: bool) -> tuple[int, str] | None:
         if match := REFUSED.match(lines[at]):
             return at, match[1]
         if (match := RAISED.match(lines[at])) and (match[1] not in OF_RAY or not own):
-            message = match[2] or _first(lines[at + 1 :])
+            message = match[2] or next((line.strip() for line in lines[at + 1 :] if line.strip()), "")
             return at, f"{match[1]}: {message}" if message else match[1]
     return None
-
-
-def _first(lines: Iterable[str]) -> str:
-    return next((line.strip() for line in lines if line.strip()), "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,3 @@ class Launch:
         """A flag's whole number; the default where it is absent or no number."""
         text = self.value(name)
         return int(text) if text.isdigit() else default
-
-    def with_flags(self, flags: tuple[WrittenFlag, ...]) -> Launch:
-        """The same launch with other flags."""
-        return replace(self, flags=flags)

@@ -75,9 +75,7 @@ def made_rows(launch: Launch) -> list[Row]:
 
 
 def _keys(launch: Launch) -> dict[str, str]:
-    keys = {
-        name: launch.value(name) for name in ("--input-key", "--label-key", "--metadata-key", "--tool-key")
-    }
+    keys = {name: launch.value(name) for name in ("--input-key", "--label-key", "--metadata-key")}
     return {"--input-key": "input"} | {name: key for name, key in keys.items() if key}
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from slime_ext.errors import DataError
 
 THEIRS = "SLIME_EXT_REHEARSE_REWARDS"  # the script's own function for the same flag
-HOSTS = ("slime", "miles")
 
 
 def post_process(args: Namespace, samples: Sequence[Any]) -> tuple[list[float], list[float]]:

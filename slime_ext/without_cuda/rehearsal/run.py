@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,18 +37,6 @@ class RehearsalHost:
         if self.name == WHEEL:
             return "miles of the package index (miles-rl)"
         return f"{self.package.name} in {self.name}"
-
-
-def refuse_cuda() -> None:
-    """Stops on a machine with CUDA.
-
-    Raises:
-        ConfigError: there is a GPU, on which the script itself can run.
-    """
-    import torch
-
-    if torch.cuda.is_available():
-        raise ConfigError("rehearse: expected a machine without CUDA, got one with it: run the script itself")
 
 
 def wheel_folder() -> Path:
@@ -101,7 +90,7 @@ def with_found_files(launch: Launch, host: RehearsalHost) -> Launch:
         return next((str(root / plain) for root in roots if (root / plain).exists()), value)
 
     flags = tuple(WrittenFlag(f.name, tuple(map(found, f.values)), f.where) for f in launch.flags)
-    return launch.with_flags(flags)
+    return dataclasses.replace(launch, flags=flags)
 
 
 def prepare(

@@ -6,8 +6,9 @@ Stands for slime/utils/accelerator/cuda.py of slime 624b824, the first release w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
+
+from slime_ext.without_cuda.stand_ins import torch_cuda
 
 
 def register(registry: ModuleType) -> None:
@@ -15,36 +16,22 @@ def register(registry: ModuleType) -> None:
     registry.register_accelerator("cpu", _backend, lambda: True, communication_backends=("gloo",))
 
 
-ANSWERS = {
+ANSWERS = torch_cuda.ANSWERS | {
     "is_available": True,
     "device_name": "cpu",
-    "set_device": None,
     "current_device": "cpu",
     "device_count": 1,
-    "synchronize": None,
     "current_stream": None,
-    "empty_cache": None,
-    "memory_allocated": 0,
-    "memory_reserved": 0,
     "distributed_device_id": None,
 }
 
 
 def _backend() -> object:
     """An Accelerator of the host's class that gives `ANSWERS`."""
-    import psutil
     import torch
     from slime.utils.accelerator.base import Accelerator
 
-    def mem_get_info(self: object, device: object = None) -> tuple[int, int]:
-        memory = psutil.virtual_memory()
-        return memory.available, memory.total
-
-    members = {name: _returns(value) for name, value in ANSWERS.items()}
-    members |= {"device": _returns(torch.device("cpu")), "mem_get_info": mem_get_info}
+    members = {name: torch_cuda.returns(value) for name, value in ANSWERS.items()}
+    members |= {"device": torch_cuda.returns(torch.device("cpu"))}
     members |= {"name": "cpu", "device_type": "cpu", "communication_backend_name": "gloo"}
     return type("CPU", (Accelerator,), members)()
-
-
-def _returns(value: object) -> Callable:
-    return lambda *args, **options: value

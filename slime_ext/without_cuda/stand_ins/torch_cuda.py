@@ -48,23 +48,25 @@ def replace() -> None:
     import torch
 
     for name in FACTORIES:
-        setattr(torch, name, _on_the_cpu(getattr(torch, name)))
+        setattr(torch, name, on_the_cpu(getattr(torch, name)))
     for name, answer in ANSWERS.items():
-        setattr(torch.cuda, name, _returns(answer))
-    torch.cuda.current_device = _returns(torch.device("cpu"))
+        setattr(torch.cuda, name, returns(answer))
+    torch.cuda.current_device = returns(torch.device("cpu"))
     _replace_generators(torch)
     _replace_streams(torch)
     _replace_methods(torch)
 
 
-def refuse_cuda() -> None:
-    """Raises ConfigError on a machine with CUDA."""
+def refuse_cuda(who: str, instead: str) -> None:
+    """Stops `who` on a machine with CUDA.
+
+    Raises:
+        ConfigError: there is a GPU; `instead` says what to do there.
+    """
     import torch
 
     if torch.cuda.is_available():
-        raise ConfigError(
-            "run without CUDA: expected a machine without CUDA, got one with it: start the host itself there"
-        )
+        raise ConfigError(f"{who}: expected a machine without CUDA, got one with it: {instead}")
 
 
 def _is_cuda(device: object) -> bool:
@@ -74,7 +76,9 @@ def _is_cuda(device: object) -> bool:
     return isinstance(name, str) and name.startswith("cuda")
 
 
-def _on_the_cpu(function: Callable) -> Callable:
+def on_the_cpu(function: Callable) -> Callable:
+    """A function that makes tensors, of a device: one of CUDA is the CPU."""
+
     @functools.wraps(function)
     def call(*args: object, **options: object) -> object:
         if _is_cuda(options.get("device")):
@@ -85,8 +89,9 @@ def _on_the_cpu(function: Callable) -> Callable:
     return call
 
 
-def _returns(value: object) -> Callable:
-    return lambda *args, **options: value  # a function of its own each: torch._dynamo wants them different
+def returns(value: object) -> Callable:
+    """A function of anything that gives `value`; of its own each: torch._dynamo wants them different."""
+    return lambda *args, **options: value
 
 
 def _replace_generators(torch: types.ModuleType) -> None:
@@ -108,7 +113,7 @@ class _Stream:
         pass
 
     def __getattr__(self, name: str) -> Callable:
-        return _returns(None)
+        return returns(None)
 
     def query(self) -> bool:
         return True

@@ -62,6 +62,6 @@ def test_packed_tokens_are_megatrons_zigzag(size):
 
 def test_unknown_versions_are_minus_one():
     samples = rollout(2)
-    samples[0].versions = [3] * samples[0].response_length
+    samples[0].token_weight_versions = ["3"] * samples[0].response_length
     batch = pack_micro_batch(samples, Layout())
     assert [v.tolist() for v in batch.split(batch.versions)] == [[3] * samples[0].response_length, [-1]]

@@ -33,7 +33,7 @@ def one_process():
 def make(hook=None, proximal=None, **more):
     args = arguments(**more)
     log = StepLog()
-    return PolicyLoss(args, hook, proximal or {}, 8, 0, log)
+    return PolicyLoss(args, hook, proximal or {}, 0, log)
 
 
 def batch_and_logits(seed=0):
@@ -168,7 +168,7 @@ def test_masked_behavior_log_probs_may_hold_anything(value):
 
 def test_a_sample_without_a_response_changes_nothing():
     batch, logits = batch_and_logits()
-    empty = TrainSample(8, 8, [4, 5], 0, [], [])
+    empty = TrainSample(position=8, rollout_id=8, tokens=[4, 5], loss_mask=[], rollout_log_probs=[])
     longer = pack_micro_batch([*rollout(8), empty], Layout(dtype=torch.float64))
     more = torch.cat([logits, torch.zeros(1, 2, VOCAB, dtype=torch.float64)], dim=1)
     expected, _ = make(hook=vanilla_tis_function).policy(batch, logits)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from megatron.core.utils import unwrap_model
 
 from slime_ext.launcher.megatron import parallel
-from slime_ext.launcher.megatron.model import build_model, unwrap
+from slime_ext.launcher.megatron.model import build_model
 from slime_ext.launcher.megatron.optimizer import build_optimizer
 from slime_ext.launcher.megatron.step import Trainer
 from slime_ext.launcher.megatron.weights import gather_hf_state
@@ -39,14 +40,14 @@ def train_four(layout, directory, forget=()):
     for index in range(4):
         if index == 2 and directory:
             state = {
-                "model": unwrap(trainer.chunks[0]).state_dict(),
+                "model": unwrap_model(trainer.chunks[0]).state_dict(),
                 "optimizer": trainer.optimizer.state_dict(),
             }
             checkpoint.save(directory, 2, rank, state, sizes=sizes, barrier=torch.distributed.barrier)
             trainer = trainer_of(layout)
             loaded = checkpoint.load(directory, 2, rank)
             if "model" not in forget:
-                unwrap(trainer.chunks[0]).load_state_dict(loaded["model"])
+                unwrap_model(trainer.chunks[0]).load_state_dict(loaded["model"])
             if "optimizer" not in forget:
                 trainer.optimizer.load_state_dict(loaded["optimizer"])
         step(trainer, index)

@@ -59,9 +59,16 @@ def rollout(count: int = 8, seed: int = 0) -> list[TrainSample]:
         mask = [0] * response if i == 3 else [1] * response
         if response > 5:
             mask[2] = 0
-        sample = TrainSample(i, i, tokens, response, mask, [draw.uniform(-5, -0.5) for _ in mask])
+        sample = TrainSample(
+            position=i,
+            rollout_id=i,
+            tokens=tokens,
+            response_length=response,
+            loss_mask=mask,
+            rollout_log_probs=[draw.uniform(-5, -0.5) for _ in mask],
+        )
         sample.advantage, sample.mask_sum = draw.uniform(-2, 2), float(sum(mask))
-        sample.reward = sample.raw_reward = sample.advantage
+        sample.reward = sample.relative_reward = sample.advantage
         out.append(sample)
     return out
 

@@ -54,7 +54,7 @@ GOOD = Evidence(
     ),
     rollouts={0: [sample("1")] * 16, 1: [sample("2")] * 16},
     analysis=analysis(0.004, 0.005),
-    scalars={"train/loss": [0.5], "train/off_policy/k3": [0.1]},
+    scalars={"train/loss": {0: 0.5}, "train/off_policy/k3": {0: 0.1}},
     checkpoint={"checkpoint/a": 2**20},
 )
 
@@ -100,7 +100,7 @@ WRONG = {
     "steps": (without("step", step=0), "trained", "2 optimizer steps, expected 8"),
     "shifted": (replace(GOOD, analysis=analysis(0.6, findings=[SHIFTED])), "sampled", "0.6 against 0.01"),
     "NaN metric": (
-        replace(GOOD, scalars={"train/x": [float("nan")]}),
+        replace(GOOD, scalars={"train/x": {0: float("nan")}}),
         "metrics logged",
         "not finite: train/x",
     ),

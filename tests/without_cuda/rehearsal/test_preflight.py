@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slime_ext.commands.rehearse import of_rules
@@ -78,7 +80,7 @@ def test_on_another_host_only_misspelt_names_are_mistakes(known):
 
 
 def test_a_launch_without_a_model_is_a_mistake(known):
-    bare = launch().with_flags(launch().flags[6:8])
+    bare = replace(launch(), flags=launch().flags[6:8])
     assert "--hf-checkpoint: expected in the launch, got none among its 2 flags" in next(
         mistakes(bare, known, [], is_own_host=True)
     )
