@@ -95,14 +95,3 @@ def _are_filled_in(d: Diagnosis) -> bool:
         return True
     is_exact = counts["filled"] >= EXACT_SHARE * (counts["filled"] + counts["sure"])
     return is_exact and counts["filled"] >= max(FILLED_TOKENS, ALONE_SHARE * tokens)
-
-
-DETECTORS = (
-    nan_log_probs,
-    missing_log_probs,
-    positive_log_probs,
-    retokenised,
-    off_by_one,
-    greedy_sampling,
-    tool_tokens,
-)

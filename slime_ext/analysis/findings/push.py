@@ -124,6 +124,3 @@ def _pushed(rollouts: Sequence[RolloutSummary]) -> tuple[float, float] | None:
 
 def _is_still(pushed: float, moved: float, before: float) -> bool:
     return pushed <= max(SAME * moved, NO_MOVE * before) and pushed < moved
-
-
-DETECTORS = (frozen_sampler, partial_push, growing_mismatch)
