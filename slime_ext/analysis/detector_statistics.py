@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -255,13 +256,7 @@ def _tail(histogram: Tensor) -> tuple[float, float]:
     counts[1:] += histogram[:side].flip(0)
     sizes = 10.0 ** (SMALLEST + (torch.arange(len(counts), dtype=torch.float64) - 0.5) / PER_DECADE)
     sizes[0] = 0
-    squares = (counts * sizes.square()).flip(0)
-    reached = counts.flip(0).cumsum(0)
-    wanted = TOP * float(counts.sum())
-    whole = reached <= wanted
-    rest = wanted - float(reached[whole][-1] if whole.any() else 0)
-    edge = int(whole.sum())
-    top = float(squares[whole].sum()) + rest * float(sizes.flip(0)[min(edge, len(sizes) - 1)].square())
-    total = float(squares.sum())
+    reached, held = ([0, *sums.flip(0).cumsum(0).tolist()] for sums in (counts, counts * sizes.square()))
+    top = numpy.interp(TOP * reached[-1], reached, held)  # tokens of a bin alike
     median = float(sizes[int((counts.cumsum(0) < counts.sum() / 2).sum())])
-    return (top / total if total else 0.0), median
+    return (float(top) / held[-1] if held[-1] else 0.0), median
