@@ -159,10 +159,6 @@ def _summary(world: World, probability: Tensor, estimates: Tensor, weights: Tens
     )
 
 
-def _all_tokens() -> Tensor:
-    return torch.tensor(list(product(range(VOCABULARY), repeat=STEPS)))
-
-
 def _all_prefixes(tokens: Tensor) -> Tensor:
     """[81, 4] which row of logits each token is drawn from."""
     prefix, rows = torch.zeros(len(tokens), dtype=torch.int64), []
@@ -173,7 +169,7 @@ def _all_prefixes(tokens: Tensor) -> Tensor:
     return torch.stack(rows, 1)
 
 
-TOKENS = _all_tokens()
+TOKENS = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * STEPS)
 PREFIXES = _all_prefixes(TOKENS)
 
 
