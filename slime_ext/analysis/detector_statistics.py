@@ -172,7 +172,7 @@ class DetectorStatistics(Additive):
         newest = torch.cat([mine, dropped])[:, 3].nan_to_num(-torch.inf).max()
         mine[:, 3], dropped[:, 3] = newest - mine[:, 3], newest - dropped[:, 3]
         is_rewarded = rollout.rewards.isfinite()
-        is_trained = rollout.segments.any(rollout.mask) & is_rewarded
+        is_trained = rollout.responding & is_rewarded
         masked = mine[is_rewarded & ~is_trained]
         self.fates += torch.stack([_about(mine[is_trained]), _about(torch.cat([masked, dropped]))])
         self.drops.update(rollout.why_dropped)
@@ -212,7 +212,7 @@ def _odd_values(part: DumpedRollout) -> dict[str, int]:
     beside[1:] |= neighbour
     beside[:-1] |= neighbour
     is_recorded = mask & (part.behavior.abs() < torch.inf)
-    length, recorded = part.segments.local_sums([mask.float(), is_recorded.float()])
+    some, lacking = part.samples_with(is_recorded), part.samples_with(mask & ~is_recorded)
     return counted(
         above=found > EXACT,
         below=found < -EXACT,
@@ -222,8 +222,8 @@ def _odd_values(part: DumpedRollout) -> dict[str, int]:
         sure=part.finite & ~zero & (part.behavior > SURE_OF) & is_unlikely,
         padded=beside & is_unlikely,
         positive=mask & (part.behavior > EXACT) & (part.behavior < torch.inf),
-        silent=(length > 0) & (recorded == 0),
-        partial=(recorded > 0) & (recorded < length),
+        silent=lacking & ~some,
+        partial=lacking & some,
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from slime_ext.correction import Tokens
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.ratios import log_ratio
-from slime_ext.ops.segments import Segments
+from slime_ext.ops.segments import Segments, as_numbers
 
 # What is added up over tokens of the log-ratio; "near" is k3, but at most MOST_K3, so that no token makes a
 # mean.
@@ -119,6 +119,21 @@ class DumpedRollout:
         """Where each sample lies in the packed tokens."""
         return Segments.whole(self.lengths, self.mask)
 
+    def samples_with(self, flags: Tensor) -> Tensor:
+        """[T] bool -> [S] bool, the samples of which a token has the flag."""
+        return self.segments.local_sums([as_numbers(flags, torch.float32)])[0] > 0
+
+    @cached_property
+    def responding(self) -> Tensor:
+        """[S] bool, samples with a response token."""
+        return self.samples_with(self.mask)
+
+    @cached_property
+    def masses(self) -> tuple[float, float] | None:
+        """Sum of A over response tokens with A > 0, and of |A| over those with A < 0; None without
+        advantages."""
+        return None if self.advantages is None else masses_of(self.segments.zeroed(self.advantages))
+
     @cached_property
     def log_ratio(self) -> Tensor:
         """[T] log proximal - log behavior, nats; 0 at masked tokens and where either is not finite."""
@@ -186,3 +201,9 @@ class DumpedRollout:
         return Tokens(
             self.segments, self.proximal, self.behavior, target=self.proximal, advantages=self.advantages
         )
+
+
+def masses_of(advantages: Tensor) -> tuple[float, float]:
+    """[T] -> sum of A where A > 0, and of |A| where A < 0, added up in float64."""
+    total, size = float(advantages.double().sum()), float(advantages.abs().double().sum())
+    return (size + total) / 2, (size - total) / 2

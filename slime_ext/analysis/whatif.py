@@ -7,8 +7,8 @@ seen as it acts on mismatch and staleness, without the drift of later steps of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from slime_ext import config, presets
 from slime_ext.analysis.document import Effect
 from slime_ext.analysis.planned import missing_input, steps_of
 from slime_ext.analysis.records import DumpedRollout
-from slime_ext.analysis.tally import BOUNDS, SharedSums, Tally, TokenEffects
+from slime_ext.analysis.tables import Additive
+from slime_ext.analysis.tally import BOUNDS, Tally, TokenEffects
 from slime_ext.correction import Correction, Outcome, Plan, Tokens
 from slime_ext.host.flags import one_line
 from slime_ext.losses import Bounds, HostLoss
@@ -71,23 +72,12 @@ def _slope(correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bou
     return slope, clipped
 
 
-class WhatIf:
-    """A collector (see ``pipeline``) of what several corrections do to the same rollouts.
+@dataclass
+class WhatIf(Additive):
+    """A collector (see ``pipeline``) of what several corrections, by their names, do to the same rollouts."""
 
-    Args:
-        corrections: name -> correction; all presets when None.
-        bounds: name -> the host's clip range beside that correction, where it is not slime's.
-    """
-
-    def __init__(
-        self,
-        corrections: Mapping[str, Correction] | None = None,
-        bounds: Mapping[str, Bounds] | None = None,
-    ) -> None:
-        chosen = corrections or {name: p.correction for name, p in presets.PRESETS.items()}
-        own = bounds or {}
-        self.tallies = {name: Tally(c, own.get(name, BOUNDS)) for name, c in chosen.items()}
-        self.stopped: list[int] = []  # rollouts at which every hook stops the run
+    tallies: dict[str, Tally]
+    stopped: list[int] = field(default_factory=list)  # rollouts at which every hook stops the run
 
     def add(self, rollout: DumpedRollout) -> None:
         """Applies every correction to a rollout, and leaves out one with a non-finite proximal log-prob."""
@@ -100,12 +90,6 @@ class WhatIf:
         for part in rollout.parts(LARGE):  # what is computed of one stays small
             _count(alone, part)
         _count(coupled, rollout)
-
-    def merge(self, other: WhatIf) -> None:
-        """Adds what the same corrections do to other rollouts."""
-        for name, tally in self.tallies.items():
-            tally.merge(other.tallies[name])
-        self.stopped += other.stopped
 
     def notes(self) -> tuple[str, ...]:
         """Which rollouts are left out."""
@@ -124,12 +108,11 @@ class WhatIf:
 
 
 def _count(tallies: Iterable[Tally], rollout: DumpedRollout) -> None:
-    seen = SharedSums(rollout)
     for tally in tallies:
         if why := missing_input(tally.correction, rollout):
             tally.lacked = tally.lacked or why
         else:
-            tally.add(apply(tally.correction, rollout, tally.bounds), seen)
+            tally.add(apply(tally.correction, rollout, tally.bounds), rollout)
 
 
 def _described(name: str, correction: Correction) -> tuple[str, str]:
