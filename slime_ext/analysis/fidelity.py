@@ -49,9 +49,9 @@ class World:
     advantages: Tensor
 
     @classmethod
-    def of(cls, mismatch: str | tuple[float, float], seed: int = 0) -> World:
-        """Seeded random policies; ``mismatch`` is a name of ``MISMATCHES`` or the two distances."""
-        stale, drift = MISMATCHES[mismatch] if isinstance(mismatch, str) else mismatch
+    def of(cls, mismatch: str, seed: int = 0) -> World:
+        """Seeded random policies; ``mismatch`` is a name of ``MISMATCHES``."""
+        stale, drift = MISMATCHES[mismatch]
         generator = torch.Generator().manual_seed(seed)
         shape = (sum(VOCABULARY**t for t in range(STEPS)), VOCABULARY)
 

@@ -48,26 +48,25 @@ def apply(correction: Correction, rollout: DumpedRollout, bounds: Bounds = BOUND
 
 
 def _applied(correction: Correction, tokens: Tokens, plan: Plan, bounds: Bounds) -> TokenEffects:
-    mask = tokens.segments.mask
+    outcome, mask = correction(tokens, plan), tokens.segments.mask
+    weights, keep, clipped = outcome.weights, outcome.keep, outcome.clipped & outcome.finite
     if correction.is_identity:  # the hook hands the host's loss back, whatever stands in it
-        slope = None if tokens.advantages is None else -tokens.segments.zeroed(tokens.advantages)
-        return TokenEffects(mask.to(tokens.proximal.dtype), mask, torch.zeros_like(mask), slope)
-    outcome = correction(tokens, plan)
-    clipped = outcome.clipped & outcome.finite
+        weights, keep = mask.to(tokens.proximal.dtype), mask
     if tokens.advantages is None:
-        return TokenEffects(outcome.weights, outcome.keep, clipped, None)
-    if isinstance(correction.surrogate, HostLoss):  # its slope at ratio 1 is -A
-        factor = outcome.factor.to(tokens.proximal.dtype)
-        slope = torch.where(outcome.keep, -tokens.advantages * factor, 0)
-        return TokenEffects(outcome.weights, outcome.keep, clipped, slope)
+        return TokenEffects(weights, keep, clipped, None)
     slope, by_loss = _slope(correction, outcome, tokens, bounds)
-    return TokenEffects(outcome.weights, outcome.keep, clipped | by_loss, slope)
+    return TokenEffects(weights, keep, clipped if by_loss is None else clipped | by_loss, slope)
 
 
-def _slope(correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
+def _slope(
+    correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bounds
+) -> tuple[Tensor, Tensor | None]:
+    """[T] d loss / d log target where target = proximal; and where the surrogate clipped."""
+    host = -tokens.segments.zeroed(tokens.advantages)  # the host's loss at ratio 1, and its slope
+    if isinstance(correction.surrogate, HostLoss):  # the weights multiply the one as the other
+        return correction.loss(outcome, tokens, host, bounds)
     target = tokens.proximal.detach().clone().requires_grad_()
-    followed = replace(tokens, target=target)
-    loss, clipped = correction.loss(outcome, followed, torch.zeros_like(target), bounds)
+    loss, clipped = correction.loss(outcome, replace(tokens, target=target), host, bounds)
     (slope,) = torch.autograd.grad(loss.sum(), target)
     return slope, clipped
 
