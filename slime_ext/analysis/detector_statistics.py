@@ -18,7 +18,7 @@ from slime_ext.analysis.measures import PER_DECADE, SMALLEST, Sums
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.analysis.shifts import SHIFTS, moved_turns, shifted_sums
 from slime_ext.analysis.tables import Additive, sum_of, zeros
-from slime_ext.analysis.versions import VersionSums, by_version, reference
+from slime_ext.analysis.versions import VersionSums, by_version
 
 QUANTITIES = ("ratio_minus_one", "log_ratio", "absolute", "surprise")
 LARGEST_RATIO = 10.0  # a ratio counts as this much at most, so that one token does not make a mean
@@ -150,7 +150,7 @@ class DetectorStatistics(Additive):
                     sums.mean("moved", "referenced"),
                 )
             )
-        newest = reference(rollout)
+        newest = rollout.newest or 0
         for version, (every, after, pure) in sorted(versions.items()):
             count, *rest = every.tolist()
             self.versions.append(
@@ -167,8 +167,9 @@ class DetectorStatistics(Additive):
     def _add_fates(self, rollout: DumpedRollout) -> None:
         if rollout.rewards is None or rollout.dropped is None:
             return
-        numbers = [rollout.lengths, rollout.rewards.tolist(), rollout.positions, rollout.oldest_versions()]
-        mine, dropped = torch.tensor(numbers, dtype=torch.float64).T, rollout.dropped.clone()
+        lengths, positions = torch.tensor([rollout.lengths, rollout.positions], dtype=torch.float64)
+        mine = torch.stack([lengths, rollout.rewards, positions, rollout.oldest_versions()], 1)
+        dropped = rollout.dropped.clone()
         newest = torch.cat([mine, dropped])[:, 3].nan_to_num(-torch.inf).max()
         mine[:, 3], dropped[:, 3] = newest - mine[:, 3], newest - dropped[:, 3]
         is_rewarded = rollout.rewards.isfinite()

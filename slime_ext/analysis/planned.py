@@ -34,7 +34,7 @@ def missing_input(correction: Correction, rollout: DumpedRollout) -> str | None:
     reads_advantages = any(step.reads_advantages for step in correction.steps)
     reasons = {
         NO_ADVANTAGES: rollout.advantages is None and (reads_advantages or correction.group == "rebaseline"),
-        NO_AGES: rollout.ages is None and correction.needs_ages,
+        NO_AGES: rollout.newest is None and correction.needs_ages,
         NO_GROUPS: rollout.groups is None and correction.group != "ignore",
         STOPS: correction.on_nonfinite == "raise" and not bool(rollout.finite.equal(rollout.mask)),
     }
@@ -62,10 +62,7 @@ def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPar
 def ages_of(rollout: DumpedRollout) -> Tensor | None:
     """[S] float64: the age of the oldest weights that sampled the sequence, as the hook has it; NaN where
     unknown."""
-    if rollout.ages is None:
-        return None
-    parts = rollout.ages.double().split(list(rollout.lengths))
-    return torch.stack([part.max() if part.numel() else part.new_tensor(torch.nan) for part in parts])
+    return None if rollout.newest is None else rollout.newest - rollout.oldest_versions()
 
 
 def as_slime(rollout: DumpedRollout, places: list[list[int]]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class VersionSums(NamedTuple):
     log_ratio: float  # sum
     absolute: float  # sum |l|
     k3: float  # sum, of ``near``
-    age: float = 0.0  # of the weights, as far as the rollout's files tell it; the newest's may be larger
+    age: int = 0  # of the weights, as far as the rollout's files tell it; the newest's may be larger
 
 
 class VersionMeans(NamedTuple):
@@ -64,13 +64,6 @@ def by_version(part: DumpedRollout) -> dict[int, Tensor]:
     kinds = (torch.ones_like(is_pure), is_last & ~is_pure, is_pure)
     table = torch.stack([tabulated(index[kind], sums[:, kind], len(numbers)) for kind in kinds], 1)
     return dict(zip(numbers.tolist(), table, strict=True))
-
-
-def reference(rollout: DumpedRollout) -> float:
-    """The weight version from which the ages of a rollout are counted; 0 where no age is known."""
-    if rollout.ages is None or not rollout.size:
-        return 0.0
-    return max(float((rollout.ages.double() + rollout.versions).nan_to_num(-1.0).max()), 0.0)
 
 
 def since_seen(versions: Iterable[VersionSums]) -> dict[VersionSums, int]:

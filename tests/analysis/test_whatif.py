@@ -203,7 +203,8 @@ def test_ages_are_those_of_the_oldest_token():
         lengths=(1, 2, 0, 3),
         **{k: torch.zeros(6) for k in ("behavior", "proximal", "advantages")},
         mask=torch.ones(6, dtype=torch.bool),
-        ages=torch.tensor([0.0, 1.0, 3.0, 2.0, 2.0, 2.0]),
+        versions=torch.tensor([4, 3, 1, 2, 2, 2]),
+        newest=4,
     )
     correction = load_config({"steps": [{"reject": {"max_staleness": 2}}]})
     assert apply(correction, r).keep.tolist() == [True, False, False, True, True, True]

@@ -272,4 +272,4 @@ def trainer_version(found: Mapping[str, Any], rollout_id: int) -> int | None:
     optimizer steps before, of which every rollout has the same number."""
     shards = found.get("dp_shards") or ({},)
     steps = shards[0].get("num_microbatches")
-    return None if steps is None else int(rollout_id) * len(steps)
+    return None if steps is None else rollout_number(rollout_id * len(steps))

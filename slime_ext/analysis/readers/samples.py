@@ -114,7 +114,7 @@ def assemble(
         **packed,
         rewards=_rewards(sound),
         versions=versions,
-        ages=None if versions is None else _ages(versions, trainer_version),
+        newest=None if versions is None else _newest(versions, trainer_version),
         groups=_all([row.group for row in sound]),
         steps=_all([row.step for row in sound]),
         prompts=[row.prompt for row in sound],
@@ -259,13 +259,9 @@ def _fill(out: Tensor, row: DumpedSample, mask: Tensor, notes: Notes) -> None:
     notes.add("that mix weight versions and do not say where, counted as the oldest", row)
 
 
-def _ages(versions: Tensor, trainer_version: int | None) -> Tensor | None:
-    known = versions != UNKNOWN
-    if not known.any():
-        return None
-    newest = int(versions.max())
-    reference = newest if trainer_version is None or trainer_version < newest else trainer_version
-    return torch.where(known, (reference - versions).float(), torch.nan)
+def _newest(versions: Tensor, trainer_version: int | None) -> int | None:
+    newest = int(versions.max()) if len(versions) else UNKNOWN
+    return None if newest == UNKNOWN else max(newest, trainer_version or 0)
 
 
 def sample_of(sample: Mapping[str, Any], position: int, step: int | None = None) -> DumpedSample:
