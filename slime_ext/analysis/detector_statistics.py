@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from slime_ext.analysis.measures import PER_DECADE, SMALLEST, Sums
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.analysis.shifts import SHIFTS, moved_turns, shifted_sums
 from slime_ext.analysis.tables import Additive, sum_of, zeros
-from slime_ext.analysis.versions import VersionSums, by_version, reference
+from slime_ext.analysis.versions import VersionSums, by_version
 
 QUANTITIES = ("ratio_minus_one", "log_ratio", "absolute", "surprise")
 LARGEST_RATIO = 10.0  # a ratio counts as this much at most, so that one token does not make a mean
@@ -149,7 +150,7 @@ class DetectorStatistics(Additive):
                     sums.mean("moved", "referenced"),
                 )
             )
-        newest = reference(rollout)
+        newest = rollout.newest or 0
         for version, (every, after, pure) in sorted(versions.items()):
             count, *rest = every.tolist()
             self.versions.append(
@@ -166,12 +167,13 @@ class DetectorStatistics(Additive):
     def _add_fates(self, rollout: DumpedRollout) -> None:
         if rollout.rewards is None or rollout.dropped is None:
             return
-        numbers = [rollout.lengths, rollout.rewards.tolist(), rollout.positions, rollout.oldest_versions()]
-        mine, dropped = torch.tensor(numbers, dtype=torch.float64).T, rollout.dropped.clone()
+        lengths, positions = torch.tensor([rollout.lengths, rollout.positions], dtype=torch.float64)
+        mine = torch.stack([lengths, rollout.rewards, positions, rollout.oldest_versions()], 1)
+        dropped = rollout.dropped.clone()
         newest = torch.cat([mine, dropped])[:, 3].nan_to_num(-torch.inf).max()
         mine[:, 3], dropped[:, 3] = newest - mine[:, 3], newest - dropped[:, 3]
         is_rewarded = rollout.rewards.isfinite()
-        is_trained = rollout.segments.any(rollout.mask) & is_rewarded
+        is_trained = rollout.responding & is_rewarded
         masked = mine[is_rewarded & ~is_trained]
         self.fates += torch.stack([_about(mine[is_trained]), _about(torch.cat([masked, dropped]))])
         self.drops.update(rollout.why_dropped)
@@ -211,7 +213,7 @@ def _odd_values(part: DumpedRollout) -> dict[str, int]:
     beside[1:] |= neighbour
     beside[:-1] |= neighbour
     is_recorded = mask & (part.behavior.abs() < torch.inf)
-    length, recorded = part.segments.local_sums([mask.float(), is_recorded.float()])
+    some, lacking = part.samples_with(is_recorded), part.samples_with(mask & ~is_recorded)
     return counted(
         above=found > EXACT,
         below=found < -EXACT,
@@ -221,8 +223,8 @@ def _odd_values(part: DumpedRollout) -> dict[str, int]:
         sure=part.finite & ~zero & (part.behavior > SURE_OF) & is_unlikely,
         padded=beside & is_unlikely,
         positive=mask & (part.behavior > EXACT) & (part.behavior < torch.inf),
-        silent=(length > 0) & (recorded == 0),
-        partial=(recorded > 0) & (recorded < length),
+        silent=lacking & ~some,
+        partial=lacking & some,
     )
 
 
@@ -255,13 +257,7 @@ def _tail(histogram: Tensor) -> tuple[float, float]:
     counts[1:] += histogram[:side].flip(0)
     sizes = 10.0 ** (SMALLEST + (torch.arange(len(counts), dtype=torch.float64) - 0.5) / PER_DECADE)
     sizes[0] = 0
-    squares = (counts * sizes.square()).flip(0)
-    reached = counts.flip(0).cumsum(0)
-    wanted = TOP * float(counts.sum())
-    whole = reached <= wanted
-    rest = wanted - float(reached[whole][-1] if whole.any() else 0)
-    edge = int(whole.sum())
-    top = float(squares[whole].sum()) + rest * float(sizes.flip(0)[min(edge, len(sizes) - 1)].square())
-    total = float(squares.sum())
+    reached, held = ([0, *sums.flip(0).cumsum(0).tolist()] for sums in (counts, counts * sizes.square()))
+    top = numpy.interp(TOP * reached[-1], reached, held)  # tokens of a bin alike
     median = float(sizes[int((counts.cumsum(0) < counts.sum() / 2).sum())])
-    return (top / total if total else 0.0), median
+    return (float(top) / held[-1] if held[-1] else 0.0), median

@@ -12,12 +12,13 @@ from slime_ext.analysis.document import Curve, Moment, Numbers
 from slime_ext.analysis.layer_outputs import LayerDistance
 from slime_ext.analysis.measures import Sums
 from slime_ext.analysis.records import DumpedRollout
+from slime_ext.analysis.tables import Additive
 from slime_ext.analysis.versions import VersionSums
 from slime_ext.analysis.worst_samples import WorstSamples
 
 
 @dataclass
-class Diagnosis:
+class Diagnosis(Additive):
     """A collector (see ``pipeline``) of everything that is measured of a run: sums, curves, detector
     statistics, worst samples, and the numbers of each rollout."""
 
@@ -43,11 +44,8 @@ class Diagnosis:
 
     def merge(self, other: Diagnosis) -> None:
         """Adds what another diagnosis measured of other rollouts."""
-        self.sums.merge(other.sums)
-        self.curves.merge(other.curves)
-        self.statistics.merge(other.statistics)
-        self.worsts.merge(other.worsts)
-        self.timeline = sorted([*self.timeline, *other.timeline], key=lambda moment: moment.rollout_id)
+        super().merge(other)
+        self.timeline.sort(key=lambda moment: moment.rollout_id)
 
     def _ages(self) -> dict[VersionSums, int]:
         """The age of each version in rollouts; empty where the dumps say how old weights are."""
@@ -56,13 +54,15 @@ class Diagnosis:
 
     def numbers(self) -> Numbers:
         """The numbers over all rollouts."""
-        found, known = self.sums.numbers(), self._ages()
-        return found.model_copy(update={"staleness": versions.mean_age(known)}) if known else found
+        return versions.with_age(self.sums.numbers(), self._ages())
 
     def moments(self) -> tuple[Moment, ...]:
         """The numbers of each rollout, in their order."""
-        known = self._ages()
-        return tuple(versions.timeline(self.timeline, known) if known else self.timeline)
+        ages = self._ages()
+        return tuple(
+            moment.model_copy(update={"numbers": versions.with_age(moment.numbers, ages, moment.rollout_id)})
+            for moment in self.timeline
+        )
 
     def all_curves(self) -> tuple[Curve, ...]:
         """Every curve that has points."""

@@ -243,8 +243,3 @@ class Document(FrozenModel):
     effects: tuple[Effect, ...] = ()
     recommendation: Recommendation | None = None
     suggestions: tuple[Suggestion, ...] = ()
-
-
-def to_json(document: Document) -> str:
-    """A document as JSON text; ``Document.model_validate_json`` reads it back."""
-    return document.model_dump_json(indent=1)

@@ -49,9 +49,9 @@ class World:
     advantages: Tensor
 
     @classmethod
-    def of(cls, mismatch: str | tuple[float, float], seed: int = 0) -> World:
-        """Seeded random policies; ``mismatch`` is a name of ``MISMATCHES`` or the two distances."""
-        stale, drift = MISMATCHES[mismatch] if isinstance(mismatch, str) else mismatch
+    def of(cls, mismatch: str, seed: int = 0) -> World:
+        """Seeded random policies; ``mismatch`` is a name of ``MISMATCHES``."""
+        stale, drift = MISMATCHES[mismatch]
         generator = torch.Generator().manual_seed(seed)
         shape = (sum(VOCABULARY**t for t in range(STEPS)), VOCABULARY)
 
@@ -159,10 +159,6 @@ def _summary(world: World, probability: Tensor, estimates: Tensor, weights: Tens
     )
 
 
-def _all_tokens() -> Tensor:
-    return torch.tensor(list(product(range(VOCABULARY), repeat=STEPS)))
-
-
 def _all_prefixes(tokens: Tensor) -> Tensor:
     """[81, 4] which row of logits each token is drawn from."""
     prefix, rows = torch.zeros(len(tokens), dtype=torch.int64), []
@@ -173,7 +169,7 @@ def _all_prefixes(tokens: Tensor) -> Tensor:
     return torch.stack(rows, 1)
 
 
-TOKENS = _all_tokens()
+TOKENS = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * STEPS)
 PREFIXES = _all_prefixes(TOKENS)
 
 

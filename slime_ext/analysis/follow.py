@@ -72,7 +72,7 @@ class Follower:
     def _read(self, job: Job) -> Iterator[News]:
         known, skipped = self.result.rollouts, len(self.result.skipped)
         before = len(self.result.collectors["diagnosis"].timeline)
-        self.result.read(job, self.request.wanted)
+        self.result.read(job)
         if self.result.rollouts == known:  # to be tried again, so that nothing is said of it but at the end
             self.failed[self.seen[job.paths[0]]] = self.result.skipped[skipped:]
             del self.result.skipped[skipped:]

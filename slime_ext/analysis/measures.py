@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -105,9 +104,8 @@ class Sums:
     def quantile(self, q: float) -> float:
         """The log-ratio at a share ``q`` of the tokens, off by at most half a bin (0.5%), within the
         extremes."""
-        below = list(accumulate(self.histogram.tolist()))
-        index = next((i for i, c in enumerate(below) if c >= q * below[-1]), len(below) - 1)
-        low, high = edges(index)
+        below = self.histogram.cumsum(0)
+        low, high = edges(int(torch.searchsorted(below, q * below[-1])))
         return min(max((low + high) / 2, self.lowest), self.highest)  # an end without bound: the extreme
 
     def distribution(self) -> tuple[Bin, ...]:
@@ -119,8 +117,6 @@ class Sums:
         found = [(*edges(i, PER_BAR), int(bars[i])) for i in range(held[0], held[-1] + 1)]
         return tuple(
             Bin(low=max(low, self.lowest), high=min(high, self.highest), count=count)
-            if low < self.lowest or high > self.highest
-            else Bin(low=low, high=high, count=count)
             for low, high, count in found
         )
 
@@ -165,7 +161,6 @@ def _sums(part: DumpedRollout) -> dict[str, float]:
     """The sums over a part of a rollout."""
     mask, finite, columns = part.mask, part.finite, dict(zip(TOKEN_COLUMNS, part.columns, strict=True))
     ratio = columns["log_ratio"].exp() * columns.pop("count")
-    responding, compared = part.segments.local_sums([mask.float(), finite.float()]) > 0
     sums = {
         "tokens": mask,  # response tokens
         "finite": finite,  # of them, those with both log-probs finite
@@ -176,9 +171,9 @@ def _sums(part: DumpedRollout) -> dict[str, float]:
         "ratio_squared": ratio.square(),
         "behavior": part.compared(part.behavior).double(),
         "proximal": part.compared(part.proximal).double(),
-        "sequences": responding,
-        "compared": compared,  # with a finite token
-        "length": torch.tensor(part.lengths, dtype=torch.float64)[responding],
+        "sequences": part.responding,
+        "compared": part.samples_with(finite),
+        "length": torch.tensor(part.lengths, dtype=torch.float64)[part.responding],
     }
     if part.rewards is not None:
         is_known = part.rewards.isfinite()
@@ -200,12 +195,8 @@ def _sums(part: DumpedRollout) -> dict[str, float]:
 def _log_sums(part: DumpedRollout) -> Tensor:
     """[2, 2] for the sequence and the geometric level the logs of sum x and sum x^2 over sequences, x the
     importance ratio."""
-    segments = part.segments
-    count = segments.sum(part.finite.double())
-    total = segments.sum(part.log_ratio)[count > 0]
-    levels = torch.stack([total, total / count[count > 0]])
-    if not total.numel():
-        return _logs()
+    total, count = part.segments.local_sums([part.log_ratio, part.finite.to(part.log_ratio.dtype)])
+    levels = torch.stack([total, total / count])[:, count > 0]
     return torch.stack([levels.logsumexp(1), (2 * levels).logsumexp(1)], 1)
 
 

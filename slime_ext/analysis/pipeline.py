@@ -17,21 +17,32 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from slime_ext.analysis.document import Skipped
-from slime_ext.analysis.readers.find import Job, RolloutRanges
-from slime_ext.analysis.readers.stream import load
+from slime_ext.analysis.readers.dumps import read_job
+from slime_ext.analysis.readers.find import Job
+from slime_ext.analysis.readers.jsonl import read_jsonl
 from slime_ext.analysis.records import DumpedRollout
+from slime_ext.analysis.tables import Additive
 from slime_ext.errors import DataError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 ASKED = "asked"  # the file with what a process needs
 SHARES = 4  # of the jobs for each process: a slow one is not waited for long, and little is sent around
+
+
+def load(job: Job) -> Iterator[DumpedRollout | Skipped]:
+    """The rollouts of one job's files: one, or several of a JSONL file."""
+    for found in read_jsonl(job.paths[0]) if job.is_jsonl else read_job(job):
+        if isinstance(found, Skipped):
+            yield found
+        elif found.rollout_id in job.wanted:
+            yield replace(found, run=job.run)
 
 
 class Collector(Protocol):
@@ -43,7 +54,7 @@ class Collector(Protocol):
 
 
 @dataclass
-class Result:
+class Result(Additive):
     """The collectors after all files were read, and what had to be left out."""
 
     collectors: dict[str, Any]
@@ -61,28 +72,19 @@ class Result:
         for collector in self.collectors.values():
             collector.add(found)
 
-    def read(self, job: Job, wanted: RolloutRanges | None = None) -> None:
+    def read(self, job: Job) -> None:
         """Shows the rollouts of a job's files to every collector."""
         found: DumpedRollout | Skipped | None
-        for found in load(job, wanted):
+        for found in load(job):
             self.add(found)
             found = None  # the next one is read when this one is gone
         _glibc("malloc_trim", 0)  # what Python freed
-
-    def merge(self, other: Result) -> None:
-        """Adds the result of other files."""
-        for name, collector in self.collectors.items():
-            collector.merge(other.collectors[name])
-        self.skipped += other.skipped
-        self.notes += other.notes
-        self.rollouts += other.rollouts
 
 
 def collect(
     jobs: Sequence[Job],
     collectors: Mapping[str, Collector],
     *,
-    wanted: RolloutRanges | None = None,
     processes: int = 1,
     done: Callable[[Job], None] = lambda job: None,
 ) -> Result:
@@ -91,7 +93,6 @@ def collect(
     Args:
         jobs: from ``readers.find``.
         collectors: name -> an empty one.
-        wanted: rollouts to look at.
         processes: how many read at once; memory is this many of the largest rollout.
         done: called here after each job.
 
@@ -102,10 +103,10 @@ def collect(
     result = Result({name: copy.deepcopy(empty) for name, empty in collectors.items()})
     if min(processes, len(jobs)) <= 1:
         for job in jobs:
-            result.read(job, wanted)
+            result.read(job)
             done(job)
     else:
-        for share, other in _in_processes(jobs, result, wanted, min(processes, len(jobs))):
+        for share, other in _in_processes(jobs, result, min(processes, len(jobs))):
             result.merge(other)
             for job in share:
                 done(job)
@@ -133,16 +134,14 @@ def keep_tensors_off_the_heap() -> None:
     _glibc("mallopt", M_TRIM_THRESHOLD, 64 << 20)
 
 
-def _in_processes(
-    jobs: Sequence[Job], empty: Result, wanted: RolloutRanges | None, count: int
-) -> Iterator[tuple[Sequence[Job], Result]]:
+def _in_processes(jobs: Sequence[Job], empty: Result, count: int) -> Iterator[tuple[Sequence[Job], Result]]:
     """Reads the jobs in several processes: shares of the jobs and the result of each, in an order that
     does not change."""
     number = min(len(jobs), SHARES * count)
     shares = [jobs[i::number] for i in range(number)]
     # Large things go through files: the pool hangs if a process is killed while one is written to its queues.
     with tempfile.TemporaryDirectory(prefix="slime_ext_analyze_") as folder:
-        Path(folder, ASKED).write_bytes(pickle.dumps((shares, empty, wanted)))
+        Path(folder, ASKED).write_bytes(pickle.dumps((shares, empty)))
         with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_start) as pool:
             try:
                 futures = [pool.submit(_read_share, folder, i) for i in range(number)]
@@ -163,9 +162,9 @@ def _start() -> None:
 
 def _read_share(folder: str, number: int) -> str:
     """The file to which the result of a share of the jobs was written."""
-    shares, result, wanted = pickle.loads(Path(folder, ASKED).read_bytes())
+    shares, result = pickle.loads(Path(folder, ASKED).read_bytes())
     for job in shares[number]:
-        result.read(job, wanted)
+        result.read(job)
     path = Path(folder, str(number))
     path.write_bytes(pickle.dumps(result))
     return str(path)

@@ -16,8 +16,9 @@ from torch import Tensor
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.correction import NO_PLAN, Correction, Plan, Tokens
 from slime_ext.host.hosts import Ranks
+from slime_ext.host.packing import pack
+from slime_ext.host.rollout_data import call_of
 from slime_ext.host.step_plan import compute_plan
-from slime_ext.ops.segments import Segments
 
 NO_ADVANTAGES = "needs advantages, which the dump does not hold"
 NO_AGES = "needs the age of the sampling weights, which the dump does not hold"
@@ -33,7 +34,7 @@ def missing_input(correction: Correction, rollout: DumpedRollout) -> str | None:
     reads_advantages = any(step.reads_advantages for step in correction.steps)
     reasons = {
         NO_ADVANTAGES: rollout.advantages is None and (reads_advantages or correction.group == "rebaseline"),
-        NO_AGES: rollout.ages is None and correction.needs_ages,
+        NO_AGES: rollout.newest is None and correction.needs_ages,
         NO_GROUPS: rollout.groups is None and correction.group != "ignore",
         STOPS: correction.on_nonfinite == "raise" and not bool(rollout.finite.equal(rollout.mask)),
     }
@@ -43,27 +44,25 @@ def missing_input(correction: Correction, rollout: DumpedRollout) -> str | None:
 def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPart]:
     """Where tokens lie in the rollout (None: every one at its place), the tokens, and what was settled for
     them: one part for each optimizer step, or a single one where it makes no difference."""
-    tokens = replace(rollout.correction_input(), ages=ages_of(rollout) if correction.needs_ages else None)
+    ages = ages_of(rollout) if correction.needs_ages else None
     if not correction.needs_plan:
-        yield None, tokens, NO_PLAN
+        yield None, replace(rollout.correction_input(), ages=ages), NO_PLAN
         return
     places = _places(rollout)
     data = as_slime(rollout, places)
-    plan = compute_plan(correction, ARGS, data, Ranks())
-    if data["advantages"] is not None:
-        tokens = replace(tokens, advantages=torch.cat(data["advantages"]))  # group: rebaseline wrote to them
+    plan = compute_plan(correction, ARGS, data, Ranks())  # group: rebaseline writes to the advantages
+    of_sample = torch.arange(rollout.size).split(list(rollout.lengths))
     for own in places:
-        at, part = _taken(rollout, tokens, own)
-        yield at, part, plan.of(own, at.device)
+        tokens = pack(call_of(data, ARGS, own, advantages=True))
+        tokens = replace(tokens, target=tokens.proximal, ages=None if ages is None else ages[own])
+        at = torch.cat([of_sample[place] for place in own])
+        yield at, tokens, plan.of(own, at.device)
 
 
 def ages_of(rollout: DumpedRollout) -> Tensor | None:
     """[S] float64: the age of the oldest weights that sampled the sequence, as the hook has it; NaN where
     unknown."""
-    if rollout.ages is None:
-        return None
-    parts = rollout.ages.double().split(list(rollout.lengths))
-    return torch.stack([part.max() if part.numel() else part.new_tensor(torch.nan) for part in parts])
+    return None if rollout.newest is None else rollout.newest - rollout.oldest_versions()
 
 
 def as_slime(rollout: DumpedRollout, places: list[list[int]]) -> dict[str, Any]:
@@ -103,18 +102,3 @@ def _places(rollout: DumpedRollout) -> list[list[int]]:
     """The samples of each optimizer step; one step where the dump does not say."""
     steps = rollout.steps or (0,) * rollout.count
     return [[i for i, s in enumerate(steps) if s == step] for step in sorted(set(steps))]
-
-
-def _taken(rollout: DumpedRollout, tokens: Tokens, places: list[int]) -> tuple[Tensor, Tokens]:
-    """The tokens of some samples, and where they lie in the rollout."""
-    chosen = torch.zeros(rollout.count, dtype=torch.bool)
-    chosen[places] = True
-    lengths = torch.tensor(rollout.lengths)
-    at = chosen.repeat_interleave(lengths).nonzero()[:, 0]
-    fields = {
-        name: None if (values := getattr(tokens, name)) is None else values[at]
-        for name in ("proximal", "behavior", "target", "advantages")
-    }
-    ages = None if tokens.ages is None else tokens.ages[chosen]
-    segments = Segments.whole(lengths[chosen].tolist(), rollout.mask[at])
-    return at, Tokens(segments, **fields, ages=ages)

@@ -1,7 +1,7 @@
 """Quantiles over more values than fit into memory: histograms over the leading bits of float32.
 
-A positive float32 orders like its bits, so counting by the leading 15 bits puts every value into a bucket
-whose ends differ by at most 2^-7 of it, and a second pass over the bucket that holds a rank, by the other 16
+A positive float32 orders like its bits, so counting by the leading 16 bits puts every value into a bucket
+whose ends differ by at most 2^-8 of it, and a second pass over the bucket that holds a rank, by the other 15
 bits, finds that rank's value exactly. There is no limit at 2^24 values as in torch.quantile, and histograms
 add up.
 """
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-LOW, FINE = 16, 15  # trailing bits that the first pass, and a histogram of one pass, do not look at
-HIGH_BUCKETS = 1 << (31 - LOW)  # the sign bit is 0
+LOW = 15  # trailing bits, which the first pass does not look at
+BUCKETS = 1 << (31 - LOW)  # the sign bit is 0
 
 
 def bits(values: Tensor) -> Tensor:
@@ -39,13 +39,13 @@ class BitHistogram:
 
     smallest: float = float("inf")
     largest: float = float("-inf")
-    counts: Tensor = field(default_factory=lambda: torch.zeros(1 << (31 - FINE), dtype=torch.int64))
+    counts: Tensor = field(default_factory=lambda: torch.zeros(BUCKETS, dtype=torch.int64))
 
     def add_where(self, values: Tensor, chosen: Tensor, count: int) -> None:
         """Counts those ``count`` of the values [N] that are chosen [N]; all others must be 0."""
         if not count:
             return
-        self.counts += torch.bincount(bits(values) >> FINE, minlength=len(self.counts))
+        self.counts += torch.bincount(bits(values) >> LOW, minlength=BUCKETS)
         self.counts[0] -= values.numel() - count
         left = values if count == values.numel() else torch.where(chosen, values, torch.inf)
         self.smallest = min(self.smallest, float(left.min()))
@@ -70,7 +70,7 @@ class BitHistogram:
             raise ValueError("quantile: expected values, got none")
         wanted = min(max(q * total, 1), total)
         bucket = int(torch.searchsorted(below.double(), torch.tensor(wanted, dtype=torch.float64)))
-        return min(max(value_of(bucket << FINE), self.smallest), self.largest)
+        return min(max(value_of(bucket << LOW), self.smallest), self.largest)
 
 
 @dataclass
@@ -88,21 +88,17 @@ class ExactRank:
     above: int = 0  # values in buckets over the one that was chosen
     bucket: int = -1
     next_bucket: float = float("inf")
-    high: Tensor = field(default_factory=lambda: torch.zeros(HIGH_BUCKETS, dtype=torch.int64))
+    high: Tensor = field(default_factory=lambda: torch.zeros(BUCKETS, dtype=torch.int64))
     low: Tensor = field(default_factory=lambda: torch.zeros(1 << LOW, dtype=torch.int64))
 
     def first(self, values: Tensor) -> None:
         """Counts [N] values >= 0 by their leading bits."""
-        self.high += torch.bincount(bits(values) >> LOW, minlength=HIGH_BUCKETS)
+        self.high += torch.bincount(bits(values) >> LOW, minlength=BUCKETS)
         self.total += values.numel()
 
     def choose(self) -> None:
         """Between the passes: finds the bucket that holds the rank."""
-        allowed = int(self.rate * self.total)
-        over = self.high.flip(0).cumsum(0).flip(0) - self.high  # values in buckets above each
-        fits = (over <= allowed) & (self.high > 0)
-        self.bucket = int(fits.int().argmax())
-        self.above = int(over[self.bucket])
+        self.bucket, self.above = _lowest(self.high, int(self.rate * self.total))
 
     def second(self, values: Tensor) -> None:
         """Counts the same values again: those of the chosen bucket, by their trailing bits."""
@@ -125,12 +121,18 @@ class ExactRank:
     def result(self) -> tuple[float, float, int]:
         """The smallest value that at most ``rate * total`` values exceed, the next larger one (inf for none),
         and how many exceed it."""
-        allowed = int(self.rate * self.total) - self.above
-        over = self.low.flip(0).cumsum(0).flip(0) - self.low
-        fits = (over <= allowed) & (self.low > 0)
-        kept = int(fits.int().argmax())
+        kept, over = _lowest(self.low, int(self.rate * self.total) - self.above)
         larger = self.low[kept + 1 :].nonzero()
         after = self.next_bucket
         if len(larger):
             after = value_of((self.bucket << LOW) + kept + 1 + int(larger[0]))
-        return value_of((self.bucket << LOW) + kept), after, self.above + int(over[kept])
+        return value_of((self.bucket << LOW) + kept), after, self.above + over
+
+
+def _lowest(counts: Tensor, allowed: int) -> tuple[int, int]:
+    """The lowest bucket that holds values and has at most ``allowed`` of them above it, and how many it
+    has."""
+    over = counts.flip(0).cumsum(0).flip(0) - counts
+    fits = (over <= allowed) & (counts > 0)
+    bucket = int(fits.int().argmax())
+    return bucket, int(over[bucket])

@@ -87,7 +87,14 @@ def _judged(
                 flags=flags(name, files.get(name)),
                 candidates=tuple(considered),
             )
-    return _too_far(considered, total)
+    return _nothing(
+        f"every candidate costs too much: with k3 {_said(total.k3)} and an effective sample size of tokens "
+        f"{_said(total.ess_token)} the policies are too far apart for a correction",
+        "bring them closer: push weights more often, sample in a wider dtype, fewer optimizer steps per "
+        "rollout; then analyse again",
+        is_made=True,
+        candidates=considered,
+    )
 
 
 def flags(name: str, file: str | None = None) -> str:
@@ -108,21 +115,13 @@ def _lacking(file: str) -> list[str]:
     ]
 
 
-def _nothing(*reasons: str, is_made: bool = False) -> Recommendation:
-    return Recommendation(name="metrics_only", reasons=reasons, flags=flags("metrics_only"), is_made=is_made)
-
-
-def _too_far(considered: list[Candidate], total: Numbers) -> Recommendation:
+def _nothing(*reasons: str, is_made: bool = False, candidates: Sequence[Candidate] = ()) -> Recommendation:
     return Recommendation(
         name="metrics_only",
-        reasons=(
-            f"every candidate costs too much: with k3 {_said(total.k3)} and an effective sample size of "
-            f"tokens {_said(total.ess_token)} the policies are too far apart for a correction",
-            "bring them closer: push weights more often, sample in a wider dtype, fewer optimizer steps "
-            "per rollout; then analyse again",
-        ),
+        reasons=reasons,
         flags=flags("metrics_only"),
-        candidates=tuple(considered),
+        candidates=tuple(candidates),
+        is_made=is_made,
     )
 
 

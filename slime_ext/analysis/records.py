@@ -15,15 +15,15 @@ from torch import Tensor
 from slime_ext.correction import Tokens
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.ratios import log_ratio
-from slime_ext.ops.segments import Segments
+from slime_ext.ops.segments import Segments, as_numbers
 
 # What is added up over tokens of the log-ratio; "near" is k3, but at most MOST_K3, so that no token makes a
 # mean.
 TOKEN_COLUMNS = ("count", "absolute", "squared", "log_ratio", "k3", "near")
 MOST_K3 = 142.4  # nats, at a log-ratio of 5
 PER_TOKEN = (
-    "behavior", "proximal", "mask", "tokens", "advantages", "versions", "ages", "entropy", "reference",
-    "kept", "overlap",
+    "behavior", "proximal", "mask", "tokens", "advantages", "versions", "entropy", "reference", "kept",
+    "overlap",
 )  # fmt: skip
 PER_SAMPLE = ("lengths", "prompt_lengths", "positions", "rewards", "groups", "steps", "prompts", "responses")
 
@@ -45,9 +45,8 @@ class DumpedRollout:
         advantages: [T], or None.
         rewards: [S] float64 raw rewards, NaN for none, or None.
         versions: [T] int64, which weights sampled each token, -1 for unknown, or None.
-        ages: [T] float32, by how many versions the weights that sampled a token are behind the trainer's
-            (the embedded launcher records them) or behind the newest in the rollout; NaN for unknown; or
-            None.
+        newest: the version that ages are counted from: the trainer's weights (the embedded launcher records
+            them) or the newest that sampled a token; None for unknown.
         groups: [S] prompt that each sample answers, or None.
         steps: [S] optimizer step of the rollout, from 0, that trained each sample, or None.
         prompts: [S] texts, "" for none.
@@ -81,7 +80,7 @@ class DumpedRollout:
     advantages: Tensor | None = None
     rewards: Tensor | None = None
     versions: Tensor | None = None
-    ages: Tensor | None = None
+    newest: int | None = None
     groups: tuple[int, ...] | None = None
     steps: tuple[int, ...] | None = None
     prompts: Sequence[str] = ()
@@ -119,6 +118,29 @@ class DumpedRollout:
         """Where each sample lies in the packed tokens."""
         return Segments.whole(self.lengths, self.mask)
 
+    def samples_with(self, flags: Tensor) -> Tensor:
+        """[T] bool -> [S] bool, the samples of which a token has the flag."""
+        return self.segments.local_sums([as_numbers(flags, torch.float32)])[0] > 0
+
+    @cached_property
+    def responding(self) -> Tensor:
+        """[S] bool, samples with a response token."""
+        return self.samples_with(self.mask)
+
+    @cached_property
+    def ages(self) -> Tensor | None:
+        """[T] float32, by how many versions the weights that sampled a token are behind ``newest``; NaN for
+        unknown; None where none is known."""
+        if self.versions is None or self.newest is None:
+            return None
+        return torch.where(self.versions >= 0, (self.newest - self.versions).float(), torch.nan)
+
+    @cached_property
+    def masses(self) -> tuple[float, float] | None:
+        """Sum of A over response tokens with A > 0, and of |A| over those with A < 0; None without
+        advantages."""
+        return None if self.advantages is None else masses_of(self.segments.zeroed(self.advantages))
+
     @cached_property
     def log_ratio(self) -> Tensor:
         """[T] log proximal - log behavior, nats; 0 at masked tokens and where either is not finite."""
@@ -146,12 +168,13 @@ class DumpedRollout:
         rows = (self.finite, found.abs(), found.square(), found, distance, distance.clamp(max=MOST_K3))
         return torch.stack([row.double() for row in rows])
 
-    def oldest_versions(self) -> list[float]:
-        """[S] the oldest version of the weights that sampled each sample; NaN where unknown."""
+    def oldest_versions(self) -> Tensor:
+        """[S] float64, the oldest version of the weights that sampled each sample; NaN where unknown."""
         if self.versions is None:
-            return [torch.nan] * self.count
-        lowest = [part.min() if len(part) else -1 for part in self.versions.split(self.lengths)]
-        return [torch.nan if version < 0 else float(version) for version in lowest]
+            return torch.full((self.count,), torch.nan, dtype=torch.float64)
+        lowest = [int(part.min()) if len(part) else -1 for part in self.versions.split(self.lengths)]
+        found = torch.tensor(lowest, dtype=torch.float64)
+        return torch.where(found < 0, torch.nan, found)
 
     @cached_property
     def turns(self) -> Tensor:
@@ -186,3 +209,9 @@ class DumpedRollout:
         return Tokens(
             self.segments, self.proximal, self.behavior, target=self.proximal, advantages=self.advantages
         )
+
+
+def masses_of(advantages: Tensor) -> tuple[float, float]:
+    """[T] -> sum of A where A > 0, and of |A| where A < 0, added up in float64."""
+    total, size = float(advantages.double().sum()), float(advantages.abs().double().sum())
+    return (size + total) / 2, (size - total) / 2

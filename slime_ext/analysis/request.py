@@ -54,15 +54,10 @@ class Request:
         """How often every file is read."""
         return 1 if self.rate is None else PASSES
 
-    @property
-    def wanted(self) -> RolloutRanges:
-        """The rollouts to look at."""
-        return RolloutRanges.parse(self.rollouts)
-
     def files(self) -> DumpFiles:
         """The files to read.
 
         Raises:
             DataError: a path holds none.
         """
-        return find(self.paths, self.wanted)
+        return find(self.paths, RolloutRanges.parse(self.rollouts))

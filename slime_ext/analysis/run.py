@@ -16,6 +16,7 @@ from slime_ext.analysis.readers.find import DumpFiles, Job
 from slime_ext.analysis.recommend import recommend
 from slime_ext.analysis.request import Request
 from slime_ext.analysis.suggest import Ranking
+from slime_ext.analysis.tally import Tally
 from slime_ext.analysis.whatif import WhatIf
 from slime_ext.analysis.worst_samples import WorstSamples
 from slime_ext.errors import DataError
@@ -34,7 +35,7 @@ def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: Non
     Raises:
         DataError: nothing could be read.
     """
-    how = {"wanted": request.wanted, "processes": request.jobs, "done": done}
+    how = {"processes": request.jobs, "done": done}
     result = collect(found.jobs, collectors_of(request), **how)
     if not result.rollouts:
         first = result.skipped[0] if result.skipped else f"{request.paths[0]}: no rollout"
@@ -48,12 +49,11 @@ def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: Non
 
 def collectors_of(request: Request) -> dict[str, Any]:
     """Name -> an empty collector of everything that a document needs."""
-    corrections = {name: presets.PRESETS[name].correction for name in request.presets}
-    corrections |= {name: own.correction for name, own in request.configs.items()}
-    bounds = {name: own.bounds for name, own in request.configs.items()}
+    tallies = {name: Tally(presets.PRESETS[name].correction) for name in request.presets}
+    tallies |= {name: Tally(own.correction, own.bounds) for name, own in request.configs.items()}
     collectors: dict[str, Any] = {
         "diagnosis": Diagnosis(worsts=WorstSamples(request.tokenizer)),
-        "whatif": WhatIf(corrections, bounds),
+        "whatif": WhatIf(tallies),
     }
     if request.rate is not None:
         collectors["ranking"] = Ranking(request.rate)

@@ -12,14 +12,17 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError, DataError
+
+if TYPE_CHECKING:  # it imports torch
+    from slime_ext.analysis.records import DumpedRollout
 
 EVENTS, STEPS = "events.out.tfevents*", "off_policy.jsonl"
 REWARD, K3 = "rollout/raw_reward", "train/off_policy/k3_kl"
 DIFFERENCE = "train/train_rollout_logprob_abs_diff"  # slime's own
-QUANTILES = {0.01: "p01", 0.5: "p50", 0.99: "p99"}
+QUANTILES = ("ratio_p01", "ratio_p50", "ratio_p99")
 Series = dict[str, dict[float, float]]  # name, as in the host's log: optimizer step: value
 
 
@@ -143,8 +146,8 @@ def _dump_factor(rows: list[dict[str, Any]], steps: int) -> int:
 def _of_dumps(folder: Path, factor: int) -> Series:
     """Mean reward, k3 and quantiles of the ratio of each dumped rollout."""
     from slime_ext.analysis.document import Skipped
+    from slime_ext.analysis.pipeline import load
     from slime_ext.analysis.readers.find import find
-    from slime_ext.analysis.readers.stream import load
 
     parents = {path.parent for kind in ("rollout_data", "train_data") for path in folder.rglob(kind)}
     out: Series = defaultdict(dict)
@@ -159,15 +162,13 @@ def _of_dumps(folder: Path, factor: int) -> Series:
     return dict(out)
 
 
-def _of_rollout(rollout: Any) -> dict[str, float]:
-    from slime_ext.ops.divergences import k3
+def _of_rollout(rollout: DumpedRollout) -> dict[str, float]:
+    from slime_ext.analysis.measures import Sums
 
-    out = {}
-    if rollout.rewards is not None and rollout.rewards.isfinite().any():
-        out[REWARD] = float(rollout.rewards.nanmean())
-    log_ratio = rollout.log_ratio[rollout.finite].double().sort().values
-    if count := log_ratio.numel():
-        out[K3] = float(k3(log_ratio).mean())
-        for share, name in QUANTILES.items():
-            out[f"train/off_policy/ratio_{name}"] = float(log_ratio[int(share * (count - 1))].exp())
-    return out
+    sums = Sums()
+    for part in rollout.parts():
+        sums.add(part)
+    numbers = sums.numbers()
+    found = {REWARD: numbers.reward, K3: numbers.k3}
+    found |= {f"train/off_policy/{name}": getattr(numbers, name) for name in QUANTILES}
+    return {name: value for name, value in found.items() if value is not None}

@@ -45,10 +45,10 @@ class Rejection:
     def values(self, part: DumpedRollout) -> Tensor:
         """[U] the statistic of the tokens with both log-probs, or of the sequences in which every response
         token has them."""
-        found, segments = self.statistic(part), part.segments
+        found = self.statistic(part)
         if self.unit == "token":
             return found[part.finite]
-        return found[segments.any(part.mask) & ~segments.any(~part.finite)]
+        return found[part.responding & ~part.samples_with(part.mask & ~part.finite)]
 
     def bounds(self, kept: float, gone: float) -> dict[str, float] | None:
         """``low`` and ``high`` of the step for a threshold between the largest statistic that is kept and the

@@ -20,23 +20,27 @@ def zeros(*size: int) -> Tensor:
 
 
 class Additive:
-    """A dataclass whose fields add up: tables (also of a mapping) and counters entry by entry, lists one
+    """A dataclass whose fields add up: tables and counters entry by entry, mappings key by key, lists one
     after the other."""
 
     def merge(self, other: Any) -> None:
         """Adds what another one counted."""
         for name in (field.name for field in fields(self)):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if isinstance(mine, Tensor):
-                setattr(self, name, sum_of(mine, theirs))
-            elif isinstance(mine, Counter):
-                mine.update(theirs)
-            elif isinstance(mine, dict):
-                setattr(self, name, {key: sum_of(table, theirs[key]) for key, table in mine.items()})
-            elif isinstance(mine, list):
-                mine += theirs
-            else:
-                mine.merge(theirs)
+            setattr(self, name, _added(getattr(self, name), getattr(other, name)))
+
+
+def _added(mine: Any, theirs: Any) -> Any:
+    if isinstance(mine, Tensor):
+        return sum_of(mine, theirs)
+    if isinstance(mine, Counter):
+        mine.update(theirs)
+        return mine
+    if isinstance(mine, dict):
+        return {key: _added(one, theirs[key]) for key, one in mine.items()}
+    if hasattr(mine, "merge"):
+        mine.merge(theirs)
+        return mine
+    return mine + theirs
 
 
 def sum_of(a: Tensor, b: Tensor) -> Tensor:

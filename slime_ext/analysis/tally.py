@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from slime_ext.analysis.document import Effect
 from slime_ext.analysis.quantiles import BitHistogram
-from slime_ext.analysis.records import DumpedRollout
+from slime_ext.analysis.records import DumpedRollout, masses_of
 from slime_ext.correction import Correction
 from slime_ext.losses import Bounds
 
@@ -28,46 +27,6 @@ class TokenEffects:
     keep: Tensor  # bool, stays in the policy loss
     clipped: Tensor  # bool, where a bound changed a weight, or the surrogate clipped
     slope: Tensor | None  # d loss / d log target where target = proximal; None without advantages
-
-
-@dataclass(frozen=True)
-class SharedSums:
-    """What the tallies of all corrections need of the same rollout, computed once."""
-
-    rollout: DumpedRollout
-
-    @cached_property
-    def tokens(self) -> int:
-        """Response tokens."""
-        return int(self.rollout.mask.count_nonzero())
-
-    @cached_property
-    def responding(self) -> Tensor:
-        """[S] bool, samples with a response token."""
-        return self.samples_with(self.rollout.mask)
-
-    def samples_with(self, flags: Tensor) -> Tensor:
-        """[T] bool, false at masked tokens -> [S] bool, samples with such a token."""
-        counts = torch.cat([torch.zeros(1, dtype=torch.int64), flags.view(torch.uint8).cumsum(0)])
-        ends = torch.tensor([0, *self.rollout.lengths]).cumsum(0)
-        return counts[ends[1:]] > counts[ends[:-1]]
-
-    @cached_property
-    def advantages(self) -> Tensor | None:
-        """[T], 0 at masked tokens."""
-        given = self.rollout.advantages
-        return None if given is None else self.rollout.segments.zeroed(given)
-
-    @cached_property
-    def masses(self) -> tuple[float, float]:
-        """Sum of A where A > 0, and of |A| where A < 0."""
-        return masses_of(self.advantages)
-
-
-def masses_of(advantages: Tensor) -> tuple[float, float]:
-    """Sum of A where A > 0, and of |A| where A < 0."""
-    total, size = total_of(advantages), total_of(advantages.abs())
-    return (size + total) / 2, (size - total) / 2
 
 
 @dataclass
@@ -88,40 +47,35 @@ class Tally:
     weights: BitHistogram = field(default_factory=BitHistogram)
     rejected: dict[str, str] = field(default_factory=dict)
 
-    def add(self, effects: TokenEffects, shared: SharedSums) -> None:
-        """Counts what the correction does to some tokens."""
-        kept, weights = int(effects.keep.count_nonzero()), effects.weights.double()
-        keeps_all = kept == shared.tokens
-        samples = shared.responding if keeps_all else shared.samples_with(effects.keep)
+    def add(self, effects: TokenEffects, rollout: DumpedRollout) -> None:
+        """Counts what the correction does to the tokens of a rollout, or of a part of one."""
+        tokens, kept = int(rollout.mask.count_nonzero()), int(effects.keep.count_nonzero())
+        weights, keeps_all = effects.weights.double(), kept == tokens
+        samples = rollout.responding if keeps_all else rollout.samples_with(effects.keep)
         self.sums.update(
-            tokens=shared.tokens,
+            tokens=tokens,
             kept_tokens=kept,
             clipped_tokens=int(effects.clipped.count_nonzero()),
             weight=float(weights.sum()),
             weight_squared=float(weights.dot(weights)),
-            sequences=int(shared.responding.sum()),
+            sequences=int(rollout.responding.sum()),
             kept_sequences=int(samples.sum()),
         )
         self.weights.add_where(effects.weights, effects.keep, kept)
-        if shared.advantages is not None:
-            self._add_advantages(effects, shared, keeps_all)
-        positions = shared.rollout.positions
-        gone = sorted(positions[i] for i in (shared.responding & ~samples).nonzero()[:, 0].tolist())
+        if rollout.masses is not None:
+            every = rollout.masses
+            some = every if keeps_all else masses_of(torch.where(effects.keep, rollout.advantages, 0))
+            self.sums.update(
+                positive=every[0],
+                kept_positive=some[0],
+                negative=every[1],
+                kept_negative=some[1],
+                slope=float(effects.slope.abs().double().sum()),
+                advantage=sum(every),
+            )
+        gone = (rollout.responding & ~samples).nonzero()[:, 0].tolist()
         if gone:
-            self._remember(shared.rollout.label, spans(gone))
-
-    def _add_advantages(self, effects: TokenEffects, shared: SharedSums, keeps_all: bool) -> None:
-        advantages, kept = shared.advantages, shared.masses
-        if not keeps_all:
-            kept = masses_of(advantages * effects.keep)
-        self.sums.update(
-            positive=shared.masses[0],
-            kept_positive=kept[0],
-            negative=shared.masses[1],
-            kept_negative=kept[1],
-            slope=total_of(effects.slope.abs()),
-            advantage=sum(shared.masses),
-        )
+            self._remember(rollout.label, spans(sorted(rollout.positions[i] for i in gone)))
 
     def _remember(self, rollout: str, positions: str) -> None:
         before = self.rejected.get(rollout, "")
@@ -159,11 +113,6 @@ class Tally:
             return {}
         middle = {name: found.quantile(q) for name, q in QUANTILES.items()}
         return {"min": found.smallest, **middle, "max": found.largest}
-
-
-def total_of(values: Tensor) -> float:
-    """The sum of a tensor, added up in float64."""
-    return float(values.double().sum())
 
 
 def spans(numbers: list[int]) -> str:

@@ -11,11 +11,6 @@ from slime_ext.errors import DataError
 Decode = Callable[[Sequence[int]], list[str]]
 
 
-def as_ids(tokens: Sequence[int]) -> list[str]:
-    """Token ids as texts: their numbers."""
-    return [f" {token}" for token in tokens]
-
-
 @cache
 def decoder(path: str | None) -> Decode:
     """The function from token ids to their texts, by the tokenizer in a folder; to their numbers for None.
@@ -24,7 +19,7 @@ def decoder(path: str | None) -> Decode:
         DataError: there is no tokenizer.
     """
     if path is None:
-        return as_ids
+        return lambda tokens: [f" {token}" for token in tokens]
     if not Path(path).exists():
         raise DataError(f"--tokenizer: expected a folder with a tokenizer, got '{path}'")
     try:

@@ -7,13 +7,13 @@ seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from slime_ext.analysis.document import Curve, Moment, Point
+from slime_ext.analysis.document import Curve, Numbers, Point
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.analysis.tables import run_begins, run_sums, tabulated
 
@@ -29,7 +29,7 @@ class VersionSums(NamedTuple):
     log_ratio: float  # sum
     absolute: float  # sum |l|
     k3: float  # sum, of ``near``
-    age: float = 0.0  # of the weights, as far as the rollout's files tell it; the newest's may be larger
+    age: int = 0  # of the weights, as far as the rollout's files tell it; the newest's may be larger
 
 
 class VersionMeans(NamedTuple):
@@ -66,13 +66,6 @@ def by_version(part: DumpedRollout) -> dict[int, Tensor]:
     return dict(zip(numbers.tolist(), table, strict=True))
 
 
-def reference(rollout: DumpedRollout) -> float:
-    """The weight version from which the ages of a rollout are counted; 0 where no age is known."""
-    if rollout.ages is None or not rollout.size:
-        return 0.0
-    return max(float((rollout.ages.double() + rollout.versions).nan_to_num(-1.0).max()), 0.0)
-
-
 def since_seen(versions: Iterable[VersionSums]) -> dict[VersionSums, int]:
     """How many rollouts old the weights are in each rollout, counted from the first one that they
     sampled; empty if no version sampled two rollouts."""
@@ -91,17 +84,11 @@ def curve(ages: dict[VersionSums, int]) -> Curve:
     return Curve(name="staleness", points=tuple(points))
 
 
-def mean_age(ages: dict[VersionSums, int], rollout_id: int | None = None) -> float:
-    """Mean age over the tokens of one rollout, or of all rollouts."""
+def with_age(numbers: Numbers, ages: dict[VersionSums, int], rollout_id: int | None = None) -> Numbers:
+    """Numbers of one rollout, or of all, with the mean age of their tokens; as they are where none is
+    counted."""
+    if not ages:
+        return numbers
     found = [(sums.count, age) for sums, age in ages.items() if rollout_id in (None, sums.rollout_id)]
-    return sum(count * age for count, age in found) / max(sum(count for count, _ in found), 1)
-
-
-def timeline(moments: Sequence[Moment], ages: dict[VersionSums, int]) -> list[Moment]:
-    """The moments of the timeline with the mean age of their tokens."""
-    return [
-        m.model_copy(
-            update={"numbers": m.numbers.model_copy(update={"staleness": mean_age(ages, m.rollout_id)})}
-        )
-        for m in moments
-    ]
+    mean = sum(count * age for count, age in found) / max(sum(count for count, _ in found), 1)
+    return numbers.model_copy(update={"staleness": mean})

@@ -7,8 +7,8 @@ seen as it acts on mismatch and staleness, without the drift of later steps of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from slime_ext import config, presets
 from slime_ext.analysis.document import Effect
 from slime_ext.analysis.planned import missing_input, steps_of
 from slime_ext.analysis.records import DumpedRollout
-from slime_ext.analysis.tally import BOUNDS, SharedSums, Tally, TokenEffects
+from slime_ext.analysis.tables import Additive
+from slime_ext.analysis.tally import BOUNDS, Tally, TokenEffects
 from slime_ext.correction import Correction, Outcome, Plan, Tokens
 from slime_ext.host.flags import one_line
 from slime_ext.losses import Bounds, HostLoss
@@ -47,47 +48,35 @@ def apply(correction: Correction, rollout: DumpedRollout, bounds: Bounds = BOUND
 
 
 def _applied(correction: Correction, tokens: Tokens, plan: Plan, bounds: Bounds) -> TokenEffects:
-    mask = tokens.segments.mask
+    outcome, mask = correction(tokens, plan), tokens.segments.mask
+    weights, keep, clipped = outcome.weights, outcome.keep, outcome.clipped & outcome.finite
     if correction.is_identity:  # the hook hands the host's loss back, whatever stands in it
-        slope = None if tokens.advantages is None else -tokens.segments.zeroed(tokens.advantages)
-        return TokenEffects(mask.to(tokens.proximal.dtype), mask, torch.zeros_like(mask), slope)
-    outcome = correction(tokens, plan)
-    clipped = outcome.clipped & outcome.finite
+        weights, keep = mask.to(tokens.proximal.dtype), mask
     if tokens.advantages is None:
-        return TokenEffects(outcome.weights, outcome.keep, clipped, None)
-    if isinstance(correction.surrogate, HostLoss):  # its slope at ratio 1 is -A
-        factor = outcome.factor.to(tokens.proximal.dtype)
-        slope = torch.where(outcome.keep, -tokens.advantages * factor, 0)
-        return TokenEffects(outcome.weights, outcome.keep, clipped, slope)
+        return TokenEffects(weights, keep, clipped, None)
     slope, by_loss = _slope(correction, outcome, tokens, bounds)
-    return TokenEffects(outcome.weights, outcome.keep, clipped | by_loss, slope)
+    return TokenEffects(weights, keep, clipped if by_loss is None else clipped | by_loss, slope)
 
 
-def _slope(correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
+def _slope(
+    correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bounds
+) -> tuple[Tensor, Tensor | None]:
+    """[T] d loss / d log target where target = proximal; and where the surrogate clipped."""
+    host = -tokens.segments.zeroed(tokens.advantages)  # the host's loss at ratio 1, and its slope
+    if isinstance(correction.surrogate, HostLoss):  # the weights multiply the one as the other
+        return correction.loss(outcome, tokens, host, bounds)
     target = tokens.proximal.detach().clone().requires_grad_()
-    followed = replace(tokens, target=target)
-    loss, clipped = correction.loss(outcome, followed, torch.zeros_like(target), bounds)
+    loss, clipped = correction.loss(outcome, replace(tokens, target=target), host, bounds)
     (slope,) = torch.autograd.grad(loss.sum(), target)
     return slope, clipped
 
 
-class WhatIf:
-    """A collector (see ``pipeline``) of what several corrections do to the same rollouts.
+@dataclass
+class WhatIf(Additive):
+    """A collector (see ``pipeline``) of what several corrections, by their names, do to the same rollouts."""
 
-    Args:
-        corrections: name -> correction; all presets when None.
-        bounds: name -> the host's clip range beside that correction, where it is not slime's.
-    """
-
-    def __init__(
-        self,
-        corrections: Mapping[str, Correction] | None = None,
-        bounds: Mapping[str, Bounds] | None = None,
-    ) -> None:
-        chosen = corrections or {name: p.correction for name, p in presets.PRESETS.items()}
-        own = bounds or {}
-        self.tallies = {name: Tally(c, own.get(name, BOUNDS)) for name, c in chosen.items()}
-        self.stopped: list[int] = []  # rollouts at which every hook stops the run
+    tallies: dict[str, Tally]
+    stopped: list[int] = field(default_factory=list)  # rollouts at which every hook stops the run
 
     def add(self, rollout: DumpedRollout) -> None:
         """Applies every correction to a rollout, and leaves out one with a non-finite proximal log-prob."""
@@ -100,12 +89,6 @@ class WhatIf:
         for part in rollout.parts(LARGE):  # what is computed of one stays small
             _count(alone, part)
         _count(coupled, rollout)
-
-    def merge(self, other: WhatIf) -> None:
-        """Adds what the same corrections do to other rollouts."""
-        for name, tally in self.tallies.items():
-            tally.merge(other.tallies[name])
-        self.stopped += other.stopped
 
     def notes(self) -> tuple[str, ...]:
         """Which rollouts are left out."""
@@ -124,12 +107,11 @@ class WhatIf:
 
 
 def _count(tallies: Iterable[Tally], rollout: DumpedRollout) -> None:
-    seen = SharedSums(rollout)
     for tally in tallies:
         if why := missing_input(tally.correction, rollout):
             tally.lacked = tally.lacked or why
         else:
-            tally.add(apply(tally.correction, rollout, tally.bounds), seen)
+            tally.add(apply(tally.correction, rollout, tally.bounds), rollout)
 
 
 def _described(name: str, correction: Correction) -> tuple[str, str]:

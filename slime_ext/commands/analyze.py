@@ -15,7 +15,7 @@ from typing import Any, get_args
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from slime_ext.analysis.document import Document, FindingName, to_json
+from slime_ext.analysis.document import Document, FindingName
 from slime_ext.analysis.readers.find import Job
 from slime_ext.analysis.request import SHORTLIST, Request
 from slime_ext.analysis.texts import decoder
@@ -296,7 +296,7 @@ def _write_page(path: str, documents: Sequence[Document]) -> None:
 
 
 def _write_json(path: str, documents: Sequence[Document]) -> None:
-    texts = [to_json(document) for document in documents]
+    texts = [document.model_dump_json(indent=1) for document in documents]
     text = texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"
     if path == STDOUT:
         sys.stdout.write(text + "\n")

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from slime_ext import presets
+from slime_ext.analysis.pipeline import load
 from slime_ext.analysis.readers.find import RolloutRanges, find
-from slime_ext.analysis.readers.stream import load
 from slime_ext.analysis.suggest import Ranking
+from slime_ext.analysis.tally import Tally
 from slime_ext.analysis.whatif import WhatIf
 
 
 def read(paths, rollouts=None):
     """Every rollout of the files, in order; what cannot be read comes as ``Skipped`` in its place."""
-    wanted = RolloutRanges.parse(rollouts)
-    for job in find(paths, wanted).jobs:
-        yield from load(job, wanted)
+    for job in find(paths, RolloutRanges.parse(rollouts)).jobs:
+        yield from load(job)
+
+
+def empty_whatif(corrections=None):
+    """The collector of what corrections (all presets when None) do."""
+    corrections = corrections or {name: preset.correction for name, preset in presets.PRESETS.items()}
+    return WhatIf({name: Tally(correction) for name, correction in corrections.items()})
 
 
 def whatif(rollouts, corrections=None):
     """The effects of corrections (all presets when None) on rollouts."""
-    found = WhatIf(corrections)
+    found = empty_whatif(corrections)
     for rollout in rollouts:
         found.add(rollout)
     return found.effects()

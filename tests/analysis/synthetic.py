@@ -242,7 +242,6 @@ def _rollout(world: World, r: int, history: list[Weights], g: torch.Generator) -
     mask[:, list(world.tools)] = not world.masks_tools
     rewards = (torch.rand(world.samples, generator=g) > 0.5).double()
     advantages = (rewards - rewards.mean()).float()[:, None].expand(tokens.shape)
-    ages = float(version) - versions.float() + float(r - version if world.interval > 1 else 0)
     return DumpedRollout(
         rollout_id=world.first + r,
         source=f"rollout {world.first + r}",
@@ -256,7 +255,7 @@ def _rollout(world: World, r: int, history: list[Weights], g: torch.Generator) -
         advantages=advantages[inside],
         rewards=rewards,
         versions=versions[inside],
-        ages=ages[inside],
+        newest=r if world.interval > 1 else version,
         groups=tuple(i // 8 for i in range(world.samples)),
         steps=(0,) * world.samples,
         prompts=[f"prompt {i}" for i in range(world.samples)],

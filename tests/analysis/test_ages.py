@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from slime_ext.analysis.diagnosis import Diagnosis
 from tests.analysis.synthetic import World, run
@@ -19,9 +18,10 @@ def diagnosed(rollouts):
 
 
 def slime_like(interval, rollouts=6):
-    """Versions count pushes, and ages are within the rollout: 0."""
+    """Versions count pushes, and the trainer's is not known."""
     found = run(World(rollouts=rollouts, samples=16, length=24, interval=interval, learning=0.02))
-    return [replace(r, versions=r.versions // interval + 1, ages=torch.zeros(r.size)) for r in found]
+    pushes = [r.versions // interval + 1 for r in found]
+    return [replace(r, versions=v, newest=int(v.max())) for r, v in zip(found, pushes, strict=True)]
 
 
 def test_weights_age_by_rollouts():

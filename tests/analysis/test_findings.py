@@ -207,7 +207,6 @@ def test_some_old_tokens_do_not_hide_wrong_weights_after_a_resume():
     rollouts = run(replace(SMALL, rollouts=6, resumed_wrong=1))
     for rollout in rollouts:
         rollout.versions[:10] -= 1
-        rollout.ages[:10] += 1
     assert "resumed_wrong_weights" in found(rollouts)
 
 

@@ -11,11 +11,11 @@ import torch
 from slime_ext import load_config, presets, tis
 from slime_ext.analysis.planned import NO_ADVANTAGES, NO_AGES, NO_GROUPS, STOPS
 from slime_ext.analysis.records import DumpedRollout
-from slime_ext.analysis.tally import spans
+from slime_ext.analysis.tally import Tally, spans
 from slime_ext.analysis.whatif import WhatIf, apply
 from slime_ext.errors import NonFiniteError
 from slime_ext.losses import Bounds
-from tests.analysis.in_process import whatif
+from tests.analysis.in_process import empty_whatif, whatif
 from tests.analysis.rollouts import rollout
 from tests.host import slime_rollouts as slime
 from tests.host.test_step_plan import CASES
@@ -82,7 +82,7 @@ def test_a_correction_under_a_presets_name_is_not_shown_as_the_preset():
 def test_the_clip_range_is_the_files():
     r, correction = rollout(), load_config({"surrogate": {"ppo_clip": {"anchor": "behavior"}}})
     bounds = Bounds(0.01, 0.02)
-    found = WhatIf({"x": correction}, {"x": bounds})
+    found = WhatIf({"x": Tally(correction, bounds)})
     found.add(r)
     slope = apply(correction, r, bounds).slope
     args = SimpleNamespace(**vars(ARGS) | {"eps_clip": 0.01, "eps_clip_high": 0.02})
@@ -139,7 +139,7 @@ def test_rejected_sequences_are_named_by_rollout_and_position():
 
 def test_tallies_of_parts_merge_into_the_whole():
     parts = [rollout(seed=i, rollout_id=i) for i in range(4)]
-    whole, left, right = WhatIf(), WhatIf(), WhatIf()
+    whole, left, right = (empty_whatif() for _ in range(3))
     for r in parts:
         whole.add(r)
     for i, r in enumerate(parts):
@@ -203,7 +203,8 @@ def test_ages_are_those_of_the_oldest_token():
         lengths=(1, 2, 0, 3),
         **{k: torch.zeros(6) for k in ("behavior", "proximal", "advantages")},
         mask=torch.ones(6, dtype=torch.bool),
-        ages=torch.tensor([0.0, 1.0, 3.0, 2.0, 2.0, 2.0]),
+        versions=torch.tensor([4, 3, 1, 2, 2, 2]),
+        newest=4,
     )
     correction = load_config({"steps": [{"reject": {"max_staleness": 2}}]})
     assert apply(correction, r).keep.tolist() == [True, False, False, True, True, True]
@@ -223,7 +224,7 @@ def test_a_rollout_at_which_the_hook_stops_is_left_out_and_named():
     broken = rollout(proximal=proximal, rollout_id=4)
     with pytest.raises(NonFiniteError):
         run_hook("token_is", broken)
-    found = WhatIf({"token_is": presets.get("token_is")})
+    found = empty_whatif({"token_is": presets.get("token_is")})
     for r in (rollout(), broken):
         found.add(r)
     assert found.stopped == [4] and "rollouts 4 are left out" in found.notes()[0]
@@ -231,7 +232,7 @@ def test_a_rollout_at_which_the_hook_stops_is_left_out_and_named():
 
 
 def test_memory_does_not_grow_with_rollouts():
-    found = WhatIf({"token_is": presets.get("token_is")})
+    found = empty_whatif({"token_is": presets.get("token_is")})
     found.add(rollout())
     before = len(pickle.dumps(found))
     for i in range(20):

@@ -7,9 +7,10 @@ from slime_ext.analysis.document import Finding, Looked
 from slime_ext.analysis.findings import inside, log_probs, numerics, push, sampling, selection, turns, weights
 from slime_ext.analysis.findings.detector import Fault, Lacks, faults
 
-FAULTS = faults()
 MODULES = (log_probs, turns, sampling, push, weights, inside, numerics, selection)
-DETECTORS = {detect.__name__: detect for module in MODULES for detect in module.DETECTORS}
+FAULTS = faults()
+# The function of a finding's name in one of these modules.
+DETECTORS = {name: getattr(module, name) for name in FAULTS for module in MODULES if hasattr(module, name)}
 ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -17,21 +18,21 @@ def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ..
     """The faults of a run, the gravest first, and what each detector did."""
     found: dict[str, Finding] = {}
     looked = []
-    for fault in FAULTS:
-        state, detail = _look(fault, diagnosis, found)
-        looked.append(Looked(name=fault.name, state=state, detail=detail))
+    for name, fault in FAULTS.items():
+        state, detail = _look(name, fault, diagnosis, found)
+        looked.append(Looked(name=name, state=state, detail=detail))
     return tuple(sorted(found.values(), key=lambda finding: ORDER[finding.severity])), tuple(looked)
 
 
-def _look(fault: Fault, diagnosis: Diagnosis, found: dict[str, Finding]) -> tuple[str, str]:
+def _look(name: str, fault: Fault, diagnosis: Diagnosis, found: dict[str, Finding]) -> tuple[str, str]:
     """State and detail of a detector's row; what it finds goes to ``found``."""
     try:
-        figures = DETECTORS[fault.name](diagnosis)
+        figures = DETECTORS[name](diagnosis)
     except Lacks as lacks:
         return "could not look", str(lacks)
-    if alike := [name for name in found if name in fault.after]:
+    if alike := [other for other in found if other in fault.after]:
         return "left to another", alike[0]
     if figures is None:
-        return "nothing", fault.threshold
-    found[fault.name] = fault.finding(figures)
-    return "found", fault.threshold
+        return "nothing", fault.template.threshold
+    found[name] = fault.finding(figures)
+    return "found", fault.template.threshold

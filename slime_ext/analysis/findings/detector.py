@@ -11,8 +11,9 @@ import yaml
 from jinja2 import Environment, StrictUndefined
 
 from slime_ext.analysis.diagnosis import Diagnosis
-from slime_ext.analysis.document import Finding, Severity
+from slime_ext.analysis.document import Finding
 
+TEMPLATES = ("title", "evidence", "fix", "ruled_out")
 FEW = 0.75  # share of sum l^2 in 1% of the tokens above which these few make every mean
 # What a detector found: the figures that its fault's texts name, and ``rollouts``, ids of those that show it.
 Figures = Mapping[str, Any]
@@ -39,37 +40,27 @@ def need_tokens(d: Diagnosis, count: int) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """A row of faults.yaml, which says what its fields are."""
+    """A row of faults.yaml: the finding with templates for texts, and the findings that go before it."""
 
-    name: str
-    severity: Severity
+    template: Finding
     after: frozenset[str]
-    title: str
-    evidence: str
-    fix: str
-    threshold: str
-    ruled_out: str
 
     def finding(self, figures: Figures) -> Finding:
         """What is said of a run in which the fault was found."""
-        texts = {key: getattr(self, key) for key in ("title", "evidence", "fix", "ruled_out")}
-        return Finding(
-            name=self.name,
-            severity=self.severity,
-            threshold=self.threshold,
-            rollouts=figures.get("rollouts", ()),
-            **{key: TEXTS.from_string(text).render(figures) for key, text in texts.items()},
-        )
+        said = {key: TEXTS.from_string(getattr(self.template, key)).render(figures) for key in TEMPLATES}
+        return self.template.model_copy(update={**said, "rollouts": figures.get("rollouts", ())})
 
 
-def faults() -> tuple[Fault, ...]:
-    """The rows of faults.yaml."""
+def faults() -> dict[str, Fault]:
+    """The rows of faults.yaml by their name."""
     read = yaml.safe_load(files(__package__).joinpath("faults.yaml").read_text("utf-8"))
     groups, rows = read["groups"], read["faults"]
     groups["all above"] = list(rows)[: list(rows).index("unexplained")]
-    for row in rows.values():
-        row["after"] = frozenset(one for name in row.get("after", ()) for one in groups.get(name, [name]))
-    return tuple(Fault(name, **row) for name, row in rows.items())
+    found = {}
+    for name, row in rows.items():
+        after = frozenset(one for other in row.pop("after", ()) for one in groups.get(other, [other]))
+        found[name] = Fault(Finding(name=name, **row), after)
+    return found
 
 
 def share(part: float, whole: float) -> str:

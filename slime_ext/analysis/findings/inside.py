@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
 from typing import NamedTuple
+
+from torch import Tensor
 
 from slime_ext.analysis.curves import BLOCK
 from slime_ext.analysis.diagnosis import Diagnosis
@@ -38,32 +39,32 @@ class _Step(NamedTuple):
     z: float
 
 
-def _blocks(d: Diagnosis) -> list[tuple[int, list[float]]]:
-    table = d.curves.tables["block"].tolist()
-    return [(i, row) for i, row in enumerate(table[:-1]) if row[0] >= FEWEST]
+def _steps(positions: list[int], sums: Tensor) -> list[_Step]:
+    """The step at the begin of each block but the first two and the last.
 
-
-def _steps(blocks: list[tuple[int, list[float]]]) -> list[_Step]:
+    Args:
+        positions: of the blocks.
+        sums: [blocks, COLUMNS] of their tokens.
+    """
     found = []
-    sums = list(
-        accumulate((row for _, row in blocks), lambda x, y: [p + q for p, q in zip(x, y, strict=True)])
-    )
-    for cut in range(2, len(blocks) - 1):
-        n, a, s, *_ = sums[cut - 1]
-        m, b, t, *_ = (whole - before for whole, before in zip(sums[-1], sums[cut - 1], strict=True))
+    for cut in range(2, len(positions) - 1):
+        n, a, s, *_ = sums[:cut].sum(0).tolist()
+        m, b, t, *_ = sums[cut:].sum(0).tolist()
         error = math.sqrt(max(s / n - (a / n) ** 2, 0) / n + max(t / m - (b / m) ** 2, 0) / m)
-        found.append(_Step(blocks[cut][0] * BLOCK, a / n, b / m, (b / m - a / n) / error if error else 0.0))
+        found.append(_Step(positions[cut], a / n, b / m, (b / m - a / n) / error if error else 0.0))
     return found
 
 
 def kv_precision(d: Diagnosis) -> Figures | None:
     """Finds an absolute position up to which the distance is level, and at which it steps up."""
-    blocks = _blocks(d)
+    table = d.curves.tables["block"][:-1]
+    blocks = (table[:, 0] >= FEWEST).nonzero()[:, 0]
     need(len(blocks) >= 4, f"4 blocks of {BLOCK} positions with {FEWEST} tokens each")
-    best = max(_steps(blocks), key=lambda step: step.z, default=None)
+    positions, sums = (blocks * BLOCK).tolist(), table[blocks]
+    best = max(_steps(positions, sums), key=lambda step: step.z, default=None)
     if best is None or best.z < SURE or best.after < max(STEP * best.before, best.before + MATTERS):
         return None
-    means = {i * BLOCK: row[1] / row[0] for i, row in blocks}
+    means = dict(zip(positions, (sums[:, 1] / sums[:, 0]).tolist(), strict=True))
     level = [mean for at, mean in means.items() if at < best.position]
     jump = means[best.position] / max(level[-1], 1e-12)
     if max(level) > FLAT * min(level) or jump < FLAT:
@@ -96,6 +97,3 @@ def expert_routing(d: Diagnosis) -> Figures | None:
         "expert": int(missed.argmax()),
         "missed": float(missed.max()),
     }
-
-
-DETECTORS = (layer, kv_precision, expert_routing)

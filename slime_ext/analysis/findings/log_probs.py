@@ -82,27 +82,10 @@ def greedy_sampling(d: Diagnosis) -> Figures | None:
 
 
 def tool_tokens(d: Diagnosis) -> Figures | None:
-    """Finds response tokens whose log-prob was filled in with 0."""
-    filled, tokens = d.statistics.counts["filled"], d.sums["tokens"]
-    return {"filled": filled, "tokens": tokens} if _are_filled_in(d) else None
-
-
-def _are_filled_in(d: Diagnosis) -> bool:
-    """Whether log-probs of exactly 0 stand in runs, which sampling does not make, or alone but often, with
-    hardly any that are nearly 0."""
-    counts, tokens = d.statistics.counts, d.sums["tokens"]
-    if counts["padded"] >= max(FILLED_TOKENS, FILLED_SHARE * tokens):
-        return True
-    is_exact = counts["filled"] >= EXACT_SHARE * (counts["filled"] + counts["sure"])
-    return is_exact and counts["filled"] >= max(FILLED_TOKENS, ALONE_SHARE * tokens)
-
-
-DETECTORS = (
-    nan_log_probs,
-    missing_log_probs,
-    positive_log_probs,
-    retokenised,
-    off_by_one,
-    greedy_sampling,
-    tool_tokens,
-)
+    """Finds response tokens whose log-prob was filled in with 0: such zeros stand in runs, which sampling
+    does not make, or alone but often, with hardly any log-probs that are nearly 0."""
+    filled, padded, sure = (d.statistics.counts[name] for name in ("filled", "padded", "sure"))
+    tokens = d.sums["tokens"]
+    stand_in_runs = padded >= max(FILLED_TOKENS, FILLED_SHARE * tokens)
+    stand_alone = filled >= max(FILLED_TOKENS, ALONE_SHARE * tokens, EXACT_SHARE * (filled + sure))
+    return {"filled": filled, "tokens": tokens} if stand_in_runs or stand_alone else None

@@ -93,6 +93,3 @@ def unexplained(d: Diagnosis) -> Figures | None:
     if mean - UNEXPLAINED_SURE * error < UNEXPLAINED:
         return None
     return {"mean": mean, "error": error, "k3": d.sums.mean("k3")}
-
-
-DETECTORS = (position_drift, routing_flips, quantised, unexplained)

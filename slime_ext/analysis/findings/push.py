@@ -101,15 +101,11 @@ def growth(rollouts: Sequence[RolloutSummary]) -> Growth | None:
     return None
 
 
-def _advances(rollouts: Sequence[RolloutSummary]) -> bool:
-    """Whether nearly every rollout has newer weights than the one before, as the engine tells it."""
-    newer = [b.version > a.version >= 0 for a, b in pairwise(rollouts)]
-    return bool(newer) and fmean(newer) >= ADVANCES
-
-
 def _from_the_first_push(rollouts: Sequence[RolloutSummary]) -> Growth | None:
-    """The growth of a run whose versions advance, if it began with the first push that the run shows."""
-    found = growth(rollouts) if _advances(rollouts) else None
+    """The growth of a run whose versions advance (nearly every rollout has newer weights than the one before,
+    as the engine tells it), if it began with the first push that the run shows."""
+    newer = fmean(b.version > a.version >= 0 for a, b in pairwise(rollouts))
+    found = growth(rollouts) if newer >= ADVANCES else None
     return found if found and len(found.since) >= len(rollouts) - 2 else None
 
 
@@ -124,6 +120,3 @@ def _pushed(rollouts: Sequence[RolloutSummary]) -> tuple[float, float] | None:
 
 def _is_still(pushed: float, moved: float, before: float) -> bool:
     return pushed <= max(SAME * moved, NO_MOVE * before) and pushed < moved
-
-
-DETECTORS = (frozen_sampler, partial_push, growing_mismatch)

@@ -175,6 +175,3 @@ def unlike_entropy(d: Diagnosis) -> Figures | None:
     if abs(surprise.z) < SURE or abs(surprise.value) < APART * entropy:
         return None
     return {"surprise": surprise.value, "entropy": entropy, "z": surprise.z}
-
-
-DETECTORS = (kept_mass, truncated_sampling, before_temperature, temperature, unlike_entropy)

@@ -55,6 +55,3 @@ def _apart(kept: Sums, dropped: Sums) -> float:
     if not error:
         return math.copysign(math.inf, one - other) if one != other else 0.0
     return (one - other) / error
-
-
-DETECTORS = (selection_bias,)

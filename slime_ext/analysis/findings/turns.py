@@ -31,6 +31,3 @@ def prefix_mismatch(d: Diagnosis) -> Figures | None:
         return None
     further = after[1] / after[0] if is_later and after[0] else None
     return {"near": near, "far": far, "after": further, "is_later": is_later, "tokens": NEAR}
-
-
-DETECTORS = (prefix_mismatch,)

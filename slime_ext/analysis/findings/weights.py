@@ -111,6 +111,3 @@ def stale_cache(d: Diagnosis) -> Figures | None:
     if k3_after < max(CACHE_MATTERS, CACHE_TIMES * k3_pure):
         return None
     return {"after": k3_after, "pure": k3_pure}
-
-
-DETECTORS = (resumed_wrong_weights, stale_weights, stale_cache)

@@ -45,7 +45,7 @@ MALFORMED = (KeyError, AttributeError, IndexError, *NO_NUMBERS)
 NOTHING = pickle.dumps([])
 
 
-def kind_of(found: Mapping[str, Any], path: Path) -> str:
+def kind_of(found: Mapping[str, Any]) -> str:
     """What a file is: ``rollout``, ``train`` (format version 2) or ``rank`` (v0.3.1 and older).
 
     Raises:
@@ -56,12 +56,12 @@ def kind_of(found: Mapping[str, Any], path: Path) -> str:
     if "format_version" in found:
         if found["format_version"] != FORMAT_VERSION:
             raise DataError(
-                f"{path}: expected format version {FORMAT_VERSION}, got {_short(found['format_version'])}: "
-                "this reads that version and the per-rank files of slime v0.3.1 and older"
+                f"expected format version {FORMAT_VERSION}, got {_short(found['format_version'])}: this "
+                "reads that version and the per-rank files of slime v0.3.1 and older"
             )
         return "train"
     if "samples" not in found:
-        raise DataError(f"{path}: expected the key samples or rollout_data, got neither: not a dump of slime")
+        raise DataError("expected the key samples or rollout_data, got neither: not a dump of slime")
     return "rollout"
 
 
@@ -126,7 +126,7 @@ def _read(job: Job) -> list[DumpedRollout | Skipped]:
         try:
             _add(contents, path, job.rollout_id or 0)
         except DataError as error:
-            skipped.append(Skipped(str(path), str(error).removeprefix(f"{path}: ")))
+            skipped.append(Skipped(str(path), str(error)))
     found = [c for c in contents.values() if c.rows or c.ranks or not skipped]  # or it has been named
     return skipped + [c.rollout(str(Job(tuple(c.paths), c.rollout_id, 0))) for c in found]
 
@@ -138,7 +138,7 @@ def _add(contents: dict[int, _Content], path: Path, number: int) -> None:
         DataError: it is no dump, or a second one of the same rollout.
     """
     found = load_plain(path)
-    kind = kind_of(found, path)
+    kind = kind_of(found)
     try:
         rollout_id = rollout_number(found.get("rollout_id", number))
         content = contents.setdefault(rollout_id, _Content(rollout_id))
@@ -146,11 +146,11 @@ def _add(contents: dict[int, _Content], path: Path, number: int) -> None:
         if not is_second:
             content.take(kind, found)
     except MALFORMED as error:
-        raise DataError(f"{path}: {_of_another_kind(error)}") from None
+        raise DataError(_of_another_kind(error)) from None
     if is_second:
         raise DataError(
-            f"{path}: expected one {kind} dump of rollout {rollout_id}, got a second: left out; analyse "
-            "another run's by itself"
+            f"expected one {kind} dump of rollout {rollout_id}, got a second: left out; analyse another "
+            "run's by itself"
         )
     content.paths.append(path)
     content.kinds.append(kind)
@@ -193,8 +193,8 @@ def _join(rows: list[DumpedSample], about: list[DumpedSample], notes: Notes) -> 
         else:
             notes.add(
                 "of another length in the rollout dump, from which nothing is taken for them",
-                f"position {row.position}: {sample.response_length} response tokens, {row.response_length} "
-                "in the train dump",
+                row,
+                f": {sample.response_length} response tokens, {row.response_length} in the train dump",
             )
     return retold
 
@@ -272,4 +272,4 @@ def trainer_version(found: Mapping[str, Any], rollout_id: int) -> int | None:
     optimizer steps before, of which every rollout has the same number."""
     shards = found.get("dp_shards") or ({},)
     steps = shards[0].get("num_microbatches")
-    return None if steps is None else int(rollout_id) * len(steps)
+    return None if steps is None else rollout_number(rollout_id * len(steps))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slime_ext.errors import DataError
@@ -47,15 +47,19 @@ class RolloutRanges:
         return any(low <= rollout_id <= high for low, high in self.ranges)
 
 
+EVERY_ROLLOUT = RolloutRanges()
+
+
 @dataclass(frozen=True)
 class Job:
-    """The files of one rollout (or one JSONL file), their size in bytes, and, where several runs are read,
-    the run's folder or JSONL file."""
+    """The files of one rollout (or one JSONL file), their size in bytes, where several runs are read the
+    run's folder or JSONL file, and the rollouts that are wanted of what the files hold."""
 
     paths: tuple[Path, ...]
     rollout_id: int | None
     size: int
     run: str = ""
+    wanted: RolloutRanges = EVERY_ROLLOUT
 
     @property
     def is_jsonl(self) -> bool:
@@ -80,19 +84,18 @@ class DumpFiles:
     evaluations: int
 
 
-def find(paths: Iterable[str | Path], wanted: RolloutRanges | None = None) -> DumpFiles:
+def find(paths: Iterable[str | Path], wanted: RolloutRanges = EVERY_ROLLOUT) -> DumpFiles:
     """The files to read.
 
     Raises:
         DataError: a path does not exist or holds no dump.
     """
-    wanted = wanted or RolloutRanges()
     files = list({file.resolve(): file for given in paths for file in _files(str(given))}.values())
     dumps = [file for file in files if not EVALUATION.search(file.name)]
     if files and not dumps:
         raise DataError(f"{files[0]}: expected dumps of training, got {len(files)} of evaluations alone")
     jobs = _jobs(dumps)
-    chosen = [job for job in jobs if job.rollout_id in wanted]
+    chosen = [replace(job, wanted=wanted) for job in jobs if job.rollout_id in wanted]
     if jobs and not chosen:
         known = [job.rollout_id for job in jobs if job.rollout_id is not None]
         raise DataError(f"--rollouts: expected some of {min(known)}-{max(known)}, got none of them")

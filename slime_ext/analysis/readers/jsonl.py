@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_ext.analysis.document import Skipped
-from slime_ext.analysis.readers.samples import DumpedSample, assemble, rollout_number, text
+from slime_ext.analysis.readers.samples import DumpedSample, assemble, number, rollout_number, text
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.host.contract import versions_of
 
@@ -92,7 +92,7 @@ def _row(found: Mapping[str, Any]) -> DumpedSample:
     known = next(values for values in lists.values() if values is not None)
     length = int(_first(found, "response_length", default=len(known)))
     tokens = found.get("tokens") or []
-    advantages, reward = found.get("advantages"), found.get("reward")
+    advantages = found.get("advantages")
     return DumpedSample(
         position=0,
         response_length=length,
@@ -101,7 +101,7 @@ def _row(found: Mapping[str, Any]) -> DumpedSample:
         advantages=[advantages] * length if isinstance(advantages, (int, float)) else advantages,
         entropy=found.get("entropy"),
         prompt_length=int(_first(found, "prompt_length", default=max(len(tokens) - length, 0))),
-        reward=float(reward) if isinstance(reward, (int, float)) else None,
+        reward=number(found.get("reward")),
         group=found.get("group_index"),
         prompt=text(found.get("prompt")),
         response=text(found.get("response")),

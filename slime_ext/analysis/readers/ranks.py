@@ -112,8 +112,5 @@ def _explains(parts: list[Data], lengths: list[tuple[int, int]], size: int) -> b
 
 
 def _held(total: int, response: int, rank: int, size: int) -> int:
-    return sum(stop - start for start, stop in _runs(total, response, rank, size))
-
-
-def _runs(total: int, response: int, rank: int, size: int) -> tuple[tuple[int, int], ...]:
-    return ((0, response),) if size == 1 else zigzag(total, response, rank, size)
+    """How many log-probs of a response a rank has."""
+    return response if size == 1 else sum(b - a for a, b in zigzag(total, response, rank, size))

@@ -15,6 +15,7 @@ from torch import Tensor
 from slime_ext.analysis.document import Skipped
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.host.contract import MOST_DIGITS, number_of
+from slime_ext.ops.segments import Segments
 
 LONGEST, MESSAGES = 200_000, 1000  # characters and chat messages of a prompt or a response that are kept
 UNKNOWN = -1  # version of the weights of a token
@@ -70,8 +71,8 @@ class Notes:
 
     kinds: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, kind: str, text: str) -> None:
-        self.kinds.setdefault(kind, []).append(text)
+    def add(self, kind: str, row: DumpedSample, more: str = "") -> None:
+        self.kinds.setdefault(kind, []).append(f"position {row.position}{more}")
 
     def lines(self) -> tuple[str, ...]:
         return tuple(f"samples {kind}: {len(v)}, first {v[0]}" for kind, v in self.kinds.items())
@@ -113,7 +114,7 @@ def assemble(
         **packed,
         rewards=_rewards(sound),
         versions=versions,
-        ages=None if versions is None else _ages(versions, trainer_version),
+        newest=None if versions is None else _newest(versions, trainer_version),
         groups=_all([row.group for row in sound]),
         steps=_all([row.step for row in sound]),
         prompts=[row.prompt for row in sound],
@@ -136,7 +137,7 @@ def _without_log_probs(rows: Sequence[DumpedSample]) -> str | None:
 
 def _fits(row: DumpedSample, notes: Notes) -> bool:
     if row.proximal is None:
-        notes.add("without log-probs of the trainer, left out", f"position {row.position}")
+        notes.add("without log-probs of the trainer, left out", row)
         return False
     for name, (dtype, _) in FIELDS.items():
         values = getattr(row, name)
@@ -145,19 +146,18 @@ def _fits(row: DumpedSample, notes: Notes) -> bool:
         try:
             found = as_tensor(values, dtype)
         except NO_NUMBERS:
-            notes.add(
-                "whose lists hold something else than numbers, left out", f"position {row.position}: {name}"
-            )
+            notes.add("whose lists hold something else than numbers, left out", row, f": {name}")
             return False
         if len(found) != row.response_length:
             notes.add(
                 "whose lists have another length than the response, left out",
-                f"position {row.position} has {len(found)} of {name} for {row.response_length} tokens",
+                row,
+                f" has {len(found)} of {name} for {row.response_length} tokens",
             )
             return False
         setattr(row, name, found)
     if row.behavior is None:
-        notes.add("without log-probs of the sampler", f"position {row.position}")
+        notes.add("without log-probs of the sampler", row)
     return True
 
 
@@ -233,11 +233,9 @@ def _versions(rows: list[DumpedSample], mask: Tensor, notes: Notes) -> Tensor | 
     if not any(row.weight_versions or row.token_versions for row in rows):
         return None
     out = torch.full(mask.shape, UNKNOWN, dtype=torch.int64)
-    begin = 0
-    for row in rows:
-        end = begin + row.response_length
-        _fill(out[begin:end], row, mask[begin:end], notes)
-        begin = end
+    lengths = [row.response_length for row in rows]
+    for row, own, own_mask in zip(rows, out.split(lengths), mask.split(lengths), strict=True):
+        _fill(own, row, own_mask, notes)
     return out
 
 
@@ -253,23 +251,17 @@ def _fill(out: Tensor, row: DumpedSample, mask: Tensor, notes: Notes) -> None:
     if len(set(numbers)) <= 1:
         out.fill_(numbers[0] if numbers else UNKNOWN)
         return
-    turns = (mask & ~torch.cat([mask.new_zeros(1), mask[:-1]])).cumsum(0)
+    turns = Segments.whole([len(out)], mask).turn_ids
     if len(out) and int(turns[-1]) == len(numbers):  # one call of the engine for each turn
         out.copy_(torch.tensor(numbers)[(turns - 1).clamp_min(0)])
         return
     out.fill_(min(numbers))
-    notes.add(
-        "that mix weight versions and do not say where, counted as the oldest", f"position {row.position}"
-    )
+    notes.add("that mix weight versions and do not say where, counted as the oldest", row)
 
 
-def _ages(versions: Tensor, trainer_version: int | None) -> Tensor | None:
-    known = versions != UNKNOWN
-    if not known.any():
-        return None
-    newest = int(versions.max())
-    reference = newest if trainer_version is None or trainer_version < newest else trainer_version
-    return torch.where(known, (reference - versions).float(), torch.nan)
+def _newest(versions: Tensor, trainer_version: int | None) -> int | None:
+    newest = int(versions.max()) if len(versions) else UNKNOWN
+    return None if newest == UNKNOWN else max(newest, trainer_version or 0)
 
 
 def sample_of(sample: Mapping[str, Any], position: int, step: int | None = None) -> DumpedSample:

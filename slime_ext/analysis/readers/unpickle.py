@@ -170,24 +170,24 @@ def load_plain(path: Path) -> Mapping[str, Any]:
 
     Raises:
         DataError: it cannot be read, is cut off, holds objects that are not data, or claims more than its
-            size can hold.
+            size can hold; says why, but not of which file.
     """
     try:
         size = path.stat().st_size
         with zipfile.ZipFile(path) as archive, _bounded(MEMORY_SLACK + MOST_MEMORY * size):
-            _check_entries(path, size, archive)
+            _check_entries(size, archive)
             found = PlainUnpickler(archive).load()
-        _check_numbers(path, size, found)
+        _check_numbers(size, found)
     except DataError:
         raise
     except Exception as error:  # corrupt bytes may lead anywhere
-        raise DataError(f"{path}: {_why(error)}") from None
+        raise DataError(_why(error)) from None
     if not isinstance(found, Mapping):
-        raise DataError(f"{path}: expected a mapping, got {type(found).__name__}: not a dump of slime")
+        raise DataError(f"expected a mapping, got {type(found).__name__}: not a dump of slime")
     return found
 
 
-def _check_entries(path: Path, size: int, archive: zipfile.ZipFile) -> None:
+def _check_entries(size: int, archive: zipfile.ZipFile) -> None:
     """torch.save does not compress: entries far larger than their file unfold to whatever somebody likes.
 
     Raises:
@@ -196,11 +196,11 @@ def _check_entries(path: Path, size: int, archive: zipfile.ZipFile) -> None:
     claimed = sum(entry.file_size for entry in archive.infolist())
     if claimed > SLACK + MOST_CONTENT * size:
         raise DataError(
-            f"{path}: expected about the {size:,} bytes that it has, got {claimed:,} once unpacked: left out"
+            f"expected about the {size:,} bytes that it has, got {claimed:,} once unpacked: left out"
         )
 
 
-def _check_numbers(path: Path, size: int, found: Any) -> None:
+def _check_numbers(size: int, found: Any) -> None:
     """A list that stands in many places is in the file but once, and would be copied for each of them.
 
     Raises:
@@ -209,8 +209,8 @@ def _check_numbers(path: Path, size: int, found: Any) -> None:
     most = NUMBERS_SLACK + MOST_NUMBERS * size
     if _count(found, DEEP, most) > most:
         raise DataError(
-            f"{path}: expected at most {MOST_NUMBERS} numbers for each of its {size:,} bytes, got more: its "
-            "lists share what they hold, left out"
+            f"expected at most {MOST_NUMBERS} numbers for each of its {size:,} bytes, got more: its lists "
+            "share what they hold, left out"
         )
 
 
