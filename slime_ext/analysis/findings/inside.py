@@ -46,10 +46,10 @@ def _steps(positions: list[int], sums: Tensor) -> list[_Step]:
         positions: of the blocks.
         sums: [blocks, COLUMNS] of their tokens.
     """
-    found = []
+    found, until = [], sums.cumsum(0)
     for cut in range(2, len(positions) - 1):
-        n, a, s, *_ = sums[:cut].sum(0).tolist()
-        m, b, t, *_ = sums[cut:].sum(0).tolist()
+        n, a, s, *_ = until[cut - 1].tolist()
+        m, b, t, *_ = (until[-1] - until[cut - 1]).tolist()
         error = math.sqrt(max(s / n - (a / n) ** 2, 0) / n + max(t / m - (b / m) ** 2, 0) / m)
         found.append(_Step(positions[cut], a / n, b / m, (b / m - a / n) / error if error else 0.0))
     return found
