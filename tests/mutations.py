@@ -218,9 +218,7 @@ def killed(mutation: Mutation) -> bool:
     """Whether the tests fail on a copy with the mutation."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("slime_ext", "tests"):
-            shutil.copytree(
-                ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__", "launcher")
-            )
+            shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
         path = Path(folder, "slime_ext", mutation.file)
         text = path.read_text()
         if text.count(mutation.before) != 1:
