@@ -31,7 +31,7 @@ from slime_ext.correction import Correction, HookInputs, HookResult, finish, pla
 from slime_ext.losses import Bounds, HostLoss
 from slime_ext.metrics.layout import MetricsLayout
 from slime_ext.metrics.measure import Summary, count_bins, position_bins
-from slime_ext.ops.segments import BLOCK, Segments, identity
+from slime_ext.ops.segments import BLOCK, Segments, as_numbers, identity
 from slime_ext.state import NO_PLAN, Plan, StatisticKey, Tokens, tabulate
 from slime_ext.steps import STEPS
 
@@ -213,7 +213,7 @@ def _expand(wanted: Wanted, given: Named) -> tuple[Tensor, ...]:
             loss = (result.loss.detach(),)
         else:
             loss = *torch.autograd.grad(result.loss.sum(), source), result.loss.detach()
-    finite = result.finite.view(torch.uint8).to(torch.uint8)
+    finite = as_numbers(result.finite, torch.uint8)
     own = (finite, result.weights, result.ratio, result.clipped, result.rejected, *loss)
     return own if summary is None else (*own, *(x for x in summary[:5] if x is not None), *summary.columns)
 
