@@ -24,6 +24,7 @@ PLACES = (
     ("process_groups", "after", ".utils.reloadable_process_group", "add_names"),
     ("server_args", "after", "sglang.srt.server_args", "give_fields"),
     ("server_args", "after", ".backends.sglang_utils.arguments", "give_older_names"),
+    ("sglang_attention", "after", "sglang.srt.layers.attention.torch_native_backend", "attend_batched"),
     ("sglang_fork", "make", "sglang.srt.entrypoints.openai.encoding_dsv4", "refuse_use"),
     ("sglang_kernels", "make", "sgl_kernel", "refuse_calls"),
     ("sglang_kernels", "before", "torchvision", "declare_torchvision_ops"),
