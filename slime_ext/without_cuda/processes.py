@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 MARK = "SLIME_EXT_ENGINE"
+SHARED = Path("/dev/shm")
 
 # PR_SET_PDEATHSIG survives exec, so a Python of a few milliseconds sets it and then becomes the program; a
 # preexec_fn would do the same inside a fork of a threaded process, which may deadlock. The signal comes when
@@ -60,20 +62,33 @@ def _environment(process: Path) -> list[bytes]:
     return []
 
 
+def _is_any_in_exec() -> bool:
+    """Whether some process is in the middle of an exec, where it shows neither mark nor command line."""
+    return any(_is_in_exec(p) for p in Path("/proc").iterdir() if p.name.isdigit())
+
+
+def _is_in_exec(process: Path) -> bool:
+    with contextlib.suppress(OSError):  # gone meanwhile, another user's, or no program: the kernel's own
+        (process / "exe").readlink()
+        return not ((process / "cmdline").read_bytes() or (process / "environ").read_bytes())
+    return False
+
+
 def kill_marked(mark: str, timeout: float = 10.0) -> list[int]:
     """Kills every other process with the mark, again until none is left, and removes the shared memory that
     they held; returns those that would not go."""
     deadline, seen_none, left = time.monotonic() + timeout, 0, []
     files: set[Path] = set()
-    while seen_none < 2 and time.monotonic() < deadline:  # in the middle of an exec a process shows no mark
+    while seen_none < 2 and time.monotonic() < deadline:
+        changing = _is_any_in_exec()  # looked at first: it may have ended its exec when marks are read
         left = [pid for pid in marked_processes(mark) if pid != os.getpid()]
-        seen_none = 0 if left else seen_none + 1
+        seen_none = 0 if left or changing else seen_none + 1
         files |= shared_memory_of(left)
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-    for file in files:
+    for file in files | set(SHARED.glob(f"*_{glob.escape(mark)}*") if mark else ()):
         file.unlink(missing_ok=True)
     return left
 
@@ -81,7 +96,7 @@ def kill_marked(mark: str, timeout: float = 10.0) -> list[int]:
 def shared_memory_of(pids: Iterable[int]) -> set[Path]:
     """SGLang's shared memory files that these processes hold open; a killed server leaves them."""
     files = [file for pid in pids for file in _open_files(pid)]
-    return {file for file in files if file.match("/dev/shm/sglang_*")}
+    return {file for file in files if file.match(f"{SHARED}/sglang_*")}
 
 
 def _open_files(pid: int) -> list[Path]:
