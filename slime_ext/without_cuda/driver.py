@@ -272,6 +272,8 @@ def main(argv: list[str]) -> int:
     except SlimeExtError as error:
         print(f"slime-ext: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     print(f"slime-ext: exit status {status}")
     if status:
         print(f"slime-ext: {host_log.ending(status, given.out / 'log')}", file=sys.stderr)
