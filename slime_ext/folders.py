@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
@@ -11,7 +12,7 @@ def make_folder(folder: Path) -> None:
     """Makes a folder and those above it; never one at the root.
 
     Raises:
-        ConfigError: nothing above it exists but the root.
+        ConfigError: nothing above it exists but the root, or it cannot be made or written to.
     """
     beginning = Path(*folder.absolute().parts[:2])
     if not beginning.exists():
@@ -19,4 +20,10 @@ def make_folder(folder: Path) -> None:
             f"{folder}: expected a folder below one that exists, got none at {beginning}: a variable that is "
             "not set?"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = "" if os.access(folder, os.W_OK | os.X_OK) else "one that this user may not write to"
+    except OSError as error:
+        found = "a file" if folder.is_file() else str(error.strerror)
+    if found:
+        raise ConfigError(f"{folder}: expected a folder to write to, got {found}: name another")

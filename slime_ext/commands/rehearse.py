@@ -5,22 +5,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from slime_ext.commands import launch_script, light
 from slime_ext.commands.output import console, table
 from slime_ext.errors import ConfigError, SlimeExtError
-from slime_ext.folders import make_folder
-from slime_ext.without_cuda.driver import run_host
+from slime_ext.without_cuda import driver, machine
 from slime_ext.without_cuda.rehearsal import checks, evidence, preflight, prompts, run
 from slime_ext.without_cuda.rehearsal.launch import Launch
-from slime_ext.without_cuda.stand_ins.torch_cuda import refuse_cuda
 
 FAILED = 1
 STYLES = {checks.OK: "green", checks.WRONG: "bold red", checks.NOT_REACHED: "yellow"}
@@ -35,7 +33,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("script", help="launch script: .sh, or .py of miles")
     parser.add_argument("--host", help="'miles' for the wheel, or a checkout; by default the script's own")
     parser.add_argument("--megatron", help="a checkout of Megatron-LM; by default the wheel's")
-    parser.add_argument("--out", type=Path, help="folder of the run; by default a new one")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the run, also a former one's; by default a new one"
+    )
     parser.add_argument("--timeout", type=float, default=run.TIMEOUT_S, help="seconds until the run is ended")
     parser.epilog = "Words behind -- are flags of the script's own."
     end = argv.index("--") if "--" in argv else len(argv)
@@ -46,10 +46,12 @@ def rehearse(given: argparse.Namespace) -> int:
     """The exit status of a rehearsal.
 
     Raises:
-        ConfigError: no host, a script that launches nothing, a mistake that needs no run to be seen.
+        ConfigError: no host, a script that launches nothing, a mistake that needs no run to be seen, or a
+            machine on which it could not end well.
 
     """
     began, screen = time.monotonic(), console()
+    machine.check_working_folder()
     launch = launch_script.read(given.script, given.own, given.host)
     host = run.host_of(launch, given.host)
     launch = run.with_found_files(launch, host)
@@ -57,19 +59,39 @@ def rehearse(given: argparse.Namespace) -> int:
     if wrong := mistakes(launch, host):
         raise ConfigError("\n  ".join(wrong))
     rows = prompts.all_rows(launch)
-    refuse_cuda("rehearse", "run the script itself")
-    out = (given.out or Path(tempfile.mkdtemp(prefix="slime-ext-rehearsal-"))).absolute()
-    make_folder(out)
-    flags, account = run.prepare(launch, rows, out)
-    screen.print("replaced", table((f"  {name}", text) for name, text in account.items()))
+    with driver.ended_by_signals(), run.empty_folder(given.out) as out, machine.room_or_one_line(out):
+        driver.check(host.name, out, launch.asynchronous, given.megatron)
+        for note in machine.notes():
+            screen.print(note, markup=False)
+        flags, account = run.prepare(launch, rows, out)
+        screen.print("replaced", table((f"  {name}", text) for name, text in account.items()))
+        status = _status(host, flags, out, launch, given)
+        seen = evidence.gather(out, status, time.monotonic() - began)
+        return _report(launch, account, seen, out, screen)
+
+
+def _status(
+    host: run.RehearsalHost, flags: Sequence[str], out: Path, launch: Launch, given: argparse.Namespace
+) -> int:
+    """The host's exit status; who ends the run before is told where the log is."""
     environment = run.environment_of(launch, out)
     options = {"timeout": given.timeout, "environment": environment, "megatron": given.megatron}
-    status = run_host(host.name, flags, out, launch.asynchronous, **options)
-    found = checks.lines(launch, seen := evidence.gather(out, status, time.monotonic() - began))
+    try:
+        return driver.run_host(host.name, flags, out, launch.asynchronous, **options)
+    except (KeyboardInterrupt, SystemExit):
+        print(f"slime-ext rehearse: ended before the host was; its log: {out / 'log'}", file=sys.stderr)
+        raise
+
+
+def _report(
+    launch: Launch, account: Mapping[str, str], seen: evidence.Evidence, out: Path, screen: Console
+) -> int:
+    """Prints the page, writes page.json; the command's exit status."""
+    found = checks.lines(launch, seen)
     screen.print(page(found, checks.unseen(launch, account), seen))
-    facts = {"seconds": round(seen.seconds), "status": status, "lines": [vars(line) for line in found]}
+    facts = {"seconds": round(seen.seconds), "status": seen.status, "lines": [vars(line) for line in found]}
     (out / "page.json").write_text(json.dumps(facts, indent=2))
-    return FAILED if status or any(line.state == checks.WRONG for line in found) else 0
+    return FAILED if seen.status or any(line.state == checks.WRONG for line in found) else 0
 
 
 def page(lines: Sequence[checks.PageLine], unseen: Sequence[str], seen: evidence.Evidence) -> RenderableType:
@@ -81,7 +103,7 @@ def page(lines: Sequence[checks.PageLine], unseen: Sequence[str], seen: evidence
 
 def mistakes(launch: Launch, host: run.RehearsalHost) -> list[str]:
     """What the launch's text shows to be wrong: of the host's flags, of functions, of our configuration."""
-    known = preflight.known_flags(host.package, run.wheel_folder() / "megatron")
+    known = preflight.known_flags(host.package, driver.wheel_folder() / "megatron")
     paths = run.module_paths(launch, host)
     found = list(preflight.mistakes(launch, known, paths, is_own_host=host.is_own))
     return found or list(of_rules(launch))

@@ -13,20 +13,24 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import slime_ext
 from slime_ext.errors import ConfigError, SlimeExtError
-from slime_ext.folders import make_folder
-from slime_ext.launcher.rollout.processes import MARK, kill_marked, spawn_bound
-from slime_ext.without_cuda.stand_ins import free_ports
+from slime_ext.without_cuda import environment as host_environment
+from slime_ext.without_cuda import host_log, machine
+from slime_ext.without_cuda.processes import MARK, kill_marked, spawn_bound
+from slime_ext.without_cuda.stand_ins import HOSTS, free_ports
 
 PACKAGE = Path(slime_ext.__file__).parent
+PYTHON = Path(host_environment.FOLDER, "bin/python")
 SITE = Path(__file__).with_name("site")
 CHILD = "slime_ext.without_cuda.host_process"
 WHEEL = "miles"
@@ -45,6 +49,10 @@ ENVIRONMENT = {
     "WANDB_MODE": "disabled",
     "SLIME_HOST_IP": "127.0.0.1",  # by default the hosts listen on the machine's own address
     "MILES_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",  # where the machine's name stands for another address
+    "TP_SOCKET_IFNAME": "lo",
+    # No such devices: CUDA sees none, while Ray may give them to workers.
+    "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(1000, 1016))),
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's; a fork wants one thread (fork_server.py)
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
@@ -57,6 +65,8 @@ ENVIRONMENT = {
 }
 # Without compiled files each of seven processes imports for 30 s; an address would join another run's Ray.
 REMOVED = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONHOME", "RAY_ADDRESS", "VIRTUAL_ENV")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def host_python() -> Path:
@@ -66,12 +76,13 @@ def host_python() -> Path:
         ConfigError: there is none.
     """
     given = os.environ.get("SLIME_EXT_HOST_PYTHON")
-    places = [Path(given)] if given else [d / ".venv-host/bin/python" for d in (Path.cwd(), PACKAGE.parent)]
+    places = [Path(given)] if given else [folder / PYTHON for folder in (Path.cwd(), PACKAGE.parent)]
     for place in places:
-        if place.exists():
+        if place.is_file() and os.access(place, os.X_OK):
             return place.absolute()
     raise ConfigError(
-        f"host environment: expected {' or '.join(map(str, places))}, got none: run `make host`"
+        f"host environment: expected a Python at {' or '.join(map(str, places))}, got none: "
+        f"{host_environment.how_to_make()}"
     )
 
 
@@ -85,10 +96,12 @@ def run_host(
     environment: Mapping[str, str] | None = None,
     megatron: str | Path | None = None,
     nodes: int = 1,
+    room: int = machine.ROOM,
 ) -> int:
     """The exit status of a run of `host` with `flags`; its log is OUT/log, OUT its working directory.
 
     The run has a Ray of its own, so several can stand side by side; none of its processes outlives it.
+    SIGTERM and SIGHUP raise SystemExit, as SIGINT raises KeyboardInterrupt, when all of them have ended.
 
     Args:
         host: "miles" for the wheel of the host environment, else the folder of a checkout.
@@ -98,25 +111,19 @@ def run_host(
         environment: further variables; PYTHONPATH is put behind ours.
         megatron: a checkout of Megatron-LM, by default the one of the miles wheel.
         nodes: Ray nodes, all on this machine.
+        room: bytes that the run needs in `out`.
 
     Raises:
-        ConfigError: no host environment, or no train.py in the folder.
+        ConfigError: of `check`, or another run writes to `out`.
     """
-    script = "train_async.py" if asynchronous else "train.py"
-    if str(host) != WHEEL:
-        host = Path(host).absolute()
-        if not (host / script).is_file():
-            raise ConfigError(
-                f"--host: expected 'miles' or a folder with {script}, got {host}: check the path"
-            )
-    out = Path(out).absolute()
-    make_folder(out)
+    out, host = check(host, out, asynchronous, megatron, room)
     given = {"host": str(host), "asynchronous": asynchronous, "gpus": gpus, "nodes": nodes}
     command = ["env", "-C", str(out), str(host_python()), "-m", CHILD, json.dumps(given), *flags]
     with (
+        ended_by_signals(),
         free_ports.own_range() as port,
         _environment(host, megatron, environment or {}) as env,
-        (out / "log").open("w") as log,
+        host_log.opened(out / "log") as log,
     ):
         process = spawn_bound(command, env | {free_ports.VARIABLE: str(port)}, log)
         try:
@@ -129,16 +136,92 @@ def run_host(
             process.wait()
 
 
+def check(
+    host: str | Path,
+    out: str | Path,
+    asynchronous: bool = False,
+    megatron: str | Path | None = None,
+    room: int = machine.ROOM,
+) -> tuple[Path, str | Path]:
+    """Absolute paths of a run's folder, which is made, and of its host; before anything starts.
+
+    Raises:
+        ConfigError: no host environment, no train.py in the folder, a host that this Megatron-LM does not
+            fit, or a machine without room, files or ports.
+    """
+    machine.check_working_folder()
+    host_python()
+    if str(host) != WHEEL:
+        host = Path(host).absolute()
+        script = "train_async.py" if asynchronous else "train.py"
+        if not (host / script).is_file():
+            raise ConfigError(
+                f"--host: expected 'miles' or a folder with {script}, got {host}: check the path"
+            )
+        check_megatron(host, Path(megatron) if megatron else wheel_folder())
+    out = Path(out).absolute()
+    machine.check(out, room)
+    return out, host
+
+
+def wheel_folder() -> Path:
+    """The folder of the host environment in which miles and its Megatron-LM lie."""
+    return host_python().parents[1] / "miles"
+
+
+def check_megatron(host: Path, megatron: Path) -> None:
+    """Raises ConfigError where a host asks for an argument of Megatron-LM by a name that this one has not.
+
+    slime up to v0.2.4 compares `norm_epsilon`, which Megatron-LM has renamed; later ones know both names.
+    """
+    older, newer = "norm_epsilon", "layernorm_epsilon"
+    files = [f for kind in HOSTS for f in host.glob(f"{kind}/**/arguments.py")]
+    asked = {name for file in files for name in (older, newer) if f'"{name}"' in file.read_text()}
+    configuration = megatron / "megatron/core/transformer/transformer_config.py"
+    if asked == {older} and configuration.is_file() and f"    {newer}:" in configuration.read_text():
+        raise ConfigError(
+            f"--host {host}: expected a host that knows Megatron-LM's {newer}, got one that asks for "
+            f"{older}: give the Megatron-LM of its release with --megatron DIR, or take --host miles"
+        )
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP end what is inside as Ctrl-C does; what comes meanwhile waits for its end.
+
+    Signals that are ignored, as below nohup, stay so. Does nothing in a thread, which gets no signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = {number: signal.getsignal(number) for number in ENDING}
+    former = {number: handler for number, handler in former.items() if handler != signal.SIG_IGN}
+
+    def end(number: int, frame: object) -> None:
+        for each in former:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    for number in former:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
 @contextlib.contextmanager
 def _environment(
     host: str | Path, megatron: str | Path | None, further: Mapping[str, str]
 ) -> Iterator[dict[str, str]]:
-    """The variables of a run, and the short-lived folder that two of them name."""
-    # Ray's sockets have 107 characters.
-    with tempfile.TemporaryDirectory(prefix="slime-ext-", dir="/tmp", ignore_cleanup_errors=True) as name:
+    """The variables of a run, and the short-lived folder that three of them name."""
+    with tempfile.TemporaryDirectory(
+        prefix="slime-ext-", dir=machine.TEMPORARY, ignore_cleanup_errors=True
+    ) as name:
         folder = Path(name)
-        (folder / "python").mkdir()
-        (folder / "ray").mkdir()
+        for part in ("python", "ray", "tmp"):
+            (folder / part).mkdir()
         (folder / "python/slime_ext").symlink_to(PACKAGE)  # nothing that is installed beside it
         paths = [SITE, folder / "python", megatron, None if str(host) == WHEEL else host]
         paths += [further.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
@@ -146,16 +229,32 @@ def _environment(
         env |= ENVIRONMENT | {
             MARK: uuid.uuid4().hex,
             "RAY_TMPDIR": str(folder),  # Ray writes below its folder "ray"
+            "TMPDIR": str(folder / "tmp"),
             # SGLang takes Ray's GPU number for a NUMA node and wants the cores of each: all of them, for 16.
             "SGLANG_CPU_OMP_THREADS_BIND": "|".join([f"0-{(os.cpu_count() or 1) - 1}"] * 16),
         }
         env |= further
         env["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if path)
-        yield env
+        yield around_proxies(env)
+
+
+def around_proxies(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables with loopback among what goes around proxies, and without proxies of SOCKS.
+
+    For those the host environment's clients lack a package; httpx raises where it is made.
+    """
+    kept = {
+        name: value
+        for name, value in env.items()
+        if not (name.lower().endswith("_proxy") and value.lower().startswith("socks"))
+    }
+    said = [part.strip() for name in ("no_proxy", "NO_PROXY") for part in env.get(name, "").split(",")]
+    named = "*" if "*" in said else ",".join(dict.fromkeys([*LOOPBACK, *filter(None, said)]))
+    return kept | {"no_proxy": named, "NO_PROXY": named}
 
 
 def main(argv: list[str]) -> int:
-    """The command line; prints where the log is, and returns the host's exit status."""
+    """The command line; prints where the log is, and returns the host's exit status, 128 + n for signal n."""
     parser = argparse.ArgumentParser(prog="python -m slime_ext.without_cuda.driver")
     parser.add_argument("--host", required=True, help="'miles' for the wheel, or the folder of a checkout")
     parser.add_argument("--async", dest="asynchronous", action="store_true", help="train_async.py")
@@ -166,14 +265,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/host"), help="folder of the run, with its log")
     end = argv.index("--") if "--" in argv else len(argv)
     given = parser.parse_args(argv[:end])
-    print(f"slime-ext: log in {given.out / 'log'}", flush=True)
+    for line in (*machine.notes(), f"log in {given.out / 'log'}"):
+        print(f"slime-ext: {line}", flush=True)
     try:
         status = run_host(flags=argv[end + 1 :], **vars(given))
     except SlimeExtError as error:
         print(f"slime-ext: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     print(f"slime-ext: exit status {status}")
-    return status
+    if status:
+        print(f"slime-ext: {host_log.ending(status, given.out / 'log')}", file=sys.stderr)
+    return status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":

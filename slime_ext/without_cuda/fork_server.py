@@ -15,6 +15,7 @@ import math
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -23,7 +24,7 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
-from slime_ext.launcher.rollout.processes import MARK, kill_marked
+from slime_ext.without_cuda.processes import MARK, kill_marked
 from slime_ext.without_cuda.stand_ins import sglang_kernels
 
 VARIABLE = "SLIME_EXT_FORK_SERVER"
@@ -106,7 +107,7 @@ def start(address: str) -> int | None:
 
     A caller that gets a status must end with it. Where this process has more threads than one, which a fork
     would lose, no server is started. When the caller has ended, by kill -9 too, the server ends every process
-    with the mark of the run.
+    with the mark of the run and removes its temporary folder, RAY_TMPDIR.
     """
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         return None
@@ -125,6 +126,8 @@ def start(address: str) -> int | None:
     while True:
         if caller in select.select([listener, caller], [], [])[0]:
             kill_marked(os.environ.get(MARK, ""), timeout=math.inf)
+            if folder := os.environ.get("RAY_TMPDIR"):  # the run's own; its owner may have been killed, too
+                shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
         connection, _ = listener.accept()
         if os.fork() == 0:

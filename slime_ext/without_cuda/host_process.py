@@ -15,9 +15,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from slime_ext.errors import SlimeExtError
 from slime_ext.without_cuda import fork_server
-from slime_ext.without_cuda.stand_ins import torch_cuda
+from slime_ext.without_cuda.machine import OBJECT_STORE_BYTES
 
 WHEEL = "miles"
 PRELOADED = (
@@ -27,7 +26,6 @@ PRELOADED = (
     "sglang.launch_server",
     "megatron.training",
 )
-OBJECT_STORE_BYTES = 256 << 20
 RAY_STARTS = 3  # on a busy machine the raylet gives up on a slow agent and dies
 
 
@@ -35,11 +33,6 @@ def main(argv: list[str]) -> int:
     """Runs the host of the first word, JSON of `host`, `asynchronous`, `gpus` and `nodes`, with the others as
     its flags; returns the exit status."""
     given, flags = SimpleNamespace(**json.loads(argv[0])), argv[1:]
-    try:
-        torch_cuda.refuse_cuda("run without CUDA", "start the host itself there")
-    except SlimeExtError as error:
-        print(f"slime-ext: {error}", file=sys.stderr)
-        return 2
     preload()
     status = fork_server.start(f"{os.environ['RAY_TMPDIR']}/fork_server")
     if status is not None:

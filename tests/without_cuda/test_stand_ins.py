@@ -53,6 +53,21 @@ NEEDS = {
         "assert c._load_checkpoint_hf.__module__ == hf_weights.__name__, 'megatron.bridge'",
         "megatron.bridge",
     ),
+    "load_files": (
+        HOST,
+        "import os; os.environ['SLIME_EXT_ENGINE'] = 'ours'\n"
+        "from sglang.srt.managers.load_snapshot import shm_path_for\n"
+        "assert 'ours' in shm_path_for('x'), 'without a mark'",
+        "without a mark",
+    ),
+    "loopback": (
+        TRAINER,
+        "import socket, torch.distributed as d\n"
+        "s = d.TCPStore('127.0.0.1', 0, 1, True, wait_for_workers=False)\n"
+        "assert d.TCPStore('127.0.0.1', s.port, 1, False).check([]) is True\n"
+        "assert socket.socket().connect_ex(('127.0.0.2', s.port)), 'listens everywhere'",
+        "listens everywhere",
+    ),
     "mooncake": (
         HOST,
         "import miles.backends.megatron_utils.update_weight.update_weight_from_distributed.p2p",

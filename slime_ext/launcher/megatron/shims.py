@@ -13,7 +13,7 @@ import megatron.core
 import torch
 
 from slime_ext.errors import ConfigError
-from slime_ext.without_cuda.stand_ins.torch_cuda import on_the_cpu, refuse_cuda
+from slime_ext.without_cuda.stand_ins.torch_cuda import on_the_cpu
 
 PINNED_VERSION = "0.16.1"
 
@@ -71,7 +71,8 @@ def install() -> None:
     Raises:
         ConfigError: CUDA is present, or megatron-core is not the pinned version.
     """
-    refuse_cuda("CPU shims", "do not install them here")
+    if torch.cuda.is_available():
+        raise ConfigError("CPU shims: expected a machine without CUDA, got one with it: leave them out there")
     if megatron.core.__version__ != PINNED_VERSION:
         raise ConfigError(
             f"CPU shims: expected megatron-core {PINNED_VERSION}, got {megatron.core.__version__}: "

@@ -46,6 +46,8 @@ def _with_cause(found: Sequence[PageLine], launch: Launch, seen: Evidence) -> li
 
 def _cause(launch: Launch, seen: Evidence) -> str:
     """The error of a function that a flag names, with flag and line; else of the host."""
+    if seen.status < 0:
+        return seen.cause
     for event in seen.errors():
         flag = next((f for f in launch.flags if event.get("path") in f.values), None)
         if flag is not None:
@@ -80,7 +82,7 @@ def _model(launch: Launch, small: Sizes, seen: Evidence) -> Found:
 def _sampled(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     samples = [sample for rollout in seen.rollouts.values() for sample in rollout]
     if not samples:
-        return NOT_REACHED, ""
+        return NOT_REACHED, " ".join(seen.unread)
     if wrong := _wrong_log_probs(seen, samples):
         made = [flag for name in GENERATES if (flag := launch.flag(name))]
         return WRONG, wrong + "".join(f" ({flag.where}: {flag})" for flag in made)

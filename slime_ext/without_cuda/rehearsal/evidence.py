@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime_ext.analysis.readers.unpickle import load_plain
 from slime_ext.analysis.run_series import Series, read_events
 from slime_ext.errors import DataError
+from slime_ext.without_cuda.host_log import ending
 from slime_ext.without_cuda.rehearsal import observe
 
 if TYPE_CHECKING:
     from slime_ext.analysis.document import Document
-
-# Of a line of a log: what Ray puts before it, and an exception.
-PREFIX = re.compile(r"^\((?:\w+ )?pid=\d+[^)]*\)\s?")
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-RAISED = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Exit|Interrupt))(?::\s*(.*))?$")
-OF_RAY = ("RayTaskError", "ActorDiedError", "ActorUnavailableError", "RayActorError", "WorkerCrashedError")
-REFUSED = re.compile(r"^\S+\.py: error: (.*)$")  # argparse
-FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)')
-LONGEST = 300  # characters of a message
 
 
 @dataclass(frozen=True)
@@ -34,12 +26,13 @@ class Evidence:
         status: exit status of the run.
         seconds: how long it took.
         log: path.
-        cause: the last exception in the log, where the status is not 0.
+        cause: what ended the run, where the status is not 0.
         events: recorded calls.
         rollouts: samples by rollout, as the host dumped them.
         analysis: of the dumps, None where there were none.
         scalars: by name, what TensorBoard holds.
         checkpoint: files and their bytes.
+        unread: dumps that could not be read, each with why.
     """
 
     status: int
@@ -51,6 +44,7 @@ class Evidence:
     analysis: Document | None = None
     scalars: Series = field(default_factory=dict)
     checkpoint: Mapping[str, int] = field(default_factory=dict)
+    unread: Sequence[str] = ()
 
     def calls(self, event: str) -> list[Mapping[str, Any]]:
         """Calls of one kind that returned."""
@@ -74,22 +68,25 @@ class Evidence:
 def gather(out: Path, status: int, seconds: float) -> Evidence:
     """Reads a rehearsal's folder."""
     log = out / "log"
-    text = log.read_text(errors="replace") if log.exists() else ""
+    rollouts, unread = _rollouts(out / "dumps/rollout_data")
     files = {
         str(f.relative_to(out)): f.stat().st_size for f in (out / "checkpoint").rglob("*") if f.is_file()
     }
     return Evidence(
-        status, seconds, log, cause_of(text) if status else "", tuple(observe.read(out / "events")),
-        _rollouts(out / "dumps/rollout_data"), _analysis(out / "dumps"),
-        read_events(out / "tensorboard"), files,
+        status, seconds, log, ending(status, log) if status else "", tuple(observe.read(out / "events")),
+        rollouts, _analysis(out / "dumps"), read_events(out / "tensorboard"), files, unread,
     )  # fmt: skip
 
 
-def _rollouts(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    import torch
-
-    files = [file for file in folder.glob("*.pt") if file.stem.isdigit()]
-    return {int(file.stem): torch.load(file, weights_only=False)["samples"] for file in sorted(files)}
+def _rollouts(folder: Path) -> tuple[dict[int, Sequence[Mapping[str, Any]]], list[str]]:
+    """Samples by rollout, and a line for each dump that could not be read; nothing in a dump is run."""
+    found, unread = {}, []
+    for file in sorted(file for file in folder.glob("*.pt") if file.stem.isdigit()):
+        try:
+            found[int(file.stem)] = load_plain(file).get("samples", ())
+        except DataError as error:
+            unread.append(f"{file}: {error}")
+    return found, unread
 
 
 def _analysis(folder: Path) -> Document | None:
@@ -107,30 +104,3 @@ def _analysis(folder: Path) -> Document | None:
 def nonfinite(scalars: Series) -> list[str]:
     """Names with a value that is NaN or infinite."""
     return [name for name, values in scalars.items() if not all(map(math.isfinite, values.values()))]
-
-
-def cause_of(log: str) -> str:
-    """The last exception in a log as ``Type: message (file:line)``, or its last line.
-
-    >>> cause_of('Traceback (most recent call last):\\n  File "a.py", line 3, in f\\nValueError: no\\n')
-    'ValueError: no (a.py:3)'
-    """
-    lines = [COLOUR.sub("", PREFIX.sub("", line)) for line in log.splitlines()]
-    found = _last(lines, own=True) or _last(lines, own=False)
-    if found is None:
-        return next((line.strip() for line in reversed(lines) if line.strip()), "the log is empty")[:LONGEST]
-    at, text = found
-    frames = (FRAME.match(line) for line in reversed(lines[max(0, at - 60) : at]))
-    frame = next(filter(None, frames), None)
-    return f"{text[:LONGEST]}{f' ({frame[1]}:{frame[2]})' if frame else ''}"
-
-
-def _last(lines: Sequence[str], *, own: bool) -> tuple[int, str] | None:
-    """Line number and text of the last exception; of Ray's only where ``own`` is false."""
-    for at in range(len(lines) - 1, -1, -1):
-        if match := REFUSED.match(lines[at]):
-            return at, match[1]
-        if (match := RAISED.match(lines[at])) and (match[1] not in OF_RAY or not own):
-            message = match[2] or next((line.strip() for line in lines[at + 1 :] if line.strip()), "")
-            return at, f"{match[1]}: {message}" if message else match[1]
-    return None

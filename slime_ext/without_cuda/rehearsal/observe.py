@@ -15,7 +15,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,9 +43,11 @@ def record(event: str, **facts: Any) -> None:
 
 
 def read(folder: Path) -> Iterator[dict[str, Any]]:
-    """The lines of all processes, each process' in their order."""
+    """The lines of all processes, each process' in their order, without one that a killed process cut off."""
     for file in sorted(folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime):
-        yield from map(json.loads, file.read_text().splitlines())
+        for line in file.read_text().split("\n"):
+            with suppress(ValueError):
+                yield json.loads(line)
 
 
 def _watching(name: str, event: str, describe: Describe) -> Callable[[ModuleType], None]:

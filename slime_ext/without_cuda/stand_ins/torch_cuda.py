@@ -15,8 +15,6 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from slime_ext.errors import ConfigError
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -55,18 +53,6 @@ def replace() -> None:
     _replace_generators(torch)
     _replace_streams(torch)
     _replace_methods(torch)
-
-
-def refuse_cuda(who: str, instead: str) -> None:
-    """Stops `who` on a machine with CUDA.
-
-    Raises:
-        ConfigError: there is a GPU; `instead` says what to do there.
-    """
-    import torch
-
-    if torch.cuda.is_available():
-        raise ConfigError(f"{who}: expected a machine without CUDA, got one with it: {instead}")
 
 
 def _is_cuda(device: object) -> bool:

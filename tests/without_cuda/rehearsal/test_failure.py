@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_ext.without_cuda.rehearsal.evidence import cause_of
+from slime_ext.without_cuda.host_log import cause_of
 
 REMOTE = """\
 Traceback (most recent call last):

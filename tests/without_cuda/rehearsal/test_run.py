@@ -14,7 +14,6 @@ import torch
 
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.without_cuda.rehearsal import observe, prompts, rewards, run
-from slime_ext.without_cuda.stand_ins.torch_cuda import refuse_cuda
 from tests.without_cuda.rehearsal.launches import launch
 
 
@@ -67,12 +66,6 @@ def test_the_host_is_the_one_that_the_script_lies_in(tmp_path, monkeypatch):
     assert run.host_of(inside, "miles").name == "miles"
     with pytest.raises(ConfigError, match="--host: expected 'miles' or a checkout"):
         run.host_of(outside, str(tmp_path / "scripts"))
-
-
-def test_a_machine_with_cuda_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ConfigError, match="rehearse: expected a machine without CUDA, got one with it: run"):
-        refuse_cuda("rehearse", "run the script itself")
 
 
 class Manager:
