@@ -16,7 +16,7 @@ from slime_ext.host.train_step import Reporter
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.host.test_context_parallel import slices
-from tests.launcher.distributed import run_ranks
+from tests.ranks import run_ranks
 from tests.test_tis import arguments, as_slime_calls
 
 STEPS = [

@@ -6,7 +6,7 @@ import pytest
 
 from tests.host import slime_rollouts as slime
 from tests.host.test_step_plan import CASES, by_position, close, samples, spec
-from tests.launcher.distributed import run_ranks
+from tests.ranks import run_ranks
 
 
 def on_a_rank(dp, cp):
