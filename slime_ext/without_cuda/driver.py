@@ -23,7 +23,7 @@ from pathlib import Path
 import slime_ext
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.folders import make_folder
-from slime_ext.launcher.rollout.processes import MARK, kill_marked, spawn_bound
+from slime_ext.without_cuda.processes import MARK, kill_marked, spawn_bound
 from slime_ext.without_cuda.stand_ins import free_ports
 
 PACKAGE = Path(slime_ext.__file__).parent

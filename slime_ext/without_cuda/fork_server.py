@@ -23,7 +23,7 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
-from slime_ext.launcher.rollout.processes import MARK, kill_marked
+from slime_ext.without_cuda.processes import MARK, kill_marked
 from slime_ext.without_cuda.stand_ins import sglang_kernels
 
 VARIABLE = "SLIME_EXT_FORK_SERVER"

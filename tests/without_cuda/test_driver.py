@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.launcher.rollout.processes import marked_processes
 from slime_ext.without_cuda import driver, host_process
+from slime_ext.without_cuda.processes import marked_processes
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import slime_ext
-from slime_ext.launcher.rollout.processes import MARK
 from slime_ext.without_cuda import fork_server
+from slime_ext.without_cuda.processes import MARK
 
 ROOT = Path(slime_ext.__file__).parents[1]
 SITE = ROOT / "slime_ext/without_cuda/site"

@@ -1,38 +1,14 @@
-"""Ports, marks and the bond between parent and child."""
+"""Ports that are held, and the end of a log."""
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import struct
-import subprocess
-import sys
-import time
 
 import pytest
 
-from slime_ext.launcher.rollout.processes import (
-    MARK,
-    hold_port,
-    kill_marked,
-    last_lines,
-    marked_processes,
-)
-
-PARENT = """
-import os, sys, time
-from slime_ext.launcher.rollout.processes import spawn_bound
-child = spawn_bound(["sleep", "60"], os.environ, open(os.devnull, "wb"))
-time.sleep(60)
-"""
-
-
-def wait_for(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
+from slime_ext.launcher.rollout.processes import hold_port, last_lines
+from tests.without_cuda.test_processes import wait_for  # noqa: F401
 
 
 def listens(port: int) -> bool:
@@ -74,26 +50,6 @@ def test_a_port_that_is_held_no_more_is_given_away():
         port = held.getsockname()[1]
     with among(port) as asking:
         asking.bind(("127.0.0.1", 0))
-
-
-def test_the_child_dies_with_a_parent_that_is_killed():
-    mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], env={**os.environ, MARK: mark})
-    names = lambda: sorted(open(f"/proc/{p}/comm").read().strip() for p in marked_processes(mark))  # noqa
-    try:
-        assert wait_for(lambda: "sleep" in names())
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
-        assert wait_for(lambda: not marked_processes(mark))
-    finally:
-        kill_marked(mark)
-
-
-def test_marked_processes_are_killed_in_any_session():
-    mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
-    child = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: mark}, start_new_session=True)
-    assert wait_for(lambda: marked_processes(mark) == [child.pid])  # its environment shows once it runs
-    assert kill_marked(mark) == [] and child.wait() == -signal.SIGKILL
 
 
 def test_last_lines_are_of_the_latest_start(tmp_path):
