@@ -20,7 +20,7 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 
-from slime_ext.launcher.megatron.attention import PackedAttention
+from slime_ext.without_cuda.stand_ins.attention import PackedAttention
 
 
 class NormedColumnParallelLinear(ColumnParallelLinear):
