@@ -2,11 +2,12 @@
 
 slime v0.2.0 to v0.3.0 and miles (backends/megatron_utils/checkpoint.py, `_load_checkpoint_hf`) need
 megatron.bridge, which needs Transformer Engine; slime from v0.3.1 on has a converter of its own
-(hf_to_megatron), and keeps it. Reads Qwen3, Qwen2 and Llama, for every tensor- and pipeline-parallel layout.
+(hf_to_megatron), and keeps it. Reads Qwen3, its mixture of experts, Qwen2 and Llama, for every tensor- and
+pipeline-parallel layout.
 
 A Megatron parameter is one or several Hugging Face tensors, interleaved in groups and then cut into equal
 parts: ``full = interleave(tensors, groups)``, ``part = full.chunk(tp, dim)[rank]``. Query, key and value are
-interleaved per query group, gate and up projection per tensor-parallel rank.
+interleaved per query group, gate and up projection per tensor-parallel rank. An expert is whole on its rank.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SINGLE = {
     "mlp.linear_fc1.layer_norm_weight": ("post_attention_layernorm.weight", None),
     "mlp.router.weight": ("mlp.gate.weight", None),
 }
-MLP = re.compile(r"mlp\.(?:experts\.local_experts\.(\d+)\.)?linear_fc([12])\.weight")
+MLP = re.compile(r"mlp\.(experts\.)?linear_fc([12])\.weight(\d+)?")
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 
 
@@ -123,11 +124,12 @@ def _layer_part(prefix: str, name: str, hf_config: Any, tp_size: int) -> Part | 
         names = tuple(f"{prefix}self_attn.{kind}_proj.{last}" for kind in "qkv")
         return Part(names, groups=hf_config.num_key_value_heads, dim=0)
     if mlp := MLP.fullmatch(name):
-        expert, number = mlp.groups()
-        prefix += "mlp." if expert is None else f"mlp.experts.{expert}."
+        is_expert, number, expert = mlp.groups()
+        prefix += f"mlp.experts.{expert}." if is_expert else "mlp."
         if number == "2":
-            return Part((prefix + "down_proj.weight",), dim=1)
-        return Part((prefix + "gate_proj.weight", prefix + "up_proj.weight"), groups=tp_size, dim=0)
+            return Part((prefix + "down_proj.weight",), dim=None if is_expert else 1)
+        names = (prefix + "gate_proj.weight", prefix + "up_proj.weight")
+        return Part(names) if is_expert else Part(names, groups=tp_size, dim=0)
     return None
 
 
