@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 from pathlib import Path
@@ -60,7 +61,8 @@ def test_columns_of_the_table_are_explained():
 
 def test_the_planted_fault_shifts_by_one():
     sample = SimpleNamespace(
-        rollout_log_probs=[-1.0, -2.0, -3.0], response_length=3, response="ab", label="ab", status="completed"
+        rollout_log_probs=[-1.0, -2.0, -3.0], tokens=[3, 4, 5, 2], response_length=3, label="ab", metadata={}
     )
-    assert reward(None, sample) == 1.0
+    args = SimpleNamespace(hf_checkpoint=str(ROOT / "configs/tiny/model"))
+    assert asyncio.run(reward(args, sample)) == 1.0
     assert sample.rollout_log_probs == [0.0, -1.0, -2.0]

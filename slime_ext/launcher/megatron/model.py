@@ -31,8 +31,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from slime_ext.launcher.megatron import parallel
-from slime_ext.launcher.megatron.attention import PackedAttention
 from slime_ext.launcher.megatron.weights import GetTensor, load_hf_state
+from slime_ext.without_cuda.stand_ins.attention import PackedAttention
 
 
 def build_model(

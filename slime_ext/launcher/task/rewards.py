@@ -7,11 +7,11 @@ import inspect
 import math
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 from slime_ext.errors import ConfigError, DataError, did_you_mean
 from slime_ext.host.contract import load_function
+from slime_ext.without_cuda.tiny import tokens_in_place  # noqa: F401
 
 EOS = "<eos>"  # of the model in configs/tiny
 
@@ -38,34 +38,6 @@ def exact(response: str, label: str, ended: bool) -> float:
 
 
 RULES: dict[str, Callable[[str, str, bool], float]] = {"characters": characters, "exact": exact}
-
-
-def tokens_in_place(args: Namespace, sample: Any) -> float:
-    """Right tokens / the longer of answer and label, in tokens, the end being one of them; in [0, 1].
-
-    For --custom-rm-path. ``characters`` compares text, where a special token is several characters: one of
-    them in an answer moves all letters behind it. A model with random weights then earns half as much, and
-    learns late. A prompt with ``rm_type: exact`` in its metadata is worth 1 for the whole answer, else 0.
-    """
-    answer, wanted = sample.tokens[-sample.response_length :], _ids(args.hf_checkpoint, sample.label)
-    if (sample.metadata or {}).get("rm_type") == "exact":
-        return float(answer == wanted)
-    right = sum(a == b for a, b in zip(answer, wanted, strict=False))
-    return right / max(len(answer), len(wanted))
-
-
-@cache
-def _ids(directory: str, label: str) -> list[int]:
-    """Token ids of a label and of the end."""
-    tokenizer = _tokenizer(directory)
-    return [*tokenizer.encode(label, add_special_tokens=False), tokenizer.eos_token_id]
-
-
-@cache
-def _tokenizer(directory: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(directory)
 
 
 def check_rm_type(rm_type: str | None) -> None:

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slime_ext.errors import ConfigError
-from slime_ext.launcher.megatron import attention, parallel
-from tests.launcher.distributed import run_ranks
-from tests.launcher.megatron import tiny_model as tiny
+from slime_ext.without_cuda.stand_ins import attention, torch_cuda
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow  # processes of their own
 
@@ -72,17 +72,24 @@ def _params(lengths):
     return PackedSeqParams(qkv_format="thd", cu_seqlens_q=torch.tensor(ends, dtype=torch.int32))
 
 
+def _zigzag(length, rank, size):
+    """Positions of a sequence on a context-parallel rank: chunks ``rank`` and ``2 size - 1 - rank``."""
+    chunk = length // (2 * size)
+    first, second = rank * chunk, (2 * size - 1 - rank) * chunk
+    return [*range(first, first + chunk), *range(second, second + chunk)]
+
+
 def _pick(full, rank, size):
     """This rank's rows of every sequence, packed."""
-    return torch.cat([x[tiny.slice_for_rank(list(range(len(x))), rank, size)] for x in full])
+    return torch.cat([x[_zigzag(len(x), rank, size)] for x in full])
 
 
 def _on_ranks(size):
-    parallel.initialize(tiny.tiny_args(cp=size))
-    rank = parallel.cp_group().rank()
-    module = attention.PackedAttention(
-        None, 1, None, "self", pg_collection=SimpleNamespace(cp=parallel.cp_group())
-    )
+    torch_cuda.replace()
+    parallel_state.initialize_model_parallel(context_parallel_size=size)
+    group = parallel_state.get_context_parallel_group()
+    rank = group.rank()
+    module = attention.PackedAttention(None, 1, None, "self", pg_collection=SimpleNamespace(cp=group))
     query, key, value, upstream = (_pick(list(x), rank, size) for x in zip(*_tensors(), strict=True))
     leaves = [t.requires_grad_() for t in (query, key, value)]
     out = module(*leaves, None, packed_seq_params=_params(LENGTHS))
@@ -101,7 +108,7 @@ def test_outputs_and_gradients_are_those_of_a_loop(size):
 def test_positions_are_those_of_the_zigzag_slices(size):
     for rank in range(size):
         sequence, _, position = attention.zigzag_positions(_params(LENGTHS).cu_seqlens_q.long(), rank, size)
-        slices = [tiny.slice_for_rank(list(range(n)), rank, size) for n in LENGTHS]
+        slices = [_zigzag(n, rank, size) for n in LENGTHS]
         pairs = [(s, p) for s, positions in enumerate(slices) for p in positions]
         assert list(zip(sequence.tolist(), position.tolist(), strict=True)) == pairs
 
