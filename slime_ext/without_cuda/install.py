@@ -56,7 +56,9 @@ def how_to_install() -> str:
     """What a message says where there is no such environment."""
     if (Path(__file__).parents[2] / "Makefile").is_file():
         return "run `make install`"
-    return f"run `{sys.executable} -m pip install 'slime-ext[train,model]'`, then `{sys.executable} -m {MODULE}`"
+    return (
+        f"run `{sys.executable} -m pip install 'slime-ext[train,model]'`, then `{sys.executable} -m {MODULE}`"
+    )
 
 
 def main() -> int:

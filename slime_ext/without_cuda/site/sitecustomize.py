@@ -17,3 +17,7 @@ if os.environ.get("SLIME_EXT_WITHOUT_CUDA") == "1":
         from slime_ext.without_cuda.rehearsal import observe
 
         observe.install()
+    if "SLIME_EXT_TRACKING" in os.environ:
+        from slime_ext.without_cuda import tracking
+
+        tracking.install()
