@@ -20,6 +20,7 @@ PLACES = (
     ("free_ports", "after", ".utils.misc", "start_at_own_range"),
     ("gloo", "after", ".utils.distributed_utils", "use_gloo"),
     ("hf_weights", "after", ".backends.megatron_utils.checkpoint", "replace_loader"),
+    ("host_memory", "after", "sglang.srt.mem_cache.pool_host.common", "allocate_plainly"),
     ("mooncake", "before", "miles.backends.megatron_utils.update_weight", "replace_transfer"),
     ("process_groups", "after", ".utils.reloadable_process_group", "add_names"),
     ("server_args", "after", "sglang.srt.server_args", "give_fields"),
