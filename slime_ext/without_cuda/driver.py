@@ -3,8 +3,8 @@
     python -m slime_ext.without_cuda.driver --host miles|DIR [--async] [--megatron DIR] [--gpus N] [--nodes N]
         [--out FOLDER] -- FLAGS OF THE HOST
 
-`--host miles` is the wheel miles-rl of the host environment (.venv-host, made by `make host`); a folder is a
-checkout of slime or miles, whose train.py is run.
+`--host miles` is the wheel miles-rl that `install.py` puts into the environment; a folder is a checkout of slime or
+miles, whose train.py is run.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ PACKAGE = Path(slime_ext.__file__).parent
 SITE = Path(__file__).with_name("site")
 CHILD = "slime_ext.without_cuda.host_process"
 WHEEL = "miles"
+HOW_TO_INSTALL = "run `make install`, or see docs/without_cuda.md"
 TIMED_OUT = 124  # as coreutils' timeout
 DEFAULT_TIMEOUT_S = 1800.0
 
@@ -60,19 +61,28 @@ REMOVED = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONHOME", "RAY_
 
 
 def host_python() -> Path:
-    """The interpreter of the host environment: SLIME_EXT_HOST_PYTHON, else that of .venv-host.
+    """The interpreter of the environment that has the wheel: SLIME_EXT_HOST_PYTHON, else this one, else .venv's.
 
     Raises:
         ConfigError: there is none.
     """
-    given = os.environ.get("SLIME_EXT_HOST_PYTHON")
-    places = [Path(given)] if given else [d / ".venv-host/bin/python" for d in (Path.cwd(), PACKAGE.parent)]
-    for place in places:
-        if place.exists():
-            return place.absolute()
+    if given := os.environ.get("SLIME_EXT_HOST_PYTHON"):
+        if not Path(given).exists():
+            raise ConfigError(f"SLIME_EXT_HOST_PYTHON: expected an interpreter, got {given}: check the path")
+        return Path(given).absolute()
+    others = [folder.absolute() / ".venv" for folder in (Path.cwd(), PACKAGE.parent)]
+    pythons = [(Path(sys.prefix), Path(sys.executable)), *((place, place / "bin/python") for place in others)]
+    for prefix, python in pythons:
+        if (prefix / WHEEL / "miles").is_dir():
+            return python
     raise ConfigError(
-        f"host environment: expected {' or '.join(map(str, places))}, got none: run `make host`"
+        f"host environment: expected the wheel of miles in {sys.prefix} or in .venv, got none: {HOW_TO_INSTALL}"
     )
+
+
+def wheel_folder() -> Path:
+    """The folder of the host environment in which miles and its Megatron lie."""
+    return host_python().parents[1] / WHEEL
 
 
 def run_host(

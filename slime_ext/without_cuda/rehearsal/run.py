@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
-from slime_ext.without_cuda.driver import WHEEL, host_python
+from slime_ext.without_cuda.driver import WHEEL, host_python, wheel_folder
 from slime_ext.without_cuda.rehearsal import observe, prompts, replace, rewards, twin
 from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
 
@@ -37,11 +37,6 @@ class RehearsalHost:
         if self.name == WHEEL:
             return "miles of the package index (miles-rl)"
         return f"{self.package.name} in {self.name}"
-
-
-def wheel_folder() -> Path:
-    """The folder of the host environment in which miles and its Megatron lie."""
-    return host_python().parents[1] / "miles"
 
 
 def host_of(launch: Launch, given: str | None) -> RehearsalHost:
