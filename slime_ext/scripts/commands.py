@@ -129,7 +129,7 @@ def _shell_text(words: Words, names: Sequence[str | None]) -> tuple[int, Value, 
     for i, name in enumerate(names):
         option = names[i + 1] if i + 1 < len(names) else None
         if name and Path(name).name in SHELLS and option and re.fullmatch(r"-[a-z]*c", option) and i + 2 < len(words):
-            return i, words[i + 2], words[i + 4 :]
+            return i, words[i + 2], words[i + 3 :]
     if names[0] == "ssh":
         rest = [i for i in range(1, len(names)) if _is_operand(names, i)]
         if len(rest) > 1:
@@ -150,10 +150,10 @@ def _evaluate_text(shell: Shell, text: Value, given: Words | None = None) -> Non
         _cannot_follow(shell, text)
         shell.state.status = None
         return
-    before = shell.state.positional
-    shell.state.positional = given if given is not None else []
+    before, zero = shell.state.positional, shell.zero
+    shell.zero, shell.state.positional = (given[0], given[1:]) if given else (zero, [])
     shell.apart(lambda: shell.evaluate(said, first_line=max(shell.line - 1, 0)))
-    shell.state.positional = before
+    shell.zero, shell.state.positional = zero, before
 
 
 def _cannot_follow(shell: Shell, text: Value) -> None:
@@ -183,7 +183,7 @@ def _start(shell: Shell, program: str, words: Words, environment: dict[str, str]
     state.started[key] = Started(
         program, tuple(words), tuple(environment.items()), state.folder, shell.place
     )
-    state.status = None
+    state.status = 0  # what follows behind || is for a launch that fails
 
 
 def _exported(shell: Shell) -> dict[str, str]:
@@ -356,8 +356,11 @@ def _set(shell: Shell, words: Words, stdin: Value | None) -> None:
             return
         if word and re.fullmatch(r"[-+][a-zA-Z]*e[a-zA-Z]*", word):
             shell.state.stops_at_errors = word[0] == "-"
-        if word == "errexit":
-            shell.state.stops_at_errors = (said[i - 1] or "").startswith("-")
+        if word and re.fullmatch(r"[-+][a-zA-Z]*u[a-zA-Z]*", word):
+            shell.state.stops_at_unset = word[0] == "-"
+        if word in ("errexit", "nounset"):
+            name = {"errexit": "stops_at_errors", "nounset": "stops_at_unset"}[word]
+            setattr(shell.state, name, (said[i - 1] or "").startswith("-"))
         if word is None or not word.startswith(("-", "+")) and not (said[i - 1] or "").endswith("o"):
             shell.state.positional = list(words[i:])
             return

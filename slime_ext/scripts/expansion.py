@@ -29,6 +29,10 @@ ESCAPED = re.compile(r"\\(\n|.)", re.DOTALL)
 UPPER = {"^^": str.upper, ",,": str.lower, "^": lambda s: s[:1].upper() + s[1:], ",": lambda s: s[:1].lower() + s[1:]}
 
 
+class RefusedError(Exception):
+    """An expansion that bash refuses, without which it does not start the command."""
+
+
 class Kind(Enum):
     """How a piece came into a word: written there, written in quotes, put in."""
 
@@ -56,14 +60,22 @@ class Expansion:
 
     def words(self, nodes: Sequence[Node]) -> Words:
         """The words that a command gets."""
-        return [word for node in nodes for word in self.fields(node)]
+        return [word for group in touching(nodes) for word in self.fields(group)]
 
-    def fields(self, node: Node) -> Words:
-        """The words that one word becomes: none, one, or several."""
-        if node.type in ("word", "concatenation") and (several := self._braces(node)):
+    def fields(self, nodes: Sequence[Node]) -> Words:
+        """The words that one word becomes: none, one, or several.
+
+        Args:
+            nodes: those that the word consists of.
+        """
+        text = self.shell.text[nodes[0].start_byte : nodes[-1].end_byte].decode()
+        if nodes[0].type in ("word", "concatenation", "brace_expression") and (several := self._braces(text)):
             return several
-        pieces = list(self.pieces(node))
-        return [self._with_files(word) for word in self._split(self._home(pieces))]
+        if len(nodes) == 1:
+            return self._split(self._home(list(self.pieces(nodes[0]))))
+        parts = [part for node in nodes for part in (node.children if node.type == "concatenation" else [node])]
+        pieces = self.span(parts, nodes[0].start_byte, nodes[-1].end_byte, Kind.WRITTEN)
+        return self._split(self._home(list(pieces)))
 
     def text(self, node: Node | None) -> Value:
         """One word that is not split, as an assignment has it."""
@@ -122,15 +134,14 @@ class Expansion:
                         parts.append(text)
                         begun = True
             else:
-                parts.append(piece.part)
+                parts.append(_one_word(piece))
                 begun = begun or piece.part != "" or piece.kind is Kind.QUOTED
             if piece.ends and begun:
                 words.append(value(*parts))
                 parts, begun = [], False
         return [self.bounded(word) for word in ([*words, value(*parts)] if begun else words)]
 
-    def _braces(self, node: Node) -> Words:
-        text = self.shell.source(node)
+    def _braces(self, text: str) -> Words:
         if "{" not in text:
             return []
         if match := re.fullmatch(rf"([^${{}}'\"`\\]*){RANGE.pattern}([^${{}}'\"`\\]*)", text):
@@ -143,9 +154,6 @@ class Expansion:
             bare = re.sub(r"\$\{[^}]*\}|'[^']*'|\"[^\"]*\"", "", text)
             return [(Unknown(text, self.shell.place, many=True, flags=None),)] if BRACES.match(bare) else []
         return [value(word) for word in _alternatives(text)] if BRACES.match(text) else []
-
-    def _with_files(self, word: Value) -> Value:
-        return word
 
     # pieces
 
@@ -170,11 +178,21 @@ class Expansion:
         for node in nodes:
             if not node.is_named or node.start_byte < at or node.end_byte > end:
                 continue
-            start = node.start_byte
-            yield from self._written(self.shell.text[at:start].decode(), kind)
+            between = self.shell.text[at : node.start_byte].decode()
+            if between.endswith("$") and node.type in ("word", "variable_name", "string_content", "number"):
+                # which the grammar has not put together: ``/$NAME.yaml``
+                match = re.match(r"\w+", self.shell.source(node))
+                yield from self._written(between[:-1], kind)
+                name = match[0] if match and not match[0][0].isdigit() else (match[0][:1] if match else "")
+                put_in = list(self._parameter(name, None, node)) if name else [Piece("$", Kind.QUOTED)]
+                yield from (Piece(p.part, Kind.QUOTED if kind is Kind.QUOTED else p.kind, p.ends) for p in put_in)
+                yield from self._written(self.shell.source(node)[len(name) :], kind)
+                at = node.end_byte
+                continue
+            yield from self._written(between, kind)
             lead = self.shell.source(node)
             if kind is Kind.QUOTED and node.type in ("command_substitution", "arithmetic_expansion", "expansion", "simple_expansion"):
-                yield Piece(lead[: len(lead) - len(lead.lstrip())], kind)
+                yield from self._written(lead[: len(lead) - len(lead.lstrip())], kind)
             if kind is Kind.QUOTED:
                 yield from self._in_quotes(node)
             else:
@@ -183,9 +201,11 @@ class Expansion:
         yield from self._written(self.shell.text[at:end].decode(), kind)
 
     def _written(self, text: str, kind: Kind) -> Iterator[Piece]:
+        if not text:
+            return
         if kind is Kind.QUOTED:
             yield Piece(re.sub(r"\\([$`\"\\\n])", lambda m: "" if m[1] == "\n" else m[1], text), kind)
-        elif text:
+        else:
             yield from self._literal(text)
 
     def _in_quotes(self, node: Node) -> Iterator[Piece]:
@@ -193,10 +213,7 @@ class Expansion:
             yield from self._written(self.shell.source(node), Kind.QUOTED)
             return
         for piece in self.pieces(node):
-            part = piece.part
-            if isinstance(part, Unknown) and part.many and not piece.ends:
-                part = Unknown(part.text, part.where, unset=part.unset)
-            yield Piece(part, Kind.QUOTED, piece.ends)
+            yield Piece(piece.part, Kind.QUOTED, piece.ends)
 
     def _literal(self, text: str) -> Iterator[Piece]:
         at = 0
@@ -219,18 +236,13 @@ class Expansion:
     def _string(self, node: Node) -> Iterator[Piece]:
         begin = node.start_byte + self.shell.source(node).index('"') + 1
         found = list(self.span(node.children, begin, node.end_byte - 1, Kind.QUOTED))
-        alone = [n for n in node.named_children if n.type != "string_content"]
-        if not (len(alone) == 1 and self._is_list(alone[0]) and not any(p.part for p in found)):
+        if found or not node.named_children:  # "${A[@]}" of no elements is no word
             yield Piece("", Kind.QUOTED)
         yield from found
 
     def _translated_string(self, node: Node) -> Iterator[Piece]:
         for child in node.named_children:
             yield from self.pieces(child)
-
-    def _is_list(self, node: Node) -> bool:
-        text = self.shell.source(node).strip()
-        return text == "$@" or text.startswith("${@") or bool(re.match(r"\$\{\w+\[@\]", text))
 
     def _process_substitution(self, node: Node) -> Iterator[Piece]:
         yield Piece(self._unknown(node), Kind.QUOTED)
@@ -240,6 +252,9 @@ class Expansion:
         return Unknown(text, self.shell.place_of(node), many=many, flags=None if many else frozenset(), is_text=many)
 
     def _command_substitution(self, node: Node) -> Iterator[Piece]:
+        if re.match(r"\s*\$\(\(", self.shell.source(node)) and self.shell.source(node).endswith("))"):
+            yield from self._arithmetic_expansion(node)  # as bash reads it; the grammar here and there does not
+            return
         found = self.shell.output_of(node)
         if any(isinstance(part, Unknown) for part in found) and not any(isinstance(p, str) for p in found):
             found = (self._unknown(node, many=True),)
@@ -318,7 +333,7 @@ class Expansion:
 
     def _positional(self, number: int) -> Value:
         if number == 0:
-            return value(self.shell.script)
+            return self.shell.zero
         words = self.shell.state.positional
         if any(map(is_many, words[:number])):
             return (Unknown(f"${number}", self.shell.place),)
@@ -374,6 +389,8 @@ class Expansion:
                 yield Piece(self._unknown(node, many=True), Kind.PUT_IN)
         else:
             aim = known(self.shell.scalar(name) if index is None else self.shell.element(name, index))
+            if aim == "":
+                raise RefusedError
             match = re.fullmatch(r"(\w+)(?:\[(.*)\])?", aim or "")
             if match is None or rest:
                 yield Piece(self._unknown(node, many=True), Kind.PUT_IN)
@@ -402,7 +419,9 @@ class Expansion:
             yield Piece(part, Kind.PUT_IN, ends=is_list == "@" and i + 1 < len(words))
 
     def _default(self, name: str, index: str | None, sign: str, node: Node, rest: tuple) -> Iterator[Piece]:
+        ends, self.shell.state.stops_at_unset = self.shell.state.stops_at_unset, False
         words, is_list = self.looked_up(name, index, node)
+        self.shell.state.stops_at_unset = ends
         is_unset = not words or all(_is_unset(word) for word in words)
         whole = [known(word) for word in words]
         is_empty: bool | None = is_unset or (sign[0] == ":" and (whole == [""] or not words))
@@ -416,7 +435,8 @@ class Expansion:
         elif not is_empty:
             yield from self._parameter(name, index, node)
         elif sign[-1] == "?":
-            yield Piece(Unknown(f"${name}", self.shell.place, unset=True), Kind.PUT_IN)
+            self.shell.needs.setdefault(name, self.shell.place)
+            yield Piece(Unknown(f"${name}", self.shell.place, many=True, flags=None, is_text=True), Kind.PUT_IN)
         else:
             found = list(self._put_in(rest))
             if sign[-1] == "=":
@@ -440,6 +460,9 @@ class Expansion:
                 return
             is_positional = self.shell.source(node).startswith(("${@", "${*"))
             whole = [value(self.shell.script), *words] if is_positional else words
+            held = self.shell.held(self._subject(node.children[1])[0])
+            if isinstance(held, Array) and not is_positional and first >= 0:
+                whole, first = [word for key, word in held.elements.items() if int(key) >= first], 0
             found = _sliced(whole, first, last)
             for i, word in enumerate(found):
                 yield from (Piece(part, Kind.PUT_IN) for part in word[:-1])
@@ -481,6 +504,28 @@ class Expansion:
         anchored = {"/#": f"\\A(?:{pattern})", "/%": f"(?:{pattern})\\Z"}.get(sign, pattern)
         compiled = re.compile(anchored, re.DOTALL)
         return lambda text: compiled.sub(lambda _: new, text, count=0 if sign == "//" else 1)
+
+
+def _one_word(piece: Piece) -> str | Unknown:
+    """A piece's part. In quotes it is one word, unless it is an element of a list; without them any number."""
+    part = piece.part
+    if isinstance(part, Unknown) and piece.kind is Kind.PUT_IN and not (part.many or part.unset):
+        return Unknown(part.text, part.where, many=True, flags=None, is_text=True)
+    if isinstance(part, Unknown) and part.many and piece.kind is Kind.QUOTED and not piece.ends:
+        return Unknown(part.text, part.where, unset=part.unset)
+    return part
+
+
+def touching(nodes: Sequence[Node]) -> Iterator[list[Node]]:
+    """Nodes in groups that no blank parts, each of which is one word."""
+    group: list[Node] = []
+    for node in nodes:
+        if group and node.start_byte > group[-1].end_byte:
+            yield group
+            group = []
+        group.append(node)
+    if group:
+        yield group
 
 
 def _is_unset(word: Value) -> bool:

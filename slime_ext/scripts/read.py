@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, cut
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, DECISIVE
 from slime_ext.mappings import text_of
@@ -22,6 +24,7 @@ PYTHON = ".py"  # of miles: run with launcher utilities that only note commands
 SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", PYTHON, "")
 MAPPING = (".yaml", ".yml", ".json")
 SWITCHES = (*(flag_of(n) for n, a in ARGUMENTS.items() if a.kind.parse is None), "--colocate")
+LIMIT_S = 20.0
 FORMER = "slime-ext"  # whose sub-command train was a launcher of its own
 
 
@@ -52,8 +55,10 @@ def followed(path: str, given: Sequence[str] = (), text: str | None = None) -> S
     Raises:
         ConfigError: the script cannot be read, or has line ends that bash takes for a part of a word.
     """
-    text = text_of(path) if text is None else text
-    _forbid_carriage_returns(path, text)
+    if text is None:
+        text = text_of(path)
+        _forbid_carriage_returns(path, text)
+        _forbid_syntax_errors(path, text)
     root = host_root(path)
     shell = Shell(path, given, [*([root] if root else []), Path.cwd()])
     shell.follow(path, text)
@@ -67,6 +72,17 @@ def _forbid_carriage_returns(path: str, text: str) -> None:
                 f"{Path(path).name}:{number}: expected lines that end in \\n, got \\r\\n, whose \\r bash takes "
                 f"for a part of the line's last word: sed -i 's/\\r$//' {path}"
             )
+
+
+def _forbid_syntax_errors(path: str, text: str) -> None:
+    """Has bash look at the grammar, where there is one; it runs nothing of the script."""
+    bash = shutil.which("bash")
+    if bash is None or Path(path).suffix in (".zsh", ".ksh"):
+        return
+    run = subprocess.run([bash, "-n", "-s"], input=text.encode(), env={}, capture_output=True, timeout=LIMIT_S)
+    if run.returncode:
+        said = run.stderr.decode(errors="replace").splitlines()[0].partition(": ")[2]
+        raise ConfigError(f"{path}: expected a script that bash can read, got {cut(said)}")
 
 
 def read(path: str, given: Sequence[str] = ()) -> Launch:
@@ -86,15 +102,16 @@ def read(path: str, given: Sequence[str] = ()) -> Launch:
     if not shell.state.started:
         return _without_launch(path, shell, files)
     _forbid_unused_arrays(path, shell)
-    started, words, notes = _that_counts(list(shell.state.started.values()))
+    started, words, notes = that_counts(list(shell.state.started.values()))
     flags, gaps = _flags(words, files)
+    notes += tuple(f"{place}: ${name} is set by nothing here, and without it the script ends" for name, place in shell.needs.items())
     broken = tuple(Gap(len(flags), text.text, text.where) for text in shell.broken)
     return Launch(
         path, started.program, flags, dict(started.environment), (*gaps, *broken), known(started.folder), notes
     )
 
 
-def _that_counts(started: list[Started]) -> tuple[Started, list[Value], tuple[str, ...]]:
+def that_counts(started: list[Started]) -> tuple[Started, list[Value], tuple[str, ...]]:
     """The last launch of a script, with what is unknown where others may be made in its place."""
     last, words = started[-1], list(started[-1].words)
     notes = []
@@ -113,6 +130,8 @@ def _without_launch(path: str, shell: Shell, files: Mapping[str, str]) -> Launch
     said = [known(word) for word in shell.words]
     pairs = pairwise(Path(word or "").name for word in said)
     notes = ("slime-ext train is no launch of a host",) if (FORMER, "train") in pairs else ()
+    if shell.ended:
+        notes += (f"it ends at {shell.ended}: flags of its own stand behind --",)
     return Launch(path, "", flags, {}, gaps, None, notes)
 
 
@@ -192,6 +211,6 @@ def launch_of(path: str, given: Sequence[str] = ()) -> Launch:
     """
     found = read(path, given)
     if not found.program:
-        what = f": {found.notes[0]}" if found.notes else ""
+        what = f": {'; '.join(found.notes)}" if found.notes else ""
         raise ConfigError(f"{path}: expected a launch of {' or '.join(PROGRAMS)}, got none{what}")
     return found

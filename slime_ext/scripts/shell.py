@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from slime_ext.errors import ConfigError
 from slime_ext.scripts import commands
 from slime_ext.scripts.conditions import Asked, Condition, Term
-from slime_ext.scripts.expansion import LIST, Expansion
+from slime_ext.scripts.expansion import Expansion, Kind, RefusedError, touching
 from slime_ext.scripts.state import Array, Held, Reference, State, merged_states
 from slime_ext.scripts.values import Unknown, Value, Words, collapsed, joined, known, merged_words, shown, value
 
@@ -69,8 +70,11 @@ class Shell:
         self.read: set[str] = set()  # arrays that something looks at
         self.unread: list[Unknown] = []  # what could not be followed
         self.broken: list[Unknown] = []  # what the grammar has no reading of
+        self.needs: dict[str, str] = {}  # variables without which bash ends the script -> where
+        self.ended = ""  # where an ``exit`` ended the script
         self.lost: list[str] = []  # arrays of flags that stand as commands of their own
         self.left: list[tuple[Flow, State]] = []  # states that left a loop or a function where it was unsure
+        self.zero = value(self.script)
         self.text, self.file, self.line, self.offset = b"", script, 0, 0
         self.count = self.depth = self.asking = 0
         self.expand = Expansion(self)
@@ -80,7 +84,9 @@ class Shell:
     def follow(self, path: str, text: str) -> Flow:
         """Follows a file's every statement."""
         self.files[path] = text
-        return self.evaluate(text, path)
+        flow = self.evaluate(text, path)
+        self.ended = self.place if flow is Flow.EXIT else ""
+        return flow
 
     def evaluate(self, text: str, path: str | None = None, first_line: int = 0) -> Flow:
         """Follows a text.
@@ -98,7 +104,7 @@ class Shell:
             self._note_errors(root)
             return self.block(root.children)
         finally:
-            self.text, self.file, self.line, self.offset = before
+            self.text, self.file, _, self.offset = before
             self.depth -= 1
 
     def _note_errors(self, root: Node) -> None:
@@ -131,7 +137,11 @@ class Shell:
     def nothing(self, name: str) -> Value:
         """What a variable that nothing has set expands to."""
         if self.state.unread:
-            return (Unknown(f"${name}", self.state.unread.where, many=True, flags=None),)
+            text = f"${name} ({self.state.unread.text} is not here)"
+            return (Unknown(text, self.state.unread.where, many=True, flags=None),)
+        if self.state.stops_at_unset:
+            self.needs.setdefault(name, self.place)
+            return (Unknown(f"${name}", self.place, many=True, flags=None, is_text=True),)
         return (Unknown(f"${name}", self.place, unset=True, many=True),)
 
     def scalar(self, name: str) -> Value:
@@ -335,8 +345,6 @@ class Shell:
         return self._case(known(subject), items, self._why(node))
 
     def _case(self, text: str | None, items: Sequence[Node], why: Unknown) -> Flow:
-        import re
-
         if not items:
             return Flow.NEXT
         patterns = items[0].children_by_field_name("value")
@@ -547,7 +555,7 @@ class Shell:
 
     def _array(self, node: Node, before: Array, *, adds: bool) -> Array:
         found = before if adds else Array(by_key=before.by_key)
-        for child in node.named_children:
+        for child, *others in touching(node.named_children):
             if child.type == "variable_assignment":
                 left = child.child_by_field_name("name")
                 found = self._put(found, self.expand.subscript(left.child_by_field_name("index")), self.expand.text(child.child_by_field_name("value")))
@@ -558,7 +566,7 @@ class Shell:
                 key, _, said = text[1:].partition("]=")
                 found = self._put(found, key, value(said) if text else (Unknown(keyed, self.place),))
             elif child.type != "comment":
-                found = found.with_words(self.expand.fields(child))
+                found = found.with_words(self.expand.fields([child, *others]))
         return Array(dict(enumerate(collapsed(found.words)))) if not (found.is_exact or found.by_key) else found
 
     def _put(self, array: Array, index: str, word: Value) -> Array:
@@ -653,7 +661,7 @@ class Shell:
             pattern = self.expand.pattern([node], node.start_byte, node.end_byte) if not is_regex else None
             yield Term(self.expand.text(node), pattern=pattern)
         else:
-            yield from (Term(word) for word in self.expand.fields(node))
+            yield from (Term(word) for word in self.expand.fields([node]))
 
     def tested(self, terms: Sequence[Term], *, double: bool = False) -> None:
         """Sets the status to what a test says."""
@@ -736,9 +744,13 @@ class Shell:
         if name is None:
             return self.block(assigned)
         arguments = [c for c in node.children_by_field_name("argument")]
-        words = [w for w in self.expand.words([*name.children, *arguments]) if not _is_nothing(w)]
-        if any(self.source(n).startswith("${") and "[@]" in self.source(n) for n in name.children):
-            self.lost.append(f"{self.place}\0{self.source(name)}")
+        try:
+            words = [w for w in self.expand.words([*name.children, *arguments]) if not _is_nothing(w)]
+        except RefusedError:
+            self.state.status = 1
+            return Flow.NEXT
+        if any(self.source(n).strip().startswith("${") and "[@]" in self.source(n) for n in name.children):
+            self.lost.append(f"{self.place_of(name)}\0{self.source(name).strip()}")
         return commands.follow(self, words, [self.assignment(a) for a in assigned], self._standard_input(redirects), node)
 
     def _standard_input(self, redirects: Sequence[Node]) -> Value | None:
@@ -758,8 +770,6 @@ class Shell:
         if self.source(start)[:1] in "'\"\\":
             return value(self.source(body))
         begin = self.text.index(b"\n", start.end_byte) + 1
-        from slime_ext.scripts.expansion import Kind
-
         return self.expand.joined(list(self.expand.span(body.children, begin, body.end_byte, Kind.QUOTED)))
 
     def _pipeline(self, node: Node) -> Flow:
@@ -807,6 +817,3 @@ def _errors(node: Node) -> Iterator[Node]:
     for child in node.children:
         if child.has_error or child.is_missing:
             yield from _errors(child)
-
-
-__all__ = ["LIST", "Any", "Flow", "Shell", "merged_words", "shown"]

@@ -85,6 +85,7 @@ class State:
     folder: Value = ()
     status: int | None = 0
     stops_at_errors: bool = False
+    stops_at_unset: bool = False
     out: Words = field(default_factory=list)
     started: dict[str, Started] = field(default_factory=dict)
     locals: list[dict[str, Held | None]] = field(default_factory=list)
