@@ -85,7 +85,8 @@ FOLLOWED = {
 CORRECT = "--use-tis --custom-tis-function-path slime_ext.tis.correct"
 
 
-def test_defaults_of_variables_are_followed(capsys, tmp_path):
+def test_defaults_of_variables_are_followed(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
     written(tmp_path / "sub/c.yaml", {"slime_ext": {"preset": "geo_rs"}})
     for name, text in FOLLOWED.items():
