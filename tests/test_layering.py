@@ -36,6 +36,7 @@ RANK = {
     "analysis": 11,
     "launcher": 12,
     "without_cuda": 12,
+    "scripts": 12,
     "commands": 12,
     "cli": 13,
     "__main__": 14,

@@ -13,13 +13,14 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from slime_ext.commands import launch_script, light
+from slime_ext.commands import light
 from slime_ext.commands.output import console, table
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.folders import make_folder
+from slime_ext.scripts.launch import Launch
+from slime_ext.scripts.read import launch_of
 from slime_ext.without_cuda.driver import run_host
 from slime_ext.without_cuda.rehearsal import checks, evidence, preflight, prompts, run
-from slime_ext.without_cuda.rehearsal.launch import Launch
 from slime_ext.without_cuda.stand_ins.torch_cuda import refuse_cuda
 
 FAILED = 1
@@ -50,7 +51,7 @@ def rehearse(given: argparse.Namespace) -> int:
 
     """
     began, screen = time.monotonic(), console()
-    launch = launch_script.read(given.script, given.own, given.host)
+    launch = launch_of(given.script, given.own)
     host = run.host_of(launch, given.host)
     launch = run.with_found_files(launch, host)
     screen.print(f"{given.script}: {len(launch.flags)} flags, on {host}", markup=False)
