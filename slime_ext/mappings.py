@@ -115,7 +115,7 @@ def read_mapping(path: str) -> dict[str, Any]:
 
 
 def of_package(name: str) -> Path:
-    """A file or folder that comes with slime_ext, such as ``configs/tiny.yaml``."""
+    """A file or folder that comes with slime_ext, such as ``configs/modes/stale.yaml``."""
     return next((root / name for root in ROOTS if (root / name).exists()), ROOTS[-1] / name)
 
 

@@ -117,7 +117,7 @@ def of_yaml(path: str) -> dict[str, Any]:
 
 
 def _of_file(path: str) -> dict[str, Any]:
-    """A file of arguments; both spellings, as ``slime-ext train --config`` takes them."""
+    """A file of arguments; both spellings, with dashes and with underscores."""
     found = {_name_of(key): value for key, value in read_mapping(path).items()}
     for name in found:
         forbid_misspelt(path, name)

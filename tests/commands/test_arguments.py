@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from slime_ext.commands.arguments import forbid_misspelt
-from slime_ext.launcher.arguments.parser import BY_DEST, BY_NAME
 from tests.commands.test_commands import run, written
 
 
@@ -27,11 +25,6 @@ def test_a_file_of_arguments_takes_both_spellings(capsys, tmp_path):
     for key in ("keep_old_actor", "keep-old-actor"):
         status, _, err = run(capsys, "check", path, "--args", written(tmp_path / "a.yaml", {key: True}))
         assert status == 1 and "expected proximal beside the host's surrogate with --keep-old-actor" in err
-
-
-def test_no_argument_of_the_launcher_is_a_misspelling():
-    for name in (*BY_DEST, *BY_NAME):
-        forbid_misspelt("a.yaml", name)
 
 
 def test_a_file_named_by_a_script_is_the_one_where_the_script_runs(capsys, tmp_path, monkeypatch):
