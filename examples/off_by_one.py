@@ -3,7 +3,7 @@
 A generate function that joins tokens and log-probs by hand easily loses one; here the reward function does
 it, because it sees every sample before it is trained on:
 
-    slime-ext train --config configs/tiny.yaml --custom-rm-path examples.off_by_one.reward
+    slime-ext train --task letters -- --custom-rm-path examples.off_by_one.reward
 """
 
 from slime_ext.without_cuda.tiny import tokens_in_place

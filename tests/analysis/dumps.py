@@ -17,7 +17,7 @@ def of_samples(rollout: DumpedRollout, name: str) -> list[torch.Tensor]:
     return list(getattr(rollout, name).split(rollout.lengths))
 
 
-def sample_rows(rollout: DumpedRollout, per_token_versions: bool = False) -> list[dict]:
+def sample_rows(rollout: DumpedRollout) -> list[dict]:
     """The rollout dump's samples; prompts are as long as ``prompt_lengths`` says."""
     versions = of_samples(rollout, "versions") if rollout.versions is not None else None
     rows = []
@@ -37,7 +37,7 @@ def sample_rows(rollout: DumpedRollout, per_token_versions: bool = False) -> lis
             "status": "completed",
             "metadata": {},
         }
-        rows.append(row | ({"token_weight_versions": own} if per_token_versions else {}))
+        rows.append(row)
     return rows
 
 
@@ -69,8 +69,8 @@ def shard(rollout: DumpedRollout, partition: list[int]) -> dict[str, list]:
     }
 
 
-def write_rollout(folder: Path, rollout: DumpedRollout, **options) -> Path:
-    content = {"rollout_id": rollout.rollout_id, "samples": sample_rows(rollout, **options)}
+def write_rollout(folder: Path, rollout: DumpedRollout) -> Path:
+    content = {"rollout_id": rollout.rollout_id, "samples": sample_rows(rollout)}
     return _save(folder / "rollout_data" / f"{rollout.rollout_id}.pt", content)
 
 
@@ -109,9 +109,9 @@ def _save(path: Path, content: dict) -> Path:
     return path
 
 
-def write_run(folder: Path, rollouts: list[DumpedRollout], **options) -> Path:
+def write_run(folder: Path, rollouts: list[DumpedRollout]) -> Path:
     for rollout in rollouts:
-        write_rollout(folder, rollout, **options)
+        write_rollout(folder, rollout)
         write_train(folder, rollout)
     return folder
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slime_ext.errors import did_you_mean
 from slime_ext.importing import file_of
-from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
+from slime_ext.scripts.launch import Launch, WrittenFlag
 from slime_ext.without_cuda.rehearsal.replace import Sizes, kept, sizes_of
 from slime_ext.without_cuda.rehearsal.twin import has_chat_template, tokenizer_files
 

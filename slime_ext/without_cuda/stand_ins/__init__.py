@@ -22,6 +22,7 @@ PLACES = (
     ("hf_weights", "after", ".backends.megatron_utils.checkpoint", "replace_loader"),
     ("load_files", "after", "sglang.srt.managers.load_snapshot", "mark_names"),
     ("loopback", "after", "torch.distributed.rendezvous", "bind_stores"),
+    ("host_memory", "after", "sglang.srt.mem_cache.pool_host.common", "allocate_plainly"),
     ("mooncake", "before", "miles.backends.megatron_utils.update_weight", "replace_transfer"),
     ("process_groups", "after", ".utils.reloadable_process_group", "add_names"),
     ("server_args", "after", "sglang.srt.server_args", "give_fields"),

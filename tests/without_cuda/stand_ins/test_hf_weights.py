@@ -51,6 +51,7 @@ EXPERTS = {
         "moe_ffn_hidden_size": 24,
         "moe_router_topk": 2,
         "moe_router_load_balancing_type": "none",
+        "moe_token_dispatcher_type": "alltoall",  # makes a CUDA stream
     }
 }
 LAYOUTS = {"one": (1, 1), "tensor 2": (2, 1), "pipeline 2": (1, 2), "both": (2, 2)}
