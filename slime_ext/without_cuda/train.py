@@ -16,7 +16,9 @@ import slime_ext
 from slime_ext.errors import ConfigError, SlimeExtError, check_known
 from slime_ext.host import contract
 from slime_ext.presets import NAMES
+from slime_ext.scripts.launch import WrittenFlag
 from slime_ext.without_cuda import driver, host_log, machine, progress, tiny
+from slime_ext.without_cuda.rehearsal import preflight
 from slime_ext.without_cuda.tasks import Task, letters, sums
 from slime_ext.without_cuda.tracking import FILE
 
@@ -85,6 +87,7 @@ def _count(text: str) -> int:
 def _begin(given: argparse.Namespace) -> int:
     """A new run, in a folder of its own."""
     correction = _correction(given.correction)
+    _check_flags(given.flags, given.host)
     out = given.out or _new_name(Path("runs", given.task))
     if (out / ARGS).exists() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError(
@@ -124,6 +127,19 @@ def _go_on(given: argparse.Namespace) -> int:
 def _check(args: Mapping[str, Any], out: Path) -> None:
     driver.check(args["host"], out, args["lag"] > 1)
     host_log.check_unused(out / "log")
+
+
+def _check_flags(words: Sequence[str], host: str) -> None:
+    """Raises ConfigError at a flag behind -- that the host's parser does not have: slime passes over it."""
+    if not words:
+        return
+    places = (driver.wheel_folder(), *([] if host == driver.WHEEL else [Path(host)]))
+    packages = [place / name for place in places for name in driver.HOSTS if (place / name).is_dir()]
+    known = preflight.known_flags(packages[-1], driver.wheel_folder() / "megatron")
+    given = [WrittenFlag(word.partition("=")[0]) for word in words if word.startswith("--")]
+    for flag, near in preflight.unknown_flags(given, known):
+        hint = f"; did you mean {near}?" if near else ""
+        raise ConfigError(f"-- {flag.name}: expected a flag of the host, got one that it does not have{hint}")
 
 
 def _correction(name: str) -> str:

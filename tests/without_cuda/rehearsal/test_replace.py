@@ -138,6 +138,6 @@ def test_every_script_of_slime_becomes_a_small_launch(monkeypatch):
             assert not [word for word in words if word.startswith(large)], path
             assert not [word for word in words if "$" in word], path
             if (host / "docker").is_dir():  # with what its image adds to Megatron
-                unknown |= {flag.name for flag, _ in preflight.unknown_flags(said, known)}
+                unknown |= {flag.name for flag, _ in preflight.unknown_flags(said.flags, known)}
     if megatron.is_dir():
         assert not unknown
