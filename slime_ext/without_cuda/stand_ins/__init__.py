@@ -22,6 +22,7 @@ PLACES = (
     ("hf_weights", "after", ".backends.megatron_utils.checkpoint", "replace_loader"),
     ("mooncake", "before", "miles.backends.megatron_utils.update_weight", "replace_transfer"),
     ("process_groups", "after", ".utils.reloadable_process_group", "add_names"),
+    ("rounded_weights", "after", ".backends.megatron_utils.megatron_to_hf", "round_pushed"),
     ("server_args", "after", "sglang.srt.server_args", "give_fields"),
     ("server_args", "after", ".backends.sglang_utils.arguments", "give_older_names"),
     ("sglang_fork", "make", "sglang.srt.entrypoints.openai.encoding_dsv4", "refuse_use"),

@@ -7,25 +7,23 @@ mismatch of a quantised sampler without kernels that a CPU does not have. Format
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slime_ext.launcher.arguments.flags import Rounding
-
 BLOCK = 128
 E4M3_MAX = 448.0
 
 
-def round_weights(state: Mapping[str, Tensor], rounding: Rounding) -> dict[str, Tensor]:
-    """`state` with the matrices of the linear layers inside of the blocks (``*_proj.weight``) rounded.
+def round_weights(named: Iterable[tuple[str, Tensor]], rounding: str) -> list[tuple[str, Tensor]]:
+    """The weights with the matrices of the linear layers inside of the blocks (``*_proj.weight``) rounded.
 
     Embeddings, output layer, norms and routers stay, as quantised checkpoints of Qwen3 leave them.
     """
     function = ROUNDINGS[rounding]
-    return {name: function(w) if name.endswith("_proj.weight") else w for name, w in state.items()}
+    return [(name, function(w) if name.endswith("_proj.weight") else w) for name, w in named]
 
 
 def per_channel(weight: Tensor, largest: float, nearest: Callable[[Tensor], Tensor]) -> Tensor:

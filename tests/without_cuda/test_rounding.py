@@ -7,15 +7,13 @@ import itertools
 import math
 import random
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from slime_ext.launcher.rollout.client import EngineClient
-from slime_ext.launcher.rollout.rounding import ROUNDINGS, round_weights
-from slime_ext.launcher.sampler import Sampler
+from slime_ext.errors import ConfigError
+from slime_ext.without_cuda.rounding import ROUNDINGS, round_weights
+from slime_ext.without_cuda.stand_ins import rounded_weights
 
 E4M3 = sorted(
     {m / 8 * 2.0**-6 for m in range(8)}
@@ -96,7 +94,7 @@ def test_only_the_linear_layers_of_the_blocks_are_rounded():
         )
     }
     state["model.norm.weight"] = torch.randn(8)
-    rounded = round_weights(state, "int4")
+    rounded = dict(round_weights(state.items(), "int4"))
     assert [name for name in state if not torch.equal(state[name], rounded[name])] == [
         "model.layers.0.self_attn.q_proj.weight",
         "model.layers.0.mlp.experts.3.down_proj.weight",
@@ -108,26 +106,30 @@ def test_a_channel_of_zeros_stays():
     assert all(torch.equal(function(torch.zeros(3, 5)), torch.zeros(3, 5)) for function in ROUNDINGS.values())
 
 
-def test_the_engine_samples_with_rounded_weights_and_is_evaluated_with_the_trained_ones(stand_in, tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    sampler = object.__new__(Sampler)
-    sampler.args = Namespace(
-        run_path=str(tmp_path / "run"), hf_checkpoint=str(tmp_path), rollout_weight_rounding="int4"
-    )
-    sampler.client, sampler.ahead = EngineClient(stand_in.url), None
-    trained = {"model.layers.0.mlp.up_proj.weight": torch.randn(8, 8)}
-    rounded = round_weights(trained, "int4")
+def pushed(monkeypatch, rounding):
+    """What a host converts for a push, with the variable set to `rounding`."""
+    weights = [
+        (name, torch.randn(8, 8)) for name in ("model.norm.weight", "model.layers.0.mlp.up_proj.weight")
+    ]
 
-    def weights_of_the_engine():
-        path = Path(sampler.client.pushed[0]) / "model.safetensors"
-        return load_file(path)["model.layers.0.mlp.up_proj.weight"], sampler.client.weight_version()
+    def convert_to_hf(args, model_name, name, param, quantization_config=None):
+        return weights
 
-    sampler.push(trained, 4)
-    assert torch.equal(weights_of_the_engine()[0], *rounded.values())
-    with sampler.evaluating(trained, 9):
-        weight, version = weights_of_the_engine()
-        assert torch.equal(weight, *trained.values()) and version == "9"
-    weight, version = weights_of_the_engine()
-    assert torch.equal(weight, *rounded.values()) and version == "4"
-    with sampler.evaluating(None, 9):
-        assert sampler.client.weight_version() == "4"
+    monkeypatch.setenv(rounded_weights.VARIABLE, rounding)
+    module = Namespace(convert_to_hf=convert_to_hf)
+    rounded_weights.round_pushed(module)
+    return weights, module.convert_to_hf(None, "qwen3", "name", None, quantization_config=None)
+
+
+def test_a_push_is_rounded_only_where_the_variable_says_so(monkeypatch):
+    trained, found = pushed(monkeypatch, "int4")
+    assert torch.equal(found[0][1], trained[0][1]) and found[1][0] == trained[1][0]
+    assert torch.equal(found[1][1], ROUNDINGS["int4"](trained[1][1]))
+    assert not torch.equal(found[1][1], trained[1][1])
+    trained, found = pushed(monkeypatch, "")
+    assert found is trained
+
+
+def test_an_unknown_format_is_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="SLIME_EXT_ROUND: unknown format 'int3'; did you mean 'int"):
+        pushed(monkeypatch, "int3")
