@@ -49,14 +49,14 @@ def refuse(of: Settings, panel: str, arms: Iterable[str], seeds: Iterable[int], 
     """Raises where a run would be none that counts.
 
     Raises:
-        ConfigError: a panel of the launcher that is gone; an arm whose correction is not written yet; test
+        ConfigError: a panel without a host; an arm whose correction is not written yet; test
             seeds with settings that are not fixed, or are others than their lines'.
     """
     place, test = f"settings.yaml: panels: {panel}", set(of.panels[panel].seeds)
     if of.panels[panel].host is None:
         raise ConfigError(
-            f"{place}: expected a panel with a host, got one of the embedded launcher, which is gone: its "
-            "lines stay, and each names the commit at which it can run again"
+            f"{place}: expected a panel with a host, got one of the training "
+            "loop that is gone: its lines stay, and each names the commit at which it can run again"
         )
     for arm in arms:
         if why := of.arms[arm].pending:

@@ -43,7 +43,7 @@ class Panel(Frozen):
     """One mismatch on one task. `mismatch` are the flags that arms with a mismatch have beside `flags`.
 
     With a `host` they are words of `slime-ext train` and of the host behind them, by attribute (runs.py says
-    which are whose). Without one they were the embedded launcher's: such a panel has lines and cannot run.
+    which are whose). Without one they were those of this project's own loop, which is gone: its lines stay.
     """
 
     what: str

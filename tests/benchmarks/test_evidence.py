@@ -119,7 +119,7 @@ def test_a_run_becomes_its_line(train, tmp_path):
 
 def test_what_cannot_run_is_refused(capsys):
     with pytest.raises(
-        ConfigError, match="panels: lag: expected a panel with a host, got one of the embedded"
+        ConfigError, match="panels: lag: expected a panel with a host, got one of the training"
     ):
         runs.refuse(OF, "lag", ["B"], [1], [])
     with pytest.raises(
