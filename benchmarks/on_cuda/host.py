@@ -246,6 +246,8 @@ def _completed(row: Row, host: host_loss.Slime, body: Variant, device: str) -> R
         why = checked(host, row.contender, device)
     except Exception as error:  # as in timing: a line, and the others still run
         return replace(row, why=timing.said(error))
+    if body.args.custom_tis_function_path and not waits:
+        why = why or "the host did not call the hook"
     return replace(row, waits=waits[0] if waits else None, why=why)
 
 
