@@ -1,6 +1,6 @@
 """Runs what has no line yet, and writes the table and the picture from the lines.
 
-    python -m benchmarks.evidence run lag [--arms B C] [--seeds 1 2] [--out runs/evidence] [--commit]
+    python -m benchmarks.evidence run lm_lag [--arms B C] [--seeds 1 2] [--out runs/evidence] [--commit]
     python -m benchmarks.evidence table
     python -m benchmarks.evidence picture
 
@@ -26,12 +26,12 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="the runs of a panel that have no line yet")
     run.add_argument("panel", choices=settings.read().panels)
-    run.add_argument("--arms", nargs="+", help="default: all of the panel, in its order")
+    run.add_argument("--arms", nargs="+", choices=settings.read().arms, help="default: all of the panel")
     run.add_argument("--seeds", nargs="+", type=int, help="default: the panel's test seeds")
     run.add_argument("--out", type=Path, default=Path("runs/evidence"), help="where runs leave their logs")
     run.add_argument("--commit", action="store_true", help="commit each line as it is written")
     commands.add_parser("table", help="write the tables of docs/evidence.md")
-    commands.add_parser("picture", help="draw docs/img/evidence.png")
+    commands.add_parser("picture", help="draw docs/img/evidence.png and docs/img/evidence_all.png")
     given = parser.parse_args(argv)
     if given.command == "run":
         return _run(given)
@@ -44,9 +44,10 @@ def main(argv: list[str] | None = None) -> int:
 def _run(given: argparse.Namespace) -> int:
     of = settings.read()
     panel = of.panels[given.panel]
-    arms, seeds = given.arms or list(panel.arms), given.seeds or list(panel.seeds)
+    ready = [arm for arm in panel.arms if not of.arms[arm].pending]
+    arms, seeds = given.arms or ready, given.seeds or list(panel.seeds)
     try:
-        runs.refuse_thawed(of, given.panel, seeds, rows.read())
+        runs.refuse(of, given.panel, arms, seeds, rows.read())
         done = rows.read() + rows.read(rows.PILOTS)
         for arm, seed in runs.missing(of, given.panel, arms, seeds, done):
             row = runs.run(of, given.panel, arm, seed, given.out, done)

@@ -18,6 +18,7 @@ class Row(BaseModel):
         commit: of the code that ran, with a plus where files were changed.
         heldout: (optimizer step, held-out exact match of the trained weights).
         end: the last of them; 0 for a run that diverged.
+        k3, ess: medians over the rollouts; None in lines without a host.
         stopped: what the run said where it diverged.
         recommended: what analyze recommended after the first rollouts (arm B), or what was trained (arm G).
         seconds: wall time on whatever else the machine did; no result.
@@ -33,6 +34,8 @@ class Row(BaseModel):
     versions: dict[str, str]
     heldout: list[tuple[int, float]]
     end: float
+    k3: float | None = None
+    ess: float | None = None
     stopped: str | None = None
     recommended: str | None = None
     seconds: float

@@ -1,31 +1,37 @@
-"""One run: the launcher with the flags of an arm, then its line."""
+"""One run: ``slime-ext train`` with the settings of an arm, then its line."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from benchmarks.evidence import chain, settings
 from benchmarks.evidence.rows import Row
-from benchmarks.evidence.settings import ROOT, Panel, Settings
+from benchmarks.evidence.settings import ROOT, Settings
 from slime_ext.errors import ConfigError
-from slime_ext.launcher.output.metrics_log import read_metrics
-from slime_ext.launcher.validation.places import default_python
+from slime_ext.without_cuda.driver import host_python
+from slime_ext.without_cuda.stand_ins.rounded_weights import VARIABLE
 
-DIVERGED = ("the weights have diverged", "expected a finite gradient norm")
+DIVERGED = "NaN", "nan", "finite"
 SOURCE, FOLLOWER = "B", "G"  # whose first rollouts are analysed, and who trains with what comes out
-DUMPS = ("rollout_data", "train_data")
+UNCORRECTED = "metrics_only"
+TRAIN = "task", "correction", "lag", "rollouts", "seed"  # words of slime-ext train; all else is the host's
+ROUNDING = "rounding"  # of the sampler's weights
+METRICS, HELDOUT = "metrics.jsonl", "eval/heldout"
+LARGE = "dump", "checkpoint"
+COMPUTE = "torch", "transformers", "sglang", "ray", "miles-rl"
+VERSIONS = """
+import json, platform, sys
+print(json.dumps({"python": platform.python_version(), **{name: version(name) for name in sys.argv[1:]}}))
+"""
 
 
 def missing(
@@ -39,23 +45,34 @@ def missing(
                 yield arm, seed
 
 
-def refuse_thawed(of: Settings, panel: str, seeds: list[int], done: list[Row]) -> None:
-    """Raises where test seeds would run with settings that are not fixed, or are others than their lines'.
+def refuse(of: Settings, panel: str, arms: Iterable[str], seeds: Iterable[int], done: Iterable[Row]) -> None:
+    """Raises where a run would be none that counts.
 
     Raises:
-        ConfigError: no date under `frozen`, or a line whose settings are not the file's.
+        ConfigError: a panel without a host; an arm whose correction is not written yet; test
+            seeds with settings that are not fixed, or are others than their lines'.
     """
-    test = set(of.panels[panel].seeds)
+    place, test = f"settings.yaml: panels: {panel}", set(of.panels[panel].seeds)
+    if of.panels[panel].host is None:
+        raise ConfigError(
+            f"{place}: expected a panel with a host, got one of the training "
+            "loop that is gone: its lines stay, and each names the commit at which it can run again"
+        )
+    for arm in arms:
+        if why := of.arms[arm].pending:
+            raise ConfigError(
+                f"{place}: arm {arm}: expected a correction, got {why}: leave it out with --arms"
+            )
     if test & set(seeds) and of.panels[panel].frozen is None:
         raise ConfigError(
-            f"settings.yaml: panels: {panel}: frozen: expected a date before test seeds run, got none: tune "
-            "with other seeds, then fix the settings in a commit"
+            f"{place}: frozen: expected a date before test seeds run, got none: tune with other seeds, then "
+            "fix the settings in a commit"
         )
     for row in done:
         if row.panel == panel and row.seed in test and row.settings != of.digest(panel, row.arm):
             raise ConfigError(
-                f"settings.yaml: panels: {panel}: expected the settings {row.settings} of {row.arm} seed "
-                f"{row.seed}'s line, got {of.digest(panel, row.arm)}: they were frozen"
+                f"{place}: expected the settings {row.settings} of {row.arm} seed {row.seed}'s line, got "
+                f"{of.digest(panel, row.arm)}: they were frozen"
             )
 
 
@@ -68,17 +85,17 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
     recommended = _recommended(of, panel, arm, seed, done)
     folder = (out / panel / f"{arm}-{seed}").absolute()
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
-    folder.mkdir(parents=True)
-    analysed = arm == SOURCE
-    flags = settings.located(of.flags(panel, arm, seed, recommended)) | {"no_dump_details": not analysed}
-    flags |= _start(of.panels[panel], flags, out.absolute() / panel / f"start-{seed}")
-    (folder / "flags.yaml").write_text(yaml.safe_dump(flags))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    words, environment = command(of, panel, arm, seed, recommended)
     began = time.monotonic()
-    stopped = train(folder)
-    if analysed:
+    stopped = train([*words[:1], "--out", str(folder), *words[1:]], environment, folder)
+    seconds = round(time.monotonic() - began)
+    if arm == SOURCE:
         recommended = analyse(folder, of.analysed_rollouts)
-    curve = [(row["step"], row["eval/heldout"]) for row in read_metrics(folder) if row["kind"] == "eval"]
-    _forget(folder)
+    metrics = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    curve = heldout(metrics, of.panels[panel].steps)
+    for name in LARGE:
+        shutil.rmtree(folder / name, ignore_errors=True)
     return Row(
         panel=panel,
         arm=arm,
@@ -86,29 +103,47 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
         settings=of.digest(panel, arm),
         commit=commit(),
         versions=versions(),
-        heldout=[(step, round(value, 4)) for step, value in curve],
-        end=0.0 if stopped else round(curve[-1][1], 4),
+        heldout=curve,
+        end=0.0 if stopped else curve[-1][1],
+        k3=_median(metrics, "k3"),
+        ess=_median(metrics, "ess"),
         stopped=stopped,
         recommended=recommended,
-        seconds=round(time.monotonic() - began),
+        seconds=seconds,
     )
 
 
-def _start(panel: Panel, flags: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The flags of the panel's own task, and of the model that its runs of a seed start from, made once."""
-    found = {} if panel.chain is None else chain.write(panel.chain, folder.parent / "task")
-    if panel.warm is None:
-        return found
-    model = folder / "model"
-    if not model.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "flags.yaml").write_text(yaml.safe_dump(flags | found))
-        words = ["--config", folder / "flags.yaml", "--out", model]
-        words += ["--until", panel.warm.until, "--lr", panel.warm.lr]
-        ended = _command("benchmarks.evidence.warm", *words)
-        if ended.returncode:
-            raise ConfigError(f"{model}: expected a trained model, got: {ended.stderr.strip()[-300:]}")
-    return found | {"hf_checkpoint": str(model)}
+def command(
+    of: Settings, panel: str, arm: str, seed: int, recommended: str | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """The words behind `slime-ext` and the variables of a run, from the settings of its arm."""
+    flags = of.flags(panel, arm, seed, recommended)
+    preset = flags.pop("custom_tis_function_path", UNCORRECTED).rpartition(".")[2]
+    flags.pop("use_tis", None)
+    flags.pop("rollout_seed")  # slime-ext train gives the host both from its own
+    flags |= {"correction": preset}
+    environment = {VARIABLE: flags.pop(ROUNDING)} if ROUNDING in flags else {}
+    ours = {name: flags.pop(name) for name in TRAIN if name in flags}
+    words = ["train", "--host", of.panels[panel].host]
+    return [*words, *_words(ours), "--", *_words(flags)], environment
+
+
+def _words(flags: Mapping[str, Any]) -> Iterator[str]:
+    """`--name value` for each, and `--name` alone for a switch."""
+    for name, value in flags.items():
+        yield f"--{name.replace('_', '-')}"
+        if value is not True:
+            yield from map(str, value if isinstance(value, list) else [value])
+
+
+def heldout(metrics: Iterable[Mapping[str, Any]], steps: int) -> list[tuple[int, float]]:
+    """(optimizer steps so far, held-out share) of each evaluation; rollout -1 is before the first."""
+    return [(steps * (row["rollout"] + 1), round(row[HELDOUT], 4)) for row in metrics if HELDOUT in row]
+
+
+def _median(metrics: Iterable[Mapping[str, Any]], name: str) -> float | None:
+    values = [row[name] for row in metrics if row.get(name) is not None]
+    return float(f"{statistics.median(values):.3g}") if values else None
 
 
 def _recommended(of: Settings, panel: str, arm: str, seed: int, done: list[Row]) -> str | None:
@@ -124,49 +159,36 @@ def _recommended(of: Settings, panel: str, arm: str, seed: int, done: list[Row])
     return found[0]
 
 
-def train(folder: Path) -> str | None:
-    """Runs the launcher with the folder's flags; what it said if it diverged, else None.
+def train(words: list[str], environment: Mapping[str, str], folder: Path) -> str | None:
+    """Runs `slime-ext` with the words; what it said if it diverged, else None.
 
     Raises:
         ConfigError: it stopped for another reason.
     """
-    words = [
-        "train",
-        "--config",
-        folder / "flags.yaml",
-        "--run-dir",
-        folder.parent,
-        "--run-name",
-        folder.name,
-    ]
-    ended = _command("slime_ext.cli", *words)
+    ended = _slime_ext(words, environment)
     if ended.returncode == 0:
         return None
-    said = ended.stderr.strip().splitlines()[-1:] or ["nothing"]
-    if any(word in ended.stderr for word in DIVERGED):
-        return said[0]
-    raise ConfigError(f"{folder}: expected the run to end, got: {said[0]}: see its logs, then start again")
+    said = (ended.stderr.strip() or ended.stdout.strip()).splitlines()[-1:] or ["nothing"]
+    if any(word in said[0] for word in DIVERGED) and (folder / METRICS).exists():
+        return said[0][:300]
+    raise ConfigError(f"{folder}: expected the run to end, got: {said[0]}: see its log, then start again")
 
 
 def analyse(folder: Path, rollouts: int) -> str:
     """The correction that analyze recommends after the run's first rollouts."""
     file = folder / "analysis.json"
-    ended = _command("slime_ext.cli", "analyze", folder, "--rollouts", f"0-{rollouts - 1}", "--json", file)
+    ended = _slime_ext(["analyze", str(folder), "--rollouts", f"0-{rollouts - 1}", "--json", str(file)])
     if not file.exists():
         raise ConfigError(f"{folder}: expected analyze to read the dumps, got: {ended.stderr.strip()[-300:]}")
     return json.loads(file.read_text())["recommendation"]["name"]
 
 
-def _command(module: str, *words: object) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", module, *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True, check=False)
-
-
-def _forget(folder: Path) -> None:
-    """Drops what is large; metrics, logs and the analysis stay."""
-    for name in (*DUMPS, "checkpoints", "weights", "weights_evaluated"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+def _slime_ext(
+    words: list[str], environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | dict(environment or {})
+    started = [sys.executable, "-m", "slime_ext.cli", *words]
+    return subprocess.run(started, cwd=ROOT, env=env, text=True, capture_output=True, check=False)
 
 
 def commit() -> str:
@@ -185,13 +207,9 @@ def commit() -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    """Of what computes."""
-    found = {name: version(name) for name in ("torch", "megatron-core", "transformers")}
-    asked = "from importlib.metadata import version; print(version('sglang'))"
-    python = subprocess.run(
-        [default_python(), "-c", asked], cwd=ROOT, text=True, capture_output=True, check=True
-    )
-    return found | {"python": sys.version.split()[0], "sglang": python.stdout.strip()}
+    """Of what computes, in the environment of the host."""
+    asked = [host_python(), "-c", VERSIONS, *COMPUTE]
+    return json.loads(subprocess.run(asked, text=True, capture_output=True, check=True).stdout)
 
 
 def commit_line(row: Row, path: Path) -> None:

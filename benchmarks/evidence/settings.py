@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("settings.yaml")
-PATHS = ("hf_checkpoint", "prompt_data")
 
 
 class Frozen(BaseModel):
@@ -23,28 +22,35 @@ class Frozen(BaseModel):
 
 
 class Arm(Frozen):
-    """One way to train. `flags` are the launcher's; `lr` multiplies the panel's learning rate."""
+    """One way to train. `flags` name its correction as a host's do; `lr` multiplies the panel's."""
 
     what: str
     mismatch: bool = True
     lr: float = 1.0
     flags: dict[str, Any] = {}
     recommended: bool = Field(False, description="trains with what analyze recommends for B of this seed")
+    pending: str | None = Field(None, description="why it cannot run yet")
 
 
 class Warm(Frozen):
-    """Examples until the mean probability of a right answer is `until`; where a seed's arms start."""
+    """Examples until the mean probability of a right answer was `until`: where a seed's arms started."""
 
     until: float
     lr: float = 1e-3
 
 
 class Panel(Frozen):
-    """One mismatch on one task. `mismatch` are the flags that arms with a mismatch have beside `flags`."""
+    """One mismatch on one task. `mismatch` are the flags that arms with a mismatch have beside `flags`.
+
+    With a `host` they are words of `slime-ext train` and of the host behind them, by attribute (runs.py says
+    which are whose). Without one they were those of this project's own loop, which is gone: its lines stay.
+    """
 
     what: str
+    host: str | None = None
+    steps: int = Field(1, description="optimizer steps per rollout, of a panel with a host")
     frozen: datetime.date | None = Field(None, description="test seeds run from then on, not before")
-    chain: int | None = Field(None, description="the task is running sums of this length (chain.py)")
+    chain: int | None = Field(None, description="the task was running sums of this length")
     warm: Warm | None = None
     flags: dict[str, Any]
     mismatch: dict[str, Any]
@@ -76,7 +82,7 @@ class Settings(Frozen):
     panels: dict[str, Panel]
 
     def flags(self, panel: str, arm: str, seed: int, recommended: str | None = None) -> dict[str, Any]:
-        """The launcher's flags of one run, by attribute; paths from the root of the repository."""
+        """The flags of one run, by attribute."""
         of, chosen = self.panels[panel], self.arms[arm]
         found = of.flags | (of.mismatch if chosen.mismatch else {}) | chosen.flags
         found |= {"lr": found["lr"] * chosen.lr, "seed": seed, "rollout_seed": seed}
@@ -95,12 +101,3 @@ class Settings(Frozen):
 def read(path: Path = FILE) -> Settings:
     """The settings of a file."""
     return Settings.model_validate(yaml.safe_load(path.read_text()))
-
-
-def located(flags: dict[str, Any]) -> dict[str, Any]:
-    """Flags with paths that hold wherever the run is started."""
-    found = flags | {key: str(ROOT / flags[key]) for key in PATHS if key in flags}
-    if "eval_prompt_data" in flags:
-        name, path = flags["eval_prompt_data"]
-        found["eval_prompt_data"] = [name, str(ROOT / path)]
-    return found

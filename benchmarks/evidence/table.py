@@ -19,7 +19,7 @@ BEGIN, END = "<!-- made by python -m benchmarks.evidence table -->\n", "<!-- end
 HEAD = "arm", "seeds", "collapsed", "failed", "rescued", "end", "end - A", "p against B"
 LOOP = "seed", "recommended", f"{SOURCE} ended at", f"{FOLLOWER} ended at", "best of all"
 SUMMARISED = "A", "B", "C", "G"  # arms with a column in README.md
-SCOUTED = Path(__file__).with_name("scout.jsonl")  # settings looked at in plain torch (scout.py)
+SCOUTED = Path(__file__).with_name("scout.jsonl")  # settings looked at in plain torch
 SHOWN = "none", "token_tis", "icepop", "cispo"  # columns of their table; other corrections share one
 
 
@@ -57,7 +57,7 @@ def text(of: Settings, rows: Sequence[Row]) -> str:
 
 
 def scouted(lines: Iterable[dict]) -> str:
-    """A row a setting, with the held-out ends of each correction, seed by seed (lines of scout.py)."""
+    """A row a setting, with the held-out ends of each correction, seed by seed (lines of scout.jsonl)."""
     found: dict[tuple, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for line in sorted(lines, key=lambda line: line["seed"]):
         name, end = line["preset"], f"{line['end']:.2f}"

@@ -18,7 +18,6 @@ import os
 import sys
 import tempfile
 import time
-import traceback
 import types
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -246,8 +245,9 @@ def _completed(row: Row, host: host_loss.Slime, body: Variant, device: str) -> R
             body()
         why = checked(host, row.contender, device)
     except Exception as error:  # as in timing: a line, and the others still run
-        traceback.print_exc()
-        return replace(row, why=f"{type(error).__name__}: {error}".splitlines()[0][:200])
+        return replace(row, why=timing.said(error))
+    if body.args.custom_tis_function_path and not waits:
+        why = why or "the host did not call the hook"
     return replace(row, waits=waits[0] if waits else None, why=why)
 
 

@@ -29,7 +29,7 @@ class Row:
         peak_mb: memory of the device that a call takes at once, beyond what was there; None on a CPU.
         times_copy: by how much it is slower than a copy of what it reads.
         times_mis: by how much it is faster than slime's mis.py.
-        why: why it was left out.
+        why: why it was left out, or what could not be counted.
     """
 
     what: str
@@ -57,15 +57,22 @@ def measure(
     for _ in range(repeat):
         for name, times in taken.items():
             times.append(_once(bodies[name], device))
+    counted = {"launches": launches, "peak_mb": peak_mb} | ({"waits": waits} if with_waits else {})
     for name, times in taken.items():
-        rows[name] = replace(
-            rows[name],
-            milliseconds=statistics.median(times),
-            launches=launches(bodies[name], device),
-            waits=waits(bodies[name], device) if with_waits else None,
-            peak_mb=peak_mb(bodies[name], device),
+        rows[name] = _counted(
+            replace(rows[name], milliseconds=statistics.median(times)), bodies, device, counted
         )
     return list(rows.values())
+
+
+def _counted(row: Row, bodies: Mapping[str, Body], device: str, counted: Mapping[str, Callable]) -> Row:
+    """The row with what is counted of one call; a count that fails leaves the time as it is and says so."""
+    for name, count in counted.items():
+        try:
+            row = replace(row, **{name: count(bodies[row.contender], device)})
+        except Exception as error:
+            row = replace(row, why=f"{name}: {said(error)}")
+    return row
 
 
 def _warm_up(body: Body, device: str, until: float) -> str:
@@ -76,9 +83,14 @@ def _warm_up(body: Body, device: str, until: float) -> str:
         try:
             _once(body, device)
         except Exception as error:  # one contender's failure is a line, the others still run
-            traceback.print_exc()
-            return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            return said(error)
     return ""
+
+
+def said(error: Exception) -> str:
+    """An error in one line; its traceback goes to the step's log."""
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
 def _once(body: Body, device: str) -> float:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
-from argparse import Namespace
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 import yaml
+from matplotlib.image import imread
 
-from benchmarks.evidence import chain, judge, picture, reward, rows, runs, settings, table
+from benchmarks.evidence import __main__ as evidence
+from benchmarks.evidence import judge, picture, rows, runs, settings, table
 from benchmarks.evidence.rows import Row
 from slime_ext.errors import ConfigError
-from slime_ext.launcher.arguments import parse_args
-from slime_ext.launcher.task.prompts import read_prompts
 
 OF = settings.read()
-PANELS = list(OF.panels)
 
 
 def row(arm="B", seed=1, end=0.9, curve=None, panel="lag", **more):
@@ -37,15 +37,97 @@ def verdicts(*lines):
     return judge.judge(table.by_arm(OF, "lag", itertools.chain(*lines)), OF.judged)
 
 
-def test_every_run_is_one_that_the_launcher_takes(tmp_path):
-    for panel in PANELS:
-        for arm in OF.panels[panel].arms:
-            flags = settings.located(OF.flags(panel, arm, 3, "cispo"))
-            if OF.panels[panel].chain:
-                flags |= chain.write(OF.panels[panel].chain, tmp_path)
-            (tmp_path / "flags.yaml").write_text(yaml.safe_dump(flags))
-            args = parse_args(["--config", str(tmp_path / "flags.yaml")])
-            assert (args.seed, args.rollout_seed) == (3, 3)
+def words_of(panel, arm, seed=3, recommended=None):
+    words, environment = runs.command(OF, panel, arm, seed, recommended)
+    at = words.index("--")
+    return words[:at], words[at:], environment
+
+
+def test_a_run_is_a_line_of_slime_ext_train_with_the_flags_of_the_host_behind_it():
+    ours, hosts, environment = words_of("lm_lag", "C")
+    assert ours[:3] == ["train", "--host", "miles"] and environment == {}
+    found = dict(zip(ours[1::2], ours[2::2], strict=True))
+    lag = str(OF.panels["lm_lag"].mismatch["lag"])
+    assert (found["--correction"], found["--lag"], found["--seed"]) == ("token_tis", lag, "3")
+    assert hosts[0] == "--" and float(hosts[hosts.index("--lr") + 1]) == OF.panels["lm_lag"].flags["lr"]
+    assert not {"--use-tis", "--rollout-seed", "--custom-tis-function-path"} & {*ours, *hosts}
+
+
+def test_arms_of_a_host_differ_from_the_uncorrected_one_in_what_they_say():
+    b, hosts, _ = words_of("lm_lag", "B")
+    assert b[b.index("--correction") + 1] == "metrics_only"
+    a = words_of("lm_lag", "A")[0]
+    place = b.index("--lag")
+    assert a == b[:place] + b[place + 2 :]
+    assert words_of("lm_lag", "G", recommended="icepop")[0] == words_of("lm_lag", "E")[0]
+    slow = words_of("lm_lag", "F")
+    assert slow[0] == b and float(slow[1][2]) == float(hosts[2]) / 4
+    assert words_of("lm_int4", "B")[2] == {"SLIME_EXT_ROUND": "int4"} and words_of("lm_int4", "A")[2] == {}
+    assert list(runs._words({"eps_clip": 0.2, "balance_data": True, "betas": [1, 2]})) == [
+        *("--eps-clip", "0.2", "--balance-data", "--betas", "1", "2")
+    ]
+
+
+STAND_IN = """
+import json, sys
+from pathlib import Path
+words = sys.argv[1:]
+if words[0] == "analyze":
+    Path(words[words.index("--json") + 1]).write_text('{"recommendation": {"name": "cispo"}}')
+    sys.exit()
+out = Path(words[words.index("--out") + 1])
+(out / "dump").mkdir(parents=True)
+rows = [{"rollout": -1, "eval/heldout": 0.04}, {"rollout": 0, "k3": 0.01, "ess": 0.9}]
+rows += [{"rollout": 1, "k3": 0.03, "ess": 0.7, "eval/heldout": 0.5}, {"rollout": 2, "k3": 0.02, "ess": 0.8}]
+(out / "metrics.jsonl").write_text("".join(json.dumps(row) + chr(10) for row in rows))
+if "13" in words:
+    sys.exit("step 7: expected finite gradients, got NaN")
+if "14" in words:
+    sys.exit("no space left on device")
+"""
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """`runs.run` on a stand-in for slime-ext; its arm and seed are given."""
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    start = subprocess.run
+
+    def instead(command, **kwargs):
+        if "slime_ext.cli" in command:
+            command = [sys.executable, str(tmp_path / "stand_in.py"), *command[3:]]
+        return start(command, **kwargs)
+
+    monkeypatch.setattr(runs.subprocess, "run", instead)
+    monkeypatch.setattr(runs, "versions", lambda: {"torch": "2"})
+    return lambda arm, seed, done=(): runs.run(OF, "lm_lag", arm, seed, tmp_path / "out", list(done))
+
+
+def test_a_run_becomes_its_line(train, tmp_path):
+    b = train("B", 1)
+    assert b.heldout == [(0, 0.04), (2, 0.5)] and b.end == 0.5 and b.stopped is None
+    assert (b.k3, b.ess, b.recommended) == (0.02, 0.8, "cispo")
+    assert (
+        not (tmp_path / "out/lm_lag/B-1/dump").exists()
+        and (tmp_path / "out/lm_lag/B-1/metrics.jsonl").exists()
+    )
+    assert train("G", 1, [b]).recommended == "cispo" and train("C", 1).recommended is None
+    assert train("C", 13).stopped.startswith("step 7: expected finite") and train("C", 13).end == 0.0
+    with pytest.raises(ConfigError, match="C-14: expected the run to end, got: no space left on device"):
+        train("C", 14)
+
+
+def test_what_cannot_run_is_refused(capsys):
+    with pytest.raises(
+        ConfigError, match="panels: lag: expected a panel with a host, got one of the training"
+    ):
+        runs.refuse(OF, "lag", ["B"], [1], [])
+    with pytest.raises(
+        ConfigError, match="lm_lag: arm S: expected a correction, got no correction of this name"
+    ):
+        runs.refuse(OF, "lm_lag", ["B", "S"], [101], [])
+    assert evidence.main(["run", "lag"]) == 2
+    assert capsys.readouterr().err.startswith("settings.yaml: panels: lag: expected a panel with a host")
 
 
 def test_arms_differ_from_the_uncorrected_one_in_what_they_say():
@@ -79,15 +161,18 @@ def _counts(lines):
 
 
 def test_test_seeds_wait_for_frozen_settings_and_these_stay():
-    thawed = OF.model_copy(update={"panels": {"lag": OF.panels["lag"].model_copy(update={"frozen": None})}})
+    def dated(date):
+        panel = OF.panels["lm_lag"].model_copy(update={"frozen": date})
+        return OF.model_copy(update={"panels": {"lm_lag": panel}})
+
+    ran = functools.partial(row, "B", 1, panel="lm_lag")
     with pytest.raises(ConfigError, match="frozen: expected a date before test seeds run, got none"):
-        runs.refuse_thawed(thawed, "lag", [1], [])
-    runs.refuse_thawed(thawed, "lag", [101], [])
-    date = yaml.safe_load("2026-01-01")
-    frozen = OF.model_copy(update={"panels": {"lag": OF.panels["lag"].model_copy(update={"frozen": date})}})
-    runs.refuse_thawed(frozen, "lag", [1], [row("B", 1)])
+        runs.refuse(dated(None), "lm_lag", ["B"], [1], [])
+    runs.refuse(dated(None), "lm_lag", ["B"], [101], [])
+    frozen = dated(yaml.safe_load("2026-01-01"))
+    runs.refuse(frozen, "lm_lag", ["B"], [1], [ran()])
     with pytest.raises(ConfigError, match="expected the settings 000000000000 of B seed 1's line"):
-        runs.refuse_thawed(frozen, "lag", [1], [row("B", 1, settings="000000000000")])
+        runs.refuse(frozen, "lm_lag", ["B"], [1], [ran(settings="000000000000")])
 
 
 def test_committed_lines_are_of_the_settings_that_are_there():
@@ -210,48 +295,12 @@ def test_the_picture_has_a_line_for_each_seed_and_one_for_the_mean():
     assert list(drawn[1].lines[-1].get_ydata()) == pytest.approx([0.0, 0.1, 0.2])
 
 
-def test_a_chains_answer_is_its_running_sums_and_the_files_are_the_same_each_time(tmp_path):
-    assert chain.answer("bbdh") == "bcfe"  # 1, 1+1, 2+3, 5+7 modulo 8
-    flags = chain.write(60, tmp_path)
-    first = [path.read_text() for path in sorted(tmp_path.iterdir())]
-    assert chain.write(60, tmp_path) == flags
-    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == first
-    prompts = read_prompts(flags["prompt_data"], "input", "label")
-    assert len(prompts) == 2048 and {len(p.label) for p in prompts} == {60}
-    assert all(p.label == chain.answer(p.text[:-1]) and p.metadata["rm_type"] == "exact" for p in prompts)
-
-
-def test_a_start_is_made_once_and_named_in_the_flags(tmp_path, monkeypatch):
-    asked = []
-
-    def trained(module, *words):
-        asked.append(module)
-        Path(words[words.index("--out") + 1]).mkdir()
-        return Namespace(returncode=0)
-
-    monkeypatch.setattr(runs, "_command", trained)
-    panel = OF.panels["quantised"]
-    found = [runs._start(panel, {"lr": 1.0}, tmp_path / "start-1") for _ in range(2)]
-    assert found[0] == found[1] and asked == ["benchmarks.evidence.warm"]
-    assert found[0]["hf_checkpoint"] == str(tmp_path / "start-1/model")
-    assert runs._start(OF.panels["lag"], {}, tmp_path / "start-2") == {}
-
-
-def test_the_reward_counts_tokens_not_characters():
-    """a = 4, b = 5, the end = 2; <reserved0> = 12 is one token of eleven characters."""
-    args, tokens = Namespace(hf_checkpoint=str(settings.ROOT / "configs/tiny/model")), [7, 7, 3]
-    for answer, share, exact in [
-        ([4, 5, 4, 5, 2], 1.0, 1.0),
-        ([4, 5, 4, 5, 4], 4 / 5, 0.0),  # no end
-        ([12, 5, 4, 5, 2], 4 / 5, 0.0),
-        ([4, 5, 2], 2 / 5, 0.0),
-        ([4, 5, 4, 5, 4, 2], 4 / 6, 0.0),
-        ([12], 0.0, 0.0),
-    ]:
-        sample = Namespace(tokens=tokens + answer, response_length=len(answer), label="abab", metadata={})
-        assert reward.tokens_in_place(args, sample) == pytest.approx(share)
-        sample.metadata = {"rm_type": "exact"}
-        assert reward.tokens_in_place(args, sample) == exact
+def test_the_readmes_picture_is_one_row_of_at_most_400_pixels(tmp_path):
+    lines = [line for line in rows.read() if line.panel in ("lag", picture.FIRST)]
+    picture.write(OF, lines, tmp_path)
+    height, width = imread(tmp_path / "evidence.png").shape[:2]
+    assert height <= 400 and width >= 1000
+    assert imread(tmp_path / "evidence_all.png").shape[0] > 2 * height
 
 
 def test_settings_looked_at_are_a_row_each_with_an_end_a_seed():

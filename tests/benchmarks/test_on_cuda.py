@@ -80,6 +80,16 @@ def test_a_contender_that_raises_or_comes_too_late_is_a_row_that_says_so(capsys)
     assert len(on_cuda.unmet([late, *rows.values()])) == 2
 
 
+def test_a_count_that_fails_leaves_the_time_and_says_so(capsys, monkeypatch):
+    def refused(body, device):
+        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+
+    monkeypatch.setattr(timing, "launches", refused)
+    (row,) = timing.measure(ROW, {"works": lambda: None}, "cpu", 2, time.monotonic() + 60)
+    assert row.milliseconds is not None and row.why.startswith("launches: RuntimeError: CUPTI_ERROR")
+    assert "CUPTI" in capsys.readouterr().err
+
+
 def test_a_hook_that_waits_is_wrong_and_another_system_that_waits_is_not():
     ours, mis = (
         replace(ROW, contender=name, waits=3, milliseconds=1.0) for name in ("ours eager", "slime mis.py")

@@ -25,6 +25,7 @@ PLACES = (
     ("host_memory", "after", "sglang.srt.mem_cache.pool_host.common", "allocate_plainly"),
     ("mooncake", "before", "miles.backends.megatron_utils.update_weight", "replace_transfer"),
     ("process_groups", "after", ".utils.reloadable_process_group", "add_names"),
+    ("rounded_weights", "after", ".backends.megatron_utils.megatron_to_hf", "round_pushed"),
     ("server_args", "after", "sglang.srt.server_args", "give_fields"),
     ("server_args", "after", ".backends.sglang_utils.arguments", "give_older_names"),
     ("sglang_attention", "after", "sglang.srt.layers.attention.torch_native_backend", "attend_batched"),
