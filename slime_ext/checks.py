@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 from slime_ext.losses import Surrogate
-from slime_ext.state import Step, expect
+from slime_ext.state import Step, expect, weight_ranges
 from slime_ext.steps import Normalize
 
 
@@ -43,7 +44,7 @@ def _check_coupled(correction: Parts, i: int) -> None:
         "a number for the whole optimizer step must be known before it begins",
     )
     expect(
-        any(earlier.is_bound for earlier in before) or not isinstance(step, Normalize),
+        math.isfinite(weight_ranges(before)[-1].high) or not isinstance(step, Normalize),
         f"steps[{i}].normalize",
         "a truncate or clip step before it",
         "none",

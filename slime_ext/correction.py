@@ -17,6 +17,7 @@ from slime_ext.metrics.measure import LARGEST, Measured, Summary, count_bins, po
 from slime_ext.ops.ratios import compared, widened
 from slime_ext.ops.segments import AllSum, as_numbers, identity
 from slime_ext.state import (
+    MODEST,
     NO_PLAN,
     Outcome,
     Plan,
@@ -28,6 +29,7 @@ from slime_ext.state import (
     Tokens,
     Unit,
     tabulate,
+    weight_ranges,
 )
 
 Numerator = Literal["proximal", "target"]
@@ -203,11 +205,8 @@ class Correction:
 
     @cached_property
     def bounds_weights(self) -> bool:
-        """Whether a step bounds the last weights."""
-        bounded = True
-        for step in self.steps:
-            bounded = step.is_bound or (bounded and not step.sets_weights)
-        return bounded
+        """Whether no weight is so large that its product with a loss could overflow."""
+        return weight_ranges(self.steps)[-1].high <= MODEST
 
 
 def largest_product(dtype: torch.dtype) -> float:
