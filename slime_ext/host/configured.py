@@ -38,7 +38,7 @@ def correction_for(args: Any, function: str = "correct") -> Correction:
     Raises:
         ConfigError: no configuration at all, one that does not load, or one that the flags contradict.
     """
-    reads = [getattr(args, name, None) for name in (BOUNDS if function in SEEDS else ("slime_ext",))]
+    reads = [getattr(args, name, None) for name in read_by(function)]
     owner, known, correction = _loaded.get(function, (None, None, None))
     if correction is None or owner is not args or known != reads:
         check_first_call(args)
@@ -49,6 +49,11 @@ def correction_for(args: Any, function: str = "correct") -> Correction:
             correction = load_config(with_preset(reads[0], preset), args)
         _loaded[function] = (args, reads, correction)
     return correction
+
+
+def read_by(function: str) -> tuple[str, ...]:
+    """The arguments that a function of ``slime_ext.tis`` is made from."""
+    return BOUNDS if function in SEEDS else ("slime_ext",)
 
 
 def _of_bounds(function: str, args: Any, *given: float | None) -> Correction:
