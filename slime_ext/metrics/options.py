@@ -28,3 +28,5 @@ class Options:
 
     def __post_init__(self) -> None:
         expect(self.file != "", "file", "a path", "''", "leave it out for the folder of --save")
+        named = self.file is None or ("\0" not in self.file and not self.file.endswith("/"))
+        expect(named, "file", "the path of a file", repr(self.file), "it gets a line per optimizer step")
