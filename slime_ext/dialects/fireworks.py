@@ -38,5 +38,6 @@ def read(block: Block) -> Reading:
     # A clamp of +-20 can only be seen in a mean: every cap is far below e^20.
     steps = capped("token", cap)
     if band is not None:
-        steps = [*inside("token", 1 / band, band), steps[-1]]
+        # Inside the band the cap acts only where it is the smaller.
+        steps = [*inside("token", 1 / band, band), *(steps[-1:] if cap < band else ())]
     return replace(native(steps), args=args)

@@ -105,7 +105,10 @@ def test_a_band_bounds_a_weight_that_is_the_ratio_it_looks_at(level, unit, aggre
 @pytest.mark.parametrize(
     ("steps", "bounds"),
     [
-        ([{"reweight": {**SEQUENCE, "over": "kept"}}, {"zero_outside": {"unit": "sequence"}}], False),
+        (
+            [TOKEN_MASK, {"reweight": {**SEQUENCE, "over": "kept"}}, {"zero_outside": {"unit": "sequence"}}],
+            False,
+        ),
         ([{"reweight": {**TOKEN, "clamp": 20.0}}, "zero_outside"], True),
         ([{"reweight": {**SEQUENCE, "clamp": 20.0}}, {"zero_outside": {"unit": "sequence"}}], False),
         ([{"reweight": {"level": "geometric", "clamp": 20.0}}], True),
