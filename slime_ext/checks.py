@@ -43,8 +43,9 @@ def _check_coupled(correction: Parts, i: int) -> None:
         correction.numerator,
         "a number for the whole optimizer step must be known before it begins",
     )
+    low, high, _ = weight_ranges(before)[-1]
     expect(
-        math.isfinite(weight_ranges(before)[-1].high) or not isinstance(step, Normalize),
+        low < high < math.inf or not isinstance(step, Normalize),
         f"steps[{i}].normalize",
         "a truncate or clip step before it",
         "none",
