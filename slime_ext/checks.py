@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 from slime_ext.losses import Surrogate
-from slime_ext.state import Step, expect
+from slime_ext.state import Step, expect, weight_ranges
 from slime_ext.steps import Normalize
 
 
@@ -42,8 +43,9 @@ def _check_coupled(correction: Parts, i: int) -> None:
         correction.numerator,
         "a number for the whole optimizer step must be known before it begins",
     )
+    low, high, _ = weight_ranges(before)[-1]
     expect(
-        any(earlier.is_bound for earlier in before) or not isinstance(step, Normalize),
+        low < high < math.inf or not isinstance(step, Normalize),
         f"steps[{i}].normalize",
         "a truncate or clip step before it",
         "none",

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from slime_ext.checks import check
-from slime_ext.losses import Bounds, HostLoss, LossInputs, Surrogate
+from slime_ext.losses import Bounds, HostLoss, LossInputs, PpoClip, Surrogate
 from slime_ext.metrics.layout import MetricsLayout
 from slime_ext.metrics.measure import LARGEST, Measured, Summary, count_bins, position_bins, summarize
 from slime_ext.ops.ratios import compared, widened
 from slime_ext.ops.segments import AllSum, as_numbers, identity
 from slime_ext.state import (
+    MODEST,
     NO_PLAN,
     Outcome,
     Plan,
@@ -28,6 +29,7 @@ from slime_ext.state import (
     Tokens,
     Unit,
     tabulate,
+    weight_ranges,
 )
 
 Numerator = Literal["proximal", "target"]
@@ -191,7 +193,7 @@ class Correction:
             loss, clipped = self.surrogate(LossInputs(vars(tokens), outcome.keep), bounds)
         loss = torch.where(outcome.keep, loss, 0)
         factor = outcome.factor.to(loss.dtype)
-        if not self.bounds_weights:  # cut where the product would overflow: infinity times 0 is NaN
+        if not self.bounds_products:  # cut where the product would overflow: infinity times 0 is NaN
             most = largest_product(loss.dtype) / loss.detach().abs().clamp_min(1)
             factor = torch.minimum(factor, most)
         return loss * factor, clipped
@@ -203,11 +205,13 @@ class Correction:
 
     @cached_property
     def bounds_weights(self) -> bool:
-        """Whether a step bounds the last weights."""
-        bounded = True
-        for step in self.steps:
-            bounded = step.is_bound or (bounded and not step.sets_weights)
-        return bounded
+        """Whether no weight is so large that its product with a modest loss could overflow."""
+        return weight_ranges(self.steps)[-1].high <= MODEST
+
+    @cached_property
+    def bounds_products(self) -> bool:
+        """Whether no weight times a loss could overflow: of PPO's loss of a negative advantage any could."""
+        return self.bounds_weights and not (self.sets_weights and isinstance(self.surrogate, PpoClip))
 
 
 def largest_product(dtype: torch.dtype) -> float:

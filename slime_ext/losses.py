@@ -14,11 +14,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from slime_ext.errors import ConfigError
 from slime_ext.ops import surrogates
+from slime_ext.state import expect
 
 Anchor = Literal["proximal", "behavior"]
 EPS_C = 3.0  # the value of the paper, and the default of verl's clip_ratio_c
+TAU = (1e-6, 1e6)  # beyond them float32 does not tell SAPO's gate from a constant, or from a step
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,9 @@ class PpoClip:
     eps_low: float | None = None
     eps_high: float | None = None
 
+    def __post_init__(self) -> None:
+        _check_range(self, "ppo_clip")
+
     def __call__(self, inputs: LossInputs, bounds: Bounds) -> tuple[Tensor, Tensor]:
         low, high = _range(self, bounds)
         return surrogates.ppo_clip(inputs.log_ratio(self.anchor), inputs.advantages, low, high)
@@ -105,10 +109,9 @@ class DualClip:
     eps_c: float | None = None
 
     def __post_init__(self) -> None:
-        if self.eps_c is not None and self.eps_c <= 1:
-            raise ConfigError(
-                f"dual_clip.eps_c: expected a number > 1, got {self.eps_c}: it would clip on-policy"
-            )
+        _check_range(self, "dual_clip")
+        is_floor = self.eps_c is None or self.eps_c > 1
+        expect(is_floor, "dual_clip.eps_c", "a number > 1", self.eps_c, "it would clip on-policy")
 
     def __call__(self, inputs: LossInputs, bounds: Bounds) -> tuple[Tensor, Tensor]:
         low, high = _range(self, bounds)
@@ -126,10 +129,9 @@ class Sapo:
     tau_neg: float = 1.05
 
     def __post_init__(self) -> None:
-        if min(self.tau_pos, self.tau_neg) <= 0:
-            raise ConfigError(
-                f"sapo.tau: expected numbers > 0, got {self.tau_pos}, {self.tau_neg}: tau is a temperature"
-            )
+        for name, tau in {"tau_pos": self.tau_pos, "tau_neg": self.tau_neg}.items():
+            wanted = f"a number from {TAU[0]:g} to {TAU[1]:g}"
+            expect(TAU[0] <= tau <= TAU[1], f"sapo.{name}", wanted, tau, "tau is a temperature")
 
     def __call__(self, inputs: LossInputs, bounds: Bounds) -> tuple[Tensor, Tensor]:
         ratio = inputs.log_ratio(self.anchor)
@@ -144,6 +146,16 @@ SURROGATES = {
     "dual_clip": DualClip,
     "sapo": Sapo,
 }
+
+
+def _check_range(surrogate: PpoClip | DualClip, name: str) -> None:
+    """Whether the range of ratios that is not clipped holds the ratio 1, and others."""
+    ends = {"eps_low": surrogate.eps_low, "eps_high": surrogate.eps_high}
+    for key, eps in ends.items():
+        wide = eps is None or eps >= 0
+        expect(wide, f"{name}.{key}", "a number >= 0", eps, "on-policy tokens must not be clipped")
+    wide = set(ends.values()) != {0}
+    expect(wide, f"{name}.eps_low", "one of eps_low and eps_high above 0", 0, "every ratio but 1 is clipped")
 
 
 def _range(surrogate: PpoClip | DualClip, bounds: Bounds) -> tuple[float, float]:

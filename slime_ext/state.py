@@ -7,22 +7,25 @@ change, and hands on a ``State`` of weights and keep flags.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from slime_ext.errors import ConfigError
+from slime_ext.errors import ConfigError, check_known
 from slime_ext.ops import divergences
 from slime_ext.ops.segments import Segments, as_numbers, identity
 
 Unit = Literal["token", "turn", "sequence"]
 Aggregate = Literal["sum", "mean", "max"]
 BEFORE = -1  # the place of what happens before the first step
+MODEST = 2.0**32  # weights up to it times any loss are finite in float32
+TOKEN_NAMES = ("ratio", *divergences.OF_RATIO, *divergences.OF_BOTH, "advantage", "count", "finite")
 
 
 @dataclass(frozen=True)
@@ -163,8 +166,12 @@ class StepInputs:
             return torch.where(self.finite, divergences.OF_BOTH[name](self.numerator, self.behavior), 0)
         if name == "advantage":
             return self.segments.zeroed(self.advantages)
+        if name == "ratio":
+            return self.log_ratio
         flags = {"count": self.segments.mask, "finite": self.finite}
-        return as_numbers(flags[name], self.log_ratio.dtype) if name in flags else self.log_ratio
+        if name not in flags:
+            check_known("statistics", "quantity", name, TOKEN_NAMES)
+        return as_numbers(flags[name], self.log_ratio.dtype)
 
     def total(self, unit: Unit, aggregate: Aggregate, name: str) -> Tensor:
         """An aggregate per unit; at unit token the quantity itself, anything at masked tokens."""
@@ -199,6 +206,24 @@ class StepInputs:
         return self.kept(self.start)
 
 
+class WeightRange(NamedTuple):
+    """Where the weights lie whatever the log-ratios are.
+
+    Args:
+        low, high: the smallest and the largest weight.
+        ratio: unit and aggregate of the ratio that the weights are, until something else sets them; None: of
+            none that a step could look at.
+    """
+
+    low: float = 1.0
+    high: float = 1.0
+    ratio: tuple[Unit, str] | None = None
+
+    def clamped(self, low: float, high: float) -> WeightRange:
+        """The range after bounds."""
+        return self._replace(low=min(max(self.low, low), high), high=max(min(self.high, high), low))
+
+
 class Step:
     """What the correction expects of a step; these are the answers of one that reads single tokens only."""
 
@@ -207,16 +232,37 @@ class Step:
     reads_advantages: bool = False
     reads_ages: bool = False
     sets_weights: bool = False  # whether weights start over with it
-    is_bound: bool = False  # whether weights are finite after it
+    is_bound: bool = False  # whether it bounds weights, or zeroes some
     rejects: bool = False  # whether it takes tokens out
     is_coupled: bool = False  # whether it computes a number over the whole optimizer step
+
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        """Where the weights lie after it; a step of a user's own that bounds them leaves modest ones."""
+        if self.is_bound:
+            return WeightRange(0.0, MODEST)
+        return WeightRange(0.0, math.inf) if self.sets_weights else before
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
         raise NotImplementedError
 
 
+def weight_ranges(steps: Sequence[Step]) -> list[WeightRange]:
+    """Where the weights lie before each step, and after the last one."""
+    found = [WeightRange()]
+    for step in steps:
+        found.append(step.weight_range(found[-1]))
+    return found
+
+
 def statistics_of(unit: Unit, aggregate: Aggregate, name: str) -> tuple[StatisticKey, ...]:
-    """What ``StepInputs.total`` reads for the same arguments."""
+    """What ``StepInputs.total`` reads for the same arguments.
+
+    Raises:
+        ConfigError: a word that none of them knows.
+    """
+    words = {"unit": (unit, get_args(Unit)), "aggregate": (aggregate, get_args(Aggregate))}
+    for kind, (word, known) in {**words, "quantity": (name, TOKEN_NAMES)}.items():
+        check_known("statistics_of", kind, word, known)
     if unit == "token":
         return ()
     if aggregate == "mean":

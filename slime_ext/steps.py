@@ -24,6 +24,7 @@ from slime_ext.ops.prefixes import prefix_min
 from slime_ext.ops.ratios import Level
 from slime_ext.ops.segments import AllSum
 from slime_ext.state import (
+    MODEST,
     Aggregate,
     ExceedsLimit,
     State,
@@ -31,6 +32,7 @@ from slime_ext.state import (
     Step,
     StepInputs,
     Unit,
+    WeightRange,
     expect,
     statistics_of,
 )
@@ -61,6 +63,9 @@ class _AtLevel(Step):
     @cached_property
     def _aggregate(self) -> Aggregate:
         return "mean" if self.level == "geometric" else "sum"
+
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        return WeightRange(0.0, math.inf, ratio_at(self.unit, self._aggregate))
 
     def _ratio(self, inputs: StepInputs) -> Tensor:
         """exp(log-ratio), one per unit."""
@@ -137,6 +142,10 @@ class SignedClip(_AtLevel):
         negative = ratio.clamp(self.negative_low, self.negative_high)
         return state.reweight("token", ratio).bound(torch.where(inputs.advantages < 0, negative, positive))
 
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        low, high = (self.positive_low, self.negative_low), (self.positive_high, self.negative_high)
+        return WeightRange(min(low), max(high))
+
 
 @dataclass(frozen=True)
 class Truncate(Step):
@@ -163,6 +172,9 @@ class Truncate(Step):
     def __call__(self, state: State, inputs: StepInputs) -> State:
         return state.bound(state.weights.clamp(max=self.high))
 
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        return before.clamped(0.0, self.high)
+
 
 @dataclass(frozen=True)
 class Clip(Step):
@@ -184,6 +196,9 @@ class Clip(Step):
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
         return state.bound(state.weights.clamp(self.low, self.high))
+
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        return before.clamped(self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -354,6 +369,9 @@ class Normalize(Step):
         weights = state.weights.double() / inputs.plan[self]
         return replace(state, weights=weights.to(state.weights.dtype))
 
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        return WeightRange(0.0, MODEST)  # at most the number of tokens of the step
+
     def _share(self, state: State, inputs: StepInputs) -> Tensor:
         per_token = inputs.usable.double()
         if self.level == "sequence":
@@ -431,6 +449,11 @@ STEPS: dict[str, Callable[..., Step]] = {
     "second_moment": SecondMoment,
     "normalize": Normalize,
 }
+
+
+def ratio_at(unit: Unit, aggregate: str) -> tuple[Unit, str]:
+    """What tells one ratio from another: a token's is aggregated in no way."""
+    return unit, "" if unit == "token" else aggregate
 
 
 def _log(bound: float) -> float:

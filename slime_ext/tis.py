@@ -17,14 +17,15 @@ from torch import Tensor
 from slime_ext import presets
 from slime_ext.correction import Correction, HookResult
 from slime_ext.errors import did_you_mean
-from slime_ext.host.configured import correction_for
+from slime_ext.host.configured import correction_for, read_by
 from slime_ext.host.contract import HookCall
 from slime_ext.host.hook import Channel, Result, run
 from slime_ext.state import Tokens
 
 
 def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[..., Result]:
-    """The function that a host calls for the correction ``name``, read once per arguments object."""
+    """The function that a host calls for the correction ``name``, read again when its flags change."""
+    names = read_by(name)
     loaded: tuple[Any, Any, Correction | None] = (None, None, None)
 
     def function(
@@ -53,10 +54,10 @@ def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[
             **({} if cur_log_probs is None else {"cur_log_probs": cur_log_probs}),
         }
         owner, known, correction = loaded
-        mapping = getattr(args, "slime_ext", None)
-        if correction is None or owner is not args or known is not mapping:
+        now = [getattr(args, key, None) for key in names]
+        if correction is None or owner is not args or known != now:
             correction = correction_for(args, name)
-            loaded = (args, mapping, correction)
+            loaded = (args, now, correction)
         return run(HookCall.of(args, given), correction, channel, name)
 
     function.__name__ = function.__qualname__ = name

@@ -123,7 +123,10 @@ def test_a_surrogate_takes_fields():
         ),
         ({"steps": [{"reject": {"statistic": "k2", "high": -1.0}}]}, "expected low <= 0 <= high"),
         ({"surrogate": "ppo"}, "slime_ext.surrogate: unknown surrogate 'ppo'"),
-        ({"surrogate": {"sapo": {"tau_pos": 0.0}}}, "slime_ext.surrogate.sapo.tau: expected numbers > 0"),
+        (
+            {"surrogate": {"sapo": {"tau_pos": 0.0}}},
+            "slime_ext.surrogate.sapo.tau_pos: expected a number from 1e-06 to 1e+06",
+        ),
         (
             {"surrogate": {"dual_clip": {"eps_c": 1.0}}},
             "slime_ext.surrogate.dual_clip.eps_c: expected a number > 1",

@@ -173,6 +173,28 @@ def test_arguments_that_agree_are_let_through():
         check_args(read_config(mapping), Args(**args))
 
 
+@pytest.mark.parametrize(
+    ("mapping", "line"),
+    [
+        (
+            {"steps": [{"reject": {"high": 2.0, "aggregate": "max"}}]},
+            "steps[0]: aggregate: max changes nothing",
+        ),
+        (
+            {"steps": ["reweight", {"zero_outside": {"aggregate": "mean"}}]},
+            "steps[1]: aggregate: mean changes",
+        ),
+        ({"preset": "token_is", "mask_scope": "all"}, "mask_scope: all acts only on tokens without a finite"),
+        ({"preset": "token_is", "denominator": "kept"}, "denominator: kept acts only on tokens without a"),
+        ({"preset": "token_is", "group": "atomic"}, "group: atomic acts only on tokens without a finite"),
+        ({"preset": "token_is", "steps": []}, "steps: [] takes out those of preset: token_is"),
+    ],
+)
+def test_what_changes_nothing_where_it_stands_is_noted(mapping, line):
+    (note,) = read_config(mapping).notes
+    assert note.startswith(line)
+
+
 def test_notes_are_handed_back():
     assert read_config({"preset": "token_is"}) == Loaded(presets.get("token_is"))
     (note,) = read_config({"fireworks": {"level": "sequence"}}).notes

@@ -295,6 +295,20 @@ def test_a_weight_that_nothing_bounds_gives_a_finite_loss(dtype):
     assert loss.sum().isfinite() and loss.min() > 1e25 and gradient.isfinite().all() and gradient.all()
 
 
+def test_a_capped_weight_on_the_far_loss_of_ppo_is_finite():
+    correction = Correction(surrogate=PpoClip(), steps=(Reweight(), Truncate(5.0)))
+    segments = Segments.whole([2], torch.ones(2))
+    far = (
+        torch.tensor(x, requires_grad=True) for x in ([-5e3, -1.0], [-6e3, -1.0], [-0.1, -1.0], [-90.0, 1.0])
+    )
+    packed = Tokens(segments, *far)
+    outcome = correction(packed)
+    loss, _ = correction.loss(outcome, packed, torch.ones(2), Bounds())
+    assert (
+        outcome.weights.tolist() == [5.0, 1.0] and loss.isfinite().all() and loss[0] > 1e28 and loss[1] == -1
+    )
+
+
 def test_a_mean_weight_below_any_float32_divides():
     steps = (Reweight("sequence"), Truncate(2.0), Normalize())
     correction = Correction(steps=steps)

@@ -11,6 +11,7 @@ from slime_ext.correction import Correction, HookInputs, Tokens, apply
 from slime_ext.errors import ConfigError
 from slime_ext.metrics import MetricsLayout
 from slime_ext.ops.segments import Segments
+from slime_ext.state import statistics_of
 from slime_ext.steps import (
     Clip,
     MinPrefixReweight,
@@ -104,6 +105,14 @@ def test_a_turn_is_rejected_alone():
 def test_a_veto_takes_the_whole_sequence_and_no_other():
     assert kept([1.0, 1e-5, 1.0], Veto(low=1e-4), lengths=[2, 1]) == [0, 0, 1]
     assert kept([1.0, 200.0, 1.0], Veto(high=100.0), lengths=[2, 1]) == [0, 0, 1]
+
+
+def test_a_quantity_that_no_one_knows_is_refused():
+    for words in (("sequence", "mean", "binarykl"), ("sequence", "median", "k3"), ("sentence", "sum", "k3")):
+        with pytest.raises(ConfigError, match=r"statistics_of: unknown"):
+            statistics_of(*words)
+    with pytest.raises(ConfigError, match="unknown quantity 'binarykl'; did you mean 'binary_kl'"):
+        Correction().read(packed([1.0])).value_of("binarykl")
 
 
 def test_when_limits_a_rejection_to_negative_advantages():

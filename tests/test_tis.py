@@ -196,6 +196,41 @@ def test_a_loss_that_is_not_one_number_per_token_is_refused():
             getattr(tis, name)(arguments(), **call | {"pg_loss": call["pg_loss"][1:]})
 
 
+@pytest.mark.parametrize("key", ["pg_loss", *REQUIRED[2:5], "cur_log_probs", "advantages"])
+def test_a_column_in_place_of_a_row_is_refused(key):
+    """[R, 1] has the right number of tokens, and would make a loss of [R, R]."""
+    call = as_slime_calls(oracle.random_batch(3))
+    rows = call[key]
+    call[key] = rows[:, None] if key == "pg_loss" else [row[:, None] for row in rows]
+    with pytest.raises(
+        DataError, match=f"^{key}.*: expected a tensor of shape .*, got .*, 1.: one number"
+    ) as caught:
+        tis.pure_is(arguments(), **call)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"), [("vanilla_tis_function", "tis_clip"), ("off_policy_is_function", "eps_clip_high")]
+)
+def test_a_flag_that_changes_is_seen(name, flags):
+    call, args = as_slime_calls(oracle.random_batch(3, wild=False)), arguments(**{flags: 1.001})
+    narrow, _, _ = getattr(tis, name)(args, **call)
+    setattr(args, flags, 7.0)
+    wide, _, _ = getattr(tis, name)(args, **call)
+    expected, _, _ = getattr(tis, name)(arguments(**{flags: 7.0}), **call)
+    assert torch.equal(wide, expected) and not torch.equal(wide, narrow)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float16])
+def test_reduced_masks_have_the_hosts_dtype(dtype):
+    batch = oracle.random_batch(3)
+    masks = [torch.tensor(s["mask"]).to(dtype) for s in batch]
+    mapping = {"mask_scope": "all", "steps": [{"reject": {"high": 1.0}}]}
+    _, reduced, _ = tis.correct(arguments(slime_ext=mapping), **as_slime_calls(batch, loss_masks=masks))
+    assert {mask.dtype for mask in reduced} == {dtype}
+    assert sum(int(mask.sum()) for mask in reduced) < sum(int(mask.sum()) for mask in masks)
+
+
 def test_correct_reads_the_mapping_of_the_arguments():
     call = as_slime_calls(oracle.random_batch(1))
     by_mapping = tis.correct(arguments(slime_ext={"preset": "icepop"}), **call)[0]

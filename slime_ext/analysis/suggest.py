@@ -21,7 +21,7 @@ from slime_ext.analysis.records import DumpedRollout
 from slime_ext.ops import divergences
 
 DIGITS = 17  # of a float64
-LARGEST = 700.0  # log-ratio whose ratio, and one over it, a float64 holds
+LARGEST = 87.0  # log-ratio whose ratio, and one over it, a configuration holds (float32)
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,15 @@ class Rejection:
 
     def bounds(self, kept: float, gone: float) -> dict[str, float] | None:
         """``low`` and ``high`` of the step for a threshold between the largest statistic that is kept and the
-        smallest that is rejected; None if no float64 holds it."""
-        if kept >= (LARGEST if self.is_band else math.inf):
+        smallest that is rejected; None if no configuration holds it."""
+        most = (
+            LARGEST if self.is_band else divergences.LARGEST.get(self.fields["statistic"], math.exp(LARGEST))
+        )
+        if kept >= most:
             return None
         if not self.is_band:
-            return {"high": between(kept, gone)}
-        gone = gone if math.isinf(gone) else min(gone, LARGEST)
+            return {"high": between(kept, min(gone, most))}
+        gone = gone if math.isinf(gone) else min(gone, most)
         return {
             "low": between(math.exp(-kept), math.exp(-gone)),
             "high": between(math.exp(kept), math.exp(gone)),
@@ -143,7 +146,7 @@ class Ranking:
     def notes(self) -> tuple[str, ...]:
         """Which rejections have no threshold that could be written down."""
         return tuple(
-            f"suggest: {rejection.name} is left out: its threshold is beyond what a float64 holds: the "
+            f"suggest: {rejection.name} is left out: its threshold is beyond what a configuration holds: the "
             "policies are too far apart"
             for rejection, _, bounds in self._found()
             if bounds is None

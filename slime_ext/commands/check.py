@@ -13,7 +13,7 @@ from slime_ext.commands.convert import system_of
 from slime_ext.commands.output import console, needs, table
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
-from slime_ext.host.configured import forbid_unread_key
+from slime_ext.host.configured import forbid_misplaced, forbid_unread_key
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import (
     ARGUMENTS,
@@ -24,6 +24,7 @@ from slime_ext.host.flags import (
     formula,
     one_line,
     skips_proximal,
+    unread_clip,
 )
 from slime_ext.optional_args import OptionalArgs
 from slime_ext.scripts.launch import Launch
@@ -106,6 +107,7 @@ def checked(arguments: Arguments) -> Checked:
     Raises:
         ConfigError: as ``slime_ext.host.init`` refuses them.
     """
+    forbid_misplaced(arguments.values)
     name = _function(arguments)
     found = _of_seed(name, arguments) if name in contract.SEEDS else _of_correction(name, arguments)
     _check_paths(arguments)
@@ -236,7 +238,11 @@ def _notes(
 ) -> tuple[str, ...]:
     """What a launch still lacks."""
     path, init = (arguments.get(k) for k in ("custom_tis_function_path", "custom_megatron_init_path"))
+    own = init not in (None, *INIT.values())
     lacking = {
+        f"{cut(init)} in place of {contract.INIT_FLAG}: no metrics, guards or checks at start-up unless it "
+        "calls slime_ext.host.init(args)": own,
+        (line := unread_clip(arguments.namespace())): line,
         f"names no function: slime needs custom_tis_function_path: {contract.TIS}.correct": not path,
         f"no metrics: in slime add {contract.INIT_FLAG}": path and not init and not needs_target,
         "--use-tis is not set: the loss stays as it is, only metrics are computed": acts

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from slime_ext import dialects, guards, presets
+from slime_ext.config.idle import forbid_idle_guards, forbid_idle_steps, notes_of
 from slime_ext.config.rules import check_args
 from slime_ext.config.typed import built, checked, mapping_of, named, read_fields
 from slime_ext.correction import Correction
@@ -78,10 +79,17 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
     systems = [key for key in mapping if key in dialects.DIALECTS]
     if not systems:
         correction = _native(mapping)
-        watched = _guards(mapping.get("guards"), correction)
-        backend, notes = _backend(mapping.get("backend", "eager"))
         options = read_fields(f"{ROOT}.metrics", Options, mapping.get("metrics"))
+        watched = _guards(mapping.get("guards"), correction, options)
+        backend, notes = _backend(mapping.get("backend", "eager"))
         _forbid_unmeasured(mapping, correction, options)
+        forbid_idle_guards(
+            {k: v for k, v in watched.items() if v is not guards.DEFAULT.get(k)},
+            correction,
+            options,
+            f"{ROOT}.guards",
+        )
+        notes = (*notes, *notes_of(mapping, correction))
         return Loaded(correction, notes, guards=watched, metrics=options, backend=backend)
     if len(mapping) > 1:
         others = ", ".join(str(key) for key in mapping if key != systems[0])
@@ -196,7 +204,7 @@ def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, optio
         )
 
 
-def _guards(mapping: Any, correction: Correction) -> dict[str, Guard]:
+def _guards(mapping: Any, correction: Correction, options: Options) -> dict[str, Guard]:
     """The default guards and those of the mapping; None takes one away."""
     where = f"{ROOT}.guards"
     found, known = dict(guards.DEFAULT), known_names(correction)
@@ -210,6 +218,7 @@ def _guards(mapping: Any, correction: Correction) -> dict[str, Guard]:
             raise ConfigError(
                 f"{where}: unknown metric '{cut(name)}'{did_you_mean(str(name), known)} (see docs/metrics.md)"
             )
+    forbid_idle_guards({name: found[name] for name in given if name in found}, correction, options, where)
     return found
 
 
@@ -226,7 +235,7 @@ def _steps(listed: Any) -> tuple:
             "fields"
         )
     steps = [_step(f"{ROOT}.steps[{i}]", _renamed(entry)) for i, entry in enumerate(listed)]
-    _forbid_idle(steps)
+    forbid_idle_steps(steps, [_name_of(step) for step in steps], f"{ROOT}.steps")
     return tuple(step.plain() if hasattr(step, "plain") else step for step in steps)
 
 
@@ -242,20 +251,5 @@ def _step(where: str, entry: Any) -> Step:
     return step
 
 
-def _forbid_idle(steps: list[Step]) -> None:
-    """Steps that could not act: a bound with no weight before it, a weight that a later step sets anew."""
-    setter = None
-    for i, step in enumerate(steps):
-        name = next((key for key, cls in KNOWN_STEPS.items() if isinstance(step, cls)), type(step).__name__)
-        if step.sets_weights:
-            if setter is not None:
-                raise ConfigError(
-                    f"{ROOT}.steps[{i}].{name}: expected one step that sets weights, got a second after "
-                    f"steps[{setter}]: it would undo the first"
-                )
-            setter = i
-        if step.is_bound and setter is None:
-            raise ConfigError(
-                f"{ROOT}.steps[{i}].{name}: expected a reweight step before it, got none: "
-                "weights are 1 there and it would never act"
-            )
+def _name_of(step: Step) -> str:
+    return next((key for key, cls in KNOWN_STEPS.items() if isinstance(step, cls)), type(step).__name__)

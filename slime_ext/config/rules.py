@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from slime_ext.dialects.block import FLOAT32, is_float32
 from slime_ext.errors import ConfigError, shown
 from slime_ext.losses import DualClip, HostLoss
 from slime_ext.optional_args import OptionalArgs, steps_per_rollout
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 # Estimators that make a loss of their own -> what is lost of it.
 DISCARDED = {"gspo": "sequence ratio", "cispo": "clipped weight"}
+RANGE = {"eps_low": "--eps-clip", "eps_high": "--eps-clip-high", "eps_c": "--eps-clip-c"}
 WITH_BASELINE = (None, "grpo", "gspo", "cispo")  # estimators whose advantages have one
 
 
@@ -33,6 +36,22 @@ def check_args(loaded: Loaded, args: Any) -> None:
     for line, is_broken in {**of_loss(correction, a), **_of_whole_step(correction, a)}.items():
         if is_broken:
             raise ConfigError(line)
+    _check_range(correction, {"eps_low": a.eps_clip, "eps_high": a.eps_clip_high, "eps_c": a.eps_clip_c})
+
+
+def _check_range(correction: Correction, given: dict[str, float | None]) -> None:
+    """Holds the host's clip range against what the surrogate that reads it allows of its own."""
+    for field in dataclasses.fields(correction.surrogate):
+        eps = given.get(field.name)
+        if eps is None or getattr(correction.surrogate, field.name) is not None:
+            continue
+        flag = RANGE[field.name]
+        if not is_float32(eps):
+            raise ConfigError(f"{flag}: expected {FLOAT32}, got {eps}")
+        try:
+            dataclasses.replace(correction.surrogate, **{field.name: eps})
+        except ConfigError as error:
+            raise ConfigError(f"{flag}: {str(error).partition(': ')[2]}") from None
 
 
 def multiplies_target_ratio(correction: Correction) -> bool:

@@ -13,10 +13,11 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from slime_ext.dialects.block import as_number
+from slime_ext.dialects.block import FLOAT32, as_number, is_float32
 from slime_ext.errors import ConfigError, check_known, did_you_mean, shown
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+MOST = 2**31 - 1  # of a count; tensors of counts are float32 or wider
 
 
 def mapping_of(where: str, value: Any) -> Mapping[str, Any]:
@@ -56,11 +57,16 @@ def checked(where: str, cls: type, values: Mapping[str, Any], allowed: Sequence[
 
 def _value(where: str, value: Any, hint: Any) -> Any:
     try:
-        return _adapter(hint).validate_python(_number(value, hint))
+        found = _adapter(hint).validate_python(_number(value, hint))
     except ValidationError as error:
         expected = error.errors()[0]["msg"].removeprefix("Input should be ").replace("a valid ", "a ")
         near = did_you_mean(str(value), re.findall("'(.*?)'", expected))
         raise ConfigError(f"{where}: expected {expected}, got {shown(value)}{near}") from None
+    if isinstance(found, float) and not is_float32(found):
+        raise ConfigError(f"{where}: expected {FLOAT32}, got {shown(value)}")
+    if isinstance(found, int) and abs(found) > MOST:
+        raise ConfigError(f"{where}: expected a whole number up to {MOST}, got {shown(value)}")
+    return found
 
 
 @functools.cache

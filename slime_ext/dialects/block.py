@@ -12,6 +12,8 @@ from slime_ext.errors import ConfigError, check_known, did_you_mean, shown
 KEPT = "on-policy data (ratio 1) must be kept"
 SAFE = 20.0  # these systems clamp log-ratios to [-20, 20] before the exponential
 SHRINK = "below 1 it would shrink on-policy tokens"
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32, in which weights are
+FLOAT32 = f"0, or a number of size {SMALLEST:.3g} to {LARGEST:.3g} (float32)"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Block:
         found = as_number(value)
         if found is None:
             self.refuse(key, "a finite number")
+        if not is_float32(found):
+            self.refuse(key, FLOAT32)
         if least is not None and found < least:
             self.refuse(key, f"a number >= {least:g}", SHRINK if least == 1 else "")
         return found
@@ -123,6 +127,15 @@ def as_number(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return found if math.isfinite(found) else None
+
+
+def is_float32(number: float) -> bool:
+    """Whether a float32 holds a number with all its digits' worth.
+
+    >>> is_float32(0), is_float32(-2.0), is_float32(1e40), is_float32(1e-40)
+    (True, True, False, False)
+    """
+    return number == 0 or SMALLEST <= abs(number) <= LARGEST
 
 
 def native(

@@ -27,7 +27,7 @@ def read(block: Block) -> Reading:
         block.refuse(then[0], f"the fields of ISConfig or of TISConfig alone (beside it: {', '.join(now)})")
     level_key, cap_key = ("tis_level", "tis_cap") if then else ("level", "cap")
     level = block.choice(level_key, LEVELS, "token")
-    low, high = block.number("eps_clip"), block.number("eps_clip_high")
+    low, high = block.number("eps_clip", least=0), block.number("eps_clip_high", least=0)
     clip = {"eps_clip": low, "eps_clip_high": low if high is None else high}
     args = {key: value for key, value in clip.items() if value is not None}
     cap, band = block.given(cap_key, 5.0, least=1), block.number("icepop_threshold", least=1)
@@ -38,5 +38,6 @@ def read(block: Block) -> Reading:
     # A clamp of +-20 can only be seen in a mean: every cap is far below e^20.
     steps = capped("token", cap)
     if band is not None:
-        steps = [*inside("token", 1 / band, band), steps[-1]]
+        # Inside the band the cap acts only where it is the smaller.
+        steps = [*inside("token", 1 / band, band), *(steps[-1:] if cap < band else ())]
     return replace(native(steps), args=args)

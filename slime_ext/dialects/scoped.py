@@ -12,6 +12,7 @@ sequence costs one more.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -19,11 +20,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from slime_ext.state import State, StatisticKey, Step, StepInputs, Unit, expect, tabulate
-from slime_ext.steps import Reject, Reweight
+from slime_ext.state import State, StatisticKey, Step, StepInputs, Unit, WeightRange, expect, tabulate
+from slime_ext.steps import Reject, Reweight, ratio_at
 
 Over = Literal["response", "kept"]
 CLAMPABLE = ("ratio", "k1", "k2", "k3")
+LARGEST_LOG = 709.0  # nats; exp of more overflows a float64
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,18 @@ class ScopedReweight(Scoped, Reweight):
     """
 
     native = Reweight
+
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        if self.clamp is None or self._is_summed:
+            plain = self.over == "response" and self.clamp is None
+            return super().weight_range(before) if plain else WeightRange(0.0, math.inf)
+        # A token's clamped ratio lies inside every band around 1 that its ratio lies in; a mean does not.
+        most = math.exp(min(self.clamp, LARGEST_LOG))
+        return WeightRange(1 / most, most, ratio_at("token", "") if self.unit == "token" else None)
+
+    @property
+    def _is_summed(self) -> bool:
+        return self.unit != "token" and self._aggregate == "sum"
 
 
 @dataclass(frozen=True)
@@ -137,6 +151,11 @@ class ZeroOutside(Step):
     @property
     def statistics(self) -> tuple[StatisticKey, ...]:
         return self._band.statistics
+
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        """A band around the weight itself bounds it; one around another ratio takes out what lies beyond."""
+        is_of_weight = before.ratio == ratio_at(self.unit, self.aggregate)
+        return before._replace(low=0.0, high=min(before.high, self.high) if is_of_weight else before.high)
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
         inside = inputs.kept(self._band(replace(state, keep={}), inputs))

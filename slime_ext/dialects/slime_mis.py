@@ -39,7 +39,9 @@ def read(block: Block) -> Reading:
     rejects = block.flag("use_rs")
     if block.has("rs_veto_threshold") and not rejects:
         block.refuse("rs_veto_threshold", "null with use_rs: false", "mis.py vetoes inside use_rs only")
-    steps = [*_weights(block), *(_rejection(block) if rejects else ()), *_normalized(block)]
+    weights, masks = _weights(block), _rejection(block) if rejects else []
+    # Both reject alike where the bounds of rs are those of tis.
+    steps = [*weights, *(step for step in masks if step not in weights), *_normalized(block)]
     notes = (*_ignored(block, rejects), *((STEP_WIDE,) if block.flag("tis_batch_normalize") else ()))
     return native(steps, notes, mask_scope="all")
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-from slime_ext import presets
+from slime_ext import config, dialects, presets
 from slime_ext.config import load_config, with_preset
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError, warn_once
+from slime_ext.guards import Guard
 from slime_ext.host import hosts
-from slime_ext.host.contract import INIT_FLAG, OURS, SEEDS, TIS, calls_hook, function_of
+from slime_ext.host.contract import BAND, INIT_FLAG, OURS, RANGE, SEEDS, TIS, calls_hook, function_of
 from slime_ext.host.flags import ARGUMENTS, check_command_line, check_flags, double_count
+from slime_ext.losses import SURROGATES
+from slime_ext.mappings import read_yaml
+from slime_ext.metrics.names import METRICS, STALENESS
+from slime_ext.metrics.options import Options
 from slime_ext.steps import Clip, Reject, Reweight
 
 WITHOUT = (
@@ -23,7 +31,7 @@ UNCALLED = (
     f"slime_ext: expected a backend that calls {INIT_FLAG}, got one that does not (miles' --train-backend "
     f"fsdp): {WITHOUT}; what needs cur_log_probs or advantages stops here"
 )
-BOUNDS = ("tis_clip_low", "tis_clip", "eps_clip", "eps_clip_high")
+BOUNDS = (*BAND, *RANGE)
 _checked: Any = None
 _loaded: dict[str, tuple[Any, Any, Correction]] = {}  # function -> args, what it reads of them, correction
 
@@ -38,7 +46,7 @@ def correction_for(args: Any, function: str = "correct") -> Correction:
     Raises:
         ConfigError: no configuration at all, one that does not load, or one that the flags contradict.
     """
-    reads = [getattr(args, name, None) for name in (BOUNDS if function in SEEDS else ("slime_ext",))]
+    reads = [getattr(args, name, None) for name in read_by(function)]
     owner, known, correction = _loaded.get(function, (None, None, None))
     if correction is None or owner is not args or known != reads:
         check_first_call(args)
@@ -49,6 +57,11 @@ def correction_for(args: Any, function: str = "correct") -> Correction:
             correction = load_config(with_preset(reads[0], preset), args)
         _loaded[function] = (args, reads, correction)
     return correction
+
+
+def read_by(function: str) -> tuple[str, ...]:
+    """The arguments that a function of ``slime_ext.tis`` is made from."""
+    return BOUNDS if function in SEEDS else ("slime_ext",)
 
 
 def _of_bounds(function: str, args: Any, *given: float | None) -> Correction:
@@ -111,6 +124,63 @@ def forbid_unread_key(args: Any) -> None:
             f"--custom-tis-function-path: expected {TIS}.correct beside the key slime_ext, got "
             f"{getattr(args, 'custom_tis_function_path', None) or 'none'}: nothing would read that key"
         )
+
+
+def forbid_misplaced(keys: Iterable[str]) -> None:
+    """Stops at a key of ours beside ``slime_ext:`` in the file of --custom-config-path, as lost indentation
+    leaves it: slime makes an argument of it, which nothing reads.
+
+    Args:
+        keys: those at the top of the file; the hosts' own arguments among them are none of ours.
+
+    Raises:
+        ConfigError: with the place where the key belongs.
+    """
+    for key in keys:
+        if place := _places().get(key):
+            raise ConfigError(
+                f"--custom-config-path: expected the key {key} {place}, got it beside slime_ext, where "
+                "nothing reads it: indent it; an argument of your own needs another name"
+            )
+
+
+def forbid_misplaced_in_file(args: Any) -> None:
+    """The same of the file itself, where something of ours would have read it and this process can.
+
+    Raises:
+        ConfigError: as ``forbid_misplaced``, or no YAML.
+    """
+    path = getattr(args, "custom_config_path", None)
+    is_ours = function_of(args) or getattr(args, "slime_ext", None) is not None
+    if is_ours and isinstance(path, str) and Path(path).is_file():
+        found = read_yaml(path, f"--custom-config-path {path}")
+        forbid_misplaced(found if isinstance(found, Mapping) else ())
+
+
+@functools.cache
+def _places() -> dict[str, str]:
+    """Every key of ours that is no argument of a host -> where it belongs."""
+    found: dict[str, str] = {}
+    for place, keys in _keys():
+        found |= {key: place for key in keys if key not in found and key not in ARGUMENTS}
+    return found
+
+
+def _keys() -> Iterator[tuple[str, Iterable[str]]]:
+    yield "under slime_ext", (*config.KEYS, *dialects.DIALECTS)
+    yield "in a step's place under slime_ext.steps", config.KNOWN_STEPS
+    yield "as a field of a step under slime_ext.steps", _fields(*config.KNOWN_STEPS.values())
+    yield "under slime_ext.surrogate", (name for name, cls in SURROGATES.items() if fields(cls))
+    yield "as a field under slime_ext.surrogate", _fields(*SURROGATES.values())
+    yield "as a field of a metric under slime_ext.guards", _fields(Guard)
+    yield "under slime_ext.metrics", _fields(Options)
+    yield "under slime_ext.guards", (*METRICS, *STALENESS)
+    for system, (keys, _) in dialects.DIALECTS.items():
+        yield f"under slime_ext.{system}", keys
+
+
+def _fields(*classes: type) -> list[str]:
+    return [field.name for cls in classes for field in fields(cls)]
 
 
 def correction_of_flags(args: Any) -> Correction | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from slime_ext.dialects.block import FLOAT32, is_float32
 from slime_ext.errors import ConfigError, shown
 from slime_ext.host import contract
 from slime_ext.host.contract import INIT_FLAG, PLAN, PLAN_FLAG, flag_of
@@ -141,6 +143,19 @@ class _Arguments:
         return getattr(self._args, name, None)
 
 
+def _reads_band(a: Any) -> bool:
+    return contract.function_of(a) in ("vanilla_tis_function", "icepop_function")
+
+
+def _reads_range(a: Any) -> bool:
+    return contract.function_of(a) == "off_policy_is_function"
+
+
+def _is_beyond_float32(dest: str, reads: Callable[[Any], bool], a: Any) -> bool:
+    value = getattr(a, dest) if reads(a) else None
+    return value not in (None, math.inf) and not is_float32(value)
+
+
 # What a band must be for the functions that read it from flags, as native steps have it.
 BANDS: Rules = {
     "--tis-clip: expected more than --tis-clip-low {a.tis_clip_low}, got {a.tis_clip}: every weight "
@@ -160,6 +175,13 @@ BANDS: Rules = {
     "--eps-clip: expected a number above 0, got {a.eps_clip}: every weight would be the same": lambda a: (
         _reads_range(a) and a.eps_clip == 0 and not a.eps_clip_high
     ),
+    **{
+        f"{flag_of(dest)}: expected {FLOAT32}, got {{a.{dest}}}": functools.partial(
+            _is_beyond_float32, dest, reads
+        )
+        for reads, dests in ((_reads_band, contract.BAND), (_reads_range, contract.RANGE))
+        for dest in dests
+    },
 }
 # What the hook itself needs: also what ``slime-ext check`` looks for.
 HOOK: Rules = {
@@ -310,14 +332,6 @@ def skips_proximal(a: OptionalArgs) -> bool:
     return steps_per_rollout(a) == 1 and not (any(needed) or others or replayed)
 
 
-def _reads_band(a: Any) -> bool:
-    return contract.function_of(a) in ("vanilla_tis_function", "icepop_function")
-
-
-def _reads_range(a: Any) -> bool:
-    return contract.function_of(a) == "off_policy_is_function"
-
-
 def _steps_disagree(a: Any) -> bool:
     sizes = (a.rollout_batch_size, a.n_samples_per_prompt, a.global_batch_size, a.num_steps_per_rollout)
     return all(sizes) and sizes[0] * sizes[1] // sizes[3] != sizes[2]
@@ -359,6 +373,22 @@ def double_count(args: Any) -> str:
     return (
         f"off_policy_is_function: expected {expected}, got {got}: the host's loss has the factor target / "
         "proximal already, so that ratio is counted twice; use slime_ext.tis.off_policy_is"
+    )
+
+
+def unread_clip(args: Any) -> str:
+    """Where --tis-clip stands beside a function of ours that does not read it, the line that says so; else
+    empty. A flag that says the host's default is not told from none."""
+    a, name = OptionalArgs(args), contract.function_of(args)
+    given = {dest: getattr(a, dest) for dest in ("tis_clip", "tis_clip_low")}
+    given = {dest: value for dest, value in given.items() if value not in (None, ARGUMENTS[dest].default)}
+    if not name or not given or _reads_band(a):
+        return ""
+    dest, value = next(iter(given.items()))
+    return (
+        f"{flag_of(dest)}: expected none beside slime_ext.tis.{name}, got {value:g}: only slime_ext.tis."
+        "vanilla_tis_function and icepop_function read it; a cap of yours is truncate: {high: ...} under "
+        "slime_ext.steps"
     )
 
 

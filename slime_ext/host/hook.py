@@ -9,10 +9,17 @@ from torch import Tensor
 
 from slime_ext import compiled
 from slime_ext.correction import Correction, HookInputs, HookResult, apply
-from slime_ext.errors import ConfigError, DataError
+from slime_ext.errors import ConfigError
 from slime_ext.host import staleness, step_metrics
 from slime_ext.host.contract import INIT_FLAG, METRICS, SEEDS, HookCall
-from slime_ext.host.packing import CONSEQUENCES, context_parallel, pack, require_finite, unpack_masks
+from slime_ext.host.packing import (
+    CONSEQUENCES,
+    context_parallel,
+    pack,
+    require_finite,
+    require_flat,
+    unpack_masks,
+)
 from slime_ext.host.rollout_data import samples_of
 from slime_ext.host.step_plan import plan_for
 from slime_ext.losses import Bounds
@@ -46,8 +53,8 @@ def run(
         call.require_advantages("this correction")
     parallel = context_parallel()
     tokens = pack(call, parallel)
-    if call.pg_loss.numel() != (size := tokens.segments.size):
-        raise DataError(f"pg_loss: expected {size} tokens on this rank, got {call.pg_loss.numel()}")
+    if call.pg_loss.shape != (size := tokens.segments.size,):
+        require_flat("pg_loss", call.pg_loss, size)
     step = step_metrics.step_for(call)
     check_finite(call, tokens, step, behavior=correction.on_nonfinite == "raise")
     if call.weight_versions is not None or correction.needs_ages:

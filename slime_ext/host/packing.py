@@ -16,6 +16,7 @@ from slime_ext.host.contract import INIT_FLAG, HookCall
 from slime_ext.ops.segments import AllSum, Segments, Shard, identity
 from slime_ext.state import Tokens
 
+SLICE = ": every log-prob list must come from the same context-parallel slice"
 HIGHEST = 0.01  # nats; above it rounding is no explanation for a log-prob over 0
 
 Sliceable = TypeVar("Sliceable", Tensor, list)
@@ -173,7 +174,7 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
 
 
 def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments) -> list[Tensor]:
-    """The host's masks without the rejected tokens, full length on every rank.
+    """The host's masks without the rejected tokens, full length on every rank, in the host's dtype.
 
     Args:
         keep: [T] bool, local.
@@ -185,8 +186,8 @@ def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments)
         # Other ranks hold the rest of keep: one more SUM, of disjoint shares.
         share = torch.zeros(segments.full_mask.shape, dtype=torch.int32, device=keep.device)
         keep = segments.all_sum(share.index_copy(0, segments.positions, keep.int())) > 0
-    reduced = torch.where(keep, torch.cat(list(loss_masks)), 0)
-    return list(reduced.split(list(segments.lengths)))
+    reduced = torch.cat(list(loss_masks)).masked_fill(~keep, 0).split(list(segments.lengths))
+    return [part.to(mask.dtype) for part, mask in zip(reduced, loss_masks, strict=True)]
 
 
 def locate(index: int, segments: Segments) -> tuple[int, int]:
@@ -224,6 +225,16 @@ def require_finite(name: str, values: Tensor, segments: Segments, consequence: s
     )
 
 
+def require_flat(where: str, values: Tensor, length: int, why: str = "") -> None:
+    """Raises DataError unless a tensor is [length]: in another shape it would broadcast in silence."""
+    if values.numel() != length:
+        raise DataError(f"{where}: expected {length} tokens on this rank, got {values.numel()}{why}")
+    if values.dim() != 1:
+        raise DataError(
+            f"{where}: expected a tensor of shape [{length}], got {list(values.shape)}: one number per token"
+        )
+
+
 def join(values: Sequence[Tensor] | Tensor | None, lengths: Sequence[int], name: str) -> Tensor | None:
     """A tensor per sample -> one flat tensor [T]; one that is flat already, or None, as it is.
 
@@ -232,28 +243,27 @@ def join(values: Sequence[Tensor] | Tensor | None, lengths: Sequence[int], name:
         name: the host's keyword, for messages.
 
     Raises:
-        DataError: another number of samples or of tokens; naming the sample and both lengths.
+        DataError: another number of samples or of tokens, or not one number per token; naming the sample and
+            both lengths.
     """
     if values is None:
         return None
     if isinstance(values, Tensor):
-        if values.numel() != sum(lengths):
-            raise DataError(f"{name}: expected {sum(lengths)} tokens on this rank, got {values.numel()}")
-        return values.reshape(-1)
+        if values.shape != (size := sum(lengths),):
+            require_flat(name, values, size)
+        return values
     if len(values) != len(lengths):
         raise DataError(f"{name}: expected {len(lengths)} samples, got {len(values)}: one tensor per sample")
     try:
-        sizes = list(map(Tensor.numel, values))
+        sizes, dims = list(map(Tensor.numel, values)), set(map(Tensor.dim, values))
     except TypeError:
         i = next(i for i, part in enumerate(values) if not isinstance(part, Tensor))
         raise DataError(
             f"{name}, sequence {i} of {len(lengths)}: expected a tensor, got {type(values[i]).__name__}: "
             "turn it into one, as slime does before it calls the hook"
         ) from None
-    if sizes == list(lengths):
+    if sizes == list(lengths) and dims <= {1}:
         return torch.cat(list(values)) if values else torch.zeros(0)
-    i = next(i for i, (size, length) in enumerate(zip(sizes, lengths, strict=True)) if size != length)
-    raise DataError(
-        f"{name}, sequence {i} of {len(lengths)}: expected {lengths[i]} tokens on this rank, got {sizes[i]}: "
-        "every log-prob list must come from the same context-parallel slice"
-    )
+    pairs = list(zip(values, lengths, strict=True))
+    i = next(i for i, (part, length) in enumerate(pairs) if part.shape != (length,))
+    require_flat(f"{name}, sequence {i} of {len(lengths)}", *pairs[i], why=SLICE)

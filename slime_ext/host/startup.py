@@ -21,9 +21,21 @@ from slime_ext.config import read_config, to_mapping
 from slime_ext.correction import Correction
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract, hosts, staleness, train_step
-from slime_ext.host.configured import correction_named, forbid_unread_key, mapping_of_flags
+from slime_ext.host.configured import (
+    correction_named,
+    forbid_misplaced_in_file,
+    forbid_unread_key,
+    mapping_of_flags,
+)
 from slime_ext.host.contract import check_call, flag_of, loss_inputs
-from slime_ext.host.flags import check_command_line, check_flags, check_plan, formula, one_line
+from slime_ext.host.flags import (
+    check_command_line,
+    check_flags,
+    check_plan,
+    formula,
+    one_line,
+    unread_clip,
+)
 from slime_ext.host.hook import HostFlags
 from slime_ext.optional_args import OptionalArgs
 from slime_ext.steps import Reject, Veto
@@ -56,12 +68,15 @@ def init(args: Any) -> None:
     """
     check_command_line(hosts.command_line(), args)
     check_flags(args)
+    forbid_misplaced_in_file(args)
     check_functions(args)
     wrap_loss()
     correction = correction_of(args)
     train_step.install()
     if correction is not None and contract.function_of(args) not in contract.SEEDS:
         _check_correction(args, correction)
+    if line := unread_clip(args):
+        log.warning(line)
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not ready or torch.distributed.get_rank() == 0:
         print(f"slime_ext: {_what_runs(args, correction)}; {_who_passes()}", flush=True)

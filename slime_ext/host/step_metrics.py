@@ -119,9 +119,10 @@ class OptimizerStep:
     layout: MetricsLayout
     tracker: NonFiniteTracker = field(default_factory=NonFiniteTracker)
     measured: Measured | None = None  # of all its micro-batches so far
-    # One mask of each micro-batch, by its identity: a loss that is recomputed calls the hook again with the
-    # same objects. Held until the step ends, so that no other tensor gets the same identity.
-    seen: dict[int, Tensor] = field(default_factory=dict)
+    # Each micro-batch by the identities of its masks and behavior log-probs: a loss that is recomputed calls
+    # the hook again with the same objects. Held until the step ends, so that no other tensor gets the same
+    # identity. Masks alone would not do: samples may share one.
+    seen: dict[tuple[int, ...], list[Any]] = field(default_factory=dict)
 
     def add(self, measured: Measured) -> None:
         """Adds a micro-batch, without waiting for the device."""
@@ -187,11 +188,15 @@ def layout_of(args: Any, *, curves: bool) -> MetricsLayout | None:
 
 def step_for(call: HookCall) -> OptimizerStep | None:
     """The open step that this hook call is to be counted in; None where none is open or it has been."""
-    mask = call.loss_masks[0] if len(call.loss_masks) else call.pg_loss
-    step = current.step
-    if step is None or id(mask) in step.seen:
+    if (step := current.step) is None:
         return None
-    step.seen[id(mask)] = mask
+    behavior = call.rollout_log_probs
+    objects = [*call.loss_masks, *([behavior] if isinstance(behavior, Tensor) else behavior)]
+    objects = objects or [call.pg_loss]
+    identities = tuple(map(id, objects))
+    if identities in step.seen:
+        return None
+    step.seen[identities] = objects
     return step
 
 

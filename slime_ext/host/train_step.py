@@ -13,6 +13,8 @@ import inspect
 import json
 import logging
 import math
+import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +32,6 @@ from slime_ext.metrics.names import PREFIX
 from slime_ext.metrics.options import Options
 
 FILE = "off_policy.jsonl"
-ANY = "surrogateescape"  # lines that are not ours may hold any bytes
 NAME = "train_one_step"
 LEADING = ("args", "rollout_id", "step_id", "data_iterator", "model")  # v0.2.0 to 624b824, and miles
 TOKENS, SEQUENCES, NONFINITE = (PREFIX + name for name in ("tokens", "sequences", "nonfinite_fraction"))
@@ -63,11 +64,14 @@ class StepFile:
         row = {**where, "time": round(time.time(), 3), **finite}
         try:
             self._append(where, json.dumps(row, allow_nan=False) + "\n")
-        except OSError as error:  # one rank alone stopping would leave the others waiting for it
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # one rank alone stopping would leave the others waiting for it
             self.is_open = False  # what got half into the file is taken out first
             warn_once(
-                f"{self.path}: expected a file that can be written, got {error.strerror or error}: training "
-                "goes on without its lines"
+                f"{self.path}: expected a file that can be written, got "
+                f"{getattr(error, 'strerror', None) or error}: training goes on without its lines"
             )
 
     def _append(self, where: Mapping[str, int], line: str) -> None:
@@ -76,26 +80,34 @@ class StepFile:
         if not self.is_open or place <= self.last:  # a host may train a step again that failed
             self._cut(where)
         self.is_open, self.last = True, place
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line)
+        with open(self.path, "ab", opener=_open) as file:
+            file.write(line.encode())
 
     def _cut(self, where: Mapping[str, int]) -> None:
         """Takes out the steps from ``where`` on, and a last line that a killed run left unfinished."""
-        text = self.path.read_text(encoding="utf-8", errors=ANY) if self.path.is_file() else ""
-        lines = text.splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and not _is_redone(line, where)]
-        if len(kept) < len(lines):
-            temporary = self.path.with_name(self.path.name + ".tmp")  # a kill in between leaves the first
-            temporary.write_text("".join(kept), encoding="utf-8", errors=ANY)
-            temporary.replace(self.path)
+        path = Path(os.path.realpath(self.path))  # a link stays one
+        *lines, unfinished = path.read_bytes().split(b"\n") if path.is_file() else (b"",)
+        kept = [line for line in lines if not _is_redone(line, where)]
+        if unfinished or len(kept) < len(lines):
+            temporary = path.with_name(path.name + ".tmp")  # a kill in between leaves the first
+            temporary.unlink(missing_ok=True)
+            with temporary.open("xb") as file:  # never into what a link of that name points at
+                file.writelines(line + b"\n" for line in kept)
+            shutil.copymode(path, temporary)
+            temporary.replace(path)
 
 
-def _is_redone(line: str, where: Mapping[str, int]) -> bool:
+def _open(path: str, flags: int) -> int:
+    """A descriptor to write to; a pipe that nobody reads is an error, where it would be waited for."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
+def _is_redone(line: bytes, where: Mapping[str, int]) -> bool:
     """Whether a line is of this step or a later one; one that is not ours is not."""
     try:
         row = json.loads(line)
         return [row[key] for key in where] >= list(where.values())
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
@@ -230,7 +242,8 @@ def wrap(module: ModuleType, name: str) -> None:
 
 def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
-    reporters: dict[int, Reporter] = {}  # one per args object
+    # One per args object, which is held: another one at its address would write into its run's file.
+    reporters: dict[int, tuple[Any, Reporter]] = {}
 
     def train_one_step(*given: Any, **named: Any) -> Any:
         call = signature.bind(*given, **named).arguments
@@ -238,8 +251,9 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(call["model"][0], "role", "actor") != "actor":  # a critic's
             return function(*given, **named)
         _forbid_double_count(args, call["step_id"])
-        reporter = reporters.get(id(args)) or Reporter.of(args, getattr(args, "save", None))
-        reporters[id(args)] = reporter
+        if id(args) not in reporters:
+            reporters[id(args)] = args, Reporter.of(args, getattr(args, "save", None))
+        _, reporter = reporters[id(args)]
         layout = step_metrics.layout_of(args, curves=reporter.measures_curves)
         if layout is None or not reporter.options.enabled:
             return function(*given, **named)

@@ -130,6 +130,18 @@ HEALTHY: dict[str, tuple[float | None, float | None]] = {
 }
 
 
+def reach_of(name: str) -> tuple[float, float]:
+    """The smallest and the largest value that a metric of this name can have.
+
+    >>> reach_of("kept_fraction"), reach_of("k1_kl"), reach_of("chi2_token")
+    ((0.0, 1.0), (-inf, inf), (-1.0, inf))
+    """
+    if name.endswith("_fraction") or name.startswith("ess_") or name == "certified":
+        return 0.0, 1.0
+    lowest = {"k1_kl": -math.inf, "log1p_chi2_sequence": -math.inf, "chi2_token": -1.0, "chi2_sequence": -1.0}
+    return lowest.get(name, 0.0), math.inf
+
+
 def known_names(correction: Steps) -> list[str]:
     """The names, without ``off_policy/``, of every metric of one number that a correction can have."""
     of_steps = (effect.name for effect in MetricsLayout.of(correction).effects)

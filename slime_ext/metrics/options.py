@@ -27,4 +27,10 @@ class Options:
     certify: bool = True
 
     def __post_init__(self) -> None:
+        for name, idle in {"file": None, "curves": "file"}.items():
+            value = getattr(self, name)
+            is_read = self.enabled or value in (idle, "none")
+            expect(is_read, name, "enabled: true beside it", repr(value), "nothing would be written")
         expect(self.file != "", "file", "a path", "''", "leave it out for the folder of --save")
+        named = self.file is None or ("\0" not in self.file and not self.file.endswith("/"))
+        expect(named, "file", "the path of a file", repr(self.file), "it gets a line per optimizer step")

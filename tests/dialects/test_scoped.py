@@ -12,6 +12,7 @@ from slime_ext import load_config
 from slime_ext.correction import Tokens
 from slime_ext.errors import ConfigError
 from slime_ext.host.packing import pack_segments, slice_response
+from slime_ext.losses import Bounds
 from slime_ext.ops.segments import Segments
 
 TOKEN_MASK = {"reject": {"low": 0.5, "high": 2.0}}
@@ -63,6 +64,63 @@ def test_a_zeroed_weight_stays_in_the_masks_and_counts_as_clipped():
 def test_an_infinite_ratio_outside_the_band_weighs_nothing():
     steps = ["reweight", {"zero_outside": {"low": 0.5, "high": 2.0}}]
     assert outcome(steps, [0.0, 800.0]).weights.tolist() == [1.0, 0.0]
+
+
+TOKEN, SEQUENCE = {"level": "token"}, {"level": "sequence"}
+
+
+@pytest.mark.parametrize(
+    ("level", "unit", "aggregate", "bounds"),
+    [
+        ("token", "token", "sum", True),
+        ("token", "token", "mean", True),
+        ("sequence", "sequence", "sum", True),
+        ("geometric", "sequence", "mean", True),
+        ("turn", "turn", "sum", True),
+        ("token", "sequence", "mean", False),
+        ("token", "turn", "sum", False),
+        ("sequence", "sequence", "mean", False),
+        ("sequence", "token", "sum", False),
+        ("geometric", "sequence", "sum", False),
+        ("turn", "sequence", "sum", False),
+    ],
+)
+def test_a_band_bounds_a_weight_that_is_the_ratio_it_looks_at(level, unit, aggregate, bounds):
+    band = {"zero_outside": {"unit": unit, "aggregate": aggregate}}
+    steps = [{"reweight": {"level": level}}, band]
+    correction = load_config({"steps": steps})
+    assert correction.bounds_weights is bounds
+    apart = torch.tensor([100.0, -25.0, -25.0, -25.0, -25.0])
+    numerator, behavior = apart - 60, torch.full((5,), -60.0)
+    packed = Tokens(Segments.whole([5], torch.ones(5)), numerator, behavior)
+    host_loss = torch.ones(5, requires_grad=True)
+    loss, _ = correction.loss(correction(packed), packed, host_loss, Bounds())
+    (gradient,) = torch.autograd.grad(loss.sum(), host_loss)
+    assert loss.isfinite().all() and gradient.isfinite().all()
+    if not bounds:
+        with pytest.raises(ConfigError, match="expected a truncate or clip step before it"):
+            load_config({"steps": [*steps, "normalize"]})
+
+
+@pytest.mark.parametrize(
+    ("steps", "bounds"),
+    [
+        (
+            [TOKEN_MASK, {"reweight": {**SEQUENCE, "over": "kept"}}, {"zero_outside": {"unit": "sequence"}}],
+            False,
+        ),
+        ([{"reweight": {**TOKEN, "clamp": 20.0}}, "zero_outside"], True),
+        ([{"reweight": {**SEQUENCE, "clamp": 20.0}}, {"zero_outside": {"unit": "sequence"}}], False),
+        ([{"reweight": {"level": "geometric", "clamp": 20.0}}], True),
+        ([{"reweight": {**SEQUENCE, "clamp": 20.0}}], False),
+        (["min_prefix_reweight", "zero_outside"], False),
+        (["reweight", {"zero_outside": {"unit": "sequence"}}, {"truncate": {"high": 3.0}}], True),
+        (["reweight", {"truncate": {"high": 3.0}}, {"zero_outside": {"unit": "sequence"}}], True),
+        (["reweight", {"truncate": {"high": 1.0e30}}], False),
+    ],
+)
+def test_what_bounds_a_weight(steps, bounds):
+    assert load_config({"steps": steps}).bounds_weights is bounds
 
 
 @pytest.mark.parametrize(

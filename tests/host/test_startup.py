@@ -6,8 +6,11 @@ import logging
 from argparse import Namespace
 
 import pytest
+import yaml
 
 from slime_ext import host
+from slime_ext.commands.arguments import Arguments
+from slime_ext.commands.check import checked
 from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host import hosts
 
@@ -43,6 +46,10 @@ BROKEN = [
     ({"rollout_data_postprocess_path": 5}, "--rollout-data-postprocess-path: expected package.module.func"),
     ({"custom_tis_function_path": "slime_ext.tis.icepop_function", "tis_clip": 1.0, "tis_clip_low": 2.0},
      "--tis-clip: expected more than --tis-clip-low 2.0, got 1.0"),
+    ({"custom_tis_function_path": "slime_ext.tis.vanilla_tis_function", "tis_clip": 1e40},
+     "--tis-clip: expected 0, or a number of size 1.18e-38 to 3.4e+38 (float32), got 1e+40"),
+    ({"custom_tis_function_path": "slime_ext.tis.correct", "slime_ext": {"surrogate": "dual_clip"},
+      "eps_clip": -0.2}, "--eps-clip: expected a number >= 0, got -0.2"),
     ({"loss_type": "sft_loss"}, "--loss-type: expected policy_loss beside --custom-tis-function-path, got"),
     # the functions
     ({"custom_tis_function_path": "slime_ext.tis.tokn_tis"}, "did you mean 'token_tis'"),
@@ -268,3 +275,104 @@ def test_the_seeds_function_warns_before_it_counts_twice(caplog, capsys, more, s
     seed = "slime_ext.tis.off_policy_is_function"
     host.init(arguments(custom_tis_function_path=seed, eps_clip=0.2, eps_clip_high=0.2, **more))
     assert ("counted twice" in caplog.text) is said
+
+
+def both(tmp_path, text, **more):
+    """What ``check`` and ``init`` say of a file and the flags beside it; "" where they let it pass."""
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    flags = {"use_tis": True, "custom_tis_function_path": "slime_ext.tis.correct", **more}
+    args = Arguments({**flags, **yaml.safe_load(text)}, set())
+    said = []
+    for call in (
+        lambda: checked(args),
+        lambda: host.init(Namespace(custom_config_path=str(path), **args.values)),
+    ):
+        try:
+            call()
+            said.append("")
+        except ConfigError as error:
+            said.append(str(error))
+    return said
+
+
+LOST = {
+    "steps: [reweight]": "the key steps under slime_ext,",
+    "guards: {kept_fraction: {min: 0.1}}": "the key guards under slime_ext,",
+    "preset: token_is": "the key preset under slime_ext,",
+    "verl: {rollout_is: token}": "the key verl under slime_ext,",
+    "truncate: {high: 2.0}": "the key truncate in a step's place under slime_ext.steps,",
+    "high: 3.0": "the key high as a field of a step under slime_ext.steps,",
+    "ppo_clip: {anchor: behavior}": "the key ppo_clip under slime_ext.surrogate,",
+    "tau_pos: 2.0": "the key tau_pos as a field under slime_ext.surrogate,",
+    "action: stop": "the key action as a field of a metric under slime_ext.guards,",
+    "ess_weight: {min: 0.1}": "the key ess_weight under slime_ext.guards,",
+    "curves: none": "the key curves under slime_ext.metrics,",
+    "bypass_mode: true": "the key bypass_mode under slime_ext.verl,",
+}
+
+
+@pytest.mark.parametrize(("line", "place"), LOST.items())
+def test_a_key_whose_indentation_was_lost_is_refused_with_its_place(tmp_path, line, place):
+    for mapping in ("{numerator: target, surrogate: reinforce}", ""):
+        for said in both(tmp_path, f"slime_ext: {mapping}\n{line}\n"):
+            assert said.startswith("--custom-config-path: expected ") and place in said
+
+
+def test_a_preset_of_the_flag_is_not_left_alone_with_keys_that_nothing_reads(tmp_path):
+    said = both(tmp_path, "steps: [reweight]", custom_tis_function_path=TOKEN)
+    assert all("the key steps under slime_ext" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "line", ["eps_clip: 0.2", "loss_type: policy_loss", "my_own: {high: 3}", "tis_clip: 2.0"]
+)
+def test_arguments_of_the_host_and_of_the_user_are_let_through(tmp_path, line):
+    assert both(tmp_path, f"slime_ext: {{preset: token_is}}\n{line}\n") == ["", ""]
+
+
+def test_a_file_that_another_function_reads_is_none_of_ours(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("level: token\nhigh: 3")
+    host.init(
+        arguments(custom_tis_function_path=f"{__name__}.takes_everything", custom_config_path=str(path))
+    )
+    host.init(arguments(custom_config_path=str(tmp_path / "on another machine.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("function", "flags", "said"),
+    [
+        ("token_is", {"tis_clip": 5.0}, "--tis-clip: expected none beside slime_ext.tis.token_is, got 5"),
+        (
+            "correct",
+            {"tis_clip_low": 0.5},
+            "--tis-clip-low: expected none beside slime_ext.tis.correct, got 0.5",
+        ),
+        ("off_policy_is_function", {"tis_clip": 5.0}, "--tis-clip: expected none"),
+        ("token_is", {"tis_clip": 2.0}, ""),
+        ("vanilla_tis_function", {"tis_clip": 5.0}, ""),
+    ],
+)
+def test_a_clip_that_the_function_does_not_read_is_named(caplog, capsys, function, flags, said):
+    mapping = {"slime_ext": {"preset": "token_is"}} if function == "correct" else {}
+    args = arguments(custom_tis_function_path=f"slime_ext.tis.{function}", **mapping, **flags)
+    host.init(args)
+    notes = checked(Arguments(dict(vars(args)), set())).notes
+    for lines in ([record.getMessage() for record in caplog.records], notes):
+        assert [line.startswith(said) for line in lines if line.startswith("--tis-clip")] == [True] * bool(
+            said
+        )
+
+
+def test_check_says_what_an_init_of_the_users_own_leaves_out():
+    own = {"custom_megatron_init_path": "my.init"}
+    for more, noted in (
+        (own, True),
+        ({"custom_megatron_init_path": "slime_ext.host.init"}, False),
+        ({}, False),
+    ):
+        notes = checked(Arguments(dict(vars(arguments(**more))), set())).notes
+        assert (
+            any(note.startswith("my.init in place of --custom-megatron-init-path") for note in notes) is noted
+        )

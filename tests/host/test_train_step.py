@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 import sys
 import weakref
 from types import ModuleType, SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from slime_ext import metrics, presets, tis
-from slime_ext.errors import ConfigError, GuardError, NonFiniteError
+from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
 from slime_ext.host import contract, hosts, step_metrics, train_step
 from slime_ext.host.hook import check_finite
 from slime_ext.host.step_metrics import NonFiniteTracker
@@ -216,6 +217,66 @@ def test_lines_that_are_not_ours_may_hold_any_bytes(tmp_path):
     assert file.read_bytes().startswith(b'\xff\xfe\n{"rollout_id": 1, "step_id": 0, "time"')
 
 
+def test_foreign_lines_are_cut_at_line_feeds_alone(tmp_path):
+    """A line that any of these ends would lose its beginning with the steps that are trained again."""
+    path = tmp_path / train_step.FILE
+    foreign = "".join(f"head {end} tail\n" for end in "\r\v\f\x1c\x85\u2028\u2029").encode() + b"deep\r\n"
+    path.write_bytes(foreign + b"[" * 100_000 + b"\n" + b'{"rollout_id": 1, "step_id": 0}\nunfin')
+    StepFile(path).add({"rollout_id": 0, "step_id": 0}, {})
+    assert path.read_bytes().startswith(foreign) and steps_of_last(path) == (0, 0)
+    assert b"unfin" not in path.read_bytes()
+
+
+def steps_of_last(path):
+    row = json.loads(path.read_bytes().split(b"\n")[-2])
+    return row["rollout_id"], row["step_id"]
+
+
+def test_a_link_stays_one_and_its_target_is_what_is_written(tmp_path):
+    target, other = tmp_path / "target.jsonl", tmp_path / "other"
+    path = tmp_path / train_step.FILE
+    target.write_text('{"rollout_id": 5, "step_id": 0}\n')
+    target.chmod(0o640)
+    other.write_text("other's")
+    path.symlink_to(target)
+    for name in (path, target):
+        name.with_name(name.name + ".tmp").symlink_to(other)
+    StepFile(path).add({"rollout_id": 2, "step_id": 0}, {})
+    assert path.is_symlink() and steps_in(target) == [(2, 0)] and other.read_text() == "other's"
+    assert target.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path)], ids=["pipe", "loop"])
+def test_what_is_no_file_is_one_warning_and_no_wait(tmp_path, caplog, make):
+    warn_once.cache_clear()
+    path = tmp_path / train_step.FILE
+    make(path)
+    file = StepFile(path)
+    for step in (0, 1):
+        file.add({"rollout_id": 0, "step_id": step}, {})
+    assert [record.message.startswith(f"{path}: expected a file") for record in caplog.records] == [True]
+
+
+def test_another_runs_arguments_at_the_same_address_get_a_file_of_their_own(tmp_path):
+    module = host([oracle.random_batch(1)])
+    for name in "abcdef":  # an object that is gone leaves its address to the next
+        args = args_of({"preset": "geo_rs"}, save=str(tmp_path / name))
+        trained(module, args)
+        del args
+        assert len(steps_in(tmp_path / name / train_step.FILE)) == 1
+
+
+def test_micro_batches_that_share_a_mask_are_counted_each(monkeypatch):
+    shared = torch.ones(3, dtype=torch.int32)
+    batch = [s for s in oracle.random_batch(1) if len(s["mask"]) > 2][:1]
+    batch = [{key: values[:3] for key, values in batch[0].items()} | {"mask": [1, 1, 1]}]
+    calls = [as_slime_calls(batch, loss_masks=[shared]) for _ in range(2)]
+    with step_metrics.under_way(metrics.MetricsLayout.of(presets.get("token_is"))) as step:
+        for call in (*calls, calls[0]):  # the last is one that is recomputed
+            tis.correct(args_of({"preset": "token_is"}), **call)
+    assert step.reduce()[0]["off_policy/tokens"] == 6
+
+
 def test_a_file_that_cannot_be_written_stops_nobody(tmp_path, caplog):
     blocked = tmp_path / "a"
     blocked.write_text("no folder")
@@ -369,7 +430,7 @@ def test_a_step_that_breaks_off_says_why():
 
     def train_one_step(args, rollout_id, step_id, data_iterator, model):
         values = {"cur_log_probs": torch.tensor([0.0, math.nan])}
-        call = SimpleNamespace(loss_masks=[], pg_loss=torch.zeros(2))
+        call = SimpleNamespace(loss_masks=[], rollout_log_probs=[], pg_loss=torch.zeros(2))
         for _ in range(2):  # a loss that is recomputed
             if (step := step_metrics.step_for(call)) is not None:
                 step.tracker.look(values, Segments.whole([2], torch.ones(2)), None)
