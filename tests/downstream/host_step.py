@@ -38,7 +38,7 @@ ABSENT = (
 
 
 class Empty(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Packages that are not installed, with any attribute; asked last."""
+    """Packages with any attribute, in the place of what may be installed; asked first."""
 
     def find_spec(self, name, path=None, target=None):
         """A spec for what no CPU needs."""
@@ -119,7 +119,7 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
     """What reached the host's logger, step by step, and the lines of the file; on ``run_ranks``' one rank."""
     sys.path.insert(0, folder)
     sys.pycache_prefix = str(Path(tempfile.gettempdir(), "slime_ext_pycache"))  # the tree stays as it is
-    sys.meta_path.append(Empty())
+    sys.meta_path.insert(0, Empty())
     from megatron.core import mpu
 
     from slime_ext.host import hosts, train_step

@@ -52,8 +52,8 @@ def test_whether_proximal_log_probs_may_be_skipped(slime):
 
 
 def test_a_host_that_is_not_installed_has_neither_source_nor_version():
-    assert hosts.MILES.source("miles.backends.nowhere") == ""
-    assert hosts.MILES.version == "(a checkout)"
+    assert hosts.SLIME.source("slime.backends.nowhere") == ""
+    assert hosts.SLIME.version == "(a checkout)"
 
 
 def test_the_source_of_a_module_is_read_without_importing_it():
@@ -82,6 +82,7 @@ def test_the_version_is_of_the_distribution_that_is_imported(monkeypatch, tmp_pa
     found = {}
     for folder in (checkout, installed, linked):
         with monkeypatch.context() as patch:
+            patch.delitem(sys.modules, "miles", raising=False)
             patch.setattr(sys, "path", [str(folder), str(installed), *sys.path])
             found[folder.name] = hosts.MILES.version
     assert found == {"checkout": "(a checkout)", "installed": "0.0.2", "linked": "0.0.2"}
