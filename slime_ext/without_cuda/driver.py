@@ -3,8 +3,8 @@
     python -m slime_ext.without_cuda.driver --host miles|DIR [--async] [--megatron DIR] [--gpus N] [--nodes N]
         [--out FOLDER] -- FLAGS OF THE HOST
 
-`--host miles` is the wheel miles-rl that `install.py` puts into the environment; a folder is a checkout of slime or
-miles, whose train.py is run.
+`--host miles` is the wheel miles-rl that `install.py` puts into the environment; a folder is a checkout of
+slime or miles, whose train.py is run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ REMOVED = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONHOME", "RAY_
 
 
 def host_python() -> Path:
-    """The interpreter of the environment that has the wheel: SLIME_EXT_HOST_PYTHON, else this one, else .venv's.
+    """The interpreter of an environment with the wheel: SLIME_EXT_HOST_PYTHON, else this one, else .venv's.
 
     Raises:
         ConfigError: there is none.
@@ -76,7 +76,7 @@ def host_python() -> Path:
         if (prefix / WHEEL / "miles").is_dir():
             return python
     raise ConfigError(
-        f"host environment: expected the wheel of miles in {sys.prefix} or in .venv, got none: {HOW_TO_INSTALL}"
+        f"host environment: expected the wheel of miles in {sys.prefix} or .venv, got none: {HOW_TO_INSTALL}"
     )
 
 

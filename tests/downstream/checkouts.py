@@ -1,5 +1,7 @@
-"""Real hosts: the wheel of miles, where it is installed, and the checkouts that the environment names. HOSTS is a
-folder of them, called slime-RELEASE and miles-RELEASE; SLIME_DIR and MILES_DIR name one more each."""
+"""Real hosts: the wheel of miles, where it is installed, and the checkouts that the environment names.
+
+HOSTS is a folder of them, called slime-RELEASE and miles-RELEASE; SLIME_DIR and MILES_DIR name one more each.
+"""
 
 from __future__ import annotations
 

@@ -71,12 +71,13 @@ PER_TOKEN_LAYOUTS = {
 }
 Job = tuple[Layout, list[Case]]
 TIMEOUT_S = 600.0
-# What a release does not have yet, by a word that its loss lacks.
+# Beside the modules that may define it, where its parts are.
 MORE = (
     "slime.utils.ppo_utils",
     "miles.utils.ppo_utils",
     "miles.backends.training_utils.loss_hub.logit_processors",
 )
+# What a release does not have yet, by a word that its loss lacks.
 NEEDS = {"allgather-CP": "allgather_cp", "recompute": "recompute_loss_function", "bshd": '"bshd"'}
 
 
