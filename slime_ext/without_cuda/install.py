@@ -3,8 +3,8 @@
     pip install "torch==2.13.0" "slime-ext[train,model]"
     python -m slime_ext.without_cuda.install
 
-`requirements.txt` beside this file is the extra `train`. What is left are wheels whose own requirements cannot
-be met without CUDA or a compiler, installed without them. Two lie in folders of their own in the environment:
+`requirements.txt` beside this file is the extra `train`. What is left are wheels whose own requirements need
+CUDA or a compiler, installed without them. Two lie in folders of their own in the environment:
 
 - ``miles``: miles-rl, miles with its Megatron-LM. It also holds an sglang, so it comes behind site-packages.
 - ``torchvision``: SGLang imports it, but beside a CPU build of torch only where its operators are declared

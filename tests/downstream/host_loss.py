@@ -365,7 +365,12 @@ class Miles(Slime):
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
-        parallel = importlib.import_module(f"{self.room}.parallel")
+        self.join()
+
+    @classmethod
+    def join(cls) -> None:
+        """Tells miles of Megatron's groups, as its actor does."""
+        parallel = importlib.import_module(f"{cls.room}.parallel")
         info = parallel.GroupInfo
         groups = {
             "intra_dp": mpu.get_data_parallel_group(),
