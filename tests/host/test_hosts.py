@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -98,8 +99,15 @@ def test_the_command_line_is_that_of_rays_driver(monkeypatch):
         {"JobID": "01", "Entrypoint": "python train.py --use-tsi"},
     ]
     context = SimpleNamespace(get_job_id=lambda: "01")
-    ray = SimpleNamespace(get_runtime_context=lambda: context)
+    ray = SimpleNamespace(get_runtime_context=lambda: context, is_initialized=lambda: True)
     monkeypatch.setitem(sys.modules, "ray", ray)
     assert hosts.command_line() == ["worker.py"]
     ray._private = SimpleNamespace(state=SimpleNamespace(jobs=lambda: jobs))
     assert hosts.command_line() == ["python", "train.py", "--use-tsi"]
+
+
+def test_asking_for_the_command_line_starts_no_ray():
+    pytest.importorskip("ray")
+    code = "import ray; from slime_ext.host import hosts; print(hosts.command_line(), ray.is_initialized())"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert said.stdout.splitlines()[-1] == "['-c'] False"
