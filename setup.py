@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "slime_ext/__init__.py").read_text(), re.M)[1]
 TORCH = "torch>=2.5"
-TRAIN = (ROOT / "slime_ext/without_cuda/requirements.txt").read_text().split()  # the rest: without_cuda/install.py
+TRAIN = (ROOT / "slime_ext/without_cuda/requirements.txt").read_text().split()
 
 SHIPPED: dict[str, list[str]] = {}  # folder -> files that commands look for beside the package
 for path in sorted(p for room in ("configs", "patches") for p in (ROOT / room).rglob("*") if p.is_file()):

@@ -22,4 +22,4 @@ def pytest_configure(config):
     for module in ("megatron", "transformers", "torch"):  # what they say of absent accelerators
         config.addinivalue_line("filterwarnings", f"ignore:::{module}")
     config.addinivalue_line("markers", "slow: takes more than five seconds")
-    config.addinivalue_line("markers", "host: needs the environment of `make host`, the real hosts'")
+    config.addinivalue_line("markers", "host: runs a real host, or much of it, in processes of its own")

@@ -141,9 +141,11 @@ def command_line() -> list[str]:
     if (ray := sys.modules.get("ray")) is None:
         return sys.argv
     try:
+        if not ray.is_initialized():  # asked for its context it would start a Ray of its own
+            return sys.argv
         own = ray.get_runtime_context().get_job_id()
         return next(job["Entrypoint"] for job in ray._private.state.jobs() if job["JobID"] == own).split()
-    except Exception:  # Ray is not started, or keeps it elsewhere: there is no public interface to it
+    except Exception:  # Ray keeps it elsewhere: there is no public interface to it
         log.debug("the driver's command line is not known", exc_info=True)
         return sys.argv
 

@@ -3,8 +3,8 @@
     python -m slime_ext.without_cuda.driver --host miles|DIR [--async] [--megatron DIR] [--gpus N] [--nodes N]
         [--out FOLDER] -- FLAGS OF THE HOST
 
-`--host miles` is the wheel miles-rl that `install.py` puts into the environment; a folder is a checkout of slime or
-miles, whose train.py is run.
+`--host miles` is the wheel miles-rl that `install.py` puts into the environment; a folder is a checkout of
+slime or miles, whose train.py is run.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def host_python() -> Path:
-    """The interpreter of the environment that has the wheel: SLIME_EXT_HOST_PYTHON, else this one, else .venv's.
+    """The interpreter of an environment with the wheel: SLIME_EXT_HOST_PYTHON, else this one, else .venv's.
 
     Raises:
         ConfigError: there is none.
@@ -84,7 +84,8 @@ def host_python() -> Path:
         if (prefix / WHEEL / "miles").is_dir():
             return python
     raise ConfigError(
-        f"host environment: expected the wheel of miles in {sys.prefix} or in .venv, got none: {how_to_install()}"
+        f"host environment: expected the wheel of miles in {sys.prefix} or .venv, got none: "
+        f"{how_to_install()}"
     )
 
 

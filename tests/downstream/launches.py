@@ -1,7 +1,7 @@
 """Real launch scripts of host trees, with and without slime_ext, as bash itself would start them.
 
 ``HOSTS=DIR python -m tests.downstream.launches`` prints what ``slime-ext check`` says to each beside what the
-host's own parser and ``slime_ext.host.init`` say to the same launch, in one process of .venv-host.
+host's own parser and ``slime_ext.host.init`` say to the same launch, in one process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from slime_ext.commands.check import check
 from slime_ext.errors import SlimeExtError
 
 ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".venv-host/bin/python"
 LAUNCH = re.compile(r"(\btrain(?:_async)?\.py)(?=\s)")
 INIT = "--custom-megatron-init-path slime_ext.host.init"
 TIS = f"--use-tis --custom-tis-function-path slime_ext.tis.token_tis {INIT}"
@@ -156,7 +155,7 @@ def told(found: list[Launch], package: str, tree: Path) -> list[tuple[str, str]]
         file = Path(folder, "launches.json")
         file.write_text(json.dumps([launch.flags for launch in found]))
         answered = subprocess.run(
-            [str(PYTHON), "-m", "tests.downstream.host_parser", package, str(file)],
+            [sys.executable, "-m", "tests.downstream.host_parser", package, str(file)],
             cwd=ROOT,
             env=os.environ
             | {

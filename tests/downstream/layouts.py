@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import math
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -70,19 +71,24 @@ PER_TOKEN_LAYOUTS = {
 }
 Job = tuple[Layout, list[Case]]
 TIMEOUT_S = 600.0
+# Beside the modules that may define it, where its parts are.
+MORE = (
+    "slime.utils.ppo_utils",
+    "miles.utils.ppo_utils",
+    "miles.backends.training_utils.loss_hub.logit_processors",
+)
 # What a release does not have yet, by a word that its loss lacks.
 NEEDS = {"allgather-CP": "allgather_cp", "recompute": "recompute_loss_function", "bshd": '"bshd"'}
-LOSSES = {
-    "slime": "slime/backends/megatron_utils/loss.py",
-    "miles": "miles/backends/training_utils/loss_hub/logit_processors.py",
-}
+
+
+def source_of(checkout: Checkout) -> str:
+    """The text of the modules that this release's policy loss is spread over."""
+    return "".join(map(checkout.module, (*checkout.host.losses, *MORE)))
 
 
 def layouts_of(name: str, folder: Path) -> dict[str, Layout]:
     """The layouts that this host has."""
-    source = (folder / LOSSES[name]).read_text()
-    if name == "miles":
-        source += (folder / "miles/backends/training_utils/loss.py").read_text()
+    source = source_of(Checkout(name, "", folder))
     lacking = [layout for layout, word in NEEDS.items() if word not in source]
     return {key: value for key, value in LAYOUTS.items() if not any(word in key for word in lacking)}
 
@@ -165,6 +171,41 @@ COUPLED_LAYOUTS = {
     "per token, DP2": Layout(dp=2, flags=PER_TOKEN),
     "per token, CP2": Layout(cp=2, flags=PER_TOKEN),
 }
+GEOMETRIC_BAND, ICEPOP_LOW = (0.9, 1.1), 0.5
+GEOMETRIC = {"unit": "sequence", "aggregate": "mean", "low": GEOMETRIC_BAND[0], "high": GEOMETRIC_BAND[1]}
+
+
+def _hook(name: str | None, **flags: Any) -> dict[str, Any]:
+    return {"custom_tis_function_path": name and f"slime_ext.tis.{name}", **flags}
+
+
+# Hooks and losses that each host computes itself; of losses that a release lacks the word that it lacks.
+VARIANTS = {
+    "host's own": Case(flags=_hook(None), init=None),
+    "vanilla": Case(flags=_hook("vanilla_tis_function"), init=None),
+    "token_tis": Case(flags=_hook("token_tis"), init=None),
+    "icepop": Case(flags=_hook("icepop_function", tis_clip_low=ICEPOP_LOW), init=None),
+    "geometric": Case({"steps": [{"reject": GEOMETRIC}], "mask_scope": "all"}, init=None),
+    "none": Case(flags=_hook(None, use_tis=False), init=None),
+    "metrics only": Case(flags=_hook("metrics_only", use_tis=False, get_mismatch_metrics=True), init=None),
+    "gspo": Case(flags=_hook("token_tis", advantage_estimator="gspo"), init=None),
+    "cispo": Case(flags=_hook("token_tis", advantage_estimator="cispo"), init=None),
+    "dual clip": Case(flags=_hook("token_tis", eps_clip_c=1.2), init=None),
+    "per token": Case(flags=_hook("token_tis", **PER_TOKEN), init=None),
+    "bypass": Case(flags=_hook(None, use_tis=False, use_rollout_logprobs=True), init=None),
+    "recompute": Case(flags=_hook("token_tis", recompute_loss_function=True), init=None),
+}
+VARIANT_LAYOUTS = {"1 process": Layout(), "CP2": Layout(cp=2), "TP2": Layout(tp=2)}
+LATER = {"cispo": "compute_cispo_loss", "dual clip": 'args.eps_clip_c|"eps_clip_c"'} | NEEDS
+
+
+def variants_of(checkout: Checkout) -> dict[str, Case]:
+    """The variants that this host has."""
+    source = source_of(checkout)
+    lacking = {name for name, word in LATER.items() if not re.search(word, source)}
+    return {name: case for name, case in VARIANTS.items() if name not in lacking}
+
+
 NO_HOOK = Case(flags={"use_tis": False, "custom_tis_function_path": None}, init=None)
 MEASURED_ONLY = ("token_is", "geo_rs", "off_policy_is")  # presets, under --get-mismatch-metrics alone
 HOOKS = ("correct", "vanilla_tis_function", "icepop_function", "off_policy_is_function")
@@ -191,6 +232,8 @@ def every_job(checkout: Checkout) -> dict[str, Job]:
         }
     jobs["nan of the proximal policy"] = (Layout(), [Case({"preset": "token_is"}, nan=("proximal", "valid"))])
     jobs["without init"] = (Layout(), [Case({"preset": "off_policy_is"}, init=None)])
+    variants = list(variants_of(checkout).values())
+    jobs |= {f"variants, {key}": (layout, variants) for key, layout in VARIANT_LAYOUTS.items()}
     if checkout.hands_out_data:
         given = [Case(mapping, PLANNED) for mapping in COUPLED.values()]
         jobs |= {f"coupled, {key}": (layout, given) for key, layout in COUPLED_LAYOUTS.items()}

@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python -m tests.downstream.real_faults --out runs/faults [--host miles|DIR] [NAME ...]
 
-Needs the host environment (`make host`). A line of JSON per run goes to OUT/faults.jsonl as it ends; a fault
+A line of JSON per run goes to OUT/faults.jsonl as it ends; a fault
 that is there already is not run again. The status is 1 where something did not go as FAULTS says. The table
 of what was found is in docs/slime.md.
 """

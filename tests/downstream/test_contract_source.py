@@ -92,6 +92,7 @@ FACTS = {  # release -> whether the postprocess sees the rollout, whether proxim
     ("slime", "v0.3.1"): (True, True),
     ("slime", "624b824"): (True, True),
     ("miles", "31f1ca9"): (False, False),
+    ("miles", "wheel"): (False, False),
 }
 
 

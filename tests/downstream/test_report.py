@@ -10,7 +10,7 @@ from slime_ext.analysis.run_series import read_run
 
 
 def test_what_the_hosts_own_logger_leaves_is_read(host, tmp_path, monkeypatch):
-    (source,) = host.folder.rglob("tensorboard_utils.py")
+    (source,) = (host.folder / host.name).rglob("tensorboard_utils.py")
     misc = types.ModuleType(f"{host.name}.utils.misc")
     misc.SingletonMeta = type
     for name in (host.name, f"{host.name}.utils"):

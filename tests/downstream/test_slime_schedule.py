@@ -39,12 +39,9 @@ def scheduled(args, rollout, dp):
 
 def on_a_rank(folder, release, dp):
     """Every case's losses on one data-parallel rank, and whether slime's iterator hands out our samples."""
-    from slime_ext.launcher.megatron import parallel
-    from tests.launcher.megatron.tiny_model import tiny_args
-
-    parallel.initialize(tiny_args())
     from megatron.core import parallel_state
 
+    parallel_state.initialize_model_parallel()
     enter(folder, ("slime.utils", "slime.backends.megatron_utils"), absent=("ray", "wandb"))
     rank, found = parallel_state.get_data_parallel_rank(), {}
     for name in NAMES:

@@ -32,8 +32,6 @@ def test_the_function_that_is_wrapped_is_a_global_that_train_looks_up(host):
 
 
 def test_the_log_of_the_host_has_the_metrics_of_every_step(host):
-    if host.name != "slime":
-        pytest.skip("the harness builds slime's arguments only")
     (found,) = run_ranks(two_steps, 1, host.name, str(host.folder))
     for step, seeds in enumerate([(1, 2), (3,)]):
         batch = [s for seed in seeds for s in oracle.random_batch(seed)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -52,8 +53,8 @@ def test_whether_proximal_log_probs_may_be_skipped(slime):
 
 
 def test_a_host_that_is_not_installed_has_neither_source_nor_version():
-    assert hosts.MILES.source("miles.backends.nowhere") == ""
-    assert hosts.MILES.version == "(a checkout)"
+    assert hosts.SLIME.source("slime.backends.nowhere") == ""
+    assert hosts.SLIME.version == "(a checkout)"
 
 
 def test_the_source_of_a_module_is_read_without_importing_it():
@@ -82,6 +83,7 @@ def test_the_version_is_of_the_distribution_that_is_imported(monkeypatch, tmp_pa
     found = {}
     for folder in (checkout, installed, linked):
         with monkeypatch.context() as patch:
+            patch.delitem(sys.modules, "miles", raising=False)
             patch.setattr(sys, "path", [str(folder), str(installed), *sys.path])
             found[folder.name] = hosts.MILES.version
     assert found == {"checkout": "(a checkout)", "installed": "0.0.2", "linked": "0.0.2"}
@@ -97,8 +99,15 @@ def test_the_command_line_is_that_of_rays_driver(monkeypatch):
         {"JobID": "01", "Entrypoint": "python train.py --use-tsi"},
     ]
     context = SimpleNamespace(get_job_id=lambda: "01")
-    ray = SimpleNamespace(get_runtime_context=lambda: context)
+    ray = SimpleNamespace(get_runtime_context=lambda: context, is_initialized=lambda: True)
     monkeypatch.setitem(sys.modules, "ray", ray)
     assert hosts.command_line() == ["worker.py"]
     ray._private = SimpleNamespace(state=SimpleNamespace(jobs=lambda: jobs))
     assert hosts.command_line() == ["python", "train.py", "--use-tsi"]
+
+
+def test_asking_for_the_command_line_starts_no_ray():
+    pytest.importorskip("ray")
+    code = "import ray; from slime_ext.host import hosts; print(hosts.command_line(), ray.is_initialized())"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert said.stdout.splitlines()[-1] == "['-c'] False"

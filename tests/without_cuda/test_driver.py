@@ -52,16 +52,47 @@ def test_what_cannot_run_is_one_line(checkout, monkeypatch, capsys):
         driver.run_host(checkout, [], checkout / "out", asynchronous=True)
     monkeypatch.setenv("SLIME_EXT_HOST_PYTHON", "/nowhere/python")
     assert driver.main(["--host", "miles", "--out", str(checkout / "out")]) == 2
-    line = "slime-ext: host environment: expected a Python at /nowhere/python, got none: run `make host`\n"
+    line = "slime-ext: SLIME_EXT_HOST_PYTHON: expected an interpreter, got /nowhere/python: check the path\n"
     assert capsys.readouterr().err == line
 
 
+@pytest.mark.parametrize("has_it", ["this one", "of the folder", "none"])
+def test_the_environment_is_one_that_has_the_wheel(has_it, tmp_path, monkeypatch):
+    own, folder = tmp_path / "own", tmp_path / "folder/.venv"
+    for place in (own, folder):
+        (place / "bin").mkdir(parents=True)
+        (place / "bin/python").touch()
+    for place in {"this one": (own, folder), "of the folder": (folder,), "none": ()}[has_it]:
+        (place / "miles/miles").mkdir(parents=True)
+    monkeypatch.delenv("SLIME_EXT_HOST_PYTHON", raising=False)
+    monkeypatch.setattr(sys, "prefix", str(own))
+    monkeypatch.setattr(sys, "executable", str(own / "bin/python"))
+    monkeypatch.setattr(driver, "PACKAGE", tmp_path / "elsewhere/slime_ext")
+    monkeypatch.chdir(tmp_path / "folder")
+    if has_it == "none":
+        with pytest.raises(ConfigError, match=r"expected the wheel of miles in .*, got none"):
+            driver.host_python()
+    else:
+        found = {"this one": own, "of the folder": folder}[has_it]
+        assert driver.host_python() == found / "bin/python"
+        assert driver.wheel_folder() == found / "miles"
+
+
+def test_a_machine_with_cuda_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert host_process.main(["{}"]) == 2
+    assert capsys.readouterr().err.startswith("slime-ext: run without CUDA: expected a machine without CUDA")
+
+
 def test_no_other_process_gets_stand_ins():
-    code = "import sys; print([f for f in sys.meta_path if type(f).__name__ == 'ImportHooks'])"
+    code = (
+        "import sys; print([f for f in sys.meta_path if type(f).__name__ == 'ImportHooks'],"
+        " *(p for p in sys.path if p.endswith('/torchvision')))"
+    )
     path = os.pathsep.join([str(driver.SITE), str(Path(driver.PACKAGE).parent)])
     env = {"PYTHONPATH": path, "PATH": os.environ["PATH"]}
     said = [
         subprocess.run([sys.executable, "-c", code], env=env | more, capture_output=True, text=True).stdout
         for more in ({}, {"SLIME_EXT_WITHOUT_CUDA": "1"})
     ]
-    assert said[0] == "[]\n" and "ImportHooks" in said[1]
+    assert said[0] == "[]\n" and "ImportHooks" in said[1] and said[1].endswith("/torchvision\n")

@@ -10,7 +10,7 @@ import sys
 if os.environ.get("SLIME_EXT_WITHOUT_CUDA") == "1":
     from slime_ext.without_cuda import fork_server, stand_ins
 
-    sys.path.append(os.path.join(sys.prefix, "torchvision"))  # of install.py; no other process may see it
+    sys.path.append(f"{sys.prefix}/torchvision")  # of install.py; no other process may see it
     fork_server.hand_over()
     stand_ins.install()
     if "SLIME_EXT_REHEARSE_EVENTS" in os.environ:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,7 @@ def test_every_script_of_slime_becomes_a_small_launch(monkeypatch):
     for name in ("BASE_DIR", "BASE_FOLDER"):
         monkeypatch.setenv(name, "/data")
     large, unknown = ("--moe-", "--sglang-enable", "--mtp", "--offload", "--recompute", "--wandb"), set()
-    megatron = Path(".venv-host/miles/megatron")
+    megatron = Path(sys.prefix, "miles/megatron")
     for host in sorted(HOSTS.glob("slime-*")):
         known = preflight.known_flags(host / "slime", megatron)
         for path in host.glob("**/run-*.sh"):
