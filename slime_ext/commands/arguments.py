@@ -135,7 +135,9 @@ def _of_launch(launch: Launch) -> Arguments:
             values[name] = _value(path, flag.name, next(iter(flag.values), after and after.name))
             (unknown.add if values[name] is None else unknown.discard)(name)
             if values[name] is None:
-                unread[name] = f"{flag.where}: {flag}: known only where the script runs; no rule over it is checked"
+                unread[name] = (
+                    f"{flag.where}: {flag}: known only where the script runs; no rule over it is checked"
+                )
     for spelled, name in (*NAMES.items(), *((off, name) for off, name in OFF.items())):
         if gap := launch.gap(spelled):
             unknown.add(name)

@@ -224,7 +224,9 @@ def _check_paths(arguments: Arguments) -> None:
     """Functions that do not exist, or that the wrong flag names; a key that no function reads."""
     for dest, argument in ARGUMENTS.items():
         named = arguments.get(dest) if argument.kind is FUNCTION else None
-        if named and not (named.startswith("slime_ext") and dest in (*contract.OURS, "custom_tis_function_path")):
+        if named and not (
+            named.startswith("slime_ext") and dest in (*contract.OURS, "custom_tis_function_path")
+        ):
             _check_function(dest, named, arguments)
     if arguments.script or arguments.get("custom_tis_function_path"):
         forbid_unread_key(arguments.namespace())
@@ -258,7 +260,11 @@ def _of_correction(name: str, arguments: Arguments) -> Checked:
     loaded = config.read_config(mapping)
     config.check_args(loaded, arguments.namespace())
     correction, keys = loaded.correction, config.to_mapping(loaded.correction)
-    if correction.needs_plan and arguments.script and "rollout_data_postprocess_path" not in arguments.unknown:
+    if (
+        correction.needs_plan
+        and arguments.script
+        and "rollout_data_postprocess_path" not in arguments.unknown
+    ):
         check_plan(arguments.namespace(), may_skip_proximal=True)
     surrogate = keys["surrogate"]
     rows = {

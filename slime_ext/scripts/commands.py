@@ -27,7 +27,9 @@ NO_LAUNCH = tuple(
 SUCCEEDS = tuple(
     "sleep mkdir rm touch date cp chmod wait ulimit shopt trap alias set ray pkill umask unalias clear sync".split()
 )
-NO_SETTINGS = re.compile(r"(^|/)(activate|conda\.sh|\.?bashrc|\.?profile|\.?bash_profile|\.?zshrc|setvars\.sh|set_env\.sh)$")
+NO_SETTINGS = re.compile(
+    r"(^|/)(activate|conda\.sh|\.?bashrc|\.?profile|\.?bash_profile|\.?zshrc|setvars\.sh|set_env\.sh)$"
+)
 FAILED, NOT_FOUND = 1, 127
 Handler = Callable[["Shell", Words, "Value | None"], "Flow | None"]
 
@@ -65,7 +67,9 @@ def follow(
     return Flow.EXIT if name == "exec" and len(words) > 1 else Flow.NEXT
 
 
-def _with_variables(shell: Shell, assigned: Sequence[tuple[str, Held]], follow_it: Callable[[], Flow]) -> Flow:
+def _with_variables(
+    shell: Shell, assigned: Sequence[tuple[str, Held]], follow_it: Callable[[], Flow]
+) -> Flow:
     before = {name: shell.state.variables.get(name) for name, _ in assigned}
     for name, held in assigned:
         shell.state.variables[name] = held
@@ -80,7 +84,19 @@ def _with_variables(shell: Shell, assigned: Sequence[tuple[str, Held]], follow_i
 
 def follow_piped(shell: Shell, node: Node, given: Value | None) -> None:
     """A command of a pipeline, which reads what the one before it writes."""
-    words = shell.expand.words([n for n in (*(node.child_by_field_name("name") or node).children, *node.children_by_field_name("argument"))]) if node.type == "command" else []
+    words = (
+        shell.expand.words(
+            [
+                n
+                for n in (
+                    *(node.child_by_field_name("name") or node).children,
+                    *node.children_by_field_name("argument"),
+                )
+            ]
+        )
+        if node.type == "command"
+        else []
+    )
     name = known(words[0]) if words else None
     if name in SHELLS and len(words) == 1:
         _evaluate_text(shell, given or ())
@@ -128,7 +144,13 @@ def _shell_text(words: Words, names: Sequence[str | None]) -> tuple[int, Value, 
     """Where a command gives a text to a shell (``bash -c TEXT ARGS``, ``ssh HOST TEXT``), and that text."""
     for i, name in enumerate(names):
         option = names[i + 1] if i + 1 < len(names) else None
-        if name and Path(name).name in SHELLS and option and re.fullmatch(r"-[a-z]*c", option) and i + 2 < len(words):
+        if (
+            name
+            and Path(name).name in SHELLS
+            and option
+            and re.fullmatch(r"-[a-z]*c", option)
+            and i + 2 < len(words)
+        ):
             return i, words[i + 2], words[i + 3 :]
     if names[0] == "ssh":
         rest = [i for i in range(1, len(names)) if _is_operand(names, i)]
@@ -168,7 +190,11 @@ def _other_script(shell: Shell, name: str, words: Words) -> None:
     """Another script of the same folder, which a shell of its own runs."""
     path = shell.path_of(value(name))
     shell.state.status = None
-    if path is None or not path.is_file() or not re.search(r"\btrain(_async)?\.py", text := text_of(str(path))):
+    if (
+        path is None
+        or not path.is_file()
+        or not re.search(r"\btrain(_async)?\.py", text := text_of(str(path)))
+    ):
         return
     before = shell.state.positional
     shell.state.positional = words
@@ -180,9 +206,7 @@ def _start(shell: Shell, program: str, words: Words, environment: dict[str, str]
     state = shell.state
     key = f"{shell.file}:{shell.line}"
     state.started.pop(key, None)
-    state.started[key] = Started(
-        program, tuple(words), tuple(environment.items()), state.folder, shell.place
-    )
+    state.started[key] = Started(program, tuple(words), tuple(environment.items()), state.folder, shell.place)
     state.status = 0  # what follows behind || is for a launch that fails
 
 
@@ -190,11 +214,17 @@ def _exported(shell: Shell) -> dict[str, str]:
     import os
 
     said = {name: shell.held(name) for name in sorted(shell.state.exported)}
-    found = {name: shown(held) for name, held in said.items() if isinstance(held, tuple) and known(held) is not None}
+    found = {
+        name: shown(held)
+        for name, held in said.items()
+        if isinstance(held, tuple) and known(held) is not None
+    }
     return {name: text for name, text in found.items() if os.environ.get(name) != text}
 
 
-def _of_command(words: Words, names: Sequence[str | None], assigned: Sequence[tuple[str, Held]]) -> dict[str, str]:
+def _of_command(
+    words: Words, names: Sequence[str | None], assigned: Sequence[tuple[str, Held]]
+) -> dict[str, str]:
     """Variables that a command gives to what it starts."""
     found = {name: shown(held) for name, held in assigned if isinstance(held, tuple)}
     for i, word in enumerate(words):
@@ -265,7 +295,9 @@ def _printf(shell: Shell, words: Words, stdin: Value | None) -> None:
     form = known(words[0]) if words else None
     found = _formatted(form, words[1:]) if form is not None and not any(map(is_many, words)) else None
     if found is None:
-        found = (Unknown(f"$(printf {shown(words[0]) if words else ''} …)", shell.place, many=True, flags=None),)
+        found = (
+            Unknown(f"$(printf {shown(words[0]) if words else ''} …)", shell.place, many=True, flags=None),
+        )
     if into:
         shell.assign(into, found)
     else:
@@ -318,7 +350,11 @@ def _of_path(shell: Shell, words: Words, change: Callable[[str], str]) -> None:
     given = [w for w in words[1:] if known(w) != "--"]
     text = known(given[0]) if given else None
     name = known(words[0])
-    found = value(change(text)) if text is not None else (Unknown(f"$({name} {shown(given[0]) if given else ''})", shell.place),)
+    found = (
+        value(change(text))
+        if text is not None
+        else (Unknown(f"$({name} {shown(given[0]) if given else ''})", shell.place),)
+    )
     shell.state.out.append(value(*found, "\n"))
     shell.state.status = 0
 
@@ -332,7 +368,11 @@ def _cd(shell: Shell, words: Words, stdin: Value | None) -> None:
     elif Path(text).is_absolute() or here is not None:
         shell.state.folder = value(_normal(f"{here or ''}/{text}" if not Path(text).is_absolute() else text))
     elif text not in ("", "."):
-        shell.state.folder = (*shell.state.folder, f"/{text}") if all(isinstance(p, Unknown) for p in shell.state.folder) else value(*shell.state.folder, f"/{text}")
+        shell.state.folder = (
+            (*shell.state.folder, f"/{text}")
+            if all(isinstance(p, Unknown) for p in shell.state.folder)
+            else value(*shell.state.folder, f"/{text}")
+        )
     shell.state.status = 0
 
 
@@ -361,7 +401,7 @@ def _set(shell: Shell, words: Words, stdin: Value | None) -> None:
         if word in ("errexit", "nounset"):
             name = {"errexit": "stops_at_errors", "nounset": "stops_at_unset"}[word]
             setattr(shell.state, name, (said[i - 1] or "").startswith("-"))
-        if word is None or not word.startswith(("-", "+")) and not (said[i - 1] or "").endswith("o"):
+        if word is None or (not word.startswith(("-", "+")) and not (said[i - 1] or "").endswith("o")):
             shell.state.positional = list(words[i:])
             return
 
@@ -466,7 +506,11 @@ def _mapfile(shell: Shell, words: Words, stdin: Value | None) -> None:
 
 def _cat(shell: Shell, words: Words, stdin: Value | None) -> None:
     shell.state.status = 0 if len(words) == 1 else None
-    found = stdin if len(words) == 1 and stdin is not None else (Unknown(f"$({' '.join(map(shown, words))})", shell.place, many=True, flags=None),)
+    found = (
+        stdin
+        if len(words) == 1 and stdin is not None
+        else (Unknown(f"$({' '.join(map(shown, words))})", shell.place, many=True, flags=None),)
+    )
     shell.state.out.append(found)
 
 
@@ -475,12 +519,16 @@ def _seq(shell: Shell, words: Words, stdin: Value | None) -> None:
     shell.state.status = 0
     if all(word is not None and re.fullmatch(r"-?\d+", word) for word in said) and 1 <= len(said) <= 3:
         numbers = [int(word or 0) for word in said]
-        first, step, last = {1: (1, 1, numbers[0]), 2: (numbers[0], 1, numbers[-1])}.get(len(said), tuple(numbers))
+        first, step, last = {1: (1, 1, numbers[0]), 2: (numbers[0], 1, numbers[-1])}.get(
+            len(said), tuple(numbers)
+        )
         if step and abs(last - first) // abs(step) < 100_000:
             end = last + (1 if step > 0 else -1)
             shell.state.out.append(value("".join(f"{n}\n" for n in range(first, end, step))))
             return
-    shell.state.out.append((Unknown(f"$({' '.join(map(shown, words))})", shell.place, many=True, flags=None),))
+    shell.state.out.append(
+        (Unknown(f"$({' '.join(map(shown, words))})", shell.place, many=True, flags=None),)
+    )
 
 
 def _let(shell: Shell, words: Words, stdin: Value | None) -> None:

@@ -95,7 +95,12 @@ class Condition:
         return self._is_filled(self._next())
 
     def _is_binary(self, sign: str) -> bool:
-        return sign in NUMBERS or sign in TEXTS or (sign == "=~" and self.double) or sign in ("-nt", "-ot", "-ef")
+        return (
+            sign in NUMBERS
+            or sign in TEXTS
+            or (sign == "=~" and self.double)
+            or sign in ("-nt", "-ot", "-ef")
+        )
 
     def _next(self) -> Value:
         if self.at >= len(self.terms):

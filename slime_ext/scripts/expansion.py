@@ -22,11 +22,30 @@ if TYPE_CHECKING:
 LONGEST = 1_000_000  # characters of a word
 BLANKS = " \t\n"
 LIST = ("@", "*")
-OWN = ("$", "!", "-", "_", "RANDOM", "SECONDS", "HOSTNAME", "UID", "EUID", "PPID", "BASHPID", "LINENO", "EPOCHSECONDS")
+OWN = (
+    "$",
+    "!",
+    "-",
+    "_",
+    "RANDOM",
+    "SECONDS",
+    "HOSTNAME",
+    "UID",
+    "EUID",
+    "PPID",
+    "BASHPID",
+    "LINENO",
+    "EPOCHSECONDS",
+)
 BRACES = re.compile(r"^([^{}]*)\{([^{}]*,[^{}]*)\}(.*)$", re.DOTALL)
 RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?\}")
 ESCAPED = re.compile(r"\\(\n|.)", re.DOTALL)
-UPPER = {"^^": str.upper, ",,": str.lower, "^": lambda s: s[:1].upper() + s[1:], ",": lambda s: s[:1].lower() + s[1:]}
+UPPER = {
+    "^^": str.upper,
+    ",,": str.lower,
+    "^": lambda s: s[:1].upper() + s[1:],
+    ",": lambda s: s[:1].lower() + s[1:],
+}
 
 
 class RefusedError(Exception):
@@ -73,7 +92,9 @@ class Expansion:
             return several
         if len(nodes) == 1:
             return self._split(self._home(list(self.pieces(nodes[0]))))
-        parts = [part for node in nodes for part in (node.children if node.type == "concatenation" else [node])]
+        parts = [
+            part for node in nodes for part in (node.children if node.type == "concatenation" else [node])
+        ]
         pieces = self.span(parts, nodes[0].start_byte, nodes[-1].end_byte, Kind.WRITTEN)
         return self._split(self._home(list(pieces)))
 
@@ -115,7 +136,12 @@ class Expansion:
             if (m := re.match(r"((?:[\w-]+=)?)~(?=/|$)", first.part)) and not m[1].startswith("--"):
                 home = self.shell.scalar("HOME")
                 rest = first.part[m.end() :]
-                return [Piece(m[1], first.kind), *(Piece(p, Kind.QUOTED) for p in home), Piece(rest, first.kind), *pieces[1:]]
+                return [
+                    Piece(m[1], first.kind),
+                    *(Piece(p, Kind.QUOTED) for p in home),
+                    Piece(rest, first.kind),
+                    *pieces[1:],
+                ]
         return pieces
 
     def _split(self, pieces: Sequence[Piece]) -> Words:
@@ -185,13 +211,20 @@ class Expansion:
                 yield from self._written(between[:-1], kind)
                 name = match[0] if match and not match[0][0].isdigit() else (match[0][:1] if match else "")
                 put_in = list(self._parameter(name, None, node)) if name else [Piece("$", Kind.QUOTED)]
-                yield from (Piece(p.part, Kind.QUOTED if kind is Kind.QUOTED else p.kind, p.ends) for p in put_in)
+                yield from (
+                    Piece(p.part, Kind.QUOTED if kind is Kind.QUOTED else p.kind, p.ends) for p in put_in
+                )
                 yield from self._written(self.shell.source(node)[len(name) :], kind)
                 at = node.end_byte
                 continue
             yield from self._written(between, kind)
             lead = self.shell.source(node)
-            if kind is Kind.QUOTED and node.type in ("command_substitution", "arithmetic_expansion", "expansion", "simple_expansion"):
+            if kind is Kind.QUOTED and node.type in (
+                "command_substitution",
+                "arithmetic_expansion",
+                "expansion",
+                "simple_expansion",
+            ):
                 yield from self._written(lead[: len(lead) - len(lead.lstrip())], kind)
             if kind is Kind.QUOTED:
                 yield from self._in_quotes(node)
@@ -249,11 +282,15 @@ class Expansion:
 
     def _unknown(self, node: Node, *, many: bool = False) -> Unknown:
         text = re.sub(r"\s+", " ", self.shell.source(node).strip())
-        return Unknown(text, self.shell.place_of(node), many=many, flags=None if many else frozenset(), is_text=many)
+        return Unknown(
+            text, self.shell.place_of(node), many=many, flags=None if many else frozenset(), is_text=many
+        )
 
     def _command_substitution(self, node: Node) -> Iterator[Piece]:
         if re.match(r"\s*\$\(\(", self.shell.source(node)) and self.shell.source(node).endswith("))"):
-            yield from self._arithmetic_expansion(node)  # as bash reads it; the grammar here and there does not
+            yield from self._arithmetic_expansion(
+                node
+            )  # as bash reads it; the grammar here and there does not
             return
         found = self.shell.output_of(node)
         if any(isinstance(part, Unknown) for part in found) and not any(isinstance(p, str) for p in found):
@@ -286,7 +323,9 @@ class Expansion:
 
         before = dict(state.variables)
         try:
-            found = arithmetic.evaluated(text, get, lambda name, number: self.shell.assign(name, value(number)))
+            found = arithmetic.evaluated(
+                text, get, lambda name, number: self.shell.assign(name, value(number))
+            )
         except (ArithmeticError, ValueError, IndexError):
             return None
         for name in {n for n in state.variables if state.variables[n] != before.get(n)} if unknown else ():
@@ -304,7 +343,12 @@ class Expansion:
         for i, word in enumerate(words):
             ends = is_list == "@" and i + 1 < len(words)
             yield from (Piece(part, Kind.PUT_IN) for part in word[:-1])
-            yield Piece(word[-1] if word else "", Kind.PUT_IN, ends or (is_list == "@" and i + 1 == len(words) and bool(word) and isinstance(word[-1], Unknown)))
+            yield Piece(
+                word[-1] if word else "",
+                Kind.PUT_IN,
+                ends
+                or (is_list == "@" and i + 1 == len(words) and bool(word) and isinstance(word[-1], Unknown)),
+            )
             if is_list == "*" and i + 1 < len(words):
                 yield Piece(self._star(), Kind.PUT_IN)
 
@@ -326,7 +370,9 @@ class Expansion:
             exact = not any(map(is_many, state.positional))
             return [value(str(len(state.positional))) if exact else (Unknown("$#", self.shell.place),)], ""
         if name == "?":
-            return [(Unknown("$?", self.shell.place),) if state.status is None else value(str(state.status))], ""
+            return [
+                (Unknown("$?", self.shell.place),) if state.status is None else value(str(state.status))
+            ], ""
         if index in LIST:
             return self.shell.array_words(name), index
         return [self.shell.scalar(name) if index is None else self.shell.element(name, index)], ""
@@ -371,7 +417,9 @@ class Expansion:
         text = known(found)
         return shown(found) if text is None else text
 
-    def _prefixed(self, prefix: str, name: str, index: str | None, node: Node, rest: Sequence[Node]) -> Iterator[Piece]:
+    def _prefixed(
+        self, prefix: str, name: str, index: str | None, node: Node, rest: Sequence[Node]
+    ) -> Iterator[Piece]:
         if prefix == "#":
             words, is_list = self.looked_up(name, index, node)
             if is_list:
@@ -397,7 +445,9 @@ class Expansion:
             else:
                 yield from self._parameter(match[1], match[2], node)
 
-    def _operated(self, name: str, index: str | None, sign: str, node: Node, children: Sequence[Node]) -> Iterator[Piece]:
+    def _operated(
+        self, name: str, index: str | None, sign: str, node: Node, children: Sequence[Node]
+    ) -> Iterator[Piece]:
         begin, end = children[0].end_byte, node.end_byte - 1
         rest = children[1:]
         if sign in (":-", "-", ":=", "=", ":+", "+", ":?", "?"):
@@ -436,7 +486,9 @@ class Expansion:
             yield from self._parameter(name, index, node)
         elif sign[-1] == "?":
             self.shell.needs.setdefault(name, self.shell.place)
-            yield Piece(Unknown(f"${name}", self.shell.place, many=True, flags=None, is_text=True), Kind.PUT_IN)
+            yield Piece(
+                Unknown(f"${name}", self.shell.place, many=True, flags=None, is_text=True), Kind.PUT_IN
+            )
         else:
             found = list(self._put_in(rest))
             if sign[-1] == "=":
@@ -469,9 +521,11 @@ class Expansion:
                 yield Piece(word[-1] if word else "", Kind.PUT_IN, ends=i + 1 < len(found))
             return
         text = known(words[0])
-        yield Piece(self._unknown(node) if text is None or unknown else _sliced(text, first, last), Kind.PUT_IN)
+        yield Piece(
+            self._unknown(node) if text is None or unknown else _sliced(text, first, last), Kind.PUT_IN
+        )
 
-    def _change(self, sign: str, nodes: Sequence[Node], begin: int, end: int):  # noqa: ANN202
+    def _change(self, sign: str, nodes: Sequence[Node], begin: int, end: int):
         """What a sign such as ``%%`` or ``//`` does to a text; None where that is unknown."""
         if sign in UPPER and end <= begin:
             return UPPER[sign]
@@ -492,7 +546,7 @@ class Expansion:
 
         return removed
 
-    def _replacement(self, sign: str, nodes: Sequence[Node], begin: int, end: int):  # noqa: ANN202
+    def _replacement(self, sign: str, nodes: Sequence[Node], begin: int, end: int):
         slash = next((n for n in nodes if not n.is_named and n.type == "/"), None)
         middle = slash.start_byte if slash else end
         pattern = self.pattern(nodes, begin, middle)
@@ -535,7 +589,13 @@ def _is_unset(word: Value) -> bool:
 def _outermost(nodes: Sequence[Node]) -> Iterator[Node]:
     """The expansions below nodes, none of which lies in another."""
     for node in nodes:
-        if node.type in ("simple_expansion", "expansion", "command_substitution", "arithmetic_expansion", "string"):
+        if node.type in (
+            "simple_expansion",
+            "expansion",
+            "command_substitution",
+            "arithmetic_expansion",
+            "string",
+        ):
             yield node
         else:
             yield from _outermost(node.children)
@@ -553,7 +613,7 @@ def _fields(text: str, ifs: str) -> list[str]:
     return re.split(f"{around}[{others}]{around}" + (f"|[{blanks}]+" if blanks else ""), text)
 
 
-def _sliced(whole, first: int, last: int | None):  # noqa: ANN001, ANN202
+def _sliced(whole, first: int, last: int | None):
     begin = first if first >= 0 else max(len(whole) + first, 0) if len(whole) + first >= 0 else len(whole)
     end = len(whole) if last is None else begin + last if last >= 0 else len(whole) + last
     return whole[begin : max(end, begin)]
@@ -563,4 +623,6 @@ def _alternatives(text: str) -> list[str]:
     match = BRACES.match(text)
     if match is None:
         return [text]
-    return [found for option in match[2].split(",") for found in _alternatives(f"{match[1]}{option}{match[3]}")]
+    return [
+        found for option in match[2].split(",") for found in _alternatives(f"{match[1]}{option}{match[3]}")
+    ]

@@ -79,7 +79,9 @@ def _forbid_syntax_errors(path: str, text: str) -> None:
     bash = shutil.which("bash")
     if bash is None or Path(path).suffix in (".zsh", ".ksh"):
         return
-    run = subprocess.run([bash, "-n", "-s"], input=text.encode(), env={}, capture_output=True, timeout=LIMIT_S)
+    run = subprocess.run(
+        [bash, "-n", "-s"], input=text.encode(), env={}, capture_output=True, timeout=LIMIT_S
+    )
     if run.returncode:
         said = run.stderr.decode(errors="replace").splitlines()[0].partition(": ")[2]
         raise ConfigError(f"{path}: expected a script that bash can read, got {cut(said)}")
@@ -104,10 +106,19 @@ def read(path: str, given: Sequence[str] = ()) -> Launch:
     _forbid_unused_arrays(path, shell)
     started, words, notes = that_counts(list(shell.state.started.values()))
     flags, gaps = _flags(words, files)
-    notes += tuple(f"{place}: ${name} is set by nothing here, and without it the script ends" for name, place in shell.needs.items())
+    notes += tuple(
+        f"{place}: ${name} is set by nothing here, and without it the script ends"
+        for name, place in shell.needs.items()
+    )
     broken = tuple(Gap(len(flags), text.text, text.where) for text in shell.broken)
     return Launch(
-        path, started.program, flags, dict(started.environment), (*gaps, *broken), known(started.folder), notes
+        path,
+        started.program,
+        flags,
+        dict(started.environment),
+        (*gaps, *broken),
+        known(started.folder),
+        notes,
     )
 
 
@@ -117,7 +128,9 @@ def that_counts(started: list[Started]) -> tuple[Started, list[Value], tuple[str
     notes = []
     for other in reversed(started[:-1]):
         if last.only_if is None:
-            notes.append(f"{last.where}: the launch that is read; the script makes another one at {other.where}")
+            notes.append(
+                f"{last.where}: the launch that is read; the script makes another one at {other.where}"
+            )
             break
         words = merged_words(list(other.words), words, last.only_if)
         if other.only_if is None:
@@ -155,7 +168,9 @@ def _forbid_unused_arrays(path: str, shell: Shell) -> None:
                 )
 
 
-def _flags(words: Sequence[Value], files: Mapping[str, str]) -> tuple[tuple[WrittenFlag, ...], tuple[Gap, ...]]:
+def _flags(
+    words: Sequence[Value], files: Mapping[str, str]
+) -> tuple[tuple[WrittenFlag, ...], tuple[Gap, ...]]:
     """Flags with their values, and the gaps between them."""
     flags: list[WrittenFlag] = []
     gaps: list[Gap] = []
@@ -166,7 +181,9 @@ def _flags(words: Sequence[Value], files: Mapping[str, str]) -> tuple[tuple[Writ
                 _append(flags, Unread(shown(word)))
         elif text is None and is_many(word):
             part = next(p for p in word if isinstance(p, Unknown) and p.many)
-            is_value = part.is_text and bool(flags) and not flags[-1].values and flags[-1].name not in SWITCHES
+            is_value = (
+                part.is_text and bool(flags) and not flags[-1].values and flags[-1].name not in SWITCHES
+            )
             if part.flags if part.flags is not None else not is_value:
                 gaps.append(Gap(len(flags), shown(word), part.where, part.flags))
             if flags and not flags[-1].values:

@@ -14,14 +14,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slime_ext.errors import ConfigError
 from slime_ext.scripts import commands
 from slime_ext.scripts.conditions import Asked, Condition, Term
 from slime_ext.scripts.expansion import Expansion, Kind, RefusedError, touching
 from slime_ext.scripts.state import Array, Held, Reference, State, merged_states
-from slime_ext.scripts.values import Unknown, Value, Words, collapsed, joined, known, merged_words, shown, value
+from slime_ext.scripts.values import (
+    Unknown,
+    Value,
+    Words,
+    collapsed,
+    joined,
+    known,
+    value,
+)
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -230,8 +238,23 @@ class Shell:
     def _program(self, node: Node) -> Flow:
         return self.block(node.children)
 
-    def _ERROR(self, node: Node) -> Flow:  # noqa: N802
-        return self.block([n for n in node.children if n.type in ("command", "variable_assignment", "declaration_command", "if_statement", "list", "pipeline", "redirected_statement")])
+    def _ERROR(self, node: Node) -> Flow:
+        return self.block(
+            [
+                n
+                for n in node.children
+                if n.type
+                in (
+                    "command",
+                    "variable_assignment",
+                    "declaration_command",
+                    "if_statement",
+                    "list",
+                    "pipeline",
+                    "redirected_statement",
+                )
+            ]
+        )
 
     def _compound_statement(self, node: Node) -> Flow:
         if node.children and node.children[0].type == "((":
@@ -270,7 +293,10 @@ class Shell:
 
     def _why(self, node: Node) -> Unknown:
         text = " ".join(self.source(node).split())
-        return Unknown(text if len(text) <= 60 else f"{text[:57]}...", f"{Path(self.file).name}:{self.offset + node.start_point[0] + 1}")
+        return Unknown(
+            text if len(text) <= 60 else f"{text[:57]}...",
+            f"{Path(self.file).name}:{self.offset + node.start_point[0] + 1}",
+        )
 
     @contextmanager
     def asked(self) -> Iterator[None]:
@@ -351,7 +377,9 @@ class Shell:
         close = next(i for i, n in enumerate(items[0].children) if n.type == ")")
         body = [n for n in items[0].children[close + 1 :] if n.type not in (";;", ";&", ";;&")]
         regexes = [self.expand.pattern([n], n.start_byte, n.end_byte) for n in patterns]
-        if ".*" in regexes or (text is not None and any(r is not None and re.fullmatch(r, text, re.DOTALL) for r in regexes)):
+        if ".*" in regexes or (
+            text is not None and any(r is not None and re.fullmatch(r, text, re.DOTALL) for r in regexes)
+        ):
             return self.block(body)
         if text is None or None in regexes:
             return self.either(lambda: self.block(body), lambda: self._case(text, items[1:], why), why)
@@ -366,14 +394,19 @@ class Shell:
         words = self.expand.words(values) if has_in else list(self.state.positional)
         body = node.child_by_field_name("body")
         is_select = node.children[0].type == "select"
-        if is_select or any(w and any(isinstance(p, Unknown) and p.many and not p.unset for p in w) for w in words):
+        if is_select or any(
+            w and any(isinstance(p, Unknown) and p.many and not p.unset for p in w) for w in words
+        ):
+
             def enter() -> Flow:
                 self.assign(name, (Unknown(f"${name}", self.place),))
                 return self.run(body)
 
             return self._unsure(enter, self._why(node))
 
-        rounds = iter([w for w in words if not (w and all(isinstance(p, Unknown) and p.unset and p.many for p in w))])
+        rounds = iter(
+            [w for w in words if not (w and all(isinstance(p, Unknown) and p.unset and p.many for p in w))]
+        )
 
         def begins() -> bool:
             word = next(rounds, None)
@@ -534,7 +567,11 @@ class Shell:
         name = self.source(left)
         before = self.held(name)
         if right is not None and right.type == "array":
-            found = self._array(right, before if isinstance(before, Array) and (adds or before.by_key) else Array(by_key=by_key), adds=adds)
+            found = self._array(
+                right,
+                before if isinstance(before, Array) and (adds or before.by_key) else Array(by_key=by_key),
+                adds=adds,
+            )
             if adds and isinstance(before, tuple):
                 found = Array({0: before}).with_words(found.words)
             self.words += found.words
@@ -558,7 +595,11 @@ class Shell:
         for child, *others in touching(node.named_children):
             if child.type == "variable_assignment":
                 left = child.child_by_field_name("name")
-                found = self._put(found, self.expand.subscript(left.child_by_field_name("index")), self.expand.text(child.child_by_field_name("value")))
+                found = self._put(
+                    found,
+                    self.expand.subscript(left.child_by_field_name("index")),
+                    self.expand.text(child.child_by_field_name("value")),
+                )
                 continue
             keyed = self.source(child)
             if child.type == "concatenation" and keyed.startswith("[") and "]=" in keyed:
@@ -567,7 +608,9 @@ class Shell:
                 found = self._put(found, key, value(said) if text else (Unknown(keyed, self.place),))
             elif child.type != "comment":
                 found = found.with_words(self.expand.fields([child, *others]))
-        return Array(dict(enumerate(collapsed(found.words)))) if not (found.is_exact or found.by_key) else found
+        return (
+            Array(dict(enumerate(collapsed(found.words)))) if not (found.is_exact or found.by_key) else found
+        )
 
     def _put(self, array: Array, index: str, word: Value) -> Array:
         if array.by_key:
@@ -583,7 +626,9 @@ class Shell:
         name = self.source(left.child_by_field_name("name"))
         index = self.expand.subscript(left.child_by_field_name("index"))
         before = self.held(name)
-        array = before if isinstance(before, Array) else Array({0: before} if isinstance(before, tuple) else {})
+        array = (
+            before if isinstance(before, Array) else Array({0: before} if isinstance(before, tuple) else {})
+        )
         word = self.expand.text(right)
         if adds:
             old = self.element(name, index)
@@ -593,9 +638,13 @@ class Shell:
 
     def _declaration_command(self, node: Node) -> Flow:
         kind = self.source(node.children[0])
-        flags = "".join(self.source(c) for c in node.named_children if c.type == "word" and self.source(c).startswith("-"))
+        flags = "".join(
+            self.source(c) for c in node.named_children if c.type == "word" and self.source(c).startswith("-")
+        )
         for child in node.named_children:
-            is_name = child.type == "variable_name" or (child.type == "word" and not self.source(child).startswith("-"))
+            is_name = child.type == "variable_name" or (
+                child.type == "word" and not self.source(child).startswith("-")
+            )
             if child.type == "variable_assignment":
                 name, held = self.assignment(child, by_key="A" in flags)
             elif is_name:
@@ -634,7 +683,9 @@ class Shell:
                 self.state.functions.pop(name, None)
             elif isinstance(held := self.held(name), Array):
                 key: int | str | None = index if held.by_key else self.expand.computed(index)
-                self.assign(name, Array({k: v for k, v in held.elements.items() if k != key}, by_key=held.by_key))
+                self.assign(
+                    name, Array({k: v for k, v in held.elements.items() if k != key}, by_key=held.by_key)
+                )
         self.state.status = 0
         return Flow.NEXT
 
@@ -651,7 +702,13 @@ class Shell:
         return Flow.NEXT
 
     def _terms(self, node: Node, double: bool) -> Iterator[Term]:
-        if node.type in ("binary_expression", "unary_expression", "parenthesized_expression", "negated_expression", "list"):
+        if node.type in (
+            "binary_expression",
+            "unary_expression",
+            "parenthesized_expression",
+            "negated_expression",
+            "list",
+        ):
             for child in node.children:
                 yield from self._terms(child, double)
         elif not node.is_named or node.type == "test_operator":
@@ -665,7 +722,11 @@ class Shell:
 
     def tested(self, terms: Sequence[Term], *, double: bool = False) -> None:
         """Sets the status to what a test says."""
-        kept = [t for t in terms if double or not (t.value and all(isinstance(p, Unknown) and p.unset and p.many for p in t.value))]
+        kept = [
+            t
+            for t in terms
+            if double or not (t.value and all(isinstance(p, Unknown) and p.unset and p.many for p in t.value))
+        ]
         asked = Asked(self.file_is, lambda name: self.held(name) is not None, self._number)
         try:
             held = Condition(list(kept), asked, double=double).holds()
@@ -690,7 +751,9 @@ class Shell:
             return False
         if path is None or not path.exists() or near is None or not path.resolve().is_relative_to(near):
             return None
-        return {"f": path.is_file, "d": path.is_dir, "e": path.exists, "r": path.exists}.get(sign[1], lambda: None)()
+        return {"f": path.is_file, "d": path.is_dir, "e": path.exists, "r": path.exists}.get(
+            sign[1], lambda: None
+        )()
 
     def path_of(self, name: Value) -> Path | None:
         """The file that a path means where the script runs; None where that is unknown."""
@@ -715,7 +778,9 @@ class Shell:
         if body is None:
             self.state.status = 0
             return Flow.NEXT
-        return self._with_output(redirects, lambda: self._redirected(body, redirects) if body.type == "command" else self.run(body))
+        return self._with_output(
+            redirects, lambda: self._redirected(body, redirects) if body.type == "command" else self.run(body)
+        )
 
     def _with_output(self, redirects: Sequence[Node], follow: Callable[[], Flow]) -> Flow:
         if not any(self._takes_output(r) for r in redirects):
@@ -730,10 +795,16 @@ class Shell:
             return any(self._takes_output(n) for n in node.children if n.type == "file_redirect")
         sign = next((c.type for c in node.children if not c.is_named), "")
         descriptor = node.child_by_field_name("descriptor")
-        return sign in (">", ">>", "&>", "&>>", ">|", ">&") and (descriptor is None or self.source(descriptor) == "1")
+        return sign in (">", ">>", "&>", "&>>", ">|", ">&") and (
+            descriptor is None or self.source(descriptor) == "1"
+        )
 
     def _redirected(self, node: Node, redirects: Sequence[Node]) -> Flow:
-        inner = [child for child in node.children if child.type in ("file_redirect", "herestring_redirect", "heredoc_redirect")]
+        inner = [
+            child
+            for child in node.children
+            if child.type in ("file_redirect", "herestring_redirect", "heredoc_redirect")
+        ]
         if inner and not redirects:
             return self._with_output(inner, lambda: self._simple(node, inner))
         return self._simple(node, [*redirects, *inner])
@@ -751,7 +822,9 @@ class Shell:
             return Flow.NEXT
         if any(self.source(n).strip().startswith("${") and "[@]" in self.source(n) for n in name.children):
             self.lost.append(f"{self.place_of(name)}\0{self.source(name).strip()}")
-        return commands.follow(self, words, [self.assignment(a) for a in assigned], self._standard_input(redirects), node)
+        return commands.follow(
+            self, words, [self.assignment(a) for a in assigned], self._standard_input(redirects), node
+        )
 
     def _standard_input(self, redirects: Sequence[Node]) -> Value | None:
         for node in redirects:

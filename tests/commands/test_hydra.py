@@ -102,7 +102,9 @@ def test_the_file_that_a_script_names_is_below_its_overrides(capsys, tmp_path):
     whole = {**BYPASS["algorithm"]["rollout_correction"], "rollout_is": "sequence"}
     for file, text in {
         "recipe/mine/config/mine.yaml": NAMED,
-        "recipe/mine/there.yaml": NAMED.replace("--config-name mine", "--config-path=. --config-name='there'"),
+        "recipe/mine/there.yaml": NAMED.replace(
+            "--config-name mine", "--config-path=. --config-name='there'"
+        ),
         "beside.yaml": NAMED.replace("--config-name mine", "--config-name=beside"),
     }.items():
         written(tmp_path / file, BYPASS)
@@ -114,7 +116,9 @@ def test_the_file_that_a_script_names_is_below_its_overrides(capsys, tmp_path):
 def test_a_file_that_is_not_seen_is_said_and_nothing_is_converted(capsys, tmp_path):
     for text, line in {
         NAMED: "--config-name mine: expected a file beside the script, got none: what it sets is not seen",
-        NAMED.replace("--config-name mine", "--config-path /far"): "--config-path /far: expected a file beside",
+        NAMED.replace(
+            "--config-name mine", "--config-path /far"
+        ): "--config-path /far: expected a file beside",
         "python3 -m a --config-name mine data.x=1": "--config-name mine: expected a file beside the script",
         "python3 -m a ~algorithm.rollout_correction.rollout_is": "got one taken away",
     }.items():
@@ -134,4 +138,6 @@ def test_a_search_path_is_followed(capsys, tmp_path):
     written(tmp_path / "base/config/trainer.yaml", BYPASS)
     mine = {"hydra": {"searchpath": ["file://base/config"]}, "defaults": ["trainer", "_self_"]}
     native = converted(capsys, "verl", written(tmp_path / "recipe/config/mine.yaml", mine))
-    assert load_config(native["slime_ext"]) == load_config({"verl": BYPASS["algorithm"]["rollout_correction"]})
+    assert load_config(native["slime_ext"]) == load_config(
+        {"verl": BYPASS["algorithm"]["rollout_correction"]}
+    )

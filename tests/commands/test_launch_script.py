@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_ext.scripts.read import launch_of as read
 from slime_ext.errors import ConfigError
+from slime_ext.scripts.read import launch_of as read
 from slime_ext.without_cuda.rehearsal.replace import sizes_of
 
 HOSTS = Path(os.environ.get("HOSTS", "absent"))
@@ -123,7 +123,7 @@ ONE_LINE = {
     'echo "\npython3 train.py': "expected a script that bash can read, got line",
     "while true; do X=1$X; done": "expected",
     "slime-ext train --config x.yaml": "slime-ext train is no launch of a host",
-    "[ -n \"$1\" ] || exit 1\npython3 train.py": r"it ends at run\.sh:1: flags of its own stand behind --",
+    '[ -n "$1" ] || exit 1\npython3 train.py': r"it ends at run\.sh:1: flags of its own stand behind --",
 }
 
 

@@ -27,5 +27,7 @@ def test_nothing_that_is_printed_controls_the_terminal(capsys, tmp_path):
     assert cli.main(["check", str(tmp_path / name)]) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\u202e" not in out and "run\\x1b[31m\\u202ered.sh" in out
-    output.console().print(output.table([["a\x1b", Text("b\x9b", "red")]]), Group(Text("c\x00")), "d\u2066", markup=False)
+    output.console().print(
+        output.table([["a\x1b", Text("b\x9b", "red")]]), Group(Text("c\x00")), "d\u2066", markup=False
+    )
     assert capsys.readouterr().out.split() == ["a\\x1b", "b\\x9b", "c\\x00", "d\\u2066"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slime_ext import cli
-from slime_ext.scripts import read as launch_script
 from slime_ext.errors import ConfigError
+from slime_ext.scripts import read as launch_script
 from slime_ext.without_cuda import driver
 
 HOSTS = Path(os.environ.get("HOSTS", "absent"))

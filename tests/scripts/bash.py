@@ -28,7 +28,11 @@ LENIENT = 'set() { builtin set "$@"; builtin set +eu; }\n'  # for scripts whose 
 
 
 def launches(
-    script: Path, given: Sequence[str] = (), environment: dict[str, str] | None = None, *, lenient: bool = False
+    script: Path,
+    given: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+    *,
+    lenient: bool = False,
 ) -> list[list[str]]:
     """The words behind train.py of each launch, in their order."""
     with tempfile.TemporaryDirectory() as folder:

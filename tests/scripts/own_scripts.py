@@ -158,7 +158,11 @@ python3 train.py --a $A
 false
 python3 train.py --after-failure
 """
-SCRIPTS = {name.lower(): text.strip("\n") + "\n" for name, text in list(globals().items()) if name.isupper() and isinstance(text, str)}
+SCRIPTS = {
+    name.lower(): text.strip("\n") + "\n"
+    for name, text in list(globals().items())
+    if name.isupper() and isinstance(text, str)
+}
 GIVEN_WORDS = ["first", "--lr", "5", "--flag", "a b", "z"]
 CONDITIONS = (
     "true", "false", "! true", "[ 1 -gt 2 ]", '[ -n "$NOTHING" ]', '[ "$HOME" ]', "(( 2 > 1 ))", "[[ a == b ]]",
@@ -228,7 +232,9 @@ def _behind_or(text: str, draw: random.Random) -> str:
 
 
 def _in_loop(text: str, draw: random.Random) -> str:
-    return _wrapped(text, draw, draw.choice(["for once in 1; do\nBODY\ndone", "for none in $NOTHING; do\nBODY\ndone"]))
+    return _wrapped(
+        text, draw, draw.choice(["for once in 1; do\nBODY\ndone", "for none in $NOTHING; do\nBODY\ndone"])
+    )
 
 
 def _in_case(text: str, draw: random.Random) -> str:
@@ -287,7 +293,15 @@ def _appended(text: str, draw: random.Random) -> str:
     if not names:
         return text
     name = draw.choice(names)
-    form = draw.choice(["{0}+=(--more 'x y')", "{0}[9]=nine", "{0}=(--new \"${{{0}[@]}}\")", "{0}=(${{{0}[@]:1}})", "{0}[0]+=z"])
+    form = draw.choice(
+        [
+            "{0}+=(--more 'x y')",
+            "{0}[9]=nine",
+            '{0}=(--new "${{{0}[@]}}")',
+            "{0}=(${{{0}[@]:1}})",
+            "{0}[0]+=z",
+        ]
+    )
     return _wrapped(text, draw, f"{form.format(name)}\nBODY")
 
 

@@ -97,7 +97,7 @@ def test_every_script_of_the_hosts_is_read_as_bash_reads_it(home):
     os.environ.update(environment)
     for script in sorted(HOSTS.glob("*/**/*.sh")):
         text = script.read_text()
-        if "train.py" not in text and "train_async.py" not in text or text in known_texts:
+        if ("train.py" not in text and "train_async.py" not in text) or text in known_texts:
             continue
         known_texts.add(text)
         try:

@@ -16,7 +16,8 @@ from slime_ext.without_cuda.rehearsal.twin import has_chat_template, tokenizer_f
 NAME = re.compile(r"--[a-z][a-z0-9_-]*")
 NEARLY = 0.8  # likeness from which a name is a misspelling of another
 SIZES = tuple(
-    f"--{name}" for name in "rollout-batch-size n-samples-per-prompt global-batch-size num-steps-per-rollout".split()
+    f"--{name}"
+    for name in "rollout-batch-size n-samples-per-prompt global-batch-size num-steps-per-rollout".split()
 )
 ELSEWHERE = ("--sglang-", "--router-")  # checked by the SGLang of the cluster
 MEGATRON = (

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
+from slime_ext.scripts.launch import Launch, WrittenFlag
 from slime_ext.without_cuda.driver import WHEEL, host_python
 from slime_ext.without_cuda.rehearsal import observe, prompts, replace, rewards, twin
-from slime_ext.scripts.launch import Launch, WrittenFlag
 
 TIMEOUT_S = 900.0
 OF_A_CLUSTER = tuple(

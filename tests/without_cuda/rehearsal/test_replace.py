@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_ext.scripts.read import launch_of as read
 from slime_ext.errors import ConfigError
+from slime_ext.scripts.read import launch_of as read
 from slime_ext.without_cuda.rehearsal import preflight, replace, twin
 from slime_ext.without_cuda.rehearsal.replace import Sizes, kept, replaced_flags, small_sizes
 from tests.without_cuda.rehearsal.launches import launch
