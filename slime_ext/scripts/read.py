@@ -13,10 +13,10 @@ from slime_ext.errors import ConfigError, cut
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, DECISIVE
 from slime_ext.mappings import text_of
-from slime_ext.scripts.commands import PROGRAMS
 from slime_ext.scripts.launch import Gap, Launch, Unread, WrittenFlag
 from slime_ext.scripts.python_script import command_of
 from slime_ext.scripts.shell import Shell
+from slime_ext.scripts.starts import PROGRAMS
 from slime_ext.scripts.state import Array, Started
 from slime_ext.scripts.values import Unknown, Value, is_many, known, merged_words, shown
 
