@@ -51,7 +51,7 @@ def rehearse(given: argparse.Namespace) -> int:
 
     """
     began, screen = time.monotonic(), console()
-    launch = launch_of(given.script, given.own)
+    launch = launch_of(given.script, given.own, given.host)
     host = run.host_of(launch, given.host)
     launch = run.with_found_files(launch, host)
     screen.print(f"{given.script}: {len(launch.flags)} flags, on {host}", markup=False)

@@ -213,6 +213,8 @@ def _source(shell: Shell, words: Words, stdin: Value | None) -> Flow | None:
     if NO_SETTINGS.search(said) or said == "/dev/null":
         return None
     if path is None or not path.is_file():
+        path = shell.in_checkout(said)
+    if path is None:
         shell.state.status = None
         _may_have_set(shell, f"source {said}")
         return None

@@ -115,25 +115,33 @@ class Expansion:
     def _split(self, pieces: Sequence[Piece]) -> Words:
         words: Words = []
         parts: list[str | Unknown] = []
-        begun = False
+        begun = is_quoted = False
+
+        def close() -> None:
+            nonlocal parts, begun, is_quoted
+            if begun:
+                # of a word of which something is quoted, what is unset leaves an empty one
+                kept = (_one_word(part) if is_quoted and _is_unset(part) else part for part in parts)
+                words.append(self.bounded(value(*kept)))
+            parts, begun, is_quoted = [], False, False
+
         ifs = known(self.shell.variables.scalar("IFS")) if "IFS" in self.shell.state.variables else BLANKS
         for piece in pieces:
             if piece.kind is Kind.PUT_IN and isinstance(piece.part, str):
-                fields = _fields(piece.part, BLANKS if ifs is None else ifs)
-                for i, text in enumerate(fields):
-                    if i and begun:
-                        words.append(value(*parts))
-                        parts, begun = [], False
+                for i, text in enumerate(_fields(piece.part, BLANKS if ifs is None else ifs)):
+                    if i:
+                        close()
                     if text:
                         parts.append(text)
                         begun = True
             else:
-                parts.append(_one_word(piece))
+                parts.append(_as_written(piece))
                 begun = begun or piece.part != "" or piece.kind is Kind.QUOTED
-            if piece.ends and begun:
-                words.append(value(*parts))
-                parts, begun = [], False
-        return [self.bounded(word) for word in ([*words, value(*parts)] if begun else words)]
+                is_quoted = is_quoted or (piece.kind is Kind.QUOTED and not piece.ends)
+            if piece.ends:
+                close()
+        close()
+        return words
 
     def _braces(self, text: str) -> Words:
         if "{" not in text:
@@ -303,14 +311,23 @@ class Expansion:
         return None if unknown else found
 
 
-def _one_word(piece: Piece) -> str | Unknown:
+def _as_written(piece: Piece) -> str | Unknown:
     """A piece's part. In quotes it is one word, unless it is an element of a list; without them any number."""
     part = piece.part
-    if isinstance(part, Unknown) and piece.kind is Kind.PUT_IN and not (part.many or part.unset):
-        return Unknown(part.text, part.where, many=True, flags=None, is_text=True)
-    if isinstance(part, Unknown) and part.many and piece.kind is Kind.QUOTED and not piece.ends:
-        return Unknown(part.text, part.where, unset=part.unset)
-    return part
+    if not isinstance(part, Unknown) or piece.ends or piece.kind is Kind.WRITTEN:
+        return part
+    if piece.kind is Kind.QUOTED:
+        return _one_word(part)
+    is_any = part.many or part.unset
+    return part if is_any else Unknown(part.text, part.where, many=True, flags=None, is_text=True)
+
+
+def _one_word(part: Unknown) -> Unknown:
+    return Unknown(part.text, part.where, unset=part.unset)
+
+
+def _is_unset(part: str | Unknown) -> bool:
+    return isinstance(part, Unknown) and part.unset
 
 
 def _outermost(nodes: Sequence[Node]) -> Iterator[Node]:

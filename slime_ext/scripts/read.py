@@ -49,8 +49,14 @@ def host_root(path: str) -> Path | None:
     return None
 
 
-def followed(path: str, given: Sequence[str] = (), text: str | None = None) -> Shell:
+def followed(
+    path: str, given: Sequence[str] = (), text: str | None = None, checkout: Path | None = None
+) -> Shell:
     """The shell that has followed a script to its end.
+
+    Args:
+        text: the script's, where it is not the file's.
+        checkout: as ``Shell`` has it.
 
     Raises:
         ConfigError: the script cannot be read, or has line ends that bash takes for a part of a word.
@@ -60,7 +66,7 @@ def followed(path: str, given: Sequence[str] = (), text: str | None = None) -> S
         _forbid_carriage_returns(path, text)
         _forbid_syntax_errors(path, text)
     root = host_root(path)
-    shell = Shell(path, given, [*([root] if root else []), Path.cwd()])
+    shell = Shell(path, given, [*([root] if root else []), Path.cwd()], checkout)
     shell.follow(path, text)
     return shell
 
@@ -87,18 +93,19 @@ def _forbid_syntax_errors(path: str, text: str) -> None:
         raise ConfigError(f"{path}: expected a script that bash can read, got {cut(said)}")
 
 
-def read(path: str, given: Sequence[str] = ()) -> Launch:
+def read(path: str, given: Sequence[str] = (), checkout: Path | None = None) -> Launch:
     """The launch that a script makes; without a program where it makes none, and then with the flags of all
     of its words, for another script can source it.
 
     Args:
         given: flags of the script's own, which a shell would have as ``$@``.
+        checkout: the host's, which files of it that are not where the script has them are read from.
 
     Raises:
         ConfigError: the script cannot be read, ends its launch too early, or gives its flags to nothing.
     """
     is_python = Path(path).suffix == PYTHON
-    shell = followed(path, given, command_of(path, given) if is_python else None)
+    shell = followed(path, given, command_of(path, given) if is_python else None, checkout)
     files = {path: text_of(path)} if is_python else shell.files
     _forbid_lost_arrays(shell)
     if not shell.state.started:
@@ -106,7 +113,7 @@ def read(path: str, given: Sequence[str] = ()) -> Launch:
     _forbid_unused_arrays(path, shell)
     started, words, notes = that_counts(list(shell.state.started.values()))
     flags, gaps = _flags(words, files)
-    notes += tuple(
+    notes += tuple(shell.notes) + tuple(
         f"{place}: ${name} is set by nothing here, and without it the script ends"
         for name, place in shell.needs.items()
     )
@@ -220,13 +227,17 @@ def where(name: str, files: Mapping[str, str]) -> str:
     return Path(next(iter(files), "the script")).name
 
 
-def launch_of(path: str, given: Sequence[str] = ()) -> Launch:
+def launch_of(path: str, given: Sequence[str] = (), host: str | None = None) -> Launch:
     """As ``read``, of a script that has to start a host.
+
+    Args:
+        host: its checkout; the one that the script lies in by default.
 
     Raises:
         ConfigError: as ``read``, or it launches nothing.
     """
-    found = read(path, given)
+    checkout = Path(host) if host and Path(host).is_dir() else host_root(path)
+    found = read(path, given, checkout)
     if not found.program:
         what = f": {'; '.join(found.notes)}" if found.notes else ""
         raise ConfigError(f"{path}: expected a launch of {' or '.join(PROGRAMS)}, got none{what}")

@@ -55,9 +55,14 @@ class Shell:
         script: its path.
         given: its own flags, which a shell has as ``$@``.
         folders: where a relative path is looked for while the working directory is the caller's.
+        checkout: the host's, which a sourced ``/…/slime/FILE`` that is not here is taken from, with a note.
     """
 
-    def __init__(self, script: str, given: Sequence[str], folders: Sequence[Path]) -> None:
+    def __init__(
+        self, script: str, given: Sequence[str], folders: Sequence[Path], checkout: Path | None = None
+    ) -> None:
+        self.checkout = checkout
+        self.notes: list[str] = []
         self.script, self.folders = str(Path(script).absolute()), folders
         self.state = State(positional=[value(word) for word in given], folder=(Unknown("$(pwd)"),))
         self.state.variables |= {name: value(text) for name, text in os.environ.items() if name != "PWD"}
@@ -379,6 +384,16 @@ class Shell:
         if Path(text).is_absolute() or folder is not None:
             return Path(folder or "/", text)
         return next((root / text for root in self.folders if (root / text).exists()), self.folders[-1] / text)
+
+    def in_checkout(self, name: str) -> Path | None:
+        """A file of the host's checkout in place of one that the script has in its container."""
+        parts = Path(name).parts
+        at = next((i for i in range(len(parts), 0, -1) if parts[i - 1] in ("slime", "miles")), 0)
+        found = self.checkout.joinpath(*parts[at:]) if self.checkout and at else None
+        if found is None or not found.is_file():
+            return None
+        self.notes.append(f"{self.place}: {name} is not here; {found} is read in its place")
+        return found
 
     # commands
 

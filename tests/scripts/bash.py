@@ -11,6 +11,7 @@ from pathlib import Path
 PROGRAMS = ("train.py", "train_async.py")
 LIMIT_S = 60
 HANDLER = r"""
+trap "" PIPE  # what reads a pipe here ends at once
 exec() { [ $# -gt 0 ] || return 0; "$@"; exit; }
 command_not_found_handle() {
    case $1 in
