@@ -236,8 +236,8 @@ def _found(path: str, launch: Launch | None, file: str) -> str:
     folder = Path(launch.folder or host_root(launch.script) or Path.cwd())
     if not (folder / path).is_file():
         raise ConfigError(
-            f"{launch.script}: --custom-config-path: expected a file where the script runs, got no {cut(path)} in "
-            f"{folder}: run slime-ext there, or name it from the script's own folder"
+            f"{launch.script}: --custom-config-path: expected a file where the script runs, got no "
+            f"{cut(path)} in {folder}: run slime-ext there, or name it from the script's own folder"
         )
     return str(folder / path)
 

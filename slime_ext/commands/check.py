@@ -164,8 +164,8 @@ def _unused(path: str, arguments: Arguments) -> Checked:
 
 
 def _offered(arguments: Arguments) -> dict[str, tuple[dict[str, Any], str]]:
-    """What a launch could begin with; one that corrects its loss already keeps its correction, or is told what
-    is taken out."""
+    """What a launch could begin with; one that corrects its loss already keeps its correction, or is told
+    what is taken out."""
     if not arguments.get("use_tis"):
         return OFFERED
     theirs = arguments.get("custom_tis_function_path")
@@ -294,8 +294,9 @@ def _notes(
     lacking = {
         f"names no function: slime needs custom_tis_function_path: {contract.TIS}.correct": not path,
         f"no metrics: in slime add {contract.INIT_FLAG}": path and not init and not needs_target,
-        f"no metrics and no check at start-up: {cut(init)} is run in place of {INIT['custom_megatron_init_path']}; "
-        "call that one from it": init and init != INIT["custom_megatron_init_path"],
+        f"no metrics and no check at start-up: {cut(init)} is run in place of "
+        f"{INIT['custom_megatron_init_path']}; call that one from it": init
+        and init != INIT["custom_megatron_init_path"],
         "--use-tis is not set: the loss stays as it is, only metrics are computed": acts
         and not arguments.get("use_tis"),
         "no step and the host's loss: it stays as it is, only metrics are computed": not acts

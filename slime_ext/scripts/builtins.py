@@ -199,7 +199,7 @@ def _eval(shell: Shell, words: Words, stdin: Value | None) -> Flow | None:
 
 
 def _may_have_set(shell: Shell, what: str) -> None:
-    """Notes something that runs in this shell and is not known: any variable that is unset can be set by it."""
+    """Notes something unknown that runs in this shell: it can have set any variable that is unset."""
     gap = Unknown(what, shell.place, many=True, flags=None)
     shell.state.unread = shell.state.unread or gap
     shell.unread.append(gap)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 SUCCEEDS = tuple(
-    "sleep mkdir rm touch date cp chmod wait ulimit shopt trap alias set ray pkill umask unalias clear sync".split()
+    "sleep mkdir rm touch date cp chmod wait ulimit shopt trap alias set ray pkill umask unalias clear "
+    "sync".split()
 )
 
 
@@ -70,19 +71,8 @@ def _with_variables(
 
 def follow_piped(shell: Shell, node: Node, given: Value | None) -> None:
     """A command of a pipeline, which reads what the one before it writes."""
-    words = (
-        shell.expand.words(
-            [
-                n
-                for n in (
-                    *(node.child_by_field_name("name") or node).children,
-                    *node.children_by_field_name("argument"),
-                )
-            ]
-        )
-        if node.type == "command"
-        else []
-    )
+    named = node.child_by_field_name("name") if node.type == "command" else None
+    words = shell.expand.words([*named.children, *node.children_by_field_name("argument")]) if named else []
     name = known(words[0]) if words else None
     if name in SHELLS and len(words) == 1:
         evaluate_text(shell, given or ())

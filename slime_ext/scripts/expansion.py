@@ -125,16 +125,15 @@ class Expansion:
                 words.append(self.bounded(value(*kept)))
             parts, begun, is_quoted = [], False, False
 
-        ifs = known(self.shell.variables.scalar("IFS")) if "IFS" in self.shell.state.variables else BLANKS
         for piece in pieces:
-            if piece.kind is Kind.PUT_IN and isinstance(piece.part, str):
-                for i, text in enumerate(_fields(piece.part, BLANKS if ifs is None else ifs)):
-                    if i:
-                        close()
-                    if text:
-                        parts.append(text)
-                        begun = True
-            else:
+            is_split = piece.kind is Kind.PUT_IN and isinstance(piece.part, str)
+            for i, text in enumerate(_fields(str(piece.part), self._separators()) if is_split else ()):
+                if i:
+                    close()
+                if text:
+                    parts.append(text)
+                    begun = True
+            if not is_split:
                 parts.append(_as_written(piece))
                 begun = begun or piece.part != "" or piece.kind is Kind.QUOTED
                 is_quoted = is_quoted or (piece.kind is Kind.QUOTED and not piece.ends)
@@ -142,6 +141,10 @@ class Expansion:
                 close()
         close()
         return words
+
+    def _separators(self) -> str:
+        ifs = known(self.shell.variables.scalar("IFS")) if "IFS" in self.shell.state.variables else None
+        return BLANKS if ifs is None else ifs
 
     def _braces(self, text: str) -> Words:
         if "{" not in text:
@@ -312,7 +315,7 @@ class Expansion:
 
 
 def _as_written(piece: Piece) -> str | Unknown:
-    """A piece's part. In quotes it is one word, unless it is an element of a list; without them any number."""
+    """A piece's part. In quotes it is one word, unless it is a list's element; without them any number."""
     part = piece.part
     if not isinstance(part, Unknown) or piece.ends or piece.kind is Kind.WRITTEN:
         return part

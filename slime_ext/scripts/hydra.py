@@ -108,8 +108,8 @@ def _option(words: list[str], *names: str) -> str | None:
 
 def _not_seen(path: str, what: str) -> ConfigError:
     return ConfigError(
-        f"{path}: {what}: expected a file beside the script, got none: what it sets is not seen, so nothing is "
-        "converted; put it there, or convert the whole configuration that the run prints"
+        f"{path}: {what}: expected a file beside the script, got none: what it sets is not seen, so "
+        "nothing is converted; put it there, or convert the whole configuration that the run prints"
     )
 
 
@@ -142,8 +142,8 @@ def with_defaults(
             _merge(_inside(found, package), with_defaults(str(file), wanted, depth + 1, roots))
         elif not is_optional:
             raise ConfigError(
-                f"{path}: defaults: expected {name} beside it, got none: what it sets is not seen, so nothing is "
-                "converted; put it there, or convert the whole configuration that the run prints"
+                f"{path}: defaults: expected {name} beside it, got none: what it sets is "
+                "not seen, so nothing is converted; put it there, or convert the whole configuration that the run prints"
             )
     return _merge(found, own)
 

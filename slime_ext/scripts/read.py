@@ -75,8 +75,8 @@ def _forbid_carriage_returns(path: str, text: str) -> None:
     for number, line in enumerate(text.split("\n"), 1):
         if line.endswith("\r") and not line.lstrip().startswith("#"):
             raise ConfigError(
-                f"{Path(path).name}:{number}: expected lines that end in \\n, got \\r\\n, whose \\r bash takes "
-                f"for a part of the line's last word: sed -i 's/\\r$//' {path}"
+                f"{Path(path).name}:{number}: expected lines that end in \\n, got \\r\\n, whose \\r bash "
+                f"takes for a part of the line's last word: sed -i 's/\\r$//' {path}"
             )
 
 
@@ -159,8 +159,8 @@ def _forbid_lost_arrays(shell: Shell) -> None:
     if shell.lost and shell.state.started:
         where, _, name = shell.lost[0].partition("\0")
         raise ConfigError(
-            f"{where}: expected the launch to go on, got {name} as a new command: the line before it lacks the "
-            "backslash at its end"
+            f"{where}: expected the launch to go on, got {name} as a new command: the line before it lacks "
+            "the backslash at its end"
         )
 
 
@@ -171,7 +171,8 @@ def _forbid_unused_arrays(path: str, shell: Shell) -> None:
             acts = decisive & {(known(word) or "").partition("=")[0] for word in held.words}
             if acts:
                 raise ConfigError(
-                    f'{path}: {name}: expected "${{{name}[@]}}" in the launch, got none: its flags reach nothing'
+                    f'{path}: {name}: expected "${{{name}[@]}}" in the launch, got none: its flags reach '
+                    "nothing"
                 )
 
 
@@ -182,26 +183,27 @@ def _flags(
     flags: list[WrittenFlag] = []
     gaps: list[Gap] = []
     for word in words:
-        text = known(word)
-        if _is_unset(word):
-            if flags:
-                _append(flags, Unread(shown(word)))
-        elif text is None and is_many(word):
-            part = next(p for p in word if isinstance(p, Unknown) and p.many)
-            is_value = (
-                part.is_text and bool(flags) and not flags[-1].values and flags[-1].name not in SWITCHES
-            )
-            if part.flags if part.flags is not None else not is_value:
-                gaps.append(Gap(len(flags), shown(word), part.where, part.flags))
-            if flags and not flags[-1].values:
-                _append(flags, Unread(shown(word)))
-        elif (text or shown(word)).startswith("--") and len(shown(word)) > 2:
-            name, has_value, said = shown(word).partition("=")
-            end = [said if text is not None else Unread(said)] if has_value else []
-            flags.append(WrittenFlag(name, tuple(end), where(name, files)))
-        elif flags:
-            _append(flags, shown(word) if _is_exact(word) else Unread(shown(word)))
+        text = shown(word) if _is_exact(word) else Unread(shown(word))
+        if word and isinstance(word[0], str) and word[0].startswith("--") and len(text) > 2:
+            name, has_value, said = text.partition("=")
+            flags.append(WrittenFlag(name, (type(text)(said),) if has_value else (), where(name, files)))
+            continue
+        if is_many(word) and not _is_unset(word):
+            gaps += _gap(word, flags)
+            if flags and flags[-1].values:
+                continue
+        if flags:
+            _append(flags, text)
     return tuple(flags), tuple(gaps)
+
+
+def _gap(word: Value, flags: Sequence[WrittenFlag]) -> list[Gap]:
+    """The gap that an unknown number of words leaves; none where it is the value of the flag before it."""
+    part = next(p for p in word if isinstance(p, Unknown) and p.many)
+    last = flags[-1] if flags else None
+    is_value = part.is_text and last is not None and not last.values and last.name not in SWITCHES
+    leaves = part.flags if part.flags is not None else not is_value
+    return [Gap(len(flags), shown(word), part.where, part.flags)] if leaves else []
 
 
 def _is_unset(word: Value) -> bool:

@@ -439,7 +439,7 @@ class Shell:
         assigned = [c for c in node.children if c.type == "variable_assignment"]
         if name is None:
             return self.block(assigned)
-        arguments = [c for c in node.children_by_field_name("argument")]
+        arguments = node.children_by_field_name("argument")
         try:
             words = [w for w in self.expand.words([*name.children, *arguments]) if not _is_nothing(w)]
         except RefusedError:

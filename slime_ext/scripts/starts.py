@@ -18,8 +18,8 @@ PROGRAMS = ("train.py", "train_async.py")
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 # What only names train.py, to look at it or to end it.
 NO_LAUNCH = tuple(
-    "echo printf pkill pgrep kill grep egrep rg cat less more head tail sed awk ls find cp mv rm ln touch chmod mkdir "
-    "tee diff wc test [ stat which type file git vim nano scp rsync wget curl trap alias".split()
+    "echo printf pkill pgrep kill grep egrep rg cat less more head tail sed awk ls find cp mv rm ln touch "
+    "chmod mkdir tee diff wc test [ stat which type file git vim nano scp rsync wget curl trap alias".split()
 )
 
 

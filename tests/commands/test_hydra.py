@@ -97,7 +97,7 @@ NAMED = "python3 -m recipe.mine.main --config-name mine algorithm.rollout_correc
 
 
 def test_the_file_that_a_script_names_is_below_its_overrides(capsys, tmp_path):
-    """Without it another algorithm would be printed: bypass_mode makes the behavior policy the proximal one."""
+    """Without it another algorithm would be printed: with bypass_mode the behavior policy is the anchor."""
     (tmp_path / "recipe/mine/config").mkdir(parents=True)
     whole = {**BYPASS["algorithm"]["rollout_correction"], "rollout_is": "sequence"}
     for file, text in {

@@ -180,4 +180,7 @@ def test_every_script_of_slime_is_read(monkeypatch):
         assert sizes_of(launch).steps >= 1 and launch.number("--num-layers", 0) > 1, path
         assert not launch.flag("--hf-checkpoint").values[0].startswith("$"), path
     assert len(gone) < 10  # whose sources lie nowhere
-    assert count > 100 and broken - {"run-qwen3-next-80B-A3B.sh"} == {"run-kimi-k2-Instruct.sh", "run-kimi-k2-Thinking.sh"}
+    assert count > 100 and broken - {"run-qwen3-next-80B-A3B.sh"} == {
+        "run-kimi-k2-Instruct.sh",
+        "run-kimi-k2-Thinking.sh",
+    }

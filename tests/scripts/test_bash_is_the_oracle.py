@@ -1,4 +1,4 @@
-"""Every word that the reader knows is the word that bash gives to train.py; where it differs it says unknown."""
+"""Every word that the reader knows is the word that bash gives to train.py; others are said to be unknown."""
 
 from __future__ import annotations
 

@@ -101,7 +101,10 @@ def _of_a_shell(launch: Launch) -> Iterator[str]:
     for flag in kept(launch):
         for word in flag.values:
             if isinstance(word, Unread):
-                yield f"{flag.where}: {flag.name}: expected a value that the script says, got '{word}': export it"
+                yield (
+                    f"{flag.where}: {flag.name}: expected a value that the script says, got '{word}': "
+                    "export it"
+                )
     for gap in launch.gaps:
         if gap.names is None or any(group_of(name) is None for name in gap.names):
             yield f"{gap}; nothing is rehearsed until the script says it"
