@@ -37,6 +37,8 @@ setup(
         "rich>=13,<16",
         "Jinja2>=3.1,<4",
         "matplotlib>=3.7,<4",
+        "tree-sitter>=0.23,<0.27",
+        "tree-sitter-bash>=0.23,<0.26",
     ],
     extras_require={
         "te": ["transformer-engine[pytorch]"],

@@ -30,6 +30,7 @@ LIGHT = ("presets", "check", "convert")  # need no torch
 # Module -> what setup.py requires for it.
 REQUIRED = {name: name for name in ("torch", "numpy", "pydantic", "rich", "matplotlib")}
 REQUIRED |= {"yaml": "PyYAML", "jinja2": "Jinja2"}
+REQUIRED |= {"tree_sitter": "tree-sitter", "tree_sitter_bash": "tree-sitter-bash"}
 TRAIN = ("httpx", "megatron", "safetensors", "tensorboard", "tokenizers", "transformers")  # of its extra
 WRONG, USER_ERROR, INTERRUPTED, UNREAD = 1, 2, 130, 1  # the last as rich has it
 

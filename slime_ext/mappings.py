@@ -166,7 +166,11 @@ def bytes_of(path: Path, most: int = LARGEST) -> bytes:
     """
     kind = path.stat().st_mode
     if not stat.S_ISREG(kind):
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR)) if stat.S_ISDIR(kind) else ValueError("no regular file")
+        raise (
+            OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if stat.S_ISDIR(kind)
+            else ValueError("no regular file")
+        )
     with path.open("rb") as file:
         found = file.read(most + 1)
     if len(found) > most:

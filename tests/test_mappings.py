@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import yaml
 
-from slime_ext import cli
+from slime_ext import cli, mappings
 from slime_ext.errors import ConfigError
 from slime_ext.mappings import located, read_yaml
 
@@ -124,3 +126,17 @@ def test_a_refusal_shows_a_line_of_a_value_and_control_characters_as_such(capsys
         said = capsys.readouterr().err
         assert status == 1 and "a" * 101 not in said and "x" * 101 not in said and len(said) < 2000, content
         assert said.removesuffix("\n").isprintable()
+
+
+def test_only_regular_files_are_read_and_those_to_a_bound(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "long").write_bytes(b"x" * (mappings.LARGEST + 1))
+    for path, line in {
+        "/dev/zero": "/dev/zero: expected a readable file, got no regular file",
+        str(tmp_path / "pipe"): "got no regular file",
+        str(tmp_path / "long"): f"got more than {mappings.LARGEST} bytes",
+        str(tmp_path): "got Is a directory",
+        f"{tmp_path}/none": "got No such file",
+    }.items():
+        with pytest.raises(ConfigError, match=line):
+            mappings.text_of(path)

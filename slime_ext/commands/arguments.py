@@ -135,7 +135,9 @@ def _of_launch(launch: Launch) -> Arguments:
             values[name] = _value(path, flag.name, next(iter(flag.values), after and after.name))
             (unknown.add if values[name] is None else unknown.discard)(name)
             if values[name] is None:
-                unread[name] = f"{flag.where}: {flag}: known only where the script runs; no rule over it is checked"
+                unread[name] = (
+                    f"{flag.where}: {flag}: known only where the script runs; no rule over it is checked"
+                )
     for spelled, name in (*NAMES.items(), *((off, name) for off, name in OFF.items())):
         if gap := launch.gap(spelled):
             unknown.add(name)
@@ -234,8 +236,8 @@ def _found(path: str, launch: Launch | None, file: str) -> str:
     folder = Path(launch.folder or host_root(launch.script) or Path.cwd())
     if not (folder / path).is_file():
         raise ConfigError(
-            f"{launch.script}: --custom-config-path: expected a file where the script runs, got no {cut(path)} in "
-            f"{folder}: run slime-ext there, or name it from the script's own folder"
+            f"{launch.script}: --custom-config-path: expected a file where the script runs, got no "
+            f"{cut(path)} in {folder}: run slime-ext there, or name it from the script's own folder"
         )
     return str(folder / path)
 

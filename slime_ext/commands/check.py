@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from slime_ext import config, dialects, presets
@@ -17,6 +19,7 @@ from slime_ext.host.configured import forbid_misplaced, forbid_unread_key
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import (
     ARGUMENTS,
+    FUNCTION,
     brief,
     check_flags,
     check_plan,
@@ -26,8 +29,10 @@ from slime_ext.host.flags import (
     skips_proximal,
     unread_clip,
 )
+from slime_ext.importing import fault_of
 from slime_ext.optional_args import OptionalArgs
 from slime_ext.scripts.launch import Launch
+from slime_ext.scripts.read import host_root
 
 INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}
 OFFERED = {  # what a launch without anything of ours could begin with
@@ -91,7 +96,10 @@ def check(
         ConfigError: the first thing that is wrong.
     """
     arguments = gathered(path, args_path, own, launch)
-    if _names_ours(arguments):
+    if _names_ours(arguments) and _is_unread(arguments):
+        said = "used by this launch; its correction is known only where the script runs"
+        found = Checked({"slime_ext": said}, said)
+    elif _names_ours(arguments):
         found = checked(arguments)
     elif arguments.script and "custom_tis_function_path" in arguments.unknown:
         said = "not known whether this launch uses it"
@@ -99,6 +107,15 @@ def check(
     else:
         found = _unused(path, arguments)
     return replace(found, notes=(*arguments.notes, *found.notes), unread=arguments.unread)
+
+
+def _is_unread(arguments: Arguments) -> bool:
+    """Whether the correction stands where nothing of it is seen here."""
+    if not arguments.script or arguments.get("slime_ext") is not None:
+        return False
+    is_in_file = contract.function_of(arguments.namespace()) == "correct"
+    unknown = arguments.unknown
+    return "custom_tis_function_path" in unknown or (is_in_file and "custom_config_path" in unknown)
 
 
 def checked(arguments: Arguments) -> Checked:
@@ -131,11 +148,11 @@ def _unused(path: str, arguments: Arguments) -> Checked:
         raise ConfigError(f"{path}: expected the key slime_ext, got none: see the files in configs/presets")
     if arguments.launcher is None and (system := system_of(arguments.script)):
         raise ConfigError(
-            f"{path}: expected a launch of slime, miles or slime-ext train, got one of {system}: "
+            f"{path}: expected a launch of slime or miles, got one of {system}: "
             f"slime-ext convert --from {system} {path}"
         )
     rows, refused = {}, {}
-    for when, (flags, what) in OFFERED.items():
+    for when, (flags, what) in _offered(arguments).items():
         try:
             checked(arguments.with_flags(flags))
         except ConfigError as error:
@@ -146,6 +163,24 @@ def _unused(path: str, arguments: Arguments) -> Checked:
     instead = f" in place of {cut(theirs)}" if theirs else ""
     said = f"not used by this launch; add these flags{instead}" if rows else "nothing for it in this launch"
     return Checked({"slime_ext": said, **rows}, said, notes=tuple(refused), uses_ours=False)
+
+
+def _offered(arguments: Arguments) -> dict[str, tuple[dict[str, Any], str]]:
+    """What a launch could begin with; one that corrects its loss already keeps its correction, or is told
+    what is taken out."""
+    if not arguments.get("use_tis"):
+        return OFFERED
+    theirs = arguments.get("custom_tis_function_path")
+    if not theirs:
+        own = "slime's own: weights clipped at --tis-clip"
+        kept = {**OFFERED["first"][0], "custom_tis_function_path": f"{contract.TIS}.vanilla_tis_function"}
+        first = (kept, "the correction that it has, slime's own, with metrics of it")
+    else:
+        own = cut(theirs)
+        flags, what = OFFERED["first"]
+        first = (flags, f"takes {own} out of the loss: {what.partition(';')[0]}, and nothing is corrected")
+    flags, what = OFFERED["then"]
+    return {"first": first, "then": (flags, f"{what}; it replaces {own}")}
 
 
 def _spelled(flags: Mapping[str, Any], arguments: Arguments) -> str:
@@ -188,7 +223,13 @@ def _function(arguments: Arguments) -> str:
 
 
 def _check_paths(arguments: Arguments) -> None:
-    """Functions of ours that do not exist, or that the wrong flag names; a key that no function reads."""
+    """Functions that do not exist, or that the wrong flag names; a key that no function reads."""
+    for dest, argument in ARGUMENTS.items():
+        named = arguments.get(dest) if argument.kind is FUNCTION else None
+        if named and not (
+            named.startswith("slime_ext") and dest in (*contract.OURS, "custom_tis_function_path")
+        ):
+            _check_function(dest, named, arguments)
     if arguments.script or arguments.get("custom_tis_function_path"):
         forbid_unread_key(arguments.namespace())
     for dest, ours in contract.OURS.items():
@@ -196,6 +237,15 @@ def _check_paths(arguments: Arguments) -> None:
         if named.startswith("slime_ext") and named != ours:
             near = did_you_mean(named, [ours])
             raise ConfigError(f"{flag_of(dest)}: expected {ours} of slime_ext, got '{cut(named)}'{near}")
+
+
+def _check_function(dest: str, named: str, arguments: Arguments) -> None:
+    """One's own function: a dotted path, and in a package that is seen from here the name of a function."""
+    script = Path(arguments.script).resolve() if arguments.script else None
+    near = [script.parent, host_root(str(script))] if script else []
+    folders = [Path.cwd(), *(folder for folder in near if folder), *map(Path, sys.path)]
+    if fault := fault_of(named, folders):
+        raise ConfigError(f"{flag_of(dest)}: expected package.module.function, got '{cut(named)}': {fault}")
 
 
 def _of_seed(name: str, arguments: Arguments) -> Checked:
@@ -212,7 +262,11 @@ def _of_correction(name: str, arguments: Arguments) -> Checked:
     loaded = config.read_config(mapping)
     config.check_args(loaded, arguments.namespace())
     correction, keys = loaded.correction, config.to_mapping(loaded.correction)
-    if correction.needs_plan and arguments.script:
+    if (
+        correction.needs_plan
+        and arguments.script
+        and "rollout_data_postprocess_path" not in arguments.unknown
+    ):
         check_plan(arguments.namespace(), may_skip_proximal=True)
     surrogate = keys["surrogate"]
     rows = {
@@ -238,21 +292,25 @@ def _notes(
 ) -> tuple[str, ...]:
     """What a launch still lacks."""
     path, init = (arguments.get(k) for k in ("custom_tis_function_path", "custom_megatron_init_path"))
-    own = init not in (None, *INIT.values())
+    plan = arguments.get("rollout_data_postprocess_path")
     lacking = {
-        f"{cut(init)} in place of {contract.INIT_FLAG}: no metrics, guards or checks at start-up unless it "
-        "calls slime_ext.host.init(args)": own,
         (line := unread_clip(arguments.namespace())): line,
         f"names no function: slime needs custom_tis_function_path: {contract.TIS}.correct": not path,
         f"no metrics: in slime add {contract.INIT_FLAG}": path and not init and not needs_target,
+        f"no metrics and no check at start-up: {cut(init)} is run in place of "
+        f"{INIT['custom_megatron_init_path']}; call that one from it": init
+        and init != INIT["custom_megatron_init_path"],
         "--use-tis is not set: the loss stays as it is, only metrics are computed": acts
         and not arguments.get("use_tis"),
         "no step and the host's loss: it stays as it is, only metrics are computed": not acts
         and arguments.get("use_tis"),
         f"needs cur_log_probs: in slime add {contract.INIT_FLAG}": needs_target and not init,
         f"needs the whole optimizer step: in slime add {contract.PLAN_FLAG} {contract.PLAN}": needs_plan
-        and arguments.get("rollout_data_postprocess_path") != contract.PLAN,
+        and plan != contract.PLAN,
         "needs log-probs from before the step: in slime since v0.3.0 add --get-mismatch-metrics": needs_plan
         and skips_proximal(OptionalArgs(arguments.namespace())),
     }
+    unread = arguments.unknown if arguments.script else ()
+    if {"custom_megatron_init_path", "use_tis", "rollout_data_postprocess_path"} & set(unread):
+        return ()  # each of these lines could be wrong
     return tuple(note for note, is_lacking in lacking.items() if is_lacking)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_ext import config, dialects
-from slime_ext.commands.output import yaml_of
+from slime_ext.commands.output import plain, yaml_of
 from slime_ext.dialects import skyrl
 from slime_ext.errors import ConfigError, check_known, cut, did_you_mean
 from slime_ext.host import contract
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     )
     args = parser.parse_args(argv)
     check_known("--from", "system", args.system, dialects.CONVERTED)
-    print(convert(args.system, read_settings(args.system, args.file)))
+    print(plain(convert(args.system, read_settings(args.system, args.file))))
     return 0
 
 

@@ -53,10 +53,12 @@ def rehearse(given: argparse.Namespace) -> int:
     """
     began, screen = time.monotonic(), console()
     machine.check_working_folder()
-    launch = launch_of(given.script, given.own)
+    launch = launch_of(given.script, given.own, given.host)
     host = run.host_of(launch, given.host)
     launch = run.with_found_files(launch, host)
     screen.print(f"{given.script}: {len(launch.flags)} flags, on {host}", markup=False)
+    for note in launch.notes:
+        screen.print(note, markup=False)
     if wrong := mistakes(launch, host):
         raise ConfigError("\n  ".join(wrong))
     rows = prompts.all_rows(launch)

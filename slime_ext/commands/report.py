@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from slime_ext.analysis.run_picture import PICTURES, draw
+from slime_ext.commands.output import plain
 from slime_ext.errors import ConfigError
 from slime_ext.folders import make_folder
 
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
     try:
         if args.out:
             make_folder(out.parent)
-        print(draw(args.folders, out, args.labels))
+        print(plain(draw(args.folders, out, args.labels)))
     except OSError as error:
         raise ConfigError(
             f"{error.filename or out}: expected a file to read or write, got {error.strerror}"

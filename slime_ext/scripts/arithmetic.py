@@ -6,7 +6,9 @@ import operator
 import re
 from collections.abc import Callable
 
-TOKEN = re.compile(r"\s*(0[xX][0-9a-fA-F]+|\d+|[A-Za-z_]\w*|\*\*|<<=|>>=|\+\+|--|[-+*/%&|^<>=!]=|<<|>>|&&|\|\||\S)")
+TOKEN = re.compile(
+    r"\s*(0[xX][0-9a-fA-F]+|\d+|[A-Za-z_]\w*|\*\*|<<=|>>=|\+\+|--|[-+*/%&|^<>=!]=|<<|>>|&&|\|\||\S)"
+)
 ASSIGNING = ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=")
 LARGEST_POWER = 64
 DEEPEST = 50  # names of names

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from slime_ext.scripts.values import Unknown, Value, known
+from slime_ext.scripts.flow import Flow
+from slime_ext.scripts.values import Unknown, Value, known, value
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+    from slime_ext.scripts.shell import Shell
 
 NUMBERS = {
     "-eq": operator.eq,
@@ -95,7 +102,12 @@ class Condition:
         return self._is_filled(self._next())
 
     def _is_binary(self, sign: str) -> bool:
-        return sign in NUMBERS or sign in TEXTS or (sign == "=~" and self.double) or sign in ("-nt", "-ot", "-ef")
+        return (
+            sign in NUMBERS
+            or sign in TEXTS
+            or (sign == "=~" and self.double)
+            or sign in ("-nt", "-ot", "-ef")
+        )
 
     def _next(self) -> Value:
         if self.at >= len(self.terms):
@@ -158,3 +170,80 @@ def words_as_terms(words: list[Value]) -> list[Term]:
 
 def _is_nothing(word: Value) -> bool:
     return bool(word) and all(isinstance(p, Unknown) and p.unset and p.many for p in word)
+
+
+class _UnknownNumberError(Exception):
+    """A sum of which a part is unknown."""
+
+
+class Tests:
+    """Follows the tests of a shell."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+
+    def follow(self, node: Node) -> Flow:
+        opening = self.shell.source(node.children[0])
+        if opening == "((":
+            found = self.shell.expand.number(node.children, node.start_byte + 2, node.end_byte - 2)
+            self.shell.state.status = None if found is None else int(found == 0)
+            return Flow.NEXT
+        double = opening == "[["
+        self.judge([t for child in node.children[1:-1] for t in self._terms(child, double)], double=double)
+        return Flow.NEXT
+
+    def _terms(self, node: Node, double: bool) -> Iterator[Term]:
+        if node.type in (
+            "binary_expression",
+            "unary_expression",
+            "parenthesized_expression",
+            "negated_expression",
+            "list",
+        ):
+            for child in node.children:
+                yield from self._terms(child, double)
+        elif not node.is_named or node.type == "test_operator":
+            yield Term(value(self.shell.source(node)), is_operator=True)
+        elif double:
+            is_regex = node.prev_sibling is not None and node.prev_sibling.type == "=~"
+            pattern = (
+                self.shell.expand.pattern([node], node.start_byte, node.end_byte) if not is_regex else None
+            )
+            yield Term(self.shell.expand.text(node), pattern=pattern)
+        else:
+            yield from (Term(word) for word in self.shell.expand.fields([node]))
+
+    def judge(self, terms: Sequence[Term], *, double: bool = False) -> None:
+        """Sets the status to what a test says."""
+        kept = [
+            t
+            for t in terms
+            if double or not (t.value and all(isinstance(p, Unknown) and p.unset and p.many for p in t.value))
+        ]
+        asked = Asked(self.file_is, lambda name: self.shell.variables.held(name) is not None, self._number)
+        try:
+            held = Condition(list(kept), asked, double=double).holds()
+        except _UnknownNumberError:
+            held = None
+        except ValueError:
+            self.shell.state.status = 2
+            return
+        self.shell.state.status = None if held is None else int(not held)
+
+    def _number(self, text: str) -> int:
+        found = self.shell.expand.computed(text)
+        if found is None:
+            raise _UnknownNumberError
+        return found
+
+    def file_is(self, sign: str, name: str) -> bool | None:
+        """Whether a test of a file holds: of what lies here beside the script, else it is unknown."""
+        path = self.shell.path_of(value(name))
+        near = self.shell.folders[0] if self.shell.folders else None
+        if not name:
+            return False
+        if path is None or not path.exists() or near is None or not path.resolve().is_relative_to(near):
+            return None
+        return {"f": path.is_file, "d": path.is_dir, "e": path.exists, "r": path.exists}.get(
+            sign[1], lambda: None
+        )()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from slime_ext.errors import ConfigError
 from slime_ext.scripts import arithmetic
-from slime_ext.scripts.state import Array
-from slime_ext.scripts.values import Unknown, Value, Words, glob_as_regex, is_many, known, shown, value
+from slime_ext.scripts.parameters import Parameters
+from slime_ext.scripts.pieces import Kind, Piece, touching
+from slime_ext.scripts.values import Unknown, Value, Words, glob_as_regex, known, value
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -21,33 +20,9 @@ if TYPE_CHECKING:
 
 LONGEST = 1_000_000  # characters of a word
 BLANKS = " \t\n"
-LIST = ("@", "*")
-OWN = ("$", "!", "-", "_", "RANDOM", "SECONDS", "HOSTNAME", "UID", "EUID", "PPID", "BASHPID", "LINENO", "EPOCHSECONDS")
 BRACES = re.compile(r"^([^{}]*)\{([^{}]*,[^{}]*)\}(.*)$", re.DOTALL)
 RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?\}")
 ESCAPED = re.compile(r"\\(\n|.)", re.DOTALL)
-UPPER = {"^^": str.upper, ",,": str.lower, "^": lambda s: s[:1].upper() + s[1:], ",": lambda s: s[:1].lower() + s[1:]}
-
-
-class RefusedError(Exception):
-    """An expansion that bash refuses, without which it does not start the command."""
-
-
-class Kind(Enum):
-    """How a piece came into a word: written there, written in quotes, put in."""
-
-    WRITTEN = 0
-    QUOTED = 1
-    PUT_IN = 2
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A part of a word before it is split; ``ends`` says that a new word begins behind it."""
-
-    part: str | Unknown
-    kind: Kind
-    ends: bool = False
 
 
 class Expansion:
@@ -55,6 +30,18 @@ class Expansion:
 
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
+        self.parameters = Parameters(self)
+        self.makers: dict[str, Callable[[Node], Iterator[Piece]]] = {
+            "raw_string": self._raw_string,
+            "ansi_c_string": self._ansi_c_string,
+            "string": self._string,
+            "translated_string": self._translated_string,
+            "process_substitution": self._process_substitution,
+            "command_substitution": self._command_substitution,
+            "arithmetic_expansion": self._arithmetic_expansion,
+            "simple_expansion": self.parameters.simple,
+            "expansion": self.parameters.braced,
+        }
 
     # words
 
@@ -72,14 +59,16 @@ class Expansion:
         if nodes[0].type in ("word", "concatenation", "brace_expression") and (several := self._braces(text)):
             return several
         if len(nodes) == 1:
-            return self._split(self._home(list(self.pieces(nodes[0]))))
-        parts = [part for node in nodes for part in (node.children if node.type == "concatenation" else [node])]
+            return self._split(self.home(list(self.pieces(nodes[0]))))
+        parts = [
+            part for node in nodes for part in (node.children if node.type == "concatenation" else [node])
+        ]
         pieces = self.span(parts, nodes[0].start_byte, nodes[-1].end_byte, Kind.WRITTEN)
-        return self._split(self._home(list(pieces)))
+        return self._split(self.home(list(pieces)))
 
     def text(self, node: Node | None) -> Value:
         """One word that is not split, as an assignment has it."""
-        return () if node is None else self.joined(self._home(list(self.pieces(node))))
+        return () if node is None else self.joined(self.home(list(self.pieces(node))))
 
     def joined(self, pieces: Sequence[Piece]) -> Value:
         """Pieces as one value, a space where words end."""
@@ -109,37 +98,56 @@ class Expansion:
             found.append(re.escape(text) if piece.kind is Kind.QUOTED else glob_as_regex(text))
         return "".join(found)
 
-    def _home(self, pieces: list[Piece]) -> list[Piece]:
+    def home(self, pieces: list[Piece]) -> list[Piece]:
         first = pieces[0] if pieces else None
         if first and first.kind is Kind.WRITTEN and isinstance(first.part, str):
             if (m := re.match(r"((?:[\w-]+=)?)~(?=/|$)", first.part)) and not m[1].startswith("--"):
-                home = self.shell.scalar("HOME")
+                home = self.shell.variables.scalar("HOME")
                 rest = first.part[m.end() :]
-                return [Piece(m[1], first.kind), *(Piece(p, Kind.QUOTED) for p in home), Piece(rest, first.kind), *pieces[1:]]
+                return [
+                    Piece(m[1], first.kind),
+                    *(Piece(p, Kind.QUOTED) for p in home),
+                    Piece(rest, first.kind),
+                    *pieces[1:],
+                ]
         return pieces
 
     def _split(self, pieces: Sequence[Piece]) -> Words:
         words: Words = []
         parts: list[str | Unknown] = []
-        begun = False
-        ifs = known(self.shell.scalar("IFS")) if "IFS" in self.shell.state.variables else BLANKS
+        begun = is_quoted = False
+
+        def close() -> None:
+            nonlocal parts, begun, is_quoted
+            if begun:
+                # of a word of which something is quoted, what is unset leaves an empty one
+                kept = (_one_word(part) if is_quoted and _is_unset(part) else part for part in parts)
+                words.append(self.bounded(value(*kept)))
+            parts, begun, is_quoted = [], False, False
+
+        def put_in(fields: Sequence[str]) -> None:
+            nonlocal begun
+            for i, text in enumerate(fields):
+                if i:
+                    close()
+                parts.extend([text] if text else [])
+                begun = begun or text != ""
+
         for piece in pieces:
             if piece.kind is Kind.PUT_IN and isinstance(piece.part, str):
-                fields = _fields(piece.part, BLANKS if ifs is None else ifs)
-                for i, text in enumerate(fields):
-                    if i and begun:
-                        words.append(value(*parts))
-                        parts, begun = [], False
-                    if text:
-                        parts.append(text)
-                        begun = True
+                put_in(_fields(piece.part, self._separators()))
             else:
-                parts.append(_one_word(piece))
+                parts.append(_as_written(piece))
                 begun = begun or piece.part != "" or piece.kind is Kind.QUOTED
-            if piece.ends and begun:
-                words.append(value(*parts))
-                parts, begun = [], False
-        return [self.bounded(word) for word in ([*words, value(*parts)] if begun else words)]
+                is_quoted = is_quoted or (piece.kind is Kind.QUOTED and not piece.ends)
+            if piece.ends:
+                close()
+        close()
+        return words
+
+    def _separators(self) -> str:
+        ifs = known(self.shell.variables.scalar("IFS")) if "IFS" in self.shell.state.variables else None
+        return BLANKS if ifs is None else ifs
 
     def _braces(self, text: str) -> Words:
         if "{" not in text:
@@ -159,7 +167,7 @@ class Expansion:
 
     def pieces(self, node: Node) -> Iterator[Piece]:
         """The pieces of a node."""
-        make = getattr(self, f"_{node.type}", None)
+        make = self.makers.get(node.type)
         if make:
             yield from make(node)
         elif node.type in ("number", "word", "regex", "extglob_pattern", "variable_name", "test_operator"):
@@ -184,14 +192,23 @@ class Expansion:
                 match = re.match(r"\w+", self.shell.source(node))
                 yield from self._written(between[:-1], kind)
                 name = match[0] if match and not match[0][0].isdigit() else (match[0][:1] if match else "")
-                put_in = list(self._parameter(name, None, node)) if name else [Piece("$", Kind.QUOTED)]
-                yield from (Piece(p.part, Kind.QUOTED if kind is Kind.QUOTED else p.kind, p.ends) for p in put_in)
+                put_in = (
+                    list(self.parameters.parameter(name, None, node)) if name else [Piece("$", Kind.QUOTED)]
+                )
+                yield from (
+                    Piece(p.part, Kind.QUOTED if kind is Kind.QUOTED else p.kind, p.ends) for p in put_in
+                )
                 yield from self._written(self.shell.source(node)[len(name) :], kind)
                 at = node.end_byte
                 continue
             yield from self._written(between, kind)
             lead = self.shell.source(node)
-            if kind is Kind.QUOTED and node.type in ("command_substitution", "arithmetic_expansion", "expansion", "simple_expansion"):
+            if kind is Kind.QUOTED and node.type in (
+                "command_substitution",
+                "arithmetic_expansion",
+                "expansion",
+                "simple_expansion",
+            ):
                 yield from self._written(lead[: len(lead) - len(lead.lstrip())], kind)
             if kind is Kind.QUOTED:
                 yield from self._in_quotes(node)
@@ -245,19 +262,23 @@ class Expansion:
             yield from self.pieces(child)
 
     def _process_substitution(self, node: Node) -> Iterator[Piece]:
-        yield Piece(self._unknown(node), Kind.QUOTED)
+        yield Piece(self.unknown(node), Kind.QUOTED)
 
-    def _unknown(self, node: Node, *, many: bool = False) -> Unknown:
+    def unknown(self, node: Node, *, many: bool = False) -> Unknown:
         text = re.sub(r"\s+", " ", self.shell.source(node).strip())
-        return Unknown(text, self.shell.place_of(node), many=many, flags=None if many else frozenset(), is_text=many)
+        return Unknown(
+            text, self.shell.place_of(node), many=many, flags=None if many else frozenset(), is_text=many
+        )
 
     def _command_substitution(self, node: Node) -> Iterator[Piece]:
         if re.match(r"\s*\$\(\(", self.shell.source(node)) and self.shell.source(node).endswith("))"):
-            yield from self._arithmetic_expansion(node)  # as bash reads it; the grammar here and there does not
+            yield from self._arithmetic_expansion(
+                node
+            )  # as bash reads it; the grammar here and there does not
             return
         found = self.shell.output_of(node)
         if any(isinstance(part, Unknown) for part in found) and not any(isinstance(p, str) for p in found):
-            found = (self._unknown(node, many=True),)
+            found = (self.unknown(node, many=True),)
         for part in found:
             yield Piece(part, Kind.PUT_IN)
 
@@ -266,7 +287,7 @@ class Expansion:
         begin = node.start_byte + self.shell.source(node).index("$") + (3 if text.startswith("$((") else 2)
         end = node.end_byte - (2 if text.startswith("$((") else 1)
         number = self.number(node.children, begin, end)
-        yield Piece(self._unknown(node) if number is None else str(number), Kind.PUT_IN)
+        yield Piece(self.unknown(node) if number is None else str(number), Kind.PUT_IN)
 
     def number(self, nodes: Sequence[Node], begin: int, end: int) -> int | None:
         """The value of an arithmetic text; None where it is unknown."""
@@ -279,263 +300,52 @@ class Expansion:
         state, unknown = self.shell.state, []
 
         def get(name: str) -> str:
-            found = known(self.shell.scalar(name))
+            found = known(self.shell.variables.scalar(name))
             if found is None:
                 unknown.append(name)
             return found or ""
 
         before = dict(state.variables)
         try:
-            found = arithmetic.evaluated(text, get, lambda name, number: self.shell.assign(name, value(number)))
+            found = arithmetic.evaluated(
+                text, get, lambda name, number: self.shell.variables.assign(name, value(number))
+            )
         except (ArithmeticError, ValueError, IndexError):
             return None
         for name in {n for n in state.variables if state.variables[n] != before.get(n)} if unknown else ():
-            self.shell.assign(name, (Unknown(text.strip(), self.shell.place),))
+            self.shell.variables.assign(name, (Unknown(text.strip(), self.shell.place),))
         return None if unknown else found
 
-    # parameters
 
-    def _simple_expansion(self, node: Node) -> Iterator[Piece]:
-        name = self.shell.source(node).strip()[1:]
-        yield from self._parameter(name, None, node)
-
-    def _parameter(self, name: str, index: str | None, node: Node) -> Iterator[Piece]:
-        words, is_list = self.looked_up(name, index, node)
-        for i, word in enumerate(words):
-            ends = is_list == "@" and i + 1 < len(words)
-            yield from (Piece(part, Kind.PUT_IN) for part in word[:-1])
-            yield Piece(word[-1] if word else "", Kind.PUT_IN, ends or (is_list == "@" and i + 1 == len(words) and bool(word) and isinstance(word[-1], Unknown)))
-            if is_list == "*" and i + 1 < len(words):
-                yield Piece(self._star(), Kind.PUT_IN)
-
-    def _star(self) -> str:
-        if "IFS" not in self.shell.state.variables:
-            return " "
-        return (known(self.shell.scalar("IFS")) or "")[:1]
-
-    def looked_up(self, name: str, index: str | None, node: Node) -> tuple[Words, str]:
-        """The words of a parameter, and ``@`` or ``*`` where it is a list."""
-        state = self.shell.state
-        if name in LIST:
-            return list(state.positional), name
-        if name.isdigit():
-            return [self._positional(int(name))], ""
-        if name in OWN:
-            return [(Unknown(f"${name}", self.shell.place),)], ""
-        if name == "#":
-            exact = not any(map(is_many, state.positional))
-            return [value(str(len(state.positional))) if exact else (Unknown("$#", self.shell.place),)], ""
-        if name == "?":
-            return [(Unknown("$?", self.shell.place),) if state.status is None else value(str(state.status))], ""
-        if index in LIST:
-            return self.shell.array_words(name), index
-        return [self.shell.scalar(name) if index is None else self.shell.element(name, index)], ""
-
-    def _positional(self, number: int) -> Value:
-        if number == 0:
-            return self.shell.zero
-        words = self.shell.state.positional
-        if any(map(is_many, words[:number])):
-            return (Unknown(f"${number}", self.shell.place),)
-        return words[number - 1] if number <= len(words) else self.shell.nothing(str(number))
-
-    def _expansion(self, node: Node) -> Iterator[Piece]:
-        children = [child for child in node.children if child.type not in ("${", "}")]
-        source = self.shell.source(node)
-        if not children:
-            yield Piece(Unknown(source, self.shell.place), Kind.PUT_IN)
-            return
-        prefix = ""
-        if not children[0].is_named and self.shell.source(children[0]) in ("!", "#") and len(children) > 1:
-            prefix = self.shell.source(children.pop(0))
-        subject = children.pop(0)
-        name, index = self._subject(subject)
-        if prefix:
-            yield from self._prefixed(prefix, name, index, node, children)
-            return
-        if not children:
-            yield from self._parameter(name, index, node)
-            return
-        sign = self.shell.source(children[0])
-        yield from self._operated(name, index, sign, node, children)
-
-    def _subject(self, node: Node) -> tuple[str, str | None]:
-        if node.type != "subscript":
-            return self.shell.source(node).strip(), None
-        inner = node.child_by_field_name("index")
-        return self.shell.source(node.child_by_field_name("name")), self.subscript(inner)
-
-    def subscript(self, node: Node | None) -> str:
-        """An index as text: ``@``, a key, or the text of a sum."""
-        found = self.text(node)
-        text = known(found)
-        return shown(found) if text is None else text
-
-    def _prefixed(self, prefix: str, name: str, index: str | None, node: Node, rest: Sequence[Node]) -> Iterator[Piece]:
-        if prefix == "#":
-            words, is_list = self.looked_up(name, index, node)
-            if is_list:
-                exact = not any(map(is_many, words))
-                yield Piece(str(len(words)) if exact else self._unknown(node), Kind.PUT_IN)
-                return
-            text = known(words[0])
-            yield Piece(self._unknown(node) if text is None else str(len(text)), Kind.PUT_IN)
-        elif index in LIST and not rest:
-            held = self.shell.held(name)
-            exact = isinstance(held, Array) and held.is_exact
-            for key in held.elements if exact else ():  # type: ignore[union-attr]
-                yield Piece(str(key), Kind.PUT_IN, ends=True)
-            if held is not None and not exact:
-                yield Piece(self._unknown(node, many=True), Kind.PUT_IN)
-        else:
-            aim = known(self.shell.scalar(name) if index is None else self.shell.element(name, index))
-            if aim == "":
-                raise RefusedError
-            match = re.fullmatch(r"(\w+)(?:\[(.*)\])?", aim or "")
-            if match is None or rest:
-                yield Piece(self._unknown(node, many=True), Kind.PUT_IN)
-            else:
-                yield from self._parameter(match[1], match[2], node)
-
-    def _operated(self, name: str, index: str | None, sign: str, node: Node, children: Sequence[Node]) -> Iterator[Piece]:
-        begin, end = children[0].end_byte, node.end_byte - 1
-        rest = children[1:]
-        if sign in (":-", "-", ":=", "=", ":+", "+", ":?", "?"):
-            yield from self._default(name, index, sign, node, (rest, begin, end))
-            return
-        words, is_list = self.looked_up(name, index, node)
-        if sign == ":":
-            yield from self._slice(words, is_list, node, (rest, begin, end))
-            return
-        change = self._change(sign, rest, begin, end)
-        for i, word in enumerate(words):
-            text = known(word)
-            if not (text is None or change is None):
-                part: str | Unknown = change(text)
-            elif is_many(word):
-                part = Unknown(shown(word), self.shell.place, many=True, flags=None)
-            else:
-                part = self._unknown(node)
-            yield Piece(part, Kind.PUT_IN, ends=is_list == "@" and i + 1 < len(words))
-
-    def _default(self, name: str, index: str | None, sign: str, node: Node, rest: tuple) -> Iterator[Piece]:
-        ends, self.shell.state.stops_at_unset = self.shell.state.stops_at_unset, False
-        words, is_list = self.looked_up(name, index, node)
-        self.shell.state.stops_at_unset = ends
-        is_unset = not words or all(_is_unset(word) for word in words)
-        whole = [known(word) for word in words]
-        is_empty: bool | None = is_unset or (sign[0] == ":" and (whole == [""] or not words))
-        if None in whole and not any(isinstance(part, str) for word in words for part in word):
-            is_empty = None
-        if is_empty is None:
-            yield Piece(self._unknown(node, many=True), Kind.PUT_IN)
-        elif sign[-1] == "+":
-            if not is_empty:
-                yield from self._put_in(rest)
-        elif not is_empty:
-            yield from self._parameter(name, index, node)
-        elif sign[-1] == "?":
-            self.shell.needs.setdefault(name, self.shell.place)
-            yield Piece(Unknown(f"${name}", self.shell.place, many=True, flags=None, is_text=True), Kind.PUT_IN)
-        else:
-            found = list(self._put_in(rest))
-            if sign[-1] == "=":
-                self.shell.assign(name, self.joined(found))
-            yield from found
-
-    def _put_in(self, rest: tuple) -> Iterator[Piece]:
-        """The word behind ``:-`` or ``:+``, which is split like a variable."""
-        for piece in self._home(list(self.span(*rest, Kind.WRITTEN))):
-            yield Piece(piece.part, Kind.PUT_IN if piece.kind is Kind.WRITTEN else piece.kind, piece.ends)
-
-    def _slice(self, words: Words, is_list: str, node: Node, rest: tuple) -> Iterator[Piece]:
-        nodes, begin, end = rest
-        colon = next((n.start_byte for n in nodes if not n.is_named and n.type == ":"), end)
-        first = self.number(nodes, begin, colon)
-        last = self.number(nodes, colon + 1, end) if colon < end else None
-        unknown = first is None or (colon < end and last is None)
-        if is_list:
-            if unknown or any(map(is_many, words)):
-                yield Piece(self._unknown(node, many=True), Kind.PUT_IN)
-                return
-            is_positional = self.shell.source(node).startswith(("${@", "${*"))
-            whole = [value(self.shell.script), *words] if is_positional else words
-            held = self.shell.held(self._subject(node.children[1])[0])
-            if isinstance(held, Array) and not is_positional and first >= 0:
-                whole, first = [word for key, word in held.elements.items() if int(key) >= first], 0
-            found = _sliced(whole, first, last)
-            for i, word in enumerate(found):
-                yield from (Piece(part, Kind.PUT_IN) for part in word[:-1])
-                yield Piece(word[-1] if word else "", Kind.PUT_IN, ends=i + 1 < len(found))
-            return
-        text = known(words[0])
-        yield Piece(self._unknown(node) if text is None or unknown else _sliced(text, first, last), Kind.PUT_IN)
-
-    def _change(self, sign: str, nodes: Sequence[Node], begin: int, end: int):  # noqa: ANN202
-        """What a sign such as ``%%`` or ``//`` does to a text; None where that is unknown."""
-        if sign in UPPER and end <= begin:
-            return UPPER[sign]
-        if sign.startswith("/"):
-            return self._replacement(sign, nodes, begin, end)
-        pattern = self.pattern(nodes, begin, end)
-        if pattern is None or sign not in ("#", "##", "%", "%%"):
-            return None
-        compiled = re.compile(f"(?:{pattern})", re.DOTALL)
-
-        def removed(text: str) -> str:
-            sizes = range(len(text) + 1) if len(sign) == 1 else range(len(text), -1, -1)
-            for size in sizes:
-                part = text[:size] if sign[0] == "#" else text[len(text) - size :]
-                if compiled.fullmatch(part):
-                    return text[size:] if sign[0] == "#" else text[: len(text) - size]
-            return text
-
-        return removed
-
-    def _replacement(self, sign: str, nodes: Sequence[Node], begin: int, end: int):  # noqa: ANN202
-        slash = next((n for n in nodes if not n.is_named and n.type == "/"), None)
-        middle = slash.start_byte if slash else end
-        pattern = self.pattern(nodes, begin, middle)
-        new = known(self.joined(list(self.span(nodes, slash.end_byte, end, Kind.WRITTEN)))) if slash else ""
-        if pattern is None or new is None:
-            return None
-        if pattern == "":
-            return lambda text: text
-        anchored = {"/#": f"\\A(?:{pattern})", "/%": f"(?:{pattern})\\Z"}.get(sign, pattern)
-        compiled = re.compile(anchored, re.DOTALL)
-        return lambda text: compiled.sub(lambda _: new, text, count=0 if sign == "//" else 1)
-
-
-def _one_word(piece: Piece) -> str | Unknown:
-    """A piece's part. In quotes it is one word, unless it is an element of a list; without them any number."""
+def _as_written(piece: Piece) -> str | Unknown:
+    """A piece's part. In quotes it is one word, unless it is a list's element; without them any number."""
     part = piece.part
-    if isinstance(part, Unknown) and piece.kind is Kind.PUT_IN and not (part.many or part.unset):
-        return Unknown(part.text, part.where, many=True, flags=None, is_text=True)
-    if isinstance(part, Unknown) and part.many and piece.kind is Kind.QUOTED and not piece.ends:
-        return Unknown(part.text, part.where, unset=part.unset)
-    return part
+    if not isinstance(part, Unknown) or piece.ends or piece.kind is Kind.WRITTEN:
+        return part
+    if piece.kind is Kind.QUOTED:
+        return _one_word(part)
+    is_any = part.many or part.unset
+    return part if is_any else Unknown(part.text, part.where, many=True, flags=None, is_text=True)
 
 
-def touching(nodes: Sequence[Node]) -> Iterator[list[Node]]:
-    """Nodes in groups that no blank parts, each of which is one word."""
-    group: list[Node] = []
-    for node in nodes:
-        if group and node.start_byte > group[-1].end_byte:
-            yield group
-            group = []
-        group.append(node)
-    if group:
-        yield group
+def _one_word(part: Unknown) -> Unknown:
+    return Unknown(part.text, part.where, unset=part.unset)
 
 
-def _is_unset(word: Value) -> bool:
-    return bool(word) and all(isinstance(part, Unknown) and part.unset for part in word)
+def _is_unset(part: str | Unknown) -> bool:
+    return isinstance(part, Unknown) and part.unset
 
 
 def _outermost(nodes: Sequence[Node]) -> Iterator[Node]:
     """The expansions below nodes, none of which lies in another."""
     for node in nodes:
-        if node.type in ("simple_expansion", "expansion", "command_substitution", "arithmetic_expansion", "string"):
+        if node.type in (
+            "simple_expansion",
+            "expansion",
+            "command_substitution",
+            "arithmetic_expansion",
+            "string",
+        ):
             yield node
         else:
             yield from _outermost(node.children)
@@ -553,14 +363,10 @@ def _fields(text: str, ifs: str) -> list[str]:
     return re.split(f"{around}[{others}]{around}" + (f"|[{blanks}]+" if blanks else ""), text)
 
 
-def _sliced(whole, first: int, last: int | None):  # noqa: ANN001, ANN202
-    begin = first if first >= 0 else max(len(whole) + first, 0) if len(whole) + first >= 0 else len(whole)
-    end = len(whole) if last is None else begin + last if last >= 0 else len(whole) + last
-    return whole[begin : max(end, begin)]
-
-
 def _alternatives(text: str) -> list[str]:
     match = BRACES.match(text)
     if match is None:
         return [text]
-    return [found for option in match[2].split(",") for found in _alternatives(f"{match[1]}{option}{match[3]}")]
+    return [
+        found for option in match[2].split(",") for found in _alternatives(f"{match[1]}{option}{match[3]}")
+    ]

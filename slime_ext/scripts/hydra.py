@@ -19,7 +19,9 @@ OVERRIDE = re.compile(r"[+]{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 DEEPEST = 5  # files whose defaults name files
 
 
-def settings_of_script(path: str, below: tuple[str, ...], keys: Container[str], wanted: tuple[str, ...]) -> dict[str, Any]:
+def settings_of_script(
+    path: str, below: tuple[str, ...], keys: Container[str], wanted: tuple[str, ...]
+) -> dict[str, Any]:
     """What a shell script sets: the file of ``--config-name``, and its overrides over it.
 
     Args:
@@ -54,7 +56,9 @@ def _overridden(path: str, words: Words, below: tuple[str, ...], keys: Container
         text = shown(word)
         match = OVERRIDE.fullmatch(text)
         if text.startswith("~") and text[1:].startswith(below):
-            raise ConfigError(f"{path}: {cut(text)}: expected values that are set, got one taken away: leave it out")
+            raise ConfigError(
+                f"{path}: {cut(text)}: expected values that are set, got one taken away: leave it out"
+            )
         if match is None or not match[1].startswith(below):
             continue
         *parents, name = match[1].split(".")
@@ -72,7 +76,10 @@ def _named_file(path: str, words: list[str]) -> Path | None:
     Raises:
         ConfigError: it is not beside the script nor in the folder of its program.
     """
-    name, folder = _option(words, "--config-name", "-cn"), _option(words, "--config-path", "-cp", "--config-dir", "-cd")
+    name, folder = (
+        _option(words, "--config-name", "-cn"),
+        _option(words, "--config-path", "-cp", "--config-dir", "-cd"),
+    )
     if name is None:
         if folder is None:
             return None
@@ -80,7 +87,9 @@ def _named_file(path: str, words: list[str]) -> Path | None:
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
     inside = module.replace(".", "/").rpartition("/")[0]
     parents = Path(path).resolve().parents
-    folders = [parents[0]] if not folder else [root / part / folder for root in parents for part in ("", inside)]
+    folders = (
+        [parents[0]] if not folder else [root / part / folder for root in parents for part in ("", inside)]
+    )
     folders += [root / inside / "config" for root in parents if inside]
     file = name if Path(name).suffix in (".yaml", ".yml") else f"{name}.yaml"
     found = next((place / file for place in folders if (place / file).is_file()), None)
@@ -99,8 +108,8 @@ def _option(words: list[str], *names: str) -> str | None:
 
 def _not_seen(path: str, what: str) -> ConfigError:
     return ConfigError(
-        f"{path}: {what}: expected a file beside the script, got none: what it sets is not seen, so nothing is "
-        "converted; put it there, or convert the whole configuration that the run prints"
+        f"{path}: {what}: expected a file beside the script, got none: what it sets is not seen, so "
+        "nothing is converted; put it there, or convert the whole configuration that the run prints"
     )
 
 
@@ -133,8 +142,9 @@ def with_defaults(
             _merge(_inside(found, package), with_defaults(str(file), wanted, depth + 1, roots))
         elif not is_optional:
             raise ConfigError(
-                f"{path}: defaults: expected {name} beside it, got none: what it sets is not seen, so nothing is "
-                "converted; put it there, or convert the whole configuration that the run prints"
+                f"{path}: defaults: expected {name} beside it, got none: what it sets is "
+                "not seen, so nothing is converted; put it there, or convert the whole configuration that "
+                "the run prints"
             )
     return _merge(found, own)
 

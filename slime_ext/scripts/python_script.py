@@ -62,7 +62,15 @@ def command_of(path: str, given: Sequence[str]) -> str:
     if root is None:
         raise ConfigError(f"{path}: expected a script in a checkout of miles, got no {UTILITIES} above it")
     with tempfile.NamedTemporaryFile(suffix=".json") as notes:
-        command = [str(host_python()), "-c", RECORDER, notes.name, json.dumps(REFUSED), path, *given]
+        command = [
+            str(host_python()),
+            "-c",
+            RECORDER,
+            notes.name,
+            json.dumps(REFUSED),
+            str(Path(path).resolve()),
+            *given,
+        ]
         paths = [str(SITE), str(Path(__file__).parents[2]), str(root), str(root / "scripts")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SLIME_EXT_WITHOUT_CUDA": "1"}
         run = subprocess.run(

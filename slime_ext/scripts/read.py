@@ -13,10 +13,10 @@ from slime_ext.errors import ConfigError, cut
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, DECISIVE
 from slime_ext.mappings import text_of
-from slime_ext.scripts.commands import PROGRAMS
 from slime_ext.scripts.launch import Gap, Launch, Unread, WrittenFlag
 from slime_ext.scripts.python_script import command_of
 from slime_ext.scripts.shell import Shell
+from slime_ext.scripts.starts import PROGRAMS
 from slime_ext.scripts.state import Array, Started
 from slime_ext.scripts.values import Unknown, Value, is_many, known, merged_words, shown
 
@@ -49,8 +49,14 @@ def host_root(path: str) -> Path | None:
     return None
 
 
-def followed(path: str, given: Sequence[str] = (), text: str | None = None) -> Shell:
+def followed(
+    path: str, given: Sequence[str] = (), text: str | None = None, checkout: Path | None = None
+) -> Shell:
     """The shell that has followed a script to its end.
+
+    Args:
+        text: the script's, where it is not the file's.
+        checkout: as ``Shell`` has it.
 
     Raises:
         ConfigError: the script cannot be read, or has line ends that bash takes for a part of a word.
@@ -60,7 +66,7 @@ def followed(path: str, given: Sequence[str] = (), text: str | None = None) -> S
         _forbid_carriage_returns(path, text)
         _forbid_syntax_errors(path, text)
     root = host_root(path)
-    shell = Shell(path, given, [*([root] if root else []), Path.cwd()])
+    shell = Shell(path, given, [*([root] if root else []), Path.cwd()], checkout)
     shell.follow(path, text)
     return shell
 
@@ -69,8 +75,8 @@ def _forbid_carriage_returns(path: str, text: str) -> None:
     for number, line in enumerate(text.split("\n"), 1):
         if line.endswith("\r") and not line.lstrip().startswith("#"):
             raise ConfigError(
-                f"{Path(path).name}:{number}: expected lines that end in \\n, got \\r\\n, whose \\r bash takes "
-                f"for a part of the line's last word: sed -i 's/\\r$//' {path}"
+                f"{Path(path).name}:{number}: expected lines that end in \\n, got \\r\\n, whose \\r bash "
+                f"takes for a part of the line's last word: sed -i 's/\\r$//' {path}"
             )
 
 
@@ -79,24 +85,27 @@ def _forbid_syntax_errors(path: str, text: str) -> None:
     bash = shutil.which("bash")
     if bash is None or Path(path).suffix in (".zsh", ".ksh"):
         return
-    run = subprocess.run([bash, "-n", "-s"], input=text.encode(), env={}, capture_output=True, timeout=LIMIT_S)
+    run = subprocess.run(
+        [bash, "-n", "-s"], input=text.encode(), env={}, capture_output=True, timeout=LIMIT_S
+    )
     if run.returncode:
         said = run.stderr.decode(errors="replace").splitlines()[0].partition(": ")[2]
         raise ConfigError(f"{path}: expected a script that bash can read, got {cut(said)}")
 
 
-def read(path: str, given: Sequence[str] = ()) -> Launch:
+def read(path: str, given: Sequence[str] = (), checkout: Path | None = None) -> Launch:
     """The launch that a script makes; without a program where it makes none, and then with the flags of all
     of its words, for another script can source it.
 
     Args:
         given: flags of the script's own, which a shell would have as ``$@``.
+        checkout: the host's, which files of it that are not where the script has them are read from.
 
     Raises:
         ConfigError: the script cannot be read, ends its launch too early, or gives its flags to nothing.
     """
     is_python = Path(path).suffix == PYTHON
-    shell = followed(path, given, command_of(path, given) if is_python else None)
+    shell = followed(path, given, command_of(path, given) if is_python else None, checkout)
     files = {path: text_of(path)} if is_python else shell.files
     _forbid_lost_arrays(shell)
     if not shell.state.started:
@@ -104,10 +113,19 @@ def read(path: str, given: Sequence[str] = ()) -> Launch:
     _forbid_unused_arrays(path, shell)
     started, words, notes = that_counts(list(shell.state.started.values()))
     flags, gaps = _flags(words, files)
-    notes += tuple(f"{place}: ${name} is set by nothing here, and without it the script ends" for name, place in shell.needs.items())
+    notes += tuple(shell.notes) + tuple(
+        f"{place}: ${name} is set by nothing here, and without it the script ends"
+        for name, place in shell.needs.items()
+    )
     broken = tuple(Gap(len(flags), text.text, text.where) for text in shell.broken)
     return Launch(
-        path, started.program, flags, dict(started.environment), (*gaps, *broken), known(started.folder), notes
+        path,
+        started.program,
+        flags,
+        dict(started.environment),
+        (*gaps, *broken),
+        known(started.folder),
+        notes,
     )
 
 
@@ -117,7 +135,9 @@ def that_counts(started: list[Started]) -> tuple[Started, list[Value], tuple[str
     notes = []
     for other in reversed(started[:-1]):
         if last.only_if is None:
-            notes.append(f"{last.where}: the launch that is read; the script makes another one at {other.where}")
+            notes.append(
+                f"{last.where}: the launch that is read; the script makes another one at {other.where}"
+            )
             break
         words = merged_words(list(other.words), words, last.only_if)
         if other.only_if is None:
@@ -139,8 +159,8 @@ def _forbid_lost_arrays(shell: Shell) -> None:
     if shell.lost and shell.state.started:
         where, _, name = shell.lost[0].partition("\0")
         raise ConfigError(
-            f"{where}: expected the launch to go on, got {name} as a new command: the line before it lacks the "
-            "backslash at its end"
+            f"{where}: expected the launch to go on, got {name} as a new command: the line before it lacks "
+            "the backslash at its end"
         )
 
 
@@ -151,33 +171,39 @@ def _forbid_unused_arrays(path: str, shell: Shell) -> None:
             acts = decisive & {(known(word) or "").partition("=")[0] for word in held.words}
             if acts:
                 raise ConfigError(
-                    f'{path}: {name}: expected "${{{name}[@]}}" in the launch, got none: its flags reach nothing'
+                    f'{path}: {name}: expected "${{{name}[@]}}" in the launch, got none: its flags reach '
+                    "nothing"
                 )
 
 
-def _flags(words: Sequence[Value], files: Mapping[str, str]) -> tuple[tuple[WrittenFlag, ...], tuple[Gap, ...]]:
+def _flags(
+    words: Sequence[Value], files: Mapping[str, str]
+) -> tuple[tuple[WrittenFlag, ...], tuple[Gap, ...]]:
     """Flags with their values, and the gaps between them."""
     flags: list[WrittenFlag] = []
     gaps: list[Gap] = []
     for word in words:
-        text = known(word)
-        if _is_unset(word):
-            if flags:
-                _append(flags, Unread(shown(word)))
-        elif text is None and is_many(word):
-            part = next(p for p in word if isinstance(p, Unknown) and p.many)
-            is_value = part.is_text and bool(flags) and not flags[-1].values and flags[-1].name not in SWITCHES
-            if part.flags if part.flags is not None else not is_value:
-                gaps.append(Gap(len(flags), shown(word), part.where, part.flags))
-            if flags and not flags[-1].values:
-                _append(flags, Unread(shown(word)))
-        elif (text or shown(word)).startswith("--") and len(shown(word)) > 2:
-            name, has_value, said = shown(word).partition("=")
-            end = [said if text is not None else Unread(said)] if has_value else []
-            flags.append(WrittenFlag(name, tuple(end), where(name, files)))
-        elif flags:
-            _append(flags, shown(word) if _is_exact(word) else Unread(shown(word)))
+        text = shown(word) if _is_exact(word) else Unread(shown(word))
+        if word and isinstance(word[0], str) and word[0].startswith("--") and len(text) > 2:
+            name, has_value, said = text.partition("=")
+            flags.append(WrittenFlag(name, (type(text)(said),) if has_value else (), where(name, files)))
+            continue
+        if is_many(word) and not _is_unset(word):
+            gaps += _gap(word, flags)
+            if flags and flags[-1].values:
+                continue
+        if flags:
+            _append(flags, text)
     return tuple(flags), tuple(gaps)
+
+
+def _gap(word: Value, flags: Sequence[WrittenFlag]) -> list[Gap]:
+    """The gap that an unknown number of words leaves; none where it is the value of the flag before it."""
+    part = next(p for p in word if isinstance(p, Unknown) and p.many)
+    last = flags[-1] if flags else None
+    is_value = part.is_text and last is not None and not last.values and last.name not in SWITCHES
+    leaves = part.flags if part.flags is not None else not is_value
+    return [Gap(len(flags), shown(word), part.where, part.flags)] if leaves else []
 
 
 def _is_unset(word: Value) -> bool:
@@ -203,13 +229,17 @@ def where(name: str, files: Mapping[str, str]) -> str:
     return Path(next(iter(files), "the script")).name
 
 
-def launch_of(path: str, given: Sequence[str] = ()) -> Launch:
+def launch_of(path: str, given: Sequence[str] = (), host: str | None = None) -> Launch:
     """As ``read``, of a script that has to start a host.
+
+    Args:
+        host: its checkout; the one that the script lies in by default.
 
     Raises:
         ConfigError: as ``read``, or it launches nothing.
     """
-    found = read(path, given)
+    checkout = Path(host) if host and Path(host).is_dir() else host_root(path)
+    found = read(path, given, checkout)
     if not found.program:
         what = f": {'; '.join(found.notes)}" if found.notes else ""
         raise ConfigError(f"{path}: expected a launch of {' or '.join(PROGRAMS)}, got none{what}")

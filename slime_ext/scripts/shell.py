@@ -12,34 +12,31 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slime_ext.errors import ConfigError
 from slime_ext.scripts import commands
-from slime_ext.scripts.conditions import Asked, Condition, Term
-from slime_ext.scripts.expansion import Expansion, Kind, RefusedError, touching
-from slime_ext.scripts.state import Array, Held, Reference, State, merged_states
-from slime_ext.scripts.values import Unknown, Value, Words, collapsed, joined, known, merged_words, shown, value
+from slime_ext.scripts.conditions import Tests
+from slime_ext.scripts.expansion import Expansion
+from slime_ext.scripts.flow import Flow
+from slime_ext.scripts.loops import Loops
+from slime_ext.scripts.pieces import Kind, RefusedError
+from slime_ext.scripts.state import Held, State, merged_states
+from slime_ext.scripts.values import (
+    Unknown,
+    Value,
+    Words,
+    known,
+    value,
+)
+from slime_ext.scripts.variables import Variables
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
 MOST = 20_000  # commands that a reading follows
 DEEPEST = 60  # functions, sourced files and substitutions inside one another
-ROUNDS = 1_000  # of a loop
-UNSURE_ROUNDS = 4  # of one whose number of rounds is unknown
-
-
-class Flow(Enum):
-    """How a statement ends: the next one follows, or it leaves a loop, a function, the script."""
-
-    NEXT = 0
-    CONTINUE = 1
-    BREAK = 2
-    RETURN = 3
-    EXIT = 4
 
 
 @functools.cache
@@ -58,9 +55,14 @@ class Shell:
         script: its path.
         given: its own flags, which a shell has as ``$@``.
         folders: where a relative path is looked for while the working directory is the caller's.
+        checkout: the host's, which a sourced ``/…/slime/FILE`` that is not here is taken from, with a note.
     """
 
-    def __init__(self, script: str, given: Sequence[str], folders: Sequence[Path]) -> None:
+    def __init__(
+        self, script: str, given: Sequence[str], folders: Sequence[Path], checkout: Path | None = None
+    ) -> None:
+        self.checkout = checkout
+        self.notes: list[str] = []
         self.script, self.folders = str(Path(script).absolute()), folders
         self.state = State(positional=[value(word) for word in given], folder=(Unknown("$(pwd)"),))
         self.state.variables |= {name: value(text) for name, text in os.environ.items() if name != "PWD"}
@@ -77,7 +79,29 @@ class Shell:
         self.zero = value(self.script)
         self.text, self.file, self.line, self.offset = b"", script, 0, 0
         self.count = self.depth = self.asking = 0
-        self.expand = Expansion(self)
+        self.expand, self.variables = Expansion(self), Variables(self)
+        self.tests, loops = Tests(self), Loops(self)
+        self.follows: dict[str, Callable[[Node], Flow]] = {
+            "variable_assignment": self.variables.follow,
+            "declaration_command": self.variables.declare,
+            "unset_command": self.variables.unset,
+            "test_command": self.tests.follow,
+            "for_statement": loops.of_words,
+            "c_style_for_statement": loops.of_sums,
+            "while_statement": loops.of_tests,
+            "compound_statement": self._group,
+            "do_group": self._group,
+            "subshell": self._subshell,
+            "list": self._list,
+            "negated_command": self._negated,
+            "if_statement": self._if,
+            "case_statement": self._case_of,
+            "function_definition": self._define,
+            "command": lambda node: self._redirected(node, []),
+            "redirected_statement": self._redirected_statement,
+            "pipeline": lambda node: self.apart(lambda: self._piped(node)),
+            "ERROR": self._broken,
+        }
 
     # files
 
@@ -130,71 +154,6 @@ class Shell:
 
     # variables
 
-    def held(self, name: str) -> Held | None:
-        """What a variable holds."""
-        return self.state.variables.get(self.state.resolved_name(name))
-
-    def nothing(self, name: str) -> Value:
-        """What a variable that nothing has set expands to."""
-        if self.state.unread:
-            text = f"${name} ({self.state.unread.text} is not here)"
-            return (Unknown(text, self.state.unread.where, many=True, flags=None),)
-        if self.state.stops_at_unset:
-            self.needs.setdefault(name, self.place)
-            return (Unknown(f"${name}", self.place, many=True, flags=None, is_text=True),)
-        return (Unknown(f"${name}", self.place, unset=True, many=True),)
-
-    def scalar(self, name: str) -> Value:
-        """A variable's value; of an array its first element."""
-        if name == "PWD":
-            return self.state.folder
-        if name in ("BASH_SOURCE", "0"):
-            return value(str(Path(self.file).absolute()))
-        found = self.held(name)
-        if isinstance(found, Array):
-            self.read.add(name)
-            first = found.elements.get(0)
-            return first if first is not None and found.is_exact else self._of_array(name, found)
-        return self.nothing(name) if not isinstance(found, tuple) else found
-
-    def _of_array(self, name: str, found: Array) -> Value:
-        return () if found.is_exact else (Unknown(f"${name}", self.place),)
-
-    def element(self, name: str, index: str) -> Value:
-        """An element of an array."""
-        if name == "BASH_SOURCE":
-            return self.scalar(name)
-        found = self.held(name)
-        self.read.add(self.state.resolved_name(name))
-        if isinstance(found, Array) and found.by_key:
-            return found.elements.get(index, self.nothing(f"{name}[{index}]"))
-        number = self.expand.computed(index)
-        whole = found if isinstance(found, Array) else Array({0: found} if isinstance(found, tuple) else {})
-        if number is None or not whole.is_exact:
-            return (Unknown(f"${{{name}[{index}]}}", self.place),)
-        keys = list(whole.elements)
-        if number < 0 and keys:
-            number += int(keys[-1]) + 1
-        return whole.elements.get(number, self.nothing(f"{name}[{index}]"))
-
-    def array_words(self, name: str) -> Words:
-        """The elements of an array, of a scalar its value."""
-        if name == "BASH_SOURCE":
-            return [self.scalar(name)]
-        found = self.held(name)
-        self.read.add(self.state.resolved_name(name))
-        if found is None:
-            return [self.nothing(name)] if self.state.unread else []
-        if isinstance(found, Array):
-            if found.by_key and len(found.elements) > 1:
-                return [(Unknown(f"${{{name}[@]}}", self.place, many=True, flags=None),)]
-            return found.words
-        return [found] if isinstance(found, tuple) else []
-
-    def assign(self, name: str, held: Held) -> None:
-        """Sets a variable, or what it stands for."""
-        self.state.variables[self.state.resolved_name(name)] = held
-
     # statements
 
     def block(self, nodes: Sequence[Node]) -> Flow:
@@ -218,7 +177,7 @@ class Shell:
         self.count, self.line = self.count + 1, self.offset + node.start_point[0] + 1
         if self.count > MOST:
             raise ConfigError(f"{self.place}: expected a script of at most {MOST} commands, got more")
-        follow = getattr(self, f"_{node.type}", None)
+        follow = self.follows.get(node.type)
         if follow is None:
             return self.block(node.children) if node.named_child_count else Flow.NEXT
         flow = follow(node)
@@ -227,20 +186,30 @@ class Shell:
             return Flow.EXIT
         return flow
 
-    def _program(self, node: Node) -> Flow:
-        return self.block(node.children)
+    def _broken(self, node: Node) -> Flow:
+        return self.block(
+            [
+                n
+                for n in node.children
+                if n.type
+                in (
+                    "command",
+                    "variable_assignment",
+                    "declaration_command",
+                    "if_statement",
+                    "list",
+                    "pipeline",
+                    "redirected_statement",
+                )
+            ]
+        )
 
-    def _ERROR(self, node: Node) -> Flow:  # noqa: N802
-        return self.block([n for n in node.children if n.type in ("command", "variable_assignment", "declaration_command", "if_statement", "list", "pipeline", "redirected_statement")])
-
-    def _compound_statement(self, node: Node) -> Flow:
+    def _group(self, node: Node) -> Flow:
         if node.children and node.children[0].type == "((":
             found = self.expand.number(node.children, node.start_byte + 2, node.end_byte - 2)
             self.state.status = None if found is None else int(found == 0)
             return Flow.NEXT
         return self.block(node.children)
-
-    _do_group = _compound_statement
 
     def _subshell(self, node: Node) -> Flow:
         return self.apart(lambda: self.block(node.children))
@@ -266,11 +235,14 @@ class Shell:
         status = self.state.status
         if status is not None:
             return self.run(right) if (status == 0) == (sign == "&&") else Flow.NEXT
-        return self.either(lambda: self.run(right), lambda: Flow.NEXT, self._why(left))
+        return self.either(lambda: self.run(right), lambda: Flow.NEXT, self.why(left))
 
-    def _why(self, node: Node) -> Unknown:
+    def why(self, node: Node) -> Unknown:
         text = " ".join(self.source(node).split())
-        return Unknown(text if len(text) <= 60 else f"{text[:57]}...", f"{Path(self.file).name}:{self.offset + node.start_point[0] + 1}")
+        return Unknown(
+            text if len(text) <= 60 else f"{text[:57]}...",
+            f"{Path(self.file).name}:{self.offset + node.start_point[0] + 1}",
+        )
 
     @contextmanager
     def asked(self) -> Iterator[None]:
@@ -281,7 +253,7 @@ class Shell:
         finally:
             self.asking -= 1
 
-    def _negated_command(self, node: Node) -> Flow:
+    def _negated(self, node: Node) -> Flow:
         with self.asked():
             flow = self.block(node.children)
         if self.state.status is not None:
@@ -310,7 +282,7 @@ class Shell:
             self.left.append((how, leaves))
         return Flow.NEXT
 
-    def _if_statement(self, node: Node) -> Flow:
+    def _if(self, node: Node) -> Flow:
         parts = node.children
         then = next(i for i, part in enumerate(parts) if part.type == "then")
         ends = [i for i, part in enumerate(parts) if part.type in ("elif_clause", "else_clause", "fi")]
@@ -325,7 +297,7 @@ class Shell:
             return flow
         status = self.state.status
         if status is None:
-            why = self._why(next((n for n in test if n.is_named), test[0]))
+            why = self.why(next((n for n in test if n.is_named), test[0]))
             return self.either(lambda: self.block(body), lambda: self._otherwise(rest), why)
         return self.block(body) if status == 0 else self._otherwise(rest)
 
@@ -339,10 +311,10 @@ class Shell:
         then = next(i for i, part in enumerate(parts) if part.type == "then")
         return self._branch(parts[1:then], parts[then + 1 :], rest[1:])
 
-    def _case_statement(self, node: Node) -> Flow:
+    def _case_of(self, node: Node) -> Flow:
         subject = self.expand.text(node.child_by_field_name("value"))
         items = [child for child in node.children if child.type == "case_item"]
-        return self._case(known(subject), items, self._why(node))
+        return self._case(known(subject), items, self.why(node))
 
     def _case(self, text: str | None, items: Sequence[Node], why: Unknown) -> Flow:
         if not items:
@@ -351,7 +323,9 @@ class Shell:
         close = next(i for i, n in enumerate(items[0].children) if n.type == ")")
         body = [n for n in items[0].children[close + 1 :] if n.type not in (";;", ";&", ";;&")]
         regexes = [self.expand.pattern([n], n.start_byte, n.end_byte) for n in patterns]
-        if ".*" in regexes or (text is not None and any(r is not None and re.fullmatch(r, text, re.DOTALL) for r in regexes)):
+        if ".*" in regexes or (
+            text is not None and any(r is not None and re.fullmatch(r, text, re.DOTALL) for r in regexes)
+        ):
             return self.block(body)
         if text is None or None in regexes:
             return self.either(lambda: self.block(body), lambda: self._case(text, items[1:], why), why)
@@ -359,125 +333,9 @@ class Shell:
 
     # loops
 
-    def _for_statement(self, node: Node) -> Flow:
-        name = self.source(node.child_by_field_name("variable"))
-        values = node.children_by_field_name("value")
-        has_in = any(child.type == "in" for child in node.children)
-        words = self.expand.words(values) if has_in else list(self.state.positional)
-        body = node.child_by_field_name("body")
-        is_select = node.children[0].type == "select"
-        if is_select or any(w and any(isinstance(p, Unknown) and p.many and not p.unset for p in w) for w in words):
-            def enter() -> Flow:
-                self.assign(name, (Unknown(f"${name}", self.place),))
-                return self.run(body)
-
-            return self._unsure(enter, self._why(node))
-
-        rounds = iter([w for w in words if not (w and all(isinstance(p, Unknown) and p.unset and p.many for p in w))])
-
-        def begins() -> bool:
-            word = next(rounds, None)
-            if word is not None:
-                self.assign(name, word)
-            return word is not None
-
-        return self._rounds(begins, lambda: self.run(body), node)
-
-    def _c_style_for_statement(self, node: Node) -> Flow:
-        part = node.child_by_field_name
-        first, test, step, body = part("initializer"), part("condition"), part("update"), part("body")
-        number = lambda n: 1 if n is None else self.expand.number([n], n.start_byte, n.end_byte)  # noqa: E731
-        for child in node.children:
-            if child.type == ";":
-                break
-            if child.is_named:
-                number(child)
-        state = {"first": True}
-
-        def begins() -> bool | None:
-            if not state["first"] and step is not None:
-                number(step)
-            state["first"] = False
-            found = number(test)
-            return None if found is None else found != 0
-
-        del first
-        body = body or next(c for c in node.children if c.type in ("do_group", "compound_statement"))
-        return self._rounds(begins, lambda: self.run(body), node)
-
-    def _while_statement(self, node: Node) -> Flow:
-        test = node.children_by_field_name("condition")
-        wanted = node.children[0].type == "while"
-        body = node.child_by_field_name("body")
-
-        def begins() -> bool | None:
-            with self.asked():
-                self.block(test)
-            status = self.state.status
-            return None if status is None else (status == 0) is wanted
-
-        return self._rounds(begins, lambda: self.run(body), node)
-
-    def _rounds(self, begins: Callable[[], bool | None], body: Callable[[], Flow], node: Node) -> Flow:
-        """A loop whose number of rounds is known as long as ``begins`` knows whether one more begins."""
-        why, left = self._why(node), len(self.left)
-        flow = Flow.NEXT
-        for _ in range(ROUNDS):
-            goes = begins()
-            if not goes:
-                break
-            before = self.state.copied()
-            flow = self._body(body, left, why)
-            if flow is not Flow.NEXT:
-                break
-            if node.type == "while_statement" and self.state.same_as(before):
-                return self._joined(Flow.EXIT, left, why)  # it never ends by itself
-        else:
-            goes = None
-        if goes is None:
-            flow = self._unsure(body, why)
-        return self._joined(Flow.NEXT if flow in (Flow.BREAK, Flow.CONTINUE) else flow, left, why)
-
-    def _body(self, body: Callable[[], Flow], left: int, why: Unknown) -> Flow:
-        flow = body()
-        for how, state in [pair for pair in self.left[left:] if pair[0] is Flow.CONTINUE]:
-            self.left.remove((how, state))
-            self.state = merged_states(self.state, state, why) if flow is Flow.NEXT else state
-            flow = Flow.NEXT
-        return Flow.NEXT if flow is Flow.CONTINUE else flow
-
-    def _joined(self, flow: Flow, left: int, why: Unknown) -> Flow:
-        """The flow behind a loop, with the states that left it by ``break`` merged in."""
-        for how, state in [pair for pair in self.left[left:] if pair[0] is Flow.BREAK]:
-            self.left.remove((how, state))
-            self.state = merged_states(self.state, state, why) if flow is Flow.NEXT else state
-            flow = Flow.NEXT
-        return flow
-
-    def _unsure(self, body: Callable[[], Flow], why: Unknown) -> Flow:
-        """A loop of an unknown number of rounds, none among them."""
-        left = len(self.left)
-        for _ in range(UNSURE_ROUNDS):
-            before = self.state.copied()
-            flow = self._body(body, left, why)
-            after = self.state
-            if flow is Flow.EXIT:
-                self.state = before
-                self.state.started = {**after.started, **before.started}
-                break
-            self.state = merged_states(before, after, why)
-            if self.state.same_as(before):
-                break
-        else:
-            for name in [n for n, h in self.state.variables.items() if h != before.variables.get(n)]:
-                is_array = isinstance(self.state.variables[name], Array)
-                gap: Value = (Unknown(f"${name}", why.where, many=True, flags=None),)
-                self.state.variables[name] = Array({0: gap}) if is_array else gap
-        return self._joined(Flow.NEXT, left, why)
-
     # functions
 
-    def _function_definition(self, node: Node) -> Flow:
+    def _define(self, node: Node) -> Flow:
         name = self.source(node.child_by_field_name("name"))
         self.state.functions[name] = (node.child_by_field_name("body"), self.text, self.file, self.offset)
         self.state.status = 0
@@ -516,181 +374,7 @@ class Shell:
 
     # assignments
 
-    def _variable_assignments(self, node: Node) -> Flow:
-        return self.block(node.children)
-
-    def _variable_assignment(self, node: Node) -> Flow:
-        self.state.status = 0
-        name, held = self.assignment(node)
-        self.assign(name, held)
-        return Flow.NEXT
-
-    def assignment(self, node: Node, *, by_key: bool = False) -> tuple[str, Held]:
-        """A variable and what an assignment makes of it."""
-        left, right = node.child_by_field_name("name"), node.child_by_field_name("value")
-        adds = any(child.type == "+=" for child in node.children)
-        if left.type == "subscript":
-            return self._element_assignment(left, right, adds=adds)
-        name = self.source(left)
-        before = self.held(name)
-        if right is not None and right.type == "array":
-            found = self._array(right, before if isinstance(before, Array) and (adds or before.by_key) else Array(by_key=by_key), adds=adds)
-            if adds and isinstance(before, tuple):
-                found = Array({0: before}).with_words(found.words)
-            self.words += found.words
-            return name, found
-        found_text = self.expand.text(right)
-        if adds:
-            if isinstance(before, Array):
-                first = before.elements.get(0, ())
-                return name, before.with_element(0, joined(first, found_text))
-            found_text = joined(before if isinstance(before, tuple) else (), found_text)
-        self._note_text(found_text)
-        return name, found_text
-
-    def _note_text(self, text: Value) -> None:
-        said = known(text)
-        if said is not None and said.lstrip().startswith("--"):
-            self.words += [value(word) for word in said.split()]
-
-    def _array(self, node: Node, before: Array, *, adds: bool) -> Array:
-        found = before if adds else Array(by_key=before.by_key)
-        for child, *others in touching(node.named_children):
-            if child.type == "variable_assignment":
-                left = child.child_by_field_name("name")
-                found = self._put(found, self.expand.subscript(left.child_by_field_name("index")), self.expand.text(child.child_by_field_name("value")))
-                continue
-            keyed = self.source(child)
-            if child.type == "concatenation" and keyed.startswith("[") and "]=" in keyed:
-                text = known(self.expand.text(child)) or ""
-                key, _, said = text[1:].partition("]=")
-                found = self._put(found, key, value(said) if text else (Unknown(keyed, self.place),))
-            elif child.type != "comment":
-                found = found.with_words(self.expand.fields([child, *others]))
-        return Array(dict(enumerate(collapsed(found.words)))) if not (found.is_exact or found.by_key) else found
-
-    def _put(self, array: Array, index: str, word: Value) -> Array:
-        if array.by_key:
-            return array.with_element(index, word)
-        number = self.expand.computed(index)
-        if number is None or not array.is_exact:
-            return Array({0: (Unknown(f"[{index}]", self.place, many=True, flags=None),)})
-        if number < 0 and array.elements:
-            number += int(list(array.elements)[-1]) + 1
-        return array.with_element(number, word)
-
-    def _element_assignment(self, left: Node, right: Node | None, *, adds: bool) -> tuple[str, Held]:
-        name = self.source(left.child_by_field_name("name"))
-        index = self.expand.subscript(left.child_by_field_name("index"))
-        before = self.held(name)
-        array = before if isinstance(before, Array) else Array({0: before} if isinstance(before, tuple) else {})
-        word = self.expand.text(right)
-        if adds:
-            old = self.element(name, index)
-            word = joined(() if known(old) == "" else old, word)
-        self.words.append(word)
-        return name, self._put(array, index, word)
-
-    def _declaration_command(self, node: Node) -> Flow:
-        kind = self.source(node.children[0])
-        flags = "".join(self.source(c) for c in node.named_children if c.type == "word" and self.source(c).startswith("-"))
-        for child in node.named_children:
-            is_name = child.type == "variable_name" or (child.type == "word" and not self.source(child).startswith("-"))
-            if child.type == "variable_assignment":
-                name, held = self.assignment(child, by_key="A" in flags)
-            elif is_name:
-                name, held = self.source(child), self.held(self.source(child))
-            else:
-                continue
-            self._declared(kind, flags, name, held)
-        self.state.status = 0
-        return Flow.NEXT
-
-    def _declared(self, kind: str, flags: str, name: str, held: Held | None) -> None:
-        state = self.state
-        is_local = kind == "local" or (kind in ("declare", "typeset") and "g" not in flags)
-        if is_local and state.locals:
-            state.locals[-1].setdefault(name, state.variables.pop(name, None))
-        if "n" in flags and kind != "export" and isinstance(held, tuple):
-            state.variables[name] = Reference(known(held) or "")
-        elif held is None and ("a" in flags or "A" in flags):
-            state.variables[name] = Array(by_key="A" in flags)
-        elif held is not None and not (is_local and held is None):
-            if "i" in flags and isinstance(held, tuple) and (text := known(held)) is not None:
-                number = self.expand.computed(text)
-                held = value(str(number)) if number is not None else held
-            self.assign(name, held)
-        if kind == "export" or "x" in flags:
-            state.exported |= {name}
-
-    def _unset_command(self, node: Node) -> Flow:
-        for child in node.named_children:
-            text = known(self.expand.text(child)) or ""
-            name, _, index = text.rstrip("]").partition("[")
-            if text.startswith("-"):
-                continue
-            if not index:
-                self.state.variables.pop(self.state.resolved_name(name), None)
-                self.state.functions.pop(name, None)
-            elif isinstance(held := self.held(name), Array):
-                key: int | str | None = index if held.by_key else self.expand.computed(index)
-                self.assign(name, Array({k: v for k, v in held.elements.items() if k != key}, by_key=held.by_key))
-        self.state.status = 0
-        return Flow.NEXT
-
     # tests
-
-    def _test_command(self, node: Node) -> Flow:
-        opening = self.source(node.children[0])
-        if opening == "((":
-            found = self.expand.number(node.children, node.start_byte + 2, node.end_byte - 2)
-            self.state.status = None if found is None else int(found == 0)
-            return Flow.NEXT
-        double = opening == "[["
-        self.tested([t for child in node.children[1:-1] for t in self._terms(child, double)], double=double)
-        return Flow.NEXT
-
-    def _terms(self, node: Node, double: bool) -> Iterator[Term]:
-        if node.type in ("binary_expression", "unary_expression", "parenthesized_expression", "negated_expression", "list"):
-            for child in node.children:
-                yield from self._terms(child, double)
-        elif not node.is_named or node.type == "test_operator":
-            yield Term(value(self.source(node)), is_operator=True)
-        elif double:
-            is_regex = node.prev_sibling is not None and node.prev_sibling.type == "=~"
-            pattern = self.expand.pattern([node], node.start_byte, node.end_byte) if not is_regex else None
-            yield Term(self.expand.text(node), pattern=pattern)
-        else:
-            yield from (Term(word) for word in self.expand.fields([node]))
-
-    def tested(self, terms: Sequence[Term], *, double: bool = False) -> None:
-        """Sets the status to what a test says."""
-        kept = [t for t in terms if double or not (t.value and all(isinstance(p, Unknown) and p.unset and p.many for p in t.value))]
-        asked = Asked(self.file_is, lambda name: self.held(name) is not None, self._number)
-        try:
-            held = Condition(list(kept), asked, double=double).holds()
-        except _UnknownNumberError:
-            held = None
-        except ValueError:
-            self.state.status = 2
-            return
-        self.state.status = None if held is None else int(not held)
-
-    def _number(self, text: str) -> int:
-        found = self.expand.computed(text)
-        if found is None:
-            raise _UnknownNumberError
-        return found
-
-    def file_is(self, sign: str, name: str) -> bool | None:
-        """Whether a test of a file holds: of what lies here beside the script, else it is unknown."""
-        path = self.path_of(value(name))
-        near = self.folders[0] if self.folders else None
-        if not name:
-            return False
-        if path is None or not path.exists() or near is None or not path.resolve().is_relative_to(near):
-            return None
-        return {"f": path.is_file, "d": path.is_dir, "e": path.exists, "r": path.exists}.get(sign[1], lambda: None)()
 
     def path_of(self, name: Value) -> Path | None:
         """The file that a path means where the script runs; None where that is unknown."""
@@ -701,13 +385,17 @@ class Shell:
             return Path(folder or "/", text)
         return next((root / text for root in self.folders if (root / text).exists()), self.folders[-1] / text)
 
-    def _test_operator(self, node: Node) -> Flow:
-        return Flow.NEXT
+    def in_checkout(self, name: str) -> Path | None:
+        """A file of the host's checkout in place of one that the script has in its container."""
+        parts = Path(name).parts
+        at = next((i for i in range(len(parts), 0, -1) if parts[i - 1] in ("slime", "miles")), 0)
+        found = self.checkout.joinpath(*parts[at:]) if self.checkout and at else None
+        if found is None or not found.is_file():
+            return None
+        self.notes.append(f"{self.place}: {name} is not here; {found} is read in its place")
+        return found
 
     # commands
-
-    def _command(self, node: Node) -> Flow:
-        return self._redirected(node, [])
 
     def _redirected_statement(self, node: Node) -> Flow:
         body = node.child_by_field_name("body")
@@ -715,7 +403,9 @@ class Shell:
         if body is None:
             self.state.status = 0
             return Flow.NEXT
-        return self._with_output(redirects, lambda: self._redirected(body, redirects) if body.type == "command" else self.run(body))
+        return self._with_output(
+            redirects, lambda: self._redirected(body, redirects) if body.type == "command" else self.run(body)
+        )
 
     def _with_output(self, redirects: Sequence[Node], follow: Callable[[], Flow]) -> Flow:
         if not any(self._takes_output(r) for r in redirects):
@@ -730,10 +420,16 @@ class Shell:
             return any(self._takes_output(n) for n in node.children if n.type == "file_redirect")
         sign = next((c.type for c in node.children if not c.is_named), "")
         descriptor = node.child_by_field_name("descriptor")
-        return sign in (">", ">>", "&>", "&>>", ">|", ">&") and (descriptor is None or self.source(descriptor) == "1")
+        return sign in (">", ">>", "&>", "&>>", ">|", ">&") and (
+            descriptor is None or self.source(descriptor) == "1"
+        )
 
     def _redirected(self, node: Node, redirects: Sequence[Node]) -> Flow:
-        inner = [child for child in node.children if child.type in ("file_redirect", "herestring_redirect", "heredoc_redirect")]
+        inner = [
+            child
+            for child in node.children
+            if child.type in ("file_redirect", "herestring_redirect", "heredoc_redirect")
+        ]
         if inner and not redirects:
             return self._with_output(inner, lambda: self._simple(node, inner))
         return self._simple(node, [*redirects, *inner])
@@ -743,7 +439,7 @@ class Shell:
         assigned = [c for c in node.children if c.type == "variable_assignment"]
         if name is None:
             return self.block(assigned)
-        arguments = [c for c in node.children_by_field_name("argument")]
+        arguments = node.children_by_field_name("argument")
         try:
             words = [w for w in self.expand.words([*name.children, *arguments]) if not _is_nothing(w)]
         except RefusedError:
@@ -751,7 +447,13 @@ class Shell:
             return Flow.NEXT
         if any(self.source(n).strip().startswith("${") and "[@]" in self.source(n) for n in name.children):
             self.lost.append(f"{self.place_of(name)}\0{self.source(name).strip()}")
-        return commands.follow(self, words, [self.assignment(a) for a in assigned], self._standard_input(redirects), node)
+        return commands.follow(
+            self,
+            words,
+            [self.variables.assignment(a) for a in assigned],
+            self._standard_input(redirects),
+            node,
+        )
 
     def _standard_input(self, redirects: Sequence[Node]) -> Value | None:
         for node in redirects:
@@ -771,9 +473,6 @@ class Shell:
             return value(self.source(body))
         begin = self.text.index(b"\n", start.end_byte) + 1
         return self.expand.joined(list(self.expand.span(body.children, begin, body.end_byte, Kind.QUOTED)))
-
-    def _pipeline(self, node: Node) -> Flow:
-        return self.apart(lambda: self._piped(node))
 
     def _piped(self, node: Node) -> Flow:
         parts = [child for child in node.children if child.is_named and child.type != "comment"]
@@ -801,10 +500,6 @@ class Shell:
         if found and isinstance(found[-1], str):
             found = value(*found[:-1], found[-1].rstrip("\n"))
         return found
-
-
-class _UnknownNumberError(Exception):
-    """A sum of which a part is unknown."""
 
 
 def _is_nothing(word: Value) -> bool:

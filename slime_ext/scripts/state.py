@@ -13,7 +13,7 @@ from slime_ext.scripts.values import Unknown, Value, Words, is_many, merged, mer
 class Array:
     """A bash array: elements by index, in order; of an associative one by key."""
 
-    def __init__(self, elements: Mapping[int | str, Value] = {}, *, by_key: bool = False) -> None:  # noqa: B006
+    def __init__(self, elements: Mapping[int | str, Value] = {}, *, by_key: bool = False) -> None:
         self.elements, self.by_key = dict(elements), by_key
 
     def __eq__(self, other: object) -> bool:
@@ -156,9 +156,7 @@ def _merged_held(name: str, a: Held | None, b: Held | None, why: Unknown) -> Hel
     return (Unknown(f"${name}", why.where, many=True, flags=flags, is_text=True),)
 
 
-def _merged_started(
-    one: dict[str, Started], other: dict[str, Started], why: Unknown
-) -> dict[str, Started]:
+def _merged_started(one: dict[str, Started], other: dict[str, Started], why: Unknown) -> dict[str, Started]:
     found = {}
     for key in dict.fromkeys((*one, *other)):
         a, b = one.get(key), other.get(key)

@@ -176,7 +176,7 @@ def _plan(args: Mapping[str, Any], task: Task, out: Path) -> str:
     lag = f", weights pushed every {args['lag']} rollouts" if args["lag"] > 1 else ""
     lines = [
         f"{task.what}: {args['rollouts']} rollouts, {args['correction']}{lag}",
-        f"on {host}, with its Ray, SGLang and Megatron-LM, on the CPU: about {minutes:.0f} min on two idle cores",
+        f"on {host}, with its Ray, SGLang and Megatron-LM: about {minutes:.0f} min on two idle cores, no GPU",
         f"run in {out}; the host's log: {out / 'log'}",
         *machine.notes(),
     ]
@@ -201,9 +201,8 @@ def _run(args: Mapping[str, Any], out: Path, further: Sequence[str]) -> int:
             print(f"slime-ext train: ended before the host was: {_how_to_go_on(out)}", file=sys.stderr)
             raise
     if status:
-        raise SlimeExtError(
-            f"{host_log.ending(status, folder / 'log')}: log in {out / 'log'}; {_how_to_go_on(out)}"
-        )
+        why = host_log.ending(status, folder / "log")
+        raise SlimeExtError(f"{why}: log in {out / 'log'}; {_how_to_go_on(out)}")
     _say_end(out)
     return 0
 
@@ -237,7 +236,7 @@ def _flags(args: Mapping[str, Any], task: Task, folder: Path, model: Path) -> It
 
 
 def _eval_every(rollouts: int, wanted: int) -> int:
-    """The divisor of `rollouts` nearest to `wanted`, so that the last rollout is evaluated; itself if none is near.
+    """The divisor of `rollouts` nearest to `wanted`, or itself, so that the last rollout is evaluated.
 
     >>> [_eval_every(n, 6) for n in (24, 25, 40, 23)]
     [6, 5, 5, 23]
@@ -265,7 +264,6 @@ def _say_end(out: Path) -> None:
     rewards = [row[name] for row in rows if name in row]
     picture = out / "report.png"
     draw([str(out)], picture)
-    _say(
-        f"{name} {rewards[0]:.3f} -> {rewards[-1]:.3f} in {rows[-1]['seconds'] / 60:.1f} min; picture: {picture}"
-    )
+    minutes = rows[-1]["seconds"] / 60
+    _say(f"{name} {rewards[0]:.3f} -> {rewards[-1]:.3f} in {minutes:.1f} min; picture: {picture}")
     _say(f"next: slime-ext analyze {out / DUMP}")

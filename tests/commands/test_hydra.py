@@ -90,3 +90,54 @@ def test_defaults_are_composed_below_the_file_that_names_them(capsys, tmp_path):
         capsys, "convert", "--from", "verl", written(tmp_path / "a.yaml", {"defaults": ["a"]})
     )
     assert status == 2 and "expected files that end, got 5 that name one another" in err
+
+
+BYPASS = {"algorithm": {"rollout_correction": {"rollout_is": "token", "bypass_mode": True}}}
+NAMED = "python3 -m recipe.mine.main --config-name mine algorithm.rollout_correction.rollout_is=sequence"
+
+
+def test_the_file_that_a_script_names_is_below_its_overrides(capsys, tmp_path):
+    """Without it another algorithm would be printed: with bypass_mode the behavior policy is the anchor."""
+    (tmp_path / "recipe/mine/config").mkdir(parents=True)
+    whole = {**BYPASS["algorithm"]["rollout_correction"], "rollout_is": "sequence"}
+    for file, text in {
+        "recipe/mine/config/mine.yaml": NAMED,
+        "recipe/mine/there.yaml": NAMED.replace(
+            "--config-name mine", "--config-path=. --config-name='there'"
+        ),
+        "beside.yaml": NAMED.replace("--config-name mine", "--config-name=beside"),
+    }.items():
+        written(tmp_path / file, BYPASS)
+        script = tmp_path / ("run.sh" if file == "beside.yaml" else "recipe/mine/run.sh")
+        native = converted(capsys, "verl", written(script, text))
+        assert load_config(native["slime_ext"]) == load_config({"verl": whole}), file
+
+
+def test_a_file_that_is_not_seen_is_said_and_nothing_is_converted(capsys, tmp_path):
+    for text, line in {
+        NAMED: "--config-name mine: expected a file beside the script, got none: what it sets is not seen",
+        NAMED.replace(
+            "--config-name mine", "--config-path /far"
+        ): "--config-path /far: expected a file beside",
+        "python3 -m a --config-name mine data.x=1": "--config-name mine: expected a file beside the script",
+        "python3 -m a ~algorithm.rollout_correction.rollout_is": "got one taken away",
+    }.items():
+        status, out, err = run(capsys, "convert", "--from", "verl", written(tmp_path / "run.sh", text))
+        assert (status, out) == (2, "") and line in err and err.count("\n") == 1, text
+    for entry in ("ppo_trainer", {"algorithm@algorithm": "ours"}):
+        path = written(tmp_path / "c.yaml", {"defaults": [entry, "_self_"], **BYPASS})
+        status, out, err = run(capsys, "convert", "--from", "verl", path)
+        assert (status, out) == (2, "") and "yaml beside it, got none: what it sets is not seen" in err
+    path = written(tmp_path / "c.yaml", {"defaults": ["optional ppo_trainer", "_self_"], **BYPASS})
+    assert run(capsys, "convert", "--from", "verl", path)[0] == 0
+
+
+def test_a_search_path_is_followed(capsys, tmp_path):
+    for folder in ("base/config", "recipe/config"):
+        (tmp_path / folder).mkdir(parents=True)
+    written(tmp_path / "base/config/trainer.yaml", BYPASS)
+    mine = {"hydra": {"searchpath": ["file://base/config"]}, "defaults": ["trainer", "_self_"]}
+    native = converted(capsys, "verl", written(tmp_path / "recipe/config/mine.yaml", mine))
+    assert load_config(native["slime_ext"]) == load_config(
+        {"verl": BYPASS["algorithm"]["rollout_correction"]}
+    )

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slime_ext import cli
-from slime_ext.scripts import read as launch_script
 from slime_ext.errors import ConfigError
+from slime_ext.scripts import read as launch_script
 from slime_ext.without_cuda import driver
 
 HOSTS = Path(os.environ.get("HOSTS", "absent"))
@@ -90,3 +90,10 @@ def test_a_script_of_miles_is_read():
         str(HOSTS / "miles-31f1ca9/scripts/run_qwen3_4b.py"), ["--mode", "debug_minimal"]
     )
     assert launch.value("--rollout-max-response-len") == "100" and launch.value("--num-layers") == "36"
+
+
+def test_a_script_called_from_its_own_folder_is_read(script, tmp_path, monkeypatch):
+    (tmp_path / "scripts").mkdir()
+    Path(script()).rename(tmp_path / "scripts/run.py")
+    monkeypatch.chdir(tmp_path / "scripts")
+    assert launch_script.launch_of("run.py").value("--lr") == "1e-6"

@@ -146,3 +146,49 @@ def test_flags_of_the_scripts_own_stand_behind_any_other(capsys, tmp_path):
     path = written(tmp_path / "run.sh", 'python3 train.py "$@"')
     for first in ((path, "--args", path), ("--args", path, path)):
         assert "truncate(high 2)" in run(capsys, "check", *first, "--", *GOOD.split())[1]
+
+
+OWN_FUNCTIONS = {
+    "--custom-megatron-init-path token": "init-path: expected package.module.function, got 'token'",
+    "--custom-megatron-init-path mine.ini": "got 'mine.ini': mine.py has no ini; did you mean 'init'?",
+    "--custom-advantage-function-path mine.sub.f": "got 'mine.sub.f': no module mine.sub",
+    "--custom-megatron-init-path mine.init": None,
+    "--custom-megatron-init-path far.away.init": None,  # on the cluster, perhaps
+}
+
+
+def test_functions_that_nobody_can_import_are_refused_and_those_elsewhere_are_not(capsys, tmp_path):
+    written(tmp_path / "mine.py", "def init(args): ...\n")
+    for flags, line in OWN_FUNCTIONS.items():
+        text = f"python3 train.py {GOOD} {flags}"
+        status, out, err = run(capsys, "check", written(tmp_path / "run.sh", text))
+        assert (status == 1 and line in err) if line else (status == 0 and "is run in place of" in out), flags
+
+
+def test_advice_keeps_the_correction_that_a_launch_has_or_says_what_it_replaces(capsys, tmp_path):
+    path = written(tmp_path / "run.sh", "python3 train.py --use-tis --tis-clip 5")
+    _, out, _ = run(capsys, "check", path)
+    assert "the correction that it has" in out and "it replaces slime's own" in out
+    assert "slime_ext.tis.vanilla_tis_function" in out and "the loss stays as it is" not in out
+    written(path, "python3 train.py --use-tis --custom-tis-function-path examples.mis.weights")
+    _, out, _ = run(capsys, "check", path)
+    assert "takes examples.mis.weights out of the loss" in out and "it replaces examples.mis.weights" in out
+    assert "the loss stays as it is" not in out
+
+
+UNKNOWN = {
+    "mapfile -t A < flags\npython3 train.py --lr 1 ${A[@]}": "not known whether this launch uses it",
+    f"mapfile -t A < flags\npython3 train.py ${{A[@]}} {GOOD}": "truncate(high 2)",
+    f"python3 train.py {GOOD} --eps-clip $(cat clip)": "--eps-clip $(cat clip): known only where the",
+    f"if smi; then S=sft_loss; fi\npython3 train.py {GOOD} --loss-type $S": "--loss-type $S: known only",
+    f"A=()\nif smi; then A+=(--loss-type x); fi\npython3 train.py {GOOD} ${{A[@]}}": "smi is known only",
+    "source /none/env.sh\npython3 train.py $FLAGS": "source /none/env.sh is not here",
+    'eval "$(setup)"\npython3 train.py $FLAGS': "eval $(setup) is not here",
+}
+
+
+def test_what_is_unknown_is_neither_ok_nor_refused(capsys, tmp_path):
+    for text, line in UNKNOWN.items():
+        status, out, err = run(capsys, "check", written(tmp_path / "run.sh", text))
+        assert (status, err) == (0, "") and line in out, (text, out)
+        assert out.rstrip().endswith("not all known, so not all checked"), text

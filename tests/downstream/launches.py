@@ -19,9 +19,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from slime_ext.scripts import python_script
 from slime_ext.commands.check import check
 from slime_ext.errors import SlimeExtError
+from slime_ext.scripts import python_script
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = re.compile(r"(\btrain(?:_async)?\.py)(?=\s)")

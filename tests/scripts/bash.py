@@ -1,5 +1,5 @@
-"""What bash itself gives to train.py: a script is run with no command on its PATH, and each that it would start
-is written down instead."""
+"""What bash itself gives to train.py: a script is run with no command on its PATH, and each that it would
+start is written down instead."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from pathlib import Path
 PROGRAMS = ("train.py", "train_async.py")
 LIMIT_S = 60
 HANDLER = r"""
+trap "" PIPE  # what reads a pipe here ends at once
 exec() { [ $# -gt 0 ] || return 0; "$@"; exit; }
 command_not_found_handle() {
    case $1 in
-      dirname) local path="${@: -1}"; case $path in */*) path="${path%/*}"; echo "${path:-/}";; *) echo .;; esac;;
-      basename) local path="${2%/}"; path="${path##*/}"; [ "$path" = "${3-}" ] || path="${path%"${3-}"}"; echo "$path";;
-      seq) local n; for ((n = $([ $# -gt 2 ] && echo $2 || echo 1); n <= ${@: -1}; n += $([ $# -gt 3 ] && echo $3 || echo 1))); do
-         echo $n; done;;
+      dirname) local path="${@: -1}"
+         case $path in */*) path="${path%/*}"; echo "${path:-/}";; *) echo .;; esac;;
+      basename) local path="${2%/}"; path="${path##*/}"
+         [ "$path" = "${3-}" ] || path="${path%"${3-}"}"; echo "$path";;
+      seq) local n=1 step=1
+         [ $# -gt 2 ] && n=$2; [ $# -gt 3 ] && step=$3
+         for ((; n <= ${@: -1}; n += step)); do echo $n; done;;
       cat) local line; while IFS= read -r line; do printf '%s\n' "$line"; done;;
       bash|sh) /bin/bash "${@:2}";;
       *) printf '%s\0' "$@" > "$RECORD_FOLDER/$EPOCHREALTIME.$BASHPID";;
@@ -28,7 +32,11 @@ LENIENT = 'set() { builtin set "$@"; builtin set +eu; }\n'  # for scripts whose 
 
 
 def launches(
-    script: Path, given: Sequence[str] = (), environment: dict[str, str] | None = None, *, lenient: bool = False
+    script: Path,
+    given: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+    *,
+    lenient: bool = False,
 ) -> list[list[str]]:
     """The words behind train.py of each launch, in their order."""
     with tempfile.TemporaryDirectory() as folder:

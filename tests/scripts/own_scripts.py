@@ -27,8 +27,9 @@ STRINGS = r"""
 TIS="--use-tis --tis-clip 5"
 EXTRA='--note $HOME --kind "a b"'
 MODEL=/data/models/qwen3-4b.v1
-ray job submit --address=x --runtime-env-json="{\"env_vars\": {\"A\": \"$MODEL\"}}" -- python3 train.py $TIS $EXTRA \
-   --hf ${MODEL##*/} --stem "${MODEL%.*}" --low ${MODEL/qwen3/QWEN} --up ${MODEL^^} --n ${#MODEL} --part ${MODEL:1:4}
+ray job submit --address=x --runtime-env-json="{\"env_vars\": {\"A\": \"$MODEL\"}}" -- \
+   python3 train.py $TIS $EXTRA --hf ${MODEL##*/} --stem "${MODEL%.*}" --low ${MODEL/qwen3/QWEN} \
+   --up ${MODEL^^} --n ${#MODEL} --part ${MODEL:1:4}
 """
 BRANCHES = r"""
 N=4
@@ -106,7 +107,8 @@ eval $CMD $ARGS --y $Y
 """
 QUOTES = r"""
 X='a  b'; Y="it's"; Z=$'tab\there'
-python3 train.py $X "$X" '$X' "$Y" "$Z" a\ b "\$X" \"q\" x"$X"y ''"" "" --k=$X --k="$X" {p,q}r ~/home "${U:-d e}" ${U:-d e}
+python3 train.py $X "$X" '$X' "$Y" "$Z" a\ b "\$X" \"q\" x"$X"y ''"" "" \
+   --k=$X --k="$X" {p,q}r ~/home "${U:-d e}" ${U:-d e}
 """
 ENDS = r"""
 check() { if [ "$1" = stop ]; then exit 0; fi; }
@@ -158,10 +160,15 @@ python3 train.py --a $A
 false
 python3 train.py --after-failure
 """
-SCRIPTS = {name.lower(): text.strip("\n") + "\n" for name, text in list(globals().items()) if name.isupper() and isinstance(text, str)}
+SCRIPTS = {
+    name.lower(): text.strip("\n") + "\n"
+    for name, text in list(globals().items())
+    if name.isupper() and isinstance(text, str)
+}
 GIVEN_WORDS = ["first", "--lr", "5", "--flag", "a b", "z"]
 CONDITIONS = (
-    "true", "false", "! true", "[ 1 -gt 2 ]", '[ -n "$NOTHING" ]', '[ "$HOME" ]', "(( 2 > 1 ))", "[[ a == b ]]",
+    "true", "false", "! true", "[ 1 -gt 2 ]", '[ -n "$NOTHING" ]', '[ "$HOME" ]', "(( 2 > 1 ))",
+    "[[ a == b ]]",
     "[ $UNSET -gt 8 ]", "false || true", "true && false", '[ "x" != "y" ]', "[[ abc == a* ]]", "test -z ''",
 )  # fmt: skip
 
@@ -228,7 +235,9 @@ def _behind_or(text: str, draw: random.Random) -> str:
 
 
 def _in_loop(text: str, draw: random.Random) -> str:
-    return _wrapped(text, draw, draw.choice(["for once in 1; do\nBODY\ndone", "for none in $NOTHING; do\nBODY\ndone"]))
+    return _wrapped(
+        text, draw, draw.choice(["for once in 1; do\nBODY\ndone", "for none in $NOTHING; do\nBODY\ndone"])
+    )
 
 
 def _in_case(text: str, draw: random.Random) -> str:
@@ -287,7 +296,15 @@ def _appended(text: str, draw: random.Random) -> str:
     if not names:
         return text
     name = draw.choice(names)
-    form = draw.choice(["{0}+=(--more 'x y')", "{0}[9]=nine", "{0}=(--new \"${{{0}[@]}}\")", "{0}=(${{{0}[@]:1}})", "{0}[0]+=z"])
+    form = draw.choice(
+        [
+            "{0}+=(--more 'x y')",
+            "{0}[9]=nine",
+            '{0}=(--new "${{{0}[@]}}")',
+            "{0}=(${{{0}[@]:1}})",
+            "{0}[0]+=z",
+        ]
+    )
     return _wrapped(text, draw, f"{form.format(name)}\nBODY")
 
 
@@ -300,6 +317,7 @@ def _sum(text: str, draw: random.Random) -> str:
 
 
 CHANGES = (
-    _in_branch, _in_other_branch, _behind_and, _behind_or, _in_loop, _in_case, _in_function, _in_subshell, _ended,
+    _in_branch, _in_other_branch, _behind_and, _behind_or, _in_loop, _in_case, _in_function, _in_subshell,
+    _ended,
     _quoted, _quoted, _unquoted, _unquoted, _commented, _doubled, _unset, _appended, _appended, _sum,
 )  # fmt: skip

@@ -47,14 +47,12 @@ NEEDS = {
         "megatron.bridge",
     ),
     "load_files": (
-        HOST,
         "import os; os.environ['SLIME_EXT_ENGINE'] = 'ours'\n"
         "from sglang.srt.managers.load_snapshot import shm_path_for\n"
         "assert 'ours' in shm_path_for('x'), 'without a mark'",
         "without a mark",
     ),
     "loopback": (
-        TRAINER,
         "import socket, torch.distributed as d\n"
         "s = d.TCPStore('127.0.0.1', 0, 1, True, wait_for_workers=False)\n"
         "assert d.TCPStore('127.0.0.1', s.port, 1, False).check([]) is True\n"
@@ -62,7 +60,6 @@ NEEDS = {
         "listens everywhere",
     ),
     "host_memory": (
-        HOST,
         "import torch\nfrom sglang.srt.mem_cache.pool_host import common\n"
         "make, memory = common.ALLOC_MEMORY_FUNCS['cpu'], common.HostTensorAllocator()\n"
         "make((2,), dtype=torch.int32, device='cpu', pin_memory=True, allocator=memory)",

@@ -1,4 +1,4 @@
-"""`slime-ext train`: what it refuses before anything starts, the flags that it gives, and a run that is cut and goes on."""
+"""`slime-ext train`: what it refuses before anything starts, its flags, a run that is cut and goes on."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_every_flag_is_one_of_the_hosts(task):
 @pytest.mark.host
 @pytest.mark.xdist_group("train")
 def test_letters_on_the_real_host_cut_after_two_rollouts_and_gone_on_with(tmp_path):
-    """SIGTERM ends every process and says how to go on; the run then ends with its files, a row per rollout."""
+    """SIGTERM ends every process and says how to go on; the run then ends with a row per rollout."""
     out = tmp_path / "a run"
     words = [
         sys.executable,

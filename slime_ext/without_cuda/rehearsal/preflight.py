@@ -8,15 +8,17 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from slime_ext.errors import did_you_mean
-from slime_ext.importing import file_of
-from slime_ext.scripts.launch import Launch, WrittenFlag
-from slime_ext.without_cuda.rehearsal.replace import Sizes, kept, sizes_of
+from slime_ext.importing import fault_of, is_here
+from slime_ext.scripts.launch import Launch, Unread, WrittenFlag
+from slime_ext.without_cuda.rehearsal.replace import Sizes, group_of, kept, sizes_of
 from slime_ext.without_cuda.rehearsal.twin import has_chat_template, tokenizer_files
 
 NAME = re.compile(r"--[a-z][a-z0-9_-]*")
-UNKNOWN = re.compile(r"\$[\w{(]|`")  # what only a shell can tell
 NEARLY = 0.8  # likeness from which a name is a misspelling of another
+SIZES = tuple(
+    f"--{name}"
+    for name in "rollout-batch-size n-samples-per-prompt global-batch-size num-steps-per-rollout".split()
+)
 ELSEWHERE = ("--sglang-", "--router-")  # checked by the SGLang of the cluster
 MEGATRON = (
     "training/arguments.py",
@@ -76,7 +78,7 @@ def mistakes(launch: Launch, known: set[str], paths: Sequence[Path], *, is_own_h
         paths: where Python looks for modules in the run.
         is_own_host: whether the host is the script's own, so that a flag that it lacks is a mistake.
     """
-    if not launch.flag("--hf-checkpoint"):
+    if not launch.flag("--hf-checkpoint") and launch.is_known("--hf-checkpoint"):
         script, count = Path(launch.script).name, len(launch.flags)
         yield f"{script}: --hf-checkpoint: expected in the launch, got none among its {count} flags"
     yield from _unknown(launch, known, is_own_host=is_own_host)
@@ -97,11 +99,20 @@ def _unknown(launch: Launch, known: set[str], *, is_own_host: bool) -> Iterator[
 
 def _of_a_shell(launch: Launch) -> Iterator[str]:
     for flag in kept(launch):
-        for word in filter(UNKNOWN.search, flag.values):
-            yield f"{flag.where}: {flag.name}: expected a value that the script says, got '{word}': export it"
+        for word in flag.values:
+            if isinstance(word, Unread):
+                yield (
+                    f"{flag.where}: {flag.name}: expected a value that the script says, got '{word}': "
+                    "export it"
+                )
+    for gap in launch.gaps:
+        if gap.names is None or any(group_of(name) is None for name in gap.names):
+            yield f"{gap}; nothing is rehearsed until the script says it"
 
 
 def _arithmetic(launch: Launch, sizes: Sizes) -> Iterator[str]:
+    if not all(map(launch.is_known, SIZES)):
+        return
     where = flag.where if (flag := launch.flag("--global-batch-size")) else Path(launch.script).name
     total = sizes.prompts * sizes.samples
     if not sizes.batch or total % sizes.batch:
@@ -123,29 +134,14 @@ def _tokenizer(launch: Launch) -> Iterator[str]:
 
 def _function(flag: WrittenFlag, paths: Sequence[Path]) -> str | None:
     """What is wrong with a flag's module.function, as far as a file shows it."""
-    module, _, name = flag.values[0].rpartition(".")
-    if not module or "/" in flag.values[0] or "$" in flag.values[0]:
+    path = flag.values[0]
+    if "." not in path or "/" in path or isinstance(path, Unread):
         return None
-    expected = (
-        f"{flag.where}: {flag.name}: expected module.function that Python finds, got '{flag.values[0]}'"
-    )
-    file = file_of(module, paths)
-    if file is None:
+    expected = f"{flag.where}: {flag.name}: expected module.function that Python finds, got '{path}'"
+    if not is_here(path, paths):
+        module = path.rpartition(".")[0]
         return (
             f"{expected}: no module {module} below the launch's PYTHONPATH, the script's folder or the host's"
         )
-    names = set(_defined(ast.parse(file.read_text())))
-    if name in names or "__getattr__" in names or "*" in names:
-        return None
-    return f"{expected}: {file.name} has no {name}{did_you_mean(name, names)}"
-
-
-def _defined(tree: ast.Module) -> Iterator[str]:
-    """Names that a module has at its top."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            yield from ((alias.asname or alias.name) for alias in node.names)
-        elif isinstance(node, ast.Assign):
-            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+    fault = fault_of(path, paths)
+    return f"{expected}: {fault}" if fault else None

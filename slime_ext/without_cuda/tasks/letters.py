@@ -1,4 +1,4 @@
-"""A model of 0.5 million random weights learns to copy four letters: minutes, and no package beyond the host's.
+"""A model of 0.5 million random weights learns to copy four letters, in minutes.
 
 python -m slime_ext.without_cuda.tasks.letters FOLDER SEED      # the model alone
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from slime_ext.scripts.launch import Launch, WrittenFlag
+from slime_ext.scripts.launch import Launch, Unread, WrittenFlag
 
 WORDS = """--num-layers 36 --hidden-size 2560 --qk-layernorm --group-query-attention --hf-checkpoint /m
 --ref-load /r --prompt-data /d.jsonl --input-key prompt --label-key label --rm-type math
@@ -20,7 +20,7 @@ def launch(more: str = "", program: str = "train.py") -> Launch:
     words = shlex.split(f"{WORDS} {more}")
     begins = [i for i, word in enumerate(words) if word.startswith("--")]
     flags = [
-        WrittenFlag(words[a], tuple(words[a + 1 : b]), f"run.sh:{n}")
+        WrittenFlag(words[a], tuple(Unread(w) if "$" in w else w for w in words[a + 1 : b]), f"run.sh:{n}")
         for n, (a, b) in enumerate(zip(begins, [*begins[1:], len(words)], strict=True), 1)
     ]
     return Launch("run.sh", program, tuple(flags), {})

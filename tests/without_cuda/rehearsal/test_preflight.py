@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from slime_ext.commands.rehearse import of_rules
+from slime_ext.scripts.launch import Gap
 from slime_ext.without_cuda.rehearsal.preflight import known_flags, mistakes
 from tests.without_cuda.rehearsal.launches import WORDS, launch
 
@@ -98,3 +101,52 @@ def test_the_rules_of_check_hold_for_every_launch():
     for flags, line in RULES.items():
         found = list(of_rules(launch(flags)))
         assert (not found) if line is None else line in found[0], (flags, found)
+
+
+ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OURS = re.compile(
+    r"--[a-z-]+-path[ `|]+(slime_ext\.[\w.<>]+)|^ *(\w+_path): (slime_ext\.[\w.]+)", re.MULTILINE
+)
+
+
+def functions_of_the_pages():
+    """(flag, function) of every launch form that the pages show."""
+    for page in PAGES:
+        for match in OURS.finditer(page.read_text()):
+            name = match[0].split()[0].strip("`|: ") if match[1] else f"--{match[2].replace('_', '-')}"
+            yield name, (match[1] or match[3]).replace("<preset>", "token_tis")
+
+
+def test_every_function_that_the_pages_show_is_one(known):
+    shown = dict.fromkeys(functions_of_the_pages())
+    assert len({function for _, function in shown}) >= 6
+    for name, function in shown:
+        said = launch(f"{name} {function}")
+        found = list(mistakes(said, known | {name}, [ROOT], is_own_host=True))
+        assert not found, found
+
+
+def test_a_function_is_looked_for_as_python_defines_names(known, tmp_path):
+    (tmp_path / "here.py").write_text(
+        "try:\n    from x import a\nexcept ImportError:\n    a = None\nb: int = 1\nc, d = 1, 2\n"
+    )
+    for name in "abcd":
+        assert not list(
+            mistakes(launch(f"--custom-rm-path here.{name}"), known, [tmp_path], is_own_host=True)
+        )
+    wrong = launch("--custom-rm-path slime_ext.host.innit")
+    assert "has no innit; did you mean 'init'?" in next(mistakes(wrong, known, [ROOT], is_own_host=True))
+
+
+def test_a_launch_that_is_not_all_known_is_not_rehearsed_and_sums_of_it_are_not_judged(known):
+    gap = Gap(99, "[ -f /x ]", "run.sh:3", frozenset({"--rm-type"}))
+    found = list(mistakes(replace(launch(), gaps=(gap,)), known, [], is_own_host=True))
+    assert len(found) == 1 and found[0].startswith(
+        "run.sh:3: [ -f /x ] is known only where the script runs: --rm-type"
+    )
+    replaced = replace(gap, names=frozenset({"--actor-num-nodes"}))
+    assert not list(mistakes(replace(launch(), gaps=(replaced,)), known, [], is_own_host=True))
+    assert not list(
+        mistakes(launch("--rollout-batch-size '$N' --global-batch-size 96"), known, [], is_own_host=True)
+    )

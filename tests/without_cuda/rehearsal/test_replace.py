@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_ext.scripts.read import launch_of as read
 from slime_ext.errors import ConfigError
+from slime_ext.scripts.read import launch_of as read
 from slime_ext.without_cuda.rehearsal import preflight, replace, twin
 from slime_ext.without_cuda.rehearsal.replace import Sizes, kept, replaced_flags, small_sizes
 from tests.without_cuda.rehearsal.launches import launch
@@ -134,6 +134,8 @@ def test_every_script_of_slime_becomes_a_small_launch(monkeypatch):
             try:
                 said = read(str(path))
             except ConfigError:
+                continue
+            if said.gaps:  # which are refused before
                 continue
             words = replaced_flags(said, *SMALL)
             assert not [word for word in words if word.startswith(large)], path
