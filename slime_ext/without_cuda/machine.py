@@ -75,9 +75,9 @@ def _free(place: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def is_full(place: Path) -> bool:
-    """Whether nothing more than a few lines can be written there."""
-    return _free(place) < FULL
+def full_places(out: Path) -> list[Path]:
+    """The places a run writes to where nothing more than a few lines can be written."""
+    return [place for place in (out, TEMPORARY, SHARED) if _free(place) < FULL]
 
 
 @contextlib.contextmanager
