@@ -82,7 +82,7 @@ def host_python() -> Path:
         if place.is_file() and os.access(place, os.X_OK):
             return place.absolute()
     raise ConfigError(
-        f"host environment: expected a Python at {' or '.join(map(str, places))}, got none: "
+        f"host environment: expected a Python at {' or '.join(dict.fromkeys(map(str, places)))}, got none: "
         f"{host_environment.how_to_make()}"
     )
 
