@@ -24,6 +24,7 @@ from pathlib import Path
 
 import slime_ext
 from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.folders import working_folder
 from slime_ext.without_cuda import environment as host_environment
 from slime_ext.without_cuda import host_log, machine
 from slime_ext.without_cuda.processes import MARK, kill_marked, spawn_bound
@@ -150,7 +151,7 @@ def check(
         ConfigError: no host environment, no train.py in the folder, a host that this Megatron-LM does not
             fit, or a machine without room, files or ports.
     """
-    machine.check_working_folder()
+    working_folder()
     host_python()
     if str(host) != WHEEL:
         host = Path(host).absolute()
