@@ -127,7 +127,7 @@ def test_a_name_that_the_output_has_no_letters_for_is_escaped(tmp_path):
         (
             ["rehearse", "run.sh"],
             2,
-            "slime-ext: working directory: expected one that exists, got a removed one",
+            "slime-ext: working directory: expected one that exists",
         ),
     ],
     ids=str,
