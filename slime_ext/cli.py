@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from slime_ext.commands.light import call, imported
 from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
+from slime_ext.folders import working_folder
 
 COMMANDS = {
     "train": "a language model learns to add, on a real host, without a GPU",
@@ -72,9 +71,7 @@ def _run(name: str, argv: list[str]) -> int:
         known = ", ".join(COMMANDS)
         near = did_you_mean(name, COMMANDS) or f": one of {known}"
         raise ConfigError(f"command line: expected a command, got '{name}'{near}")
-    with contextlib.suppress(OSError):  # the working directory is gone
-        if (here := str(Path.cwd())) not in sys.path:
-            sys.path.append(here)  # functions that flags name may lie there, as with slime
+    _find_functions_here(name)
     path = f"{ELSEWHERE.get(name, f'slime_ext.commands.{name}')}:main"
     try:
         return int((call(path, argv) if name in LIGHT else imported(path)(argv)) or 0)
@@ -90,6 +87,16 @@ def _run(name: str, argv: list[str]) -> int:
             raise
         wanted = "'slime-ext[train]'" if missing in TRAIN else package
         raise ConfigError(f"{name}: expected the package {package}, got none: pip install {wanted}") from None
+
+
+def _find_functions_here(name: str) -> None:
+    """Lets functions that flags name lie in the working directory, as with slime."""
+    try:
+        if (here := str(working_folder())) not in sys.path:
+            sys.path.append(here)
+    except ConfigError:
+        if name not in LIGHT:  # torch finds none of its libraries from there
+            raise
 
 
 def _flush() -> None:

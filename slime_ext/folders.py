@@ -8,6 +8,20 @@ from pathlib import Path
 from slime_ext.errors import ConfigError
 
 
+def working_folder() -> Path:
+    """The working directory.
+
+    Raises:
+        ConfigError: it was removed.
+    """
+    try:
+        return Path.cwd()
+    except OSError:
+        raise ConfigError(
+            "working directory: expected one that exists, got a removed one: cd to another"
+        ) from None
+
+
 def make_folder(folder: Path) -> None:
     """Makes a folder and those above it; never one at the root.
 

@@ -120,7 +120,16 @@ def test_a_name_that_the_output_has_no_letters_for_is_escaped(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "status", "said"),
-    [(["presets"], 0, ""), (["check", str(CONFIG)], 0, ""), (["check", "c.yaml"], 1, "readable file")],
+    [
+        (["presets"], 0, ""),
+        (["check", str(CONFIG)], 0, ""),
+        (["check", "c.yaml"], 1, "readable file"),
+        (
+            ["rehearse", "run.sh"],
+            2,
+            "slime-ext: working directory: expected one that exists",
+        ),
+    ],
     ids=str,
 )
 def test_a_working_directory_that_is_gone_is_none_to_look_in(tmp_path, words, status, said):

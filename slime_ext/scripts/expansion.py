@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slime_ext.errors import ConfigError
@@ -23,6 +24,31 @@ BLANKS = " \t\n"
 BRACES = re.compile(r"^([^{}]*)\{([^{}]*,[^{}]*)\}(.*)$", re.DOTALL)
 RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?\}")
 ESCAPED = re.compile(r"\\(\n|.)", re.DOTALL)
+
+
+@dataclass
+class _Word:
+    """A word while it is put together."""
+
+    parts: list[str | Unknown] = field(default_factory=list)
+    begun: bool = False
+    is_quoted: bool = False
+
+    def put_in(self, text: str) -> None:
+        """Adds what a variable had, of which nothing begins no word."""
+        if text:
+            self.parts.append(text)
+            self.begun = True
+
+    def write(self, piece: Piece) -> None:
+        """Adds what the script writes."""
+        self.parts.append(_as_written(piece))
+        self.begun = self.begun or piece.part != "" or piece.kind is Kind.QUOTED
+        self.is_quoted = self.is_quoted or (piece.kind is Kind.QUOTED and not piece.ends)
+
+    def kept(self) -> list[str | Unknown]:
+        """Its parts; of a word of which something is quoted, what is unset leaves an empty one."""
+        return [_one_word(part) if self.is_quoted and _is_unset(part) else part for part in self.parts]
 
 
 class Expansion:
@@ -114,36 +140,25 @@ class Expansion:
 
     def _split(self, pieces: Sequence[Piece]) -> Words:
         words: Words = []
-        parts: list[str | Unknown] = []
-        begun = is_quoted = False
-
-        def close() -> None:
-            nonlocal parts, begun, is_quoted
-            if begun:
-                # of a word of which something is quoted, what is unset leaves an empty one
-                kept = (_one_word(part) if is_quoted and _is_unset(part) else part for part in parts)
-                words.append(self.bounded(value(*kept)))
-            parts, begun, is_quoted = [], False, False
-
-        def put_in(fields: Sequence[str]) -> None:
-            nonlocal begun
-            for i, text in enumerate(fields):
-                if i:
-                    close()
-                parts.extend([text] if text else [])
-                begun = begun or text != ""
-
+        word = _Word()
         for piece in pieces:
-            if piece.kind is Kind.PUT_IN and isinstance(piece.part, str):
-                put_in(_fields(piece.part, self._separators()))
-            else:
-                parts.append(_as_written(piece))
-                begun = begun or piece.part != "" or piece.kind is Kind.QUOTED
-                is_quoted = is_quoted or (piece.kind is Kind.QUOTED and not piece.ends)
+            is_split = piece.kind is Kind.PUT_IN and isinstance(piece.part, str)
+            for i, text in enumerate(_fields(piece.part, self._separators()) if is_split else ()):
+                if i:
+                    word = self._closed(word, words)
+                word.put_in(text)
+            if not is_split:
+                word.write(piece)
             if piece.ends:
-                close()
-        close()
+                word = self._closed(word, words)
+        self._closed(word, words)
         return words
+
+    def _closed(self, word: _Word, words: Words) -> _Word:
+        """A new word, after the one before, if it was begun, has gone to the words."""
+        if word.begun:
+            words.append(self.bounded(value(*word.kept())))
+        return _Word()
 
     def _separators(self) -> str:
         ifs = known(self.shell.variables.scalar("IFS")) if "IFS" in self.shell.state.variables else None

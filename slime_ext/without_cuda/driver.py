@@ -24,6 +24,7 @@ from pathlib import Path
 
 import slime_ext
 from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.folders import working_folder
 from slime_ext.without_cuda import host_log, machine
 from slime_ext.without_cuda.install import how_to_install
 from slime_ext.without_cuda.processes import MARK, kill_marked, spawn_bound
@@ -53,6 +54,7 @@ ENVIRONMENT = {
     # No such devices: CUDA sees none, while Ray may give them to workers.
     "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(1000, 1016))),
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's; a fork wants one thread (fork_server.py)
+    "SPT_NOENV": "1",  # or the titles that Ray gives to processes overwrite the mark by which they are ended
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on the loopback address alone
@@ -157,7 +159,7 @@ def check(
         ConfigError: no host environment, no train.py in the folder, a host that this Megatron-LM does not
             fit, or a machine without room, files or ports.
     """
-    machine.check_working_folder()
+    working_folder()
     host_python()
     if str(host) != WHEEL:
         host = Path(host).absolute()

@@ -64,13 +64,13 @@ def ending(status: int, path: Path) -> str:
         name = signal.Signals(-status).name
         why = ", by hand or by a machine without memory" if -status == signal.SIGKILL else ""
         return f"the host was killed by {name}{why}"
-    text = path.read_text(errors="replace") if path.exists() else ""
-    said = next((line for line in reversed(plain_lines(text)) if NO_ROOM in line), "")
-    if said or (not text and machine.is_full(path.parent)):
-        return (
-            f"no room left in {path.parent}, /tmp or /dev/shm: {said.strip()[:LONGEST] or 'the log is empty'}"
-        )
-    return cause_of(text)
+    lines = plain_lines(path.read_text(errors="replace") if path.exists() else "")
+    said = next((line.strip() for line in reversed(lines) if NO_ROOM in line), "")
+    full = machine.full_places(path.parent)
+    if said or full:
+        where = " and ".join(map(str, full)) or f"{path.parent}, {machine.TEMPORARY} or {machine.SHARED}"
+        return f"no room left in {where}{f': {said[:LONGEST]}' if said else ''}"
+    return cause_of("\n".join(lines))
 
 
 def plain_lines(log: str) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
-from slime_ext.folders import make_folder
+from slime_ext.folders import make_folder, working_folder
 
 TEMPORARY, SHARED = Path("/tmp"), Path("/dev/shm")  # Ray's sockets have 107 characters: no other TMPDIR
 OBJECT_STORE_BYTES = 256 << 20  # of Ray: in /dev/shm, or in /tmp where that is smaller
@@ -33,21 +33,11 @@ def check(out: Path, room: int = ROOM) -> None:
     Raises:
         ConfigError: the run could not end well here, with what to do about it.
     """
-    check_working_folder()
+    working_folder()
     make_folder(out)
     check_room(out, room)
     raise_open_files()
     check_ports()
-
-
-def check_working_folder() -> None:
-    """Raises ConfigError where the shell stands in a folder that was removed."""
-    try:
-        Path.cwd()
-    except OSError:
-        raise ConfigError(
-            "working directory: expected one that exists, got a removed one: cd to another"
-        ) from None
 
 
 def check_room(out: Path, room: int) -> None:
@@ -75,9 +65,9 @@ def _free(place: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def is_full(place: Path) -> bool:
-    """Whether nothing more than a few lines can be written there."""
-    return _free(place) < FULL
+def full_places(out: Path) -> list[Path]:
+    """The places a run writes to where nothing more than a few lines can be written."""
+    return [place for place in (out, TEMPORARY, SHARED) if _free(place) < FULL]
 
 
 @contextlib.contextmanager

@@ -62,27 +62,14 @@ def _environment(process: Path) -> list[bytes]:
     return []
 
 
-def _is_any_in_exec() -> bool:
-    """Whether some process is in the middle of an exec, where it shows neither mark nor command line."""
-    return any(_is_in_exec(p) for p in Path("/proc").iterdir() if p.name.isdigit())
-
-
-def _is_in_exec(process: Path) -> bool:
-    with contextlib.suppress(OSError):  # gone meanwhile, another user's, or no program: the kernel's own
-        (process / "exe").readlink()
-        return not ((process / "cmdline").read_bytes() or (process / "environ").read_bytes())
-    return False
-
-
 def kill_marked(mark: str, timeout: float = 10.0) -> list[int]:
     """Kills every other process with the mark, again until none is left, and removes the shared memory that
     they held; returns those that would not go."""
     deadline, seen_none, left = time.monotonic() + timeout, 0, []
     files: set[Path] = set()
-    while seen_none < 2 and time.monotonic() < deadline:
-        changing = _is_any_in_exec()  # looked at first: it may have ended its exec when marks are read
+    while seen_none < 2 and time.monotonic() < deadline:  # in the middle of an exec a process shows no mark
         left = [pid for pid in marked_processes(mark) if pid != os.getpid()]
-        seen_none = 0 if left or changing else seen_none + 1
+        seen_none = 0 if left else seen_none + 1
         files |= shared_memory_of(left)
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):

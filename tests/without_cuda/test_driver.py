@@ -11,7 +11,7 @@ import pytest
 
 from slime_ext.errors import ConfigError
 from slime_ext.without_cuda import driver
-from slime_ext.without_cuda.processes import marked_processes
+from slime_ext.without_cuda.processes import MARK, marked_processes
 
 
 @pytest.fixture
@@ -90,3 +90,15 @@ def test_no_other_process_gets_stand_ins():
         for more in ({}, {"SLIME_EXT_WITHOUT_CUDA": "1"})
     ]
     assert said[0] == "[]\n" and "ImportHooks" in said[1] and said[1].endswith("/torchvision\n")
+
+
+@pytest.mark.host
+def test_a_process_with_a_long_title_keeps_its_mark():
+    """Ray's agents once overwrote theirs, and two of them outlived the run."""
+    code = "import setproctitle\nsetproctitle.setproctitle('x' * 4000)\nprint(flush=True)\ninput()\n"
+    env = {MARK: "of-a-title", **driver.ENVIRONMENT}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", code], env=env, **pipes)
+    process.stdout.readline()
+    assert marked_processes("of-a-title") == [process.pid]
+    process.communicate(b"\n")

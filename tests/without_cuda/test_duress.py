@@ -127,6 +127,13 @@ def disk_fills(host, monkeypatch):
     train(host, "import os\nraise RuntimeError('later') from OSError(28, os.strerror(28), '/x/dump')\n")
 
 
+def disk_filled(host, monkeypatch):
+    """The log was cut off in the middle of a line, so that it does not say."""
+    train(host, "print('in the middle of a li', end='')\nraise SystemExit(1)\n")
+    check = driver.machine.check
+    monkeypatch.setattr(driver.machine, "check", lambda *args: (check(*args), full("out")(host, monkeypatch)))
+
+
 FAULTS = {
     removed_folder: "working directory: expected one that exists, got a removed one: cd to another",
     out_is_a_file: r"{host}/out: expected a folder to write to, got a file: name another",
@@ -142,6 +149,7 @@ FAULTS = {
     older_slime: r"--host {host}: expected a host that knows Megatron-LM's layernorm_epsilon, got one that "
     "asks for norm_epsilon: give the Megatron-LM of its release with --megatron DIR, or take --host miles",
     killed: "the host was killed by SIGKILL, by hand or by a machine without memory",
+    disk_filled: r"no room left in {host}/out",
     disk_fills: r"no room left in {host}/out, /tmp or /dev/shm: OSError: .*No space left on device: .*",
 }
 
@@ -152,7 +160,7 @@ def test_a_fault_is_one_line(fault, host, monkeypatch, capsys):
     status = driver.main(["--host", str(host), "--out", str(out), "--megatron", str(host)])
     said = capsys.readouterr().err
     assert re.fullmatch(f"slime-ext: {FAULTS[fault].format(host=re.escape(str(host)))}\n", said)
-    assert status == {killed: 137, disk_fills: 1}.get(fault, 2)
+    assert status == {killed: 137, disk_fills: 1, disk_filled: 1}.get(fault, 2)
 
 
 def test_a_limit_of_open_files_that_may_be_raised_is_raised(host):

@@ -218,3 +218,14 @@ def test_what_cannot_be_seen_depends_on_what_was_replaced():
     assert "mixture of experts" in found and "the model's tokenizer and chat template" in found
     assert any("keys, lengths, labels" in line for line in found)
     assert len(checks.unseen(launch(), {"model": "2 layers", "data": "first 64 rows"})) == len(found) - 3
+
+
+def test_a_host_that_was_killed_is_said_so_whatever_was_recorded():
+    killed = replace(
+        GOOD,
+        status=-9,
+        cause="the host was killed by SIGKILL",
+        events=({"event": "function", "path": PATH, "error": "KeyError: 1", "at": "a.py:1"},),
+    )
+    wrong = [line for line in checks.lines(launch(f"--x-path {PATH}"), killed) if line.state == checks.WRONG]
+    assert [(line.name, line.text) for line in wrong] == [("parsed", "the host was killed by SIGKILL")]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
+import re
+import tempfile
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +16,7 @@ import pytest
 import torch
 
 from slime_ext.errors import ConfigError, DataError
-from slime_ext.without_cuda.rehearsal import observe, prompts, rewards, run
+from slime_ext.without_cuda.rehearsal import evidence, observe, prompts, rewards, run
 from tests.without_cuda.rehearsal.launches import launch
 
 
@@ -66,6 +69,56 @@ def test_the_host_is_the_one_that_the_script_lies_in(tmp_path, monkeypatch):
     assert run.host_of(inside, "miles").name == "miles"
     with pytest.raises(ConfigError, match="--host: expected 'miles' or a checkout"):
         run.host_of(outside, str(tmp_path / "scripts"))
+
+
+def test_a_folder_that_is_given_holds_one_rehearsal(tmp_path):
+    """A former one's files once stood among the new ones: nine lines were ok that were not reached."""
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    with run.empty_folder(out) as found:
+        for name in ("log", "dumps/rollout_data/0.pt", "events/1.jsonl", "page.json"):
+            (found / name).parent.mkdir(parents=True, exist_ok=True)
+            (found / name).touch()
+        (found / "link").symlink_to(elsewhere)
+    with run.empty_folder(out) as again:
+        assert again == out and [path.name for path in out.iterdir()] == [run.MADE]
+    assert (elsewhere / "kept").exists()
+    with pytest.raises(ConfigError, match=r"--out: expected a new or empty folder.* with 'kept'"):
+        run.empty_folder(elsewhere).__enter__()
+    with (out / "log").open("a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="expected a folder of no other run"):
+            run.empty_folder(out).__enter__()
+
+
+def test_a_new_folder_stays_where_it_has_a_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with run.empty_folder(None) as empty:
+        assert empty.parent == tmp_path
+    with run.empty_folder(None) as full:
+        (full / "log").touch()
+    assert list(tmp_path.iterdir()) == [full]
+
+
+class Touches:
+    """An object whose unpickling makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.path),)
+
+
+def test_nothing_in_a_dump_is_run(tmp_path):
+    folder, ran = tmp_path / "dumps/rollout_data", tmp_path / "ran"
+    folder.mkdir(parents=True)
+    torch.save({"samples": [{"response_length": 2, "reward": 1.0}]}, folder / "0.pt")
+    torch.save({"samples": [Touches(ran)]}, folder / "1.pt")
+    seen = evidence.gather(tmp_path, 0, 1.0)
+    assert not ran.exists() and list(seen.rollouts) == [0]
+    assert re.search(r"1\.pt: holds .* which is no plain data: not loaded", seen.unread[0])
 
 
 class Manager:
@@ -129,6 +182,8 @@ def test_calls_and_errors_of_functions_that_flags_name_are_recorded(tmp_path, mo
     with pytest.raises(KeyError):
         asyncio.run(module.load_function("a.reward")(None, None))
     assert module.load_function("a.C") is Manager and module.load_function(None) is None
+    with (tmp_path / f"{os.getpid()}.jsonl").open("a") as file:
+        file.write('{"event": "cut o')  # the process was killed
     of_hook, of_reward = observe.read(tmp_path)
     facts = {"tokens": 3, "nonfinite": 1, "pid": os.getpid(), "sequences": 1, "names": ["ours"]}
     assert of_hook == {"event": "function", "path": "a.hook", **facts}
