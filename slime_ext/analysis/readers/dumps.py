@@ -27,7 +27,7 @@ from slime_ext.analysis.readers.samples import (
     Notes,
     as_tensor,
     assemble,
-    checksum,
+    checksums,
     kept_sizes,
     number,
     rollout_number,
@@ -208,9 +208,10 @@ def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
 
 
 def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
-    """The samples of a rollout dump, without their lists of tokens. A text that many samples share is made
-    once."""
+    """The samples of a rollout dump, without their lists of tokens, their numbers in arrays, which are pickled
+    faster than tensors. A text that many samples share is made once."""
     made: dict[int, str] = {}
+    sums = checksums([sample.get("tokens") for sample in samples])
 
     def text_of(value: Any) -> str:
         return made[id(value)] if id(value) in made else made.setdefault(id(value), text(value))
@@ -220,10 +221,10 @@ def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
         return DumpedSample(
             position=position,
             response_length=length,
-            behavior=None if behavior is None else as_tensor(behavior, torch.float32),  # a list takes 8 times
+            behavior=None if behavior is None else as_tensor(behavior, torch.float32).numpy(),
             kept=kept_sizes(sample, length, sample.get("tokens")),
             routed=sample.get("rollout_routed_experts"),
-            token_sum=checksum(sample.get("tokens")),
+            token_sum=sums[position],
             index=_whole(sample.get("index")),
             group=_whole(sample.get("group_index")),
             status=cut(text(sample.get("status"))),
@@ -249,6 +250,8 @@ def rows_of_train(found: Mapping[str, Any]) -> list[DumpedSample]:
         position = sample.get("rollout_position")
         position = i if position is None else int(position)
         rows.append(sample_of(sample, position, steps.get(position)))
+    for row, own in zip(rows, checksums([sample.get("tokens") for sample in found["samples"]]), strict=True):
+        row.token_sum = own
     return rows
 
 
