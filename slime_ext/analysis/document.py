@@ -15,6 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field
 VERSION = 1
 Severity = Literal["error", "warning", "note"]
 FindingName = Literal[
+    "no_response_tokens",
+    "left_out",
+    "other_run",
+    "repeated_rollouts",
+    "duplicate_samples",
+    "outside_vocabulary",
     "nan_log_probs",
     "missing_log_probs",
     "positive_log_probs",
@@ -41,7 +47,9 @@ FindingName = Literal[
     "routing_flips",
     "quantised",
     "unexplained",
+    "equal_columns",
     "selection_bias",
+    "reward_collapse",
 ]
 CurveName = Literal["position", "staleness", "probability", "length", "turn", "outcome"]
 

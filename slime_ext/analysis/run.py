@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_ext import __version__, presets
+from slime_ext.analysis.detector_statistics import DetectorStatistics
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.document import Document
 from slime_ext.analysis.findings import examine
@@ -17,6 +18,7 @@ from slime_ext.analysis.recommend import recommend
 from slime_ext.analysis.request import Request
 from slime_ext.analysis.suggest import Ranking
 from slime_ext.analysis.tally import Tally
+from slime_ext.analysis.vocabulary import vocabulary_of
 from slime_ext.analysis.whatif import WhatIf
 from slime_ext.analysis.worst_samples import WorstSamples
 from slime_ext.errors import DataError
@@ -52,7 +54,10 @@ def collectors_of(request: Request) -> dict[str, Any]:
     tallies = {name: Tally(presets.PRESETS[name].correction) for name in request.presets}
     tallies |= {name: Tally(own.correction, own.bounds) for name, own in request.configs.items()}
     collectors: dict[str, Any] = {
-        "diagnosis": Diagnosis(worsts=WorstSamples(request.tokenizer)),
+        "diagnosis": Diagnosis(
+            worsts=WorstSamples(request.tokenizer),
+            statistics=DetectorStatistics(vocabulary=vocabulary_of(request)),
+        ),
         "whatif": WhatIf(tallies),
     }
     if request.rate is not None:
@@ -73,6 +78,7 @@ def document_of(
     diagnosis.layers = diagnosis.layers or next(
         filter(None, map(layer_distances, map(Path, request.paths))), ()
     )
+    diagnosis.unread = len(result.skipped)
     findings, detectors = examine(diagnosis)
     total, effects = diagnosis.numbers(), whatif.effects()
     files = {name: own.file for name, own in request.configs.items()}

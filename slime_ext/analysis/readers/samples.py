@@ -120,6 +120,7 @@ def assemble(
         steps=_all([row.step for row in sound]),
         prompts=[row.prompt for row in sound],
         responses=[row.response for row in sound],
+        left_out=len(rows) - len(sound),
         notes=notes.lines(),
         **whole,
     )

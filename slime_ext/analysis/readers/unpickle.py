@@ -4,7 +4,6 @@ what one claims to hold is compared with its size before it is built."""
 from __future__ import annotations
 
 import io
-import math
 import pickle
 import resource
 import struct
@@ -238,8 +237,10 @@ def _check_numbers(size: int, found: Any) -> None:
 
 def _count(value: Any, depth: int, most: int) -> int:
     """Numbers in a value down to a depth; beyond ``most`` it counts no further."""
-    if isinstance(value, (torch.Tensor, numpy.ndarray)):
-        return math.prod(value.shape)
+    if isinstance(value, torch.Tensor):
+        return value.numel()
+    if isinstance(value, numpy.ndarray):
+        return value.size
     if not isinstance(value, NESTED):
         return 1
     parts = value.values() if isinstance(value, Mapping) else value
