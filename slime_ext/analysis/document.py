@@ -71,6 +71,9 @@ class Finding(FrozenModel):
     rollouts: tuple[int, ...] = Field((), description="ids of the rollouts that show it; empty: all")
     threshold: str = Field("", description="what the figures had to exceed")
     ruled_out: str = Field("", description="the next explanation, and what speaks against it")
+    or_else: tuple[FindingName, ...] = Field(
+        (), description="findings that the dump cannot tell from this one; empty: it is this one"
+    )
 
 
 class Looked(FrozenModel):

@@ -91,4 +91,5 @@ def equal_columns(d: Diagnosis) -> Figures | None:
     if tokens < EQUAL_TOKENS:
         return None
     every = len(d.statistics.rollouts)
-    return {"tokens": tokens, "equal": len(equal), "every": every, "rollouts": equal}
+    severity = "note" if len(equal) == every else "warning"  # two engines may be meant to be bitwise alike
+    return {"tokens": tokens, "equal": len(equal), "every": every, "rollouts": equal, "severity": severity}

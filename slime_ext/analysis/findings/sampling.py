@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 
 from slime_ext.analysis.diagnosis import Diagnosis
+from slime_ext.analysis.findings.ages import UNTOLD, Lag, lag
 from slime_ext.analysis.findings.detector import Figures, need, need_tokens
 
 FEWEST = 300  # tokens
@@ -158,12 +159,14 @@ def before_temperature(d: Diagnosis) -> Figures | None:
 
 
 def temperature(d: Diagnosis) -> Figures | None:
-    """Finds log-ratios that are a function of the probability, with the means that sampling gives."""
+    """Finds log-ratios that are a function of the probability, with the means that sampling gives. Old weights
+    look so too: they are looked at first."""
     need_tokens(d, FEWEST)
-    if not _is_scaled(d):
+    if not _is_scaled(d) or (why := lag(d)) is Lag.EXPLAINS:
         return None
     absolute = d.sums.mean("absolute")
-    return {"scale": implied_temperature(d), "explained": by_probability(d), "absolute": absolute}
+    found = {"scale": implied_temperature(d), "explained": by_probability(d), "absolute": absolute}
+    return found if why is Lag.RULED_OUT else found | {"or_else": ("stale_weights",), "untold": UNTOLD}
 
 
 def unlike_entropy(d: Diagnosis) -> Figures | None:
