@@ -91,6 +91,7 @@ def without_layer_1(name: str) -> bool:
 
 TURNS = replace(SMALL, turns=3, length=72)
 
+
 def other_seed(folder: Path) -> Path:
     """Writes the dumps of a run of the same settings."""
     return write(replace(SMALL, rollouts=2, seed=10**6), folder)

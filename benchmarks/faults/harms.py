@@ -71,7 +71,9 @@ def interleaved(folder: Path) -> None:
         content = torch.load(path, weights_only=True)
         for i, row in enumerate(content["samples"]):
             line = {"rollout_id": content["rollout_id"], "reward": row["rewards"]}
-            line |= {key: row[key].tolist() for key in ("rollout_log_probs", "log_probs", "advantages", "tokens")}
+            line |= {
+                key: row[key].tolist() for key in ("rollout_log_probs", "log_probs", "advantages", "tokens")
+            }
             lines[i % 2].append(json.dumps(line))
     for kind in ("rollout_data", "train_data"):
         shutil.rmtree(folder / kind)

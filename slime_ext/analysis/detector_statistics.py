@@ -101,14 +101,15 @@ class DetectorStatistics(Additive):
     """Counts and sums of a run that the detectors look at beside the numbers and the curves.
 
     ``counts``: what ``_odd_values``, ``_kept`` and ``_outside`` count; ``turns``; ``moved`` turns of which a
-    later part fits log-probs a few places away and an earlier one its own; ``samples``; ``retold``, ``paired``,
-    ``foreign`` and ``left_out`` of ``DumpedRollout``; ``blank`` and ``again`` the rollouts without a response
-    token that is not masked, and those whose number had come before. ``prints`` tells of each sample that
-    chance does not repeat what it holds. ``shifts`` holds the sums of ``shifted_sums``, ``shifted`` the sequences that a shift explains,
-    each on its own. ``switched`` holds count, sum l, sum |l| and sum k3 of tokens after a change of weights
-    inside their response, and of the same versions in responses without one. ``routes`` [layers, 2] and
-    ``experts`` [experts, 2] as in ``DumpedRollout``. ``fates`` [2, 4, 3] of kept and dropped samples,
-    and of each of ABOUT, how many are known, their sum and sum of squares; ``drops`` why they were dropped.
+    later part fits log-probs a few places away and an earlier one its own; ``samples``; ``retold``,
+    ``paired``, ``foreign`` and ``left_out`` of ``DumpedRollout``; ``blank`` and ``again`` the rollouts
+    without a response token that is not masked, and those whose number had come before. ``prints`` tells of
+    each sample that chance does not repeat what it holds. ``shifts`` holds the sums of ``shifted_sums``,
+    ``shifted`` the sequences that a shift explains, each on its own. ``switched`` holds count, sum l, sum |l|
+    and sum k3 of tokens after a change of weights inside their response, and of the same versions in
+    responses without one. ``routes`` [layers, 2] and ``experts`` [experts, 2] as in ``DumpedRollout``.
+    ``fates`` [2, 4, 3] of kept and dropped samples, and of each of ABOUT, how many are known, their sum and
+    sum of squares; ``drops`` why they were dropped.
 
     Args:
         vocabulary: number of token ids that there are; None for unknown.
@@ -225,8 +226,8 @@ def _error(count: float, total: float, square: float) -> float:
 
 
 def fingerprints(part: DumpedRollout) -> Tensor:
-    """[n] int64 of those samples that chance does not sample twice: numbers that are equal where tokens and the
-    sampler's log-probs are, bit by bit."""
+    """[n] int64 of those samples that chance does not sample twice: numbers that are equal where tokens and
+    the sampler's log-probs are, bit by bit."""
     behavior = part.compared(part.behavior)
     (surprise,) = part.segments.local_sums([-behavior])
     chosen = surprise >= NO_CHANCE

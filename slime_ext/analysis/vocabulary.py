@@ -14,8 +14,8 @@ ROWS = ("vocab_size", "padded_vocab_size")  # flags of Megatron, keys of a model
 
 
 def vocabulary_of(request: Request) -> int | None:
-    """One more than the largest id of the run's tokenizer, or the embedding rows that its flags or its model's
-    configuration say; None where nothing says it.
+    """One more than the largest id of the run's tokenizer, or the embedding rows that its flags or its
+    model's configuration say; None where nothing says it.
 
     Looked at are the folder of --tokenizer, the tokenizer beside slime's dumps (``tokenizer/``), and
     ``args.json`` of the run's folder with the model that it names.

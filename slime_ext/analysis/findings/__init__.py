@@ -33,12 +33,17 @@ def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ..
         state, detail = _look(name, fault, diagnosis, found)
         looked.append(Looked(name=name, state=state, detail=detail))
     if "left_out" in found:
-        found = {name: finding if name == "left_out" else _of_those_read(finding) for name, finding in found.items()}
+        found = {
+            name: finding if name == "left_out" else _of_those_read(finding)
+            for name, finding in found.items()
+        }
     return tuple(sorted(found.values(), key=lambda finding: ORDER[finding.severity])), tuple(looked)
 
 
 def _of_those_read(finding: Finding) -> Finding:
-    return finding.model_copy(update={"evidence": f"{finding.evidence} Shares are of those samples that were read."})
+    return finding.model_copy(
+        update={"evidence": f"{finding.evidence} Shares are of those samples that were read."}
+    )
 
 
 def _look(name: str, fault: Fault, diagnosis: Diagnosis, found: dict[str, Finding]) -> tuple[str, str]:

@@ -1,8 +1,8 @@
-"""Whether old weights explain how far apart the policies are: looked at before any cause that old weights look like.
+"""Whether old weights explain the distance between the policies, asked before any cause that looks like them.
 
 The sampler's weights are known to be the trainer's in rollout 0 of a run; after it, a version that sampled an
-earlier rollout is old, and so is one that the dump says is behind the trainer's. A version that is seen for the
-first time may be as old as an asynchronous run lets it be.
+earlier rollout is old, and so is one that the dump says is behind the trainer's. A version that is seen for
+the first time may be as old as an asynchronous run lets it be.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Lag(Enum):
 
 
 UNTOLD = (
-    "which weights sampled: analyse rollout 0 of the run too, where sampler and trainer have the same, and record "
-    "weight versions (--custom-rollout-log-function-path slime_ext.host.log_rollout, or patch 0002)"
+    "which weights sampled: analyse rollout 0 of the run too, where sampler and trainer have the same, and "
+    "record weight versions (--custom-rollout-log-function-path slime_ext.host.log_rollout, or patch 0002)"
 )
 
 
@@ -46,11 +46,12 @@ def lag(d: Diagnosis) -> Lag:
 
 
 def fresh_and_stale(versions: list[VersionSums]) -> tuple[list[VersionSums], list[VersionSums]]:
-    """The sums over tokens of weights that are new and over those of weights that are old, as far as versions tell.
+    """The sums over tokens of weights that are new and over those of weights that are old, as far as versions
+    tell.
 
-    Old are those that the dump says are behind the trainer's, that had sampled an earlier rollout, or that are not
-    the newest of their rollout. New is the newest version of rollout 0, and one that is seen for the first time
-    after another. Of those in the first rollout of a part of a run nothing is known.
+    Old are those that the dump says are behind the trainer's, that had sampled an earlier rollout, or that
+    are not the newest of their rollout. New is the newest version of rollout 0, and one that is seen for the
+    first time after another. Of those in the first rollout of a part of a run nothing is known.
     """
     seen, newest = since_seen(versions), {v.rollout_id: v.version for v in sorted(versions)}
     stale = [v for v in versions if v.age > 0 or seen.get(v, 0) > 0 or v.version < newest[v.rollout_id]]

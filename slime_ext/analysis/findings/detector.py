@@ -16,7 +16,8 @@ from slime_ext.analysis.document import Finding
 TEMPLATES = ("title", "evidence", "fix", "ruled_out")
 FEW = 0.75  # share of sum l^2 in 1% of the tokens above which these few make every mean
 # What a detector found: the figures that its fault's texts name; ``rollouts``, ids of those that show it; a
-# ``severity`` if it is not the fault's; and ``or_else``, the faults that the dump cannot tell from this one, with ``untold``, what would tell them apart.
+# ``severity`` if it is not the fault's; and ``or_else``, the faults that the dump cannot tell from this one,
+# with ``untold``, what would tell them apart.
 Figures = Mapping[str, Any]
 
 
@@ -49,7 +50,10 @@ class Fault:
     def finding(self, figures: Figures) -> Finding:
         """What is said of a run in which the fault was found."""
         said = {key: TEXTS.from_string(getattr(self.template, key)).render(figures) for key in TEMPLATES}
-        kept = {"rollouts": figures.get("rollouts", ()), "severity": figures.get("severity", self.template.severity)}
+        kept = {
+            "rollouts": figures.get("rollouts", ()),
+            "severity": figures.get("severity", self.template.severity),
+        }
         found = self.template.model_copy(update=said | kept)
         others = tuple(figures.get("or_else", ()))
         return _open(found, others, figures["untold"]) if others else found

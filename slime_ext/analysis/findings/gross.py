@@ -1,5 +1,5 @@
-"""What no number of the page can be trusted beside: nothing to train on, a column copied from the other, files of
-another run, samples that are not there or are there twice."""
+"""What makes every other number worthless: nothing to train on, a column copied from the other, files of
+another run, samples that are missing or there twice."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def left_out(d: Diagnosis) -> Figures | None:
 
 
 def other_run(d: Diagnosis) -> Figures | None:
-    """Finds that the sampler's log-probs of most samples begin otherwise in the train dump than in the rollout
-    dump."""
+    """Finds that the sampler's log-probs of most samples begin otherwise in the train dump than in the
+    rollout dump."""
     paired, foreign = d.statistics.counts["paired"], d.statistics.counts["foreign"]
     need(paired, "rollout dumps and train dumps that both hold rollout_log_probs")
     return {"foreign": foreign, "paired": paired} if foreign > OTHERS * paired else None
@@ -45,8 +45,8 @@ def repeated_rollouts(d: Diagnosis) -> Figures | None:
 
 
 def duplicate_samples(d: Diagnosis) -> Figures | None:
-    """Finds samples of the same tokens and the same log-probs, bit by bit, that are too improbable to be sampled
-    twice."""
+    """Finds samples of the same tokens and the same log-probs, bit by bit, that are too improbable to be
+    sampled twice."""
     prints = d.statistics.prints
     need(prints, "responses that chance does not repeat: of 30 nats and more")
     found = torch.cat([own for _, own in prints])
@@ -68,8 +68,8 @@ def outside_vocabulary(d: Diagnosis) -> Figures | None:
     """Finds token ids that the model has no row for."""
     vocabulary, counts = d.statistics.ids, d.statistics.counts
     lacks = (
-        "the number of token ids: --tokenizer, the tokenizer/ of slime's dumps, or args.json with vocab_size or "
-        "hf_checkpoint in the run's folder"
+        "the number of token ids: --tokenizer, the tokenizer/ of slime's dumps, or args.json with vocab_size "
+        "or hf_checkpoint in the run's folder"
     )
     need(vocabulary is not None, lacks)
     if not counts["beyond"]:

@@ -16,8 +16,8 @@ DRIFT_TOKENS = 400  # tokens
 DRIFT_SURE = 6.0  # standard errors
 DRIFT_TIMES, DRIFT_MATTERS = 2.5, 0.015  # of mean |l|, late over early; nats
 FEWEST = 300  # tokens
-# nats, mean |l|. Two engines in bfloat16 stay below: 0.01 in small models, 0.027 in SmolLM2, whose logits of 16 to 32
-# are rounded to 1/8.
+# nats, mean |l|. Two engines in bfloat16 stay below: 0.01 in small models, 0.027 in SmolLM2, whose logits of
+# 16 to 32 are rounded to 1/8.
 NOISY = 0.05
 LOUD = 0.1  # nats, so much that even likely tokens are far off
 GROWS = 1.3  # |l| of unlikely tokens over |l| of likely ones
@@ -58,8 +58,8 @@ def routing_flips(d: Diagnosis) -> Figures | None:
 
 
 def quantised(d: Diagnosis) -> Figures | None:
-    """Finds unbiased noise above that of bfloat16 which grows as the probability falls. Old weights may look so
-    too: only tokens that are not of such are judged."""
+    """Finds unbiased noise above that of bfloat16 which grows as the probability falls. Old weights may look
+    so too: only tokens that are not of such are judged."""
     need_tokens(d, FEWEST)
     distance, is_known = _without_age(d)
     if not NOISY <= distance < TOO_LOUD or by_probability(d) > BIASED:

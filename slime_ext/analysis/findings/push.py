@@ -25,7 +25,8 @@ ADVANCES = 0.8  # share of the rollouts with newer weights than the one before
 SAME = 0.35  # of the way of the trainer, what a sampler that did not move may seem to have moved
 NO_MOVE = 2.0  # times the distance at the begin, likewise
 UNTOLD = (
-    "how far each side is from the first policy: record ref_log_probs (slime: --use-kl-loss with coefficient 0)"
+    "how far each side is from the first policy: record ref_log_probs (slime: --use-kl-loss with "
+    "coefficient 0)"
 )
 
 

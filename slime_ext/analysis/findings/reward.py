@@ -13,7 +13,7 @@ from slime_ext.analysis.findings.detector import Figures, need
 
 FEWEST = 8  # rollouts
 BEFORE, AFTER = 3, 2  # rollouts on each side of the fall
-SURE = 6.0  # standard errors
+SURE = 4.0  # standard errors
 LOST, MOST = 0.4, 0.6  # of the level before; of the run's whole range of rewards
 MOVES, MATTERS = 6.0, 0.3  # mean absolute deviations from the median before; of that median
 MEASURES: dict[str, Callable[[RolloutSummary], float]] = {
@@ -33,8 +33,8 @@ class Fall(NamedTuple):
 
 
 def reward_collapse(d: Diagnosis) -> Figures | None:
-    """Finds the rollout from which on the reward is below most of what it was and does not come back, and what
-    left its course first."""
+    """Finds the rollout from which on the reward is below most of what it was and does not come back, and
+    what left its course first."""
     rollouts = [s for s in d.statistics.rollouts if s.reward is not None]
     need(len(rollouts) >= FEWEST, f"{FEWEST} rollouts with rewards")
     found = [_fall(rollouts, onset) for onset in range(BEFORE, len(rollouts) - AFTER + 1)]
@@ -43,7 +43,12 @@ def reward_collapse(d: Diagnosis) -> Figures | None:
         return None
     since = rollouts[best.onset :]
     moved = _moved_first(rollouts, best.onset)
-    return {**best._asdict(), "begin": since[0].rollout_id, "moved": moved, "rollouts": tuple(s.rollout_id for s in since)}
+    return {
+        **best._asdict(),
+        "begin": since[0].rollout_id,
+        "moved": moved,
+        "rollouts": tuple(s.rollout_id for s in since),
+    }
 
 
 def _fall(rollouts: Sequence[RolloutSummary], onset: int) -> Fall | None:
@@ -63,8 +68,8 @@ def _fall(rollouts: Sequence[RolloutSummary], onset: int) -> Fall | None:
 
 
 def _moved_first(rollouts: Sequence[RolloutSummary], onset: int) -> tuple[str, int, float, float] | None:
-    """The measure that left its course first, up to the fall, and stayed away: its name, the rollout, its median
-    before, its value there."""
+    """The measure that left its course first, up to the fall, and stayed away: its name, the rollout, its
+    median before, its value there."""
     found = []
     for name, measure in MEASURES.items():
         values = [measure(s) for s in rollouts]

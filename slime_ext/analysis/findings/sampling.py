@@ -159,8 +159,8 @@ def before_temperature(d: Diagnosis) -> Figures | None:
 
 
 def temperature(d: Diagnosis) -> Figures | None:
-    """Finds log-ratios that are a function of the probability, with the means that sampling gives. Old weights
-    look so too: they are looked at first."""
+    """Finds log-ratios that are a function of the probability, with the means that sampling gives. Old
+    weights look so too: they are looked at first."""
     need_tokens(d, FEWEST)
     if not _is_scaled(d) or (why := lag(d)) is Lag.EXPLAINS:
         return None

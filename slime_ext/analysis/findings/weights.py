@@ -53,7 +53,8 @@ def resumed_wrong_weights(d: Diagnosis) -> Figures | None:
 
 
 def _is_start(rollout: RolloutSummary, rollouts: list[RolloutSummary]) -> bool:
-    """Whether the run or its engine started with a rollout, and not only the part of the run that is looked at."""
+    """Whether the run or its engine started with a rollout, and not only the part of the run that is looked
+    at."""
     return rollout.rollout_id == 0 or rollout is not rollouts[0]
 
 
@@ -69,7 +70,9 @@ def stale_weights(d: Diagnosis) -> Figures | None:
         many = (c for c in stale_sums if c.count >= FEWEST // 4)
         worst = max(many, key=lambda c: c.k3 / c.count, default=None)
         return {"k3": stale.k3, "fresh": fresh.k3, "worst": worst, "rollouts": _ids(stale_sums)}
-    alone = None if fresh.count >= FEWEST else _all_aged(stale_sums) or _held(stale_sums, d.statistics.rollouts)
+    alone = (
+        None if fresh.count >= FEWEST else _all_aged(stale_sums) or _held(stale_sums, d.statistics.rollouts)
+    )
     return alone or _lagging(d.statistics.rollouts)
 
 
@@ -84,8 +87,8 @@ def _all_aged(versions: list[VersionSums]) -> Figures | None:
 
 
 def _held(old: list[VersionSums], rollouts: list[RolloutSummary]) -> Figures | None:
-    """The finding where most tokens are of a version that had sampled an earlier rollout, and none is known to be
-    fresh."""
+    """The finding where most tokens are of a version that had sampled an earlier rollout, and none is known
+    to be fresh."""
     found = VersionMeans.of(old)
     if found.count < FEWEST or 2 * found.count < sum(s.tokens for s in rollouts) or found.k3 < ALONE_MATTERS:
         return None

@@ -224,8 +224,8 @@ def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
 
 
 def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
-    """The samples of a rollout dump, without their lists of tokens, their numbers in arrays, which are pickled
-    faster than tensors. A text that many samples share is made once."""
+    """The samples of a rollout dump, without their lists of tokens, their numbers in arrays, which are
+    pickled faster than tensors. A text that many samples share is made once."""
     made: dict[int, str] = {}
     sums = checksums([sample.get("tokens") for sample in samples])
 

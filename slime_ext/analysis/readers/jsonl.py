@@ -8,7 +8,8 @@ Keys of a line (lists have one entry per response token; None is a missing log-p
     token_weight_versions                               lists, optional
     rollout_id (0), prompt_length, reward, group_index, weight_versions, prompt, response   optional
 
-Lines of one rollout are neighbours: where a number comes back, the lines are a rollout of their own, and said to.
+Lines of one rollout are neighbours: where a number comes back, the lines are a rollout of their own, and said
+to.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Samples of any format -> one ``DumpedRollout``. Work per sample is a look at its fields, work per token none:
-what is computed is computed of all samples at once, since a rollout may have thousands that are short."""
+"""Samples of any format -> one ``DumpedRollout``. Work per sample is a look at its fields, work per token
+none: what is computed is computed of all samples at once, since a rollout may have thousands that are
+short."""
 
 from __future__ import annotations
 
@@ -143,7 +144,8 @@ def _fits(row: DumpedSample, notes: Notes) -> bool:
         return False
     for name, (dtype, _) in FIELDS.items():
         values = getattr(row, name)
-        if values is None or isinstance(values, Tensor) and values.shape == (row.response_length,):
+        is_sound = isinstance(values, Tensor) and values.shape == (row.response_length,)
+        if values is None or is_sound:
             continue
         try:
             found = as_tensor(values, dtype)
@@ -309,7 +311,8 @@ def _flat(samples: Sequence[Any]) -> Tensor:
     """The tokens of all samples, int64.
 
     Raises:
-        TypeError, ValueError, RuntimeError, OverflowError, AttributeError: something else than lists of tokens.
+        TypeError, ValueError, RuntimeError, OverflowError, AttributeError: something else than lists of
+        tokens.
     """
     if all(isinstance(tokens, list) for tokens in samples):
         return torch.from_numpy(numpy.array(array("q", chain.from_iterable(samples))))

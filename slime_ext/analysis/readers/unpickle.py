@@ -27,7 +27,10 @@ SLACK, MEMORY_SLACK, NUMBERS_SLACK = 64 << 20, 256 << 20, 1 << 20
 DEEP = 5  # file, samples, sample, list, and one more
 NESTED = (list, tuple, Mapping, torch.Tensor, numpy.ndarray)
 PLAIN = frozenset((float, int, str, bool, bytes, type(None)))
-LOCAL_HEADER, LENGTHS_AT = 30, 26  # of a zip entry: its size without name and extra field, whose lengths are at
+LOCAL_HEADER, LENGTHS_AT = (
+    30,
+    26,
+)  # of a zip entry: its size without name and extra field, whose lengths are at
 CHUNK = 1 << 20  # bytes that are unpickled at a time
 # Types of numbers as numpy and torch name them.
 CODES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
