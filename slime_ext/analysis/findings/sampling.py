@@ -31,6 +31,7 @@ EVEN = 0.3  # of top-p: most that the largest 1% of l^2 may hold
 # ratios spread so far that their mean is below 1 only because the large ones are rare.
 ALONE, WHOLLY = 1.1, 2.0
 APART = 0.05  # of the entropy
+BEYOND = 2.0  # times mean |l|
 ALONE_TOKENS = 30  # kept sets of one token
 OUTSIDE, ZEROS = 1e-3, 0.9  # share of tokens outside their set; of log-probs of 0 at sets of one token
 
@@ -99,7 +100,7 @@ def _leaning(d: Diagnosis) -> float | None:
     return log_ratio / absolute if absolute else None
 
 
-def _is_scaled(d: Diagnosis) -> bool:
+def is_scaled(d: Diagnosis) -> bool:
     """Whether the log-ratios are as between two temperatures."""
     if (d.sums.mean("absolute") or 0.0) < SMALL or _began_later(d):
         return False
@@ -152,7 +153,7 @@ def before_temperature(d: Diagnosis) -> Figures | None:
     above what sampling allows."""
     need_tokens(d, FEWEST)
     log_ratio, above_1 = d.statistics.means["log_ratio"], d.statistics.means["ratio_minus_one"]
-    if not _is_scaled(d) or min(log_ratio.z, above_1.z) < DECIDED:
+    if not is_scaled(d) or min(log_ratio.z, above_1.z) < DECIDED:
         return None
     ratio, explained = 1 + above_1.value, by_probability(d)
     return {"mean": log_ratio.value, "ratio": ratio, "error": above_1.error, "explained": explained}
@@ -162,7 +163,7 @@ def temperature(d: Diagnosis) -> Figures | None:
     """Finds log-ratios that are a function of the probability, with the means that sampling gives. Old
     weights look so too: they are looked at first."""
     need_tokens(d, FEWEST)
-    if not _is_scaled(d) or (why := lag(d)) is Lag.EXPLAINS:
+    if not is_scaled(d) or (why := lag(d)) is Lag.EXPLAINS:
         return None
     absolute = d.sums.mean("absolute")
     found = {"scale": implied_temperature(d), "explained": by_probability(d), "absolute": absolute}
@@ -175,6 +176,8 @@ def unlike_entropy(d: Diagnosis) -> Figures | None:
     lacks = f"the trainer's entropy at {FEWEST} tokens (slime: --use-rollout-entropy)"
     need(surprise.count >= FEWEST, lacks)
     entropy = -(d.sums.mean("behavior") or 0.0) - surprise.value
-    if abs(surprise.z) < SURE or abs(surprise.value) < APART * entropy:
+    # The entropy is the trainer's: where the policies differ, so may their entropies.
+    least = max(APART * entropy, BEYOND * (d.sums.mean("absolute") or 0.0))
+    if abs(surprise.z) < SURE or abs(surprise.value) < least:
         return None
     return {"surprise": surprise.value, "entropy": entropy, "z": surprise.z}

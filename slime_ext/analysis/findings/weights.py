@@ -10,6 +10,7 @@ from slime_ext.analysis.detector_statistics import RolloutSummary
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.findings.ages import UNTOLD, fresh_and_stale
 from slime_ext.analysis.findings.detector import FEW, Figures, need
+from slime_ext.analysis.findings.sampling import is_scaled
 from slime_ext.analysis.versions import VersionMeans, VersionSums
 
 FEWEST = 100  # tokens on each side
@@ -70,9 +71,11 @@ def stale_weights(d: Diagnosis) -> Figures | None:
         many = (c for c in stale_sums if c.count >= FEWEST // 4)
         worst = max(many, key=lambda c: c.k3 / c.count, default=None)
         return {"k3": stale.k3, "fresh": fresh.k3, "worst": worst, "rollouts": _ids(stale_sums)}
-    alone = (
-        None if fresh.count >= FEWEST else _all_aged(stale_sums) or _held(stale_sums, d.statistics.rollouts)
-    )
+    alone = None
+    if fresh.count < FEWEST:
+        alone = _all_aged(stale_sums) or _held(stale_sums, d.statistics.rollouts)
+    if alone and is_scaled(d):
+        return {**alone, "or_else": ("temperature",), "untold": UNTOLD}
     return alone or _lagging(d.statistics.rollouts)
 
 
