@@ -63,7 +63,7 @@ def recommend(
         )
     made = _judged(effects, total, {f.name for f in findings}, files or {})
     caveats = (
-        f"{' or '.join((f.name, *f.or_else))}: the dump cannot tell which; mend a fault before you correct for it"
+        f"{' or '.join((f.name, *f.or_else))}: the dump cannot tell which; a fault is mended first"
         for f in findings
         if f.or_else
     )
