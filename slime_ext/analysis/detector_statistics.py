@@ -222,7 +222,10 @@ class DetectorStatistics(Additive):
 
 def _error(count: float, total: float, square: float) -> float:
     """One standard error of a mean, from a number of values, their sum and their sum of squares."""
-    return math.sqrt(max(square / count - (total / count) ** 2, 0) / count) if count else 0.0
+    if not count:
+        return 0.0
+    mean = total / count
+    return math.sqrt(max(square / count - mean * mean, 0.0) / count)  # ** raises where the product overflows
 
 
 def fingerprints(part: DumpedRollout) -> Tensor:

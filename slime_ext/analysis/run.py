@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from slime_ext.errors import DataError
 
 Progress = Callable[[Job], None]
 MOST_NOTES = 20
+LINE = re.compile(r":\d+$")  # at the end of what names a line of a file
 
 
 def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: None) -> Document:
@@ -78,7 +80,7 @@ def document_of(
     diagnosis.layers = diagnosis.layers or next(
         filter(None, map(layer_distances, map(Path, request.paths))), ()
     )
-    diagnosis.unread = len(result.skipped)
+    diagnosis.unread = sum(not LINE.search(skipped.path) for skipped in result.skipped)
     findings, detectors = examine(diagnosis)
     total, effects = diagnosis.numbers(), whatif.effects()
     files = {name: own.file for name, own in request.configs.items()}

@@ -10,6 +10,7 @@ from typing import Any
 from slime_ext.analysis.request import Request
 
 LARGEST = 1 << 28  # bytes of a file that is read for it
+MOST_IDS = 1 << 31
 ROWS = ("vocab_size", "padded_vocab_size")  # flags of Megatron, keys of a model's config.json
 
 
@@ -46,12 +47,16 @@ def _of_tokenizer(folder: Path) -> Iterator[int]:
         ids += model["vocab"].values()
     if isinstance(added, list):
         ids += [token.get("id") for token in added if isinstance(token, dict)]
-    if known := [i for i in ids if isinstance(i, int)]:
+    if known := [i for i in ids if _is_count(i)]:
         yield max(known) + 1
 
 
 def _of_flags(flags: Mapping[str, Any]) -> Iterator[int]:
-    yield from (flags[key] for key in ROWS if isinstance(flags.get(key), int) and flags[key] > 0)
+    yield from (flags[key] for key in ROWS if _is_count(flags.get(key)))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < MOST_IDS
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -163,7 +163,15 @@ def test_ids_without_a_row_are_named_by_whatever_knows_the_vocabulary(tmp_path, 
         (finding,) = document(folder).findings
         assert finding.name == "outside_vocabulary" and f"0 to {largest - 1}" in finding.evidence
         path.unlink()
-    for nonsense in ("[]", "{", '{"vocab_size": -1}', '{"vocab_size": "x"}', '{"hf_checkpoint": 3}'):
+    for nonsense in (
+        "[]",
+        "{",
+        '{"vocab_size": -1}',
+        '{"vocab_size": "x"}',
+        '{"hf_checkpoint": 3}',
+        '{"vocab_size": true}',
+        '{"vocab_size": 1e30}',
+    ):
         (folder / "args.json").write_text(nonsense)
         assert vocabulary_of(Request((str(folder),))) is None
     (folder / "args.json").write_text(json.dumps({"vocab_size": largest + 1}))
@@ -222,3 +230,15 @@ def test_folders_with_dumps_are_named_where_the_folder_itself_has_none(tmp_path,
     assert main(["analyze", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert f"give {tmp_path / 'a'} or {tmp_path / 'b/c'}, which hold dumps" in said and said.count("\n") == 1
+
+
+def test_rewards_of_any_size_are_no_traceback(rollouts):
+    large = [
+        replace(
+            r,
+            rollout_id=i,
+            rewards=torch.full((r.count,), 10.0 ** (108 + 100 * (i % 3)), dtype=torch.float64),
+        )
+        for i, r in enumerate(rollouts * 4)
+    ]
+    examine(diagnosed(large))

@@ -3,8 +3,6 @@ another run, samples that are missing or there twice."""
 
 from __future__ import annotations
 
-from collections import Counter
-
 import torch
 
 from slime_ext.analysis.diagnosis import Diagnosis
@@ -55,12 +53,10 @@ def duplicate_samples(d: Diagnosis) -> Figures | None:
     twice = int((counts - 1).sum())
     if twice < max(TWICE, TWICE_SHARE * len(found)):
         return None
-    places = Counter(dict(enumerate((counts > 1)[group].int().tolist())))
-    rollouts = tuple(sorted({int(at[i]) for i, is_one in places.items() if is_one}))
-    first = {}
-    for i, number in enumerate(group.tolist()):
-        first.setdefault(number, int(at[i]))
-    across = sum(first[number] != int(at[i]) for i, number in enumerate(group.tolist()))
+    rollouts = tuple(at[(counts > 1)[group]].unique().tolist())
+    order = torch.arange(len(found))
+    first = torch.full_like(counts, len(found)).scatter_reduce(0, group, order, "amin")
+    across = int((at[first][group] != at).sum())
     return {"twice": twice, "samples": len(found), "across": across, "rollouts": rollouts}
 
 

@@ -15,6 +15,7 @@ FEWEST = 8  # rollouts
 BEFORE, AFTER = 3, 2  # rollouts on each side of the fall
 SURE = 4.0  # standard errors
 LOST, MOST = 0.4, 0.6  # of the level before; of the run's whole range of rewards
+LARGEST = 1e100  # whose squares are numbers
 MOVES, MATTERS = 6.0, 0.3  # mean absolute deviations from the median before; of that median
 MEASURES: dict[str, Callable[[RolloutSummary], float]] = {
     "mean |log-ratio|": lambda s: s.absolute,
@@ -35,7 +36,7 @@ class Fall(NamedTuple):
 def reward_collapse(d: Diagnosis) -> Figures | None:
     """Finds the rollout from which on the reward is below most of what it was and does not come back, and
     what left its course first."""
-    rollouts = [s for s in d.statistics.rollouts if s.reward is not None]
+    rollouts = [s for s in d.statistics.rollouts if s.reward is not None and abs(s.reward) < LARGEST]
     need(len(rollouts) >= FEWEST, f"{FEWEST} rollouts with rewards")
     found = [_fall(rollouts, onset) for onset in range(BEFORE, len(rollouts) - AFTER + 1)]
     best = max((fall for fall in found if fall), key=lambda fall: fall.z, default=None)

@@ -299,6 +299,8 @@ def checksums(samples: Sequence[Any]) -> list[int | None]:
     try:
         lengths = torch.tensor([len(tokens) for tokens in samples], dtype=torch.int64)
         found = _flat(samples)
+        if len(found) != int(lengths.sum()):
+            raise ValueError("expected flat lists")
     except (*NO_NUMBERS, AttributeError):
         return [None] if len(samples) == 1 else [one for tokens in samples for one in checksums([tokens])]
     ends = lengths.cumsum(0)
