@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from slime_ext.analysis.findings import examine
+from tests.analysis.rollouts import rollout as random_rollout
 from tests.analysis.synthetic import BF16, Arithmetic, Engine, World, run
 from tests.analysis.test_findings import diagnosed
 
@@ -113,3 +114,26 @@ def test_noise_that_grows_from_the_first_push_on_is_no_part_that_is_missing():
     assert "growing_mismatch" in {f.name for f in findings} and not {"partial_push", "frozen_sampler"} & {
         f.name for f in findings
     }
+
+
+def test_tokens_that_are_less_certain_later_are_no_drift():
+    g = torch.Generator().manual_seed(0)
+    length, samples = 12, 200
+    rollouts = []
+    for i in range(4):
+        sure = torch.linspace(3e-4, 1.0, length).repeat(
+            samples
+        )  # -log q: sure at first, as of a fixed format
+        behavior = -sure * torch.rand(length * samples, generator=g)
+        proximal = behavior * (1 + 0.06 * torch.randn(length * samples, generator=g))
+        rollouts.append(
+            replace(
+                random_rollout(rollout_id=i, samples=samples),
+                lengths=(length,) * samples,
+                behavior=behavior,
+                proximal=proximal.clamp(max=0),
+                mask=torch.ones(length * samples, dtype=torch.bool),
+                advantages=None,
+            )
+        )
+    assert not examine(diagnosed(rollouts))[0]

@@ -6,6 +6,9 @@ from __future__ import annotations
 import math
 from statistics import median
 
+from torch import Tensor
+
+from slime_ext.analysis.curves import POSITIONS, SURPRISES
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.findings.ages import UNTOLD, fresh_and_stale
 from slime_ext.analysis.findings.detector import FEW, Figures, need_tokens
@@ -15,6 +18,7 @@ from slime_ext.analysis.versions import VersionMeans
 DRIFT_TOKENS = 400  # tokens
 DRIFT_SURE = 6.0  # standard errors
 DRIFT_TIMES, DRIFT_MATTERS = 2.5, 0.015  # of mean |l|, late over early; nats
+EVENED, ABOVE = 1.7, 1.2  # the same over tokens of which the sampler was as sure; late over all such
 FEWEST = 300  # tokens
 # nats, mean |l|. Two engines in bfloat16 stay below: 0.01 in small models, 0.027 in SmolLM2, whose logits of
 # 16 to 32 are rounded to 1/8.
@@ -41,10 +45,19 @@ def position_drift(d: Diagnosis) -> Figures | None:
     early, middle, late = (float(absolute[part].sum() / count[part].sum()) for part in parts)
     if late < max(DRIFT_MATTERS, DRIFT_TIMES * early) or not early <= middle <= late:
         return None
+    if _evened(d, parts[2]) < max(ABOVE, EVENED * _evened(d, parts[0])):  # later tokens are less certain
+        return None
     error = math.sqrt(float(squared[parts[2]].sum())) / float(count[parts[2]].sum())
     if late - early < DRIFT_SURE * error:  # a few tokens far off, that happen to come late
         return None
     return {"early": early, "middle": middle, "late": late}
+
+
+def _evened(d: Diagnosis, part: Tensor) -> float:
+    """Mean |l| of the tokens at some bins of position, over that of all tokens which were as sure as they."""
+    count, absolute = d.curves.tables["drift"].view(POSITIONS, SURPRISES, -1)[..., :2].unbind(2)
+    usual = absolute.sum(0) / count.sum(0).clamp_min(1)
+    return float(absolute[part].sum() / (count * usual)[part].sum().clamp_min(1e-30))
 
 
 def routing_flips(d: Diagnosis) -> Figures | None:
