@@ -1,8 +1,10 @@
-"""Folders for what a command writes."""
+"""Folders and files that a command writes."""
 
 from __future__ import annotations
 
 import os
+import secrets
+import stat
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
@@ -41,3 +43,43 @@ def make_folder(folder: Path) -> None:
         found = "a file" if folder.is_file() else str(error.strerror)
     if found:
         raise ConfigError(f"{folder}: expected a folder to write to, got {found}: name another")
+
+
+def refuse_link(path: Path) -> None:
+    """Raises if writing a file would write where a link leads; /dev/stdout and its kind are meant.
+
+    Raises:
+        ConfigError: it is a link.
+    """
+    if path.is_symlink() and path.absolute().parts[1] not in ("dev", "proc"):
+        raise ConfigError(
+            f"{path}: expected a file, got a link to {path.readlink()}: name that file, or remove the link"
+        )
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Writes a file whole: beside it first, under a name that nobody knows, then renamed. What is there stays
+    as it was until then. A pipe or a device is written into.
+
+    Raises:
+        ConfigError: it is a link.
+        OSError: it cannot be written.
+    """
+    refuse_link(path)
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = None
+    if mode is not None and not stat.S_ISREG(mode):
+        path.write_bytes(data)
+        return
+    beside = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with beside.open("xb") as file:  # never one that is there, or a link
+            file.write(data)
+            if mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

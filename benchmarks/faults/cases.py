@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from benchmarks.faults.dump import Turn
+from benchmarks.faults.harms import (
+    append_twice,
+    copy_column,
+    copy_samples,
+    edited,
+    few_rows,
+    interleaved,
+    mask_all,
+    of_other_run,
+    without_reward,
+)
 from benchmarks.faults.model import BF16, FP8, How, Shape
-from benchmarks.faults.world import World
+from benchmarks.faults.world import World, write
 
 SMALL = World()
 MIXTURE = Shape(experts=8, inner=48)
@@ -78,8 +90,21 @@ def without_layer_1(name: str) -> bool:
 
 
 TURNS = replace(SMALL, turns=3, length=72)
+
+
+def other_seed(folder: Path) -> Path:
+    """Writes the dumps of a run of the same settings."""
+    return write(replace(SMALL, rollouts=2, seed=10**6), folder)
+
+
 # name of the finding -> the world in which it is planted
 FAULTS: dict[str, World] = {
+    "no_response_tokens": replace(SMALL, rollouts=4, harm=edited(mask_all)),
+    "left_out": replace(SMALL, rollouts=2, harm=edited(append_twice, "train_data")),
+    "other_run": replace(SMALL, rollouts=2, harm=of_other_run(other_seed)),
+    "repeated_rollouts": replace(SMALL, rollouts=3, harm=interleaved),
+    "duplicate_samples": replace(SMALL, rollouts=2, harm=edited(copy_samples)),
+    "outside_vocabulary": replace(SMALL, rollouts=2, harm=few_rows),
     "retokenised": replace(TURNS, spoil=tokenised_again),
     "prefix_mismatch": replace(TURNS, turns=2, forgets=5),
     "nan_log_probs": replace(SMALL, rollouts=2, spoil=overflown),
@@ -114,7 +139,9 @@ FAULTS: dict[str, World] = {
     "position_drift": replace(LONG, penalty=0.1),
     "quantised": replace(engine(bits=4), rollouts=4),
     "unexplained": replace(SMALL, rollouts=4, spoil=late_by_three),
+    "equal_columns": replace(SMALL, rollouts=4, harm=edited(copy_column, "train_data")),
     "selection_bias": replace(SMALL, rollouts=6, samples=48, most=54),
+    "reward_collapse": replace(SMALL, rollouts=12, samples=48, harm=edited(without_reward)),
 }
 
 

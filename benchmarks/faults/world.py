@@ -41,6 +41,7 @@ class World:
             ("trainer") or not ("engine").
         turns: of each sample; ``forgets``: tokens of the first turn that the engine's later prompts lack.
         spoil: see ``Spoil``; masks, lists and tokens may change.
+        harm: what is done to the files at last.
         most: tokens beyond which a response is thrown away after its reward was given.
         reference: the train dump holds log-probs of the first policy.
         routes: both sides' experts are in the dump; ``replays_routes``: the trainer takes the sampler's;
@@ -81,6 +82,7 @@ class World:
     replays_routes: bool = False
     layer_dumps: bool = False
     versions: bool = True
+    harm: Callable[[Path], None] = lambda folder: None
 
 
 @dataclass
@@ -110,6 +112,7 @@ def write(world: World, folder: Path) -> Path:
             _dump_layers(run, turns, folder)
         write_rollout(folder, world, world.first + r, turns)
         run.history.append(_learn(run, scored))
+    world.harm(folder)
     return folder
 
 

@@ -16,6 +16,7 @@ from slime_ext.analysis.tables import Additive, tabulated, zeros
 
 PER_OCTAVE = 4  # bins of positions and lengths
 PER_DECADE = 8  # bins of probabilities
+POSITIONS, SURPRISES = 18 * PER_OCTAVE, 14  # bins
 COLUMNS = (*TOKEN_COLUMNS[:4], "x")
 OUTCOMES = ("incorrect", "correct")
 BLOCK = 16  # absolute positions (prompt and response) in a block; the last holds all beyond
@@ -41,6 +42,12 @@ def _octaves(x: Tensor) -> Tensor:
 def _decades(x: Tensor) -> Tensor:
     """Probabilities -> bins, 8 per decade below 1."""
     return -x.log10() * PER_DECADE
+
+
+def _position_and_surprise(part: DumpedRollout) -> Tensor:
+    """[T] one number for the bins of position and of -log behavior (two per decade from 1e-5 nats on)."""
+    surprise = (-part.compared(part.behavior)).clamp(min=0).log10().add(5).mul(2).clamp(0, SURPRISES - 1)
+    return _octaves(part.segments.within).clamp(max=POSITIONS - 1).floor() * SURPRISES + surprise.floor()
 
 
 def _length(part: DumpedRollout) -> Tensor:
@@ -69,13 +76,15 @@ def _outcome(part: DumpedRollout) -> Tensor | None:
 
 
 AXES: dict[str, Axis] = {
-    "position": Axis(18 * PER_OCTAVE, lambda part: part.segments.within, _octaves),
+    "position": Axis(POSITIONS, lambda part: part.segments.within, _octaves),
     "staleness": Axis(256, lambda part: part.ages),
     "probability": Axis(8 * PER_DECADE, lambda part: part.compared(part.behavior).exp(), _decades),
     "length": Axis(18 * PER_OCTAVE, _length, _octaves),
     "turn": Axis(64, lambda part: part.turns),
     "outcome": Axis(len(OUTCOMES), _outcome),
-    # for the detectors alone: absolute position, place in a turn, whether both sides chose the same experts
+    # for the detectors alone: position by how sure the sampler was, absolute position, place in a turn,
+    # whether both sides chose the same experts
+    "drift": Axis(POSITIONS * SURPRISES, _position_and_surprise),
     "block": Axis(2048, _absolute, lambda x: x / BLOCK),
     "part_of_turn": Axis(len(PARTS), _part_of_turn),
     "overlap": Axis(2, lambda part: part.overlap),

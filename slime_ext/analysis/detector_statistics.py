@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from statistics import median
 from typing import NamedTuple
 
@@ -27,6 +27,8 @@ ZERO = 1e-3  # nats; what a log-prob renormalised to a single token stays below
 UNLIKELY = -2.0  # nats; top-p above 0.14 leaves nothing that unlikely alone
 SURE_OF = -0.01  # nats; a policy that is so sure is mostly not so sure that its log-prob is exactly 0
 DOUBTED = -0.25  # nats; where one side is sure in bfloat16, rounding alone leaves the other above
+NO_CHANCE = 30.0  # nats; of a billion samples no two that are so improbable are the same by chance
+MIXER = 0x1E3779B97F4A7C15  # odd, its bits without order
 TOP = 0.01  # the share of tokens whose part in sum l^2 is remembered
 ABOUT = ("length", "reward", "position", "age")
 
@@ -89,21 +91,31 @@ class RolloutSummary(NamedTuple):
     length: float = 0.0  # mean response length
     pushed: float | None = None  # mean |log behavior - log first policy|, where the dump knows the first
     moved: float | None = None  # mean |log proximal - log first policy|
+    reward: float | None = None  # mean over sequences
+    error: float = 0.0  # of that mean, one standard error
+    surprise: float = 0.0  # mean -log behavior
 
 
 @dataclass
 class DetectorStatistics(Additive):
     """Counts and sums of a run that the detectors look at beside the numbers and the curves.
 
-    ``counts``: what ``_odd_values`` and ``_kept`` count; ``turns``; ``moved`` turns of which a later part
-    fits log-probs a few places away and an earlier one its own; ``retold`` samples with other tokens in the
-    two dumps. ``shifts`` holds the sums of ``shifted_sums``, ``shifted`` the sequences that a shift explains,
-    each on its own. ``switched`` holds count, sum l, sum |l| and sum k3 of tokens after a change of weights
-    inside their response, and of the same versions in responses without one. ``routes`` [layers, 2] and
-    ``experts`` [experts, 2] as in ``DumpedRollout``. ``fates`` [2, 4, 3] of kept and dropped samples,
-    and of each of ABOUT, how many are known, their sum and sum of squares; ``drops`` why they were dropped.
+    ``counts``: what ``_odd_values``, ``_kept`` and ``_outside`` count; ``turns``; ``moved`` turns of which a
+    later part fits log-probs a few places away and an earlier one its own; ``samples``; ``retold``,
+    ``paired``, ``foreign`` and ``left_out`` of ``DumpedRollout``; ``blank`` and ``again`` the rollouts
+    without a response token that is not masked, and those whose number had come before. ``prints`` tells of
+    each sample that chance does not repeat what it holds. ``shifts`` holds the sums of ``shifted_sums``,
+    ``shifted`` the sequences that a shift explains, each on its own. ``switched`` holds count, sum l, sum |l|
+    and sum k3 of tokens after a change of weights inside their response, and of the same versions in
+    responses without one. ``routes`` [layers, 2] and ``experts`` [experts, 2] as in ``DumpedRollout``.
+    ``fates`` [2, 4, 3] of kept and dropped samples, and of each of ABOUT, how many are known, their sum and
+    sum of squares; ``drops`` why they were dropped.
+
+    Args:
+        vocabulary: number of token ids that there are; None for unknown.
     """
 
+    vocabulary: InitVar[int | None] = None
     means: Means = field(default_factory=Means)
     counts: Counter[str] = field(default_factory=Counter)
     shifts: Tensor = field(default_factory=lambda: zeros(len(SHIFTS), 4))
@@ -115,6 +127,12 @@ class DetectorStatistics(Additive):
     experts: Tensor = field(default_factory=lambda: zeros(0, 2))
     fates: Tensor = field(default_factory=lambda: zeros(2, len(ABOUT), 3))
     drops: Counter[str] = field(default_factory=Counter)
+    blank: list[int] = field(default_factory=list)
+    again: list[int] = field(default_factory=list)
+    prints: list[tuple[int, Tensor]] = field(default_factory=list)  # rollout id, fingerprints [samples]
+
+    def __post_init__(self, vocabulary: int | None) -> None:
+        self.ids = vocabulary
 
     def add(self, part: DumpedRollout) -> dict[int, Tensor]:
         """Adds the tokens of a part of a rollout; returns its sums by version."""
@@ -128,6 +146,9 @@ class DetectorStatistics(Additive):
         self.counts["moved"] += moved_turns(part)
         if part.kept is not None:
             self.counts.update(_kept(part))
+        if part.tokens is not None and self.ids is not None:
+            self.counts.update(_outside(part, self.ids))
+        self.prints.append((part.rollout_id, fingerprints(part)))
         return {} if part.versions is None else by_version(part)
 
     def close(self, rollout: DumpedRollout, sums: Sums, versions: dict[int, Tensor]) -> None:
@@ -148,8 +169,15 @@ class DetectorStatistics(Additive):
                     sums.mean("length", "sequences") or 0.0,
                     sums.mean("pushed", "referenced"),
                     sums.mean("moved", "referenced"),
+                    sums.mean("reward", "rewarded"),
+                    _error(sums["rewarded"], sums["reward"], sums["reward_squared"]),
+                    -(sums.mean("behavior") or 0.0),
                 )
             )
+        elif rollout.size and not sums["tokens"]:
+            self.blank.append(rollout.rollout_id)
+        if rollout.again:
+            self.again.append(rollout.rollout_id)
         newest = rollout.newest or 0
         for version, (every, after, pure) in sorted(versions.items()):
             count, *rest = every.tolist()
@@ -158,7 +186,9 @@ class DetectorStatistics(Additive):
             )
             if after[0]:
                 self.switched += torch.stack([after, pure])
-        self.counts["retold"] += rollout.retold
+        for name in ("retold", "paired", "foreign", "left_out"):
+            self.counts[name] += getattr(rollout, name)
+        self.counts["samples"] += rollout.count
         if rollout.routes is not None:
             self.routes = sum_of(self.routes, rollout.routes)
             self.experts = sum_of(self.experts, rollout.experts)
@@ -188,6 +218,38 @@ class DetectorStatistics(Additive):
         """Adds the statistics of other rollouts."""
         super().merge(other)
         self.rollouts.sort(key=lambda s: s[:2])
+
+
+def _error(count: float, total: float, square: float) -> float:
+    """One standard error of a mean, from a number of values, their sum and their sum of squares."""
+    if not count:
+        return 0.0
+    mean = total / count
+    return math.sqrt(max(square / count - mean * mean, 0.0) / count)  # ** raises where the product overflows
+
+
+def fingerprints(part: DumpedRollout) -> Tensor:
+    """[n] int64 of those samples that chance does not sample twice: numbers that are equal where tokens and
+    the sampler's log-probs are, bit by bit."""
+    behavior = part.compared(part.behavior)
+    (surprise,) = part.segments.local_sums([-behavior])
+    chosen = surprise >= NO_CHANCE
+    if not chosen.any():
+        return torch.zeros(0, dtype=torch.int64)
+    tokens = behavior.view(torch.int32).long()
+    if part.tokens is not None:
+        tokens = tokens ^ (part.segments.zeroed(part.tokens) << 32)
+    mixed = (tokens ^ (tokens >> 29)) * MIXER * (2 * part.segments.within + 1)
+    mixed = (mixed ^ (mixed >> 31)) * MIXER
+    sums = torch.cat([mixed.new_zeros(1), mixed.cumsum(0)])  # modulo 2^64
+    ends = torch.tensor(part.lengths).cumsum(0)
+    return (sums[ends] - sums[ends - torch.tensor(part.lengths)])[chosen]
+
+
+def _outside(part: DumpedRollout, vocabulary: int) -> dict[str, int]:
+    """Response tokens, and samples with such a one, whose id no row of the embedding has."""
+    is_outside = part.mask & ((part.tokens >= vocabulary) | (part.tokens < -1))  # -1: not in the dump
+    return {"beyond": int(is_outside.count_nonzero()), "beyond_in": int(part.samples_with(is_outside).sum())}
 
 
 def _about(rows: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class Diagnosis(Additive):
     statistics: DetectorStatistics = field(default_factory=DetectorStatistics)
     worsts: WorstSamples = field(default_factory=WorstSamples)
     timeline: list[Moment] = field(default_factory=list)
+    unread: int = 0  # files, or parts of them, that could not be read
     layers: tuple[LayerDistance, ...] = ()  # of the first of the run's folders that holds layer outputs
 
     def add(self, rollout: DumpedRollout) -> None:

@@ -15,6 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field
 VERSION = 1
 Severity = Literal["error", "warning", "note"]
 FindingName = Literal[
+    "no_response_tokens",
+    "left_out",
+    "other_run",
+    "repeated_rollouts",
+    "duplicate_samples",
+    "outside_vocabulary",
     "nan_log_probs",
     "missing_log_probs",
     "positive_log_probs",
@@ -41,7 +47,9 @@ FindingName = Literal[
     "routing_flips",
     "quantised",
     "unexplained",
+    "equal_columns",
     "selection_bias",
+    "reward_collapse",
 ]
 CurveName = Literal["position", "staleness", "probability", "length", "turn", "outcome"]
 
@@ -63,6 +71,9 @@ class Finding(FrozenModel):
     rollouts: tuple[int, ...] = Field((), description="ids of the rollouts that show it; empty: all")
     threshold: str = Field("", description="what the figures had to exceed")
     ruled_out: str = Field("", description="the next explanation, and what speaks against it")
+    or_else: tuple[FindingName, ...] = Field(
+        (), description="findings that the dump cannot tell from this one; empty: it is this one"
+    )
 
 
 class Looked(FrozenModel):

@@ -177,7 +177,8 @@ def _sums(part: DumpedRollout) -> dict[str, float]:
     }
     if part.rewards is not None:
         is_known = part.rewards.isfinite()
-        sums |= {"rewarded": is_known, "reward": part.rewards[is_known].double()}
+        rewards = part.rewards[is_known].double()
+        sums |= {"rewarded": is_known, "reward": rewards, "reward_squared": rewards.square()}
     if part.ages is not None:
         is_known = mask & (part.ages >= 0)
         sums |= {"aged": is_known, "age": torch.where(is_known, part.ages, 0).double()}

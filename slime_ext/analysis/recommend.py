@@ -61,7 +61,13 @@ def recommend(
             "single one moves the shares that decide by more than 1%",
             "analyse more rollouts",
         )
-    return _judged(effects, total, {f.name for f in findings}, files or {})
+    made = _judged(effects, total, {f.name for f in findings}, files or {})
+    caveats = (
+        f"{' or '.join((f.name, *f.or_else))}: the dump cannot tell which; a fault is mended first"
+        for f in findings
+        if f.or_else
+    )
+    return made.model_copy(update={"reasons": (*made.reasons, *caveats)})
 
 
 def _judged(

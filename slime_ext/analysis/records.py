@@ -61,7 +61,10 @@ class DumpedRollout:
         dropped: [D, 4] float64, response length, reward, position and oldest weight version (NaN: unknown)
             of samples that the rollout dump holds and the train dump lacks; ``why_dropped`` [D] their status
             ("truncated": at the length limit, "aborted", ...).
-        retold: samples of which the two dumps hold other tokens.
+        retold: samples of which the two dumps hold other tokens; ``foreign`` those of which the sampler's
+            log-probs begin otherwise in the two, of ``paired`` that both hold.
+        left_out: samples of the files that could not be read.
+        again: the rollout's number came before in its file, with others between.
         notes: what the reader had to leave out, one line each.
         run: folder (or JSONL file) of the run, where several are read together, or "".
         midway: the reward above which a sample counts as correct.
@@ -93,6 +96,10 @@ class DumpedRollout:
     dropped: Tensor | None = None
     why_dropped: Sequence[str] = ()
     retold: int = 0
+    paired: int = 0
+    foreign: int = 0
+    left_out: int = 0
+    again: bool = False
     notes: tuple[str, ...] = ()
     run: str = ""
     midway: float = 0.0

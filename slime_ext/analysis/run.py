@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from slime_ext import __version__, presets
+from slime_ext.analysis.detector_statistics import DetectorStatistics
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.document import Document
 from slime_ext.analysis.findings import examine
@@ -17,12 +19,14 @@ from slime_ext.analysis.recommend import recommend
 from slime_ext.analysis.request import Request
 from slime_ext.analysis.suggest import Ranking
 from slime_ext.analysis.tally import Tally
+from slime_ext.analysis.vocabulary import vocabulary_of
 from slime_ext.analysis.whatif import WhatIf
 from slime_ext.analysis.worst_samples import WorstSamples
 from slime_ext.errors import DataError
 
 Progress = Callable[[Job], None]
 MOST_NOTES = 20
+LINE = re.compile(r":\d+$")  # at the end of what names a line of a file
 
 
 def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: None) -> Document:
@@ -52,7 +56,10 @@ def collectors_of(request: Request) -> dict[str, Any]:
     tallies = {name: Tally(presets.PRESETS[name].correction) for name in request.presets}
     tallies |= {name: Tally(own.correction, own.bounds) for name, own in request.configs.items()}
     collectors: dict[str, Any] = {
-        "diagnosis": Diagnosis(worsts=WorstSamples(request.tokenizer)),
+        "diagnosis": Diagnosis(
+            worsts=WorstSamples(request.tokenizer),
+            statistics=DetectorStatistics(vocabulary=vocabulary_of(request)),
+        ),
         "whatif": WhatIf(tallies),
     }
     if request.rate is not None:
@@ -73,6 +80,7 @@ def document_of(
     diagnosis.layers = diagnosis.layers or next(
         filter(None, map(layer_distances, map(Path, request.paths))), ()
     )
+    diagnosis.unread = sum(not LINE.search(skipped.path) for skipped in result.skipped)
     findings, detectors = examine(diagnosis)
     total, effects = diagnosis.numbers(), whatif.effects()
     files = {name: own.file for name, own in request.configs.items()}

@@ -5,6 +5,7 @@ Runs of one name are seeds of one setting: their mean is drawn, and a band from 
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 from slime_ext.analysis.run_series import DIFFERENCE, K3, REWARD, Series, read_run, run_folders
 from slime_ext.errors import DataError
+from slime_ext.folders import write_file
 from slime_ext.metrics import names
 
 # Okabe and Ito's palette: told apart with every kind of colour vision
@@ -146,7 +148,9 @@ def draw(folders: Sequence[str | Path], out: Path, labels: Sequence[str] = ()) -
     axes[-1, 0].set_xlabel("optimizer step")
     axes[-1, 0].xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(_title(settings), fontsize=11)
-    figure.savefig(out, dpi=130)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=130, format=out.suffix.removeprefix("."))
+    write_file(out, drawn.getvalue())
     pyplot.close(figure)
     return out
 

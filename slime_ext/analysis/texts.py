@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,17 @@ from pathlib import Path
 from slime_ext.errors import DataError
 
 Decode = Callable[[Sequence[int]], list[str]]
+# Control characters but line ends and tabs, what turns the direction of text, and Unicode's own line ends.
+HIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def legible(text: str) -> str:
+    """Text in which every character that hides or reorders others is its escape.
+
+    >>> legible("run\\u202e1\\n")
+    'run\\\\u202e1\\n'
+    """
+    return HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 @cache

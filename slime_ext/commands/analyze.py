@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from slime_ext.commands import light
 from slime_ext.commands.analyze_summary import show_news, summary
 from slime_ext.commands.output import console
 from slime_ext.errors import ConfigError, did_you_mean
-from slime_ext.folders import make_folder
+from slime_ext.folders import make_folder, refuse_link, write_file
 from slime_ext.mappings import read_mapping
 
 FOUND = 1
@@ -200,14 +201,17 @@ def _files(given: argparse.Namespace) -> dict[str, str]:
 
 def _check_writable(path: Path) -> None:
     """Raises what writing the file would raise, and changes nothing."""
+    refuse_link(path)
     is_new = not path.exists()
     if not is_new and not path.is_file() and not path.is_dir():
         return  # a pipe or a device: to open it is to use it
     if not path.parent.exists():
         make_folder(path.parent)
-    path.open("a").close()
     if is_new:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         path.unlink()
+    else:
+        path.open("a").close()
 
 
 @contextmanager
@@ -302,4 +306,4 @@ def _write_json(path: str, documents: Sequence[Document]) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
         return
-    Path(path).write_text(text + "\n", encoding="utf-8")
+    write_file(Path(path), text + "\n")

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from slime_ext.analysis.document import Document, Numbers
+from slime_ext.analysis.texts import legible
 
 if TYPE_CHECKING:  # it imports torch
     from slime_ext.analysis.follow import News
@@ -40,7 +41,7 @@ def summary(screen: Console, documents: Sequence[Document]) -> None:
     screen.print(_numbers(documents))
     for document in documents:
         if len(documents) > 1:
-            screen.print(f"\n[bold]{escape(document.name)}[/bold]")
+            screen.print(f"\n[bold]{escape(legible(document.name))}[/bold]")
         _findings(screen, document)
         _recommendation(screen, document)
         _not_looked(screen, document)
@@ -68,7 +69,7 @@ def _numbers(documents: Sequence[Document]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for document in documents:
-        table.add_column(escape(document.name), justify="right")
+        table.add_column(escape(legible(document.name)), justify="right")
     table.add_row("rollouts", *(str(len(document.timeline)) for document in documents))
     for name, value in ROWS:
         values = [value(document.total) for document in documents]
@@ -82,7 +83,7 @@ def _numbers(documents: Sequence[Document]) -> Table:
 def _say(screen: Console, text: str, *, is_exact: bool = False) -> None:
     """Prints a line. Words are wrapped on a terminal, but never a line that is to be pasted
     (``is_exact``)."""
-    screen.print(text, markup=False, soft_wrap=is_exact or not screen.is_terminal)
+    screen.print(legible(text), markup=False, soft_wrap=is_exact or not screen.is_terminal)
 
 
 def _findings(screen: Console, document: Document) -> None:

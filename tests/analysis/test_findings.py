@@ -123,10 +123,15 @@ FAULTS = {
         {"unexplained"},
     ),
     "three tokens late": (SMALL, lambda r: recorded_late(r, 3), {"unexplained"}),
+    "one column for both": (
+        SMALL,
+        lambda rs: [replace(r, proximal=r.behavior) for r in rs],
+        {"equal_columns"},
+    ),
 }
 HEALTHY = [
     SMALL,
-    replace(SMALL, engine=Engine(how=Arithmetic())),
+    replace(SMALL, engine=Engine(how=Arithmetic(cache=BF16))),
     replace(SMALL, samples=4, length=8, rollouts=1),
     replace(SMALL, samples=2, length=200, rollouts=2),
     replace(SMALL, samples=200, length=16),
@@ -274,7 +279,7 @@ def test_policies_that_are_both_sure_of_nearly_every_token_are_healthy(samples):
         sure = Engine(how=Arithmetic(), temperature=temperature)
         rollouts = run(replace(SMALL, samples=samples, engine=sure, score_temperature=temperature))
         assert torch.cat([r.behavior == 0 for r in rollouts]).float().mean() > 0.25
-        assert found(rollouts) == set()
+        assert found(rollouts) == {"equal_columns"}
 
 
 # Vocabulary, the trainer's temperature, how sure the model is, rollouts, samples.

@@ -6,7 +6,7 @@ import torch
 
 from slime_ext.analysis.readers.dumps import read_job
 from slime_ext.analysis.readers.find import find
-from slime_ext.analysis.readers.samples import checksum, kept_sizes
+from slime_ext.analysis.readers.samples import checksums, kept_sizes
 from tests.analysis.dumps import write_run
 from tests.analysis.synthetic import World, run
 
@@ -44,10 +44,12 @@ def test_kept_sets_become_their_size_negative_where_the_token_is_none_of_them():
         assert kept_sizes(sample | changed, 4, [0, 0, 4, 9, 5, 3]) is None
 
 
-def test_a_checksum_sees_other_tokens_and_another_order():
-    assert checksum([1, 2, 3]) == checksum(torch.tensor([1, 2, 3]))
-    assert len({checksum([1, 2, 3]), checksum([2, 1, 3]), checksum([1, 2, 4])}) == 3
-    assert checksum("x") is None
+def test_checksums_see_other_tokens_and_another_order():
+    lists, tensors = [[1, 2, 3], [], [2, 1, 3], [1, 2, 4]], [torch.tensor([1, 2, 3]), torch.tensor([2, 1, 3])]
+    found = checksums(lists)
+    assert found == [sum((i + 1) * token for i, token in enumerate(tokens)) for tokens in lists]
+    assert checksums(tensors) == [found[0], found[2]] and len(set(found)) == 4
+    assert checksums([*lists, "x", None]) == [*found, None, None]
 
 
 def test_overlap_of_experts_by_token_layer_and_expert(tmp_path):

@@ -15,7 +15,8 @@ from slime_ext.analysis.findings import DETECTORS
 # The others are planted in tests/analysis/test_findings.py too, in a smaller model.
 STRUCTURAL = (
     "retokenised prefix_mismatch kept_mass frozen_sampler partial_push growing_mismatch layer kv_precision "
-    "expert_routing selection_bias"
+    "expert_routing selection_bias no_response_tokens left_out other_run repeated_rollouts duplicate_samples "
+    "outside_vocabulary reward_collapse"
 ).split()
 
 

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from slime_ext.analysis.diagnosis import Diagnosis
 from slime_ext.analysis.document import Finding, Looked
-from slime_ext.analysis.findings import inside, log_probs, numerics, push, sampling, selection, turns, weights
+from slime_ext.analysis.findings import (
+    gross,
+    inside,
+    log_probs,
+    numerics,
+    push,
+    reward,
+    sampling,
+    selection,
+    turns,
+    weights,
+)
 from slime_ext.analysis.findings.detector import Fault, Lacks, faults
 
-MODULES = (log_probs, turns, sampling, push, weights, inside, numerics, selection)
+MODULES = (gross, log_probs, turns, sampling, push, weights, inside, numerics, selection, reward)
 FAULTS = faults()
 # The function of a finding's name in one of these modules.
 DETECTORS = {name: getattr(module, name) for name in FAULTS for module in MODULES if hasattr(module, name)}
@@ -21,7 +32,18 @@ def examine(diagnosis: Diagnosis) -> tuple[tuple[Finding, ...], tuple[Looked, ..
     for name, fault in FAULTS.items():
         state, detail = _look(name, fault, diagnosis, found)
         looked.append(Looked(name=name, state=state, detail=detail))
+    if "left_out" in found:
+        found = {
+            name: finding if name == "left_out" else _of_those_read(finding)
+            for name, finding in found.items()
+        }
     return tuple(sorted(found.values(), key=lambda finding: ORDER[finding.severity])), tuple(looked)
+
+
+def _of_those_read(finding: Finding) -> Finding:
+    return finding.model_copy(
+        update={"evidence": f"{finding.evidence} Shares are of those samples that were read."}
+    )
 
 
 def _look(name: str, fault: Fault, diagnosis: Diagnosis, found: dict[str, Finding]) -> tuple[str, str]:

@@ -15,7 +15,9 @@ from slime_ext.analysis.document import Finding
 
 TEMPLATES = ("title", "evidence", "fix", "ruled_out")
 FEW = 0.75  # share of sum l^2 in 1% of the tokens above which these few make every mean
-# What a detector found: the figures that its fault's texts name, and ``rollouts``, ids of those that show it.
+# What a detector found: the figures that its fault's texts name; ``rollouts``, ids of those that show it; a
+# ``severity`` if it is not the fault's; and ``or_else``, the faults that the dump cannot tell from this one,
+# with ``untold``, what would tell them apart.
 Figures = Mapping[str, Any]
 
 
@@ -48,7 +50,26 @@ class Fault:
     def finding(self, figures: Figures) -> Finding:
         """What is said of a run in which the fault was found."""
         said = {key: TEXTS.from_string(getattr(self.template, key)).render(figures) for key in TEMPLATES}
-        return self.template.model_copy(update={**said, "rollouts": figures.get("rollouts", ())})
+        kept = {
+            "rollouts": figures.get("rollouts", ()),
+            "severity": figures.get("severity", self.template.severity),
+        }
+        found = self.template.model_copy(update=said | kept)
+        others = tuple(figures.get("or_else", ()))
+        return _open(found, others, figures["untold"]) if others else found
+
+
+def _open(finding: Finding, others: tuple[str, ...], untold: str) -> Finding:
+    """A finding of one of several causes: no error, since another of them may be none."""
+    names = " or ".join(others)
+    return finding.model_copy(
+        update={
+            "severity": "warning",
+            "or_else": others,
+            "title": f"Either {finding.name} or {names}: {finding.title}",
+            "ruled_out": f"Not {names}, which looks the same here. The dump does not tell {untold}.",
+        }
+    )
 
 
 def faults() -> dict[str, Fault]:

@@ -27,7 +27,13 @@ def nan_log_probs(d: Diagnosis) -> Figures | None:
     if not sequences and not of_trainer:
         return None
     lacking = tokens - d.sums["finite"]
-    return {"sequences": sequences, "of_trainer": of_trainer, "lacking": lacking, "tokens": tokens}
+    return {
+        "sequences": sequences,
+        "of_trainer": of_trainer,
+        "is_all": of_trainer == tokens,
+        "lacking": lacking,
+        "tokens": tokens,
+    }
 
 
 def missing_log_probs(d: Diagnosis) -> Figures | None:

@@ -14,14 +14,20 @@ from typing import NamedTuple
 
 from slime_ext.analysis.detector_statistics import RolloutSummary
 from slime_ext.analysis.diagnosis import Diagnosis
+from slime_ext.analysis.findings.ages import fresh_and_stale
 from slime_ext.analysis.findings.detector import FEW, Figures, need
 
 FEWEST, ROLLOUTS = 100, 6  # tokens of a rollout; rollouts
 ABOVE, TIMES, MATTERS = 1.4, 3.0, 0.01  # of mean |l| over that before the onset; nats at the end
 RISES, STILL = 1.35, 1.1  # mean |l| of the last third since the onset over that of the first, of the middle
+ARRIVES = 0.9  # of the way of the trainer; a sampler that went further has all of the weights, and noise
 ADVANCES = 0.8  # share of the rollouts with newer weights than the one before
 SAME = 0.35  # of the way of the trainer, what a sampler that did not move may seem to have moved
 NO_MOVE = 2.0  # times the distance at the begin, likewise
+UNTOLD = (
+    "how far each side is from the first policy: record ref_log_probs (slime: --use-kl-loss with "
+    "coefficient 0)"
+)
 
 
 class Growth(NamedTuple):
@@ -46,7 +52,8 @@ def frozen_sampler(d: Diagnosis) -> Figures | None:
     found, way = _from_the_first_push(rollouts), _pushed(rollouts)
     if found is None or (way and not _is_still(*way, found.before)):
         return None
-    return {**found.figures(), "way": way, "first": rollouts[0].version, "last": rollouts[-1].version}
+    figures = {**found.figures(), "way": way, "first": rollouts[0].version, "last": rollouts[-1].version}
+    return figures if way else figures | {"or_else": ("partial_push", "growing_mismatch"), "untold": UNTOLD}
 
 
 def partial_push(d: Diagnosis) -> Figures | None:
@@ -56,14 +63,21 @@ def partial_push(d: Diagnosis) -> Figures | None:
     lacks = "log-probs of the first policy (slime: ref_log_probs, with --use-kl-loss or --kl-coef)"
     need(all(s.moved is not None for s in rollouts), lacks)
     found, way = _from_the_first_push(rollouts), _pushed(rollouts)
-    return None if found is None or way is None else {**found.figures(), "way": way}
+    if found is None or way is None or way[0] >= ARRIVES * way[1]:
+        return None
+    return {**found.figures(), "way": way}
 
 
 def growing_mismatch(d: Diagnosis) -> Figures | None:
     """Finds the rollout from which on mean |l| grows and does not come back."""
     rollouts = _enough(d)
     found = growth(rollouts)
-    if found is None or len(found.since) >= len(rollouts) - 2:  # from the start on: a lag, or never pushed
+    way = _pushed(rollouts)
+    arrives = way is not None and way[0] >= ARRIVES * way[1]
+    if found is None or (len(found.since) >= len(rollouts) - 2 and not arrives):  # a lag, or never pushed
+        return None
+    since, stale = {s.rollout_id for s in found.since}, fresh_and_stale(d.statistics.versions)[1]
+    if 2 * sum(v.count for v in stale if v.rollout_id in since) > sum(s.tokens for s in found.since):
         return None
     if median(s.top_share for s in found.since) >= FEW:
         return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 
 from slime_ext.analysis.diagnosis import Diagnosis
+from slime_ext.analysis.findings.ages import UNTOLD, Lag, lag
 from slime_ext.analysis.findings.detector import Figures, need, need_tokens
 
 FEWEST = 300  # tokens
@@ -30,6 +31,7 @@ EVEN = 0.3  # of top-p: most that the largest 1% of l^2 may hold
 # ratios spread so far that their mean is below 1 only because the large ones are rare.
 ALONE, WHOLLY = 1.1, 2.0
 APART = 0.05  # of the entropy
+BEYOND = 2.0  # times mean |l|
 ALONE_TOKENS = 30  # kept sets of one token
 OUTSIDE, ZEROS = 1e-3, 0.9  # share of tokens outside their set; of log-probs of 0 at sets of one token
 
@@ -98,7 +100,7 @@ def _leaning(d: Diagnosis) -> float | None:
     return log_ratio / absolute if absolute else None
 
 
-def _is_scaled(d: Diagnosis) -> bool:
+def is_scaled(d: Diagnosis) -> bool:
     """Whether the log-ratios are as between two temperatures."""
     if (d.sums.mean("absolute") or 0.0) < SMALL or _began_later(d):
         return False
@@ -151,19 +153,21 @@ def before_temperature(d: Diagnosis) -> Figures | None:
     above what sampling allows."""
     need_tokens(d, FEWEST)
     log_ratio, above_1 = d.statistics.means["log_ratio"], d.statistics.means["ratio_minus_one"]
-    if not _is_scaled(d) or min(log_ratio.z, above_1.z) < DECIDED:
+    if not is_scaled(d) or min(log_ratio.z, above_1.z) < DECIDED:
         return None
     ratio, explained = 1 + above_1.value, by_probability(d)
     return {"mean": log_ratio.value, "ratio": ratio, "error": above_1.error, "explained": explained}
 
 
 def temperature(d: Diagnosis) -> Figures | None:
-    """Finds log-ratios that are a function of the probability, with the means that sampling gives."""
+    """Finds log-ratios that are a function of the probability, with the means that sampling gives. Old
+    weights look so too: they are looked at first."""
     need_tokens(d, FEWEST)
-    if not _is_scaled(d):
+    if not is_scaled(d) or (why := lag(d)) is Lag.EXPLAINS:
         return None
     absolute = d.sums.mean("absolute")
-    return {"scale": implied_temperature(d), "explained": by_probability(d), "absolute": absolute}
+    found = {"scale": implied_temperature(d), "explained": by_probability(d), "absolute": absolute}
+    return found if why is Lag.RULED_OUT else found | {"or_else": ("stale_weights",), "untold": UNTOLD}
 
 
 def unlike_entropy(d: Diagnosis) -> Figures | None:
@@ -172,6 +176,8 @@ def unlike_entropy(d: Diagnosis) -> Figures | None:
     lacks = f"the trainer's entropy at {FEWEST} tokens (slime: --use-rollout-entropy)"
     need(surprise.count >= FEWEST, lacks)
     entropy = -(d.sums.mean("behavior") or 0.0) - surprise.value
-    if abs(surprise.z) < SURE or abs(surprise.value) < APART * entropy:
+    # The entropy is the trainer's: where the policies differ, so may their entropies.
+    least = max(APART * entropy, BEYOND * (d.sums.mean("absolute") or 0.0))
+    if abs(surprise.z) < SURE or abs(surprise.value) < least:
         return None
     return {"surprise": surprise.value, "entropy": entropy, "z": surprise.z}

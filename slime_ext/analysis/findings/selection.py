@@ -45,7 +45,8 @@ def selection_bias(d: Diagnosis) -> Figures | None:
 
 def _mean_and_spread(sums: Sums) -> tuple[float, float]:
     count, total, square = sums
-    return total / count, math.sqrt(max(square / count - (total / count) ** 2, 0))
+    mean = total / count
+    return mean, math.sqrt(max(square / count - mean * mean, 0))
 
 
 def _apart(kept: Sums, dropped: Sums) -> float:

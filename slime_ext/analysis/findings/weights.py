@@ -8,29 +8,17 @@ from statistics import median
 
 from slime_ext.analysis.detector_statistics import RolloutSummary
 from slime_ext.analysis.diagnosis import Diagnosis
+from slime_ext.analysis.findings.ages import UNTOLD, fresh_and_stale
 from slime_ext.analysis.findings.detector import FEW, Figures, need
+from slime_ext.analysis.findings.sampling import is_scaled
 from slime_ext.analysis.versions import VersionMeans, VersionSums
 
 FEWEST = 100  # tokens on each side
 MATTERS = 1e-3  # nats of k3 that old weights must make
+ALONE_MATTERS = 5e-3  # the same where no fresh ones are there to compare with; bfloat16 alone makes 1e-3
 TIMES = 3.0  # as much as fresh ones
 FIRST_TIMES, FIRST_MATTERS = 8.0, 5e-3
 CACHE_TIMES, CACHE_MATTERS = 3.0, 2e-4  # of k3
-
-
-def fresh_and_stale(versions: list[VersionSums]) -> tuple[list[VersionSums], list[VersionSums]]:
-    """The sums over tokens of fresh weights and those over all others. Weights are fresh in the first
-    rollout that they sampled, if they are its newest and not known to be old."""
-    first: dict[int, int] = {}
-    newest: dict[int, int] = {}
-    for v in versions:
-        first[v.version] = min(first.get(v.version, v.rollout_id), v.rollout_id)
-        newest[v.rollout_id] = max(newest.get(v.rollout_id, v.version), v.version)
-    fresh = [
-        c for c in versions if (first[c.version], newest[c.rollout_id], 0) == (c.rollout_id, c.version, c.age)
-    ]
-    chosen = set(fresh)
-    return fresh, [c for c in versions if c not in chosen]
 
 
 def _first_off(rollouts: list[RolloutSummary]) -> tuple[list[RolloutSummary], float]:
@@ -59,7 +47,16 @@ def resumed_wrong_weights(d: Diagnosis) -> Figures | None:
     bad, rest = _first_off(rollouts)
     if not bad or _aged(d.statistics.versions).issuperset(s.rollout_id for s in bad):
         return None
-    return {"worst": max(s.k3 for s in bad), "rest": rest, "rollouts": tuple(s.rollout_id for s in bad)}
+    found = {"worst": max(s.k3 for s in bad), "rest": rest, "rollouts": tuple(s.rollout_id for s in bad)}
+    if all(_is_start(s, rollouts) for s in bad[:1]):
+        return found
+    return found | {"or_else": ("stale_weights",), "untold": UNTOLD}
+
+
+def _is_start(rollout: RolloutSummary, rollouts: list[RolloutSummary]) -> bool:
+    """Whether the run or its engine started with a rollout, and not only the part of the run that is looked
+    at."""
+    return rollout.rollout_id == 0 or rollout is not rollouts[0]
 
 
 def stale_weights(d: Diagnosis) -> Figures | None:
@@ -74,17 +71,32 @@ def stale_weights(d: Diagnosis) -> Figures | None:
         many = (c for c in stale_sums if c.count >= FEWEST // 4)
         worst = max(many, key=lambda c: c.k3 / c.count, default=None)
         return {"k3": stale.k3, "fresh": fresh.k3, "worst": worst, "rollouts": _ids(stale_sums)}
-    return (_all_aged(stale_sums) if fresh.count < FEWEST else None) or _lagging(d.statistics.rollouts)
+    alone = None
+    if fresh.count < FEWEST:
+        alone = _all_aged(stale_sums) or _held(stale_sums, d.statistics.rollouts)
+    if alone and is_scaled(d):
+        return {**alone, "or_else": ("temperature",), "untold": UNTOLD}
+    return alone or _lagging(d.statistics.rollouts)
 
 
 def _all_aged(versions: list[VersionSums]) -> Figures | None:
     """The finding where no weights are fresh to compare with, but the dumps say how old they are."""
     aged = [c for c in versions if c.age > 0]
     found = VersionMeans.of(aged)
-    if found.count < FEWEST or found.k3 < MATTERS:
+    if found.count < FEWEST or found.k3 < ALONE_MATTERS:
         return None
     ages = [c.age for c in aged]
     return {"k3": found.k3, "newest": min(ages), "oldest": max(ages), "rollouts": _ids(aged)}
+
+
+def _held(old: list[VersionSums], rollouts: list[RolloutSummary]) -> Figures | None:
+    """The finding where most tokens are of a version that had sampled an earlier rollout, and none is known
+    to be fresh."""
+    found = VersionMeans.of(old)
+    if found.count < FEWEST or 2 * found.count < sum(s.tokens for s in rollouts) or found.k3 < ALONE_MATTERS:
+        return None
+    versions = sorted({v.version for v in old})
+    return {"k3": found.k3, "held": versions, "rollouts": _ids(old)}
 
 
 def _lagging(rollouts: list[RolloutSummary]) -> Figures | None:

@@ -27,7 +27,7 @@ from slime_ext.analysis.readers.samples import (
     Notes,
     as_tensor,
     assemble,
-    checksum,
+    checksums,
     kept_sizes,
     number,
     rollout_number,
@@ -43,6 +43,7 @@ FORMAT_VERSION = 2
 # What a file of slime's keys with other values than slime's leads to.
 MALFORMED = (KeyError, AttributeError, IndexError, *NO_NUMBERS)
 NOTHING = pickle.dumps([])
+BEGIN, COPIED = 4, 1e-3  # log-probs of a sample that are compared between its dumps; nats
 
 
 def kind_of(found: Mapping[str, Any]) -> str:
@@ -101,8 +102,7 @@ class _Content:
             return Skipped(source, _of_another_kind(error))
         about = pickle.loads(self.about)  # our own
         notes = Notes()
-        retold = _join(rows, about, notes)
-        whole = {"retold": retold}
+        whole: dict[str, Any] = dict(_join(rows, about, notes))
         if rows:
             whole |= _dropped(rows, about)
             whole |= compared_routes(
@@ -174,10 +174,10 @@ def _oldest(sample: DumpedSample) -> float:
     return float(min(found)) if found and None not in found else math.nan
 
 
-def _join(rows: list[DumpedSample], about: list[DumpedSample], notes: Notes) -> int:
+def _join(rows: list[DumpedSample], about: list[DumpedSample], notes: Notes) -> dict[str, int]:
     """Adds text, versions, group and reward of the rollout dump to the rows, by position, or by sample
-    index for files without positions; returns how many samples have other tokens there."""
-    retold = 0
+    index for files without positions; returns ``retold``, ``paired`` and ``foreign`` of ``DumpedRollout``."""
+    found = {"retold": 0, "paired": 0, "foreign": 0}
     by_index = {sample.index: sample.position for sample in about if sample.index is not None}
     for row in rows:
         if row.position < 0:  # a per-rank file: minus one, minus the sample's index
@@ -185,16 +185,32 @@ def _join(rows: list[DumpedSample], about: list[DumpedSample], notes: Notes) -> 
         if row.position >= len(about):
             continue
         sample = about[row.position]
+        is_foreign = _begins_otherwise(row.behavior, sample.behavior)
+        if is_foreign is not None:
+            found["paired"] += 1
+            found["foreign"] += is_foreign
         if sample.response_length == row.response_length:
             _take_over(row, sample)
-            retold += None not in (row.token_sum, sample.token_sum) and row.token_sum != sample.token_sum
+            is_known = None not in (row.token_sum, sample.token_sum)
+            found["retold"] += is_known and row.token_sum != sample.token_sum
         else:
             notes.add(
                 "of another length in the rollout dump, from which nothing is taken for them",
                 row,
                 f": {sample.response_length} response tokens, {row.response_length} in the train dump",
             )
-    return retold
+    return found
+
+
+def _begins_otherwise(mine: Any, theirs: Any) -> bool | None:
+    """Whether two lists of the sampler's log-probs of one sample begin with other numbers: the train dump has
+    a copy of the rollout dump's. None where there is nothing to compare."""
+    try:
+        both = (as_tensor(values[:BEGIN], torch.float64).tolist() for values in (mine, theirs))
+        differences = [abs(a - b) for a, b in zip(*both, strict=False)]
+        return any(difference > COPIED for difference in differences) if differences else None
+    except MALFORMED:  # none, or no numbers: said elsewhere
+        return None
 
 
 def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
@@ -206,9 +222,10 @@ def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
 
 
 def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
-    """The samples of a rollout dump, without their lists of tokens. A text that many samples share is made
-    once."""
+    """The samples of a rollout dump, without their lists of tokens, their numbers in arrays, which are
+    pickled faster than tensors. A text that many samples share is made once."""
     made: dict[int, str] = {}
+    sums = checksums([sample.get("tokens") for sample in samples])
 
     def text_of(value: Any) -> str:
         return made[id(value)] if id(value) in made else made.setdefault(id(value), text(value))
@@ -218,10 +235,10 @@ def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
         return DumpedSample(
             position=position,
             response_length=length,
-            behavior=None if behavior is None else as_tensor(behavior, torch.float32),  # a list takes 8 times
+            behavior=None if behavior is None else as_tensor(behavior, torch.float32).numpy(),
             kept=kept_sizes(sample, length, sample.get("tokens")),
             routed=sample.get("rollout_routed_experts"),
-            token_sum=checksum(sample.get("tokens")),
+            token_sum=sums[position],
             index=_whole(sample.get("index")),
             group=_whole(sample.get("group_index")),
             status=cut(text(sample.get("status"))),
@@ -246,6 +263,8 @@ def rows_of_train(found: Mapping[str, Any]) -> list[DumpedSample]:
         position = sample.get("rollout_position")
         position = i if position is None else int(position)
         rows.append(sample_of(sample, position, steps.get(position)))
+    for row, own in zip(rows, checksums([sample.get("tokens") for sample in found["samples"]]), strict=True):
+        row.token_sum = own
     return rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ KINDS = ("rollout_data", "train_data")
 SUFFIXES = (".pt", ".jsonl")
 Key = tuple[Path, "int | None", str]  # folder of a run, number of a rollout, name of a JSONL file
 RANGE = re.compile(r"(\d{0,18})-(\d{0,18})|(\d{1,18})")
+LEVELS, MOST_NAMED = 3, 3  # below a folder without dumps, where some are looked for; folders that are named
 SHOWN = 60  # characters of a mistake
 NUMBER = re.compile(r"\d+")
 RANKED = re.compile(r"\d+[_-](?:rank[_-]?)?\d+$")
@@ -155,11 +157,23 @@ def _files(given: str) -> list[Path]:
     if not found and not is_there and not set(given) & set("*?["):
         raise DataError(f"{given}: expected a folder, a file or a pattern, got nothing of that name")
     if not found:
+        below = _holding(Path(given).expanduser())
+        named = " or ".join(map(str, below[:MOST_NAMED])) + (" or another" if len(below) > MOST_NAMED else "")
+        advice = f"{named}, which hold dumps" if below else "the folder of --dump-details"
         raise DataError(
-            f"{given}: expected rollout_data/*.pt, train_data/*.pt or *.jsonl, got no such file: give the "
-            "folder of --dump-details, or of a run of slime-ext train"
+            f"{given}: expected rollout_data/*.pt, train_data/*.pt or *.jsonl, got no such file: give "
+            f"{advice}"
         )
     return found
+
+
+def _holding(folder: Path) -> list[Path]:
+    """The folders of runs below one, at most three levels deep."""
+    found: set[Path] = set()
+    for pattern in ("*/" * level + kind for level in range(1, LEVELS + 1) for kind in KINDS):
+        with suppress(OSError, ValueError):  # not allowed, no path
+            found |= {path.parent for path in folder.glob(pattern)}
+    return sorted(found)
 
 
 def _found(given: str) -> tuple[list[Path], bool]:

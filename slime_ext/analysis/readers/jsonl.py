@@ -8,13 +8,15 @@ Keys of a line (lists have one entry per response token; None is a missing log-p
     token_weight_versions                               lists, optional
     rollout_id (0), prompt_length, reward, group_index, weight_versions, prompt, response   optional
 
-Lines of one rollout are neighbours.
+Lines of one rollout are neighbours: where a number comes back, the lines are a rollout of their own, and said
+to.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import count, groupby
 from pathlib import Path
 from typing import Any
@@ -36,11 +38,14 @@ NAMED = 2  # bad lines that are named one by one
 def read_jsonl(path: Path) -> Iterator[DumpedRollout | Skipped]:
     """The rollouts of a file in their order; lines that are no samples come as ``Skipped``."""
     bad: list[Skipped] = []
+    seen: set[int] = set()
     for rollout_id, found in groupby(_good(path, bad), key=lambda pair: pair[0]):
         rows = [row for _, row in found]
         for position, row in enumerate(rows):
             row.position = position
-        yield assemble(rollout_id, str(path), rows)
+        made = assemble(rollout_id, str(path), rows)
+        yield made if isinstance(made, Skipped) else replace(made, again=rollout_id in seen)
+        seen.add(rollout_id)
     yield from bad[:NAMED]
     if len(bad) > NAMED:
         yield Skipped(bad[NAMED].path, f"{len(bad) - NAMED} more lines, from here on, are no samples")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from slime_ext.analysis.readers.samples import DumpedSample, as_tensor, sample_of
+from slime_ext.analysis.readers.samples import DumpedSample, as_tensor, checksums, sample_of
 from slime_ext.errors import DataError
 from slime_ext.host.packing import join_response, zigzag
 
@@ -61,6 +61,7 @@ def _whole(parts: list[Data]) -> list[DumpedSample]:
     copies = len(parts) // size
     cut = parts[::copies]  # tensor-parallel ranks are neighbours, and their files are the same
     columns = [_columns(data) for data in cut]
+    sums = checksums(columns[0].get("tokens", ()))
     rows = []
     for i, (total, response) in enumerate(_lengths(cut[0])):
         sample = {key: values[i] for key, values in columns[0].items()}
@@ -69,7 +70,9 @@ def _whole(parts: list[Data]) -> list[DumpedSample]:
                 parts = [as_tensor(c[key][i], torch.float32) for c in columns]
                 sample[key] = join_response(parts, total, response)
         index = sample.get("sample_indices")
-        rows.append(sample_of(sample, i if index is None else -1 - int(index)))
+        row = sample_of(sample, i if index is None else -1 - int(index))
+        row.token_sum = sums[i] if sums else None
+        rows.append(row)
     return rows
 
 

@@ -1,11 +1,13 @@
-"""Samples of any format -> one ``Rollout``. Work per sample, never per token."""
+"""Samples of any format -> one ``DumpedRollout``. Work per sample is a look at its fields, work per token
+none: what is computed is computed of all samples at once, since a rollout may have thousands that are
+short."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import numpy
@@ -54,7 +56,7 @@ class DumpedSample:
     routed: Any = None  # experts of the side that wrote the file, [tokens, layers, active]
     index: int | None = None  # of the sample in the run
     status: str = ""
-    token_sum: int | None = None  # of all tokens, see ``checksum``
+    token_sum: int | None = None  # of all tokens, see ``checksums``
     prompt_length: int = 0
     reward: float | None = None
     group: int | None = None
@@ -117,6 +119,7 @@ def assemble(
         steps=_all([row.step for row in sound]),
         prompts=[row.prompt for row in sound],
         responses=[row.response for row in sound],
+        left_out=len(rows) - len(sound),
         notes=notes.lines(),
         **whole,
     )
@@ -139,7 +142,8 @@ def _fits(row: DumpedSample, notes: Notes) -> bool:
         return False
     for name, (dtype, _) in FIELDS.items():
         values = getattr(row, name)
-        if values is None:
+        is_sound = isinstance(values, Tensor) and values.shape == (row.response_length,)
+        if values is None or is_sound:
             continue
         try:
             found = as_tensor(values, dtype)
@@ -165,13 +169,17 @@ def _packed(rows: Sequence[DumpedSample], name: str) -> Tensor | None:
     if name not in ALWAYS and all(getattr(row, name) is None for row in rows):
         return None
     dtype, missing = FIELDS[name]
-    lengths = [row.response_length for row in rows]
-    out = torch.empty(sum(lengths), dtype=dtype)
-    for row, own in zip(rows, out.split(lengths), strict=True):
-        values = getattr(row, name)
-        own.fill_(missing) if values is None else own.copy_(values)
+    parts = [_part(getattr(row, name), row.response_length, dtype, missing) for row in rows]
+    for row in rows:
         setattr(row, name, None)
-    return out
+    return torch.cat(parts)
+
+
+def _part(values: Tensor | None, length: int, dtype: torch.dtype, missing: float) -> Tensor:
+    """A field of one row, [R] of a dtype."""
+    if values is None:
+        return torch.full((length,), missing, dtype=dtype)
+    return values if values.dtype == dtype else values.to(dtype)
 
 
 def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
@@ -184,7 +192,8 @@ def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
         return values.detach().reshape(-1).to("cpu", dtype)
     if isinstance(values, (list, tuple)):
         return _of_list(values, dtype)
-    found = torch.tensor(values, dtype=dtype)
+    is_array = isinstance(values, numpy.ndarray) and values.flags.writeable
+    found = torch.from_numpy(values).to(dtype) if is_array else torch.tensor(values, dtype=dtype)
     if found.dim() != 1:
         raise ValueError(f"expected a list of numbers, got one of shape {list(found.shape)}")
     return found
@@ -230,31 +239,27 @@ def _number(version: Any) -> int:
 def _versions(rows: list[DumpedSample], mask: Tensor, notes: Notes) -> Tensor | None:
     if not any(row.weight_versions or row.token_versions for row in rows):
         return None
-    out = torch.full(mask.shape, UNKNOWN, dtype=torch.int64)
-    lengths = [row.response_length for row in rows]
-    for row, own, own_mask in zip(rows, out.split(lengths), mask.split(lengths), strict=True):
-        _fill(own, row, own_mask, notes)
-    return out
+    masks = mask.split([row.response_length for row in rows])
+    runs = [run for row, own in zip(rows, masks, strict=True) for run in _version_runs(row, own, notes)]
+    numbers, counts = torch.tensor(runs, dtype=torch.int64).view(-1, 2).unbind(1)
+    return numbers.repeat_interleave(counts)
 
 
-def _fill(out: Tensor, row: DumpedSample, mask: Tensor, notes: Notes) -> None:
-    """Writes the weight version of each token of a sample to ``out``."""
-    per_token = row.token_versions
-    if len(per_token) == len(out) and len(out):
-        runs = [(_number(version), sum(1 for _ in run)) for version, run in groupby(per_token)]
-        numbers, counts = zip(*runs, strict=True)
-        out.copy_(torch.tensor(numbers).repeat_interleave(torch.tensor(counts)))
-        return
+def _version_runs(row: DumpedSample, mask: Tensor, notes: Notes) -> list[tuple[int, int]]:
+    """The weight versions of a sample's tokens, each with the number of neighbours that have it."""
+    per_token, length = row.token_versions, row.response_length
+    if len(per_token) == length and length:
+        if per_token.count(per_token[0]) == length:
+            return [(_number(per_token[0]), length)]
+        return [(_number(version), sum(1 for _ in run)) for version, run in groupby(per_token)]
     numbers = [_number(version) for version in row.weight_versions]
     if len(set(numbers)) <= 1:
-        out.fill_(numbers[0] if numbers else UNKNOWN)
-        return
-    turns = Segments.whole([len(out)], mask).turn_ids
-    if len(out) and int(turns[-1]) == len(numbers):  # one call of the engine for each turn
-        out.copy_(torch.tensor(numbers)[(turns - 1).clamp_min(0)])
-        return
-    out.fill_(min(numbers))
+        return [(numbers[0] if numbers else UNKNOWN, length)]
+    turns = Segments.whole([length], mask).turn_ids
+    if length and int(turns[-1]) == len(numbers):  # one call of the engine for each turn
+        return [(numbers[max(turn - 1, 0)], sum(1 for _ in run)) for turn, run in groupby(turns.tolist())]
     notes.add("that mix weight versions and do not say where, counted as the oldest", row)
+    return [(min(numbers), length)]
 
 
 def _newest(versions: Tensor) -> int | None:
@@ -280,26 +285,46 @@ def sample_of(sample: Mapping[str, Any], position: int, step: int | None = None)
         reference=sample.get("ref_log_probs"),
         kept=kept_sizes(sample, length, tokens),
         routed=sample.get("routed_experts"),
-        token_sum=checksum(tokens),
         prompt_length=prompt_length,
         reward=number(sample.get("rewards") if reward is None else reward),
         step=step,
     )
 
 
-def checksum(tokens: Any) -> int | None:
-    """A number that differs where tokens or their order do, but for chance; None for no tokens."""
+def checksums(samples: Sequence[Any]) -> list[int | None]:
+    """For the tokens of each sample a number that differs where tokens or their order do, but for chance;
+    None for no tokens."""
     try:
-        found = as_tensor(tokens, torch.int64)
-    except NO_NUMBERS:
-        return None
-    return int((found * torch.arange(1, len(found) + 1)).sum())
+        lengths = torch.tensor([len(tokens) for tokens in samples], dtype=torch.int64)
+        found = _flat(samples)
+        if len(found) != int(lengths.sum()):
+            raise ValueError("expected flat lists")
+    except (*NO_NUMBERS, AttributeError):
+        return [None] if len(samples) == 1 else [one for tokens in samples for one in checksums([tokens])]
+    ends = lengths.cumsum(0)
+    places = torch.arange(1, len(found) + 1) - (ends - lengths).repeat_interleave(lengths)
+    sums = torch.cat([torch.zeros(1, dtype=torch.int64), (found * places).cumsum(0)])  # modulo 2^64
+    return (sums[ends] - sums[ends - lengths]).tolist()
+
+
+def _flat(samples: Sequence[Any]) -> Tensor:
+    """The tokens of all samples, int64.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, OverflowError, AttributeError: something else than lists of
+        tokens.
+    """
+    if all(isinstance(tokens, list) for tokens in samples):
+        return torch.from_numpy(numpy.array(array("q", chain.from_iterable(samples))))
+    return torch.cat([as_tensor(tokens, torch.int64) for tokens in samples])
 
 
 def kept_sizes(sample: Mapping[str, Any], length: int, tokens: Any) -> Tensor | None:
     """``DumpedRollout.kept`` of one sample, from slime's replay keys: of response token i the kept ids are
     ids[offsets[i]:offsets[i + 1]] (slime/utils/types.py at 624b824)."""
     ids, offsets = (sample.get(f"rollout_top_p_token_{name}") for name in ("ids", "offsets"))
+    if ids is None or offsets is None:
+        return None
     try:
         ids, offsets, drawn = (as_tensor(values, torch.int64) for values in (ids, offsets, tokens))
     except NO_NUMBERS:

@@ -16,6 +16,8 @@ from slime_ext.analysis.document import Document, Effect, Numbers
 from slime_ext.analysis.recommend import cost
 from slime_ext.analysis.report.numbers import NONE, depth, listed, number, percent, ratio, sentence, whole
 from slime_ext.analysis.report.pictures import pictures
+from slime_ext.analysis.texts import legible
+from slime_ext.folders import write_file
 
 SHOWN = 5  # corrections that are not folded
 STATES = ("found", "nothing", "left to another", "could not look")
@@ -27,13 +29,13 @@ def write_report(document: Document, path: str | Path, against: Document | None 
     """Writes the page of one document, or of two side by side, and returns its path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(document, against), encoding="utf-8")
+    write_file(path, render(document, against))
     return path
 
 
 def render(document: Document, against: Document | None = None) -> str:
     """The HTML of the page."""
-    documents = [document] if against is None else [document, against]
+    documents = [d.model_copy(update={"name": legible(d.name)}) for d in (document, against) if d is not None]
     about = {
         "style": Markup(_text(STYLE)),
         "documents": documents,
@@ -58,7 +60,10 @@ def _all(documents: Sequence[Document], key: str) -> list[tuple[str, Any]]:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=DictLoader({TEMPLATE: _text(TEMPLATE)}), autoescape=True, undefined=StrictUndefined
+        loader=DictLoader({TEMPLATE: _text(TEMPLATE)}),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: legible(value) if type(value) is str else value,
     )
     # ``markup`` is for our own pictures alone: their text went through ElementTree, which escapes it.
     environment.filters |= {f.__name__: f for f in (number, percent, ratio, whole, listed, sentence, depth)}

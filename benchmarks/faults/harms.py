@@ -1,0 +1,91 @@
+"""What is done to the files of a run: by code between engine and trainer, by whoever copies them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+Row = dict
+Change = Callable[[int, Sequence[Row]], None]  # of the samples of a dump, by the rollout's number
+
+
+def edited(change: Change, *kinds: str) -> Callable[[Path], None]:
+    """A function that changes the samples of every dump in a folder, of rollout_data and train_data."""
+
+    def harm(folder: Path) -> None:
+        for kind in kinds or ("rollout_data", "train_data"):
+            for path in (folder / kind).glob("*.pt"):
+                content = torch.load(path, weights_only=True)
+                change(content["rollout_id"], content["samples"])
+                torch.save(content, path)
+
+    return harm
+
+
+def mask_all(rollout_id: int, rows: Sequence[Row]) -> None:
+    """A mask of another length was inverted: nothing is trained on, from the third rollout on."""
+    for row in rows if rollout_id >= 2 else ():
+        for name in {"loss_mask", "loss_masks"} & row.keys():
+            row[name] = torch.zeros_like(torch.as_tensor(row[name]))
+
+
+def append_twice(rollout_id: int, rows: Sequence[Row]) -> None:
+    """A generate function that appends to one list more than to the others, in half of the samples."""
+    for row in rows[::2]:
+        row["rollout_log_probs"] = torch.cat([row["rollout_log_probs"], row["rollout_log_probs"][-1:]])
+
+
+def copy_samples(rollout_id: int, rows: Sequence[Row]) -> None:
+    """A retry that keeps both: every eighth sample has the content of the one before."""
+    for i in range(1, len(rows), 8):
+        mine = {key: rows[i][key] for key in ("rollout_position", "sample_index", "index") if key in rows[i]}
+        rows[i].update({**rows[i - 1], **mine})
+
+
+def copy_column(rollout_id: int, rows: Sequence[Row]) -> None:
+    """From the third rollout on the trainer takes the sampler's log-probs for its own."""
+    for row in rows if rollout_id >= 2 else ():
+        row["log_probs"] = row["rollout_log_probs"].clone()
+
+
+def without_reward(rollout_id: int, rows: Sequence[Row]) -> None:
+    """The service that gives rewards does not answer from the ninth rollout on."""
+    for row in rows if rollout_id >= 8 else ():
+        row.update({key: 0.0 for key in ("reward", "rewards", "local_raw_reward") if key in row})
+
+
+def few_rows(folder: Path) -> None:
+    """The engine samples rows that only pad the embedding."""
+    (folder / "args.json").write_text(json.dumps({"vocab_size": 92}))
+
+
+def interleaved(folder: Path) -> None:
+    """Two writers append to one file of lines."""
+    lines: list[list[str]] = [[], []]
+    for path in sorted((folder / "train_data").glob("*.pt"), key=lambda path: int(path.stem)):
+        content = torch.load(path, weights_only=True)
+        for i, row in enumerate(content["samples"]):
+            line = {"rollout_id": content["rollout_id"], "reward": row["rewards"]}
+            line |= {
+                key: row[key].tolist() for key in ("rollout_log_probs", "log_probs", "advantages", "tokens")
+            }
+            lines[i % 2].append(json.dumps(line))
+    for kind in ("rollout_data", "train_data"):
+        shutil.rmtree(folder / kind)
+    (folder / "run.jsonl").write_text("\n".join(lines[0] + lines[1]) + "\n")
+
+
+def of_other_run(write: Callable[[Path], Path]) -> Callable[[Path], None]:
+    """The train dumps are those of another run, which ``write`` writes into a folder."""
+
+    def harm(folder: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as other:
+            shutil.rmtree(folder / "train_data")
+            shutil.copytree(write(Path(other)) / "train_data", folder / "train_data")
+
+    return harm
