@@ -58,7 +58,6 @@ class Pusher:
 def run(monkeypatch):
     """A process of a host whose actor module has the class above."""
     certify.reset()
-    monkeypatch.setattr(staleness, "_version", None)
     monkeypatch.setattr(staleness, "_pusher", None)
     actor = ModuleType("host.actor")
     actor.UpdateWeightFromDistributed = type("UpdateWeightFromDistributed", (Pusher,), {})
