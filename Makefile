@@ -3,10 +3,7 @@ PYTHON ?= python3
 # On a CPU machine 2.13.0 is the build that is tested; with CUDA set TORCH to what your driver wants.
 TORCH ?= torch==2.13.0
 VENV := .venv
-SGLANG_VENV := .venv-sglang
-HOST_VENV := .venv-host
 PIP := -m pip --disable-pip-version-check install -qq
-CONFIG ?= configs/tiny_stale.yaml
 WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
@@ -15,65 +12,39 @@ CORE_TESTS := tests/ops tests/metrics tests/host/test_hook.py tests/host/test_pa
 	tests/test_correction.py tests/test_coupled_steps.py tests/test_guards.py tests/test_laws.py tests/test_layering.py \
 	tests/test_off_policy_is.py tests/test_presets.py tests/test_steps.py tests/test_tis.py
 
-SGLANG_LISTS := slime_ext/launcher/rollout/requirements-sglang-cpu.txt slime_ext/launcher/rollout/requirements-sglang-cpu-nodeps.txt
-HOST_LISTS := slime_ext/without_cuda/requirements-host.txt slime_ext/without_cuda/requirements-host-nodeps.txt
+REQUIREMENTS := slime_ext/without_cuda/requirements.txt slime_ext/without_cuda/install.py
 
 .PHONY: install host train rehearse test test-core test-fast test-gpu docs wheel lock cuda-wheels lint format clean
 
-install: $(VENV)/.ready $(SGLANG_VENV)/.ready
+# What the second step brings, and why it is one of its own: slime_ext/without_cuda/install.py.
+install: $(VENV)/.ready
 
-$(VENV)/.ready: setup.py
-	@echo "slime-ext: creating the trainer's environment ($(VENV))"
+$(VENV)/.ready: setup.py $(REQUIREMENTS)
+	@echo "slime-ext: creating the environment ($(VENV)): a real host, its engine and the tests; about two minutes"
 	@$(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/python $(PIP) "$(TORCH)"
-	@$(VENV)/bin/python $(PIP) "$(TORCH)" -e ".[train,dev]" $(if $(LOCKED),-c requirements.lock)
+	@$(VENV)/bin/python $(PIP) --no-compile "$(TORCH)" -e ".[train,model,dev]" $(if $(LOCKED),-c requirements.lock)
+	@$(VENV)/bin/python -m slime_ext.without_cuda.install
 	@touch $@
 
-$(SGLANG_VENV)/.ready: $(SGLANG_LISTS)
-	@echo "slime-ext: creating SGLang's environment ($(SGLANG_VENV))"
-	@$(PYTHON) -m venv $(SGLANG_VENV)
-	@$(SGLANG_VENV)/bin/python $(PIP) "$(TORCH)"
-	@$(SGLANG_VENV)/bin/python $(PIP) -r $(word 1,$(SGLANG_LISTS))
-	@$(SGLANG_VENV)/bin/python $(PIP) --no-deps -r $(word 2,$(SGLANG_LISTS))
-	@touch $@
+host: install # the hosts' environment is this one
 
-host: $(HOST_VENV)/.ready
+train: install
+	@$(VENV)/bin/slime-ext train
 
-# miles' wheel has a folder of its own behind site-packages: it also holds an sglang, which is not to be used.
-$(HOST_VENV)/.ready: $(SGLANG_LISTS) $(HOST_LISTS)
-	@echo "slime-ext: creating the environment of the real hosts ($(HOST_VENV))"
-	@$(PYTHON) -m venv $(HOST_VENV)
-	@$(HOST_VENV)/bin/python $(PIP) "$(TORCH)"
-	@$(HOST_VENV)/bin/python $(PIP) "$(TORCH)" -r $(word 1,$(SGLANG_LISTS)) -r $(word 1,$(HOST_LISTS))
-	@$(HOST_VENV)/bin/python $(PIP) --no-deps -r $(word 2,$(SGLANG_LISTS))
-	@rm -rf $(HOST_VENV)/miles
-	@$(HOST_VENV)/bin/python $(PIP) --no-deps --target $(HOST_VENV)/miles -r $(word 2,$(HOST_LISTS))
-	@$(HOST_VENV)/bin/python -c "import sysconfig; from pathlib import Path; \
-		Path(sysconfig.get_path('purelib'), 'miles.pth').write_text(str(Path('$(HOST_VENV)/miles').absolute()) + '\n')"
-	@touch $@
-
-train:
-	@$(MAKE) -s -j2 install
-	@$(VENV)/bin/slime-ext train --config $(CONFIG)
-
-rehearse: # the tiny task on the miles of the package index: its parser, Ray, SGLang, Megatron; no GPU
-	@$(MAKE) -s -j2 $(VENV)/.ready host
+rehearse: install # the tiny task on the miles of the package index: its parser, Ray, SGLang, Megatron; no GPU
 	@$(VENV)/bin/slime-ext rehearse examples/rehearse_tiny.sh --host miles
 
-test:
-	@$(MAKE) -s -j2 install
+test: install
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/python -m pytest tests -q -n $(WORKERS) --dist loadgroup
 
 # The mathematics and the hook.
-test-core:
-	@$(MAKE) -s $(VENV)/.ready
+test-core: install
 	@$(VENV)/bin/python -m pytest $(CORE_TESTS) -q -n $(WORKERS) -m "not slow"
 
-test-fast:
-	@$(MAKE) -s $(VENV)/.ready
-	@$(VENV)/bin/python -m pytest tests -q -n $(WORKERS) -m "not slow and not sglang"
+test-fast: install
+	@$(VENV)/bin/python -m pytest tests -q -n $(WORKERS) -m "not slow and not host"
 
 test-gpu:
 	@$(VENV)/bin/python -m pytest tests_gpu -q
@@ -108,4 +79,4 @@ format:
 	@$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
 
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) $(HOST_VENV) .venv-docs build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-docs build dist *.egg-info .pytest_cache .ruff_cache

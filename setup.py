@@ -1,4 +1,4 @@
-"""Packaging of slime-ext; which build of torch the launcher is tested with says the Makefile."""
+"""Packaging of slime-ext; which build of torch it is tested with says the Makefile."""
 
 import re
 from pathlib import Path
@@ -8,16 +8,7 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "slime_ext/__init__.py").read_text(), re.M)[1]
 TORCH = "torch>=2.5"
-MEGATRON = ["megatron-core==0.16.1"]
-TRAIN = [
-    *MEGATRON,
-    "transformers==5.19.0",
-    "tokenizers>=0.21,<1",
-    "safetensors>=0.4,<1",
-    "tensorboard>=2.16,<3",
-    "httpx>=0.27,<1",
-]
-SGLANG = (ROOT / "slime_ext/launcher/rollout/requirements-sglang-cpu.txt").read_text().split()
+TRAIN = (ROOT / "slime_ext/without_cuda/requirements.txt").read_text().split()  # the rest: without_cuda/install.py
 
 SHIPPED: dict[str, list[str]] = {}  # folder -> files that commands look for beside the package
 for path in sorted(p for room in ("configs", "patches") for p in (ROOT / room).rglob("*") if p.is_file()):
@@ -34,8 +25,7 @@ setup(
     packages=find_packages(include=["slime_ext", "slime_ext.*"]),
     data_files=[(f"share/slime-ext/{folder}", files) for folder, files in SHIPPED.items()],
     package_data={
-        "slime_ext.launcher.rollout": ["requirements-*.txt"],
-        "slime_ext.without_cuda": ["requirements-*.txt", "site/*.py"],
+        "slime_ext.without_cuda": ["requirements.txt", "site/*.py"],
         "slime_ext.analysis.findings": ["faults.yaml"],
         "slime_ext.analysis.report": ["page.html.j2", "pictures.yaml", "style.css"],
     },
@@ -49,10 +39,9 @@ setup(
         "matplotlib>=3.7,<4",
     ],
     extras_require={
-        "megatron": MEGATRON,
         "te": ["transformer-engine[pytorch]"],
-        "sglang": SGLANG,
         "train": TRAIN,
+        "model": ["gguf==0.19.0", "accelerate>=1.10,<2"],  # what reads the language model's file
         "dev": [
             "pytest<9.2",  # from which on pytest-xdist 3.8 ignores groups: pytest-dev/pytest-xdist issue 1386
             "pytest-xdist",
@@ -60,7 +49,6 @@ setup(
             "ruff==0.17.5",
             "pre-commit",
             "psutil",
-            "triton>=3.4,<4; platform_system == 'Linux'",  # slime v0.2.0 imports it, tests/downstream
             "playwright>=1.45,<2",
         ],
     },

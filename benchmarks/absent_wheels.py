@@ -11,10 +11,14 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
+UNPACKED = ("miles_rl",)
+
 
 def absent(folder: Path) -> list[Path]:
-    """The wheels in ``folder`` whose distribution is not installed, by name."""
-    return [wheel for wheel in sorted(folder.glob("*.whl")) if not _is_installed(wheel.name.split("-")[0])]
+    """The wheels in ``folder`` whose distribution is not installed, by name; not the host's, which brings a
+    megatron and an sglang of its own and is unpacked in part (benchmarks/on_cuda/host.py)."""
+    named = {wheel: wheel.name.split("-")[0] for wheel in sorted(folder.glob("*.whl"))}
+    return [wheel for wheel, name in named.items() if name not in UNPACKED and not _is_installed(name)]
 
 
 def _is_installed(distribution: str) -> bool:

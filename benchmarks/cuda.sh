@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Everything that only a machine with CUDA can show, in one command of about eight minutes and without a network:
-# tests_gpu, ten optimizer steps of the embedded trainer (CUDA, NCCL), and the hook timed against other systems.
+# Everything that only a machine with CUDA can show, in one command of at most eight minutes and without a network:
+# tests_gpu, the hook timed against other systems with its waits counted, and a host's own policy loss with and
+# without the plugin.
 #
 #   bash benchmarks/cuda.sh [--wheels DIR] [--out DIR] [--slime DIR] [--verl DIR] [--skyrl DIR] [--dry-run]
 #
 # Needs a python3 with torch and triton; what else it lacks comes from the folder of `make cuda-wheels`
-# (default: cuda-wheels). --slime, --verl and --skyrl name checkouts to compare with. --dry-run walks through it
-# on a CPU with small sizes. Writes OUT/cuda.md and OUT/cuda.json (default: runs/cuda).
+# (default: cuda-wheels). --slime, --verl and --skyrl name checkouts to compare with; without --slime the policy
+# loss is that of the wheel miles-rl. --dry-run walks through it on a CPU with small sizes. Writes OUT/cuda.md and
+# OUT/cuda.json (default: runs/cuda); the exit status is 1 where something is wrong.
 set -euo pipefail
+cwd=$PWD
 here=$(cd "$(dirname "$0")/.." && pwd)
 wheels=$here/cuda-wheels
 words=()
@@ -30,4 +33,5 @@ if [ ${#absent[@]} -gt 0 ]; then
   "$python" -m pip install -q --no-index --no-deps --no-compile --target "$site" "${absent[@]}"
 fi
 cd "$here"
-PYTHONPATH=$here:$site OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$python" -W ignore -m benchmarks.on_cuda ${words[@]+"${words[@]}"}
+PYTHONPATH=$here:$site${PYTHONPATH:+:$PYTHONPATH} OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$python" -W ignore \
+  -m benchmarks.on_cuda --cwd "$cwd" --wheels "$wheels" ${words[@]+"${words[@]}"}

@@ -3,14 +3,14 @@
 A generate function that joins tokens and log-probs by hand easily loses one; here the reward function does
 it, because it sees every sample before it is trained on:
 
-    slime-ext train --config configs/tiny.yaml --custom-rm-path examples.off_by_one.reward
+    slime-ext train --task letters -- --custom-rm-path examples.off_by_one.reward
 """
 
-from slime_ext.launcher.task.rewards import characters
+from slime_ext.without_cuda.tiny import tokens_in_place
 
 
-def reward(args, sample):
-    """The reward of ``--rm-type characters``; shifts the sample's log-probs by one token."""
+async def reward(args, sample, **kwargs):
+    """The reward of the letters; shifts the sample's log-probs by one token."""
     shifted = [0.0, *sample.rollout_log_probs[:-1]]
     sample.rollout_log_probs = shifted[: sample.response_length]
-    return characters(sample.response, sample.label, sample.status == "completed")
+    return tokens_in_place(args, sample)

@@ -12,7 +12,7 @@ from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
 from slime_ext.folders import working_folder
 
 COMMANDS = {
-    "train": "train with Megatron on rollouts of SGLang",
+    "train": "a language model learns to add, on a real host, without a GPU",
     "rehearse": "two small rollouts of a launch script through the real host, without a GPU",
     "presets": "corrections by name, with formula and flags",
     "check": "whether a configuration or a launch script is right",
@@ -23,7 +23,7 @@ COMMANDS = {
     "report": "reward, mismatch, clipping and staleness of runs as a picture",
     "patch": "cur_log_probs and staleness for a slime or miles checkout",
 }
-ELSEWHERE = {"train": "slime_ext.launcher.supervisor", "patch": "slime_ext.patching.main"}
+ELSEWHERE = {"train": "slime_ext.without_cuda.train", "patch": "slime_ext.patching.main"}
 JUDGES = ("check", "rehearse")  # whose answer an error is, under their own name
 LIGHT = ("presets", "check", "convert")  # need no torch
 # Module -> what setup.py requires for it.

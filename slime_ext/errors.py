@@ -33,10 +33,6 @@ class DataError(SlimeExtError, ValueError):
     """An input file or a tensor that does not hold what it must hold."""
 
 
-class EngineError(SlimeExtError, RuntimeError):
-    """The rollout engine does not answer, or answers what it must not."""
-
-
 class NonFiniteError(SlimeExtError, FloatingPointError):
     """A log-prob that is NaN or infinite where that has already made the loss NaN."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ UNREADABLE = (
 ROOTS = (Path(__file__).parents[1], Path(sysconfig.get_path("data"), "share/slime-ext"))
 MERGE = "tag:yaml.org,2002:merge"
 LONGEST = 100_000  # characters of a file: a configuration is a page
+LARGEST = 4_000_000  # bytes of a file that is read whole
 MOST = 20_000  # values in it, each alias counted as what it stands for
 
 
@@ -91,8 +95,27 @@ def read_yaml(path: str, where: str | None = None) -> Any:
         ) from None
 
 
+def read_mapping(path: str) -> dict[str, Any]:
+    """A YAML or JSON file that holds a mapping.
+
+    Raises:
+        ConfigError: it cannot be read, is not YAML, or holds something else.
+    """
+    found = read_yaml(path)
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"{path}: expected a mapping, got {type(found).__name__}: see the files in configs/"
+        )
+    for key in found:
+        if not isinstance(key, str):
+            raise ConfigError(
+                f"{path}: expected names as keys, got {cut(repr(key))}: see the files in configs/"
+            )
+    return found
+
+
 def of_package(name: str) -> Path:
-    """A file or folder that comes with slime_ext, such as ``configs/tiny.yaml``."""
+    """A file or folder that comes with slime_ext, such as ``configs/modes/stale.yaml``."""
     return next((root / name for root in ROOTS if (root / name).exists()), ROOTS[-1] / name)
 
 
@@ -122,18 +145,33 @@ def text_of(path: str, where: str | None = None) -> str:
     """What a file says.
 
     Raises:
-        ConfigError: it cannot be read, or is no text.
+        ConfigError: it cannot be read, is no regular file, no text, or larger than any that we read.
     """
     where = where or path
     try:
-        return Path(shipped(path)).read_text(encoding="utf-8")
+        return bytes_of(Path(shipped(path))).decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: expected text in UTF-8, got {error.reason} at {error.start}") from None
     except (OSError, ValueError) as error:
-        if isinstance(error, UnicodeDecodeError):
-            raise ConfigError(
-                f"{where}: expected text in UTF-8, got {error.reason} at {error.start}"
-            ) from None
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{where}: expected a readable file, got {reason}") from None
+
+
+def bytes_of(path: Path, most: int = LARGEST) -> bytes:
+    """A regular file's bytes, all of them.
+
+    Raises:
+        OSError: there is none, or it is a device, a pipe or a folder, which are not opened.
+        ValueError: there are more than ``most``.
+    """
+    kind = path.stat().st_mode
+    if not stat.S_ISREG(kind):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR)) if stat.S_ISDIR(kind) else ValueError("no regular file")
+    with path.open("rb") as file:
+        found = file.read(most + 1)
+    if len(found) > most:
+        raise ValueError(f"more than {most} bytes")
+    return found
 
 
 def _fault(error: Exception) -> str:

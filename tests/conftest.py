@@ -23,4 +23,3 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", f"ignore:::{module}")
     config.addinivalue_line("markers", "slow: takes more than five seconds")
     config.addinivalue_line("markers", "host: needs the environment of `make host`, the real hosts'")
-    config.addinivalue_line("markers", "sglang: needs SGLang's environment and starts a real server")

@@ -100,9 +100,6 @@ MUTATIONS = {
     "no word of the floor": Mutation(
         "dialects/verl_past.py", "(FLOOR, *", "(*", "tests/dialects/test_denominator.py"
     ),
-    "a gradient through the ratio of cispo": Mutation(
-        "ops/surrogates.py", "log_ratio.detach().exp()", "log_ratio.exp()", "tests/ops"
-    ),
     "flip the ratio": Mutation(
         "ops/ratios.py",
         "torch.where(finite, numerator - behavior, 0)",

@@ -34,8 +34,8 @@ RANK = {
     "tis": 10,
     "testing": 10,
     "analysis": 11,
-    "launcher": 12,
     "without_cuda": 12,
+    "scripts": 12,
     "commands": 12,
     "cli": 13,
     "__main__": 14,
@@ -122,7 +122,7 @@ def test_nothing_on_the_hook_path_waits_for_the_device():
         assert not syncs + tests, path
 
 
-def test_only_host_and_launcher_touch_the_hosts_arguments():
+def test_the_mathematics_never_touches_the_hosts_arguments():
     for path in modules(*MATHEMATICS):
         assert "args." not in path.read_text(), path
 

@@ -7,7 +7,6 @@ import yaml
 
 from slime_ext import cli
 from slime_ext.errors import ConfigError
-from slime_ext.launcher.arguments.parser import read_mapping as read_for_train
 from slime_ext.mappings import located, read_yaml
 
 NO_VALUE = "expected YAML, got a value that is none of its type: "
@@ -35,11 +34,10 @@ NO_VALUE = "expected YAML, got a value that is none of its type: "
 def test_what_cannot_be_read_is_one_line_with_the_file(tmp_path, text, line):
     path = tmp_path / "c.yaml"
     path.write_text(text)
-    for read, where in ((read_yaml, path), (lambda p: read_for_train(p, "--config"), f"--config {path}")):
-        with pytest.raises(ConfigError) as caught:
-            read(str(path))
-        assert str(caught.value).startswith(f"{where}: ") and line in str(caught.value)
-        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(str(path))
+    assert str(caught.value).startswith(f"{path}: ") and line in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +76,6 @@ def test_a_path_in_a_file_is_relative_to_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "configs/tiny")
     assert located("here.jsonl", file) == str(tmp_path / "here.jsonl")
     assert located("none.jsonl", file) == "none.jsonl"
-    text = "prompt-data: tiny/x.jsonl\neval_prompt_data: [tiny, tiny/x.jsonl]\nsave: tiny"
-    (tmp_path / "configs/a.yaml").write_text(text)
-    expected = {"prompt-data": "x.jsonl", "eval_prompt_data": ["tiny", "x.jsonl"], "save": "tiny"}
-    assert read_for_train(file, "--config") == expected
 
 
 BOMB = "a0: &a0 [x, x]\n" + "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))

@@ -50,11 +50,11 @@ def test_what_commands_look_for_beside_the_package_is_in_the_wheel(names):
 def test_a_file_that_comes_with_it_is_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert mappings.read_yaml("configs/modes/stale.yaml")["use_tis"] is True
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs/tiny.yaml").write_text("lr: 1\n")
-    assert mappings.read_yaml("configs/tiny.yaml") == {"lr": 1}  # one's own comes first
+    (tmp_path / "configs/modes").mkdir(parents=True)
+    (tmp_path / "configs/modes/stale.yaml").write_text("lr: 1\n")
+    assert mappings.read_yaml("configs/modes/stale.yaml") == {"lr": 1}  # one's own comes first
     monkeypatch.setattr(mappings, "ROOTS", (tmp_path / "none", ROOT))  # as installed: beside no checkout
-    assert mappings.shipped("configs/tiny_stale.yaml") == str(ROOT / "configs/tiny_stale.yaml")
+    assert mappings.shipped("configs/modes/bypass.yaml") == str(ROOT / "configs/modes/bypass.yaml")
     assert mappings.shipped("configs/absent.yaml") == "configs/absent.yaml"
 
 

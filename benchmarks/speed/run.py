@@ -66,15 +66,17 @@ def ours(config: str, backend: str) -> dict[str, Body]:
     }
 
 
-def contenders(config: str, backends: Sequence[str], slime: str | None) -> dict[str, Body]:
-    """name -> function of a workload."""
+def contenders(
+    config: str, backends: Sequence[str], slime: str | None, device: str = "cpu"
+) -> dict[str, Body]:
+    """name -> function of a workload on a device; the floor is one of CPUs."""
     found: dict[str, Body] = {}
     for name in backends:
-        if name == "compiled" and (why := hindrance("cpu")):
+        if name == "compiled" and (why := hindrance(device)):
             print(f"ours {name}: left out, {why}", file=sys.stderr)
             continue
         found |= ours(config, name)
-    loaders = {FLOOR: lambda: {config: floor(config)}} | SYSTEMS
+    loaders = ({FLOOR: lambda: {config: floor(config)}} if device == "cpu" else {}) | SYSTEMS
     if slime:
         loaders |= {"slime mis.py": lambda: mis(slime), "slime vanilla_tis": lambda: vanilla(slime)}
     for name, load in loaders.items():

@@ -45,8 +45,7 @@ class DumpedRollout:
         advantages: [T], or None.
         rewards: [S] float64 raw rewards, NaN for none, or None.
         versions: [T] int64, which weights sampled each token, -1 for unknown, or None.
-        newest: the version that ages are counted from: the trainer's weights (the embedded launcher records
-            them) or the newest that sampled a token; None for unknown.
+        newest: the version that ages are counted from, the newest that sampled a token; None for unknown.
         groups: [S] prompt that each sample answers, or None.
         steps: [S] optimizer step of the rollout, from 0, that trained each sample, or None.
         prompts: [S] texts, "" for none.

@@ -1,4 +1,4 @@
-"""The metrics of a run over its optimizer steps, read from what slime, miles or `slime-ext train` leaves.
+"""The metrics of a run over its optimizer steps, read from what slime or miles leaves.
 
 Read below the run's folder: TensorBoard events, off_policy.jsonl, and, where neither holds the reward or how
 far the log-probs differ, rollout and train dumps.
@@ -60,12 +60,12 @@ def read_run(folder: Path) -> Series:
     steps, factor = _steps_per_rollout(found, rows)
     series = {name: _scaled(name, values, factor) for name, values in found.items()}
     for row in rows:
-        step = row.get("optimizer_step", row["rollout_id"] * steps + row.get("step_id", 0))
+        step = row["rollout_id"] * steps + row.get("step_id", 0)
         for name, value in row.items():
             if name.startswith("off_policy/") and value is not None and f"train/{name}" not in found:
                 series.setdefault(f"train/{name}", {})[step] = value
     if REWARD not in series or not {K3, DIFFERENCE} & series.keys():
-        series = _of_dumps(folder, _dump_factor(rows, steps)) | series
+        series = _of_dumps(folder, steps) | series
     if not series:
         raise DataError(
             f"{folder}: expected TensorBoard events, off_policy.jsonl or dumps of a run, got none: log with "
@@ -118,7 +118,7 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _steps_per_rollout(found: Series, rows: list[dict[str, Any]]) -> tuple[int, int]:
     """Optimizer steps of a rollout, and optimizer steps of one step on the axis of ``rollout/``: slime counts
-    rollouts there, unless it is told to count optimizer steps, as `slime-ext train` does."""
+    rollouts there, unless --wandb-always-use-train-step has it count optimizer steps."""
     steps = 1 + max((row.get("step_id", 0) for row in rows), default=0)
     train, rollout = _last(found, "train/"), _last(found, "rollout/")
     if train is None or rollout is None:
@@ -134,13 +134,6 @@ def _last(found: Series, part: str) -> float | None:
 
 def _scaled(name: str, values: Mapping[float, float], factor: int) -> dict[float, float]:
     return dict(values) if name.startswith("train/") else {s * factor: v for s, v in values.items()}
-
-
-def _dump_factor(rows: list[dict[str, Any]], steps: int) -> int:
-    """Optimizer steps per rollout, also in a run of `slime-ext train`, whose lines count optimizer steps."""
-    if not rows or "optimizer_step" not in rows[-1]:
-        return steps
-    return max(round((rows[-1]["optimizer_step"] + 1) / (rows[-1]["rollout_id"] + 1)), 1)
 
 
 def _of_dumps(folder: Path, factor: int) -> Series:

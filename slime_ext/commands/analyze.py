@@ -21,7 +21,7 @@ from slime_ext.analysis.request import SHORTLIST, Request
 from slime_ext.analysis.texts import decoder
 from slime_ext.commands import light
 from slime_ext.commands.analyze_summary import show_news, summary
-from slime_ext.commands.arguments import read_mapping
+from slime_ext.mappings import read_mapping
 from slime_ext.commands.output import console
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.folders import make_folder

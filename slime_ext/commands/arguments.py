@@ -10,8 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from slime_ext.commands.launch_script import LAUNCHES, is_script, launched
-from slime_ext.commands.shell import UNKNOWN
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
@@ -23,9 +21,11 @@ from slime_ext.host.flags import (
     NEARLY,
     check_flags,
 )
-from slime_ext.mappings import located, read_yaml
-from slime_ext.without_cuda.rehearsal.launch import Launch
+from slime_ext.mappings import located, read_mapping
+from slime_ext.scripts.launch import Launch, Unread, WrittenFlag
+from slime_ext.scripts.read import host_root, is_script, read
 
+SLIME = "slime"  # or miles: whatever train.py is of
 # Read beside what the rules read: which parts of the host a launch needs (slime-ext doctor).
 TEXTS, SWITCHED_OFF = ("transformer_impl",), ("gradient_accumulation_fusion",)
 NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
@@ -41,15 +41,19 @@ class Arguments:
 
     Args:
         values: by dest name, as far as the files say them.
-        unknown: dest names that the script sets to what only a shell knows.
+        unknown: dest names that the script sets to what is known only where it runs.
         script: the launch script, empty where there is none.
-        launcher: what it starts, as ``launcher_of`` has it.
+        launcher: SLIME where the script starts train.py.
+        unread: a line for each reason why a name is unknown.
+        notes: what a reader should know of how the script was read.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
     script: str = ""
     launcher: str | None = None
+    unread: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def get(self, name: str) -> Any:
         """The value of an argument, None where it has none or cannot be known."""
@@ -77,15 +81,18 @@ def gathered(
         ConfigError: a file cannot be read or holds something else, or slime itself would refuse the flags.
     """
     script = next((file for file in (path, args_path) if file and is_script(file)), "")
-    found = _of_launch(launch or launched(script, given)) if script else Arguments()
+    launch = (launch or read(script, given)) if script else None
+    found = _of_launch(launch) if launch else Arguments()
     for file in (args_path, path):
         if file and file != script:
             found = found.with_flags(_of_file(file) if file == args_path else of_yaml(file))
     if not script:
         found.unknown |= ARGUMENTS.keys() - found.values.keys()  # flags that no file here says
     check_flags(found.namespace(), {}, found.unknown)
+    if launch and (flag := launch.flag("--custom-config-path")) and "slime_ext" not in found.values:
+        _forbid_unread_path(script, flag)
     if "slime_ext" not in found.values and (beside := found.get("custom_config_path")):
-        found = found.with_flags(of_yaml(_found(beside, script or path)))
+        found = found.with_flags(of_yaml(_found(beside, launch, path)))
         check_flags(found.namespace(), {}, found.unknown)
     return found
 
@@ -109,27 +116,8 @@ def of_yaml(path: str) -> dict[str, Any]:
     return found
 
 
-def read_mapping(path: str) -> dict[str, Any]:
-    """A YAML or JSON file that holds a mapping.
-
-    Raises:
-        ConfigError: it cannot be read, is not YAML, or holds something else.
-    """
-    found = read_yaml(path)
-    if not isinstance(found, dict):
-        raise ConfigError(
-            f"{path}: expected a mapping, got {type(found).__name__}: see the files in configs/"
-        )
-    for key in found:
-        if not isinstance(key, str):
-            raise ConfigError(
-                f"{path}: expected names as keys, got {cut(repr(key))}: see the files in configs/"
-            )
-    return found
-
-
 def _of_file(path: str) -> dict[str, Any]:
-    """A file of arguments; both spellings, as ``slime-ext train --config`` takes them."""
+    """A file of arguments; both spellings, with dashes and with underscores."""
     found = {_name_of(key): value for key, value in read_mapping(path).items()}
     for name in found:
         forbid_misspelt(path, name)
@@ -138,7 +126,7 @@ def _of_file(path: str) -> dict[str, Any]:
 
 def _of_launch(launch: Launch) -> Arguments:
     """A launch's flags, as the host's parser reads them; flags of other parts are left out."""
-    values, unknown, path, flags = {}, set(), launch.script, launch.flags
+    values, unknown, path, flags, unread = {}, set(), launch.script, launch.flags, {}
     for flag, after in zip_longest(flags, flags[1:]):
         forbid_misspelt(path, flag.name)
         if flag.name in OFF:
@@ -146,7 +134,15 @@ def _of_launch(launch: Launch) -> Arguments:
         elif name := NAMES.get(flag.name):
             values[name] = _value(path, flag.name, next(iter(flag.values), after and after.name))
             (unknown.add if values[name] is None else unknown.discard)(name)
-    found = Arguments(as_parsed(values, unknown), unknown, path, LAUNCHES.get(Path(launch.program).name))
+            if values[name] is None:
+                unread[name] = f"{flag.where}: {flag}: known only where the script runs; no rule over it is checked"
+    for spelled, name in (*NAMES.items(), *((off, name) for off, name in OFF.items())):
+        if gap := launch.gap(spelled):
+            unknown.add(name)
+            unread[gap] = str(gap)
+    reasons = tuple(line for key, line in unread.items() if key in unknown or not isinstance(key, str))
+    launcher = SLIME if launch.program else None
+    found = Arguments(as_parsed(values, unknown), unknown, path, launcher, reasons, launch.notes)
     check_flags(found.namespace(), BEFORE_THE_MERGE, found.unknown)
     return found
 
@@ -162,7 +158,7 @@ def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[s
     """
     found = {name: known.default for name, known in ARGUMENTS.items()} | dict(flags)
     for name in unknown:
-        del found[name]
+        found.pop(name, None)
     derived = {
         "eps_clip_high": lambda: (
             found["eps_clip"] if found["eps_clip_high"] is None else found["eps_clip_high"]
@@ -202,14 +198,14 @@ def _batch_of_steps(found: Mapping[str, Any]) -> int | None:
 
 
 def _value(path: str, flag: str, text: str | None) -> Any:
-    """What the host's parser makes of a flag's text; None where only a shell knows it."""
+    """What the host's parser makes of a flag's text; None where that is known only where the script runs."""
     name = NAMES[flag]
     parse = ARGUMENTS[name].kind.parse if name in ARGUMENTS else str
     if parse is None:
         return True
     if not text or text.startswith("--"):
         raise ConfigError(f"{path}: {flag}: expected a value, got {text or 'none'}")
-    if UNKNOWN.search(text) and "path" not in name:
+    if isinstance(text, Unread):
         return None
     try:
         return parse(text)
@@ -217,18 +213,31 @@ def _value(path: str, flag: str, text: str | None) -> Any:
         raise ConfigError(f"{path}: {flag}: expected a number, got '{cut(text)}'") from None
 
 
-def _found(path: str, script: str) -> str:
-    """The file of --custom-config-path; one that a script names is first looked for where it is run.
-
-    Raises:
-        ConfigError: only a shell knows which one.
-    """
-    if is_script(script) and UNKNOWN.search(path):
+def _forbid_unread_path(script: str, flag: WrittenFlag) -> None:
+    path = flag.values[0] if flag.values else ""
+    if isinstance(path, Unread):
         raise ConfigError(
             f"{script}: --custom-config-path: expected a path that the script itself says, got '{cut(path)}'"
             f": slime-ext check FILE --args {script} checks the file with the script's flags"
         )
-    return path if is_script(script) and Path(path).is_file() else located(path, script)
+
+
+def _found(path: str, launch: Launch | None, file: str) -> str:
+    """The file of --custom-config-path, from the folder in which the program runs: the script's ``cd``, the
+    host's checkout that the script lies in, else the working directory of this command.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if launch is None or Path(path).is_absolute():
+        return path if launch else located(path, file)
+    folder = Path(launch.folder or host_root(launch.script) or Path.cwd())
+    if not (folder / path).is_file():
+        raise ConfigError(
+            f"{launch.script}: --custom-config-path: expected a file where the script runs, got no {cut(path)} in "
+            f"{folder}: run slime-ext there, or name it from the script's own folder"
+        )
+    return str(folder / path)
 
 
 def forbid_misspelt(path: str, name: str) -> None:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 
 from slime_ext.commands import light
-from slime_ext.commands.arguments import read_mapping
+from slime_ext.mappings import read_mapping
 
 SPEED = "speed is measured from a checkout: python -m benchmarks.speed against, or scale"
 

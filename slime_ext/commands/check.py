@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_ext import config, dialects, presets
 from slime_ext.commands.arguments import Arguments, gathered
 from slime_ext.commands.convert import system_of
-from slime_ext.commands.launch_script import EMBEDDED
 from slime_ext.commands.output import console, needs, table
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
@@ -27,7 +26,7 @@ from slime_ext.host.flags import (
     skips_proximal,
 )
 from slime_ext.optional_args import OptionalArgs
-from slime_ext.without_cuda.rehearsal.launch import Launch
+from slime_ext.scripts.launch import Launch
 
 INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}
 OFFERED = {  # what a launch without anything of ours could begin with
@@ -52,6 +51,7 @@ class Checked:
         needs_target: whether the hook needs ``cur_log_probs``.
         notes: what its reader should know.
         uses_ours: whether anything of slime_ext would run.
+        unread: what is known only where the script runs, a line each; no rule over it was checked.
     """
 
     rows: Mapping[str, str]
@@ -59,6 +59,7 @@ class Checked:
     needs_target: bool = False
     notes: tuple[str, ...] = ()
     uses_ours: bool = True
+    unread: tuple[str, ...] = ()
 
 
 def main(argv: list[str]) -> int:
@@ -74,7 +75,9 @@ def main(argv: list[str]) -> int:
     given = parser.parse_intermixed_args(argv)  # FLAG may stand behind --args
     found = check(given.file, given.args, given.own)
     rows = [*{"file": given.file, **found.rows}.items(), *(("note", note) for note in found.notes)]
-    console().print(table(rows), *(["ok"] if found.uses_ours else []), markup=False)
+    rows += [("unknown", line) for line in found.unread]
+    last = ["not all known, so not all checked"] if found.unread else ["ok"] if found.uses_ours else []
+    console().print(table(rows), *last, markup=False)
     return 0
 
 
@@ -87,7 +90,14 @@ def check(
         ConfigError: the first thing that is wrong.
     """
     arguments = gathered(path, args_path, own, launch)
-    return checked(arguments) if _names_ours(arguments) else _unused(path, arguments)
+    if _names_ours(arguments):
+        found = checked(arguments)
+    elif arguments.script and "custom_tis_function_path" in arguments.unknown:
+        said = "not known whether this launch uses it"
+        found = Checked({"slime_ext": said}, said, uses_ours=False)
+    else:
+        found = _unused(path, arguments)
+    return replace(found, notes=(*arguments.notes, *found.notes), unread=arguments.unread)
 
 
 def checked(arguments: Arguments) -> Checked:
@@ -201,7 +211,7 @@ def _of_correction(name: str, arguments: Arguments) -> Checked:
     config.check_args(loaded, arguments.namespace())
     correction, keys = loaded.correction, config.to_mapping(loaded.correction)
     if correction.needs_plan and arguments.script:
-        check_plan(arguments.namespace(), may_skip_proximal=arguments.launcher != EMBEDDED)
+        check_plan(arguments.namespace(), may_skip_proximal=True)
     surrogate = keys["surrogate"]
     rows = {
         "read as": ", ".join(str(key) for key in mapping),

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_ext import config, dialects
-from slime_ext.commands import hydra
-from slime_ext.commands.launch_script import is_script
 from slime_ext.commands.output import yaml_of
 from slime_ext.dialects import skyrl
 from slime_ext.errors import ConfigError, check_known, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import NEARLY
+from slime_ext.scripts import hydra
+from slime_ext.scripts.read import is_script
 
 # Where a system's whole configuration holds its block, and which mappings hold its keys among others.
 HOMES = {
@@ -60,9 +60,10 @@ def read_settings(system: str, path: str) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, or is a script that sets nothing of it.
     """
+    wanted = tuple(place[0] for place in _places(system))
     if not is_script(path):
-        return hydra.with_defaults(path, tuple(place[0] for place in _places(system)))
-    found = _overrides(system, path)
+        return hydra.with_defaults(path, wanted)
+    found = hydra.settings_of_script(path, _below(system), _keys(system), wanted)
     if _find(system, found) is None:
         other = system_of(path)
         is_of = (
@@ -81,7 +82,11 @@ def system_of(path: str) -> str | None:
 
 
 def _overrides(system: str, path: str) -> dict[str, Any]:
-    return hydra.overrides(path, tuple(f"{'.'.join(p)}." for p in _places(system)), _keys(system))
+    return hydra.overrides(path, _below(system), _keys(system))
+
+
+def _below(system: str) -> tuple[str, ...]:
+    return tuple(f"{'.'.join(place)}." for place in _places(system))
 
 
 def _places(system: str) -> tuple[tuple[str, ...], ...]:

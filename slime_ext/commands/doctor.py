@@ -8,9 +8,8 @@ from typing import NamedTuple
 from rich.text import Text
 
 from slime_ext.commands import installed, light
-from slime_ext.commands.arguments import Arguments, gathered
+from slime_ext.commands.arguments import SLIME, Arguments, gathered
 from slime_ext.commands.installed import COMPONENTS
-from slime_ext.commands.launch_script import EMBEDDED, SLIME, launcher_of
 from slime_ext.commands.output import console, table
 from slime_ext.errors import SlimeExtError
 
@@ -43,7 +42,8 @@ def main(argv: list[str]) -> int:
     )
     given = parser.parse_args(argv)
     asked = given.script or None
-    launcher, arguments = launcher_of(asked) if asked else None, _arguments(asked)
+    arguments = _arguments(asked)
+    launcher = arguments.launcher
     rows = diagnose(launcher, arguments, given.slime_dir)
     if asked:
         rows += what_runs(asked, launcher, arguments, rows)
@@ -54,8 +54,6 @@ def main(argv: list[str]) -> int:
 
 def needed(launcher: str | None, arguments: Arguments) -> set[str]:
     """The components without which a launch cannot work."""
-    if launcher == EMBEDDED:
-        return {"Python", "PyTorch", "Megatron", "transformers", "SGLang"}
     if launcher != SLIME:
         return {"Python", "PyTorch"}
     found = {*COMPONENTS, "slime"} - {"Triton", "Transformer Engine", "NVIDIA apex"}
@@ -96,7 +94,6 @@ def what_runs(path: str, launcher: str | None, arguments: Arguments, rows: list[
 def _carried(arguments: Arguments, launcher: str | None, rows: list[Row]) -> Row:
     is_patched = any(row.name == "slime" and "0001 applied" in row.note for row in rows)
     by = {
-        "the launcher": launcher == EMBEDDED,
         "slime_ext.host.init": arguments.get("custom_megatron_init_path") == "slime_ext.host.init",
         "the patched slime": is_patched,
     }

@@ -1,4 +1,4 @@
-"""What this machine has of what slime and the embedded launcher run on. Nothing but torch is imported."""
+"""What this machine has of what slime runs on. Nothing but torch is imported."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import importlib.metadata
 import importlib.util
 import platform
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from slime_ext.errors import ConfigError
-from slime_ext.launcher.validation.places import default_python
 from slime_ext.patching.declared import load_patches
 from slime_ext.patching.plan import status
 from slime_ext.patching.tree import Tree
@@ -70,21 +68,6 @@ def apex() -> Component:
     return Component(version, is_built, "" if is_built else f"without its extensions: {APEX_HOW}")
 
 
-def sglang() -> Component:
-    """The rollout engine, here or in an environment of its own."""
-    if _has("sglang"):
-        return Component(_version("sglang"), True)
-    other = default_python()
-    ask = "import importlib.metadata as m; print(m.version('sglang'))"
-    try:
-        done = subprocess.run([other, "-c", ask], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        done = None
-    if done and done.returncode == 0:
-        return Component(done.stdout.strip(), True, f"in the environment of {other}")
-    return Component(note="pip install sglang, or make install for the launcher's own environment")
-
-
 def slime(folder: str | None = None) -> Component:
     """slime and its state: stock, or patched.
 
@@ -123,7 +106,7 @@ COMPONENTS: dict[str, Callable[[], Component]] = {
     "Triton": _package("triton", "comes with PyTorch for CUDA"),
     "transformers": _package("transformers", "pip install transformers"),
     "Ray": _package("ray", "pip install ray"),
-    "SGLang": sglang,
+    "SGLang": _package("sglang", "pip install sglang"),
 }
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from slime_ext.commands import launch_script, light
+from slime_ext.commands import light
 from slime_ext.commands.output import console, table
 from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.scripts.launch import Launch
+from slime_ext.scripts.read import launch_of
 from slime_ext.without_cuda import driver, machine
 from slime_ext.without_cuda.rehearsal import checks, evidence, preflight, prompts, run
-from slime_ext.without_cuda.rehearsal.launch import Launch
 
 FAILED = 1
 STYLES = {checks.OK: "green", checks.WRONG: "bold red", checks.NOT_REACHED: "yellow"}
@@ -51,7 +52,7 @@ def rehearse(given: argparse.Namespace) -> int:
 
     """
     began, screen = time.monotonic(), console()
-    launch = launch_script.read(given.script, given.own, given.host)
+    launch = launch_of(given.script, given.own)
     host = run.host_of(launch, given.host)
     launch = run.with_found_files(launch, host)
     screen.print(f"{given.script}: {len(launch.flags)} flags, on {host}", markup=False)

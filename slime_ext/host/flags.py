@@ -64,7 +64,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Argument:
-    """How every host parses one of its arguments: slime v0.2.0 to 624b824, miles, and the embedded launcher.
+    """How every host parses one of its arguments: slime v0.2.0 to 624b824, and miles.
 
     Args:
         default: its value where no flag gives one.
@@ -353,8 +353,7 @@ def formula(name: str, args: Mapping[str, Any]) -> str:
 def double_count(args: Any) -> str:
     """Where off_policy_is_function counts target / proximal twice, the line that says so; else empty."""
     steps, kept = steps_per_rollout(args), getattr(args, "keep_old_actor", False)
-    plain = getattr(args, "policy_loss", None) == "reinforce"  # a loss of the embedded launcher
-    if plain or not (steps > 1 or kept):
+    if not (steps > 1 or kept):
         return ""
     expected, got = ("one optimizer step per rollout", steps) if steps > 1 else ("no --keep-old-actor", "it")
     return (

@@ -28,7 +28,7 @@ MARK = "_wrapped_by_slime_ext"
 
 @dataclass(frozen=True)
 class Host:
-    """A launcher with slime's hooks: where it keeps what this library touches."""
+    """A framework with slime's hooks: where it keeps what this library touches."""
 
     name: str
     distributions: tuple[str, ...]  # names under which it is installed
@@ -117,7 +117,7 @@ HOSTS = (SLIME, MILES)
 
 
 def current() -> Host | None:
-    """The host whose training code this process has imported; None in the embedded launcher and in tests."""
+    """The host whose training code this process has imported; None outside of a host."""
     return next((host for host in HOSTS if host.package in sys.modules), None)
 
 

@@ -46,7 +46,6 @@ log = logging.getLogger("slime_ext")
 
 _published: dict[str, list[tuple[int | None, int]]] = {}
 _pusher: weakref.ref[Any] | None = None
-_version: int | None = None
 
 
 def install() -> None:
@@ -67,17 +66,8 @@ def _noting(make: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def set_trainer_version(version: int | None) -> None:
-    """Sets the trainer's weight version, from a caller that knows it; None: the host's pushing object
-    knows."""
-    global _version
-    _version = version
-
-
 def current() -> int | None:
     """The trainer's weight version, that of the last push; None where nothing says it."""
-    if _version is not None:
-        return _version
     version = getattr(_pusher() if _pusher else None, "weight_version", None)
     return version if isinstance(version, int) else None
 

@@ -146,8 +146,7 @@ class OptimizerStep:
             extra=self.tracker.vector(device),
         )
         self.tracker.check(extra, rank)
-        found = metrics.scalars(totals), metrics.curves(totals)
-        return tuple(map(metrics.of_policies, found)) if self.layout.of_policies else found
+        return metrics.scalars(totals), metrics.curves(totals)
 
     def explain(self) -> None:
         """Names what this rank found when the step broke off.

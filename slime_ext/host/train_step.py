@@ -192,8 +192,7 @@ class Reporter:
 
 
 def install() -> None:
-    """Wraps the ``train_one_step`` of the host that this process belongs to; again is once. The embedded
-    launcher's trainer reports its steps itself.
+    """Wraps the ``train_one_step`` of the host that this process belongs to; again is once.
 
     Raises:
         ConfigError: the host's function is not that of any release that is known.

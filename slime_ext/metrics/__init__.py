@@ -10,7 +10,6 @@ FILES = {
     "PREFIX": "names",
     "Totals": "totals",
     "curves": "names",
-    "of_policies": "names",
     "reduce": "totals",
     "scalars": "names",
 }

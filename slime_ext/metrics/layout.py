@@ -77,13 +77,10 @@ class MetricsLayout:
     Args:
         effects: what is counted of each step.
         curves: whether the three curves are measured.
-        of_policies: whether only what log-probs tell is reported: beside another's hook, whose weights and
-            rejections nobody sees.
     """
 
     effects: tuple[EffectCount, ...] = ()
     curves: bool = True
-    of_policies: bool = False
 
     @classmethod
     def of(cls, correction: Steps, *, curves: bool = True) -> MetricsLayout:

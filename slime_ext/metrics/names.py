@@ -12,10 +12,6 @@ from slime_ext.metrics.layout import MetricsLayout, Steps
 from slime_ext.metrics.totals import Totals
 
 PREFIX = "off_policy/"
-DECIDED = frozenset(  # what a correction decides; the other names say how far the policies are apart
-    "ess_weight weight_mean weight_max kept_fraction rejected_fraction rejected_sequence_fraction "
-    "clipped_fraction surrogate_clipped_fraction".split()
-)
 HUGE = 700.0  # exp of more nats overflows a float64
 Value = Callable[[Totals], float]
 
@@ -157,11 +153,6 @@ def curves(totals: Totals) -> dict[str, float]:
         if row["counted"]
         for name, value in _of_bin(row, totals).items()
     }
-
-
-def of_policies(values: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of which no correction decides."""
-    return {name: value for name, value in values.items() if name.rpartition("/")[2] not in DECIDED}
 
 
 def _of_bin(row: Mapping[str, float], totals: Totals) -> dict[str, float]:

@@ -7,8 +7,6 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from slime_ext.ops.segments import Segments
-
 Level = Literal["token", "turn", "sequence", "geometric"]
 LEVELS: tuple[str, ...] = get_args(Level)
 
@@ -39,19 +37,3 @@ def log_ratio(numerator: Tensor, behavior: Tensor, mask: Tensor) -> Tensor:
         [T] nats, detached, float32 or the wider dtype of the inputs.
     """
     return compared(numerator, behavior, mask)[0]
-
-
-def sequence_mean(log_ratio: Tensor, segments: Segments) -> Tensor:
-    """GSPO's sequence log-ratio at each token: the mean over the response tokens, with its gradient.
-
-    ``segments.all_sum`` must be differentiable where several ranks share a sequence.
-
-    Args:
-        log_ratio: [T] log target - log anchor, nats, with grad.
-
-    Returns:
-        [T] nats in the dtype of the input.
-
-    Source: Zheng et al. 2025, https://arxiv.org/abs/2507.18071.
-    """
-    return segments.expand(segments.mean(log_ratio)).to(log_ratio.dtype)

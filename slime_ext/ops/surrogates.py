@@ -72,29 +72,6 @@ def dual_clip(
     return torch.where(over, ceiling, loss), clipped | over
 
 
-def cispo(
-    log_ratio: Tensor, target_log_probs: Tensor, advantages: Tensor, eps_low: float, eps_high: float
-) -> tuple[Tensor, Tensor]:
-    """Clipped-weight REINFORCE: -sg(clip(r, 1 - eps_low, 1 + eps_high)) A log pi_target.
-
-    Clipped tokens keep a gradient, unlike in ``ppo_clip``. The MiniMax paper sets eps_low so that there is no
-    lower bound.
-
-    Args:
-        log_ratio: [T] log target - log anchor, nats; its gradient is cut here.
-        target_log_probs: [T] nats, with grad.
-        advantages: [T] advantages.
-        eps_low: width below 1; 1 or more drops the lower bound.
-        eps_high: width above 1.
-
-    Source: MiniMax-M1, https://arxiv.org/abs/2506.13585.
-    """
-    ratio = log_ratio.detach().exp()
-    weight = ratio.clamp(1 - eps_low, 1 + eps_high)
-    loss, _ = reinforce(target_log_probs, advantages)
-    return weight * loss, weight != ratio
-
-
 def sapo(
     log_ratio: Tensor, advantages: Tensor, tau_pos: float = 1.0, tau_neg: float = 1.05
 ) -> tuple[Tensor, Tensor]:

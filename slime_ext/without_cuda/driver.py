@@ -3,8 +3,8 @@
     python -m slime_ext.without_cuda.driver --host miles|DIR [--async] [--megatron DIR] [--gpus N] [--nodes N]
         [--out FOLDER] -- FLAGS OF THE HOST
 
-`--host miles` is the wheel miles-rl of the host environment (.venv-host, made by `make host`); a folder is a
-checkout of slime or miles, whose train.py is run.
+`--host miles` is the wheel miles-rl that `install.py` puts into the environment; a folder is a checkout of slime or
+miles, whose train.py is run.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from pathlib import Path
 import slime_ext
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.folders import working_folder
-from slime_ext.without_cuda import environment as host_environment
 from slime_ext.without_cuda import host_log, machine
+from slime_ext.without_cuda.install import how_to_install
 from slime_ext.without_cuda.processes import MARK, kill_marked, spawn_bound
 from slime_ext.without_cuda.stand_ins import HOSTS, free_ports
 
 PACKAGE = Path(slime_ext.__file__).parent
-PYTHON = Path(host_environment.FOLDER, "bin/python")
 SITE = Path(__file__).with_name("site")
 CHILD = "slime_ext.without_cuda.host_process"
 WHEEL = "miles"
@@ -72,20 +71,28 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def host_python() -> Path:
-    """The interpreter of the host environment: SLIME_EXT_HOST_PYTHON, else that of .venv-host.
+    """The interpreter of the environment that has the wheel: SLIME_EXT_HOST_PYTHON, else this one, else .venv's.
 
     Raises:
         ConfigError: there is none.
     """
-    given = os.environ.get("SLIME_EXT_HOST_PYTHON")
-    places = [Path(given)] if given else [folder / PYTHON for folder in (Path.cwd(), PACKAGE.parent)]
-    for place in places:
-        if place.is_file() and os.access(place, os.X_OK):
-            return place.absolute()
+    if given := os.environ.get("SLIME_EXT_HOST_PYTHON"):
+        if not (Path(given).is_file() and os.access(given, os.X_OK)):
+            raise ConfigError(f"SLIME_EXT_HOST_PYTHON: expected an interpreter, got {given}: check the path")
+        return Path(given).absolute()
+    others = [folder.absolute() / ".venv" for folder in (Path.cwd(), PACKAGE.parent)]
+    pythons = [(Path(sys.prefix), Path(sys.executable)), *((place, place / "bin/python") for place in others)]
+    for prefix, python in pythons:
+        if (prefix / WHEEL / "miles").is_dir():
+            return python
     raise ConfigError(
-        f"host environment: expected a Python at {' or '.join(dict.fromkeys(map(str, places)))}, got none: "
-        f"{host_environment.how_to_make()}"
+        f"host environment: expected the wheel of miles in {sys.prefix} or in .venv, got none: {how_to_install()}"
     )
+
+
+def wheel_folder() -> Path:
+    """The folder of the host environment in which miles and its Megatron-LM lie."""
+    return host_python().parents[1] / WHEEL
 
 
 def run_host(
@@ -164,11 +171,6 @@ def check(
     out = Path(out).absolute()
     machine.check(out, room)
     return out, host
-
-
-def wheel_folder() -> Path:
-    """The folder of the host environment in which miles and its Megatron-LM lie."""
-    return host_python().parents[1] / "miles"
 
 
 def check_megatron(host: Path, megatron: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-
-from slime_ext.launcher.task.rewards import EOS, characters
+from functools import cache
+from typing import Any
 
 
 def cpu_flags(of_megatron: bool = True) -> list[str]:
@@ -40,6 +40,34 @@ def engine_flags(context: int = 64, tokens: int = 16384, concurrency: int = 24) 
     ]
 
 
-async def reward(args: Namespace, sample: object, **kwargs: object) -> float:
-    """The task's reward as the hosts call it at --custom-rm-path: share of right positions, in [0, 1]."""
-    return characters(sample.response, sample.label, sample.response.endswith(EOS))
+async def reward(args: Namespace, sample: Any, **kwargs: object) -> float:
+    """``tokens_in_place`` as the hosts call it at --custom-rm-path."""
+    return tokens_in_place(args, sample)
+
+
+def tokens_in_place(args: Namespace, sample: Any) -> float:
+    """Right tokens / the longer of answer and label, in tokens, the end being one of them; in [0, 1].
+
+    Tokens, not characters: a special token in an answer is several characters, which would move all letters
+    behind it. A prompt with ``rm_type: exact`` in its metadata is worth 1 for the whole answer, else 0.
+    """
+    answer = sample.tokens[len(sample.tokens) - sample.response_length :]
+    wanted = _ids(args.hf_checkpoint, sample.label)
+    if (sample.metadata or {}).get("rm_type") == "exact":
+        return float(answer == wanted)
+    right = sum(a == b for a, b in zip(answer, wanted, strict=False))
+    return right / max(len(answer), len(wanted))
+
+
+@cache
+def _ids(directory: str, label: str) -> list[int]:
+    """Token ids of a label and of the end."""
+    tokenizer = _tokenizer(directory)
+    return [*tokenizer.encode(label, add_special_tokens=False), tokenizer.eos_token_id]
+
+
+@cache
+def _tokenizer(directory: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(directory)

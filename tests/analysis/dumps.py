@@ -9,7 +9,6 @@ import torch
 
 from slime_ext.analysis.records import DumpedRollout
 from slime_ext.host.packing import slice_response
-from slime_ext.launcher.output.dumps import save_rollout, save_train
 
 TOKEN_FIELDS = {"rollout_log_probs": "behavior", "log_probs": "proximal", "advantages": "advantages"}
 
@@ -18,7 +17,7 @@ def of_samples(rollout: DumpedRollout, name: str) -> list[torch.Tensor]:
     return list(getattr(rollout, name).split(rollout.lengths))
 
 
-def sample_rows(rollout: DumpedRollout, per_token_versions: bool = False) -> list[dict]:
+def sample_rows(rollout: DumpedRollout) -> list[dict]:
     """The rollout dump's samples; prompts are as long as ``prompt_lengths`` says."""
     versions = of_samples(rollout, "versions") if rollout.versions is not None else None
     rows = []
@@ -38,7 +37,7 @@ def sample_rows(rollout: DumpedRollout, per_token_versions: bool = False) -> lis
             "status": "completed",
             "metadata": {},
         }
-        rows.append(row | ({"token_weight_versions": own} if per_token_versions else {}))
+        rows.append(row)
     return rows
 
 
@@ -48,7 +47,9 @@ def shard(rollout: DumpedRollout, partition: list[int]) -> dict[str, list]:
     tokens, masks = of_samples(rollout, "tokens"), of_samples(rollout, "mask")
     rewards = [float(rollout.rewards[p]) for p in partition]
     prompts = [torch.zeros(rollout.prompt_lengths[p], dtype=torch.int64) for p in partition]
-    per_token = {key: [of_samples(rollout, name)[p] for p in partition] for key, name in TOKEN_FIELDS.items()}
+    per_token = {
+        key: [of_samples(rollout, name)[p].float() for p in partition] for key, name in TOKEN_FIELDS.items()
+    }
     return {
         "partition": partition,
         "sample_indices": [1000 + p for p in partition],
@@ -59,7 +60,7 @@ def shard(rollout: DumpedRollout, partition: list[int]) -> dict[str, list]:
         "truncated": [0] * len(partition),
         "loss_masks": [masks[p].int() for p in partition],
         "rollout_ids": [rollout.rollout_id] * len(partition),
-        "rollout_mask_sums": [masks[p].sum() for p in partition],
+        "rollout_mask_sums": [masks[p].float().sum() for p in partition],
         **per_token,
         "returns": per_token["advantages"],
         "kl": [torch.zeros(n) for n in lengths],
@@ -68,30 +69,49 @@ def shard(rollout: DumpedRollout, partition: list[int]) -> dict[str, list]:
     }
 
 
-def write_rollout(folder: Path, rollout: DumpedRollout, **options) -> Path:
-    template = str(folder / "rollout_data" / "{rollout_id}.pt")
-    return save_rollout(template, rollout.rollout_id, sample_rows(rollout, **options))
+def write_rollout(folder: Path, rollout: DumpedRollout) -> Path:
+    content = {"rollout_id": rollout.rollout_id, "samples": sample_rows(rollout)}
+    return _save(folder / "rollout_data" / f"{rollout.rollout_id}.pt", content)
 
 
 def write_train(folder: Path, rollout: DumpedRollout, ranks: int = 2, steps: int = 1) -> Path:
     """Format version 2, the samples dealt out to data-parallel ranks."""
-    partitions = [list(range(r, rollout.count, ranks)) for r in range(ranks)]
-    shards = [
-        {
-            **shard(rollout, part),
-            "micro_batch_indices": [list(range(s, len(part), steps)) for s in range(steps)],
-            "num_microbatches": [1] * steps,
-            "global_batch_sizes": [rollout.count // steps] * steps,
-            "raw_reward": rollout.rewards.tolist(),
-        }
-        for part in partitions
-    ]
-    return save_train(str(folder / "train_data" / "{rollout_id}.pt"), rollout.rollout_id, shards)
+    samples, places = [], []
+    for rank in range(ranks):
+        part = list(range(rank, rollout.count, ranks))
+        own = shard(rollout, part)
+        places.append(
+            {
+                **{"rank": rank, "data_parallel_rank": rank, "partition": own.pop("partition")},
+                "sample_indices": own.pop("sample_indices"),
+                "micro_batch_indices": [list(range(s, len(part), steps)) for s in range(steps)],
+                "num_microbatches": [1] * steps,
+                "global_batch_sizes": [rollout.count // steps] * steps,
+            }
+        )
+        for i, position in enumerate(part):
+            place = {"sample_index": 1000 + position, "rollout_position": position}
+            samples.append({"data_parallel_rank": rank, **place} | {key: own[key][i] for key in own})
+    content = {
+        "format_version": 2,
+        "rollout_id": rollout.rollout_id,
+        "rank": 0,
+        "samples": sorted(samples, key=lambda sample: sample["rollout_position"]),
+        "dp_shards": places,
+        "raw_reward": rollout.rewards.tolist(),
+    }
+    return _save(folder / "train_data" / f"{rollout.rollout_id}.pt", content)
 
 
-def write_run(folder: Path, rollouts: list[DumpedRollout], **options) -> Path:
+def _save(path: Path, content: dict) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(content, path)
+    return path
+
+
+def write_run(folder: Path, rollouts: list[DumpedRollout]) -> Path:
     for rollout in rollouts:
-        write_rollout(folder, rollout, **options)
+        write_rollout(folder, rollout)
         write_train(folder, rollout)
     return folder
 
@@ -108,7 +128,9 @@ def write_ranks(
             for c in range(cp):
                 local = _local(whole, c, cp) if stage == pp - 1 else _first_stage(whole)
                 for _ in range(tp):
-                    paths.append(_write(folder, rollout.rollout_id, len(paths), local))
+                    name = f"{rollout.rollout_id}_{len(paths)}.pt"
+                    content = {"rollout_id": rollout.rollout_id, "rank": len(paths), "rollout_data": local}
+                    paths.append(_save(folder / "train_data" / name, content))
     return paths
 
 
@@ -126,13 +148,6 @@ def _first_stage(whole: dict) -> dict:
         for key, values in whole.items()
         if key not in ("log_probs", "advantages", "returns", "kl")
     }
-
-
-def _write(folder: Path, rollout_id: int, rank: int, data: dict) -> Path:
-    path = folder / "train_data" / f"{rollout_id}_{rank}.pt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"rollout_id": rollout_id, "rank": rank, "rollout_data": data}, path)
-    return path
 
 
 def write_jsonl(path: Path, rollouts: list[DumpedRollout]) -> Path:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
@@ -12,13 +12,9 @@ from examples.off_by_one import reward
 from slime_ext.analysis import recommend as limits
 from slime_ext.analysis.document import Effect, FindingName
 from slime_ext.analysis.findings import DETECTORS
-from slime_ext.launcher.arguments import parse_args
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "analyze.md").read_text()
-TRAINED = [
-    line for line in TEXT.replace("\\\n", " ").splitlines() if "slime-ext train" in line and "--run" in line
-]
 
 
 def test_every_finding_is_in_the_table():
@@ -31,18 +27,6 @@ def test_every_finding_is_in_the_table():
 def test_links_and_pictures_are_there():
     targets = [t for t in re.findall(r"\]\(([^)]+)\)", TEXT) if not t.startswith("https://")]
     assert len(targets) >= 5 and all((ROOT / "docs" / t).exists() for t in targets)
-
-
-def test_the_commands_of_the_example_are_understood(monkeypatch):
-    for line in TRAINED:
-        monkeypatch.chdir(ROOT)
-        words = [w for w in shlex.split(line) if not re.match(r"[A-Z_]+=", w)]
-        assert words[:2] == ["slime-ext", "train"]
-        assert parse_args(words[2:]).run_name == words[words.index("--run-name") + 1]
-
-
-def test_five_runs_are_made():
-    assert len(TRAINED) == 5
 
 
 def test_the_limits_are_those_of_the_code():
@@ -60,7 +44,8 @@ def test_columns_of_the_table_are_explained():
 
 def test_the_planted_fault_shifts_by_one():
     sample = SimpleNamespace(
-        rollout_log_probs=[-1.0, -2.0, -3.0], response_length=3, response="ab", label="ab", status="completed"
+        rollout_log_probs=[-1.0, -2.0, -3.0], tokens=[3, 4, 5, 2], response_length=3, label="ab", metadata={}
     )
-    assert reward(None, sample) == 1.0
+    args = SimpleNamespace(hf_checkpoint=str(ROOT / "configs/tiny/model"))
+    assert asyncio.run(reward(args, sample)) == 1.0
     assert sample.rollout_log_probs == [0.0, -1.0, -2.0]

@@ -168,15 +168,27 @@ def test_positions_of_samples_that_were_not_trained_on_stay(tmp_path):
     assert found.positions == (3, 4, 5, 6) and list(found.responses) == FIRST.responses[3:]
 
 
-def test_the_launchers_versions_are_ages_in_optimizer_steps(tmp_path):
-    rollout = replace(ROLLOUTS[2], versions=torch.full((ROLLOUTS[2].size,), 3))
-    dumps.write_rollout(tmp_path, rollout, per_token_versions=True)
-    dumps.write_train(tmp_path, rollout, ranks=1, steps=4)
-    found = only([tmp_path])
-    assert set(found.ages.tolist()) == {2 * 4 - 3.0} and found.steps == (0, 1, 2, 3, 0, 1, 2)
+TRAINED = {  # of a sample in a file that slime 624b824 wrote
+    **dict.fromkeys(("data_parallel_rank", "sample_index", "rollout_position", "response_lengths"), int),
+    **dict.fromkeys(("total_lengths", "truncated", "rollout_ids"), int),
+    **dict.fromkeys(("rewards", "local_raw_reward"), float),
+    **dict.fromkeys(("rollout_log_probs", "log_probs", "kl", "advantages", "returns"), torch.float32),
+    **{"tokens": torch.int64, "loss_masks": torch.int32, "rollout_mask_sums": torch.float32},
+    "source_names": str,
+}
 
 
-def test_ages_without_a_known_trainer_are_from_the_newest(tmp_path):
+def test_the_dumps_of_these_tests_have_the_keys_and_types_of_slimes(tmp_path):
+    content = torch.load(dumps.write_train(tmp_path, FIRST), weights_only=True)
+    assert set(content) == {"format_version", "rollout_id", "rank", "samples", "dp_shards", "raw_reward"}
+    row, places = content["samples"][0], content["dp_shards"][0]
+    kinds = {key: v.dtype if isinstance(v, torch.Tensor) else type(v) for key, v in row.items()}
+    assert kinds == TRAINED and content["format_version"] == 2
+    schedule = {"sample_indices", "partition", "micro_batch_indices", "num_microbatches"}
+    assert set(places) == schedule | {"rank", "data_parallel_rank", "global_batch_sizes"}
+
+
+def test_ages_are_from_the_newest_weights(tmp_path):
     versions = FIRST.versions.clone()
     versions[: FIRST.lengths[0]] = 3
     dumps.write_run(tmp_path, [replace(FIRST, versions=versions + 2)])

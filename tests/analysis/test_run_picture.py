@@ -114,7 +114,7 @@ def test_without_a_log_the_lines_and_the_dumps_are_read(tmp_path):
 
 
 def test_a_log_that_counts_optimizer_steps_everywhere_is_taken_as_it_is(tmp_path):
-    """`slime-ext train`, and slime with --wandb-always-use-train-step."""
+    """slime with --wandb-always-use-train-step."""
     from torch.utils.tensorboard import SummaryWriter
 
     for name, step in (("rollout/raw_reward", 4), ("train/loss", 1)):

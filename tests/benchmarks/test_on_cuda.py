@@ -1,20 +1,127 @@
-"""The part of the CUDA program that trains, on a CPU: what it calls of the launcher is still there."""
+"""The CUDA program on a CPU: every step is walked through; what goes wrong in one stops no other."""
 
 from __future__ import annotations
 
 import json
-import math
+import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+import torch
+
+from benchmarks import absent_wheels
+from benchmarks.on_cuda import __main__ as on_cuda
+from benchmarks.on_cuda import host, timing
+from benchmarks.on_cuda.timing import Row
 
 ROOT = Path(__file__).parents[2]
-TRAIN = "import json; from benchmarks import on_cuda; print(json.dumps(on_cuda.train(2, 8)))"
+ROW = Row("hook, T", 8, "")
 
 
-def test_its_trainer_trains():
-    command = [sys.executable, "-W", "ignore", "-c", TRAIN]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr[-500:]
-    found = json.loads(ended.stdout.splitlines()[-1])
-    assert found["backend"] == "gloo" and all(map(math.isfinite, found["losses"]))
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory):
+    """The folder of a dry run, and what it printed."""
+    out = tmp_path_factory.mktemp("cuda")
+    command = ["bash", str(ROOT / "benchmarks/cuda.sh"), "--dry-run", "--out", "here"]
+    ended = subprocess.run(
+        command,
+        cwd=out,
+        env=os.environ | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    return out / "here", ended.stdout
+
+
+@pytest.mark.slow
+def test_a_dry_run_has_a_row_for_every_measurement(walked):
+    out, printed = walked
+    found = json.loads((out / "cuda.json").read_text())
+    assert found["wrong"] == [] and set(found["tests"]) == {"skipped"}
+    timed = {
+        (row["what"].partition(" of ")[0], row["contender"]) for row in found["rows"] if row["milliseconds"]
+    }
+    assert timed >= {("hook, T", name) for name in ("copy on the device", "ours eager", "ours compiled")}
+    if host.find(None, Path(), Path()):  # the wheel of `make host`
+        named = ("uncorrected", "its own TIS", "token_tis, eager", "token_tis, compiled")
+        assert timed >= {("policy loss", name) for name in named}
+    for row in found["rows"]:
+        assert f"| {row['what']} | {row['tokens']} | {row['contender']} |" in printed
+
+
+def test_without_a_device_the_command_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert on_cuda.main([]) == 2
+    assert capsys.readouterr().err.strip() == (
+        "benchmarks/cuda.sh: expected a CUDA device, got none: --dry-run walks through it here"
+    )
+    assert on_cuda.main(["--dry-run", "--slime", "no/such"]) == 2
+    assert "--slime: expected a folder, got " in capsys.readouterr().err
+
+
+def test_a_contender_that_raises_or_comes_too_late_is_a_row_that_says_so(capsys):
+    def broken():
+        raise ValueError("no kernel\nimage")
+
+    bodies = {"works": lambda: None, "broken": broken}
+    rows = {row.contender: row for row in timing.measure(ROW, bodies, "cpu", 2, time.monotonic() + 60)}
+    assert rows["works"].milliseconds is not None and rows["works"].why == ""
+    assert rows["broken"].milliseconds is None and rows["broken"].why == "ValueError: no kernel"
+    assert "no kernel" in capsys.readouterr().err
+    (late,) = timing.measure(ROW, {"works": lambda: None}, "cpu", 2, time.monotonic() - 1)
+    assert late.why == "no time left"
+    assert len(on_cuda.unmet([late, *rows.values()])) == 2
+
+
+def test_a_hook_that_waits_is_wrong_and_another_system_that_waits_is_not():
+    ours, mis = (
+        replace(ROW, contender=name, waits=3, milliseconds=1.0) for name in ("ours eager", "slime mis.py")
+    )
+    loss = replace(ours, what="policy loss of slime (x)", contender="token_tis, eager")
+    assert on_cuda.unmet([ours, mis, loss]) == [
+        "hook, T, ours eager: waits 3 times for the device",
+        "policy loss of slime (x), token_tis, eager: waits 3 times for the device",
+    ]
+    assert on_cuda.unmet([replace(ours, waits=0)]) == []
+
+
+def test_a_step_that_dies_or_hangs_is_told_and_leaves_no_process(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    (tmp_path / "dies.py").write_text("raise SystemExit('device-side assert')")
+    (tmp_path / "hangs.py").write_text(
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(child.pid, flush=True)\ntime.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert on_cuda.step(["dies"], 60, log) == "exit status 1: device-side assert"
+    assert on_cuda.step(["hangs"], 5, log) == "cut off after 5 s"
+    child, until = Path("/proc", log.read_text().strip(), "stat"), time.monotonic() + 20
+    while time.monotonic() < until and child.exists() and child.read_text().split()[2] != "Z":
+        time.sleep(0.1)
+    assert not child.exists() or child.read_text().split()[2] == "Z"
+
+
+def test_the_limits_of_the_steps_are_eight_minutes_together():
+    assert sum(on_cuda.SECONDS.values()) <= 8 * 60 - 20  # for what starts and writes
+
+
+def test_the_wheel_of_the_host_is_unpacked_in_part_and_not_installed(tmp_path, monkeypatch):
+    wheels, scratch = tmp_path / "wheels", tmp_path / "scratch"
+    wheels.mkdir()
+    with ZipFile(wheels / "miles_rl-0.0.2-py3-none-any.whl", "w") as archive:
+        for name in ("miles/utils/misc.py", "megatron/core/__init__.py", "sglang/__init__.py"):
+            archive.writestr(name, "")
+    monkeypatch.setattr(host, "ROOT", tmp_path)
+    folder = host.find(None, wheels, scratch)
+    assert folder == scratch / "miles_rl-0.0.2" and [path.name for path in folder.iterdir()] == ["miles"]
+    assert absent_wheels.absent(wheels) == []
+    assert host.find(tmp_path, wheels, scratch) == tmp_path.resolve()
+    assert host.find(None, tmp_path / "none", scratch) is None

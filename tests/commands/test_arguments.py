@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from slime_ext.commands.arguments import forbid_misspelt
-from slime_ext.launcher.arguments.parser import BY_DEST, BY_NAME
 from tests.commands.test_commands import run, written
 
 
@@ -29,15 +27,28 @@ def test_a_file_of_arguments_takes_both_spellings(capsys, tmp_path):
         assert status == 1 and "expected proximal beside the host's surrogate with --keep-old-actor" in err
 
 
-def test_no_argument_of_the_launcher_is_a_misspelling():
-    for name in (*BY_DEST, *BY_NAME):
-        forbid_misspelt("a.yaml", name)
-
-
-def test_a_file_named_by_a_script_is_found_from_the_folders_above_it(capsys, tmp_path):
-    (tmp_path / "scripts/low").mkdir(parents=True)
-    written(tmp_path / "c.yaml", {"slime_ext": {"preset": "geo_rs"}})
+def test_a_file_named_by_a_script_is_the_one_where_the_script_runs(capsys, tmp_path, monkeypatch):
+    """The folder of its ``cd``, else the host's checkout, else this command's; beside the script is none."""
+    for folder in ("scripts/low", "slime", "other"):
+        (tmp_path / folder).mkdir(parents=True)
+    written(tmp_path / "scripts/low/c.yaml", {"slime_ext": {"preset": "token_tis"}})
+    written(tmp_path / "other/c.yaml", {"slime_ext": {"preset": "geo_rs"}})
     flags = "--use-tis --custom-tis-function-path slime_ext.tis.correct --custom-config-path c.yaml"
     path = written(tmp_path / "scripts/low/run.sh", f"python3 train.py {flags}")
-    status, out, _ = run(capsys, "check", path)
-    assert status == 0 and "veto(low 0.0001)" in out
+    status, _, err = run(capsys, "check", path)
+    assert status == 1 and "expected a file where the script runs, got no c.yaml in" in err
+    monkeypatch.chdir(tmp_path / "other")
+    assert "veto(low 0.0001)" in run(capsys, "check", path)[1]
+    written(tmp_path / "train.py", "")  # the checkout that the script lies in
+    status, _, err = run(capsys, "check", path)
+    assert status == 1 and f"got no c.yaml in {tmp_path}:" in err
+    written(path, f"cd {tmp_path}/other\npython3 train.py {flags}")
+    assert "veto(low 0.0001)" in run(capsys, "check", path)[1]
+
+
+def test_a_preset_that_lies_beside_our_package_alone_is_none_of_the_script(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = "--use-tis --custom-tis-function-path slime_ext.tis.correct"
+    text = f"python3 train.py {flags} --custom-config-path configs/presets/token_is.yaml"
+    status, out, err = run(capsys, "check", written(tmp_path / "run.sh", text))
+    assert (status, out) == (1, "") and f"got no configs/presets/token_is.yaml in {tmp_path}" in err

@@ -101,7 +101,8 @@ REFUSED = [
 ]
 
 
-def test_a_launch_script_is_checked_as_a_whole(capsys, tmp_path):
+def test_a_launch_script_is_checked_as_a_whole(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for name, content in {
         "geo": {"slime_ext": {"preset": "geo_rs"}},
         "verl": {"slime_ext": {"verl": {"rollout_is": "token"}}},
@@ -125,7 +126,9 @@ def test_a_launch_script_is_checked_as_a_whole(capsys, tmp_path):
 def test_what_only_a_shell_knows_is_not_judged(capsys, tmp_path):
     more = f"{GOOD} --use-dynamic-batch-size --max-tokens-per-gpu $MAX --loss-type $LOSS --kl-coef $A"
     status, out, err = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=more)))
-    assert (status, err) == (0, "") and out.rstrip().endswith("ok")
+    assert (status, err) == (0, "") and "ok" not in out.split()
+    for flag in ("--max-tokens-per-gpu $MAX", "--loss-type $LOSS", "--kl-coef $A"):
+        assert f"{flag}: known only where the script runs" in out
 
 
 def test_a_launch_without_ours_gets_the_flags_to_paste(capsys, tmp_path):
@@ -185,7 +188,8 @@ def test_a_function_with_a_formula_of_its_own_shows_it(capsys, tmp_path, more, f
     assert ("needs cur_log_probs: in slime add --custom-megatron-init-path" in out) is noted
 
 
-def test_a_script_leads_to_its_configuration(capsys, tmp_path):
+def test_a_script_leads_to_its_configuration(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     written(tmp_path / "c.yaml", {"use_tis": True, "slime_ext": {"fireworks": {"eps_clip": 0.3}}})
     more = "--custom-config-path c.yaml --custom-tis-function-path slime_ext.tis.correct"
     status, _, err = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=more)))
@@ -206,7 +210,8 @@ ARGS=(
     assert status == 1 and "fireworks.eps_clip: expected 0.2" in err
 
 
-def test_a_preset_has_its_other_name_too(capsys, tmp_path):
+def test_a_preset_has_its_other_name_too(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     written(tmp_path / "c.yaml", {"slime_ext": {"preset": "token_is", "mask_scope": "all"}})
     path = written(tmp_path / "run.sh", f"{GOOD} --custom-config-path c.yaml")
     assert run(capsys, "check", path)[0] == 0
@@ -237,9 +242,14 @@ def test_the_seeds_function_is_told_where_it_counts_twice(capsys, tmp_path, more
     assert said in out and ("counted twice" in out) is bool(more)
 
 
-def test_the_launch_script_of_the_examples_passes(capsys):
+def test_the_launch_script_of_the_examples_passes(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIME_DIR", str(tmp_path))
     status, out, err = run(capsys, "check", EXAMPLE)
-    assert (status, err) == (0, "") and "veto(low 0.0001)" in out and out.rstrip().endswith("ok")
+    assert (status, err) == (0, "") and "veto(low 0.0001)" in out
+    assert "qwen3-32B.sh is not here" in out and not out.rstrip().endswith("ok")  # it sets the model's flags
+    (tmp_path / "scripts/models").mkdir(parents=True)
+    written(tmp_path / "scripts/models/qwen3-32B.sh", "MODEL_ARGS=(--num-layers 64)")
+    assert run(capsys, "check", EXAMPLE)[1].rstrip().endswith("ok")
 
 
 def test_the_launch_script_of_the_examples_is_slimes_but_for_one_flag():

@@ -8,6 +8,7 @@ import pytest
 
 from slime_ext import cli
 from slime_ext.commands import doctor, installed
+from slime_ext.commands.arguments import Arguments, gathered
 from slime_ext.commands.installed import COMPONENTS, Component
 
 SLIME_RUN = "python3 train_async.py --use-tis --custom-tis-function-path slime_ext.tis.{preset} {more}\n"
@@ -123,11 +124,6 @@ def test_slime_needs_more_than_megatron_core(capsys, tmp_path, machine):
     assert run(capsys, tmp_path, OURS_RUN.format(preset="token_tis", more=""))[0] == 0
 
 
-def test_our_launcher_needs_neither_cuda_nor_ray_nor_slime(capsys, tmp_path, machine):
-    machine(without=["CUDA", "Ray", "slime", "NVIDIA apex", "Transformer Engine", "Triton"])
-    assert run(capsys, tmp_path, OURS_RUN.format(preset="off_policy_is", more=""))[0] == 0
-
-
 @pytest.mark.parametrize("preset", ["off_policy_is", "off_policy_is_function"])
 @pytest.mark.parametrize(
     ("more", "note", "status", "said"),
@@ -152,8 +148,7 @@ def test_a_wrong_configuration_cannot_work(capsys, tmp_path, machine):
 
 def test_a_script_that_starts_neither(tmp_path):
     (tmp_path / "run.sh").write_text("echo hello\n")
-    assert doctor.launcher_of(str(tmp_path / "run.sh")) is None
-    assert doctor.launcher_of("some.yaml") is None
+    assert doctor.needed(gathered(str(tmp_path / "run.sh")).launcher, Arguments()) == {"Python", "PyTorch"}
 
 
 def test_a_named_folder_without_slime_is_a_mistake(capsys, tmp_path):

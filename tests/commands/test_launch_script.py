@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_ext.commands.launch_script import read
-from slime_ext.commands.shell import Shell
+from slime_ext.scripts.read import launch_of as read
 from slime_ext.errors import ConfigError
 from slime_ext.without_cuda.rehearsal.replace import sizes_of
 
@@ -96,15 +95,48 @@ def test_words_of_the_command_line_are_the_scripts_own(script):
     assert [str(flag) for flag in launch.flags] == ["--a 1", "--b 2"]
 
 
-def test_the_first_branch_of_a_test_that_only_a_shell_can_make_is_taken(script):
-    launch = read(script("A=()\nif [ -f /x ]; then A+=(--a); else A+=(--b); fi\npython3 train.py ${A[@]}"))
-    assert launch.flag("--a") and not launch.flag("--b")
+def test_of_a_test_that_only_the_cluster_can_make_neither_branch_is_taken(script):
+    text = "A=(--x 1)\nif [ -f /x ]; then A+=(--a); else A+=(--b); fi\npython3 train.py ${A[@]} --c"
+    launch = read(script(text))
+    assert [flag.name for flag in launch.flags] == ["--x", "--c"]
+    assert [(str(gap.where), gap.text, gap.names) for gap in launch.gaps] == [
+        ("run.sh:2", "[ -f /x ]", frozenset({"--a", "--b"}))
+    ]
+    assert not launch.is_known("--a") and launch.is_known("--x") and launch.is_known("--d")
+
+
+def test_what_stands_behind_a_gap_counts(script):
+    launch = read(script("mapfile -t A < flags\npython3 train.py --x 1 ${A[@]} --y 2"))
+    assert launch.is_known("--y") and not launch.is_known("--x") and not launch.is_known("--z")
+
+
+def test_a_sourced_file_that_is_not_there_is_said_and_none_elsewhere_is_taken(script, tmp_path):
+    launch = read(script("source /none/models/small.sh\npython3 train.py --x 1 ${MODEL_ARGS[@]}"))
+    assert [flag.name for flag in launch.flags] == ["--x"]
+    assert "source /none/models/small.sh is not here" in str(launch.gaps[0]) and launch.gaps[0].names is None
+
+
+ONE_LINE = {
+    "python3 train.py --a 1\r\n": r"run\.sh:1: expected lines that end in \\n, got",
+    "X=aaaaaaaaaa\n" + "X=$X$X$X$X$X$X$X$X$X$X\n" * 9: "expected words of at most",
+    "f() { f; }; f": "calls in one another",
+    'echo "\npython3 train.py': "expected a script that bash can read, got line",
+    "while true; do X=1$X; done": "expected",
+    "slime-ext train --config x.yaml": "slime-ext train is no launch of a host",
+    "[ -n \"$1\" ] || exit 1\npython3 train.py": r"it ends at run\.sh:1: flags of its own stand behind --",
+}
+
+
+@pytest.mark.parametrize("text", ONE_LINE)
+def test_what_no_launch_can_be_read_of_is_one_line(script, text):
+    with pytest.raises(ConfigError, match=ONE_LINE[text]) as caught:
+        read(script(text))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
 WRONG = {
     "python3 other.py --a": "expected a launch of train.py",
     "python3 train.py \\\n  --a 1\n  ${B[@]} \\\n  ${C[@]}": r"run\.sh:3: .* lacks the backslash",
-    "source models/none.sh\npython3 train.py": "expected a file, got 'models/none.sh'",
 }
 
 
@@ -134,17 +166,3 @@ def test_every_script_of_slime_is_read(monkeypatch):
         assert sizes_of(launch).steps >= 1 and launch.number("--num-layers", 0) > 1, path
         assert not launch.flag("--hf-checkpoint").values[0].startswith("$"), path
     assert count > 100 and broken == {"run-kimi-k2-Instruct.sh", "run-kimi-k2-Thinking.sh"}
-
-
-def test_sums_are_worked_out_and_others_stay_as_they_are_written():
-    for text, value in [
-        ("$((1 + 2 * 3))", "7"),
-        ("$(( (7 - 2) / 2 ))", "2"),
-        ("$((-7 % 4 + 1))", "2"),
-        ("$((N * 2))", "8"),
-        ("$((1 / 0))", "$((1 / 0))"),
-        ("$((08 + 1))", "$((08 + 1))"),
-        ("$((9**9**9**9))", "$((9**9**9**9))"),
-        ("$((M * 2))", "$((M * 2))"),
-    ]:
-        assert Shell(scalars={"N": "4"}).value(text) == value, text

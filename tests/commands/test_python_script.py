@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime_ext import cli
-from slime_ext.commands import launch_script
+from slime_ext.scripts import read as launch_script
 from slime_ext.errors import ConfigError
 from slime_ext.without_cuda import driver
 
@@ -52,7 +52,7 @@ def script(tmp_path, monkeypatch):
 
 
 def test_the_submitted_job_is_read_and_no_command_is_run(script, tmp_path):
-    launch = launch_script.read(script(), ["--mode", "small"])
+    launch = launch_script.launch_of(script(), ["--mode", "small"])
     assert [str(flag) for flag in launch.flags] == ["--lr 1e-6", "--json [1, 2]", "--mode small"]
     assert launch.flag("--lr").where == "run.py:8" and not (tmp_path / "started").exists()
 
@@ -73,21 +73,21 @@ def test_check_reads_it_with_its_own_flags(script, capsys):
 )
 def test_what_a_script_runs_by_itself_is_refused(script, tmp_path, call):
     with pytest.raises(ConfigError, match="the script itself would run"):
-        launch_script.read(script(call.format(tmp_path / "started")))
+        launch_script.launch_of(script(call.format(tmp_path / "started")))
     assert not (tmp_path / "started").exists()
 
 
 def test_a_script_elsewhere_is_refused(tmp_path):
     (tmp_path / "run.py").write_text("")
     with pytest.raises(ConfigError, match="expected a script in a checkout of miles"):
-        launch_script.read(str(tmp_path / "run.py"))
+        launch_script.launch_of(str(tmp_path / "run.py"))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HOSTS.is_dir(), reason="HOSTS names no folder of hosts")
 @pytest.mark.skipif(not Path(".venv-host/bin/python").exists(), reason="no host environment")
 def test_a_script_of_miles_is_read():
-    launch = launch_script.read(
+    launch = launch_script.launch_of(
         str(HOSTS / "miles-31f1ca9/scripts/run_qwen3_4b.py"), ["--mode", "debug_minimal"]
     )
     assert launch.value("--rollout-max-response-len") == "100" and launch.value("--num-layers") == "36"

@@ -32,7 +32,6 @@ UNUSED = {
     "another is": f"CORR=({GOOD})\nOTHER=(--lr 1)\npython3 train.py ${{OTHER[@]}}",
     "in a comment": f"CORR=(\n  {GOOD}\n)\npython3 train.py  # ${{CORR[@]}}",
     "it grows": f"CORR=()\nCORR+=({GOOD})\nray job submit -- python3 train_async.py",
-    "of ours": f"CORR=({GOOD});\nslime-ext train",
 }
 
 
@@ -49,7 +48,6 @@ USED = {
     "after a quote over lines": f"ray job submit --runtime-env-json='{{\n \"a\": 1\n}}' -- train.py {GOOD}",
     "an apostrophe in a comment": f"# it's off\ntrain.py \\\n   {GOOD}  # isn't it",
     "a variable with a comment": f'readonly TIS="{GOOD}"  # on\ntrain.py $TIS',
-    "a quote without an end": f'echo "\n{GOOD}',
     "flags that look alike": f"{GOOD} --custom-loss-function-path a.b --custom-agent-function-path c",
     "as words": f'CORR=({GOOD})\npython3 train.py "${{CORR[@]}}"',
     "in another": f"CORR=({GOOD})\nALL=(${{CORR[@]}})\npython3 train.py ${{ALL[@]}}",
@@ -87,7 +85,8 @@ FOLLOWED = {
 CORRECT = "--use-tis --custom-tis-function-path slime_ext.tis.correct"
 
 
-def test_defaults_of_variables_are_followed(capsys, tmp_path):
+def test_defaults_of_variables_are_followed(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
     written(tmp_path / "sub/c.yaml", {"slime_ext": {"preset": "geo_rs"}})
     for name, text in FOLLOWED.items():

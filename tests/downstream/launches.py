@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from slime_ext.commands import python_script
+from slime_ext.scripts import python_script
 from slime_ext.commands.check import check
 from slime_ext.errors import SlimeExtError
 

@@ -17,7 +17,7 @@ from typing import Any
 from slime_ext.patching.main import main as patch
 from tests.downstream.checkouts import Checkout
 from tests.downstream.host_loss import Case, Layout, measure
-from tests.launcher.distributed import run_ranks
+from tests.ranks import run_ranks
 
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "token": {"preset": "token_is"},

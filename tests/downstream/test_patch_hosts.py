@@ -17,9 +17,9 @@ from slime_ext.patching.declared import load_patches
 from slime_ext.patching.main import main
 from slime_ext.patching.plan import status
 from slime_ext.patching.tree import Tree
-from tests.launcher.distributed import run_ranks
 from tests.launcher.megatron.tiny_model import LAYOUTS
 from tests.launcher.megatron.tiny_rollout import arguments, rollout
+from tests.ranks import run_ranks
 
 LINES = {"slime": 7, "miles": 4}  # that a host lacks; miles brings its versions to training itself
 VOCAB = 48

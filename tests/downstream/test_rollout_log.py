@@ -11,7 +11,7 @@ from argparse import Namespace
 import pytest
 
 from tests.downstream.host_loss import enter
-from tests.launcher.distributed import run_ranks
+from tests.ranks import run_ranks
 
 MODULE = "slime.observability.rollout_metrics"
 pytestmark = [pytest.mark.slow]

@@ -13,7 +13,7 @@ from slime_ext.host.rollout_data import samples_of
 from tests.downstream.host_loss import enter
 from tests.host import slime_rollouts as rollouts
 from tests.host.test_step_plan import CASES, by_position, close, spec
-from tests.launcher.distributed import run_ranks
+from tests.ranks import run_ranks
 
 NAMES = ("normalize", "second_moment", "kept", "kept_all", "atomic", "everything")
 pytestmark = [pytest.mark.slow]

@@ -13,8 +13,8 @@ from slime_ext import metrics, presets
 from slime_ext.host.train_step import LEADING, NAME
 from tests import oracle
 from tests.downstream.host_step import two_steps
-from tests.launcher.distributed import run_ranks
 from tests.metrics.test_statistics import accumulated
+from tests.ranks import run_ranks
 
 pytestmark = [pytest.mark.slow]
 

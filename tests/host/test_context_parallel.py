@@ -19,7 +19,7 @@ from slime_ext.ops.segments import Segments
 from slime_ext.steps import Clip, Normalize, Reject, Reweight, Truncate
 from tests import oracle
 from tests.batches import tokens
-from tests.launcher.distributed import run_ranks
+from tests.ranks import run_ranks
 from tests.test_tis import arguments, as_slime_calls
 
 EXTRA = {

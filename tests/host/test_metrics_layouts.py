@@ -10,13 +10,14 @@ from torch import Tensor
 
 from slime_ext import tis
 from slime_ext.errors import SlimeExtError
-from slime_ext.host import staleness, step_metrics
+from slime_ext.host import step_metrics
 from slime_ext.host.hosts import ranks
 from slime_ext.host.train_step import Reporter
 from slime_ext.ops.segments import Segments
 from tests import oracle
+from tests.host.pushes import trainer_at
 from tests.host.test_context_parallel import slices
-from tests.launcher.distributed import run_ranks
+from tests.ranks import run_ranks
 from tests.test_tis import arguments, as_slime_calls
 
 STEPS = [
@@ -57,7 +58,7 @@ def local(call, cp_rank, cp_size):
 def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
     """Scalars and curves of an optimizer step over this rank's samples, ``size`` per micro-batch."""
     step_metrics.current.leaves_loss_alone = False
-    staleness.set_trainer_version(5)
+    trainer_at(5)
     args = arguments(slime_ext=config, custom_tis_function_path="slime_ext.tis.correct")
     batch = samples()
     versions = [[str(5 - i % 4), "5"] if i % 7 else [] for i in range(len(batch))]
@@ -68,7 +69,7 @@ def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
             call = call_of([batch[i] for i in places], [versions[i] for i in places])
             tis.correct(args, **local(call, cp_rank, cp_size))
         scalars, curves = step.reduce()
-    staleness.set_trainer_version(None)
+    trainer_at(None)
     return {**scalars, **curves}
 
 

@@ -12,7 +12,6 @@ import torch
 from slime_ext import host
 from slime_ext.errors import DataError
 from slime_ext.host.staleness import version_metrics
-from slime_ext.launcher.rollout.sample import RolloutSample
 
 
 def sample(*versions, length=2, log_probs=True, **more):
@@ -81,13 +80,6 @@ def test_a_line_where_the_host_has_no_metrics(caplog):
     with caplog.at_level(logging.INFO, "slime_ext"):
         host.log_rollout(7, None, [sample("1")], None, 1.5)
     assert "rollout 7: weight versions: versions 1" in caplog.text
-
-
-def test_the_launchers_samples_have_the_same_fields():
-    ours = RolloutSample(
-        weight_versions=["1"], response_length=1, rollout_log_probs=[-1.0], token_weight_versions=["1"]
-    )
-    assert version_metrics([ours])["versions"] == 1
 
 
 def test_the_page_names_every_value():

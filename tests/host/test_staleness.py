@@ -18,12 +18,12 @@ from slime_ext.host import hosts, staleness, startup
 from slime_ext.steps import Reject
 from tests import oracle
 from tests.batches import tokens
+from tests.host.pushes import trainer_at
 from tests.test_tis import arguments, as_slime_calls
 
 
 @pytest.fixture(autouse=True)
 def _nobody_says_the_version(monkeypatch):
-    monkeypatch.setattr(staleness, "_version", None)
     monkeypatch.setattr(staleness, "_pusher", None)
 
 
@@ -54,13 +54,13 @@ def call(versions):
     ],
 )
 def test_an_age_counts_from_the_oldest_weights(spans, age):
-    staleness.set_trainer_version(7)
+    trainer_at(7)
     torch.testing.assert_close(staleness.ages_of(call([spans])), torch.tensor([age]).double(), equal_nan=True)
 
 
 def test_without_either_number_there_is_no_age():
     assert staleness.ages_of(call([["1"]])) is None
-    staleness.set_trainer_version(3)
+    trainer_at(3)
     assert staleness.ages_of(call(None)) is None
 
 
@@ -123,7 +123,7 @@ CONFIG = {"steps": [{"reject": {"max_staleness": 1}}]}
 def test_the_hook_reads_the_versions_that_a_patched_host_passes():
     batch = oracle.random_batch(5, wild=False)
     given = as_slime_calls(batch, weight_versions=[["9"], ["7"]] + [["9"]] * (len(batch) - 2))
-    staleness.set_trainer_version(9)
+    trainer_at(9)
     loss, _, _ = tis.correct(arguments(slime_ext=CONFIG), **given)
     lost = loss.split(given["response_lengths"])[1]
     assert not lost.any() and loss.any()
@@ -137,7 +137,7 @@ def test_the_hook_reads_the_versions_that_a_patched_host_passes():
     ],
 )
 def test_a_bound_on_ages_that_nobody_knows_is_refused(more, version, line):
-    staleness.set_trainer_version(version)
+    trainer_at(version)
     with pytest.raises(ConfigError, match=line):
         tis.correct(arguments(slime_ext=CONFIG), **as_slime_calls(oracle.random_batch(5), **more))
 
@@ -180,20 +180,18 @@ def test_ages_of_a_rollout_count_to_the_version_that_trains_on_it(monkeypatch):
         sampled = [str(max(rollout_id, 1))]
         made = [made_by(versions) for versions in (sampled, sampled, ["1"], [])]
         host.log_rollout(rollout_id, None, made, {})
-        staleness.set_trainer_version(rollout_id + 1 if rollout_id else 1)
+        trainer_at(rollout_id + 1 if rollout_id else 1)
         found, old = staleness.of_rollout(rollout_id), rollout_id
         known = {"staleness_max": max(old, 0), "staleness_known_fraction": 0.75}
         mean = 0 if not old else (1 + 1 + old) / 3
         assert found == pytest.approx(known | {"staleness_mean": mean}), rollout_id
     assert staleness.of_rollout(31) == {} == staleness.of_rollout(0)  # not sampled yet; trained long ago
     assert len(json.loads(next(iter(stored.values())))) == staleness.WAITING
-    staleness.set_trainer_version(
-        20
-    )  # rollout 29 says version 29: another run's, as with --load-debug-rollout-data
+    trainer_at(20)  # rollout 29 says version 29: another run's, as with --load-debug-rollout-data
     assert staleness.of_rollout(29) == {
         "staleness_mean": 19,
         "staleness_max": 19,
         "staleness_known_fraction": 0.25,
     }
-    staleness.set_trainer_version(None)
+    trainer_at(None)
     assert staleness.of_rollout(29) == {}

@@ -10,10 +10,11 @@ import torch
 from slime_ext import tis
 from slime_ext.config import read_config
 from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
-from slime_ext.host import rollout_data, rollout_data_postprocess, staleness, step_metrics, step_plan
+from slime_ext.host import rollout_data, rollout_data_postprocess, step_metrics, step_plan
 from slime_ext.host.hosts import ranks
 from slime_ext.host.step_plan import compute_plan
 from tests.host import slime_rollouts as slime
+from tests.host.pushes import trainer_at
 
 GEO = {"reject": {"unit": "sequence", "aggregate": "mean", "low": 0.97, "high": 1.03}}
 BAND = {"reject": {"low": 0.8, "high": 1.25}}
@@ -242,11 +243,11 @@ def test_the_plan_knows_the_samples_ages():
     data = slime.data_of(rollout)
     data["weight_versions"] = [["3" if s == 0 else "8"] for s in data["sample_indices"]]
     mapping = {"steps": [{"reject": {"unit": "sequence", "max_staleness": 2}}], "group": "atomic"}
-    staleness.set_trainer_version(8)
+    trainer_at(8)
     try:
         rollout_data_postprocess(slime.arguments(mapping), 0, data)
     finally:
-        staleness.set_trainer_version(None)
+        trainer_at(None)
     assert step_plan._current.keep == [index // slime.GROUP != 0 for index in data["sample_indices"]]
 
 

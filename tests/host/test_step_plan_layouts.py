@@ -6,17 +6,14 @@ import pytest
 
 from tests.host import slime_rollouts as slime
 from tests.host.test_step_plan import CASES, by_position, close, samples, spec
-from tests.launcher.distributed import run_ranks
+from tests.ranks import run_ranks
 
 
 def on_a_rank(dp, cp):
     """Every case's shares of the losses on one rank of a real layout."""
-    from slime_ext.launcher.megatron import parallel
-    from tests.launcher.megatron.tiny_model import tiny_args
-
-    parallel.initialize(tiny_args(1, 1, cp))
     from megatron.core import parallel_state
 
+    parallel_state.initialize_model_parallel(context_parallel_size=cp)
     dp_rank, cp_rank = parallel_state.get_data_parallel_rank(), parallel_state.get_context_parallel_rank()
     found = {}
     for name, (mapping, _, _) in CASES.items():

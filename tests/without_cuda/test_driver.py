@@ -52,7 +52,7 @@ def test_what_cannot_run_is_one_line(checkout, monkeypatch, capsys):
         driver.run_host(checkout, [], checkout / "out", asynchronous=True)
     monkeypatch.setenv("SLIME_EXT_HOST_PYTHON", "/nowhere/python")
     assert driver.main(["--host", "miles", "--out", str(checkout / "out")]) == 2
-    line = "slime-ext: host environment: expected a Python at /nowhere/python, got none: run `make host`\n"
+    line = "slime-ext: SLIME_EXT_HOST_PYTHON: expected an interpreter, got /nowhere/python: check the path\n"
     assert capsys.readouterr().err == line
 
 
@@ -70,9 +70,10 @@ def test_no_other_process_gets_stand_ins():
 @pytest.mark.host
 def test_a_process_with_a_long_title_keeps_its_mark():
     """Ray's agents once overwrote theirs, and two of them outlived the run."""
-    python = Path(driver.PACKAGE).parent / ".venv-host/bin/python"
-    if not python.exists():
-        pytest.skip("needs `make host`")
+    try:
+        python = driver.host_python()
+    except ConfigError as error:
+        pytest.skip(str(error))
     code = "import setproctitle\nsetproctitle.setproctitle('x' * 4000)\nprint(flush=True)\ninput()\n"
     env = {MARK: "of-a-title", **driver.ENVIRONMENT}
     process = subprocess.Popen([python, "-c", code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

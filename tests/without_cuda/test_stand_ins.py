@@ -68,6 +68,13 @@ NEEDS = {
         "assert socket.socket().connect_ex(('127.0.0.2', s.port)), 'listens everywhere'",
         "listens everywhere",
     ),
+    "host_memory": (
+        HOST,
+        "import torch\nfrom sglang.srt.mem_cache.pool_host import common\n"
+        "make, memory = common.ALLOC_MEMORY_FUNCS['cpu'], common.HostTensorAllocator()\n"
+        "make((2,), dtype=torch.int32, device='cpu', pin_memory=True, allocator=memory)",
+        "CUDA",
+    ),
     "mooncake": (
         HOST,
         "import miles.backends.megatron_utils.update_weight.update_weight_from_distributed.p2p",

@@ -1,1 +1,1 @@
-"""Dumps of slime, of the embedded launcher, and JSONL, as a stream of ``DumpedRollout``."""
+"""Dumps of slime and miles, and JSONL, as a stream of ``DumpedRollout``."""

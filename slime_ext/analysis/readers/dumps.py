@@ -81,14 +81,13 @@ class _Content:
     about: bytes = NOTHING
     rows: list[DumpedSample] = field(default_factory=list)
     ranks: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
-    version: int | None = None
 
     def take(self, kind: str, found: Mapping[str, Any]) -> None:
         """Adds the content of a file."""
         if kind == "rollout":
             self.about = pickle.dumps(rows_of_rollout(found["samples"]))
         elif kind == "train":
-            self.rows, self.version = rows_of_train(found), trainer_version(found, self.rollout_id)
+            self.rows = rows_of_train(found)
         else:
             self.ranks.append((int(found.get("rank", len(self.ranks))), found["rollout_data"]))
 
@@ -109,8 +108,7 @@ class _Content:
             whole |= compared_routes(
                 [(row, about[row.position]) for row in rows if row.position < len(about)]
             )
-        version = self.version if any(sample.token_versions for sample in about) else None
-        return assemble(self.rollout_id, source, rows or about, version, notes, **whole)
+        return assemble(self.rollout_id, source, rows or about, notes, **whole)
 
 
 def read_job(job: Job) -> Iterator[DumpedRollout | Skipped]:
@@ -172,7 +170,7 @@ def _dropped(rows: Sequence[DumpedSample], about: Sequence[DumpedSample]) -> dic
 
 def _oldest(sample: DumpedSample) -> float:
     """The oldest version of the weights that sampled a sample; NaN where unknown."""
-    found = [number_of(version) for version in sample.token_versions or sample.weight_versions]
+    found = [number_of(version) for version in sample.weight_versions]
     return float(min(found)) if found and None not in found else math.nan
 
 
@@ -200,7 +198,7 @@ def _join(rows: list[DumpedSample], about: list[DumpedSample], notes: Notes) -> 
 
 
 def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
-    for name in ("prompt", "response", "weight_versions", "token_versions", "group"):
+    for name in ("prompt", "response", "weight_versions", "group"):
         setattr(row, name, getattr(sample, name))
     row.reward = row.reward if sample.reward is None else sample.reward
     row.behavior = sample.behavior if row.behavior is None else row.behavior
@@ -231,7 +229,6 @@ def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
             prompt=text_of(sample.get("prompt")),
             response=text_of(sample.get("response")),
             weight_versions=versions_of(sample.get("weight_versions")),
-            token_versions=versions_of(sample.get("token_weight_versions")),
         )
 
     return [row_of(i, sample) for i, sample in enumerate(samples)]
@@ -265,11 +262,3 @@ def step_of_position(shards: Sequence[Mapping[str, Any]]) -> dict[int, int]:
         for step, batch in zip(steps, batches, strict=False):
             found.update({int(partition[i]): step for i in batch})
     return found
-
-
-def trainer_version(found: Mapping[str, Any], rollout_id: int) -> int | None:
-    """The trainer's weight version at the start of a rollout, as the embedded launcher counts it: the
-    optimizer steps before, of which every rollout has the same number."""
-    shards = found.get("dp_shards") or ({},)
-    steps = shards[0].get("num_microbatches")
-    return None if steps is None else rollout_number(rollout_id * len(steps))

@@ -82,14 +82,12 @@ def assemble(
     rollout_id: int,
     source: str,
     rows: Sequence[DumpedSample],
-    trainer_version: int | None = None,
     notes: Notes | None = None,
     **whole: Any,
 ) -> DumpedRollout | Skipped:
     """One rollout from samples, without those whose lists do not fit.
 
     Args:
-        trainer_version: version of the trainer's weights when the rollout was trained on, if it is known.
         notes: what is known to be amiss already.
         whole: fields of ``DumpedRollout`` that are not of one sample.
     """
@@ -114,7 +112,7 @@ def assemble(
         **packed,
         rewards=_rewards(sound),
         versions=versions,
-        newest=None if versions is None else _newest(versions, trainer_version),
+        newest=None if versions is None else _newest(versions),
         groups=_all([row.group for row in sound]),
         steps=_all([row.step for row in sound]),
         prompts=[row.prompt for row in sound],
@@ -259,9 +257,9 @@ def _fill(out: Tensor, row: DumpedSample, mask: Tensor, notes: Notes) -> None:
     notes.add("that mix weight versions and do not say where, counted as the oldest", row)
 
 
-def _newest(versions: Tensor, trainer_version: int | None) -> int | None:
+def _newest(versions: Tensor) -> int | None:
     newest = int(versions.max()) if len(versions) else UNKNOWN
-    return None if newest == UNKNOWN else max(newest, trainer_version or 0)
+    return None if newest == UNKNOWN else newest
 
 
 def sample_of(sample: Mapping[str, Any], position: int, step: int | None = None) -> DumpedSample:

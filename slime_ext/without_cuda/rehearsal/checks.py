@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_ext.without_cuda.driver import TIMED_OUT
 from slime_ext.without_cuda.rehearsal.evidence import Evidence, nonfinite
-from slime_ext.without_cuda.rehearsal.launch import Launch
+from slime_ext.scripts.launch import Launch
 from slime_ext.without_cuda.rehearsal.replace import ROLLOUTS, Sizes, kept, sizes_of, small_sizes
 
 OK, WRONG, NOT_REACHED, NOT_ASKED = "ok", "WRONG", "not reached", "not asked for"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slime_ext.errors import did_you_mean
 from slime_ext.importing import file_of
-from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
+from slime_ext.scripts.launch import Launch, WrittenFlag
 from slime_ext.without_cuda.rehearsal.replace import Sizes, kept, sizes_of
 from slime_ext.without_cuda.rehearsal.twin import has_chat_template, tokenizer_files
 
@@ -58,9 +58,9 @@ def _names(tree: ast.AST) -> Iterator[str]:
             )
 
 
-def unknown_flags(launch: Launch, known: set[str]) -> Iterator[tuple[WrittenFlag, str]]:
+def unknown_flags(flags: Sequence[WrittenFlag], known: set[str]) -> Iterator[tuple[WrittenFlag, str]]:
     """(flag, nearest known name or nothing) for every flag that the host passes over or refuses."""
-    for flag in dict.fromkeys(launch.flags):
+    for flag in dict.fromkeys(flags):
         plain = flag.name.replace("--no-", "--", 1)
         is_short = any(name.startswith(flag.name) for name in known)  # argparse takes the beginning of a name
         if not ({flag.name, plain} & known or is_short or flag.name.startswith(ELSEWHERE)):
@@ -88,7 +88,7 @@ def mistakes(launch: Launch, known: set[str], paths: Sequence[Path], *, is_own_h
 
 
 def _unknown(launch: Launch, known: set[str], *, is_own_host: bool) -> Iterator[str]:
-    for flag, near in unknown_flags(launch, known):
+    for flag, near in unknown_flags(launch.flags, known):
         if near:
             yield f"{flag.where}: {flag.name}: the host has no such flag; did you mean {near}?"
         elif is_own_host:

@@ -11,7 +11,7 @@ from typing import Any
 
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.without_cuda.driver import host_python
-from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
+from slime_ext.scripts.launch import Launch, WrittenFlag
 
 Row = dict[str, Any]
 ROWS = 64

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
+from slime_ext.scripts.launch import Launch, WrittenFlag
 from slime_ext.without_cuda.tiny import cpu_flags, engine_flags
 
 ROLLOUTS = 2

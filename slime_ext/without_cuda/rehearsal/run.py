@@ -16,7 +16,7 @@ from slime_ext.folders import make_folder
 from slime_ext.without_cuda import host_log
 from slime_ext.without_cuda.driver import WHEEL, host_python, wheel_folder
 from slime_ext.without_cuda.rehearsal import observe, prompts, replace, rewards, twin
-from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
+from slime_ext.scripts.launch import Launch, WrittenFlag
 
 TIMEOUT_S = 900.0
 MADE = ".slime-ext-rehearsal"  # in a folder whose contents a new rehearsal removes

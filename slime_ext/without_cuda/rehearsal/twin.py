@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_ext.without_cuda.rehearsal.launch import Launch
+from slime_ext.scripts.launch import Launch
 
 LAYERS, HIDDEN, FFN, HEADS, QUERY_GROUPS, HEAD_DIM = 2, 64, 128, 4, 2, 16
 INIT_STD = 0.1  # log-probs of neighbouring tokens differ by 0.5 nats or more, so that a shift by one is seen

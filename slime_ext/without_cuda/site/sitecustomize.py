@@ -5,13 +5,19 @@ both.
 """
 
 import os
+import sys
 
 if os.environ.get("SLIME_EXT_WITHOUT_CUDA") == "1":
     from slime_ext.without_cuda import fork_server, stand_ins
 
+    sys.path.append(os.path.join(sys.prefix, "torchvision"))  # of install.py; no other process may see it
     fork_server.hand_over()
     stand_ins.install()
     if "SLIME_EXT_REHEARSE_EVENTS" in os.environ:
         from slime_ext.without_cuda.rehearsal import observe
 
         observe.install()
+    if "SLIME_EXT_TRACKING" in os.environ:
+        from slime_ext.without_cuda import tracking
+
+        tracking.install()

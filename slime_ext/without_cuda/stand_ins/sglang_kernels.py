@@ -3,9 +3,6 @@
 SGLang 0.5.23 imports `sgl_kernel` in many places (layers/activation.py, layers/layernorm.py, ...), of which
 nothing is reached with --attention-backend torch_native; torchvision 0.28.0 registers a fake for
 `torchvision::nms` (_meta_registrations.py), whose library is linked against CUDA and does not load.
-
-Imports nothing of slime_ext: SGLang's entry of the embedded launcher loads this file by its path, in an
-environment without slime_ext.
 """
 
 from __future__ import annotations

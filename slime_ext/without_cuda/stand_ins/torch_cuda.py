@@ -101,6 +101,9 @@ class _Stream:
     def __getattr__(self, name: str) -> Callable:
         return returns(None)
 
+    def record_event(self, event: _Stream | None = None) -> _Stream:
+        return event or self
+
     def query(self) -> bool:
         return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from slime_ext.without_cuda.rehearsal.launch import Launch, WrittenFlag
+from slime_ext.scripts.launch import Launch, WrittenFlag
 
 WORDS = """--num-layers 36 --hidden-size 2560 --qk-layernorm --group-query-attention --hf-checkpoint /m
 --ref-load /r --prompt-data /d.jsonl --input-key prompt --label-key label --rm-type math

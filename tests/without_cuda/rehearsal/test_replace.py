@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_ext.commands.launch_script import read
+from slime_ext.scripts.read import launch_of as read
 from slime_ext.errors import ConfigError
 from slime_ext.without_cuda.rehearsal import preflight, replace, twin
 from slime_ext.without_cuda.rehearsal.replace import Sizes, kept, replaced_flags, small_sizes
@@ -138,6 +138,6 @@ def test_every_script_of_slime_becomes_a_small_launch(monkeypatch):
             assert not [word for word in words if word.startswith(large)], path
             assert not [word for word in words if "$" in word], path
             if (host / "docker").is_dir():  # with what its image adds to Megatron
-                unknown |= {flag.name for flag, _ in preflight.unknown_flags(said, known)}
+                unknown |= {flag.name for flag, _ in preflight.unknown_flags(said.flags, known)}
     if megatron.is_dir():
         assert not unknown

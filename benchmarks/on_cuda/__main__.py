@@ -1,0 +1,183 @@
+"""Runs tests_gpu, times the hook and a host's policy loss, and writes one table and one JSON.
+
+    bash benchmarks/cuda.sh [--out DIR] [--slime DIR] [--verl DIR] [--skyrl DIR] [--dry-run]
+
+Each step is a process of its own with a limit of its own, 8 minutes together: what one has shown stays when
+the next crashes or is cut off. ``--dry-run`` walks through all of it on a CPU with small batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from benchmarks.on_cuda import timing
+from benchmarks.on_cuda.timing import Row
+
+ROOT = Path(__file__).parents[2]
+SECONDS = {"tests": 210, "hook": 150, "host": 90}  # limits of the steps
+SPARE = 20  # seconds of a step's limit in which a contender is measured that began in time
+HEAD = "what", "tokens", "", "ms", "launches", "waits", "peak MB", "times the copy", "times mis.py", ""
+OUTCOME = re.compile(r" (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
+SYSTEMS = "slime", "verl", "skyrl"
+PLACES = "out", "wheels", *SYSTEMS
+
+
+def step(command: Sequence[str], seconds: float, log: Path) -> str:
+    """Runs a process with its log in a file; what went wrong, empty where nothing did."""
+    begin = time.monotonic()
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", *command],
+            cwd=ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return f"cut off after {time.monotonic() - begin:.0f} s"
+        finally:
+            _end(process)
+    last = (log.read_text(errors="replace").strip().splitlines() or ["nothing said"])[-1]
+    return "" if status == 0 else f"exit status {status}: {last[:300]}"
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ends a step with all that it has started: compilers work in processes of their own."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def run_tests(log: Path) -> tuple[dict[str, int], str]:
+    """How many tests of tests_gpu had which outcome, and what went wrong."""
+    words = ["pytest", "tests_gpu", "-v", "-p", "no:cacheprovider", "--no-header", "-rs"]
+    wrong = step(words, SECONDS["tests"], log)
+    text = log.read_text(errors="replace")
+    if wrong.startswith("exit status 5"):  # nothing was collected: each file skips as a whole
+        wrong = ""
+    return dict(Counter(match.lower() for match in OUTCOME.findall(text))), wrong
+
+
+def machine(device: str) -> dict[str, str]:
+    """What the figures were measured on."""
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "CPU"
+    return {"device": name, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def unmet(rows: Sequence[Row]) -> list[str]:
+    """The rows that show something to be wrong: left out where it should run, or a hook that waits."""
+    return [
+        f"{row.what}, {row.contender}: {row.why or f'waits {row.waits} times for the device'}"
+        for row in rows
+        if row.why or (row.waits and (row.contender.startswith("ours") or row.what.startswith("policy loss")))
+    ]
+
+
+def markdown(found: dict, rows: Sequence[Row]) -> str:
+    """The report: machine, tests, and one row for each measurement."""
+    place, tests = found["machine"], ", ".join(f"{n} {what}" for what, n in found["tests"].items())
+    lines = [
+        f"# The hook on {place['device']} (PyTorch {place['torch']}, Python {place['python']})",
+        "",
+        f"tests_gpu: {tests or 'nothing ran'}. {found['seconds']:.0f} s in all.",
+        "",
+        f"| {' | '.join(HEAD)} |",
+        "|---|---:|---|" + "---:|" * 6 + "---|",
+    ]
+    lines += [f"| {' | '.join(_cells(row))} |" for row in rows]
+    return "\n".join([*lines, "", *(f"WRONG: {line}" for line in found["wrong"])]) + "\n"
+
+
+def _cells(row: Row) -> list[str]:
+    numbers = [(row.milliseconds, ".3f"), (row.launches, "d"), (row.waits, "d"), (row.peak_mb, ".1f")]
+    numbers += [(row.times_copy, ".1f"), (row.times_mis, ".1f")]
+    shown = ["-" if value is None else format(value, how) for value, how in numbers]
+    return [row.what, str(row.tokens), row.contender, *shown, row.why]
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="benchmarks/cuda.sh", description=__doc__.splitlines()[0])
+    made.add_argument("--out", type=Path, default=Path("runs/cuda"), help="folder of cuda.md and cuda.json")
+    made.add_argument("--wheels", type=Path, default=ROOT / "cuda-wheels", help="where miles-rl may lie")
+    made.add_argument("--cwd", type=Path, default=Path.cwd(), help="what relative paths start from")
+    for system in SYSTEMS:
+        made.add_argument(f"--{system}", type=Path, metavar="DIR", help=f"a checkout of {system}")
+    made.add_argument("--dry-run", action="store_true", help="walk through it on a CPU with small batches")
+    return made
+
+
+def measure(asked: argparse.Namespace, device: str, out: Path) -> tuple[list[Row], list[str]]:
+    """The rows of both timed steps, and what went wrong."""
+    beside = [str(folder) for folder in (asked.verl, asked.skyrl) if folder]
+    slime = str(asked.slime) if asked.slime else None
+    words = {
+        "hook": [*(["--slime", slime] if slime else []), *(["--beside", *beside] if beside else [])],
+        "host": [*(["--host", slime] if slime else []), "--wheels", str(asked.wheels)],
+    }
+    rows, wrong = [], []
+    for name, more in words.items():
+        lines = out / f"{name}.jsonl"
+        lines.unlink(missing_ok=True)
+        seconds = SECONDS[name]
+        common = ["--lines", str(lines), "--seconds", str(seconds - SPARE), "--device", device]
+        failed = step([f"benchmarks.on_cuda.{name}", *common, *more], seconds, out / f"{name}.log")
+        rows += timing.read(lines)
+        wrong += [f"{name}: {failed}: see {out / name}.log"] if failed else []
+        print(f"{name}: {failed or 'done'}", flush=True)
+    return rows, wrong + unmet(rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """1 where something is wrong; the table and the JSON are written either way."""
+    asked = parser().parse_args(argv)
+    if not asked.dry_run and not torch.cuda.is_available():
+        print(
+            "benchmarks/cuda.sh: expected a CUDA device, got none: --dry-run walks through it here",
+            file=sys.stderr,
+        )
+        return 2
+    for name in PLACES:
+        if folder := getattr(asked, name):
+            setattr(asked, name, asked.cwd / folder)
+    for name in SYSTEMS:
+        if (folder := getattr(asked, name)) and not folder.is_dir():
+            said = f"--{name}: expected a folder, got {folder}: check the path"
+            print(f"benchmarks/cuda.sh: {said}", file=sys.stderr)
+            return 2
+    device, begin, out = "cpu" if asked.dry_run else "cuda", time.monotonic(), asked.out
+    if asked.dry_run:
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # more would start processes for two small graphs
+    out.mkdir(parents=True, exist_ok=True)
+    found = {"machine": machine(device)}
+    found["tests"], failed = run_tests(out / "tests.log")
+    print(f"tests_gpu: {found['tests']} {failed}", flush=True)
+    rows, wrong = measure(asked, device, out)
+    found |= {"wrong": [f"tests_gpu: {failed}"] * bool(failed) + wrong}
+    found |= {"rows": [asdict(row) for row in rows], "seconds": time.monotonic() - begin}
+    text = markdown(found, rows)
+    (out / "cuda.md").write_text(text)
+    (out / "cuda.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(text, f"\nwritten to {out}/cuda.md and cuda.json", sep="")
+    return 1 if found["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

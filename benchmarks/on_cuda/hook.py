@@ -1,0 +1,93 @@
+"""The hook as slime calls it, lists in and lists out, beside slime's mis.py, verl, SkyRL and a copy.
+
+The copy is of what a call reads on the device: three tensors and the loss, 16 bytes per token. Weights are
+those of benchmarks.speed: T of tokens with a cap, S of sequences with a cap, a rejection and a veto.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.on_cuda import timing
+from benchmarks.on_cuda.timing import Row
+from benchmarks.speed.run import FLOOR, contenders
+from benchmarks.speed.workloads import Batch
+
+SEQUENCES = 64
+TOKENS = (1 << 15, 1 << 20, 1 << 23)
+REPEAT = 20
+TOKENS_DRY, REPEAT_DRY = (1 << 12,), 3
+COPY, MIS = "copy on the device", "slime mis.py"
+LEFT_OUT = FLOOR, "ours eager, all metrics", "ours compiled, all metrics"  # of a CPU; without curves
+CURVES = "curves"
+
+
+def batch_on(device: str, tokens: int) -> Batch:
+    """A batch of 64 equal sequences on the device, in every layout that a contender wants."""
+    batch = Batch.of([tokens // SEQUENCES] * SEQUENCES)
+    made = {name: getattr(batch, name) for name in ("where", "proximal", "behavior", "mask")}
+    for name, value in {**vars(batch), **made}.items():
+        if isinstance(value, torch.Tensor):
+            setattr(batch, name, value.detach().to(device).requires_grad_(name == "host_loss"))
+    return batch
+
+
+def copy(batch: Batch) -> None:
+    """Reads what a hook call reads, and writes as much."""
+    for tensor in (batch.flat_proximal, batch.flat_behavior, batch.flat_mask, batch.host_loss.detach()):
+        tensor.clone()
+
+
+def bodies(config: str, device: str, slime: str | None) -> dict[str, Callable[[Batch], object]]:
+    """name -> contender; on a CPU without metrics, each of which would be compiled anew."""
+    found = {COPY: copy} | contenders(config, ("eager", "compiled"), slime, device)
+    dry = device == "cpu"
+    return {k: v for k, v in found.items() if not (k in LEFT_OUT or (dry and k.endswith(CURVES)))}
+
+
+def timed(config: str, tokens: int, device: str, repeat: int, slime: str | None, until: float) -> list[Row]:
+    """A row for each contender on one batch."""
+    batch = batch_on(device, tokens)
+    calls = {k: functools.partial(body, batch) for k, body in bodies(config, device, slime).items()}
+    rows = timing.measure(Row(f"hook, {config}", tokens, ""), calls, device, repeat, until)
+    known = {row.contender: row.milliseconds for row in rows}
+    return [_beside(row, known.get(COPY), known.get(MIS)) for row in rows]
+
+
+def _beside(row: Row, copied: float | None, mis: float | None) -> Row:
+    if row.milliseconds is None:
+        return row
+    return replace(
+        row,
+        times_copy=row.milliseconds / copied if copied else None,
+        times_mis=mis / row.milliseconds if mis else None,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lines", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--slime")
+    parser.add_argument("--beside", nargs="*", default=[], help="checkouts of verl and SkyRL")
+    parser.add_argument("--device", default="cuda")
+    given = parser.parse_args(argv)
+    sys.path[:0] = given.beside
+    dry, until = given.device == "cpu", time.monotonic() + given.seconds
+    torch.set_num_threads(1)
+    for tokens in TOKENS_DRY if dry else TOKENS:
+        for config in "T" if dry else "TS":
+            repeat = REPEAT_DRY if dry else REPEAT
+            timing.append(timed(config, tokens, given.device, repeat, given.slime, until), given.lines)
+
+
+if __name__ == "__main__":
+    main()

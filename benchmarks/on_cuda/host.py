@@ -1,0 +1,281 @@
+"""A host's own ``loss_function`` and its gradient on the device, with and without the plugin.
+
+One rank, one micro-batch. The host is a checkout of slime or miles, or the wheel miles-rl, whose loss alone
+is imported. Every variant also runs on a small batch, where the losses on CPU and device must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import importlib.machinery
+import importlib.util
+import io
+import math
+import os
+import sys
+import tempfile
+import time
+import traceback
+import types
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import torch
+import torch.distributed as dist
+from megatron.core import mpu
+
+from benchmarks.on_cuda import timing
+from benchmarks.on_cuda.timing import Row
+from slime_ext import tis
+from slime_ext.host import hosts, startup
+from tests.downstream import host_loss
+
+ROOT = Path(__file__).parents[2]
+UNCORRECTED = "uncorrected"
+INIT = "slime_ext.host.init"
+WATCHED = "token_tis", "decoupled_geo_rs_token_tis"  # the presets that are run
+VARIANTS: dict[str, dict[str, Any]] = {
+    UNCORRECTED: {"use_tis": False, "custom_tis_function_path": None},
+    "its own TIS": {"custom_tis_function_path": None},
+} | {
+    f"{name}, {backend}": {
+        "custom_tis_function_path": f"slime_ext.tis.{name}",
+        "slime_ext": {"backend": backend},
+    }
+    for name in WATCHED
+    for backend in ("eager", "compiled")
+}
+AGREE = 1e-4  # relative; float32 on both sides, softmax over a vocabulary in another order
+SMALL, LARGE, LARGE_DRY = (8, 40, 200, 64), (16, 64, 960, 32_000), (8, 16, 160, 64)
+REPEAT, REPEAT_DRY = 20, 3
+ENGINES = (
+    "ray",
+    "ray.util",
+    "ray.util.scheduling_strategies",
+    "httpx",
+)  # imported beside the loss, never called
+
+
+class Absent:
+    """Whatever a module of an engine would have: a class, for it stands in annotations, and a decorator."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def __call__(self, *args: object, **kwargs: object) -> Absent:
+        return self
+
+
+def find(asked: Path | None, wheels: Path, scratch: Path) -> Path | None:
+    """The folder of a host: the one asked for, that of `make host`, or a wheel unpacked into `scratch`."""
+    made = [ROOT / place for place in (".venv/miles", ".venv-host/miles")]
+    if found := next((place for place in (asked, *made) if place and place.is_dir()), None):
+        return found.resolve()
+    for wheel in sorted(wheels.glob("miles_rl-*.whl")):
+        folder = scratch / "-".join(wheel.name.split("-")[:2])
+        with ZipFile(wheel) as archive:  # it also has a megatron and an sglang, which are not to be used
+            archive.extractall(folder, [name for name in archive.namelist() if name.startswith("miles/")])
+        return folder
+    return None
+
+
+def enter(folder: Path) -> host_loss.Slime:
+    """The host in a folder; modules of engines that are not installed are empty here."""
+    for name in [name for name in ENGINES if importlib.util.find_spec(name.partition(".")[0]) is None]:
+        module = types.ModuleType(name)
+        module.__path__, module.__getattr__ = [], lambda _: Absent
+        module.__spec__ = importlib.util.spec_from_loader(name, None)
+        sys.modules[name] = module
+    host = host_loss.Slime(str(folder)) if (folder / "slime").is_dir() else _Miles(str(folder))
+    for (
+        name
+    ) in host.packages:  # entered without their __init__: importlib finds what lies below them all the same
+        spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = sys.modules[name].__path__
+        sys.modules[name].__spec__ = spec
+    return host
+
+
+class _Miles(host_loss.Miles):
+    """miles with its loss in one module (the wheel 0.0.2) or in the package loss_hub."""
+
+    def __init__(self, folder: str) -> None:
+        packages, self.losses = host_loss.Miles.packages, host_loss.Miles.losses
+        if not Path(folder, *f"{self.room}.loss_hub".split(".")).is_dir():
+            self.losses = f"{self.room}.loss"
+            packages = tuple(name for name in packages if not name.endswith("loss_hub"))
+        self.packages = packages
+        host_loss.Slime.__init__(self, folder)
+        parallel = importlib.import_module(f"{self.room}.parallel")
+        groups = {
+            "intra_dp": mpu.get_data_parallel_group(),
+            "intra_dp_cp": mpu.get_data_parallel_group(with_context_parallel=True),
+            "cp": mpu.get_context_parallel_group(),
+            "tp": mpu.get_tensor_model_parallel_group(),
+            "pp": mpu.get_pipeline_model_parallel_group(),
+        }
+        wanted = {field.name for field in dataclasses.fields(parallel.ParallelState)}
+        known = {name: groups.get(name) for name in ("ep", "etp", "indep_dp", *groups) if name in wanted}
+        made = {name: parallel.GroupInfo(rank=0, size=1, group=group) for name, group in known.items()}
+        parallel.set_parallel_state(parallel.ParallelState(**made))
+
+
+def batch_of(
+    shape: tuple[int, int, int, int], device: str, drawn_on: str = "cpu"
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """A micro-batch as the host's actor makes it and its logits [1, T, V]: (samples, prompt, response, V)."""
+    count, prompt, response, vocabulary = shape
+    place = {"generator": torch.Generator(drawn_on).manual_seed(0), "device": drawn_on}
+    total = prompt + response
+
+    def lists(values: torch.Tensor) -> list[torch.Tensor]:
+        return list(values.to(device))
+
+    noise = functools.partial(torch.randn, count, response, **place)
+    tokens = torch.randint(0, vocabulary, (count, total), **place)
+    logits = torch.randn(count, total, vocabulary, **place)
+    made_by = logits[:, prompt - 1 : -1].log_softmax(-1)
+    current = made_by.gather(2, tokens[:, prompt:, None])[..., 0]
+    proximal = current + 0.05 * noise()
+    mask = (torch.rand(count, response, **place) < 0.9).int()
+    sums = lists(mask.sum(1).float())
+    batch = {
+        "unconcat_tokens": lists(tokens),
+        "tokens": lists(tokens),
+        "total_lengths": [total] * count,
+        "response_lengths": [response] * count,
+        "loss_masks": lists(mask),
+        "rollout_mask_sums": sums,
+        "group_mask_sums": sums,  # its name in v0.3.0
+        "advantages": lists(torch.randn(count, 1, **place).expand(-1, response)),
+        "log_probs": lists(proximal),
+        "rollout_log_probs": lists(proximal + 0.05 * noise()),
+        "max_seq_lens": None,
+        "ref_log_probs": None,
+    }
+    return batch, logits.view(1, -1, vocabulary).to(device).requires_grad_()
+
+
+class Variant:
+    """The host's loss and gradient of one variant on one batch."""
+
+    def __init__(self, host: host_loss.Slime, name: str, batch: Mapping[str, Any], logits: torch.Tensor):
+        self.host, self.batch, self.logits = host, batch, logits
+        changed = {"global_batch_size": len(batch["loss_masks"]), **VARIANTS[name]}
+        self.args = Namespace(**(host_loss.DEFAULTS | {"slime_ext": None} | changed))
+
+    def __call__(self) -> torch.Tensor:
+        self.logits.grad = None
+        self.enter()
+        loss = self.host.loss(self.args, dict(self.batch), 1, self.logits)[0]
+        loss.backward()
+        return loss.detach()
+
+    def enter(self) -> None:
+        """Wraps the host's loss as a job with the plugin has it, or unwraps it."""
+        if self.args.custom_tis_function_path is None:
+            hosts.unwrap(self.host.module, *startup.WRAPPED)
+        elif not hasattr(self.host.module.policy_loss_function, hosts.MARK):
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.host.module.load_function(INIT)(self.args)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[int | None]]:
+    """Counts, call by call, how often the hook waits for the device."""
+    found: list[int | None] = []
+
+    def counting(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            said: list[Any] = []
+            device = kwargs["pg_loss"].device.type
+            found.append(timing.waits(lambda: said.append(function(*args, **kwargs)), device))
+            return said[0]
+
+        return call
+
+    kept = {name: getattr(tis, name) for name in WATCHED}
+    try:
+        for name, function in kept.items():
+            setattr(tis, name, counting(function))
+        yield found
+    finally:
+        for name, function in kept.items():
+            setattr(tis, name, function)
+
+
+def checked(host: host_loss.Slime, name: str, device: str) -> str:
+    """What is wrong with a variant's loss and gradient on the device; empty where they are the CPU's."""
+    found = []
+    for place in ("cpu", device):
+        batch, logits = batch_of(SMALL, place)
+        loss = Variant(host, name, batch, logits)()
+        found.append((float(loss), float(logits.grad.double().norm())))
+    for what, expected, got in zip(("loss", "gradient norm"), *found, strict=True):
+        if not math.isclose(expected, got, rel_tol=AGREE, abs_tol=1e-6):
+            return f"{what} {got!r} on the device, {expected!r} on the CPU"
+    return ""
+
+
+def measured(host: host_loss.Slime, folder: Path, device: str, dry: bool, until: float) -> list[Row]:
+    """A row for each variant."""
+    shape = LARGE_DRY if dry else LARGE
+    batch, logits = batch_of(shape, device, device)
+    names = [name for name in VARIANTS if not (dry and name.startswith(WATCHED[1]))]
+    bodies = {name: Variant(host, name, batch, logits) for name in names}
+    of = f"policy loss of {host.module.__name__.partition('.')[0]} ({folder.name})"
+    row, repeat = Row(of, shape[0] * shape[2], ""), REPEAT_DRY if dry else REPEAT
+    rows = timing.measure(row, bodies, device, repeat, until, with_waits=False)
+    return [_completed(row, host, bodies[row.contender], device) for row in rows]
+
+
+def _completed(row: Row, host: host_loss.Slime, body: Variant, device: str) -> Row:
+    """The row with the waits of its hook alone, and with what its check said."""
+    if row.why:
+        return row
+    try:
+        with watched() as waits:
+            body()
+        why = checked(host, row.contender, device)
+    except Exception as error:  # as in timing: a line, and the others still run
+        traceback.print_exc()
+        return replace(row, why=f"{type(error).__name__}: {error}".splitlines()[0][:200])
+    return replace(row, waits=waits[0] if waits else None, why=why)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lines", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--host", type=Path)
+    parser.add_argument("--wheels", type=Path, default=ROOT / "cuda-wheels")
+    parser.add_argument("--device", default="cuda")
+    given = parser.parse_args(argv)
+    until = time.monotonic() + given.seconds
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = find(given.host, given.wheels, Path(scratch))
+        if folder is None:
+            why = "no host: name a checkout with --slime, or put the wheel miles-rl into the wheels' folder"
+            timing.append([Row("policy loss of a host", 0, "", why=why)], given.lines)
+            return
+        store = f"file://{scratch}/store"
+        backend = "cpu:gloo,cuda:nccl" if given.device == "cuda" else "gloo"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the name of a machine need not resolve
+        dist.init_process_group(backend, init_method=store, rank=0, world_size=1)
+        mpu.initialize_model_parallel()
+        rows = measured(enter(folder), folder, given.device, given.device == "cpu", until)
+        timing.append(rows, given.lines)
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

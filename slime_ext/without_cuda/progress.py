@@ -1,0 +1,111 @@
+"""A run's metrics while it runs: one line on the screen and one of metrics.jsonl per rollout."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import fmean
+
+TRACKED, METRICS = "tracked.jsonl", "metrics.jsonl"  # what the host logged as it came; a line per rollout
+REWARD, HELDOUT = "rollout/raw_reward", "eval/heldout"
+SHOWN = {"reward": REWARD, "k3": "train/off_policy/k3_kl", "ess": "train/off_policy/ess_weight"}
+LAST_OF_ROLLOUT = "perf/step_time"
+POLL_S = 0.5
+BEFORE = -1  # the rollout of an evaluation before the first
+
+
+class Progress:
+    """Rows of a run, put together from what the host logged.
+
+    Args:
+        folder: of the run.
+        rollouts: number at which it ends.
+        steps: optimizer steps per rollout.
+        show: what a line for the screen is given to.
+    """
+
+    def __init__(self, folder: Path, rollouts: int, steps: int, show: Callable[[str], None]) -> None:
+        self.folder, self.rollouts, self.steps, self.show = folder, rollouts, steps, show
+        self.tracked = folder / TRACKED
+        self.place = self.tracked.stat().st_size if self.tracked.exists() else 0
+        self.rows: dict[int, dict[str, list[float]]] = {}
+        self.began, self.clock = time.monotonic(), []
+
+    def read(self) -> None:
+        """Takes in the whole lines that have come since the last call."""
+        if not self.tracked.exists():
+            return
+        with self.tracked.open("rb") as file:
+            file.seek(self.place)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self.place += len(whole)
+        for line in whole.splitlines():
+            said = json.loads(line)
+            self._take(said["axis"], said["metrics"])
+
+    def _take(self, axis: str, metrics: dict[str, float]) -> None:
+        rollout = int(metrics.pop(axis, 0)) // (self.steps if axis == "train/step" else 1)
+        if HELDOUT in metrics and REWARD not in self.rows.get(rollout, {}):
+            rollout = BEFORE
+        for done in [row for row in self.rows if row < rollout and axis == "train/step"]:
+            self._write(done)
+        row = self.rows.setdefault(rollout, defaultdict(list))
+        for name, value in metrics.items():
+            row[name].append(value)
+        if HELDOUT in metrics:
+            self.show(f"held-out reward {metrics[HELDOUT]:.3f}")
+        if LAST_OF_ROLLOUT in metrics:
+            self._show(rollout, row)
+
+    def _show(self, rollout: int, row: dict[str, list[float]]) -> None:
+        self.clock.append(time.monotonic())
+        numbers = [f"{name} {fmean(row[key]):.3g}" for name, key in SHOWN.items() if key in row]
+        spent = self.clock[-1] - (self.clock[-2] if len(self.clock) > 1 else self.began)
+        each = (self.clock[-1] - self.clock[0]) / (len(self.clock) - 1) if len(self.clock) > 1 else spent
+        left = each * (self.rollouts - 1 - rollout)
+        counted = f"rollout {rollout + 1}/{self.rollouts}"
+        self.show("  ".join([counted, *numbers, f"{spent:.0f} s", f"{left:.0f} s left"]))
+
+    def _write(self, rollout: int) -> None:
+        row = self.rows.pop(rollout)
+        line = {"rollout": rollout, "seconds": round(time.monotonic() - self.began, 1)}
+        line |= {name: fmean(values) for name, values in row.items()}
+        with (self.folder / METRICS).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def finish(self) -> None:
+        """Writes what is left."""
+        self.read()
+        for rollout in sorted(self.rows):
+            self._write(rollout)
+
+
+@contextlib.contextmanager
+def shown(progress: Progress) -> Iterator[None]:
+    """Reads along, in a thread of its own, until what is inside has ended."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        while not ended.wait(POLL_S):
+            progress.read()
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        progress.finish()
+
+
+def read(folder: Path) -> list[dict[str, float]]:
+    """The rows of metrics.jsonl, in their order."""
+    file = folder / METRICS
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

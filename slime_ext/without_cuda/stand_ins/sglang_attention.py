@@ -1,0 +1,88 @@
+"""Attention over all requests of a batch at once, where SGLang's torch_native backend loops over them.
+
+SGLang 0.5.23 has CUDA kernels for this; its torch fallback calls `scaled_dot_product_attention` once per
+request and layer, which for a small model costs as much as all of its matrix products.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils.rnn import pad_sequence
+
+
+def attend_batched(module: ModuleType) -> None:
+    """Replaces the loops of `TorchNativeAttnBackend`, except for cross-attention, which keeps them."""
+    backend = module.TorchNativeAttnBackend
+    loop_extend, loop_decode = backend._run_sdpa_forward_extend, backend._run_sdpa_forward_decode
+
+    def extend(
+        self, query, output, k_cache, v_cache, req_to_token, requests, seq_lens, prefix_lens, extend_lens,
+        encoder_lens=None, **options: Any,
+    ) -> Tensor:  # fmt: skip
+        given = (query, output, k_cache, v_cache, req_to_token, requests, seq_lens)
+        if encoder_lens is not None:
+            return loop_extend(self, *given, prefix_lens, extend_lens, encoder_lens, **options)
+        return _attend(*given, extend_lens.tolist(), **options)
+
+    def decode(
+        self, query, output, k_cache, v_cache, req_to_token, requests, seq_lens, encoder_lens=None,
+        **options: Any,
+    ) -> Tensor:  # fmt: skip
+        given = (query, output, k_cache, v_cache, req_to_token, requests, seq_lens)
+        if encoder_lens is not None:
+            return loop_decode(self, *given, encoder_lens, **options)
+        return _attend(*given, [1] * len(seq_lens), **options | {"causal": True})
+
+    backend._run_sdpa_forward_extend, backend._run_sdpa_forward_decode = extend, decode
+
+
+def _attend(
+    query: Tensor,
+    output: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    req_to_token: Tensor,
+    requests: Tensor,
+    seq_lens: Tensor,
+    query_lens: list[int],
+    scaling: float | None = None,
+    enable_gqa: bool = False,
+    causal: bool = True,
+    is_cross_attn: bool = False,
+    sliding_window_size: int | None = None,
+) -> Tensor:
+    """Writes the attention of every query token to `output` [tokens, heads, width] and returns it.
+
+    The queries of a request are the last of its sequence; requests are padded to the longest.
+
+    Args:
+        query: [tokens, heads, width], the requests' one behind the other.
+        k_cache: [places, key heads, width], as v_cache.
+        req_to_token: [requests, context], the place of each token of a request.
+        requests: [B] rows of it.
+        seq_lens: [B] tokens of each sequence, its queries included.
+        query_lens: queries of each request.
+    """
+    keys_at = torch.arange(int(seq_lens.max()))  # [K]
+    lengths = torch.tensor(query_lens)
+    queries_at = (seq_lens - lengths)[:, None] + torch.arange(max(query_lens))  # [B, Q]
+    seen = (keys_at < seq_lens[:, None])[:, None]  # [B, 1, K]
+    if causal:
+        seen = seen & (keys_at <= queries_at[..., None])  # [B, Q, K]
+        if sliding_window_size is not None and sliding_window_size > -1:
+            seen &= keys_at >= queries_at[..., None] - sliding_window_size
+    places = req_to_token[requests, : len(keys_at)]
+    places = places.masked_fill(keys_at >= seq_lens[:, None], 0)  # 0 is SGLang's place of padding
+    keys, values = (cache[places].to(query.dtype).transpose(1, 2) for cache in (k_cache, v_cache))
+    padded = pad_sequence(query.split(query_lens), batch_first=True).transpose(1, 2)  # [B, heads, Q, width]
+    mixed = scaled_dot_product_attention(
+        padded, keys, values, attn_mask=seen[:, None], scale=scaling, enable_gqa=enable_gqa
+    )
+    is_query = torch.arange(max(query_lens)) < lengths[:, None]
+    output.copy_(mixed.transpose(1, 2)[is_query])
+    return output

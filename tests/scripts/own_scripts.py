@@ -1,0 +1,305 @@
+"""Launch scripts in the manners that people write them, and mutations of them, made from a seed."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+
+ARRAYS = r"""
+set -e
+pkill -9 python
+HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
+LR=${LR:-1e-6}
+ARGS=(
+   --lr $LR  # --lr 3
+   #--eps-clip 0.3
+   --name "two words"
+   --save ${HERE}/out/$LR.pt
+)
+ARGS+=(--experts $((4 * 2)))
+TIS=(--use-tis --tis-clip 2)
+python3 train.py --num-layers 2 \
+   ${ARGS[@]} \
+   "${TIS[@]}"
+"""
+STRINGS = r"""
+TIS="--use-tis --tis-clip 5"
+EXTRA='--note $HOME --kind "a b"'
+MODEL=/data/models/qwen3-4b.v1
+ray job submit --address=x --runtime-env-json="{\"env_vars\": {\"A\": \"$MODEL\"}}" -- python3 train.py $TIS $EXTRA \
+   --hf ${MODEL##*/} --stem "${MODEL%.*}" --low ${MODEL/qwen3/QWEN} --up ${MODEL^^} --n ${#MODEL} --part ${MODEL:1:4}
+"""
+BRANCHES = r"""
+N=4
+ARGS=()
+if [ $N -gt 8 ]; then ARGS+=(--large); elif [ "$N" -eq 4 ]; then ARGS+=(--four); else ARGS+=(--small); fi
+[ -z "$DEBUG" ] && ARGS+=(--no-debug)
+[[ $N == [0-3] ]] || ARGS+=(--beyond)
+if ! false; then ARGS+=(--negated); fi
+if (( N > 3 && N < 5 )); then ARGS+=(--between); fi
+case "$N" in 1|2) ARGS+=(--few);; 4*) ARGS+=(--case-four);; *) ARGS+=(--other);; esac
+test "$N" = 4 && { ARGS+=(--tested); }
+train.py "${ARGS[@]}"
+"""
+FUNCTIONS = r"""
+never() { python3 train.py --wrong; }
+common=(--a 1)
+launch() {
+   local size=$1; shift
+   local -a more=(--size "$size")
+   [ "$size" = small ] && return 0
+   python3 train.py "${common[@]}" "${more[@]}" "$@"
+}
+launch small --x
+launch large --y "z z"
+"""
+LOOPS = r"""
+ARGS=(); total=0
+for i in 1 2 {3..4}; do ARGS+=("--n$i"); total=$((total + i)); done
+for ((j = 0; j < 3; j++)); do [ $j -eq 1 ] && continue; ARGS+=(--j $j); done
+k=5; while [ $k -gt 0 ]; do k=$((k - 1)); if [ $k = 2 ]; then break; fi; done
+until [ $k -ge 4 ]; do ((k++)); done
+python3 train_async.py --total $total "${ARGS[@]}" --k $k
+"""
+SLICES = r"""
+A=(--a 1 --b 2 --c 3)
+A[7]=seven
+unset 'A[1]'
+B=("${A[@]:2:2}")
+C=("${A[@]/b/x}")
+declare -A M=([lr]=3)
+A[2]+=more
+python3 train.py "${A[@]}" -- ${B[@]} -- "${C[@]}" ${#A[@]} ${!B[@]} ${M[lr]} ${A[-1]} ${A}
+"""
+HEREDOCS = r"""
+cat <<EOF > /dev/null
+python3 train.py --in-a-document
+EOF
+NAME=x
+JSON=$(cat <<EOF_JSON
+{"name": "$NAME", "n": $((1 + 1))}
+EOF_JSON
+)
+read -r first rest <<< "one two three"
+python3 train.py --json "$JSON" --first $first --rest "$rest"
+"""
+GIVEN = r"""
+MODE=$1
+LR=1
+while [[ $# -gt 0 ]]; do
+   case $1 in
+      --lr) LR=$2; shift 2;;
+      --flag) FLAG=1; shift;;
+      *) REST+=("$1"); shift;;
+   esac
+done
+set -- "${REST[@]}" last
+python3 train.py --mode "$MODE" --lr $LR ${FLAG:+--flag on} "$@" $# "${@:2}"
+"""
+TEXTS = r"""
+CMD="python3 train.py"
+ARGS="--a 'b c' --d \$e"
+eval "X=5; Y=\"\$X\""
+bash -c "$CMD --lr $X \$0" zero
+eval $CMD $ARGS --y $Y
+"""
+QUOTES = r"""
+X='a  b'; Y="it's"; Z=$'tab\there'
+python3 train.py $X "$X" '$X' "$Y" "$Z" a\ b "\$X" \"q\" x"$X"y ''"" "" --k=$X --k="$X" {p,q}r ~/home "${U:-d e}" ${U:-d e}
+"""
+ENDS = r"""
+check() { if [ "$1" = stop ]; then exit 0; fi; }
+check go
+nohup env A=1 B=2 torchrun --nproc 2 train.py --first 2>&1 | tee log
+( cd /; X=inner; python3 train.py --sub $X )
+X=${X:-outer}
+exec python3 train.py --last $X
+python3 train.py --after
+"""
+SUBSTITUTIONS = r"""
+N=$(echo 3); M=$(printf '%s-%d' a 7); S="$(seq 1 3)"; W=$(for i in a b; do echo "$i"; done)
+P=$(basename /a/b/c.sh .sh); D=$(dirname /a/b/c.sh); L=$(IFS=,; echo "${LIST[*]}")
+HAS=$([ "$N" -gt 2 ] && echo yes || echo no)
+python3 train.py --n $N --m $M --s $S --w "$W" --p $P --d $D --l "$L" --has $HAS `echo back`
+"""
+DEFAULTS = r"""
+: "${CFG:=sub/c.yaml}"
+A=${NONE-dash}; B=${CFG:+alt}; C=${CFG+alt}; E=; F=${E:-empty}; G=${E-unset}
+export H=1 I="$A-$B"
+readonly J=$((H + 1)); K=$((J ** 3 % 5)); ((K += 2)); let L=K*2
+declare -i Q=3+4
+python3 train.py $A $B $C $F "$G" $H $I $J $K $L $Q ${CFG%/*} ${CFG#*/} ${CFG//c/C} ${NONE:-${CFG:-x}}
+"""
+REFERENCES = r"""
+CORR=(--use-tis); NAME=CORR; V=LR; LR=3
+go() { local -n args=$1; python3 train.py "${args[@]}" --lr ${!V}; }
+ref="CORR[@]"
+go CORR
+python3 train.py "${!ref}" ${NONE[@]} "${NONE[@]}" --end
+"""
+CASES = r"""
+MODEL=Qwen3-4B-Instruct
+case $MODEL in
+   *-Base) KIND=base;;
+   Qwen3-*B-[Ii]nstruct) KIND=instruct;;
+esac
+if [[ $MODEL =~ ^Qwen([0-9]+) ]]; then FAMILY=qwen; fi
+if [[ -n $KIND && ( $KIND == base || $KIND != other ) ]]; then OK=1; fi
+[ "$KIND" = instruct -a -n "$OK" ] && python3 train.py --kind $KIND --family $FAMILY || python3 train.py --no
+"""
+ERREXIT = r"""
+set -euo pipefail
+A=1
+false || A=2
+if false; then A=3; fi
+[ "$A" = 9 ] && A=4
+python3 train.py --a $A
+false
+python3 train.py --after-failure
+"""
+SCRIPTS = {name.lower(): text.strip("\n") + "\n" for name, text in list(globals().items()) if name.isupper() and isinstance(text, str)}
+GIVEN_WORDS = ["first", "--lr", "5", "--flag", "a b", "z"]
+CONDITIONS = (
+    "true", "false", "! true", "[ 1 -gt 2 ]", '[ -n "$NOTHING" ]', '[ "$HOME" ]', "(( 2 > 1 ))", "[[ a == b ]]",
+    "[ $UNSET -gt 8 ]", "false || true", "true && false", '[ "x" != "y" ]', "[[ abc == a* ]]", "test -z ''",
+)  # fmt: skip
+
+
+def mutations(count: int, seed: int = 0) -> Iterator[tuple[str, str]]:
+    """(name, text) of scripts with one to three changes each."""
+    draw = random.Random(seed)
+    for number in range(count):
+        name = draw.choice(sorted(SCRIPTS))
+        text, done = SCRIPTS[name], []
+        for _ in range(draw.randint(1, 3)):
+            change = draw.choice(CHANGES)
+            text = change(text, draw)
+            done.append(change.__name__.strip("_"))
+        yield f"{number}-{name}-{'-'.join(done)}", text
+
+
+def _statements(text: str) -> list[tuple[int, int]]:
+    """Lines that are statements of their own, as (begin, end)."""
+    lines, found, begin, depth, cases = text.split("\n"), [], 0, 0, 0
+    for i, line in enumerate(lines):
+        bare = re.sub(r"\$\{[^}]*\}|\"[^\"]*\"|'[^']*'|#.*$", "", line)
+        words = re.findall(r"\b(?:if|case|while|until|for|fi|esac|done)\b|[(){}]|<<", bare)
+        if cases or "case" in words:
+            words = [w for w in words if w not in "()"]  # of patterns
+        cases += words.count("case") - words.count("esac")
+        depth += sum(w in ("if", "case", "while", "until", "for", "(", "{") for w in words)
+        depth -= sum(w in ("fi", "esac", "done", ")", "}") for w in words)
+        if "<<" in words and "<<<" not in bare:
+            depth += 100
+        if re.fullmatch(r"EOF\w*", line):
+            depth -= 100
+        if depth <= 0 and not line.endswith("\\"):
+            if line.strip() and "EOF" not in line:
+                found.append((begin, i + 1))
+            begin, depth = i + 1, 0
+    return found
+
+
+def _wrapped(text: str, draw: random.Random, form: str) -> str:
+    lines = text.split("\n")
+    begin, end = draw.choice(_statements(text))
+    inner = "\n".join(lines[begin:end])
+    if "local " in inner or "<<" in inner:
+        return text
+    filled = form.replace("COND", draw.choice(CONDITIONS)).replace("BODY", inner)
+    return "\n".join([*lines[:begin], filled, *lines[end:]])
+
+
+def _in_branch(text: str, draw: random.Random) -> str:
+    return _wrapped(text, draw, "if COND; then\nBODY\nfi")
+
+
+def _in_other_branch(text: str, draw: random.Random) -> str:
+    return _wrapped(text, draw, "if COND; then\n:\nelse\nBODY\nfi")
+
+
+def _behind_and(text: str, draw: random.Random) -> str:
+    return _wrapped(text, draw, "COND && {\nBODY\n}")
+
+
+def _behind_or(text: str, draw: random.Random) -> str:
+    return _wrapped(text, draw, "COND || {\nBODY\n}")
+
+
+def _in_loop(text: str, draw: random.Random) -> str:
+    return _wrapped(text, draw, draw.choice(["for once in 1; do\nBODY\ndone", "for none in $NOTHING; do\nBODY\ndone"]))
+
+
+def _in_case(text: str, draw: random.Random) -> str:
+    return _wrapped(text, draw, "case x$N in x) :;; x4) BODY\n;; *) BODY\n;; esac")
+
+
+def _in_function(text: str, draw: random.Random) -> str:
+    call = draw.choice(["made_up", ": made_up", "made_up", "COND && made_up"])
+    return _wrapped(text, draw, f"made_up() {{\nBODY\n}}\n{call}")
+
+
+def _in_subshell(text: str, draw: random.Random) -> str:
+    return _wrapped(text, draw, "(\nBODY\n)")
+
+
+def _ended(text: str, draw: random.Random) -> str:
+    return _wrapped(text, draw, draw.choice(["COND && exit 0\nBODY", "BODY\nif COND; then exit 1; fi"]))
+
+
+def _quoted(text: str, draw: random.Random) -> str:
+    places = list(re.finditer(r"(?<![\"'\w$\\])\$(\w+|\{\w+\})(?![\w\"'/.])", text))
+    if not places:
+        return text
+    place = draw.choice(places)
+    form = draw.choice(['"{}"', "'{}'", '{}""', "x{}", '"a {} b"'])
+    return text[: place.start()] + form.format(place[0]) + text[place.end() :]
+
+
+def _unquoted(text: str, draw: random.Random) -> str:
+    places = list(re.finditer(r'"(\$\w+|\$\{[\w@\[\]]+\})"', text))
+    if not places:
+        return text
+    place = draw.choice(places)
+    return text[: place.start()] + draw.choice([place[1], f"'{place[1]}'"]) + text[place.end() :]
+
+
+def _commented(text: str, draw: random.Random) -> str:
+    lines = text.split("\n")
+    begin, end = draw.choice(_statements(text))
+    return "\n".join([*lines[:begin], *(f"# {line}" for line in lines[begin:end]), *lines[end:]])
+
+
+def _doubled(text: str, draw: random.Random) -> str:
+    return _wrapped(text, draw, "BODY\nBODY") if "readonly" not in text else text
+
+
+def _unset(text: str, draw: random.Random) -> str:
+    names = re.findall(r"^(\w+)\+?=", text, re.MULTILINE)
+    if not names:
+        return text
+    return _wrapped(text, draw, f"unset {draw.choice(names)}\nBODY")
+
+
+def _appended(text: str, draw: random.Random) -> str:
+    names = re.findall(r"^(\w+)=\(", text, re.MULTILINE)
+    if not names:
+        return text
+    name = draw.choice(names)
+    form = draw.choice(["{0}+=(--more 'x y')", "{0}[9]=nine", "{0}=(--new \"${{{0}[@]}}\")", "{0}=(${{{0}[@]:1}})", "{0}[0]+=z"])
+    return _wrapped(text, draw, f"{form.format(name)}\nBODY")
+
+
+def _sum(text: str, draw: random.Random) -> str:
+    places = list(re.finditer(r"(?<= )\d(?=[ \n])", text))
+    if not places:
+        return text
+    place = draw.choice(places)
+    return f"{text[: place.start()]}$(({place[0]} * 2 - {place[0]})){text[place.end() :]}"
+
+
+CHANGES = (
+    _in_branch, _in_other_branch, _behind_and, _behind_or, _in_loop, _in_case, _in_function, _in_subshell, _ended,
+    _quoted, _quoted, _unquoted, _unquoted, _commented, _doubled, _unset, _appended, _appended, _sum,
+)  # fmt: skip

@@ -1,0 +1,48 @@
+"""The letters: prompts, tokenizer, a model that the host's flags describe."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+from slime_ext.without_cuda.tasks import letters
+
+
+def test_held_out_rows_are_others_than_those_to_train_on():
+    train, heldout = letters.prompts()
+    texts = {row["input"] for row in train}
+    assert (len(texts), len(heldout)) == (letters.TRAIN, letters.HELDOUT)
+    assert not texts & {row["input"] for row in heldout}
+    assert all(row["input"] == row["label"] + ">" for row in train + heldout)
+
+
+def test_every_letter_is_a_token_and_nothing_is_added(tmp_path):
+    from transformers import AutoTokenizer
+
+    letters.write_model(tmp_path, seed=0)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer("dcba>")["input_ids"]
+    assert ids == [letters.vocabulary().index(letter) for letter in "dcba>"]
+    assert tokenizer.decode(ids) == "dcba>"
+
+
+def test_the_flags_are_those_of_the_model(tmp_path):
+    letters.write_model(tmp_path, seed=0)
+    config, flags = json.loads((tmp_path / "config.json").read_text()), letters.model_flags()
+    of = dict(itertools.pairwise(flags))
+    pairs = {
+        "--num-layers": "num_hidden_layers",
+        "--hidden-size": "hidden_size",
+        "--vocab-size": "vocab_size",
+    }
+    pairs |= {"--ffn-hidden-size": "intermediate_size", "--kv-channels": "head_dim"}
+    assert {flag: int(of[flag]) for flag in pairs} == {flag: config[key] for flag, key in pairs.items()}
+
+
+def test_a_seed_is_a_model(tmp_path):
+    from safetensors.torch import load_file
+
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        letters.write_model(tmp_path / name, seed)
+    a, b, c = (load_file(tmp_path / name / "model.safetensors") for name in "abc")
+    assert all(a[key].equal(b[key]) for key in a) and not a["lm_head.weight"].equal(c["lm_head.weight"])
