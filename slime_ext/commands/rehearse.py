@@ -52,7 +52,6 @@ def rehearse(given: argparse.Namespace) -> int:
 
     """
     began, screen = time.monotonic(), console()
-    machine.check_working_folder()
     launch = launch_of(given.script, given.own, given.host)
     host = run.host_of(launch, given.host)
     launch = run.with_found_files(launch, host)

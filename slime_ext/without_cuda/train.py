@@ -41,7 +41,6 @@ def main(argv: Sequence[str]) -> int:
     end = list(argv).index("--") if "--" in argv else len(argv)
     given = _parser().parse_args(argv[:end], argparse.Namespace(flags=list(argv[end + 1 :])))
     with driver.ended_by_signals():
-        machine.check_working_folder()
         return _go_on(given) if given.load else _begin(given)
 
 

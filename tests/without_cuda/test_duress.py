@@ -138,7 +138,7 @@ FAULTS = {
     removed_folder: "working directory: expected one that exists, got a removed one: cd to another",
     out_is_a_file: r"{host}/out: expected a folder to write to, got a file: name another",
     out_is_below_a_file: r"{host}/file/out: expected a folder to write to, got Not a directory: .*",
-    python_is_a_folder: "host environment: expected a Python at /tmp, got none: run `make host`",
+    python_is_a_folder: "SLIME_EXT_HOST_PYTHON: expected an interpreter, got /tmp: check the path",
     full("out"): r"{host}/out: expected 64 MiB free for the files of the run, got 0: make room there, or .*",
     full("/tmp"): r"/tmp: expected \d+ MiB free for Ray and temporary files, got 0: make room there",
     full("/dev/shm"): r"/dev/shm: expected 8 MiB free for shared memory, got 0: make room there, or .*",
