@@ -190,7 +190,7 @@ VARIANTS = {
     "metrics only": Case(flags=_hook("metrics_only", use_tis=False, get_mismatch_metrics=True), init=None),
     "gspo": Case(flags=_hook("token_tis", advantage_estimator="gspo"), init=None),
     "cispo": Case(flags=_hook("token_tis", advantage_estimator="cispo"), init=None),
-    "dual clip": Case(flags=_hook("token_tis", eps_clip_c=1.2), init=None),
+    "dual clip": Case(flags=_hook("token_tis", eps_clip_c=1.02), init=None),
     "per token": Case(flags=_hook("token_tis", **PER_TOKEN), init=None),
     "bypass": Case(flags=_hook(None, use_tis=False, use_rollout_logprobs=True), init=None),
     "recompute": Case(flags=_hook("token_tis", recompute_loss_function=True), init=None),

@@ -80,7 +80,7 @@ def written_out(name: str, flags: dict[str, Any], by_rollout: bool) -> dict[str,
     for s in samples():
         leaves.append(logits := s.logits.double().requires_grad_())
         values, kept = _of_sample(s, name, flags, logits)
-        count = s.mask_sum.double() if by_rollout else kept.sum().clamp(min=1)
+        count = (s.mask_sum.double() if by_rollout else kept.sum()).clamp(min=1)
         if flags["calculate_per_token_loss"]:
             count = torch.ones(())
         for key, value in zip(METRICS, values, strict=True):
