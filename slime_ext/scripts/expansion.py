@@ -127,16 +127,13 @@ class Expansion:
 
         for piece in pieces:
             is_split = piece.kind is Kind.PUT_IN and isinstance(piece.part, str)
-            for i, text in enumerate(_fields(str(piece.part), self._separators()) if is_split else ()):
+            fields = _fields(str(piece.part), self._separators()) if is_split else [_as_written(piece)]
+            for i, part in enumerate(fields):
                 if i:
                     close()
-                if text:
-                    parts.append(text)
-                    begun = True
-            if not is_split:
-                parts.append(_as_written(piece))
-                begun = begun or piece.part != "" or piece.kind is Kind.QUOTED
-                is_quoted = is_quoted or (piece.kind is Kind.QUOTED and not piece.ends)
+                parts.append(part)
+                begun = begun or part != "" or piece.kind is Kind.QUOTED
+            is_quoted = is_quoted or (piece.kind is Kind.QUOTED and not piece.ends)
             if piece.ends:
                 close()
         close()
