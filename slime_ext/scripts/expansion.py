@@ -314,10 +314,10 @@ class Expansion:
 def _as_written(piece: Piece) -> str | Unknown:
     """A piece's part. In quotes it is one word, unless it is a list's element; without them any number."""
     part = piece.part
-    if not isinstance(part, Unknown) or piece.ends or piece.kind is Kind.WRITTEN:
+    if not isinstance(part, Unknown) or piece.kind is Kind.WRITTEN:
         return part
     if piece.kind is Kind.QUOTED:
-        return _one_word(part)
+        return part if piece.ends else _one_word(part)
     is_any = part.many or part.unset
     return part if is_any else Unknown(part.text, part.where, many=True, flags=None, is_text=True)
 
