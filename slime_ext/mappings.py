@@ -28,6 +28,7 @@ UNREADABLE = (
 ROOTS = (Path(__file__).parents[1], Path(sysconfig.get_path("data"), "share/slime-ext"))
 MERGE = "tag:yaml.org,2002:merge"
 LONGEST = 100_000  # characters of a file: a configuration is a page
+GIVEN = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin")  # where a shell has the other end of a pipe open
 LARGEST = 4_000_000  # bytes of a file that is read whole
 MOST = 20_000  # values in it, each alias counted as what it stands for
 
@@ -158,14 +159,15 @@ def text_of(path: str, where: str | None = None) -> str:
 
 
 def bytes_of(path: Path, most: int = LARGEST) -> bytes:
-    """A regular file's bytes, all of them.
+    """A file's bytes, all of them: of a regular one, or of a pipe that this process was given (``<(…)``).
 
     Raises:
-        OSError: there is none, or it is a device, a pipe or a folder, which are not opened.
+        OSError: there is none, or it is a device, another pipe or a folder, which are not opened.
         ValueError: there are more than ``most``.
     """
     kind = path.stat().st_mode
-    if not stat.S_ISREG(kind):
+    is_given = stat.S_ISFIFO(kind) and str(path).startswith(GIVEN)
+    if not (stat.S_ISREG(kind) or is_given):
         raise (
             OSError(errno.EISDIR, os.strerror(errno.EISDIR))
             if stat.S_ISDIR(kind)

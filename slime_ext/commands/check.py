@@ -151,6 +151,9 @@ def _unused(path: str, arguments: Arguments) -> Checked:
             f"{path}: expected a launch of slime or miles, got one of {system}: "
             f"slime-ext convert --from {system} {path}"
         )
+    if arguments.launcher is None and arguments.notes:
+        said = "; ".join(arguments.notes)
+        raise ConfigError(f"{path}: expected a launch of slime or miles, got none: {said}")
     rows, refused = {}, {}
     for when, (flags, what) in _offered(arguments).items():
         try:
@@ -173,7 +176,7 @@ def _offered(arguments: Arguments) -> dict[str, tuple[dict[str, Any], str]]:
     theirs = arguments.get("custom_tis_function_path")
     if not theirs:
         own = "slime's own: weights clipped at --tis-clip"
-        kept = {**OFFERED["first"][0], "custom_tis_function_path": f"{contract.TIS}.vanilla_tis_function"}
+        kept = {"custom_tis_function_path": f"{contract.TIS}.vanilla_tis_function", **INIT}
         first = (kept, "the correction that it has, slime's own, with metrics of it")
     else:
         own = cut(theirs)

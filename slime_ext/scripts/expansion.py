@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slime_ext.errors import ConfigError
@@ -24,31 +23,6 @@ BLANKS = " \t\n"
 BRACES = re.compile(r"^([^{}]*)\{([^{}]*,[^{}]*)\}(.*)$", re.DOTALL)
 RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?\}")
 ESCAPED = re.compile(r"\\(\n|.)", re.DOTALL)
-
-
-@dataclass
-class _Word:
-    """A word while it is put together."""
-
-    parts: list[str | Unknown] = field(default_factory=list)
-    begun: bool = False
-    is_quoted: bool = False
-
-    def put_in(self, text: str) -> None:
-        """Adds what a variable had, of which nothing begins no word."""
-        if text:
-            self.parts.append(text)
-            self.begun = True
-
-    def write(self, piece: Piece) -> None:
-        """Adds what the script writes."""
-        self.parts.append(_as_written(piece))
-        self.begun = self.begun or piece.part != "" or piece.kind is Kind.QUOTED
-        self.is_quoted = self.is_quoted or (piece.kind is Kind.QUOTED and not piece.ends)
-
-    def kept(self) -> list[str | Unknown]:
-        """Its parts; of a word of which something is quoted, what is unset leaves an empty one."""
-        return [_one_word(part) if self.is_quoted and _is_unset(part) else part for part in self.parts]
 
 
 class Expansion:
@@ -140,25 +114,30 @@ class Expansion:
 
     def _split(self, pieces: Sequence[Piece]) -> Words:
         words: Words = []
-        word = _Word()
+        parts: list[str | Unknown] = []
+        begun = is_quoted = False
+
+        def close() -> None:
+            nonlocal parts, begun, is_quoted
+            if begun:
+                # of a word of which something is quoted, what is unset leaves an empty one
+                kept = (_one_word(part) if is_quoted and _is_unset(part) else part for part in parts)
+                words.append(self.bounded(value(*kept)))
+            parts, begun, is_quoted = [], False, False
+
         for piece in pieces:
             is_split = piece.kind is Kind.PUT_IN and isinstance(piece.part, str)
-            for i, text in enumerate(_fields(piece.part, self._separators()) if is_split else ()):
+            fields = _fields(str(piece.part), self._separators()) if is_split else [_as_written(piece)]
+            for i, part in enumerate(fields):
                 if i:
-                    word = self._closed(word, words)
-                word.put_in(text)
-            if not is_split:
-                word.write(piece)
+                    close()
+                parts.append(part)
+                begun = begun or part != "" or piece.kind is Kind.QUOTED
+            is_quoted = is_quoted or (piece.kind is Kind.QUOTED and not piece.ends)
             if piece.ends:
-                word = self._closed(word, words)
-        self._closed(word, words)
+                close()
+        close()
         return words
-
-    def _closed(self, word: _Word, words: Words) -> _Word:
-        """A new word, after the one before, if it was begun, has gone to the words."""
-        if word.begun:
-            words.append(self.bounded(value(*word.kept())))
-        return _Word()
 
     def _separators(self) -> str:
         ifs = known(self.shell.variables.scalar("IFS")) if "IFS" in self.shell.state.variables else None
@@ -335,10 +314,10 @@ class Expansion:
 def _as_written(piece: Piece) -> str | Unknown:
     """A piece's part. In quotes it is one word, unless it is a list's element; without them any number."""
     part = piece.part
-    if not isinstance(part, Unknown) or piece.ends or piece.kind is Kind.WRITTEN:
+    if not isinstance(part, Unknown) or piece.kind is Kind.WRITTEN:
         return part
     if piece.kind is Kind.QUOTED:
-        return _one_word(part)
+        return part if piece.ends else _one_word(part)
     is_any = part.many or part.unset
     return part if is_any else Unknown(part.text, part.where, many=True, flags=None, is_text=True)
 

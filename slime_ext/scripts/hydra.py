@@ -143,8 +143,8 @@ def with_defaults(
         elif not is_optional:
             raise ConfigError(
                 f"{path}: defaults: expected {name} beside it, got none: what it sets is "
-                "not seen, so nothing is converted; put it there, or convert the whole configuration that "
-                "the run prints"
+                "not seen, so nothing is converted; put it there, or convert the whole "
+                "configuration that the run prints"
             )
     return _merge(found, own)
 

@@ -151,7 +151,7 @@ def _without_launch(path: str, shell: Shell, files: Mapping[str, str]) -> Launch
     pairs = pairwise(Path(word or "").name for word in said)
     notes = ("slime-ext train is no launch of a host",) if (FORMER, "train") in pairs else ()
     if shell.ended:
-        notes += (f"it ends at {shell.ended}: flags of its own stand behind --",)
+        notes += (f"it ends at {shell.ended}: give it what it asks for, as variables, or as flags behind --",)
     return Launch(path, "", flags, {}, gaps, None, notes)
 
 

@@ -160,6 +160,12 @@ python3 train.py --a $A
 false
 python3 train.py --after-failure
 """
+LISTS = r"""
+UNKNOWN="$(somewhere)"
+A=(--config "$UNKNOWN" --last)
+B=("${A[@]}" --b)
+python3 train.py ${A[@]} "${B[@]}" "$UNKNOWN" --end
+"""
 SCRIPTS = {
     name.lower(): text.strip("\n") + "\n"
     for name, text in list(globals().items())

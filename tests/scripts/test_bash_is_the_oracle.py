@@ -81,6 +81,8 @@ def test_nearly_everything_of_them_is_known(home, tmp_path):
     """So that saying unknown of everything would not do."""
     unknown = []
     for name, text in {**SCRIPTS, **MUTATIONS}.items():
+        if "lists" in name:  # which has something unknown of its own
+            continue
         (tmp_path / "run.sh").write_text(text)
         with contextlib.suppress(ConfigError):
             shell = followed(str(tmp_path / "run.sh"), GIVEN_WORDS)
