@@ -30,7 +30,6 @@ LIGHT = ("presets", "check", "convert")  # need no torch
 REQUIRED = {name: name for name in ("torch", "numpy", "pydantic", "rich", "matplotlib")}
 REQUIRED |= {"yaml": "PyYAML", "jinja2": "Jinja2"}
 REQUIRED |= {"tree_sitter": "tree-sitter", "tree_sitter_bash": "tree-sitter-bash"}
-TRAIN = ("httpx", "megatron", "safetensors", "tensorboard", "tokenizers", "transformers")  # of its extra
 WRONG, USER_ERROR, INTERRUPTED, UNREAD = 1, 2, 130, 1  # the last as rich has it
 
 
@@ -82,11 +81,11 @@ def _run(name: str, argv: list[str]) -> int:
         return WRONG
     except ModuleNotFoundError as error:
         missing = str(error.name).partition(".")[0]
-        package = missing if missing in TRAIN else REQUIRED.get(missing)
+        package = REQUIRED.get(missing)
         if package is None:
             raise
-        wanted = "'slime-ext[train]'" if missing in TRAIN else package
-        raise ConfigError(f"{name}: expected the package {package}, got none: pip install {wanted}") from None
+        why = f"{name}: expected the package {package}, got none: pip install {package}"
+        raise ConfigError(why) from None
 
 
 def _find_functions_here(name: str) -> None:

@@ -50,7 +50,7 @@ MUTATIONS = {
         "host/hook.py", "flags.corrects and ", "", "tests/test_tis.py"
     ),
     "count a recomputed loss twice": Mutation(
-        "host/step_metrics.py", "step.seen[id(mask)] = mask", "pass", "tests/host/test_train_step.py"
+        "host/step_metrics.py", "step.seen[identities] = objects", "pass", "tests/host/test_train_step.py"
     ),
     "the smallest is the largest": Mutation(
         "metrics/names.py",
@@ -171,7 +171,7 @@ MUTATIONS = {
     ),
     "a loss of any length": Mutation(
         "host/hook.py",
-        "call.pg_loss.numel() != (size := tokens.segments.size)",
+        "call.pg_loss.shape != (size := tokens.segments.size,)",
         "(size := 0)",
         "tests/test_tis.py",
     ),

@@ -140,7 +140,7 @@ def test_a_working_directory_that_is_gone_is_none_to_look_in(tmp_path, words, st
 
 
 def test_a_package_that_is_not_installed_is_one_line():
-    """Of doctor, too, which is asked what is missing; of train its extra."""
+    """Of doctor, too, which is asked what is missing."""
     hidden = (
         "import sys; sys.modules[sys.argv[1]] = None; "
         "from slime_ext import cli; print(cli.main(sys.argv[2:]))"
@@ -149,7 +149,6 @@ def test_a_package_that_is_not_installed_is_one_line():
         ("pydantic", "doctor"): "pydantic, got none: pip install pydantic",
         ("yaml", "doctor"): "PyYAML, got none: pip install PyYAML",
         ("rich", "doctor"): "rich, got none: pip install rich",
-        ("httpx", "train"): "httpx, got none: pip install 'slime-ext[train]'",
     }
     for words, line in missing.items():
         made = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True)

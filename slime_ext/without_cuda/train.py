@@ -27,6 +27,8 @@ ARGS, CORRECTION, CHECKPOINT, DUMP = "args.json", "correction.yaml", "checkpoint
 LATEST = "latest_checkpointed_iteration.txt"
 MEASURE = "metrics_only"
 GPUS = 4  # numbers to Ray
+# glibc maps and unmaps every tensor above 128 KiB; this keeps them up to 32 MiB, its highest threshold.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 NO_END_S = 7 * 24 * 3600.0
 START_S = 60  # until the first rollout
 FAILED = 1
@@ -188,8 +190,8 @@ def _run(args: Mapping[str, Any], out: Path, further: Sequence[str]) -> int:
     with machine.room_or_one_line(out):
         flags = [*_flags(args, task, folder, task.write(folder, args["seed"])), *further, *args["flags"]]
         steps = int(flags[len(flags) - 1 - flags[::-1].index("--num-steps-per-rollout") + 1])
-        environment = {"OMP_NUM_THREADS": str(task.threads), FILE: str(folder / progress.TRACKED)}
-        environment["TENSORBOARD_DIR"] = str(folder / "tensorboard")
+        environment = KEEP_MEMORY | {"OMP_NUM_THREADS": str(task.threads)}
+        environment |= {FILE: str(folder / progress.TRACKED), "TENSORBOARD_DIR": str(folder / "tensorboard")}
         watched = progress.Progress(folder, args["rollouts"], steps, _say)
         try:
             with progress.shown(watched):

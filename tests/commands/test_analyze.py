@@ -188,7 +188,7 @@ def test_rollouts_and_a_correction_of_ones_own(capsys, runs, tmp_path):
         (["{}", "--out", "."], "--out: expected a file that can be written, got '.': Is a directory"),
         (
             ["{}", "--out", "/proc/x/y.html"],
-            "--out: expected a file that can be written, got '/proc/x/y.html'",
+            "/proc/x: expected a folder to write to, got No such file or directory",
         ),
         (["{}", "--json", "{}/train_data/0.pt/x"], "x': Not a directory"),
         (["{}", "--json", "n" * 300], "File name too long"),

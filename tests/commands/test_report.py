@@ -19,7 +19,7 @@ def test_a_mistake_is_one_line(tmp_path, capsys):
     for words, said in (
         ([str(tmp_path / "gone")], "expected the folder of a run, got none"),
         ([str(run), "--out", "picture.txt"], "--out: expected a name that ends in .png, .pdf, .svg"),
-        ([str(run), "--out", str(tmp_path / "file/x.png")], "expected a file to read or write"),
+        ([str(run), "--out", str(tmp_path / "file/x.png")], "expected a folder to write to, got a file"),
         ([str(run), "--out", "/nowhere_at_all/x.png"], "expected a folder below one that exists"),
         ([str(run), "--labels", "a", "b"], "--labels: expected 1 names, got 2"),
     ):

@@ -373,6 +373,4 @@ def test_check_says_what_an_init_of_the_users_own_leaves_out():
         ({}, False),
     ):
         notes = checked(Arguments(dict(vars(arguments(**more))), set())).notes
-        assert (
-            any(note.startswith("my.init in place of --custom-megatron-init-path") for note in notes) is noted
-        )
+        assert any("my.init is run in place of slime_ext.host.init" in note for note in notes) is noted

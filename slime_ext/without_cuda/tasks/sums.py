@@ -29,6 +29,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PROMPT = "<|im_start|>user\nWhat is {a} + {b}?<|im_end|>\n<|im_start|>assistant\n"
 LOWEST, HIGHEST = 11, 60
 TRAIN, HELDOUT = 2048, 128
+LINE_ENDS = ("198", "1116")  # one line break, two: an answer is a line
 SIZES = {
     "num-layers": 30,
     "hidden-size": 576,
@@ -162,13 +163,13 @@ def _flags() -> Iterator[str]:
 
 TASK = Task(
     what="SmolLM2-135M-Instruct, a language model, learns to add two numbers",
-    rollouts=24,
-    rollout_s=20.0,
+    rollouts=16,
+    rollout_s=22.0,
     threads=2,
     write=write,
     flags=tuple(_flags()),
-    eval_every=6,
-    save_every=12,
+    eval_every=8,
+    save_every=8,
     concurrency=64,
     context=64,
 )
