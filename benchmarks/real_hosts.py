@@ -23,6 +23,7 @@ from pathlib import Path
 from benchmarks import tiny_host
 from slime_ext.without_cuda import tiny
 from slime_ext.without_cuda.driver import WHEEL, run_host
+from slime_ext.without_cuda.tasks import letters
 
 ROLLOUTS = 2
 STEP = re.compile(r"step (\d+): (\{'train/.*?\})")
@@ -140,7 +141,7 @@ def run(name: str, host: str | Path, out: Path) -> dict:
 
 def flags_of(layout: Layout, plugin: str, out: Path) -> list[str]:
     """The host's flags."""
-    flags = [*tiny.cpu_flags(), *tiny_host.model_flags(), *tiny_host.algorithm_flags(), *layout.flags]
+    flags = [*tiny.cpu_flags(), *letters.model_flags(), *tiny_host.algorithm_flags(), *layout.flags]
     flags += tiny_host.task_flags(out / "tiny", rollouts=ROLLOUTS, steps=layout.steps)
     flags += [
         "--actor-num-nodes",

@@ -5,33 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.tiny_task import Model, write_all
+from slime_ext.without_cuda.tasks import letters, write_prompts
 
-PAD_STD = 0.02
 REWARD = "slime_ext.without_cuda.tiny.reward"
-
-
-def model_flags(model: Model | None = None, vocabulary: int = 16) -> list[str]:
-    """Megatron's flags for the tiny model."""
-    m = model or Model()
-    sizes = {
-        "num-layers": m.layers,
-        "hidden-size": m.hidden,
-        "ffn-hidden-size": m.ffn,
-        "num-attention-heads": m.heads,
-        "num-query-groups": m.kv_heads,
-        "kv-channels": m.head_dim,
-        "max-position-embeddings": m.positions,
-        "seq-length": 64,
-        "vocab-size": vocabulary,
-        "make-vocab-size-divisible-by": 8,
-        "norm-epsilon": 1e-6,
-        "rotary-base": 10000,
-        "normalization": "RMSNorm",
-    }
-    words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-    switches = "swiglu group-query-attention use-rotary-position-embeddings disable-bias-linear qk-layernorm"
-    return [*words, *(f"--{s}" for s in [*switches.split(), "untie-embeddings-and-output-weights"])]
 
 
 def task_flags(
@@ -60,20 +36,10 @@ def algorithm_flags(learning_rate: float = 1e-3, entropy: float = 0.0, decay: st
 
 
 def write_model(folder: Path, seed: int = 0) -> None:
-    """Prompts and the tiny model with random weights in bfloat16, below `folder`.
-
-    Hugging Face sets the embedding of the pad token to zero. Behind a zero row RMSNorm multiplies gradients
-    by 1/sqrt(eps) = 1000, and Megatron trains that row: here it is as random as the others.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    write_all(folder)
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder / "model")).bfloat16()
-    torch.nn.init.normal_(model.get_input_embeddings().weight.data[0], std=PAD_STD)
-    model.save_pretrained(folder / "weights")
-    (folder / "weights/model.safetensors").rename(folder / "model/model.safetensors")
+    """Prompts and the tiny model with random weights in bfloat16, below `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_prompts(folder, *letters.prompts())
+    letters.write_model(folder / "model", seed)
 
 
 def write_rollouts(

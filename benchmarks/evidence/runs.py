@@ -18,14 +18,15 @@ from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings
 from slime_ext.errors import ConfigError
 from slime_ext.without_cuda.driver import host_python
+from slime_ext.without_cuda.progress import HELDOUT, METRICS, SHOWN
 from slime_ext.without_cuda.stand_ins.rounded_weights import VARIABLE
+from slime_ext.without_cuda.train import DUMP
 
 DIVERGED = "NaN", "nan", "finite"
 SOURCE, FOLLOWER = "B", "G"  # whose first rollouts are analysed, and who trains with what comes out
 UNCORRECTED = "metrics_only"
 TRAIN = "task", "correction", "lag", "rollouts", "seed"  # words of slime-ext train; all else is the host's
 ROUNDING = "rounding"  # of the sampler's weights
-METRICS, HELDOUT = "metrics.jsonl", "eval/heldout"
 LARGE = "dump", "checkpoint"
 COMPUTE = "torch", "transformers", "sglang", "ray", "miles-rl"
 VERSIONS = """
@@ -105,8 +106,8 @@ def run(of: Settings, panel: str, arm: str, seed: int, out: Path, done: list[Row
         versions=versions(),
         heldout=curve,
         end=0.0 if stopped else curve[-1][1],
-        k3=_median(metrics, "k3"),
-        ess=_median(metrics, "ess"),
+        k3=_median(metrics, SHOWN["k3"]),
+        ess=_median(metrics, SHOWN["ess"]),
         stopped=stopped,
         recommended=recommended,
         seconds=seconds,
@@ -177,7 +178,9 @@ def train(words: list[str], environment: Mapping[str, str], folder: Path) -> str
 def analyse(folder: Path, rollouts: int) -> str:
     """The correction that analyze recommends after the run's first rollouts."""
     file = folder / "analysis.json"
-    ended = _slime_ext(["analyze", str(folder), "--rollouts", f"0-{rollouts - 1}", "--json", str(file)])
+    ended = _slime_ext(
+        ["analyze", str(folder / DUMP), "--rollouts", f"0-{rollouts - 1}", "--json", str(file)]
+    )
     if not file.exists():
         raise ConfigError(f"{folder}: expected analyze to read the dumps, got: {ended.stderr.strip()[-300:]}")
     return json.loads(file.read_text())["recommendation"]["name"]

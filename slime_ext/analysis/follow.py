@@ -103,8 +103,10 @@ class Follower:
     def has_ended(self) -> bool:
         """Whether the last rollout of a run of slime-ext train was read; of another host nobody can say."""
         try:
-            wanted = json.loads((Path(self.request.paths[0]) / ARGS).read_text())["num_rollout"]
+            dump = Path(self.request.paths[0])  # the run's folder, or its dump
+            args = next(folder / ARGS for folder in (dump, dump.parent) if (folder / ARGS).is_file())
+            wanted = json.loads(args.read_text())["num_rollout"]
             ids = [moment.rollout_id for moment in self.result.collectors["diagnosis"].timeline]
             return bool(ids) and max(ids) >= int(wanted) - 1
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, StopIteration):
             return False

@@ -98,7 +98,7 @@ def _begin(given: argparse.Namespace) -> int:
     task = TASKS[given.task]
     args = {
         **{name: getattr(given, name) for name in ("task", "correction", "lag", "seed", "host", "flags")},
-        "rollouts": given.rollouts or task.rollouts,
+        "num_rollout": given.rollouts or task.rollouts,
         "slime_ext": slime_ext.__version__,
     }
     _check(args, out)
@@ -118,9 +118,9 @@ def _go_on(given: argparse.Namespace) -> int:
             f"--load: expected a checkpoint in {out / CHECKPOINT}, got none: start the run anew"
         )
     args = json.loads((out / ARGS).read_text())
-    args["rollouts"] = given.rollouts or args["rollouts"]
+    args["num_rollout"] = given.rollouts or args["num_rollout"]
     _check(args, out)
-    print(f"slime-ext: going on with {out} to rollout {args['rollouts']}", flush=True)
+    print(f"slime-ext: going on with {out} to rollout {args['num_rollout']}", flush=True)
     saved = str((out / CHECKPOINT).absolute())
     return _run(args, out, ["--load", saved, "--override-opt-param-scheduler", *given.flags])
 
@@ -172,11 +172,11 @@ def _new_name(wanted: Path) -> Path:
 
 def _plan(args: Mapping[str, Any], task: Task, out: Path) -> str:
     """What will be done, and for how long."""
-    minutes = (START_S + args["rollouts"] * task.rollout_s) / 60
+    minutes = (START_S + args["num_rollout"] * task.rollout_s) / 60
     host = "miles of the package index" if args["host"] == driver.WHEEL else args["host"]
     lag = f", weights pushed every {args['lag']} rollouts" if args["lag"] > 1 else ""
     lines = [
-        f"{task.what}: {args['rollouts']} rollouts, {args['correction']}{lag}",
+        f"{task.what}: {args['num_rollout']} rollouts, {args['correction']}{lag}",
         f"on {host}, with its Ray, SGLang and Megatron-LM: about {minutes:.0f} min on two idle cores, no GPU",
         f"run in {out}; the host's log: {out / 'log'}",
         *machine.notes(),
@@ -192,7 +192,7 @@ def _run(args: Mapping[str, Any], out: Path, further: Sequence[str]) -> int:
         steps = int(flags[len(flags) - 1 - flags[::-1].index("--num-steps-per-rollout") + 1])
         environment = KEEP_MEMORY | {"OMP_NUM_THREADS": str(task.threads)}
         environment |= {FILE: str(folder / progress.TRACKED), "TENSORBOARD_DIR": str(folder / "tensorboard")}
-        watched = progress.Progress(folder, args["rollouts"], steps, _say)
+        watched = progress.Progress(folder, args["num_rollout"], steps, _say)
         try:
             with progress.shown(watched):
                 status = driver.run_host(
@@ -224,9 +224,9 @@ def _flags(args: Mapping[str, Any], task: Task, folder: Path, model: Path) -> It
         "--n-samples-per-eval-prompt",
         "1",
         "--eval-interval",
-        str(_eval_every(args["rollouts"], task.eval_every)),
+        str(_eval_every(args["num_rollout"], task.eval_every)),
     )
-    yield from ("--num-rollout", str(args["rollouts"]))
+    yield from ("--num-rollout", str(args["num_rollout"]))
     yield from ("--seed", str(args["seed"]), "--rollout-seed", str(args["seed"]))
     yield from ("--custom-config-path", f"{folder / CORRECTION}")
     yield from ("--dump-details", f"{folder / DUMP}", "--save", f"{folder / CHECKPOINT}")

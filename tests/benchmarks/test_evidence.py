@@ -76,9 +76,10 @@ if words[0] == "analyze":
     Path(words[words.index("--json") + 1]).write_text('{"recommendation": {"name": "cispo"}}')
     sys.exit()
 out = Path(words[words.index("--out") + 1])
+K3, ESS = "train/off_policy/k3_kl", "train/off_policy/ess_weight"
 (out / "dump").mkdir(parents=True)
-rows = [{"rollout": -1, "eval/heldout": 0.04}, {"rollout": 0, "k3": 0.01, "ess": 0.9}]
-rows += [{"rollout": 1, "k3": 0.03, "ess": 0.7, "eval/heldout": 0.5}, {"rollout": 2, "k3": 0.02, "ess": 0.8}]
+rows = [{"rollout": -1, "eval/heldout": 0.04}, {"rollout": 0, K3: 0.01, ESS: 0.9}]
+rows += [{"rollout": 1, K3: 0.03, ESS: 0.7, "eval/heldout": 0.5}, {"rollout": 2, K3: 0.02, ESS: 0.8}]
 (out / "metrics.jsonl").write_text("".join(json.dumps(row) + chr(10) for row in rows))
 if "13" in words:
     sys.exit("step 7: expected finite gradients, got NaN")

@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks import tiny_host
 from slime_ext.without_cuda import driver, tiny
+from slime_ext.without_cuda.tasks import letters
 from tests.downstream.planted import PER_ROLLOUT
 
 ROOT = Path(__file__).parents[2]
@@ -199,7 +200,7 @@ def started(fault: Fault, host: str, task: Path, folder: Path, more: tuple[str, 
         tiny_host.write_model(task)
     config = folder / "config.yaml"
     config.write_text(json.dumps(fault.config))  # which YAML can read
-    flags = [*tiny.cpu_flags(), *tiny_host.model_flags(), *tiny_host.algorithm_flags(), *tiny.engine_flags()]
+    flags = [*tiny.cpu_flags(), *letters.model_flags(), *tiny_host.algorithm_flags(), *tiny.engine_flags()]
     flags += tiny_host.task_flags(
         task, prompts=PROMPTS, samples=PER_ROLLOUT // PROMPTS, rollouts=ROLLOUTS, steps=1
     )

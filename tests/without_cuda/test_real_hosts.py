@@ -16,6 +16,7 @@ from benchmarks import real_hosts, tiny_host
 from slime_ext.errors import ConfigError
 from slime_ext.without_cuda import driver, tiny
 from slime_ext.without_cuda.processes import MARK, marked_processes
+from slime_ext.without_cuda.tasks import letters
 
 ROOT = Path(slime_ext.__file__).parents[1]
 SLIME = Path(os.environ.get("HOSTS", "absent"), "slime-624b824")
@@ -97,7 +98,7 @@ def test_miles_samples_trains_with_a_cap_that_acts_and_pushes_its_weights(out, m
     mark, folder = f"hosts-{os.getpid()}", out / "full ü"
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
-    flags = [*tiny.cpu_flags(), *tiny_host.model_flags(), *tiny_host.algorithm_flags(), *tiny.engine_flags()]
+    flags = [*tiny.cpu_flags(), *letters.model_flags(), *tiny_host.algorithm_flags(), *tiny.engine_flags()]
     flags += [*tiny_host.task_flags(out / "tiny"), "--actor-num-gpus-per-node", "1"]
     flags += ["--custom-config-path", f"{out}/capped.yaml"]
     try:

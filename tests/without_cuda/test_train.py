@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def flags_of(**given):
-    args = {"task": "letters", "lag": 1, "seed": 3, "rollouts": 8} | given
+    args = {"task": "letters", "lag": 1, "seed": 3, "num_rollout": 8} | given
     words = list(train._flags(args, train.TASKS[args["task"]], Path("/run"), Path("/model")))
     values = {}
     for word in words:
@@ -44,7 +44,7 @@ def elsewhere(tmp_path, monkeypatch):
 def a_run(folder, checkpoint=False):
     folder.mkdir()
     args = {"task": "letters", "correction": "token_tis", "lag": 1, "seed": 1, "host": "miles", "flags": []}
-    (folder / train.ARGS).write_text(json.dumps(args | {"rollouts": 60}))
+    (folder / train.ARGS).write_text(json.dumps(args | {"num_rollout": 60}))
     if checkpoint:
         (folder / train.CHECKPOINT).mkdir()
         (folder / train.CHECKPOINT / train.LATEST).write_text("19")
@@ -104,7 +104,7 @@ def test_a_run_goes_on_with_its_own_arguments(elsewhere, monkeypatch):
     a_run(elsewhere / "run", checkpoint=True)
     train.main(["--load", "run", "--rollouts", "80"])
     ((args, out, further),) = seen
-    assert (args["task"], args["rollouts"], out) == ("letters", 80, Path("run"))
+    assert (args["task"], args["num_rollout"], out) == ("letters", 80, Path("run"))
     assert further[:2] == ["--load", str(elsewhere / "run/checkpoint")]
 
 

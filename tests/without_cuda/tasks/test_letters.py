@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
+
+import pytest
 
 from slime_ext.without_cuda.tasks import letters
 
@@ -24,6 +27,30 @@ def test_every_letter_is_a_token_and_nothing_is_added(tmp_path):
     ids = tokenizer("dcba>")["input_ids"]
     assert ids == [letters.vocabulary().index(letter) for letter in "dcba>"]
     assert tokenizer.decode(ids) == "dcba>"
+
+
+def test_what_the_example_launches_with_is_what_is_written(tmp_path):
+    """configs/tiny, for examples/rehearse_tiny.sh."""
+    (tmp_path / "model").mkdir()
+    letters.write_prompts(tmp_path, *letters.prompts())
+    (tmp_path / "model/config.json").write_text(json.dumps(letters.config(letters.Sizes()), indent=2) + "\n")
+    letters.write_tokenizer(tmp_path / "model")
+    files = {path.relative_to(tmp_path): path for path in tmp_path.rglob("*") if path.is_file()}
+    shipped = Path(__file__).parents[3] / "configs/tiny"
+    assert {path: (shipped / path).read_text() for path in files} == {
+        k: v.read_text() for k, v in files.items()
+    }
+
+
+def test_special_tokens_are_known_and_unknown_letters_refused(tmp_path):
+    from transformers import AutoTokenizer
+
+    letters.write_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
+    assert tokenizer.decode([4, 2], skip_special_tokens=True) == "a"
+    with pytest.raises(Exception, match="UNK"):
+        tokenizer.encode("az")
 
 
 def test_the_flags_are_those_of_the_model(tmp_path):
