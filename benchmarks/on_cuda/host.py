@@ -73,8 +73,8 @@ class Absent:
 
 
 def find(asked: Path | None, wheels: Path, scratch: Path) -> Path | None:
-    """The folder of a host: the one asked for, that of `make host`, or a wheel unpacked into `scratch`."""
-    made = [ROOT / place for place in (".venv/miles", ".venv-host/miles")]
+    """The folder of a host: the one asked for, that of `make install`, or a wheel unpacked into `scratch`."""
+    made = [ROOT / place for place in (".venv/miles",)]
     if found := next((place for place in (asked, *made) if place and place.is_dir()), None):
         return found.resolve()
     for wheel in sorted(wheels.glob("miles_rl-*.whl")):

@@ -49,7 +49,7 @@ def test_a_dry_run_has_a_row_for_every_measurement(walked):
         (row["what"].partition(" of ")[0], row["contender"]) for row in found["rows"] if row["milliseconds"]
     }
     assert timed >= {("hook, T", name) for name in ("copy on the device", "ours eager", "ours compiled")}
-    if host.find(None, Path(), Path()):  # the wheel of `make host`
+    if host.find(None, Path(), Path()):  # the wheel of `make install`
         named = ("uncorrected", "its own TIS", "token_tis, eager", "token_tis, compiled")
         assert timed >= {("policy loss", name) for name in named}
     for row in found["rows"]:
