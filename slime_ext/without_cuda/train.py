@@ -27,11 +27,9 @@ ARGS, CORRECTION, CHECKPOINT, DUMP = "args.json", "correction.yaml", "checkpoint
 LATEST = "latest_checkpointed_iteration.txt"
 MEASURE = "metrics_only"
 GPUS = 4  # numbers to Ray
-# glibc maps and unmaps every tensor above 128 KiB; this keeps them up to 32 MiB, its highest threshold.
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 NO_END_S = 7 * 24 * 3600.0
 START_S = 60  # until the first rollout
-FAILED = 1
+OF_A_NEW_RUN = ("task", "correction", "lag", "seed", "host", "out")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,7 +39,13 @@ def main(argv: Sequence[str]) -> int:
         SlimeExtError: one line that says what is wrong, before anything is started where that is possible.
     """
     end = list(argv).index("--") if "--" in argv else len(argv)
-    given = _parser().parse_args(argv[:end], argparse.Namespace(flags=list(argv[end + 1 :])))
+    parser = _parser()
+    given = parser.parse_args(argv[:end], argparse.Namespace(flags=list(argv[end + 1 :])))
+    for name in OF_A_NEW_RUN:
+        if given.load and (value := getattr(given, name)) != parser.get_default(name):
+            raise ConfigError(
+                f"--{name}: expected none beside --load, got {value}: a run goes on with its own"
+            )
     with driver.ended_by_signals():
         return _go_on(given) if given.load else _begin(given)
 
@@ -126,7 +130,7 @@ def _go_on(given: argparse.Namespace) -> int:
 
 
 def _check(args: Mapping[str, Any], out: Path) -> None:
-    driver.check(args["host"], out, args["lag"] > 1)
+    driver.check(args["host"], out, args["lag"] > 1, room=TASKS[args["task"]].room)
     host_log.check_unused(out / "log")
 
 
@@ -190,13 +194,16 @@ def _run(args: Mapping[str, Any], out: Path, further: Sequence[str]) -> int:
     with machine.room_or_one_line(out):
         flags = [*_flags(args, task, folder, task.write(folder, args["seed"])), *further, *args["flags"]]
         steps = int(flags[len(flags) - 1 - flags[::-1].index("--num-steps-per-rollout") + 1])
-        environment = KEEP_MEMORY | {"OMP_NUM_THREADS": str(task.threads)}
-        environment |= {FILE: str(folder / progress.TRACKED), "TENSORBOARD_DIR": str(folder / "tensorboard")}
+        environment = {
+            "OMP_NUM_THREADS": str(task.threads),
+            "TENSORBOARD_DIR": str(folder / "tensorboard"),
+            FILE: str(folder / progress.TRACKED),
+        }
         watched = progress.Progress(folder, args["num_rollout"], steps, _say)
         try:
             with progress.shown(watched):
                 status = driver.run_host(
-                    args["host"], flags, folder, args["lag"] > 1, GPUS, NO_END_S, environment
+                    args["host"], flags, folder, args["lag"] > 1, GPUS, NO_END_S, environment, room=task.room
                 )
         except (KeyboardInterrupt, SystemExit):
             print(f"slime-ext train: ended before the host was: {_how_to_go_on(out)}", file=sys.stderr)

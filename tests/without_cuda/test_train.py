@@ -65,6 +65,7 @@ def a_run(folder, checkpoint=False):
             r"-- --eps-clip-hihg: expected a flag of the host.*did you mean --eps-clip-high\?",
         ),
         (["--load", "absent"], "--load: expected the folder of a run, got absent"),
+        (["--load", "run", "--lag", "2"], "--lag: expected none beside --load, got 2"),
         (["--load", "run"], "--load: expected a checkpoint in run/checkpoint, got none"),
         (["--out", "run"], "--out: expected a new or empty folder, got run .*--load run"),
     ],
@@ -86,7 +87,7 @@ def test_a_number_or_a_task_that_cannot_be_is_refused_by_the_parser(elsewhere, w
 
 def test_a_run_says_first_what_it_will_do_and_for_how_long(elsewhere, monkeypatch, capsys):
     monkeypatch.setattr(train, "_run", lambda *given: 0)
-    monkeypatch.setattr(train.driver, "check", lambda host, out, *rest: out.mkdir(parents=True))
+    monkeypatch.setattr(train.driver, "check", lambda host, out, *rest, room: out.mkdir(parents=True))
     assert train.main(["--task", "letters", "--lag", "20", "--", "--lr", "1e-4"]) == 0
     said = capsys.readouterr().out
     assert "60 rollouts, token_tis, weights pushed every 20 rollouts" in said

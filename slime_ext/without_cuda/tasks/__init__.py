@@ -23,6 +23,7 @@ class Task:
         save_every: rollouts between two checkpoints.
         concurrency: requests that the engine works on at a time.
         context: longest prompt with its answer, tokens.
+        room: bytes that a run writes, its checkpoints above all.
     """
 
     what: str
@@ -35,6 +36,7 @@ class Task:
     save_every: int
     concurrency: int
     context: int
+    room: int
 
 
 def write_prompts(folder: Path, train: Iterable[dict], heldout: Iterable[dict]) -> None:

@@ -198,6 +198,7 @@ TASK = Task(
     save_every=20,
     concurrency=24,
     context=64,
+    room=128 << 20,
 )
 
 if __name__ == "__main__":

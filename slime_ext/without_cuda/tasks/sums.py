@@ -172,6 +172,7 @@ TASK = Task(
     save_every=8,
     concurrency=64,
     context=64,
+    room=4 << 30,
 )
 
 if __name__ == "__main__":
