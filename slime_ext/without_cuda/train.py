@@ -124,6 +124,8 @@ def _go_on(given: argparse.Namespace) -> int:
     args = json.loads((out / ARGS).read_text())
     args["num_rollout"] = given.rollouts or args["num_rollout"]
     _check(args, out)
+    if (log := out / "log").exists():
+        log.rename(_new_name(log))  # the host's next log does not overwrite it
     print(f"slime-ext: going on with {out} to rollout {args['num_rollout']}", flush=True)
     saved = str((out / CHECKPOINT).absolute())
     return _run(args, out, ["--load", saved, "--override-opt-param-scheduler", *given.flags])
