@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from slime_ext import mappings
 
@@ -61,11 +62,12 @@ def test_a_file_that_comes_with_it_is_found_from_anywhere(tmp_path, monkeypatch)
 def test_every_requirement_is_a_range_and_locked(wheel, names):
     """Of the extra `train` some are bare: sglang, miles-rl and torch decide between them, and the lock."""
     (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
-    lines = re.findall(r"^Requires-Dist: ([\w.-]+)([^;\n]*)(.*)$", wheel.read(metadata).decode(), re.M)
+    required = r"^Requires-Dist: ([\w.-]+)(?:\[\w+\])?([^;\n]*)(.*)$"
+    lines = re.findall(required, wheel.read(metadata).decode(), re.M)
     always = {name: bounds for name, bounds, of in lines if "extra" not in of}
     wanted = always | {name: bounds for name, bounds, of in lines if '"train"' in of}
     locked = dict(re.findall(r"^([\w.-]+)==(.*)$", (ROOT / "requirements.lock").read_text(), re.M))
-    lower = {name.lower(): version for name, version in locked.items()}
+    lower = {canonicalize_name(name): version for name, version in locked.items()}
     assert len(always) > 8 and all(always.values())
     for name, bounds in wanted.items():
-        assert SpecifierSet(bounds).contains(lower[name.lower()]), name
+        assert SpecifierSet(bounds).contains(lower[canonicalize_name(name)]), name

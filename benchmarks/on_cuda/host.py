@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import importlib.machinery
 import importlib.util
@@ -74,8 +73,8 @@ class Absent:
 
 def find(asked: Path | None, wheels: Path, scratch: Path) -> Path | None:
     """The folder of a host: the one asked for, that of `make install`, or a wheel unpacked into `scratch`."""
-    made = [ROOT / place for place in (".venv/miles",)]
-    if found := next((place for place in (asked, *made) if place and place.is_dir()), None):
+    made = ROOT / ".venv/miles"
+    if found := next((place for place in (asked, made) if place and place.is_dir()), None):
         return found.resolve()
     for wheel in sorted(wheels.glob("miles_rl-*.whl")):
         folder = scratch / "-".join(wheel.name.split("-")[:2])
@@ -92,7 +91,7 @@ def enter(folder: Path) -> host_loss.Slime:
         module.__path__, module.__getattr__ = [], lambda _: Absent
         module.__spec__ = importlib.util.spec_from_loader(name, None)
         sys.modules[name] = module
-    host = host_loss.Slime(str(folder)) if (folder / "slime").is_dir() else _Miles(str(folder))
+    host = host_loss.Slime(str(folder)) if (folder / "slime").is_dir() else host_loss.Miles(str(folder))
     for (
         name
     ) in host.packages:  # entered without their __init__: importlib finds what lies below them all the same
@@ -100,30 +99,6 @@ def enter(folder: Path) -> host_loss.Slime:
         spec.submodule_search_locations = sys.modules[name].__path__
         sys.modules[name].__spec__ = spec
     return host
-
-
-class _Miles(host_loss.Miles):
-    """miles with its loss in one module (the wheel 0.0.2) or in the package loss_hub."""
-
-    def __init__(self, folder: str) -> None:
-        packages, self.losses = host_loss.Miles.packages, host_loss.Miles.losses
-        if not Path(folder, *f"{self.room}.loss_hub".split(".")).is_dir():
-            self.losses = f"{self.room}.loss"
-            packages = tuple(name for name in packages if not name.endswith("loss_hub"))
-        self.packages = packages
-        host_loss.Slime.__init__(self, folder)
-        parallel = importlib.import_module(f"{self.room}.parallel")
-        groups = {
-            "intra_dp": mpu.get_data_parallel_group(),
-            "intra_dp_cp": mpu.get_data_parallel_group(with_context_parallel=True),
-            "cp": mpu.get_context_parallel_group(),
-            "tp": mpu.get_tensor_model_parallel_group(),
-            "pp": mpu.get_pipeline_model_parallel_group(),
-        }
-        wanted = {field.name for field in dataclasses.fields(parallel.ParallelState)}
-        known = {name: groups.get(name) for name in ("ep", "etp", "indep_dp", *groups) if name in wanted}
-        made = {name: parallel.GroupInfo(rank=0, size=1, group=group) for name, group in known.items()}
-        parallel.set_parallel_state(parallel.ParallelState(**made))
 
 
 def batch_of(

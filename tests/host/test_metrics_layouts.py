@@ -127,7 +127,7 @@ def stops(stages=1):
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=stages)
     step_metrics.current.leaves_loss_alone = False
     lines = []
-    guards = {"kept_fraction": {"min": 2.0, "action": "stop"}}
+    guards = {"tokens": {"min": 1e6, "action": "stop"}}
     args = arguments(
         slime_ext={"preset": "token_is", "guards": guards}, custom_tis_function_path="slime_ext.tis.correct"
     )

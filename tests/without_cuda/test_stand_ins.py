@@ -63,7 +63,7 @@ NEEDS = {
         "import torch\nfrom sglang.srt.mem_cache.pool_host import common\n"
         "make, memory = common.ALLOC_MEMORY_FUNCS['cpu'], common.HostTensorAllocator()\n"
         "make((2,), dtype=torch.int32, device='cpu', pin_memory=True, allocator=memory)",
-        "CUDA",
+        "CUDA|cudaHostRegister",
     ),
     "mooncake": (
         "import miles.backends.megatron_utils.update_weight.update_weight_from_distributed.p2p",

@@ -7,12 +7,10 @@ request and layer, which for a small model costs as much as all of its matrix pr
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
-from torch.nn.utils.rnn import pad_sequence
+if TYPE_CHECKING:  # a stand-in is registered in every process, before anything imports torch
+    from torch import Tensor
 
 
 def attend_batched(module: ModuleType) -> None:
@@ -68,6 +66,10 @@ def _attend(
         seq_lens: [B] tokens of each sequence, its queries included.
         query_lens: queries of each request.
     """
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+    from torch.nn.utils.rnn import pad_sequence
+
     keys_at = torch.arange(int(seq_lens.max()))  # [K]
     lengths = torch.tensor(query_lens)
     queries_at = (seq_lens - lengths)[:, None] + torch.arange(max(query_lens))  # [B, Q]
