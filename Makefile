@@ -62,7 +62,7 @@ wheel:
 # The versions that the suite ran with; `make install LOCKED=1` takes them.
 lock:
 	@{ echo "# Made by \`make lock\`: what the suite ran with, on Python 3.11 and a CPU."; \
-	  $(VENV)/bin/python -m pip --disable-pip-version-check freeze --exclude-editable | sed 's/+cpu$$//' | grep -v '^#'; } > requirements.lock
+	  $(VENV)/bin/python -m pip --disable-pip-version-check freeze --all --exclude pip --exclude-editable | sed 's/+cpu$$//' | grep -v '^#'; } > requirements.lock
 
 # Wheels for `bash benchmarks/cuda.sh` on a machine with CUDA and without a network; its Python may be another.
 CUDA_PYTHON ?= 3.12

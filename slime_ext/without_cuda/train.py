@@ -28,7 +28,7 @@ LATEST = "latest_checkpointed_iteration.txt"
 MEASURE = "metrics_only"
 GPUS = 4  # numbers to Ray
 NO_END_S = 7 * 24 * 3600.0
-START_S = 60  # until the first rollout
+START_S = 90  # until the first rollout
 OF_A_NEW_RUN = ("task", "correction", "lag", "seed", "host", "out")
 
 

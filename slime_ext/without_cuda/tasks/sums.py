@@ -164,7 +164,7 @@ def _flags() -> Iterator[str]:
 TASK = Task(
     what="SmolLM2-135M-Instruct, a language model, learns to add two numbers",
     rollouts=16,
-    rollout_s=26.0,
+    rollout_s=28.0,
     threads=2,
     write=write,
     flags=tuple(_flags()),
