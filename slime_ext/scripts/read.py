@@ -25,7 +25,7 @@ SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", PYTHON, "")
 MAPPING = (".yaml", ".yml", ".json")
 SWITCHES = (*(flag_of(n) for n, a in ARGUMENTS.items() if a.kind.parse is None), "--colocate")
 LIMIT_S = 20.0
-FORMER = "slime-ext"  # whose sub-command train was a launcher of its own
+OURS = "slime-ext"  # whose sub-command train starts a host itself
 
 
 def is_script(path: str) -> bool:
@@ -149,7 +149,7 @@ def _without_launch(path: str, shell: Shell, files: Mapping[str, str]) -> Launch
     flags, gaps = _flags(shell.words, files)
     said = [known(word) for word in shell.words]
     pairs = pairwise(Path(word or "").name for word in said)
-    notes = ("slime-ext train is no launch of a host",) if (FORMER, "train") in pairs else ()
+    notes = ("slime-ext train writes the flags of its host itself",) if (OURS, "train") in pairs else ()
     if shell.ended:
         notes += (f"it ends at {shell.ended}: give it what it asks for, as variables, or as flags behind --",)
     return Launch(path, "", flags, {}, gaps, None, notes)

@@ -132,7 +132,7 @@ ONE_LINE = {
     "f() { f; }; f": "calls in one another",
     'echo "\npython3 train.py': "expected a script that bash can read, got line",
     "while true; do X=1$X; done": "expected",
-    "slime-ext train --config x.yaml": "slime-ext train is no launch of a host",
+    "slime-ext train --task letters": "slime-ext train writes the flags of its host itself",
     '[ -n "$1" ] || exit 1\npython3 train.py': r"it ends at run\.sh:1: give it what it asks for",
 }
 

@@ -196,7 +196,7 @@ def test_what_is_unknown_is_neither_ok_nor_refused(capsys, tmp_path):
 
 def test_a_script_without_a_launch_of_a_host_is_none(capsys, tmp_path):
     for text, line in {
-        "slime-ext train --config x.yaml --use-tis": "got none: slime-ext train is no launch of a host",
+        "slime-ext train --task letters --use-tis": "got none: slime-ext train writes the flags of its host",
         '[ -n "$1" ] || exit 1\npython3 train.py': "got none: it ends at run.sh:1: give it what it asks for",
     }.items():
         status, out, err = run(capsys, "check", written(tmp_path / "run.sh", text))
