@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "slime_ext/__init__.py").read_text(), re.M)[1]
 TORCH = "torch>=2.5"
-TRAIN = (ROOT / "slime_ext/without_cuda/requirements.txt").read_text().split()
+TRAIN = (ROOT / "slime_ext/tools/without_cuda/requirements.txt").read_text().split()
 
 SHIPPED: dict[str, list[str]] = {}  # folder -> files that commands look for beside the package
 for path in sorted(p for room in ("configs", "patches") for p in (ROOT / room).rglob("*") if p.is_file()):
@@ -25,9 +25,9 @@ setup(
     packages=find_packages(include=["slime_ext", "slime_ext.*"]),
     data_files=[(f"share/slime-ext/{folder}", files) for folder, files in SHIPPED.items()],
     package_data={
-        "slime_ext.without_cuda": ["requirements.txt", "site/*.py"],
-        "slime_ext.analysis.findings": ["faults.yaml"],
-        "slime_ext.analysis.report": ["page.html.j2", "pictures.yaml", "style.css"],
+        "slime_ext.tools.without_cuda": ["requirements.txt", "site/*.py"],
+        "slime_ext.tools.analysis.findings": ["faults.yaml"],
+        "slime_ext.tools.analysis.page": ["page.html.j2", "pictures.yaml", "style.css"],
     },
     install_requires=[
         TORCH,
@@ -54,5 +54,5 @@ setup(
             "playwright>=1.45,<2",
         ],
     },
-    entry_points={"console_scripts": ["slime-ext=slime_ext.cli:main"]},
+    entry_points={"console_scripts": ["slime-ext=slime_ext.tools.commands.cli:main"]},
 )

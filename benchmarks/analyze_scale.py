@@ -35,7 +35,7 @@ def size(name):  # of this process; ru_maxrss would begin with that of the paren
     return 1024 * int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read())[1])
 """
 RUN = f"""{SIZE}
-from slime_ext.cli import main
+from slime_ext.tools.commands.cli import main
 status = main(sys.argv[1:])
 print("peak", size("VmHWM"), time.process_time(), file=sys.stderr)
 sys.exit(status)

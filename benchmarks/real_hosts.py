@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import tiny_host
-from slime_ext.without_cuda import tiny
-from slime_ext.without_cuda.driver import WHEEL, run_host
-from slime_ext.without_cuda.tasks import letters
+from slime_ext.tools.without_cuda import tiny
+from slime_ext.tools.without_cuda.driver import WHEEL, run_host
+from slime_ext.tools.without_cuda.tasks import letters
 
 ROLLOUTS = 2
 STEP = re.compile(r"step (\d+): (\{'train/.*?\})")

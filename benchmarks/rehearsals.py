@@ -150,7 +150,7 @@ def run(case: Case, hosts: Path, out: Path) -> dict[str, object]:
     command = [
         sys.executable,
         "-m",
-        "slime_ext.cli",
+        "slime_ext.tools.commands.cli",
         "rehearse",
         str(script),
         "--out",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from slime_ext.without_cuda.tasks import letters, write_prompts
+from slime_ext.tools.without_cuda.tasks import letters, write_prompts
 
-REWARD = "slime_ext.without_cuda.tiny.reward"
+REWARD = "slime_ext.tools.without_cuda.tiny.reward"
 
 
 def task_flags(

@@ -3,11 +3,11 @@ nothing."""
 
 from __future__ import annotations
 
-from slime_ext.lazy_attributes import lazy_attributes
+from slime_ext.core.lazy_attributes import lazy_attributes
 
 __version__ = "0.2.0"
 
-FILES = {"Correction": "correction", "load_config": "config"}
+FILES = {"Correction": "core.correction", "load_config": "config.load"}
 MODULES = ("ops", "presets", "steps", "tis")
 
 __all__ = ["__version__", *FILES, *MODULES]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from slime_ext.cli import main
+from slime_ext.tools.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

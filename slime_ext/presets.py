@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime_ext.correction import Correction
-from slime_ext.errors import ConfigError, cut, did_you_mean
-from slime_ext.losses import PpoClip, Reinforce
-from slime_ext.state import Step
-from slime_ext.steps import (
+from slime_ext.core.correction import Correction
+from slime_ext.core.losses import PpoClip, Reinforce
+from slime_ext.core.state import Step
+from slime_ext.core.steps import (
     Clip,
     MinPrefixReweight,
     Reject,
@@ -23,6 +22,7 @@ from slime_ext.steps import (
     Truncate,
     Veto,
 )
+from slime_ext.errors import ConfigError, cut, did_you_mean
 
 PR3984 = "verl PR 3984, https://github.com/volcengine/verl/pull/3984"
 VERL = "verl, verl/trainer/config/algorithm.py, https://github.com/verl-project/verl"

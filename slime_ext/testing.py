@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime_ext.core.user_steps import Definition, Sample, check_step, compare, failed, samples, waits
 from slime_ext.errors import ConfigError
 from slime_ext.host.contract import check_returned
-from slime_ext.own_steps import Definition, Sample, check_step, compare, failed, samples, waits
 
 __all__ = ["Sample", "check_hook", "check_step", "samples"]
 

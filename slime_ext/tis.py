@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from slime_ext import presets
-from slime_ext.correction import Correction, HookResult
+from slime_ext.core.correction import Correction, HookResult
+from slime_ext.core.state import Tokens
 from slime_ext.errors import did_you_mean
 from slime_ext.host.configured import correction_for, read_by
 from slime_ext.host.contract import HookCall
 from slime_ext.host.hook import Channel, Result, run
-from slime_ext.state import Tokens
 
 
 def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[..., Result]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from slime_ext.core.state import Tokens
 from slime_ext.ops.segments import Segments
-from slime_ext.state import Tokens
 
 FIELDS = ("proximal", "behavior", "target", "advantage", "host_loss")
 

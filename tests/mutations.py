@@ -26,26 +26,26 @@ class Mutation(NamedTuple):
     tests: str
 
 
-SUITE = "tests/test_presets.py tests/test_correction.py"
+SUITE = "tests/test_presets.py tests/core/test_correction.py"
 CONTEXT_PARALLEL = "tests/host/test_context_parallel.py"
 MUTATIONS = {
     "multiply instead of select": Mutation(
         "ops/segments.py", "torch.where(self.mask, values, 0)", "values * self.mask", "tests/ops"
     ),
     "exclude the rejection bound": Mutation(
-        "steps.py", "inside = value <= high", "inside = value < high", "tests/test_steps.py"
+        "core/steps.py", "inside = value <= high", "inside = value < high", "tests/core/test_steps.py"
     ),
     "forget the detach": Mutation(
         "ops/ratios.py",
         "= numerator.detach().to(dtype)",
         "= numerator.to(dtype)",
-        "tests/test_presets.py tests/test_off_policy_is.py",
+        "tests/test_presets.py tests/host/test_off_policy_is.py",
     ),
     "the prefix includes the token": Mutation("ops/prefixes.py", "torch.inf).roll(1)", "torch.inf)", SUITE),
     "reject whatever the sign": Mutation(
-        "steps.py", "return advantage < 0", "return advantage < torch.inf", SUITE
+        "core/steps.py", "return advantage < 0", "return advantage < torch.inf", SUITE
     ),
-    "inward for outward": Mutation("steps.py", '"sum", "ratio") > 0', '"sum", "ratio") < 0', SUITE),
+    "inward for outward": Mutation("core/steps.py", '"sum", "ratio") > 0', '"sum", "ratio") < 0', SUITE),
     "touch the loss without --use-tis": Mutation(
         "host/hook.py", "flags.corrects and ", "", "tests/test_tis.py"
     ),
@@ -53,13 +53,13 @@ MUTATIONS = {
         "host/step_metrics.py", "step.seen[identities] = objects", "pass", "tests/host/test_train_step.py"
     ),
     "the smallest is the largest": Mutation(
-        "metrics/names.py",
+        "core/metrics/names.py",
         '_extreme("log_ratio_min", -1)',
         '_extreme("log_ratio_max", 1)',
-        "tests/metrics/test_statistics.py",
+        "tests/core/metrics/test_statistics.py",
     ),
     "a guard counts steps that are not in a row": Mutation(
-        "guards.py", "self.outside.pop(name, None)", "pass", "tests/test_guards.py"
+        "core/metrics/guards.py", "self.outside.pop(name, None)", "pass", "tests/core/metrics/test_guards.py"
     ),
     "metrics only goes on correcting": Mutation(
         "host/hook.py",
@@ -74,19 +74,19 @@ MUTATIONS = {
         "host/packing.py", "<= HIGHEST)", "<= 1e30)", "tests/host/test_packing.py tests/test_tis.py"
     ),
     "the bins begin with 1 token": Mutation(
-        "metrics/measure.py",
+        "core/metrics/measure.py",
         "table = torch.zeros(len(rows), LANES",
         "table = torch.ones(len(rows), LANES",
-        "tests/metrics",
+        "tests/core/metrics",
     ),
     "padding unknown": Mutation(
         "host/packing.py", "(padded_length or total_length)", "total_length", "tests/host/test_packing.py"
     ),
     "ratios without a limit": Mutation(
-        "ops/surrogates.py", "log_ratio.clamp(max=most)", "log_ratio", "tests/test_correction.py"
+        "ops/surrogates.py", "log_ratio.clamp(max=most)", "log_ratio", "tests/core/test_correction.py"
     ),
     "a surrogate of rejected tokens": Mutation(
-        "correction.py", "vars(tokens), outcome.keep", "vars(tokens), outcome.finite", SUITE
+        "core/correction.py", "vars(tokens), outcome.keep", "vars(tokens), outcome.finite", SUITE
     ),
     "versions digit by digit": Mutation(
         "host/contract.py", " and not isinstance(value, str)", "", "tests/host/test_rollout_log.py"
@@ -98,7 +98,7 @@ MUTATIONS = {
         "tests/host/test_metrics_layouts.py",
     ),
     "no word of the floor": Mutation(
-        "dialects/verl_past.py", "(FLOOR, *", "(*", "tests/dialects/test_denominator.py"
+        "config/dialects/verl_past.py", "(FLOOR, *", "(*", "tests/config/dialects/test_denominator.py"
     ),
     "flip the ratio": Mutation(
         "ops/ratios.py",
@@ -113,13 +113,13 @@ MUTATIONS = {
         SUITE,
     ),
     "< for <=": Mutation(
-        "steps.py", "square() <= inputs.plan", "square() < inputs.plan", "tests/test_correction.py"
+        "core/steps.py", "square() <= inputs.plan", "square() < inputs.plan", "tests/core/test_correction.py"
     ),
     "skip the all-reduce": Mutation(
-        "state.py", "if shares and segments.all_sum is not identity", "if False", CONTEXT_PARALLEL
+        "core/state.py", "if shares and segments.all_sum is not identity", "if False", CONTEXT_PARALLEL
     ),
     "clamp at 20": Mutation(
-        "steps.py",
+        "core/steps.py",
         'inputs.total(self.unit, self._aggregate, "ratio").exp()',
         'inputs.total(self.unit, self._aggregate, "ratio").clamp(-20, 20).exp()',
         SUITE,
@@ -128,7 +128,7 @@ MUTATIONS = {
         "ops/segments.py", ".index_fill(0, host_ints(begins, self.full_mask.device), False)", "", "tests/ops"
     ),
     "keep what is not finite": Mutation(
-        "state.py", "keep[unit] = finite == count", "keep[unit] = finite <= count", SUITE
+        "core/state.py", "keep[unit] = finite == count", "keep[unit] = finite <= count", SUITE
     ),
     "k3 of the other direction": Mutation(
         "ops/divergences.py", "(ratio_minus_one - log_ratio)", "(ratio_minus_one + log_ratio)", SUITE
@@ -152,16 +152,16 @@ MUTATIONS = {
         "tests/host/test_step_plan.py",
     ),
     "count shared sequences on every rank": Mutation(
-        "metrics/measure.py",
+        "core/metrics/measure.py",
         "statistics.count > 0 if counts_sequences else",
         "statistics.count > 0 if True else",
-        "tests/metrics",
+        "tests/core/metrics",
     ),
     "a step's rejections depend on the others": Mutation(
-        "state.py",
+        "core/state.py",
         'StepEffect(self.step, "rejected", unit, ~inside)',
         'StepEffect(self.step, "rejected", unit, ~kept)',
-        "tests/metrics",
+        "tests/core/metrics",
     ),
     "an age counts from the newest weights": Mutation(
         "host/staleness.py", "now - min(", "now - max(", "tests/host/test_staleness.py"
@@ -176,34 +176,34 @@ MUTATIONS = {
         "tests/test_tis.py",
     ),
     "products without a limit": Mutation(
-        "correction.py",
+        "core/correction.py",
         "largest_product(loss.dtype) / loss.detach().abs().clamp_min(1)",
         "torch.full_like(loss, 1e38)",
-        "tests/test_correction.py",
+        "tests/core/test_correction.py",
     ),
     "a ratio without a limit": Mutation(
-        "correction.py", ".exp().clamp(max=LARGEST[torch.float32])", ".exp()", "tests/test_tis.py"
+        "core/correction.py", ".exp().clamp(max=LARGEST[torch.float32])", ".exp()", "tests/test_tis.py"
     ),
     "k3 below 0": Mutation(
-        "metrics/measure.py",
+        "core/metrics/measure.py",
         "k3(log_ratio, ratio_minus_one).clamp(max=most)",
         "k3(log_ratio, ratio_minus_one)",
-        "tests/metrics",
+        "tests/core/metrics",
     ),
     "a masked token is an extreme": Mutation(
-        "metrics/measure.py",
+        "core/metrics/measure.py",
         "torch.where(outcome.finite, x, -torch.inf)",
         "x",
-        "tests/metrics",
+        "tests/core/metrics",
     ),
     "a curve's bin begins one later": Mutation(
-        "metrics/measure.py", "values >= edge", "values > edge", "tests/metrics"
+        "core/metrics/measure.py", "values >= edge", "values > edge", "tests/core/metrics"
     ),
     "positions of a shard from 0 on": Mutation(
-        "metrics/measure.py", "before[:, 1] - before[:, 0]", "before[:, 1]", "tests/metrics"
+        "core/metrics/measure.py", "before[:, 1] - before[:, 0]", "before[:, 1]", "tests/core/metrics"
     ),
     "the seeds' band excludes its bound": Mutation(
-        "steps.py",
+        "core/steps.py",
         "else value.clamp(low, high) == value",
         "else (value > low) & (value < high)",
         "tests/test_tis.py",

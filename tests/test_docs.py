@@ -13,11 +13,12 @@ from typing import get_args, get_type_hints
 
 import yaml
 
-from slime_ext import cli, load_config, presets
-from slime_ext.config import KEYS, KNOWN_STEPS
-from slime_ext.dialects import DIALECTS
-from slime_ext.losses import SURROGATES
-from slime_ext.steps import Step
+from slime_ext import load_config, presets
+from slime_ext.config.dialects import DIALECTS
+from slime_ext.config.load import KEYS, KNOWN_STEPS
+from slime_ext.core.losses import SURROGATES
+from slime_ext.core.steps import Step
+from slime_ext.tools.commands import cli
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]

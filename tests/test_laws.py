@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slime_ext import presets
-from slime_ext.correction import Correction, HookInputs, Plan, apply
-from slime_ext.losses import Bounds
-from slime_ext.metrics import MetricsLayout
+from slime_ext.core.correction import Correction, HookInputs, Plan, apply
+from slime_ext.core.losses import Bounds
+from slime_ext.core.metrics import MetricsLayout
+from slime_ext.core.steps import Reject, Reweight, Truncate, Veto
 from slime_ext.ops.segments import Segments
-from slime_ext.steps import Reject, Reweight, Truncate, Veto
 from tests import oracle
 from tests.batches import tokens
 

@@ -3,58 +3,60 @@
 from __future__ import annotations
 
 import ast
-import re
-from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1] / "slime_ext"
-# A part of the package may import those of a lower rank, and its own.
-RANK = {
-    "errors": 0,
-    "lazy_attributes": 1,
-    "importing": 1,
-    "folders": 1,
-    "optional_args": 0,
-    "mappings": 1,
-    "ops": 1,
-    "state": 2,
-    "losses": 3,
-    "steps": 3,
-    "metrics": 3,
-    "guards": 4,
-    "checks": 4,
-    "correction": 5,
-    "compiled": 6,
-    "own_steps": 6,
-    "presets": 6,
-    "dialects": 7,
-    "config": 8,
-    "host": 9,
-    "patching": 9,
-    "tis": 10,
-    "testing": 10,
-    "analysis": 11,
-    "without_cuda": 12,
-    "scripts": 12,
-    "commands": 12,
-    "cli": 13,
-    "__main__": 14,
+# A room imports those that stand before it, and its own files; "room/" lists the inside of a room.
+FLOORS = {
+    "": (
+        "errors",
+        "ops",
+        "core",
+        "presets",
+        "config",
+        "host",
+        "tis steps testing adapters",
+        "tools",
+        "__main__",
+    ),
+    "core/": (
+        "importing lazy_attributes state",
+        "losses steps",
+        "scoped metrics",
+        "checks",
+        "correction",
+        "compiled user_steps",
+    ),
+    "config/": ("files optional_args dialects", "typed loaded", "idle rules", "load"),
+    "tools/": ("folders analysis fidelity", "report", "without_cuda scripts rehearsal patching", "commands"),
 }
-MATHEMATICS = ("ops", "state", "losses", "steps", "checks", "correction", "presets")
-HOOK_PATH = (*MATHEMATICS, "metrics", "compiled", "host", "tis")
+MATHEMATICS = (
+    "ops",
+    "core/state",
+    "core/losses",
+    "core/steps",
+    "core/scoped",
+    "core/checks",
+    "core/correction",
+    "presets",
+)
+HOOK_PATH = (*MATHEMATICS, "core/metrics", "core/compiled", "host", "tis")
 FORBIDDEN_IN_MATHEMATICS = {"megatron", "slime", "yaml", "argparse", "pydantic", "torch.distributed", "numpy"}
 SYNCS = {"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique"}
 # On CPU a log-prob is looked at in the call; rollouts are read before training; steps are reduced once.
-MAY_WAIT = ("host/packing.py", "host/rollout_data.py", "metrics/totals.py")
+MAY_WAIT = ("host/packing.py", "host/rollout_data.py", "core/metrics/totals.py")
 
 
-def modules(*parts):
+def modules(*rooms):
     paths = [p for p in sorted(ROOT.rglob("*.py")) if p != ROOT / "__init__.py"]
-    return [p for p in paths if not parts or part(p) in parts]
+    return [p for p in paths if not rooms or any(is_in(p, room) for room in rooms)]
 
 
-def part(path):
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def is_in(path, room):
+    name = named(path).removesuffix(".py")
+    return name == room or name.startswith(room + "/")
 
 
 def imported(tree, *, top_level_only=False):
@@ -71,29 +73,42 @@ def named(path):
     return str(path.relative_to(ROOT))
 
 
-def test_imports_run_downhill():
-    for path in modules():
-        ours = {
-            name.split(".")[1]
-            for name in imported(ast.parse(path.read_text()))
-            if name.startswith("slime_ext.")
-        }
-        uphill = {name for name in ours if name in RANK and RANK[name] > RANK[part(path)]}
+def floor(name, inside):
+    """The number of the floor on which a dotted name stands inside a room; None outside of it."""
+    path = name.removeprefix("slime_ext.").replace(".", "/")
+    if not path.startswith(inside):
+        return None
+    first = path.removeprefix(inside).partition("/")[0]
+    return next((i for i, each in enumerate(FLOORS[inside]) if first in each.split()), None)
+
+
+def rank(path):
+    """The floors of a file: of its room, and inside of it."""
+    name = named(Path(path)).removesuffix(".py")
+    return [floor(name, inside) or 0 for inside in ("", name.partition("/")[0] + "/") if inside in FLOORS]
+
+
+@pytest.mark.parametrize("inside", FLOORS)
+def test_imports_run_downhill(inside):
+    paths = [p for p in modules() if named(p).startswith(inside)]
+    for path in paths:
+        here = floor(named(path).removesuffix(".py").removesuffix("/__init__"), inside)
+        names = [n for n in imported(ast.parse(path.read_text())) if n.startswith("slime_ext.")]
+        uphill = {n for n in names if here is not None and (floor(n, inside) or 0) > here}
         assert not uphill, path
 
 
-def test_the_documents_list_the_parts_from_the_lowest_to_the_highest():
-    table = (
-        (ROOT.parent / "docs/contributing.md")
-        .read_text()
-        .split("| part | what is in it |")[1]
-        .split("\n\n")[0]
-    )
-    rows = [
-        re.findall(r"`(?:slime_ext/)?(\w+)(?:/|\.py)`", row.split("|")[1]) for row in table.split("\n")[2:]
-    ]
-    ranks = [[RANK[name] for name in row] for row in rows]
-    assert len(rows) > 9 and all(max(a) <= min(b) for a, b in pairwise(ranks))
+def test_every_file_stands_on_a_floor():
+    for inside, floors in FLOORS.items():
+        there = {p.name.removesuffix(".py") for p in (ROOT / inside).iterdir()} - {"__init__", "__pycache__"}
+        assert there <= {name for each in floors for name in each.split()}
+
+
+def test_no_training_process_meets_the_tools():
+    for path in modules(
+        "errors", "ops", "core", "presets", "config", "host", "tis", "steps", "testing", "adapters"
+    ):
+        assert not [n for n in imported(ast.parse(path.read_text())) if n.startswith("slime_ext.tools")], path
 
 
 def test_the_mathematics_knows_torch_alone():
@@ -105,7 +120,7 @@ def test_the_mathematics_knows_torch_alone():
 
 
 def test_no_host_framework_at_import_time():
-    for path in modules("host", "tis", "config", "metrics"):
+    for path in modules("host", "tis", "config", "core/metrics"):
         names = imported(ast.parse(path.read_text()), top_level_only=True)
         assert not [n for n in names if n.split(".")[0] in ("megatron", "slime")], path
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from slime_ext import load_config, presets, tis
-from slime_ext.config import to_mapping
-from slime_ext.correction import Correction
+from slime_ext.config.load import to_mapping
+from slime_ext.core.correction import Correction
+from slime_ext.core.losses import Bounds, DualClip, PpoClip, Reinforce, Sapo
 from slime_ext.errors import ConfigError
-from slime_ext.losses import Bounds, DualClip, PpoClip, Reinforce, Sapo
 from tests import oracle
 from tests.batches import flat, tokens
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from slime_ext import presets, tis
+from slime_ext.core.metrics import MetricsLayout
 from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
 from slime_ext.host import hook, step_metrics
 from slime_ext.host.contract import METRICS, REQUIRED
 from slime_ext.host.packing import Parallel
-from slime_ext.metrics import MetricsLayout
 from tests import oracle
 from tests.batches import tokens
 

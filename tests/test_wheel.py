@@ -12,7 +12,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from slime_ext import mappings
+from slime_ext.config import files as yaml_files
 
 ROOT = Path(__file__).parents[1]
 BESIDE = ("configs", "patches")
@@ -50,13 +50,13 @@ def test_what_commands_look_for_beside_the_package_is_in_the_wheel(names):
 
 def test_a_file_that_comes_with_it_is_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert mappings.read_yaml("configs/modes/stale.yaml")["use_tis"] is True
+    assert yaml_files.read_yaml("configs/modes/stale.yaml")["use_tis"] is True
     (tmp_path / "configs/modes").mkdir(parents=True)
     (tmp_path / "configs/modes/stale.yaml").write_text("lr: 1\n")
-    assert mappings.read_yaml("configs/modes/stale.yaml") == {"lr": 1}  # one's own comes first
-    monkeypatch.setattr(mappings, "ROOTS", (tmp_path / "none", ROOT))  # as installed: beside no checkout
-    assert mappings.shipped("configs/modes/bypass.yaml") == str(ROOT / "configs/modes/bypass.yaml")
-    assert mappings.shipped("configs/absent.yaml") == "configs/absent.yaml"
+    assert yaml_files.read_yaml("configs/modes/stale.yaml") == {"lr": 1}  # one's own comes first
+    monkeypatch.setattr(yaml_files, "ROOTS", (tmp_path / "none", ROOT))  # as installed: beside no checkout
+    assert yaml_files.shipped("configs/modes/bypass.yaml") == str(ROOT / "configs/modes/bypass.yaml")
+    assert yaml_files.shipped("configs/absent.yaml") == "configs/absent.yaml"
 
 
 def test_every_requirement_is_a_range_and_locked(wheel, names):

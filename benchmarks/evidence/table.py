@@ -12,7 +12,7 @@ from benchmarks.evidence.rows import Row
 from benchmarks.evidence.runs import FOLLOWER, SOURCE
 from benchmarks.evidence.settings import ROOT, Arm, Panel, Settings
 from slime_ext import presets
-from slime_ext.analysis.fidelity import World, evaluate
+from slime_ext.tools.fidelity import World, evaluate
 
 DOCUMENT, README = ROOT / "docs/evidence.md", ROOT / "README.md"
 BEGIN, END = "<!-- made by python -m benchmarks.evidence table -->\n", "<!-- end -->"

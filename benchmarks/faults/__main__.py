@@ -23,9 +23,9 @@ import torch
 
 from benchmarks.faults.cases import ALSO, FAULTS, THREADS, healthy
 from benchmarks.faults.world import World, write
-from slime_ext.analysis.document import Document
-from slime_ext.analysis.request import Request
-from slime_ext.analysis.run import analyse
+from slime_ext.tools.analysis.document import Document
+from slime_ext.tools.analysis.request import Request
+from slime_ext.tools.analysis.run import analyse
 
 HEALTHY = "healthy"
 

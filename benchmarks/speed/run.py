@@ -23,10 +23,10 @@ from benchmarks.speed.others import SYSTEMS
 from benchmarks.speed.request import Speed
 from benchmarks.speed.workloads import Batch, floor, lengths_of
 from slime_ext import tis
-from slime_ext.compiled import hindrance
-from slime_ext.config import load_config
+from slime_ext.config.load import load_config
+from slime_ext.core.compiled import hindrance
+from slime_ext.core.metrics import MetricsLayout
 from slime_ext.host import step_metrics
-from slime_ext.metrics import MetricsLayout
 
 STEPS = {
     "T": [{"reweight": {"level": "token"}}, {"truncate": {"high": 2.0}}],

@@ -17,11 +17,11 @@ from benchmarks.speed.cost import medians
 from benchmarks.speed.request import Scale
 from benchmarks.speed.run import STEPS, ours
 from benchmarks.speed.workloads import Batch, slope
-from slime_ext import compiled, correction
-from slime_ext.config import load_config
-from slime_ext.correction import HookInputs
+from slime_ext.config.load import load_config
+from slime_ext.core import compiled, correction
+from slime_ext.core.correction import HookInputs
+from slime_ext.core.state import Tokens
 from slime_ext.host.packing import pack_segments
-from slime_ext.state import Tokens
 
 SEQUENCES = (1, 16, 256, 4096)
 RANKS = (1, 2, 4)

@@ -7,16 +7,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slime_ext.correction import Correction
-from slime_ext.dialects.scoped import CLAMPABLE, LARGEST_LOG, ZeroOutside
+from slime_ext.core.correction import Correction
+from slime_ext.core.losses import DualClip, PpoClip
+from slime_ext.core.metrics.guards import Guard
+from slime_ext.core.metrics.names import CERTIFICATE, reach_of
+from slime_ext.core.metrics.options import Options
+from slime_ext.core.scoped import CLAMPABLE, LARGEST_LOG, ZeroOutside
+from slime_ext.core.state import Step, WeightRange, expect, weight_ranges
+from slime_ext.core.steps import Clip, Normalize, Reject, SecondMoment, Truncate, Veto
 from slime_ext.errors import ConfigError
-from slime_ext.guards import Guard
-from slime_ext.losses import DualClip, PpoClip
-from slime_ext.metrics.names import CERTIFICATE, reach_of
-from slime_ext.metrics.options import Options
 from slime_ext.ops.divergences import LARGEST
-from slime_ext.state import Step, WeightRange, expect, weight_ranges
-from slime_ext.steps import Clip, Normalize, Reject, SecondMoment, Truncate, Veto
 
 ONCE = (Normalize, SecondMoment)  # a second of another number undoes the first, or is implied by it
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from slime_ext.dialects.block import FLOAT32, is_float32
+from slime_ext.config.dialects.block import FLOAT32, is_float32
+from slime_ext.config.loaded import Loaded
+from slime_ext.config.optional_args import OptionalArgs, steps_per_rollout
+from slime_ext.core.correction import Correction
+from slime_ext.core.losses import DualClip, HostLoss
 from slime_ext.errors import ConfigError, shown
-from slime_ext.losses import DualClip, HostLoss
-from slime_ext.optional_args import OptionalArgs, steps_per_rollout
-
-if TYPE_CHECKING:
-    from slime_ext.config import Loaded
-    from slime_ext.correction import Correction
 
 # Estimators that make a loss of their own -> what is lost of it.
 DISCARDED = {"gspo": "sequence ratio", "cispo": "clipped weight"}

@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
+from slime_ext.core.metrics.names import PREFIX
 from slime_ext.host import hosts
-from slime_ext.metrics.names import PREFIX
 
 TIMEOUT_S = 60.0  # for the engines' checksums
 LIMIT = 1e-2  # nats: above it the policies differ much, whatever their numerics (docs/metrics.md)

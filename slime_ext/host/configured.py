@@ -8,19 +8,21 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from slime_ext import config, dialects, presets
-from slime_ext.config import load_config, with_preset
-from slime_ext.correction import Correction
+from slime_ext import presets
+from slime_ext.config import dialects
+from slime_ext.config import load as config
+from slime_ext.config.files import read_yaml
+from slime_ext.config.load import load_config, with_preset
+from slime_ext.core.correction import Correction
+from slime_ext.core.losses import SURROGATES
+from slime_ext.core.metrics.guards import Guard
+from slime_ext.core.metrics.names import METRICS, STALENESS
+from slime_ext.core.metrics.options import Options
+from slime_ext.core.steps import Clip, Reject, Reweight
 from slime_ext.errors import ConfigError, warn_once
-from slime_ext.guards import Guard
 from slime_ext.host import hosts
 from slime_ext.host.contract import BAND, INIT_FLAG, OURS, RANGE, SEEDS, TIS, calls_hook, function_of
 from slime_ext.host.flags import ARGUMENTS, check_command_line, check_flags, double_count
-from slime_ext.losses import SURROGATES
-from slime_ext.mappings import read_yaml
-from slime_ext.metrics.names import METRICS, STALENESS
-from slime_ext.metrics.options import Options
-from slime_ext.steps import Clip, Reject, Reweight
 
 WITHOUT = (
     "the configuration is checked only now, after the first rollout, and there are no guards and no metrics "

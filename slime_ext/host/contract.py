@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from slime_ext.core.importing import load_named
 from slime_ext.errors import ConfigError, DataError
-from slime_ext.importing import load_named
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from slime_ext.dialects.block import FLOAT32, is_float32
+from slime_ext.config.dialects.block import FLOAT32, is_float32
+from slime_ext.config.optional_args import OptionalArgs, steps_per_rollout
 from slime_ext.errors import ConfigError, shown
 from slime_ext.host import contract
 from slime_ext.host.contract import INIT_FLAG, PLAN, PLAN_FLAG, flag_of
-from slime_ext.optional_args import OptionalArgs, steps_per_rollout
 
 if TYPE_CHECKING:
-    from slime_ext.correction import Correction
+    from slime_ext.core.correction import Correction
 
 # What decides whether anything of ours runs; hosts pass over a misspelling of it without a word.
 DECISIVE = (

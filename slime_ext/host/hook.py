@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from slime_ext import compiled
-from slime_ext.correction import Correction, HookInputs, HookResult, apply
+from slime_ext.core import compiled
+from slime_ext.core.correction import Correction, HookInputs, HookResult, apply
+from slime_ext.core.losses import Bounds
+from slime_ext.core.state import Tokens
 from slime_ext.errors import ConfigError
 from slime_ext.host import staleness, step_metrics
 from slime_ext.host.contract import INIT_FLAG, METRICS, SEEDS, HookCall
@@ -22,8 +24,6 @@ from slime_ext.host.packing import (
 )
 from slime_ext.host.rollout_data import samples_of
 from slime_ext.host.step_plan import plan_for
-from slime_ext.losses import Bounds
-from slime_ext.state import Tokens
 
 Result = tuple[Tensor, list[Tensor], dict[str, Tensor]]
 Channel = Callable[[HookResult, Tokens], dict[str, Tensor]]

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from slime_ext.core.state import Tokens
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host.contract import INIT_FLAG, HookCall
 from slime_ext.ops.segments import AllSum, Segments, Shard, identity
-from slime_ext.state import Tokens
 
 SLICE = ": every log-prob list must come from the same context-parallel slice"
 HIGHEST = 0.01  # nats; above it rounding is no explanation for a log-prob over 0

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime_ext.core.state import Tokens
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import contract, hosts
 from slime_ext.host.contract import HookCall, number_of, versions_of
 from slime_ext.ops.segments import to_device
-from slime_ext.state import Tokens
 
 PATCH = "apply patch 0002 (slime-ext patch apply DIR), which lets the rollout's weight versions through"
 LOG = "custom_rollout_log_function_path"

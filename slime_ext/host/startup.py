@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 
-from slime_ext import compiled
-from slime_ext.config import read_config, to_mapping
-from slime_ext.correction import Correction
+from slime_ext.config.load import read_config, to_mapping
+from slime_ext.config.optional_args import OptionalArgs
+from slime_ext.core import compiled
+from slime_ext.core.correction import Correction
+from slime_ext.core.steps import Reject, Veto
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract, hosts, staleness, train_step
 from slime_ext.host.configured import (
@@ -37,8 +39,6 @@ from slime_ext.host.flags import (
     unread_clip,
 )
 from slime_ext.host.hook import HostFlags
-from slime_ext.optional_args import OptionalArgs
-from slime_ext.steps import Reject, Veto
 
 WRAPPED = ("policy_loss_function", "get_log_probs_and_entropy")
 REDUCED = {  # mask_scope -> what a reducer that divides by its masks then does

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from slime_ext import metrics
+from slime_ext.core import metrics
+from slime_ext.core.metrics import Measured, MetricsLayout
 from slime_ext.errors import NonFiniteError
 from slime_ext.host.configured import correction_of_flags
 from slime_ext.host.contract import HookCall
 from slime_ext.host.hosts import parallel_state, ranks
 from slime_ext.host.packing import CONSEQUENCES, locate
 from slime_ext.host.rollout_data import Record, numbers
-from slime_ext.metrics import Measured, MetricsLayout
 from slime_ext.ops.segments import Segments, host_ints
 
 WIDTH = 3  # whether there is any, number of the hook call, index of the token in it

@@ -21,7 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_ext.correction import Correction, plan_step
+from slime_ext.core.correction import Correction, plan_step
+from slime_ext.core.state import Plan, Step, Tokens
+from slime_ext.core.steps import STEPS
 from slime_ext.errors import ConfigError, DataError, warn_once
 from slime_ext.host import rollout_data as data_of
 from slime_ext.host import staleness, step_metrics
@@ -31,8 +33,6 @@ from slime_ext.host.hosts import Ranks, ranks
 from slime_ext.host.packing import pack, require_finite
 from slime_ext.host.rollout_data import SampleRow, samples_of
 from slime_ext.ops.segments import to_device
-from slime_ext.state import Plan, Step, Tokens
-from slime_ext.steps import STEPS
 
 ALONE = (
     "{what}: expected a plan for the whole optimizer step, got a hook call alone: each micro-batch is "

@@ -22,14 +22,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from slime_ext.config import read_config
+from slime_ext.config.load import read_config
 from slime_ext.config.rules import multiplies_target_ratio
+from slime_ext.core.metrics.guards import Watch
+from slime_ext.core.metrics.names import PREFIX
+from slime_ext.core.metrics.options import Options
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
-from slime_ext.guards import Watch
 from slime_ext.host import certify, hosts, staleness, step_metrics
 from slime_ext.host.configured import correction_of_flags, mapping_of_flags
-from slime_ext.metrics.names import PREFIX
-from slime_ext.metrics.options import Options
 
 FILE = "off_policy.jsonl"
 NAME = "train_one_step"

@@ -95,7 +95,7 @@ def train(tmp_path, monkeypatch):
     start = subprocess.run
 
     def instead(command, **kwargs):
-        if "slime_ext.cli" in command:
+        if "slime_ext.tools.commands.cli" in command:
             command = [sys.executable, str(tmp_path / "stand_in.py"), *command[3:]]
         return start(command, **kwargs)
 

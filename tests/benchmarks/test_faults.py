@@ -10,9 +10,9 @@ import torch
 from benchmarks.faults.__main__ import ALSO, FAULTS, HEALTHY, analysed, is_named, table
 from benchmarks.faults.cases import healthy
 from benchmarks.faults.model import Cache, How, Model, Shape, random
-from slime_ext.analysis.findings import DETECTORS
+from slime_ext.tools.analysis.findings import DETECTORS
 
-# The others are planted in tests/analysis/test_findings.py too, in a smaller model.
+# The others are planted in tests/tools/analysis/test_findings.py too, in a smaller model.
 STRUCTURAL = (
     "retokenised prefix_mismatch kept_mass frozen_sampler partial_push growing_mismatch layer kv_precision "
     "expert_routing selection_bias no_response_tokens left_out other_run repeated_rollouts duplicate_samples "

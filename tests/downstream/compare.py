@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from slime_ext import load_config
-from slime_ext.steps import Normalize
+from slime_ext.core.steps import Normalize
 from tests.batches import tokens
-from tests.dialects.common import batch_of
+from tests.config.dialects.common import batch_of
 
 TOLERANCE = 1e-5  # SkyRL computes its ratios in float32
 UNNORMALISED = 1e-8  # verl and mis.py do not divide by a mean weight below this: such batches are left out

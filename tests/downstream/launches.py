@@ -19,11 +19,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from slime_ext.commands.check import check
 from slime_ext.errors import SlimeExtError
-from slime_ext.scripts import python_script
+from slime_ext.tools.commands.check import check
+from slime_ext.tools.scripts import python_script
 
 ROOT = Path(__file__).parents[2]
+SITE = ROOT / "slime_ext/tools/without_cuda/site"
 LAUNCH = re.compile(r"(\btrain(?:_async)?\.py)(?=\s)")
 INIT = "--custom-megatron-init-path slime_ext.host.init"
 TIS = f"--use-tis --custom-tis-function-path slime_ext.tis.token_tis {INIT}"
@@ -159,7 +160,7 @@ def told(found: list[Launch], package: str, tree: Path) -> list[tuple[str, str]]
             cwd=ROOT,
             env=os.environ
             | {
-                "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "slime_ext/without_cuda/site", tree, ROOT))),
+                "PYTHONPATH": os.pathsep.join(map(str, (SITE, tree, ROOT))),
                 "SLIME_EXT_WITHOUT_CUDA": "1",
                 "CUDA_DEVICE_MAX_CONNECTIONS": "1",
                 "SGLANG_USE_CPU_ENGINE": "1",

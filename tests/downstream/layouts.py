@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from slime_ext.patching.main import main as patch
+from slime_ext.tools.patching.main import main as patch
 from tests.downstream.checkouts import Checkout
 from tests.downstream.host_loss import Case, Layout, measure
 from tests.ranks import run_ranks

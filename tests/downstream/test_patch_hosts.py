@@ -12,10 +12,10 @@ import pytest
 import torch
 from megatron.core import mpu
 
-from slime_ext.patching.declared import load_patches
-from slime_ext.patching.main import main
-from slime_ext.patching.plan import status
-from slime_ext.patching.tree import Tree
+from slime_ext.tools.patching.declared import load_patches
+from slime_ext.tools.patching.main import main
+from slime_ext.tools.patching.plan import status
+from slime_ext.tools.patching.tree import Tree
 from tests.downstream.host_loss import DEFAULTS, HOSTS, samples
 from tests.ranks import run_ranks
 

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 import types
 
-from slime_ext.analysis.run_series import read_run
+from slime_ext.tools.report.run_series import read_run
 
 
 def test_what_the_hosts_own_logger_leaves_is_read(host, tmp_path, monkeypatch):

@@ -9,11 +9,12 @@ import ast
 
 import pytest
 
-from slime_ext import metrics, presets
+from slime_ext import presets
+from slime_ext.core import metrics
 from slime_ext.host.train_step import LEADING, NAME
 from tests import oracle
+from tests.core.metrics.test_statistics import accumulated
 from tests.downstream.host_step import two_steps
-from tests.metrics.test_statistics import accumulated
 from tests.ranks import run_ranks
 
 pytestmark = [pytest.mark.slow]

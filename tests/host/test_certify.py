@@ -9,13 +9,14 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from slime_ext import metrics, presets, tis
-from slime_ext.config import read_config
+from slime_ext import presets, tis
+from slime_ext.config.load import read_config
+from slime_ext.core import metrics
 from slime_ext.errors import ConfigError, GuardError
 from slime_ext.host import certify, hosts, staleness
 from tests import oracle
+from tests.core.metrics.test_statistics import accumulated
 from tests.host.test_train_step import args_of, host
-from tests.metrics.test_statistics import accumulated
 
 LAYERS = 3
 NAMES = (

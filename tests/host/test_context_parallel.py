@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from slime_ext import presets, tis
-from slime_ext.correction import Correction, Tokens, plan_step
+from slime_ext.core.correction import Correction, Tokens, plan_step
+from slime_ext.core.losses import Bounds
+from slime_ext.core.steps import Clip, Normalize, Reject, Reweight, Truncate
 from slime_ext.host.contract import METRICS
 from slime_ext.host.packing import slice_response
-from slime_ext.losses import Bounds
 from slime_ext.ops.segments import Segments
-from slime_ext.steps import Clip, Normalize, Reject, Reweight, Truncate
 from tests import oracle
 from tests.batches import tokens
 from tests.ranks import run_ranks

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from slime_ext.commands.arguments import as_parsed
 from slime_ext.config import rules as config_rules
 from slime_ext.errors import ConfigError
 from slime_ext.host import flags as host_flags
@@ -20,6 +19,7 @@ from slime_ext.host.flags import (
     check_command_line,
     check_flags,
 )
+from slime_ext.tools.commands.arguments import as_parsed
 
 VANILLA, ICEPOP, OFF_POLICY = (
     {"use_tis": True, "custom_tis_function_path": f"slime_ext.tis.{name}_function"}

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from slime_ext import tis
-from slime_ext.config import load_config
+from slime_ext.config.load import load_config
+from slime_ext.core.metrics import MetricsLayout
 from slime_ext.host import step_metrics
-from slime_ext.metrics import MetricsLayout
 from tests import oracle
-from tests.test_layering import RANK, part
+from tests.test_layering import rank
 from tests.test_tis import arguments, as_slime_calls
 
 ROOT = Path(tis.__file__).parent
@@ -60,9 +60,5 @@ def test_a_hook_call_with_all_its_metrics_passes_few_files_and_never_climbs(step
     files = {path for _, path, _ in found}
     functions = {code for *_, code in found if code.co_name[0] != "<"}  # comprehensions are no functions
     assert len(files) <= 12 and len(functions) <= most, (len(files), len(functions))
-    uphill = {
-        (caller, path)
-        for caller, path, _ in found
-        if caller and RANK[part(Path(path))] > RANK[part(Path(caller))]
-    }
+    uphill = {(caller, path) for caller, path, _ in found if caller and rank(path) > rank(caller)}
     assert not uphill and torch.is_tensor(given["pg_loss"])

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from slime_ext.correction import Correction
+from slime_ext.core.correction import Correction
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from slime_ext.host.contract import HookCall
 from slime_ext.host.packing import (

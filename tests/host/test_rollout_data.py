@@ -10,14 +10,14 @@ import statistics
 import pytest
 import torch
 
-from slime_ext.correction import Correction
+from slime_ext.core.correction import Correction
+from slime_ext.core.steps import Reject, SecondMoment
 from slime_ext.errors import NonFiniteError
 from slime_ext.host import rollout_data
 from slime_ext.host.rollout_data import Record, SampleRow
 from slime_ext.host.step_metrics import NonFiniteTracker
 from slime_ext.host.step_plan import what_couples
 from slime_ext.ops.segments import Segments
-from slime_ext.steps import Reject, SecondMoment
 
 
 def data(count=3, **more):

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from slime_ext import host, load_config, tis
-from slime_ext.correction import Correction
+from slime_ext.core.correction import Correction
+from slime_ext.core.steps import Reject
 from slime_ext.errors import ConfigError
 from slime_ext.host import hosts, staleness, startup
-from slime_ext.steps import Reject
 from tests import oracle
 from tests.batches import tokens
 from tests.host.pushes import trainer_at

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from slime_ext import host
-from slime_ext.commands.arguments import Arguments
-from slime_ext.commands.check import checked
 from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host import hosts
+from slime_ext.tools.commands.arguments import Arguments
+from slime_ext.tools.commands.check import checked
 
 TOKEN = "slime_ext.tis.token_tis"
 PLAN = "slime_ext.host.rollout_data_postprocess"

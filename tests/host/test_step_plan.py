@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slime_ext import tis
-from slime_ext.config import read_config
+from slime_ext.config.load import read_config
 from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
 from slime_ext.host import rollout_data, rollout_data_postprocess, step_metrics, step_plan
 from slime_ext.host.hosts import ranks

@@ -13,7 +13,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from slime_ext import metrics, presets, tis
+from slime_ext import presets, tis
+from slime_ext.core import metrics
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
 from slime_ext.host import contract, hosts, step_metrics, train_step
 from slime_ext.host.hook import check_finite
@@ -21,7 +22,7 @@ from slime_ext.host.step_metrics import NonFiniteTracker
 from slime_ext.host.train_step import StepFile
 from slime_ext.ops.segments import Segments
 from tests import oracle
-from tests.metrics.test_statistics import accumulated, one_long
+from tests.core.metrics.test_statistics import accumulated, one_long
 from tests.test_tis import arguments, as_slime_calls
 
 K3 = "off_policy/k3_kl"

@@ -1,0 +1,53 @@
+"""Other systems' configurations, read as they are: one mapping per system, from its block to our native keys.
+
+Loading and ``slime-ext convert`` both go through ``read``, so what is printed is what runs. Where a system's
+code and its documentation differ, the code is followed, unless it silently does nothing: that is refused.
+docs/configuration.md lists the fixed readings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from slime_ext.config.dialects import fireworks, others, skyrl, slime_mis, verl
+from slime_ext.config.dialects.block import Block, Reading
+from slime_ext.errors import ConfigError, check_known, shown
+
+Dialect = tuple[tuple[str, ...], Callable[[Block], Reading]]  # the keys it may have, and its reader
+DIALECTS: dict[str, Dialect] = {  # as a key under slime_ext:, too
+    "verl": (verl.KEYS, verl.read),
+    "skyrl": (skyrl.KEYS, skyrl.read),
+    "fireworks": (fireworks.KEYS, fireworks.read),
+    "slime_mis": (slime_mis.KEYS, slime_mis.read),
+}
+CONVERTED: dict[str, Dialect] = {  # for slime-ext convert
+    **DIALECTS,
+    "trl": (others.TRL, others.read_trl),
+    "areal": (others.AREAL, others.read_areal),
+    "nemo_rl": (others.NEMO_RL, others.read_nemo_rl),
+    "prime_rl": (others.PRIME_RL, others.read_prime_rl),
+    "roll": (others.ROLL, others.read_roll),
+}
+
+
+def read(system: str, block: Any, root: str = "slime_ext") -> Reading:
+    """A system's own block -> native keys, with notes where the meaning could surprise.
+
+    >>> read("fireworks", {"cap": 5.0, "level": "sequence"}).mapping["steps"][0]
+    {'reweight': {'level': 'geometric', 'clamp': 20.0}}
+
+    Args:
+        block: the mapping, in the system's field names; numbers may be given as text.
+        root: what stands before the system's name in messages.
+
+    Raises:
+        ConfigError: an unknown system or key, a wrong value, or a combination that the system silently
+            ignores.
+    """
+    check_known(root, "system", system, CONVERTED)
+    keys, reader = CONVERTED[system]
+    where = f"{root}.{system}"
+    if not isinstance(block, Mapping):
+        raise ConfigError(f"{where}: expected that system's own mapping, got {shown(block)}")
+    return reader(Block.closed(where, block, keys))

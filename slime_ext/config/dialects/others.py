@@ -1,0 +1,194 @@
+"""TRL, AReaL, NeMo-RL, prime-rl and ROLL: their settings of today in native keys, for ``slime-ext convert``.
+
+What a system does that no step here does is refused or noted, never dropped.
+Sources: trl/trainer/grpo_config.py; areal/api/cli_args.py (RejectionSamplingConfig, PPOActorConfig);
+nemo_rl/algorithms/loss_functions.py (ClippedPGLossConfig); prime_rl/configs/trainer.py (DefaultLossConfig);
+roll/configs/base_config.py (TrainInferCorrectionConfig), each of Summer 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slime_ext.config.dialects.block import Block, Reading, band, capped, inside, native, reject
+
+TOKEN = {"reweight": {"level": "token"}}
+UNBOUNDED = "nothing bounds the weights, as in {system}; truncate: {{high: 2.0}} after reweight would"
+
+TRL = (
+    "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_min",
+    "vllm_importance_sampling_clip_max",
+    "vllm_importance_sampling_cap",
+    "off_policy_mask_threshold",
+)
+TRL_MODES = tuple(f"{level}_{how}" for level in ("token", "sequence") for how in ("truncate", "mask"))
+
+
+def read_trl(block: Block) -> Reading:
+    """GRPOConfig: weights at a level, capped or 0 outside; the mask of negative advantages.
+
+    Raises:
+        ConfigError: both at once, which need two numerators.
+    """
+    threshold = block.number("off_policy_mask_threshold")
+    if threshold is not None:
+        if block.flag("vllm_importance_sampling_correction", True):
+            why = "the mask compares the target with the sampler, the weights the policy before the step"
+            block.refuse("off_policy_mask_threshold", "vllm_importance_sampling_correction: false", why)
+        more = {"statistic": "k1", "when": "negative_advantage"}
+        return native([reject("sequence", "mean", None, threshold, **more)], numerator="target")
+    if not block.flag("vllm_importance_sampling_correction", True):
+        return Reading({"preset": "metrics_only"})
+    mode = block.choice("vllm_importance_sampling_mode", TRL_MODES, "sequence_mask")
+    level, _, how = mode.partition("_")
+    cap = block.number("vllm_importance_sampling_cap", least=1)
+    high = block.number("vllm_importance_sampling_clip_max", 3.0 if cap is None else cap, least=1)
+    return _bounded(level, how, block.number("vllm_importance_sampling_clip_min"), high, "TRL")
+
+
+AREAL = ("level", "action", "metric", "agg", "upper", "lower", "rejection_sampling", "m2_threshold")
+AREAL_METRICS = {"ratio": "ratio", "kl_k1": "k1", "kl_k2": "k2", "binary_kl": "binary_kl_max"}
+
+
+def read_areal(block: Block) -> Reading:
+    """RejectionSamplingConfig: raw weights of the proximal policy, tokens or sequences masked or clamped.
+
+    Raises:
+        ConfigError: kl_k3, which AReaL takes of the sampler over the trainer, as no step here does.
+    """
+    moment = block.positive("m2_threshold")
+    extra = [] if moment is None else [{"second_moment": {"threshold": moment}}]
+    if isinstance(nested := block.values.get("rejection_sampling"), Mapping):
+        block = Block.closed(f"{block.where}.rejection_sampling", nested, AREAL[:6])
+    elif "rejection_sampling" in block.values or not set(block.values) - {"m2_threshold"}:
+        return native([TOKEN, *extra], (UNBOUNDED.format(system="AReaL"),))
+    level = block.choice("level", ("token", "sequence"), "token")
+    metric = block.choice("metric", (*AREAL_METRICS, "kl_k3"), "ratio")
+    agg = block.choice("agg", ("sum", "mean", "max"), "mean")
+    high, low = block.given("upper", 5.0), block.number("lower")
+    geometric = level == "sequence" and metric == "ratio"
+    weights = {"reweight": {"level": "geometric" if geometric else "token"}}
+    if block.choice("action", ("mask", "clamp"), "mask") == "clamp":
+        bounded = _bounded(weights["reweight"]["level"], "truncate", low, high, "AReaL")
+        return native([*bounded.mapping["steps"], *extra])
+    if metric == "kl_k3":
+        block.refuse(
+            "metric", "ratio, kl_k1, kl_k2 or binary_kl", "its k3 is of the sampler over the trainer"
+        )
+    if metric == "kl_k1" and level == "sequence" and agg == "max":
+        block.refuse("agg", "sum or mean beside kl_k1", "its largest log-ratio is the smallest k1 here")
+    bounds = (None if low is None else -low, -high)[::-1] if metric == "kl_k1" else (low, high)
+    masked = reject(level, agg, *bounds, statistic=AREAL_METRICS[metric])
+    return native([weights, masked, *extra], (UNBOUNDED.format(system="AReaL"),))
+
+
+NEMO_RL = (
+    "use_importance_sampling_correction",
+    "truncated_importance_sampling_ratio",
+    "truncated_importance_sampling_ratio_min",
+    "truncated_importance_sampling_type",
+    "sequence_level_importance_ratios",
+    "seq_logprob_error_threshold",
+)
+DROPPED = "seq_logprob_error_threshold drops sequences by mean exp|l|, which no step here does"
+
+
+def read_nemo_rl(block: Block) -> Reading:
+    """ClippedPGLossConfig: tis, icepop, or sequences masked by the geometric mean under raw weights."""
+    notes = (DROPPED,) if block.has("seq_logprob_error_threshold") else ()
+    if not block.flag("use_importance_sampling_correction"):
+        return Reading({"preset": "metrics_only"}, notes)
+    kind = block.choice("truncated_importance_sampling_type", ("tis", "icepop", "seq-mask-tis"), "tis")
+    high = block.number("truncated_importance_sampling_ratio", least=1)
+    low = block.number("truncated_importance_sampling_ratio_min")
+    level = "sequence" if block.flag("sequence_level_importance_ratios") else "token"
+    if kind == "seq-mask-tis":
+        block.required("truncated_importance_sampling_ratio", "it bounds the geometric mean")
+        masked = reject("sequence", "mean", low, high)
+        return native([TOKEN, masked], (*notes, UNBOUNDED.format(system="NeMo-RL")))
+    found = _bounded(level, "mask" if kind == "icepop" else "truncate", low, high, "NeMo-RL")
+    return Reading(found.mapping, (*notes, *found.notes))
+
+
+PRIME_RL = ("type", "dppo_mask_low", "dppo_mask_high", "adv_tau", "teacher_tau", "kl_tau")
+
+
+def read_prime_rl(block: Block) -> Reading:
+    """DefaultLossConfig: DPPO with binary total variation.
+
+    Raises:
+        ConfigError: two thresholds; the step here has one for both signs of the advantage.
+    """
+    block.choice("type", ("default",), "default")
+    low, high = (block.positive(f"dppo_mask_{end}", 0.2) for end in ("low", "high"))
+    if low != high:
+        block.refuse("dppo_mask_high", f"dppo_mask_low ({low})", "the step here has one threshold for both")
+    masked = reject("token", "sum", None, high, statistic="tv", when="outward")
+    defaults, neutral = {"adv_tau": 1.0, "teacher_tau": 0.0, "kl_tau": 1e-3}, {"adv_tau": 1.0}
+    terms = {key: block.number(key, default) for key, default in defaults.items()}
+    notes = [
+        f"{key} {value:g} is a term of its loss that no step here has"
+        for key, value in terms.items()
+        if value not in (None, neutral.get(key, 0.0))
+    ]
+    notes.append(UNBOUNDED.format(system="prime-rl"))
+    return native([TOKEN, masked], notes, numerator="target", surrogate="reinforce")
+
+
+ROLL = ("is_weight", "filters")
+WEIGHT = ("enabled", "weight_type", "upper_bound", "detach")
+FILTER = (
+    "enabled",
+    "agg_type",
+    *(f"{kind}_{end}" for kind in ("ratio", "diff") for end in ("enabled", "low", "high")),
+)
+LEVELS = {"token": "token", "segment": "turn", "geometric": "geometric", "sequence": "sequence"}
+
+
+def read_roll(block: Block) -> Reading:
+    """TrainInferCorrectionConfig: a capped weight, and filters by ratio or difference of probabilities."""
+    steps: list[dict[str, Any]] = []
+    nested = block.values.get("is_weight") or {}
+    filters = block.values.get("filters") or []
+    if not isinstance(nested, Mapping):
+        block.refuse("is_weight", "a mapping")
+    if not isinstance(filters, list) or not all(isinstance(entry, Mapping) for entry in filters):
+        block.refuse("filters", "a list of mappings")
+    weight = Block.closed(f"{block.where}.is_weight", nested, WEIGHT)
+    notes: tuple[str, ...] = ()
+    if weight.flag("enabled"):
+        level = LEVELS[weight.choice("weight_type", tuple(LEVELS), "token")]
+        found = _bounded(level, "truncate", None, weight.number("upper_bound", 1.2, least=1), "ROLL")
+        steps, notes = [*found.mapping["steps"]], found.notes
+    for i, entry in enumerate(filters):
+        steps += _filtered(Block.closed(f"{block.where}.filters[{i}]", entry, FILTER))
+    return native(steps, notes) if steps else Reading({"preset": "metrics_only"})
+
+
+def _filtered(block: Block) -> list[dict[str, Any]]:
+    """The steps of one of ROLL's filters."""
+    if not block.flag("enabled"):
+        return []
+    kind, found = block.choice("agg_type", tuple(LEVELS), "token"), []
+    if block.flag("ratio_enabled", True):
+        bounds = block.interval("ratio_low", block.given("ratio_low", 0.8), block.given("ratio_high", 1.2))
+        found.append(band(LEVELS[kind], *bounds))
+    if block.flag("diff_enabled"):
+        low, high = block.given("diff_low", -0.2), block.given("diff_high", 0.2)
+        if kind != "token" or low != -high:
+            block.refuse("diff_low", f"-diff_high ({-high:g}) at agg_type token", "no step here has another")
+        found.append(reject("token", "sum", None, high, statistic="tv"))
+    return found
+
+
+def _bounded(level: str, how: str, low: float | None, high: float | None, system: str) -> Reading:
+    """Weights at a level: capped (and clipped from below), or 0 outside of the bounds."""
+    weights: dict[str, Any] = {"reweight": {"level": level}}
+    if high is None:
+        return native([weights], (UNBOUNDED.format(system=system),))
+    if how == "mask":
+        return native(inside(level, low or 0.0, high))
+    return native([weights, {"clip": {"low": low, "high": high}}] if low else capped(level, high))

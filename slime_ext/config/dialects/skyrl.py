@@ -1,0 +1,150 @@
+"""SkyRL's ``off_policy_correction``, and the deprecated pair ``use_tis`` / ``tis_imp_ratio_cap`` beside it.
+
+Its order is kept: outlier sequences, token mask, then weights and sequence mask over what is left.
+Source: https://github.com/NovaSky-AI/SkyRL/pull/849; off_policy_correction_utils.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from slime_ext.config.dialects.block import SAFE, Block, Reading, band, capped, inside, native, reject
+
+OWN = (
+    "tis_ratio_type",
+    "token_tis_ratio_clip_high",
+    "sequence_tis_ratio_clip_high",
+    "sequence_mask_metric",
+    "geo_mask_low",
+    "geo_mask_high",
+    "product_mask_low",
+    "product_mask_high",
+    "outlier_token_is_threshold_low",
+    "outlier_token_is_threshold_high",
+    "token_mask_is_threshold_low",
+    "token_mask_is_threshold_high",
+)
+DEPRECATED = ("use_tis", "tis_imp_ratio_cap")
+NESTED = "off_policy_correction"
+OUTLIER = "outlier_token_is_threshold"
+LOSS = ("policy_loss_type", "eps_clip_low", "eps_clip_high")
+KEYS = (*OWN, *DEPRECATED, NESTED, *LOSS)
+DEPRECATED_PAIR = (
+    "use_tis and tis_imp_ratio_cap are deprecated in SkyRL; the new spelling is tis_ratio_type: token, "
+    "token_tis_ratio_clip_high: {cap:g}"
+)
+CAPS = {"token": ("token_tis_ratio_clip_high", 2.0), "sequence": ("sequence_tis_ratio_clip_high", 5.0)}
+MASKS = {"geometric": ("geo_mask", "mean", 0.99, 1.01), "product": ("product_mask", "sum", 0.5, 2.0)}
+IGNORED = "{key} is ignored by SkyRL {when}"
+
+
+def read(block: Block) -> Reading:
+    """Steps in SkyRL's order; rejected tokens stay in the host's denominators, as there.
+
+    Raises:
+        ConfigError: one bound of the token mask alone (SkyRL then masks nothing), bounds without 1, a cap
+            below 1, an outlier bound that SkyRL's clamp of +-20 keeps from ever acting.
+    """
+    block = _flat(block)
+    if block.has("policy_loss_type"):
+        return _rollout_is(block)
+    notes, pair = _deprecated(block)
+    tokens = _token_mask(block)
+    scope = {"over": "kept"} if tokens else {}
+    steps = [*_outliers(block), *tokens, *_weights(block, scope, pair), *_sequence_mask(block, scope)]
+    return native(steps, (*notes, *_ignored(block, pair)))
+
+
+def _rollout_is(block: Block) -> Reading:
+    """SkyRL's loss with weights of its own, 0 outside of (1 - eps_clip_low, 1 + eps_clip_high)."""
+    block.choice("policy_loss_type", ("rollout_is",))
+    for key in ("tis_ratio_type", "sequence_mask_metric"):
+        if block.has(key):
+            why = "that corrects the policy before the step, the loss has the target's ratio"
+            block.refuse(key, "null beside policy_loss_type: rollout_is", why)
+    low, high = (block.given(key, 0.2, least=0) for key in LOSS[1:])
+    steps = inside("token", max(0.0, 1 - low), 1 + high, clamp=SAFE)
+    return native(steps, numerator="target", surrogate="reinforce")
+
+
+def _flat(block: Block) -> Block:
+    nested = block.values.get(NESTED)
+    if nested is None:
+        return Block(block.where, {k: v for k, v in block.values.items() if k != NESTED})
+    if not isinstance(nested, Mapping):
+        block.refuse(NESTED, "a mapping")
+    if mixed := [key for key in block.values if key in OWN]:
+        block.refuse(mixed[0], f"it under {NESTED}, as the other keys are")
+    Block.closed(f"{block.where}.{NESTED}", nested, OWN)
+    return Block(block.where, {**nested, **{k: v for k, v in block.values.items() if k != NESTED}})
+
+
+def _deprecated(block: Block) -> tuple[tuple[str, ...], float | None]:
+    """Notes, and the cap of ``use_tis``, which wins over the new keys as in SkyRL."""
+    if not block.flag("use_tis"):
+        if (block.number("tis_imp_ratio_cap") or 0) > 0:
+            block.refuse("tis_imp_ratio_cap", "use_tis: true beside it", "SkyRL ignores it otherwise")
+        return (), None
+    block.required("tis_imp_ratio_cap", "SkyRL's default -1 would make every weight -1")
+    cap = block.number("tis_imp_ratio_cap", least=1)
+    return (DEPRECATED_PAIR.format(cap=cap),), cap
+
+
+def _outliers(block: Block) -> list[dict[str, Any]]:
+    found = {end: block.positive(f"{OUTLIER}_{end}") for end in ("low", "high")}
+    bounds = {end: bound for end, bound in found.items() if bound is not None}
+    if not bounds:
+        return []
+    for end, bound in bounds.items():
+        if abs(math.log(bound)) > SAFE:
+            block.refuse(f"{OUTLIER}_{end}", "a bound within e^-20 .. e^20", "never reached")
+    block.interval(f"{OUTLIER}_{next(iter(bounds))}", bounds.get("low", 0.0), bounds.get("high", math.inf))
+    return [{"veto": bounds}]
+
+
+def _token_mask(block: Block) -> list[dict[str, Any]]:
+    keys = [f"token_mask_is_threshold_{end}" for end in ("low", "high")]
+    given = [key for key in keys if block.has(key)]
+    if not given:
+        return []
+    if len(given) == 1:
+        missing = next(key for key in keys if key not in given)
+        block.refuse(given[0], f"{missing} beside it", "SkyRL masks nothing when one of the two is missing")
+    low, high = block.interval(keys[0], *(block.number(key) for key in keys))
+    return [band("token", low, high)]
+
+
+def _weights(block: Block, scope: dict[str, str], pair: float | None) -> list[dict[str, Any]]:
+    level = "token" if pair is not None else block.choice("tis_ratio_type", tuple(CAPS))
+    if level is None:
+        return []
+    cap = block.given(*CAPS[level], least=1) if pair is None else pair
+    scope = scope if level == "sequence" else {}
+    return capped(level, cap, **scope)
+
+
+def _sequence_mask(block: Block, scope: dict[str, str]) -> list[dict[str, Any]]:
+    metric = block.choice("sequence_mask_metric", tuple(MASKS))
+    if metric is None:
+        return []
+    stem, aggregate, low, high = MASKS[metric]
+    low, high = block.given(f"{stem}_low", low), block.given(f"{stem}_high", high)
+    return [reject("sequence", aggregate, *block.interval(f"{stem}_low", low, high), **scope)]
+
+
+def _ignored(block: Block, pair: float | None) -> list[str]:
+    """What SkyRL never looks at, as far as it is not SkyRL's default."""
+    level, metric = (block.values.get(key) for key in ("tis_ratio_type", "sequence_mask_metric"))
+    idle = []
+    for name, (key, default) in CAPS.items():
+        if pair is not None or name != level:
+            why = "beside use_tis: true" if pair is not None else f"without tis_ratio_type: {name}"
+            idle.append((key, default, why))
+    for name, (stem, _, low, high) in MASKS.items():
+        if name != metric:
+            why = f"without sequence_mask_metric: {name}"
+            idle += [(f"{stem}_low", low, why), (f"{stem}_high", high, why)]
+    unlike = (row for row in idle if block.number(row[0], row[1]) not in (row[1], None))
+    return [IGNORED.format(key=key, when=why) for key, _, why in unlike]

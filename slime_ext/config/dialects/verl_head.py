@@ -1,0 +1,120 @@
+"""verl of today: divergence options with thresholds as text, IcePop, batch normalisation, bypass mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_ext.config.dialects.block import SAFE, Block, Reading, as_number, reject
+from slime_ext.config.dialects.verl_past import (
+    BYPASS,
+    DECOUPLED,
+    PURE,
+    check_threshold,
+    pair,
+    reading,
+    weights_of,
+)
+
+OPTIONS = (
+    *(f"token_k{i}" for i in (1, 2, 3)),
+    *(f"seq_{how}_k{i}" for how in ("sum", "mean") for i in (1, 2, 3)),
+    "seq_max_k2",
+    "seq_max_k3",
+)
+INVERTED = (
+    "rollout_rs {option}: verl applies {low:g} .. {high:g} to rollout / train, so train / rollout is kept in "
+    "{ours_low:g} .. {ours_high:g}; read as train / rollout (verl PR 3984) it would be {low:g} .. {high:g}"
+)
+STEP_WIDE = (
+    "rollout_is_batch_normalize: the mean is over the whole optimizer step; verl takes the whole batch"
+)
+
+
+def read(block: Block) -> Reading:
+    """Weights (cap or IcePop), every option of rollout_rs, and the loss of bypass mode.
+
+    Raises:
+        ConfigError: an unknown option, a threshold that does not fit it, rollout_rs without a threshold (or
+            the reverse), batch normalisation without weights or of weights that are not known before the
+            step.
+    """
+    bypass = block.flag("bypass_mode")
+    loss = block.choice("loss_type", ("ppo_clip", "reinforce"), "ppo_clip")
+    if loss == "reinforce" and not bypass:
+        block.refuse(
+            "loss_type", "ppo_clip without bypass_mode: true", "verl looks at it in bypass mode only"
+        )
+    weights, (masks, notes) = weights_of(block), _rejection(block)
+    normalize = _normalize(block, bypass)
+    where = (BYPASS if loss == "ppo_clip" else PURE) if bypass else DECOUPLED
+    return reading(where, weights + normalize, masks, (*notes, *((STEP_WIDE,) if normalize else ())))
+
+
+def _normalize(block: Block, bypass: bool) -> list[dict[str, Any]]:
+    if not block.flag("rollout_is_batch_normalize"):
+        return []
+    if not block.has("rollout_is"):
+        block.refuse("rollout_is_batch_normalize", "rollout_is beside it", "there is no weight to normalise")
+    if bypass:
+        why = "the target's weights are not known before the optimizer step, so their mean is not either"
+        block.refuse("rollout_is_batch_normalize", "false in bypass mode", why)
+    return [{"normalize": {"level": block.values["rollout_is"]}}]
+
+
+def _rejection(block: Block) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    options = _options(block)
+    check_threshold(block, bool(options))
+    specs = _specs(block, len(options)) if options else []
+    read = [_option(block, option, spec) for option, spec in zip(options, specs, strict=True)]
+    return [step for step, _ in read], tuple(note for _, note in read if note)
+
+
+def _options(block: Block) -> list[str]:
+    if not block.has("rollout_rs"):
+        return []
+    if not isinstance(block.values["rollout_rs"], str):
+        block.refuse("rollout_rs", 'text with commas between the options, as in "token_k1,seq_mean_k3"')
+    listed = [part.strip() for part in block.values["rollout_rs"].split(",") if part.strip()]
+    for option in listed:
+        Block(block.where, {"rollout_rs": option}).choice("rollout_rs", OPTIONS)
+    return list(dict.fromkeys(listed))
+
+
+def _specs(block: Block, count: int) -> list[str]:
+    specs = [part.strip() for part in str(block.values["rollout_rs_threshold"]).split(",") if part.strip()]
+    if len(specs) not in (1, count):
+        block.refuse("rollout_rs_threshold", f"one threshold, or {count}, one per option of rollout_rs")
+    return specs * count if len(specs) == 1 else specs
+
+
+def _option(block: Block, option: str, spec: str) -> tuple[dict[str, Any], str]:
+    """One option of rollout_rs -> a native step, and a note where its bounds could surprise."""
+    scope, _, statistic = option.rpartition("_")
+    unit, _, aggregate = scope.partition("_")
+    unit = "sequence" if unit == "seq" else unit
+    if statistic == "k1":
+        return _ratio(block, option, unit, aggregate, spec)
+    high = as_number(spec)
+    if high is None or high <= 0:
+        block.refuse(
+            "rollout_rs_threshold", f"one number > 0 for {option}", "divergences have no lower bound"
+        )
+    return reject(unit, aggregate, None, high, statistic=statistic, clamp=SAFE), ""
+
+
+def _ratio(block: Block, option: str, unit: str, aggregate: str, spec: str) -> tuple[dict[str, Any], str]:
+    low, high = _k1_bounds(block, option, spec)
+    block.interval("rollout_rs_threshold", low, high)
+    step = reject(unit, aggregate, 1 / high, 1 / low, **({"clamp": SAFE} if aggregate else {}))
+    same = abs(low * high - 1) < 1e-9
+    inverted = INVERTED.format(option=option, low=low, high=high, ours_low=1 / high, ours_high=1 / low)
+    return step, "" if same else inverted
+
+
+def _k1_bounds(block: Block, option: str, spec: str) -> tuple[float, float]:
+    if "_" in spec:
+        return pair(block, "rollout_rs_threshold", spec)
+    high = as_number(spec)
+    if high is None or high <= 0:
+        block.refuse("rollout_rs_threshold", f'a number > 0 or "lower_upper" for {option}')
+    return 1 / high, high

@@ -1,0 +1,189 @@
+"""YAML files (JSON is YAML) as they are read everywhere: each key once, every mistake in one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slime_ext.errors import ConfigError, cut
+
+# PyYAML lets Python's own errors through for values such as 2024-13-45, 0b_, !!bool x and 3000 brackets.
+UNREADABLE = (
+    yaml.YAMLError,
+    ImportError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+
+# Where configs/ and patches/ are: a checkout, or what a wheel installs.
+ROOTS = (Path(__file__).parents[2], Path(sysconfig.get_path("data"), "share/slime-ext"))
+MERGE = "tag:yaml.org,2002:merge"
+LONGEST = 100_000  # characters of a file: a configuration is a page
+GIVEN = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin")  # where a shell has the other end of a pipe open
+LARGEST = 4_000_000  # bytes of a file that is read whole
+MOST = 20_000  # values in it, each alias counted as what it stands for
+
+
+class UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses what SafeLoader takes: the last of two equal keys, aliases in aliases without end."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The document's tree.
+
+        Raises:
+            ConfigError: it stands for more values than a configuration has, or holds itself.
+        """
+        node = super().get_single_node()
+        if node is not None and _count(node, {}) > MOST:
+            raise ConfigError(f"expected at most {MOST} values, got more, with what its aliases stand for")
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (self.construct_object(key, deep=True) for key, _ in node.value if key.tag != MERGE):
+            if _hashable(key) in seen:
+                line = node.start_mark.line + 1
+                raise ConfigError(f"expected each key once, got '{cut(key)}' twice (mapping at line {line})")
+            seen.add(_hashable(key))
+        return super().construct_mapping(node, deep)
+
+
+def _count(node: yaml.Node, counts: dict[int, int]) -> int:
+    """Values that a node stands for, itself included."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in counts:
+        counts[id(node)] = MOST + 1  # until it is known: a node that holds itself
+        pairs = isinstance(node, yaml.MappingNode)
+        children = [child for pair in node.value for child in pair] if pairs else node.value
+        counts[id(node)] = 1 + sum(_count(child, counts) for child in children)
+    return counts[id(node)]
+
+
+def _hashable(key: Any) -> Any:
+    return repr(key) if isinstance(key, list | dict | set) else key
+
+
+def read_yaml(path: str, where: str | None = None) -> Any:
+    """What a YAML file holds.
+
+    Args:
+        where: what errors call the file; its path by default.
+
+    Raises:
+        ConfigError: it cannot be read, is not YAML, has a key twice, or is too large for a configuration.
+    """
+    where = where or path
+    text = text_of(path, where)
+    if len(text) > LONGEST:
+        raise ConfigError(f"{where}: expected at most {LONGEST} characters of YAML, got {len(text)}")
+    try:
+        return _toml(text) if Path(path).suffix == ".toml" else yaml.load(text, UniqueKeyLoader)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    except UNREADABLE as error:
+        raise ConfigError(
+            f"{where}: expected {'TOML' if path.endswith('.toml') else 'YAML'}, got {cut(_fault(error))}"
+        ) from None
+
+
+def read_mapping(path: str) -> dict[str, Any]:
+    """A YAML or JSON file that holds a mapping.
+
+    Raises:
+        ConfigError: it cannot be read, is not YAML, or holds something else.
+    """
+    found = read_yaml(path)
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"{path}: expected a mapping, got {type(found).__name__}: see the files in configs/"
+        )
+    for key in found:
+        if not isinstance(key, str):
+            raise ConfigError(
+                f"{path}: expected names as keys, got {cut(repr(key))}: see the files in configs/"
+            )
+    return found
+
+
+def of_package(name: str) -> Path:
+    """A file or folder that comes with slime_ext, such as ``configs/modes/stale.yaml``."""
+    return next((root / name for root in ROOTS if (root / name).exists()), ROOTS[-1] / name)
+
+
+def shipped(path: str) -> str:
+    """The path; where there is no such file and one that comes with slime_ext has that name, the latter's."""
+    is_there = Path(path).is_absolute() or Path(path).exists() or not of_package(path).is_file()
+    return path if is_there else str(of_package(path))
+
+
+def located(path: str, file: str) -> str:
+    """A path as a file names it: from the file's own folder, from one above it, from the working directory;
+    unchanged where it is in none of them. What lies below the working directory is relative to it."""
+    here = Path.cwd()
+    for folder in (*Path(file).resolve().parents, here):
+        if (found := folder / path).exists():
+            return str(found.relative_to(here) if found.is_relative_to(here) else found)
+    return path
+
+
+def _toml(text: str) -> Any:
+    import tomllib  # of Python 3.11
+
+    return tomllib.loads(text)
+
+
+def text_of(path: str, where: str | None = None) -> str:
+    """What a file says.
+
+    Raises:
+        ConfigError: it cannot be read, is no regular file, no text, or larger than any that we read.
+    """
+    where = where or path
+    try:
+        return bytes_of(Path(shipped(path))).decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: expected text in UTF-8, got {error.reason} at {error.start}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{where}: expected a readable file, got {reason}") from None
+
+
+def bytes_of(path: Path, most: int = LARGEST) -> bytes:
+    """A file's bytes, all of them: of a regular one, or of a pipe that this process was given (``<(…)``).
+
+    Raises:
+        OSError: there is none, or it is a device, another pipe or a folder, which are not opened.
+        ValueError: there are more than ``most``.
+    """
+    kind = path.stat().st_mode
+    is_given = stat.S_ISFIFO(kind) and str(path).startswith(GIVEN)
+    if not (stat.S_ISREG(kind) or is_given):
+        raise (
+            OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if stat.S_ISDIR(kind)
+            else ValueError("no regular file")
+        )
+    with path.open("rb") as file:
+        found = file.read(most + 1)
+    if len(found) > most:
+        raise ValueError(f"more than {most} bytes")
+    return found
+
+
+def _fault(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "brackets that are nested too deep"
+    if not isinstance(error, yaml.YAMLError):
+        return f"a value that is none of its type: {error}".splitlines()[0]
+    where, what = getattr(error, "problem_mark", None), getattr(error, "problem", error.args[-1])
+    return f"an error at {f'line {where.line + 1}' if where else 'it'}: {what}"

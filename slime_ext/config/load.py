@@ -1,0 +1,245 @@
+"""Mapping -> Correction: typed, closed, and with one-line errors that name the full key.
+
+The mapping is what stands under the YAML key ``slime_ext:``. A step is ``{name: {field: value}}``, or just
+its name; a name with dots is a class in a module of the user's own. A surrogate is written likewise.
+``preset`` fills what the mapping does not say itself. Instead of native keys it may hold one dialect key,
+whose value is that system's own block (see ``slime_ext.config.dialects``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from slime_ext import presets
+from slime_ext.config import dialects
+from slime_ext.config.idle import forbid_idle_guards, forbid_idle_steps, notes_of
+from slime_ext.config.loaded import Loaded
+from slime_ext.config.rules import check_args
+from slime_ext.config.typed import built, checked, mapping_of, named, read_fields
+from slime_ext.core.correction import Correction
+from slime_ext.core.losses import SURROGATES
+from slime_ext.core.metrics import guards
+from slime_ext.core.metrics.guards import Guard
+from slime_ext.core.metrics.names import known_names
+from slime_ext.core.metrics.options import Options
+from slime_ext.core.scoped import FORMS
+from slime_ext.core.state import Step
+from slime_ext.core.steps import STEPS
+from slime_ext.errors import ConfigError, check_known, cut, did_you_mean, shown, warn_once
+
+__all__ = ["Loaded", "check_args", "load_config", "read_config", "to_mapping", "with_preset"]
+
+ROOT = "slime_ext"
+PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
+KEYS = ("preset", "surrogate", "steps", *PLAIN, "guards", "metrics", "backend")
+BACKENDS = ("eager", "compiled")
+KNOWN_STEPS: dict[str, Any] = {**STEPS, **FORMS}
+FORMER_STEPS = {"taper": "signed_clip"}  # names that are accepted with a note
+
+
+def load_config(mapping: Mapping[str, Any], args: Any = None) -> Correction:
+    """The correction that a mapping describes; says once what could surprise about it.
+
+    >>> load_config({"steps": ["reweight", {"truncate": {"high": 3.0}}]}).steps
+    (Reweight(level='token'), Truncate(high=3.0))
+
+    Args:
+        mapping: native keys, or one of ``verl``, ``skyrl``, ``fireworks``, ``slime_mis`` with that system's
+            block.
+        args: the host's arguments; with them the rules between both are checked too.
+
+    Raises:
+        ConfigError: one line with the full key, what was expected, what was found and the nearest known name.
+    """
+    loaded = read_config(mapping)
+    for note in loaded.notes:
+        warn_once(f"{ROOT}: {note}")
+    if args is not None:
+        check_args(loaded, args)
+    return loaded.correction
+
+
+def read_config(mapping: Mapping[str, Any]) -> Loaded:
+    """As ``load_config``, with the notes handed back. Raises ConfigError as it does."""
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"{ROOT}: expected a mapping, got {shown(mapping)}: see the files in configs/")
+    systems = [key for key in mapping if key in dialects.DIALECTS]
+    if not systems:
+        correction = _native(mapping)
+        options = read_fields(f"{ROOT}.metrics", Options, mapping.get("metrics"))
+        watched = _guards(mapping.get("guards"), correction, options)
+        backend, notes = _backend(mapping.get("backend", "eager"))
+        _forbid_unmeasured(mapping, correction, options)
+        forbid_idle_guards(
+            {k: v for k, v in watched.items() if v is not guards.DEFAULT.get(k)},
+            correction,
+            options,
+            f"{ROOT}.guards",
+        )
+        notes = (*notes, *notes_of(mapping, correction))
+        return Loaded(correction, notes, guards=watched, metrics=options, backend=backend)
+    if len(mapping) > 1:
+        others = ", ".join(str(key) for key in mapping if key != systems[0])
+        raise ConfigError(
+            f"{ROOT}.{systems[0]}: expected no key beside it, got {others}: another system's block is read "
+            "whole; slime-ext convert turns it into native keys that can be changed"
+        )
+    reading = dialects.read(systems[0], mapping[systems[0]], ROOT)
+    return Loaded(_native(reading.mapping), reading.notes, reading.args)
+
+
+def with_preset(mapping: Any, preset: str | None) -> Any:
+    """The mapping of a function in ``slime_ext.tis``: of ``correct``, or of the preset whose name it has.
+
+    Args:
+        mapping: what stands under ``slime_ext:``, None for nothing; beside a preset it may only add to it.
+        preset: None for ``correct``.
+
+    Raises:
+        ConfigError: nothing to read for ``correct``, or another preset than the function's.
+    """
+    if preset is None and mapping is None:
+        raise ConfigError(
+            f"{ROOT}: expected a mapping in --custom-config-path, got none: slime_ext.tis.correct reads its "
+            "configuration there; or name a preset, as in --custom-tis-function-path slime_ext.tis.token_tis"
+        )
+    given = {} if mapping is None else mapping
+    if preset is None or not isinstance(given, Mapping):
+        return given
+    for system in (key for key in given if key in dialects.DIALECTS):
+        raise ConfigError(
+            f"--custom-tis-function-path: expected slime_ext.tis.correct beside {ROOT}.{system}, got "
+            f"slime_ext.tis.{preset}: another system's block is read whole"
+        )
+    if not _is_same_preset(given.get("preset", preset), preset):
+        raise ConfigError(
+            f"{ROOT}.preset: expected {preset} (which --custom-tis-function-path names), got "
+            f"{given['preset']}: name one"
+        )
+    return {**given, "preset": preset}
+
+
+def _is_same_preset(given: Any, preset: str) -> bool:
+    return isinstance(given, str) and len({presets.ALIASES.get(name, name) for name in (given, preset)}) == 1
+
+
+def to_mapping(correction: Correction) -> dict[str, Any]:
+    """A correction as native keys; ``load_config`` turns them back into the same one.
+
+    >>> to_mapping(load_config({"preset": "token_tis"}))["steps"]
+    [{'reweight': {'level': 'token'}}, {'truncate': {'high': 2.0}}]
+    """
+    names = {cls: name for table in (STEPS, FORMS, SURROGATES) for name, cls in table.items()}
+
+    def described(thing: Any) -> dict[str, Any]:
+        values = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing)}
+        name = names.get(type(thing)) or f"{type(thing).__module__}.{type(thing).__qualname__}"
+        return {name: {key: value for key, value in values.items() if value is not None}}
+
+    surrogate = described(correction.surrogate)
+    return {
+        "numerator": correction.numerator,
+        "surrogate": surrogate if any(surrogate.values()) else next(iter(surrogate)),
+        "steps": [described(step) for step in correction.steps],
+        "mask_scope": correction.mask_scope,
+        "denominator": correction.denominator,
+        "group": correction.group,
+        "on_nonfinite": correction.on_nonfinite,
+    }
+
+
+def _native(mapping: Mapping[str, Any]) -> Correction:
+    for key in mapping:
+        check_known(ROOT, "key", key, sorted((*KEYS, *dialects.DIALECTS)))
+    base = _preset(mapping["preset"]) if "preset" in mapping else Correction()
+    fields = checked(ROOT, Correction, {key: mapping[key] for key in PLAIN if key in mapping}, PLAIN)
+    if "surrogate" in mapping:
+        fields["surrogate"] = named(f"{ROOT}.surrogate", "surrogate", mapping["surrogate"], SURROGATES)
+    if "steps" in mapping:
+        fields["steps"] = _steps(mapping["steps"])
+    return built(ROOT, partial(dataclasses.replace, base), fields)
+
+
+def _backend(name: Any) -> tuple[str, tuple[str, ...]]:
+    """The backend of the mapping, and what its reader should know."""
+    if name == "auto":
+        return "eager", ("backend: auto is eager now; compiled is torch.compile of the same code",)
+    if name not in BACKENDS:
+        near = did_you_mean(str(name), BACKENDS)
+        raise ConfigError(
+            f"{ROOT}.backend: expected eager or compiled, got {shown(name)}{near}: both run everywhere"
+        )
+    return name, ()
+
+
+def _renamed(entry: Any) -> Any:
+    """A step under the name that it has now; says once what that is."""
+    if isinstance(entry, Mapping):
+        return {_renamed(key): fields for key, fields in entry.items()}
+    if not isinstance(entry, str) or entry not in FORMER_STEPS:
+        return entry
+    warn_once(f"{ROOT}: steps: {entry} is called {FORMER_STEPS[entry]} now")
+    return FORMER_STEPS[entry]
+
+
+def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, options: Options) -> None:
+    """What acts on the statistics of a step, where none are taken."""
+    reads = {"guards": mapping.get("guards"), "on_nonfinite: raise": correction.on_nonfinite == "raise"}
+    for key in (key for key, is_there in reads.items() if is_there and not options.enabled):
+        raise ConfigError(
+            f"{ROOT}.metrics.enabled: expected true beside {key}, got false: it acts on what is measured"
+        )
+
+
+def _guards(mapping: Any, correction: Correction, options: Options) -> dict[str, Guard]:
+    """The default guards and those of the mapping; None takes one away."""
+    where = f"{ROOT}.guards"
+    found, known = dict(guards.DEFAULT), known_names(correction)
+    given = mapping_of(where, mapping)
+    for name, fields in given.items():
+        found.pop(name, None)
+        if fields is not None:
+            found[name] = read_fields(f"{where}.{name}", Guard, fields)
+    for name in (*given, *found):
+        if name not in known:
+            raise ConfigError(
+                f"{where}: unknown metric '{cut(name)}'{did_you_mean(str(name), known)} (see docs/metrics.md)"
+            )
+    forbid_idle_guards({name: found[name] for name in given if name in found}, correction, options, where)
+    return found
+
+
+def _preset(name: Any) -> Correction:
+    if not isinstance(name, str):
+        raise ConfigError(f"{ROOT}.preset: expected a name, got {shown(name)}")
+    return built(ROOT, presets.get, {"name": name})
+
+
+def _steps(listed: Any) -> tuple:
+    if not isinstance(listed, list | tuple):
+        raise ConfigError(
+            f"{ROOT}.steps: expected a list of steps, got {shown(listed)}: each step is its name with its "
+            "fields"
+        )
+    steps = [_step(f"{ROOT}.steps[{i}]", _renamed(entry)) for i, entry in enumerate(listed)]
+    forbid_idle_steps(steps, [_name_of(step) for step in steps], f"{ROOT}.steps")
+    return tuple(step.plain() if hasattr(step, "plain") else step for step in steps)
+
+
+def _step(where: str, entry: Any) -> Step:
+    """A step of ours, or of the user's own module where its name has dots."""
+    name = next(iter(entry), None) if isinstance(entry, Mapping) else entry
+    if not isinstance(name, str) or "." not in name:
+        return named(where, "step", entry, KNOWN_STEPS)
+    from slime_ext.core import user_steps
+
+    step = named(where, "step", entry, {name: user_steps.load_step(name, where)})
+    user_steps.check_step(step, where=f"{where}.{name}")
+    return step
+
+
+def _name_of(step: Step) -> str:
+    return next((key for key, cls in KNOWN_STEPS.items() if isinstance(step, cls)), type(step).__name__)

@@ -1,0 +1,314 @@
+"""A correction: which ratio, which loss, which steps. The only loop over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from slime_ext.core.checks import check
+from slime_ext.core.losses import Bounds, HostLoss, LossInputs, PpoClip, Surrogate
+from slime_ext.core.metrics.layout import MetricsLayout
+from slime_ext.core.metrics.measure import LARGEST, Measured, Summary, count_bins, position_bins, summarize
+from slime_ext.core.state import (
+    MODEST,
+    NO_PLAN,
+    Outcome,
+    Plan,
+    SequenceStatistics,
+    State,
+    StatisticKey,
+    Step,
+    StepInputs,
+    Tokens,
+    Unit,
+    tabulate,
+    weight_ranges,
+)
+from slime_ext.ops.ratios import compared, widened
+from slime_ext.ops.segments import AllSum, as_numbers, identity
+
+Numerator = Literal["proximal", "target"]
+Denominator = Literal["host", "kept"]
+Grouping = Literal["ignore", "rebaseline", "atomic"]
+OBSERVED = tuple(StatisticKey("sum", "sequence", name) for name in ("ratio", "count", "finite"))
+HOST = HostLoss()
+
+
+@dataclass(frozen=True)
+class Correction:
+    """numerator + surrogate + steps, applied to packed tokens.
+
+    Args:
+        numerator: the policy whose ratio to the behavior policy is corrected for: ``proximal`` (what happened
+            before the optimizer step) or ``target`` (also what happens within the rollout; needs the target's
+            log-probs).
+        surrogate: the loss that the weights multiply.
+        steps: applied in order.
+        mask_scope: ``policy`` takes rejected tokens out of the policy loss only; ``all`` returns reduced
+            masks, so that entropy and reference-KL terms lose them too.
+        on_nonfinite: a NaN or infinite behavior log-prob rejects its token or unit, or raises.
+        denominator: ``host`` leaves the loss divided by what the host's release divides by; ``kept`` divides
+            by the kept tokens instead: of the rollout, or of the optimizer step where the host's loss is per
+            token.
+        group: what a rejected sample means for the samples of the same prompt: ``ignore`` nothing,
+            ``rebaseline`` their advantages are computed without it, ``atomic`` they are rejected too.
+
+    Raises:
+        ConfigError: the combination would count a ratio twice, or could not act.
+    """
+
+    numerator: Numerator = "proximal"
+    surrogate: Surrogate = HOST
+    steps: tuple[Step, ...] = ()
+    mask_scope: Literal["policy", "all"] = "policy"
+    on_nonfinite: Literal["reject", "raise"] = "reject"
+    denominator: Denominator = "host"
+    group: Grouping = "ignore"
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @cached_property
+    def is_identity(self) -> bool:
+        """Whether it leaves the host's loss alone (metrics only)."""
+        return not self.steps and isinstance(self.surrogate, HostLoss)
+
+    @cached_property
+    def is_coupled(self) -> bool:
+        """Whether a step computes a number over the whole optimizer step."""
+        return any(step.is_coupled for step in self.steps)
+
+    @cached_property
+    def needs_plan(self) -> bool:
+        """Whether something has to be computed over the whole optimizer step before it begins."""
+        return self.is_coupled or self.denominator != "host" or self.group != "ignore"
+
+    @cached_property
+    def needs_target(self) -> bool:
+        """Whether the target policy's log-probs must be there."""
+        return self.numerator == "target" or not isinstance(self.surrogate, HostLoss)
+
+    @cached_property
+    def needs_ages(self) -> bool:
+        """Whether the samples' ages must be there."""
+        return any(step.reads_ages for step in self.steps)
+
+    @cached_property
+    def needs_advantages(self) -> bool:
+        """Whether the advantages must be there."""
+        return not isinstance(self.surrogate, HostLoss) or any(step.reads_advantages for step in self.steps)
+
+    def __call__(self, tokens: Tokens, plan: Plan | None = None, *, observe: bool = False) -> Outcome:
+        """Weights and keep for packed tokens, all detached.
+
+        Args:
+            plan: what was computed for the optimizer step; None makes these tokens a step of their own, in
+                which ``denominator`` and ``group`` are the host's.
+            observe: also hand out the sequences' statistics, which metrics read.
+        """
+        if plan is None:
+            plan = plan_step(self, [tokens], tokens.segments.all_sum) if self.is_coupled else NO_PLAN
+        inputs = self.read(tokens)
+        table = tabulate(self.observed_statistics if observe else self.statistics, inputs)
+        return self.decide(replace(inputs, table=table, plan=plan.numbers), plan, observe=observe)
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """The turns or sequences that one non-finite behavior log-prob rejects as a whole."""
+        return tuple(dict.fromkeys(step.unit for step in self.steps if step.unit != "token"))
+
+    @cached_property
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        """The statistics over units that the steps read."""
+        finite = (StatisticKey("sum", unit, name) for unit in self.units for name in ("count", "finite"))
+        return tuple(dict.fromkeys((*finite, *(key for step in self.steps for key in step.statistics))))
+
+    @cached_property
+    def observed_statistics(self) -> tuple[StatisticKey, ...]:
+        """Those, and what metrics read of sequences."""
+        return tuple(dict.fromkeys(self.statistics + OBSERVED))
+
+    def read(self, tokens: Tokens) -> StepInputs:
+        """What steps read token by token, with no statistics yet."""
+        numerator = tokens.target if self.numerator == "target" else tokens.proximal
+        read = compared(numerator, tokens.behavior, tokens.segments.mask)
+        advantages = None if tokens.advantages is None else widened(tokens.advantages)
+        return StepInputs(tokens.segments, *read, advantages, tokens.ages, self.units)
+
+    def decide(self, inputs: StepInputs, plan: Plan, *, observe: bool = False) -> Outcome:
+        """From inputs with their statistics to weights and keep: the second half of a call."""
+        state = self.run(inputs, self.steps)
+        if plan.keep is not None:
+            state = replace(state, step=len(self.steps)).reject("sequence", plan.keep)
+        keep = inputs.kept(state)
+        sequences = None
+        if observe:
+            log_ratio, count, finite = (inputs.table[key] for key in OBSERVED)
+            kept = state.keep.get("sequence", count >= 0)
+            sequences = SequenceStatistics(log_ratio, count, finite, kept)
+        expand = inputs.segments.expand_to_tokens
+        weights = torch.where(keep, expand(state.unit, state.weights), 0)
+        return Outcome(
+            weights,
+            keep,
+            inputs.finite,
+            inputs.log_ratio,
+            torch.zeros_like(keep) if state.clipped is None else expand(state.unit, state.clipped),
+            weights if plan.scale is None else weights * expand("sequence", plan.scale),
+            state.step_effects,
+            sequences,
+        )
+
+    def run(self, inputs: StepInputs, steps: Sequence[Step]) -> State:
+        """The state after ``steps``: the only loop over them."""
+        state = inputs.start
+        for place, step in enumerate(steps):
+            state = step(replace(state, step=place), inputs)
+        return state
+
+    def loss(
+        self, outcome: Outcome, tokens: Tokens, host_loss: Tensor, bounds: Bounds
+    ) -> tuple[Tensor, Tensor | None]:
+        """The corrected policy loss per token, and where the surrogate clipped (None for the host's own).
+
+        Args:
+            host_loss: [T] the host's policy loss, with grad.
+            bounds: the host's clip range.
+
+        Returns:
+            [T] with grad, 0 at rejected and masked tokens; [T] bool or None.
+        """
+        if self.is_identity:
+            return host_loss, None
+        if isinstance(self.surrogate, HostLoss):
+            loss, clipped = host_loss, None
+        else:
+            # A token that is not kept must not reach the graph: 0 times an infinite slope is NaN. Its
+            # log-ratio and advantage read 0, so that it is not clipped either.
+            loss, clipped = self.surrogate(LossInputs(vars(tokens), outcome.keep), bounds)
+        loss = torch.where(outcome.keep, loss, 0)
+        factor = outcome.factor.to(loss.dtype)
+        if not self.bounds_products:  # cut where the product would overflow: infinity times 0 is NaN
+            most = largest_product(loss.dtype) / loss.detach().abs().clamp_min(1)
+            factor = torch.minimum(factor, most)
+        return loss * factor, clipped
+
+    @cached_property
+    def sets_weights(self) -> bool:
+        """Whether a step makes weights other than 1 out of ratios."""
+        return any(step.sets_weights for step in self.steps)
+
+    @cached_property
+    def bounds_weights(self) -> bool:
+        """Whether no weight is so large that its product with a modest loss could overflow."""
+        return weight_ranges(self.steps)[-1].high <= MODEST
+
+    @cached_property
+    def bounds_products(self) -> bool:
+        """Whether no weight times a loss could overflow: of PPO's loss of a negative advantage any could."""
+        return self.bounds_weights and not (self.sets_weights and isinstance(self.surrogate, PpoClip))
+
+
+def largest_product(dtype: torch.dtype) -> float:
+    """The largest loss of one token where nothing bounds its weight: of float32 what bfloat16, too, can hold,
+    with a quarter of its exponents left for sums over tokens."""
+    return torch.finfo(torch.bfloat16 if dtype is torch.float32 else dtype).max ** 0.75
+
+
+def plan_step(correction: Correction, batches: Sequence[Tokens], all_sum: AllSum = identity) -> Plan:
+    """The numbers of the coupled steps over all micro-batches of an optimizer step, on all ranks.
+
+    Args:
+        batches: the step's micro-batches on this rank; every rank must have at least one.
+        all_sum: SUM over all ranks that train the step, each token once (data x context parallel).
+
+    Returns:
+        A plan with the numbers. Each step sees what the coupled steps before it did.
+    """
+    numbers: dict[Step, Tensor] = {}
+    read = [correction.read(tokens) for tokens in batches]
+    read = [replace(inputs, table=tabulate(correction.statistics, inputs)) for inputs in read]
+    for i, step in enumerate(correction.steps):
+        if step.is_coupled:
+            now = [replace(inputs, plan=numbers) for inputs in read]
+            before = [(correction.run(inputs, correction.steps[:i]), inputs) for inputs in now]
+            numbers[step] = step.number_for_step(before, all_sum)
+    return Plan(numbers)
+
+
+@dataclass(frozen=True)
+class HookInputs:
+    """One hook call's tokens with everything that is known about them.
+
+    Args:
+        host_loss: [T] the host's policy loss, with grad.
+        plan: what was computed for the optimizer step; None makes the tokens a step of their own.
+        bounds: the host's clip range.
+        acts: whether the loss is corrected; if not it comes back as it is.
+        layout: of the metrics to measure; None measures nothing.
+        counts_sequences: whether this rank is the one that counts the sequences it shares with others.
+    """
+
+    tokens: Tokens
+    host_loss: Tensor
+    plan: Plan | None = None
+    bounds: Bounds = field(default_factory=Bounds)
+    acts: bool = True
+    layout: MetricsLayout | None = None
+    counts_sequences: bool = True
+
+
+@dataclass(frozen=True)
+class HookResult:
+    """What the hook returns and keeps of a call; ratio, clipped and rejected go to the host's own channel."""
+
+    loss: Tensor  # [T] with grad, 0 at rejected and masked tokens
+    finite: Tensor  # [T] bool, response tokens whose behavior log-prob is finite
+    weights: Tensor  # [T] 0 at rejected and masked tokens
+    ratio: Tensor  # [T] float32, 0 where there is none
+    clipped: Tensor  # [T] float32, 1 where a bound or the surrogate acted
+    rejected: Tensor  # [T] float32, 1 at response tokens that do not stay in the policy loss
+    measured: Measured | None = None
+
+
+def apply(correction: Correction, inputs: HookInputs) -> HookResult:
+    """The whole of a hook call between packing and handing back."""
+    outcome = correction(inputs.tokens, inputs.plan, observe=inputs.layout is not None)
+    curves = inputs.layout is not None and inputs.layout.curves
+    position = position_bins(inputs.tokens.segments) if curves else None
+    result, summary = finish(correction, outcome, inputs, position)
+    return result if summary is None else replace(result, measured=count_bins(summary))
+
+
+def finish(
+    correction: Correction, outcome: Outcome, inputs: HookInputs, position: Tensor | None
+) -> tuple[HookResult, Summary | None]:
+    """From an outcome to the corrected loss, the host's channel, and the sums that metrics are made of.
+
+    Args:
+        position: as ``metrics.measure.position_bins``.
+    """
+    loss, by_surrogate = inputs.host_loss, None
+    if inputs.acts:
+        loss, by_surrogate = correction.loss(outcome, inputs.tokens, inputs.host_loss, inputs.bounds)
+    summary = None
+    if inputs.layout is not None:
+        with torch.no_grad():
+            of = inputs.tokens, outcome, inputs.layout, position, by_surrogate
+            summary = summarize(*of, counts_sequences=inputs.counts_sequences)
+    clipped = outcome.clipped & outcome.finite
+    ratio = outcome.log_ratio.exp().clamp(max=LARGEST[torch.float32])
+    result = HookResult(
+        loss,
+        outcome.finite,
+        outcome.weights,
+        ratio.float() * as_numbers(outcome.finite, torch.float32),
+        as_numbers(clipped if by_surrogate is None else clipped | by_surrogate, torch.float32),
+        as_numbers(inputs.tokens.segments.mask & ~outcome.keep, torch.float32),
+    )
+    return result, summary

@@ -1,0 +1,164 @@
+"""Which policy loss the weights multiply: frozen dataclasses, fields are the configuration.
+
+``host`` takes the loss that the host computed. The others compute their own from the target log-probs and the
+advantages; an ``eps`` of None means the host's ``--eps-clip`` (``--eps-clip-high``, ``--eps-clip-c``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from slime_ext.core.state import expect
+from slime_ext.ops import surrogates
+
+Anchor = Literal["proximal", "behavior"]
+EPS_C = 3.0  # the value of the paper, and the default of verl's clip_ratio_c
+TAU = (1e-6, 1e6)  # beyond them float32 does not tell SAPO's gate from a constant, or from a step
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The host's clip range, for surrogates that name none of their own."""
+
+    low: float = 0.2
+    high: float = 0.2
+    c: float | None = None
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What a surrogate computes from, [T] each: what it asks for is finite at every token, whatever stood at
+    masked positions.
+
+    Args:
+        given: the host's tensors by name.
+        valid: [T] bool, the tokens whose loss counts; elsewhere log-probs, their differences and advantages
+            read 0.
+    """
+
+    given: Mapping[str, Tensor]
+    valid: Tensor
+
+    @cached_property
+    def target(self) -> Tensor:
+        """Log-probs of the sampled tokens under the policy that is being trained, with grad."""
+        return torch.where(self.valid, self._wide("target"), 0)
+
+    @cached_property
+    def advantages(self) -> Tensor:
+        """The host's advantages, detached."""
+        return torch.where(self.valid, self._wide("advantages").detach(), 0)
+
+    def log_ratio(self, anchor: Anchor) -> Tensor:
+        """[T] log target - log anchor, with the target's gradient."""
+        return torch.where(self.valid, self._wide("target") - self._wide(anchor).detach(), 0)
+
+    def _wide(self, name: str) -> Tensor:
+        """A host's tensor in float32 or more: a loss in bfloat16 would lose what its weights are about."""
+        values = self.given[name]
+        return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+@dataclass(frozen=True)
+class HostLoss:
+    """Multiplies the loss that the host computed."""
+
+
+@dataclass(frozen=True)
+class Reinforce:
+    """-A log pi_target: with weights it is pure importance sampling (verl), with a clipped token weight
+    CISPO."""
+
+    def __call__(self, inputs: LossInputs, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        return surrogates.reinforce(inputs.target, inputs.advantages)
+
+
+@dataclass(frozen=True)
+class PpoClip:
+    """PPO's clipped surrogate around ``anchor``: proximal is decoupled PPO, behavior is bypass.
+
+    Source: Hilton et al. 2021, https://arxiv.org/abs/2110.00641 (decoupled); verl PR 3984 (bypass, there with
+    the floor of ``DualClip``).
+    """
+
+    anchor: Anchor = "proximal"
+    eps_low: float | None = None
+    eps_high: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_range(self, "ppo_clip")
+
+    def __call__(self, inputs: LossInputs, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        low, high = _range(self, bounds)
+        return surrogates.ppo_clip(inputs.log_ratio(self.anchor), inputs.advantages, low, high)
+
+
+@dataclass(frozen=True)
+class DualClip:
+    """``PpoClip`` with a floor for negative advantages: -eps_c A; of a host without --eps-clip-c 3."""
+
+    anchor: Anchor = "proximal"
+    eps_low: float | None = None
+    eps_high: float | None = None
+    eps_c: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_range(self, "dual_clip")
+        is_floor = self.eps_c is None or self.eps_c > 1
+        expect(is_floor, "dual_clip.eps_c", "a number > 1", self.eps_c, "it would clip on-policy")
+
+    def __call__(self, inputs: LossInputs, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        low, high = _range(self, bounds)
+        ratio = inputs.log_ratio(self.anchor)
+        floor = bounds.c or EPS_C if self.eps_c is None else self.eps_c
+        return surrogates.dual_clip(ratio, inputs.advantages, low, high, floor)
+
+
+@dataclass(frozen=True)
+class Sapo:
+    """The soft gate of SAPO around ``anchor``."""
+
+    anchor: Anchor = "proximal"
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
+
+    def __post_init__(self) -> None:
+        for name, tau in {"tau_pos": self.tau_pos, "tau_neg": self.tau_neg}.items():
+            wanted = f"a number from {TAU[0]:g} to {TAU[1]:g}"
+            expect(TAU[0] <= tau <= TAU[1], f"sapo.{name}", wanted, tau, "tau is a temperature")
+
+    def __call__(self, inputs: LossInputs, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        ratio = inputs.log_ratio(self.anchor)
+        return surrogates.sapo(ratio, inputs.advantages, self.tau_pos, self.tau_neg)
+
+
+Surrogate = HostLoss | Reinforce | PpoClip | DualClip | Sapo
+SURROGATES = {
+    "host": HostLoss,
+    "reinforce": Reinforce,
+    "ppo_clip": PpoClip,
+    "dual_clip": DualClip,
+    "sapo": Sapo,
+}
+
+
+def _check_range(surrogate: PpoClip | DualClip, name: str) -> None:
+    """Whether the range of ratios that is not clipped holds the ratio 1, and others."""
+    ends = {"eps_low": surrogate.eps_low, "eps_high": surrogate.eps_high}
+    for key, eps in ends.items():
+        wide = eps is None or eps >= 0
+        expect(wide, f"{name}.{key}", "a number >= 0", eps, "on-policy tokens must not be clipped")
+    wide = set(ends.values()) != {0}
+    expect(wide, f"{name}.eps_low", "one of eps_low and eps_high above 0", 0, "every ratio but 1 is clipped")
+
+
+def _range(surrogate: PpoClip | DualClip, bounds: Bounds) -> tuple[float, float]:
+    low = bounds.low if surrogate.eps_low is None else surrogate.eps_low
+    high = bounds.high if surrogate.eps_high is None else surrogate.eps_high
+    return low, high

@@ -1,0 +1,116 @@
+"""What is measured, as data: the sums over tokens and sequences, the histogram's bins, the curves' bins, and
+what is counted of each step."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from slime_ext.core.state import Step
+
+# The histogram's bins are cut by the first bits of |l| as a float32: the exponent and 4 bits of the mantissa.
+BITS = 4
+SHIFT = 23 - BITS
+FIRST = (127 - 20) << BITS  # those bits of 2^-20 nats
+SIDE = 27 << BITS  # bins on each side of 0, from 2^-20 to 2^7 nats
+BINS = 2 * (SIDE + 1)  # one more beyond each end; what is left of all tokens lies around 0
+
+CURVE_COLUMNS = ("counted", "kept", "k3", "ratio_minus_one", "weight")
+COLUMNS = (*CURVE_COLUMNS, "log_behavior", "ratio_minus_one_squared", "weight_squared")
+PER_SEQUENCE = ("log_ratio", "response", "sequences", "kept_sequences", "aged", "age")
+HIGHEST = (
+    "log_ratio_max",
+    "log_ratio_min",
+    "weight_max",
+    "sequence_log_ratio_max",
+    "sequence_log_ratio_min",
+    "age_max",
+)
+LOG_SUMS = ("log_squared_ratios", "log_ratios")  # of sequences
+
+POSITIONS = (16, 64, 256, 1024, 4096, 16384, 65536)  # tokens of the response before it
+AGES = (1, 2, 3, 4, 8, 16, 32)  # weight versions
+PROBABILITIES = (1e-4, 1e-3, 1e-2, 0.1, 0.5, 0.9, 0.99)  # of the sampled token under the behavior policy
+LOG_PROBABILITIES = tuple(map(math.log, PROBABILITIES))
+
+
+def _whole(edges: tuple[int, ...]) -> Iterator[str]:
+    for low, high in zip((0, *edges), edges, strict=False):
+        yield str(low) if high == low + 1 else f"{low}-{high - 1}"
+    yield f"{edges[-1]}+"
+
+
+def _shares(edges: tuple[float, ...]) -> Iterator[str]:
+    yield from (f"{low:g}-{high:g}" for low, high in zip((0, *edges), (*edges, 1), strict=True))
+
+
+CURVES = {
+    "by_position": tuple(_whole(POSITIONS)),
+    "by_staleness": tuple(_whole(AGES)),
+    "by_probability": tuple(_shares(tuple(float(f"{p:f}".rstrip("0")) for p in PROBABILITIES))),
+}
+CURVE_BINS = len(POSITIONS) + 1
+
+
+class EffectCount(NamedTuple):
+    """Response tokens that a step clipped or rejected, or that are kept after it and those before it."""
+
+    name: str
+    kind: Literal["clipped", "rejected", "kept"]
+    step: int  # its place in the list, from 0
+
+
+class Steps(Protocol):
+    """What of a correction decides what is counted."""
+
+    steps: Sequence[Step]
+    group: str
+
+
+@dataclass(frozen=True)
+class MetricsLayout:
+    """What the accumulated vector of one correction holds.
+
+    Args:
+        effects: what is counted of each step.
+        curves: whether the three curves are measured.
+    """
+
+    effects: tuple[EffectCount, ...] = ()
+    curves: bool = True
+
+    @classmethod
+    def of(cls, correction: Steps, *, curves: bool = True) -> MetricsLayout:
+        """The layout of a correction's metrics."""
+        return cls(tuple(_effects(correction)), curves)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sums of one number each, in their order; the histogram and the curves follow."""
+        effects = (effect.name for effect in self.effects)
+        return (*COLUMNS, *effects, "clipped", "surrogate_clipped", *PER_SEQUENCE)
+
+
+def step_names(correction: Steps) -> list[str]:
+    """Index and name of each step, as in the list of the configuration.
+
+    >>> from slime_ext import presets
+    >>> step_names(presets.get("token_tis"))
+    ['0_reweight', '1_truncate']
+    """
+    named = (type(step).__name__ for step in correction.steps)
+    return [f"{i}_{re.sub('(?<=[a-z])(?=[A-Z])', '_', name).lower()}" for i, name in enumerate(named)]
+
+
+def _effects(correction: Steps) -> Iterator[EffectCount]:
+    for place, (step, name) in enumerate(zip(correction.steps, step_names(correction), strict=True)):
+        if step.is_bound:
+            yield EffectCount(f"steps/{name}/clipped_fraction", "clipped", place)
+        if step.rejects:
+            yield EffectCount(f"steps/{name}/rejected_fraction", "rejected", place)
+            yield EffectCount(f"steps/{name}/kept_fraction", "kept", place)
+    if correction.group == "atomic":
+        yield EffectCount("steps/group/rejected_fraction", "rejected", len(correction.steps))

@@ -1,0 +1,172 @@
+"""The frozen names under ``off_policy/``, and the value of each from the totals of a step.
+
+docs/metrics.md says what each is, its unit and what is healthy; a test holds the page against this table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from slime_ext.core.metrics.layout import MetricsLayout, Steps
+from slime_ext.core.metrics.totals import Totals
+
+PREFIX = "off_policy/"
+HUGE = 700.0  # exp of more nats overflows a float64
+Value = Callable[[Totals], float]
+
+
+def _mean(column: str, over: str = "counted") -> Value:
+    return lambda t: t.mean(column, over)
+
+
+def _exp(log: float) -> float:
+    return math.exp(log) if log < HUGE else math.inf
+
+
+def _ratio_at(q: float) -> Value:
+    return lambda t: _exp(t.quantile(q)) if t["counted"] else 0.0
+
+
+def _extreme(name: str, sign: int) -> Value:
+    return lambda t: _exp(sign * t.highest[name]) if t["counted"] else 0.0
+
+
+def _share_gone(kept: str, of: str) -> Value:
+    return lambda t: 1 - t.mean(kept, of) if t[of] else 0.0
+
+
+def _perplexity(sign: int) -> Value:
+    return lambda t: _exp(-t.mean("log_behavior") - sign * t.mean("log_ratio")) if t["counted"] else 0.0
+
+
+def _second_moment(t: Totals) -> float:
+    """log of the mean squared ratio of sequences."""
+    return t.log_sums["log_squared_ratios"] - math.log(t["sequences"]) if t["sequences"] else 0.0
+
+
+def _ess_sequence(t: Totals) -> float:
+    if not t["sequences"]:
+        return 0.0
+    return math.exp(2 * t.log_sums["log_ratios"] - t.log_sums["log_squared_ratios"]) / t["sequences"]
+
+
+def _ess_ratio(t: Totals) -> float:
+    n = t["counted"]
+    square = t["ratio_minus_one_squared"] + 2 * t["ratio_minus_one"] + n
+    if not n:
+        return 0.0
+    # Of tiny ratios rounding decides what is left of the squares; by Cauchy and Schwarz it lies in here.
+    return min(max((t["ratio_minus_one"] + n) ** 2 / (n * square) if square > 0 else 0.0, 1 / n), 1.0)
+
+
+def _chi2_sequence(t: Totals) -> float:
+    """Mean over sequences of e^2L - 1, L the sequence's log-ratio, nats; infinite beyond e^700."""
+    moment = _second_moment(t)
+    return math.expm1(moment) if moment < HUGE else math.inf
+
+
+METRICS: dict[str, Value] = {
+    "tokens": lambda t: t["response"],
+    "sequences": lambda t: t["sequences"],
+    "k1_kl": lambda t: -t.mean("log_ratio"),
+    "k3_kl": _mean("k3"),
+    "ratio_mean": lambda t: 1 + t.mean("ratio_minus_one") if t["counted"] else 0.0,
+    "ratio_min": _extreme("log_ratio_min", -1),
+    "ratio_max": _extreme("log_ratio_max", 1),
+    **{f"ratio_p{q:02d}": _ratio_at(q / 100) for q in (1, 10, 50, 90, 99)},
+    "chi2_token": lambda t: t.mean("ratio_minus_one_squared") + 2 * t.mean("ratio_minus_one"),
+    "chi2_sequence": _chi2_sequence,
+    "log1p_chi2_sequence": _second_moment,  # the Renyi divergence of order 2
+    "ess_ratio": _ess_ratio,
+    "ess_sequence": _ess_sequence,
+    "ess_weight": lambda t: t.ess("weight", "weight_squared", "response"),
+    "weight_mean": _mean("weight", "response"),
+    "weight_max": lambda t: max(t.highest["weight_max"], 0.0),
+    "kept_fraction": _mean("kept", "response"),
+    "rejected_fraction": _share_gone("kept", "response"),
+    "rejected_sequence_fraction": _share_gone("kept_sequences", "sequences"),
+    "clipped_fraction": _mean("clipped", "response"),
+    "surrogate_clipped_fraction": _mean("surrogate_clipped", "response"),
+    "nonfinite_fraction": _share_gone("counted", "response"),
+    "perplexity_behavior": _perplexity(0),
+    "perplexity_numerator": _perplexity(1),  # the log of their quotient is k1_kl
+}
+STALENESS: dict[str, Value] = {
+    "staleness_mean": _mean("age", "aged"),
+    "staleness_max": lambda t: max(t.highest["age_max"], 0.0),
+    "staleness_known_fraction": _mean("aged", "sequences"),
+}
+CERTIFICATE = ("certified", "certified_k3_kl")  # host/certify.py has their values
+PER_STEP = ("rejected_fraction", "kept_fraction", "clipped_fraction")  # under steps/<place>_<name>/
+OF_BIN: dict[str, Callable[[Mapping[str, float]], float]] = {  # a bin's sums -> one of its numbers
+    "k3_kl": lambda row: row["k3"] / row["counted"],
+    "ratio_mean": lambda row: 1 + row["ratio_minus_one"] / row["counted"],
+    "weight_mean": lambda row: row["weight"] / row["counted"],
+    "kept_fraction": lambda row: row["kept"] / row["counted"],
+}
+# Lowest and highest healthy value, where there is one: what the page's text begins with.
+HEALTHY: dict[str, tuple[float | None, float | None]] = {
+    "k3_kl": (None, 1e-3),
+    "ratio_mean": (0.99, 1.01),
+    "ratio_min": (1e-4, None),
+    "ratio_max": (None, 100),
+    "ratio_p01": (0.5, None),
+    "ratio_p10": (0.9, None),
+    "ratio_p90": (None, 1.1),
+    "ratio_p99": (None, 2),
+    "chi2_token": (None, 0.1),
+    "chi2_sequence": (None, 10),
+    "log1p_chi2_sequence": (None, 2),
+    "ess_ratio": (0.9, None),
+    "ess_sequence": (0.1, None),
+    "ess_weight": (0.5, None),
+    "weight_mean": (0.9, 1.1),
+    "kept_fraction": (0.9, None),
+    "rejected_fraction": (None, 0.1),
+    "rejected_sequence_fraction": (None, 0.3),
+    "clipped_fraction": (None, 0.05),
+    "surrogate_clipped_fraction": (None, 0.3),
+}
+
+
+def reach_of(name: str) -> tuple[float, float]:
+    """The smallest and the largest value that a metric of this name can have.
+
+    >>> reach_of("kept_fraction"), reach_of("k1_kl"), reach_of("chi2_token")
+    ((0.0, 1.0), (-inf, inf), (-1.0, inf))
+    """
+    if name.endswith("_fraction") or name.startswith("ess_") or name == "certified":
+        return 0.0, 1.0
+    lowest = {"k1_kl": -math.inf, "log1p_chi2_sequence": -math.inf, "chi2_token": -1.0, "chi2_sequence": -1.0}
+    return lowest.get(name, 0.0), math.inf
+
+
+def known_names(correction: Steps) -> list[str]:
+    """The names, without ``off_policy/``, of every metric of one number that a correction can have."""
+    of_steps = (effect.name for effect in MetricsLayout.of(correction).effects)
+    return [*METRICS, *STALENESS, *CERTIFICATE, *of_steps]
+
+
+def scalars(totals: Totals) -> dict[str, float]:
+    """Every metric of one number, by its full name."""
+    known = METRICS | STALENESS if totals["aged"] else METRICS
+    found = {name: value(totals) for name, value in known.items()}
+    of_steps = {name: totals.mean(name, "response") for name in totals.sums if name.startswith("steps/")}
+    return {f"{PREFIX}{name}": value for name, value in {**found, **of_steps}.items()}
+
+
+def curves(totals: Totals) -> dict[str, float]:
+    """Every bin of every curve that holds tokens, by its full name."""
+    return {
+        f"{PREFIX}{curve}/{label}/{name}": value
+        for curve, rows in totals.curves.items()
+        for label, row in rows.items()
+        if row["counted"]
+        for name, value in _of_bin(row, totals).items()
+    }
+
+
+def _of_bin(row: Mapping[str, float], totals: Totals) -> dict[str, float]:
+    share = row["counted"] / totals["counted"]
+    return {"share": share, **{name: value(row) for name, value in OF_BIN.items()}}

@@ -1,0 +1,36 @@
+"""The key ``metrics``: what is measured and where it goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slime_ext.core.state import expect
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured and where it goes.
+
+    Args:
+        enabled: false: nothing is measured but the three means of the host's own channel; no guards either.
+        curves: per position, staleness and probability: ``none``, to the ``file`` alone, or also to the
+            host's ``log``.
+        file: JSON lines, one per optimizer step; None: off_policy.jsonl in the folder of --save, if there is
+            one.
+        certify: whether each weight push gets a certificate: a line, ``certified`` and ``certified_k3_kl``.
+    """
+
+    enabled: bool = True
+    curves: Literal["none", "file", "log"] = "file"
+    file: str | None = None
+    certify: bool = True
+
+    def __post_init__(self) -> None:
+        for name, idle in {"file": None, "curves": "file"}.items():
+            value = getattr(self, name)
+            is_read = self.enabled or value in (idle, "none")
+            expect(is_read, name, "enabled: true beside it", repr(value), "nothing would be written")
+        expect(self.file != "", "file", "a path", "''", "leave it out for the folder of --save")
+        named = self.file is None or ("\0" not in self.file and not self.file.endswith("/"))
+        expect(named, "file", "the path of a file", repr(self.file), "it gets a line per optimizer step")

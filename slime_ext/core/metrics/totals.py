@@ -1,0 +1,136 @@
+"""From what the micro-batches of an optimizer step measured to totals over all ranks, as Python numbers: one
+SUM per step, the only place that waits for the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from slime_ext.core.metrics.layout import (
+    BINS,
+    BITS,
+    CURVE_COLUMNS,
+    CURVES,
+    FIRST,
+    HIGHEST,
+    LOG_SUMS,
+    SIDE,
+    MetricsLayout,
+)
+from slime_ext.core.metrics.measure import Measured, nothing
+
+AllSum = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Everything measured in an optimizer step on all ranks, as Python numbers."""
+
+    sums: dict[str, float]
+    highest: dict[str, float]  # the smallest are there negated
+    log_sums: dict[str, float]
+    histogram: list[float]
+    curves: dict[str, dict[str, dict[str, float]]]  # curve -> bin -> column -> sum
+
+    def __getitem__(self, name: str) -> float:
+        return self.sums[name]
+
+    def mean(self, name: str, over: str = "counted") -> float:
+        """A sum over another; 0 where there is nothing."""
+        return self[name] / self[over] if self[over] else 0.0
+
+    def ess(self, total: str, square: str, over: str) -> float:
+        """(sum x)^2 / (n sum x^2)."""
+        squares = self[over] * self[square]
+        return self[total] ** 2 / squares if squares else 0.0
+
+    def quantile(self, q: float) -> float:
+        """The log-ratio below which a share ``q`` of the tokens lies, off by at most 3.1% of itself."""
+        below = list(accumulate(self.histogram))
+        if not below[-1]:
+            return 0.0
+        index = next(i for i, count in enumerate(below) if count >= q * below[-1])
+        return min(max(_middle(index), -self.highest["log_ratio_min"]), self.highest["log_ratio_max"])
+
+
+def reduce(
+    layout: MetricsLayout,
+    measured: Measured | None,
+    all_sum: AllSum = lambda values: values,
+    rank: int = 0,
+    size: int = 1,
+    *,
+    device: torch.device | str = "cpu",
+    extra: Tensor | None = None,
+) -> tuple[Totals, list[list[float]]]:
+    """The totals of all ranks after one SUM; what is not a sum travels in a slot per rank.
+
+    Args:
+        layout: of what was measured.
+        measured: of all micro-batches on this rank, added up; None: it has had none.
+        all_sum: SUM over the data- and context-parallel ranks of a float64 vector.
+        rank, size: this rank's place among them.
+        device: where a rank that measured nothing has to bring its zeros.
+        extra: [E] float64 of this rank's own.
+
+    Returns:
+        The totals, and ``extra`` of every rank.
+    """
+    sums, highest, log_sums = measured or nothing(layout, device)
+    own = torch.cat([highest, log_sums, *([] if extra is None else [extra.double()])])
+    slots = own.new_zeros(size, own.numel())
+    slots[rank] = own
+    flat = all_sum(torch.cat([sums, slots.reshape(-1)])).tolist()
+    width, head = own.numel(), sums.numel()
+    per_rank = [flat[i : i + width] for i in range(head, len(flat), width)]
+    split = len(HIGHEST) + len(LOG_SUMS)
+    return _totals(layout, flat[:head], per_rank), [slot[split:] for slot in per_rank]
+
+
+def _totals(layout: MetricsLayout, sums: list[float], per_rank: list[list[float]]) -> Totals:
+    names = layout.names
+    columns = list(zip(*per_rank, strict=True))
+    highest = {name: max(values) for name, values in zip(HIGHEST, columns, strict=False)}
+    log_sums = {name: _log_sum(v) for name, v in zip(LOG_SUMS, columns[len(HIGHEST) :], strict=False)}
+    histogram, curves = sums[len(names) : len(names) + BINS], sums[len(names) + BINS :]
+    named = dict(zip(names, sums, strict=False))
+    # Counts from the lowest bin to the highest; those around 0 are what the others leave.
+    below, above = histogram[SIDE + 1 :], histogram[: SIDE + 1]
+    ordered = [*reversed(below), named["counted"] - sum(histogram), *above]
+    return Totals(named, highest, log_sums, ordered, _curves(curves))
+
+
+def _curves(values: Sequence[float]) -> dict[str, dict[str, dict[str, float]]]:
+    if not values:
+        return {}
+    width, numbers = len(CURVE_COLUMNS), iter(values)
+    rows: Iterator[dict[str, float]] = (
+        dict(zip(CURVE_COLUMNS, row, strict=True)) for row in zip(*[numbers] * width, strict=True)
+    )
+    return {curve: {label: next(rows) for label in labels} for curve, labels in CURVES.items()}
+
+
+def _log_sum(logs: Sequence[float]) -> float:
+    """log of the sum of exp, -inf for none."""
+    highest = max(logs)
+    if math.isinf(highest):
+        return highest
+    return highest + math.log(math.fsum(math.exp(x - highest) for x in logs))
+
+
+def _middle(index: int) -> float:
+    """The log-ratio that stands for a bin: its geometric middle, 0 for the one around 0."""
+    side = index - SIDE - 1
+    low, high = (_edge(abs(side) - k) for k in (1, 0))
+    return math.copysign(math.sqrt(low * high), side) if side else 0.0
+
+
+def _edge(index: int) -> float:
+    """Where a bin on the positive side begins, nats."""
+    exponent, step = divmod(FIRST + index, 1 << BITS)
+    return math.ldexp(1 + step / (1 << BITS), exponent - 127)

@@ -1,0 +1,174 @@
+"""Steps as other systems spell them: statistics over the tokens that earlier steps kept, clamped log-ratios,
+and bands that zero a weight without taking its token out of the masks.
+
+The native steps read the host's response mask and clamp nothing, so that rejections commute. Only a dialect,
+or a mapping that ``slime-ext convert`` printed, needs what is here.
+
+A sum over tokens that were kept waits for what decided that, so it cannot share the correction's one
+all-reduce: where a sequence's tokens lie on several ranks, ``over: kept`` or ``clamp`` with a statistic per
+sequence costs one more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from slime_ext.core.state import State, StatisticKey, Step, StepInputs, Unit, WeightRange, expect, tabulate
+from slime_ext.core.steps import Reject, Reweight, ratio_at
+
+Over = Literal["response", "kept"]
+CLAMPABLE = ("ratio", "k1", "k2", "k3")
+LARGEST_LOG = 709.0  # nats; exp of more overflows a float64
+
+
+@dataclass(frozen=True)
+class KeptInputs(StepInputs):
+    """Inputs whose sums and counts leave out the tokens that are not ``kept``."""
+
+    kept_tokens: Tensor | None = None  # [T] bool
+
+    def value_of(self, name: str) -> Tensor:
+        values = super().value_of(name)
+        return values if self.kept_tokens is None else torch.where(self.kept_tokens, values, 0)
+
+
+@dataclass(frozen=True)
+class Scoped(Step):
+    """What ``over`` and ``clamp`` make of a native step: other tokens, or log-ratios in [-clamp, clamp]."""
+
+    over: Over = "response"
+    clamp: float | None = None
+
+    native = Step
+
+    def __post_init__(self) -> None:
+        where = f"{self.native.__name__.lower()}.clamp"
+        ok = self.clamp is None or self.clamp > 0
+        expect(ok, where, "a number > 0", self.clamp, "it bounds the log-ratio on both sides")
+
+    @property
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        return ()
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        values = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
+        if self.clamp is not None:
+            values["log_ratio"] = inputs.log_ratio.clamp(-self.clamp, self.clamp)
+        own = KeptInputs(**values, kept_tokens=inputs.kept(state) if self.over == "kept" else None)
+        return super().__call__(
+            state, replace(own, table={**inputs.table, **tabulate(super().statistics, own)})
+        )
+
+    def plain(self) -> Step:
+        """The native step, where it says the same."""
+        if self.over == "kept" or self.clamp is not None:
+            return self
+        return self.native(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self.native)})
+
+
+@dataclass(frozen=True)
+class ScopedReweight(Scoped, Reweight):
+    """``Reweight`` over the tokens that earlier steps kept, or of clamped log-ratios.
+
+    Source: over: SkyRL PR 849; clamp: fw-ai cookbook PR 169 (+-20 per token before the mean).
+    """
+
+    native = Reweight
+
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        if self.clamp is None or self._is_summed:
+            plain = self.over == "response" and self.clamp is None
+            return super().weight_range(before) if plain else WeightRange(0.0, math.inf)
+        # A token's clamped ratio lies inside every band around 1 that its ratio lies in; a mean does not.
+        most = math.exp(min(self.clamp, LARGEST_LOG))
+        return WeightRange(1 / most, most, ratio_at("token", "") if self.unit == "token" else None)
+
+    @property
+    def _is_summed(self) -> bool:
+        return self.unit != "token" and self._aggregate == "sum"
+
+
+@dataclass(frozen=True)
+class ScopedReject(Scoped, Reject):
+    """``Reject`` over the tokens that earlier steps kept, or of clamped log-ratios.
+
+    Source: over: SkyRL PR 849; clamp: verl, compute_rollout_rejection_mask (+-20 per token).
+    """
+
+    native = Reject
+
+    def __post_init__(self) -> None:
+        Reject.__post_init__(self)
+        super().__post_init__()
+        expect(
+            self.clamp is None or self.statistic in CLAMPABLE,
+            "reject.clamp",
+            f"one of {', '.join(CLAMPABLE)} as the statistic",
+            self.statistic,
+            "it reads probabilities, not log-ratios",
+        )
+        expect(
+            self.over == "response" or self.aggregate != "max" or self.low is None,
+            "reject.over",
+            "response beside aggregate max with a lower bound",
+            self.over,
+            "tokens that are left out would count as 0",
+        )
+
+
+@dataclass(frozen=True)
+class ZeroOutside(Step):
+    """Sets the weight to 0 where the unit's ratio leaves [low, high]; the token stays in the masks.
+
+    IcePop as verl and the fw-ai cookbook have it; ``reject`` is the one that also takes the token out.
+
+    Source: verl PR 5722; fw-ai cookbook, TISConfig.icepop_threshold; https://arxiv.org/abs/2510.18855.
+    """
+
+    unit: Unit = "token"
+    aggregate: Literal["sum", "mean"] = "sum"
+    low: float = 0.5
+    high: float = 2.0
+
+    is_bound = True
+
+    def __post_init__(self) -> None:
+        expect(
+            0 <= self.low <= 1 <= self.high,
+            "zero_outside",
+            "0 <= low <= 1 <= high",
+            [self.low, self.high],
+            "on-policy data must keep its weight",
+        )
+
+    @property
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        return self._band.statistics
+
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        """A band around the weight itself bounds it; one around another ratio takes out what lies beyond."""
+        is_of_weight = before.ratio == ratio_at(self.unit, self.aggregate)
+        return before._replace(low=0.0, high=min(before.high, self.high) if is_of_weight else before.high)
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        inside = inputs.kept(self._band(replace(state, keep={}), inputs))
+        weights, clipped = (
+            None if values is None else inputs.segments.expand_to_tokens(state.unit, values)
+            for values in (state.weights, state.clipped)
+        )
+        of_tokens = replace(state, weights=weights, clipped=clipped, unit="token")
+        return of_tokens.bound(torch.where(inside, weights, 0))
+
+    @cached_property
+    def _band(self) -> Reject:
+        return Reject(self.unit, "ratio", self.aggregate, self.low, self.high)
+
+
+FORMS: dict[str, Any] = {"reweight": ScopedReweight, "reject": ScopedReject, "zero_outside": ZeroOutside}

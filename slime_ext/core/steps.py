@@ -1,0 +1,484 @@
+"""Steps of a correction: frozen dataclasses, fields are the configuration, calling one is the mathematics.
+
+A step reads its inputs (log-ratios and the statistics it asked for, always over the host's response mask) and
+hands on a state: weights and keep flags. Rejections therefore commute; weights follow the order in which they
+are written. On-policy data (ratio 1) leaves every step as it entered.
+
+Coupled steps compute one number over the whole optimizer step before any micro-batch is trained:
+``number_for_step`` gets every micro-batch of this rank and an ``all_sum`` over all ranks, so the number does
+not depend on how tokens are packed or split. ``slime_ext.core.correction.plan_step`` calls it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from slime_ext.core.state import (
+    MODEST,
+    Aggregate,
+    ExceedsLimit,
+    State,
+    StatisticKey,
+    Step,
+    StepInputs,
+    Unit,
+    WeightRange,
+    expect,
+    statistics_of,
+)
+from slime_ext.ops.prefixes import prefix_min
+from slime_ext.ops.ratios import Level
+from slime_ext.ops.segments import AllSum
+
+Statistic = Literal["ratio", "k1", "k2", "k3", "binary_kl", "binary_kl_max", "tv"]
+When = Literal["always", "negative_advantage", "outward"]
+KEPT = "on-policy data must be kept"
+COUNT = StatisticKey("sum", "sequence", "count")
+Batches = Sequence[tuple[State, StepInputs]]
+TOP = 0x7FEFFFFFFFFFFFFF  # the bits of the largest finite float64; order of bits is order of values from 0 up
+
+
+class _AtLevel(Step):
+    """A step that turns the importance ratio at ``level`` into weights."""
+
+    level: Level
+
+    sets_weights = True
+
+    @cached_property
+    def unit(self) -> Unit:
+        return "sequence" if self.level == "geometric" else self.level
+
+    @property
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        return statistics_of(self.unit, self._aggregate, "ratio")
+
+    @cached_property
+    def _aggregate(self) -> Aggregate:
+        return "mean" if self.level == "geometric" else "sum"
+
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        return WeightRange(0.0, math.inf, ratio_at(self.unit, self._aggregate))
+
+    def _ratio(self, inputs: StepInputs) -> Tensor:
+        """exp(log-ratio), one per unit."""
+        return inputs.total(self.unit, self._aggregate, "ratio").exp().to(inputs.log_ratio.dtype)
+
+
+@dataclass(frozen=True)
+class Reweight(_AtLevel):
+    """Sets the weights to the importance ratio at ``level``.
+
+    token: each token's own ratio; turn, sequence: the product over the unit; geometric: exp(mean log-ratio of
+    the sequence). Sequence weights are the unbiased ones, with a variance that grows exponentially with
+    length.
+
+    Source: token: Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; sequence: Liu and Li 2025,
+    https://richardli.xyz/rl-collapse; turn: ST-PPO, https://arxiv.org/abs/2511.20718; geometric: GSPO,
+    https://arxiv.org/abs/2507.18071.
+    """
+
+    level: Level = "token"
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        return state.reweight(self.unit, self._ratio(inputs))
+
+
+@dataclass(frozen=True)
+class MinPrefixReweight(Step):
+    """Sets the weights to w_t = rho_t times the smallest rho_i of the response tokens i < t (1 if there are
+    none).
+
+    A surrogate of the prefix product that does not accumulate.
+
+    Source: MinPRO, https://arxiv.org/abs/2601.22718 (definition as in the design; only its abstract was at
+    hand).
+    """
+
+    unit = "sequence"
+    sets_weights = True
+    statistics = (StatisticKey("by_shard", "sequence", "ratio"),)
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        lowest = prefix_min(inputs.segments, inputs.log_ratio, inputs.table[self.statistics[0]])
+        before = lowest.nan_to_num(math.nan, posinf=0, neginf=0)
+        return state.reweight("token", (inputs.log_ratio + before).exp())
+
+
+@dataclass(frozen=True)
+class SignedClip(_AtLevel):
+    """Sets weights by the advantage's sign: clip(ratio, low, high), the range of positive or of negative
+    advantages.
+
+    With the defaults it is TOPR: weight 1 where A >= 0, clip(sequence ratio, 0, 1) where A < 0.
+
+    Source: Le Roux et al. 2025, https://arxiv.org/abs/2503.14286.
+    """
+
+    level: Level = "sequence"
+    positive_low: float = 1.0
+    positive_high: float = 1.0
+    negative_low: float = 0.0
+    negative_high: float = 1.0
+
+    reads_advantages = True
+    is_bound = True
+
+    def __post_init__(self) -> None:
+        for sign in ("positive", "negative"):
+            low, high = getattr(self, f"{sign}_low"), getattr(self, f"{sign}_high")
+            expect(0 <= low <= 1 <= high, f"signed_clip.{sign}", "0 <= low <= 1 <= high", [low, high], KEPT)
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        ratio = inputs.segments.expand_to_tokens(self.unit, self._ratio(inputs))
+        positive = ratio.clamp(self.positive_low, self.positive_high)
+        negative = ratio.clamp(self.negative_low, self.negative_high)
+        return state.reweight("token", ratio).bound(torch.where(inputs.advantages < 0, negative, positive))
+
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        low, high = (self.positive_low, self.negative_low), (self.positive_high, self.negative_high)
+        return WeightRange(min(low), max(high))
+
+
+@dataclass(frozen=True)
+class Truncate(Step):
+    """Caps the weights from above: w = min(w, high), exactly ``high`` where it acts.
+
+    Biases the gradient towards the behavior policy; in return no weight is larger than the cap.
+
+    Source: Espeholt et al. 2018, IMPALA, https://arxiv.org/abs/1802.01561 (the clipped rho of V-trace).
+    """
+
+    high: float = 2.0
+
+    is_bound = True
+
+    def __post_init__(self) -> None:
+        expect(
+            self.high >= 1,
+            "truncate.high",
+            "a number >= 1",
+            self.high,
+            "below 1 it would shrink on-policy tokens",
+        )
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        return state.bound(state.weights.clamp(max=self.high))
+
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        return before.clamped(0.0, self.high)
+
+
+@dataclass(frozen=True)
+class Clip(Step):
+    """Bounds the weights on both sides: w = min(max(w, low), high); ``low`` 0 means none.
+
+    Source: MiniMax-M1, https://arxiv.org/abs/2506.13585 (CISPO's weight).
+    """
+
+    low: float = 0.5
+    high: float = 2.0
+
+    is_bound = True
+
+    def __post_init__(self) -> None:
+        expect(
+            0 <= self.low <= 1, "clip.low", "a number in [0, 1]", self.low, "it would raise on-policy tokens"
+        )
+        expect(self.high >= 1, "clip.high", "a number >= 1", self.high, "it would shrink on-policy tokens")
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        return state.bound(state.weights.clamp(self.low, self.high))
+
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        return before.clamped(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Reject(Step):
+    """Drops the units whose statistic leaves [low, high]; both ends are inside, None means unbounded.
+
+    ``ratio`` is aggregated before the exponential: sum is the product over the unit, mean the geometric mean,
+    max the largest ratio. At unit token nothing is aggregated. ``when`` limits the rejection:
+    ``negative_advantage`` to units whose mean advantage is negative, ``outward`` to those whose mean
+    advantage and log-ratio have the same sign, so that the update would push the ratio further out.
+    ``max_staleness`` also drops whole sequences sampled by weights that are more versions older than that,
+    whatever ``when`` says; a sequence of unknown age stays.
+
+    Source: token ratio: IcePop, https://arxiv.org/abs/2510.18855; sequence and geometric: Liu and Li 2025,
+    https://richardli.xyz/rl-collapse; divergences: TRM, https://arxiv.org/abs/2512.23075; negative_advantage:
+    DeepSeek-V3.2, https://arxiv.org/abs/2512.02556; outward: DPPO, https://arxiv.org/abs/2602.04879.
+    """
+
+    unit: Unit = "token"
+    statistic: Statistic = "ratio"
+    aggregate: Literal["sum", "mean", "max"] = "mean"
+    low: float | None = None
+    high: float | None = None
+    when: When = "always"
+    max_staleness: int | None = None
+
+    rejects = True
+
+    def __post_init__(self) -> None:
+        neutral = 1 if self.statistic == "ratio" else 0
+        bounds = [self.low, self.high]
+        expect(
+            bounds != [None, None] or self.max_staleness is not None,
+            "reject",
+            "low or high or both",
+            "neither",
+            "nothing would be rejected",
+        )
+        stale = self.max_staleness
+        expect(stale is None or stale >= 0, "reject.max_staleness", "a number >= 0", stale, KEPT)
+        low, high = self._interval
+        expect(low <= neutral <= high, "reject", f"low <= {neutral} <= high", bounds, KEPT)
+
+    @cached_property
+    def reads_advantages(self) -> bool:
+        return self.when != "always"
+
+    @cached_property
+    def reads_ages(self) -> bool:
+        return self.max_staleness is not None
+
+    @property
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        if not self._reads_ratio:
+            return ()
+        own = (self._exceeds,) if self._exceeds else statistics_of(self.unit, self.aggregate, self.statistic)
+        if self.when == "always":
+            return own
+        signs = ("advantage",) if self.when == "negative_advantage" else ("advantage", "ratio")
+        return own + tuple(key for name in signs for key in statistics_of(self.unit, "sum", name))
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        if self.max_staleness is not None:
+            state = state.reject("sequence", ~(inputs.ages > self.max_staleness))
+        if not self._reads_ratio:
+            return state
+        if self._exceeds:
+            inside = inputs.table[self._exceeds] == 0
+        else:
+            low, high = self._limits
+            value = inputs.total(self.unit, self.aggregate, self.statistic)
+            # The second is false for NaN, too.
+            inside = value <= high if low == -math.inf else value.clamp(low, high) == value
+        if self.when != "always":
+            inside = inside >= self._applies(inputs)  # or it does not apply
+        return state.reject(self.unit, inside)
+
+    @cached_property
+    def _reads_ratio(self) -> bool:
+        return (self.low, self.high) != (None, None)
+
+    @cached_property
+    def _exceeds(self) -> StatisticKey | None:
+        """A maximum with an upper bound alone needs no maximum: no token may exceed it."""
+        if self.unit == "token" or self.aggregate != "max" or self.low is not None:
+            return None
+        return StatisticKey("sum", self.unit, ExceedsLimit(self.statistic, self._limits[1]))
+
+    @cached_property
+    def _interval(self) -> tuple[float, float]:
+        low = -math.inf if self.low is None else self.low
+        return low, math.inf if self.high is None else self.high
+
+    @cached_property
+    def _limits(self) -> tuple[float, float]:
+        """The interval as the statistic is compared with it: logarithms for ratios."""
+        low, high = self._interval
+        return (_log(low), _log(high)) if self.statistic == "ratio" else (low, high)
+
+    def _applies(self, inputs: StepInputs) -> Tensor:
+        advantage = inputs.total(self.unit, "sum", "advantage")
+        if self.when == "negative_advantage":
+            return advantage < 0
+        return advantage * inputs.total(self.unit, "sum", "ratio") > 0
+
+
+@dataclass(frozen=True)
+class Veto(Step):
+    """Drops a whole sequence because of one response token whose ratio is below ``low`` or above ``high``.
+
+    Source: verl PR 3984 (rollout_token_veto_threshold); SkyRL PR 849 (outlier_token_is_threshold).
+    """
+
+    low: float | None = None
+    high: float | None = None
+
+    unit = "sequence"
+    rejects = True
+
+    def __post_init__(self) -> None:
+        bounds = [self.low, self.high]
+        expect(bounds != [None, None], "veto", "low or high or both", "neither", "nothing would be vetoed")
+        low, high = self._interval
+        expect(low <= 1 <= high, "veto", "low <= 1 <= high", bounds, KEPT)
+
+    @cached_property
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        low = () if self.low is None else (ExceedsLimit("k1", -_log(self.low)),)
+        high = () if self.high is None else (ExceedsLimit("ratio", _log(self.high)),)
+        return tuple(StatisticKey("sum", "sequence", over) for over in low + high)
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        for key in self.statistics:
+            state = state.reject("sequence", inputs.table[key] == 0)
+        return state
+
+    @cached_property
+    def _interval(self) -> tuple[float, float]:
+        return 0.0 if self.low is None else self.low, math.inf if self.high is None else self.high
+
+
+@dataclass(frozen=True)
+class Normalize(Step):
+    """Divides the weights by their mean, so that the mean weight of the optimizer step is 1.
+
+    ``level`` says what the mean counts alike: tokens, or sequences (each token by 1 / response tokens of its
+    sequence). Rejected tokens count, tokens with a non-finite behavior log-prob do not. Biased, of low
+    variance.
+
+    Source: Owen 2013, Monte Carlo theory, section 9.2; verl PR 3980 (rollout_is_batch_normalize).
+    """
+
+    level: Literal["token", "sequence"] = "token"
+
+    is_coupled = True
+
+    @property
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        return () if self.level == "token" else (COUNT,)
+
+    def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
+        """[] float64: the mean weight of the step; 1 where there is no weight at all."""
+        total, count = all_sum(sum(self._share(state, inputs) for state, inputs in batches)).unbind()
+        return torch.where(total > 0, total / count, 1)
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        # In float64: the mean may be smaller than any float32 while the largest weight over it is not.
+        weights = state.weights.double() / inputs.plan[self]
+        return replace(state, weights=weights.to(state.weights.dtype))
+
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        return WeightRange(0.0, MODEST)  # at most the number of tokens of the step
+
+    def _share(self, state: State, inputs: StepInputs) -> Tensor:
+        per_token = inputs.usable.double()
+        if self.level == "sequence":
+            count = inputs.table[COUNT].clamp_min(1)
+            per_token = per_token / inputs.segments.expand_to_tokens("sequence", count)
+        weighted = (
+            torch.where(
+                inputs.usable, inputs.segments.expand_to_tokens(state.unit, state.weights), 0
+            ).double()
+            * per_token
+        )
+        return torch.stack([weighted.sum(), per_token.sum()])
+
+
+@dataclass(frozen=True)
+class SecondMoment(Step):
+    """Drops the tokens with the largest squared log-ratio of the step until the mean of the rest is <
+    ``threshold``.
+
+    Tokens with equal values stay or go together, and the smallest always stay. This is the all-sign variant;
+    the paper restricts it to the tokens that PPO would clip.
+
+    Source: M2PO, https://arxiv.org/abs/2510.01161; AReaL (m2_threshold).
+    """
+
+    threshold: float = 0.04
+
+    is_coupled = True
+    rejects = True
+
+    def __post_init__(self) -> None:
+        expect(
+            self.threshold > 0,
+            "second_moment.threshold",
+            "a number > 0",
+            self.threshold,
+            "nothing would be kept",
+        )
+
+    def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
+        """[] float64: the largest squared log-ratio that stays.
+
+        Searches the bits of the cut byte by byte, with one SUM of 256 counts and sums per byte: exact, and no
+        rank has to see another's tokens.
+        """
+        ranked = [_ranked(inputs) for _, inputs in batches]
+
+        def below(cuts: Tensor) -> Tensor:
+            """[cuts, 2] count and sum of the squared log-ratios up to each cut, over all ranks."""
+            return all_sum(sum(_up_to(cuts, values, sums) for values, sums in ranked))
+
+        def none(cuts: Tensor) -> Tensor:
+            return below(cuts)[:, 0] == 0
+
+        def small(cuts: Tensor) -> Tensor:
+            count, total = below(cuts).unbind(1)
+            return (count == 0) | (total < self.threshold * count)
+
+        device = batches[0][1].log_ratio.device
+        smallest = _last(none, device) + 1
+        return torch.maximum(_last(small, device), smallest).view(torch.float64)
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        return state.reject("token", inputs.log_ratio.double().square() <= inputs.plan[self])
+
+
+STEPS: dict[str, Callable[..., Step]] = {
+    "reweight": Reweight,
+    "min_prefix_reweight": MinPrefixReweight,
+    "signed_clip": SignedClip,
+    "truncate": Truncate,
+    "clip": Clip,
+    "reject": Reject,
+    "veto": Veto,
+    "second_moment": SecondMoment,
+    "normalize": Normalize,
+}
+
+
+def ratio_at(unit: Unit, aggregate: str) -> tuple[Unit, str]:
+    """What tells one ratio from another: a token's is aggregated in no way."""
+    return unit, "" if unit == "token" else aggregate
+
+
+def _log(bound: float) -> float:
+    return math.log(bound) if bound > 0 else -math.inf
+
+
+def _ranked(inputs: StepInputs) -> tuple[Tensor, Tensor]:
+    """Squared log-ratios of usable tokens in ascending order, padded with inf, and their sums from the
+    left."""
+    values = torch.where(inputs.usable, inputs.log_ratio.double().square(), torch.inf).sort().values
+    return values, torch.cat([values.new_zeros(1), values.cumsum(0)])
+
+
+def _up_to(cuts: Tensor, values: Tensor, sums: Tensor) -> Tensor:
+    count = torch.searchsorted(values, cuts, right=True)
+    return torch.stack([count.double(), sums.index_select(0, count)], 1)
+
+
+def _last(holds: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
+    """[] int64, the bits of the largest finite value >= 0 for which ``holds`` (true, then false), or -1."""
+    found = torch.zeros((), dtype=torch.int64, device=device)
+    digits = torch.arange(256, device=device)
+    for shift in range(56, -8, -8):
+        bits = found + (digits[:128] if shift == 56 else digits) * 2**shift
+        good = holds(bits.clamp(max=TOP).view(torch.float64)) & (bits <= TOP)
+        last = good.sum() - 1
+        found = bits.index_select(0, last.clamp_min(0).view(1)).squeeze(0)
+    return torch.where(last < 0, -1, found)

@@ -1,0 +1,139 @@
+"""How the log-ratio depends on something: one table of sums for each curve, over bins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from slime_ext.tools.analysis.document import Curve, CurveName, Point
+from slime_ext.tools.analysis.records import TOKEN_COLUMNS, DumpedRollout
+from slime_ext.tools.analysis.tables import Additive, tabulated, zeros
+
+PER_OCTAVE = 4  # bins of positions and lengths
+PER_DECADE = 8  # bins of probabilities
+POSITIONS, SURPRISES = 18 * PER_OCTAVE, 14  # bins
+COLUMNS = (*TOKEN_COLUMNS[:4], "x")
+OUTCOMES = ("incorrect", "correct")
+BLOCK = 16  # absolute positions (prompt and response) in a block; the last holds all beyond
+NEAR = 8  # tokens that are the begin of a turn
+PARTS = ("begin of the first turn", "rest of the first turn", "begin of later turns", "rest of later turns")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What a curve runs over. ``x`` gives the value [T] of each token (NaN: not on this curve), or None
+    where a dump lacks it; ``bin`` the bin of a value."""
+
+    size: int
+    x: Callable[[DumpedRollout], Tensor | None]
+    bin: Callable[[Tensor], Tensor] = lambda x: x
+
+
+def _octaves(x: Tensor) -> Tensor:
+    """Positions 0, 1, 2, ... -> bins, 4 per octave of 1 + x."""
+    return (1 + x).log2() * PER_OCTAVE
+
+
+def _decades(x: Tensor) -> Tensor:
+    """Probabilities -> bins, 8 per decade below 1."""
+    return -x.log10() * PER_DECADE
+
+
+def _position_and_surprise(part: DumpedRollout) -> Tensor:
+    """[T] one number for the bins of position and of -log behavior (two per decade from 1e-5 nats on)."""
+    surprise = (-part.compared(part.behavior)).clamp(min=0).log10().add(5).mul(2).clamp(0, SURPRISES - 1)
+    return _octaves(part.segments.within).clamp(max=POSITIONS - 1).floor() * SURPRISES + surprise.floor()
+
+
+def _length(part: DumpedRollout) -> Tensor:
+    return part.segments.expand(torch.tensor(part.lengths))
+
+
+def _absolute(part: DumpedRollout) -> Tensor:
+    """[T] the position of each token, the prompt included."""
+    return part.segments.within + part.segments.expand(torch.tensor(part.prompt_lengths))
+
+
+def _part_of_turn(part: DumpedRollout) -> Tensor:
+    """[T] which of PARTS each response token is in."""
+    turns = part.segments.turn_ids
+    begins = (turns.diff(prepend=turns.new_zeros(1)) > 0).nonzero()[:, 0]  # of each turn, from the first on
+    begins = torch.cat([begins, begins.new_zeros(1)])
+    is_begin = torch.arange(part.size) - begins[turns - 1] < NEAR
+    return 2 * (part.turns > 0).long() + (~is_begin).long()
+
+
+def _outcome(part: DumpedRollout) -> Tensor | None:
+    if part.rewards is None:
+        return None
+    correct = torch.where(part.rewards.isfinite(), (part.rewards > part.midway).double(), torch.nan)
+    return part.segments.expand(correct)
+
+
+AXES: dict[str, Axis] = {
+    "position": Axis(POSITIONS, lambda part: part.segments.within, _octaves),
+    "staleness": Axis(256, lambda part: part.ages),
+    "probability": Axis(8 * PER_DECADE, lambda part: part.compared(part.behavior).exp(), _decades),
+    "length": Axis(18 * PER_OCTAVE, _length, _octaves),
+    "turn": Axis(64, lambda part: part.turns),
+    "outcome": Axis(len(OUTCOMES), _outcome),
+    # for the detectors alone: position by how sure the sampler was, absolute position, place in a turn,
+    # whether both sides chose the same experts
+    "drift": Axis(POSITIONS * SURPRISES, _position_and_surprise),
+    "block": Axis(2048, _absolute, lambda x: x / BLOCK),
+    "part_of_turn": Axis(len(PARTS), _part_of_turn),
+    "overlap": Axis(2, lambda part: part.overlap),
+}
+
+
+@dataclass
+class Curves(Additive):
+    """For each curve the sums over the tokens in each of its bins, [bins, COLUMNS] float64."""
+
+    tables: dict[str, Tensor] = field(
+        default_factory=lambda: {name: zeros(axis.size, len(COLUMNS)) for name, axis in AXES.items()}
+    )
+
+    def add(self, part: DumpedRollout) -> None:
+        """Adds the tokens of a part of a rollout."""
+        for name, axis in AXES.items():
+            x = axis.x(part)
+            if x is not None:
+                index = axis.bin(x.float()).clamp(0, axis.size - 1).nan_to_num(axis.size).long()
+                count, *others = part.columns[:4]
+                rows = (count, *others, (x * count).nan_to_num(0))
+                self.tables[name] += tabulated(index, rows, axis.size)
+
+    def column(self, name: str, column: str) -> Tensor:
+        """[bins] one column of a curve's sums."""
+        return self.tables[name][:, COLUMNS.index(column)]
+
+    def curve(self, name: str) -> Curve:
+        """A curve with a point for each bin that holds tokens."""
+        points = []
+        for i, (count, absolute, _, log_ratio, x) in enumerate(self.tables[name].tolist()):
+            if count:
+                label = OUTCOMES[i] if name == "outcome" else None
+                mean, distance = log_ratio / count, absolute / count
+                points.append(Point(x=x / count, count=int(count), mean=mean, absolute=distance, label=label))
+        return Curve(name=name, points=tuple(points))
+
+    def curves(self) -> tuple[Curve, ...]:
+        """Every curve of the document that has more than one point."""
+        found = [self.curve(name) for name in get_args(CurveName)]
+        return tuple(c for c in found if len(c.points) > 1)
+
+
+def midway(rollout: DumpedRollout) -> float:
+    """The reward above which a sample counts as correct: halfway between the rollout's lowest and highest; 0
+    if all are the same."""
+    rewards = None if rollout.rewards is None else rollout.rewards[rollout.rewards.isfinite()]
+    if rewards is None or not rewards.numel() or rewards.min() == rewards.max():
+        return 0.0
+    middle = float(rewards.min() + rewards.max()) / 2
+    return middle if math.isfinite(middle) else 0.0

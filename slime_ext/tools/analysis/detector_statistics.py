@@ -1,0 +1,325 @@
+"""What detectors look at beside the numbers and the curves: means with their errors, counts of odd values,
+shifted log-probs, weight versions, kept sets, experts, and who was dropped. All of it adds up over rollouts
+and processes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import InitVar, dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+import numpy
+import torch
+from torch import Tensor
+
+from slime_ext.tools.analysis.measures import PER_DECADE, SMALLEST, Sums
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.shifts import SHIFTS, moved_turns, shifted_sums
+from slime_ext.tools.analysis.tables import Additive, sum_of, zeros
+from slime_ext.tools.analysis.versions import VersionSums, by_version
+
+QUANTITIES = ("ratio_minus_one", "log_ratio", "absolute", "surprise")
+LARGEST_RATIO = 10.0  # a ratio counts as this much at most, so that one token does not make a mean
+EXACT = 1e-4  # nats; what arithmetic alone does to equal log-probs stays below
+ZERO = 1e-3  # nats; what a log-prob renormalised to a single token stays below
+UNLIKELY = -2.0  # nats; top-p above 0.14 leaves nothing that unlikely alone
+SURE_OF = -0.01  # nats; a policy that is so sure is mostly not so sure that its log-prob is exactly 0
+DOUBTED = -0.25  # nats; where one side is sure in bfloat16, rounding alone leaves the other above
+NO_CHANCE = 30.0  # nats; of a billion samples no two that are so improbable are the same by chance
+MIXER = 0x1E3779B97F4A7C15  # odd, its bits without order
+TOP = 0.01  # the share of tokens whose part in sum l^2 is remembered
+ABOUT = ("length", "reward", "position", "age")
+
+
+class Mean(NamedTuple):
+    """A mean over tokens with its standard error, for tokens that depend on each other within a sequence
+    and not beyond."""
+
+    value: float
+    error: float
+    count: int
+
+    @property
+    def z(self) -> float:
+        """How many standard errors it is away from 0."""
+        return (
+            self.value / self.error if self.error else math.copysign(math.inf, self.value) * bool(self.value)
+        )
+
+
+@dataclass
+class Means(Additive):
+    """The sums from which ``Mean`` follows: per quantity sum a, sum a^2, sum a n over sequences (a is the
+    quantity's sum over a sequence of n tokens), sum n and sum n^2."""
+
+    sums: Tensor = field(default_factory=lambda: zeros(len(QUANTITIES), 5))
+
+    def add(self, part: DumpedRollout) -> None:
+        """Adds the sequences of a part of a rollout."""
+        count, absolute, _, log_ratio, *_ = part.columns
+        ratio_minus_one = torch.expm1(part.log_ratio.clamp(max=math.log(LARGEST_RATIO)))
+        *totals, n = part.segments.local_sums([ratio_minus_one.double(), log_ratio, absolute, count])
+        quantities = [(total, n) for total in totals]
+        if part.entropy is not None:
+            known = part.finite & part.entropy.isfinite()
+            surprise = torch.where(known, -part.behavior - part.entropy, 0)
+            quantities.append(tuple(part.segments.local_sums([surprise, known.float()])))
+        for row, (total, n) in enumerate(quantities):
+            sums = (total.sum(), total.square().sum(), (total * n).sum(), n.sum(), n.square().sum())
+            self.sums[row] += torch.stack(sums)
+
+    def __getitem__(self, name: str) -> Mean:
+        total, square, cross, n, n_square = self.sums[QUANTITIES.index(name)].tolist()
+        if not n:
+            return Mean(0.0, 0.0, 0)
+        mean = total / n
+        return Mean(mean, math.sqrt(max(square - 2 * mean * cross + mean * mean * n_square, 0)) / n, int(n))
+
+
+class RolloutSummary(NamedTuple):
+    """Size and mismatch of one rollout."""
+
+    rollout_id: int
+    tokens: int
+    absolute: float  # mean |l|
+    k3: float
+    top_share: float  # of sum l^2, in the 1% of tokens with the largest |l|
+    median: float  # of |l|
+    version: int = -1  # newest of the weights that sampled, -1 for unknown
+    length: float = 0.0  # mean response length
+    pushed: float | None = None  # mean |log behavior - log first policy|, where the dump knows the first
+    moved: float | None = None  # mean |log proximal - log first policy|
+    reward: float | None = None  # mean over sequences
+    error: float = 0.0  # of that mean, one standard error
+    surprise: float = 0.0  # mean -log behavior
+
+
+@dataclass
+class DetectorStatistics(Additive):
+    """Counts and sums of a run that the detectors look at beside the numbers and the curves.
+
+    ``counts``: what ``_odd_values``, ``_kept`` and ``_outside`` count; ``turns``; ``moved`` turns of which a
+    later part fits log-probs a few places away and an earlier one its own; ``samples``; ``retold``,
+    ``paired``, ``foreign`` and ``left_out`` of ``DumpedRollout``; ``blank`` and ``again`` the rollouts
+    without a response token that is not masked, and those whose number had come before. ``prints`` tells of
+    each sample that chance does not repeat what it holds. ``shifts`` holds the sums of ``shifted_sums``,
+    ``shifted`` the sequences that a shift explains, each on its own. ``switched`` holds count, sum l, sum |l|
+    and sum k3 of tokens after a change of weights inside their response, and of the same versions in
+    responses without one. ``routes`` [layers, 2] and ``experts`` [experts, 2] as in ``DumpedRollout``.
+    ``fates`` [2, 4, 3] of kept and dropped samples, and of each of ABOUT, how many are known, their sum and
+    sum of squares; ``drops`` why they were dropped.
+
+    Args:
+        vocabulary: number of token ids that there are; None for unknown.
+    """
+
+    vocabulary: InitVar[int | None] = None
+    means: Means = field(default_factory=Means)
+    counts: Counter[str] = field(default_factory=Counter)
+    shifts: Tensor = field(default_factory=lambda: zeros(len(SHIFTS), 4))
+    shifted: Tensor = field(default_factory=lambda: zeros(len(SHIFTS)))
+    switched: Tensor = field(default_factory=lambda: zeros(2, 4))
+    versions: list[VersionSums] = field(default_factory=list)
+    rollouts: list[RolloutSummary] = field(default_factory=list)
+    routes: Tensor = field(default_factory=lambda: zeros(0, 2))
+    experts: Tensor = field(default_factory=lambda: zeros(0, 2))
+    fates: Tensor = field(default_factory=lambda: zeros(2, len(ABOUT), 3))
+    drops: Counter[str] = field(default_factory=Counter)
+    blank: list[int] = field(default_factory=list)
+    again: list[int] = field(default_factory=list)
+    prints: list[tuple[int, Tensor]] = field(default_factory=list)  # rollout id, fingerprints [samples]
+
+    def __post_init__(self, vocabulary: int | None) -> None:
+        self.ids = vocabulary
+
+    def add(self, part: DumpedRollout) -> dict[int, Tensor]:
+        """Adds the tokens of a part of a rollout; returns its sums by version."""
+        self.means.add(part)
+        self.counts.update(_odd_values(part))
+        for row, shift in enumerate(SHIFTS):
+            sums, is_explained = shifted_sums(part, shift)
+            self.shifts[row] += sums.sum(1)
+            self.shifted[row] += is_explained.sum()
+        self.counts["turns"] += int(part.segments.turn_ids[-1:].sum())
+        self.counts["moved"] += moved_turns(part)
+        if part.kept is not None:
+            self.counts.update(_kept(part))
+        if part.tokens is not None and self.ids is not None:
+            self.counts.update(_outside(part, self.ids))
+        self.prints.append((part.rollout_id, fingerprints(part)))
+        return {} if part.versions is None else by_version(part)
+
+    def close(self, rollout: DumpedRollout, sums: Sums, versions: dict[int, Tensor]) -> None:
+        """Adds what is known once all parts of a rollout were added.
+
+        Args:
+            sums, versions: of this rollout alone.
+        """
+        if sums["finite"]:
+            self.rollouts.append(
+                RolloutSummary(
+                    rollout.rollout_id,
+                    int(sums["finite"]),
+                    sums.mean("absolute") or 0.0,
+                    sums["near"] / sums["finite"],
+                    *_tail(sums.histogram),
+                    max(versions, default=-1),
+                    sums.mean("length", "sequences") or 0.0,
+                    sums.mean("pushed", "referenced"),
+                    sums.mean("moved", "referenced"),
+                    sums.mean("reward", "rewarded"),
+                    _error(sums["rewarded"], sums["reward"], sums["reward_squared"]),
+                    -(sums.mean("behavior") or 0.0),
+                )
+            )
+        elif rollout.size and not sums["tokens"]:
+            self.blank.append(rollout.rollout_id)
+        if rollout.again:
+            self.again.append(rollout.rollout_id)
+        newest = rollout.newest or 0
+        for version, (every, after, pure) in sorted(versions.items()):
+            count, *rest = every.tolist()
+            self.versions.append(
+                VersionSums(rollout.rollout_id, version, int(count), *rest, newest - version)
+            )
+            if after[0]:
+                self.switched += torch.stack([after, pure])
+        for name in ("retold", "paired", "foreign", "left_out"):
+            self.counts[name] += getattr(rollout, name)
+        self.counts["samples"] += rollout.count
+        if rollout.routes is not None:
+            self.routes = sum_of(self.routes, rollout.routes)
+            self.experts = sum_of(self.experts, rollout.experts)
+        self._add_fates(rollout)
+
+    def _add_fates(self, rollout: DumpedRollout) -> None:
+        if rollout.rewards is None or rollout.dropped is None:
+            return
+        lengths, positions = torch.tensor([rollout.lengths, rollout.positions], dtype=torch.float64)
+        mine = torch.stack([lengths, rollout.rewards, positions, rollout.oldest_versions()], 1)
+        dropped = rollout.dropped.clone()
+        newest = torch.cat([mine, dropped])[:, 3].nan_to_num(-torch.inf).max()
+        mine[:, 3], dropped[:, 3] = newest - mine[:, 3], newest - dropped[:, 3]
+        is_rewarded = rollout.rewards.isfinite()
+        is_trained = rollout.responding & is_rewarded
+        masked = mine[is_rewarded & ~is_trained]
+        self.fates += torch.stack([_about(mine[is_trained]), _about(torch.cat([masked, dropped]))])
+        self.drops.update(rollout.why_dropped)
+        self.drops["masked out in the train dump"] += len(masked)
+
+    @property
+    def top_share(self) -> float:
+        """The share of sum l^2 that the 1% of tokens with the largest |l| hold; the median over rollouts."""
+        return median(rollout.top_share for rollout in self.rollouts) if self.rollouts else 0.0
+
+    def merge(self, other: DetectorStatistics) -> None:
+        """Adds the statistics of other rollouts."""
+        super().merge(other)
+        self.rollouts.sort(key=lambda s: s[:2])
+
+
+def _error(count: float, total: float, square: float) -> float:
+    """One standard error of a mean, from a number of values, their sum and their sum of squares."""
+    if not count:
+        return 0.0
+    mean = total / count
+    return math.sqrt(max(square / count - mean * mean, 0.0) / count)  # ** raises where the product overflows
+
+
+def fingerprints(part: DumpedRollout) -> Tensor:
+    """[n] int64 of those samples that chance does not sample twice: numbers that are equal where tokens and
+    the sampler's log-probs are, bit by bit."""
+    behavior = part.compared(part.behavior)
+    (surprise,) = part.segments.local_sums([-behavior])
+    chosen = surprise >= NO_CHANCE
+    if not chosen.any():
+        return torch.zeros(0, dtype=torch.int64)
+    tokens = behavior.view(torch.int32).long()
+    if part.tokens is not None:
+        tokens = tokens ^ (part.segments.zeroed(part.tokens) << 32)
+    mixed = (tokens ^ (tokens >> 29)) * MIXER * (2 * part.segments.within + 1)
+    mixed = (mixed ^ (mixed >> 31)) * MIXER
+    sums = torch.cat([mixed.new_zeros(1), mixed.cumsum(0)])  # modulo 2^64
+    ends = torch.tensor(part.lengths).cumsum(0)
+    return (sums[ends] - sums[ends - torch.tensor(part.lengths)])[chosen]
+
+
+def _outside(part: DumpedRollout, vocabulary: int) -> dict[str, int]:
+    """Response tokens, and samples with such a one, whose id no row of the embedding has."""
+    is_outside = part.mask & ((part.tokens >= vocabulary) | (part.tokens < -1))  # -1: not in the dump
+    return {"beyond": int(is_outside.count_nonzero()), "beyond_in": int(part.samples_with(is_outside).sum())}
+
+
+def _about(rows: Tensor) -> Tensor:
+    """[D, 4] numbers of samples, NaN where unknown -> [4, 3] how many are known, their sum and sum of
+    squares."""
+    known = rows.isfinite()
+    rows = torch.where(known, rows, 0)
+    return torch.stack([known.sum(0), rows.sum(0), rows.square().sum(0)], 1)
+
+
+def _odd_values(part: DumpedRollout) -> dict[str, int]:
+    """Counts of tokens: ``above`` and ``below`` have l beyond +-1e-4, ``zeros`` a behavior log-prob of
+    exactly 0, ``doubted`` are those of them with a trainer's log-prob below -0.25, ``filled`` with one below
+    -2, ``sure`` tokens with such a one and a behavior log-prob above -0.01 but not 0, ``padded`` tokens whose
+    behavior log-prob is exactly 0 beside another such while the trainer finds them unlikely, ``positive``
+    log-probs above 0; and of sequences: ``silent`` without any behavior log-prob, ``partial`` that lack some.
+    """
+    found, mask, is_unlikely = part.log_ratio, part.mask, part.proximal < UNLIKELY
+    zero = mask & (part.behavior == 0)
+    both = zero & part.finite
+    beside = torch.zeros_like(zero)
+    neighbour = zero[1:] & zero[:-1] & (part.segments.ids[1:] == part.segments.ids[:-1])
+    beside[1:] |= neighbour
+    beside[:-1] |= neighbour
+    is_recorded = mask & (part.behavior.abs() < torch.inf)
+    some, lacking = part.samples_with(is_recorded), part.samples_with(mask & ~is_recorded)
+    return counted(
+        above=found > EXACT,
+        below=found < -EXACT,
+        zeros=both,
+        doubted=both & (part.proximal < DOUBTED),
+        filled=both & is_unlikely,
+        sure=part.finite & ~zero & (part.behavior > SURE_OF) & is_unlikely,
+        padded=beside & is_unlikely,
+        positive=mask & (part.behavior > EXACT) & (part.behavior < torch.inf),
+        silent=lacking & ~some,
+        partial=lacking & some,
+    )
+
+
+def counted(**flags: Tensor) -> dict[str, int]:
+    """How many of each are set."""
+    return {name: int(of_one.count_nonzero()) for name, of_one in flags.items()}
+
+
+def _kept(part: DumpedRollout) -> dict[str, float]:
+    """Of positions with a kept set ``known``; ``outside`` (the sampled token is none of the set), ``alone``
+    (the set is one token), ``alone_sampler`` and ``alone_trainer`` (of these, with a log-prob of 0), ``mass``
+    (sum of the ratio)."""
+    known = part.finite & part.kept.isfinite()
+    alone = known & (part.kept.abs() == 1)
+    found = counted(
+        known=known,
+        outside=known & (part.kept < 0),
+        alone=alone,
+        alone_sampler=alone & (part.behavior > -ZERO),
+        alone_trainer=alone & (part.proximal > -ZERO),
+    )
+    return found | {"mass": float(part.log_ratio[known].double().clamp(max=2.0).exp().sum())}
+
+
+def _tail(histogram: Tensor) -> tuple[float, float]:
+    """From the histogram of log-ratios: the share of sum l^2 that the 1% of tokens with the largest |l|
+    hold, and the median of |l|."""
+    side = len(histogram) // 2
+    counts = histogram[side:].clone()
+    counts[1:] += histogram[:side].flip(0)
+    sizes = 10.0 ** (SMALLEST + (torch.arange(len(counts), dtype=torch.float64) - 0.5) / PER_DECADE)
+    sizes[0] = 0
+    reached, held = ([0, *sums.flip(0).cumsum(0).tolist()] for sums in (counts, counts * sizes.square()))
+    top = numpy.interp(TOP * reached[-1], reached, held)  # tokens of a bin alike
+    median = float(sizes[int((counts.cumsum(0) < counts.sum() / 2).sum())])
+    return (float(top) / held[-1] if held[-1] else 0.0), median

@@ -1,0 +1,77 @@
+"""The collector behind the report's numbers, curves and findings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+from slime_ext.tools.analysis import versions
+from slime_ext.tools.analysis.curves import Curves, midway
+from slime_ext.tools.analysis.detector_statistics import DetectorStatistics
+from slime_ext.tools.analysis.document import Curve, Moment, Numbers
+from slime_ext.tools.analysis.layer_outputs import LayerDistance
+from slime_ext.tools.analysis.measures import Sums
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import Additive
+from slime_ext.tools.analysis.versions import VersionSums
+from slime_ext.tools.analysis.worst_samples import WorstSamples
+
+
+@dataclass
+class Diagnosis(Additive):
+    """A collector (see ``pipeline``) of everything that is measured of a run: sums, curves, detector
+    statistics, worst samples, and the numbers of each rollout."""
+
+    sums: Sums = field(default_factory=Sums)
+    curves: Curves = field(default_factory=Curves)
+    statistics: DetectorStatistics = field(default_factory=DetectorStatistics)
+    worsts: WorstSamples = field(default_factory=WorstSamples)
+    timeline: list[Moment] = field(default_factory=list)
+    unread: int = 0  # files, or parts of them, that could not be read
+    layers: tuple[LayerDistance, ...] = ()  # of the first of the run's folders that holds layer outputs
+
+    def add(self, rollout: DumpedRollout) -> None:
+        """Adds a rollout, part by part, so that temporary tensors stay small."""
+        own, by_version = Sums(), defaultdict(float)
+        for part in replace(rollout, midway=midway(rollout)).parts():
+            own.add(part)
+            self.curves.add(part)
+            self.worsts.add(part)
+            for version, sums in self.statistics.add(part).items():
+                by_version[version] += sums
+        self.statistics.close(rollout, own, by_version)
+        self.sums.merge(own)
+        self.timeline.append(Moment(rollout_id=rollout.rollout_id, numbers=own.numbers()))
+
+    def merge(self, other: Diagnosis) -> None:
+        """Adds what another diagnosis measured of other rollouts."""
+        super().merge(other)
+        self.timeline.sort(key=lambda moment: moment.rollout_id)
+
+    def _ages(self) -> dict[VersionSums, int]:
+        """The age of each version in rollouts; empty where the dumps say how old weights are."""
+        known = float(self.curves.column("staleness", "x").sum())
+        return {} if known else versions.since_seen(self.statistics.versions)
+
+    def numbers(self) -> Numbers:
+        """The numbers over all rollouts."""
+        return versions.with_age(self.sums.numbers(), self._ages())
+
+    def moments(self) -> tuple[Moment, ...]:
+        """The numbers of each rollout, in their order."""
+        ages = self._ages()
+        return tuple(
+            moment.model_copy(update={"numbers": versions.with_age(moment.numbers, ages, moment.rollout_id)})
+            for moment in self.timeline
+        )
+
+    def all_curves(self) -> tuple[Curve, ...]:
+        """Every curve that has points."""
+        found, known = self.curves.curves(), self._ages()
+        if not known:
+            return found
+        return (*(c for c in found if c.name != "staleness"), versions.curve(known))
+
+    def notes(self) -> tuple[str, ...]:
+        """How ages were counted, if the dumps do not say them."""
+        return (versions.NOTE,) if self._ages() else ()

@@ -1,0 +1,58 @@
+"""Who is dropped between sampling and training."""
+
+from __future__ import annotations
+
+import math
+
+from slime_ext.tools.analysis.detector_statistics import ABOUT
+from slime_ext.tools.analysis.diagnosis import Diagnosis
+from slime_ext.tools.analysis.findings.detector import Figures, need
+
+FEWEST_DROPPED, FEWEST_KEPT = 10, 30  # samples
+SURE = 5.0  # standard errors between the groups
+Sums = list[float]  # how many numbers are known, their sum, their sum of squares
+# What a sample's status says of why it was dropped.
+WHY = {"truncated": "cut at the length limit", "completed": "complete", "": "of unknown status"}
+
+
+def selection_bias(d: Diagnosis) -> Figures | None:
+    """Finds that dropped samples differ from those that are trained on in length, reward, place in the data
+    or age of their weights, and what that does to the mean reward, from which advantages are counted."""
+    kept, dropped = (dict(zip(ABOUT, group, strict=True)) for group in d.statistics.fates.tolist())
+    n, m = kept["length"][0], dropped["length"][0]
+    what = "samples of a rollout dump that the train dump lacks or masks, with their rewards"
+    need(n >= FEWEST_KEPT and m >= FEWEST_DROPPED, f"{FEWEST_DROPPED} {what}")
+    known = [name for name in ABOUT if min(kept[name][0], dropped[name][0]) > 1]
+    apart = {name: _apart(kept[name], dropped[name]) for name in known}
+    worst = max(known, key=lambda name: abs(apart[name]))
+    if max(abs(apart[name]) for name in known if name != "position") < SURE:  # a file that is missing
+        return None
+    (n, gain, _), (m, *_) = kept["reward"], dropped["reward"]
+    mean, spread = _mean_and_spread([x + y for x, y in zip(kept["reward"], dropped["reward"], strict=True)])
+    moved = gain / n - mean
+    drops = d.statistics.drops.items()
+    return {
+        "worst": worst,
+        "z": apart[worst],
+        "dropped": m,
+        "samples": n + m,
+        "means": {x: (dropped[x][1] / dropped[x][0], kept[x][1] / kept[x][0]) for x in known},
+        "reasons": [f"{count} {WHY.get(status, status)}" for status, count in drops if count],
+        "moved": moved,
+        "advantage": moved / spread if spread else 0,
+    }
+
+
+def _mean_and_spread(sums: Sums) -> tuple[float, float]:
+    count, total, square = sums
+    mean = total / count
+    return mean, math.sqrt(max(square / count - mean * mean, 0))
+
+
+def _apart(kept: Sums, dropped: Sums) -> float:
+    """Welch's t between dropped and kept samples."""
+    (one, spread), (other, width) = _mean_and_spread(dropped), _mean_and_spread(kept)
+    error = math.hypot(spread / math.sqrt(dropped[0]), width / math.sqrt(kept[0]))
+    if not error:
+        return math.copysign(math.inf, one - other) if one != other else 0.0
+    return (one - other) / error

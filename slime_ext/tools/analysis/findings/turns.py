@@ -1,0 +1,33 @@
+"""The trainer scores another text than the engine sampled: tokens that were decoded and encoded again, a
+prompt or an earlier turn that only one side has."""
+
+from __future__ import annotations
+
+import math
+
+from slime_ext.tools.analysis.curves import NEAR
+from slime_ext.tools.analysis.diagnosis import Diagnosis
+from slime_ext.tools.analysis.findings.detector import Figures, need
+
+FEWEST = 60  # tokens
+TIMES, MATTERS, SURE = 3.0, 0.05, 6.0  # of mean |l| of a turn's begin; nats; standard errors
+
+
+def prefix_mismatch(d: Diagnosis) -> Figures | None:
+    """Finds that the begin of later turns (or of all responses) is a multiple as far off as the turn before
+    it (or as the rest)."""
+    begin, rest, later, after = d.curves.tables["part_of_turn"].tolist()
+    is_enough = min(begin[0] + rest[0], max(later[0], begin[0])) >= FEWEST
+    need(is_enough, f"{FEWEST} tokens at the begin of turns")
+    is_later = later[0] >= FEWEST
+    other = rest
+    if is_later:
+        begin, other = later, [a + b for a, b in zip(begin, rest, strict=True)]
+    if min(begin[0], other[0]) < FEWEST:
+        return None
+    near, far = begin[1] / begin[0], other[1] / other[0]
+    error = math.sqrt(begin[2]) / begin[0]
+    if near < max(TIMES * far, far + MATTERS, far + SURE * error):
+        return None
+    further = after[1] / after[0] if is_later and after[0] else None
+    return {"near": near, "far": far, "after": further, "is_later": is_later, "tokens": NEAR}

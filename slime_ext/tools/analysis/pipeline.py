@@ -1,0 +1,170 @@
+"""Reads the files of a run, rollout by rollout, and shows each rollout to collectors, in this process or in
+several.
+
+A collector adds up what it sees and forgets the rollout, so memory does not grow with the run. Each share
+of the files has collectors of its own, which are merged.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import multiprocessing
+import pickle
+import re
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from slime_ext.errors import DataError
+from slime_ext.tools.analysis.document import Skipped
+from slime_ext.tools.analysis.readers.dumps import read_job
+from slime_ext.tools.analysis.readers.find import Job
+from slime_ext.tools.analysis.readers.jsonl import read_jsonl
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import Additive
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+ASKED = "asked"  # the file with what a process needs
+SHARES = 4  # of the jobs for each process: a slow one is not waited for long, and little is sent around
+
+
+def load(job: Job) -> Iterator[DumpedRollout | Skipped]:
+    """The rollouts of one job's files: one, or several of a JSONL file."""
+    for found in read_jsonl(job.paths[0]) if job.is_jsonl else read_job(job):
+        if isinstance(found, Skipped):
+            yield found
+        elif found.rollout_id in job.wanted:
+            yield replace(found, run=job.run)
+
+
+class Collector(Protocol):
+    """Something that is shown rollouts one by one and adds up what it needs of them."""
+
+    def add(self, rollout: DumpedRollout) -> None: ...
+
+    def merge(self, other: Any) -> None: ...
+
+
+@dataclass
+class Result(Additive):
+    """The collectors after all files were read, and what had to be left out."""
+
+    collectors: dict[str, Any]
+    skipped: list[Skipped] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    rollouts: int = 0
+
+    def add(self, found: DumpedRollout | Skipped) -> None:
+        """Shows a rollout to every collector, or notes why there is none."""
+        if isinstance(found, Skipped):
+            self.skipped.append(found)
+            return
+        self.rollouts += 1
+        self.notes += [f"{found.source}: {note}" for note in found.notes]
+        for collector in self.collectors.values():
+            collector.add(found)
+
+    def read(self, job: Job) -> None:
+        """Shows the rollouts of a job's files to every collector."""
+        found: DumpedRollout | Skipped | None
+        for found in load(job):
+            self.add(found)
+            found = None  # the next one is read when this one is gone
+        _glibc("malloc_trim", 0)  # what Python freed
+
+
+def collect(
+    jobs: Sequence[Job],
+    collectors: Mapping[str, Collector],
+    *,
+    processes: int = 1,
+    done: Callable[[Job], None] = lambda job: None,
+) -> Result:
+    """Shows every rollout of the jobs to copies of the collectors.
+
+    Args:
+        jobs: from ``readers.find``.
+        collectors: name -> an empty one.
+        processes: how many read at once; memory is this many of the largest rollout.
+        done: called here after each job.
+
+    Raises:
+        DataError: a process was killed (most often: no memory left).
+    """
+    keep_tensors_off_the_heap()
+    result = Result({name: copy.deepcopy(empty) for name, empty in collectors.items()})
+    if min(processes, len(jobs)) <= 1:
+        for job in jobs:
+            result.read(job)
+            done(job)
+    else:
+        for share, other in _in_processes(jobs, result, min(processes, len(jobs))):
+            result.merge(other)
+            for job in share:
+                done(job)
+    result.skipped.sort(key=lambda s: _in_numbers(s.path))
+    result.notes.sort()
+    return result
+
+
+def _in_numbers(path: str) -> list[str | int]:
+    """A sort key by which 2.pt comes before 10.pt, and line 2 of a file before line 10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path)]
+
+
+def _glibc(name: str, *numbers: int) -> None:
+    """Calls a function of the C library, if it has one of that name."""
+    function = getattr(ctypes.CDLL(None), name, None)
+    if function is not None:
+        function(*numbers)
+
+
+def keep_tensors_off_the_heap() -> None:
+    """Makes malloc map tensors of 4 MB and more one by one, so that what is freed goes back, and
+    keep what smaller ones leave for the next: asking the system for it again takes longer than using it."""
+    _glibc("mallopt", M_MMAP_THRESHOLD, 4 << 20)
+    _glibc("mallopt", M_TRIM_THRESHOLD, 64 << 20)
+
+
+def _in_processes(jobs: Sequence[Job], empty: Result, count: int) -> Iterator[tuple[Sequence[Job], Result]]:
+    """Reads the jobs in several processes: shares of the jobs and the result of each, in an order that
+    does not change."""
+    number = min(len(jobs), SHARES * count)
+    shares = [jobs[i::number] for i in range(number)]
+    # Large things go through files: the pool hangs if a process is killed while one is written to its queues.
+    with tempfile.TemporaryDirectory(prefix="slime_ext_analyze_") as folder:
+        Path(folder, ASKED).write_bytes(pickle.dumps((shares, empty)))
+        with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_start) as pool:
+            try:
+                futures = [pool.submit(_read_share, folder, i) for i in range(number)]
+                for share, future in zip(shares, futures, strict=True):
+                    yield share, pickle.loads(Path(future.result()).read_bytes())
+            except BrokenProcessPool:
+                raise DataError(
+                    "--jobs: expected every process to finish, got one that was killed, most often since no "
+                    "memory was left: give fewer"
+                ) from None
+
+
+def _start() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
+    torch.set_num_threads(1)
+    keep_tensors_off_the_heap()
+
+
+def _read_share(folder: str, number: int) -> str:
+    """The file to which the result of a share of the jobs was written."""
+    shares, result = pickle.loads(Path(folder, ASKED).read_bytes())
+    for job in shares[number]:
+        result.read(job)
+    path = Path(folder, str(number))
+    path.write_bytes(pickle.dumps(result))
+    return str(path)

@@ -1,0 +1,119 @@
+"""Per-rank train dumps of slime v0.3.1 and older -> whole responses.
+
+Every rank wrote a file: tensor-parallel ranks the same one, context-parallel ranks their zig-zag part of each
+response, pipeline stages before the last one without log-probs. No file says what its rank was; the lengths
+do. Source: slime/utils/train_dump_utils.py and actor.py at v0.3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from slime_ext.errors import DataError
+from slime_ext.host.packing import join_response, zigzag
+from slime_ext.tools.analysis.readers.samples import DumpedSample, as_tensor, checksums, sample_of
+
+Data = Mapping[str, Any]
+CUT = (
+    "log_probs",
+    "rollout_log_probs",
+    "advantages",
+    "entropy",
+    "ref_log_probs",
+)  # local slices; masks and tokens are whole
+
+
+def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[DumpedSample]:
+    """The samples of a rollout, put together from the files of its ranks.
+
+    Raises:
+        DataError: a context-parallel part is missing, or the lengths fit no zig-zag layout.
+    """
+    last_stage = [data for _, data in sorted(ranks, key=lambda r: r[0]) if data.get("log_probs")]
+    if ranks and not last_stage:
+        raise DataError(
+            f"expected log_probs in one of {len(ranks)} per-rank files, got none: slime v0.3.0 and v0.3.1 "
+            "write them only if they are recomputed (--get-mismatch-metrics), and only on the last pipeline "
+            "stage"
+        )
+    shards: dict[tuple, list[Data]] = {}
+    for data in last_stage:
+        shards.setdefault(_identity(data), []).append(data)
+    return [row for parts in shards.values() for row in _whole(parts)]
+
+
+def _identity(data: Data) -> tuple:
+    """A value that is equal for ranks that hold the same samples."""
+    indices = data.get("sample_indices")
+    if indices is not None and all(i is not None for i in indices):
+        return tuple(int(i) for i in indices)
+    return tuple(
+        (int(n), hash(tuple(as_tensor(t, torch.int64).tolist())))
+        for n, t in zip(data["response_lengths"], data["tokens"], strict=True)
+    )
+
+
+def _whole(parts: list[Data]) -> list[DumpedSample]:
+    size = _context_parallel_size(parts)
+    copies = len(parts) // size
+    cut = parts[::copies]  # tensor-parallel ranks are neighbours, and their files are the same
+    columns = [_columns(data) for data in cut]
+    sums = checksums(columns[0].get("tokens", ()))
+    rows = []
+    for i, (total, response) in enumerate(_lengths(cut[0])):
+        sample = {key: values[i] for key, values in columns[0].items()}
+        for key in CUT:
+            if sample.get(key) is not None:
+                parts = [as_tensor(c[key][i], torch.float32) for c in columns]
+                sample[key] = join_response(parts, total, response)
+        index = sample.get("sample_indices")
+        row = sample_of(sample, i if index is None else -1 - int(index))
+        row.token_sum = sums[i] if sums else None
+        rows.append(row)
+    return rows
+
+
+def _columns(data: Data) -> dict[str, Any]:
+    """The fields that have one value per sample."""
+    count = len(data["response_lengths"])
+    return {
+        key: values for key, values in data.items() if hasattr(values, "__len__") and len(values) == count
+    }
+
+
+def _lengths(data: Data) -> list[tuple[int, int]]:
+    responses = [int(n) for n in data["response_lengths"]]
+    totals = data.get("total_lengths")
+    return list(
+        zip([len(t) for t in data["tokens"]] if totals is None else map(int, totals), responses, strict=True)
+    )
+
+
+def _context_parallel_size(parts: list[Data]) -> int:
+    """The context-parallel size for which every file has the lengths that its rank would have. Copies of a
+    rank follow each other."""
+    lengths = _lengths(parts[0])
+    for size in range(1, len(parts) + 1):
+        if len(parts) % size == 0 and _explains(parts, lengths, size):
+            return size
+    held = [sum(len(x) for x in data["log_probs"]) for data in parts]
+    raise DataError(
+        f"expected {sum(r for _, r in lengths)} log-probs from {len(parts)} ranks, got {held}: no "
+        "context-parallel layout explains these lengths; is the file of a rank missing?"
+    )
+
+
+def _explains(parts: list[Data], lengths: list[tuple[int, int]], size: int) -> bool:
+    copies = len(parts) // size
+    return all(
+        [len(x) for x in data["log_probs"]] == [_held(*both, k // copies, size) for both in lengths]
+        for k, data in enumerate(parts)
+    )
+
+
+def _held(total: int, response: int, rank: int, size: int) -> int:
+    """How many log-probs of a response a rank has."""
+    return response if size == 1 else sum(b - a for a, b in zigzag(total, response, rank, size))

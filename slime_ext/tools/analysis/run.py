@@ -1,0 +1,124 @@
+"""Files of a run -> its ``Document``: readers, collectors and what is concluded from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_ext import __version__, presets
+from slime_ext.errors import DataError
+from slime_ext.tools.analysis.detector_statistics import DetectorStatistics
+from slime_ext.tools.analysis.diagnosis import Diagnosis
+from slime_ext.tools.analysis.document import Document
+from slime_ext.tools.analysis.findings import examine
+from slime_ext.tools.analysis.layer_outputs import layer_distances
+from slime_ext.tools.analysis.pipeline import Result, collect
+from slime_ext.tools.analysis.readers.find import DumpFiles, Job
+from slime_ext.tools.analysis.recommend import recommend
+from slime_ext.tools.analysis.request import Request
+from slime_ext.tools.analysis.suggest import Ranking
+from slime_ext.tools.analysis.tally import Tally
+from slime_ext.tools.analysis.vocabulary import vocabulary_of
+from slime_ext.tools.analysis.whatif import WhatIf
+from slime_ext.tools.analysis.worst_samples import WorstSamples
+
+Progress = Callable[[Job], None]
+MOST_NOTES = 20
+LINE = re.compile(r":\d+$")  # at the end of what names a line of a file
+
+
+def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: None) -> Document:
+    """The document of a run, from its files, which are read once, or twice for suggestions.
+
+    Args:
+        found: of ``request.files``.
+        done: called after each job of each pass.
+
+    Raises:
+        DataError: nothing could be read.
+    """
+    how = {"processes": request.jobs, "done": done}
+    result = collect(found.jobs, collectors_of(request), **how)
+    if not result.rollouts:
+        first = result.skipped[0] if result.skipped else f"{request.paths[0]}: no rollout"
+        raise DataError(f"{first} (nothing else could be analysed)")
+    ranking = None
+    if request.rate is not None:
+        ranking = result.collectors["ranking"].again()
+        ranking = collect(found.jobs, {"ranking": ranking}, **how).collectors["ranking"]
+    return document_of(request, found.evaluations, result, ranking)
+
+
+def collectors_of(request: Request) -> dict[str, Any]:
+    """Name -> an empty collector of everything that a document needs."""
+    tallies = {name: Tally(presets.PRESETS[name].correction) for name in request.presets}
+    tallies |= {name: Tally(own.correction, own.bounds) for name, own in request.configs.items()}
+    collectors: dict[str, Any] = {
+        "diagnosis": Diagnosis(
+            worsts=WorstSamples(request.tokenizer),
+            statistics=DetectorStatistics(vocabulary=vocabulary_of(request)),
+        ),
+        "whatif": WhatIf(tallies),
+    }
+    if request.rate is not None:
+        collectors["ranking"] = Ranking(request.rate)
+    return collectors
+
+
+def document_of(
+    request: Request, evaluations: int, result: Result, ranking: Ranking | None = None
+) -> Document:
+    """What follows from what was collected.
+
+    Args:
+        evaluations: how many dumps of evaluations were left out.
+    """
+    diagnosis: Diagnosis = result.collectors["diagnosis"]
+    whatif: WhatIf = result.collectors["whatif"]
+    diagnosis.layers = diagnosis.layers or next(
+        filter(None, map(layer_distances, map(Path, request.paths))), ()
+    )
+    diagnosis.unread = sum(not LINE.search(skipped.path) for skipped in result.skipped)
+    findings, detectors = examine(diagnosis)
+    total, effects = diagnosis.numbers(), whatif.effects()
+    files = {name: own.file for name, own in request.configs.items()}
+    of_evaluations = f"{evaluations} dumps of evaluations (eval_<number> in the name) are left out"
+    return Document(
+        name=_name(request.paths),
+        paths=request.paths,
+        made_with=f"slime-ext {__version__}",
+        skipped=tuple(result.skipped),
+        notes=(
+            *([of_evaluations] if evaluations else []),
+            *_first(result.notes),
+            *diagnosis.notes(),
+            *whatif.notes(),
+            *(ranking.notes() if ranking else ()),
+        ),
+        total=total,
+        findings=findings,
+        detectors=detectors,
+        distribution=diagnosis.sums.distribution(),
+        curves=diagnosis.all_curves(),
+        timeline=diagnosis.moments(),
+        worst=diagnosis.worsts.found(),
+        effects=effects,
+        recommendation=recommend(effects, total, findings, files),
+        suggestions=ranking.suggestions() if ranking else (),
+    )
+
+
+def _first(notes: list[str]) -> tuple[str, ...]:
+    """The first notes, and how many more there are: a long run repeats itself."""
+    more = len(notes) - MOST_NOTES
+    return (*notes[:MOST_NOTES], *([f"and {more} more like these"] if more > 0 else []))
+
+
+def _name(paths: Sequence[str]) -> str:
+    """The name of a run in the report: its last folder that says something."""
+    path = Path(paths[0]).expanduser().absolute()
+    inner = ("dumps", "rollout_data", "train_data", "dump_details")
+    named = next((p for p in (path, *path.parents) if p.name not in inner), path)
+    return named.name if len(paths) == 1 else f"{named.name} and {len(paths) - 1} more"

@@ -1,0 +1,64 @@
+"""Files of ``--config`` -> corrections that stand beside the presets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from slime_ext import presets
+from slime_ext.config import load as config
+from slime_ext.core.correction import Correction
+from slime_ext.core.losses import Bounds
+from slime_ext.errors import ConfigError
+from slime_ext.host.flags import check_flags
+
+
+@dataclass(frozen=True)
+class UserCorrection:
+    """A file of --custom-config-path: its correction, and the clip range that it sets for the host."""
+
+    file: str
+    correction: Correction
+    bounds: Bounds
+
+
+def load_user_corrections(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, UserCorrection]:
+    """The corrections in files of ``--config`` by the name of their row: the file's name, with its path
+    behind it if a preset has that name.
+
+    Args:
+        files: path and content of each, which stays as it is.
+
+    Raises:
+        ConfigError: one does not resolve.
+    """
+    found: dict[str, UserCorrection] = {}
+    for file, mapping in files:
+        stem = Path(file).stem
+        name = f"{stem} ({file})" if stem in presets.PRESETS else stem
+        if name in found:
+            raise ConfigError(
+                f"--config {file}: expected each name once, got '{name}' twice: it names the row of the table"
+            )
+        found[name] = _own(file, mapping)
+    return found
+
+
+def _own(file: str, mapping: Mapping[str, Any]) -> UserCorrection:
+    if "slime_ext" not in mapping:
+        raise ConfigError(
+            f"{file}: expected the key slime_ext, got {', '.join(map(str, mapping)) or 'nothing'}"
+        )
+    clip = {key: mapping[key] for key in ("eps_clip", "eps_clip_high") if mapping.get(key) is not None}
+    try:
+        check_flags(SimpleNamespace(**clip), {})
+        correction = config.read_config(mapping["slime_ext"]).correction
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    # slime sets --eps-clip-high from its own --eps-clip before it reads the file
+    bounds = Bounds()
+    low, high = clip.get("eps_clip", bounds.low), clip.get("eps_clip_high", bounds.high)
+    return UserCorrection(file, correction, Bounds(low, high))

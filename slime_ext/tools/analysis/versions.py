@@ -1,0 +1,94 @@
+"""Sums by the version of the weights that sampled, and the weights' ages where a dump does not tell them.
+
+slime's dumps name the weights but not the trainer's own version. Within a rollout all weights may then have
+the same version, however old it is; over a run their age is the number of rollouts since they were first
+seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from slime_ext.tools.analysis.document import Curve, Numbers, Point
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import run_begins, run_sums, tabulated
+
+NOTE = "ages are counted in rollouts since the first one that the weights sampled; the dumps do not tell them"
+
+
+class VersionSums(NamedTuple):
+    """Sums over those tokens of a rollout that one version of the weights sampled."""
+
+    rollout_id: int
+    version: int
+    count: int
+    log_ratio: float  # sum
+    absolute: float  # sum |l|
+    k3: float  # sum, of ``near``
+    age: int = 0  # of the weights, as far as the rollout's files tell it; the newest's may be larger
+
+
+class VersionMeans(NamedTuple):
+    """Number of tokens, and means over them, of some versions of the weights."""
+
+    count: int
+    log_ratio: float
+    absolute: float
+    k3: float
+
+    @classmethod
+    def of(cls, versions: list[VersionSums]) -> VersionMeans:
+        count = sum(v.count for v in versions)
+        names = cls._fields[1:]
+        return cls(count, *(sum(getattr(v, name) for v in versions) / max(count, 1) for name in names))
+
+
+def by_version(part: DumpedRollout) -> dict[int, Tensor]:
+    """version -> [3, 4]: all its tokens, those after a change of weights inside their response, and those of
+    responses without one; of each count, sum l, sum |l|, sum k3."""
+    begins = run_begins(part.versions, part.segments.ids)
+    count, absolute, _, log_ratio, _, near = part.columns
+    sums = run_sums((count, log_ratio, absolute, near), begins)
+    is_known = (sums[0] > 0) & (part.versions[begins] >= 0)
+    begins, sums = begins[is_known], sums[:, is_known]
+    sample, version = part.segments.ids[begins].long(), part.versions[begins]
+    none = version.new_zeros(part.count)
+    first = none.scatter_reduce(0, sample, version, "amin", include_self=False)[sample]
+    last = none.scatter_reduce(0, sample, version, "amax", include_self=False)[sample]
+    is_pure, is_last = first == last, version == last
+    numbers, index = version.unique(return_inverse=True)
+    kinds = (torch.ones_like(is_pure), is_last & ~is_pure, is_pure)
+    table = torch.stack([tabulated(index[kind], sums[:, kind], len(numbers)) for kind in kinds], 1)
+    return dict(zip(numbers.tolist(), table, strict=True))
+
+
+def since_seen(versions: Iterable[VersionSums]) -> dict[VersionSums, int]:
+    """How many rollouts old the weights are in each rollout, counted from the first one that they
+    sampled; empty if no version sampled two rollouts."""
+    ordered = sorted(versions)
+    first: dict[int, int] = {}
+    ages = {sums: sums.rollout_id - first.setdefault(sums.version, sums.rollout_id) for sums in ordered}
+    return ages if any(ages.values()) else {}
+
+
+def curve(ages: dict[VersionSums, int]) -> Curve:
+    """The mean log-ratio at each age, as the curve ``staleness``."""
+    points = []
+    for age in sorted(set(ages.values())):
+        same = VersionMeans.of([sums for sums, other in ages.items() if other == age])
+        points.append(Point(x=age, count=same.count, mean=same.log_ratio, absolute=same.absolute))
+    return Curve(name="staleness", points=tuple(points))
+
+
+def with_age(numbers: Numbers, ages: dict[VersionSums, int], rollout_id: int | None = None) -> Numbers:
+    """Numbers of one rollout, or of all, with the mean age of their tokens; as they are where none is
+    counted."""
+    if not ages:
+        return numbers
+    found = [(sums.count, age) for sums, age in ages.items() if rollout_id in (None, sums.rollout_id)]
+    mean = sum(count * age for count, age in found) / max(sum(count for count, _ in found), 1)
+    return numbers.model_copy(update={"staleness": mean})

@@ -1,0 +1,123 @@
+"""What would a correction have done: every preset applied to the rollouts of a dump, as the hook would.
+
+A dump holds the behavior and the proximal policy, not the target: the target is taken to be the proximal
+policy, which holds at the first optimizer step of a rollout. A correction with numerator target is therefore
+seen as it acts on mismatch and staleness, without the drift of later steps of the same rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from slime_ext import presets
+from slime_ext.config import load as config
+from slime_ext.core.correction import Correction, Outcome, Plan, Tokens
+from slime_ext.core.losses import Bounds, HostLoss
+from slime_ext.host.flags import one_line
+from slime_ext.tools.analysis.document import Effect
+from slime_ext.tools.analysis.planned import missing_input, steps_of
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.tables import Additive
+from slime_ext.tools.analysis.tally import BOUNDS, Tally, TokenEffects
+
+NAMED = 10  # rollouts in a note
+LARGE = 1 << 18  # tokens of a part: every correction takes a while however few there are
+
+
+def apply(correction: Correction, rollout: DumpedRollout, bounds: Bounds = BOUNDS) -> TokenEffects:
+    """What the hook would do to each token of a rollout.
+
+    Args:
+        bounds: the host's clip range, for surrogates that name none of their own.
+    """
+    parts = [
+        (at, _applied(correction, tokens, plan, bounds)) for at, tokens, plan in steps_of(correction, rollout)
+    ]
+    if len(parts) == 1:
+        return parts[0][1]
+    order = torch.cat([at for at, _ in parts]).argsort()
+
+    def joined(name: str) -> Tensor | None:
+        values = [getattr(applied, name) for _, applied in parts]
+        return None if values[0] is None else torch.cat(values)[order]
+
+    return TokenEffects(*(joined(name) for name in ("weights", "keep", "clipped", "slope")))
+
+
+def _applied(correction: Correction, tokens: Tokens, plan: Plan, bounds: Bounds) -> TokenEffects:
+    outcome, mask = correction(tokens, plan), tokens.segments.mask
+    weights, keep, clipped = outcome.weights, outcome.keep, outcome.clipped & outcome.finite
+    if correction.is_identity:  # the hook hands the host's loss back, whatever stands in it
+        weights, keep = mask.to(tokens.proximal.dtype), mask
+    if tokens.advantages is None:
+        return TokenEffects(weights, keep, clipped, None)
+    slope, by_loss = _slope(correction, outcome, tokens, bounds)
+    return TokenEffects(weights, keep, clipped if by_loss is None else clipped | by_loss, slope)
+
+
+def _slope(
+    correction: Correction, outcome: Outcome, tokens: Tokens, bounds: Bounds
+) -> tuple[Tensor, Tensor | None]:
+    """[T] d loss / d log target where target = proximal; and where the surrogate clipped."""
+    host = -tokens.segments.zeroed(tokens.advantages)  # the host's loss at ratio 1, and its slope
+    if isinstance(correction.surrogate, HostLoss):  # the weights multiply the one as the other
+        return correction.loss(outcome, tokens, host, bounds)
+    target = tokens.proximal.detach().clone().requires_grad_()
+    loss, clipped = correction.loss(outcome, replace(tokens, target=target), host, bounds)
+    (slope,) = torch.autograd.grad(loss.sum(), target)
+    return slope, clipped
+
+
+@dataclass
+class WhatIf(Additive):
+    """A collector (see ``pipeline``) of what several corrections, by their names, do to the same rollouts."""
+
+    tallies: dict[str, Tally]
+    stopped: list[int] = field(default_factory=list)  # rollouts at which every hook stops the run
+
+    def add(self, rollout: DumpedRollout) -> None:
+        """Applies every correction to a rollout, and leaves out one with a non-finite proximal log-prob."""
+        if not rollout.proximal[rollout.mask].isfinite().all():
+            self.stopped.append(rollout.rollout_id)
+            return
+        alone, coupled = [], []
+        for tally in self.tallies.values():
+            (coupled if tally.correction.needs_plan else alone).append(tally)
+        for part in rollout.parts(LARGE):  # what is computed of one stays small
+            _count(alone, part)
+        _count(coupled, rollout)
+
+    def notes(self) -> tuple[str, ...]:
+        """Which rollouts are left out."""
+        if not self.stopped:
+            return ()
+        named, more = sorted(self.stopped)[:NAMED], ", ..." if len(self.stopped) > NAMED else ""
+        return (
+            f"what-if: rollouts {', '.join(map(str, named))}{more} are left out: a proximal log-prob is not "
+            "finite, where every hook stops the run",
+        )
+
+    def effects(self) -> tuple[Effect, ...]:
+        """What each correction does, in the order in which they were given."""
+        found = self.tallies.items()
+        return tuple(tally.effect(name, *_described(name, tally.correction)) for name, tally in found)
+
+
+def _count(tallies: Iterable[Tally], rollout: DumpedRollout) -> None:
+    for tally in tallies:
+        if why := missing_input(tally.correction, rollout):
+            tally.lacked = tally.lacked or why
+        else:
+            tally.add(apply(tally.correction, rollout, tally.bounds), rollout)
+
+
+def _described(name: str, correction: Correction) -> tuple[str, str]:
+    """Formula and source of a preset; of another correction its steps in one line."""
+    known = presets.PRESETS.get(name)
+    if known and known.correction == correction:
+        return known.formula, known.source
+    return one_line(config.to_mapping(correction)), ""

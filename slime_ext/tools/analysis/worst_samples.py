@@ -1,0 +1,114 @@
+"""The samples and the tokens with the largest log-ratios, with their text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from heapq import nlargest
+
+import torch
+
+from slime_ext.tools.analysis.document import Span, Worst
+from slime_ext.tools.analysis.records import DumpedRollout
+from slime_ext.tools.analysis.texts import decoder
+
+KEPT = 10  # samples, and as many tokens
+AROUND = 8  # tokens on each side of a worst one
+SPANS = 160  # tokens of a worst sample, around its worst one
+TEXT = 600  # characters
+
+
+@dataclass
+class WorstSamples:
+    """A collector of the samples with the largest |sum of l| and the tokens with the largest |l|.
+
+    Args:
+        tokenizer: folder of the tokenizer, or None.
+    """
+
+    tokenizer: str | None = None
+    samples: list[Worst] = field(default_factory=list)
+    tokens: list[Worst] = field(default_factory=list)
+
+    def add(self, part: DumpedRollout) -> None:
+        """Looks for larger log-ratios in a part of a rollout."""
+        totals = part.segments.sum(part.log_ratio)
+        for i in _largest(totals, _floor(self.samples)):
+            self.samples.append(self._sample(part, i, float(totals[i])))
+        for at in _largest(part.log_ratio, _floor(self.tokens)):
+            self.tokens.append(self._token(part, at))
+        self._trim()
+
+    def merge(self, other: WorstSamples) -> None:
+        """Adds the samples and tokens of other rollouts."""
+        self.samples += other.samples
+        self.tokens += other.tokens
+        self._trim()
+
+    def found(self) -> tuple[Worst, ...]:
+        """The samples, then the tokens, those with the largest log-ratio first."""
+        return (*self.samples, *self.tokens)
+
+    def _trim(self) -> None:
+        for name in ("samples", "tokens"):
+            setattr(self, name, nlargest(KEPT, getattr(self, name), key=lambda worst: abs(worst.log_ratio)))
+
+    def _sample(self, part: DumpedRollout, i: int, total: float) -> Worst:
+        begin = sum(part.lengths[:i])
+        own = part.log_ratio[begin : begin + part.lengths[i]]
+        peak = int(own.abs().argmax())
+        first = max(0, min(peak - SPANS // 2, part.lengths[i] - SPANS))
+        return Worst(
+            kind="sequence",
+            **_place(part, i),
+            log_ratio=total,
+            text=_cut(part.responses[i] if part.responses else ""),
+            spans=self._spans(part, begin + first, min(begin + first + SPANS, begin + part.lengths[i])),
+        )
+
+    def _token(self, part: DumpedRollout, at: int) -> Worst:
+        i = int(part.segments.ids[at])
+        begin = sum(part.lengths[:i])
+        first, last = max(begin, at - AROUND), min(begin + part.lengths[i], at + AROUND + 1)
+        spans = self._spans(part, first, last)
+        return Worst(
+            kind="token",
+            **_place(part, i),
+            token=at - begin,
+            log_ratio=float(part.log_ratio[at]),
+            text="".join(span.text for span in spans),
+            spans=spans,
+        )
+
+    def _spans(self, part: DumpedRollout, first: int, last: int) -> tuple[Span, ...]:
+        if part.tokens is None:
+            return ()
+        texts = decoder(self.tokenizer)(part.tokens[first:last].tolist())
+        values, finite = part.log_ratio[first:last].tolist(), part.finite[first:last].tolist()
+        return tuple(
+            Span(text=text, log_ratio=value if known else None)
+            for text, value, known in zip(texts, values, finite, strict=True)
+        )
+
+
+def _floor(kept: list[Worst]) -> float:
+    """The size that a log-ratio must exceed to be among the largest."""
+    return abs(kept[-1].log_ratio) if len(kept) >= KEPT else 0.0
+
+
+def _largest(values: torch.Tensor, floor: float) -> list[int]:
+    found = values.abs().topk(min(KEPT, values.numel()))
+    return found.indices[found.values > floor].tolist()
+
+
+def _place(part: DumpedRollout, i: int) -> dict:
+    reward = None if part.rewards is None or part.rewards[i].isnan() else float(part.rewards[i])
+    return {
+        "rollout_id": part.rollout_id,
+        "position": part.positions[i],
+        "tokens": part.lengths[i],
+        "reward": reward,
+    }
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT else f"{text[:TEXT]}…"

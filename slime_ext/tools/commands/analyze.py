@@ -1,0 +1,309 @@
+"""``slime-ext analyze PATH...``: what is wrong in a run's dumps, and what each correction would have done."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from slime_ext.config.files import read_mapping
+from slime_ext.errors import ConfigError, did_you_mean
+from slime_ext.tools.analysis.document import Document, FindingName
+from slime_ext.tools.analysis.readers.find import Job
+from slime_ext.tools.analysis.request import SHORTLIST, Request
+from slime_ext.tools.analysis.texts import decoder
+from slime_ext.tools.commands import light
+from slime_ext.tools.commands.analyze_summary import show_news, summary
+from slime_ext.tools.commands.output import console
+from slime_ext.tools.folders import make_folder, refuse_link, write_file
+
+FOUND = 1
+ANY, ALL = "any", "all"
+FINDINGS = get_args(FindingName)
+STDOUT = "-"
+OUT, JSON = "--out", "--json"
+Configs = Sequence[tuple[str, Mapping[str, Any]]]
+
+
+def main(argv: list[str]) -> int:
+    """Analyses runs, prints the summary and writes the files asked for; 1 if a finding of --fail-on is
+    there."""
+    given = _parser().parse_args(argv)
+    _check(given)
+    screen, configs = console(stderr=given.json == STDOUT), _read_configs(given.config)
+    documents = _followed(given, configs, screen) if given.follow else _documents(given, configs)
+    _show(given, documents, screen)
+    return FOUND if any(_fails(given, finding.name) for finding in documents[0].findings) else 0
+
+
+def _fails(given: argparse.Namespace, name: str) -> bool:
+    """Whether a finding is one of --fail-on."""
+    return name in given.fail_on or ANY in given.fail_on
+
+
+def _show(given: argparse.Namespace, documents: Sequence[Document], screen: Console) -> None:
+    with _writing("stdout", STDOUT):
+        summary(screen, documents)
+    for flag, path, write in ((OUT, given.out, _write_page), (JSON, given.json, _write_json)):
+        if path is not None:
+            with _writing(flag, path):
+                write(path, documents)
+            if path != STDOUT:
+                screen.print(f"wrote {path}", markup=False, soft_wrap=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="slime-ext analyze",
+        description="Reads dumps of a run (slime's --dump-details, slime-ext train, JSONL) and says what is "
+        "wrong with its log-probs, and what each correction would have done.",
+        epilog=f"Findings: {', '.join(FINDINGS)}.",
+    )
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATH", help="folder of dumps, file, or pattern such as 'dumps/*/1?.pt'"
+    )
+    parser.add_argument("--against", metavar="PATH", action="append", help="another run, side by side")
+    parser.add_argument("--rollouts", metavar="RANGE", help="such as 100-200 or 0,5,10-")
+    parser.add_argument(
+        "--presets",
+        metavar="NAMES",
+        help="what-if of these presets, such as token_is,geo_rs, or of 'all'; default: ten, those that a "
+        "recommendation may name among them",
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="beside a run: reads each rollout as its dumps are written, until Ctrl-C or the run's end",
+    )
+    parser.add_argument(
+        "--alert-exit",
+        action="store_true",
+        help=f"with --follow: exit with {FOUND} at the first finding of --fail-on (default: '{ANY}')",
+    )
+    parser.add_argument(
+        "--every", type=float, default=2.0, metavar="SECONDS", help="with --follow: between two looks"
+    )
+    parser.add_argument(
+        "--idle",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="with --follow: a run that writes nothing for so long has ended",
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (each holds one rollout)")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a correction of your own, beside the presets",
+    )
+    parser.add_argument(
+        "--suggest",
+        type=float,
+        metavar="RATE",
+        help="thresholds that reject this share; reads the files twice",
+    )
+    parser.add_argument(OUT, metavar="FILE.html", help="write the report as one HTML file")
+    parser.add_argument(
+        JSON,
+        metavar="FILE",
+        help="write the same numbers (with --against: a list of two); -: to stdout, the summary to stderr",
+    )
+    parser.add_argument(
+        "--fail-on",
+        metavar="FINDING",
+        action="append",
+        default=[],
+        help=f"exit with {FOUND} if found; or '{ANY}'",
+    )
+    parser.add_argument("--tokenizer", metavar="DIR", help="to show tokens as text")
+    return parser
+
+
+def _check(given: argparse.Namespace) -> None:
+    """Checks arguments that argparse lets through, before torch is imported, which takes seconds."""
+    if given.jobs < 1:
+        raise ConfigError(f"--jobs: expected at least 1, got {given.jobs}")
+    if given.suggest is not None and not 0 < given.suggest < 1:
+        raise ConfigError(f"--suggest: expected a share between 0 and 1, got {given.suggest:g}")
+    given.presets = SHORTLIST if given.presets is None else _presets(given.presets)
+    _check_follow(given)
+    for name in given.fail_on:
+        if name not in (*FINDINGS, ANY):
+            near = did_you_mean(name, (*FINDINGS, ANY)) or f": one of {', '.join((*FINDINGS, ANY))}"
+            raise ConfigError(f"--fail-on: expected the name of a finding, got '{name}'{near}")
+    _check_outputs(given)
+    decoder(given.tokenizer)
+    if given.alert_exit and not given.fail_on:
+        given.fail_on = [ANY]
+
+
+def _presets(text: str) -> tuple[str, ...]:
+    with light.without_torch():
+        from slime_ext import presets
+
+        known, aliases = tuple(presets.PRESETS), dict(presets.ALIASES)
+    names = known if text == ALL else tuple(dict.fromkeys(aliases.get(n, n) for n in text.split(",")))
+    for name in names:
+        if name not in known:
+            near = did_you_mean(name, known) or ": slime-ext presets lists them"
+            raise ConfigError(f"--presets: expected names of presets or {ALL}, got '{name}'{near}")
+    return names
+
+
+def _check_follow(given: argparse.Namespace) -> None:
+    for flag in ("against", "suggest"):
+        if given.follow and getattr(given, flag) is not None:
+            raise ConfigError(
+                f"--{flag}: expected none beside --follow, which reads every file once, got one"
+            )
+    if given.alert_exit and not given.follow:
+        raise ConfigError("--alert-exit: expected --follow beside it, got none: --fail-on is for a whole run")
+    if not (given.every >= 0 and given.idle > 0):
+        raise ConfigError(f"--every, --idle: expected seconds, got {given.every:g} and {given.idle:g}")
+
+
+def _read_configs(files: Sequence[str]) -> Configs:
+    """Path and content of each file of --config, read once, since it may be a pipe."""
+    found = [(file, read_mapping(file)) for file in files]
+    if found:
+        light.call("slime_ext.tools.analysis.user_corrections:load_user_corrections", found)
+    return found
+
+
+def _check_outputs(given: argparse.Namespace) -> None:
+    """Raises before the first file is read if an output cannot be written."""
+    if given.out == STDOUT:
+        raise ConfigError(f"{OUT}: expected a file, got '{STDOUT}': only {JSON} writes to stdout")
+    files = _files(given)
+    for flag, path in files.items():
+        with _writing(flag, path):
+            _check_writable(Path(path))
+    if len({Path(path).resolve() for path in files.values()}) < len(files):
+        raise ConfigError(f"{JSON}: expected another file than {OUT}, got '{given.json}'")
+
+
+def _files(given: argparse.Namespace) -> dict[str, str]:
+    """Flag -> path of the file that it writes."""
+    return {flag: path for flag, path in ((OUT, given.out), (JSON, given.json)) if path not in (None, STDOUT)}
+
+
+def _check_writable(path: Path) -> None:
+    """Raises what writing the file would raise, and changes nothing."""
+    refuse_link(path)
+    is_new = not path.exists()
+    if not is_new and not path.is_file() and not path.is_dir():
+        return  # a pipe or a device: to open it is to use it
+    if not path.parent.exists():
+        make_folder(path.parent)
+    if is_new:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        path.unlink()
+    else:
+        path.open("a").close()
+
+
+@contextmanager
+def _writing(flag: str, path: str) -> Iterator[None]:
+    """Turns an OSError into one line that says what could not be written, and why."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(f"{flag}: expected a file that can be written, got '{path}': {why}") from None
+
+
+def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
+    requests = [_request(given, paths) for paths in (given.paths, given.against) if paths]
+    files = [request.files() for request in requests]
+    _refuse_to_overwrite_inputs(given, [path for found in files for job in found.jobs for path in job.paths])
+
+    from slime_ext.tools.analysis.run import analyse  # and torch: all mistakes were found before
+    from slime_ext.tools.analysis.user_corrections import load_user_corrections
+
+    own, both = load_user_corrections(configs), list(zip(requests, files, strict=True))
+    total = sum(job.size * request.passes for request, found in both for job in found.jobs)
+    with _bar(total) as done:
+        return [analyse(replace(request, configs=own), found, done) for request, found in both]
+
+
+def _request(given: argparse.Namespace, paths: Sequence[str]) -> Request:
+    return Request(
+        tuple(paths),
+        given.rollouts,
+        given.jobs,
+        presets=given.presets,
+        rate=given.suggest,
+        tokenizer=given.tokenizer,
+    )
+
+
+def _followed(given: argparse.Namespace, configs: Configs, screen: Console) -> list[Document]:
+    """The document of a run when it has ended, or when an alert ends it; each rollout and each alert is
+    printed as it comes."""
+    from slime_ext.tools.analysis.follow import Follower
+    from slime_ext.tools.analysis.user_corrections import load_user_corrections
+
+    request = replace(_request(given, given.paths), configs=load_user_corrections(configs))
+    follower, since = Follower(request), time.monotonic()
+    screen.print(f"following {given.paths[0]}: Ctrl-C ends it", markup=False, soft_wrap=True)
+    with suppress(KeyboardInterrupt):
+        while not follower.has_ended() and time.monotonic() - since < given.idle:
+            for news in follower.look():
+                since = time.monotonic()
+                show_news(screen, news, as_json=given.json == STDOUT)
+                if given.alert_exit and any(_fails(given, found.name) for found in news.alerts):
+                    return [follower.document()]
+            time.sleep(given.every)
+    return [follower.document()]
+
+
+def _refuse_to_overwrite_inputs(given: argparse.Namespace, dumps: Sequence[Path]) -> None:
+    """Raises if an output would overwrite a file that is read."""
+    read = {Path(path).resolve() for path in (*dumps, *given.config)}
+    for flag, path in _files(given).items():
+        if Path(path).resolve() in read:
+            raise ConfigError(
+                f"{flag}: expected a file of its own, got '{path}', which is read: name another"
+            )
+
+
+@contextmanager
+def _bar(total: int) -> Iterator:
+    """Shows a progress bar with the time left, if stderr is a terminal."""
+    screen = Console(stderr=True)
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        task = progress.add_task("read", total=total)
+
+        def done(job: Job) -> None:
+            progress.advance(task, job.size)
+
+        yield done
+
+
+def _write_page(path: str, documents: Sequence[Document]) -> None:
+    from slime_ext.tools.analysis.page import write_report  # matplotlib, which nothing else here needs
+
+    write_report(documents[0], path, documents[1] if len(documents) > 1 else None)
+
+
+def _write_json(path: str, documents: Sequence[Document]) -> None:
+    texts = [document.model_dump_json(indent=1) for document in documents]
+    text = texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"
+    if path == STDOUT:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+        return
+    write_file(Path(path), text + "\n")

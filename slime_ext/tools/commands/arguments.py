@@ -1,0 +1,264 @@
+"""The arguments of a launch that a correction has to agree with, read out of a shell script, YAML or JSON."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from slime_ext.config.files import located, read_mapping
+from slime_ext.errors import ConfigError, cut, did_you_mean
+from slime_ext.host import contract
+from slime_ext.host.contract import flag_of
+from slime_ext.host.flags import (
+    ARGUMENTS,
+    BEFORE_THE_MERGE,
+    DECISIVE,
+    DERIVED,
+    NEARLY,
+    check_flags,
+)
+from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
+from slime_ext.tools.scripts.read import host_root, is_script, read
+
+SLIME = "slime"  # or miles: whatever train.py is of
+# Read beside what the rules read: which parts of the host a launch needs (slime-ext doctor).
+TEXTS, SWITCHED_OFF = ("transformer_impl",), ("gradient_accumulation_fusion",)
+NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
+NAMES |= {flag_of(name): name for name in TEXTS}
+OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
+OFF |= {f"--no-{flag_of(name)[2:]}": name for name in SWITCHED_OFF}
+ALIKE = (*contract.CALLS, "custom_agent_function_path")  # arguments of slime and miles that look like those
+
+
+@dataclass
+class Arguments:
+    """What a launch leads to.
+
+    Args:
+        values: by dest name, as far as the files say them.
+        unknown: dest names that the script sets to what is known only where it runs.
+        script: the launch script, empty where there is none.
+        launcher: SLIME where the script starts train.py.
+        unread: a line for each reason why a name is unknown.
+        notes: what a reader should know of how the script was read.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
+    script: str = ""
+    launcher: str | None = None
+    unread: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def get(self, name: str) -> Any:
+        """The value of an argument, None where it has none or cannot be known."""
+        return self.values.get(name)
+
+    def namespace(self) -> SimpleNamespace:
+        """Arguments as the host holds them."""
+        return SimpleNamespace(**self.values)
+
+    def with_flags(self, flags: dict[str, Any]) -> Arguments:
+        """The same launch with more flags."""
+        return replace(self, values=self.values | flags, unknown=self.unknown - set(flags))
+
+
+def gathered(
+    path: str, args_path: str | None = None, given: Sequence[str] = (), launch: Launch | None = None
+) -> Arguments:
+    """Every argument that a file leads to; keys of --custom-config-path go over flags, as in slime.
+
+    Args:
+        given: flags of the script's own.
+        launch: the script's, where it was read already.
+
+    Raises:
+        ConfigError: a file cannot be read or holds something else, or slime itself would refuse the flags.
+    """
+    script = next((file for file in (path, args_path) if file and is_script(file)), "")
+    launch = (launch or read(script, given)) if script else None
+    found = _of_launch(launch) if launch else Arguments()
+    for file in (args_path, path):
+        if file and file != script:
+            found = found.with_flags(_of_file(file) if file == args_path else of_yaml(file))
+    if not script:
+        found.unknown |= ARGUMENTS.keys() - found.values.keys()  # flags that no file here says
+    check_flags(found.namespace(), {}, found.unknown)
+    if launch and (flag := launch.flag("--custom-config-path")) and "slime_ext" not in found.values:
+        _forbid_unread_path(script, flag)
+    if "slime_ext" not in found.values and (beside := found.get("custom_config_path")):
+        found = found.with_flags(of_yaml(_found(beside, launch, path)))
+        check_flags(found.namespace(), {}, found.unknown)
+    return found
+
+
+def of_yaml(path: str) -> dict[str, Any]:
+    """The keys of a file for --custom-config-path.
+
+    Raises:
+        ConfigError: it cannot be read, or has a name in it that slime would pass over.
+    """
+    found = read_mapping(path)
+    for key in found:
+        if key != "slime_ext" and (near := did_you_mean(key, ["slime_ext"])):
+            raise ConfigError(f"{path}: expected the key slime_ext, got {cut(key)}{near}")
+        forbid_misspelt(path, key)
+    if "eps_clip" in found and "eps_clip_high" not in found:
+        raise ConfigError(
+            f"{path}: eps_clip_high: expected beside eps_clip, got none: slime has set it to --eps-clip "
+            "before it reads this file"
+        )
+    return found
+
+
+def _of_file(path: str) -> dict[str, Any]:
+    """A file of arguments; both spellings, with dashes and with underscores."""
+    found = {_name_of(key): value for key, value in read_mapping(path).items()}
+    for name in found:
+        forbid_misspelt(path, name)
+    return {k: v for k, v in found.items() if k in ARGUMENTS or k in (*TEXTS, *SWITCHED_OFF, "slime_ext")}
+
+
+def _of_launch(launch: Launch) -> Arguments:
+    """A launch's flags, as the host's parser reads them; flags of other parts are left out."""
+    values, unknown, path, flags, unread = {}, set(), launch.script, launch.flags, {}
+    for flag, after in zip_longest(flags, flags[1:]):
+        forbid_misspelt(path, flag.name)
+        if flag.name in OFF:
+            values[OFF[flag.name]] = False
+        elif name := NAMES.get(flag.name):
+            values[name] = _value(path, flag.name, next(iter(flag.values), after and after.name))
+            (unknown.add if values[name] is None else unknown.discard)(name)
+            if values[name] is None:
+                unread[name] = (
+                    f"{flag.where}: {flag}: known only where the script runs; no rule over it is checked"
+                )
+    for spelled, name in (*NAMES.items(), *((off, name) for off, name in OFF.items())):
+        if gap := launch.gap(spelled):
+            unknown.add(name)
+            unread[gap] = str(gap)
+    reasons = tuple(line for key, line in unread.items() if key in unknown or not isinstance(key, str))
+    launcher = SLIME if launch.program else None
+    found = Arguments(as_parsed(values, unknown), unknown, path, launcher, reasons, launch.notes)
+    check_flags(found.namespace(), BEFORE_THE_MERGE, found.unknown)
+    return found
+
+
+def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[str, Any]:
+    """The arguments that a host's parser makes of flags: defaults, and what slime derives from other flags
+    before it merges the keys of --custom-config-path (slime/utils/arguments.py, slime_validate_args).
+
+    Args:
+        flags: values by dest name, of those that the command line gives.
+        unknown: dest names of flags whose values cannot be known; they and what follows from them are left
+            out.
+    """
+    found = {name: known.default for name, known in ARGUMENTS.items()} | dict(flags)
+    for name in unknown:
+        found.pop(name, None)
+    derived = {
+        "eps_clip_high": lambda: (
+            found["eps_clip"] if found["eps_clip_high"] is None else found["eps_clip_high"]
+        ),
+        "use_critic": lambda: found["advantage_estimator"] == "ppo",
+        "global_batch_size": lambda: _batch_of_steps(found),
+        "grpo_std_normalization": lambda: (
+            found["grpo_std_normalization"] and found["n_samples_per_prompt"] != 1
+        ),
+        "over_sampling_batch_size": lambda: found["over_sampling_batch_size"] or found["rollout_batch_size"],
+        "use_routing_replay": lambda: found["use_routing_replay"] or found["use_rollout_routing_replay"],
+        "debug_train_only": lambda: found["debug_train_only"] or found["load_debug_rollout_data"] is not None,
+    }
+    for name, value in derived.items():
+        try:
+            found[name] = value()
+        except KeyError:  # an unknown one among what it follows from
+            found.pop(name, None)
+    if found.get("eval_interval") is not None:
+        found["eval_datasets"] = [name for name in ("eval_config", "eval_prompt_data") if name in flags]
+    if found.get("dump_details") is not None:
+        kinds = ("rollout", "train")
+        found |= {
+            f"save_debug_{kind}_data": f"{found['dump_details']}/{kind}_data/{{rollout_id}}.pt"
+            for kind in kinds
+        }
+    return found
+
+
+def _batch_of_steps(found: Mapping[str, Any]) -> int | None:
+    """--global-batch-size, or what --num-steps-per-rollout makes of the batch."""
+    steps, given = found["num_steps_per_rollout"], found["global_batch_size"]
+    if steps is None or given is not None:
+        return given
+    sizes = (found["rollout_batch_size"], found["n_samples_per_prompt"])
+    return sizes[0] * sizes[1] // steps if all(sizes) else None
+
+
+def _value(path: str, flag: str, text: str | None) -> Any:
+    """What the host's parser makes of a flag's text; None where that is known only where the script runs."""
+    name = NAMES[flag]
+    parse = ARGUMENTS[name].kind.parse if name in ARGUMENTS else str
+    if parse is None:
+        return True
+    if not text or text.startswith("--"):
+        raise ConfigError(f"{path}: {flag}: expected a value, got {text or 'none'}")
+    if isinstance(text, Unread):
+        return None
+    try:
+        return parse(text)
+    except ValueError:
+        raise ConfigError(f"{path}: {flag}: expected a number, got '{cut(text)}'") from None
+
+
+def _forbid_unread_path(script: str, flag: WrittenFlag) -> None:
+    path = flag.values[0] if flag.values else ""
+    if isinstance(path, Unread):
+        raise ConfigError(
+            f"{script}: --custom-config-path: expected a path that the script itself says, got '{cut(path)}'"
+            f": slime-ext check FILE --args {script} checks the file with the script's flags"
+        )
+
+
+def _found(path: str, launch: Launch | None, file: str) -> str:
+    """The file of --custom-config-path, from the folder in which the program runs: the script's ``cd``, the
+    host's checkout that the script lies in, else the working directory of this command.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if launch is None or Path(path).is_absolute():
+        return path if launch else located(path, file)
+    folder = Path(launch.folder or host_root(launch.script) or Path.cwd())
+    if not (folder / path).is_file():
+        raise ConfigError(
+            f"{launch.script}: --custom-config-path: expected a file where the script runs, got no "
+            f"{cut(path)} in {folder}: run slime-ext there, or name it from the script's own folder"
+        )
+    return str(folder / path)
+
+
+def forbid_misspelt(path: str, name: str) -> None:
+    """Stops at a flag, or a key of a file, that is nearly one of those that decide whether ours runs, or one
+    that is read here with dashes for underscores, or the reverse.
+
+    Raises:
+        ConfigError: with the right name.
+    """
+    as_flag = name.startswith("--")
+    dest = _name_of(name)
+    known = dest in ARGUMENTS or dest in ALIKE
+    near = [dest] if known else difflib.get_close_matches(dest, DECISIVE, n=1, cutoff=NEARLY)
+    for right in (flag_of(near_name) if as_flag else near_name for near_name in near):
+        if name != right:
+            raise ConfigError(
+                f"{path}: expected {right}, got {cut(name)}: slime passes over a name it does not know"
+            )
+
+
+def _name_of(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")

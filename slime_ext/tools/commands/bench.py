@@ -1,0 +1,52 @@
+"""``slime-ext bench fidelity``: exact bias and variance of corrections."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Sequence
+
+from slime_ext.config.files import read_mapping
+from slime_ext.tools.commands import light
+
+SPEED = "speed is measured from a checkout: python -m benchmarks.speed against, or scale"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the table of ``bench fidelity [PRESET ...]``."""
+    given = _parser().parse_args(argv)
+    for name in given.preset:
+        light.call("slime_ext.presets:find", name)  # a mistake is said at once
+    files = [(file, read_mapping(file)) for file in given.config]
+
+    import torch
+    from rich.console import Console
+    from rich.progress import track
+
+    from slime_ext import presets
+    from slime_ext.tools.analysis.user_corrections import load_user_corrections
+    from slime_ext.tools.fidelity import table
+
+    torch.set_num_threads(1)  # tensors of a dozen numbers: threads wait for each other
+    errors = Console(stderr=True)
+    shown = functools.partial(
+        track, description="", transient=True, console=errors, disable=not errors.is_terminal
+    )
+    chosen = {name: presets.get(name) for name in given.preset}
+    chosen |= {name: own.correction for name, own in load_user_corrections(files).items()}
+    Console(width=160).print(table(chosen, given.seed, shown))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="slime-ext bench", epilog=SPEED, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    fidelity = commands.add_parser(
+        "fidelity", help="exact bias and variance of every preset, nothing sampled"
+    )
+    fidelity.add_argument("preset", nargs="*", help="all that do not couple samples, if none is named")
+    fidelity.add_argument(
+        "--config", action="append", default=[], metavar="FILE", help="a correction of your own, a file"
+    )
+    fidelity.add_argument("--seed", type=int, default=0, help="of the random policies")
+    return parser

@@ -1,0 +1,121 @@
+"""``slime-ext``: one name per sub-command, imported when it is called, so that --help needs nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from slime_ext.errors import ConfigError, SlimeExtError, did_you_mean
+from slime_ext.tools.commands.light import call, imported
+from slime_ext.tools.folders import working_folder
+
+COMMANDS = {
+    "train": "a language model learns to add, on a real host, without a GPU",
+    "rehearse": "two small rollouts of a launch script through the real host, without a GPU",
+    "presets": "corrections by name, with formula and flags",
+    "check": "whether a configuration or a launch script is right",
+    "convert": "another system's correction in native keys",
+    "bench": "what corrections cost: exact bias and variance, time, scaling",
+    "doctor": "what is installed, and whether a launch can work here",
+    "analyze": "what is wrong in a run's dumps; what corrections would do",
+    "report": "reward, mismatch, clipping and staleness of runs as a picture",
+    "patch": "cur_log_probs and staleness for a slime or miles checkout",
+}
+ELSEWHERE = {"train": "slime_ext.tools.without_cuda.train", "patch": "slime_ext.tools.patching.main"}
+JUDGES = ("check", "rehearse")  # whose answer an error is, under their own name
+LIGHT = ("presets", "check", "convert")  # need no torch
+# Module -> what setup.py requires for it.
+REQUIRED = {name: name for name in ("torch", "numpy", "pydantic", "rich", "matplotlib")}
+REQUIRED |= {"yaml": "PyYAML", "jinja2": "Jinja2"}
+REQUIRED |= {"tree_sitter": "tree-sitter", "tree_sitter_bash": "tree-sitter-bash"}
+WRONG, USER_ERROR, INTERRUPTED, UNREAD = 1, 2, 130, 1  # the last as rich has it
+
+
+def usage() -> str:
+    """What ``slime-ext --help`` prints."""
+    rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
+    return f"usage: slime-ext COMMAND [FLAG ...]\n\n{rows}\n\nslime-ext COMMAND --help names its flags."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command named first; a user's mistake is one line on stderr and exit status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may have letters that a terminal has not
+    try:
+        try:
+            return _answer(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            _flush()
+    except OSError as error:
+        return _without_output(error)
+
+
+def _answer(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    try:
+        return _run(words[0], words[1:])
+    except SlimeExtError as error:
+        print(f"slime-ext: {error}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(name: str, argv: list[str]) -> int:
+    if name not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        near = did_you_mean(name, COMMANDS) or f": one of {known}"
+        raise ConfigError(f"command line: expected a command, got '{name}'{near}")
+    _find_functions_here(name)
+    path = f"{ELSEWHERE.get(name, f'slime_ext.tools.commands.{name}')}:main"
+    try:
+        return int((call(path, argv) if name in LIGHT else imported(path)(argv)) or 0)
+    except SlimeExtError as error:
+        if name not in JUDGES:
+            raise
+        print(f"slime-ext {name}: {error}", file=sys.stderr)
+        return WRONG
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        package = REQUIRED.get(missing)
+        if package is None:
+            raise
+        why = f"{name}: expected the package {package}, got none: pip install {package}"
+        raise ConfigError(why) from None
+
+
+def _find_functions_here(name: str) -> None:
+    """Lets functions that flags name lie in the working directory, as with slime."""
+    try:
+        if (here := str(working_folder())) not in sys.path:
+            sys.path.append(here)
+    except ConfigError:
+        if name not in LIGHT:  # torch finds none of its libraries from there
+            raise
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # as where a shell closed it
+        sys.stdout.flush()
+
+
+def _without_output(error: OSError) -> int:
+    """The status where standard output takes no more; any other error is raised again."""
+    try:
+        print(flush=True)  # what failed before may have been another file
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+    else:
+        raise error
+    if isinstance(error, BrokenPipeError):
+        return UNREAD
+    print(f"slime-ext: standard output: expected room to write, got {error.strerror}", file=sys.stderr)
+    return USER_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())

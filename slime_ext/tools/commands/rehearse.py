@@ -1,0 +1,121 @@
+"""``slime-ext rehearse run.sh``: two small rollouts of a launch script through the real host, without a
+GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.tools.commands import light
+from slime_ext.tools.commands.output import console, table
+from slime_ext.tools.rehearsal import checks, evidence, preflight, prompts, run
+from slime_ext.tools.scripts.launch import Launch
+from slime_ext.tools.scripts.read import launch_of
+from slime_ext.tools.without_cuda import driver, machine
+
+FAILED = 1
+STYLES = {checks.OK: "green", checks.WRONG: "bold red", checks.NOT_REACHED: "yellow"}
+
+
+def main(argv: list[str]) -> int:
+    """Prints the page and returns 0, 1 where a line is wrong; a mistake in the script is reported before
+    the run."""
+    parser = argparse.ArgumentParser(
+        prog="slime-ext rehearse", description="Rehearses a launch script of slime or miles without a GPU."
+    )
+    parser.add_argument("script", help="launch script: .sh, or .py of miles")
+    parser.add_argument("--host", help="'miles' for the wheel, or a checkout; by default the script's own")
+    parser.add_argument("--megatron", help="a checkout of Megatron-LM; by default the wheel's")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the run, also a former one's; by default a new one"
+    )
+    parser.add_argument("--timeout", type=float, default=run.TIMEOUT_S, help="seconds until the run is ended")
+    parser.epilog = "Words behind -- are flags of the script's own."
+    end = argv.index("--") if "--" in argv else len(argv)
+    return rehearse(parser.parse_args(argv[:end], argparse.Namespace(own=argv[end + 1 :])))
+
+
+def rehearse(given: argparse.Namespace) -> int:
+    """The exit status of a rehearsal.
+
+    Raises:
+        ConfigError: no host, a script that launches nothing, a mistake that needs no run to be seen, or a
+            machine on which it could not end well.
+
+    """
+    began, screen = time.monotonic(), console()
+    launch = launch_of(given.script, given.own, given.host)
+    host = run.host_of(launch, given.host)
+    launch = run.with_found_files(launch, host)
+    screen.print(f"{given.script}: {len(launch.flags)} flags, on {host}", markup=False)
+    for note in launch.notes:
+        screen.print(note, markup=False)
+    if wrong := mistakes(launch, host):
+        raise ConfigError("\n  ".join(wrong))
+    rows = prompts.all_rows(launch)
+    with driver.ended_by_signals(), run.empty_folder(given.out) as out, machine.room_or_one_line(out):
+        driver.check(host.name, out, launch.asynchronous, given.megatron)
+        for note in machine.notes():
+            screen.print(note, markup=False)
+        flags, account = run.prepare(launch, rows, out)
+        screen.print("replaced", table((f"  {name}", text) for name, text in account.items()))
+        status = _status(host, flags, out, launch, given)
+        seen = evidence.gather(out, status, time.monotonic() - began)
+        return _report(launch, account, seen, out, screen)
+
+
+def _status(
+    host: run.RehearsalHost, flags: Sequence[str], out: Path, launch: Launch, given: argparse.Namespace
+) -> int:
+    """The host's exit status; who ends the run before is told where the log is."""
+    environment = run.environment_of(launch, out)
+    options = {"timeout": given.timeout, "environment": environment, "megatron": given.megatron}
+    try:
+        return driver.run_host(host.name, flags, out, launch.asynchronous, **options)
+    except (KeyboardInterrupt, SystemExit):
+        print(f"slime-ext rehearse: ended before the host was; its log: {out / 'log'}", file=sys.stderr)
+        raise
+
+
+def _report(
+    launch: Launch, account: Mapping[str, str], seen: evidence.Evidence, out: Path, screen: Console
+) -> int:
+    """Prints the page, writes page.json; the command's exit status."""
+    found = checks.lines(launch, seen)
+    screen.print(page(found, checks.unseen(launch, account), seen))
+    facts = {"seconds": round(seen.seconds), "status": seen.status, "lines": [vars(line) for line in found]}
+    (out / "page.json").write_text(json.dumps(facts, indent=2))
+    return FAILED if seen.status or any(line.state == checks.WRONG for line in found) else 0
+
+
+def page(lines: Sequence[checks.PageLine], unseen: Sequence[str], seen: evidence.Evidence) -> RenderableType:
+    """The ten lines, and what no machine without a GPU shows."""
+    head = f"rehearsed in {seen.seconds:.0f} s; the host's log: {seen.log}"
+    rows = table((f"  {x.name}", Text(x.state, STYLES.get(x.state, "")), x.text) for x in lines)
+    return Group(Text(head), rows, Text("\n  ".join(["not seen without a GPU", *unseen])))
+
+
+def mistakes(launch: Launch, host: run.RehearsalHost) -> list[str]:
+    """What the launch's text shows to be wrong: of the host's flags, of functions, of our configuration."""
+    known = preflight.known_flags(host.package, driver.wheel_folder() / "megatron")
+    paths = run.module_paths(launch, host)
+    found = list(preflight.mistakes(launch, known, paths, is_own_host=host.is_own))
+    return found or list(of_rules(launch))
+
+
+def of_rules(launch: Launch) -> Iterator[str]:
+    """What ``slime-ext check`` says of the launch."""
+    try:
+        light.call("slime_ext.tools.commands.check:check", launch.script, None, (), launch)
+    except SlimeExtError as error:
+        said = str(error).replace(launch.script, Path(launch.script).name)
+        flag = launch.flag(said.partition(":")[0])
+        yield f"{flag.where}: {said}" if flag else said

@@ -1,0 +1,48 @@
+"""``slime-ext report DIR...``: reward, mismatch, ratios, clipping and staleness of runs in one picture."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from slime_ext.errors import ConfigError
+from slime_ext.tools.commands.output import plain
+from slime_ext.tools.folders import make_folder
+from slime_ext.tools.report.run_picture import PICTURES, draw
+
+
+def main(argv: list[str]) -> int:
+    """Draws the picture and prints its path."""
+    parser = argparse.ArgumentParser(
+        prog="slime-ext report",
+        description="Draws runs of slime, miles or `slime-ext train` into one picture, from TensorBoard "
+        "events, off_policy.jsonl and dumps below each folder.",
+    )
+    parser.add_argument(
+        "folders", nargs="+", metavar="DIR", help="a run; or a folder of runs, which are seeds of one setting"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="picture to write; default: report.png in the first folder"
+    )
+    parser.add_argument(
+        "--labels",
+        nargs="+",
+        metavar="NAME",
+        default=(),
+        help="a name for each folder; equal names are seeds of one setting",
+    )
+    args = parser.parse_args(argv)
+    if args.labels and len(args.labels) != len(args.folders):
+        raise ConfigError(f"--labels: expected {len(args.folders)} names, got {len(args.labels)}")
+    out = args.out or Path(args.folders[0]) / "report.png"
+    if out.suffix not in PICTURES:
+        raise ConfigError(f"--out: expected a name that ends in {', '.join(PICTURES)}, got {out}")
+    try:
+        if args.out:
+            make_folder(out.parent)
+        print(plain(draw(args.folders, out, args.labels)))
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or out}: expected a file to read or write, got {error.strerror}"
+        ) from error
+    return 0

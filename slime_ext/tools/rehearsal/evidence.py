@@ -1,0 +1,106 @@
+"""What a rehearsal left behind: recorded calls, dumps, TensorBoard, checkpoint, log."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime_ext.errors import DataError
+from slime_ext.tools.analysis.readers.unpickle import load_plain
+from slime_ext.tools.rehearsal import observe
+from slime_ext.tools.report.run_series import Series, read_events
+from slime_ext.tools.without_cuda.host_log import ending
+
+if TYPE_CHECKING:
+    from slime_ext.tools.analysis.document import Document
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that the page is made from.
+
+    Args:
+        status: exit status of the run.
+        seconds: how long it took.
+        log: path.
+        cause: what ended the run, where the status is not 0.
+        events: recorded calls.
+        rollouts: samples by rollout, as the host dumped them.
+        analysis: of the dumps, None where there were none.
+        scalars: by name, what TensorBoard holds.
+        checkpoint: files and their bytes.
+        unread: dumps that could not be read, each with why.
+    """
+
+    status: int
+    seconds: float
+    log: Path
+    cause: str = ""
+    events: Sequence[Mapping[str, Any]] = ()
+    rollouts: Mapping[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    analysis: Document | None = None
+    scalars: Series = field(default_factory=dict)
+    checkpoint: Mapping[str, int] = field(default_factory=dict)
+    unread: Sequence[str] = ()
+
+    def calls(self, event: str) -> list[Mapping[str, Any]]:
+        """Calls of one kind that returned."""
+        return [e for e in self.events if e["event"] == event and "error" not in e]
+
+    @property
+    def parsed(self) -> Mapping[str, Any]:
+        """The host's arguments, with the keys of --custom-config-path; {} where it did not get so far."""
+        return (self.calls("parsed") or [{}])[-1]
+
+    @property
+    def asks_for_log_probs(self) -> bool:
+        """Whether they ask for the hook, which needs the sampler's log-probs."""
+        return bool(self.parsed.get("use_tis") or self.parsed.get("get_mismatch_metrics"))
+
+    def errors(self) -> list[Mapping[str, Any]]:
+        """Calls that raised, the innermost first."""
+        return [e for e in self.events if "error" in e]
+
+
+def gather(out: Path, status: int, seconds: float) -> Evidence:
+    """Reads a rehearsal's folder."""
+    log = out / "log"
+    rollouts, unread = _rollouts(out / "dumps/rollout_data")
+    files = {
+        str(f.relative_to(out)): f.stat().st_size for f in (out / "checkpoint").rglob("*") if f.is_file()
+    }
+    return Evidence(
+        status, seconds, log, ending(status, log) if status else "", tuple(observe.read(out / "events")),
+        rollouts, _analysis(out / "dumps"), read_events(out / "tensorboard"), files, unread,
+    )  # fmt: skip
+
+
+def _rollouts(folder: Path) -> tuple[dict[int, Sequence[Mapping[str, Any]]], list[str]]:
+    """Samples by rollout, and a line for each dump that could not be read; nothing in a dump is run."""
+    found, unread = {}, []
+    for file in sorted(file for file in folder.glob("*.pt") if file.stem.isdigit()):
+        try:
+            found[int(file.stem)] = load_plain(file).get("samples", ())
+        except DataError as error:
+            unread.append(f"{file}: {error}")
+    return found, unread
+
+
+def _analysis(folder: Path) -> Document | None:
+    """The analysis of ``slime-ext analyze`` over the dumps."""
+    from slime_ext.tools.analysis.request import Request
+    from slime_ext.tools.analysis.run import analyse
+
+    request = Request((str(folder),))
+    try:
+        return analyse(request, request.files())
+    except DataError:
+        return None
+
+
+def nonfinite(scalars: Series) -> list[str]:
+    """Names with a value that is NaN or infinite."""
+    return [name for name, values in scalars.items() if not all(map(math.isfinite, values.values()))]

@@ -1,0 +1,173 @@
+"""A launch -> a rehearsal of it: what is written for it, the run of the real host, the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from slime_ext.errors import ConfigError
+from slime_ext.tools.folders import make_folder
+from slime_ext.tools.rehearsal import observe, prompts, replace, rewards, twin
+from slime_ext.tools.scripts.launch import Launch, WrittenFlag
+from slime_ext.tools.without_cuda import host_log
+from slime_ext.tools.without_cuda.driver import WHEEL, host_python, wheel_folder
+
+TIMEOUT_S = 900.0
+MADE = ".slime-ext-rehearsal"  # in a folder whose contents a new rehearsal removes
+OF_A_CLUSTER = tuple(
+    "CUDA NCCL NVTE NVSHMEM CUBLAS GLOO TP_SOCKET PYTORCH MASTER MC_ RAY no_proxy NO_PROXY PYTHONPATH "
+    "PYTHONUNBUFFERED TORCH OMP WANDB SGLANG HF_".split()
+)
+
+
+@dataclass(frozen=True)
+class RehearsalHost:
+    """What runs the rehearsal.
+
+    Args:
+        name: "miles" for the wheel, or a checkout's folder.
+        package: folder of slime or miles.
+        is_own: whether it is the host that the script belongs to.
+    """
+
+    name: str
+    package: Path
+    is_own: bool
+
+    def __str__(self) -> str:
+        if self.name == WHEEL:
+            return "miles of the package index (miles-rl)"
+        return f"{self.package.name} in {self.name}"
+
+
+@contextmanager
+def empty_folder(given: Path | None) -> Iterator[Path]:
+    """Where a rehearsal writes: a new folder, or the one that is given, without what a former one left there.
+
+    A new folder without a log is removed at the end.
+
+    Raises:
+        ConfigError: it holds something else, another run writes to it, or it cannot be made.
+    """
+    out = _new_folder() if given is None else _cleared(given.absolute())
+    try:
+        yield out
+    finally:
+        if given is None and not (out / "log").exists():
+            shutil.rmtree(out, ignore_errors=True)
+
+
+def _new_folder() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="slime-ext-rehearsal-"))
+    except OSError as error:
+        raise ConfigError(
+            f"temporary folder: expected room to write, got '{error.strerror}': name a folder with --out"
+        ) from None
+
+
+def _cleared(out: Path) -> Path:
+    make_folder(out)
+    present = sorted(out.iterdir())
+    if present and not (out / MADE).is_file():
+        raise ConfigError(
+            f"--out: expected a new or empty folder, or one of a rehearsal, got {out} with "
+            f"'{present[0].name}': name another"
+        )
+    host_log.check_unused(out / "log")
+    for entry in present:
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    (out / MADE).touch()
+    return out
+
+
+def host_of(launch: Launch, given: str | None) -> RehearsalHost:
+    """The host that --host names, else the checkout that the script lies in, else the wheel.
+
+    Raises:
+        ConfigError: a folder without train.py and slime or miles.
+    """
+    folders = [Path(given)] if given not in (None, WHEEL) else []
+    if given is None:
+        folders = [f for f in Path(launch.script).resolve().parents if (f / "train.py").is_file()]
+    for folder in folders:
+        for kind in ("slime", "miles"):
+            if (folder / kind / "utils/arguments.py").is_file():
+                return RehearsalHost(str(folder), folder / kind, is_own=True)
+    if folders and given:
+        raise ConfigError(
+            f"--host: expected 'miles' or a checkout of slime or miles, got {given}: no train.py there"
+        )
+    return RehearsalHost(WHEEL, wheel_folder() / "miles", is_own=given == WHEEL)
+
+
+def user_paths(launch: Launch) -> list[Path]:
+    """Where Python finds the user's own functions, before everything of the host."""
+    said = [Path(path) for path in launch.environment.get("PYTHONPATH", "").split(":") if path]
+    given = [Path(path) for path in os.environ.get("PYTHONPATH", "").split(":") if path]
+    paths = [Path.cwd(), Path(launch.script).resolve().parent, *said, *given]
+    return [path for path in paths if path.is_dir() and "megatron" not in path.name.lower()]
+
+
+def module_paths(launch: Launch, host: RehearsalHost) -> list[Path]:
+    """Where Python finds the functions that flags name."""
+    site = host_python().parents[1].glob("lib/python*/site-packages")
+    more = [host.package.parent, Path(__file__).parents[3], wheel_folder(), *site]
+    return [*user_paths(launch), *(path for path in more if path.is_dir())]
+
+
+def with_found_files(launch: Launch, host: RehearsalHost) -> Launch:
+    """The launch with relative paths of files made absolute, as the run has another working directory."""
+    roots = [Path.cwd(), Path(launch.script).resolve().parent, host.package.parent]
+
+    def found(value: str) -> str:
+        plain = Path(value)
+        if not value or plain.is_absolute() or ("/" not in value and not plain.suffix):
+            return value
+        return next((str(root / plain) for root in roots if (root / plain).exists()), value)
+
+    flags = tuple(WrittenFlag(f.name, tuple(map(found, f.values)), f.where) for f in launch.flags)
+    return dataclasses.replace(launch, flags=flags)
+
+
+def prepare(
+    launch: Launch, rows: tuple[list[prompts.Row], list[prompts.Row]], out: Path
+) -> tuple[list[str], dict[str, str]]:
+    """Writes the twin and the rows below a folder; the host's command line, and what was replaced by what.
+
+    Args:
+        rows: of ``prompts.all_rows``.
+    """
+    from transformers import AutoTokenizer
+
+    flag, folder = launch.flag("--prompt-data"), out / replace.TWIN
+    is_real = twin.write_tokenizer(folder, Path(launch.value("--hf-checkpoint")))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    small = twin.twin_of(launch, max(len(tokenizer), launch.number("--vocab-size", 0) if is_real else 0))
+    twin.write_weights(folder, small, tokenizer.eos_token_id)
+    train, held_out = rows[0], rows[1][: replace.PROMPTS * 2]
+    prompts.write_rows(train, out / replace.TRAIN)
+    prompts.write_rows(held_out, out / replace.HELD_OUT)
+    longest = prompts.longest_prompt(launch, [*train, *held_out], tokenizer)
+    is_file = flag and Path(flag.values[-1].partition("@[")[0]).is_file()
+    data = "first {} rows" if is_file else "not on this machine: {} made rows with the same keys"
+    words = "its own tokenizer" if is_real else "its tokenizer is not on this machine: one of bytes"
+    account = replace.account(launch, f"{small}; {words}", data.format(len(train)))
+    return replace.replaced_flags(launch, small.flags, longest, out), account
+
+
+def environment_of(launch: Launch, out: Path) -> dict[str, str]:
+    """Variables of the run: those of the Ray job that no cluster needs, and ours."""
+    own = {name: value for name, value in launch.environment.items() if not name.startswith(OF_A_CLUSTER)}
+    (out / "events").mkdir(parents=True, exist_ok=True)
+    own |= {observe.FOLDER: str(out / "events"), "TENSORBOARD_DIR": str(out / "tensorboard")}
+    own["PYTHONPATH"] = ":".join(map(str, user_paths(launch)))  # the wheel's folder holds an sglang, too
+    if flag := launch.flag("--custom-reward-post-process-path"):
+        own[rewards.THEIRS] = flag.values[0]
+    return own

@@ -1,0 +1,70 @@
+"""What the files of some folders define, read without importing them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from slime_ext.config.files import bytes_of
+from slime_ext.errors import did_you_mean
+
+
+def file_of(module: str, folders: Iterable[Path]) -> Path | None:
+    """The file in one of the folders from which Python would import a module; nothing is imported."""
+    stems = (folder.joinpath(*module.split(".")) for folder in folders)
+    files = (file for stem in stems for file in (stem.parent / f"{stem.name}.py", stem / "__init__.py"))
+    return next((file for file in files if module and file.is_file()), None)
+
+
+def fault_of(path: str, folders: Sequence[Path]) -> str | None:
+    """What is wrong with ``package.module.name`` as the files in some folders show it, nothing imported; None
+    where nothing is, or where the package lies in none of them, so that nothing can be said."""
+    module, _, name = path.rpartition(".")
+    if not module or not all(part.isidentifier() for part in path.split(".")):
+        return "no dotted path"
+    file = file_of(module, folders)
+    if file is None:
+        return f"no module {module}" if is_here(path, folders) else None
+    try:
+        tree = ast.parse(bytes_of(file))
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"{file.name} cannot be read: {error}"
+    names = set(_defined(tree.body))
+    if "__getattr__" in names:
+        names |= _handed_out(tree) or {"*"}
+    if name in names or "*" in names or file_of(path, folders):
+        return None
+    return f"{file.name} has no {name}{did_you_mean(name, names)}"
+
+
+def is_here(path: str, folders: Iterable[Path]) -> bool:
+    """Whether the package or module that a dotted path begins with lies in one of the folders."""
+    first = path.partition(".")[0]
+    return any((folder / first).is_dir() or (folder / f"{first}.py").is_file() for folder in folders)
+
+
+def _handed_out(tree: ast.Module) -> set[str]:
+    """Names that a package hands out by ``lazy_attributes``, the keys of its dict; none where it does so by a
+    function of its own."""
+    if not any(isinstance(n, ast.Name) and n.id == "lazy_attributes" for n in ast.walk(tree)):
+        return set()
+    dicts = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    return {str(key.value) for each in dicts for key in each.keys if isinstance(key, ast.Constant)}
+
+
+def _defined(body: Iterable[ast.stmt]) -> Iterator[str]:
+    """Names that statements define at a module's top, those of their branches too."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name.partition(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name))
+        else:
+            for block in ("body", "orelse", "finalbody"):
+                yield from _defined(getattr(node, block, []))
+            for handler in getattr(node, "handlers", []):
+                yield from _defined(handler.body)

@@ -1,0 +1,289 @@
+"""Runs slime or miles, unedited, on a machine without CUDA, in a child process.
+
+    python -m slime_ext.tools.without_cuda.driver --host miles|DIR [--async] [--megatron DIR] [--gpus N]
+        [--nodes N] [--out FOLDER] -- FLAGS OF THE HOST
+
+`--host miles` is the wheel miles-rl that `install.py` puts into the environment; a folder is a checkout of
+slime or miles, whose train.py is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import slime_ext
+from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.tools.folders import working_folder
+from slime_ext.tools.without_cuda import host_log, machine
+from slime_ext.tools.without_cuda.install import how_to_install
+from slime_ext.tools.without_cuda.processes import MARK, kill_marked, spawn_bound
+from slime_ext.tools.without_cuda.stand_ins import HOSTS, free_ports
+
+PACKAGE = Path(slime_ext.__file__).parent
+SITE = Path(__file__).with_name("site")
+CHILD = "slime_ext.tools.without_cuda.host_process"
+WHEEL = "miles"
+TIMED_OUT = 124  # as coreutils' timeout
+DEFAULT_TIMEOUT_S = 1800.0
+
+ENVIRONMENT = {
+    "SLIME_EXT_WITHOUT_CUDA": "1",
+    "SLIME_ACCELERATOR": "cpu",
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron asks for it with tensor parallelism
+    "PYTHONUNBUFFERED": "1",
+    "WANDB_MODE": "disabled",
+    "SLIME_HOST_IP": "127.0.0.1",  # by default the hosts listen on the machine's own address
+    "MILES_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",  # where the machine's name stands for another address
+    "TP_SOCKET_IFNAME": "lo",
+    # No such devices: CUDA sees none, while Ray may give them to workers.
+    "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(1000, 1016))),
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's; a fork wants one thread (fork_server.py)
+    "SPT_NOENV": "1",  # or the titles that Ray gives to processes overwrite the mark by which they are ended
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on the loopback address alone
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
+    "RAY_raylet_start_wait_time_s": "90",  # its 30 s are few on a busy machine
+    "RAY_prestart_worker_first_driver": "0",  # workers that no actor will use import for seconds
+    "RAY_enable_worker_prestart": "0",
+}
+# Without compiled files each of seven processes imports for 30 s; an address would join another run's Ray.
+REMOVED = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONHOME", "RAY_ADDRESS", "VIRTUAL_ENV")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def host_python() -> Path:
+    """The interpreter of an environment with the wheel: SLIME_EXT_HOST_PYTHON, else this one, else .venv's.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if given := os.environ.get("SLIME_EXT_HOST_PYTHON"):
+        if not (Path(given).is_file() and os.access(given, os.X_OK)):
+            raise ConfigError(f"SLIME_EXT_HOST_PYTHON: expected an interpreter, got {given}: check the path")
+        return Path(given).absolute()
+    others = [folder.absolute() / ".venv" for folder in (Path.cwd(), PACKAGE.parent)]
+    pythons = [(Path(sys.prefix), Path(sys.executable)), *((place, place / "bin/python") for place in others)]
+    for prefix, python in pythons:
+        if (prefix / WHEEL / "miles").is_dir():
+            return python
+    raise ConfigError(
+        f"host environment: expected the wheel of miles in {sys.prefix} or .venv, got none: "
+        f"{how_to_install()}"
+    )
+
+
+def wheel_folder() -> Path:
+    """The folder of the host environment in which miles and its Megatron-LM lie."""
+    return host_python().parents[1] / WHEEL
+
+
+def run_host(
+    host: str | Path,
+    flags: Sequence[str],
+    out: str | Path,
+    asynchronous: bool = False,
+    gpus: int = 4,
+    timeout: float = DEFAULT_TIMEOUT_S,
+    environment: Mapping[str, str] | None = None,
+    megatron: str | Path | None = None,
+    nodes: int = 1,
+    room: int = machine.ROOM,
+) -> int:
+    """The exit status of a run of `host` with `flags`; its log is OUT/log, OUT its working directory.
+
+    The run has a Ray of its own, so several can stand side by side; none of its processes outlives it.
+    SIGTERM and SIGHUP raise SystemExit, as SIGINT raises KeyboardInterrupt, when all of them have ended.
+
+    Args:
+        host: "miles" for the wheel of the host environment, else the folder of a checkout.
+        asynchronous: train_async.py instead of train.py.
+        gpus: how many GPUs each Ray node counts; they are only numbers.
+        timeout: seconds after which the run is ended with status 124.
+        environment: further variables; PYTHONPATH is put behind ours.
+        megatron: a checkout of Megatron-LM, by default the one of the miles wheel.
+        nodes: Ray nodes, all on this machine.
+        room: bytes that the run needs in `out`.
+
+    Raises:
+        ConfigError: of `check`, or another run writes to `out`.
+    """
+    out, host = check(host, out, asynchronous, megatron, room)
+    given = {"host": str(host), "asynchronous": asynchronous, "gpus": gpus, "nodes": nodes}
+    command = ["env", "-C", str(out), str(host_python()), "-m", CHILD, json.dumps(given), *flags]
+    with (
+        ended_by_signals(),
+        free_ports.own_range() as port,
+        _environment(host, megatron, environment or {}) as env,
+        host_log.opened(out / "log") as log,
+    ):
+        process = spawn_bound(command, env | {free_ports.VARIABLE: str(port)}, log)
+        try:
+            return process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return TIMED_OUT
+        finally:
+            kill_marked(env[MARK])
+            process.kill()
+            process.wait()
+
+
+def check(
+    host: str | Path,
+    out: str | Path,
+    asynchronous: bool = False,
+    megatron: str | Path | None = None,
+    room: int = machine.ROOM,
+) -> tuple[Path, str | Path]:
+    """Absolute paths of a run's folder, which is made, and of its host; before anything starts.
+
+    Raises:
+        ConfigError: no host environment, no train.py in the folder, a host that this Megatron-LM does not
+            fit, or a machine without room, files or ports.
+    """
+    working_folder()
+    host_python()
+    if str(host) != WHEEL:
+        host = Path(host).absolute()
+        script = "train_async.py" if asynchronous else "train.py"
+        if not (host / script).is_file():
+            raise ConfigError(
+                f"--host: expected 'miles' or a folder with {script}, got {host}: check the path"
+            )
+        check_megatron(host, Path(megatron) if megatron else wheel_folder())
+    out = Path(out).absolute()
+    machine.check(out, room)
+    return out, host
+
+
+def check_megatron(host: Path, megatron: Path) -> None:
+    """Raises ConfigError where a host asks for an argument of Megatron-LM by a name that this one has not.
+
+    slime up to v0.2.4 compares `norm_epsilon`, which Megatron-LM has renamed; later ones know both names.
+    """
+    older, newer = "norm_epsilon", "layernorm_epsilon"
+    files = [f for kind in HOSTS for f in host.glob(f"{kind}/**/arguments.py")]
+    asked = {name for file in files for name in (older, newer) if f'"{name}"' in file.read_text()}
+    configuration = megatron / "megatron/core/transformer/transformer_config.py"
+    if asked == {older} and configuration.is_file() and f"    {newer}:" in configuration.read_text():
+        raise ConfigError(
+            f"--host {host}: expected a host that knows Megatron-LM's {newer}, got one that asks for "
+            f"{older}: give the Megatron-LM of its release with --megatron DIR, or take --host miles"
+        )
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP end what is inside as Ctrl-C does; what comes meanwhile waits for its end.
+
+    Signals that are ignored, as below nohup, stay so. Does nothing in a thread, which gets no signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = {number: signal.getsignal(number) for number in ENDING}
+    former = {number: handler for number, handler in former.items() if handler != signal.SIG_IGN}
+
+    def end(number: int, frame: object) -> None:
+        for each in former:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    for number in former:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _environment(
+    host: str | Path, megatron: str | Path | None, further: Mapping[str, str]
+) -> Iterator[dict[str, str]]:
+    """The variables of a run, and the short-lived folder that three of them name."""
+    with tempfile.TemporaryDirectory(
+        prefix="slime-ext-", dir=machine.TEMPORARY, ignore_cleanup_errors=True
+    ) as name:
+        folder = Path(name)
+        for part in ("python", "ray", "tmp"):
+            (folder / part).mkdir()
+        (folder / "python/slime_ext").symlink_to(PACKAGE)  # nothing that is installed beside it
+        paths = [SITE, folder / "python", megatron, None if str(host) == WHEEL else host]
+        paths += [further.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
+        env = {name: value for name, value in os.environ.items() if name not in REMOVED}
+        env |= ENVIRONMENT | {
+            MARK: uuid.uuid4().hex,
+            "RAY_TMPDIR": str(folder),  # Ray writes below its folder "ray"
+            "TMPDIR": str(folder / "tmp"),
+            # SGLang takes Ray's GPU number for a NUMA node and wants the cores of each: all of them, for 16.
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join([f"0-{(os.cpu_count() or 1) - 1}"] * 16),
+        }
+        env |= further
+        env["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if path)
+        yield around_proxies(env)
+
+
+def around_proxies(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables with loopback among what goes around proxies, and without proxies of SOCKS.
+
+    For those the host environment's clients lack a package; httpx raises where it is made.
+    """
+    kept = {
+        name: value
+        for name, value in env.items()
+        if not (name.lower().endswith("_proxy") and value.lower().startswith("socks"))
+    }
+    said = [part.strip() for name in ("no_proxy", "NO_PROXY") for part in env.get(name, "").split(",")]
+    named = "*" if "*" in said else ",".join(dict.fromkeys([*LOOPBACK, *filter(None, said)]))
+    return kept | {"no_proxy": named, "NO_PROXY": named}
+
+
+def main(argv: list[str]) -> int:
+    """The command line; prints where the log is, and returns the host's exit status, 128 + n for signal n."""
+    parser = argparse.ArgumentParser(prog="python -m slime_ext.tools.without_cuda.driver")
+    parser.add_argument("--host", required=True, help="'miles' for the wheel, or the folder of a checkout")
+    parser.add_argument("--async", dest="asynchronous", action="store_true", help="train_async.py")
+    parser.add_argument("--megatron", type=Path, help="a checkout of Megatron-LM; default: the wheel's")
+    parser.add_argument("--gpus", type=int, default=4, help="GPUs that each Ray node counts")
+    parser.add_argument("--nodes", type=int, default=1, help="Ray nodes, all on this machine")
+    parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, help="seconds")
+    parser.add_argument("--out", type=Path, default=Path("runs/host"), help="folder of the run, with its log")
+    end = argv.index("--") if "--" in argv else len(argv)
+    given = parser.parse_args(argv[:end])
+    for line in (*machine.notes(), f"log in {given.out / 'log'}"):
+        print(f"slime-ext: {line}", flush=True)
+    try:
+        status = run_host(flags=argv[end + 1 :], **vars(given))
+    except SlimeExtError as error:
+        print(f"slime-ext: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    print(f"slime-ext: exit status {status}")
+    if status:
+        print(f"slime-ext: {host_log.ending(status, given.out / 'log')}", file=sys.stderr)
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""What a run needs of the machine, checked before it starts: each fault is one line, within a second."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from slime_ext.errors import ConfigError
+from slime_ext.tools.folders import make_folder, working_folder
+
+TEMPORARY, SHARED = Path("/tmp"), Path("/dev/shm")  # Ray's sockets have 107 characters: no other TMPDIR
+OBJECT_STORE_BYTES = 256 << 20  # of Ray: in /dev/shm, or in /tmp where that is smaller
+ROOM = 64 << 20  # bytes: dumps, TensorBoard and checkpoint of a small run
+FULL = 1 << 20
+TEMPORARY_ROOM, SHARED_ROOM = 64 << 20, 8 << 20  # Ray's logs; SGLang's and torch's shared memory
+FILES, FILES_WANTED = 1024, 4096  # open in a process: a rank has 200, Ray's raylet more with every worker
+PORTS = 200  # that the system gives away: gloo takes 2 per group and rank, Ray 2 per worker
+DEVICES = "nvidia[0-9]*"
+
+
+def check(out: Path, room: int = ROOM) -> None:
+    """Makes the folder of a run and raises the limit of open files where that is allowed.
+
+    Args:
+        out: folder of the run.
+        room: bytes that it needs there.
+
+    Raises:
+        ConfigError: the run could not end well here, with what to do about it.
+    """
+    working_folder()
+    make_folder(out)
+    check_room(out, room)
+    raise_open_files()
+    check_ports()
+
+
+def check_room(out: Path, room: int) -> None:
+    """Raises ConfigError where a file system that the run writes to is too full for it."""
+    shared = _free(SHARED)
+    store = 0 if shared > OBJECT_STORE_BYTES + SHARED_ROOM else OBJECT_STORE_BYTES
+    places = (
+        (out, room, "the files of the run", "make room there, or name another folder with --out"),
+        (TEMPORARY, TEMPORARY_ROOM + store, "Ray and temporary files", "make room there"),
+        (SHARED, SHARED_ROOM, "shared memory", "make room there, or start the container with --shm-size 1g"),
+    )
+    for place, needed, what, todo in places:
+        if (free := _free(place)) < needed:
+            raise ConfigError(
+                f"{place}: expected {needed >> 20} MiB free for {what}, got {free >> 20}: {todo}"
+            )
+
+
+def _free(place: Path) -> int:
+    """Bytes that this user may write there."""
+    try:
+        found = os.statvfs(place)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize
+
+
+def full_places(out: Path) -> list[Path]:
+    """The places a run writes to where nothing more than a few lines can be written."""
+    return [place for place in (out, TEMPORARY, SHARED) if _free(place) < FULL]
+
+
+@contextlib.contextmanager
+def room_or_one_line(out: Path) -> Iterator[None]:
+    """Turns an error of a full disk into a ConfigError that names the place."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        place = error.filename or out
+        raise ConfigError(
+            f"{place}: expected room to write, got '{error.strerror}': make room, or name another folder"
+        ) from None
+
+
+def raise_open_files() -> None:
+    """Lets this process and its children open FILES_WANTED files, or as many as the system allows.
+
+    Raises:
+        ConfigError: fewer than FILES.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < FILES:  # only root may
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (FILES_WANTED, FILES_WANTED))
+            return
+        raise ConfigError(f"open files: expected {FILES} or more per process, got {hard}: raise `ulimit -Hn`")
+    if soft < FILES_WANTED:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES_WANTED, hard), hard))
+
+
+def check_ports() -> None:
+    """Raises ConfigError where 127.0.0.1 takes no connection, or the system has fewer than PORTS to give."""
+    with contextlib.ExitStack() as held:
+        try:
+            server = held.enter_context(socket.create_server(("127.0.0.1", 0)))
+            held.enter_context(socket.create_connection(server.getsockname(), timeout=5))
+        except OSError as error:
+            raise ConfigError(
+                f"127.0.0.1: expected a connection to a port of this machine, got '{error}': look at "
+                "`ip addr` and `ss -s`"
+            ) from None
+        for count in range(PORTS):
+            try:
+                held.enter_context(socket.socket()).bind(("127.0.0.1", 0))
+            except OSError:
+                raise ConfigError(
+                    f"ports: expected {PORTS} free ones on 127.0.0.1, got {count}: end what holds them, "
+                    "or widen /proc/sys/net/ipv4/ip_local_port_range"
+                ) from None
+
+
+def notes() -> Iterator[str]:
+    """What a run changes for itself on this machine, to be said before it starts."""
+    devices = sorted(path.name for path in Path("/dev").glob(DEVICES))
+    if devices:
+        yield f"without CUDA: {', '.join(devices)} hidden from this run, which is on the CPU"

@@ -1,0 +1,73 @@
+"""Flags that every run of a host on a machine without CUDA needs, and the tiny task's reward."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from functools import cache
+from typing import Any
+
+
+def cpu_flags(of_megatron: bool = True) -> list[str]:
+    """What every run on a machine without CUDA needs; the layers only where Megatron trains."""
+    layers = ("--spec", "slime_ext.tools.without_cuda.stand_ins.layers", "layer_spec") if of_megatron else ()
+    return [
+        *(*layers, "--transformer-impl", "local"),
+        *("--distributed-backend", "gloo", "--attention-dropout", "0.0", "--hidden-dropout", "0.0"),
+        *("--no-rope-fusion", "--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion"),
+        *("--no-bias-swiglu-fusion", "--no-bias-dropout-fusion", "--no-persist-layer-norm"),
+        *("--attention-softmax-in-fp32", "--accumulate-allreduce-grads-in-fp32"),
+        *("--cp-comm-type", "all_gather"),  # the one that attention without Transformer Engine has
+    ]
+
+
+def engine_flags(context: int = 64, tokens: int = 16384, concurrency: int = 24) -> list[str]:
+    """One SGLang engine on a CPU.
+
+    Args:
+        context: longest prompt with its response, tokens.
+        tokens: size of the KV cache.
+        concurrency: requests at a time; for each, the hosts' HTTP client looks at all of its connections, so
+            that 64 of them take twice as long.
+    """
+    return [
+        *("--rollout-num-gpus", "1", "--rollout-num-gpus-per-engine", "1", "--sglang-device", "cpu"),
+        *("--sglang-attention-backend", "torch_native", "--sglang-disable-cuda-graph"),
+        *("--router-prometheus-host", "127.0.0.1"),  # by default it listens on every address
+        "--sglang-sleep-on-idle",  # the scheduler otherwise polls without pause, on a core of its own
+        *("--sglang-log-level", "warning", "--sglang-log-level-http", "warning"),  # or a line per request
+        *("--sglang-context-length", str(context), "--sglang-max-total-tokens", str(tokens)),
+        *("--sglang-max-running-requests", str(concurrency), "--sglang-server-concurrency", str(concurrency)),
+    ]
+
+
+async def reward(args: Namespace, sample: Any, **kwargs: object) -> float:
+    """``tokens_in_place`` as the hosts call it at --custom-rm-path."""
+    return tokens_in_place(args, sample)
+
+
+def tokens_in_place(args: Namespace, sample: Any) -> float:
+    """Right tokens / the longer of answer and label, in tokens, the end being one of them; in [0, 1].
+
+    Tokens, not characters: a special token in an answer is several characters, which would move all letters
+    behind it. A prompt with ``rm_type: exact`` in its metadata is worth 1 for the whole answer, else 0.
+    """
+    answer = sample.tokens[len(sample.tokens) - sample.response_length :]
+    wanted = _ids(args.hf_checkpoint, sample.label)
+    if (sample.metadata or {}).get("rm_type") == "exact":
+        return float(answer == wanted)
+    right = sum(a == b for a, b in zip(answer, wanted, strict=False))
+    return right / max(len(answer), len(wanted))
+
+
+@cache
+def _ids(directory: str, label: str) -> list[int]:
+    """Token ids of a label and of the end."""
+    tokenizer = _tokenizer(directory)
+    return [*tokenizer.encode(label, add_special_tokens=False), tokenizer.eos_token_id]
+
+
+@cache
+def _tokenizer(directory: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(directory)

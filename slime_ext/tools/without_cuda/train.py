@@ -1,0 +1,279 @@
+"""``slime-ext train``: a task learned on the real host, without a GPU.
+
+The host is miles from its wheel or a checkout of slime or miles, unedited; the flags are its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import slime_ext
+from slime_ext.errors import ConfigError, SlimeExtError, check_known
+from slime_ext.host import contract
+from slime_ext.presets import NAMES
+from slime_ext.tools.rehearsal import preflight
+from slime_ext.tools.scripts.launch import WrittenFlag
+from slime_ext.tools.without_cuda import driver, host_log, machine, progress, tiny
+from slime_ext.tools.without_cuda.tasks import Task, letters, sums
+from slime_ext.tools.without_cuda.tracking import FILE
+
+TASKS: Mapping[str, Task] = {"sums": sums.TASK, "letters": letters.TASK}
+ARGS, CORRECTION, CHECKPOINT, DUMP = "args.json", "correction.yaml", "checkpoint", "dump"
+LATEST = "latest_checkpointed_iteration.txt"
+MEASURE = "metrics_only"
+GPUS = 4  # numbers to Ray
+NO_END_S = 7 * 24 * 3600.0
+START_S = 90  # until the first rollout
+OF_A_NEW_RUN = ("task", "correction", "lag", "seed", "host", "out")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Trains, and returns the exit status of the host, 0 when the run is complete.
+
+    Raises:
+        SlimeExtError: one line that says what is wrong, before anything is started where that is possible.
+    """
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    parser = _parser()
+    given = parser.parse_args(argv[:end], argparse.Namespace(flags=list(argv[end + 1 :])))
+    for name in OF_A_NEW_RUN:
+        if given.load and (value := getattr(given, name)) != parser.get_default(name):
+            raise ConfigError(
+                f"--{name}: expected none beside --load, got {value}: a run goes on with its own"
+            )
+    with driver.ended_by_signals():
+        return _go_on(given) if given.load else _begin(given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="slime-ext train",
+        description="Trains a model on the real miles (or a checkout of slime or miles) without a GPU.",
+        epilog="Words behind -- are flags of the host, and count over ours.",
+    )
+    parser.add_argument(
+        "--task", choices=TASKS, default="sums", help="; ".join(f"{k}: {TASKS[k].what}" for k in TASKS)
+    )
+    parser.add_argument(
+        "--correction",
+        default="token_tis",
+        metavar="NAME|YAML",
+        help="a preset, or a file of --custom-config-path",
+    )
+    parser.add_argument(
+        "--lag",
+        type=_count,
+        default=1,
+        metavar="K",
+        help="rollouts between two pushes of weights; above 1 train_async.py",
+    )
+    parser.add_argument("--rollouts", type=_count, help="how many; default: the task's")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--host", default=driver.WHEEL, help="'miles' for the wheel, or the folder of a checkout"
+    )
+    parser.add_argument("--out", type=Path, help="folder of the run; default: a new one below runs")
+    parser.add_argument("--load", type=Path, metavar="RUN", help="go on with a run at its last checkpoint")
+    return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return number
+
+
+def _begin(given: argparse.Namespace) -> int:
+    """A new run, in a folder of its own."""
+    correction = _correction(given.correction)
+    _check_flags(given.flags, given.host)
+    out = given.out or _new_name(Path("runs", given.task))
+    if (out / ARGS).exists() or (out.is_dir() and any(out.iterdir())):
+        raise ConfigError(
+            f"--out: expected a new or empty folder, got {out} with files in it: name another, or go on with "
+            f"slime-ext train --load {out}"
+        )
+    task = TASKS[given.task]
+    args = {
+        **{name: getattr(given, name) for name in ("task", "correction", "lag", "seed", "host", "flags")},
+        "num_rollout": given.rollouts or task.rollouts,
+        "slime_ext": slime_ext.__version__,
+    }
+    _check(args, out)
+    print(_plan(args, task, out), flush=True)
+    (out / CORRECTION).write_text(correction)
+    (out / ARGS).write_text(json.dumps(args, indent=2) + "\n")
+    return _run(args, out, [])
+
+
+def _go_on(given: argparse.Namespace) -> int:
+    """The rest of a run, in its folder."""
+    out = given.load
+    if not (out / ARGS).is_file():
+        raise ConfigError(f"--load: expected the folder of a run, got {out}: it has no {ARGS}")
+    if not (out / CHECKPOINT / LATEST).is_file():
+        raise ConfigError(
+            f"--load: expected a checkpoint in {out / CHECKPOINT}, got none: start the run anew"
+        )
+    args = json.loads((out / ARGS).read_text())
+    args["num_rollout"] = given.rollouts or args["num_rollout"]
+    _check(args, out)
+    if (log := out / "log").exists():
+        log.rename(_new_name(log))  # the host's next log does not overwrite it
+    print(f"slime-ext: going on with {out} to rollout {args['num_rollout']}", flush=True)
+    saved = str((out / CHECKPOINT).absolute())
+    return _run(args, out, ["--load", saved, "--override-opt-param-scheduler", *given.flags])
+
+
+def _check(args: Mapping[str, Any], out: Path) -> None:
+    driver.check(args["host"], out, args["lag"] > 1, room=TASKS[args["task"]].room)
+    host_log.check_unused(out / "log")
+
+
+def _check_flags(words: Sequence[str], host: str) -> None:
+    """Raises ConfigError at a flag behind -- that the host's parser does not have: slime passes over it."""
+    if not words:
+        return
+    places = (driver.wheel_folder(), *([] if host == driver.WHEEL else [Path(host)]))
+    packages = [place / name for place in places for name in driver.HOSTS if (place / name).is_dir()]
+    known = preflight.known_flags(packages[-1], driver.wheel_folder() / "megatron")
+    given = [WrittenFlag(word.partition("=")[0]) for word in words if word.startswith("--")]
+    for flag, near in preflight.unknown_flags(given, known):
+        hint = f"; did you mean {near}?" if near else ""
+        raise ConfigError(f"-- {flag.name}: expected a flag of the host, got one that it does not have{hint}")
+
+
+def _correction(name: str) -> str:
+    """What --custom-config-path is given: a file's own text, or a preset's three keys.
+
+    Raises:
+        ConfigError: neither a file nor a preset.
+    """
+    if name.endswith((".yaml", ".yml")):
+        try:
+            return Path(name).read_text()
+        except OSError as error:
+            raise ConfigError(f"--correction: expected a file, got {name}: {error.strerror}") from None
+    check_known("--correction", "preset", name, NAMES)
+    switch = "get_mismatch_metrics" if name == MEASURE else "use_tis"
+    keys = {switch: "true", "custom_tis_function_path": f"{contract.TIS}.{name}", **contract.OURS}
+    ours = ("custom_tis_function_path", "custom_megatron_init_path", switch)
+    return "".join(f"{key}: {keys[key]}\n" for key in ours)
+
+
+def _new_name(wanted: Path) -> Path:
+    """The folder, or the first free one of its name with a number."""
+    number, free = 1, wanted
+    while free.exists():
+        number += 1
+        free = wanted.with_name(f"{wanted.name}-{number}")
+    return free
+
+
+def _plan(args: Mapping[str, Any], task: Task, out: Path) -> str:
+    """What will be done, and for how long."""
+    minutes = (START_S + args["num_rollout"] * task.rollout_s) / 60
+    host = "miles of the package index" if args["host"] == driver.WHEEL else args["host"]
+    lag = f", weights pushed every {args['lag']} rollouts" if args["lag"] > 1 else ""
+    lines = [
+        f"{task.what}: {args['num_rollout']} rollouts, {args['correction']}{lag}",
+        f"on {host}, with its Ray, SGLang and Megatron-LM: about {minutes:.0f} min on two idle cores, no GPU",
+        f"run in {out}; the host's log: {out / 'log'}",
+        *machine.notes(),
+    ]
+    return "\n".join(f"slime-ext: {line}" for line in lines)
+
+
+def _run(args: Mapping[str, Any], out: Path, further: Sequence[str]) -> int:
+    """Runs the host to the end; says how the run ended, and what to do next."""
+    task, folder = TASKS[args["task"]], out.absolute()
+    with machine.room_or_one_line(out):
+        flags = [*_flags(args, task, folder, task.write(folder, args["seed"])), *further, *args["flags"]]
+        steps = int(flags[len(flags) - 1 - flags[::-1].index("--num-steps-per-rollout") + 1])
+        environment = {
+            "OMP_NUM_THREADS": str(task.threads),
+            "TENSORBOARD_DIR": str(folder / "tensorboard"),
+            FILE: str(folder / progress.TRACKED),
+        }
+        watched = progress.Progress(folder, args["num_rollout"], steps, _say)
+        try:
+            with progress.shown(watched):
+                status = driver.run_host(
+                    args["host"], flags, folder, args["lag"] > 1, GPUS, NO_END_S, environment, room=task.room
+                )
+        except (KeyboardInterrupt, SystemExit):
+            print(f"slime-ext train: ended before the host was: {_how_to_go_on(out)}", file=sys.stderr)
+            raise
+    if status:
+        why = host_log.ending(status, folder / "log")
+        raise SlimeExtError(f"{why}: log in {out / 'log'}; {_how_to_go_on(out)}")
+    _say_end(out)
+    return 0
+
+
+def _flags(args: Mapping[str, Any], task: Task, folder: Path, model: Path) -> Iterator[str]:
+    """The host's flags; of two of one name the last counts."""
+    yield from tiny.cpu_flags()
+    yield from tiny.engine_flags(task.context, concurrency=task.concurrency)
+    yield from ("--hf-checkpoint", f"{model}", "--ref-load", f"{model}")
+    yield from ("--prompt-data", f"{folder}/train.jsonl", "--input-key", "input", "--label-key", "label")
+    yield from ("--rollout-shuffle", "--rollout-temperature", "1")
+    yield from ("--advantage-estimator", "grpo", "--eps-clip", "0.2", "--eps-clip-high", "0.28")
+    yield from ("--optimizer", "adam", "--adam-beta2", "0.95", "--weight-decay", "0.0", "--clip-grad", "1.0")
+    yield from ("--actor-num-nodes", "1", "--actor-num-gpus-per-node", "1", "--num-gpus-per-node", str(GPUS))
+    yield from task.flags
+    yield from ("--eval-prompt-data", "heldout", f"{folder}/heldout.jsonl", "--eval-temperature", "0")
+    yield from (
+        "--n-samples-per-eval-prompt",
+        "1",
+        "--eval-interval",
+        str(_eval_every(args["num_rollout"], task.eval_every)),
+    )
+    yield from ("--num-rollout", str(args["num_rollout"]))
+    yield from ("--seed", str(args["seed"]), "--rollout-seed", str(args["seed"]))
+    yield from ("--custom-config-path", f"{folder / CORRECTION}")
+    yield from ("--dump-details", f"{folder / DUMP}", "--save", f"{folder / CHECKPOINT}")
+    yield from ("--save-interval", str(task.save_every))
+    yield from ("--use-tensorboard", "--tb-project-name", "slime_ext", "--tb-experiment-name", folder.name)
+    if args["lag"] > 1:
+        yield from ("--update-weights-interval", str(args["lag"]))
+
+
+def _eval_every(rollouts: int, wanted: int) -> int:
+    """The divisor of `rollouts` nearest to `wanted`, or itself, so that the last rollout is evaluated.
+
+    >>> [_eval_every(n, 6) for n in (24, 25, 40, 23)]
+    [6, 5, 5, 23]
+    """
+    near = [n for n in range(1, rollouts + 1) if rollouts % n == 0 and wanted / 2 <= n <= 2 * wanted]
+    return min(near, key=lambda n: abs(n - wanted), default=rollouts)
+
+
+def _how_to_go_on(out: Path) -> str:
+    if (out / CHECKPOINT / LATEST).is_file():
+        return f"go on with slime-ext train --load {out}"
+    return "no checkpoint yet: start it anew"
+
+
+def _say(line: str) -> None:
+    print(f"slime-ext: {line}", flush=True)
+
+
+def _say_end(out: Path) -> None:
+    """Reward from -> to, the picture, the next command."""
+    from slime_ext.tools.report.run_picture import draw
+
+    rows = progress.read(out)
+    name = progress.HELDOUT if any(progress.HELDOUT in row for row in rows) else progress.REWARD
+    rewards = [row[name] for row in rows if name in row]
+    picture = out / "report.png"
+    draw([str(out)], picture)
+    minutes = rows[-1]["seconds"] / 60
+    _say(f"{name} {rewards[0]:.3f} -> {rewards[-1]:.3f} in {minutes:.1f} min; picture: {picture}")
+    _say(f"next: slime-ext analyze {out / DUMP}")

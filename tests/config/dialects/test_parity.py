@@ -1,0 +1,161 @@
+"""Each dialect gives the weights and masks of a plain transcription of that system, on 200 ragged batches."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.config.dialects import oracle_fireworks, oracle_skyrl, oracle_slime_mis, oracle_verl
+from tests.config.dialects.common import compare
+
+HEAD = [
+    {"rollout_is": "token", "rollout_is_threshold": 2.0},
+    {"rollout_is": "sequence", "rollout_is_threshold": "3"},
+    {"rollout_is": "token", "rollout_is_threshold": "0.5_5.0"},
+    {"rollout_is": "sequence", "rollout_is_threshold": "0.5_2.0", "rollout_is_batch_normalize": True},
+    {"rollout_is": "token", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": True},
+    {"rollout_is": "sequence", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": True},
+    {
+        "rollout_is": "token",
+        "rollout_is_threshold": "0.5_5.0",
+        "rollout_rs": "seq_mean_k1",
+        "rollout_rs_threshold": "0.7_1.2",
+    },
+    {"rollout_rs": "token_k1,seq_sum_k3,seq_max_k2", "rollout_rs_threshold": "0.5_1.5, 5.0, 3.0"},
+    *(
+        {"rollout_rs": option, "rollout_rs_threshold": threshold, "loss_type": "ppo_clip"}
+        for option, threshold in {
+            "token_k1": "0.5_1.2",
+            "token_k2": 0.02,
+            "token_k3": "25.0",
+            "seq_sum_k1": 2.0,
+            "seq_sum_k2": 1.0,
+            "seq_sum_k3": 1.0,
+            "seq_mean_k1": "0.95_1.2",
+            "seq_mean_k2": 0.05,
+            "seq_mean_k3": 0.05,
+            "seq_max_k2": 0.3,
+            "seq_max_k3": 0.3,
+        }.items()
+    ),
+]
+PR3984 = [
+    {"rollout_is": level, "rollout_rs": rs, "rollout_rs_threshold": 1.3, "rollout_rs_threshold_lower": low}
+    for level, rs, low in itertools.product(
+        (None, "token", "sequence"), ("token", "sequence", "geometric"), (None, 0.0)
+    )
+] + [
+    {"rollout_is": "sequence", "rollout_token_veto_threshold": 1e-4},
+    {
+        "rollout_rs": "geometric",
+        "rollout_rs_threshold": 1.1,
+        "rollout_token_veto_threshold": "1e-4",
+        "use_pure_rollout_correction": False,
+    },
+]
+FLAT = [
+    {
+        "rollout_is": applies,
+        "rollout_is_threshold": 2.0,
+        "rollout_is_level": level,
+        "rollout_is_mode": mode,
+        "rollout_is_veto_threshold": veto,
+    }
+    for applies, level, mode, veto in itertools.product(
+        (True, False), ("token", "sequence", "geometric"), ("truncate", "mask"), (None, 1e-4)
+    )
+]
+OUTLIERS = {"outlier_token_is_threshold_low": 1e-4, "outlier_token_is_threshold_high": 100}
+TOKENS = {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
+SKYRL = [
+    {"tis_ratio_type": level, "sequence_mask_metric": metric, **outliers, **tokens}
+    for level, metric, outliers, tokens in itertools.product(
+        (None, "token", "sequence"), (None, "geometric", "product"), ({}, OUTLIERS), ({}, TOKENS)
+    )
+]
+MIS = [
+    {
+        "use_tis": True,
+        "tis_level": level,
+        "tis_mode": mode,
+        "tis_upper_bound": 2.0,
+        "tis_lower_bound": low,
+        "tis_batch_normalize": normalize,
+        **rs,
+    }
+    for level, mode, low, normalize, rs in itertools.product(
+        ("token", "sequence", "geometric"),
+        ("truncate", "clip", "mask"),
+        (None, 0.7),
+        (False, True),
+        (
+            {"use_rs": False},
+            {"use_rs": True, "rs_level": "token", "rs_veto_threshold": 1.0e-4},
+            {"use_rs": True, "rs_level": "geometric", "rs_lower_bound": 0.9, "rs_upper_bound": "1.2"},
+        ),
+    )
+    if not (level == "geometric" and normalize) and (low is None) == (mode != "clip")
+]
+
+
+def numbers(config):
+    """The transcriptions take numbers as numbers; thresholds of verl's today stay text."""
+    texts = {"rs_upper_bound", "rollout_token_veto_threshold"}
+    return {k: float(v) if k in texts and v is not None else v for k, v in config.items()}
+
+
+def of_verl(config):
+    compare({"verl": config}, lambda rows: oracle_verl.head(rows, **config))
+
+
+def of_skyrl(config):
+    compare({"skyrl": config}, lambda rows: oracle_skyrl.correct(rows, **config))
+
+
+def test_verl_of_today_and_skyrl():
+    for config in HEAD[::3]:
+        of_verl(config)
+    for config in SKYRL[::3]:
+        of_skyrl(config)
+
+
+@pytest.mark.slow
+def test_verl_of_today_and_skyrl_in_full():
+    for config in HEAD:
+        of_verl(config)
+    for config in SKYRL:
+        of_skyrl(config)
+
+
+@pytest.mark.slow
+def test_verl_pr_3984_and_before():
+    for config in PR3984:
+        compare({"verl": config}, lambda rows, c=config: oracle_verl.pr3984(rows, **numbers(c)))
+    for config in FLAT:
+        compare({"verl": config}, lambda rows, c=config: oracle_verl.flat(rows, **c))
+
+
+def test_verl_without_a_proximal_policy_weighs_by_the_target():
+    for config in (
+        {"bypass_mode": True, "loss_type": "reinforce", "rollout_is": "sequence"},
+        {"bypass_mode": True, "loss_type": "reinforce", **HEAD[6]},
+        {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": True, **PR3984[-4]},
+    ):
+        transcription = oracle_verl.head if "bypass_mode" in config else oracle_verl.pr3984
+        compare({"verl": config}, lambda rows, t=transcription, c=config: t(rows, **c), numerator="target")
+
+
+@pytest.mark.slow
+def test_slime_mis():
+    for config in MIS:
+        compare({"slime_mis": config}, lambda rows, c=config: oracle_slime_mis.correct(rows, **numbers(c)))
+
+
+def test_fireworks_pr_169_and_of_today():
+    for level, cap in itertools.product(("token", "sequence"), (1.5, 5.0)):
+        block = {"fireworks": {"tis_cap": cap, "tis_level": level}}
+        compare(block, lambda rows, cap=cap, at=level: oracle_fireworks.weights(rows, cap, at))
+    for level, icepop in (("token", None), ("token", 2.0), ("sequence", None)):
+        block = {"fireworks": {"cap": 5.0, "level": level, "icepop_threshold": icepop}}
+        compare(block, lambda rows, at=level, band=icepop: oracle_fireworks.weights(rows, 5.0, at, band))

@@ -1,0 +1,143 @@
+"""YAML files: one reader behind every command, and one line for what is none."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import yaml
+
+from slime_ext.config import files
+from slime_ext.config.files import located, read_yaml
+from slime_ext.errors import ConfigError
+from slime_ext.tools.commands import cli
+
+NO_VALUE = "expected YAML, got a value that is none of its type: "
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: 1\na: 2", "expected each key once, got 'a' twice (mapping at line 1)"),
+        ("a:\n  b: 1\n  b: 2", "expected each key once, got 'b' twice (mapping at line 2)"),
+        ("{0: 1, 0: 2}", "expected each key once, got '0' twice"),
+        ("a: [", "expected YAML, got an error at line 1"),
+        ("a: 2024-13-45", NO_VALUE + "month must be in 1..12"),
+        ("a: 0b_", NO_VALUE + "invalid literal"),
+        ("a: !!int abc", NO_VALUE + "invalid literal"),
+        ("a: !!int ''", NO_VALUE),
+        ("a: !!float abc", NO_VALUE + "could not convert"),
+        ("a: !!bool abc", NO_VALUE + "'abc'"),
+        ("a: !!timestamp abc", NO_VALUE),
+        ("a: " + "9" * 5000, NO_VALUE + "Exceeds the limit"),
+        ("[" * 1000, "expected YAML, got brackets that are nested too deep"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_what_cannot_be_read_is_one_line_with_the_file(tmp_path, text, line):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(str(path))
+    assert str(caught.value).startswith(f"{path}: ") and line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("{a: 1, b: {a: 1}}", {"a": 1, "b": {"a": 1}}),
+        ("x: &x {a: 1}\ny: {<<: *x, a: 2}", {"x": {"a": 1}, "y": {"a": 2}}),
+        ('{"a": [1]}', {"a": [1]}),
+        ("", None),
+    ],
+)
+def test_what_can_be_read(tmp_path, text, found):
+    (tmp_path / "c.yaml").write_text(text)
+    assert read_yaml(str(tmp_path / "c.yaml")) == found
+
+
+@pytest.mark.parametrize("words", [["check"], ["convert", "--from", "verl"]])
+def test_the_commands_refuse_a_key_that_is_there_twice(capsys, tmp_path, words):
+    (tmp_path / "c.yaml").write_text("slime_ext: {preset: geo_rs}\nslime_ext: {preset: m2}")
+    assert cli.main([*words, str(tmp_path / "c.yaml")]) != 0
+    assert "expected each key once, got 'slime_ext' twice" in capsys.readouterr().err
+
+
+def test_a_path_in_a_file_is_relative_to_the_file(tmp_path, monkeypatch):
+    (tmp_path / "configs/tiny").mkdir(parents=True)
+    for name in ("configs/a.yaml", "configs/tiny/x.jsonl", "here.jsonl"):
+        (tmp_path / name).write_text("")
+    file = str(tmp_path / "configs/a.yaml")
+    monkeypatch.chdir(tmp_path)
+    for path, found in {
+        "tiny/x.jsonl": "configs/tiny/x.jsonl",
+        "configs/tiny/x.jsonl": "configs/tiny/x.jsonl",
+        "here.jsonl": "here.jsonl",
+    }.items():
+        assert located(path, file) == found
+    monkeypatch.chdir(tmp_path / "configs/tiny")
+    assert located("here.jsonl", file) == str(tmp_path / "here.jsonl")
+    assert located("none.jsonl", file) == "none.jsonl"
+
+
+BOMB = "a0: &a0 [x, x]\n" + "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))
+MERGES = "a0: &a0 {x: 1}\n" + "\n".join(
+    f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 12)
+)
+
+
+def test_what_no_configuration_holds_is_refused_before_it_is_built(tmp_path):
+    path = tmp_path / "c.yaml"
+    for text, line in {
+        BOMB: "expected at most 20000 values, got more, with what its aliases stand for",
+        MERGES: "expected at most 20000 values, got more",
+        "a: &a [*a]": "expected at most 20000 values, got more",
+        "\n".join(f"key{i}: {i}" for i in range(20_000)): "expected at most 100000 characters of YAML, got",
+        "? [a, b]\n: 1\n? [a, b]\n: 2": "expected each key once, got '['a', 'b']' twice",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            read_yaml(str(path))
+        assert line in str(caught.value)
+
+
+def test_a_refusal_shows_a_line_of_a_value_and_control_characters_as_such(capsys, tmp_path):
+    many = {f"key{i}": "x" * 40 for i in range(500)}
+    long = "a" * 5000
+    for content in (
+        {"slime_ext": {"preset": many}},
+        {"slime_ext": {"steps": many}},
+        {"slime_ext": {"steps": [many]}},
+        {"slime_ext": {"steps": [{"reweight": {"level": long}}]}},
+        {"slime_ext": {"steps": [{long: {}}]}},
+        {"slime_ext": {long: 1}},
+        {"slime_ext": {"guards": {long: {"min": 0}}}},
+        {"slime_ext": {"verl": {"rollout_is": long}}},
+        {"slime_ext": {"verl": {long: 1}}},
+        {"slime_ext": {"preset": long}},
+        {"slime_ext": {"metrics": many}},
+        {"slime_ext": {"surrogate": many}},
+        {"use_tis": many, "slime_ext": {}},
+        {"custom_tis_function_path": f"slime_ext.tis.{long}"},
+        {"slime_ext": {"preset": "a\x1b[2J\u202eb\nc"}},
+    ):
+        (tmp_path / "c.yaml").write_text(yaml.safe_dump(content))
+        status = cli.main(["check", str(tmp_path / "c.yaml")])
+        said = capsys.readouterr().err
+        assert status == 1 and "a" * 101 not in said and "x" * 101 not in said and len(said) < 2000, content
+        assert said.removesuffix("\n").isprintable()
+
+
+def test_only_regular_files_are_read_and_those_to_a_bound(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "long").write_bytes(b"x" * (files.LARGEST + 1))
+    for path, line in {
+        "/dev/zero": "/dev/zero: expected a readable file, got no regular file",
+        str(tmp_path / "pipe"): "got no regular file",
+        str(tmp_path / "long"): f"got more than {files.LARGEST} bytes",
+        str(tmp_path): "got Is a directory",
+        f"{tmp_path}/none": "got No such file",
+    }.items():
+        with pytest.raises(ConfigError, match=line):
+            files.text_of(path)

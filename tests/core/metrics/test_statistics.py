@@ -1,0 +1,313 @@
+"""Accumulated statistics against the oracle: independent of micro-batches, robust to broken tokens."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slime_ext import presets
+from slime_ext.core import metrics
+from slime_ext.core.correction import Correction, Tokens
+from slime_ext.core.metrics import MetricsLayout, layout
+from slime_ext.core.metrics import measure as module
+from slime_ext.core.metrics.measure import measure
+from slime_ext.core.steps import Reject, Reweight, Truncate
+from slime_ext.ops.segments import Segments
+from tests import oracle
+from tests.batches import tokens
+
+NAMES = ("metrics_only", "token_is", "seq_is_rs", "geo_rs", "trm", "turn_tis", "off_policy_is", "icepop")
+
+
+def accumulated(correction, batch, size=100, *, ages=None, curves=True):
+    """The totals of a batch, ``size`` sequences per micro-batch."""
+    layout = MetricsLayout.of(correction, curves=curves)
+    found = []
+    for i in range(0, len(batch), size):
+        packed, _ = tokens(batch[i : i + size])
+        if ages is not None:
+            packed = replace(packed, ages=torch.tensor(ages[i : i + size], dtype=torch.float64))
+        found.append(measure(packed, correction(packed, observe=True), layout))
+    return metrics.reduce(layout, functools.reduce(operator.add, found) if found else None)[0]
+
+
+def scalars(*args, **kwargs):
+    """The same with curves, for which every token is looked up, and without."""
+    found, other = (metrics.scalars(accumulated(*args, **kwargs, curves=on)) for on in (True, False))
+    assert other == pytest.approx(found, rel=1e-12, abs=1e-15, nan_ok=True)
+    return {name.removeprefix("off_policy/"): value for name, value in found.items()}
+
+
+def one_long(values, mask=None):
+    """A batch of one sequence with these log-ratios."""
+    n = len(values)
+    zeros = dict.fromkeys(("target", "advantage", "host_loss"), [0.0] * n)
+    return [{"proximal": list(values), "behavior": [0.0] * n, "mask": mask or [1] * n, **zeros}]
+
+
+def bin_of(curve, value, edges):
+    return layout.CURVES[curve][sum(value >= edge for edge in edges)]
+
+
+def test_bins_are_counted_alike_where_bincount_would_wait():
+    generator = torch.Generator().manual_seed(0)
+    for size in (0, 1, 15, 16, 17, 1000):
+        index = torch.randint(0, 7, (size,), generator=generator, dtype=torch.int32)
+        rows = (None, torch.randn(size, generator=generator))
+        counted = module._sums_by_bin(index, rows, 9)
+        torch.testing.assert_close(counted, module._scattered(index.long(), rows, 9), rtol=1e-12, atol=1e-12)
+        assert counted[0].tolist() == [index.tolist().count(i) for i in range(9)]
+
+
+PLACES = {
+    "by_position": lambda s, t: bin_of("by_position", t, layout.POSITIONS),
+    "by_staleness": lambda s, t: bin_of("by_staleness", s["age"], layout.AGES),
+    "by_probability": lambda s, t: bin_of("by_probability", math.exp(s["behavior"][t]), layout.PROBABILITIES),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scalars_match_the_oracle(name):
+    correction = presets.get(name)
+    for seed in range(60):
+        batch = oracle.random_batch(seed)
+        expected = oracle.correct(oracle.SPECS[name], batch)
+        weights, keep = ([s[key] for s in expected] for key in ("weights", "keep"))
+        wanted = oracle.metrics(batch, weights, keep, correction.numerator)
+        got = scalars(correction, batch)
+        for key, value in wanted.items():
+            assert got[key] == pytest.approx(value, rel=1e-10, abs=1e-12), (seed, key)
+
+
+@pytest.mark.parametrize("name", ["token_is", "geo_rs"])
+def test_curves_match_the_oracle(name):
+    correction = presets.get(name)
+    for seed in range(30):
+        batch = oracle.random_batch(seed)
+        ages = [(7 * i + seed) % 5 for i in range(len(batch))]
+        expected = oracle.correct(oracle.SPECS[name], batch)
+        weights, keep = ([s[key] for s in expected] for key in ("weights", "keep"))
+        for s, age in zip(batch, ages, strict=True):
+            s["age"] = age
+        got = metrics.curves(accumulated(correction, batch, ages=ages))
+        wanted = {}
+        for curve, of in PLACES.items():
+            rows = oracle.curve(batch, weights, keep, of)
+            total = sum(row[0] for row in rows.values())
+            for label, (n, *values) in rows.items():
+                prefix = f"off_policy/{curve}/{label}/"
+                columns = ("share", "k3_kl", "ratio_mean", "weight_mean", "kept_fraction")
+                wanted |= {prefix + c: v for c, v in zip(columns, [n / total, *values], strict=True)}
+        assert got == pytest.approx(wanted, rel=1e-10, abs=1e-12), seed
+
+
+def test_steps_are_counted_one_by_one():
+    steps = (
+        Reject("token", "ratio", high=2.0),
+        Reweight("token"),
+        Truncate(1.5),
+        Reject("sequence", "k2", high=0.1),
+    )
+    got = scalars(Correction(steps=steps), one_long([1.0, 0.5, 0.1, 0.0]))
+    expected = {
+        "steps/0_reject/rejected_fraction": 0.25,
+        "steps/0_reject/kept_fraction": 0.75,
+        "steps/2_truncate/clipped_fraction": 0.5,  # also where the token is rejected
+        "steps/3_reject/rejected_fraction": 1.0,
+        "steps/3_reject/kept_fraction": 0.0,
+    }
+    assert {k: v for k, v in got.items() if k.startswith("steps/")} == expected
+    assert got["rejected_sequence_fraction"] == 1 and got["clipped_fraction"] == 0.5
+
+
+def test_a_non_finite_log_prob_is_lost_before_the_first_step():
+    batch = one_long([0.0] * 4)
+    batch[0]["behavior"][1] = math.nan
+    got = scalars(Correction(steps=(Reject("sequence", "ratio", high=2.0),)), batch)
+    assert got["steps/0_reject/rejected_fraction"] == 0 and got["steps/0_reject/kept_fraction"] == 0
+    assert got["nonfinite_fraction"] == 0.25 and got["kept_fraction"] == 0
+
+
+@pytest.mark.parametrize("name", ["token_is", "seq_is_rs"])
+def test_micro_batches_add_up(name):
+    batch = oracle.random_batch(7)
+    whole, parts = scalars(presets.get(name), batch), scalars(presets.get(name), batch, 1)
+    assert parts == pytest.approx(whole, rel=1e-12)
+
+
+def test_ranks_add_up():
+    correction = presets.get("geo_rs")
+    plan, vectors = MetricsLayout.of(correction), []
+    for seed in (1, 2):
+        packed, _ = tokens(oracle.random_batch(seed))
+        measured = measure(packed, correction(packed, observe=True), plan)
+        vectors.append(measured)
+    seen = []
+    metrics.reduce(plan, vectors[1], lambda x: (seen.append(x.clone()), x)[1], rank=1, size=2)
+    merged, extra = metrics.reduce(
+        plan, vectors[0], lambda x: x + seen[0], rank=0, size=2, extra=torch.ones(0)
+    )
+    whole = accumulated(correction, oracle.random_batch(1) + oracle.random_batch(2))
+    assert metrics.scalars(merged) == pytest.approx(metrics.scalars(whole), rel=1e-12) and len(extra) == 2
+
+
+def test_quantiles_are_within_their_bound():
+    torch.manual_seed(0)
+    log_ratio = torch.randn(20000, dtype=torch.float64) * 0.3
+    got = scalars(Correction(), one_long(log_ratio.tolist()))
+    for percent in (1, 10, 50, 90, 99):
+        exact = log_ratio.sort().values[math.ceil(percent * 200) - 1].item()
+        assert math.log(got[f"ratio_p{percent:02d}"]) == pytest.approx(exact, rel=0.0308)
+
+
+def test_float32_log_probs_give_the_metrics_of_the_same_numbers_in_float64():
+    """Blocks of 32 are added in float32."""
+    torch.manual_seed(0)
+    correction, found = presets.get("token_is"), []
+    behavior = -torch.rand(20000)
+    proximal = behavior + torch.randn(20000) * 0.02
+    for dtype in (torch.float32, torch.float64):
+        segments = Segments.whole([15000, 5000], torch.ones(20000, dtype=torch.bool))
+        packed = Tokens(segments, proximal.to(dtype), behavior.to(dtype))
+        plan = MetricsLayout.of(correction)
+        measured = measure(packed, correction(packed, observe=True), plan)
+        totals = metrics.reduce(plan, measured)[0]
+        found.append(metrics.scalars(totals) | metrics.curves(totals))
+    assert found[0] == pytest.approx(found[1], rel=1e-5, abs=1e-6)
+
+
+def test_curves_of_float32_are_added_in_float64():
+    torch.manual_seed(0)
+    behavior = -torch.rand(200_000)
+    packed = Tokens(
+        Segments.whole([200_000], torch.ones(200_000, dtype=torch.bool)), behavior + 0.003, behavior
+    )
+    correction = presets.get("token_is")
+    plan = MetricsLayout.of(correction)
+    measured = measure(packed, correction(packed, observe=True), plan)
+    totals = metrics.reduce(plan, measured)[0]
+    excess = (packed.proximal - behavior).expm1().double()
+    assert sum(row["ratio_minus_one"] for row in totals.curves["by_position"].values()) == pytest.approx(
+        excess.sum().item(), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bins_begin_at_their_edges(dtype):
+    edges = torch.tensor(layout.LOG_PROBABILITIES, dtype=dtype)
+    far = torch.tensor([-torch.inf] * len(edges), dtype=dtype)
+    log_probs = torch.cat([edges, edges.nextafter(far), edges.nextafter(-far), -edges, far[:1]])
+    expected = (log_probs >= edges[:, None]).sum(0)
+    assert module._bins(log_probs, layout.LOG_PROBABILITIES).tolist() == expected.tolist()
+    lengths = [layout.POSITIONS[-1] + 5, 0, 70]
+    expected = [sum(at >= edge for edge in layout.POSITIONS) for n in lengths for at in range(n)]
+    assert module.position_bins(Segments.whole(lengths, torch.ones(sum(lengths)))).tolist() == expected
+    part = Segments((80, 300), ((0, 10, 70, 1), (1, 250, 260, 0)), torch.ones(380, dtype=torch.bool), 2)
+    expected = [sum(at >= edge for edge in layout.POSITIONS) for at in (*range(10, 70), *range(250, 260))]
+    assert module.position_bins(part).tolist() == expected
+
+
+@pytest.mark.parametrize("correction", [Correction(), presets.get("seq_is_rs")])
+def test_nothing_is_all_zero(correction):
+    for batch in ([], one_long([]), one_long([1.0], mask=[0])):
+        assert set(scalars(correction, batch).values()) <= {0.0}
+
+
+def test_a_ratio_beyond_all_others_leaves_one_sample():
+    got = scalars(Correction(), one_long([0.0, 400.0]))
+    assert got["ess_ratio"] == 0.5 and got["ratio_max"] == math.exp(400) and got["k3_kl"] > 1e100
+
+
+@pytest.mark.parametrize("level", [-6.0, -8.0, -10.0, -12.0, -20.0])
+def test_of_tiny_ratios_the_sample_size_stays_a_fraction(level):
+    draw = torch.Generator().manual_seed(0)
+    behavior = torch.full((1000,), -0.5)
+    proximal = behavior + level + 0.1 * torch.randn(1000, generator=draw)
+    packed = Tokens(Segments.whole([1000], torch.ones(1000, dtype=torch.bool)), proximal, behavior)
+    plan = MetricsLayout.of(Correction())
+    measured = measure(packed, Correction()(packed, observe=True), plan)
+    assert 1e-3 <= metrics.scalars(metrics.reduce(plan, measured)[0])["off_policy/ess_ratio"] <= 1
+
+
+def test_a_nonfinite_log_ratio_is_counted_without_an_index_out_of_range():
+    """On CUDA it is named when the step is reduced; until then the hook must go on."""
+    assert scalars(Correction(), one_long([0.0, math.nan, math.inf]))["tokens"] == 3
+
+
+def test_log_ratios_beyond_the_exponential_stay_numbers_in_log_space():
+    got = scalars(Correction(), one_long([500.0, 500.0]) + one_long([0.0]))
+    assert got["log1p_chi2_sequence"] == pytest.approx(2000 - math.log(2))
+    assert got["ess_sequence"] == 0.5 and math.isinf(got["chi2_sequence"])
+
+
+def test_ages_are_counted_by_sample():
+    batch = [s for x in (0.1, 0.2, 0.3) for s in one_long([x])]
+    got = scalars(Correction(), batch, ages=[3.0, math.nan, 1.0])
+    assert (got["staleness_mean"], got["staleness_max"]) == (2, 3)
+    assert got["staleness_known_fraction"] == pytest.approx(2 / 3)
+
+
+def test_only_the_first_of_the_ranks_that_share_sequences_counts_them():
+    packed, _ = tokens(oracle.random_batch(5))
+    correction = presets.get("seq_is_rs")
+    plan = MetricsLayout.of(correction)
+    second = measure(packed, correction(packed, observe=True), plan, counts_sequences=False)
+    assert metrics.reduce(plan, second)[0]["sequences"] == 0
+
+
+@pytest.mark.parametrize("curves", [False, True])
+def test_the_same_bits_twice(curves):
+    generator = torch.Generator().manual_seed(0)
+    behavior = -torch.rand(70_000, generator=generator)
+    proximal = behavior + torch.randn(70_000, generator=generator) * 0.02
+    packed = Tokens(Segments.whole([69_000, 1000], torch.ones(70_000, dtype=torch.bool)), proximal, behavior)
+    correction = presets.get("decoupled_geo_rs_seq_tis")
+    plan = MetricsLayout.of(correction, curves=curves)
+    one, other = (measure(packed, correction(packed, observe=True), plan) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_masked_token_is_no_extreme():
+    below, above = (scalars(Correction(), one_long([x, 2 * x, 0.0], mask=[1, 1, 0])) for x in (-0.5, 0.5))
+    assert below["ratio_max"] == pytest.approx(math.exp(-0.5))
+    assert above["ratio_min"] == pytest.approx(math.exp(0.5))
+
+
+@pytest.mark.parametrize("value", [-1e30, 1e30, 100.0])
+def test_k3_and_every_mean_stay_finite_and_of_their_sign(value):
+    batch = one_long([0.0, value])
+    layout_ = MetricsLayout.of(Correction())
+    packed, _ = tokens(batch, torch.float32)
+    measured = measure(packed, Correction()(packed, observe=True), layout_)
+    totals = metrics.reduce(layout_, measured)[0]
+    found = metrics.scalars(totals) | metrics.curves(totals)
+    means = {name: found[name] for name in found if name.endswith(("k3_kl", "ratio_mean", "chi2_token"))}
+    assert all(math.isfinite(x) for x in means.values()) and found["off_policy/k3_kl"] > 0
+    assert all(x >= 0 for name, x in means.items() if name.endswith("k3_kl"))
+
+
+TWO_UNITS = (Reweight("token"), Reject("token", high=2.0), Reject("sequence", "ratio", high=2.0))
+EFFECTS = {"turn": (Reject("turn", "k2", "max", high=0.02), Truncate(1.5)), "two units": TWO_UNITS}
+EFFECTS |= {"stale": (Reject(low=0.5, max_staleness=2), Reweight("sequence"), Truncate(1.1))}
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_what_each_step_did_is_counted_token_by_token(name):
+    """Against running one step more or less."""
+    steps = EFFECTS[name]
+    for seed in range(20):
+        packed, _ = tokens(oracle.random_batch(seed))
+        packed = replace(packed, ages=torch.arange(packed.segments.count).double())
+        units = tuple(Reject(s.unit, high=1e9) for s in steps if s.unit != "token")  # the units of all steps
+        plan = MetricsLayout.of(Correction(steps=steps))
+        measured = measure(packed, Correction(steps=steps)(packed, observe=True), plan)
+        totals = metrics.reduce(plan, measured)[0]
+        for i, named in enumerate(layout.step_names(Correction(steps=steps))):
+            if steps[i].rejects:
+                kept = Correction(steps=(*steps[: i + 1], *units))(packed).keep.sum()
+                assert totals[f"steps/{named}/kept_fraction"] == kept, (seed, named)

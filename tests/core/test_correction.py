@@ -1,0 +1,324 @@
+"""Corrections beyond the presets: random stacks of steps against the oracle, combinations that are refused,
+plans."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slime_ext.core.correction import Correction, Plan, Tokens, largest_product, plan_step
+from slime_ext.core.losses import Bounds, DualClip, HostLoss, PpoClip, Reinforce, Sapo
+from slime_ext.core.state import StatisticKey, tabulate
+from slime_ext.core.steps import (
+    Clip,
+    MinPrefixReweight,
+    Normalize,
+    Reject,
+    Reweight,
+    SecondMoment,
+    SignedClip,
+    Truncate,
+    Veto,
+)
+from slime_ext.errors import ConfigError
+from slime_ext.ops.segments import Segments
+from tests import oracle
+from tests.batches import tokens
+
+INF = math.inf
+
+
+def open_end(bound):
+    return None if math.isinf(bound) else bound
+
+
+def random_step(rng):
+    """A random step, as the package and as the oracle spell it."""
+    unit = rng.choice(["token", "turn", "sequence"])
+    level = rng.choice(["token", "turn", "sequence", "geometric"])
+    statistic = rng.choice(["ratio", "k1", "k2", "k3", "binary_kl", "binary_kl_max", "tv"])
+    how, when = rng.choice(["sum", "mean", "max"]), rng.choice(["always", "negative_advantage", "outward"])
+    neutral = 1.0 if statistic == "ratio" else 0.0
+    low, high = neutral - rng.choice([0.01, 0.3, INF]), neutral + rng.choice([0.01, 0.4])
+    if statistic == "ratio" and low < 0:
+        low = 0.0
+    choices = [
+        (Reweight(level), ("reweight", level)),
+        (MinPrefixReweight(), ("min_prefix",)),
+        (Truncate(1.5), ("truncate", 1.5)),
+        (Clip(0.7, 1.3), ("clip", 0.7, 1.3)),
+        (SignedClip(level), ("signed_clip", level, (1.0, 1.0), (0.0, 1.0))),
+        (Veto(0.1, 9.0), ("veto", 0.1, 9.0)),
+    ]
+    reject = (
+        Reject(unit, statistic, how, open_end(low), high, when),
+        ("reject", unit, statistic, how, low, high, when),
+    )
+    return rng.choice([*choices, *[reject] * 6])
+
+
+@pytest.mark.parametrize("numerator", ["proximal", "target"])
+def test_random_stacks_match_the_oracle(numerator):
+    for seed in range(300):
+        rng = random.Random(seed)
+        pairs = [random_step(rng) for _ in range(rng.randint(1, 4))] + [(Truncate(8.0), ("truncate", 8.0))]
+        ours, theirs = zip(*pairs, strict=True)
+        batch = oracle.random_batch(seed)
+        expected = oracle.correct(oracle.spec(*theirs, numerator=numerator), batch)
+        outcome = Correction(numerator, steps=ours)(tokens(batch)[0])
+        assert outcome.keep.tolist() == [k for s in expected for k in s["keep"]], (seed, ours)
+        weights = torch.tensor([w for s in expected for w in s["weights"]], dtype=torch.float64)
+        assert torch.allclose(outcome.weights, weights, rtol=1e-11, atol=1e-12), (seed, ours)
+
+
+COUPLED = [
+    (
+        (Reweight("token"), Truncate(2.0), Normalize()),
+        (("reweight", "token"), ("truncate", 2.0), ("normalize", "token")),
+    ),
+    (
+        (Reweight("sequence"), Truncate(2.0), Normalize("sequence")),
+        (("reweight", "sequence"), ("truncate", 2.0), ("normalize", "sequence")),
+    ),
+    ((SecondMoment(0.001),), (("second_moment", 0.001),)),
+    ((SecondMoment(1e-9),), (("second_moment", 1e-9),)),
+]
+
+
+@pytest.mark.parametrize(("steps", "theirs"), COUPLED)
+def test_coupled_steps_match_the_oracle(steps, theirs):
+    for seed in range(60):
+        batch = oracle.random_batch(seed)
+        expected = oracle.correct(oracle.spec(*theirs), batch)
+        outcome = Correction(steps=steps)(tokens(batch)[0])
+        assert outcome.keep.tolist() == [k for s in expected for k in s["keep"]], seed
+        weights = torch.tensor([w for s in expected for w in s["weights"]], dtype=torch.float64)
+        torch.testing.assert_close(outcome.weights, weights, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("steps", "theirs"), COUPLED)
+def test_a_plan_makes_micro_batches_equal_to_the_whole(steps, theirs):
+    batch = [s for seed in range(4) for s in oracle.random_batch(seed)]
+    whole = Correction(steps=steps)(tokens(batch)[0])
+    parts = [tokens(batch[i : i + 3])[0] for i in range(0, len(batch), 3)]
+    plan = plan_step(Correction(steps=steps), parts)
+    outcomes = [Correction(steps=steps)(part, plan) for part in parts]
+    assert torch.equal(torch.cat([o.keep for o in outcomes]), whole.keep)
+    torch.testing.assert_close(torch.cat([o.weights for o in outcomes]), whole.weights, rtol=1e-13, atol=0)
+
+
+def test_a_plan_scales_the_loss_and_rejects_sequences():
+    packed = tokens(oracle.random_batch(2))[0]
+    correction = Correction(steps=WEIGHTED, denominator="kept", group="atomic")
+    sequences = torch.arange(packed.segments.count)
+    plan = Plan(scale=1.0 + sequences.double(), keep=sequences % 2 == 0)
+    alone, planned = correction(packed), correction(packed, plan)
+    assert torch.equal(planned.keep, alone.keep & (packed.segments.ids % 2 == 0))
+    host = torch.randn(packed.segments.size, dtype=torch.float64)
+    loss, _ = correction.loss(planned, packed, host, Bounds(0.2, 0.2))
+    expected = torch.where(planned.keep, host * alone.weights * (1 + packed.segments.ids), 0)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+
+
+def test_a_normalized_step_has_mean_weight_one():
+    packed = tokens(oracle.random_batch(1, wild=False))[0]
+    outcome = Correction(steps=(Reweight("token"), Truncate(2.0), Normalize()))(packed)
+    assert outcome.weights[packed.segments.mask].mean().item() == pytest.approx(1, abs=1e-12)
+
+
+WEIGHTED = (Reweight("token"), Truncate(2.0))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"surrogate": PpoClip("behavior"), "steps": WEIGHTED}, "surrogate.anchor: expected proximal"),
+        ({"denominator": "kept"}, "denominator: expected host without steps, got kept"),
+        ({"group": "atomic"}, "group: expected ignore without steps, got atomic"),
+        (
+            {"numerator": "target", "steps": (Reject(high=2.0),), "denominator": "kept"},
+            "numerator: expected proximal with denominator: kept",
+        ),
+        (
+            {"steps": (Reject(high=2.0, when="outward"),), "group": "rebaseline"},
+            "group: expected ignore or atomic beside a step that reads advantages, got rebaseline",
+        ),
+        (
+            {"surrogate": Sapo("behavior"), "steps": (MinPrefixReweight(),)},
+            "surrogate.anchor: expected proximal",
+        ),
+        ({"surrogate": PpoClip(), "steps": WEIGHTED, "numerator": "target"}, "would be counted twice"),
+        (
+            {"surrogate": DualClip(), "steps": (SignedClip(),), "numerator": "target"},
+            "would be counted twice",
+        ),
+        ({"steps": (SecondMoment(), SecondMoment())}, r"steps\[1\]: expected a coupled step once"),
+        (
+            {"steps": (SecondMoment(),), "numerator": "target"},
+            "numerator: expected proximal with SecondMoment",
+        ),
+        (
+            {"steps": (Reweight(), Normalize())},
+            r"steps\[1\].normalize: expected a truncate or clip step before it",
+        ),
+    ],
+)
+def test_impossible_combinations_are_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        Correction(**fields)
+
+
+def test_what_every_step_did_is_told_apart():
+    """Each veto rejects one more token; the group comes after the last step."""
+    many = (*(Veto(0.5 * 0.9**i) for i in range(40)),)
+    packed, _ = tokens(oracle.random_batch(0, wild=False))
+    plan = Plan(keep=torch.zeros(packed.segments.count, dtype=torch.bool))
+    effects = {e.step: e for e in Correction(steps=many, group="atomic")(packed, plan).step_effects}
+    assert effects[len(many)].flags.all() and set(effects) == {-1, *range(len(many) + 1)}
+    for place, step in enumerate(many):
+        (alone,) = (e for e in Correction(steps=(step,))(packed).step_effects if e.step == 0)
+        assert torch.equal(effects[place].flags, alone.flags) and alone.unit == "sequence"
+
+
+def test_what_a_correction_needs_from_the_host():
+    assert not Correction(steps=WEIGHTED).needs_target and Correction(surrogate=PpoClip()).needs_target
+    assert Correction(numerator="target").needs_target and Correction(surrogate=Reinforce()).needs_advantages
+    assert Correction(steps=(SignedClip(),)).needs_advantages
+    assert Correction(steps=(Reject("token", "tv", high=0.1, when="outward"),)).needs_advantages
+
+
+def test_corrections_print_compare_and_hash():
+    one, other = (Correction(steps=WEIGHTED) for _ in range(2))
+    assert (
+        one == other and hash(one) == hash(other) and eval(repr(one)) == one and HostLoss() == one.surrogate
+    )
+
+
+@pytest.mark.parametrize("observe", [False, True])
+def test_an_empty_batch_has_an_empty_outcome(observe):
+    packed, _ = tokens([])
+    for steps in (
+        (Reweight("sequence"), Veto(0.1)),
+        (MinPrefixReweight(),),
+        (Reweight("turn"),),
+        (SecondMoment(),),
+    ):
+        assert Correction(steps=steps)(packed, observe=observe).weights.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.bfloat16])
+def test_narrow_advantages_are_added_in_float32(dtype):
+    """100 times 1000 is beyond float16, 100 times -2 beyond a byte."""
+    value = -2.0 if dtype is torch.int8 else -1000.0
+    s = {k: [-1.0] * 100 for k in ("proximal", "target", "behavior", "advantage", "host_loss")}
+    packed, _ = tokens([s | {"mask": [1] * 100}])
+    packed = replace(packed, advantages=torch.full((100,), value).to(dtype))
+    correction = Correction(steps=(Reject("sequence", high=2.0, when="negative_advantage"),))
+    table = tabulate(correction.statistics, correction.read(packed))
+    assert table[StatisticKey("sum", "sequence", "advantage")].tolist() == [100 * value]
+
+
+def test_a_broken_token_takes_its_unit_with_it():
+    s = {k: [-1.0] * 6 for k in ("proximal", "target", "behavior", "advantage", "host_loss")}
+    s |= {"mask": [1, 1, 0, 1, 1, 1], "behavior": [-1.0, math.nan, 0.0, -1.0, -1.0, -1.0]}
+    packed = tokens([s])[0]
+    kept = {
+        u: Correction(steps=(Reweight(u),))(packed).keep.int().tolist() for u in ("token", "turn", "sequence")
+    }
+    assert kept == {"token": [1, 0, 0, 1, 1, 1], "turn": [0, 0, 0, 1, 1, 1], "sequence": [0] * 6}
+
+
+@pytest.mark.parametrize("garbage", [math.nan, INF, -INF])
+@pytest.mark.parametrize(
+    "surrogate", [Reinforce(), PpoClip(), PpoClip(anchor="behavior"), DualClip(), Sapo()], ids=str
+)
+def test_masked_tokens_hold_anything_and_give_no_gradient(surrogate, garbage):
+    found = []
+    for masked in (0.0, garbage):
+        s = {k: [-1.0, masked, -2.0] for k in ("proximal", "target", "advantage", "host_loss")}
+        s |= {"mask": [1, 0, 1], "behavior": [-1.1, masked, -2.0], "target": [-1.05, masked, -2.05]}
+        packed, host_loss = tokens([s])
+        correction = Correction(surrogate=surrogate)
+        loss, clipped = correction.loss(correction(packed), packed, host_loss, Bounds())
+        with torch.autograd.set_detect_anomaly(True):  # no NaN on the way either
+            loss.sum().backward()
+        found.append([loss.tolist(), clipped.tolist(), packed.target.grad.tolist()])
+    assert found[0] == found[1] and found[1][0][1] == found[1][2][1] == 0 and any(found[1][2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize(
+    "surrogate", [PpoClip("behavior"), DualClip("behavior"), Sapo("behavior"), Reinforce()], ids=str
+)
+def test_a_ratio_that_overflows_gives_no_nan(surrogate, advantage, dtype):
+    s = {"mask": [1, 1], "behavior": [-1e4, -1.0], "advantage": [advantage, 1.0], "host_loss": [0.0, 0.0]}
+    packed, host_loss = tokens([s | {key: [-1.0, -1.1] for key in ("proximal", "target")}], dtype)
+    for steps in ((), (Reject("token", high=2.0),), (Veto(1e-4, 100.0),)):
+        correction = Correction(surrogate=surrogate, steps=steps)
+        outcome = correction(packed)
+        loss, clipped = correction.loss(outcome, packed, host_loss, Bounds())
+        (gradient,) = torch.autograd.grad(loss.sum(), packed.target)
+        assert not clipped[~outcome.keep].any() and loss.isfinite().all() and gradient.isfinite().all()
+        assert gradient[outcome.keep].any() == bool(outcome.keep.any()) and not gradient[~outcome.keep].any()
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_an_infinite_weight_on_a_loss_of_0_is_0(level):
+    s = {k: [0.0, -1.0] for k in ("proximal", "target", "advantage", "host_loss")}
+    packed, _ = tokens([s | {"mask": [1, 1], "behavior": [-1000.0, -1.0]}])
+    correction = Correction(steps=(Reweight(level),))
+    host_loss = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
+    outcome = correction(packed)
+    loss, _ = correction.loss(outcome, packed, host_loss, Bounds())
+    (gradient,) = torch.autograd.grad((loss * torch.tensor([0.0, 1.0])).sum(), host_loss)
+    assert outcome.weights[0].isinf() and loss[0] == 0 and gradient[0] == 0 and not gradient.isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_weight_that_nothing_bounds_gives_a_finite_loss(dtype):
+    """Also summed over many tokens, and in the narrowest dtype that a host may take it to."""
+    narrow = torch.bfloat16 if dtype is torch.float32 else dtype
+    assert (torch.tensor(largest_product(dtype), dtype=torch.float64).to(narrow) * 8).isfinite()
+    s = {k: [-1.0] * 100 for k in ("proximal", "target", "advantage", "host_loss")}
+    packed, _ = tokens([s | {"mask": [1] * 100, "behavior": [-2000.0] * 100}])
+    host_loss = torch.full(
+        (100,), 2.0, dtype=torch.float32 if dtype is torch.float16 else dtype, requires_grad=True
+    )
+    correction = Correction(steps=(Reweight(),))
+    loss, _ = correction.loss(correction(packed), packed, host_loss, Bounds())
+    (gradient,) = torch.autograd.grad(loss.sum(), host_loss)
+    assert loss.sum().isfinite() and loss.min() > 1e25 and gradient.isfinite().all() and gradient.all()
+
+
+def test_a_capped_weight_on_the_far_loss_of_ppo_is_finite():
+    correction = Correction(surrogate=PpoClip(), steps=(Reweight(), Truncate(5.0)))
+    segments = Segments.whole([2], torch.ones(2))
+    far = (
+        torch.tensor(x, requires_grad=True) for x in ([-5e3, -1.0], [-6e3, -1.0], [-0.1, -1.0], [-90.0, 1.0])
+    )
+    packed = Tokens(segments, *far)
+    outcome = correction(packed)
+    loss, _ = correction.loss(outcome, packed, torch.ones(2), Bounds())
+    assert (
+        outcome.weights.tolist() == [5.0, 1.0] and loss.isfinite().all() and loss[0] > 1e28 and loss[1] == -1
+    )
+
+
+def test_a_mean_weight_below_any_float32_divides():
+    steps = (Reweight("sequence"), Truncate(2.0), Normalize())
+    correction = Correction(steps=steps)
+    length, count = 40, 10
+    packed = Tokens(
+        Segments.whole([length] * count, torch.ones(length * count, dtype=torch.bool)),
+        torch.tensor([-2.79] * length + [-3.2] * length * (count - 1)),
+        torch.full((length * count,), -0.2),
+    )
+    weights = correction(packed).weights
+    expected = torch.tensor([10.0] * length + [0.0] * length * (count - 1))
+    # e^-103.6 is a float32 of one bit or two.
+    torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-4)

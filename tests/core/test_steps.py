@@ -1,0 +1,185 @@
+"""Single steps on a few tokens whose answers can be read off."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from slime_ext.core.correction import Correction, HookInputs, Tokens, apply
+from slime_ext.core.metrics import MetricsLayout
+from slime_ext.core.state import statistics_of
+from slime_ext.core.steps import (
+    Clip,
+    MinPrefixReweight,
+    Reject,
+    Reweight,
+    SecondMoment,
+    SignedClip,
+    Truncate,
+    Veto,
+)
+from slime_ext.errors import ConfigError
+from slime_ext.ops.segments import Segments
+
+
+def packed(ratios, *, mask=None, advantages=None, lengths=None):
+    """Tokens with these ratios of proximal to behavior (proximal log-prob 0)."""
+    ratios = torch.tensor(ratios, dtype=torch.float64)
+    mask = torch.ones(len(ratios)) if mask is None else torch.tensor(mask)
+    segments = Segments.whole(lengths or [len(ratios)], mask)
+    advantages = None if advantages is None else torch.tensor(advantages, dtype=torch.float64)
+    return Tokens(segments, torch.zeros_like(ratios), -ratios.log(), advantages=advantages)
+
+
+def outcome(ratios, *steps, **fields):
+    return Correction(steps=steps)(packed(ratios, **fields), observe=True)
+
+
+def weights(*args, **fields):
+    return outcome(*args, **fields).weights.tolist()
+
+
+def kept(*args, **fields):
+    return outcome(*args, **fields).keep.int().tolist()
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("token", [2, 0.5, 0, 4]),
+        ("turn", [1, 1, 0, 4]),
+        ("sequence", [4, 4, 0, 4]),
+        ("geometric", [4 ** (1 / 3)] * 2),
+    ],
+)
+def test_reweight(level, expected):
+    got = weights([2.0, 0.5, 9.0, 4.0], Reweight(level), mask=[1, 1, 0, 1])
+    assert got[: len(expected)] == pytest.approx(expected)
+
+
+def test_truncate_and_clip_are_exact_at_their_bounds_and_say_where_they_acted():
+    got = outcome([4.0, 1.5, 0.1], Reweight(), Clip(0.5, 2.0))
+    assert got.weights.tolist() == [2.0, pytest.approx(1.5), 0.5] and got.clipped.tolist() == [
+        True,
+        False,
+        True,
+    ]
+    assert outcome([4.0, 0.1], Reweight(), Truncate(2.0)).clipped.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("layout", [None, MetricsLayout()], ids=["", "measured"])
+def test_the_host_gets_where_any_of_two_bounds_acted(layout):
+    correction = Correction(steps=(Reweight(), Truncate(2.0), Clip(0.5, 3.0)))
+    tokens = packed([4.0, 1.0, 0.25])
+    result = apply(correction, HookInputs(tokens, torch.ones(3), layout=layout))
+    assert result.clipped.tolist() == [1, 0, 1] == correction(tokens).clipped.tolist()
+
+
+def test_both_ends_of_an_interval_are_inside():
+    k2 = Reject("token", "k2", high=0.5)
+    assert kept([math.e, 1.0], k2) == [1, 1] and kept([math.e * 1.001, 1.0], k2) == [0, 1]
+    assert kept([2.0, 0.5, 1.0], Reject("token", "ratio", low=0.5, high=2.0)) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("how", "expected"), [("sum", [0, 0]), ("mean", [1, 1]), ("max", [0, 0])])
+def test_aggregates_of_the_ratio_act_before_the_exponential(how, expected):
+    assert kept([1.5, 1.2], Reject("sequence", "ratio", how, low=0.7, high=1.4)) == expected
+
+
+def test_a_maximum_looks_at_response_tokens_alone():
+    assert kept([1.0, 9.0], Reject("sequence", "ratio", "max", high=2.0), mask=[1, 0]) == [1, 0]
+    assert kept([0.5, 9.0], Reject("sequence", "ratio", "max", low=0.9), mask=[1, 0]) == [0, 0]
+
+
+def test_a_turn_is_rejected_alone():
+    assert kept([3.0, 1.0, 1.0, 1.0], Reject("turn", "ratio", "sum", high=2.0), mask=[1, 1, 0, 1]) == [
+        0,
+        0,
+        0,
+        1,
+    ]
+
+
+def test_a_veto_takes_the_whole_sequence_and_no_other():
+    assert kept([1.0, 1e-5, 1.0], Veto(low=1e-4), lengths=[2, 1]) == [0, 0, 1]
+    assert kept([1.0, 200.0, 1.0], Veto(high=100.0), lengths=[2, 1]) == [0, 0, 1]
+
+
+def test_a_quantity_that_no_one_knows_is_refused():
+    for words in (("sequence", "mean", "binarykl"), ("sequence", "median", "k3"), ("sentence", "sum", "k3")):
+        with pytest.raises(ConfigError, match=r"statistics_of: unknown"):
+            statistics_of(*words)
+    with pytest.raises(ConfigError, match="unknown quantity 'binarykl'; did you mean 'binary_kl'"):
+        Correction().read(packed([1.0])).value_of("binarykl")
+
+
+def test_when_limits_a_rejection_to_negative_advantages():
+    step = Reject("token", "ratio", high=1.1, when="negative_advantage")
+    assert kept([2.0, 2.0, 2.0], step, advantages=[-1.0, 0.0, 1.0]) == [0, 1, 1]
+    step = Reject("sequence", "ratio", "sum", high=1.1, when="negative_advantage")
+    assert kept([2.0, 2.0], step, advantages=[-3.0, 1.0]) == [0, 0]
+
+
+def test_when_limits_a_rejection_to_outward_updates():
+    step = Reject("token", "k2", high=0.01, when="outward")
+    assert kept([2.0, 0.5, 2.0, 0.5], step, advantages=[1.0, 1.0, -1.0, -1.0]) == [0, 1, 1, 0]
+
+
+def test_prefix_minima_multiply_the_tokens_own_ratio():
+    assert weights([2.0, 0.5, 4.0, 3.0], MinPrefixReweight()) == pytest.approx([2.0, 1.0, 2.0, 1.5])
+
+
+def test_topr_weighs_by_the_sign_of_the_advantage():
+    assert weights([2.0, 2.0], SignedClip(), advantages=[1.0, -1.0]) == [1.0, 1.0]
+    assert weights([0.5, 0.5], SignedClip(), advantages=[1.0, -1.0]) == pytest.approx([1.0, 0.25])
+
+
+def test_of_advantage_0_topr_takes_the_range_of_positive_ones():
+    assert weights([0.5, 0.5], SignedClip("token"), advantages=[0.0, -1.0]) == pytest.approx([1.0, 0.5])
+
+
+TIGHTEST = [
+    Truncate(1.0),
+    Clip(1.0, 1.0),
+    Clip(0.0, 1.0),
+    SignedClip("token", positive_low=0.0, negative_low=1.0),
+    Reject(low=1.0, high=1.0),
+    Reject("sequence", "k2", high=0.0),
+    Reject("sequence", "k1", low=0.0),
+    Veto(1.0, 1.0),
+    SecondMoment(1e-300),
+]
+
+
+@pytest.mark.parametrize("step", TIGHTEST, ids=str)
+def test_the_tightest_bounds_leave_on_policy_data_alone(step):
+    got = outcome([1.0, 1.0], Reweight(), step, advantages=[1.0, -1.0])
+    assert got.weights.tolist() == [1.0, 1.0] and got.keep.all()
+
+
+@pytest.mark.parametrize(
+    ("step", "fields", "key"),
+    [
+        (Truncate, {"high": 0.99}, "truncate.high"),
+        (Clip, {"low": -0.01}, "clip.low"),
+        (Clip, {"low": 1.01}, "clip.low"),
+        (Clip, {"high": 0.99}, "clip.high"),
+        (SignedClip, {"positive_low": -0.01}, "signed_clip.positive"),
+        (SignedClip, {"positive_high": 0.99}, "signed_clip.positive"),
+        (SignedClip, {"negative_low": 1.01}, "signed_clip.negative"),
+        (SignedClip, {"negative_high": 0.99}, "signed_clip.negative"),
+        (Reject, {"low": 1.01}, "reject"),
+        (Reject, {"high": 0.99}, "reject"),
+        (Reject, {"statistic": "k2", "low": 0.01}, "reject"),
+        (Reject, {"statistic": "k2", "high": -0.01}, "reject"),
+        (Reject, {"max_staleness": -1}, "reject.max_staleness"),
+        (Veto, {"low": 1.01}, "veto"),
+        (Veto, {"high": 0.99}, "veto"),
+        (SecondMoment, {"threshold": 0.0}, "second_moment.threshold"),
+    ],
+)
+def test_bounds_that_on_policy_data_would_leave_are_refused(step, fields, key):
+    with pytest.raises(ConfigError, match=f"^{key}: expected"):
+        step(**fields)

@@ -1,0 +1,242 @@
+"""Steps and hooks of a user's own module: found by name, tried before they run, refused in one line."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from slime_ext import load_config, tis
+from slime_ext.config.load import to_mapping
+from slime_ext.core.correction import Correction
+from slime_ext.core.state import statistics_of
+from slime_ext.core.steps import STEPS, Reject, Step, Truncate, Veto
+from slime_ext.core.user_steps import packed
+from slime_ext.errors import ConfigError, SlimeExtError
+from slime_ext.testing import check_hook, check_step, samples
+from slime_ext.tools.commands import cli
+
+HERE = __name__
+EXAMPLE = Path(__file__).parents[2] / "examples/own"
+
+
+@dataclass(frozen=True)
+class Tempered(Step):
+    power: float = 0.5
+
+    sets_weights = True
+
+    def __call__(self, state, inputs):
+        return state.reweight("token", self.ratio(inputs))
+
+    def ratio(self, inputs):
+        return (self.power * inputs.log_ratio).exp()
+
+
+@dataclass(frozen=True)
+class Silent(Tempered):
+    sets_weights = False
+
+
+def ratios(sample):
+    return [math.exp(p - b) for p, b in zip(sample.proximal, sample.behavior, strict=True)]
+
+
+class NotFrozen(Step):
+    pass
+
+
+def step(call, **more):
+    """A step whose call is the function."""
+    return dataclass(frozen=True)(type("Own", (Tempered,), {"__call__": call, **more}))()
+
+
+def index(state, inputs):
+    return float(inputs.log_ratio[inputs.log_ratio > 0].sum())
+
+
+def branch(inputs):
+    if inputs.log_ratio.max() > 0:
+        return 2.0
+    return 1.0
+
+
+BREAKS = {  # what the line names -> what the call does
+    "no gradient": lambda self, s, i: s.reweight(
+        "token", (torch.tensor(0.5, requires_grad=True) * i.log_ratio).exp()
+    ),
+    "Tensor.item": lambda self, s, i: s.reweight("token", self.ratio(i) / i.log_ratio.max().item()),
+    "no .item(), .tolist()": lambda self, s, i: s.reweight("token", self.ratio(i) + index(s, i)),
+    "shape [5], one per sequence": lambda self, s, i: s.reweight("sequence", self.ratio(i)),
+    "got NaN at sample 0, token 0": lambda self, s, i: s.reweight("token", i.log_ratio * 0 / 0),
+    "whatever shares the micro-batch": lambda self, s, i: s.reweight("token", self.ratio(i).cumsum(0)),
+    "statistics_of('sequence', 'sum', 'ratio')": lambda self, s, i: s.reweight(
+        "sequence", i.total("sequence", "sum", "ratio").exp()
+    ),
+    "written to": lambda self, s, i: s.bound(s.weights.clamp_(max=2)),
+    "expected a State, got a Tensor": lambda self, s, i: i.log_ratio,
+    "keep['token']: expected bool": lambda self, s, i: replace(s, keep={"token": s.keep["token"] * 1.0}),
+    "unit token, turn or sequence, got 'tokens'": lambda self, s, i: s.reweight("tokens", i.log_ratio),
+    "reads_advantages: expected True, got False: the step reads inputs.advantages": lambda self, s, i: (
+        s.reweight("token", (i.advantages > 0) * self.ratio(i))
+    ),
+    "reads_ages: expected True, got False": lambda self, s, i: s.reweight("sequence", (-i.ages).exp()),
+    "got a branch on one: `if inputs.log_ratio.max() > 0:` (test_user_steps.py:": lambda self, s, i: (
+        s.reweight("token", self.ratio(i) * branch(i))
+    ),
+    "got ZeroDivisionError": lambda self, s, i: 1 / 0,
+}
+
+
+def test_a_step_that_breaks_the_contract_is_refused_in_one_line():
+    for text, call in BREAKS.items():
+        with pytest.raises(ConfigError) as caught:
+            check_step(step(call))
+        assert text in str(caught.value) and "\n" not in str(caught.value), caught.value
+
+
+def test_every_step_of_ours_keeps_the_contract():
+    made = {Reject: Reject(high=2.0), Veto: Veto(low=1e-3)}
+    for cls in STEPS.values():
+        if cls is not STEPS["normalize"]:  # wants a bound before it
+            check_step(made.get(cls) or cls())
+
+
+UNDECLARED = {  # the line -> what the class lacks, and its call
+    "sets_weights: expected True beside state.reweight": (
+        {"sets_weights": False},
+        lambda self, s, i: s.reweight("token", self.ratio(i)),
+    ),
+    "is_bound: expected True beside state.bound": (
+        {},
+        lambda self, s, i: s.reweight("token", self.ratio(i)).bound(self.ratio(i).clamp(max=1)),
+    ),
+    "rejects: expected True beside state.reject": (
+        {},
+        lambda self, s, i: s.reject("token", self.ratio(i) < 2),
+    ),
+}
+
+
+def test_a_class_that_does_not_say_what_its_call_does_is_refused_itself():
+    for text, (more, call) in UNDECLARED.items():
+        with pytest.raises(ConfigError, match=text):
+            check_step(step(call, **more))
+    with pytest.raises(ConfigError, match=r"steps\[0\].*Silent: sets_weights: expected True"):
+        load_config({"steps": [f"{HERE}.Silent", "truncate"]})
+
+
+def test_a_definition_in_plain_python_is_compared():
+    check_step(Tempered(0.5), lambda s: [x**0.5 for x in ratios(s)])
+    with pytest.raises(ConfigError, match=r"sample 0, token 0: expected .* of the definition"):
+        check_step(Tempered(0.5), lambda s: [1.0] * len(s.mask))
+
+
+def test_a_statistic_per_sequence_serves_a_step():
+    def call(self, state, inputs):
+        return state.reweight("sequence", (0.5 * inputs.total("sequence", "sum", "ratio")).exp())
+
+    own = step(call, unit="sequence", statistics=statistics_of("sequence", "sum", "ratio"))
+
+    def definition(s):
+        total = math.fsum(p - b for p, b, m in zip(s.proximal, s.behavior, s.mask, strict=True) if m)
+        return [math.exp(0.5 * total)] * len(s.mask)
+
+    check_step(own, definition)
+
+
+def test_a_step_is_named_in_yaml_and_comes_back_as_written():
+    mapping = {"steps": [{f"{HERE}.Tempered": {"power": 0.25}}, {"truncate": {"high": 2.0}}]}
+    correction = load_config(mapping)
+    assert correction.steps == (Tempered(0.25), Truncate(2.0)) and correction.sets_weights
+    assert to_mapping(correction)["steps"] == mapping["steps"]
+    tokens = packed(samples())
+    wanted = Correction(steps=(Tempered(0.25), Truncate(2.0)))(tokens).weights
+    assert torch.equal(correction(tokens).weights, wanted)
+
+
+def test_the_hook_runs_it():
+    steps = [{f"{HERE}.Tempered": {"power": 0.25}}, {"truncate": {"high": 1.2}}]
+    check_hook(tis.correct, lambda s: [min(x**0.25, 1.2) for x in ratios(s)], slime_ext={"steps": steps})
+
+
+WRONG = {
+    f"{HERE}.Temperd": "did you mean 'Tempered'?",
+    "no_such_module.Step": "expected a module that imports",
+    f"{HERE}.NotFrozen": "@dataclass(frozen=True)",
+    "math.pi": "expected a class made from slime_ext.steps.Step, got a float",
+}
+
+
+def test_a_name_that_is_no_step_is_refused():
+    for name, text in WRONG.items():
+        with pytest.raises(ConfigError, match=r"slime_ext\.steps") as caught:
+            load_config({"steps": [name]})
+        assert text in str(caught.value), caught.value
+    with pytest.raises(ConfigError, match="unknown key 'powr'; did you mean 'power'"):
+        load_config({"steps": [{f"{HERE}.Tempered": {"powr": 1.0}}]})
+    with pytest.raises(ConfigError, match="second after steps"):
+        load_config({"steps": ["reweight", f"{HERE}.Tempered"]})
+
+
+def hook(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks, **kwargs):
+    mask = torch.cat(loss_masks).bool()
+    log_ratio = torch.where(mask, torch.cat(train_log_probs) - torch.cat(rollout_log_probs), 0)
+    return pg_loss * log_ratio.exp().clamp(max=args.tis_clip), loss_masks, {}
+
+
+def attached(args, *, pg_loss, cur_log_probs, loss_masks, **kwargs):
+    mask = torch.cat(loss_masks).bool()
+    return pg_loss * torch.where(mask, torch.cat(cur_log_probs), 0).exp(), loss_masks, {}
+
+
+def reading(args, *, pg_loss, train_log_probs, **kwargs):
+    out = hook(args, pg_loss=pg_loss, train_log_probs=train_log_probs, **kwargs)
+    return (out[0] * float(train_log_probs[0][0]), *out[1:])
+
+
+def multiplying(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks, **kwargs):
+    behavior = [torch.where(b.isnan(), -30.0, b) for b in rollout_log_probs]  # a mask that is off by one
+    weight = torch.cat(train_log_probs).roll(1).exp() / torch.cat(behavior).exp()
+    return pg_loss * weight.detach(), loss_masks, {}
+
+
+def test_a_hook_is_called_as_slime_does():
+    check_hook(hook, lambda s: [min(x, 2) for x in ratios(s)])
+    wrong = {
+        attached: "one through a weight",
+        reading: "read no value",
+        multiplying: "expected a finite loss",
+        lambda args, *, pg_loss: pg_loss: "unexpected keyword",
+        lambda args, *, pg_loss, **kw: pg_loss: "expected it to return (pg_loss, loss_masks, metrics)",
+        lambda args, *, pg_loss, loss_masks, **kw: (pg_loss.sum(), loss_masks, {}): "shape [29]",
+    }
+    for function, text in wrong.items():
+        with pytest.raises(SlimeExtError) as caught:
+            check_hook(function)
+        assert text in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="of the definition"):
+        check_hook(hook, lambda s: [1.0] * len(s.mask))
+
+
+def test_the_example_is_accepted_by_check_and_bench(capsys, monkeypatch):
+    monkeypatch.chdir(EXAMPLE)
+    ran = subprocess.run([sys.executable, "corrections.py"], capture_output=True, text=True, check=True)
+    assert ran.stdout == "both are what their definitions say\n"
+    for words in (["check", "tempered.yaml"], ["bench", "fidelity", "--config", "tempered.yaml"]):
+        assert cli.main(words) == 0
+    shown = capsys.readouterr().out
+    assert "corrections.Tempered(power 0.5) > truncate(high 2)" in shown and "tempered " in shown
+
+
+def test_check_reads_it_without_torch_first():
+    code = (
+        "import sys; from slime_ext.tools.commands import cli\nstatus = cli.main(['check', 'tempered.yaml'])\n"
+        "sys.exit(status if 'torch' in sys.modules else 7)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=EXAMPLE, capture_output=True).returncode == 0

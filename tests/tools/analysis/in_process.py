@@ -1,0 +1,41 @@
+"""Rollouts of files, effects of corrections and thresholds without a document around them."""
+
+from __future__ import annotations
+
+from slime_ext import presets
+from slime_ext.tools.analysis.pipeline import load
+from slime_ext.tools.analysis.readers.find import RolloutRanges, find
+from slime_ext.tools.analysis.suggest import Ranking
+from slime_ext.tools.analysis.tally import Tally
+from slime_ext.tools.analysis.whatif import WhatIf
+
+
+def read(paths, rollouts=None):
+    """Every rollout of the files, in order; what cannot be read comes as ``Skipped`` in its place."""
+    for job in find(paths, RolloutRanges.parse(rollouts)).jobs:
+        yield from load(job)
+
+
+def empty_whatif(corrections=None):
+    """The collector of what corrections (all presets when None) do."""
+    corrections = corrections or {name: preset.correction for name, preset in presets.PRESETS.items()}
+    return WhatIf({name: Tally(correction) for name, correction in corrections.items()})
+
+
+def whatif(rollouts, corrections=None):
+    """The effects of corrections (all presets when None) on rollouts."""
+    found = empty_whatif(corrections)
+    for rollout in rollouts:
+        found.add(rollout)
+    return found.effects()
+
+
+def suggest(read, rate):
+    """Thresholds for a rejection rate; ``read`` gives the rollouts and is called twice."""
+    ranking = Ranking(rate)
+    for rollout in read():
+        ranking.add(rollout)
+    ranking.again()
+    for rollout in read():
+        ranking.add(rollout)
+    return ranking.suggestions()

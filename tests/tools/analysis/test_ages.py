@@ -1,0 +1,42 @@
+"""Ages of weights that only a whole run tells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from slime_ext.tools.analysis.diagnosis import Diagnosis
+from tests.tools.analysis.synthetic import World, run
+
+
+def diagnosed(rollouts):
+    diagnosis = Diagnosis()
+    for rollout in rollouts:
+        diagnosis.add(rollout)
+    return diagnosis
+
+
+def slime_like(interval, rollouts=6):
+    """Versions count pushes, and the trainer's is not known."""
+    found = run(World(rollouts=rollouts, samples=16, length=24, interval=interval, learning=0.02))
+    pushes = [r.versions // interval + 1 for r in found]
+    return [replace(r, versions=v, newest=int(v.max())) for r, v in zip(found, pushes, strict=True)]
+
+
+def test_weights_age_by_rollouts():
+    diagnosis = diagnosed(slime_like(3))
+    (curve,) = [c for c in diagnosis.all_curves() if c.name == "staleness"]
+    assert [p.x for p in curve.points] == [0, 1, 2]
+    assert curve.points[0].absolute < curve.points[1].absolute < curve.points[2].absolute
+    assert [m.numbers.staleness for m in diagnosis.moments()] == [0, 1, 2, 0, 1, 2]
+    sizes = [m.numbers.tokens for m in diagnosis.moments()]
+    mean = sum(n * age for n, age in zip(sizes, [0, 1, 2] * 2, strict=True)) / sum(sizes)
+    assert diagnosis.numbers().staleness == pytest.approx(mean) and diagnosis.notes()
+
+
+def test_fresh_weights_and_known_ages_stay_as_they_are():
+    for rollouts in [slime_like(1), run(World(rollouts=4, samples=16, length=24, interval=2))]:
+        diagnosis = diagnosed(rollouts)
+        assert diagnosis.notes() == () and diagnosis.numbers() == diagnosis.sums.numbers()
+        assert diagnosis.moments() == tuple(diagnosis.timeline)

@@ -1,0 +1,51 @@
+"""docs/analyze.md: what it names exists, and the planted fault plants what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import get_args
+
+from examples.off_by_one import reward
+from slime_ext.tools.analysis import recommend as limits
+from slime_ext.tools.analysis.document import Effect, FindingName
+from slime_ext.tools.analysis.findings import DETECTORS
+
+ROOT = Path(__file__).parents[3]
+TEXT = (ROOT / "docs" / "analyze.md").read_text()
+
+
+def test_every_finding_is_in_the_table():
+    table = TEXT[TEXT.index("| finding |") :].split("\n\n")[0]
+    first = [row.split("|")[1] for row in table.splitlines()]
+    names = set(re.findall(r"`(\w+)`", " ".join(first)))
+    assert names == set(DETECTORS) == set(get_args(FindingName))
+
+
+def test_links_and_pictures_are_there():
+    targets = [t for t in re.findall(r"\]\(([^)]+)\)", TEXT) if not t.startswith("https://")]
+    assert len(targets) >= 5 and all((ROOT / "docs" / t).exists() for t in targets)
+
+
+def test_the_limits_are_those_of_the_code():
+    shown = (limits.LEAST_KEPT, limits.MOST_CLIPPED, limits.LEAST_ESS, limits.HARMLESS)
+    assert shown == (0.9, 0.2, 0.5, 0.98) and (limits.LEAST_SCALE, limits.MOST_SCALE) == (0.67, 1.5)
+    assert all(f"{100 * v:.0f}%" in TEXT for v in shown)
+
+
+def test_columns_of_the_table_are_explained():
+    assert {"kept_positive", "ess", "gradient_scale"} <= set(Effect.model_fields)
+    assert all(
+        f"| {name} " in TEXT for name in ("A > 0 kept, A < 0 kept", "clipped", "weights", "ESS", "gradient")
+    )
+
+
+def test_the_planted_fault_shifts_by_one():
+    sample = SimpleNamespace(
+        rollout_log_probs=[-1.0, -2.0, -3.0], tokens=[3, 4, 5, 2], response_length=3, label="ab", metadata={}
+    )
+    args = SimpleNamespace(hf_checkpoint=str(ROOT / "configs/tiny/model"))
+    assert asyncio.run(reward(args, sample)) == 1.0
+    assert sample.rollout_log_probs == [0.0, -1.0, -2.0]

@@ -1,0 +1,201 @@
+"""Files that are cut, corrupt or made to break a reader: each is named and left out, and the rest is read."""
+
+from __future__ import annotations
+
+import json
+import resource
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from slime_ext.errors import DataError
+from slime_ext.tools.analysis.readers import unpickle
+from slime_ext.tools.analysis.readers.dumps import step_of_position
+from slime_ext.tools.analysis.readers.find import find
+from slime_ext.tools.commands import cli
+from tests.tools.analysis import dumps
+from tests.tools.analysis.in_process import read
+from tests.tools.analysis.synthetic import World, run
+from tests.tools.analysis.test_readers import only, reason
+
+FIRST = run(World(rollouts=1, samples=7, length=23))[0]
+GOOD = {"rollout_log_probs": [-1.0, -1.0], "log_probs": [-1.0, -2.0]}
+
+
+def analyzed(folder, *words) -> dict:
+    """What the command writes of a folder."""
+    data, page = folder / "out.json", folder / "out.html"
+    assert cli.main(["analyze", *map(str, words or (folder,)), "--json", str(data), "--out", str(page)]) == 0
+    assert "</html>" in page.read_text()
+    return json.loads(data.read_text())
+
+
+def write_lines(path: Path, *lines: dict) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_half_an_emoji_is_no_reason_to_lose_a_report(tmp_path):
+    half = {"response": "half \ud83d", "prompt": [{"content": "\ud83d"}]}
+    found = analyzed(tmp_path, write_lines(tmp_path / "a.jsonl", GOOD | half))
+    assert "half ?" in [worst["text"] for worst in found["worst"]]
+
+
+def test_log_probs_without_measure_have_no_measure(tmp_path):
+    for number, sign in enumerate([-1, 1]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = dumps.write_train(folder, FIRST)
+        content = torch.load(path, weights_only=True)
+        for sample in content["samples"]:
+            sample["log_probs"] = sample["rollout_log_probs"] + sign * 1e37
+        torch.save(content, path)
+        total = analyzed(folder)["total"]
+        assert total["tokens"] and (total["ess_token"] is None) == (sign < 0)
+
+
+def test_a_rollout_number_without_bounds_is_named(tmp_path):
+    for number in (10**305, -(10**400), 10**18):
+        path = write_lines(tmp_path / "a.jsonl", GOOD, GOOD | {"rollout_id": number})
+        found = analyzed(tmp_path, path)
+        assert len(found["timeline"]) == 1 and "at most 18 digits" in found["skipped"][0]["reason"]
+        torch.save({"rollout_id": number, "samples": []}, tmp_path / "0.pt")
+        assert "at most 18 digits" in reason([tmp_path / "0.pt"])
+
+
+def rewrite(path: Path, pickled: bytes) -> None:
+    """Puts another pickle into a torch file."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, pickled if name.endswith("data.pkl") else content)
+
+
+def test_a_corrupt_pickle_is_named(tmp_path):
+    for number, pickled in enumerate([b"\x80\x02J\x01", b"\x80\x02K\x01Q.", b"\x80\x02Q.", b"\x80\x02N"]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = dumps.write_train(folder, FIRST)
+        rewrite(path, pickled)
+        assert "is cut off or no torch file" in reason([folder])
+
+
+def test_a_pickle_for_which_memory_does_not_last_is_named(tmp_path, monkeypatch):
+    def full(_):
+        raise MemoryError
+
+    monkeypatch.setattr(unpickle.PlainUnpickler, "load", full)
+    dumps.write_train(tmp_path, FIRST)
+    assert "MemoryError" in reason([tmp_path])
+
+
+def inflating(size: int) -> bytes:
+    """A zip archive of one entry, which inflates to this many zeros."""
+    deflate, name = zlib.compressobj(wbits=-15), b"0/data.pkl"
+    block = deflate.compress(bytes(1 << 24)) + deflate.flush(zlib.Z_FULL_FLUSH)
+    content = block * (size >> 24) + deflate.flush()
+    about = struct.pack("<HHHHHIIIHH", 20, 0, 8, 0, 0, 0, len(content), size, len(name), 0)
+    entry = b"PK\1\2" + struct.pack("<H", 20) + about + struct.pack("<HHHII", 0, 0, 0, 0, 0) + name
+    first = b"PK\3\4" + about + name + content
+    return first + entry + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(entry), len(first), 0)
+
+
+def test_a_file_takes_no_more_than_its_size_can_hold(tmp_path):
+    """Each of these asks for gigabytes, or for an end that never comes, in a few bytes."""
+    long, nested = [-1.0] * 200_000, [0.0]
+    for _ in range(60):
+        nested = [nested] * 10
+    plain = {"rollout_log_probs": [-1.0], "response_length": 1}
+    cases = {
+        "once unpacked": None,
+        "times its size in memory": b"\x80\x02]r\xff\xff\xff\x7f.",  # an index of 2^31 for one list
+        "its lists share": {"samples": [{"response_length": len(long), "rollout_log_probs": long}] * 20_000},
+        "must be real number, not list": {"samples": [plain | {"rollout_log_probs": nested}]},
+    }
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for words, content in cases.items():
+        path = tmp_path / words / "rollout_data" / "0.pt"
+        path.parent.mkdir(parents=True)
+        torch.save(content if isinstance(content, dict) else {"samples": []}, path)
+        if isinstance(content, bytes):
+            rewrite(path, content)
+        if content is None:
+            path.write_bytes(inflating(3 << 30))
+        assert words in reason([path.parent.parent]), words
+    lists = ("rollout_routed_experts", "rollout_top_p_token_ids", "rollout_top_p_token_offsets")
+    for field in (*lists, "prompt", "weight_versions", "index", "group_index", "reward", "response"):
+        torch.save({"samples": [plain | {field: nested}]}, path)
+        assert "no log-probs of the trainer" in reason([path.parent.parent]), field
+    torch.save({"format_version": nested}, path)
+    assert "got list: this reads" in reason([path.parent.parent])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 << 10  # KB
+
+
+def test_flipped_bytes_never_stop_an_analysis(tmp_path):
+    for number, seed in enumerate(range(3)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = dumps.write_rollout(folder, FIRST)
+        content = bytearray(path.read_bytes())
+        g = torch.Generator().manual_seed(seed)
+        for _ in range(40):
+            flipped = bytearray(content)
+            for at in torch.randint(len(content), (8,), generator=g).tolist():
+                flipped[at] = int(torch.randint(256, (1,), generator=g))
+            path.write_bytes(flipped)
+            assert len(list(read([folder]))) == 1
+
+
+def test_a_count_of_micro_batches_without_bounds_is_never_counted_out():
+    shard = {"partition": [3, 1], "micro_batch_indices": [[0], [1]], "num_microbatches": [10**9]}
+    assert step_of_position([shard]) == {3: 0, 1: 0}
+
+
+def test_a_folder_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch):
+    dumps.write_run(tmp_path, [FIRST])
+
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(DataError, match=r"Permission denied: .*rollout_data"):
+        find([tmp_path])
+
+
+def test_a_file_that_cannot_be_opened_is_not_called_cut_off(tmp_path, monkeypatch):
+    dumps.write_train(tmp_path, FIRST)
+
+    def denied(path, **_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(zipfile, "ZipFile", denied)
+    assert reason([tmp_path]).endswith("0.pt: cannot be read: Permission denied")
+
+
+def test_a_path_that_cannot_be_one_is_one_line():
+    for given in ["~nosuchuser/x", "**a", "a" * 300]:
+        with pytest.raises(DataError, match=r"expected .*, got "):
+            find([given])
+
+
+def test_a_link_to_nothing_is_no_dump(tmp_path):
+    dumps.write_train(tmp_path, FIRST)
+    (tmp_path / "train_data" / "1.pt").symlink_to(tmp_path / "gone")
+    assert only([tmp_path / "*" / "*.pt"]).count == FIRST.count
+
+
+def test_a_range_that_cannot_be_one_is_one_line(tmp_path):
+    for number, (wanted, said) in enumerate(
+        [("9" * 5000, "numbers and ranges"), ("5-3", "low-high, got '5-3'")]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        dumps.write_train(folder, FIRST)
+        with pytest.raises(DataError, match=said) as error:
+            list(read([tmp_path], wanted))
+        assert len(str(error.value)) < 200

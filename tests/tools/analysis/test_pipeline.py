@@ -1,0 +1,55 @@
+"""Several processes find what one finds."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from slime_ext.errors import DataError
+from slime_ext.tools.analysis.diagnosis import Diagnosis
+from slime_ext.tools.analysis.pipeline import collect
+from slime_ext.tools.analysis.readers.find import find
+from tests.tools.analysis import dumps
+from tests.tools.analysis.synthetic import World, run
+
+
+class Kills:
+    """A collector that takes its process down."""
+
+    def add(self, rollout):
+        os._exit(9)
+
+    def merge(self, other):
+        pass
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run")
+    dumps.write_run(path, run(World(rollouts=3, samples=6, length=12)))
+    (path / "train_data" / "7.pt").write_bytes(b"no dump")
+    return path
+
+
+@pytest.mark.slow
+def test_processes_find_what_one_finds(folder):
+    jobs, seen = find([folder]).jobs, []
+    alone = collect(jobs, {"d": Diagnosis()}, done=seen.append)
+    both = collect(jobs, {"d": Diagnosis()}, processes=2)
+    one, two = alone.collectors["d"], both.collectors["d"]
+    assert (alone.rollouts, len(alone.skipped), len(seen)) == (3, 1, 4)
+    assert (both.rollouts, both.skipped, both.notes) == (3, alone.skipped, alone.notes)
+    assert one.timeline == two.timeline and one.sums.values == pytest.approx(two.sums.values)
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_told(folder):
+    with pytest.raises(DataError, match="--jobs: expected every process to finish, got one that was killed"):
+        collect(find([folder]).jobs, {"d": Kills()}, processes=2)
+
+
+def test_the_collector_given_stays_empty(folder):
+    empty = Diagnosis()
+    collect(find([folder]).jobs, {"d": empty})
+    assert empty.timeline == [] and empty.sums["tokens"] == 0

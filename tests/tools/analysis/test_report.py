@@ -1,0 +1,218 @@
+"""The page: everything of the document is on it, nothing of a dump runs, and JSON says the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from slime_ext.tools.analysis.document import (
+    Bin,
+    Curve,
+    Document,
+    Effect,
+    Finding,
+    Looked,
+    Moment,
+    Numbers,
+    Point,
+)
+from slime_ext.tools.analysis.page import render, write_report
+from slime_ext.tools.analysis.page.page import TILES, tiles
+from slime_ext.tools.analysis.page.pictures import pictures
+from slime_ext.tools.analysis.recommend import recommend
+from tests.tools.analysis.documents import EVIL, document
+
+NAMES = ("distribution", "timeline", "position", "staleness", "probability", "outcome")
+
+
+@pytest.fixture(scope="module")
+def found():
+    return document()
+
+
+@pytest.fixture(scope="module")
+def page(found):
+    return render(found)
+
+
+def test_findings_come_before_everything_else(page):
+    places = [page.index(f'id="{name}"') for name in ("findings", "numbers", "pictures", "whatif", "worst")]
+    assert places == sorted(places)
+
+
+def test_every_picture_is_drawn_with_its_sentence(found):
+    drawn = {picture.name: picture for picture in pictures([found])}
+    assert set(NAMES) <= set(drawn)
+    for picture in drawn.values():
+        assert picture.how.endswith(".") and not picture.missing
+        assert len(hints(picture.svg)) >= 4, picture.name
+
+
+def hints(svg):
+    """The texts that marks show under the pointer."""
+    return [e.text for e in ET.fromstring(svg).iter() if e.tag.endswith("}title")]
+
+
+def test_nothing_is_fetched_and_nothing_runs(page):
+    tags = " ".join(re.findall(r"<[^>]*>", page))
+    assert not re.findall(r"<(?:script|link|iframe|img|object)\b|\bon\w+=|\b(?:src|href)=\"(?!#)", tags)
+    assert not re.findall(r"@import|url\((?!#)|http-equiv=\"refresh", page)
+    assert "default-src 'none'" in page
+
+
+def test_text_of_a_dump_is_text(page):
+    assert EVIL not in page and "<script" not in page
+    assert page.count("&lt;script&gt;") == 2
+
+
+def test_a_correction_that_one_run_cannot_have_stands_with_the_other(found):
+    lame = found.model_copy(
+        update={"effects": tuple(Effect(name=e.name, unavailable="lacks it") for e in found.effects)}
+    )
+    for lacking, runs in enumerate(([lame, found], [found, lame])):
+        table = render(*runs).split('id="whatif"')[1].split("</table>")[0]
+        assert f"gauge s{1 - lacking}" in table and f"gauge s{lacking}" not in table
+
+
+def test_pictures_escape_labels():
+    point = Point(x=0, count=1, mean=0.1, absolute=0.1, label=EVIL)
+    svg = pictures([Document(name="x", curves=(Curve(name="outcome", points=(point, point)),))])
+    assert "<script" not in "".join(p.svg for p in svg) and "&lt;script" in "".join(p.svg for p in svg)
+
+
+def test_a_finding_shows_severity_evidence_and_fix():
+    for severity in ("error", "warning", "note"):
+        finding = Finding(name="temperature", severity=severity, title="T 1", evidence="E 2", fix="F 3")
+        page = render(Document(name="x", findings=(finding,)))
+        assert f'<article class="finding {severity}"' in page
+        assert all(text in page for text in ("T 1", "E 2", "F 3"))
+
+
+def test_an_empty_analysis_still_is_a_page():
+    page = render(Document(name="empty"))
+    assert "No detector found a fault" in page and page.count('class="missing"') == 5
+
+
+def test_a_document_survives_json(found):
+    assert Document.model_validate_json(found.model_dump_json()) == found
+
+
+def test_numbers_that_do_not_exist_are_null():
+    assert '"k3": null' in Document(name="x", total=Numbers(k3=float("nan"))).model_dump_json(indent=1)
+
+
+def test_every_number_of_json_is_on_the_page_or_in_a_picture():
+    shown = {tile.name for tile in TILES}
+    assert len(TILES) >= 15 and len(shown) == len(TILES)
+    schema = Document.model_json_schema()
+    assert all("description" in p or "title" in p for p in schema["$defs"]["Effect"]["properties"].values())
+
+
+def test_two_runs_stand_side_by_side(found):
+    page = render(found, document("stale", 0.4))
+    assert page.count('<span class="key s1">') >= 3 and 'class="second"' in page
+    assert "stroke: var(--s1)" in page and "healthy" in page and "stale" in page
+
+
+def test_the_recommended_correction_is_the_first_row(page):
+    rows = re.findall(r"<tr( class=\"chosen\")?>\s*<td><b>(\w+)</b>", page)
+    assert rows[0] == (' class="chosen"', "token_is") and sum(bool(c) for c, _ in rows) == 1
+
+
+def test_a_bar_is_as_long_as_its_numbersays(found, page):
+    effect = next(e for e in found.effects if e.name == "geo_rs")
+    row = page[page.index("<b>geo_rs</b>") :]
+    width = re.search(r'sequences kept">.*?width:([\d.]+)%', row, re.S)[1]
+    assert float(width) == pytest.approx(100 * effect.kept_sequences / effect.sequences, abs=0.05)
+
+
+def test_the_distribution_adds_up_to_all_tokens():
+    bins = (
+        Bin(low=-9, high=-0.01, count=1),
+        Bin(low=-1e-3, high=1e-3, count=998),
+        Bin(low=0.5, high=3, count=1),
+    )
+    said = hints(pictures([Document(name="x", distribution=bins)])[0].svg)
+    shares = [float(re.search(r"nats.*: ([\d.]+)% of the tokens", hint)[1]) for hint in said]
+    assert sum(shares) == pytest.approx(100, abs=0.1)
+    assert [" and beyond" in said[0], " and beyond" in said[-1]] == [True, True]
+
+
+def test_the_pointer_finds_the_numbers_of_each_rollout_and_each_point(found):
+    drawn = {picture.name: hints(picture.svg) for picture in pictures([found])}
+    for moment in found.timeline:
+        assert f"rollout {moment.rollout_id}: k3, nats {moment.numbers.k3:.4g}" in drawn["timeline"]
+    (curve,) = [c for c in found.curves if c.name == "probability"]
+    for p in curve.points:
+        text = f"mean |log-ratio| {p.absolute:.3g}, mean {p.mean:.3g}, {p.count} tokens"
+        assert sum(hint.endswith(text) for hint in drawn["probability"]) == 2
+
+
+def test_marks_lie_where_their_numbers_say():
+    numbers = [Numbers(tokens=1, reward=r) for r in (0.0, 0.5, 1.0)]
+    moments = tuple(Moment(rollout_id=i, numbers=n) for i, n in enumerate(numbers))
+    svg = ET.fromstring(pictures([Document(name="x", timeline=moments)])[1].svg)
+    a, b, c = [(float(e.get("x")), float(e.get("y"))) for e in svg.iter() if e.get("y") and len(e)]
+    assert b == pytest.approx(((a[0] + c[0]) / 2, (a[1] + c[1]) / 2)) and a[0] < c[0] and a[1] > c[1]
+
+
+def test_colours_are_the_style_sheets_and_nothing_acts_on_the_page(found):
+    for picture in pictures([found]):
+        assert not re.search(r"#0{3,}|<style|<metadata", picture.svg), picture.name
+        assert set(re.findall(r"var\(--(\w+)\)", picture.svg)) <= {
+            "s0",
+            "s1",
+            "ink",
+            "muted",
+            "grid",
+            "paper",
+        }
+
+
+def test_the_page_is_written_where_it_was_asked_for(tmp_path, found):
+    path = write_report(found, tmp_path / "deep" / "report.html")
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_tiles_say_where_a_number_is_healthy_as_docs_metrics_does():
+    text = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    rows = {
+        "k3": "`k3_kl`",
+        "ratio": "`ratio_p01`",
+        "ESS of tokens": "`ess_ratio`",
+        "χ², token": "`chi2_token`",
+    }
+    rows |= {"ESS of whole": "`ess_sequence`", "χ², sequence": "`chi2_sequence`"}
+    for begin, name in rows.items():
+        (tile,) = [t for t in TILES if t.name.startswith(begin) and t.range]
+        row = next(line for line in text.splitlines() if line.startswith(f"| {name} "))
+        assert tile.range.split(",")[0] in row, (begin, row)
+    verdicts = {tile["name"]: tile["runs"][0][1] for tile in tiles([Numbers(k3=1e-4, ess_token=0.8)])}
+    assert (verdicts["k3, nats per token"], verdicts["ESS of tokens"]) == ("good", "bad")
+    assert tiles([Numbers(k3=0.5)])[0]["runs"] == [("0.5", "bad")]
+
+
+def test_little_that_was_looked_at_is_never_green():
+    def page(*states):
+        rows = [Looked(name="layer", state=state, detail="x") for state in states]
+        return render(document(findings=(), detectors=tuple(rows)))
+
+    few = page("nothing", "could not look", "could not look")
+    assert "1 of 3 detectors looked" in few and 'finding note" data-finding="none"' in few
+    assert 'finding good" data-finding="none"' in page("nothing", "nothing", "could not look")
+
+
+def test_nothing_green_stands_beside_an_error():
+    error = document().findings[0].model_copy(update={"severity": "error"})
+    found = document(findings=(error,), recommendation=recommend((), document().total, (error,)))
+    text = render(found)
+    assert "No correction is recommended yet" in text and "finding good" not in text
+
+
+def test_five_corrections_are_shown_and_the_rest_is_folded():
+    text = render(document())
+    shown, folded = text.split('<details class="more">')
+    assert shown.count('data-name="ESS"') <= 5 < shown.count("<tr") and 'data-name="ESS"' in folded

@@ -1,0 +1,267 @@
+"""``slime-ext analyze`` as a user meets it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+
+import pytest
+from rich.console import Console
+
+from slime_ext import presets
+from slime_ext.tools.analysis import recommend
+from slime_ext.tools.analysis.document import Numbers
+from slime_ext.tools.analysis.request import SHORTLIST
+from slime_ext.tools.analysis.run import Request, analyse
+from slime_ext.tools.commands import cli
+from slime_ext.tools.commands.analyze_summary import summary
+from tests.tools.analysis import dumps
+from tests.tools.analysis.synthetic import World, recorded_late, run
+
+SMALL = World(rollouts=2, samples=12, length=24)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs")
+    healthy = run(SMALL)
+    dumps.write_run(path / "healthy", healthy)
+    dumps.write_run(path / "shifted", recorded_late(healthy, 1))
+    return path
+
+
+def analyze(capsys, *words):
+    status = cli.main(["analyze", *(str(word) for word in words)])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_a_healthy_run(capsys, runs):
+    status, out, err = analyze(capsys, runs / "healthy", "--fail-on", "any")
+    assert (status, err) == (0, "") and "no fault found" in out
+
+
+def test_a_fault_is_named_and_fails_on_demand(capsys, runs, tmp_path):
+    report, data = tmp_path / "r.html", tmp_path / "r.json"
+    words = (runs / "shifted", "--out", report, "--json", data, "--fail-on", "off_by_one")
+    status, out, _ = analyze(capsys, *words)
+    assert status == 1 and "error off_by_one" in out and "shifted by 1 token" in out
+    found = json.loads(data.read_text())
+    assert [f["name"] for f in found["findings"]] == ["off_by_one"] and found["total"]["sequences"] == 24
+    assert "<html" in report.read_text()
+
+
+def test_another_finding_does_not_fail(capsys, runs):
+    assert analyze(capsys, runs / "shifted", "--fail-on", "temperature")[0] == 0
+
+
+def test_two_runs_side_by_side(capsys, runs, tmp_path):
+    data = tmp_path / "r.json"
+    status, out, _ = analyze(capsys, runs / "healthy", "--against", runs / "shifted", "--json", data)
+    assert status == 0 and "healthy" in out and "shifted" in out and "off_by_one" in out
+    assert [d["name"] for d in json.loads(data.read_text())] == ["healthy", "shifted"]
+
+
+def test_what_is_pasted_is_one_line_on_a_narrow_terminal(runs):
+    for columns in [40, 80]:
+        document = analyse(request := Request((str(runs / "healthy"),), rate=0.1), request.files())
+        screen = Console(file=io.StringIO(), width=columns, force_terminal=True, color_system=None)
+        summary(screen, [document])
+        printed = screen.file.getvalue().splitlines()
+        assert f"  {document.recommendation.flags}" in printed
+        assert sum("to reject 0.1 by" in line and line.endswith("s)") for line in printed) == len(
+            document.suggestions
+        )
+
+
+def test_a_pipe_gets_every_line_whole(capsys, tmp_path):
+    path = tmp_path / ("n" * 200 + ".jsonl")
+    path.write_text(f'{{"loss": 1}}\n{json.dumps({"behavior": [-1.0], "proximal": [-1.0]})}\n')
+    _, out, _ = analyze(capsys, path)
+    assert f"skipped {path}:1: has neither rollout_log_probs nor log_probs: no sample\n" in out
+
+
+def test_json_on_stdout_is_json_alone(capsys, runs):
+    status, out, err = analyze(capsys, runs / "healthy", "--json", "-")
+    assert status == 0 and json.loads(out)["name"] == "healthy" and "keep measuring:" in err
+
+
+def test_thresholds_are_printed_as_they_are(capsys, runs, tmp_path):
+    data = tmp_path / "r.json"
+    _, out, _ = analyze(capsys, runs / "healthy", "--suggest", "0.1", "--json", data)
+    suggested = json.loads(data.read_text())["suggestions"]
+    bounds = [s[end] for s in suggested for end in ("low", "high") if s[end] is not None]
+    assert bounds and all(repr(bound) in out for bound in bounds)
+
+
+def test_two_corrections_of_one_name_are_refused(capsys, runs, tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.yaml").write_text("slime_ext:\n  preset: token_tis\n")
+    files = ("--config", tmp_path / "a/mine.yaml", "--config", tmp_path / "b/mine.yaml")
+    status, out, err = analyze(capsys, runs / "healthy", *files)
+    assert (status, out) == (2, "") and "expected each name once, got 'mine' twice" in err
+
+
+def effects_beside(capsys, runs, tmp_path, *files):
+    data = tmp_path / "r.json"
+    words = [word for file in files for word in ("--config", file)]
+    assert analyze(capsys, runs / "healthy", *words, "--json", data)[0] == 0
+    return {effect["name"]: effect for effect in json.loads(data.read_text())["effects"]}
+
+
+def test_a_file_of_a_presets_name_stands_beside_the_preset(capsys, runs, tmp_path):
+    own = tmp_path / "token_is.yaml"
+    own.write_text("slime_ext:\n  steps: [{reject: {high: 1.0}}]\n")
+    found, alone = effects_beside(capsys, runs, tmp_path, own), effects_beside(capsys, runs, tmp_path)
+    mine = found.pop(f"token_is ({own})")
+    assert found == alone and "reject" in mine["formula"] and not mine["source"]
+    assert mine["kept_tokens"] < found["token_is"]["kept_tokens"]
+
+
+def test_the_clip_range_of_a_file_is_the_files(capsys, runs, tmp_path):
+    clip = "slime_ext:\n  surrogate: {ppo_clip: {anchor: behavior}}\n"
+    for name, keys in (
+        ("narrow", "eps_clip: 1.0e-6\neps_clip_high: 1.0e-6\n"),
+        ("wide", "eps_clip: 0.9\n"),
+        ("bare", ""),
+    ):
+        (tmp_path / f"{name}.yaml").write_text(keys + clip)
+    files = [tmp_path / f"{name}.yaml" for name in ("narrow", "wide", "bare")]
+    found = effects_beside(capsys, runs, tmp_path, *files)
+    assert (
+        found["narrow"]["clipped_tokens"]
+        > 0
+        == found["wide"]["clipped_tokens"]
+        == found["bare"]["clipped_tokens"]
+    )
+
+
+def test_a_clip_range_that_is_no_number_is_one_line(capsys, runs, tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text("eps_clip: 1e-4\nslime_ext: {preset: token_is}\n")
+    status, out, err = analyze(capsys, runs / "healthy", "--config", own)
+    assert (status, out) == (2, "") and err.startswith(f"slime-ext: {own}: ") and "eps-clip" in err
+
+
+def test_a_mistake_in_a_file_names_the_file(capsys, runs, tmp_path):
+    for number, block in enumerate(["{preset: token_iss}", "{steps: [{truncate: {high: x}}]}"]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        own = folder / "own.yaml"
+        own.write_text(f"slime_ext: {block}\n")
+        status, out, err = analyze(capsys, runs / "healthy", "--config", own)
+        assert (status, out) == (2, "") and err.startswith(f"slime-ext: {own}: slime_ext.")
+
+
+def test_a_file_that_can_be_read_but_once_is(capsys, runs):
+    """As a shell's <(command)."""
+    reading, writing = os.pipe()
+    os.write(writing, b"slime_ext: {preset: token_is}")
+    os.close(writing)
+    status, _, err = analyze(capsys, runs / "healthy", "--config", f"/dev/fd/{reading}")
+    os.close(reading)
+    assert (status, err) == (0, "")
+
+
+def test_rollouts_and_a_correction_of_ones_own(capsys, runs, tmp_path):
+    config = tmp_path / "mine.yaml"
+    config.write_text("slime_ext:\n  preset: token_tis\n")
+    data = tmp_path / "r.json"
+    words = (runs / "healthy", "--rollouts", "1", "--config", config, "--suggest", "0.1", "--json", data)
+    assert analyze(capsys, *words)[0] == 0
+    found = json.loads(data.read_text())
+    assert [m["rollout_id"] for m in found["timeline"]] == [1]
+    assert "mine" in [e["name"] for e in found["effects"]] and found["suggestions"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "nowhere: expected a folder, a file or a pattern"),
+        (["{}", "--jobs", "0"], "--jobs: expected at least 1"),
+        (["{}", "--suggest", "2"], "--suggest: expected a share between 0 and 1, got 2"),
+        (["{}", "--fail-on", "off_by_on"], "did you mean 'off_by_one'?"),
+        (["{}", "--rollouts", "x"], "--rollouts: expected numbers and ranges"),
+        (["{}", "--config", "none.yaml"], "none.yaml: expected a readable file"),
+        (["{}", "--tokenizer", "none"], "--tokenizer: expected a folder with a tokenizer"),
+        (["{}", "--out", "."], "--out: expected a file that can be written, got '.': Is a directory"),
+        (
+            ["{}", "--out", "/proc/x/y.html"],
+            "/proc/x: expected a folder to write to, got No such file or directory",
+        ),
+        (["{}", "--json", "{}/train_data/0.pt/x"], "x': Not a directory"),
+        (["{}", "--json", "n" * 300], "File name too long"),
+        (["{}", "--out", ""], "--out: expected a file that can be written, got ''"),
+        (["{}", "--out", "-"], "--out: expected a file, got '-': only --json writes to stdout"),
+        (
+            ["{}", "--out", "x/../same", "--json", "same"],
+            "--json: expected another file than --out, got 'same'",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_one_line_and_status_2(capsys, runs, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = analyze(capsys, *(word.format(runs / "healthy") for word in words))
+    assert (status, out, err.count("\n")) == (2, "", 1) and said in err
+
+
+def test_what_cannot_be_written_is_told_before_anything_is_read(capsys, runs, monkeypatch):
+    monkeypatch.setattr("slime_ext.tools.analysis.run.analyse", lambda *_: pytest.fail("read"))
+    status, out, err = analyze(capsys, runs / "healthy", "--json", "/proc/x")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+
+
+def test_nothing_is_written_over_what_is_read(capsys, tmp_path):
+    for number, flag in enumerate(["--out", "--json"]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = folder / "run.jsonl"
+        path.write_text(text := '{"log_probs": [-1.0, -2.0], "rollout_log_probs": [-1.0, -2.1]}\n')
+        config = folder / "own.yaml"
+        config.write_text("slime_ext: {preset: token_tis}\n")
+        for words in ((path, flag, folder / "." / "run.jsonl"), (path, "--config", config, flag, config)):
+            status, out, err = analyze(capsys, *words)
+            assert (status, out) == (2, "") and f"{flag}: expected a file of its own" in err
+        assert path.read_text() == text and "preset" in config.read_text()
+
+
+def test_a_full_disk_costs_the_file_alone(capsys, runs):
+    status, out, err = analyze(capsys, runs / "healthy", "--json", "/dev/full")
+    assert (status, err.count("\n")) == (2, 1) and "got '/dev/full': No space left" in err
+    assert "keep measuring:" in out and "wrote" not in out
+
+
+def test_a_run_that_cannot_be_read_leaves_no_empty_report(capsys, tmp_path):
+    kept = tmp_path / "kept.json"
+    kept.write_text("before")
+    assert analyze(capsys, "nowhere", "--out", tmp_path / "new.html", "--json", kept)[0] == 2
+    assert kept.read_text() == "before" and not (tmp_path / "new.html").exists()
+
+
+def test_nothing_readable_is_one_line(capsys, tmp_path):
+    (tmp_path / "0.pt").write_bytes(b"no dump")
+    status, out, err = analyze(capsys, tmp_path)
+    assert (status, out, err.count("\n")) == (2, "", 1) and "no torch file" in err
+
+
+def test_presets_are_those_that_were_asked_for(capsys, runs):
+    asked = {(): SHORTLIST, ("--presets", "token_tis,geo_rs"): ("token_is", "geo_rs")}
+    asked["--presets", "all"] = tuple(presets.PRESETS)
+    for words, names in asked.items():
+        _, out, _ = analyze(capsys, runs / "healthy", "--json", "-", *words)
+        assert [effect["name"] for effect in json.loads(out)["effects"]] == list(names)
+
+
+def test_the_shortlist_has_every_preset_that_may_be_recommended():
+    total = Numbers(tokens=1, sequences=1, nonfinite=0, staleness=99.0, response_length=1e5)
+    tried = set(recommend._candidates(total, set(recommend.SPIKES), ()))
+    assert len(tried) > 5 and tried <= set(SHORTLIST)
+
+
+def test_help_names_the_findings(capsys):
+    with pytest.raises(SystemExit):
+        analyze(capsys, "--help")
+    assert "stale_cache" in capsys.readouterr().out

@@ -1,0 +1,54 @@
+"""What ``check`` is given beside a script: files of arguments, and values of another kind in them."""
+
+from __future__ import annotations
+
+from tests.tools.commands.test_commands import run, written
+
+
+def test_a_path_that_is_none_is_refused(capsys, tmp_path):
+    for value in (5, ["a.yaml"], {"a": 1}, True):
+        path = written(tmp_path / "c.yaml", {"use_tis": True, "custom_config_path": value})
+        status, out, err = run(capsys, "check", path)
+        assert (status, out) == (1, "") and "--custom-config-path: expected a path, got" in err
+
+
+def test_a_misspelt_name_in_the_file_of_arguments_is_refused(capsys, tmp_path):
+    path = written(tmp_path / "c.yaml", {"slime_ext": {"preset": "geo_rs"}})
+    for key, right in {"use_tiss": "use_tis", "custom_tis_functon_path": "custom_tis_function_path"}.items():
+        status, _, err = run(capsys, "check", path, "--args", written(tmp_path / "a.yaml", {key: True}))
+        assert status == 1 and f"a.yaml: expected {right}, got {key}" in err
+
+
+def test_a_file_of_arguments_takes_both_spellings(capsys, tmp_path):
+    mapping = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
+    path = written(tmp_path / "c.yaml", {"use_tis": True, "slime_ext": mapping})
+    for key in ("keep_old_actor", "keep-old-actor"):
+        status, _, err = run(capsys, "check", path, "--args", written(tmp_path / "a.yaml", {key: True}))
+        assert status == 1 and "expected proximal beside the host's surrogate with --keep-old-actor" in err
+
+
+def test_a_file_named_by_a_script_is_the_one_where_the_script_runs(capsys, tmp_path, monkeypatch):
+    """The folder of its ``cd``, else the host's checkout, else this command's; beside the script is none."""
+    for folder in ("scripts/low", "slime", "other"):
+        (tmp_path / folder).mkdir(parents=True)
+    written(tmp_path / "scripts/low/c.yaml", {"slime_ext": {"preset": "token_tis"}})
+    written(tmp_path / "other/c.yaml", {"slime_ext": {"preset": "geo_rs"}})
+    flags = "--use-tis --custom-tis-function-path slime_ext.tis.correct --custom-config-path c.yaml"
+    path = written(tmp_path / "scripts/low/run.sh", f"python3 train.py {flags}")
+    status, _, err = run(capsys, "check", path)
+    assert status == 1 and "expected a file where the script runs, got no c.yaml in" in err
+    monkeypatch.chdir(tmp_path / "other")
+    assert "veto(low 0.0001)" in run(capsys, "check", path)[1]
+    written(tmp_path / "train.py", "")  # the checkout that the script lies in
+    status, _, err = run(capsys, "check", path)
+    assert status == 1 and f"got no c.yaml in {tmp_path}:" in err
+    written(path, f"cd {tmp_path}/other\npython3 train.py {flags}")
+    assert "veto(low 0.0001)" in run(capsys, "check", path)[1]
+
+
+def test_a_preset_that_lies_beside_our_package_alone_is_none_of_the_script(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = "--use-tis --custom-tis-function-path slime_ext.tis.correct"
+    text = f"python3 train.py {flags} --custom-config-path configs/presets/token_is.yaml"
+    status, out, err = run(capsys, "check", written(tmp_path / "run.sh", text))
+    assert (status, out) == (1, "") and f"got no configs/presets/token_is.yaml in {tmp_path}" in err

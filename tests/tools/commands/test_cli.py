@@ -1,0 +1,160 @@
+"""The command line: light at start, one line and exit status 2 for a user's mistake."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime_ext.errors import ConfigError
+from slime_ext.tools.commands import cli
+
+ROOT = Path(__file__).parents[3]
+CONFIG = ROOT / "configs/modes/stale.yaml"
+HEAVY = ("torch", "pydantic", "rich", "numpy", "yaml", "transformers")
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from slime_ext.tools.commands import cli; cli.main(['--help']);"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
+
+
+def test_help_names_every_command(capsys):
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in cli.COMMANDS)
+
+
+def _command(monkeypatch, function):
+    module = type(sys)("stand_in")
+    module.main = function
+    monkeypatch.setitem(sys.modules, "stand_in", module)
+    monkeypatch.setitem(cli.COMMANDS, "stand-in", "for this test")
+    monkeypatch.setitem(cli.ELSEWHERE, "stand-in", "stand_in")
+
+
+@pytest.mark.parametrize(("returned", "status"), [(None, 0), (0, 0), (3, 3)])
+def test_a_command_gets_its_flags_and_gives_the_status(monkeypatch, returned, status):
+    seen = []
+    _command(monkeypatch, lambda argv: seen.append(argv) or returned)
+    assert cli.main(["stand-in", "--flag", "1"]) == status
+    assert seen == [["--flag", "1"]]
+
+
+def test_a_users_mistake_is_one_line_on_stderr(monkeypatch, capsys):
+    def fail(argv):
+        raise ConfigError("--lr: expected a number, got 'x'")
+
+    _command(monkeypatch, fail)
+    assert cli.main(["stand-in"]) == 2
+    assert capsys.readouterr() == ("", "slime-ext: --lr: expected a number, got 'x'\n")
+
+
+def test_ctrl_c_is_130(monkeypatch):
+    def interrupt(argv):
+        raise KeyboardInterrupt
+
+    _command(monkeypatch, interrupt)
+    assert cli.main(["stand-in"]) == 130
+
+
+def test_a_mistyped_command_names_the_nearest(capsys):
+    assert cli.main(["trian"]) == 2
+    assert "did you mean 'train'?" in capsys.readouterr().err
+
+
+def _run(words, cwd=None, **env):
+    code = f"import sys; from slime_ext.tools.commands import cli; sys.exit(cli.main({words!r}))"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "", **env}
+    return [sys.executable, "-c", code], {"env": environ, "cwd": cwd, "text": True}
+
+
+PRINTING = [["--help"], ["presets", "geo_rs"]]
+MORE = (["presets"], ["check", "--help"], ["check", str(CONFIG)])
+PRINTING += [pytest.param(words, marks=pytest.mark.slow) for words in MORE]
+
+
+@pytest.mark.parametrize("words", PRINTING, ids=str)
+def test_a_pipe_that_nobody_reads_ends_the_command_without_a_word(words):
+    command, how = _run(words)
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, **how, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("words", PRINTING, ids=str)
+def test_a_full_disk_is_one_line(words):
+    command, how = _run(words)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, **how, check=False)
+    line = "slime-ext: standard output: expected room to write, got No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, line)
+
+
+def test_an_error_of_another_file_is_no_matter_of_the_output(monkeypatch):
+    def fail(argv):
+        raise BrokenPipeError
+
+    _command(monkeypatch, fail)
+    with pytest.raises(BrokenPipeError):
+        cli.main(["stand-in"])
+
+
+def test_a_name_that_the_output_has_no_letters_for_is_escaped(tmp_path):
+    path = tmp_path / "日本.yaml"
+    path.write_text("slime_ext: {preset: geo_rs}")
+    command, how = _run(["check", str(path)], PYTHONIOENCODING="ascii", COLUMNS="300")
+    done = subprocess.run(command, capture_output=True, **how, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and r"\u65e5\u672c.yaml" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["presets"], 0, ""),
+        (["check", str(CONFIG)], 0, ""),
+        (["check", "c.yaml"], 1, "readable file"),
+        (
+            ["rehearse", "run.sh"],
+            2,
+            "slime-ext: working directory: expected one that exists",
+        ),
+    ],
+    ids=str,
+)
+def test_a_working_directory_that_is_gone_is_none_to_look_in(tmp_path, words, status, said):
+    command, how = _run(words)
+    gone = f"import os, sys; os.rmdir({str(tmp_path)!r}); os.execv(sys.executable, {command!r})"
+    done = subprocess.run([sys.executable, "-c", gone], capture_output=True, **how | {"cwd": tmp_path})
+    assert done.returncode == status and "Traceback" not in done.stderr and said in done.stderr
+
+
+def test_a_package_that_is_not_installed_is_one_line():
+    """Of doctor, too, which is asked what is missing."""
+    hidden = (
+        "import sys; sys.modules[sys.argv[1]] = None; "
+        "from slime_ext.tools.commands import cli; print(cli.main(sys.argv[2:]))"
+    )
+    missing = {
+        ("pydantic", "doctor"): "pydantic, got none: pip install pydantic",
+        ("yaml", "doctor"): "PyYAML, got none: pip install PyYAML",
+        ("rich", "doctor"): "rich, got none: pip install rich",
+    }
+    for words, line in missing.items():
+        made = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True)
+        assert (made.stdout, made.stderr) == ("2\n", f"slime-ext: {words[1]}: expected the package {line}\n")
+
+
+def test_it_is_a_module_too():
+    done = subprocess.run([sys.executable, "-m", "slime_ext", "--help"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, cli.usage() + "\n")

@@ -1,0 +1,392 @@
+"""``presets``, ``check`` and ``convert`` as a user meets them: text, exit codes, and no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slime_ext import load_config, presets
+from slime_ext.config.dialects import DIALECTS
+from slime_ext.tools.commands import cli
+from tests.config.test_configs import FILES
+
+SCRIPT = """
+ARGS=(
+   --eps-clip 0.2  # the clip range
+   --rollout-batch-size 32
+   --n-samples-per-prompt 8
+   --global-batch-size 64
+   #--keep-old-actor
+   {more}
+)
+"""
+EXAMPLE = Path(__file__).parents[3] / "examples/run_slime_multinode.sh"
+GOOD = "--use-tis --custom-tis-function-path slime_ext.tis.token_tis"
+
+CORRECT = GOOD.replace("token_tis", "correct")
+SEED = "--use-tis --custom-tis-function-path slime_ext.tis.vanilla_tis_function"
+
+
+def run(capsys, *words):
+    status = cli.main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def written(path, text):
+    path.write_text(text if isinstance(text, str) else yaml.safe_dump(text))
+    return path
+
+
+def test_every_file_of_configs_passes(capsys):
+    for path in FILES:
+        status, out, err = run(capsys, "check", path)
+        assert (status, err) == (0, "") and out.rstrip().endswith("ok"), path
+
+
+def test_a_wrong_file_is_one_line_and_status_1(capsys, tmp_path):
+    path = written(tmp_path / "c.yaml", {"slime_ext": {"preset": "geo_r"}, "use_tis": True})
+    status, out, err = run(capsys, "check", path)
+    assert status == 1 and out == "" and err.count("\n") == 1 and "did you mean 'geo_rs'" in err
+
+
+REFUSED = [
+    (GOOD.replace("token_tis", "token_tsi"), "did you mean 'token_tis'?"),
+    (GOOD.replace("token_tis", "correct"), "slime_ext: expected a mapping in --custom-config-path"),
+    (GOOD.removeprefix("--use-tis"), "--use-tis: expected on beside --custom-tis-function-path"),
+    (f"{GOOD} --use-rollout-logprobs", "--use-rollout-logprobs: expected off beside"),
+    (f"{GOOD.replace('token_tis', 'cispo')} --use-opsm", "--use-opsm: expected off"),
+    (f"{GOOD} --custom-config-path geo.yaml", "slime_ext.preset: expected token_tis (which --custom-tis"),
+    (
+        f"{GOOD} --custom-config-path verl.yaml",
+        "--custom-tis-function-path: expected slime_ext.tis.correct beside slime_ext.verl, got",
+    ),
+    (f"{SEED} --custom-config-path geo.yaml", "nothing would read that key"),
+    (f"{GOOD} --custom-config-path list.yaml", "slime_ext: expected a mapping, got [1]"),
+    (f"{GOOD} --eps-clip-high much", "--eps-clip-high: expected a number, got 'much'"),
+    # what only the whole of the flags shows
+    (f"{GOOD} --loss-type sft_loss", "--loss-type: expected policy_loss beside --custom-tis-function-path"),
+    (f"{GOOD} --rollout-temperature 0", "--rollout-temperature: expected a number above 0, got 0.0"),
+    (f"{GOOD} --custom-config-path whole.yaml", "slime_ext.preset: expected token_tis"),
+    (f"{CORRECT} --custom-config-path whole.yaml", "--rollout-data-postprocess-path: expected slime_ext.ho"),
+    (f"{CORRECT} --custom-config-path group.yaml --normalize-advantages", "slime_ext.group: expected ignore"),
+    (f"{GOOD} --custom-config-path one.yaml", "--disable-grpo-std-normalization: expected on with --n-samp"),
+    (f"{GOOD} --custom-config-path dump.yaml", "--dump-details: expected the paths of the dumps beside it"),
+    (f"{GOOD} --use-dynamic-batch-size", "--max-tokens-per-gpu: expected a number with --use-dynamic-batch"),
+    # names that slime would pass over
+    (GOOD.replace("tis-function", "tis-funtion"), "expected --custom-tis-function-path, got --custom-tis-f"),
+    (f"{GOOD} --custom-megatron-init-pth slime_ext.host.init", "expected --custom-megatron-init-path"),
+    (GOOD.replace("--use-tis", "--use-tsi"), "expected --use-tis, got --use-tsi"),
+    (
+        f"{GOOD} --custom-config-path misspelt.yaml",
+        "expected custom_tis_function_path, got custom_tis_fu",
+    ),
+    # functions of ours that are none, or another flag's
+    (f"{GOOD} --custom-megatron-init-path slime_ext.host.initt", "did you mean 'slime_ext.host.init'"),
+    (
+        f"{GOOD} --rollout-data-postprocess-path slime_ext.host.init",
+        "--rollout-data-postprocess-path: expected slime_ext.host.rollout_data_postprocess of slime_ext",
+    ),
+    # a mapping that slime would hand to nobody
+    ("--use-tis --custom-config-path geo.yaml", "got none: nothing would read that key"),
+    # values that are not what they look like
+    (f"{GOOD} --custom-config-path text.yaml", "--use-tis: expected true or false, got 'false'"),
+    (f"{SEED} --custom-config-path clip.yaml", "--tis-clip-low: expected a number (YAML reads 1e-4 as"),
+    (f"{SEED} --custom-config-path eps.yaml", "eps_clip_high: expected beside eps_clip, got none"),
+    (f"{SEED} --tis-clip nan", "--tis-clip: expected a number"),
+    (f"{SEED} --tis-clip-low 3 --tis-clip 2", "--tis-clip: expected more than --tis-clip-low 3.0, got"),
+]
+
+
+def test_a_launch_script_is_checked_as_a_whole(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, content in {
+        "geo": {"slime_ext": {"preset": "geo_rs"}},
+        "verl": {"slime_ext": {"verl": {"rollout_is": "token"}}},
+        "whole": {"slime_ext": {"preset": "m2"}},
+        "group": {"rollout_data_postprocess_path": "slime_ext.host.rollout_data_postprocess",
+                  "get_mismatch_metrics": True, "slime_ext": {"preset": "geo_rs", "group": "rebaseline"}},
+        "one": {"n_samples_per_prompt": 1, "num_steps_per_rollout": 1, "global_batch_size": 32},
+        "dump": {"dump_details": "/tmp/x"},
+        "misspelt": {"custom_tis_functon_path": "slime_ext.tis.correct"},
+        "text": {"use_tis": "false"},
+        "clip": "tis_clip_low: 1e-3",
+        "eps": {"eps_clip": 0.3},
+        "list": {"slime_ext": [1]},
+    }.items():  # fmt: skip
+        written(tmp_path / f"{name}.yaml", content)
+    for more, line in REFUSED:
+        status, _, err = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=more)))
+        assert status == 1 and line in err, (more, err)
+
+
+def test_what_only_a_shell_knows_is_not_judged(capsys, tmp_path):
+    more = f"{GOOD} --use-dynamic-batch-size --max-tokens-per-gpu $MAX --loss-type $LOSS --kl-coef $A"
+    status, out, err = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=more)))
+    assert (status, err) == (0, "") and "ok" not in out.split()
+    for flag in ("--max-tokens-per-gpu $MAX", "--loss-type $LOSS", "--kl-coef $A"):
+        assert f"{flag}: known only where the script runs" in out
+
+
+def test_a_launch_without_ours_gets_the_flags_to_paste(capsys, tmp_path):
+    launch = written(tmp_path / "run.sh", SCRIPT.format(more="") + "python3 train.py ${ARGS[@]}")
+    status, out, _ = run(capsys, "check", launch)
+    flags = [line.strip() for line in out.splitlines() if line.strip().startswith("--custom")]
+    assert status == 0 and "not used by this launch" in out and not out.rstrip().endswith("ok")
+    assert flags[:2] == ["--custom-tis-function-path slime_ext.tis.metrics_only",
+                         "--custom-megatron-init-path slime_ext.host.init"]  # fmt: skip
+    for switch in ("--get-mismatch-metrics", "--use-tis"):
+        pasted = [line.removeprefix("first").removeprefix("then").strip() for line in out.splitlines()]
+        begin = pasted.index(switch)
+        more = " ".join(pasted[begin : begin + 3])
+        status, said, _ = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=more)))
+        assert status == 0 and said.rstrip().endswith("ok") and "note" not in said
+    own = "--use-tis --custom-tis-function-path examples.mis.weights"
+    _, out, _ = run(capsys, "check", written(tmp_path / "run.sh", f"python3 train.py {own}"))
+    assert "add these flags in place of examples.mis.weights" in out
+    _, out, _ = run(capsys, "check", written(tmp_path / "run.sh", "python3 train.py --loss-type sft_loss"))
+    assert "nothing for it in this launch" in out and "note" in out and "--custom-megatron" not in out
+
+
+def test_a_file_that_is_none_is_one_line(capsys, tmp_path):
+    path = tmp_path / "c.yaml"
+    for content, line in {
+        b"": "expected a mapping, got NoneType",
+        b"\x00": "expected YAML, got an error at it: special characters are not allowed",
+        b"\xff": "expected text in UTF-8, got invalid start byte at 0",
+        b"a: [": "expected YAML, got an error at line 1",
+        b"1: 2": "expected names as keys, got 1",
+        b"slime_ext: {guards: {1: {min: 0}}}": "slime_ext.guards: unknown metric '1'",
+        b"lr: 1": "expected the key slime_ext, got none",
+        b'slime_ext: {preset: "a\\x1b[31m\\nb"}': "got 'a\\x1b[31m\\nb'",
+    }.items():
+        path.write_bytes(content)
+        status, _, err = run(capsys, "check", path)
+        assert status == 1 and line in err and err.count("\n") == 1
+
+
+def test_a_right_launch_script_passes(capsys, tmp_path):
+    status, out, _ = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=GOOD)))
+    assert status == 0 and "truncate(high 2)" in out
+
+
+@pytest.mark.parametrize(
+    ("more", "formula", "noted"),
+    [
+        ("", "weight clip(proximal / behavior, 0, 2) per token", False),
+        ("--tis-clip-low 0.5 --tis-clip 3", "weight clip(proximal / behavior, 0.5, 3) per token", False),
+        ("--eps-clip 0.1", "weight clip(target / behavior, 1 - 0.1, 1 + 0.1) per token", True),
+    ],
+)
+def test_a_function_with_a_formula_of_its_own_shows_it(capsys, tmp_path, more, formula, noted):
+    line = SEED.replace("vanilla_tis", "off_policy_is") if noted else SEED
+    status, out, _ = run(capsys, "check", written(tmp_path / "run.sh", f"{line} {more}"))
+    assert status == 0 and formula in out
+    assert ("needs cur_log_probs: in slime add --custom-megatron-init-path" in out) is noted
+
+
+def test_a_script_leads_to_its_configuration(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "c.yaml", {"use_tis": True, "slime_ext": {"fireworks": {"eps_clip": 0.3}}})
+    more = "--custom-config-path c.yaml --custom-tis-function-path slime_ext.tis.correct"
+    status, _, err = run(capsys, "check", written(tmp_path / "run.sh", SCRIPT.format(more=more)))
+    assert status == 1 and "fireworks.eps_clip: expected 0.2" in err
+
+
+def test_variables_of_a_script_are_followed(capsys, tmp_path, monkeypatch):
+    written(tmp_path / "c.yaml", {"use_tis": True, "slime_ext": {"fireworks": {"eps_clip": 0.3}}})
+    monkeypatch.setenv("CLIP", "0.2")
+    text = """
+HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
+NAME=${NAME:-c}
+ARGS=(
+      --custom-config-path ${HERE}/$NAME.yaml --eps-clip ${CLIP} --tis-clip ${UNKNOWN}
+      --custom-tis-function-path slime_ext.tis.correct)
+"""
+    status, _, err = run(capsys, "check", written(tmp_path / "run.sh", text))
+    assert status == 1 and "fireworks.eps_clip: expected 0.2" in err
+
+
+def test_a_preset_has_its_other_name_too(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "c.yaml", {"slime_ext": {"preset": "token_is", "mask_scope": "all"}})
+    path = written(tmp_path / "run.sh", f"{GOOD} --custom-config-path c.yaml")
+    assert run(capsys, "check", path)[0] == 0
+
+
+def test_a_file_alone_is_told_what_it_lacks(capsys, tmp_path):
+    _, out, _ = run(capsys, "check", written(tmp_path / "c.yaml", {"slime_ext": {"preset": "geo_rs"}}))
+    assert "slime needs custom_tis_function_path: slime_ext.tis.correct" in out
+    idle = {"use_tis": True, "slime_ext": {"skyrl": {}}}
+    _, out, _ = run(capsys, "check", written(tmp_path / "c.yaml", idle))
+    assert "no step and the host's loss: it stays as it is" in out
+    _, out, _ = run(capsys, "check", written(tmp_path / "run.sh", GOOD))
+    assert "no metrics: in slime add --custom-megatron-init-path slime_ext.host.init" in out
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--num-steps-per-rollout 4", "expected one optimizer step per rollout, got 4"),
+        ("--keep-old-actor", "expected no --keep-old-actor, got it"),
+        ("", "-"),
+    ],
+)
+def test_the_seeds_function_is_told_where_it_counts_twice(capsys, tmp_path, more, said):
+    flags = f"{SEED.replace('vanilla_tis', 'off_policy_is')} {more}"
+    _, out, _ = run(capsys, "check", written(tmp_path / "run.sh", flags))
+    out = " ".join(out.split())
+    assert said in out and ("counted twice" in out) is bool(more)
+
+
+def test_the_launch_script_of_the_examples_passes(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIME_DIR", str(tmp_path))
+    status, out, err = run(capsys, "check", EXAMPLE)
+    assert (status, err) == (0, "") and "veto(low 0.0001)" in out
+    assert "qwen3-32B.sh is not here" in out and not out.rstrip().endswith("ok")  # it sets the model's flags
+    (tmp_path / "scripts/models").mkdir(parents=True)
+    written(tmp_path / "scripts/models/qwen3-32B.sh", "MODEL_ARGS=(--num-layers 64)")
+    assert run(capsys, "check", EXAMPLE)[1].rstrip().endswith("ok")
+
+
+def test_the_launch_script_of_the_examples_is_slimes_but_for_one_flag():
+    lines = [line.split("#")[0] for line in EXAMPLE.read_text().splitlines()]
+    flags = [
+        word for line in lines for word in line.split() if word.startswith("--custom") or "slime_ext" in word
+    ]
+    assert flags == ["--custom-config-path", "slime_ext"]  # the latter names the TensorBoard folder
+    assert subprocess.run(["bash", "-n", str(EXAMPLE)], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "noted"), [("", True), ("--custom-megatron-init-path slime_ext.host.init", False)]
+)
+def test_what_needs_the_target_is_told_how_it_gets_there(capsys, tmp_path, more, noted):
+    flags = f"--use-tis --custom-tis-function-path slime_ext.tis.off_policy_is {more}"
+    _, out, _ = run(capsys, "check", written(tmp_path / "run.sh", flags))
+    assert ("add --custom-megatron-init-path" in out) is noted
+
+
+def test_arguments_of_another_file_count(capsys, tmp_path):
+    mapping = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
+    path = written(tmp_path / "c.yaml", {"use_tis": True, "slime_ext": mapping})
+    assert run(capsys, "check", path)[0] == 0
+    script = written(tmp_path / "run.sh", SCRIPT.format(more=""))  # 256 samples in steps of 64
+    status, _, err = run(capsys, "check", path, "--args", script)
+    assert status == 1 and "4 optimizer steps per rollout" in err
+
+
+def test_another_systems_file_is_sent_to_convert(capsys, tmp_path):
+    path = written(tmp_path / "mis.yaml", {"use_tis": True, "tis_level": "token", "tis_mode": "mask"})
+    status, _, err = run(capsys, "check", path)
+    assert status == 1 and "slime-ext convert --from slime_mis" in err
+
+
+def test_the_table_names_every_preset_and_alias(capsys):
+    status, out, _ = run(capsys, "presets")
+    assert status == 0 and all(name in out for name in (*presets.PRESETS, *presets.ALIASES))
+
+
+@pytest.mark.parametrize("name", ["geo_rs", "token_tis", "metrics_only", "ppo_is_bypass"])
+def test_one_preset_shows_keys_that_load_and_flags(capsys, name):
+    _, out, _ = run(capsys, "presets", name)
+    keys = yaml.safe_load(out[out.index("slime_ext:") : out.index("\nflags:")])
+    assert load_config(keys["slime_ext"]) == presets.get(name)
+    assert f"--custom-tis-function-path slime_ext.tis.{name}" in out
+
+
+BLOCKS = {
+    "verl": {"algorithm": {"rollout_correction": {"rollout_is": "token", "rollout_rs": "token_k1",
+                                                  "rollout_rs_threshold": "0.5_1.5"}}},
+    "skyrl": {"trainer": {"algorithm": {"off_policy_correction": {"tis_ratio_type": "sequence"}, "lr": 1}}},
+    "fireworks": {"cap": 5.0, "level": "sequence"},
+    "slime_mis": {"use_tis": True, "use_rs": False, "tis_level": "token", "tis_mode": "clip",
+                  "tis_upper_bound": 2.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("system", DIALECTS)
+def test_what_convert_prints_is_what_the_block_means(capsys, tmp_path, system):
+    status, out, _ = run(capsys, "convert", "--from", system, written(tmp_path / "c.yaml", BLOCKS[system]))
+    native = yaml.safe_load(out)
+    block = BLOCKS[system]
+    block = block.get("algorithm", block).get("rollout_correction", block)
+    block = block["trainer"]["algorithm"]["off_policy_correction"] if system == "skyrl" else block
+    assert status == 0 and native["custom_tis_function_path"] == "slime_ext.tis.correct"
+    assert load_config(native["slime_ext"]) == load_config({system: block})
+
+
+def test_a_block_that_is_null_converts_to_no_correction(capsys, tmp_path):
+    whole = {"algorithm": {"rollout_correction": None, "gamma": 1.0}}
+    status, out, _ = run(capsys, "convert", "--from", "verl", written(tmp_path / "c.yaml", whole))
+    assert status == 0 and yaml.safe_load(out)["slime_ext"]["steps"] == []
+
+
+def test_what_converts_to_a_whole_step_brings_what_that_needs(capsys, tmp_path):
+    block = written(tmp_path / "v.yaml", {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_2.0"})
+    _, out, _ = run(capsys, "convert", "--from", "verl", block)
+    _, checked, _ = run(capsys, "check", written(tmp_path / "native.yaml", yaml.safe_load(out)))
+    assert "denominator  kept" in checked and "note" not in checked
+    del (alone := yaml.safe_load(out))["rollout_data_postprocess_path"]
+    _, checked, _ = run(capsys, "check", written(tmp_path / "native.yaml", alone))
+    assert "add --rollout-data-postprocess-path slime_ext.host.rollout_data_postprocess" in checked
+    del (skipped := yaml.safe_load(out))["get_mismatch_metrics"]
+    path = written(tmp_path / "native.yaml", skipped)
+    assert "in slime since v0.3.0 add --get-mismatch-metrics" in run(capsys, "check", path)[1]
+    several = written(tmp_path / "run.sh", "train.py --num-steps-per-rollout 2")
+    assert "--get-mismatch-metrics" not in run(capsys, "check", path, "--args", several)[1]
+
+
+def test_what_converts_to_the_targets_numerator_brings_what_carries_it(capsys, tmp_path):
+    block = written(tmp_path / "v.yaml", {"bypass_mode": True, "loss_type": "reinforce"})
+    _, out, _ = run(capsys, "convert", "--from", "verl", block)
+    assert yaml.safe_load(out)["custom_megatron_init_path"] == "slime_ext.host.init"
+    assert "note" not in run(capsys, "check", written(tmp_path / "native.yaml", out))[1]
+
+
+def test_convert_says_what_could_surprise(capsys, tmp_path):
+    _, out, _ = run(capsys, "convert", "--from", "verl", written(tmp_path / "c.yaml", BLOCKS["verl"]))
+    assert "# note: rollout_rs token_k1: verl applies 0.5 .. 1.5 to rollout / train" in out
+
+
+MISTAKES = [
+    ["--hlep"],
+    ["--fail-on", "temprature"],
+    ["--config", "nope.yaml"],
+    ["--config", FILES[0], "--rollouts", "x"],
+]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", FILES[0]],
+        ["presets"],
+        ["presets", "geo_rs"],
+        ["bench", "fidelity", "token_ti"],
+        ["analyze", "--help"],
+        ["analyze", ".", *MISTAKES[0]],
+        *(pytest.param(["analyze", ".", *words], marks=pytest.mark.slow) for words in MISTAKES[1:]),
+    ],
+)
+def test_no_command_imports_torch_or_leaves_a_stand_in(words):
+    code = (
+        "import contextlib, sys; from slime_ext.tools.commands import cli\n"
+        f"with contextlib.suppress(SystemExit): cli.main({[str(w) for w in words]!r})\n"
+        "print([n for n in sys.modules if n.split('.')[0] == 'torch' or n == 'slime_ext.config.load'])"
+    )
+    root = Path(__file__).parents[3]
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert out.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("name", "planned"), [("m2", True), ("geo_rs", False)])
+def test_the_flags_of_a_preset_pass_the_check_of_startup(capsys, name, planned):
+    _, out, _ = run(capsys, "presets", name)
+    flags = next(line for line in out.splitlines() if line.startswith("flags:"))
+    assert "--custom-megatron-init-path slime_ext.host.init" in flags
+    assert ("--rollout-data-postprocess-path slime_ext.host.rollout_data_postprocess" in flags) is planned

@@ -1,0 +1,186 @@
+"""Launch scripts read without being run: by hand, and every one in the hosts' trees (HOSTS)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slime_ext.errors import ConfigError
+from slime_ext.tools.rehearsal.replace import sizes_of
+from slime_ext.tools.scripts.read import launch_of as read
+
+HOSTS = Path(os.environ.get("HOSTS", "absent"))
+SCRIPT = """#!/bin/bash
+pkill -9 python
+DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
+LAYERS=7 source "${DIR}/models/small.sh"
+LR=${LR:-1e-6}
+A=(
+   --lr $LR  # --lr 3
+   #--eps-clip 0.3
+   --name "two words"
+)
+A+=(--experts $((EXPERTS * 2)))
+if [ -n "$UNSET" ]; then A+=(--unset 1)
+else
+   A+=(--set 1)
+fi
+if [ "$LR" == 1e-6 ]; then
+   A+=(--usual)
+fi
+FLAGS="--x 1 --y 2"
+RUNTIME="{
+  \\"env_vars\\": {
+    \\"PYTHONPATH\\": \\"/root/Megatron:${DIR}\\",
+    \\"MINE\\": \\"1\\"
+  }
+}"
+ray job submit --runtime-env-json="${RUNTIME}" -- python3 train_async.py \\
+   --size $(( 4 * 1024 )) ${MODEL_ARGS[@]} \\
+   "${A[@]}" $FLAGS ${NONE[@]} 2>&1 | tee log
+# not --lr 9
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.delenv("LR", raising=False)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/small.sh").write_text('EXPERTS=4\nMODEL_ARGS=(--num-layers "${LAYERS:-3}")\n')
+
+    def write(text=SCRIPT):
+        (tmp_path / "run.sh").write_text(text)
+        return str(tmp_path / "run.sh")
+
+    return write
+
+
+def test_a_launch_is_what_a_shell_would_make_of_the_script(script, tmp_path):
+    launch = read(script())
+    said = {flag.name: flag.values for flag in launch.flags}
+    assert said == {
+        "--size": ("4096",),
+        "--num-layers": ("7",),
+        "--lr": ("1e-6",),
+        "--name": ("two words",),
+        "--experts": ("8",),
+        "--set": ("1",),
+        "--usual": (),
+        "--x": ("1",),
+        "--y": ("2",),
+    }
+    assert launch.asynchronous and launch.environment == {
+        "PYTHONPATH": f"/root/Megatron:{tmp_path}",
+        "MINE": "1",
+    }
+
+
+def test_a_variable_of_the_environment_goes_over_a_default(script, monkeypatch):
+    path = script()
+    monkeypatch.setenv("LR", "3e-5")
+    launch = read(path)
+    assert launch.value("--lr") == "3e-5" and launch.flag("--usual") is None
+
+
+def test_a_flag_is_placed_where_it_was_written_last_outside_comments(script):
+    launch = read(script())
+    places = {flag.name: flag.where for flag in launch.flags}
+    assert places["--lr"] == "run.sh:7" and places["--num-layers"] == "small.sh:2"
+
+
+def test_words_of_the_command_line_are_the_scripts_own(script):
+    launch = read(script('python3 train.py --a 1 "$@"'), ["--b", "2"])
+    assert [str(flag) for flag in launch.flags] == ["--a 1", "--b 2"]
+
+
+def test_of_a_test_that_only_the_cluster_can_make_neither_branch_is_taken(script):
+    text = "A=(--x 1)\nif [ -f /x ]; then A+=(--a); else A+=(--b); fi\npython3 train.py ${A[@]} --c"
+    launch = read(script(text))
+    assert [flag.name for flag in launch.flags] == ["--x", "--c"]
+    assert [(str(gap.where), gap.text, gap.names) for gap in launch.gaps] == [
+        ("run.sh:2", "[ -f /x ]", frozenset({"--a", "--b"}))
+    ]
+    assert not launch.is_known("--a") and launch.is_known("--x") and launch.is_known("--d")
+
+
+def test_what_stands_behind_a_gap_counts(script):
+    launch = read(script("mapfile -t A < flags\npython3 train.py --x 1 ${A[@]} --y 2"))
+    assert launch.is_known("--y") and not launch.is_known("--x") and not launch.is_known("--z")
+
+
+def test_a_sourced_file_that_is_not_there_is_said_and_none_elsewhere_is_taken(script, tmp_path):
+    launch = read(script("source /none/models/small.sh\npython3 train.py --x 1 ${MODEL_ARGS[@]}"))
+    assert [flag.name for flag in launch.flags] == ["--x"]
+    assert "source /none/models/small.sh is not here" in str(launch.gaps[0]) and launch.gaps[0].names is None
+
+
+def test_a_file_of_the_container_is_read_from_the_checkout_and_that_is_said(script, tmp_path):
+    (tmp_path / "train.py").touch()
+    (tmp_path / "slime").mkdir()
+    launch = read(script("source /root/slime/models/small.sh\npython3 train.py ${MODEL_ARGS[@]}"))
+    assert launch.value("--num-layers") == "3" and not launch.gaps
+    assert launch.notes == (
+        f"run.sh:1: /root/slime/models/small.sh is not here; {tmp_path}/models/small.sh is read in its place",
+    )
+
+
+ONE_LINE = {
+    "python3 train.py --a 1\r\n": r"run\.sh:1: expected lines that end in \\n, got",
+    "X=aaaaaaaaaa\n" + "X=$X$X$X$X$X$X$X$X$X$X\n" * 9: "expected words of at most",
+    "f() { f; }; f": "calls in one another",
+    'echo "\npython3 train.py': "expected a script that bash can read, got line",
+    "while true; do X=1$X; done": "expected",
+    "slime-ext train --task letters": "slime-ext train writes the flags of its host itself",
+    '[ -n "$1" ] || exit 1\npython3 train.py': r"it ends at run\.sh:1: give it what it asks for",
+}
+
+
+@pytest.mark.parametrize("text", ONE_LINE)
+def test_what_no_launch_can_be_read_of_is_one_line(script, text):
+    with pytest.raises(ConfigError, match=ONE_LINE[text]) as caught:
+        read(script(text))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+WRONG = {
+    "python3 other.py --a": "expected a launch of train.py",
+    "python3 train.py \\\n  --a 1\n  ${B[@]} \\\n  ${C[@]}": r"run\.sh:3: .* lacks the backslash",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_script_that_launches_nothing_or_half_is_refused(script, text):
+    with pytest.raises(ConfigError, match=WRONG[text]):
+        read(script(text))
+
+
+@pytest.mark.skipif(not HOSTS.is_dir(), reason="HOSTS names no folder of hosts")
+def test_every_script_of_slime_is_read(monkeypatch):
+    """Whole: a model, data, sizes; the one that its own authors broke is found."""
+    for name in ("BASE_DIR", "BASE_FOLDER", "MASTER_ADDR"):
+        monkeypatch.setenv(name, "/data")
+    broken, gone, count = set(), set(), 0
+    for path in sorted(HOSTS.glob("slime-*/**/*.sh")):
+        if path.parent.name == "models" or "train" not in path.read_text():
+            continue
+        count += 1
+        try:
+            launch = read(str(path))
+        except ConfigError as error:
+            assert "lacks the backslash" in str(error) or "that bash can read" in str(error), path
+            broken.add(path.name)
+            continue
+        if launch.gaps:
+            gone.add(path.name)
+            assert all("is not here)" in str(gap) for gap in launch.gaps), path
+            continue
+        assert {"--num-layers", "--hf-checkpoint", "--prompt-data"} <= {f.name for f in launch.flags}, path
+        assert sizes_of(launch).steps >= 1 and launch.number("--num-layers", 0) > 1, path
+        assert not launch.flag("--hf-checkpoint").values[0].startswith("$"), path
+    assert len(gone) < 10  # whose sources lie nowhere
+    assert count > 100 and broken - {"run-qwen3-next-80B-A3B.sh"} == {
+        "run-kimi-k2-Instruct.sh",
+        "run-kimi-k2-Thinking.sh",
+    }

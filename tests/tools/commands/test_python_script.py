@@ -1,0 +1,99 @@
+"""Python launch scripts of miles: the command that they would run, and none that they run themselves."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime_ext.errors import ConfigError
+from slime_ext.tools.commands import cli
+from slime_ext.tools.scripts import read as launch_script
+from slime_ext.tools.without_cuda import driver
+
+HOSTS = Path(os.environ.get("HOSTS", "absent"))
+UTILITIES = """
+import subprocess
+
+def exec_command_cpu(command, capture_output=False):
+    return _exec_command(command)
+
+def _exec_command(command):
+    subprocess.run(["bash", "-c", command], check=True)
+"""
+SCRIPT = """
+import sys
+from miles.utils.external_utils.command_utils import exec_command_cpu
+
+if __name__ == "__main__":
+    exec_command_cpu("touch started")
+    {}
+    exec_command_cpu("ray job submit -- python3 train.py --lr 1e-6 --json '[1, 2]' " + " ".join(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "host_python", lambda: Path(sys.executable))
+    package = tmp_path / "miles/utils/external_utils"
+    package.mkdir(parents=True)
+    for folder in (package, *list(package.parents)[:2]):
+        (folder / "__init__.py").touch()
+    (package / "exec_command.py").write_text(UTILITIES)
+    (package / "command_utils.py").write_text("from miles.utils.external_utils.exec_command import *\n")
+
+    def write(line="pass"):
+        (tmp_path / "run.py").write_text(SCRIPT.format(line))
+        return str(tmp_path / "run.py")
+
+    return write
+
+
+def test_the_submitted_job_is_read_and_no_command_is_run(script, tmp_path):
+    launch = launch_script.launch_of(script(), ["--mode", "small"])
+    assert [str(flag) for flag in launch.flags] == ["--lr 1e-6", "--json [1, 2]", "--mode small"]
+    assert launch.flag("--lr").where == "run.py:8" and not (tmp_path / "started").exists()
+
+
+def test_check_reads_it_with_its_own_flags(script, capsys):
+    path = script()
+    assert cli.main(["check", path]) == 0 and "add these flags" in capsys.readouterr().out
+    ours = ["--use-tis", "--custom-tis-function-path", "slime_ext.tis.token_tis"]
+    assert cli.main(["check", path, "--", *ours]) == 0 and "reweight" in capsys.readouterr().out
+    assert cli.main(["check", path, "--", *ours, "--use-rollout-logprobs"]) == 1
+    assert "--use-rollout-logprobs: expected off beside" in capsys.readouterr().err
+    assert cli.main(["check", script("sys.exit('╭─ Error ─╮\\n│ Missing command. │\\n╰─────────╯')")]) == 1
+    assert capsys.readouterr().err.endswith("got none: Missing command.\n")
+
+
+@pytest.mark.parametrize(
+    "call", ["__import__('os').system('touch {}')", "__import__('subprocess').run(['touch', '{}'])"]
+)
+def test_what_a_script_runs_by_itself_is_refused(script, tmp_path, call):
+    with pytest.raises(ConfigError, match="the script itself would run"):
+        launch_script.launch_of(script(call.format(tmp_path / "started")))
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_script_elsewhere_is_refused(tmp_path):
+    (tmp_path / "run.py").write_text("")
+    with pytest.raises(ConfigError, match="expected a script in a checkout of miles"):
+        launch_script.launch_of(str(tmp_path / "run.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HOSTS.is_dir(), reason="HOSTS names no folder of hosts")
+def test_a_script_of_miles_is_read():
+    launch = launch_script.launch_of(
+        str(HOSTS / "miles-31f1ca9/scripts/run_qwen3_4b.py"), ["--mode", "debug_minimal"]
+    )
+    assert launch.value("--rollout-max-response-len") == "100" and launch.value("--num-layers") == "36"
+
+
+def test_a_script_called_from_its_own_folder_is_read(script, tmp_path, monkeypatch):
+    (tmp_path / "scripts").mkdir()
+    Path(script()).rename(tmp_path / "scripts/run.py")
+    monkeypatch.chdir(tmp_path / "scripts")
+    assert launch_script.launch_of("run.py").value("--lr") == "1e-6"

@@ -1,0 +1,34 @@
+"""Causes in logs of hosts."""
+
+from __future__ import annotations
+
+from slime_ext.tools.without_cuda.host_log import cause_of
+
+REMOTE = """\
+Traceback (most recent call last):
+  File "/slime/train.py", line 101, in <module>
+    train(args)
+  File "/env/ray/_private/worker.py", line 961, in get_objects
+    raise value.as_instanceof_cause_of()
+\x1b[36mray.exceptions.RayTaskError(HTTPError): \x1b[36mray::Actor.update_weights()\x1b[39m (pid=16002)
+  File "/slime/backends/sglang_engine.py", line 418, in update
+    return self._make_request()
+requests.exceptions.HTTPError: 400 Client Error
+response.text='{"success":false}'
+(SGLangEngine pid=458)   warnings.warn(
+"""
+LOGS = {
+    REMOTE: "HTTPError: 400 Client Error (/slime/backends/sglang_engine.py:418)",
+    "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x\n": "unrecognized arguments: --x",
+    '  File "a.py", line 3, in f\nAssertionError\n': "AssertionError (a.py:3)",
+    "(Actor pid=3) slime_ext.errors.ConfigError: a: got c\nlater\n": "ConfigError: a: got c",
+    "ray.exceptions.ActorDiedError: The actor died: no memory\n": "ActorDiedError: The actor died: no memory",
+    "ValueError: first\nray.exceptions.ActorDiedError: The actor died\n": "ValueError: first",
+    "Killed\n\n": "Killed",
+    "": "the log is empty",
+}
+
+
+def test_the_exception_of_the_host_is_found_without_what_ray_wraps_around_it():
+    for log, line in LOGS.items():
+        assert cause_of(log) == line

@@ -1,0 +1,152 @@
+"""Mistakes that a launch's text shows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slime_ext.tools.commands.rehearse import of_rules
+from slime_ext.tools.rehearsal.preflight import known_flags, mistakes
+from slime_ext.tools.scripts.launch import Gap
+from tests.tools.rehearsal.launches import WORDS, launch
+
+PARSER = """
+def add(parser):
+    parser.add_argument("--custom-rm-path", type=str)
+    parser.add_argument("--use-tis", action="store_true")
+    parser.add_argument("--over-sampling-batch-size", "--apply-chat-template", "--num-steps-per-rollout")
+"""
+CONFIG = "class LoggerConfig:\n    log_interval: int = 1\n    log_params_norm: bool = True\n"
+PATCH = "+    group.add_argument('--patched', action='store_true',\n"
+KNOWN = {word for word in WORDS.split() if word.startswith("--")}
+
+
+@pytest.fixture
+def known(tmp_path):
+    for file, text in {
+        "slime/utils/arguments.py": PARSER,
+        "docker/x.patch": PATCH,
+        "megatron/training/config/logger.py": CONFIG,
+    }.items():
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(text)
+    return known_flags(tmp_path / "slime", tmp_path / "megatron") | KNOWN
+
+
+def test_flags_are_read_from_the_sources(known):
+    assert {"--custom-rm-path", "--log-interval", "--no-log-params-norm", "--patched"} <= known
+
+
+CASES = [
+    ("", None),
+    ("--log-interval 3 --no-log-params-norm", None),
+    ("--no-use-tis", None),
+    ("--rm-type '$KIND'", "--rm-type: expected a value that the script says, got '$KIND': export it"),
+    ("--ref-load '$BASE/x'", None),  # replaced
+    ("--use-ti", None),  # the beginning of a name is enough for argparse
+    ("--sglang-anything 1", None),
+    ("--use-tiss", "run.sh:27: --use-tiss: the host has no such flag; did you mean --use-tis?"),
+    ("--quite-other 1", "run.sh:27: --quite-other: the host has no such flag: nothing reads it"),
+    ("--global-batch-size 96", "got 96: 64 samples of each rollout would train nothing"),
+    ("--custom-rm-path rewards.score", None),
+    ("--custom-rm-path rewards.scor", "rewards.py has no scor; did you mean 'score'?"),
+    ("--custom-rm-path reward.score", "no module reward below the launch"),
+    (
+        "--hf-checkpoint {here}/plain --apply-chat-template",
+        "expected a tokenizer with a chat template, got none",
+    ),
+    ("--hf-checkpoint {here}/chat --apply-chat-template", None),
+    ("--hf-checkpoint /absent --apply-chat-template", None),  # nothing to look at
+]
+
+
+def test_each_mistake_is_one_line_and_nothing_else_is_one(known, tmp_path):
+    (tmp_path / "rewards.py").write_text("async def score(args, sample): ...\n")
+    for name, settings in {"plain": "{}", "chat": '{"chat_template": "x"}'}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text("{}")
+        (tmp_path / name / "tokenizer_config.json").write_text(settings)
+    for flags, line in CASES:
+        said = launch(flags.format(here=tmp_path))
+        found = list(mistakes(said, known, [tmp_path], is_own_host=True))
+        assert (len(found), line or "") == (int(line is not None), line or "") and (line or "") in "".join(
+            found
+        ), flags
+
+
+def test_on_another_host_only_misspelt_names_are_mistakes(known):
+    found = lambda flags: list(mistakes(launch(flags), known, [], is_own_host=False))  # noqa: E731
+    assert not found("--quite-other 1") and len(found("--use-tiss")) == 1
+
+
+def test_a_launch_without_a_model_is_a_mistake(known):
+    bare = replace(launch(), flags=launch().flags[6:8])
+    assert "--hf-checkpoint: expected in the launch, got none among its 2 flags" in next(
+        mistakes(bare, known, [], is_own_host=True)
+    )
+
+
+RULES = {
+    "--num-steps-per-rollout 2": "run.sh:14: --global-batch-size: expected --rollout-batch-size 32 x",
+    "--over-sampling-batch-size 8": "run.sh:27: --over-sampling-batch-size: expected at least --rollout-b",
+    "--use-tis --custom-tis-function-path slime_ext.tis.token_ti": "did you mean 'token_tis'",
+    "--rm-type math": None,
+}
+
+
+def test_the_rules_of_check_hold_for_every_launch():
+    for flags, line in RULES.items():
+        found = list(of_rules(launch(flags)))
+        assert (not found) if line is None else line in found[0], (flags, found)
+
+
+ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OURS = re.compile(
+    r"--[a-z-]+-path[ `|]+(slime_ext\.[\w.<>]+)|^ *(\w+_path): (slime_ext\.[\w.]+)", re.MULTILINE
+)
+
+
+def functions_of_the_pages():
+    """(flag, function) of every launch form that the pages show."""
+    for page in PAGES:
+        for match in OURS.finditer(page.read_text()):
+            name = match[0].split()[0].strip("`|: ") if match[1] else f"--{match[2].replace('_', '-')}"
+            yield name, (match[1] or match[3]).replace("<preset>", "token_tis")
+
+
+def test_every_function_that_the_pages_show_is_one(known):
+    shown = dict.fromkeys(functions_of_the_pages())
+    assert len({function for _, function in shown}) >= 6
+    for name, function in shown:
+        said = launch(f"{name} {function}")
+        found = list(mistakes(said, known | {name}, [ROOT], is_own_host=True))
+        assert not found, found
+
+
+def test_a_function_is_looked_for_as_python_defines_names(known, tmp_path):
+    (tmp_path / "here.py").write_text(
+        "try:\n    from x import a\nexcept ImportError:\n    a = None\nb: int = 1\nc, d = 1, 2\n"
+    )
+    for name in "abcd":
+        assert not list(
+            mistakes(launch(f"--custom-rm-path here.{name}"), known, [tmp_path], is_own_host=True)
+        )
+    wrong = launch("--custom-rm-path slime_ext.host.innit")
+    assert "has no innit; did you mean 'init'?" in next(mistakes(wrong, known, [ROOT], is_own_host=True))
+
+
+def test_a_launch_that_is_not_all_known_is_not_rehearsed_and_sums_of_it_are_not_judged(known):
+    gap = Gap(99, "[ -f /x ]", "run.sh:3", frozenset({"--rm-type"}))
+    found = list(mistakes(replace(launch(), gaps=(gap,)), known, [], is_own_host=True))
+    assert len(found) == 1 and found[0].startswith(
+        "run.sh:3: [ -f /x ] is known only where the script runs: --rm-type"
+    )
+    replaced = replace(gap, names=frozenset({"--actor-num-nodes"}))
+    assert not list(mistakes(replace(launch(), gaps=(replaced,)), known, [], is_own_host=True))
+    assert not list(
+        mistakes(launch("--rollout-batch-size '$N' --global-batch-size 96"), known, [], is_own_host=True)
+    )

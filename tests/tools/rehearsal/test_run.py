@@ -1,0 +1,220 @@
+"""What is written for a rehearsal, and what watches it, without a host."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import re
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from slime_ext.errors import ConfigError, DataError
+from slime_ext.tools.rehearsal import evidence, observe, prompts, rewards, run
+from tests.tools.rehearsal.launches import launch
+
+
+def test_a_rehearsal_has_a_model_and_rows_that_load(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    said = launch("--apply-chat-template --untie-embeddings-and-output-weights")
+    flags, account = run.prepare(said, prompts.all_rows(said), tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    ids = tokenizer("2 + 2 = é")["input_ids"]
+    assert tokenizer.decode(ids) == "2 + 2 = é"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert model(torch.tensor([ids])).logits.std() > 0.3 and model.config.num_hidden_layers == 2
+    data = Path(flags[flags.index("--prompt-data") + 1])
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    assert len(rows) == prompts.ROWS and set(rows[0]) == {"prompt", "label"}
+    assert int(flags[flags.index("--sglang-context-length") + 1]) > len("What is 0 + 0?") + 32
+    assert "not on this machine" in dict(account)["data"]
+
+
+def test_the_first_short_rows_of_a_file_are_taken(tmp_path):
+    rows = [{"prompt": "x" * (5000 if i % 2 else 5), "label": str(i)} for i in range(200)]
+    prompts.write_rows(rows, tmp_path / "d.jsonl")
+    said = launch(f"--prompt-data {tmp_path}/d.jsonl@[0:100]")
+    found, none = prompts.all_rows(said)
+    assert none == []
+    assert [row["label"] for row in found] == [str(i) for i in range(0, 128, 2)]
+    for flags, line in {
+        "--label-key lable": "run.sh:28: --label-key: expected a key of .*did you mean 'label'",
+        "--input-key text": "run.sh:28: --input-key: .*got 'text'",
+    }.items():
+        with pytest.raises(ConfigError, match=line):
+            prompts.all_rows(launch(f"--prompt-data {tmp_path}/d.jsonl {flags}"))
+    (tmp_path / "d.jsonl").write_text("no json\n")
+    with pytest.raises(ConfigError, match=r"run\.sh:27: --prompt-data: expected rows of JSON"):
+        prompts.all_rows(said)
+
+
+def test_the_host_is_the_one_that_the_script_lies_in(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "wheel_folder", lambda: tmp_path / "wheel")
+    for file in ("slime/utils/arguments.py", "train.py", "scripts/run.sh"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    said = launch()
+    inside = type(said)(str(tmp_path / "scripts/run.sh"), "train.py", said.flags, {})
+    outside = type(said)("/elsewhere/run.sh", "train.py", said.flags, {})
+    assert run.host_of(inside, None) == run.RehearsalHost(str(tmp_path), tmp_path / "slime", is_own=True)
+    assert run.host_of(outside, str(tmp_path)).package.name == "slime"
+    assert run.host_of(outside, None) == run.RehearsalHost("miles", tmp_path / "wheel/miles", is_own=False)
+    assert run.host_of(inside, "miles").name == "miles"
+    with pytest.raises(ConfigError, match="--host: expected 'miles' or a checkout"):
+        run.host_of(outside, str(tmp_path / "scripts"))
+
+
+def test_a_folder_that_is_given_holds_one_rehearsal(tmp_path):
+    """A former one's files once stood among the new ones: nine lines were ok that were not reached."""
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    with run.empty_folder(out) as found:
+        for name in ("log", "dumps/rollout_data/0.pt", "events/1.jsonl", "page.json"):
+            (found / name).parent.mkdir(parents=True, exist_ok=True)
+            (found / name).touch()
+        (found / "link").symlink_to(elsewhere)
+    with run.empty_folder(out) as again:
+        assert again == out and [path.name for path in out.iterdir()] == [run.MADE]
+    assert (elsewhere / "kept").exists()
+    with pytest.raises(ConfigError, match=r"--out: expected a new or empty folder.* with 'kept'"):
+        run.empty_folder(elsewhere).__enter__()
+    with (out / "log").open("a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="expected a folder of no other run"):
+            run.empty_folder(out).__enter__()
+
+
+def test_a_new_folder_stays_where_it_has_a_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with run.empty_folder(None) as empty:
+        assert empty.parent == tmp_path
+    with run.empty_folder(None) as full:
+        (full / "log").touch()
+    assert list(tmp_path.iterdir()) == [full]
+
+
+class Touches:
+    """An object whose unpickling makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.path),)
+
+
+def test_nothing_in_a_dump_is_run(tmp_path):
+    folder, ran = tmp_path / "dumps/rollout_data", tmp_path / "ran"
+    folder.mkdir(parents=True)
+    torch.save({"samples": [{"response_length": 2, "reward": 1.0}]}, folder / "0.pt")
+    torch.save({"samples": [Touches(ran)]}, folder / "1.pt")
+    seen = evidence.gather(tmp_path, 0, 1.0)
+    assert not ran.exists() and list(seen.rollouts) == [0]
+    assert re.search(r"1\.pt: holds .* which is no plain data: not loaded", seen.unread[0])
+
+
+class Manager:
+    """As the hosts' RolloutManager treats rewards."""
+
+    def _post_process_rewards(self, samples):
+        raw = [sample.get_reward_value(self.args) for sample in samples]
+        return raw, [value - sum(raw) / len(raw) for value in raw]
+
+
+class Sample:
+    def __init__(self, reward):
+        self.reward = reward
+
+    def get_reward_value(self, args):
+        return self.reward[args.reward_key] if args.reward_key else self.reward
+
+
+def test_equal_rewards_are_spread_and_others_left(monkeypatch):
+    monkeypatch.setattr(rewards, "import_module", lambda name: SimpleNamespace(RolloutManager=Manager))
+    plain, keyed = Namespace(reward_key=None), Namespace(reward_key="score")
+    assert rewards.post_process(plain, [Sample(0.0) for _ in range(4)]) == (
+        [0, 1, 0, 1],
+        [-0.5, 0.5, -0.5, 0.5],
+    )
+    assert rewards.post_process(keyed, [Sample({"score": 2}) for _ in range(2)])[0] == [2, 3]
+    assert rewards.post_process(plain, [Sample(0.0), Sample(0.25)])[0] == [0, 0.25]
+    with pytest.raises(DataError, match=r"sample 1: .* got None: look at a\.b"):
+        rewards.post_process(Namespace(reward_key=None, custom_rm_path="a.b"), [Sample(0.0), Sample(None)])
+    package = {"__path__": [], "_post_process_rewards": lambda args, samples, custom: (custom, len(samples))}
+    monkeypatch.setattr(rewards, "import_module", lambda name: SimpleNamespace(**package))
+    assert rewards.post_process(plain, [Sample(0.0)]) == (None, 1)
+    monkeypatch.setenv(rewards.THEIRS, "theirs.rewards")
+    monkeypatch.setattr(
+        rewards, "import_module", lambda name: SimpleNamespace(rewards=lambda args, s: (name, len(s)))
+    )
+    assert rewards.post_process(plain, [Sample(0.0)]) == ("theirs", 1)
+
+
+def hook(args, *, pg_loss, **kwargs):
+    """A hook as slime calls it."""
+    return pg_loss, kwargs["loss_masks"], {"ours": pg_loss}
+
+
+async def reward(args, sample):
+    raise KeyError("answer")
+
+
+def test_calls_and_errors_of_functions_that_flags_name_are_recorded(tmp_path, monkeypatch):
+    monkeypatch.setenv(observe.FOLDER, str(tmp_path))
+    module = SimpleNamespace(
+        load_function=lambda path: {"a.hook": hook, "a.reward": reward, "a.C": Manager, None: None}[path]
+    )
+    observe._watch_loaded(module)
+    logs = {
+        "train_log_probs": [torch.zeros(3)],
+        "rollout_log_probs": [torch.tensor([0.5, -1.5, float("nan")])],
+    }
+    call = module.load_function("a.hook")
+    call(None, pg_loss=1.0, loss_masks=[torch.ones(3)], response_lengths=[3], total_lengths=[5], **logs)
+    with pytest.raises(KeyError):
+        asyncio.run(module.load_function("a.reward")(None, None))
+    assert module.load_function("a.C") is Manager and module.load_function(None) is None
+    with (tmp_path / f"{os.getpid()}.jsonl").open("a") as file:
+        file.write('{"event": "cut o')  # the process was killed
+    of_hook, of_reward = observe.read(tmp_path)
+    facts = {"tokens": 3, "nonfinite": 1, "pid": os.getpid(), "sequences": 1, "names": ["ours"]}
+    assert of_hook == {"event": "function", "path": "a.hook", **facts}
+    line = Path(__file__).read_text().splitlines().index('    raise KeyError("answer")') + 1
+    assert of_reward["error"] == "KeyError: 'answer'" and of_reward["at"] == f"{__file__}:{line}"
+
+
+def test_the_environment_has_the_jobs_variables_and_none_of_a_cluster(tmp_path):
+    said = launch("--custom-reward-post-process-path a.b")
+    job = {"NCCL_DEBUG": "INFO", "MY_KEY": "1", "CUDA_X": "1", "PYTHONPATH": str(tmp_path)}
+    said = type(said)(said.script, said.program, said.flags, job)
+    found = run.environment_of(said, tmp_path / "out")
+    assert found["MY_KEY"] == "1" and not {"NCCL_DEBUG", "CUDA_X"} & set(found)
+    assert found[rewards.THEIRS] == "a.b" and str(tmp_path) in found["PYTHONPATH"].split(":")
+    assert found[observe.FOLDER] == str(tmp_path / "out/events") and (tmp_path / "out/events").is_dir()
+
+
+def test_relative_files_are_found_from_where_the_user_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").touch()
+    host = run.RehearsalHost("miles", tmp_path, is_own=False)
+    found = run.with_found_files(launch("--custom-config-path c.yaml --rm-type math"), host)
+    assert (
+        found.value("--custom-config-path") == str(tmp_path / "c.yaml") and found.value("--rm-type") == "math"
+    )
+
+
+def test_the_users_folders_alone_come_before_the_hosts_packages(tmp_path, monkeypatch):
+    """The wheel's folder, which has an sglang of its own, and this environment's packages stay behind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/theirs:{tmp_path}/absent")
+    (tmp_path / "theirs").mkdir()
+    own = run.environment_of(launch(), tmp_path / "out")
+    assert set(own["PYTHONPATH"].split(":")) == {str(tmp_path), f"{tmp_path}/theirs"}

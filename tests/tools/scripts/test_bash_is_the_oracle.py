@@ -1,0 +1,112 @@
+"""Every word that the reader knows is the word that bash gives to train.py; others are said to be unknown."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from slime_ext.errors import ConfigError
+from slime_ext.tools.scripts.read import followed, that_counts
+from slime_ext.tools.scripts.values import Unknown, Value, is_many, known
+from tests.tools.scripts import bash
+from tests.tools.scripts.own_scripts import GIVEN_WORDS, SCRIPTS, mutations
+
+HOSTS = Path(os.environ.get("HOSTS", "absent"))
+MUTATIONS = dict(mutations(200))
+
+
+def difference(script: Path, given=(), environment=None, *, lenient: bool = False) -> str:
+    """What is read otherwise than bash reads it; empty where nothing is. Unknown words may be any."""
+    theirs = bash.launches(script, given, environment, lenient=lenient)
+    try:
+        shell = followed(str(script), given)
+    except ConfigError as error:
+        return "" if "that bash can read" in str(error) else str(error)
+    started = list(shell.state.started.values())
+    if not started:
+        return "" if not theirs or shell.broken or shell.unread else f"no launch, bash: {theirs}"
+    last, words, _ = that_counts(started)
+    if not theirs:
+        return "" if last.only_if or shell.broken or shell.needs else f"{words}, bash: no launch"
+    if shell.broken or shell.needs or fits(words, theirs[-1]):
+        return ""
+    return f"{words}, bash: {theirs[-1]}"
+
+
+def fits(words: list[Value], theirs: list[str]) -> bool:
+    """Whether words, of which some are unknown, can be the ones that bash has."""
+
+    @cache
+    def from_here(i: int, j: int) -> bool:
+        if i == len(words):
+            return j == len(theirs)
+        word = words[i]
+        if word and all(isinstance(part, Unknown) and part.unset and part.many for part in word):
+            return from_here(i + 1, j)
+        if (text := known(word)) is not None:
+            return j < len(theirs) and theirs[j] == text and from_here(i + 1, j + 1)
+        if is_many(word):
+            return any(from_here(i + 1, end) for end in range(j, len(theirs) + 1))
+        return j < len(theirs) and from_here(i + 1, j + 1)
+
+    return from_here(0, 0)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return {"HOME": str(tmp_path)}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_read_as_bash_reads_it(name, home, tmp_path):
+    (tmp_path / "run.sh").write_text(SCRIPTS[name])
+    assert difference(tmp_path / "run.sh", GIVEN_WORDS, home) == ""
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_mutation_is_read_as_bash_reads_it(name, home, tmp_path):
+    (tmp_path / "run.sh").write_text(MUTATIONS[name])
+    assert difference(tmp_path / "run.sh", GIVEN_WORDS, home) == ""
+
+
+def test_nearly_everything_of_them_is_known(home, tmp_path):
+    """So that saying unknown of everything would not do."""
+    unknown = []
+    for name, text in {**SCRIPTS, **MUTATIONS}.items():
+        if "lists" in name:  # which has something unknown of its own
+            continue
+        (tmp_path / "run.sh").write_text(text)
+        with contextlib.suppress(ConfigError):
+            shell = followed(str(tmp_path / "run.sh"), GIVEN_WORDS)
+        words = [word for started in shell.state.started.values() for word in started.words]
+        if shell.broken or any(known(word) is None for word in words):
+            unknown.append(name)
+    assert len(unknown) <= 10, unknown
+
+
+@pytest.mark.skipif(not HOSTS.is_dir(), reason="HOSTS names no folder of hosts")
+@pytest.mark.slow
+def test_every_script_of_the_hosts_is_read_as_bash_reads_it(home, monkeypatch):
+    known_texts, wrong = set(), {}
+    environment = {**home, "BASE_FOLDER": "/root", "BASE_DIR": "/root", "MASTER_ADDR": "127.0.0.1"}
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    for script in sorted(HOSTS.glob("*/**/*.sh")):
+        text = script.read_text()
+        if ("train.py" not in text and "train_async.py" not in text) or text in known_texts:
+            continue
+        known_texts.add(text)
+        try:
+            if found := difference(script, (), environment, lenient=True):
+                wrong[str(script)] = found
+        except ConfigError as error:
+            wrong[str(script)] = str(error)
+    assert not wrong and len(known_texts) > 100

@@ -1,0 +1,150 @@
+"""Exact expectations over all 81 sequences: which estimator is unbiased, and by how much the others are
+not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slime_ext import presets
+from slime_ext.core.correction import Correction
+from slime_ext.core.losses import PpoClip, Reinforce
+from slime_ext.core.steps import MinPrefixReweight, Normalize, Reweight, Truncate
+from slime_ext.tools import fidelity
+from slime_ext.tools.fidelity import World, evaluate
+from tests import oracle
+
+WORLD = World.of("stale + drift")
+SEQUENCE, TOKEN = (Reweight("sequence"),), (Reweight("token"),)
+UNBIASED = Correction("target", Reinforce(), SEQUENCE)
+UNCOUPLED = [name for name, preset in presets.PRESETS.items() if not preset.correction.is_coupled]
+SEQ, TOK, MINIMUM = ("reweight", "sequence"), ("reweight", "token"), ("min_prefix",)
+PURE = {"numerator": "target", "loss": ("reinforce",)}
+DECOUPLED = {"numerator": "proximal", "loss": ("reinforce",)}
+OTHERS = {
+    "no weight": (Correction("target", Reinforce()), oracle.spec(**PURE)),
+    "sequence, proximal": (Correction("proximal", Reinforce(), SEQUENCE), oracle.spec(SEQ, **DECOUPLED)),
+    "token, target": (Correction("target", Reinforce(), TOKEN), oracle.spec(TOK, **PURE)),
+    "geometric, target": (
+        Correction("target", Reinforce(), (Reweight("geometric"),)),
+        oracle.spec(("reweight", "geometric"), **PURE),
+    ),
+    "prefix minimum": (
+        Correction("target", Reinforce(), (MinPrefixReweight(),)),
+        oracle.spec(MINIMUM, **PURE),
+    ),
+    "truncated": (presets.get("pure_is"), oracle.SPECS["pure_is"]),
+}
+
+
+def bias_by_hand(specification, world):
+    """The bias from the oracle's weights, one sequence after the other."""
+    mean = -world.true_gradient
+    policies = [world.log_probs(p).tolist() for p in (world.behavior, world.proximal, world.target)]
+    for i, (behavior, proximal, target) in enumerate(zip(*policies, strict=True)):
+        fields = {"behavior": behavior, "proximal": proximal, "target": target}
+        s = fields | {"advantage": [0.0] * 4, "host_loss": [0.0] * 4, "mask": [1] * 4}
+        weights = torch.tensor(oracle.correct(specification, [s])[0]["weights"], dtype=torch.float64)
+        mean = mean + math.exp(math.fsum(behavior)) * world.advantages[i] * (weights @ world.score[i])
+    return mean.norm().item()
+
+
+def test_score_and_true_gradient_agree_with_autograd():
+    logits = WORLD.target.clone().requires_grad_()
+    value = (WORLD.log_probs(logits).sum(1).exp() * WORLD.advantages).sum()
+    (gradient,) = torch.autograd.grad(value, logits)
+    torch.testing.assert_close(WORLD.true_gradient, gradient.flatten(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("mismatch", fidelity.MISMATCHES)
+def test_untruncated_sequence_weights_of_the_target_are_unbiased(mismatch):
+    for seed in range(3):
+        assert evaluate(UNBIASED, World.of(mismatch, seed)).bias < 1e-12
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_and_they_alone(name):
+    correction, specification = OTHERS[name]
+    bias = evaluate(correction, WORLD).bias
+    assert bias > 0.02 and bias == pytest.approx(bias_by_hand(specification, WORLD), abs=1e-12)
+
+
+def unclipped(target, proximal, advantages):
+    """The host's loss without a trust region: -(target / proximal) A."""
+    return -(target - proximal).exp() * advantages
+
+
+def test_on_the_hosts_ratio_sequence_weights_of_the_proximal_policy_are_biased_too():
+    assert evaluate(Correction("proximal", steps=SEQUENCE), WORLD, host_loss=unclipped).bias > 0.02
+
+
+@pytest.mark.parametrize("name", UNCOUPLED)
+def test_on_policy_nothing_is_biased(name):
+    result = evaluate(presets.get(name), World.of("on-policy"))
+    assert result.bias < 1e-12 and result.kept == pytest.approx(1) and result.ess == pytest.approx(1)
+
+
+def expected_gradient(correction, world):
+    return evaluate(correction, world).mean
+
+
+@pytest.mark.parametrize("steps", [SEQUENCE, (*SEQUENCE, Truncate(2.0)), TOKEN])
+def test_decoupled_agrees_with_pure_only_where_target_is_proximal(steps):
+    def gap(world):
+        pure, decoupled = Correction("target", Reinforce(), steps), Correction("proximal", PpoClip(), steps)
+        return (expected_gradient(pure, world) - expected_gradient(decoupled, world)).norm().item()
+
+    assert gap(World.of("stale")) < 1e-12 < 1e-3 < gap(WORLD)
+
+
+def test_decoupled_ppo_does_not_care_who_sampled():
+    """verl PR 3984's batch-size invariance: staleness of the samples leaves the trust region where it is."""
+    decoupled = Correction("proximal", PpoClip("proximal"), SEQUENCE)
+    fresh = expected_gradient(decoupled, replace(WORLD, behavior=WORLD.proximal))
+    torch.testing.assert_close(expected_gradient(decoupled, WORLD), fresh, rtol=0, atol=1e-13)
+    bypass = Correction("target", PpoClip("behavior"))
+    moved = expected_gradient(bypass, WORLD) - expected_gradient(
+        bypass, replace(WORLD, behavior=WORLD.proximal)
+    )
+    assert moved.norm() > 1e-2
+
+
+def test_truncation_trades_bias_for_variance():
+    exact, capped = evaluate(UNBIASED, WORLD), evaluate(presets.get("pure_is"), WORLD)
+    assert exact.bias < capped.bias and exact.variance > capped.variance and exact.ess < capped.ess
+
+
+def test_the_clipped_token_weight_is_the_one_of_the_seed_function():
+    assert evaluate(presets.get("off_policy_is"), WORLD).bias > 0.09
+
+
+@pytest.mark.slow
+def test_self_normalised_weights_are_biased_less_with_every_sequence_more():
+    steps = (*SEQUENCE, Truncate(1e9), Normalize())
+    one, two = (
+        evaluate(Correction("proximal", Reinforce(), steps), World.of("stale"), batch=n) for n in (1, 2)
+    )
+    assert one.bias > two.bias > 0.01
+    assert one.ess == pytest.approx(1) and two.variance < one.variance
+
+
+@pytest.mark.slow
+def test_the_second_moment_of_pairs():
+    m2 = presets.get("m2")
+    alone, pairs = (evaluate(m2, World.of("stale"), batch=n) for n in (1, 2))
+    assert pairs.kept > alone.kept and pairs.bias != pytest.approx(alone.bias, abs=1e-3)
+    assert evaluate(m2, World.of("on-policy")).bias < 1e-12
+
+
+def test_the_cosine_is_one_where_nothing_is_biased_and_zero_where_nothing_is_left():
+    assert evaluate(UNBIASED, World.of("stale")).cosine == pytest.approx(1.0, abs=1e-12)
+    assert evaluate(presets.get("token_is"), World.of("stale")).cosine < 0.99
+    assert evaluate(presets.get("decoupled_k3_rs"), World.of("stale")).cosine == 0.0
+
+
+def test_the_table_prints():
+    rows = fidelity.table({name: presets.get(name) for name in ("token_is", "seq_is")}).row_count
+    assert rows == 2

@@ -1,0 +1,217 @@
+"""A model that our loader fills has the logits of transformers' model of the same files, in every layout."""
+
+from __future__ import annotations
+
+import zlib
+from argparse import Namespace
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.transformer_config import TransformerConfig
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+
+from slime_ext.errors import DataError
+from slime_ext.tools.without_cuda.stand_ins import hf_weights, torch_cuda
+from slime_ext.tools.without_cuda.stand_ins.layers import layer_spec
+from tests.ranks import each, run_ranks
+
+SIZES = {
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+CONFIGS = {
+    "qwen3": Qwen3Config(**SIZES, head_dim=16),
+    "qwen3 tied": Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**SIZES),  # query, key and value have biases
+    "llama": LlamaConfig(**SIZES),
+    "qwen3 mixture": Qwen3MoeConfig(
+        **SIZES,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+    ),
+}
+EXPERTS = {
+    "qwen3 mixture": {
+        "num_moe_experts": 4,
+        "moe_ffn_hidden_size": 24,
+        "moe_router_topk": 2,
+        "moe_router_load_balancing_type": "none",
+        "moe_token_dispatcher_type": "alltoall",  # makes a CUDA stream
+    }
+}
+LAYOUTS = {"one": (1, 1), "tensor 2": (2, 1), "pipeline 2": (1, 2), "both": (2, 2)}
+SEQUENCES = [[3, 4, 5, 6, 7, 8, 9], [5, 1, 8], [40, 2, 9, 9, 7]]
+
+
+def oracle(name):
+    """transformers' model with weights (norms and biases too) drawn per name."""
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            noise = torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(zlib.crc32(key.encode()))
+            )
+            parameter.copy_(noise * 0.2 + (1 if "norm" in key else 0))
+    return model
+
+
+def megatron_model(hf, name):
+    """This rank's stage of a model with the stand-ins' layers, as the hosts build it."""
+    tensor, pipeline = (
+        parallel_state.get_tensor_model_parallel_world_size(),
+        parallel_state.get_pipeline_model_parallel_world_size(),
+    )
+    config = TransformerConfig(
+        num_layers=hf.num_hidden_layers,
+        hidden_size=hf.hidden_size,
+        ffn_hidden_size=hf.intermediate_size,
+        num_attention_heads=hf.num_attention_heads,
+        num_query_groups=hf.num_key_value_heads,
+        kv_channels=getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
+        layernorm_epsilon=hf.rms_norm_eps,
+        normalization="RMSNorm",
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=name == "qwen2",
+        qk_layernorm=name.startswith("qwen3"),
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=pipeline,
+        pipeline_dtype=torch.float32,
+        use_cpu_initialization=True,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        **EXPERTS.get(name, {}),
+    )
+    return GPTModel(
+        config,
+        layer_spec(Namespace(qk_layernorm=config.qk_layernorm), config),
+        vocab_size=hf.vocab_size,
+        max_sequence_length=hf.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=hf.tie_word_embeddings,
+        position_embedding_type="rope",
+        rotary_base=hf.rope_parameters["rope_theta"],
+    )
+
+
+def logits(name, tensor, pipeline, folder):
+    """[T, V / tensor] of the packed sequences on a rank of the last stage; None on the others."""
+    torch_cuda.replace()
+    parallel_state.initialize_model_parallel(tensor, pipeline)
+    model_parallel_cuda_manual_seed(1, inference_rng_tracker=True, force_reset_rng=True)
+    parallel_state.get_embedding_group = lambda check_initialized=True: None  # both stages load the weights
+    model = megatron_model(CONFIGS[name], name)
+    hf_weights.load_hf_state([model], hf_weights.read_hf_checkpoint(folder), CONFIGS[name])
+    lengths = torch.tensor([len(sequence) for sequence in SEQUENCES])
+    ends = F.pad(lengths.cumsum(0), (1, 0)).int()
+    packed = PackedSeqParams(
+        "thd", ends, ends, max_seqlen_q=int(lengths.max()), max_seqlen_kv=int(lengths.max())
+    )
+    ids = torch.tensor([[token for sequence in SEQUENCES for token in sequence]])
+    group = parallel_state.get_pipeline_model_parallel_group()
+    with torch.no_grad():
+        if group.rank() == 1:
+            hidden = torch.empty(ids.numel(), 1, SIZES["hidden_size"])
+            torch.distributed.recv(hidden, group=group, group_src=0)
+            model.set_input_tensor(hidden)
+        out = model(ids, None, None, packed_seq_params=packed)
+        if group.rank() == group.size() - 1:
+            return out[0]
+        torch.distributed.send(out, group=group, group_dst=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_logits_are_those_of_transformers(layout, tmp_path):
+    tensor, pipeline = LAYOUTS[layout]
+    names = [name for name in CONFIGS if tensor == 1 or name not in EXPERTS]
+    for name in names:
+        oracle(name).save_pretrained(tmp_path / name)
+    cases = [(name, tensor, pipeline, tmp_path / name) for name in names]
+    ranks = run_ranks(each, tensor * pipeline, logits, cases)
+    for name, parts in zip(names, zip(*ranks, strict=True), strict=True):
+        found = torch.cat([part for part in parts if part is not None], dim=-1)
+        with torch.no_grad():
+            wanted = [oracle(name)(torch.tensor([sequence])).logits[0] for sequence in SEQUENCES]
+        torch.testing.assert_close(found, torch.cat(wanted), rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.slow
+def test_experts_that_ranks_share_are_refused(tmp_path):
+    with pytest.raises(AssertionError, match="whole on each rank, got 2 ranks that share them: without CUDA"):
+        run_ranks(logits, 2, "qwen3 mixture", 2, 1, tmp_path)
+
+
+def test_join_interleaves_per_group():
+    part = hf_weights.Part(("q", "k", "v"), groups=2, dim=0)
+    full = part.join([torch.tensor([0, 1, 2, 3]), torch.tensor([10, 11]), torch.tensor([20, 21])])
+    assert full.tolist() == [0, 1, 10, 20, 2, 3, 11, 21]
+    assert part.shard(full, 1, 2).tolist() == [2, 3, 11, 21]
+    assert replace(part, dim=None).shard(full, 1, 2) is full
+
+
+@pytest.mark.parametrize(
+    ("local", "engine"),
+    [
+        ("input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight"),
+        ("pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"),
+    ],
+)
+def test_transformer_engines_names_mean_the_same_tensors(local, engine):
+    parts = [hf_weights.part_of(f"decoder.layers.3.{name}", CONFIGS["qwen3"], 2) for name in (local, engine)]
+    assert parts[0] == parts[1]
+
+
+@pytest.mark.parametrize("name", ["decoder.layers.0.mlp.shared_experts.linear_fc1.weight", "mtp.weight"])
+def test_refuses_parameters_of_other_models(name):
+    with pytest.raises(DataError, match=f"expected a parameter of Qwen3, Qwen2 or Llama, got '{name}'"):
+        hf_weights.part_of(name, CONFIGS["qwen3"], 1)
+
+
+@pytest.mark.slow
+def test_refuses_a_tensor_of_another_shape(tmp_path):
+    state = {key: p.detach().clone() for key, p in oracle("qwen3").named_parameters()}
+    save_file(state | {"model.norm.weight": torch.ones(33)}, tmp_path / "model.safetensors")
+    wanted = r"expected model.norm.weight to give \(32,\) per rank, got \(33,\)"
+    with pytest.raises(AssertionError, match=wanted):
+        run_ranks(logits, 1, "qwen3", 1, 1, tmp_path)
+
+
+@pytest.mark.parametrize("size", ["20KB", "1GB"])
+def test_reads_a_checkpoint_by_name(tmp_path, size):
+    model = oracle("qwen2")
+    model.save_pretrained(tmp_path, max_shard_size=size)
+    get_tensor = hf_weights.read_hf_checkpoint(tmp_path)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (size == "20KB")
+    for name, tensor in model.named_parameters():
+        assert torch.equal(get_tensor(name), tensor)
+
+
+def test_says_which_tensor_a_checkpoint_lacks(tmp_path):
+    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(DataError, match="expected the tensor 'b', got none"):
+        hf_weights.read_hf_checkpoint(tmp_path)("b")
+
+
+def test_says_that_a_directory_holds_no_checkpoint(tmp_path):
+    with pytest.raises(DataError, match="expected safetensors files, got none"):
+        hf_weights.read_hf_checkpoint(tmp_path)

@@ -1,0 +1,42 @@
+"""Hooks run around a module's execution, once, and never where the module is only looked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+
+import pytest
+
+from slime_ext.tools.without_cuda.import_hooks import ImportHooks
+
+
+@pytest.fixture
+def hooks(tmp_path, monkeypatch):
+    (tmp_path / "hooked_module.py").write_text("import sys\nevents = list(sys.events)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "events", [], raising=False)
+    found = ImportHooks()
+    found.install()
+    yield found
+    sys.meta_path.remove(found)
+    for name in ("hooked_module", "absent_module"):
+        sys.modules.pop(name, None)
+
+
+def test_before_and_after_run_once_around_the_execution(hooks):
+    hooks.add("before", "hooked_module", lambda: sys.events.append("before"))
+    hooks.add("after", "hooked_module", lambda module: sys.events.append(list(module.events)))
+    importlib.util.find_spec("hooked_module")
+    assert sys.events == []
+    module = importlib.import_module("hooked_module")
+    assert sys.events == ["before", ["before"]]
+    importlib.reload(module)
+    assert len(sys.events) == 2
+
+
+def test_an_absent_module_is_made_and_a_present_one_is_not(hooks):
+    for name in ("hooked_module", "absent_module"):
+        hooks.add("make", name, lambda module: setattr(module, "made", True))
+    assert importlib.import_module("absent_module").made
+    assert not hasattr(importlib.import_module("hooked_module"), "made")

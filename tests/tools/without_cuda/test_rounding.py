@@ -1,0 +1,135 @@
+"""Rounded weights against rounding in plain Python, over every number that a format has."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import random
+from argparse import Namespace
+
+import pytest
+import torch
+
+from slime_ext.errors import ConfigError
+from slime_ext.tools.without_cuda.rounding import ROUNDINGS, round_weights
+from slime_ext.tools.without_cuda.stand_ins import rounded_weights
+
+E4M3 = sorted(
+    {m / 8 * 2.0**-6 for m in range(8)}
+    | {(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8) if (e, m) != (15, 7)}
+)
+# largest number of the format, its numbers >= 0, and what shares a scale: rows and columns of it
+FORMATS = {
+    "fp8": (448.0, E4M3, (1, 1000)),
+    "fp8_block": (448.0, E4M3, (128, 128)),
+    "int8": (127.0, [float(n) for n in range(128)], (1, 1000)),
+    "int4": (7.0, [float(n) for n in range(8)], (1, 1000)),
+}
+
+
+def nearest(value, grid):
+    """The grid's number next to |value|; of two that are as near the one with the even place."""
+    above = bisect.bisect_left(grid, abs(value))
+    best = min((max(above - 1, 0), above), key=lambda i: (abs(grid[i] - abs(value)), i % 2))
+    return math.copysign(grid[best], value)
+
+
+def oracle(rows, largest, grid, shared):
+    """Each weight rounded with the scale of those that it shares it with."""
+
+    def scale(i, j):
+        top, left = i // shared[0] * shared[0], j // shared[1] * shared[1]
+        unit = [w for row in rows[top : top + shared[0]] for w in row[left : left + shared[1]]]
+        return max(map(abs, unit)) / largest
+
+    scales = {}
+    for i, j in itertools.product(range(len(rows)), range(len(rows[0]))):
+        key = i // shared[0], j // shared[1]
+        scales[key] = scales.get(key) or scale(i, j)
+    return [
+        [nearest(w / (s := scales[i // shared[0], j // shared[1]]), grid) * s for j, w in enumerate(row)]
+        for i, row in enumerate(rows)
+    ]
+
+
+@pytest.mark.parametrize("rounding", FORMATS)
+def test_every_weight_becomes_the_nearest_number_of_the_format(rounding):
+    largest, grid, shared = FORMATS[rounding]
+    draw = random.Random(0)
+    between = [(a + b) / 2 for a, b in itertools.pairwise(grid)]
+    rows = []
+    for i in range(130):
+        values = draw.choices([*grid, *between], k=100) + [draw.uniform(0, largest) for _ in range(60)]
+        values = [v * draw.choice((-1, 1)) for v in values]
+        values[0] = values[140] = (
+            largest  # in every unit, so that scales are powers of two and nothing else rounds
+        )
+        scale = 2.0 ** (i // shared[0] % 7 - 9)
+        rows.append([v * scale for v in values])
+    weight = torch.tensor(rows)
+    wanted = oracle(weight.tolist(), largest, grid, shared)
+    assert ROUNDINGS[rounding](weight).tolist() == wanted
+
+
+def test_a_block_has_a_scale_of_its_own():
+    weight = torch.full((130, 260), 0.3)
+    weight[129, 259] = 448.0
+    rounded = ROUNDINGS["fp8_block"](weight)
+    corner = torch.zeros(130, 260, dtype=torch.bool)
+    corner[128:, 256:] = True
+    assert (rounded[~corner] == rounded[0, 0]).all() and abs(rounded[0, 0] - 0.3) < 1e-6
+    assert (rounded[corner][:-1] == 0.3125).all()  # the nearest of the format at scale 1
+
+
+def test_only_the_linear_layers_of_the_blocks_are_rounded():
+    state = {
+        name: torch.randn(4, 8)
+        for name in (
+            "model.embed_tokens.weight",
+            "model.layers.0.self_attn.q_proj.weight",
+            "model.layers.0.mlp.gate.weight",
+            "model.layers.0.mlp.experts.3.down_proj.weight",
+            "lm_head.weight",
+        )
+    }
+    state["model.norm.weight"] = torch.randn(8)
+    rounded = dict(round_weights(state.items(), "int4"))
+    assert [name for name in state if not torch.equal(state[name], rounded[name])] == [
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.mlp.experts.3.down_proj.weight",
+    ]
+    assert all(rounded[name].dtype == tensor.dtype for name, tensor in state.items())
+
+
+def test_a_channel_of_zeros_stays():
+    assert all(torch.equal(function(torch.zeros(3, 5)), torch.zeros(3, 5)) for function in ROUNDINGS.values())
+
+
+def pushed(monkeypatch, rounding):
+    """What a host converts for a push, with the variable set to `rounding`."""
+    weights = [
+        (name, torch.randn(8, 8)) for name in ("model.norm.weight", "model.layers.0.mlp.up_proj.weight")
+    ]
+
+    def convert_to_hf(args, model_name, name, param, quantization_config=None):
+        return weights
+
+    monkeypatch.setenv(rounded_weights.VARIABLE, rounding)
+    module = Namespace(convert_to_hf=convert_to_hf)
+    rounded_weights.round_pushed(module)
+    return weights, module.convert_to_hf(None, "qwen3", "name", None, quantization_config=None)
+
+
+def test_a_push_is_rounded_only_where_the_variable_says_so(monkeypatch):
+    trained, found = pushed(monkeypatch, "int4")
+    assert torch.equal(found[0][1], trained[0][1]) and found[1][0] == trained[1][0]
+    assert torch.equal(found[1][1], ROUNDINGS["int4"](trained[1][1]))
+    assert not torch.equal(found[1][1], trained[1][1])
+    trained, found = pushed(monkeypatch, "")
+    assert found is trained
+
+
+def test_an_unknown_format_is_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="SLIME_EXT_ROUND: unknown format 'int3'; did you mean 'int"):
+        pushed(monkeypatch, "int3")

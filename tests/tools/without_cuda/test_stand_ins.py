@@ -1,0 +1,195 @@
+"""Each stand-in, and what fails without it: an interpreter with all of them, and others without some."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import slime_ext
+from slime_ext.tools.without_cuda import stand_ins
+
+ROOT = Path(slime_ext.__file__).parents[1]
+HOSTS = Path(os.environ.get("HOSTS", "absent"))
+
+# stand-in: what needs it, what is said without it
+NEEDS = {
+    "torch_cuda": (
+        "import torch, megatron.core\nassert torch.zeros(2, device='cuda').device.type == 'cpu'",
+        "CUDA",
+    ),
+    "accelerator": (
+        f"import sys; sys.path.insert(0, '{HOSTS}/slime-624b824')\n"
+        "from slime.utils.accelerator import get_accelerator\nassert get_accelerator().device_count() == 1",
+        "cpu",
+    ),
+    "cuda_ipc": (
+        "import torch, sglang.srt.utils.patch_torch as p, sglang.srt.utils.common as c\n"
+        "p.monkey_patch_torch_reductions()\n"
+        "c.MultiprocessingSerializer.serialize(torch.ones(2), output_str=True)",
+        "tuple index",
+    ),
+    "gloo": (
+        "import tempfile, miles.utils.distributed_utils as d\n"
+        "file = tempfile.mktemp()\n"
+        "d.init_process_group('nccl', init_method=f'file://{file}', world_size=1, rank=0, group_name='w')",
+        "pg_options|NCCL",
+    ),
+    "hf_weights": (
+        "import miles.backends.megatron_utils.checkpoint as c\n"
+        "from slime_ext.tools.without_cuda.stand_ins import hf_weights\n"
+        "assert c._load_checkpoint_hf.__module__ == hf_weights.__name__, 'megatron.bridge'",
+        "megatron.bridge",
+    ),
+    "load_files": (
+        "import os; os.environ['SLIME_EXT_ENGINE'] = 'ours'\n"
+        "from sglang.srt.managers.load_snapshot import shm_path_for\n"
+        "assert 'ours' in shm_path_for('x'), 'without a mark'",
+        "without a mark",
+    ),
+    "loopback": (
+        "import socket, torch.distributed as d\n"
+        "s = d.TCPStore('127.0.0.1', 0, 1, True, wait_for_workers=False)\n"
+        "assert d.TCPStore('127.0.0.1', s.port, 1, False).check([]) is True\n"
+        "assert socket.socket().connect_ex(('127.0.0.2', s.port)), 'listens everywhere'",
+        "listens everywhere",
+    ),
+    "host_memory": (
+        "import torch\nfrom sglang.srt.mem_cache.pool_host import common\n"
+        "make, memory = common.ALLOC_MEMORY_FUNCS['cpu'], common.HostTensorAllocator()\n"
+        "make((2,), dtype=torch.int32, device='cpu', pin_memory=True, allocator=memory)",
+        "CUDA|cudaHostRegister",
+    ),
+    "mooncake": (
+        "import miles.backends.megatron_utils.update_weight.update_weight_from_distributed.p2p",
+        "mooncake|ParameterMapper|cannot import",
+    ),
+    "server_args": (
+        "import dataclasses\nfrom sglang.srt.server_args import ServerArgs\n"
+        "assert 'dp_size' in {f.name for f in dataclasses.fields(ServerArgs)}",
+        "dataclass",
+    ),
+    "sglang_fork": ("from sglang.srt.entrypoints.openai import encoding_dsv4", "encoding_dsv4"),
+    "sglang_kernels": ("import torchvision, sgl_kernel", "torchvision|sgl_kernel"),
+}
+EACH = """
+import json, sys
+from slime_ext.tools.without_cuda import stand_ins
+sys.path.append(f"{sys.prefix}/torchvision")  # as sitecustomize does
+needs, without = json.loads(sys.argv[1])
+stand_ins.PLACES = [place for place in stand_ins.PLACES if place[0] not in without]
+stand_ins.install()
+said = {}
+for name, code in needs.items():
+    try:
+        exec(code, {})
+        said[name] = None
+    except BaseException as error:
+        said[name] = f"{type(error).__name__}: {error}"
+print(json.dumps(said))
+"""
+
+
+def said(names, without=()):
+    """What each of `names` says in one new interpreter, None where it works."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "SLIME_ACCELERATOR": "cpu", "SGLANG_USE_CPU_ENGINE": "1"}
+    request = json.dumps([{name: NEEDS[name][0] for name in names}, list(without)])
+    command = [sys.executable, "-W", "ignore", "-c", EACH, request]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.host
+def test_something_fails_without_each():
+    names = [name for name in NEEDS if name != "accelerator" or HOSTS.exists()]
+    assert said(names) == dict.fromkeys(names)
+    alone = ["torch_cuda", "sglang_kernels"]  # without one of them much that others need is not imported
+    groups = [[name] for name in alone] + [[name for name in names if name not in alone]]
+    errors = {name: error for group in groups for name, error in said(group, group).items()}
+    for name in names:
+        assert any(word in str(errors[name]) for word in NEEDS[name][1].split("|")), (name, errors[name])
+
+
+def test_every_stand_in_has_its_test():
+    elsewhere = {"adam_state", "weight_endpoints", "free_ports", "process_groups", "rounded_weights"}
+    elsewhere |= {"sglang_attention"}
+    assert {name for name, *_ in stand_ins.PLACES} - elsewhere == set(NEEDS)
+
+
+def test_adam_has_a_state_before_its_first_step_and_keeps_the_one_it_has():
+    import torch
+
+    from slime_ext.tools.without_cuda.stand_ins.adam_state import fill_before_loading
+
+    class Sharded:
+        """Megatron's optimizer, as far as the count of steps goes (distrib_optimizer.py:664)."""
+
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+        def sharded_state_dict(self):
+            (steps,) = {s["step"].item() for s in self.optimizer.state_dict()["state"].values()}
+            return steps
+
+    parameter = torch.nn.Parameter(torch.ones(3))
+    adam = torch.optim.AdamW([parameter])
+    with pytest.raises(ValueError, match="unpack"):
+        Sharded(adam).sharded_state_dict()
+    fill_before_loading(SimpleNamespace(DistributedOptimizer=Sharded, HAVE_APEX_OR_TE=False))
+    assert Sharded(adam).sharded_state_dict() == 0
+    parameter.grad = torch.ones(3)
+    adam.step()
+    assert Sharded(adam).sharded_state_dict() == 1
+
+
+class Engine:
+    """The host's engine class, as far as requests go."""
+
+    def __init__(self):
+        self.sent = []
+
+    def _make_request(self, endpoint, payload=None):
+        self.sent.append((endpoint, payload))
+        if endpoint == "update_weights_from_distributed" and payload == "bad":
+            raise RuntimeError("refused")
+
+
+RECORD = Engine._make_request  # before a test has wrapped it
+
+
+def test_requests_of_a_weight_push_are_those_of_sglang_0_5_23():
+    from slime_ext.tools.without_cuda.stand_ins.weight_endpoints import translate_requests
+
+    translate_requests(SimpleNamespace(SGLangEngine=Engine))
+    engine = Engine()
+    engine._make_request("init_weights_update_group", {"backend": "nccl", "rank": 1})
+    engine._make_request("post_process_weights", {})
+    engine._make_request("update_weights_from_distributed", "good")
+    with pytest.raises(RuntimeError):
+        engine._make_request("update_weights_from_distributed", "bad")
+    begin, end = ("begin_weight_update", None), ("end_weight_update", None)
+    assert engine.sent == [
+        ("init_weights_update_group", {"backend": "gloo", "rank": 1}),
+        *(begin, ("update_weights_from_distributed", "good"), end),
+        *(begin, ("update_weights_from_distributed", "bad"), end),
+    ]
+
+
+def test_a_host_that_opens_the_session_of_a_weight_push_itself_is_left_to_it():
+    """miles 31f1ca9; a second session is refused, and its trainer waited for ever."""
+    from slime_ext.tools.without_cuda.stand_ins.weight_endpoints import translate_requests
+
+    class OpensItself:
+        begin_weight_update, __init__, _make_request = None, Engine.__init__, RECORD
+
+    translate_requests(SimpleNamespace(SGLangEngine=OpensItself))
+    engine = OpensItself()
+    engine._make_request("update_weights_from_distributed", "good")
+    assert engine.sent == [("update_weights_from_distributed", "good")]

@@ -1,0 +1,183 @@
+"""`slime-ext train`: what it refuses before anything starts, its flags, a run that is cut and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slime_ext.errors import ConfigError
+from slime_ext.tools.rehearsal import preflight
+from slime_ext.tools.scripts.launch import WrittenFlag
+from slime_ext.tools.without_cuda import driver, progress, train
+from slime_ext.tools.without_cuda.processes import marked_processes
+
+ROOT = Path(__file__).parents[3]
+
+
+def flags_of(**given):
+    args = {"task": "letters", "lag": 1, "seed": 3, "num_rollout": 8} | given
+    words = list(train._flags(args, train.TASKS[args["task"]], Path("/run"), Path("/model")))
+    values = {}
+    for word in words:
+        if word.startswith("--"):
+            values[word] = []
+        else:
+            values[list(values)[-1]].append(word)
+    return values
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "_run", lambda *given: pytest.fail("started"))
+    return tmp_path
+
+
+def a_run(folder, checkpoint=False):
+    folder.mkdir()
+    args = {"task": "letters", "correction": "token_tis", "lag": 1, "seed": 1, "host": "miles", "flags": []}
+    (folder / train.ARGS).write_text(json.dumps(args | {"num_rollout": 60}))
+    if checkpoint:
+        (folder / train.CHECKPOINT).mkdir()
+        (folder / train.CHECKPOINT / train.LATEST).write_text("19")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--correction", "token_tsi"],
+            r"--correction: unknown preset 'token_tsi'; did you mean 'token_tis'\?",
+        ),
+        (["--correction", "absent.yaml"], "--correction: expected a file, got absent.yaml"),
+        (["--host", "absent"], "--host: expected 'miles' or a folder with train.py"),
+        (
+            ["--", "--eps-clip-hihg", "0.3"],
+            r"-- --eps-clip-hihg: expected a flag of the host.*did you mean --eps-clip-high\?",
+        ),
+        (["--load", "absent"], "--load: expected the folder of a run, got absent"),
+        (["--load", "run", "--lag", "2"], "--lag: expected none beside --load, got 2"),
+        (["--load", "run"], "--load: expected a checkpoint in run/checkpoint, got none"),
+        (["--out", "run"], "--out: expected a new or empty folder, got run .*--load run"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_starts(elsewhere, words, said):
+    a_run(elsewhere / "run")
+    with pytest.raises(ConfigError, match=said) as error:
+        train.main(words)
+    assert "\n" not in str(error.value)
+    assert {path.name for path in elsewhere.iterdir()} == {"run"}
+
+
+@pytest.mark.parametrize("words", [["--lag", "0"], ["--lag", "x"], ["--rollouts", "0"], ["--task", "other"]])
+def test_a_number_or_a_task_that_cannot_be_is_refused_by_the_parser(elsewhere, words, capsys):
+    with pytest.raises(SystemExit):
+        train.main(words)
+    assert words[0] in capsys.readouterr().err
+
+
+def test_a_run_says_first_what_it_will_do_and_for_how_long(elsewhere, monkeypatch, capsys):
+    monkeypatch.setattr(train, "_run", lambda *given: 0)
+    monkeypatch.setattr(train.driver, "check", lambda host, out, *rest, room: out.mkdir(parents=True))
+    assert train.main(["--task", "letters", "--lag", "20", "--", "--lr", "1e-4"]) == 0
+    said = capsys.readouterr().out
+    assert "60 rollouts, token_tis, weights pushed every 20 rollouts" in said
+    assert re.search(r"about \d+ min on two idle cores", said) and "runs/letters/log" in said
+    args = json.loads(Path("runs/letters", train.ARGS).read_text())
+    assert args["flags"] == ["--lr", "1e-4"] and args["lag"] == 20
+    train.main(["--task", "letters"])
+    assert Path("runs/letters-2", train.ARGS).exists()  # the first run stays
+
+
+def test_a_run_goes_on_with_its_own_arguments(elsewhere, monkeypatch):
+    seen = []
+    monkeypatch.setattr(train, "_run", lambda args, out, further: seen.append((args, out, further)) or 0)
+    monkeypatch.setattr(train, "_check", lambda *given: None)
+    a_run(elsewhere / "run", checkpoint=True)
+    train.main(["--load", "run", "--rollouts", "80"])
+    ((args, out, further),) = seen
+    assert (args["task"], args["num_rollout"], out) == ("letters", 80, Path("run"))
+    assert further[:2] == ["--load", str(elsewhere / "run/checkpoint")]
+
+
+def test_a_preset_is_three_keys_and_metrics_only_leaves_the_loss():
+    assert train._correction("token_tis").splitlines() == [
+        "custom_tis_function_path: slime_ext.tis.token_tis",
+        "custom_megatron_init_path: slime_ext.host.init",
+        "use_tis: true",
+    ]
+    assert "get_mismatch_metrics: true" in train._correction("metrics_only")
+    assert "use_tis" not in train._correction("metrics_only")
+
+
+def test_the_last_rollout_is_evaluated_whatever_their_number():
+    for rollouts in range(1, 80):
+        assert rollouts % train._eval_every(rollouts, 6) == 0
+
+
+def test_seed_lag_and_folders_reach_the_host():
+    flags = flags_of(lag=8)
+    assert flags["--seed"] == flags["--rollout-seed"] == ["3"]
+    assert flags["--update-weights-interval"] == ["8"]
+    assert flags["--save"] == ["/run/checkpoint"] and flags["--hf-checkpoint"] == ["/model"]
+    assert "--update-weights-interval" not in flags_of()
+
+
+@pytest.mark.parametrize("task", train.TASKS)
+def test_every_flag_is_one_of_the_hosts(task):
+    """Of miles from its wheel, with its Megatron-LM."""
+    given = [WrittenFlag(name) for name in flags_of(task=task, lag=2)]
+    wheel = driver.wheel_folder()
+    known = preflight.known_flags(wheel / "miles", wheel / "megatron")
+    assert not list(preflight.unknown_flags(given, known))
+
+
+@pytest.mark.slow
+@pytest.mark.host
+@pytest.mark.xdist_group("train")
+def test_letters_on_the_real_host_cut_after_two_rollouts_and_gone_on_with(tmp_path):
+    """SIGTERM ends every process and says how to go on; the run then ends with a row per rollout."""
+    out = tmp_path / "a run"
+    words = [
+        sys.executable,
+        "-m",
+        "slime_ext",
+        "train",
+        "--task",
+        "letters",
+        "--rollouts",
+        "3",
+        "--out",
+        str(out),
+    ]
+    words += ["--", "--save-interval", "1"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as first:
+        deadline = time.monotonic() + 400
+        while not (out / train.CHECKPOINT / train.LATEST).exists() and time.monotonic() < deadline:
+            assert first.poll() is None, first.stdout.read()
+            time.sleep(0.5)
+        first.send_signal(signal.SIGTERM)
+        said = first.communicate(timeout=60)[0]
+    assert said.splitlines()[-1].endswith(f"go on with slime-ext train --load {out}"), said
+    again = [*words[:4], "--load", str(out)]
+    done = subprocess.run(again, capture_output=True, text=True, env=environment, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"next: slime-ext analyze {out / train.DUMP}" in done.stdout
+    rows = progress.read(out)
+    assert {row["rollout"] for row in rows} >= {0, 1, 2} and all(
+        "train/off_policy/k3_kl" in row for row in rows if row["rollout"] == 2
+    )
+    assert {"report.png", "tensorboard", "dump", "off_policy.jsonl"} <= {path.name for path in out.rglob("*")}
+    assert not marked_processes(str(out))
