@@ -36,7 +36,7 @@ MUTATIONS = {
         "core/steps.py", "inside = value <= high", "inside = value < high", "tests/core/test_steps.py"
     ),
     "forget the detach": Mutation(
-        "ops/ratios.py",
+        "ops/divergences.py",
         "= numerator.detach().to(dtype)",
         "= numerator.to(dtype)",
         "tests/test_presets.py tests/host/test_off_policy_is.py",
@@ -101,13 +101,13 @@ MUTATIONS = {
         "config/dialects/verl_past.py", "(FLOOR, *", "(*", "tests/config/dialects/test_denominator.py"
     ),
     "flip the ratio": Mutation(
-        "ops/ratios.py",
+        "ops/divergences.py",
         "torch.where(finite, numerator - behavior, 0)",
         "torch.where(finite, behavior - numerator, 0)",
         SUITE,
     ),
     "drop the mask": Mutation(
-        "ops/ratios.py",
+        "ops/divergences.py",
         "= mask & (behavior",
         "= (behavior",
         SUITE,

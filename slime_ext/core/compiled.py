@@ -27,10 +27,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import pad
 
 from slime_ext.core import correction as eager
-from slime_ext.core.correction import Correction, HookInputs, HookResult, finish, plan_step
+from slime_ext.core.correction import Correction, HookInputs, HookResult, corrected, plan_step
 from slime_ext.core.losses import Bounds, HostLoss
 from slime_ext.core.metrics.layout import MetricsLayout
-from slime_ext.core.metrics.measure import Summary, count_bins, position_bins
+from slime_ext.core.metrics.measure import StepSums, TokenBins, count_bins, position_bins, summarize
 from slime_ext.core.state import NO_PLAN, Plan, StatisticKey, Tokens, tabulate
 from slime_ext.core.steps import STEPS
 from slime_ext.ops.segments import BLOCK, Segments, as_numbers, identity
@@ -101,7 +101,8 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
     result = HookResult(loss, finite.view(torch.bool), weights, ratio, clipped, rejected)
     if inputs.layout is None:
         return result
-    return replace(result, measured=count_bins(Summary(*rest[:5], columns=tuple(rest[5:]))))
+    bins = TokenBins(*rest[3:5], rows=tuple(rest[5:]))
+    return replace(result, measured=count_bins(StepSums(*rest[:3]), bins))
 
 
 @functools.lru_cache(maxsize=256)
@@ -206,7 +207,7 @@ def _expand(wanted: Wanted, given: Named) -> tuple[Tensor, ...]:
         inputs = HookInputs(
             tokens, source, None, wanted.bounds, wanted.acts, wanted.layout, wanted.counts_sequences
         )
-        result, summary = finish(correction, outcome, inputs, given.get("position"))
+        result, by_surrogate = corrected(correction, outcome, inputs)
         if not wanted.acts:
             loss = ()
         elif _slope_is_weights(correction, given):
@@ -215,7 +216,11 @@ def _expand(wanted: Wanted, given: Named) -> tuple[Tensor, ...]:
             loss = *torch.autograd.grad(result.loss.sum(), source), result.loss.detach()
     finite = as_numbers(result.finite, torch.uint8)
     own = (finite, result.weights, result.ratio, result.clipped, result.rejected, *loss)
-    return own if summary is None else (*own, *(x for x in summary[:5] if x is not None), *summary.columns)
+    if inputs.layout is None:
+        return own
+    of = tokens, outcome, inputs.layout, given.get("position"), by_surrogate
+    sums, bins = summarize(*of, counts_sequences=wanted.counts_sequences)
+    return (*own, *sums, *(x for x in bins[:2] if x is not None), *bins.rows)
 
 
 def _tokens_of(given: Mapping[str, Tensor]) -> Tokens:

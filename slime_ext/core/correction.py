@@ -13,7 +13,7 @@ from torch import Tensor
 from slime_ext.core.checks import check
 from slime_ext.core.losses import Bounds, HostLoss, LossInputs, PpoClip, Surrogate
 from slime_ext.core.metrics.layout import MetricsLayout
-from slime_ext.core.metrics.measure import LARGEST, Measured, Summary, count_bins, position_bins, summarize
+from slime_ext.core.metrics.measure import LARGEST, StepSums, count_bins, position_bins, summarize
 from slime_ext.core.state import (
     MODEST,
     NO_PLAN,
@@ -29,13 +29,13 @@ from slime_ext.core.state import (
     tabulate,
     weight_ranges,
 )
-from slime_ext.ops.ratios import compared, widened
+from slime_ext.ops.divergences import compared, widened
 from slime_ext.ops.segments import AllSum, as_numbers, identity
 
 Numerator = Literal["proximal", "target"]
 Denominator = Literal["host", "kept"]
 Grouping = Literal["ignore", "rebaseline", "atomic"]
-OBSERVED = tuple(StatisticKey("sum", "sequence", name) for name in ("ratio", "count", "finite"))
+OBSERVED = tuple(StatisticKey("sum", "sequence", name) for name in ("ratio", "count"))
 HOST = HostLoss()
 
 
@@ -148,9 +148,8 @@ class Correction:
         keep = inputs.kept(state)
         sequences = None
         if observe:
-            log_ratio, count, finite = (inputs.table[key] for key in OBSERVED)
-            kept = state.keep.get("sequence", count >= 0)
-            sequences = SequenceStatistics(log_ratio, count, finite, kept)
+            log_ratio, count = (inputs.table[key] for key in OBSERVED)
+            sequences = SequenceStatistics(log_ratio, count, state.keep.get("sequence", count >= 0))
         expand = inputs.segments.expand_to_tokens
         weights = torch.where(keep, expand(state.unit, state.weights), 0)
         return Outcome(
@@ -273,34 +272,27 @@ class HookResult:
     ratio: Tensor  # [T] float32, 0 where there is none
     clipped: Tensor  # [T] float32, 1 where a bound or the surrogate acted
     rejected: Tensor  # [T] float32, 1 at response tokens that do not stay in the policy loss
-    measured: Measured | None = None
+    measured: StepSums | None = None
 
 
 def apply(correction: Correction, inputs: HookInputs) -> HookResult:
-    """The whole of a hook call between packing and handing back."""
+    """The whole of a hook call between packing and returning."""
     outcome = correction(inputs.tokens, inputs.plan, observe=inputs.layout is not None)
-    curves = inputs.layout is not None and inputs.layout.curves
-    position = position_bins(inputs.tokens.segments) if curves else None
-    result, summary = finish(correction, outcome, inputs, position)
-    return result if summary is None else replace(result, measured=count_bins(summary))
+    result, by_surrogate = corrected(correction, outcome, inputs)
+    if inputs.layout is None:
+        return result
+    position = position_bins(inputs.tokens.segments) if inputs.layout.curves else None
+    of = inputs.tokens, outcome, inputs.layout, position, by_surrogate
+    return replace(result, measured=count_bins(*summarize(*of, counts_sequences=inputs.counts_sequences)))
 
 
-def finish(
-    correction: Correction, outcome: Outcome, inputs: HookInputs, position: Tensor | None
-) -> tuple[HookResult, Summary | None]:
-    """From an outcome to the corrected loss, the host's channel, and the sums that metrics are made of.
-
-    Args:
-        position: as ``metrics.measure.position_bins``.
-    """
+def corrected(
+    correction: Correction, outcome: Outcome, inputs: HookInputs
+) -> tuple[HookResult, Tensor | None]:
+    """The loss and what the host's own channel gets; and [T] bool, where a surrogate of ours clipped."""
     loss, by_surrogate = inputs.host_loss, None
     if inputs.acts:
         loss, by_surrogate = correction.loss(outcome, inputs.tokens, inputs.host_loss, inputs.bounds)
-    summary = None
-    if inputs.layout is not None:
-        with torch.no_grad():
-            of = inputs.tokens, outcome, inputs.layout, position, by_surrogate
-            summary = summarize(*of, counts_sequences=inputs.counts_sequences)
     clipped = outcome.clipped & outcome.finite
     ratio = outcome.log_ratio.exp().clamp(max=LARGEST[torch.float32])
     result = HookResult(
@@ -311,4 +303,4 @@ def finish(
         as_numbers(clipped if by_surrogate is None else clipped | by_surrogate, torch.float32),
         as_numbers(inputs.tokens.segments.mask & ~outcome.keep, torch.float32),
     )
-    return result, summary
+    return result, by_surrogate

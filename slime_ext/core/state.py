@@ -22,6 +22,7 @@ from slime_ext.ops import divergences
 from slime_ext.ops.segments import Segments, as_numbers, identity
 
 Unit = Literal["token", "turn", "sequence"]
+Level = Literal["token", "turn", "sequence", "geometric"]
 Aggregate = Literal["sum", "mean", "max"]
 BEFORE = -1  # the place of what happens before the first step
 MODEST = 2.0**32  # weights up to it times any loss are finite in float32
@@ -73,7 +74,6 @@ class SequenceStatistics:
 
     log_ratio: Tensor  # float64, the sum over the response tokens with a finite behavior log-prob, nats
     count: Tensor  # float64, response tokens
-    finite: Tensor  # float64, those with a finite behavior log-prob
     keep: Tensor  # bool, false where a step or the plan rejected the whole sequence
 
 

@@ -24,6 +24,7 @@ from slime_ext.core.state import (
     MODEST,
     Aggregate,
     ExceedsLimit,
+    Level,
     State,
     StatisticKey,
     Step,
@@ -34,7 +35,6 @@ from slime_ext.core.state import (
     statistics_of,
 )
 from slime_ext.ops.prefixes import prefix_min
-from slime_ext.ops.ratios import Level
 from slime_ext.ops.segments import AllSum
 
 Statistic = Literal["ratio", "k1", "k2", "k3", "binary_kl", "binary_kl_max", "tv"]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core import metrics
-from slime_ext.core.metrics import Measured, MetricsLayout
+from slime_ext.core.metrics import MetricsLayout, StepSums
 from slime_ext.errors import NonFiniteError
 from slime_ext.host.configured import correction_of_flags
 from slime_ext.host.contract import HookCall
@@ -118,13 +118,13 @@ class OptimizerStep:
 
     layout: MetricsLayout
     tracker: NonFiniteTracker = field(default_factory=NonFiniteTracker)
-    measured: Measured | None = None  # of all its micro-batches so far
+    measured: StepSums | None = None  # of all its micro-batches so far
     # Each micro-batch by the identities of its masks and behavior log-probs: a loss that is recomputed calls
     # the hook again with the same objects. Held until the step ends, so that no other tensor gets the same
     # identity. Masks alone would not do: samples may share one.
     seen: dict[tuple[int, ...], list[Any]] = field(default_factory=dict)
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: StepSums) -> None:
         """Adds a micro-batch, without waiting for the device."""
         self.measured = measured if self.measured is None else self.measured + measured
 

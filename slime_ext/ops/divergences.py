@@ -1,4 +1,5 @@
-"""Per-token divergences between the behavior policy and the numerator, from the sampled token alone.
+"""Log-ratios, and per-token divergences between the behavior policy and the numerator, from the sampled token
+alone.
 
 With l = log numerator - log behavior: k1, k2 and k3 estimate KL(behavior || numerator). tv and binary_kl look
 at the probability of the sampled token against all others. All take and return [T].
@@ -12,6 +13,34 @@ import torch
 from torch import Tensor
 
 EDGE = 1e-6  # KPop clamps probabilities to [1e-6, 1 - 1e-6]
+
+
+def compared(numerator: Tensor, behavior: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What ``log_ratio`` returns; [T] bool, the response tokens whose behavior log-prob is finite; and both
+    log-probs [T], detached, in float32 or the wider dtype of the two."""
+    dtype = torch.promote_types(torch.promote_types(numerator.dtype, behavior.dtype), torch.float32)
+    numerator, behavior = numerator.detach().to(dtype), behavior.detach().to(dtype)
+    finite = mask & (behavior.abs() < torch.inf)
+    return torch.where(finite, numerator - behavior, 0), finite, numerator, behavior
+
+
+def widened(values: Tensor) -> Tensor:
+    """Detached, in float32 or more, to be added up."""
+    return values.detach().to(torch.promote_types(values.dtype, torch.float32))
+
+
+def log_ratio(numerator: Tensor, behavior: Tensor, mask: Tensor) -> Tensor:
+    """log numerator - log behavior at response tokens, 0 elsewhere and where behavior is not finite.
+
+    Args:
+        numerator: [T] log-probs of the sampled tokens, nats.
+        behavior: [T] log-probs under the policy that sampled them, nats.
+        mask: [T] bool response mask.
+
+    Returns:
+        [T] nats, detached, float32 or the wider dtype of the inputs.
+    """
+    return compared(numerator, behavior, mask)[0]
 
 
 def k1(log_ratio: Tensor) -> Tensor:

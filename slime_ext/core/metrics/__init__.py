@@ -5,9 +5,9 @@ from slime_ext.core.lazy_attributes import lazy_attributes
 
 FILES = {
     "METRICS": "names",
-    "Measured": "measure",
     "MetricsLayout": "layout",
     "PREFIX": "names",
+    "StepSums": "measure",
     "Totals": "totals",
     "curves": "names",
     "reduce": "totals",

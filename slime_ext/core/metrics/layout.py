@@ -10,13 +10,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from slime_ext.core.state import Step
+from slime_ext.ops.histogram import LogBins
 
-# The histogram's bins are cut by the first bits of |l| as a float32: the exponent and 4 bits of the mantissa.
-BITS = 4
-SHIFT = 23 - BITS
-FIRST = (127 - 20) << BITS  # those bits of 2^-20 nats
-SIDE = 27 << BITS  # bins on each side of 0, from 2^-20 to 2^7 nats
-BINS = 2 * (SIDE + 1)  # one more beyond each end; what is left of all tokens lies around 0
+HISTOGRAM = LogBins(low=-20, high=7, digits=4)  # of log-ratios, nats: 16 bins per power of 2
 
 CURVE_COLUMNS = ("counted", "kept", "k3", "ratio_minus_one", "weight")
 COLUMNS = (*CURVE_COLUMNS, "log_behavior", "ratio_minus_one_squared", "weight_squared")
@@ -92,6 +88,12 @@ class MetricsLayout:
         """The sums of one number each, in their order; the histogram and the curves follow."""
         effects = (effect.name for effect in self.effects)
         return (*COLUMNS, *effects, "clipped", "surrogate_clipped", *PER_SEQUENCE)
+
+    @property
+    def size(self) -> int:
+        """How many sums there are."""
+        of_curves = len(CURVES) * CURVE_BINS * len(CURVE_COLUMNS) if self.curves else 0
+        return len(self.names) + HISTOGRAM.size + of_curves
 
 
 def step_names(correction: Steps) -> list[str]:

@@ -21,11 +21,11 @@ from slime_ext.core.metrics.layout import (
     COLUMNS,
     CURVE_BINS,
     CURVE_COLUMNS,
-    FIRST,
+    HIGHEST,
+    HISTOGRAM,
     LOG_PROBABILITIES,
+    LOG_SUMS,
     POSITIONS,
-    SHIFT,
-    SIDE,
     EffectCount,
     MetricsLayout,
 )
@@ -33,69 +33,42 @@ from slime_ext.core.state import Outcome, SequenceStatistics, Tokens
 from slime_ext.ops.divergences import k3
 from slime_ext.ops.segments import Segments, as_numbers, to_device
 
-SIGNED = 1 << (32 - SHIFT)  # bins by the first bits of a float32, the sign among them
 # What ratios and weights beyond it count as in sums, so that their squares stay finite.
 LARGEST = {torch.float32: 1e17, torch.float64: 1e150}
 LANES = 16  # tables that tokens of one bin are counted in, so that on a GPU few wait for each other
 
 
-class Measured(NamedTuple):
-    """Sufficient statistics of some tokens, float64."""
+class StepSums(NamedTuple):
+    """What is measured of an optimizer step, as float64 sums over tokens: those of a micro-batch, of all
+    micro-batches of a rank, or of all ranks."""
 
-    sums: Tensor  # added
-    highest: Tensor  # [H] the larger is taken
-    log_sums: Tensor  # [2] logarithms of sums, added as such
+    sums: Tensor  # by ``MetricsLayout.names``, then the histogram's keys, then the curves'
+    highest: Tensor  # by ``HIGHEST``; of two parts the larger
+    log_sums: Tensor  # by ``LOG_SUMS``: logarithms of sums
 
-    def __add__(self, other: Measured) -> Measured:
-        return Measured(
+    @classmethod
+    def nothing(cls, layout: MetricsLayout, device: torch.device | str = "cpu") -> StepSums:
+        """What no tokens add."""
+        sums = torch.zeros(layout.size, dtype=torch.float64, device=device)
+        return cls(sums, *(sums.new_full((len(names),), -torch.inf) for names in (HIGHEST, LOG_SUMS)))
+
+    def __add__(self, other: StepSums) -> StepSums:  # type: ignore[override]
+        return StepSums(
             self.sums + other.sums,
             torch.maximum(self.highest, other.highest),
             torch.logaddexp(self.log_sums, other.log_sums),
         )
 
 
-class Summary(NamedTuple):
-    """What a micro-batch adds up to, but for the bins."""
+class TokenBins(NamedTuple):
+    """Where each token is counted."""
 
-    sums: Tensor  # [MetricsLayout.names] float64
-    highest: Tensor
-    log_sums: Tensor
-    histogram_bin: Tensor  # [T] integers
-    curve_bin: Tensor | None = None  # [T] integers: (age x CURVE_BINS + position) x CURVE_BINS + probability
-    columns: tuple[Tensor, ...] = ()  # [T] each, by CURVE_COLUMNS
+    histogram: Tensor  # [T] int32, the key of its log-ratio
+    curves: Tensor | None = None  # [T] integers: (age x CURVE_BINS + position) x CURVE_BINS + probability
+    rows: tuple[Tensor, ...] = ()  # [T] each, what the curves add up, by CURVE_COLUMNS
 
 
 @torch.no_grad()
-def measure(
-    tokens: Tokens,
-    outcome: Outcome,
-    layout: MetricsLayout,
-    *,
-    surrogate_clipped: Tensor | None = None,
-    counts_sequences: bool = True,
-) -> Measured:
-    """What a micro-batch adds to the metrics of the optimizer step.
-
-    Args:
-        outcome: of the correction, observed.
-        surrogate_clipped: [T] bool, where a surrogate of ours clipped.
-        counts_sequences: whether this rank is the one that counts the sequences it shares with others.
-    """
-    position = position_bins(tokens.segments) if layout.curves else None
-    return count_bins(
-        summarize(tokens, outcome, layout, position, surrogate_clipped, counts_sequences=counts_sequences)
-    )
-
-
-def nothing(layout: MetricsLayout, device: torch.device | str = "cpu") -> Measured:
-    """What no tokens add."""
-    empty = torch.zeros(0, dtype=torch.float64, device=device)
-    none = empty > 0
-    statistics = SequenceStatistics(empty, empty, empty, none)
-    outcome = Outcome(empty, none, none, empty, none, empty, sequences=statistics)
-    return measure(Tokens(Segments.whole([], none), empty, empty), outcome, layout)
-
-
 def summarize(
     tokens: Tokens,
     outcome: Outcome,
@@ -104,12 +77,14 @@ def summarize(
     surrogate_clipped: Tensor | None = None,
     *,
     counts_sequences: bool = True,
-) -> Summary:
-    """Every sum, maximum and logarithm of sums, and the bin of each token.
+) -> tuple[StepSums, TokenBins]:
+    """What a micro-batch adds to the optimizer step's metrics: all sums but those over bins, and the bins.
 
     Args:
+        outcome: of the correction, observed.
         position: [T] as ``position_bins``; None where the layout has no curves.
-        others: as ``measure``.
+        surrogate_clipped: [T] bool, where a surrogate of ours clipped.
+        counts_sequences: whether this rank is the one that counts the sequences it shares with others.
     """
     log_ratio, segments = outcome.log_ratio, tokens.segments
     behavior = tokens.behavior.detach().to(log_ratio.dtype)
@@ -118,26 +93,39 @@ def summarize(
         named[name] = row.sum().double()
         if position is not None and name in CURVE_COLUMNS:
             columns.append(row)
-    counts = _effect_counts(
-        outcome, layout.effects, segments, named["counted"], counts_sequences=counts_sequences
+    acted = [acted_on(outcome, effect, segments) for effect in layout.effects]
+    clipped = outcome.clipped & segments.mask
+    by_surrogate = torch.zeros_like(clipped) if surrogate_clipped is None else surrogate_clipped
+    counts = as_numbers(torch.stack([*acted, clipped, by_surrogate]), torch.float32).sum(
+        1, dtype=torch.float64
     )
-    clipped = _count(outcome.clipped & segments.mask)
-    by_surrogate = clipped * 0 if surrogate_clipped is None else _count(surrogate_clipped)
     of_sequences, oldest, log_sums = _of_sequences(
         outcome.sequences, tokens.ages, counts_sequences=counts_sequences
     )
-    sums = (*(named[name] for name in COLUMNS), *counts, clipped, by_surrogate, *of_sequences)
+    sums = (*(named[name] for name in COLUMNS), *counts, *of_sequences)
     extremes = (torch.where(outcome.finite, x, -torch.inf) for x in (log_ratio, -log_ratio))
     highest = [x.amax() if x.shape[0] else x.new_full((), -math.inf) for x in (*extremes, outcome.weights)]
-    return Summary(
+    found = StepSums(
         torch.stack([x.double() for x in sums]),
         torch.stack([x.double() for x in (*highest, *oldest)]),
         log_sums,
-        # The exponent and 4 bits of the mantissa: 16 bins per power of 2.
-        (log_ratio.float().view(torch.int32) >> SHIFT) + SIGNED // 2,
-        None if position is None else _curve_bins(tokens, behavior, position),
-        tuple(columns),
     )
+    curves = None if position is None else _curve_bins(tokens, behavior, position)
+    return found, TokenBins(HISTOGRAM.keys(log_ratio), curves, tuple(columns))
+
+
+def acted_on(outcome: Outcome, effect: EffectCount, segments: Segments) -> Tensor:
+    """[T] bool, the response tokens that an effect counts: those that a step clipped or rejected, whatever
+    the other steps do, or those that are kept after it and the steps before it."""
+    is_kept = effect.kind == "kept"
+    kind = "rejected" if is_kept else effect.kind
+    rows = (
+        segments.expand_to_tokens(unit, flags)
+        for step, did, unit, flags in outcome.step_effects
+        if did == kind and (step == effect.step or (is_kept and step < effect.step))
+    )
+    acted = functools.reduce(operator.or_, rows, torch.zeros_like(segments.mask))
+    return outcome.finite & ~acted if is_kept else segments.mask & acted
 
 
 def _rows(outcome: Outcome, behavior: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -158,24 +146,20 @@ def _rows(outcome: Outcome, behavior: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "weight_squared", weights.square()
 
 
-def count_bins(summary: Summary) -> Measured:
-    """The sums, followed by the tokens per bin of |l| from 2^-20 to 2^7 nats, those above 0 first, and by the
-    columns' sums in each bin of position, age and probability.
+def count_bins(found: StepSums, bins: TokenBins) -> StepSums:
+    """The sums, followed by the tokens per key of the histogram, and by the sums of each curve's rows in each
+    of its bins.
 
-    A token without a finite log-prob has l = 0 and lies in no bin.
+    A token without a finite log-prob has l = 0: ``Totals`` takes it out of the bin around 0.
     """
-    below, above = _sums_by_bin(summary.histogram_bin, [None], SIGNED).view(2, -1).unbind()
-    sides = [
-        torch.cat([x[FIRST : FIRST + SIDE], x[FIRST + SIDE :].sum(0, keepdim=True)]) for x in (above, below)
-    ]
-    parts = [summary.sums, *sides]
-    if summary.curve_bin is not None:
+    parts = [found.sums, _sums_by_bin(bins.histogram, [None], HISTOGRAM.size)[0]]
+    if bins.curves is not None:
         ages = CURVE_BINS + 1  # one more where the age is unknown
-        table = _sums_by_bin(summary.curve_bin, summary.columns, ages * CURVE_BINS**2)
+        table = _sums_by_bin(bins.curves, bins.rows, ages * CURVE_BINS**2)
         table = table.view(-1, ages, CURVE_BINS, CURVE_BINS)
         by_age = table.sum((2, 3))[:, :CURVE_BINS]
         parts += (x.t().reshape(-1) for x in (table.sum((1, 3)), by_age, table.sum((1, 2))))
-    return Measured(torch.cat(parts), summary.highest, summary.log_sums)
+    return found._replace(sums=torch.cat(parts))
 
 
 def position_bins(segments: Segments) -> Tensor:
@@ -223,41 +207,6 @@ def _scattered(index: Tensor, rows: Sequence[Tensor | None], bins: int) -> Tenso
         sums.scatter_add_(1, index[:even].view(LANES, -1), row[:even].view(LANES, -1))
         sums[0].scatter_add_(0, index[even:], row[even:])
     return table.sum(1)
-
-
-def _effect_counts(
-    outcome: Outcome,
-    counts: Sequence[EffectCount],
-    segments: Segments,
-    finite: Tensor,
-    *,
-    counts_sequences: bool,
-) -> Iterator[Tensor]:
-    """How many response tokens each of the layout's counts has; ``finite`` of all are.
-
-    What only whole sequences did is counted by sequence, on one of the ranks that share them.
-    """
-    sequences = outcome.sequences
-    for _, kind, step in counts:
-        wanted = "rejected" if kind == "kept" else kind
-        flags: dict[str, Tensor] = {}
-        for place, did, unit, some in outcome.step_effects:
-            if did == wanted and (place == step or (kind == "kept" and place < step)):
-                flags[unit] = flags[unit] | some if unit in flags else some
-        among, of_sequence = segments.mask, sequences.count
-        if kind == "kept":
-            among, of_sequence = outcome.finite, sequences.finite
-        if flags.keys() == {"sequence"}:
-            count = (flags["sequence"] * of_sequence).sum() * counts_sequences
-        else:
-            expanded = (segments.expand_to_tokens(unit, some) for unit, some in flags.items())
-            count = _count(functools.reduce(operator.or_, expanded, torch.zeros_like(among)) & among)
-        yield finite - count if kind == "kept" else count
-
-
-def _count(flags: Tensor) -> Tensor:
-    """[T] bool -> [] float64, how many local tokens have the flag."""
-    return as_numbers(flags, torch.float32).sum().double()
 
 
 def _of_sequences(

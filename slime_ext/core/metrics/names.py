@@ -98,7 +98,6 @@ STALENESS: dict[str, Value] = {
     "staleness_known_fraction": _mean("aged", "sequences"),
 }
 CERTIFICATE = ("certified", "certified_k3_kl")  # host/certify.py has their values
-PER_STEP = ("rejected_fraction", "kept_fraction", "clipped_fraction")  # under steps/<place>_<name>/
 OF_BIN: dict[str, Callable[[Mapping[str, float]], float]] = {  # a bin's sums -> one of its numbers
     "k3_kl": lambda row: row["k3"] / row["counted"],
     "ratio_mean": lambda row: 1 + row["ratio_minus_one"] / row["counted"],

@@ -6,23 +6,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from slime_ext.core.metrics.layout import (
-    BINS,
-    BITS,
     CURVE_COLUMNS,
     CURVES,
-    FIRST,
     HIGHEST,
+    HISTOGRAM,
     LOG_SUMS,
-    SIDE,
     MetricsLayout,
 )
-from slime_ext.core.metrics.measure import Measured, nothing
+from slime_ext.core.metrics.measure import StepSums
 
 AllSum = Callable[[Tensor], Tensor]
 
@@ -51,16 +48,15 @@ class Totals:
 
     def quantile(self, q: float) -> float:
         """The log-ratio below which a share ``q`` of the tokens lies, off by at most 3.1% of itself."""
-        below = list(accumulate(self.histogram))
-        if not below[-1]:
+        if not self["counted"]:
             return 0.0
-        index = next(i for i, count in enumerate(below) if count >= q * below[-1])
-        return min(max(_middle(index), -self.highest["log_ratio_min"]), self.highest["log_ratio_max"])
+        found = HISTOGRAM.quantile(self.histogram, q)
+        return min(max(found, -self.highest["log_ratio_min"]), self.highest["log_ratio_max"])
 
 
 def reduce(
     layout: MetricsLayout,
-    measured: Measured | None,
+    measured: StepSums | None,
     all_sum: AllSum = lambda values: values,
     rank: int = 0,
     size: int = 1,
@@ -81,28 +77,30 @@ def reduce(
     Returns:
         The totals, and ``extra`` of every rank.
     """
-    sums, highest, log_sums = measured or nothing(layout, device)
+    sums, highest, log_sums = measured or StepSums.nothing(layout, device)
     own = torch.cat([highest, log_sums, *([] if extra is None else [extra.double()])])
     slots = own.new_zeros(size, own.numel())
     slots[rank] = own
-    flat = all_sum(torch.cat([sums, slots.reshape(-1)])).tolist()
-    width, head = own.numel(), sums.numel()
-    per_rank = [flat[i : i + width] for i in range(head, len(flat), width)]
+    flat = all_sum(torch.cat([sums, slots.reshape(-1)]))
+    names, after = len(layout.names), len(layout.names) + HISTOGRAM.size
+    histogram = HISTOGRAM.ordered(flat[names:after])
+    numbers = iter(torch.cat([flat[:names], histogram, flat[after:]]).tolist())
+    parts = (names, HISTOGRAM.count, layout.size - after, *[own.numel()] * size)
+    named, counts, curves, *per_rank = (list(islice(numbers, part)) for part in parts)
     split = len(HIGHEST) + len(LOG_SUMS)
-    return _totals(layout, flat[:head], per_rank), [slot[split:] for slot in per_rank]
+    totals = _totals(dict(zip(layout.names, named, strict=True)), counts, curves, per_rank)
+    return totals, [slot[split:] for slot in per_rank]
 
 
-def _totals(layout: MetricsLayout, sums: list[float], per_rank: list[list[float]]) -> Totals:
-    names = layout.names
+def _totals(
+    named: dict[str, float], histogram: list[float], curves: list[float], per_rank: list[list[float]]
+) -> Totals:
     columns = list(zip(*per_rank, strict=True))
     highest = {name: max(values) for name, values in zip(HIGHEST, columns, strict=False)}
     log_sums = {name: _log_sum(v) for name, v in zip(LOG_SUMS, columns[len(HIGHEST) :], strict=False)}
-    histogram, curves = sums[len(names) : len(names) + BINS], sums[len(names) + BINS :]
-    named = dict(zip(names, sums, strict=False))
-    # Counts from the lowest bin to the highest; those around 0 are what the others leave.
-    below, above = histogram[SIDE + 1 :], histogram[: SIDE + 1]
-    ordered = [*reversed(below), named["counted"] - sum(histogram), *above]
-    return Totals(named, highest, log_sums, ordered, _curves(curves))
+    around_0 = HISTOGRAM.count // 2
+    histogram[around_0] += named["counted"] - sum(histogram)  # tokens without a log-ratio are counted there
+    return Totals(named, highest, log_sums, histogram, _curves(curves))
 
 
 def _curves(values: Sequence[float]) -> dict[str, dict[str, dict[str, float]]]:
@@ -121,16 +119,3 @@ def _log_sum(logs: Sequence[float]) -> float:
     if math.isinf(highest):
         return highest
     return highest + math.log(math.fsum(math.exp(x - highest) for x in logs))
-
-
-def _middle(index: int) -> float:
-    """The log-ratio that stands for a bin: its geometric middle, 0 for the one around 0."""
-    side = index - SIDE - 1
-    low, high = (_edge(abs(side) - k) for k in (1, 0))
-    return math.copysign(math.sqrt(low * high), side) if side else 0.0
-
-
-def _edge(index: int) -> float:
-    """Where a bin on the positive side begins, nats."""
-    exponent, step = divmod(FIRST + index, 1 << BITS)
-    return math.ldexp(1 + step / (1 << BITS), exponent - 127)

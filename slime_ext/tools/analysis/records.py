@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.correction import Tokens
-from slime_ext.ops.divergences import k3
-from slime_ext.ops.ratios import log_ratio
+from slime_ext.ops.divergences import k3, log_ratio
 from slime_ext.ops.segments import Segments, as_numbers
 
 # What is added up over tokens of the log-ratio; "near" is k3, but at most MOST_K3, so that no token makes a

@@ -11,11 +11,10 @@ from slime_ext import presets
 from slime_ext.core import metrics
 from slime_ext.core.correction import Correction, Plan
 from slime_ext.core.metrics import MetricsLayout
-from slime_ext.core.metrics.measure import measure
 from slime_ext.core.steps import Reject
 from tests import oracle
 from tests.batches import tokens
-from tests.core.metrics.test_statistics import accumulated, one_long, scalars
+from tests.core.metrics.test_statistics import accumulated, measure, one_long, scalars
 
 
 def test_the_sample_size_of_ratios_below_1():
