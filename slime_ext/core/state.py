@@ -19,7 +19,8 @@ from torch import Tensor
 
 from slime_ext.errors import ConfigError, check_known
 from slime_ext.ops import divergences
-from slime_ext.ops.segments import Segments, as_numbers, identity
+from slime_ext.ops.prefixes import prefix_mean, prefix_sum
+from slime_ext.ops.segments import AllSum, Segments, as_numbers, highest, identity
 
 Unit = Literal["token", "turn", "sequence"]
 Level = Literal["token", "turn", "sequence", "geometric"]
@@ -121,8 +122,7 @@ class State:
 
 
 class ExceedsLimit(NamedTuple):
-    """By how much the quantity ``name`` exceeds ``limit``, 0 where it does not: its sum is 0 iff no token
-    does."""
+    """max(quantity - limit, 0) per token. Its sum over a unit is 0 exactly when no token exceeds it."""
 
     name: str
     limit: float
@@ -182,6 +182,28 @@ class StepInputs:
             return self.table[StatisticKey("sum", unit, name)] / count.clamp_min(1)
         return self.table[StatisticKey(aggregate, unit, name)]
 
+    def aggregate(self, unit: Unit, aggregate: Aggregate, values: Tensor) -> Tensor:
+        """One float64 per unit: the sum, mean or max of values of your own [T] over its response tokens, on
+        every rank that holds some of them. Each call is one more all-reduce; ``total`` needs none.
+
+        Raises:
+            ConfigError: an unknown unit or aggregate.
+        """
+        _check_words(unit, aggregate)
+        if unit == "token":
+            return values
+        return {"sum": self.segments.sum, "mean": self.segments.mean, "max": self.segments.max}[aggregate](
+            values, unit
+        )
+
+    def prefix(self, unit: Unit, aggregate: Literal["sum", "mean"], values: Tensor) -> Tensor:
+        """[T] float64: the sum or mean of values of your own [T] over the response tokens of the unit up to
+        and including each; as exact as ``aggregate``."""
+        _check_words(unit, aggregate, ("sum", "mean"))
+        if unit == "token":
+            return values
+        return {"sum": prefix_sum, "mean": prefix_mean}[aggregate](self.segments, values, unit)
+
     @cached_property
     def start(self) -> State:
         """The state before any step: weights of 1; units with a non-finite behavior log-prob are rejected."""
@@ -225,7 +247,7 @@ class WeightRange(NamedTuple):
 
 
 class Step:
-    """What the correction expects of a step; these are the answers of one that reads single tokens only."""
+    """The interface of a step. The defaults describe one that needs only per-token values."""
 
     unit: Unit = "token"  # what one non-finite behavior log-prob rejects with it
     statistics: tuple[StatisticKey, ...] = ()  # those that the call reads
@@ -242,8 +264,22 @@ class Step:
             return WeightRange(0.0, MODEST)
         return WeightRange(0.0, math.inf) if self.sets_weights else before
 
-    def __call__(self, state: State, inputs: StepInputs) -> State:
+    def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
+        """[] float64, which ``inputs.plan[self]`` holds in every call: the number of a coupled step, over all
+        micro-batches of the optimizer step.
+
+        Args:
+            batches: the state before this step, and its inputs, of each micro-batch on this rank.
+            all_sum: SUM over all ranks that train the step, each token once.
+        """
         raise NotImplementedError
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        """The state after this step. Reads no value of a tensor, and writes to none."""
+        raise NotImplementedError
+
+
+Batches = Sequence[tuple[State, StepInputs]]
 
 
 def weight_ranges(steps: Sequence[Step]) -> list[WeightRange]:
@@ -260,14 +296,18 @@ def statistics_of(unit: Unit, aggregate: Aggregate, name: str) -> tuple[Statisti
     Raises:
         ConfigError: a word that none of them knows.
     """
-    words = {"unit": (unit, get_args(Unit)), "aggregate": (aggregate, get_args(Aggregate))}
-    for kind, (word, known) in {**words, "quantity": (name, TOKEN_NAMES)}.items():
-        check_known("statistics_of", kind, word, known)
+    _check_words(unit, aggregate)
+    check_known("statistics", "quantity", name, TOKEN_NAMES)
     if unit == "token":
         return ()
     if aggregate == "mean":
         return StatisticKey("sum", unit, name), StatisticKey("sum", unit, "count")
     return (StatisticKey(aggregate, unit, name),)
+
+
+def _check_words(unit: str, aggregate: str, aggregates: Sequence[str] = get_args(Aggregate)) -> None:
+    check_known("statistics", "unit", unit, get_args(Unit))
+    check_known("statistics", "aggregate", aggregate, aggregates)
 
 
 def tabulate(keys: Sequence[StatisticKey], inputs: StepInputs) -> dict[StatisticKey, Tensor]:
@@ -302,11 +342,7 @@ def _share(key: StatisticKey, inputs: StepInputs) -> Tensor:
 
 def _finished(key: StatisticKey, summed: Tensor) -> Tensor:
     """A statistic from the shares of all ranks."""
-    if key.aggregate in ("sum", "by_shard"):
-        return summed
-    if key.unit == "turn":
-        summed = torch.where(summed[..., 1] > 0, summed[..., 0], -torch.inf)
-    return summed.amax(1)
+    return highest(key.unit, summed) if key.aggregate == "max" else summed
 
 
 def expect(ok: bool, where: str, expected: str, got: object, why: str) -> None:

@@ -12,7 +12,7 @@ not depend on how tokens are packed or split. ``slime_ext.core.correction.plan_s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -23,6 +23,7 @@ from torch import Tensor
 from slime_ext.core.state import (
     MODEST,
     Aggregate,
+    Batches,
     ExceedsLimit,
     Level,
     State,
@@ -41,7 +42,6 @@ Statistic = Literal["ratio", "k1", "k2", "k3", "binary_kl", "binary_kl_max", "tv
 When = Literal["always", "negative_advantage", "outward"]
 KEPT = "on-policy data must be kept"
 COUNT = StatisticKey("sum", "sequence", "count")
-Batches = Sequence[tuple[State, StepInputs]]
 TOP = 0x7FEFFFFFFFFFFFFF  # the bits of the largest finite float64; order of bits is order of values from 0 up
 
 

@@ -1,14 +1,13 @@
-"""Steps of a user's own module: found by their dotted name, and tried on small batches before anything runs.
+"""A user's own steps: loaded by dotted name and tried on small batches before anything runs.
 
-A step that breaks the contract is refused in one line: it must give one weight or keep flag per unit, no
-gradient, no NaN, wait for no device, change nothing that it was given, and treat a sequence alike whatever
-else is in its micro-batch.
+A step that breaks the contract is refused in one line. It returns one weight or keep flag per unit, without
+gradient or NaN; it reads no value of a tensor and writes to none; and it gives a response the same weights
+whatever else is in the micro-batch, and however ranks split the response.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,16 +22,16 @@ from slime_ext.core.importing import load_named
 from slime_ext.core.state import State, StatisticKey, Step, StepInputs, Tokens, tabulate
 from slime_ext.core.steps import Reweight
 from slime_ext.errors import ConfigError, SlimeExtError
-from slime_ext.ops.segments import Segments
+from slime_ext.ops.segments import AllSum, Segments
 
 EXACT = 1e-9  # relative; both sides are float64, sums of a dozen numbers differ by less than 1e-14
 NEAR = 0.02  # of the other responses' log-ratios, those of the one that is nearly on-policy
 WAITS = (
-    "it waits for the device in every micro-batch; no .item(), .tolist(), .cpu(), `if` on a tensor, boolean "
-    "index, or tensor made on another device"
+    "it waits for the device in every micro-batch: use torch.where, no .item(), .tolist(), .cpu(), `if` on a "
+    "tensor or boolean index"
 )
-BRANCH = re.compile(r"\b(if|elif|while|assert|and|or|not)\b")
 READS = {"advantages": "reads_advantages", "ages": "reads_ages"}  # field of StepInputs -> what declares it
+RANKS = 2  # that a response is split over, each of which holds two shards of it
 
 
 @dataclass(frozen=True)
@@ -141,8 +140,10 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     _check_state(step, where, state, inputs)
     _check_declared(step, where, before, state)
     _check_waits(step, where, batch)
+    weights = _weights(inputs, state)
     if not step.is_coupled:
-        _check_alone(step, where, batch, _weights(inputs, state))
+        _check_alone(step, where, batch, weights)
+    _check_split(step, where, packed(batch), weights)
     for seed in range(3) if definition else ():
         batch = samples(seed)
         compare(where, batch, _run(step, where, packed(batch)), definition, EXACT)
@@ -162,7 +163,8 @@ def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
         inputs = correction.read(tokens)
         inputs = replace(inputs, table=tabulate(correction.statistics, inputs))
         if step.is_coupled:
-            inputs = replace(inputs, plan=plan_step(correction, [tokens]).numbers)
+            numbers = plan_step(correction, [tokens], tokens.segments.all_sum).numbers
+            inputs = replace(inputs, plan=numbers)
         return inputs, correction.run(inputs, first)
     except Exception as error:
         raise failed(where, error) from error
@@ -175,12 +177,12 @@ def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
     try:
         state = step(replace(before, step=0), replace(inputs, **undeclared))
     except Exception as error:
-        for name in undeclared:
-            others = {other: None for other in undeclared if other != name}
-            if _runs(step, before, replace(inputs, **others)):
-                raise ConfigError(
-                    f"{where}: {READS[name]}: expected True, got False: the step reads inputs.{name}"
-                ) from error
+        if undeclared and "NoneType" in str(error):
+            flags = " or ".join(READS[name] for name in undeclared)
+            fields = " or ".join(f"inputs.{name}" for name in undeclared)
+            raise ConfigError(
+                f"{where}: {flags}: expected True, got False: the step reads {fields}"
+            ) from error
         raise failed(where, error) from error
     if versions != [values._version for values in given]:
         raise ConfigError(
@@ -188,14 +190,6 @@ def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
             "at the end, such as clamp for clamp_"
         )
     return state
-
-
-def _runs(step: Step, before: State, inputs: StepInputs) -> bool:
-    try:
-        step(replace(before, step=0), inputs)
-    except Exception:
-        return False
-    return True
 
 
 def _tensors(thing: Any) -> Iterator[Tensor]:
@@ -302,13 +296,9 @@ def waits(where: str, error: Exception) -> ConfigError:
     """What is wrong with a call that raised on PyTorch's meta device, with the line of the user's code."""
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
-    at = f"`{frames[-1].line}` ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    reason = str(error).splitlines()[0].split(". ")[0][:80]
-    if frames and "item()" in reason and "item(" not in frames[-1].line and BRANCH.search(frames[-1].line):
-        what, why = f"a branch on one: {at}", "it waits for the device in every micro-batch; use torch.where"
-    else:
-        what, why = f"{type(error).__name__} ({reason}){at and f' at {at}'}", WAITS
-    return ConfigError(f"{where}: expected operations that read no value, got {what}: {why}")
+    at = f" at `{frames[-1].line}` ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    reason = f"{type(error).__name__} ({str(error).splitlines()[0].split('. ')[0][:80]})"
+    return ConfigError(f"{where}: expected operations that read no value, got {reason}{at}: {WAITS}")
 
 
 def _check_alone(step: Step, where: str, batch: Sequence[Sample], together: Tensor) -> None:
@@ -320,6 +310,80 @@ def _check_alone(step: Step, where: str, batch: Sequence[Sample], together: Tens
                 f"{where}: expected the same weights whatever shares the micro-batch, got others for sample "
                 f"{i} alone: take sums per unit (statistics), or set is_coupled and number_for_step"
             )
+
+
+def _check_split(step: Step, where: str, whole: Tokens, together: Tensor) -> None:
+    """Context parallelism: the ranks that hold parts of a response agree on its weights."""
+    ranks = [split(whole, rank) for rank in range(RANKS)]
+
+    def on(rank: int, all_sum: AllSum) -> Tensor:
+        tokens = replace(ranks[rank], segments=replace(ranks[rank].segments, all_sum=all_sum))
+        return _run(step, where, tokens)
+
+    found = torch.empty_like(together)
+    for tokens, part in zip(ranks, on_ranks(on, where), strict=True):
+        found[tokens.segments.positions] = part
+    if not torch.allclose(found, together, rtol=EXACT, atol=0):
+        token = int((found - together).abs().argmax())
+        sample, place = int(whole.segments.ids[token]), int(whole.segments.within[token])
+        raise ConfigError(
+            f"{where}: expected the same weights where context parallelism splits a response, got others for "
+            f"sample {sample}, token {place}: take sums with inputs.total, inputs.aggregate or inputs.prefix"
+        )
+
+
+def split(tokens: Tokens, rank: int) -> Tokens:
+    """What one of ``RANKS`` ranks holds of whole responses: of four shards the first and last, or the two in
+    the middle."""
+    whole, last = tokens.segments, 2 * RANKS - 1
+    chunks = [-(-length // (last + 1)) for length in whole.lengths]
+    shards = tuple(
+        (i, min(number * chunk, length), min((number + 1) * chunk, length), number)
+        for i, (length, chunk) in enumerate(zip(whole.lengths, chunks, strict=True))
+        for number in (rank, last - rank)
+    )
+    segments = Segments(whole.lengths, shards, whole.full_mask, last + 1)
+    names = ("proximal", "behavior", "target", "advantages")
+    held = {name: getattr(tokens, name).index_select(0, segments.positions) for name in names}
+    return replace(tokens, segments=segments, **held)
+
+
+class _Asked(BaseException):
+    """A rank waits for the sum of these values; no ``except Exception`` of a step's may catch it."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+
+def on_ranks(function: Callable[[int, AllSum], Any], where: str) -> list[Any]:
+    """What a function of rank and ``all_sum`` returns on each of ``RANKS`` ranks, which are run in turn: from
+    the start again for each sum that all of them ask for."""
+    sums: list[Tensor] = []
+
+    def until_asked(rank: int) -> Any:
+        known = iter(sums)
+
+        def all_sum(values: Tensor) -> Tensor:
+            if (summed := next(known, None)) is None:
+                raise _Asked(values)
+            return summed.clone()
+
+        try:
+            return function(rank, all_sum)
+        except _Asked as asked:
+            return asked
+
+    while True:
+        ended = [until_asked(rank) for rank in range(RANKS)]
+        asked = [each.values for each in ended if isinstance(each, _Asked)]
+        if not asked:
+            return ended
+        if len(asked) < RANKS or len({values.shape for values in asked}) > 1:
+            raise ConfigError(
+                f"{where}: expected the same sums on every rank, got others: which sums a step takes must "
+                "not depend on what a rank holds"
+            )
+        sums.append(torch.stack(asked).sum(0))
 
 
 def compare(

@@ -211,6 +211,16 @@ class Segments:
         places = [i * self.shards_per_sequence + number for i, _, _, number in self.local_shards]
         return host_ints(places, self.full_mask.device)
 
+    def cells(self, unit: str) -> Tensor:
+        """[T] int64, the place of each local token's shard of its turn or sequence among all shards of all
+        units."""
+        ids = self.turn_ids if unit == "turn" else self.ids.long()
+        if self.shards is None:
+            return ids * self.shards_per_sequence
+        lengths = host_ints([stop - start for _, start, stop, _ in self.shards], self.full_mask.device)
+        numbers = host_ints([number for _, _, _, number in self.shards], self.full_mask.device)
+        return ids * self.shards_per_sequence + numbers.repeat_interleave(lengths, output_size=self.size)
+
     def local_turn_sums(self, values: Tensor) -> Tensor:
         """[T], 0 at masked tokens -> [U] float64, this rank's share of the sums over each turn."""
         return values.new_zeros(self.turn_bound, dtype=torch.float64).index_add(
@@ -220,11 +230,7 @@ class Segments:
     def local_turn_maxima(self, values: Tensor) -> Tensor:
         """[T], -inf at masked tokens -> [U, shards_per_sequence, 2] float64: the maximum of each shard of a
         turn, 0 where this rank holds nothing of it; and 1 where it holds any."""
-        index = self.turn_ids * self.shards_per_sequence
-        if self.shards is not None:
-            lengths = host_ints([stop - start for _, start, stop, _ in self.shards], self.full_mask.device)
-            numbers = host_ints([number for _, _, _, number in self.shards], self.full_mask.device)
-            index = index + numbers.repeat_interleave(lengths, output_size=self.size)
+        index = self.cells("turn")
         table = values.new_full(
             (self.turn_bound * self.shards_per_sequence,), -torch.inf, dtype=torch.float64
         )
@@ -232,28 +238,24 @@ class Segments:
         held = table > -torch.inf
         return torch.stack([torch.where(held, table, 0), held.double()], 2)
 
-    def sum(self, values: Tensor) -> Tensor:
-        """[T] -> [S] float64, over the response tokens of every rank; ``local_sums`` has the error bound."""
-        return self.all_sum(self.local_sums([self.zeroed(values)]))[0]
+    def sum(self, values: Tensor, unit: str = "sequence") -> Tensor:
+        """[T] -> one float64 per unit, over the response tokens of every rank."""
+        return self.all_sum(self._local_sums_of(unit, [self.zeroed(values)]))[0]
 
-    def mean(self, values: Tensor) -> Tensor:
-        """[T] -> [S] float64; 0 for a sequence without response tokens."""
-        total, count = self.all_sum(
-            self.local_sums([self.zeroed(values), as_numbers(self.mask, values.dtype)])
-        )
+    def mean(self, values: Tensor, unit: str = "sequence") -> Tensor:
+        """[T] -> one float64 per unit; 0 for a unit without response tokens."""
+        rows = [self.zeroed(values), as_numbers(self.mask, values.dtype)]
+        total, count = self.all_sum(self._local_sums_of(unit, rows))
         return total / count.clamp_min(1)
 
-    def max(self, values: Tensor) -> Tensor:
-        """[T] -> [S] float64; -inf for a sequence without response tokens."""
-        return self.all_sum(self.local_maxima(torch.where(self.mask, values, -torch.inf))).amax(1)
+    def max(self, values: Tensor, unit: str = "sequence") -> Tensor:
+        """[T] -> one float64 per unit; -inf for a unit without response tokens."""
+        values = torch.where(self.mask, values, -torch.inf)
+        local = self.local_turn_maxima(values) if unit == "turn" else self.local_maxima(values)
+        return highest(unit, self.all_sum(local))
 
-    def min(self, values: Tensor) -> Tensor:
-        """[T] -> [S] float64; inf for a sequence without response tokens."""
-        return -self.max(-values)
-
-    def any(self, flags: Tensor) -> Tensor:
-        """[T] bool -> [S] bool, whether any response token carries the flag."""
-        return self.max(flags.float()) > 0
+    def _local_sums_of(self, unit: str, rows: Sequence[Tensor]) -> Tensor:
+        return torch.stack([*map(self.local_turn_sums, rows)]) if unit == "turn" else self.local_sums(rows)
 
     def _counting_from(self, begins: Sequence[int]) -> Tensor:
         """[T] int64, numbers that count up through each local shard from where it begins."""
@@ -262,3 +264,10 @@ class Segments:
         shifts = host_ints([begin - at for begin, at in zip(begins, ends, strict=False)], device)
         shifts = shifts.repeat_interleave(host_ints(lengths, device), output_size=self.size)
         return shifts + torch.arange(self.size, device=device)
+
+
+def highest(unit: str, maxima: Tensor) -> Tensor:
+    """The maximum of each unit from ``local_maxima`` or ``local_turn_maxima``, summed over the ranks."""
+    if unit == "turn":
+        maxima = torch.where(maxima[..., 1] > 0, maxima[..., 0], -torch.inf)
+    return maxima.amax(1)

@@ -60,6 +60,10 @@ def index(state, inputs):
     return float(inputs.log_ratio[inputs.log_ratio > 0].sum())
 
 
+def total(own, inputs):
+    return inputs.aggregate("sequence", "sum", own.ratio(inputs)).sum()
+
+
 def branch(inputs):
     if inputs.log_ratio.max() > 0:
         return 2.0
@@ -82,12 +86,26 @@ BREAKS = {  # what the line names -> what the call does
     "expected a State, got a Tensor": lambda self, s, i: i.log_ratio,
     "keep['token']: expected bool": lambda self, s, i: replace(s, keep={"token": s.keep["token"] * 1.0}),
     "unit token, turn or sequence, got 'tokens'": lambda self, s, i: s.reweight("tokens", i.log_ratio),
-    "reads_advantages: expected True, got False: the step reads inputs.advantages": lambda self, s, i: (
-        s.reweight("token", (i.advantages > 0) * self.ratio(i))
+    "reads_advantages or reads_ages: expected True, got False: the step": lambda self, s, i: s.reweight(
+        "token", (i.advantages > 0) * self.ratio(i)
     ),
-    "reads_ages: expected True, got False": lambda self, s, i: s.reweight("sequence", (-i.ages).exp()),
-    "got a branch on one: `if inputs.log_ratio.max() > 0:` (test_user_steps.py:": lambda self, s, i: (
-        s.reweight("token", self.ratio(i) * branch(i))
+    "the step reads inputs.advantages or inputs.ages": lambda self, s, i: s.reweight(
+        "sequence", (-i.ages).exp()
+    ),
+    "at `if inputs.log_ratio.max() > 0:` (test_user_steps.py:": lambda self, s, i: s.reweight(
+        "token", self.ratio(i) * branch(i)
+    ),
+    "where context parallelism splits a response, got others for sample 3, token 1": lambda self, s, i: (
+        s.reweight("token", i.segments.expand(i.segments.local_sums([self.ratio(i)])[0]))
+    ),
+    "expected the same sums on every rank": lambda self, s, i: s.reweight(
+        "token", self.ratio(i) + (total(self, i) * 0 if len(i.log_ratio) % 2 else 0)
+    ),
+    "unknown unit 'sequnce'; did you mean 'sequence'?": lambda self, s, i: s.reweight(
+        "sequence", i.aggregate("sequnce", "sum", self.ratio(i))
+    ),
+    "unknown aggregate 'max' (known: sum, mean)": lambda self, s, i: s.reweight(
+        "token", i.prefix("sequence", "max", self.ratio(i))
     ),
     "got ZeroDivisionError": lambda self, s, i: 1 / 0,
 }
@@ -148,6 +166,42 @@ def test_a_statistic_per_sequence_serves_a_step():
         return [math.exp(0.5 * total)] * len(s.mask)
 
     check_step(own, definition)
+
+
+OWN_SUMS = {  # a step that takes sums of its own -> its definition over the response tokens of one sample
+    "sum": (lambda i, x: i.aggregate("sequence", "sum", x), lambda x: [math.fsum(x)] * len(x)),
+    "mean": (lambda i, x: i.aggregate("sequence", "mean", x), lambda x: [math.fsum(x) / len(x)] * len(x)),
+    "max": (lambda i, x: i.aggregate("sequence", "max", x), lambda x: [max(x)] * len(x)),
+}
+PREFIXES = {
+    "sum": lambda x: [math.fsum(x[: t + 1]) for t in range(len(x))],
+    "mean": lambda x: [math.fsum(x[: t + 1]) / (t + 1) for t in range(len(x))],
+}
+
+
+def over_response(definition):
+    """A definition over response tokens as one over all tokens of a sample."""
+
+    def whole(sample):
+        values = iter(
+            definition([x**0.5 for x, m in zip(ratios(sample), sample.mask, strict=True) if m] or [0])
+        )
+        return [next(values) if m else 0 for m in sample.mask]
+
+    return whole
+
+
+@pytest.mark.parametrize("name", OWN_SUMS)
+def test_a_sum_of_ones_own_is_the_definitions_however_ranks_split_a_response(name):
+    ours, definition = OWN_SUMS[name]
+    own = step(lambda self, s, i: s.reweight("sequence", ours(i, self.ratio(i))), unit="sequence")
+    check_step(own, over_response(definition))
+
+
+@pytest.mark.parametrize("name", PREFIXES)
+def test_a_prefix_of_ones_own_is_the_definitions_however_ranks_split_a_response(name):
+    own = step(lambda self, s, i: s.reweight("token", i.prefix("sequence", name, self.ratio(i))))
+    check_step(own, over_response(PREFIXES[name]))
 
 
 def test_a_step_is_named_in_yaml_and_comes_back_as_written():

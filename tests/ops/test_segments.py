@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from slime_ext.ops.prefixes import prefix_min
+from slime_ext.ops.prefixes import prefix_mean, prefix_min, prefix_sum
 from slime_ext.ops.segments import BLOCK, Segments
 
 NAN = math.nan
@@ -32,22 +32,52 @@ REDUCTIONS = {
     "sum": math.fsum,
     "mean": lambda v: math.fsum(v) / max(len(v), 1),
     "max": lambda v: max(v, default=-math.inf),
-    "min": lambda v: min(v, default=math.inf),
 }
+
+
+def by_turn(values, masks):
+    """The values of each turn, from turn 1 on."""
+    found, flat = [], iter(values)
+    for mask in masks:
+        for m, before in zip(mask, [0, *mask], strict=False):
+            value = next(flat)
+            if m and not before:
+                found.append([])
+            if m:
+                found[-1].append(value)
+    return found
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_reductions_match_a_loop(name):
     for seed in range(60):
-        segments, values, counted, _ = random_case(seed)
-        expected = torch.tensor([REDUCTIONS[name](v) for v in counted], dtype=torch.float64)
-        torch.testing.assert_close(getattr(segments, name)(values), expected, rtol=1e-13, atol=1e-13)
+        segments, values, counted, masks = random_case(seed)
+        turns = by_turn(values.tolist(), masks)
+        for unit, groups in (("sequence", counted), ("turn", [[], *turns])):
+            expected = torch.tensor([REDUCTIONS[name](v) for v in groups], dtype=torch.float64)
+            got = getattr(segments, name)(values, unit)[: len(groups)]
+            torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
 
 
-def test_any_and_expand():
-    segments = Segments.whole([2, 0, 1], torch.tensor([1, 0, 1]))
-    assert segments.any(torch.tensor([False, True, True])).tolist() == [False, False, True]
-    assert segments.expand(torch.tensor([5, 6, 7])).tolist() == [5, 5, 7]
+PREFIXES = {"sum": (prefix_sum, math.fsum), "mean": (prefix_mean, lambda v: math.fsum(v) / len(v))}
+
+
+@pytest.mark.parametrize("name", PREFIXES)
+def test_prefixes_match_a_loop(name):
+    ours, of = PREFIXES[name]
+    for seed in range(60):
+        segments, values, counted, masks = random_case(seed)
+        for unit, groups in (("sequence", counted), ("turn", by_turn(values.tolist(), masks))):
+            expected = [of(v[: t + 1]) for v in groups for t in range(len(v))]
+            got = ours(segments, values, unit)[segments.mask]
+            wanted = torch.tensor(expected, dtype=torch.float64)
+            torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-13)
+
+
+def test_a_broken_value_stays_in_its_prefix():
+    values = torch.tensor([1.0, math.inf, 2.0, 3.0, 4.0])
+    found = prefix_sum(Segments.whole([3, 2], torch.ones(5)), values)
+    assert found.tolist() == [1, math.inf, math.inf, 3, 7]
 
 
 def test_prefix_minima_match_a_loop():
