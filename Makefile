@@ -73,6 +73,7 @@ cuda-wheels:
 
 lint:
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
 
 format:
 	@$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .

@@ -25,6 +25,7 @@ setup(
     packages=find_packages(include=["slime_ext", "slime_ext.*"]),
     data_files=[(f"share/slime-ext/{folder}", files) for folder, files in SHIPPED.items()],
     package_data={
+        "slime_ext": ["py.typed"],
         "slime_ext.tools.without_cuda": ["requirements.txt", "site/*.py"],
         "slime_ext.tools.analysis.findings": ["faults.yaml"],
         "slime_ext.tools.analysis.page": ["page.html.j2", "pictures.yaml", "style.css"],
@@ -48,6 +49,7 @@ setup(
             "pytest<9.2",  # from which on pytest-xdist 3.8 ignores groups: pytest-dev/pytest-xdist issue 1386
             "pytest-xdist",
             "hypothesis",
+            "mypy==2.4.1",
             "ruff==0.17.5",
             "pre-commit",
             "psutil",

@@ -8,6 +8,7 @@ loss the weights multiply the host's. Numbers are the sources' defaults unless t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import PpoClip, Reinforce
@@ -49,7 +50,7 @@ class Preset:
     source: str
 
 
-def _preset(formula: str, source: str, *steps: Step, **fields) -> Preset:
+def _preset(formula: str, source: str, *steps: Step, **fields: Any) -> Preset:
     return Preset(Correction(steps=steps, **fields), formula, source)
 
 

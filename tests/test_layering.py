@@ -25,7 +25,6 @@ FLOORS = {
         "importing lazy_attributes state",
         "losses steps",
         "scoped metrics",
-        "checks",
         "correction",
         "compiled user_steps",
     ),
@@ -38,7 +37,6 @@ MATHEMATICS = (
     "core/losses",
     "core/steps",
     "core/scoped",
-    "core/checks",
     "core/correction",
     "presets",
 )

@@ -54,7 +54,8 @@ class UniqueKeyLoader(yaml.SafeLoader):
                 line = node.start_mark.line + 1
                 raise ConfigError(f"expected each key once, got '{cut(key)}' twice (mapping at line {line})")
             seen.add(_hashable(key))
-        return super().construct_mapping(node, deep)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
 
 
 def _count(node: yaml.Node, counts: dict[int, int]) -> int:

@@ -118,12 +118,13 @@ def reach(step: Reject) -> tuple[float, float]:
     >>> reach(Reject("sequence", "tv", "mean", high=0.2)), reach(Reject("sequence", "tv", "sum", high=3.0))
     ((0.0, 1.0), (0.0, inf))
     """
-    name, clamp = step.statistic, getattr(step, "clamp", None)
+    name = step.statistic
+    clamp: float | None = getattr(step, "clamp", None)
     is_summed = step.unit != "token" and step.aggregate == "sum"
-    if is_summed or (clamp is None and name in CLAMPABLE):
-        return (-math.inf if name == "k1" else 0.0), math.inf
-    if name not in CLAMPABLE:
+    if not is_summed and name not in CLAMPABLE:
         return 0.0, LARGEST[name]
+    if is_summed or clamp is None:
+        return (-math.inf if name == "k1" else 0.0), math.inf
     clamp = min(clamp, LARGEST_LOG)
     most = math.exp(clamp)
     return {
@@ -186,9 +187,10 @@ def forbid_idle_guards(
 def notes_of(mapping: Mapping[str, Any], correction: Correction) -> Iterator[str]:
     """What of a native mapping changes nothing, in one line each."""
     for i, step in enumerate(correction.steps):
-        default = {Reject: "mean", ZeroOutside: "sum"}
-        usual = next((how for cls, how in default.items() if isinstance(step, cls)), None)
-        if usual and step.unit == "token" and step.aggregate != usual:
+        if not isinstance(step, Reject | ZeroOutside):
+            continue
+        usual = "mean" if isinstance(step, Reject) else "sum"
+        if step.unit == "token" and step.aggregate != usual:
             yield f"steps[{i}]: aggregate: {step.aggregate} changes nothing at unit token"
     rejects = any(step.rejects for step in correction.steps)
     for key, idle in {"mask_scope": "policy", "denominator": "host", "group": "ignore"}.items():

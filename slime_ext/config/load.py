@@ -37,7 +37,6 @@ PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
 KEYS = ("preset", "surrogate", "steps", *PLAIN, "guards", "metrics", "backend")
 BACKENDS = ("eager", "compiled")
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **FORMS}
-FORMER_STEPS = {"taper": "signed_clip"}  # names that are accepted with a note
 
 
 def load_config(mapping: Mapping[str, Any], args: Any = None) -> Correction:
@@ -71,7 +70,7 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
         correction = _native(mapping)
         options = read_fields(f"{ROOT}.metrics", Options, mapping.get("metrics"))
         watched = _guards(mapping.get("guards"), correction, options)
-        backend, notes = _backend(mapping.get("backend", "eager"))
+        backend = _backend(mapping.get("backend", "eager"))
         _forbid_unmeasured(mapping, correction, options)
         forbid_idle_guards(
             {k: v for k, v in watched.items() if v is not guards.DEFAULT.get(k)},
@@ -79,7 +78,7 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
             options,
             f"{ROOT}.guards",
         )
-        notes = (*notes, *notes_of(mapping, correction))
+        notes = tuple(notes_of(mapping, correction))
         return Loaded(correction, notes, guards=watched, metrics=options, backend=backend)
     if len(mapping) > 1:
         others = ", ".join(str(key) for key in mapping if key != systems[0])
@@ -163,26 +162,13 @@ def _native(mapping: Mapping[str, Any]) -> Correction:
     return built(ROOT, partial(dataclasses.replace, base), fields)
 
 
-def _backend(name: Any) -> tuple[str, tuple[str, ...]]:
-    """The backend of the mapping, and what its reader should know."""
-    if name == "auto":
-        return "eager", ("backend: auto is eager now; compiled is torch.compile of the same code",)
+def _backend(name: Any) -> str:
     if name not in BACKENDS:
         near = did_you_mean(str(name), BACKENDS)
         raise ConfigError(
             f"{ROOT}.backend: expected eager or compiled, got {shown(name)}{near}: both run everywhere"
         )
-    return name, ()
-
-
-def _renamed(entry: Any) -> Any:
-    """A step under the name that it has now; says once what that is."""
-    if isinstance(entry, Mapping):
-        return {_renamed(key): fields for key, fields in entry.items()}
-    if not isinstance(entry, str) or entry not in FORMER_STEPS:
-        return entry
-    warn_once(f"{ROOT}: steps: {entry} is called {FORMER_STEPS[entry]} now")
-    return FORMER_STEPS[entry]
+    return str(name)
 
 
 def _forbid_unmeasured(mapping: Mapping[str, Any], correction: Correction, options: Options) -> None:
@@ -218,13 +204,13 @@ def _preset(name: Any) -> Correction:
     return built(ROOT, presets.get, {"name": name})
 
 
-def _steps(listed: Any) -> tuple:
+def _steps(listed: Any) -> tuple[Step, ...]:
     if not isinstance(listed, list | tuple):
         raise ConfigError(
             f"{ROOT}.steps: expected a list of steps, got {shown(listed)}: each step is its name with its "
             "fields"
         )
-    steps = [_step(f"{ROOT}.steps[{i}]", _renamed(entry)) for i, entry in enumerate(listed)]
+    steps = [_step(f"{ROOT}.steps[{i}]", entry) for i, entry in enumerate(listed)]
     forbid_idle_steps(steps, [_name_of(step) for step in steps], f"{ROOT}.steps")
     return tuple(step.plain() if hasattr(step, "plain") else step for step in steps)
 
@@ -232,8 +218,10 @@ def _steps(listed: Any) -> tuple:
 def _step(where: str, entry: Any) -> Step:
     """A step of ours, or of the user's own module where its name has dots."""
     name = next(iter(entry), None) if isinstance(entry, Mapping) else entry
+    step: Step
     if not isinstance(name, str) or "." not in name:
-        return named(where, "step", entry, KNOWN_STEPS)
+        step = named(where, "step", entry, KNOWN_STEPS)
+        return step
     from slime_ext.core import user_steps
 
     step = named(where, "step", entry, {name: user_steps.load_step(name, where)})

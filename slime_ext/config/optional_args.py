@@ -30,6 +30,6 @@ def steps_per_rollout(args: Any) -> int:
     if a.use_dynamic_global_batch_size:
         return 1
     if a.num_steps_per_rollout:
-        return a.num_steps_per_rollout
+        return int(a.num_steps_per_rollout)
     sizes = (a.rollout_batch_size, a.n_samples_per_prompt, a.global_batch_size)
     return max(1, sizes[0] * sizes[1] // sizes[2]) if all(sizes) else 1

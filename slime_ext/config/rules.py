@@ -47,7 +47,8 @@ def _check_range(correction: Correction, given: dict[str, float | None]) -> None
         if not is_float32(eps):
             raise ConfigError(f"{flag}: expected {FLOAT32}, got {eps}")
         try:
-            dataclasses.replace(correction.surrogate, **{field.name: eps})
+            changed: Any = {field.name: eps}
+            dataclasses.replace(correction.surrogate, **changed)
         except ConfigError as error:
             raise ConfigError(f"{flag}: {str(error).partition(': ')[2]}") from None
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -17,6 +17,7 @@ from slime_ext.config.dialects.block import FLOAT32, as_number, is_float32
 from slime_ext.errors import ConfigError, check_known, did_you_mean, shown
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+T = TypeVar("T")
 MOST = 2**31 - 1  # of a count; tensors of counts are float32 or wider
 
 
@@ -89,12 +90,12 @@ def _number(value: Any, hint: Any) -> Any:
     return int(found) if found.is_integer() else value
 
 
-def read_fields(where: str, cls: type, values: Any) -> Any:
+def read_fields(where: str, cls: type[T], values: Any) -> T:
     """An object of a dataclass from a mapping of its fields; None is an empty one."""
     return built(where, cls, checked(where, cls, mapping_of(where, values)))
 
 
-def built(where: str, make: Callable[..., Any], fields: Mapping[str, Any]) -> Any:
+def built(where: str, make: Callable[..., T], fields: Mapping[str, Any]) -> T:
     """An object of the class that ``make`` is or calls, its refusals under ``where``."""
     try:
         return make(**fields)

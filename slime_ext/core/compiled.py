@@ -19,7 +19,7 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -31,14 +31,15 @@ from slime_ext.core.correction import Correction, HookInputs, HookResult, correc
 from slime_ext.core.losses import Bounds, HostLoss
 from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.measure import StepSums, TokenBins, count_bins, position_bins, summarize
-from slime_ext.core.state import NO_PLAN, Plan, StatisticKey, Tokens, tabulate
+from slime_ext.core.state import NO_PLAN, Plan, StatisticKey, Step, Tokens, tabulate
 from slime_ext.core.steps import STEPS
 from slime_ext.ops.segments import BLOCK, Segments, as_numbers, identity
 
 SMALLEST = 1024  # tokens; below, a compiled call costs more than it saves
 SPARE = 2  # empty sequences added to every batch: torch.compile treats sizes 0 and 1 as other programs
 MADE_UP = (300, 5, 4, 3, 0, 700, 41, 2, 1, 944)  # lengths of the batch that graphs are compiled on
-OPTIONS = {"assert_indirect_indexing": False}  # the indices are ours
+OPTIONS: dict[str, Any] = {"assert_indirect_indexing": False}  # the indices are ours
+UNCHANGED = cast(Tensor, NotImplemented)  # of a rewrite: the operation stays as it is
 Named = dict[str, Tensor]
 log = logging.getLogger("slime_ext")
 
@@ -82,7 +83,7 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
     plan = inputs.plan
     if plan is None:
         plan = plan_step(correction, [inputs.tokens], segments.all_sum) if correction.is_coupled else NO_PLAN
-    given = _inputs_of(correction, replace(inputs, plan=plan))
+    given = _inputs_of(correction, inputs, plan)
     wanted = functools.partial(
         Wanted, correction, inputs.acts, inputs.bounds, inputs.layout, inputs.counts_sequences
     )
@@ -97,12 +98,13 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
     if inputs.acts:
         slope, loss, *rest = (weights, *rest) if _slope_is_weights(correction, given) else rest
         source = inputs.host_loss if _reads_host_loss(correction, inputs) else inputs.tokens.target
-        loss = _KnownLoss.apply(source, loss, slope)
+        loss = _KnownLoss.apply(source, loss, slope)  # type: ignore[no-untyped-call]
     result = HookResult(loss, finite.view(torch.bool), weights, ratio, clipped, rejected)
     if inputs.layout is None:
         return result
-    bins = TokenBins(*rest[3:5], rows=tuple(rest[5:]))
-    return replace(result, measured=count_bins(StepSums(*rest[:3]), bins))
+    sums, (keys, *curves) = StepSums(*rest[:3]), rest[3:]
+    bins = TokenBins(keys, curves[0] if curves else None, tuple(curves[1:]))
+    return replace(result, measured=count_bins(sums, bins))
 
 
 @functools.lru_cache(maxsize=256)
@@ -130,10 +132,9 @@ def _slope_is_weights(correction: Correction, given: Named) -> bool:
     return isinstance(correction.surrogate, HostLoss) and correction.bounds_weights and "scale" not in given
 
 
-def _inputs_of(correction: Correction, inputs: HookInputs) -> Named:
+def _inputs_of(correction: Correction, inputs: HookInputs, plan: Plan) -> Named:
     """Every tensor that the graphs read, flags as bytes: Inductor reads and writes bool one by one."""
-    tokens, plan = inputs.tokens, inputs.plan
-    segments = tokens.segments
+    tokens, segments = inputs.tokens, inputs.tokens.segments
     padded = Segments((*segments.local_lengths, *(0,) * SPARE), None, segments.mask)
     _, mixed, bounds = padded.blocks
     given = {
@@ -156,7 +157,7 @@ def _inputs_of(correction: Correction, inputs: HookInputs) -> Named:
     return {name: values.detach() for name, values in given.items() if values is not None}
 
 
-def _coupled(correction: Correction) -> list:
+def _coupled(correction: Correction) -> list[Step]:
     return [step for step in correction.steps if step.is_coupled]
 
 
@@ -208,11 +209,10 @@ def _expand(wanted: Wanted, given: Named) -> tuple[Tensor, ...]:
             tokens, source, None, wanted.bounds, wanted.acts, wanted.layout, wanted.counts_sequences
         )
         result, by_surrogate = corrected(correction, outcome, inputs)
-        if not wanted.acts:
-            loss = ()
-        elif _slope_is_weights(correction, given):
+        loss: tuple[Tensor, ...] = ()
+        if wanted.acts and _slope_is_weights(correction, given):
             loss = (result.loss.detach(),)
-        else:
+        elif wanted.acts:
             loss = *torch.autograd.grad(result.loss.sum(), source), result.loss.detach()
     finite = as_numbers(result.finite, torch.uint8)
     own = (finite, result.weights, result.ratio, result.clipped, result.rejected, *loss)
@@ -229,20 +229,22 @@ def _tokens_of(given: Mapping[str, Tensor]) -> Tokens:
     segments = _GraphSegments((), None, mask)
     blocks = ((mask.shape[0] - 2) // BLOCK, given["mixed"], given["bounds"])
     segments.__dict__.update(blocks=blocks, ids=given["ids"])
-    names = ("proximal", "behavior", "target", "advantages", "ages")
-    return Tokens(segments, *(given.get(name) for name in names))
+    others = {name: given.get(name) for name in ("target", "advantages", "ages")}
+    return Tokens(segments, given["proximal"], given["behavior"], **others)
 
 
 class _GraphSegments(Segments):
     def expand(self, values: Tensor) -> Tensor:
         if values.dtype is torch.bool:
             return self.expand(values.float()) != 0
-        return worked_out(values).gather(0, self.ids.long())  # no negative index, which index_select allows
+        index = self.ids.long()
+        return torch.gather(worked_out(values), 0, index)  # no negative index, which index_select allows
 
 
 @torch.library.custom_op("slime_ext::worked_out", mutates_args=())
 def worked_out(values: Tensor) -> Tensor:
-    """[S] -> the same; an operation of its own, so that no compiler makes ``values`` anew for every token."""
+    """[S] -> the same. An opaque op: keeps the compiler from fusing, and so recomputing, ``values`` once per
+    token."""
     return values.clone()
 
 
@@ -257,7 +259,7 @@ def _expm1(x: Tensor) -> Tensor:
     Taylor's series to the 7th power is off by less than 1e-8 of itself where it is used.
     """
     if x.dtype is torch.float64:
-        return NotImplemented
+        return UNCHANGED
     series = x * (1 / math.factorial(7)) + 1 / math.factorial(6)
     for n in (5, 4, 3, 2, 1):
         series = series * x + 1 / math.factorial(n)
@@ -266,22 +268,27 @@ def _expm1(x: Tensor) -> Tensor:
 
 def _view(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Flags read as bytes; as float32, the one type that Inductor's flags become without a loop."""
-    return x.to(torch.float32) if x.dtype is torch.bool and dtype is torch.uint8 else NotImplemented
+    if x.dtype is torch.bool and dtype is torch.uint8:
+        return x.to(torch.float32)
+    return UNCHANGED
 
 
-FOR_INDUCTOR = {torch.ops.aten.expm1.default: _expm1, torch.ops.aten.view.dtype: _view}
+FOR_INDUCTOR: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.expm1.default: _expm1,
+    torch.ops.aten.view.dtype: _view,
+}
 
 
 class _KnownLoss(torch.autograd.Function):
     """A loss that is known already, and how it depends on what carries the gradient."""
 
     @staticmethod
-    def forward(ctx, source: Tensor, loss: Tensor, slope: Tensor) -> Tensor:
+    def forward(ctx: Any, source: Tensor, loss: Tensor, slope: Tensor) -> Tensor:
         ctx.save_for_backward(slope)
         return loss.view_as(loss)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (slope,) = ctx.saved_tensors
         return grad * slope, None, None
 
@@ -292,7 +299,7 @@ def _made_up(given: Named) -> list[Tensor]:
     device = given["mask"].device
     whole = Segments.whole(lengths, torch.ones(sum(lengths), device=device))
     known = {"mixed": whole.blocks[1], "bounds": whole.blocks[2], "ids": whole.ids}
-    shapes = dict.fromkeys(("ages", "scale", "group"), (len(lengths),))
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("ages", "scale", "group"), (len(lengths),))
     found = []
     for name, values in given.items():
         shape = (values.shape[0], len(lengths)) if name == "table" else shapes.get(name, (sum(lengths),))

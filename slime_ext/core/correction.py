@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
-from slime_ext.core.checks import check
 from slime_ext.core.losses import Bounds, HostLoss, LossInputs, PpoClip, Surrogate
 from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.measure import LARGEST, StepSums, count_bins, position_bins, summarize
@@ -26,9 +26,12 @@ from slime_ext.core.state import (
     StepInputs,
     Tokens,
     Unit,
+    expect,
     tabulate,
     weight_ranges,
 )
+from slime_ext.core.steps import Normalize
+from slime_ext.errors import ConfigError
 from slime_ext.ops.divergences import compared, widened
 from slime_ext.ops.segments import AllSum, as_numbers, identity
 
@@ -71,7 +74,11 @@ class Correction:
     group: Grouping = "ignore"
 
     def __post_init__(self) -> None:
-        check(self)
+        _forbid_double_count(self)
+        _check_relations(self)
+        for i, step in enumerate(self.steps):
+            if step.is_coupled:
+                _check_coupled(self, i)
 
     @cached_property
     def is_identity(self) -> bool:
@@ -109,7 +116,7 @@ class Correction:
         Args:
             plan: what was computed for the optimizer step; None makes these tokens a step of their own, in
                 which ``denominator`` and ``group`` are the host's.
-            observe: also hand out the sequences' statistics, which metrics read.
+            observe: also return the sequences' statistics, which metrics read.
         """
         if plan is None:
             plan = plan_step(self, [tokens], tokens.segments.all_sum) if self.is_coupled else NO_PLAN
@@ -136,9 +143,12 @@ class Correction:
     def read(self, tokens: Tokens) -> StepInputs:
         """What steps read token by token, with no statistics yet."""
         numerator = tokens.target if self.numerator == "target" else tokens.proximal
+        if numerator is None:
+            raise ConfigError("target: expected log-probs [T], got None: numerator: target reads them")
         read = compared(numerator, tokens.behavior, tokens.segments.mask)
         advantages = None if tokens.advantages is None else widened(tokens.advantages)
-        return StepInputs(tokens.segments, *read, advantages, tokens.ages, self.units)
+        of_samples = cast(Any, {"advantages": advantages, "ages": tokens.ages})
+        return StepInputs(tokens.segments, *read, **of_samples, units=self.units)
 
     def decide(self, inputs: StepInputs, plan: Plan, *, observe: bool = False) -> Outcome:
         """From inputs with their statistics to weights and keep: the second half of a call."""
@@ -213,10 +223,76 @@ class Correction:
         return self.bounds_weights and not (self.sets_weights and isinstance(self.surrogate, PpoClip))
 
 
+def _check_coupled(correction: Correction, i: int) -> None:
+    """Whether the number of the coupled step with this index can be known, and is wanted once."""
+    step, before = correction.steps[i], correction.steps[:i]
+    expect(step not in before, f"steps[{i}]", "a coupled step once", step, "it computes one number")
+    expect(
+        correction.numerator == "proximal",
+        "numerator",
+        f"proximal with {step}",
+        correction.numerator,
+        "a number for the whole optimizer step must be known before it begins",
+    )
+    low, high, _ = weight_ranges(before)[-1]
+    expect(
+        low < high < math.inf or not isinstance(step, Normalize),
+        f"steps[{i}].normalize",
+        "a truncate or clip step before it",
+        "none",
+        "an unbounded weight would decide the mean alone",
+    )
+
+
+def _check_relations(correction: Correction) -> None:
+    """Whether what relates samples can be known before the optimizer step, and can act."""
+    keys = ("denominator", correction.denominator, "host"), ("group", correction.group, "ignore")
+    for key, value, idle in keys:
+        if value == idle:
+            continue
+        expect(not correction.is_identity, key, f"{idle} without steps", value, "nothing would be rejected")
+        expect(
+            correction.numerator == "proximal",
+            "numerator",
+            f"proximal with {key}: {value}",
+            correction.numerator,
+            "what is rejected must be known before the optimizer step begins",
+        )
+    reading = any(step.reads_advantages for step in correction.steps)
+    expect(
+        correction.group != "rebaseline" or not reading,
+        "group",
+        "ignore or atomic beside a step that reads advantages",
+        correction.group,
+        "what is rejected would depend on the advantages that it changes",
+    )
+
+
+def _forbid_double_count(correction: Correction) -> None:
+    anchor = getattr(correction.surrogate, "anchor", None)
+    if anchor is None or not correction.sets_weights:
+        return
+    expect(
+        anchor != "behavior",
+        "surrogate.anchor",
+        "proximal beside a step that sets weights",
+        anchor,
+        "this surrogate divides by the behavior policy already; drop the step, or surrogate: reinforce",
+    )
+    expect(
+        correction.numerator != "target",
+        "numerator",
+        "proximal with this surrogate",
+        correction.numerator,
+        "target / proximal would be counted twice; use numerator: proximal, or surrogate: reinforce",
+    )
+
+
 def largest_product(dtype: torch.dtype) -> float:
     """The largest loss of one token where nothing bounds its weight: of float32 what bfloat16, too, can hold,
     with a quarter of its exponents left for sums over tokens."""
-    return torch.finfo(torch.bfloat16 if dtype is torch.float32 else dtype).max ** 0.75
+    largest: float = torch.finfo(torch.bfloat16 if dtype is torch.float32 else dtype).max ** 0.75
+    return largest
 
 
 def plan_step(correction: Correction, batches: Sequence[Tokens], all_sum: AllSum = identity) -> Plan:
@@ -248,7 +324,7 @@ class HookInputs:
         host_loss: [T] the host's policy loss, with grad.
         plan: what was computed for the optimizer step; None makes the tokens a step of their own.
         bounds: the host's clip range.
-        acts: whether the loss is corrected; if not it comes back as it is.
+        acts: apply the correction to the loss; if False, only measure and return the loss unchanged.
         layout: of the metrics to measure; None measures nothing.
         counts_sequences: whether this rank is the one that counts the sequences it shares with others.
     """

@@ -15,12 +15,22 @@ import dataclasses
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from slime_ext.core.state import State, StatisticKey, Step, StepInputs, Unit, WeightRange, expect, tabulate
+from slime_ext.core.state import (
+    ExceedsLimit,
+    State,
+    StatisticKey,
+    Step,
+    StepInputs,
+    Unit,
+    WeightRange,
+    expect,
+    tabulate,
+)
 from slime_ext.core.steps import Reject, Reweight, ratio_at
 
 Over = Literal["response", "kept"]
@@ -34,7 +44,7 @@ class KeptInputs(StepInputs):
 
     kept_tokens: Tensor | None = None  # [T] bool
 
-    def value_of(self, name: str) -> Tensor:
+    def value_of(self, name: str | ExceedsLimit) -> Tensor:
         values = super().value_of(name)
         return values if self.kept_tokens is None else torch.where(self.kept_tokens, values, 0)
 
@@ -46,7 +56,7 @@ class Scoped(Step):
     over: Over = "response"
     clamp: float | None = None
 
-    native = Step
+    native: ClassVar[Any] = Step
 
     def __post_init__(self) -> None:
         where = f"{self.native.__name__.lower()}.clamp"
@@ -68,9 +78,11 @@ class Scoped(Step):
 
     def plain(self) -> Step:
         """The native step, where it says the same."""
+        native: Step
         if self.over == "kept" or self.clamp is not None:
             return self
-        return self.native(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self.native)})
+        native = self.native(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self.native)})
+        return native
 
 
 @dataclass(frozen=True)
@@ -159,10 +171,9 @@ class ZeroOutside(Step):
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
         inside = inputs.kept(self._band(replace(state, keep={}), inputs))
-        weights, clipped = (
-            None if values is None else inputs.segments.expand_to_tokens(state.unit, values)
-            for values in (state.weights, state.clipped)
-        )
+        expand = inputs.segments.expand_to_tokens
+        weights = expand(state.unit, state.weights)
+        clipped = None if state.clipped is None else expand(state.unit, state.clipped)
         of_tokens = replace(state, weights=weights, clipped=clipped, unit="token")
         return of_tokens.bound(torch.where(inside, weights, 0))
 

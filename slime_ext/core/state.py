@@ -12,7 +12,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ Unit = Literal["token", "turn", "sequence"]
 Level = Literal["token", "turn", "sequence", "geometric"]
 Aggregate = Literal["sum", "mean", "max"]
 BEFORE = -1  # the place of what happens before the first step
+ABSENT = cast(Tensor, None)  # what a step did not declare that it reads
 MODEST = 2.0**32  # weights up to it times any loss are finite in float32
 TOKEN_NAMES = ("ratio", *divergences.OF_RATIO, *divergences.OF_BOTH, "advantage", "count", "finite")
 
@@ -137,7 +138,7 @@ class StatisticKey(NamedTuple):
     """
 
     aggregate: Literal["sum", "max", "by_shard"]
-    unit: Literal["turn", "sequence"]
+    unit: Unit  # turn or sequence
     name: str | ExceedsLimit
 
 
@@ -150,11 +151,13 @@ class StepInputs:
     finite: Tensor  # [T] bool, response tokens whose behavior log-prob is finite
     numerator: Tensor  # [T] log-probs, nats; anything where not finite
     behavior: Tensor  # [T] log-probs, nats; anything where not finite
-    advantages: Tensor | None = None  # [T]; anything at masked tokens
-    ages: Tensor | None = None  # [S] trainer's weight version - that of the sample; NaN where unknown
+    # [T], anything at masked tokens; and [S], the trainer's weight version - that of the sample, NaN where
+    # unknown; both only for a step that declares that it reads them.
+    advantages: Tensor = ABSENT
+    ages: Tensor = ABSENT
     units: tuple[Unit, ...] = ()  # those that one non-finite behavior log-prob rejects as a whole
     table: Mapping[StatisticKey, Tensor] = field(default_factory=dict)  # [S] or [U] float64 each
-    plan: Mapping[Any, Tensor] = field(default_factory=dict)  # coupled step -> its number for the whole step
+    plan: Mapping[Step, Tensor] = field(default_factory=dict)  # coupled step -> its number for the whole step
 
     def value_of(self, name: str | ExceedsLimit) -> Tensor:
         """The per-token quantity [T] that a statistic's name stands for, 0 at masked tokens."""
@@ -249,14 +252,50 @@ class WeightRange(NamedTuple):
 class Step:
     """The interface of a step. The defaults describe one that needs only per-token values."""
 
-    unit: Unit = "token"  # what one non-finite behavior log-prob rejects with it
-    statistics: tuple[StatisticKey, ...] = ()  # those that the call reads
-    reads_advantages: bool = False
-    reads_ages: bool = False
-    sets_weights: bool = False  # whether weights start over with it
-    is_bound: bool = False  # whether it bounds weights, or zeroes some
-    rejects: bool = False  # whether it takes tokens out
-    is_coupled: bool = False  # whether it computes a number over the whole optimizer step
+    if TYPE_CHECKING:  # read-only to the checker, so that a step of any kind may compute one of them
+
+        @property
+        def unit(self) -> Unit:
+            """What one non-finite behavior log-prob rejects with its token."""
+            return "token"
+
+        @property
+        def statistics(self) -> tuple[StatisticKey, ...]:
+            """The statistics that the call reads with ``StepInputs.total``."""
+            return ()
+
+        @property
+        def reads_advantages(self) -> bool:
+            """Whether the call reads ``inputs.advantages``."""
+            return False
+
+        @property
+        def reads_ages(self) -> bool:
+            """Whether the call reads ``inputs.ages``."""
+            return False
+
+        @property
+        def sets_weights(self) -> bool:
+            """Whether weights start over with it: ``state.reweight``."""
+            return False
+
+        @property
+        def is_bound(self) -> bool:
+            """Whether it bounds weights, or zeroes some: ``state.bound``."""
+            return False
+
+        @property
+        def rejects(self) -> bool:
+            """Whether it takes tokens out of the loss: ``state.reject``."""
+            return False
+
+        @property
+        def is_coupled(self) -> bool:
+            """Whether it computes a number over the whole optimizer step: ``number_for_step``."""
+            return False
+    else:
+        unit, statistics = "token", ()
+        reads_advantages = reads_ages = sets_weights = is_bound = rejects = is_coupled = False
 
     def weight_range(self, before: WeightRange) -> WeightRange:
         """Where the weights lie after it; a step of a user's own that bounds them leaves modest ones."""
@@ -325,7 +364,7 @@ def tabulate(keys: Sequence[StatisticKey], inputs: StepInputs) -> dict[Statistic
         shares.append(segments.local_sums([inputs.value_of(key.name) for key in sums]))
     if shares and segments.all_sum is not identity:
         summed = segments.all_sum(torch.cat([share.reshape(-1) for share in shares]))
-        parts = summed.split([share.numel() for share in shares])
+        parts = torch.split(summed, [share.numel() for share in shares])
         shares = [part.view(share.shape) for part, share in zip(parts, shares, strict=True)]
     table = {key: _finished(key, share) for key, share in zip(others, shares, strict=False)}
     return table | dict(zip(sums, shares[-1].unbind() if sums else (), strict=True))

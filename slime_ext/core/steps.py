@@ -11,8 +11,10 @@ not depend on how tokens are packed or split. ``slime_ext.core.correction.plan_s
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -361,7 +363,7 @@ class Normalize(Step):
 
     def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
         """[] float64: the mean weight of the step; 1 where there is no weight at all."""
-        total, count = all_sum(sum(self._share(state, inputs) for state, inputs in batches)).unbind()
+        total, count = all_sum(_total(self._share(state, inputs) for state, inputs in batches)).unbind()
         return torch.where(total > 0, total / count, 1)
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
@@ -421,7 +423,7 @@ class SecondMoment(Step):
 
         def below(cuts: Tensor) -> Tensor:
             """[cuts, 2] count and sum of the squared log-ratios up to each cut, over all ranks."""
-            return all_sum(sum(_up_to(cuts, values, sums) for values, sums in ranked))
+            return all_sum(_total(_up_to(cuts, values, sums) for values, sums in ranked))
 
         def none(cuts: Tensor) -> Tensor:
             return below(cuts)[:, 0] == 0
@@ -454,6 +456,10 @@ STEPS: dict[str, Callable[..., Step]] = {
 def ratio_at(unit: Unit, aggregate: str) -> tuple[Unit, str]:
     """What tells one ratio from another: a token's is aggregated in no way."""
     return unit, "" if unit == "token" else aggregate
+
+
+def _total(parts: Iterable[Tensor]) -> Tensor:
+    return functools.reduce(operator.add, parts)
 
 
 def _log(bound: float) -> float:

@@ -67,7 +67,7 @@ def samples(seed: int = 0) -> list[Sample]:
         drawn = torch.randn(len(mask), generator=generator, dtype=torch.float64).tolist()
         return tuple(mean + spread * x if bit else float("nan") for x, bit in zip(drawn, mask, strict=True))
 
-    found = []
+    found: list[Sample] = []
     for mask in masks:
         proximal, noise, drift = (numbers(mask, *of) for of in ((-4, 0.5), (0, 0.6), (0, 0.1)))
         if len(found) == 3:
@@ -88,8 +88,8 @@ def packed(batch: Sequence[Sample], device: str = "cpu") -> Tokens:
 
     segments = Segments.whole([len(sample.mask) for sample in batch], flat("mask"))
     ages = torch.arange(len(batch), dtype=torch.float64).to(device)
-    log_probs = (flat(name) for name in ("proximal", "behavior"))
-    return Tokens(segments, *log_probs, flat("target").requires_grad_(), flat("advantages"), ages)
+    target = flat("target").requires_grad_()
+    return Tokens(segments, flat("proximal"), flat("behavior"), target, flat("advantages"), ages)
 
 
 def load_step(path: str, where: str) -> type[Step]:
@@ -144,9 +144,9 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     if not step.is_coupled:
         _check_alone(step, where, batch, weights)
     _check_split(step, where, packed(batch), weights)
-    for seed in range(3) if definition else ():
-        batch = samples(seed)
-        compare(where, batch, _run(step, where, packed(batch)), definition, EXACT)
+    if definition is not None:
+        for batch in map(samples, range(3)):
+            compare(where, batch, _run(step, where, packed(batch)), definition, EXACT)
 
 
 def _run(step: Step, where: str, tokens: Tokens) -> Tensor:
@@ -173,7 +173,7 @@ def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
 def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
     given = [*_tensors(inputs), *inputs.table.values(), before.weights, *before.keep.values()]
     versions = [values._version for values in given]
-    undeclared = {name: None for name, flag in READS.items() if not getattr(step, flag)}
+    undeclared: dict[str, Any] = {name: None for name, flag in READS.items() if not getattr(step, flag)}
     try:
         state = step(replace(before, step=0), replace(inputs, **undeclared))
     except Exception as error:
@@ -302,7 +302,7 @@ def waits(where: str, error: Exception) -> ConfigError:
 
 
 def _check_alone(step: Step, where: str, batch: Sequence[Sample], together: Tensor) -> None:
-    parts = together.split([len(sample.mask) for sample in batch])
+    parts = torch.split(together, [len(sample.mask) for sample in batch])
     for i, (sample, part) in enumerate(zip(batch, parts, strict=True)):
         alone = _run(step, where, replace(packed([sample]), ages=torch.tensor([float(i)])))
         if not torch.allclose(alone, part, rtol=EXACT, atol=0):
@@ -390,7 +390,8 @@ def compare(
     where: str, batch: Sequence[Sample], found: Tensor, definition: Definition, tolerance: float
 ) -> None:
     """Raises ConfigError at the first response token whose weight is not the definition's."""
-    for i, (sample, part) in enumerate(zip(batch, found.split([len(s.mask) for s in batch]), strict=True)):
+    parts = torch.split(found, [len(sample.mask) for sample in batch])
+    for i, (sample, part) in enumerate(zip(batch, parts, strict=True)):
         for t, (got, wanted) in enumerate(
             zip(part.tolist(), _defined(where, definition, sample), strict=True)
         ):

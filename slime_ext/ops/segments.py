@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:
     return flags.view(torch.uint8).to(dtype)
 
 
-def host_ints(values: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+def host_ints(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """Integers known to the host as a tensor on ``device``, without waiting for the device."""
     return to_device(torch.tensor(values, dtype=dtype), device)
 
@@ -246,7 +247,7 @@ class Segments:
         """[T] -> one float64 per unit; 0 for a unit without response tokens."""
         rows = [self.zeroed(values), as_numbers(self.mask, values.dtype)]
         total, count = self.all_sum(self._local_sums_of(unit, rows))
-        return total / count.clamp_min(1)
+        return torch.div(total, count.clamp_min(1))
 
     def max(self, values: Tensor, unit: str = "sequence") -> Tensor:
         """[T] -> one float64 per unit; -inf for a unit without response tokens."""

@@ -9,7 +9,7 @@ from slime_ext import load_config, presets
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import PpoClip, Reinforce
 from slime_ext.core.steps import Reject, Reweight, Truncate, Veto
-from slime_ext.errors import ConfigError, warn_once
+from slime_ext.errors import ConfigError
 
 FROM_THE_DESIGN = """
 numerator: proximal
@@ -39,18 +39,6 @@ def test_keys_beside_a_preset_replace_its_fields():
 
 def test_a_step_may_be_its_bare_name_or_have_no_fields():
     assert load_config({"steps": ["reweight", {"truncate": None}]}).steps == (Reweight(), Truncate())
-
-
-def test_a_former_name_of_a_step_is_taken_with_a_note(caplog):
-    warn_once.cache_clear()
-    for taper in ("taper", {"taper": {"negative_high": 2.0}}):
-        now = {"signed_clip": taper["taper"]} if isinstance(taper, dict) else "signed_clip"
-        assert load_config(
-            {"numerator": "target", "surrogate": "reinforce", "steps": [taper]}
-        ) == load_config({"numerator": "target", "surrogate": "reinforce", "steps": [now]})
-    assert [record.message for record in caplog.records] == [
-        "slime_ext: steps: taper is called signed_clip now"
-    ]
 
 
 @pytest.mark.parametrize("text", ["1e-4", "0.0001", " 1.0E-04 "])

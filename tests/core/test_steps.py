@@ -109,7 +109,7 @@ def test_a_veto_takes_the_whole_sequence_and_no_other():
 
 def test_a_quantity_that_no_one_knows_is_refused():
     for words in (("sequence", "mean", "binarykl"), ("sequence", "median", "k3"), ("sentence", "sum", "k3")):
-        with pytest.raises(ConfigError, match=r"statistics_of: unknown"):
+        with pytest.raises(ConfigError, match=r"statistics: unknown"):
             statistics_of(*words)
     with pytest.raises(ConfigError, match="unknown quantity 'binarykl'; did you mean 'binary_kl'"):
         Correction().read(packed([1.0])).value_of("binarykl")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 from slime_ext.errors import ConfigError, check_known, did_you_mean, shown
 
@@ -77,11 +77,17 @@ class Block:
             self.refuse(key, "a number > 0")
         return found
 
+    @overload
+    def choice(self, key: str, allowed: Sequence[str], default: str) -> str: ...
+
+    @overload
+    def choice(self, key: str, allowed: Sequence[str]) -> str | None: ...
+
     def choice(self, key: str, allowed: Sequence[str], default: str | None = None) -> str | None:
         """One of some words; the default where it is absent or null."""
         value = self.values.get(key)
         if value is None or value in allowed:
-            return default if value is None else value
+            return default if value is None else str(value)
         near = did_you_mean(str(value), allowed).removeprefix("; ")
         self.refuse(key, f"{', '.join(allowed)} or null", near)
 

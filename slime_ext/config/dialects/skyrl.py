@@ -112,7 +112,7 @@ def _token_mask(block: Block) -> list[dict[str, Any]]:
     if len(given) == 1:
         missing = next(key for key in keys if key not in given)
         block.refuse(given[0], f"{missing} beside it", "SkyRL masks nothing when one of the two is missing")
-    low, high = block.interval(keys[0], *(block.number(key) for key in keys))
+    low, high = block.interval(keys[0], *(block.given(key, 1.0) for key in keys))
     return [band("token", low, high)]
 
 
@@ -125,7 +125,7 @@ def _weights(block: Block, scope: dict[str, str], pair: float | None) -> list[di
     return capped(level, cap, **scope)
 
 
-def _sequence_mask(block: Block, scope: dict[str, str]) -> list[dict[str, Any]]:
+def _sequence_mask(block: Block, scope: dict[str, Any]) -> list[dict[str, Any]]:
     metric = block.choice("sequence_mask_metric", tuple(MASKS))
     if metric is None:
         return []

@@ -57,7 +57,7 @@ def _metrics_only(block: Block) -> Reading:
 def _weights(block: Block) -> list[dict[str, Any]]:
     for key in ("tis_level", "tis_mode", "tis_upper_bound"):
         block.required(key, READ)
-    level, mode = block.choice("tis_level", LEVELS), block.choice("tis_mode", MODES)
+    level, mode = block.choice("tis_level", LEVELS, ""), block.choice("tis_mode", MODES)
     low, high = _tis_bounds(block)
     if mode == "truncate":
         return capped(level, high)
@@ -68,7 +68,7 @@ def _weights(block: Block) -> list[dict[str, Any]]:
 
 
 def _tis_bounds(block: Block) -> tuple[float, float]:
-    high = block.number("tis_upper_bound", least=1)
+    high = block.given("tis_upper_bound", math.inf, least=1)
     low = block.positive("tis_lower_bound")
     return 1 / high if low is None else low, high
 
@@ -76,10 +76,11 @@ def _tis_bounds(block: Block) -> tuple[float, float]:
 def _rejection(block: Block) -> list[dict[str, Any]]:
     block.required("rs_level", READ)
     low, high = _tis_bounds(block)
-    low = block.number("rs_lower_bound") if block.has("rs_lower_bound") else low
-    high = block.positive("rs_upper_bound") if block.has("rs_upper_bound") else high
+    low = block.given("rs_lower_bound", low) if block.has("rs_lower_bound") else low
+    if block.positive("rs_upper_bound") is not None:
+        high = block.given("rs_upper_bound", high)
     block.interval("rs_lower_bound" if block.has("rs_lower_bound") else "tis_lower_bound", low, high)
-    return [band(block.choice("rs_level", LEVELS), low, high), *veto(block, "rs_veto_threshold")]
+    return [band(block.choice("rs_level", LEVELS, ""), low, high), *veto(block, "rs_veto_threshold")]
 
 
 def _normalized(block: Block) -> list[dict[str, Any]]:

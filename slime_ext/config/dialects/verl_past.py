@@ -96,7 +96,8 @@ def _rejection(block: Block) -> list[dict[str, Any]]:
     check_threshold(block, level is not None)
     if level is None:
         return []
-    high, low = block.positive("rollout_rs_threshold"), block.number("rollout_rs_threshold_lower")
+    block.positive("rollout_rs_threshold")
+    high, low = block.given("rollout_rs_threshold", 1.0), block.number("rollout_rs_threshold_lower")
     key = "rollout_rs_threshold" if low is None else "rollout_rs_threshold_lower"
     return [band(level, *block.interval(key, 1 / high if low is None else low, high))]
 
@@ -118,9 +119,11 @@ def weights_of(block: Block) -> list[dict[str, Any]]:
         low, high = block.interval("rollout_is_threshold", *pair(block, "rollout_is_threshold", text))
         return inside(level, low, high) if level else []
     cap = block.number("rollout_is_threshold", 2.0, least=1)
-    if level and cap is None:
+    if level is None:
+        return []
+    if cap is None:
         block.refuse("rollout_is_threshold", "a number", "verl sets no weights without")
-    return capped(level, cap) if level else []
+    return capped(level, cap)
 
 
 def pair(block: Block, key: str, text: str) -> tuple[float, float]:

@@ -34,9 +34,10 @@ class Guard:
     action: Action = "warn"
 
     def __post_init__(self) -> None:
-        bounds = [self.min, self.max]
-        expect(bounds != [None, None], "min", "min or max or both", "neither", "it could not act")
-        expect(None in bounds or self.min <= self.max, "min", "min <= max", bounds, "nothing would pass")
+        low, high = self.min, self.max
+        expect((low, high) != (None, None), "min", "min or max or both", "neither", "it could not act")
+        ordered = low is None or high is None or low <= high
+        expect(ordered, "min", "min <= max", [low, high], "nothing would pass")
         expect(self.steps >= 1, "steps", "a number >= 1", self.steps, "counted in optimizer steps")
 
     def holds(self, value: float) -> bool:

@@ -62,8 +62,11 @@ class EffectCount(NamedTuple):
 class Steps(Protocol):
     """What of a correction decides what is counted."""
 
-    steps: Sequence[Step]
-    group: str
+    @property
+    def steps(self) -> Sequence[Step]: ...
+
+    @property
+    def group(self) -> str: ...
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ def summarize(
         counts_sequences: whether this rank is the one that counts the sequences it shares with others.
     """
     log_ratio, segments = outcome.log_ratio, tokens.segments
+    assert outcome.sequences is not None
     behavior = tokens.behavior.detach().to(log_ratio.dtype)
     named, columns = {}, []
     for name, row in _rows(outcome, behavior):
