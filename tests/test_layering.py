@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,7 +100,11 @@ def test_imports_run_downhill(inside):
 
 def test_every_file_stands_on_a_floor():
     for inside, floors in FLOORS.items():
-        there = {p.name.removesuffix(".py") for p in (ROOT / inside).iterdir()} - {"__init__", "__pycache__"}
+        there = {p.name.removesuffix(".py") for p in (ROOT / inside).iterdir()} - {
+            "__init__",
+            "__pycache__",
+            "py.typed",
+        }
         assert there <= {name for each in floors for name in each.split()}
 
 
@@ -145,3 +151,22 @@ def test_the_oracle_is_independent():
     assert not [
         n for n in imported(ast.parse(oracle.read_text())) if n.split(".")[0] in ("slime_ext", "torch")
     ]
+
+
+FRESH = """
+import sys, types
+import pydantic, torch, yaml
+brought = {name.partition(".")[0] for name in sys.modules} | sys.stdlib_module_names
+from slime_ext import tis
+one = [torch.zeros(2)]
+args = types.SimpleNamespace(use_tis=True)
+call = {"train_log_probs": one, "rollout_log_probs": one, "loss_masks": [torch.ones(2)]}
+tis.token_tis(args, pg_loss=torch.ones(2), total_lengths=[3], response_lengths=[2], **call)
+now = {name.partition(".")[0] for name in sys.modules if name[0] != "_"}
+print(*sorted(now - brought))
+"""
+
+
+def test_a_training_process_pays_for_torch_pydantic_and_pyyaml_alone():
+    ran = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["slime_ext"]
