@@ -227,65 +227,41 @@ def _check_coupled(correction: Correction, i: int) -> None:
     """Whether the number of the coupled step with this index can be known, and is wanted once."""
     step, before = correction.steps[i], correction.steps[:i]
     expect(step not in before, f"steps[{i}]", "a coupled step once", step, "it computes one number")
-    expect(
-        correction.numerator == "proximal",
-        "numerator",
-        f"proximal with {step}",
-        correction.numerator,
-        "a number for the whole optimizer step must be known before it begins",
-    )
+    _expect_proximal(correction, str(step), "a number for the whole optimizer step")
     low, high, _ = weight_ranges(before)[-1]
-    expect(
-        low < high < math.inf or not isinstance(step, Normalize),
-        f"steps[{i}].normalize",
-        "a truncate or clip step before it",
-        "none",
-        "an unbounded weight would decide the mean alone",
-    )
+    bounded = low < high < math.inf or not isinstance(step, Normalize)
+    why = "an unbounded weight would decide the mean alone"
+    expect(bounded, f"steps[{i}].normalize", "a truncate or clip step before it", "none", why)
 
 
 def _check_relations(correction: Correction) -> None:
     """Whether what relates samples can be known before the optimizer step, and can act."""
     keys = ("denominator", correction.denominator, "host"), ("group", correction.group, "ignore")
-    for key, value, idle in keys:
-        if value == idle:
-            continue
-        expect(not correction.is_identity, key, f"{idle} without steps", value, "nothing would be rejected")
-        expect(
-            correction.numerator == "proximal",
-            "numerator",
-            f"proximal with {key}: {value}",
-            correction.numerator,
-            "what is rejected must be known before the optimizer step begins",
-        )
-    reading = any(step.reads_advantages for step in correction.steps)
-    expect(
-        correction.group != "rebaseline" or not reading,
-        "group",
-        "ignore or atomic beside a step that reads advantages",
-        correction.group,
-        "what is rejected would depend on the advantages that it changes",
-    )
+    for key, value, idle in (found for found in keys if found[1] != found[2]):
+        why = "nothing would be rejected"
+        expect(not correction.is_identity, key, f"{idle} without steps", value, why)
+        _expect_proximal(correction, f"{key}: {value}", "what is rejected")
+    free = correction.group != "rebaseline" or not any(step.reads_advantages for step in correction.steps)
+    wanted = "ignore or atomic beside a step that reads advantages"
+    why = "what is rejected would depend on the advantages that it changes"
+    expect(free, "group", wanted, correction.group, why)
+
+
+def _expect_proximal(correction: Correction, beside: str, what: str) -> None:
+    ok, why = correction.numerator == "proximal", f"{what} must be known before the optimizer step begins"
+    expect(ok, "numerator", f"proximal with {beside}", correction.numerator, why)
 
 
 def _forbid_double_count(correction: Correction) -> None:
     anchor = getattr(correction.surrogate, "anchor", None)
     if anchor is None or not correction.sets_weights:
         return
-    expect(
-        anchor != "behavior",
-        "surrogate.anchor",
-        "proximal beside a step that sets weights",
-        anchor,
-        "this surrogate divides by the behavior policy already; drop the step, or surrogate: reinforce",
-    )
-    expect(
-        correction.numerator != "target",
-        "numerator",
-        "proximal with this surrogate",
-        correction.numerator,
-        "target / proximal would be counted twice; use numerator: proximal, or surrogate: reinforce",
-    )
+    wanted = "proximal beside a step that sets weights"
+    why = "this surrogate divides by the behavior policy already; drop the step, or surrogate: reinforce"
+    expect(anchor != "behavior", "surrogate.anchor", wanted, anchor, why)
+    ok, wanted = correction.numerator != "target", "proximal with this surrogate"
+    why = "target / proximal would be counted twice; use numerator: proximal, or surrogate: reinforce"
+    expect(ok, "numerator", wanted, correction.numerator, why)
 
 
 def largest_product(dtype: torch.dtype) -> float:

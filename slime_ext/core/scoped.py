@@ -119,20 +119,12 @@ class ScopedReject(Scoped, Reject):
     def __post_init__(self) -> None:
         Reject.__post_init__(self)
         super().__post_init__()
-        expect(
-            self.clamp is None or self.statistic in CLAMPABLE,
-            "reject.clamp",
-            f"one of {', '.join(CLAMPABLE)} as the statistic",
-            self.statistic,
-            "it reads probabilities, not log-ratios",
-        )
-        expect(
-            self.over == "response" or self.aggregate != "max" or self.low is None,
-            "reject.over",
-            "response beside aggregate max with a lower bound",
-            self.over,
-            "tokens that are left out would count as 0",
-        )
+        ok, wanted = self.clamp is None or self.statistic in CLAMPABLE, f"one of {', '.join(CLAMPABLE)}"
+        why = "it reads probabilities, not log-ratios"
+        expect(ok, "reject.clamp", f"{wanted} as the statistic", self.statistic, why)
+        ok = self.over == "response" or self.aggregate != "max" or self.low is None
+        why = "tokens that are left out would count as 0"
+        expect(ok, "reject.over", "response beside aggregate max with a lower bound", self.over, why)
 
 
 @dataclass(frozen=True)
@@ -152,13 +144,8 @@ class ZeroOutside(Step):
     is_bound = True
 
     def __post_init__(self) -> None:
-        expect(
-            0 <= self.low <= 1 <= self.high,
-            "zero_outside",
-            "0 <= low <= 1 <= high",
-            [self.low, self.high],
-            "on-policy data must keep its weight",
-        )
+        ok, bounds = 0 <= self.low <= 1 <= self.high, [self.low, self.high]
+        expect(ok, "zero_outside", "0 <= low <= 1 <= high", bounds, "on-policy data must keep its weight")
 
     @property
     def statistics(self) -> tuple[StatisticKey, ...]:

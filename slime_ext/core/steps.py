@@ -95,8 +95,7 @@ class Reweight(_AtLevel):
 
 @dataclass(frozen=True)
 class MinPrefixReweight(Step):
-    """Sets the weights to w_t = rho_t times the smallest rho_i of the response tokens i < t (1 if there are
-    none).
+    """Sets the weights to w_t = rho_t times the smallest rho_i of the response tokens i < t, or 1 for none.
 
     A surrogate of the prefix product that does not accumulate.
 
@@ -116,8 +115,7 @@ class MinPrefixReweight(Step):
 
 @dataclass(frozen=True)
 class SignedClip(_AtLevel):
-    """Sets weights by the advantage's sign: clip(ratio, low, high), the range of positive or of negative
-    advantages.
+    """Sets weights to clip(ratio, low, high), with one range for positive advantages and one for negative.
 
     With the defaults it is TOPR: weight 1 where A >= 0, clip(sequence ratio, 0, 1) where A < 0.
 
@@ -163,13 +161,8 @@ class Truncate(Step):
     is_bound = True
 
     def __post_init__(self) -> None:
-        expect(
-            self.high >= 1,
-            "truncate.high",
-            "a number >= 1",
-            self.high,
-            "below 1 it would shrink on-policy tokens",
-        )
+        why = "below 1 it would shrink on-policy tokens"
+        expect(self.high >= 1, "truncate.high", "a number >= 1", self.high, why)
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
         return state.bound(state.weights.clamp(max=self.high))
@@ -191,9 +184,8 @@ class Clip(Step):
     is_bound = True
 
     def __post_init__(self) -> None:
-        expect(
-            0 <= self.low <= 1, "clip.low", "a number in [0, 1]", self.low, "it would raise on-policy tokens"
-        )
+        why = "it would raise on-policy tokens"
+        expect(0 <= self.low <= 1, "clip.low", "a number in [0, 1]", self.low, why)
         expect(self.high >= 1, "clip.high", "a number >= 1", self.high, "it would shrink on-policy tokens")
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
@@ -232,14 +224,9 @@ class Reject(Step):
     def __post_init__(self) -> None:
         neutral = 1 if self.statistic == "ratio" else 0
         bounds = [self.low, self.high]
-        expect(
-            bounds != [None, None] or self.max_staleness is not None,
-            "reject",
-            "low or high or both",
-            "neither",
-            "nothing would be rejected",
-        )
         stale = self.max_staleness
+        acts = bounds != [None, None] or stale is not None
+        expect(acts, "reject", "low or high or both", "neither", "nothing would be rejected")
         expect(stale is None or stale >= 0, "reject.max_staleness", "a number >= 0", stale, KEPT)
         low, high = self._interval
         expect(low <= neutral <= high, "reject", f"low <= {neutral} <= high", bounds, KEPT)
@@ -379,19 +366,14 @@ class Normalize(Step):
         if self.level == "sequence":
             count = inputs.table[COUNT].clamp_min(1)
             per_token = per_token / inputs.segments.expand_to_tokens("sequence", count)
-        weighted = (
-            torch.where(
-                inputs.usable, inputs.segments.expand_to_tokens(state.unit, state.weights), 0
-            ).double()
-            * per_token
-        )
+        weights = inputs.segments.expand_to_tokens(state.unit, state.weights)
+        weighted = torch.where(inputs.usable, weights, 0).double() * per_token
         return torch.stack([weighted.sum(), per_token.sum()])
 
 
 @dataclass(frozen=True)
 class SecondMoment(Step):
-    """Drops the tokens with the largest squared log-ratio of the step until the mean of the rest is <
-    ``threshold``.
+    """Drops the step's tokens of the largest squared log-ratio until the mean of the rest is < ``threshold``.
 
     Tokens with equal values stay or go together, and the smallest always stay. This is the all-sign variant;
     the paper restricts it to the tokens that PPO would clip.
@@ -405,13 +387,8 @@ class SecondMoment(Step):
     rejects = True
 
     def __post_init__(self) -> None:
-        expect(
-            self.threshold > 0,
-            "second_moment.threshold",
-            "a number > 0",
-            self.threshold,
-            "nothing would be kept",
-        )
+        why = "nothing would be kept"
+        expect(self.threshold > 0, "second_moment.threshold", "a number > 0", self.threshold, why)
 
     def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
         """[] float64: the largest squared log-ratio that stays.
@@ -467,8 +444,7 @@ def _log(bound: float) -> float:
 
 
 def _ranked(inputs: StepInputs) -> tuple[Tensor, Tensor]:
-    """Squared log-ratios of usable tokens in ascending order, padded with inf, and their sums from the
-    left."""
+    """Squared log-ratios of usable tokens in ascending order, padded with inf, and their running sums."""
     values = torch.where(inputs.usable, inputs.log_ratio.double().square(), torch.inf).sort().values
     return values, torch.cat([values.new_zeros(1), values.cumsum(0)])
 

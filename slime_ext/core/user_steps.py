@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from slime_ext.core.correction import Correction, plan_step
 from slime_ext.core.importing import load_named
-from slime_ext.core.state import State, StatisticKey, Step, StepInputs, Tokens, tabulate
+from slime_ext.core.state import State, StatisticKey, Step, StepInputs, Tokens, expect, tabulate
 from slime_ext.core.steps import Reweight
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.ops.segments import AllSum, Segments
@@ -100,18 +100,16 @@ def load_step(path: str, where: str) -> type[Step]:
     """
     if torch.__spec__ is None:  # commands read names and rules without torch; a user's module wants it
         raise ModuleNotFoundError("torch", name="torch")
-    found = load_named(path, f"{where} {path}", "class")
-    if not (isinstance(found, type) and issubclass(found, Step)):
-        raise ConfigError(
-            f"{where} {path}: expected a class made from slime_ext.steps.Step, got {_kind(found)}"
-        )
+    where = f"{where} {path}"
+    found = load_named(path, where, "class")
+    is_step = isinstance(found, type) and issubclass(found, Step)
+    expect(is_step, where, "a class made from slime_ext.steps.Step", _kind(found), "a step is one")
     parameters = getattr(found, "__dataclass_params__", None)
-    if parameters is None or not parameters.frozen or "__dataclass_fields__" not in vars(found):
-        raise ConfigError(
-            f"{where} {path}: expected @dataclass(frozen=True) above the class, got none: its fields are its "
-            "configuration, and a plan is found by them"
-        )
-    return found
+    frozen = parameters is not None and parameters.frozen and "__dataclass_fields__" in vars(found)
+    why = "its fields are its configuration, and a plan is found by them"
+    expect(frozen, where, "@dataclass(frozen=True) above the class", "none", why)
+    step: type[Step] = found
+    return step
 
 
 def check_step(step: Step, definition: Definition | None = None, *, where: str = "") -> None:
@@ -135,15 +133,21 @@ def check_step(step: Step, definition: Definition | None = None, *, where: str =
     """
     where = where or type(step).__name__
     batch = samples()
-    inputs, before = _before(step, where, packed(batch))
+    tokens = packed(batch)
+    inputs, before = _before(step, where, tokens)
     state = _called(step, where, inputs, before)
     _check_state(step, where, state, inputs)
     _check_declared(step, where, before, state)
     _check_waits(step, where, batch)
     weights = _weights(inputs, state)
     if not step.is_coupled:
-        _check_alone(step, where, batch, weights)
-    _check_split(step, where, packed(batch), weights)
+        alone = [replace(packed([s]), ages=torch.tensor([float(i)])) for i, s in enumerate(batch)]
+        found = torch.cat([_run(step, where, part) for part in alone])
+        what = "take sums per unit, or set is_coupled and number_for_step"
+        _check_same(inputs, weights, found, where, "whatever shares the micro-batch", what)
+    what = "take sums with inputs.total, inputs.aggregate or inputs.prefix"
+    found = _run_split(step, where, tokens)
+    _check_same(inputs, weights, found, where, "where context parallelism splits a response", what)
     if definition is not None:
         for batch in map(samples, range(3)):
             compare(where, batch, _run(step, where, packed(batch)), definition, EXACT)
@@ -173,22 +177,19 @@ def _before(step: Step, where: str, tokens: Tokens) -> tuple[StepInputs, State]:
 def _called(step: Step, where: str, inputs: StepInputs, before: State) -> State:
     given = [*_tensors(inputs), *inputs.table.values(), before.weights, *before.keep.values()]
     versions = [values._version for values in given]
-    undeclared: dict[str, Any] = {name: None for name, flag in READS.items() if not getattr(step, flag)}
+    undeclared = {flag: f"inputs.{name}" for name, flag in READS.items() if not getattr(step, flag)}
+    hidden: Any = {name: None for name, flag in READS.items() if flag in undeclared}
     try:
-        state = step(replace(before, step=0), replace(inputs, **undeclared))
+        state = step(replace(before, step=0), replace(inputs, **hidden))
     except Exception as error:
         if undeclared and "NoneType" in str(error):
-            flags = " or ".join(READS[name] for name in undeclared)
-            fields = " or ".join(f"inputs.{name}" for name in undeclared)
-            raise ConfigError(
-                f"{where}: {flags}: expected True, got False: the step reads {fields}"
-            ) from error
+            flags, fields = (" or ".join(names) for names in zip(*undeclared.items(), strict=True))
+            got = f"False: the step reads {fields}"
+            raise ConfigError(f"{where}: {flags}: expected True, got {got}") from error
         raise failed(where, error) from error
-    if versions != [values._version for values in given]:
-        raise ConfigError(
-            f"{where}: expected inputs that stay as they are, got one written to: use functions without a _ "
-            "at the end, such as clamp for clamp_"
-        )
+    kept = versions == [values._version for values in given]
+    why = "use functions without a _ at the end, such as clamp for clamp_"
+    expect(kept, where, "inputs that stay as they are", "one written to", why)
     return state
 
 
@@ -212,61 +213,44 @@ def failed(where: str, error: Exception, kind: str = "step") -> SlimeExtError:
 
 
 def _check_state(step: Step, where: str, state: Any, inputs: StepInputs) -> None:
-    if not isinstance(state, State):
-        raise ConfigError(
-            f"{where}: expected a State, got {_kind(state)}: return state.reweight(unit, ratio), "
-            "state.bound(weights) or state.reject(unit, inside)"
-        )
+    why = "return state.reweight(unit, ratio), state.bound(weights) or state.reject(unit, inside)"
+    expect(isinstance(state, State), where, "a State", _kind(state), why)
     segments = inputs.segments
     sizes = {"token": segments.size, "turn": segments.turn_bound, "sequence": segments.count}
-    given = {"weights": (state.unit, state.weights)} | {
-        f"keep['{unit}']": (unit, flags) for unit, flags in state.keep.items()
-    }
-    for name, (unit, values) in given.items():
-        if unit not in sizes:
-            raise ConfigError(f"{where}: {name}: expected unit token, turn or sequence, got '{unit}'")
-        if values.shape != (sizes[unit],):
-            raise ConfigError(
-                f"{where}: {name}: expected shape [{sizes[unit]}], one per {unit}, got {list(values.shape)}"
-            )
-        if values.requires_grad:
-            raise ConfigError(
-                f"{where}: {name}: expected no gradient, got one: a weight is detached, only the loss is "
-                "differentiated; add .detach()"
-            )
-        if (name != "weights") != (values.dtype is torch.bool):
-            wanted = "numbers" if name == "weights" else "bool"
-            raise ConfigError(f"{where}: {name}: expected {wanted}, got {values.dtype}")
-    _check_values(step, where, inputs, state)
+    _check_tensor(f"{where}: weights", state.unit, state.weights, sizes, is_bool=False)
+    for unit, flags in state.keep.items():
+        _check_tensor(f"{where}: keep['{unit}']", unit, flags, sizes, is_bool=True)
+    found = _weights(inputs, state)
+    where, nan, infinite = f"{where}: weights", found.isnan(), found.isinf() & step.is_bound
+    why = "log-ratios may be <= 0 and masked tokens NaN: select with torch.where, never multiply by a mask"
+    expect(not nan.any(), where, "numbers", f"NaN at {_place(inputs, nan)}", why)
+    got, why = f"inf at {_place(inputs, infinite)}", "the class says is_bound"
+    expect(not infinite.any(), where, "finite ones", got, why)
+
+
+def _check_tensor(where: str, unit: str, values: Tensor, sizes: Mapping[str, int], *, is_bool: bool) -> None:
+    """One number or flag per unit, without a gradient."""
+    expect(unit in sizes, where, "unit token, turn or sequence", f"'{unit}'", "units are these three")
+    shape = f"shape [{sizes[unit]}], one per {unit}"
+    expect(values.shape == (sizes[unit],), where, shape, list(values.shape), "give each unit its own")
+    why = "a weight is detached, only the loss is differentiated; add .detach()"
+    expect(not values.requires_grad, where, "no gradient", "one", why)
+    wanted, why = ("bool", "it is a flag") if is_bool else ("numbers", "it multiplies the loss")
+    expect(is_bool == (values.dtype is torch.bool), where, wanted, values.dtype, why)
 
 
 def _check_declared(step: Step, where: str, before: State, state: State) -> None:
-    """What the call did to weights and flags against what the class says of it, by which the steps behind it
-    are judged."""
+    """What the call did to weights and flags is what the class says."""
     effects = {effect.kind for effect in state.step_effects[len(before.step_effects) :]}
     changed = state.weights is not before.weights and not (step.is_coupled or "clipped" in effects)
-    if changed and not (step.sets_weights or step.is_bound):
-        raise ConfigError(
-            f"{where}: sets_weights: expected True beside state.reweight, got False: the steps behind it "
-            "would not know of its weights"
-        )
-    for kind, name, call in (("clipped", "is_bound", "bound"), ("rejected", "rejects", "reject")):
-        if kind in effects and not getattr(step, name):
-            raise ConfigError(f"{where}: {name}: expected True beside state.{call}, got False")
-
-
-def _check_values(step: Step, where: str, inputs: StepInputs, state: State) -> None:
-    found = _weights(inputs, state)
-    if found.isnan().any():
-        raise ConfigError(
-            f"{where}: weights: expected numbers, got NaN at {_place(inputs, found.isnan())}: log-ratios may "
-            "be 0 or below, and masked tokens may hold NaN: select with torch.where, never multiply by a mask"
-        )
-    if step.is_bound and found.isinf().any():
-        raise ConfigError(
-            f"{where}: weights: expected finite ones after a step with is_bound, got inf at "
-            f"{_place(inputs, found.isinf())}"
-        )
+    declared = {
+        "sets_weights": ("reweight", changed, step.sets_weights or step.is_bound),
+        "is_bound": ("bound", "clipped" in effects, step.is_bound),
+        "rejects": ("reject", "rejected" in effects, step.rejects),
+    }
+    for name, (call, did, says) in declared.items():
+        wanted, why = f"True beside state.{call}", "the steps after it are checked by what it says"
+        expect(says or not did, f"{where}: {name}", wanted, False, why)
 
 
 def _weights(inputs: StepInputs, state: State) -> Tensor:
@@ -275,8 +259,15 @@ def _weights(inputs: StepInputs, state: State) -> Tensor:
 
 
 def _place(inputs: StepInputs, flags: Tensor) -> str:
-    token = int(flags.nonzero()[0])
+    """Where the first flag is, or the first token."""
+    token = int(flags.int().argmax())
     return f"sample {int(inputs.segments.ids[token])}, token {int(inputs.segments.within[token])}"
+
+
+def _check_same(inputs: StepInputs, weights: Tensor, found: Tensor, where: str, when: str, what: str) -> None:
+    differs = ~torch.isclose(found, weights, rtol=EXACT, atol=0)
+    got = f"others for {_place(inputs, differs)}"
+    expect(not differs.any(), where, f"the same weights {when}", got, what)
 
 
 def _check_waits(step: Step, where: str, batch: Sequence[Sample]) -> None:
@@ -301,35 +292,18 @@ def waits(where: str, error: Exception) -> ConfigError:
     return ConfigError(f"{where}: expected operations that read no value, got {reason}{at}: {WAITS}")
 
 
-def _check_alone(step: Step, where: str, batch: Sequence[Sample], together: Tensor) -> None:
-    parts = torch.split(together, [len(sample.mask) for sample in batch])
-    for i, (sample, part) in enumerate(zip(batch, parts, strict=True)):
-        alone = _run(step, where, replace(packed([sample]), ages=torch.tensor([float(i)])))
-        if not torch.allclose(alone, part, rtol=EXACT, atol=0):
-            raise ConfigError(
-                f"{where}: expected the same weights whatever shares the micro-batch, got others for sample "
-                f"{i} alone: take sums per unit (statistics), or set is_coupled and number_for_step"
-            )
-
-
-def _check_split(step: Step, where: str, whole: Tokens, together: Tensor) -> None:
-    """Context parallelism: the ranks that hold parts of a response agree on its weights."""
+def _run_split(step: Step, where: str, whole: Tokens) -> Tensor:
+    """[T] the weights that the step gives where ranks share each response."""
     ranks = [split(whole, rank) for rank in range(RANKS)]
 
     def on(rank: int, all_sum: AllSum) -> Tensor:
-        tokens = replace(ranks[rank], segments=replace(ranks[rank].segments, all_sum=all_sum))
-        return _run(step, where, tokens)
-
-    found = torch.empty_like(together)
-    for tokens, part in zip(ranks, on_ranks(on, where), strict=True):
-        found[tokens.segments.positions] = part
-    if not torch.allclose(found, together, rtol=EXACT, atol=0):
-        token = int((found - together).abs().argmax())
-        sample, place = int(whole.segments.ids[token]), int(whole.segments.within[token])
-        raise ConfigError(
-            f"{where}: expected the same weights where context parallelism splits a response, got others for "
-            f"sample {sample}, token {place}: take sums with inputs.total, inputs.aggregate or inputs.prefix"
+        return _run(
+            step, where, replace(ranks[rank], segments=replace(ranks[rank].segments, all_sum=all_sum))
         )
+
+    parts = torch.cat(on_ranks(on, where))
+    places = torch.cat([tokens.segments.positions for tokens in ranks])
+    return torch.empty_like(parts).index_copy(0, places, parts)
 
 
 def split(tokens: Tokens, rank: int) -> Tokens:
@@ -378,11 +352,9 @@ def on_ranks(function: Callable[[int, AllSum], Any], where: str) -> list[Any]:
         asked = [each.values for each in ended if isinstance(each, _Asked)]
         if not asked:
             return ended
-        if len(asked) < RANKS or len({values.shape for values in asked}) > 1:
-            raise ConfigError(
-                f"{where}: expected the same sums on every rank, got others: which sums a step takes must "
-                "not depend on what a rank holds"
-            )
+        agree = len(asked) == RANKS and len({values.shape for values in asked}) == 1
+        why = "which sums a step takes must not depend on what a rank holds"
+        expect(agree, where, "the same sums on every rank", "others", why)
         sums.append(torch.stack(asked).sum(0))
 
 
@@ -406,14 +378,11 @@ def _defined(where: str, definition: Definition, sample: Sample) -> list[float]:
 
     >>> _defined("step", lambda sample: None, samples()[1])
     Traceback (most recent call last):
-    slime_ext.errors.ConfigError: step, definition: expected 1 numbers, one per token, got None
+    slime_ext.errors.ConfigError: step, definition: expected 1 numbers, got None: one per token
     """
     values = definition(sample)
-    got = f"{len(values)}" if isinstance(values, Sequence) else _kind(values)
-    if got != str(len(sample.mask)):
-        raise ConfigError(
-            f"{where}, definition: expected {len(sample.mask)} numbers, one per token, got {got}"
-        )
+    got, wanted = str(len(values)) if isinstance(values, Sequence) else _kind(values), str(len(sample.mask))
+    expect(got == wanted, f"{where}, definition", f"{wanted} numbers", got, "one per token")
     return list(values)
 
 

@@ -95,7 +95,7 @@ BREAKS = {  # what the line names -> what the call does
     "at `if inputs.log_ratio.max() > 0:` (test_user_steps.py:": lambda self, s, i: s.reweight(
         "token", self.ratio(i) * branch(i)
     ),
-    "where context parallelism splits a response, got others for sample 3, token 1": lambda self, s, i: (
+    "where context parallelism splits a response, got others for sample 0, token 0": lambda self, s, i: (
         s.reweight("token", i.segments.expand(i.segments.local_sums([self.ratio(i)])[0]))
     ),
     "expected the same sums on every rank": lambda self, s, i: s.reweight(
