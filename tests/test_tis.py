@@ -136,19 +136,21 @@ def test_of_the_ranks_that_share_sequences_the_first_counts_them(name, rank, mon
     assert step.reduce()[0]["off_policy/sequences"] == (0 if rank else counted)
 
 
-def test_without_use_tis_loss_and_masks_are_the_same_objects():
-    for name in NAMES:
-        call = as_slime_calls(oracle.random_batch(0))
+@pytest.mark.parametrize("name", NAMES)
+def test_what_holds_of_every_function(name):
+    for seed in range(10):
+        call = as_slime_calls(oracle.random_batch(seed))
+        before = [m.clone() for m in call["loss_masks"]]
+        loss, _, metrics = getattr(tis, name)(arguments(), **call)
+        # Finite whatever stands at masked positions; and slime's --recompute-loss-function calls twice.
+        assert all(m.isfinite().all() and not m.requires_grad for m in metrics.values())
+        assert all(torch.equal(a, b) for a, b in zip(before, call["loss_masks"], strict=True))
+        again = getattr(tis, name)(arguments(), **call)[0]
+        torch.testing.assert_close(again, loss, rtol=0, atol=0, equal_nan=True)
         loss, masks, metrics = getattr(tis, name)(arguments(use_tis=False), **call)
         assert loss is call["pg_loss"] and masks is call["loss_masks"] and metrics
-
-
-def test_metrics_are_finite_whatever_stands_at_masked_positions():
-    for name in NAMES:
-        for seed in range(10):
-            batch = oracle.random_batch(seed)
-            _, _, metrics = getattr(tis, name)(arguments(), **as_slime_calls(batch))
-            assert all(m.isfinite().all() and not m.requires_grad for m in metrics.values())
+    loss, masks, _ = getattr(tis, name)(arguments(), **as_slime_calls([]))
+    assert loss.shape == (0,) and list(masks) == []
 
 
 def test_metrics_are_finite_whatever_the_log_ratio():
@@ -170,22 +172,6 @@ def test_lists_of_floats_are_refused_in_one_line():
             DataError, match=f"{name}, sequence 0 of {len(wrong)}: expected a tensor, got list: turn"
         ):
             tis.pure_is(arguments(), **call | {name: wrong})
-
-
-def test_masks_are_never_written_to():
-    for name in NAMES:
-        call = as_slime_calls(oracle.random_batch(0))
-        before = [m.clone() for m in call["loss_masks"]]
-        getattr(tis, name)(arguments(), **call)
-        assert all(torch.equal(a, b) for a, b in zip(before, call["loss_masks"], strict=True))
-
-
-def test_calling_twice_changes_nothing():
-    """slime's --recompute-loss-function calls the hook twice per micro-batch."""
-    for name in NAMES:
-        call = as_slime_calls(oracle.random_batch(1))
-        first, second = (getattr(tis, name)(arguments(), **call)[0] for _ in range(2))
-        torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_loss_that_is_not_one_number_per_token_is_refused():
@@ -231,18 +217,11 @@ def test_reduced_masks_have_the_hosts_dtype(dtype):
     assert sum(int(mask.sum()) for mask in reduced) < sum(int(mask.sum()) for mask in masks)
 
 
-def test_correct_reads_the_mapping_of_the_arguments():
+def test_correct_reads_the_mapping_of_the_arguments_anew():
     call = as_slime_calls(oracle.random_batch(1))
-    by_mapping = tis.correct(arguments(slime_ext={"preset": "icepop"}), **call)[0]
-    assert torch.equal(by_mapping, tis.icepop(arguments(), **call)[0])
-
-
-def test_other_arguments_are_read_anew():
-    call = as_slime_calls(oracle.random_batch(1))
-    losses = [
-        tis.correct(arguments(slime_ext={"preset": p}), **call)[0] for p in ("icepop", "geo_rs", "icepop")
-    ]
-    assert torch.equal(losses[0], losses[2]) and not torch.equal(losses[0], losses[1])
+    for name in ("icepop", "geo_rs", "icepop"):
+        by_mapping = tis.correct(arguments(slime_ext={"preset": name}), **call)[0]
+        assert torch.equal(by_mapping, getattr(tis, name)(arguments(), **call)[0])
 
 
 def test_mask_scope_all_returns_reduced_masks():
@@ -321,9 +300,3 @@ def test_a_host_that_passes_less_than_slime_is_a_type_error():
     with pytest.raises(TypeError, match="total_lengths"):
         call = as_slime_calls([])
         tis.token_is(arguments(), **{k: call[k] for k in REQUIRED[1:] if k != "total_lengths"})
-
-
-def test_an_empty_micro_batch():
-    for name in NAMES:
-        loss, masks, _ = getattr(tis, name)(arguments(), **as_slime_calls([]))
-        assert loss.shape == (0,) and list(masks) == []

@@ -14,7 +14,7 @@ from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.steps import Reject
 from tests import oracle
 from tests.batches import tokens
-from tests.core.metrics.test_statistics import accumulated, measure, one_long, scalars
+from tests.core.metrics.test_statistics import accumulated, measure, numbers_of, one_long, scalars
 
 
 def test_the_sample_size_of_ratios_below_1():
@@ -61,23 +61,16 @@ def test_where_no_age_is_known_there_is_no_staleness(ages):
 
 def test_the_share_that_a_surrogate_clipped_is_of_all_response_tokens():
     packed, _ = tokens(one_long([0.0] * 4))
-    correction = Correction()
-    plan = MetricsLayout.of(correction)
-    clipped = torch.tensor([True, False, False, False])
-    measured = measure(packed, correction(packed, observe=True), plan, surrogate_clipped=clipped)
-    found = metrics.scalars(metrics.reduce(plan, measured)[0])
-    assert (
-        found["off_policy/surrogate_clipped_fraction"] == 0.25 and found["off_policy/clipped_fraction"] == 0
-    )
+    found = numbers_of(Correction(), packed, surrogate_clipped=torch.arange(4) == 0)
+    shares = [found[f"off_policy/{name}"] for name in ("surrogate_clipped_fraction", "clipped_fraction")]
+    assert shares == [0.25, 0]
 
 
 def test_what_its_group_takes_out_is_counted_beside_the_steps():
     packed, _ = tokens([s for x in (1.0, 0.0, 0.0, 0.0) for s in one_long([x])])
     correction = Correction(steps=(Reject(high=2.0),), group="atomic")
     outcome = correction(packed, Plan(keep=torch.tensor([False, False, True, True])), observe=True)
-    plan = MetricsLayout.of(correction)
-    measured = measure(packed, outcome, plan)
-    found = metrics.scalars(metrics.reduce(plan, measured)[0])
+    found = numbers_of(correction, packed, outcome)
     shares = [found[f"off_policy/steps/{step}/rejected_fraction"] for step in ("0_reject", "group")]
     assert shares == [0.25, 0.5] and found["off_policy/kept_fraction"] == 0.5
 

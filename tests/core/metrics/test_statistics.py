@@ -30,6 +30,19 @@ def measure(packed, outcome, layout, **more):
     return count_bins(*summarize(packed, outcome, layout, position, **more))
 
 
+def totals_of(correction, packed, outcome=None, *, curves=True, **more):
+    """The totals of one micro-batch."""
+    layout = MetricsLayout.of(correction, curves=curves)
+    outcome = correction(packed, observe=True) if outcome is None else outcome
+    return metrics.reduce(layout, measure(packed, outcome, layout, **more))[0]
+
+
+def numbers_of(*args, **more):
+    """Every metric of one micro-batch, curves too."""
+    totals = totals_of(*args, **more)
+    return metrics.scalars(totals) | metrics.curves(totals)
+
+
 def accumulated(correction, batch, size=100, *, ages=None, curves=True):
     """The totals of a batch, ``size`` sequences per micro-batch."""
     layout = MetricsLayout.of(correction, curves=curves)
@@ -179,24 +192,15 @@ def test_float32_log_probs_give_the_metrics_of_the_same_numbers_in_float64():
     proximal = behavior + torch.randn(20000) * 0.02
     for dtype in (torch.float32, torch.float64):
         segments = Segments.whole([15000, 5000], torch.ones(20000, dtype=torch.bool))
-        packed = Tokens(segments, proximal.to(dtype), behavior.to(dtype))
-        plan = MetricsLayout.of(correction)
-        measured = measure(packed, correction(packed, observe=True), plan)
-        totals = metrics.reduce(plan, measured)[0]
-        found.append(metrics.scalars(totals) | metrics.curves(totals))
+        found.append(numbers_of(correction, Tokens(segments, proximal.to(dtype), behavior.to(dtype))))
     assert found[0] == pytest.approx(found[1], rel=1e-5, abs=1e-6)
 
 
 def test_curves_of_float32_are_added_in_float64():
     torch.manual_seed(0)
     behavior = -torch.rand(200_000)
-    packed = Tokens(
-        Segments.whole([200_000], torch.ones(200_000, dtype=torch.bool)), behavior + 0.003, behavior
-    )
-    correction = presets.get("token_is")
-    plan = MetricsLayout.of(correction)
-    measured = measure(packed, correction(packed, observe=True), plan)
-    totals = metrics.reduce(plan, measured)[0]
+    packed = Tokens(Segments.whole([200_000], torch.ones(200_000)), behavior + 0.003, behavior)
+    totals = totals_of(presets.get("token_is"), packed)
     excess = (packed.proximal - behavior).expm1().double()
     assert sum(row["ratio_minus_one"] for row in totals.curves["by_position"].values()) == pytest.approx(
         excess.sum().item(), rel=1e-12
@@ -234,10 +238,8 @@ def test_of_tiny_ratios_the_sample_size_stays_a_fraction(level):
     draw = torch.Generator().manual_seed(0)
     behavior = torch.full((1000,), -0.5)
     proximal = behavior + level + 0.1 * torch.randn(1000, generator=draw)
-    packed = Tokens(Segments.whole([1000], torch.ones(1000, dtype=torch.bool)), proximal, behavior)
-    plan = MetricsLayout.of(Correction())
-    measured = measure(packed, Correction()(packed, observe=True), plan)
-    assert 1e-3 <= metrics.scalars(metrics.reduce(plan, measured)[0])["off_policy/ess_ratio"] <= 1
+    packed = Tokens(Segments.whole([1000], torch.ones(1000)), proximal, behavior)
+    assert 1e-3 <= numbers_of(Correction(), packed)["off_policy/ess_ratio"] <= 1
 
 
 def test_a_nonfinite_log_ratio_is_counted_without_an_index_out_of_range():
@@ -260,10 +262,7 @@ def test_ages_are_counted_by_sample():
 
 def test_only_the_first_of_the_ranks_that_share_sequences_counts_them():
     packed, _ = tokens(oracle.random_batch(5))
-    correction = presets.get("seq_is_rs")
-    plan = MetricsLayout.of(correction)
-    second = measure(packed, correction(packed, observe=True), plan, counts_sequences=False)
-    assert metrics.reduce(plan, second)[0]["sequences"] == 0
+    assert totals_of(presets.get("seq_is_rs"), packed, counts_sequences=False)["sequences"] == 0
 
 
 @pytest.mark.parametrize("curves", [False, True])
@@ -286,12 +285,8 @@ def test_a_masked_token_is_no_extreme():
 
 @pytest.mark.parametrize("value", [-1e30, 1e30, 100.0])
 def test_k3_and_every_mean_stay_finite_and_of_their_sign(value):
-    batch = one_long([0.0, value])
-    layout_ = MetricsLayout.of(Correction())
-    packed, _ = tokens(batch, torch.float32)
-    measured = measure(packed, Correction()(packed, observe=True), layout_)
-    totals = metrics.reduce(layout_, measured)[0]
-    found = metrics.scalars(totals) | metrics.curves(totals)
+    packed, _ = tokens(one_long([0.0, value]), torch.float32)
+    found = numbers_of(Correction(), packed)
     means = {name: found[name] for name in found if name.endswith(("k3_kl", "ratio_mean", "chi2_token"))}
     assert all(math.isfinite(x) for x in means.values()) and found["off_policy/k3_kl"] > 0
     assert all(x >= 0 for name, x in means.items() if name.endswith("k3_kl"))
@@ -310,9 +305,7 @@ def test_what_each_step_did_is_counted_token_by_token(name):
         packed, _ = tokens(oracle.random_batch(seed))
         packed = replace(packed, ages=torch.arange(packed.segments.count).double())
         units = tuple(Reject(s.unit, high=1e9) for s in steps if s.unit != "token")  # the units of all steps
-        plan = MetricsLayout.of(Correction(steps=steps))
-        measured = measure(packed, Correction(steps=steps)(packed, observe=True), plan)
-        totals = metrics.reduce(plan, measured)[0]
+        totals = totals_of(Correction(steps=steps), packed)
         for i, named in enumerate(layout.step_names(Correction(steps=steps))):
             if steps[i].rejects:
                 kept = Correction(steps=(*steps[: i + 1], *units))(packed).keep.sum()
