@@ -1,5 +1,5 @@
-"""slime_ext: off-policy correction for Megatron RL. Names are imported on first use, so that importing costs
-nothing."""
+"""slime_ext: off-policy correction for Megatron RL. Importing it costs nothing: names are imported on first
+use."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The errors that a user of slime_ext can meet. Importable everywhere; imports nothing but the
-standard library."""
+"""Errors and warnings for users, one line each. Imports the standard library alone."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ LINE = 100  # characters of a value that a message shows
 
 
 class SlimeExtError(Exception):
-    """Base of every error raised on purpose. Its text is one line: ``<where>: expected X, got Y: what to
-    do``; control characters in it are shown as such."""
+    """Base of every error raised on purpose: one line, ``<where>: expected X, got Y: what to do``. Control
+    characters are escaped."""
 
     def __init__(self, message: object = "") -> None:
         super().__init__(printable(str(message)))
@@ -26,26 +25,26 @@ class SlimeExtError(Exception):
 
 
 class ConfigError(SlimeExtError, ValueError):
-    """A flag, a YAML key or a combination of them that cannot work."""
+    """A flag, a YAML key or a combination that cannot work."""
 
 
 class DataError(SlimeExtError, ValueError):
-    """An input file or a tensor that does not hold what it must hold."""
+    """A file or a tensor with the wrong content or shape."""
 
 
 class NonFiniteError(SlimeExtError, FloatingPointError):
-    """A log-prob that is NaN or infinite where that has already made the loss NaN."""
+    """A NaN or infinite log-prob that has already made the loss NaN."""
 
 
 class GuardError(SlimeExtError, RuntimeError):
-    """A metric outside the range of a guard whose action is to stop."""
+    """A metric left the range of a guard with ``action: stop``."""
 
 
 def _received(kind: type[SlimeExtError], *args: Any) -> SlimeExtError:
-    """An error that another process raised, as unpickling makes it here.
+    """Unpickles an error that another process raised.
 
-    Ray hands an actor's error to the driver, which ends with dozens of lines of traceback and of what its
-    workers still print. There the error's own line is printed once more, as the last one.
+    Under Ray the driver ends with dozens of lines of traceback and worker output. This repeats the error's
+    line as the last one.
     """
     hook = sys.excepthook
     if "ray" in sys.modules and getattr(hook, "func", None) is not _show_and_repeat:
@@ -70,7 +69,7 @@ def _print_last(line: str) -> None:
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Logs a warning the first time that this process has it."""
+    """Logs a warning once per process."""
     logging.getLogger("slime_ext").warning(message)
 
 
@@ -87,7 +86,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_known(where: str, kind: str, name: object, known: Collection[str]) -> None:
-    """Raises ConfigError unless a name is one of those that are known.
+    """Raises ConfigError for an unknown name, with the nearest known one.
 
     >>> check_known("x", "step", "truncat", ["clip", "truncate"])
     Traceback (most recent call last):
@@ -99,7 +98,7 @@ def check_known(where: str, kind: str, name: object, known: Collection[str]) -> 
 
 
 def printable(text: str) -> str:
-    """Text in which every control character, a line end too, is its escape.
+    """Text with control characters escaped, line ends too.
 
     >>> printable("a\\tb\\x1b[31m")
     'a\\\\tb\\\\x1b[31m'
@@ -110,7 +109,7 @@ def printable(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """The repr of a value, cut where it is longer than a line.
+    """The repr of a value, cut to a line.
 
     >>> shown("1e-4"), len(shown([0] * 100))
     ("'1e-4'", 100)
@@ -119,6 +118,6 @@ def shown(value: object) -> str:
 
 
 def cut(text: object) -> str:
-    """Text as it is, or its beginning where it is longer than a line."""
+    """A text, cut to a line."""
     found = str(text)
     return found if len(found) <= LINE else f"{found[: LINE - 3]}..."

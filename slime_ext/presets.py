@@ -1,4 +1,4 @@
-"""One table: name -> correction, formula and source; other systems' names are aliases.
+"""The presets: name -> correction, formula and source. Other systems' names are aliases.
 
 In the formulas l = log numerator - log behavior per token, rho = e^l, Pi the product and geo the geometric
 mean over the response tokens of a sequence. Without "target" the numerator is the proximal policy; without a
@@ -43,7 +43,7 @@ BYPASS = {"numerator": "target", "surrogate": PpoClip(anchor="behavior")}
 
 @dataclass(frozen=True)
 class Preset:
-    """A named correction: what it computes, and where it comes from."""
+    """A named correction with its formula and source."""
 
     correction: Correction
     formula: str

@@ -1,4 +1,4 @@
-"""The steps of a correction, and what a step of your own is made of: docs/your_own_correction.md."""
+"""The steps of a correction, and the classes to write your own with: docs/your_own_correction.md."""
 
 from slime_ext.core.state import State, Step, StepInputs, statistics_of
 from slime_ext.core.steps import (

@@ -1,7 +1,7 @@
-"""What a correction of one's own is tested with: made-up responses, a step's contract, a hook's contract.
+"""Tests for a correction of your own: made-up responses, and the contracts of a step and of a hook.
 
 ``check_step(step, definition)`` and ``check_hook(hook, definition)`` take the definition as plain Python over
-one response (``Sample``), so that what is compared with was not computed by the same tensors. Start-up runs
+one response (``Sample``), so that the reference is not computed by the same tensors. Start-up runs
 ``check_step`` on every step of your own that a configuration names.
 """
 
@@ -25,8 +25,7 @@ FLAGS = {"use_tis": True, "tis_clip": 2.0, "tis_clip_low": 0.0, "eps_clip": 0.2,
 
 
 def check_hook(hook: Callable[..., Any], definition: Definition | None = None, **flags: Any) -> None:
-    """Calls a function for ``--custom-tis-function-path`` as slime's policy loss does, and looks at what
-    comes back.
+    """Calls a function for ``--custom-tis-function-path`` as slime's policy loss does, and checks its result.
 
     Args:
         definition: sample -> the factor of each token's loss, 0 where it is rejected.
@@ -59,7 +58,7 @@ def check_hook(hook: Callable[..., Any], definition: Definition | None = None, *
 def _checked(
     hook: Callable[..., Any], where: str, args: Any, batch: Sequence[Sample]
 ) -> tuple[dict[str, Any], Tensor]:
-    """What the hook is given, and its loss."""
+    """The hook's arguments and its loss."""
     given = _call_of(batch)
     try:
         out = hook(args, **given)
@@ -90,8 +89,8 @@ def _call_of(batch: Sequence[Sample], device: str = "cpu") -> dict[str, Any]:
 
 
 def _check_gradient(where: str, given: dict[str, Any], loss: Tensor) -> None:
-    """Through the loss alone, finite at every response token; the loss at masked tokens, too, for the host
-    multiplies it by the mask."""
+    """Checks that the gradient flows through pg_loss alone and is finite at response tokens; and that the
+    loss is finite at masked tokens too, since the host multiplies it by the mask."""
     mask = torch.cat(given["loss_masks"]).bool()
     if not loss.isfinite().all():
         raise ConfigError(

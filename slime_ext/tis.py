@@ -1,8 +1,8 @@
 """The functions that ``--custom-tis-function-path`` names: the seeds' own, ``correct``, and one per preset.
 
 Each takes slime's keyword call and returns ``(pg_loss, loss_masks, metrics)``, see
-``slime_ext.host.contract``. Unless ``args.use_tis``, loss and masks come back as the very objects that went
-in. ``slime_ext.tis.<preset>`` exists for every name in ``slime_ext.presets``.
+``slime_ext.host.contract``. Without ``args.use_tis`` it returns the same loss and mask objects that it was
+passed. ``slime_ext.tis.<preset>`` exists for every name in ``slime_ext.presets``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slime_ext.host.hook import Channel, Result, run
 
 
 def _hook(name: str, document: str, channel: Channel | None = None) -> Callable[..., Result]:
-    """The function that a host calls for the correction ``name``, read again when its flags change."""
+    """The function that a host calls for the correction ``name``; it is reloaded when its flags change."""
     names = read_by(name)
     loaded: tuple[Any, Any, Correction | None] = (None, None, None)
 

@@ -1,11 +1,11 @@
 """``backend: compiled``: a hook call as two graphs that torch.compile turns into loops, the same code as
 eager.
 
-``head`` reads the tokens and makes the statistics of sequences; ``expand`` takes them, lets the steps decide,
-weights the loss and sums the metrics up. Between the two the ranks that share sequences add up, and one graph
-would work out the small [S] part anew for every token. Sizes are dynamic: each graph is compiled once, on a
-made-up batch in which no two sizes are alike, and serves every batch from then on. Without a compiler, for
-small batches and for steps that read statistics of turns, prefixes or minima, ``apply`` is eager.
+``head`` computes the statistics of sequences; ``expand`` runs the steps on them, weights the loss and sums
+the metrics. Two graphs, because the ranks that share sequences all-reduce in between, and because one graph
+would recompute the small [S] part for every token. Sizes are dynamic: each graph is compiled once, on a
+made-up batch in which no two sizes are alike. Without a compiler, for small batches, and for steps that read
+statistics of turns, prefixes or minima, ``apply`` is eager.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = logging.getLogger("slime_ext")
 
 
 class Wanted(NamedTuple):
-    """What a graph is compiled for; everything else about a batch may change from call to call."""
+    """The key of a graph; everything else may change from call to call."""
 
     correction: Correction
     acts: bool
@@ -57,7 +57,7 @@ class Wanted(NamedTuple):
 
 
 def hindrance(device: str) -> str:
-    """Why nothing can be compiled for a device; empty where it can."""
+    """Why nothing can be compiled for a device; empty if it can."""
     if device == "cpu":
         found = any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++")))
         return "" if found else "no C++ compiler is installed"

@@ -224,7 +224,7 @@ class Correction:
 
 
 def _check_coupled(correction: Correction, i: int) -> None:
-    """Whether the number of the coupled step with this index can be known, and is wanted once."""
+    """Raises unless the coupled step's number can be known before the optimizer step."""
     step, before = correction.steps[i], correction.steps[:i]
     expect(step not in before, f"steps[{i}]", "a coupled step once", step, "it computes one number")
     _expect_proximal(correction, str(step), "a number for the whole optimizer step")
@@ -235,7 +235,7 @@ def _check_coupled(correction: Correction, i: int) -> None:
 
 
 def _check_relations(correction: Correction) -> None:
-    """Whether what relates samples can be known before the optimizer step, and can act."""
+    """Raises unless ``denominator`` and ``group`` can be known before the optimizer step, and can act."""
     keys = ("denominator", correction.denominator, "host"), ("group", correction.group, "ignore")
     for key, value, idle in (found for found in keys if found[1] != found[2]):
         why = "nothing would be rejected"
@@ -328,7 +328,7 @@ class HookResult:
 
 
 def apply(correction: Correction, inputs: HookInputs) -> HookResult:
-    """The whole of a hook call between packing and returning."""
+    """A hook call between packing and returning."""
     outcome = correction(inputs.tokens, inputs.plan, observe=inputs.layout is not None)
     result, by_surrogate = corrected(correction, outcome, inputs)
     if inputs.layout is None:
@@ -341,7 +341,7 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
 def corrected(
     correction: Correction, outcome: Outcome, inputs: HookInputs
 ) -> tuple[HookResult, Tensor | None]:
-    """The loss and what the host's own channel gets; and [T] bool, where a surrogate of ours clipped."""
+    """The loss and the host's own channel; and [T] bool, where a surrogate of ours clipped."""
     loss, by_surrogate = inputs.host_loss, None
     if inputs.acts:
         loss, by_surrogate = correction.loss(outcome, inputs.tokens, inputs.host_loss, inputs.bounds)

@@ -1,4 +1,4 @@
-"""What a dotted path names: a function of a flag, a class of a YAML file."""
+"""Imports the object at a dotted path: a function named by a flag, or a class named in YAML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that a package hands out and imports when they are asked for."""
+"""Package attributes that are imported on first use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def lazy_attributes(
 
     Args:
         files: name -> the file of the package that defines it.
-        modules: files of the package that are handed out themselves.
+        modules: files of the package that are attributes themselves.
     """
     names = (*files, *modules)
 

@@ -1,4 +1,4 @@
-"""Which policy loss the weights multiply: frozen dataclasses, fields are the configuration.
+"""The policy losses that weights multiply: frozen dataclasses whose fields are the configuration.
 
 ``host`` takes the loss that the host computed. The others compute their own from the target log-probs and the
 advantages; an ``eps`` of None means the host's ``--eps-clip`` (``--eps-clip-high``, ``--eps-clip-c``).
@@ -33,8 +33,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a surrogate computes from, [T] each: what it asks for is finite at every token, whatever stood at
-    masked positions.
+    """What a surrogate reads, [T] each, finite at every token whatever the masked positions hold.
 
     Args:
         given: the host's tensors by name.
@@ -149,7 +148,7 @@ SURROGATES = {
 
 
 def _check_range(surrogate: PpoClip | DualClip, name: str) -> None:
-    """Whether the range of ratios that is not clipped holds the ratio 1, and others."""
+    """Raises unless the range that is not clipped contains 1 and other ratios."""
     ends = {"eps_low": surrogate.eps_low, "eps_high": surrogate.eps_high}
     for key, eps in ends.items():
         wide = eps is None or eps >= 0

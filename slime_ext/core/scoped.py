@@ -1,5 +1,5 @@
-"""Steps as other systems spell them: statistics over the tokens that earlier steps kept, clamped log-ratios,
-and bands that zero a weight without taking its token out of the masks.
+"""Steps as other systems define them: statistics over the tokens that earlier steps kept, clamped log-ratios,
+and bands that zero a weight but leave its token in the masks.
 
 The native steps read the host's response mask and clamp nothing, so that rejections commute. Only a dialect,
 or a mapping that ``slime-ext convert`` printed, needs what is here.
@@ -51,7 +51,7 @@ class KeptInputs(StepInputs):
 
 @dataclass(frozen=True)
 class Scoped(Step):
-    """What ``over`` and ``clamp`` make of a native step: other tokens, or log-ratios in [-clamp, clamp]."""
+    """A native step over other tokens (``over``), or of log-ratios in [-clamp, clamp]."""
 
     over: Over = "response"
     clamp: float | None = None

@@ -1,7 +1,7 @@
-"""What a correction takes and gives, and what its steps read and hand on.
+"""The data of a correction: from ``Tokens`` and a ``Plan`` to an ``Outcome``.
 
-``Tokens`` and ``Plan`` go in, an ``Outcome`` comes out. In between a step reads ``StepInputs``, which never
-change, and hands on a ``State`` of weights and keep flags.
+In between, each step reads ``StepInputs``, which never change, and returns a ``State`` of weights and keep
+flags.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was computed over the whole optimizer step before any of its micro-batches is trained.
+    """What was computed over the whole optimizer step before its first micro-batch is trained.
 
     Args:
         numbers: coupled step -> its number, [] float64.
@@ -62,7 +62,7 @@ NO_PLAN = Plan()
 
 
 class StepEffect(NamedTuple):
-    """What one step did to each unit, whatever the other steps do to it."""
+    """What one step did to each unit, independently of the other steps."""
 
     step: int  # its place in the list, from 0
     kind: Literal["rejected", "clipped"]
@@ -95,7 +95,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class State:
-    """What one step hands to the next."""
+    """Weights and keep flags between two steps."""
 
     weights: Tensor  # one per ``unit``: multiplies the loss; ratios until something bounds them
     keep: Mapping[Unit, Tensor]  # unit -> bool per unit, false where it was rejected; tokens are always there
@@ -109,14 +109,14 @@ class State:
         return replace(self, weights=ratio, unit=unit, clipped=None)
 
     def bound(self, weights: Tensor) -> State:
-        """Takes bounded weights, and records where they differ from those before."""
+        """Replaces the weights by bounded ones and records where they changed."""
         changed = weights != self.weights
         clipped = changed if self.clipped is None else self.clipped | changed
         effect = StepEffect(self.step, "clipped", self.unit, changed)
         return replace(self, weights=weights, clipped=clipped, step_effects=(*self.step_effects, effect))
 
     def reject(self, unit: Unit, inside: Tensor) -> State:
-        """Keeps the units that are ``inside``, and records which are not."""
+        """Keeps the units that are ``inside`` and records the others."""
         kept = self.keep[unit] & inside if unit in self.keep else inside
         effect = StepEffect(self.step, "rejected", unit, ~inside)
         return replace(self, keep={**self.keep, unit: kept}, step_effects=(*self.step_effects, effect))
@@ -144,7 +144,7 @@ class StatisticKey(NamedTuple):
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What steps may read. None of it changes from step to step."""
+    """What steps may read; the same for every step."""
 
     segments: Segments
     log_ratio: Tensor  # [T] log numerator - log behavior, nats, 0 where there is none
@@ -177,7 +177,7 @@ class StepInputs:
         return as_numbers(flags[name], self.log_ratio.dtype)
 
     def total(self, unit: Unit, aggregate: Aggregate, name: str) -> Tensor:
-        """An aggregate per unit; at unit token the quantity itself, anything at masked tokens."""
+        """A declared statistic per unit; at unit token the quantity itself, anything at masked tokens."""
         if unit == "token":
             return self.advantages if name == "advantage" else self.value_of(name)
         if aggregate == "mean":
@@ -276,7 +276,7 @@ class Step:
 
         @property
         def sets_weights(self) -> bool:
-            """Whether weights start over with it: ``state.reweight``."""
+            """Whether it replaces the weights: ``state.reweight``."""
             return False
 
         @property
@@ -350,8 +350,7 @@ def _check_words(unit: str, aggregate: str, aggregates: Sequence[str] = get_args
 
 
 def tabulate(keys: Sequence[StatisticKey], inputs: StepInputs) -> dict[StatisticKey, Tensor]:
-    """Every statistic as one tensor over its units: one pass over the tokens, one call of ``all_sum`` at
-    most.
+    """Every statistic, one number per unit: one pass over the tokens, at most one call of ``all_sum``.
 
     Returns:
         key -> [S] or [U] float64; maxima of a unit without response tokens are -inf.
@@ -371,7 +370,7 @@ def tabulate(keys: Sequence[StatisticKey], inputs: StepInputs) -> dict[Statistic
 
 
 def _share(key: StatisticKey, inputs: StepInputs) -> Tensor:
-    """What this rank adds to a statistic over turns, or to a maximum."""
+    """This rank's share of a statistic over turns, or of a maximum."""
     segments, values = inputs.segments, inputs.value_of(key.name)
     if key.aggregate == "sum":
         return segments.local_turn_sums(values)
@@ -385,6 +384,6 @@ def _finished(key: StatisticKey, summed: Tensor) -> Tensor:
 
 
 def expect(ok: bool, where: str, expected: str, got: object, why: str) -> None:
-    """Raises ConfigError in the form of all our messages, unless ``ok``."""
+    """Raises ConfigError, in the form of all our messages, unless ``ok``."""
     if not ok:
         raise ConfigError(f"{where}: expected {expected}, got {got}: {why}")

@@ -1,8 +1,8 @@
 """Steps of a correction: frozen dataclasses, fields are the configuration, calling one is the mathematics.
 
-A step reads its inputs (log-ratios and the statistics it asked for, always over the host's response mask) and
-hands on a state: weights and keep flags. Rejections therefore commute; weights follow the order in which they
-are written. On-policy data (ratio 1) leaves every step as it entered.
+A step reads its inputs, log-ratios and declared statistics, always over the host's response mask, and returns
+a state: weights and keep flags. Rejections therefore commute; weights follow the order of the list. On-policy
+data (ratio 1) leaves every step unchanged.
 
 Coupled steps compute one number over the whole optimizer step before any micro-batch is trained:
 ``number_for_step`` gets every micro-batch of this rank and an ``all_sum`` over all ranks, so the number does
@@ -283,7 +283,7 @@ class Reject(Step):
 
     @cached_property
     def _limits(self) -> tuple[float, float]:
-        """The interval as the statistic is compared with it: logarithms for ratios."""
+        """The interval in the statistic's unit: logarithms for ratios."""
         low, high = self._interval
         return (_log(low), _log(high)) if self.statistic == "ratio" else (low, high)
 
@@ -431,7 +431,7 @@ STEPS: dict[str, Callable[..., Step]] = {
 
 
 def ratio_at(unit: Unit, aggregate: str) -> tuple[Unit, str]:
-    """What tells one ratio from another: a token's is aggregated in no way."""
+    """Identifies a ratio; a token's own is not aggregated."""
     return unit, "" if unit == "token" else aggregate
 
 

@@ -16,8 +16,8 @@ EDGE = 1e-6  # KPop clamps probabilities to [1e-6, 1 - 1e-6]
 
 
 def compared(numerator: Tensor, behavior: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What ``log_ratio`` returns; [T] bool, the response tokens whose behavior log-prob is finite; and both
-    log-probs [T], detached, in float32 or the wider dtype of the two."""
+    """The log-ratio; [T] bool, the response tokens with a finite behavior log-prob; and both log-probs [T],
+    detached, in float32 or wider."""
     dtype = torch.promote_types(torch.promote_types(numerator.dtype, behavior.dtype), torch.float32)
     numerator, behavior = numerator.detach().to(dtype), behavior.detach().to(dtype)
     finite = mask & (behavior.abs() < torch.inf)
@@ -25,7 +25,7 @@ def compared(numerator: Tensor, behavior: Tensor, mask: Tensor) -> tuple[Tensor,
 
 
 def widened(values: Tensor) -> Tensor:
-    """Detached, in float32 or more, to be added up."""
+    """Detached, in float32 or wider, for sums."""
     return values.detach().to(torch.promote_types(values.dtype, torch.float32))
 
 

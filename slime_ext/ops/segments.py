@@ -1,8 +1,7 @@
-"""Packed variable-length sequences: which sequence and turn a token belongs to, and sums over them on every
-rank that shares a sequence.
+"""Packed sequences of different lengths: each token's sequence and turn, and sums over them across ranks.
 
 ``T`` counts the response tokens that this rank holds, ``S`` the sequences, ``U`` the turns. A rank may hold
-any part of a sequence, or nothing of it; ``all_sum`` (a SUM all-reduce over those ranks) is all that this
+any part of a sequence, or nothing of it; ``all_sum``, a SUM all-reduce over those ranks, is all that this
 module knows of parallelism.
 """
 
@@ -29,7 +28,7 @@ def identity(values: Tensor) -> Tensor:
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host's memory on ``device``, without waiting for the device."""
+    """Copies a CPU tensor to ``device`` without waiting for it."""
     if device.type == "cpu":
         return values
     pinned = values.pin_memory() if device.type == "cuda" else values
@@ -37,12 +36,12 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bool -> 0 and 1; read as bytes, which on a CPU is seven times as fast as from bool."""
+    """Bool -> 0 and 1; through bytes, on a CPU seven times as fast as from bool."""
     return flags.view(torch.uint8).to(dtype)
 
 
 def host_ints(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Integers known to the host as a tensor on ``device``, without waiting for the device."""
+    """A tensor of Python integers on ``device``, without waiting for it."""
     return to_device(torch.tensor(values, dtype=dtype), device)
 
 

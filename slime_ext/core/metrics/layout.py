@@ -1,5 +1,5 @@
-"""What is measured, as data: the sums over tokens and sequences, the histogram's bins, the curves' bins, and
-what is counted of each step."""
+"""What is measured, as data: sums over tokens and sequences, the bins of histogram and curves, and the counts
+of each step."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class EffectCount(NamedTuple):
 
 
 class Steps(Protocol):
-    """What of a correction decides what is counted."""
+    """The part of a correction that decides what is counted."""
 
     @property
     def steps(self) -> Sequence[Step]: ...
@@ -71,7 +71,7 @@ class Steps(Protocol):
 
 @dataclass(frozen=True)
 class MetricsLayout:
-    """What the accumulated vector of one correction holds.
+    """The layout of one correction's sums.
 
     Args:
         effects: what is counted of each step.

@@ -1,5 +1,5 @@
-"""From what the micro-batches of an optimizer step measured to totals over all ranks, as Python numbers: one
-SUM per step, the only place that waits for the device."""
+"""Reduces an optimizer step's sums over all ranks to Python numbers: one SUM per step, and the only place
+that waits for the device."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def reduce(
     device: torch.device | str = "cpu",
     extra: Tensor | None = None,
 ) -> tuple[Totals, list[list[float]]]:
-    """The totals of all ranks after one SUM; what is not a sum travels in a slot per rank.
+    """The totals of all ranks after one SUM. What is not a sum travels in one slot per rank.
 
     Args:
         layout: of what was measured.
