@@ -21,3 +21,17 @@ def tokens(batch, dtype=torch.float64):
     return Tokens(
         segments, values["proximal"], values["behavior"], values["target"], values["advantage"]
     ), values["host_loss"]
+
+
+def flat_call(batch, **changes):
+    """An oracle batch as the arguments of ``slime_ext.correct``."""
+    packed, loss = tokens(batch)
+    return {
+        "loss": loss,
+        "behavior": packed.behavior,
+        "proximal": packed.proximal,
+        "lengths": [len(s["mask"]) for s in batch],
+        "mask": packed.segments.mask,
+        "target": packed.target,
+        "advantages": packed.advantages,
+    } | changes

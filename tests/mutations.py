@@ -202,6 +202,15 @@ MUTATIONS = {
     "positions of a shard from 0 on": Mutation(
         "core/metrics/measure.py", "before[:, 1] - before[:, 0]", "before[:, 1]", "tests/core/metrics"
     ),
+    "what is kept forgets the steps before": Mutation(
+        "core/metrics/measure.py", "(is_kept and step < effect.step)", "False", "tests/core/metrics"
+    ),
+    "a prefix forgets the shards before it": Mutation(
+        "ops/prefixes.py",
+        "return running + earlier",
+        "return running + 0 * earlier",
+        "tests/core/test_user_steps.py",
+    ),
     "the seeds' band excludes its bound": Mutation(
         "core/steps.py",
         "else value.clamp(low, high) == value",

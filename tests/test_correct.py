@@ -1,4 +1,4 @@
-"""The flat call: every preset against the oracle, and one line for each mistake."""
+"""The flat call: its three spellings, and one line for each mistake; its numbers: tests/test_presets.py."""
 
 from __future__ import annotations
 
@@ -11,37 +11,7 @@ import slime_ext
 from slime_ext import presets
 from slime_ext.errors import ConfigError, DataError, NonFiniteError
 from tests import oracle
-from tests.batches import tokens
-
-
-def flat_call(batch, **changes):
-    """An oracle batch as the arguments of ``slime_ext.correct``."""
-    packed, loss = tokens(batch)
-    return {
-        "loss": loss,
-        "behavior": packed.behavior,
-        "proximal": packed.proximal,
-        "lengths": [len(s["mask"]) for s in batch],
-        "mask": packed.segments.mask,
-        "target": packed.target,
-        "advantages": packed.advantages,
-    } | changes
-
-
-def column(sequences, key):
-    return torch.tensor([x for s in sequences for x in s[key]], dtype=torch.float64)
-
-
-@pytest.mark.parametrize("name", presets.PRESETS)
-def test_every_preset_is_the_oracles(name):
-    for seed in range(10):
-        batch = oracle.random_batch(seed)
-        loss, keep, metrics = slime_ext.correct(**flat_call(batch, correction=name))
-        expected = oracle.correct(oracle.SPECS[name], batch)
-        assert torch.equal(keep, column(expected, "keep").bool())
-        assert metrics["off_policy/sequences"] == sum(any(s["mask"]) for s in batch)
-        if name != "metrics_only":
-            torch.testing.assert_close(loss.detach(), column(expected, "loss"), rtol=1e-11, atol=1e-12)
+from tests.batches import flat_call
 
 
 def test_a_name_a_mapping_and_a_correction_say_the_same():

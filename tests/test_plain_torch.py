@@ -10,7 +10,7 @@ import torch
 
 import slime_ext
 from tests import oracle
-from tests.test_correct import flat_call
+from tests.batches import flat_call
 
 EXAMPLE = Path(__file__).parents[1] / "examples/token_tis.py"
 

@@ -7,16 +7,16 @@ import math
 import pytest
 import torch
 
+import slime_ext
 from slime_ext import load_config, presets, tis
 from slime_ext.config.load import to_mapping
 from slime_ext.core.correction import Correction
-from slime_ext.core.losses import Bounds, DualClip, PpoClip, Reinforce, Sapo
+from slime_ext.core.losses import DualClip, PpoClip, Reinforce, Sapo
 from slime_ext.errors import ConfigError
 from tests import oracle
-from tests.batches import flat, tokens
+from tests.batches import flat, flat_call, tokens
 
 FEW, BATCHES = 20, 200
-BOUNDS = Bounds(0.2, 0.2)
 
 
 def same(got, expected, rel, abs_):
@@ -31,16 +31,14 @@ def test_matches_the_oracle(name, seeds):
 
 
 def compare_with_the_oracle(name, seeds):
-    correction = presets.get(name)
     for seed in seeds:
         batch = oracle.random_batch(seed)
         expected = oracle.correct(oracle.SPECS[name], batch)
-        packed, host_loss = tokens(batch)
-        outcome = correction(packed)
-        assert outcome.keep.tolist() == [k for s in expected for k in s["keep"]], f"seed {seed}"
-        same(outcome.weights, [s["weights"] for s in expected], 1e-12, 1e-12)
-        loss, _ = correction.loss(outcome, packed, host_loss, BOUNDS)
-        if correction.steps or correction.needs_target:
+        loss, keep, metrics = slime_ext.correct(**flat_call(batch), correction=name)
+        assert keep.tolist() == [k for s in expected for k in s["keep"]], f"seed {seed}"
+        assert metrics["off_policy/sequences"] == sum(any(s["mask"]) for s in batch)
+        same(presets.get(name)(tokens(batch)[0]).weights, [s["weights"] for s in expected], 1e-12, 1e-12)
+        if name != "metrics_only":
             same(loss, [s["loss"] for s in expected], 1e-11, 1e-12)
 
 
@@ -71,27 +69,18 @@ def test_on_policy_data_is_left_alone():
         assert torch.equal(outcome.keep, mask) and torch.equal(outcome.weights, mask.double())
 
 
-def test_weights_carry_no_gradient_and_the_loss_does():
-    for name in presets.PRESETS:
-        packed, host_loss = tokens(oracle.random_batch(5, wild=False))
-        correction = presets.get(name)
-        outcome = correction(packed)
-        loss, _ = correction.loss(outcome, packed, host_loss * packed.target, BOUNDS)
-        assert not outcome.weights.requires_grad and loss.requires_grad
-
-
-def test_gradients_are_finite_whatever_stands_at_masked_positions():
-    for name in presets.PRESETS:
-        for seed in range(20):
-            batch = oracle.random_batch(seed)
-            packed, _ = tokens(batch)
-            correction = presets.get(name)
-            outcome = correction(packed)
-            host_loss = torch.where(packed.segments.mask, packed.target, 0)
-            loss, _ = correction.loss(outcome, packed, host_loss, BOUNDS)
-            (gradient,) = torch.autograd.grad(loss.sum(), packed.target)
-            assert gradient.isfinite().all()
-            assert correction.is_identity or not gradient[~outcome.keep].any()
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_gradients_are_finite_whatever_stands_at_masked_positions_and_weights_have_none(name):
+    correction = presets.get(name)
+    for seed in range(20):
+        batch = oracle.random_batch(seed)
+        packed, _ = tokens(batch)
+        call = flat_call(batch, target=packed.target)
+        call["loss"] = torch.where(packed.segments.mask, packed.target, 0)
+        loss, keep, _ = slime_ext.correct(**call, correction=correction)
+        (gradient,) = torch.autograd.grad(loss.sum(), packed.target)
+        assert gradient.isfinite().all() and not correction(packed).weights.requires_grad
+        assert correction.is_identity or not gradient[~keep].any()
 
 
 def test_the_oracle_knows_every_preset():
@@ -176,9 +165,7 @@ def test_a_truncated_weight_is_exactly_the_cap_even_where_the_ratio_overflows():
 
 @pytest.mark.parametrize("surrogate", [Reinforce(), PpoClip(), DualClip("behavior"), Sapo()], ids=str)
 def test_the_gradient_of_a_surrogate_flows_through_the_target_alone(surrogate):
-    packed, host_loss = tokens(oracle.random_batch(1, wild=False))
-    fixed = {key: getattr(packed, key).requires_grad_() for key in ("proximal", "behavior", "advantages")}
-    correction = Correction(surrogate=surrogate)
-    loss, _ = correction.loss(correction(packed), packed, host_loss, Bounds())
-    loss.sum().backward()
-    assert packed.target.grad.any() and not any(value.grad is not None for value in fixed.values())
+    call = flat_call(oracle.random_batch(1, wild=False), correction=Correction(surrogate=surrogate))
+    fixed = [call[key].requires_grad_() for key in ("proximal", "behavior", "advantages")]
+    slime_ext.correct(**call)[0].sum().backward()
+    assert call["target"].grad.any() and not any(value.grad is not None for value in fixed)

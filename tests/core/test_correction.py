@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import slime_ext
 from slime_ext.core.correction import Correction, Plan, Tokens, largest_product, plan_step
 from slime_ext.core.losses import Bounds, DualClip, HostLoss, PpoClip, Reinforce, Sapo
 from slime_ext.core.state import StatisticKey, tabulate
@@ -27,7 +28,7 @@ from slime_ext.core.steps import (
 from slime_ext.errors import ConfigError
 from slime_ext.ops.segments import Segments
 from tests import oracle
-from tests.batches import tokens
+from tests.batches import flat_call, tokens
 
 INF = math.inf
 
@@ -61,18 +62,21 @@ def random_step(rng):
     return rng.choice([*choices, *[reject] * 6])
 
 
+def is_the_oracles(correction, spec, seed):
+    batch = oracle.random_batch(seed)
+    expected, outcome = oracle.correct(spec, batch), correction(tokens(batch)[0])
+    assert outcome.keep.tolist() == [k for s in expected for k in s["keep"]], (seed, correction)
+    weights = torch.tensor([w for s in expected for w in s["weights"]], dtype=torch.float64)
+    assert torch.allclose(outcome.weights, weights, rtol=1e-11, atol=1e-12), (seed, correction)
+
+
 @pytest.mark.parametrize("numerator", ["proximal", "target"])
 def test_random_stacks_match_the_oracle(numerator):
     for seed in range(300):
         rng = random.Random(seed)
         pairs = [random_step(rng) for _ in range(rng.randint(1, 4))] + [(Truncate(8.0), ("truncate", 8.0))]
         ours, theirs = zip(*pairs, strict=True)
-        batch = oracle.random_batch(seed)
-        expected = oracle.correct(oracle.spec(*theirs, numerator=numerator), batch)
-        outcome = Correction(numerator, steps=ours)(tokens(batch)[0])
-        assert outcome.keep.tolist() == [k for s in expected for k in s["keep"]], (seed, ours)
-        weights = torch.tensor([w for s in expected for w in s["weights"]], dtype=torch.float64)
-        assert torch.allclose(outcome.weights, weights, rtol=1e-11, atol=1e-12), (seed, ours)
+        is_the_oracles(Correction(numerator, steps=ours), oracle.spec(*theirs, numerator=numerator), seed)
 
 
 COUPLED = [
@@ -92,12 +96,7 @@ COUPLED = [
 @pytest.mark.parametrize(("steps", "theirs"), COUPLED)
 def test_coupled_steps_match_the_oracle(steps, theirs):
     for seed in range(60):
-        batch = oracle.random_batch(seed)
-        expected = oracle.correct(oracle.spec(*theirs), batch)
-        outcome = Correction(steps=steps)(tokens(batch)[0])
-        assert outcome.keep.tolist() == [k for s in expected for k in s["keep"]], seed
-        weights = torch.tensor([w for s in expected for w in s["weights"]], dtype=torch.float64)
-        torch.testing.assert_close(outcome.weights, weights, rtol=1e-12, atol=1e-12)
+        is_the_oracles(Correction(steps=steps), oracle.spec(*theirs), seed)
 
 
 @pytest.mark.parametrize(("steps", "theirs"), COUPLED)
@@ -270,13 +269,12 @@ def test_a_ratio_that_overflows_gives_no_nan(surrogate, advantage, dtype):
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_an_infinite_weight_on_a_loss_of_0_is_0(level):
     s = {k: [0.0, -1.0] for k in ("proximal", "target", "advantage", "host_loss")}
-    packed, _ = tokens([s | {"mask": [1, 1], "behavior": [-1000.0, -1.0]}])
-    correction = Correction(steps=(Reweight(level),))
     host_loss = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
-    outcome = correction(packed)
-    loss, _ = correction.loss(outcome, packed, host_loss, Bounds())
+    call = flat_call([s | {"mask": [1, 1], "behavior": [-1000.0, -1.0]}], loss=host_loss)
+    loss, _, metrics = slime_ext.correct(**call, correction={"steps": [{"reweight": {"level": level}}]})
     (gradient,) = torch.autograd.grad((loss * torch.tensor([0.0, 1.0])).sum(), host_loss)
-    assert outcome.weights[0].isinf() and loss[0] == 0 and gradient[0] == 0 and not gradient.isnan().any()
+    assert metrics["off_policy/weight_max"] == INF and loss[0] == 0 and gradient[0] == 0
+    assert not gradient.isnan().any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -285,28 +283,22 @@ def test_a_weight_that_nothing_bounds_gives_a_finite_loss(dtype):
     narrow = torch.bfloat16 if dtype is torch.float32 else dtype
     assert (torch.tensor(largest_product(dtype), dtype=torch.float64).to(narrow) * 8).isfinite()
     s = {k: [-1.0] * 100 for k in ("proximal", "target", "advantage", "host_loss")}
-    packed, _ = tokens([s | {"mask": [1] * 100, "behavior": [-2000.0] * 100}])
-    host_loss = torch.full(
-        (100,), 2.0, dtype=torch.float32 if dtype is torch.float16 else dtype, requires_grad=True
-    )
-    correction = Correction(steps=(Reweight(),))
-    loss, _ = correction.loss(correction(packed), packed, host_loss, Bounds())
+    wide = torch.float32 if dtype is torch.float16 else dtype
+    host_loss = torch.full((100,), 2.0, dtype=wide, requires_grad=True)
+    call = flat_call([s | {"mask": [1] * 100, "behavior": [-2000.0] * 100}], loss=host_loss)
+    loss, _, _ = slime_ext.correct(**call, correction={"steps": ["reweight"]})
     (gradient,) = torch.autograd.grad(loss.sum(), host_loss)
     assert loss.sum().isfinite() and loss.min() > 1e25 and gradient.isfinite().all() and gradient.all()
 
 
 def test_a_capped_weight_on_the_far_loss_of_ppo_is_finite():
     correction = Correction(surrogate=PpoClip(), steps=(Reweight(), Truncate(5.0)))
-    segments = Segments.whole([2], torch.ones(2))
-    far = (
-        torch.tensor(x, requires_grad=True) for x in ([-5e3, -1.0], [-6e3, -1.0], [-0.1, -1.0], [-90.0, 1.0])
-    )
-    packed = Tokens(segments, *far)
-    outcome = correction(packed)
-    loss, _ = correction.loss(outcome, packed, torch.ones(2), Bounds())
-    assert (
-        outcome.weights.tolist() == [5.0, 1.0] and loss.isfinite().all() and loss[0] > 1e28 and loss[1] == -1
-    )
+    names = ("proximal", "behavior", "target", "advantages")
+    far = map(torch.tensor, ([-5e3, -1.0], [-6e3, -1.0], [-0.1, -1.0], [-90.0, 1.0]))
+    call = dict(zip(names, far, strict=True))
+    loss, _, metrics = slime_ext.correct(torch.ones(2), lengths=[2], correction=correction, **call)
+    assert metrics["off_policy/weight_mean"] == 3.0  # of 5 and 1
+    assert loss.isfinite().all() and loss[0] > 1e28 and loss[1] == -1
 
 
 def test_a_mean_weight_below_any_float32_divides():
