@@ -9,7 +9,6 @@ import pytest
 
 from slime_ext import presets
 from slime_ext.core.metrics import layout, names
-from slime_ext.core.metrics.layout import step_names
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated
 
@@ -82,8 +81,3 @@ def test_the_page_has_the_bins(curve):
 def test_every_guard_of_the_page_is_known():
     known = names.known_names(presets.get("geo_rs"))
     assert {"kept_fraction", "ess_weight", "k3_kl", "steps/0_reject/kept_fraction"} <= set(known)
-
-
-def test_scoped_steps_are_named_after_what_they_are():
-    correction = presets.get("token_tis")
-    assert step_names(correction) == ["0_reweight", "1_truncate"]
