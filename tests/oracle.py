@@ -282,6 +282,24 @@ def ppo(ratio, advantage, eps):
     return max(-ratio * advantage, -min(max(ratio, 1 - eps), 1 + eps) * advantage)
 
 
+# ---- score centering ----
+
+
+def centering_coefficients(sampler, trainer, f):
+    """stopgrad(q_v f(p_v / q_v) - alpha p_v) of every token of a head, in probabilities."""
+    q, p = [exp(x) for x in sampler], [exp(x) for x in trainer]
+    q_tail, p_tail = (max(1 - math.fsum(values), 1e-6) for values in (q, p))
+    rho = q_tail / p_tail
+    alpha = rho * f(1 / rho)
+    return [b * f(a / b) - alpha * a for a, b in zip(p, q, strict=True)]
+
+
+def centering(sampler, trainer, f):
+    """C_t of one token."""
+    coefficients = centering_coefficients(sampler, trainer, f)
+    return math.fsum(c * x for c, x in zip(coefficients, trainer, strict=True))
+
+
 # ---- metrics ----
 
 
