@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from slime_ext.core.losses import Surrogate
+from slime_ext.core.centering import Center, check_center
+from slime_ext.core.losses import Reinforce, Surrogate
 from slime_ext.core.state import Step, expect, weight_ranges
-from slime_ext.core.steps import Normalize
+from slime_ext.core.steps import EssTruncate, Normalize
+from slime_ext.core.terms import Term
 
 
 class Parts(Protocol):
@@ -21,12 +23,16 @@ class Parts(Protocol):
     group: str
     is_identity: bool
     sets_weights: bool
+    mask_scope: str
+    terms: Sequence[Term]
+    center: Center | None
 
 
 def check(correction: Parts) -> None:
     """Raises ConfigError unless the parts of a correction fit each other."""
     _forbid_double_count(correction)
     _check_relations(correction)
+    _check_added(correction)
     for i, step in enumerate(correction.steps):
         if step.is_coupled:
             _check_coupled(correction, i)
@@ -51,6 +57,29 @@ def _check_coupled(correction: Parts, i: int) -> None:
         "none",
         "an unbounded weight would decide the mean alone",
     )
+
+
+def _check_added(correction: Parts) -> None:
+    """Whether what is added to the loss of a token can act, and reaches rejected ones."""
+    for name, is_there in {"terms": correction.terms, "center": correction.center}.items():
+        if not is_there:
+            continue
+        for key, idle in {"mask_scope": "policy", "denominator": "host"}.items():
+            value = getattr(correction, key)
+            expect(value == idle, key, f"{idle} beside {name}", value, "it is added at rejected tokens, too")
+    has_cap = any(isinstance(step, EssTruncate) for step in correction.steps)
+    for i, term in enumerate(correction.terms):
+        why = "its cap is the effective sample size that the term reads"
+        expect(has_cap or not term.reads_ess, f"terms[{i}]", "the step ess_truncate beside it", "none", why)
+    if correction.center is not None:
+        surrogate = type(correction.surrogate).__name__
+        why = "what is centered is the score, grad log p of the policy being trained"
+        is_score = isinstance(correction.surrogate, Reinforce)
+        expect(is_score, "surrogate", "reinforce beside center", surrogate, why)
+        expect(
+            correction.numerator == "target", "numerator", "target beside center", correction.numerator, why
+        )
+        check_center(correction.steps)
 
 
 def _check_relations(correction: Parts) -> None:

@@ -112,6 +112,7 @@ def _can_serve(correction: Correction, device: str) -> bool:
         )
         return False
     known = all(type(step) in STEPS.values() for step in correction.steps)
+    known = known and not correction.terms and correction.center is None
     keys = correction.observed_statistics
     return known and all(key.aggregate == "sum" and key.unit == "sequence" for key in keys)
 

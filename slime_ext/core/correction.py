@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from slime_ext.core.centering import Center, centered, split
 from slime_ext.core.checks import check
 from slime_ext.core.losses import Bounds, HostLoss, LossInputs, PpoClip, Surrogate
 from slime_ext.core.metrics.layout import MetricsLayout
@@ -29,6 +30,8 @@ from slime_ext.core.state import (
     tabulate,
     weight_ranges,
 )
+from slime_ext.core.terms import Term
+from slime_ext.errors import ConfigError
 from slime_ext.ops.ratios import compared, widened
 from slime_ext.ops.segments import AllSum, as_numbers, identity
 
@@ -57,6 +60,8 @@ class Correction:
             token.
         group: what a rejected sample means for the samples of the same prompt: ``ignore`` nothing,
             ``rebaseline`` their advantages are computed without it, ``atomic`` they are rejected too.
+        terms: added to the policy loss of every response token with a finite behavior log-prob.
+        center: subtracts the sampler's mean of the weighted score; needs the sampler's head. None: as it is.
 
     Raises:
         ConfigError: the combination would count a ratio twice, or could not act.
@@ -69,6 +74,8 @@ class Correction:
     on_nonfinite: Literal["reject", "raise"] = "reject"
     denominator: Denominator = "host"
     group: Grouping = "ignore"
+    terms: tuple[Term, ...] = ()
+    center: Center | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -76,7 +83,7 @@ class Correction:
     @cached_property
     def is_identity(self) -> bool:
         """Whether it leaves the host's loss alone (metrics only)."""
-        return not self.steps and isinstance(self.surrogate, HostLoss)
+        return not self.steps and isinstance(self.surrogate, HostLoss) and not self.terms
 
     @cached_property
     def is_coupled(self) -> bool:
@@ -91,7 +98,7 @@ class Correction:
     @cached_property
     def needs_target(self) -> bool:
         """Whether the target policy's log-probs must be there."""
-        return self.numerator == "target" or not isinstance(self.surrogate, HostLoss)
+        return self.numerator == "target" or not isinstance(self.surrogate, HostLoss) or bool(self.terms)
 
     @cached_property
     def needs_ages(self) -> bool:
@@ -162,7 +169,18 @@ class Correction:
             weights if plan.scale is None else weights * expand("sequence", plan.scale),
             state.step_effects,
             sequences,
+            plan.numbers,
+            None if self.center is None else self._head_factor(inputs),
         )
+
+    @cached_property
+    def _split(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        return split(self.steps)
+
+    def _head_factor(self, inputs: StepInputs) -> Tensor:
+        """[T] what turns and sequences make of C_t, as of the loss; 0 at tokens that do not count."""
+        state = self.run(inputs, self._split[1])
+        return torch.where(inputs.kept(state), inputs.segments.expand_to_tokens(state.unit, state.weights), 0)
 
     def run(self, inputs: StepInputs, steps: Sequence[Step]) -> State:
         """The state after ``steps``: the only loop over them."""
@@ -196,7 +214,22 @@ class Correction:
         if not self.bounds_products:  # cut where the product would overflow: infinity times 0 is NaN
             most = largest_product(loss.dtype) / loss.detach().abs().clamp_min(1)
             factor = torch.minimum(factor, most)
-        return loss * factor, clipped
+        loss = loss * factor
+        if self.center is not None:
+            loss = loss + self._centering(outcome, tokens)
+        for term in self.terms:
+            loss = loss + term(LossInputs(vars(tokens), outcome.finite), outcome.numbers)
+        return loss, clipped
+
+    def _centering(self, outcome: Outcome, tokens: Tokens) -> Tensor:
+        """[T] A_t m_t C_t."""
+        if tokens.head is None:
+            raise ConfigError(
+                "center: expected the sampler's head beside the tokens, got none: Tokens(..., head=Head(...))"
+            )
+        factor = outcome.head_factor
+        advantages = LossInputs(vars(tokens), factor > 0).advantages
+        return centered(self._split[0], tokens.head, advantages, factor, self.run, self.center.top_k)
 
     @cached_property
     def sets_weights(self) -> bool:

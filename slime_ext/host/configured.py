@@ -19,6 +19,7 @@ from slime_ext.core.metrics.guards import Guard
 from slime_ext.core.metrics.names import METRICS, STALENESS
 from slime_ext.core.metrics.options import Options
 from slime_ext.core.steps import Clip, Reject, Reweight
+from slime_ext.core.terms import TERMS
 from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host import hosts
 from slime_ext.host.contract import BAND, INIT_FLAG, OURS, RANGE, SEEDS, TIS, calls_hook, function_of
@@ -172,6 +173,7 @@ def _keys() -> Iterator[tuple[str, Iterable[str]]]:
     yield "under slime_ext", (*config.KEYS, *dialects.DIALECTS)
     yield "in a step's place under slime_ext.steps", config.KNOWN_STEPS
     yield "as a field of a step under slime_ext.steps", _fields(*config.KNOWN_STEPS.values())
+    yield "in a term's place under slime_ext.terms", TERMS
     yield "under slime_ext.surrogate", (name for name, cls in SURROGATES.items() if fields(cls))
     yield "as a field under slime_ext.surrogate", _fields(*SURROGATES.values())
     yield "as a field of a metric under slime_ext.guards", _fields(Guard)

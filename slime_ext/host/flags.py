@@ -412,12 +412,21 @@ def one_line(keys: Mapping[str, Any]) -> str:
     surrogate = keys["surrogate"]
     loss = surrogate if isinstance(surrogate, str) else brief([surrogate])
     steps = brief(keys["steps"]) if keys["steps"] else "no steps"
+    added = [f"plus {brief(keys['terms'])}"] if keys.get("terms") else []
+    added += [f"centered over the {keys['center']['top_k']} likeliest"] if keys.get("center") else []
     more = [
         f"{key} {keys[key]}"
         for key in ("denominator", "group")
         if keys.get(key) not in (None, "host", "ignore")
     ]
-    parts = (f"{keys['numerator']} / behavior", f"loss {loss}", steps, f"masks {keys['mask_scope']}", *more)
+    parts = (
+        f"{keys['numerator']} / behavior",
+        f"loss {loss}",
+        steps,
+        *added,
+        f"masks {keys['mask_scope']}",
+        *more,
+    )
     return ", ".join(parts)
 
 
