@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
 
     from slime_ext import presets
     from slime_ext.tools.analysis.user_corrections import load_user_corrections
-    from slime_ext.tools.fidelity import table
+    from slime_ext.tools.fidelity import tables
 
     torch.set_num_threads(1)  # tensors of a dozen numbers: threads wait for each other
     errors = Console(stderr=True)
@@ -34,7 +34,8 @@ def main(argv: Sequence[str]) -> int:
     )
     chosen = {name: presets.get(name) for name in given.preset}
     chosen |= {name: own.correction for name, own in load_user_corrections(files).items()}
-    Console(width=160).print(table(chosen, given.seed, shown))
+    for table in tables(chosen, given.seed, shown):
+        Console(width=80).print(table)
     return 0
 
 
