@@ -31,7 +31,13 @@ FLOORS = {
         "compiled user_steps",
     ),
     "config/": ("files optional_args dialects", "typed loaded", "idle rules", "load"),
-    "tools/": ("folders analysis fidelity", "report", "without_cuda scripts rehearsal patching", "commands"),
+    "tools/": (
+        "folders analysis fidelity",
+        "long_fidelity",
+        "fidelity_page report",
+        "without_cuda scripts rehearsal patching",
+        "commands",
+    ),
 }
 MATHEMATICS = (
     "ops",

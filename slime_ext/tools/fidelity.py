@@ -42,13 +42,15 @@ WEIGHTS: dict[str, tuple[Step, ...]] = {  # the weights that are centered by nam
 }
 
 
-def centerings(heads: Iterable[int]) -> dict[str, Correction]:
-    """REINFORCE with each of ``WEIGHTS``, not centered and centered over each head."""
+def centerings(heads: Iterable[int], vocabulary: int = VOCABULARY) -> dict[str, Correction]:
+    """REINFORCE with each of ``WEIGHTS``, not centered and centered over each head; over all tokens where a
+    head is the vocabulary."""
     found = {}
     for name, steps in WEIGHTS.items():
         found[f"reinforce, {name}"] = Correction("target", Reinforce(), steps)
         for k in heads:
-            found[f"centered, {name}, head {k}"] = Correction("target", Reinforce(), steps, center=Center(k))
+            of = "all tokens" if k == vocabulary else f"head {k}"
+            found[f"centered, {name}, {of}"] = Correction("target", Reinforce(), steps, center=Center(k))
     return found
 
 

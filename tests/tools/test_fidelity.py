@@ -157,7 +157,7 @@ def test_the_tables_print_within_80_columns():
         console.print(table)
     text = console.file.getvalue()
     assert len(tables) == len(fidelity.MISMATCHES) and all(t.row_count == 8 for t in tables)
-    assert "…" not in text and "centered, IcePop 0.5 to 2, head 3" in text
+    assert "…" not in text and "centered, IcePop 0.5 to 2, all tokens" in text
 
 
 @pytest.mark.parametrize("mismatch", fidelity.MISMATCHES)
@@ -178,7 +178,7 @@ def test_centered_over_the_vocabulary_a_constant_advantage_moves_nothing(name, m
 
 def pair(name, k):
     made = fidelity.centerings([k])
-    return made[f"reinforce, {name}"], made[f"centered, {name}, head {k}"]
+    return made[f"reinforce, {name}"], made[f"centered, {name}, {'all tokens' if k == 3 else f'head {k}'}"]
 
 
 def test_centering_by_hand():
