@@ -144,11 +144,12 @@ class _Arguments:
 
 
 def _reads_band(a: Any) -> bool:
-    return contract.function_of(a) in ("vanilla_tis_function", "icepop_function")
+    newer = ("off_policy_is_function",) if contract.takes_tis_bounds() else ()
+    return contract.function_of(a) in ("vanilla_tis_function", "icepop_function", *newer)
 
 
 def _reads_range(a: Any) -> bool:
-    return contract.function_of(a) == "off_policy_is_function"
+    return contract.function_of(a) == "off_policy_is_function" and not contract.takes_tis_bounds()
 
 
 def _is_beyond_float32(dest: str, reads: Callable[[Any], bool], a: Any) -> bool:
@@ -361,7 +362,10 @@ def formula(name: str, args: Mapping[str, Any]) -> str:
     words |= {dest: f"{args[dest]:g}" for dest in words if args.get(dest) is not None}
     high = args.get("eps_clip_high")
     words["eps_clip_high"] = words["eps_clip"] if high is None else f"{high:g}"
-    return f"weight {FORMULAS[name].format(**words)} per token"
+    text = FORMULAS[name]
+    if name == "off_policy_is_function" and contract.takes_tis_bounds():
+        text = "clip(target / behavior, {tis_clip_low}, {tis_clip})"
+    return f"weight {text.format(**words)} per token"
 
 
 def double_count(args: Any) -> str:
