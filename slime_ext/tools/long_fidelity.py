@@ -123,7 +123,9 @@ def evaluate(correction: Correction, chain: Chain) -> Sampled:
     estimates, weights, kept = (torch.cat(column) for column in zip(*found, strict=True))
     true, norm = chain.true_gradient, chain.true_gradient.norm()
     controls = chain.pairs - chain.expected_pairs
-    slopes = torch.linalg.lstsq(controls - controls.mean(0), estimates - estimates.mean(0)).solution
+    # By singular values: a pair that never occurs makes the controls rank-deficient.
+    centered = controls - controls.mean(0), estimates - estimates.mean(0)
+    slopes = torch.linalg.lstsq(*centered, driver="gelsd").solution
     mean, left = estimates.mean(0) - controls.mean(0) @ slopes, estimates - controls @ slopes
     # The responses of a coupled step depend on each other: its mean is one estimate.
     scale = STEP if correction.is_coupled else 1
