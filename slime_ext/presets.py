@@ -2,19 +2,23 @@
 
 In the formulas l = log numerator - log behavior per token, rho = e^l, Pi the product and geo the geometric
 mean over the response tokens of a sequence. Without "target" the numerator is the proximal policy; without a
-loss the weights multiply the host's. Numbers are the sources' defaults unless the formula says "ours".
+loss the weights multiply the host's. t counts the response tokens of a sequence from 1. Numbers are the
+sources' defaults unless the formula says "ours".
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from slime_ext.core.correction import Correction
-from slime_ext.core.losses import PpoClip, Reinforce
+from slime_ext.core.losses import Delightful, PpoClip, Reinforce
+from slime_ext.core.prefix_steps import PrefixBudget, PrefixReject, PrefixReweight
 from slime_ext.core.state import Step
 from slime_ext.core.steps import (
     Clip,
+    EssTruncate,
     MinPrefixReweight,
     Reject,
     Reweight,
@@ -23,12 +27,14 @@ from slime_ext.core.steps import (
     Truncate,
     Veto,
 )
+from slime_ext.core.terms import ReverseK3, SquaredLogRatio
 from slime_ext.errors import ConfigError, cut, did_you_mean
 
 PR3984 = "verl PR 3984, https://github.com/volcengine/verl/pull/3984"
 VERL = "verl, verl/trainer/config/algorithm.py, https://github.com/verl-project/verl"
 SKYRL = "SkyRL PR 849, https://github.com/NovaSky-AI/SkyRL/pull/849"
 FIREWORKS = "fw-ai cookbook PR 169, https://github.com/fw-ai/cookbook/pull/169"
+SAO = "SAO (GLM-5.2), direct importance sampling, https://arxiv.org/abs/2607.07508"
 ICEPOP = "IcePop, https://ringtech.notion.site/icepop; Ring-1T, https://arxiv.org/abs/2510.18855"
 
 TOKEN, SEQUENCE = Reweight("token"), Reweight("sequence")
@@ -215,7 +221,8 @@ LITERATURE = {
         **PURE,
     ),
     "glm5": _preset(
-        "-rho_t A log pi, token kept iff 0.5 <= rho_t <= 2, target (bounds ours: the report gives none)",
+        "-rho_t A log pi, token kept iff 0.5 <= rho_t <= 2, target (bounds ours: the report gives none; "
+        "those of GLM-5.2 are sao_math and sao_code)",
         "GLM-5, https://arxiv.org/abs/2602.15763",
         TOKEN,
         Reject("token", "ratio", low=0.5, high=2.0),
@@ -229,7 +236,72 @@ LITERATURE = {
     ),
 }
 
-PRESETS: dict[str, Preset] = {**SEEDS, **VERL_HEAD, **LITERATURE}
+AUTUMN_2026 = {
+    "flash_reinforce": _preset(
+        "-rho_t A log pi without a cap, sequence kept iff mean D_B(q||p) <= 5e-3, target (the threshold of "
+        "slime; miles and TRL 3e-3, verl 1e-3)",
+        "FlashREINFORCE; miles, loss/hub/corrections.py 347a58e; OpenRLHF PR 1339",
+        TOKEN,
+        Reject("sequence", "binary_kl", "mean", high=5e-3),
+        **PURE,
+    ),
+    "sao_math": _preset(
+        "-rho_t A log pi, token kept iff 0.7 <= rho_t <= 6, target (the paper's bounds are strict)",
+        SAO,
+        TOKEN,
+        Reject("token", "ratio", low=0.7, high=6.0),
+        **PURE,
+    ),
+    "sao_code": _preset(
+        "-rho_t A log pi, token kept iff 0.2 <= rho_t <= 4, target (the paper's bounds are strict)",
+        SAO,
+        TOKEN,
+        Reject("token", "ratio", low=0.2, high=4.0),
+        **PURE,
+    ),
+    "ipo": _preset(
+        "-rho_t A log pi + 1e-3 l^2, token dropped from the first iff |p - q| > 0.1, target",
+        "prime-rl PR 1930, 2798 and 3418 (INTELLECT policy optimization)",
+        TOKEN,
+        Reject("token", "tv", high=0.1),
+        terms=(SquaredLogRatio(1e-3),),
+        **PURE,
+    ),
+    "cppo": _preset(
+        "-rho_t A log pi, token dropped iff A l > 0 and v D > 0.2 or sum of v D to t > 0.2 + 0.02 sum of v "
+        "before t, D = |p - q|, v falls from 1 to 0.8 along the response, target",
+        "CPPO, https://arxiv.org/abs/2606.10968; UniRL, algorithms/cppo.py, without its 90th percentile",
+        TOKEN,
+        PrefixBudget("tv", 0.2, 0.02, 0.8),
+        **PURE,
+    ),
+    "ctpo": _preset(
+        "-w_t A log pi, w_t the product of rho to t, token kept iff w_t <= e^(0.05 sqrt t) and, where A < 0, "
+        "w_t >= e^(-0.025 sqrt t), target",
+        "CTPO, https://arxiv.org/abs/2605.07331; horizon-llm/CTPO, cum-token-cumprod-la; miles PR 3097",
+        PrefixReweight(),
+        PrefixReject(high=math.exp(0.05), growth="sqrt"),
+        PrefixReject(low=math.exp(-0.025), growth="sqrt", when="negative_advantage"),
+        **PURE,
+    ),
+    "p3o": _preset(
+        "-min(rho_t, ESS) A log pi + (1 - ESS) (e^-l - 1 + l), l of the target, ESS of the step's rho, which "
+        "are the paper's while a rollout is one optimizer step",
+        "P3O, https://arxiv.org/abs/2605.12380; Relax PR 234",
+        TOKEN,
+        EssTruncate(),
+        surrogate=Reinforce(),
+        terms=(ReverseK3(1.0, times_one_minus_ess=True),),
+    ),
+    "delightful": _preset(
+        "-sigma(-A log pi) A log pi, the gate detached: no correction, another objective",
+        "Delightful policy gradient, https://arxiv.org/abs/2603.14608; miles PR 2348; open-instruct PR 1628",
+        numerator="target",
+        surrogate=Delightful(),
+    ),
+}
+
+PRESETS: dict[str, Preset] = {**SEEDS, **VERL_HEAD, **LITERATURE, **AUTUMN_2026}
 
 ALIASES: dict[str, str] = {
     "disabled": "metrics_only",

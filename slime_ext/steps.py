@@ -1,9 +1,11 @@
 """The steps of a correction, and the classes to write your own with: docs/your_own_correction.md."""
 
+from slime_ext.core.prefix_steps import PREFIX_STEPS, PrefixBudget, PrefixReject, PrefixReweight
 from slime_ext.core.state import State, Step, StepInputs, statistics_of
 from slime_ext.core.steps import (
     STEPS,
     Clip,
+    EssTruncate,
     MinPrefixReweight,
     Normalize,
     Reject,
@@ -16,10 +18,15 @@ from slime_ext.core.steps import (
 from slime_ext.ops.segments import Segments
 
 __all__ = [
+    "PREFIX_STEPS",
     "STEPS",
     "Clip",
+    "EssTruncate",
     "MinPrefixReweight",
     "Normalize",
+    "PrefixBudget",
+    "PrefixReject",
+    "PrefixReweight",
     "Reject",
     "Reweight",
     "SecondMoment",

@@ -19,7 +19,7 @@ from slime_ext.core.correction import Correction, HookResult
 from slime_ext.core.state import Tokens
 from slime_ext.errors import did_you_mean
 from slime_ext.host.configured import correction_for, read_by
-from slime_ext.host.contract import HookCall
+from slime_ext.host.contract import HookCall, takes_tis_bounds
 from slime_ext.host.hook import Channel, Result, run
 
 
@@ -76,6 +76,11 @@ def _is_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
     return {"is_weight": result.weights, "is_clipfrac": result.clipped, **_nonfinite(result, tokens)}
 
 
+def _off_policy_channel(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
+    """The names of the form that ``off_policy_is_function`` has on this host."""
+    return (_tis_channel if takes_tis_bounds() else _is_channel)(result, tokens)
+
+
 def _nonfinite(result: HookResult, tokens: Tokens) -> dict[str, Tensor]:
     return {"nonfinite_fraction": (tokens.segments.mask & ~result.finite).float()}
 
@@ -113,12 +118,16 @@ off_policy_is_function = _hook(
     twice; the preset ``off_policy_is`` does not. Metrics: ``is_weight``, ``is_clipfrac``,
     ``nonfinite_fraction``.
 
+    slime PR 2084 has had two forms. The one above is its first. On a host that has a function of this name
+    itself (``slime.utils.ppo_utils``), it is the one of August 2026: w_t = clip(target / behavior,
+    --tis-clip-low, --tis-clip), with the metrics of ``vanilla_tis_function``.
+
     Raises:
         ConfigError: the host passes no ``cur_log_probs``.
 
     Source: slime PR 2084; MiniMax-M1, https://arxiv.org/abs/2506.13585.
     """,
-    _is_channel,
+    _off_policy_channel,
 )
 
 

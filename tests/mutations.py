@@ -205,11 +205,98 @@ MUTATIONS = {
     "what is kept forgets the steps before": Mutation(
         "core/metrics/measure.py", "(is_kept and step < effect.step)", "False", "tests/core/metrics"
     ),
-    "a prefix forgets the shards before it": Mutation(
+    "the tail is not modelled": Mutation(
+        "ops/centering.py", "q_tail / p_tail * f[:, -1:]", "f[:, -1:]", "tests/ops/test_centering.py"
+    ),
+    "the tail's ratio upside down": Mutation(
+        "ops/centering.py", "q_tail / p_tail *", "p_tail / q_tail *", "tests/ops/test_centering.py"
+    ),
+    "a gradient through the weights of a head": Mutation(
+        "ops/centering.py", "@torch.no_grad()", "", "tests/ops/test_centering.py tests/core/test_centering.py"
+    ),
+    "a tail without a floor": Mutation(
+        "ops/centering.py", "keepdim=True)).clamp_min(FLOOR)", "keepdim=True))", "tests/ops/test_centering.py"
+    ),
+    "centering at a rejected sequence": Mutation(
+        "core/centering.py",
+        "torch.where(factor[:, None] > 0, head.sampler, -torch.inf)",
+        "head.sampler",
+        "tests/core/test_centering.py",
+    ),
+    "sequence factors leave the center alone": Mutation(
+        "core/centering.py",
+        "return advantages * factor * centering",
+        "return advantages * centering",
+        "tests/core/test_centering.py",
+    ),
+    "every step gives f": Mutation(
+        "core/centering.py",
+        'own = of_tokens if step.unit == "token" and not step.statistics else of_units',
+        "own = of_tokens",
+        "tests/core/test_centering.py",
+    ),
+    "a head's log-probs over a rank's own part": Mutation(
+        "ops/vocabulary.py",
+        "found[:, :parts].logsumexp(1, keepdim=True)",
+        "own",
+        "tests/ops/test_centering.py",
+    ),
+    "a prefix without its token": Mutation(
         "ops/prefixes.py",
-        "return running + earlier",
-        "return running + 0 * earlier",
-        "tests/core/test_user_steps.py",
+        "found, distance = segments.zeroed(values).double(), 1",
+        "found, distance = 0 * segments.zeroed(values).double(), 1",
+        "tests/core/test_prefix_steps.py",
+    ),
+    "a prefix reaches into the sequence before": Mutation(
+        "ops/prefixes.py",
+        "torch.where(within >= distance, found.roll(distance), 0)",
+        "found.roll(distance)",
+        "tests/core/test_prefix_steps.py",
+    ),
+    "a shard forgets the sums before it": Mutation(
+        "ops/prefixes.py",
+        "return found + before.index_select(0, places)",
+        "return found + 0 * before.index_select(0, places)",
+        CONTEXT_PARALLEL,
+    ),
+    "masked tokens count in a prefix": Mutation(
+        "ops/prefixes.py",
+        "counts = mask.cumsum(0)",
+        "counts = torch.ones_like(mask).cumsum(0)",
+        "tests/core/test_prefix_steps.py",
+    ),
+    "a budget that forgets what was spent": Mutation(
+        "core/prefix_steps.py",
+        "(own <= self.high) & (spent <=",
+        "(own <= self.high) & (own <=",
+        "tests/core/test_prefix_steps.py",
+    ),
+    "bounds that do not grow": Mutation(
+        "core/prefix_steps.py", 'self.growth == "sqrt"', "False", "tests/core/test_prefix_steps.py"
+    ),
+    "a cap from rejected tokens, too": Mutation(
+        "core/steps.py", "inputs.usable.double().sum()])", "inputs.finite.double().sum() + 1])", SUITE
+    ),
+    "the sign of zero": Mutation(
+        "core/steps.py", "return advantage >= 0", "return advantage > 0", "tests/core/test_steps.py"
+    ),
+    "terms at kept tokens alone": Mutation(
+        "core/correction.py",
+        "term(LossInputs(vars(tokens), outcome.finite)",
+        "term(LossInputs(vars(tokens), outcome.keep)",
+        "tests/test_presets.py",
+    ),
+    "a term that pushes": Mutation(
+        "core/terms.py", "k3(-inputs.log_ratio", "k3(inputs.log_ratio", "tests/core/test_prefix_steps.py"
+    ),
+    "ess for what it lacks": Mutation(
+        "core/terms.py", "return (1 - ess)", "return ess", "tests/core/test_prefix_steps.py"
+    ),
+    "the gate has a gradient": Mutation(
+        "ops/surrogates.py",
+        "-advantages * target_log_probs.detach() / eta",
+        "-advantages * target_log_probs / eta",
+        "tests/ops/test_equations.py",
     ),
     "the seeds' band excludes its bound": Mutation(
         "core/steps.py",

@@ -19,8 +19,8 @@ def exp(x):
     return INF if x > 709.78 else math.exp(x)
 
 
-def spec(*steps, numerator="proximal", loss=("host",)):
-    return {"steps": steps, "numerator": numerator, "loss": loss}
+def spec(*steps, numerator="proximal", loss=("host",), terms=()):
+    return {"steps": steps, "numerator": numerator, "loss": loss, "terms": terms}
 
 
 CAP2 = ("truncate", 2.0)
@@ -81,6 +81,24 @@ SPECS = {
     "topr": spec(("signed_clip", "sequence", (1.0, 1.0), (0.0, 1.0)), **PURE),
     "dppo_tv": spec(TOKEN, ("truncate", 20.0), ("reject", "token", "tv", "-", -INF, 0.2, "outward"), **PURE),
     "glm5": spec(TOKEN, ("reject", "token", "ratio", "-", 0.5, 2.0, "always"), **PURE),
+    "flash_reinforce": spec(TOKEN, ("reject", "sequence", "binary_kl", "mean", -INF, 5e-3, "always"), **PURE),
+    "sao_math": spec(TOKEN, ("reject", "token", "ratio", "-", 0.7, 6.0, "always"), **PURE),
+    "sao_code": spec(TOKEN, ("reject", "token", "ratio", "-", 0.2, 4.0, "always"), **PURE),
+    "ipo": spec(
+        TOKEN,
+        ("reject", "token", "tv", "-", -INF, 0.1, "always"),
+        terms=(("squared", 1e-3),),
+        **PURE,
+    ),
+    "cppo": spec(TOKEN, ("prefix_budget", "tv", 0.2, 0.02, 0.8, "outward"), **PURE),
+    "ctpo": spec(
+        ("prefix_reweight", "sum"),
+        ("prefix_reject", "ratio", "sum", 0.0, math.exp(0.05), "sqrt", "always"),
+        ("prefix_reject", "ratio", "sum", math.exp(-0.025), INF, "sqrt", "negative_advantage"),
+        **PURE,
+    ),
+    "p3o": spec(TOKEN, ("ess_truncate",), loss=("reinforce",), terms=(("reverse_k3", 1.0, True),)),
+    "delightful": spec(numerator="target", loss=("delightful", 1.0)),
     "seq_mask_tis": spec(TOKEN, ("reject", "sequence", "ratio", "mean", 0.999, 1.002, "always")),
 }
 
@@ -104,7 +122,8 @@ def unit_of(step):
         return "sequence" if step[1] == "geometric" else step[1]
     if step[0] == "reject":
         return step[1]
-    return "sequence" if step[0] in ("veto", "min_prefix") else "token"
+    of_sequences = ("veto", "min_prefix", "prefix_reweight", "prefix_reject", "prefix_budget")
+    return "sequence" if step[0] in of_sequences else "token"
 
 
 # ---- per-token quantities ----
@@ -148,6 +167,10 @@ def correct(specification, batch):
     for s in seqs:
         s["weights"] = [w if k else 0.0 for w, k in zip(s["weights"], s["keep"], strict=True)]
         s["loss"] = [token_loss(specification, s, i) if k else 0.0 for i, k in enumerate(s["keep"])]
+        for i, finite in enumerate(s["finite"]):
+            s["loss"][i] += (
+                math.fsum(term_loss(term, s, i) for term in specification["terms"]) if finite else 0
+            )
     return seqs
 
 
@@ -174,7 +197,7 @@ def prepare(sequence, specification):
 
 
 def apply(step, seqs):
-    coupled = {"second_moment": second_moment, "normalize": normalize}
+    coupled = {"second_moment": second_moment, "normalize": normalize, "ess_truncate": ess_truncate}
     if step[0] in coupled:
         return coupled[step[0]](seqs, step)
     for s in seqs:
@@ -184,6 +207,9 @@ def apply(step, seqs):
             "signed_clip": signed_clip,
             "reject": reject,
             "veto": veto,
+            "prefix_reweight": prefix_reweight,
+            "prefix_reject": prefix_reject,
+            "prefix_budget": prefix_budget,
         }.get(step[0], bound)(s, step)
 
 
@@ -229,12 +255,56 @@ def reject(s, step):
         value = values[0] if unit == "token" else aggregate(how, values)
         advantage = math.fsum(s["advantage"][i] for i in tokens)
         drift = math.fsum(s["l"][i] for i in tokens)
-        applies = {"always": True, "negative_advantage": advantage < 0, "outward": advantage * drift > 0}[
-            when
-        ]
-        if applies and not low <= value <= high:
+        if applies(when, advantage, drift) and not low <= value <= high:
             for i in tokens:
                 s["keep"][i] = False
+
+
+def applies(when, advantage, drift):
+    return {
+        "always": True,
+        "negative_advantage": advantage < 0,
+        "positive_advantage": advantage >= 0,
+        "outward": advantage * drift > 0,
+        "outward_positive": advantage > 0 and drift > 0,
+        "outward_negative": advantage < 0 and drift < 0,
+    }[when]
+
+
+def response(s):
+    return [i for i, bit in enumerate(s["mask"]) if bit]
+
+
+def prefix_reweight(s, step):
+    done = []
+    for i in response(s):
+        done.append(s["l"][i])
+        s["weights"][i] = exp(aggregate(step[1], done))
+
+
+def prefix_reject(s, step):
+    _, name, how, low, high, growth, when = step
+    if name == "ratio":
+        low, high = math.log(low) if low else -INF, math.log(high) if high < INF else INF
+    done = []
+    for i in response(s):
+        done.append(statistic(name, s["numerator"][i], s["behavior_read"][i]))
+        scale = math.sqrt(len(done)) if growth == "sqrt" else 1.0
+        inside = low * scale <= aggregate(how, done) <= high * scale
+        if applies(when, s["advantage"][i], s["l"][i]) and not inside:
+            s["keep"][i] = False
+
+
+def prefix_budget(s, step):
+    _, name, high, budget, last, when = step
+    tokens, spent, granted = response(s), 0.0, 0.0
+    for t, i in enumerate(tokens):
+        v = 1 - (1 - last) * t / max(len(tokens) - 1, 1)
+        own = v * statistic(name, s["numerator"][i], s["behavior_read"][i])
+        inside = own <= high and spent + own <= high + budget * granted
+        if applies(when, s["advantage"][i], s["l"][i]) and not inside:
+            s["keep"][i] = False
+        spent, granted = spent + own, granted + v
 
 
 def veto(s, step):
@@ -268,8 +338,27 @@ def normalize(seqs, step):
         s["weights"] = [w / mean for w in s["weights"]]
 
 
+def ess_truncate(seqs, step):
+    usable = [(s, i) for s in seqs for i, u in enumerate(s["usable"]) if u]
+    cap = ess([s["weights"][i] for s, i in usable]) if usable else 1.0
+    for s in seqs:
+        s["ess"], s["weights"] = cap, [min(w, cap) for w in s["weights"]]
+
+
+def term_loss(term, s, i):
+    log_ratio = s["target"][i] - s["behavior"][i]
+    if term[0] == "squared":
+        return term[1] * log_ratio**2
+    factor, log_ratio = term[1] * ((1 - s["ess"]) if term[2] else 1), max(log_ratio, -20)
+    return factor * (exp(-log_ratio) - 1 + log_ratio)
+
+
 def token_loss(specification, s, i, eps=0.2):
     kind = specification["loss"]
+    if kind[0] == "delightful":
+        surprise = -s["target"][i]
+        gate = 1 / (1 + exp(-s["advantage"][i] * surprise / kind[1]))
+        return gate * s["advantage"][i] * surprise * s["weights"][i]
     if kind[0] == "host":
         return s["host_loss"][i] * s["weights"][i]
     if kind[0] == "reinforce":
@@ -280,6 +369,24 @@ def token_loss(specification, s, i, eps=0.2):
 
 def ppo(ratio, advantage, eps):
     return max(-ratio * advantage, -min(max(ratio, 1 - eps), 1 + eps) * advantage)
+
+
+# ---- score centering ----
+
+
+def centering_coefficients(sampler, trainer, f):
+    """stopgrad(q_v f(p_v / q_v) - alpha p_v) of every token of a head, in probabilities."""
+    q, p = [exp(x) for x in sampler], [exp(x) for x in trainer]
+    q_tail, p_tail = (max(1 - math.fsum(values), 1e-6) for values in (q, p))
+    rho = q_tail / p_tail
+    alpha = rho * f(1 / rho)
+    return [b * f(a / b) - alpha * a for a, b in zip(p, q, strict=True)]
+
+
+def centering(sampler, trainer, f):
+    """C_t of one token."""
+    coefficients = centering_coefficients(sampler, trainer, f)
+    return math.fsum(c * x for c, x in zip(coefficients, trainer, strict=True))
 
 
 # ---- metrics ----

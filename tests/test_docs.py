@@ -29,6 +29,7 @@ SECTIONS = (
     "Levels",
     "Bounds",
     "Rejection",
+    "Prefixes, terms, centering",
     "In Python",
     "Where systems disagree",
 )

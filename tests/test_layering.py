@@ -26,12 +26,19 @@ FLOORS = {
     "core/": (
         "importing lazy_attributes state",
         "losses steps",
-        "scoped metrics",
+        "scoped prefix_steps terms metrics",
+        "centering",
         "correction",
         "compiled user_steps",
     ),
     "config/": ("files optional_args dialects", "typed loaded", "idle rules", "load", "flat"),
-    "tools/": ("folders analysis fidelity", "report", "without_cuda scripts rehearsal patching", "commands"),
+    "tools/": (
+        "folders analysis fidelity",
+        "long_fidelity",
+        "fidelity_page report",
+        "without_cuda scripts rehearsal patching",
+        "commands",
+    ),
 }
 MATHEMATICS = (
     "ops",
@@ -39,6 +46,9 @@ MATHEMATICS = (
     "core/losses",
     "core/steps",
     "core/scoped",
+    "core/prefix_steps",
+    "core/terms",
+    "core/centering",
     "core/correction",
     "presets",
 )

@@ -19,24 +19,27 @@ from slime_ext.config.idle import forbid_idle_guards, forbid_idle_steps, notes_o
 from slime_ext.config.loaded import Loaded
 from slime_ext.config.rules import check_args
 from slime_ext.config.typed import built, checked, mapping_of, named, read_fields
+from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.metrics import guards
 from slime_ext.core.metrics.guards import Guard
 from slime_ext.core.metrics.names import known_names
 from slime_ext.core.metrics.options import Options
+from slime_ext.core.prefix_steps import PREFIX_STEPS
 from slime_ext.core.scoped import FORMS
 from slime_ext.core.state import Step
 from slime_ext.core.steps import STEPS
+from slime_ext.core.terms import TERMS
 from slime_ext.errors import ConfigError, check_known, cut, did_you_mean, shown, warn_once
 
 __all__ = ["Loaded", "check_args", "load_config", "read_config", "to_mapping", "with_preset"]
 
 ROOT = "slime_ext"
 PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
-KEYS = ("preset", "surrogate", "steps", *PLAIN, "guards", "metrics", "backend")
+KEYS = ("preset", "surrogate", "steps", "terms", "center", *PLAIN, "guards", "metrics", "backend")
 BACKENDS = ("eager", "compiled")
-KNOWN_STEPS: dict[str, Any] = {**STEPS, **FORMS}
+KNOWN_STEPS: dict[str, Any] = {**STEPS, **PREFIX_STEPS, **FORMS}
 
 
 def load_config(mapping: Mapping[str, Any], args: Any = None) -> Correction:
@@ -131,18 +134,23 @@ def to_mapping(correction: Correction) -> dict[str, Any]:
     >>> to_mapping(load_config({"preset": "token_tis"}))["steps"]
     [{'reweight': {'level': 'token'}}, {'truncate': {'high': 2.0}}]
     """
-    names = {cls: name for table in (STEPS, FORMS, SURROGATES) for name, cls in table.items()}
+    tables = (STEPS, PREFIX_STEPS, FORMS, SURROGATES, TERMS, {"center": Center})
+    names = {cls: name for table in tables for name, cls in table.items()}
 
     def described(thing: Any) -> dict[str, Any]:
         values = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing)}
         name = names.get(type(thing)) or f"{type(thing).__module__}.{type(thing).__qualname__}"
         return {name: {key: value for key, value in values.items() if value is not None}}
 
-    surrogate = described(correction.surrogate)
+    surrogate, center = described(correction.surrogate), correction.center
+    terms = [described(term) for term in correction.terms]
+    added: dict[str, Any] = {"terms": terms} if terms else {}
+    added |= {} if center is None else described(center)
     return {
         "numerator": correction.numerator,
         "surrogate": surrogate if any(surrogate.values()) else next(iter(surrogate)),
         "steps": [described(step) for step in correction.steps],
+        **added,
         "mask_scope": correction.mask_scope,
         "denominator": correction.denominator,
         "group": correction.group,
@@ -159,6 +167,10 @@ def _native(mapping: Mapping[str, Any]) -> Correction:
         fields["surrogate"] = named(f"{ROOT}.surrogate", "surrogate", mapping["surrogate"], SURROGATES)
     if "steps" in mapping:
         fields["steps"] = _steps(mapping["steps"])
+    if "terms" in mapping:
+        fields["terms"] = _terms(mapping["terms"])
+    if "center" in mapping:
+        fields["center"] = read_fields(f"{ROOT}.center", Center, mapping["center"])
     return built(ROOT, partial(dataclasses.replace, base), fields)
 
 
@@ -213,6 +225,19 @@ def _steps(listed: Any) -> tuple[Step, ...]:
     steps = [_step(f"{ROOT}.steps[{i}]", entry) for i, entry in enumerate(listed)]
     forbid_idle_steps(steps, [_name_of(step) for step in steps], f"{ROOT}.steps")
     return tuple(step.plain() if hasattr(step, "plain") else step for step in steps)
+
+
+def _terms(listed: Any) -> tuple[Any, ...]:
+    where = f"{ROOT}.terms"
+    if not isinstance(listed, list | tuple):
+        raise ConfigError(
+            f"{where}: expected a list of terms, got {shown(listed)}: each term is its name with its fields"
+        )
+    terms = tuple(named(f"{where}[{i}]", "term", entry, TERMS) for i, entry in enumerate(listed))
+    for i, term in enumerate(terms):
+        if type(term) in map(type, terms[:i]):
+            raise ConfigError(f"{where}[{i}]: expected each term once, got a second: add up the coefficients")
+    return terms
 
 
 def _step(where: str, entry: Any) -> Step:

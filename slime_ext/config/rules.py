@@ -27,6 +27,11 @@ def check_args(loaded: Loaded, args: Any) -> None:
     """
     for key, value in loaded.args.items():
         _same_as_args(key, value, args)
+    if loaded.correction.center is not None:
+        raise ConfigError(
+            "slime_ext.center: expected none on a host, got one: no host hands the sampler's head to this "
+            "hook; a slime that has --use-score-centering centers its own loss"
+        )
     if not getattr(args, "use_tis", True):  # it only measures: the loss comes back as it was
         return
     correction, a = loaded.correction, OptionalArgs(args)

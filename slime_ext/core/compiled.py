@@ -115,6 +115,7 @@ def _can_serve(correction: Correction, device: str) -> bool:
         )
         return False
     known = all(type(step) in STEPS.values() for step in correction.steps)
+    known = known and not correction.terms and correction.center is None
     keys = correction.observed_statistics
     return known and all(key.aggregate == "sum" and key.unit == "sequence" for key in keys)
 
@@ -229,7 +230,7 @@ def _tokens_of(given: Mapping[str, Tensor]) -> Tokens:
     segments = _GraphSegments((), None, mask)
     blocks = ((mask.shape[0] - 2) // BLOCK, given["mixed"], given["bounds"])
     segments.__dict__.update(blocks=blocks, ids=given["ids"])
-    others = {name: given.get(name) for name in ("target", "advantages", "ages")}
+    others: Any = {name: given.get(name) for name in ("target", "advantages", "ages")}
     return Tokens(segments, given["proximal"], given["behavior"], **others)
 
 

@@ -11,7 +11,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from slime_ext.core.losses import Bounds, HostLoss, LossInputs, PpoClip, Surrogate
+from slime_ext.core.centering import Center, centered, check_center, split
+from slime_ext.core.losses import Bounds, HostLoss, LossInputs, PpoClip, Reinforce, Surrogate
 from slime_ext.core.metrics.layout import MetricsLayout
 from slime_ext.core.metrics.measure import LARGEST, StepSums, count_bins, position_bins, summarize
 from slime_ext.core.state import (
@@ -30,7 +31,8 @@ from slime_ext.core.state import (
     tabulate,
     weight_ranges,
 )
-from slime_ext.core.steps import Normalize
+from slime_ext.core.steps import EssTruncate, Normalize
+from slime_ext.core.terms import Term
 from slime_ext.errors import ConfigError
 from slime_ext.ops.divergences import compared, widened
 from slime_ext.ops.segments import AllSum, as_numbers, identity
@@ -60,6 +62,8 @@ class Correction:
             token.
         group: what a rejected sample means for the samples of the same prompt: ``ignore`` nothing,
             ``rebaseline`` their advantages are computed without it, ``atomic`` they are rejected too.
+        terms: added to the policy loss of every response token with a finite behavior log-prob.
+        center: subtracts the sampler's mean of the weighted score; needs the sampler's head. None: as it is.
 
     Raises:
         ConfigError: the combination would count a ratio twice, or could not act.
@@ -72,10 +76,13 @@ class Correction:
     on_nonfinite: Literal["reject", "raise"] = "reject"
     denominator: Denominator = "host"
     group: Grouping = "ignore"
+    terms: tuple[Term, ...] = ()
+    center: Center | None = None
 
     def __post_init__(self) -> None:
         _forbid_double_count(self)
         _check_relations(self)
+        _check_added(self)
         for i, step in enumerate(self.steps):
             if step.is_coupled:
                 _check_coupled(self, i)
@@ -83,7 +90,7 @@ class Correction:
     @cached_property
     def is_identity(self) -> bool:
         """Whether it leaves the host's loss alone (metrics only)."""
-        return not self.steps and isinstance(self.surrogate, HostLoss)
+        return not self.steps and isinstance(self.surrogate, HostLoss) and not self.terms
 
     @cached_property
     def is_coupled(self) -> bool:
@@ -98,7 +105,7 @@ class Correction:
     @cached_property
     def needs_target(self) -> bool:
         """Whether the target policy's log-probs must be there."""
-        return self.numerator == "target" or not isinstance(self.surrogate, HostLoss)
+        return self.numerator == "target" or not isinstance(self.surrogate, HostLoss) or bool(self.terms)
 
     @cached_property
     def needs_ages(self) -> bool:
@@ -171,7 +178,18 @@ class Correction:
             weights if plan.scale is None else weights * expand("sequence", plan.scale),
             state.step_effects,
             sequences,
+            plan.numbers,
+            None if self.center is None else self._head_factor(inputs),
         )
+
+    @cached_property
+    def _split(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        return split(self.steps)
+
+    def _head_factor(self, inputs: StepInputs) -> Tensor:
+        """[T] what turns and sequences make of C_t, as of the loss; 0 at tokens that do not count."""
+        state = self.run(inputs, self._split[1])
+        return torch.where(inputs.kept(state), inputs.segments.expand_to_tokens(state.unit, state.weights), 0)
 
     def run(self, inputs: StepInputs, steps: Sequence[Step]) -> State:
         """The state after ``steps``: the only loop over them."""
@@ -205,7 +223,23 @@ class Correction:
         if not self.bounds_products:  # cut where the product would overflow: infinity times 0 is NaN
             most = largest_product(loss.dtype) / loss.detach().abs().clamp_min(1)
             factor = torch.minimum(factor, most)
-        return loss * factor, clipped
+        loss = loss * factor
+        if self.center is not None:
+            loss = loss + self._centering(self.center, outcome, tokens)
+        for term in self.terms:
+            loss = loss + term(LossInputs(vars(tokens), outcome.finite), outcome.numbers)
+        return loss, clipped
+
+    def _centering(self, center: Center, outcome: Outcome, tokens: Tokens) -> Tensor:
+        """[T] A_t m_t C_t."""
+        if tokens.head is None:
+            raise ConfigError(
+                "center: expected the sampler's head beside the tokens, got none: Tokens(..., head=Head(...))"
+            )
+        factor = outcome.head_factor
+        assert factor is not None
+        advantages = LossInputs(vars(tokens), factor > 0).advantages
+        return centered(self._split[0], tokens.head, advantages, factor, self.run, center.top_k)
 
     @cached_property
     def sets_weights(self) -> bool:
@@ -245,6 +279,28 @@ def _check_relations(correction: Correction) -> None:
     wanted = "ignore or atomic beside a step that reads advantages"
     why = "what is rejected would depend on the advantages that it changes"
     expect(free, "group", wanted, correction.group, why)
+
+
+def _check_added(correction: Correction) -> None:
+    """Whether what is added to the loss of a token can act, and reaches rejected ones."""
+    for name, is_there in {"terms": correction.terms, "center": correction.center}.items():
+        if not is_there:
+            continue
+        for key, idle in {"mask_scope": "policy", "denominator": "host"}.items():
+            value = getattr(correction, key)
+            expect(value == idle, key, f"{idle} beside {name}", value, "it is added at rejected tokens, too")
+    has_cap = any(isinstance(step, EssTruncate) for step in correction.steps)
+    for i, term in enumerate(correction.terms):
+        why = "its cap is the effective sample size that the term reads"
+        expect(has_cap or not term.reads_ess, f"terms[{i}]", "the step ess_truncate beside it", "none", why)
+    if correction.center is not None:
+        surrogate = type(correction.surrogate).__name__
+        why = "what is centered is the score, grad log p of the policy being trained"
+        is_score = isinstance(correction.surrogate, Reinforce)
+        expect(is_score, "surrogate", "reinforce beside center", surrogate, why)
+        is_target = correction.numerator == "target"
+        expect(is_target, "numerator", "target beside center", correction.numerator, why)
+        check_center(correction.steps)
 
 
 def _expect_proximal(correction: Correction, beside: str, what: str) -> None:

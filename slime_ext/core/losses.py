@@ -137,13 +137,28 @@ class Sapo:
         return surrogates.sapo(ratio, inputs.advantages, self.tau_pos, self.tau_neg)
 
 
-Surrogate = HostLoss | Reinforce | PpoClip | DualClip | Sapo
+@dataclass(frozen=True)
+class Delightful:
+    """REINFORCE behind the gate of Delightful Policy Gradient, sigma(-A log pi / eta)."""
+
+    eta: float = 1.0
+
+    def __post_init__(self) -> None:
+        wanted = f"a number from {TAU[0]:g} to {TAU[1]:g}"
+        expect(TAU[0] <= self.eta <= TAU[1], "delightful.eta", wanted, self.eta, "eta is a temperature")
+
+    def __call__(self, inputs: LossInputs, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        return surrogates.delightful(inputs.target, inputs.advantages, self.eta)
+
+
+Surrogate = HostLoss | Reinforce | PpoClip | DualClip | Sapo | Delightful
 SURROGATES = {
     "host": HostLoss,
     "reinforce": Reinforce,
     "ppo_clip": PpoClip,
     "dual_clip": DualClip,
     "sapo": Sapo,
+    "delightful": Delightful,
 }
 
 

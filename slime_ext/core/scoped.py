@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.core.state import (
+    ByPosition,
     ExceedsLimit,
     State,
     StatisticKey,
@@ -44,7 +45,7 @@ class KeptInputs(StepInputs):
 
     kept_tokens: Tensor | None = None  # [T] bool
 
-    def value_of(self, name: str | ExceedsLimit) -> Tensor:
+    def value_of(self, name: str | ExceedsLimit | ByPosition) -> Tensor:
         values = super().value_of(name)
         return values if self.kept_tokens is None else torch.where(self.kept_tokens, values, 0)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from slime_ext.errors import ConfigError, check_known
 from slime_ext.ops import divergences
-from slime_ext.ops.prefixes import prefix_mean, prefix_sum
+from slime_ext.ops.prefixes import prefix_mean, prefix_sum, response_order, shard_sums
 from slime_ext.ops.segments import AllSum, Segments, as_numbers, highest, identity
 
 Unit = Literal["token", "turn", "sequence"]
@@ -32,6 +32,14 @@ TOKEN_NAMES = ("ratio", *divergences.OF_RATIO, *divergences.OF_BOTH, "advantage"
 
 
 @dataclass(frozen=True)
+class Head:
+    """The sampler's K most likely tokens at each of T tokens, normalised over the whole vocabulary."""
+
+    sampler: Tensor  # [T, K] log-probs, nats; -inf where a head is shorter
+    trainer: Tensor  # [T, K] log-probs of the same tokens under the policy being trained, nats, with grad
+
+
+@dataclass(frozen=True)
 class Tokens:
     """The packed response tokens [T] that a correction reads; masked positions may hold anything."""
 
@@ -41,6 +49,7 @@ class Tokens:
     target: Tensor | None = None  # log-probs under the policy that is being trained, nats, with grad
     advantages: Tensor | None = None
     ages: Tensor | None = None  # [S] trainer's weight version - that of the sample; NaN where unknown
+    head: Head | None = None  # what ``center`` reads
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,8 @@ class Outcome:
     factor: Tensor  # what multiplies the loss: weights, times the plan's scale where it has one
     step_effects: tuple[StepEffect, ...] = ()  # what each step did, in order
     sequences: SequenceStatistics | None = None  # None unless observed
+    numbers: Mapping[Step, Tensor] = field(default_factory=dict)  # the plan's, which terms read
+    head_factor: Tensor | None = None  # [T] what multiplies C_t; None without ``center``
 
 
 @dataclass(frozen=True)
@@ -129,17 +140,23 @@ class ExceedsLimit(NamedTuple):
     limit: float
 
 
+class ByPosition(NamedTuple):
+    """The quantity ``name`` times the number of response tokens before it in its sequence."""
+
+    name: str
+
+
 class StatisticKey(NamedTuple):
     """One statistic: ``aggregate`` of the per-token quantity ``name`` over the response tokens of each
     ``unit``.
 
-    ``by_shard`` is [S, shards_per_sequence], the maximum of the negative quantity in each shard of a
-    sequence, which ``prefix_min`` reads.
+    ``by_shard`` and ``shard_sum`` are [S, shards_per_sequence], the maximum of the negative quantity, or the
+    sum of the quantity, in each shard of a sequence, which ``prefix_min`` and ``prefix_sums`` read.
     """
 
-    aggregate: Literal["sum", "max", "by_shard"]
+    aggregate: Literal["sum", "max", "by_shard", "shard_sum"]
     unit: Unit  # turn or sequence
-    name: str | ExceedsLimit
+    name: str | ExceedsLimit | ByPosition
 
 
 @dataclass(frozen=True)
@@ -159,10 +176,14 @@ class StepInputs:
     table: Mapping[StatisticKey, Tensor] = field(default_factory=dict)  # [S] or [U] float64 each
     plan: Mapping[Step, Tensor] = field(default_factory=dict)  # coupled step -> its number for the whole step
 
-    def value_of(self, name: str | ExceedsLimit) -> Tensor:
+    def value_of(self, name: str | ExceedsLimit | ByPosition) -> Tensor:
         """The per-token quantity [T] that a statistic's name stands for, 0 at masked tokens."""
         if isinstance(name, ExceedsLimit):
             return (self.value_of(name.name) - name.limit).clamp_min(0)
+        if isinstance(name, ByPosition):
+            return self.segments.zeroed(
+                (response_order(self.segments) - 1) * self.value_of(name.name).double()
+            )
         if name in divergences.OF_RATIO:
             return divergences.OF_RATIO[name](self.log_ratio)
         if name in divergences.OF_BOTH:
@@ -374,6 +395,8 @@ def _share(key: StatisticKey, inputs: StepInputs) -> Tensor:
     segments, values = inputs.segments, inputs.value_of(key.name)
     if key.aggregate == "sum":
         return segments.local_turn_sums(values)
+    if key.aggregate == "shard_sum":
+        return shard_sums(segments, segments.zeroed(values))
     values = torch.where(segments.mask, values if key.aggregate == "max" else -values, -torch.inf)
     return segments.local_turn_maxima(values) if key.unit == "turn" else segments.local_maxima(values)
 

@@ -41,9 +41,12 @@ from slime_ext.ops.prefixes import prefix_min
 from slime_ext.ops.segments import AllSum
 
 Statistic = Literal["ratio", "k1", "k2", "k3", "binary_kl", "binary_kl_max", "tv"]
-When = Literal["always", "negative_advantage", "outward"]
+When = Literal[
+    "always", "negative_advantage", "positive_advantage", "outward", "outward_positive", "outward_negative"
+]
 KEPT = "on-policy data must be kept"
 COUNT = StatisticKey("sum", "sequence", "count")
+LARGEST_WEIGHT = 1e150  # its square is finite in float64
 TOP = 0x7FEFFFFFFFFFFFFF  # the bits of the largest finite float64; order of bits is order of values from 0 up
 
 
@@ -201,8 +204,10 @@ class Reject(Step):
 
     ``ratio`` is aggregated before the exponential: sum is the product over the unit, mean the geometric mean,
     max the largest ratio. At unit token nothing is aggregated. ``when`` limits the rejection:
-    ``negative_advantage`` to units whose mean advantage is negative, ``outward`` to those whose mean
-    advantage and log-ratio have the same sign, so that the update would push the ratio further out.
+    ``negative_advantage`` to units whose mean advantage is negative, ``positive_advantage`` to the others,
+    ``outward`` to those whose mean advantage and log-ratio have the same sign, so that the update would push
+    the ratio further out; ``outward_positive`` and ``outward_negative`` to those of them with that sign. So
+    two steps give a statistic bounds by the advantage's sign.
     ``max_staleness`` also drops whole sequences sampled by weights that are more versions older than that,
     whatever ``when`` says; a sequence of unknown age stays.
 
@@ -246,7 +251,7 @@ class Reject(Step):
         own = (self._exceeds,) if self._exceeds else statistics_of(self.unit, self.aggregate, self.statistic)
         if self.when == "always":
             return own
-        signs = ("advantage",) if self.when == "negative_advantage" else ("advantage", "ratio")
+        signs = ("advantage", "ratio") if self.when.startswith("outward") else ("advantage",)
         return own + tuple(key for name in signs for key in statistics_of(self.unit, "sum", name))
 
     def __call__(self, state: State, inputs: StepInputs) -> State:
@@ -262,7 +267,7 @@ class Reject(Step):
             # The second is false for NaN, too.
             inside = value <= high if low == -math.inf else value.clamp(low, high) == value
         if self.when != "always":
-            inside = inside >= self._applies(inputs)  # or it does not apply
+            inside = inside >= applies(self.when, self.unit, inputs)  # or it does not apply
         return state.reject(self.unit, inside)
 
     @cached_property
@@ -286,12 +291,6 @@ class Reject(Step):
         """The interval in the statistic's unit: logarithms for ratios."""
         low, high = self._interval
         return (_log(low), _log(high)) if self.statistic == "ratio" else (low, high)
-
-    def _applies(self, inputs: StepInputs) -> Tensor:
-        advantage = inputs.total(self.unit, "sum", "advantage")
-        if self.when == "negative_advantage":
-            return advantage < 0
-        return advantage * inputs.total(self.unit, "sum", "ratio") > 0
 
 
 @dataclass(frozen=True)
@@ -372,6 +371,42 @@ class Normalize(Step):
 
 
 @dataclass(frozen=True)
+class EssTruncate(Step):
+    """Caps the weights at the effective sample size of the optimizer step: w = min(w, ESS).
+
+    ESS = (sum w)^2 / (n sum w^2) over the tokens of the step that have a behavior log-prob, in (0, 1]: 1
+    where all weights are the same, as on-policy, and smaller the fewer tokens carry the sum.
+
+    Source: P3O, Fakoor et al. 2026, https://arxiv.org/abs/2605.12380, equation 7 and algorithm 2; Relax PR
+    234, which computes it over the optimizer step, as here.
+    """
+
+    is_bound = True
+    is_coupled = True
+
+    def number_for_step(self, batches: Batches, all_sum: AllSum) -> Tensor:
+        """[] float64: the effective sample size as a fraction; 1 where there is no weight at all."""
+        total, square, count = all_sum(
+            _total(self._share(state, inputs) for state, inputs in batches)
+        ).unbind()
+        return torch.where(square > 0, total.square() / (count * square), 1)
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        return state.bound(torch.minimum(state.weights, inputs.plan[self].to(state.weights.dtype)))
+
+    def weight_range(self, before: WeightRange) -> WeightRange:
+        return before.clamped(0.0, 1.0)
+
+    @staticmethod
+    def _share(state: State, inputs: StepInputs) -> Tensor:
+        weights = (
+            inputs.segments.expand_to_tokens(state.unit, state.weights).double().clamp(max=LARGEST_WEIGHT)
+        )
+        counted = torch.where(inputs.usable, weights, 0)
+        return torch.stack([counted.sum(), counted.square().sum(), inputs.usable.double().sum()])
+
+
+@dataclass(frozen=True)
 class SecondMoment(Step):
     """Drops the step's tokens of the largest squared log-ratio until the mean of the rest is < ``threshold``.
 
@@ -427,7 +462,21 @@ STEPS: dict[str, Callable[..., Step]] = {
     "veto": Veto,
     "second_moment": SecondMoment,
     "normalize": Normalize,
+    "ess_truncate": EssTruncate,
 }
+
+
+def applies(when: When, unit: Unit, inputs: StepInputs) -> Tensor:
+    """Bool per unit, where a rejection that is limited to ``when`` acts."""
+    advantage = inputs.total(unit, "sum", "advantage")
+    if when == "negative_advantage":
+        return advantage < 0
+    if when == "positive_advantage":
+        return advantage >= 0
+    outward = advantage * inputs.total(unit, "sum", "ratio") > 0
+    if when == "outward":
+        return outward
+    return outward & (advantage > 0 if when == "outward_positive" else advantage < 0)
 
 
 def ratio_at(unit: Unit, aggregate: str) -> tuple[Unit, str]:

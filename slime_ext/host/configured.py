@@ -19,9 +19,20 @@ from slime_ext.core.metrics.guards import Guard
 from slime_ext.core.metrics.names import METRICS, STALENESS
 from slime_ext.core.metrics.options import Options
 from slime_ext.core.steps import Clip, Reject, Reweight
+from slime_ext.core.terms import TERMS
 from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host import hosts
-from slime_ext.host.contract import BAND, INIT_FLAG, OURS, RANGE, SEEDS, TIS, calls_hook, function_of
+from slime_ext.host.contract import (
+    BAND,
+    INIT_FLAG,
+    OURS,
+    RANGE,
+    SEEDS,
+    TIS,
+    calls_hook,
+    function_of,
+    takes_tis_bounds,
+)
 from slime_ext.host.flags import ARGUMENTS, check_command_line, check_flags, double_count
 
 WITHOUT = (
@@ -76,8 +87,9 @@ def _of_bounds(function: str, args: Any, *given: float | None) -> Correction:
         return Correction(steps=(Reweight(), Reject("token", "ratio", "mean", low, high)))
     if line := double_count(args):
         warn_once(line)
-    bounds = Clip(max(1 - eps_low, 0.0), 1 + (eps_low if eps_high is None else eps_high))
-    return Correction("target", steps=(Reweight(), bounds))
+    if not takes_tis_bounds():
+        low, high = max(1 - eps_low, 0.0), 1 + (eps_low if eps_high is None else eps_high)
+    return Correction("target", steps=(Reweight(), Clip(low, high)))
 
 
 def check_first_call(args: Any) -> None:
@@ -172,6 +184,7 @@ def _keys() -> Iterator[tuple[str, Iterable[str]]]:
     yield "under slime_ext", (*config.KEYS, *dialects.DIALECTS)
     yield "in a step's place under slime_ext.steps", config.KNOWN_STEPS
     yield "as a field of a step under slime_ext.steps", _fields(*config.KNOWN_STEPS.values())
+    yield "in a term's place under slime_ext.terms", TERMS
     yield "under slime_ext.surrogate", (name for name, cls in SURROGATES.items() if fields(cls))
     yield "as a field under slime_ext.surrogate", _fields(*SURROGATES.values())
     yield "as a field of a metric under slime_ext.guards", _fields(Guard)

@@ -8,6 +8,7 @@ the part of it that this context-parallel rank holds. The same from slime v0.2.0
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -70,6 +71,12 @@ METRICS = ("off_policy/host/ratio", "off_policy/host/clipped", "off_policy/host/
 MOST_DIGITS = 18  # of a weight version: what an int64 holds
 # What the policy loss that is running has at hand and does not pass to the hook; ``startup`` fills it in.
 loss_inputs: ContextVar[dict[str, Any] | None] = ContextVar("slime_ext_loss_inputs", default=None)
+
+
+def takes_tis_bounds() -> bool:
+    """Whether ``off_policy_is_function`` has its newer form: the host has one of its own, which slime PR 2084
+    since August 2026 bounds by --tis-clip-low and --tis-clip."""
+    return hasattr(sys.modules.get("slime.utils.ppo_utils"), "off_policy_is_function")
 
 
 def calls_hook(args: Any) -> bool:

@@ -144,11 +144,12 @@ class _Arguments:
 
 
 def _reads_band(a: Any) -> bool:
-    return contract.function_of(a) in ("vanilla_tis_function", "icepop_function")
+    newer = ("off_policy_is_function",) if contract.takes_tis_bounds() else ()
+    return contract.function_of(a) in ("vanilla_tis_function", "icepop_function", *newer)
 
 
 def _reads_range(a: Any) -> bool:
-    return contract.function_of(a) == "off_policy_is_function"
+    return contract.function_of(a) == "off_policy_is_function" and not contract.takes_tis_bounds()
 
 
 def _is_beyond_float32(dest: str, reads: Callable[[Any], bool], a: Any) -> bool:
@@ -361,7 +362,10 @@ def formula(name: str, args: Mapping[str, Any]) -> str:
     words |= {dest: f"{args[dest]:g}" for dest in words if args.get(dest) is not None}
     high = args.get("eps_clip_high")
     words["eps_clip_high"] = words["eps_clip"] if high is None else f"{high:g}"
-    return f"weight {FORMULAS[name].format(**words)} per token"
+    text = FORMULAS[name]
+    if name == "off_policy_is_function" and contract.takes_tis_bounds():
+        text = "clip(target / behavior, {tis_clip_low}, {tis_clip})"
+    return f"weight {text.format(**words)} per token"
 
 
 def double_count(args: Any) -> str:
@@ -412,12 +416,21 @@ def one_line(keys: Mapping[str, Any]) -> str:
     surrogate = keys["surrogate"]
     loss = surrogate if isinstance(surrogate, str) else brief([surrogate])
     steps = brief(keys["steps"]) if keys["steps"] else "no steps"
+    added = [f"plus {brief(keys['terms'])}"] if keys.get("terms") else []
+    added += [f"centered over the {keys['center']['top_k']} likeliest"] if keys.get("center") else []
     more = [
         f"{key} {keys[key]}"
         for key in ("denominator", "group")
         if keys.get(key) not in (None, "host", "ignore")
     ]
-    parts = (f"{keys['numerator']} / behavior", f"loss {loss}", steps, f"masks {keys['mask_scope']}", *more)
+    parts = (
+        f"{keys['numerator']} / behavior",
+        f"loss {loss}",
+        steps,
+        *added,
+        f"masks {keys['mask_scope']}",
+        *more,
+    )
     return ", ".join(parts)
 
 

@@ -40,26 +40,53 @@ def _min_of_earlier_shards(lowest: Tensor) -> Tensor:
     return torch.cat([first, lowest[:, :-1]], 1).cummin(1).values.view(-1)
 
 
-def prefix_sum(segments: Segments, values: Tensor, unit: str = "sequence") -> Tensor:
-    """[T] -> [T] float64, the sum over the response tokens of the same turn or sequence up to and including
-    each."""
-    cells = segments.cells(unit)
-    running = segments.zeroed(values).double()
-    reach = 1  # each pass doubles how many tokens of its own cell a token has summed; a NaN stays in its cell
-    while reach < max((stop - start for _, start, stop, _ in segments.local_shards), default=0):
-        before = torch.where(cells[reach:] == cells[:-reach], running[:-reach], 0)
-        running = torch.cat([running[:reach], running[reach:] + before])
-        reach *= 2
-    if segments.shards is None:
-        return running
+def shard_sums(segments: Segments, values: Tensor, unit: str = "sequence") -> Tensor:
+    """[T], 0 at masked tokens -> [S or U, shards_per_sequence] float64, the sum of each shard of each unit; 0
+    for those that other ranks hold, so that adding up over the ranks gives the whole table."""
     units = segments.turn_bound if unit == "turn" else segments.count
-    table = running.new_zeros(units * segments.shards_per_sequence)
-    table = segments.all_sum(table.index_add(0, cells, segments.zeroed(values).double())).view(units, -1)
-    earlier = torch.nn.functional.pad(table, (1, 0)).cumsum(1)[:, :-1]
-    return running + earlier.reshape(-1).index_select(0, cells)
+    table = values.new_zeros(units * segments.shards_per_sequence, dtype=torch.float64)
+    return table.index_add(0, segments.cells(unit), values.double()).view(units, segments.shards_per_sequence)
+
+
+def prefix_sums(segments: Segments, values: Tensor, sums: Tensor, unit: str = "sequence") -> Tensor:
+    """[T] -> [T] float64, the sum over the response tokens of the same unit up to and including each token.
+
+    Adds in pairs of doubling distance, so that nothing of one shard reaches another: a sum of all tokens
+    minus that of those before would round, or be NaN, wherever one sequence has an extreme token.
+
+    Args:
+        values: [T] on local tokens.
+        sums: ``shard_sums``, summed over the ranks.
+    """
+    places = segments.cells(unit)
+    index = torch.arange(segments.size, device=values.device)
+    begins = torch.where(places != places.roll(1), index, 0)
+    within = index - (begins.cummax(0).values if segments.size else begins)
+    found, distance = segments.zeroed(values).double(), 1
+    while distance < max((stop - start for _, start, stop, _ in segments.local_shards), default=0):
+        found = found + torch.where(within >= distance, found.roll(distance), 0)
+        distance *= 2
+    before = torch.cat([torch.zeros_like(sums[:, :1]), sums[:, :-1]], 1).cumsum(1).view(-1)
+    return found + before.index_select(0, places)
+
+
+def prefix_sum(segments: Segments, values: Tensor, unit: str = "sequence") -> Tensor:
+    """As ``prefix_sums``, of values that no table has yet: one more SUM over the ranks."""
+    sums = segments.all_sum(shard_sums(segments, segments.zeroed(values), unit))
+    return prefix_sums(segments, values, sums, unit)
 
 
 def prefix_mean(segments: Segments, values: Tensor, unit: str = "sequence") -> Tensor:
     """[T] -> [T] float64, the mean over the same tokens as ``prefix_sum``; 0 for none."""
     count = prefix_sum(segments, as_numbers(segments.mask, torch.float64), unit)
     return prefix_sum(segments, values, unit) / count.clamp_min(1)
+
+
+def response_order(segments: Segments) -> Tensor:
+    """[T] int64, how many response tokens of its sequence there are up to and with each token."""
+    mask, device = segments.full_mask, segments.full_mask.device
+    counts = mask.cumsum(0)
+    begins = host_ints(list(accumulate(segments.lengths, initial=0))[:-1], device)
+    first = begins.repeat_interleave(host_ints(segments.lengths, device), output_size=len(mask))
+    order = counts - (counts - mask.long()).index_select(0, first)
+    return order if segments.shards is None else order.index_select(0, segments.positions)

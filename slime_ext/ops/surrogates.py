@@ -93,6 +93,24 @@ def sapo(
     return -gate * advantages, torch.zeros_like(advantages, dtype=torch.bool)
 
 
+def delightful(target_log_probs: Tensor, advantages: Tensor, eta: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Score-function loss behind a gate: -sigma(-A log pi / eta) A log pi, the gate detached.
+
+    The gate opens for what is rare and good, closes for what is rare and bad, and is 1/2 for what is
+    expected. It changes the objective: on-policy, too, it is not the policy gradient.
+
+    Args:
+        target_log_probs: [T] log-probs of the sampled tokens, nats, with grad.
+        advantages: [T] advantages.
+        eta: temperature of the gate, > 0, in units of advantage times nats.
+
+    Source: Osband 2026, https://arxiv.org/abs/2603.14608, with its eta of 1; miles PR 2348, open-instruct PR
+    1628.
+    """
+    gate = torch.sigmoid(-advantages * target_log_probs.detach() / eta)
+    return -gate * advantages * target_log_probs, torch.zeros_like(advantages, dtype=torch.bool)
+
+
 def _ratio(log_ratio: Tensor) -> Tensor:
     """e^log_ratio, finite and without a gradient where that would overflow: 0 times infinity is NaN."""
     most = math.log(torch.finfo(log_ratio.dtype).max) - HEADROOM

@@ -3,7 +3,7 @@
 A softmax policy over 3 tokens and 4 steps has 81 sequences and one row of logits per prefix. With fixed
 advantages A(y) and reduction sum, the true gradient is that of E_target[A(y)]; an estimator's mean and
 variance under the behavior policy are sums over the 81 sequences (or over all pairs of them, for steps that
-couple samples).
+couple samples). Score centering reads the sampler's head, its K most likely of the 3 tokens.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from rich.table import Table
 from torch import Tensor
 
 from slime_ext import presets
+from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction, Outcome, Tokens
-from slime_ext.core.losses import Bounds
+from slime_ext.core.losses import Bounds, Reinforce
+from slime_ext.core.state import Head, Step
+from slime_ext.core.steps import Reject, Reweight, Truncate
 from slime_ext.ops import surrogates
 from slime_ext.ops.segments import Segments
 
@@ -32,6 +35,23 @@ MISMATCHES = {
     "stale + drift": (0.4, 0.2),
 }
 HostLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+WEIGHTS: dict[str, tuple[Step, ...]] = {  # the weights that are centered by name: slime's three
+    "f = 1": (),
+    "truncated at 2": (Reweight(), Truncate(2.0)),
+    "IcePop 0.5 to 2": (Reweight(), Reject("token", "ratio", low=0.5, high=2.0)),
+}
+
+
+def centerings(heads: Iterable[int], vocabulary: int = VOCABULARY) -> dict[str, Correction]:
+    """REINFORCE with each of ``WEIGHTS``, not centered and centered over each head; over all tokens where a
+    head is the vocabulary."""
+    found = {}
+    for name, steps in WEIGHTS.items():
+        found[f"reinforce, {name}"] = Correction("target", Reinforce(), steps)
+        for k in heads:
+            of = "all tokens" if k == vocabulary else f"head {k}"
+            found[f"centered, {name}, {of}"] = Correction("target", Reinforce(), steps, center=Center(k))
+    return found
 
 
 def ppo(target: Tensor, proximal: Tensor, advantages: Tensor) -> Tensor:
@@ -49,8 +69,9 @@ class World:
     advantages: Tensor
 
     @classmethod
-    def of(cls, mismatch: str, seed: int = 0) -> World:
-        """Seeded random policies; ``mismatch`` is a name of ``MISMATCHES``."""
+    def of(cls, mismatch: str, seed: int = 0, offset: float = 0.0) -> World:
+        """Seeded random policies; ``mismatch`` is a name of ``MISMATCHES``. ``offset`` is added to every
+        advantage: a baseline that is off by as much, which changes no true gradient."""
         stale, drift = MISMATCHES[mismatch]
         generator = torch.Generator().manual_seed(seed)
         shape = (sum(VOCABULARY**t for t in range(STEPS)), VOCABULARY)
@@ -60,7 +81,7 @@ class World:
 
         proximal = noise(*shape)
         behavior, target = proximal + stale * noise(*shape), proximal + drift * noise(*shape)
-        return cls(behavior, proximal, target, noise(VOCABULARY**STEPS))
+        return cls(behavior, proximal, target, noise(VOCABULARY**STEPS) + offset)
 
     @cached_property
     def score(self) -> Tensor:
@@ -73,6 +94,18 @@ class World:
     def log_probs(self, logits: Tensor) -> Tensor:
         """[81, 4] log-prob of every token of every sequence."""
         return logits.log_softmax(-1)[PREFIXES, TOKENS]
+
+    @cached_property
+    def head_score(self) -> Tensor:
+        """[prefixes, 3, parameters] the same of every token that could have been drawn."""
+        gap = torch.eye(VOCABULARY, dtype=torch.float64) - self.target.softmax(-1)[:, None]
+        return torch.einsum("rs,rvw->rvsw", torch.eye(len(self.target), dtype=torch.float64), gap).flatten(2)
+
+    def head(self, k: int, rows: Tensor) -> tuple[Head, Tensor]:
+        """The sampler's ``k`` most likely tokens at each prefix of ``rows`` [T], and their ids [T, k]."""
+        ids = self.behavior.topk(k).indices[rows]
+        sampler, trainer = (p.log_softmax(-1)[rows].gather(1, ids) for p in (self.behavior, self.target))
+        return Head(sampler, trainer.requires_grad_()), ids
 
     @cached_property
     def true_gradient(self) -> Tensor:
@@ -89,7 +122,7 @@ class Fidelity:
     bias: float  # norm of E[estimate] - true gradient
     true: float  # norm of the true gradient
     cosine: float  # between E[estimate] and the true gradient; 0 where nothing is left
-    variance: float  # trace of the covariance of the estimate
+    variance: float  # trace of the covariance of the estimate, times the sequences that it is a mean of
     ess: float  # (E w)^2 / E w^2 over tokens, rejected ones included as 0
     kept: float  # expected fraction of tokens that stay
 
@@ -105,7 +138,7 @@ def evaluate(correction: Correction, world: World, *, host_loss: HostLoss = ppo,
     if batch == 1 and not correction.is_coupled:
         estimates, weights, keep = _estimates(correction, world, range(len(TOKENS)), host_loss)
         probability = world.log_probs(world.behavior).sum(1).exp()
-        return _summary(world, probability, estimates, weights, keep)
+        return _summary(world, probability, estimates, weights, keep, 1)
     return _enumerate(correction, world, host_loss, batch)
 
 
@@ -119,7 +152,7 @@ def _enumerate(correction: Correction, world: World, host_loss: HostLoss, batch:
         rows.append(
             (orders * probability[list(group)].prod(), estimates.mean(0), weights.flatten(), keep.flatten())
         )
-    return _summary(world, *(torch.stack(column) for column in zip(*rows, strict=True)))
+    return _summary(world, *(torch.stack(column) for column in zip(*rows, strict=True)), batch)
 
 
 def _estimates(
@@ -134,17 +167,29 @@ def _estimates(
     target = packed(world.target).requires_grad_()
     advantages = world.advantages[chosen].repeat_interleave(STEPS)
     segments = Segments.whole([STEPS] * len(chosen), torch.ones(len(target)))
-    tokens = Tokens(segments, packed(world.proximal), packed(world.behavior), target, advantages)
+    rows, head, ids = PREFIXES[chosen].flatten(), None, None
+    if correction.center is not None:
+        head, ids = world.head(correction.center.top_k, rows)
+    given = packed(world.proximal), packed(world.behavior), target, advantages
+    tokens = Tokens(segments, *given, head=head)
     outcome: Outcome = correction(tokens)
     loss, _ = correction.loss(outcome, tokens, host_loss(target, tokens.proximal, advantages), Bounds())
-    (slope,) = torch.autograd.grad(loss.sum(), target)
+    read = [target] if head is None else [target, head.trainer]
+    slope, *of_head = torch.autograd.grad(loss.sum(), read)
     estimates = torch.einsum("st,stp->sp", -slope.view(-1, STEPS), world.score[chosen])
+    for slopes in of_head:
+        scores = world.head_score[rows[:, None], ids]
+        estimates = estimates - torch.einsum("tk,tkp->tp", slopes, scores).view(
+            -1, STEPS, scores.shape[2]
+        ).sum(1)
     return estimates, outcome.weights.view(-1, STEPS), outcome.keep.view(-1, STEPS)
 
 
-def _summary(world: World, probability: Tensor, estimates: Tensor, weights: Tensor, keep: Tensor) -> Fidelity:
+def _summary(
+    world: World, probability: Tensor, estimates: Tensor, weights: Tensor, keep: Tensor, batch: int
+) -> Fidelity:
     mean = probability @ estimates
-    variance = probability @ (estimates - mean).square().sum(1)
+    variance = batch * (probability @ (estimates - mean).square().sum(1))
     true = world.true_gradient
     lengths = mean.norm() * true.norm()
     first, second = (probability @ w.mean(1) for w in (weights, weights.square()))
@@ -173,33 +218,40 @@ TOKENS = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * STEPS)
 PREFIXES = _all_prefixes(TOKENS)
 
 
-def table(
+def tables(
     chosen: Mapping[str, Correction] | None = None,
     seed: int = 0,
     under_way: Callable[[list], Iterable] = iter,
-) -> Table:
-    """The rich table correction x mismatch: relative bias, cosine, variance, effective sample size, kept
-    part.
+) -> list[Table]:
+    """One rich table per mismatch: bias over the norm of the true gradient, its cosine with it, variance of
+    one sequence's estimate, effective sample size of the weights, part of the tokens that is kept.
 
     Args:
         chosen: name -> correction; all presets that do not couple samples when empty (those take all pairs: a
-            minute or two).
+            minute or two), and score centering.
         seed: of the random policies.
         under_way: shows how far it is.
     """
     presets_alone = {n: p.correction for n, p in presets.PRESETS.items() if not p.correction.is_coupled}
-    chosen = chosen or presets_alone
+    chosen = chosen or presets_alone | centerings((1, 2, VOCABULARY))
     worlds = {name: World.of(name, seed) for name in MISMATCHES}
-    result = Table(title="bias / |true gradient|, cosine, variance, ESS, kept: exact, over all 81 sequences")
-    for column in ("correction", *worlds):
-        result.add_column(column)
-    pairs = under_way(list(product(chosen, worlds)))
-    cells = [_cell(chosen[name], worlds[mismatch]) for name, mismatch in pairs]
-    for row, name in enumerate(chosen):
-        result.add_row(name, *cells[row * len(worlds) :][: len(worlds)])
-    return result
+    cells = {
+        pair: _cells(chosen[pair[1]], worlds[pair[0]]) for pair in under_way(list(product(worlds, chosen)))
+    }
+    found = []
+    for mismatch, (stale, drift) in MISMATCHES.items():
+        title = f"{mismatch}: behavior {stale:g}, target {drift:g} from proximal; exact, over 81 sequences"
+        result = Table(title=title, title_justify="left")
+        result.add_column("correction")
+        for column in ("bias", "cosine", "variance", "ESS", "kept"):
+            result.add_column(column, justify="right")
+        for name in chosen:
+            result.add_row(name, *cells[mismatch, name])
+        found.append(result)
+    return found
 
 
-def _cell(correction: Correction, world: World) -> str:
+def _cells(correction: Correction, world: World) -> list[str]:
     f = evaluate(correction, world, batch=2 if correction.is_coupled else 1)
-    return f"{f.bias / f.true:.1e} {f.cosine:.2f} {f.variance:.2f} {f.ess:.2f} {f.kept:.2f}"
+    bias = f"{f.bias / f.true:.3f}" if f.bias / f.true > 1e-9 else "0"
+    return [bias, f"{f.cosine:.3f}", f"{f.variance:.2f}", f"{f.ess:.2f}", f"{f.kept:.2f}"]

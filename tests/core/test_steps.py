@@ -81,6 +81,22 @@ def test_a_quantity_that_no_one_knows_is_refused():
         Correction().read(packed([1.0])).value_of("binarykl")
 
 
+def test_two_rejections_give_bounds_by_the_sign_of_the_advantage():
+    by_sign = (
+        Reject("token", "ratio", high=1.5, when="negative_advantage"),
+        Reject("token", "ratio", high=3.0, when="positive_advantage"),
+    )
+    tokens = {"advantages": [-1.0, -1.0, 0.0, 1.0, 1.0]}
+    both = Correction(steps=by_sign)(packed([1.2, 2.0, 4.0, 2.0, 4.0], **tokens))
+    assert both.keep.int().tolist() == [1, 0, 0, 1, 0]
+    out = {
+        when: Reject("token", "k2", high=0.01, when=f"outward_{when}") for when in ("positive", "negative")
+    }
+    four = {"advantages": [1.0, 1.0, -1.0, -1.0]}
+    assert kept([2.0, 0.5, 2.0, 0.5], out["positive"], **four) == [0, 1, 1, 1]
+    assert kept([2.0, 0.5, 2.0, 0.5], out["negative"], **four) == [1, 1, 1, 0]
+
+
 def test_of_advantage_0_topr_takes_the_range_of_positive_ones():
     assert weights([0.5, 0.5], SignedClip("token"), advantages=[0.0, -1.0]) == pytest.approx([1.0, 0.5])
 

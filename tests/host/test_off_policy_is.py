@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -63,6 +64,19 @@ def test_a_clipped_weight_is_exactly_the_bound():
     out = call([[0.0, -9.0]], [[-5.0, -1.0]])
     assert out.metrics["is_weight"].tolist() == [1.28, 0.8]
     assert out.metrics["is_clipfrac"].tolist() == [1.0, 1.0]
+
+
+def test_on_a_host_that_has_its_own_it_has_the_bounds_and_metrics_of_that_one(monkeypatch):
+    """slime PR 2084 as rebased in August 2026: clip(target / behavior, --tis-clip-low, --tis-clip)."""
+    monkeypatch.setitem(
+        sys.modules, "slime.utils.ppo_utils", SimpleNamespace(off_policy_is_function=lambda: None)
+    )
+    args = SimpleNamespace(use_tis=True, eps_clip=0.2, eps_clip_high=0.28, tis_clip=1.5, tis_clip_low=0.9)
+    out = call([[-6.0, -6.0, -6.0]], [[-9.0, -1.0, -6.1]], args=args)
+    weights = torch.tensor([1.5, 0.9, math.exp(0.1)], dtype=torch.float64)
+    torch.testing.assert_close(out.loss, weights * out.pg_loss)
+    assert {"tis", "tis_clipfrac", "tis_abs"} <= set(out.metrics)
+    assert out.metrics["tis_clipfrac"].tolist() == [1.0, 1.0, 0.0]
 
 
 def test_on_a_reinforce_loss_it_is_cispo():

@@ -130,3 +130,13 @@ def test_sapo_is_the_policy_gradient_on_policy(advantage):
     log_ratio = column([0.0]).requires_grad_()
     surrogates.sapo(log_ratio, column([advantage]))[0].sum().backward()
     assert log_ratio.grad.item() == pytest.approx(-advantage, abs=1e-14)
+
+
+def test_the_gate_of_delightful_is_detached_and_opens_for_the_rare_and_good():
+    target, advantages = column([-0.1, -3.0, -3.0]).requires_grad_(), column([1.0, 1.0, -1.0])
+    loss, clipped = surrogates.delightful(target, advantages, eta=0.5)
+    gates = [1 / (1 + math.exp(a * t / 0.5)) for a, t in zip([1.0, 1.0, -1.0], target.tolist(), strict=True)]
+    (slope,) = torch.autograd.grad(loss.sum(), target)
+    torch.testing.assert_close(slope, -column(gates) * advantages)
+    torch.testing.assert_close(loss, -column(gates) * advantages * target)
+    assert gates[1] > 0.99 > 0.6 > gates[0] > gates[2] and not clipped.any()

@@ -81,7 +81,7 @@ def test_on_the_hosts_ratio_sequence_weights_of_the_proximal_policy_are_biased_t
     assert evaluate(Correction("proximal", steps=SEQUENCE), WORLD, host_loss=unclipped).bias > 0.02
 
 
-@pytest.mark.parametrize("name", UNCOUPLED)
+@pytest.mark.parametrize("name", [name for name in UNCOUPLED if name != "delightful"])  # another objective
 def test_on_policy_nothing_is_biased(name):
     result = evaluate(presets.get(name), World.of("on-policy"))
     assert result.bias < 1e-12 and result.kept == pytest.approx(1) and result.ess == pytest.approx(1)
@@ -128,7 +128,7 @@ def test_self_normalised_weights_are_biased_less_with_every_sequence_more():
         evaluate(Correction("proximal", Reinforce(), steps), World.of("stale"), batch=n) for n in (1, 2)
     )
     assert one.bias > two.bias > 0.01
-    assert one.ess == pytest.approx(1) and two.variance < one.variance
+    assert one.ess == pytest.approx(1) and two.ess < 1
 
 
 @pytest.mark.slow
@@ -145,6 +145,63 @@ def test_the_cosine_is_one_where_nothing_is_biased_and_zero_where_nothing_is_lef
     assert evaluate(presets.get("decoupled_k3_rs"), World.of("stale")).cosine == 0.0
 
 
-def test_the_table_prints():
-    rows = fidelity.table({name: presets.get(name) for name in ("token_is", "seq_is")}).row_count
-    assert rows == 2
+def test_the_tables_print_within_80_columns():
+    import io
+
+    from rich.console import Console
+
+    console = Console(width=80, file=io.StringIO())
+    chosen = {name: presets.get(name) for name in ("token_is", "skyrl_outlier_mask")}
+    tables = fidelity.tables(chosen | fidelity.centerings([3]))
+    for table in tables:
+        console.print(table)
+    text = console.file.getvalue()
+    assert len(tables) == len(fidelity.MISMATCHES) and all(t.row_count == 8 for t in tables)
+    assert "…" not in text and "centered, IcePop 0.5 to 2, all tokens" in text
+
+
+@pytest.mark.parametrize("mismatch", fidelity.MISMATCHES)
+@pytest.mark.parametrize("name", fidelity.WEIGHTS)
+def test_centered_over_the_vocabulary_a_constant_advantage_moves_nothing(name, mismatch):
+    """The paper's statement, exact: the mean of the estimate is 0. Of token ratios it is 0 without centering,
+    too, where no bound acts: the sampler's mean of rho times the score is the trainer's of the score."""
+    world = World.of(mismatch)
+    world = replace(world, advantages=torch.ones_like(world.advantages))
+    plain, centered = (evaluate(c, world).mean.norm() for c in pair(name, 3))
+    assert centered < 1e-14
+    acts = {"f = 1": 1e-2, "truncated at 2": 1e-3, "IcePop 0.5 to 2": 1e-2}[name]
+    if mismatch == "on-policy" or (mismatch == "mismatch" and name != "f = 1"):
+        assert plain < 1e-14
+    else:
+        assert plain > acts
+
+
+def pair(name, k):
+    made = fidelity.centerings([k])
+    return made[f"reinforce, {name}"], made[f"centered, {name}, {'all tokens' if k == 3 else f'head {k}'}"]
+
+
+def test_centering_by_hand():
+    """The mean of the estimate from the oracle's C_t, one sequence and token after the other."""
+    world, steps = WORLD, {"f = 1": lambda r: 1.0, "truncated at 2": lambda r: min(r, 2.0)}
+    behavior, target = (p.log_softmax(-1).tolist() for p in (world.behavior, world.target))
+    for name, f in steps.items():
+        mean = torch.zeros_like(world.true_gradient)
+        for i, rows in enumerate(fidelity.PREFIXES.tolist()):
+            drawn = fidelity.TOKENS[i].tolist()
+            chance = math.exp(math.fsum(behavior[r][v] for r, v in zip(rows, drawn, strict=True)))
+            for t, (r, v) in enumerate(zip(rows, drawn, strict=True)):
+                head = sorted(range(3), key=lambda u, r=r: -behavior[r][u])[:2]
+                q, p = ([policy[r][u] for u in head] for policy in (behavior, target))
+                score = f(math.exp(target[r][v] - behavior[r][v])) * world.score[i, t]
+                for c, u in zip(oracle.centering_coefficients(q, p, f), head, strict=True):
+                    score = score - c * world.head_score[r, u]
+                mean = mean + chance * world.advantages[i] * score
+        got = evaluate(pair(name, 2)[1], world).mean
+        torch.testing.assert_close(got, mean, rtol=0, atol=1e-12)
+
+
+def test_an_estimate_of_two_sequences_is_compared_as_one_of_one():
+    plain = Correction("target", Reinforce())
+    one, two = (evaluate(plain, World.of("stale"), batch=n) for n in (1, 2))
+    assert two.variance == pytest.approx(one.variance, rel=1e-12) and two.bias == pytest.approx(one.bias)

@@ -1,0 +1,104 @@
+"""``center``: any correction's token weights, centered over the sampler's head.
+
+The steps that look at one token's ratio and nothing else give the weight f of every token of the head, as
+they give that of the sampled one. What turns and sequences decide multiplies C_t as it multiplies the loss:
+
+    loss_t = m_t (-A_t f(p_y / q_y) log p_y + A_t C_t)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slime_ext.core.scoped import ZeroOutside
+from slime_ext.core.state import Head, State, Step, StepInputs, expect
+from slime_ext.errors import DataError
+from slime_ext.ops.centering import centering
+from slime_ext.ops.segments import Segments
+
+Run = Callable[[StepInputs, Sequence[Step]], State]
+BY_POSITION = ("by_shard", "shard_sum")  # aggregates over what comes before a token
+
+
+@dataclass(frozen=True)
+class Center:
+    """Subtracts the sampler's mean of the weighted score, from its ``top_k`` most likely tokens.
+
+    Source: Marek and Ryabinin 2026, https://arxiv.org/abs/2609.20807; slime, --use-score-centering, whose
+    default is 128.
+    """
+
+    top_k: int = 128
+
+    def __post_init__(self) -> None:
+        why = "it is how many tokens the sampler hands out"
+        expect(self.top_k >= 1, "center.top_k", "a number >= 1", self.top_k, why)
+
+
+def split(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """The steps of single tokens, which give f; and those of turns and sequences, which give m.
+
+    A bound belongs to the weights that it bounds. One of single tokens that zeroes weights outside a band of
+    its own (``ZeroOutside``) stands for itself.
+    """
+    of_tokens: list[Step] = []
+    of_units: list[Step] = []
+    weights = of_tokens
+    for step in steps:
+        own = of_tokens if step.unit == "token" and not step.statistics else of_units
+        if step.sets_weights:
+            weights = own
+        bounds = step.is_bound and not isinstance(step, ZeroOutside)
+        (weights if bounds and own is of_tokens else own).append(step)
+    return tuple(of_tokens), tuple(of_units)
+
+
+def check_center(steps: Sequence[Step]) -> None:
+    """Raises ConfigError at a step whose weight depends on the tokens before, so that it is no f."""
+    for i, step in enumerate(steps):
+        if any(key.aggregate in BY_POSITION for key in step.statistics):
+            expect(
+                False,
+                f"steps[{i}]",
+                "steps of single tokens, turns or sequences beside center",
+                type(step).__name__,
+                "its weight depends on the tokens before, so the head has none of its own",
+            )
+
+
+def centered(
+    steps: Sequence[Step], head: Head, advantages: Tensor, factor: Tensor, run: Run, top_k: int
+) -> Tensor:
+    """[T] A_t m_t C_t, with a gradient through the trainer's log-probs at the head alone.
+
+    Args:
+        steps: those of single tokens.
+        advantages: [T], 0 where no token counts.
+        factor: [T] m_t, 0 where no token counts: there a head may hold anything.
+
+    Raises:
+        DataError: a head of another width than ``top_k``.
+    """
+    if head.sampler.shape != head.trainer.shape or head.sampler.shape[1:] != (top_k,):
+        shapes = tuple(head.sampler.shape), tuple(head.trainer.shape)
+        raise DataError(
+            f"head: expected log-probs of {top_k} tokens (center.top_k) from sampler and trainer, got "
+            f"{shapes[0]} and {shapes[1]}: ask the sampler for as many"
+        )
+
+    def weight(log_p: Tensor, log_q: Tensor, rows: slice) -> Tensor:
+        flat = log_p.reshape(-1), log_q.reshape(-1)
+        there = torch.ones_like(flat[0], dtype=torch.bool)
+        of_row = advantages[rows, None].expand_as(log_p).reshape(-1)
+        inputs = StepInputs(
+            Segments.whole([len(there)], there), flat[0] - flat[1], there, *flat, of_row.to(log_p.dtype)
+        )
+        state = run(inputs, steps)
+        return torch.where(inputs.kept(state), state.weights, 0).view_as(log_p)
+
+    sampler = torch.where(factor[:, None] > 0, head.sampler, -torch.inf)
+    return advantages * factor * centering(sampler, head.trainer, weight)

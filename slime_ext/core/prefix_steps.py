@@ -1,0 +1,183 @@
+"""Steps that read what came before a token in its response: sums and means over its prefix.
+
+t counts the response tokens of a sequence from 1, l_t = log numerator - log behavior. A prefix ends with the
+token itself. Where ranks share a sequence, its shards' sums ride on the correction's one all-reduce, so any
+split gives the same numbers. One non-finite behavior log-prob rejects the whole sequence: no later prefix is
+known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from slime_ext.core.state import ByPosition, State, StatisticKey, Step, StepInputs, Unit, expect
+from slime_ext.core.steps import COUNT, KEPT, Statistic, When, _log, applies
+from slime_ext.ops.prefixes import prefix_sums, response_order
+
+PrefixAggregate = Literal["sum", "mean"]
+Growth = Literal["constant", "sqrt"]
+
+
+class _OfPrefix(Step):
+    """A step that reads sums over prefixes."""
+
+    unit: Unit = "sequence"
+
+    @staticmethod
+    def _key(name: str | ByPosition) -> StatisticKey:
+        return StatisticKey("shard_sum", "sequence", name)
+
+    def _sums(self, inputs: StepInputs, name: str | ByPosition) -> Tensor:
+        """[T] float64, the sum of a quantity over each token's prefix."""
+        return prefix_sums(inputs.segments, inputs.value_of(name), inputs.table[self._key(name)])
+
+
+@dataclass(frozen=True)
+class PrefixReweight(_OfPrefix):
+    """Sets the weights to the ratio of the prefix: w_t = exp(sum of l_i, i <= t), or exp of their mean.
+
+    Times -A_t log pi_t the sum is unbiased where A_t is a sum of rewards that come at t or later, with less
+    variance than the product over the whole sequence.
+
+    Source: CTPO, Zhang et al. 2026, https://arxiv.org/abs/2605.07331; its code, horizon-llm/CTPO, modes
+    cum-token-cumprod and cum-token-geomean.
+    """
+
+    aggregate: PrefixAggregate = "sum"
+
+    sets_weights = True
+
+    @cached_property
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        return (self._key("ratio"),)
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        value = self._sums(inputs, "ratio")
+        if self.aggregate == "mean":
+            value = value / response_order(inputs.segments).clamp_min(1)
+        return state.reweight("token", value.exp().to(inputs.log_ratio.dtype))
+
+
+@dataclass(frozen=True)
+class PrefixReject(_OfPrefix):
+    """Drops the tokens whose prefix leaves [low, high], both ends inside; with ``growth: sqrt`` both times
+    sqrt(t).
+
+    For ``ratio`` the bounds are of the ratio and grow as logarithms: [low^sqrt(t), high^sqrt(t)]. A sum of t
+    independent terms spreads as sqrt(t), so a constant band would drop more and more. ``when`` looks at the
+    token's own advantage and log-ratio.
+
+    Source: CTPO, as ``PrefixReweight``, la_clip_low and la_clip_high with la_power 0.5.
+    """
+
+    statistic: Statistic = "ratio"
+    aggregate: PrefixAggregate = "sum"
+    low: float | None = None
+    high: float | None = None
+    growth: Growth = "constant"
+    when: When = "always"
+
+    rejects = True
+
+    def __post_init__(self) -> None:
+        bounds, neutral = [self.low, self.high], 1 if self.statistic == "ratio" else 0
+        there = bounds != [None, None]
+        expect(there, "prefix_reject", "low or high or both", "neither", "nothing would be rejected")
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
+        expect(low <= neutral <= high, "prefix_reject", f"low <= {neutral} <= high", bounds, KEPT)
+
+    @cached_property
+    def reads_advantages(self) -> bool:
+        return self.when != "always"
+
+    @cached_property
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        return (self._key(self.statistic),)
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        order = response_order(inputs.segments).clamp_min(1).double()
+        value = self._sums(inputs, self.statistic)
+        if self.aggregate == "mean":
+            value = value / order
+        if self.growth == "sqrt":
+            value = value / order.sqrt()
+        inside = torch.ones_like(inputs.finite)
+        if self.low is not None:
+            inside = inside & (value >= self._limit(self.low))
+        if self.high is not None:
+            inside = inside & (value <= self._limit(self.high))
+        if self.when != "always":
+            inside = inside >= applies(self.when, "token", inputs)
+        return state.reject("token", inside)
+
+    def _limit(self, bound: float) -> float:
+        return _log(bound) if self.statistic == "ratio" else bound
+
+
+@dataclass(frozen=True)
+class PrefixBudget(_OfPrefix):
+    """Drops the tokens whose divergence exceeds ``high``, or what the prefix before left of a budget.
+
+    With D_t the statistic, T response tokens and v_t = 1 - (1 - last) (t - 1) / (T - 1), falling from 1 to
+    ``last``, token t stays iff
+
+        v_t D_t <= high   and   sum of v_i D_i, i <= t   <=   high + budget * sum of v_i, i < t
+
+    Early tokens are held tighter, and those after a prefix that has drifted. ``when`` looks at the token's
+    own advantage and log-ratio.
+
+    Source: CPPO, Mao et al. 2026, https://arxiv.org/abs/2606.10968, equations 8 to 11; its code,
+    Tencent-Hunyuan/UniRL, unirl/algorithms/cppo.py, which besides raises the budget of a sequence to the 90th
+    percentile of its D_t, at most twice: not here.
+    """
+
+    statistic: Literal["tv", "k2", "k3", "binary_kl", "binary_kl_max"] = "tv"
+    high: float = 0.2
+    budget: float = 0.02
+    last: float = 0.8
+    when: When = "outward"
+
+    rejects = True
+
+    def __post_init__(self) -> None:
+        expect(self.high >= 0, "prefix_budget.high", "a number >= 0", self.high, KEPT)
+        expect(self.budget >= 0, "prefix_budget.budget", "a number >= 0", self.budget, KEPT)
+        why = "it is the weight of the last token"
+        expect(0 < self.last <= 1, "prefix_budget.last", "a number in (0, 1]", self.last, why)
+
+    @cached_property
+    def reads_advantages(self) -> bool:
+        return self.when != "always"
+
+    @cached_property
+    def statistics(self) -> tuple[StatisticKey, ...]:
+        return self._key(self.statistic), self._key(ByPosition(self.statistic)), COUNT
+
+    def __call__(self, state: State, inputs: StepInputs) -> State:
+        before = (response_order(inputs.segments) - 1).clamp_min(0).double()
+        count = inputs.segments.expand_to_tokens("sequence", inputs.table[COUNT])
+        fall = (1 - self.last) / (count - 1).clamp_min(1)
+        own = (1 - fall * before) * inputs.value_of(self.statistic)
+        # sum of v_i D_i = sum of D_i - fall * sum of (i - 1) D_i, and likewise with D = 1.
+        spent = self._sums(inputs, self.statistic)
+        spent = spent - fall * self._sums(inputs, ByPosition(self.statistic))
+        granted = before - fall * before * (before - 1) / 2
+        inside = (own <= self.high) & (spent <= self.high + self.budget * granted)
+        if self.when != "always":
+            inside = inside >= applies(self.when, "token", inputs)
+        return state.reject("token", inside)
+
+
+PREFIX_STEPS: dict[str, Callable[..., Step]] = {
+    "prefix_reweight": PrefixReweight,
+    "prefix_reject": PrefixReject,
+    "prefix_budget": PrefixBudget,
+}

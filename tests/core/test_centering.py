@@ -1,0 +1,222 @@
+"""``center``: which steps give f and which multiply, against loops over floats."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+
+from slime_ext import load_config
+from slime_ext.config.load import read_config, to_mapping
+from slime_ext.config.rules import check_args
+from slime_ext.core.centering import Center, split
+from slime_ext.core.correction import Correction
+from slime_ext.core.losses import Bounds, Reinforce
+from slime_ext.core.scoped import ZeroOutside
+from slime_ext.core.state import Head
+from slime_ext.core.steps import Clip, Reject, Reweight, SignedClip, Truncate, Veto
+from slime_ext.errors import ConfigError, DataError
+from slime_ext.ops.segments import Segments
+from tests import oracle
+from tests.batches import tokens
+
+INF, K = math.inf, 3
+TOKEN, SEQ = ("reweight", "token"), ("reweight", "sequence")
+GEO = ("reject", "sequence", "ratio", "mean", 0.99, 1.01, "always")
+BAND = ("reject", "token", "ratio", "-", 0.8, 1.2, "always")
+# name -> steps, those of them that give f as the oracle has them, and those that multiply
+CASES = {
+    "f = 1": ((), (), ()),
+    "truncated": ((Reweight(), Truncate(1.1)), (TOKEN, ("truncate", 1.1)), ()),
+    "icepop": ((Reweight(), Reject("token", "ratio", low=0.8, high=1.2)), (TOKEN, BAND), ()),
+    "a band, weights of 1": ((Reject("token", "ratio", low=0.8, high=1.2),), (BAND,), ()),
+    "by sign": (
+        (SignedClip("token", 0.9, 1.0, 0.0, 1.1),),
+        (("signed_clip", "token", (0.9, 1.0), (0.0, 1.1)),),
+        (),
+    ),
+    "outward tv": (
+        (Reweight(), Reject("token", "tv", high=0.05, when="outward")),
+        (TOKEN, ("reject", "token", "tv", "-", -INF, 0.05, "outward")),
+        (),
+    ),
+    "sequences rejected": (
+        (Reweight(), Clip(0.9, 1.1), Reject("sequence", "ratio", "mean", 0.99, 1.01)),
+        (TOKEN, ("clip", 0.9, 1.1)),
+        (GEO,),
+    ),
+    "weights of sequences": (
+        (Reweight("sequence"), Truncate(1.05), Reject("token", "ratio", low=0.8, high=1.2)),
+        (BAND,),
+        (SEQ, ("truncate", 1.05)),
+    ),
+    "turns and a veto": (
+        (Reweight("turn"), Truncate(1.5), Veto(low=0.5)),
+        (),
+        (("reweight", "turn"), ("truncate", 1.5), ("veto", 0.5, INF)),
+    ),
+}
+
+
+def heads(batch, seed):
+    """Sampler's and trainer's log-probs [T][K] at each token of a batch."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(sum(len(s["mask"]) for s in batch)):
+        logits = [rng.gauss(0, 1) for _ in range(K + 3)]
+        other = [x + rng.gauss(0, 0.3) for x in logits]
+        totals = [math.log(math.fsum(map(math.exp, row))) for row in (logits, other)]
+        rows.append(
+            [[x - total for x in row[:K]] for row, total in zip((logits, other), totals, strict=True)]
+        )
+    return [row[0] for row in rows], [row[1] for row in rows]
+
+
+def with_heads(batch, seed):
+    packed, host_loss = tokens(batch)
+    sampler, trainer = (torch.tensor(rows, dtype=torch.float64) for rows in heads(batch, seed))
+    return replace(packed, head=Head(sampler, trainer.requires_grad_())), host_loss
+
+
+def f_of(specification, advantage, sampler, trainer):
+    """Weight of each token of a head and of the tail, each as a sequence of its own."""
+
+    def weight(log_p, log_q):
+        s = {"mask": [1], "target": [log_p], "behavior": [log_q], "advantage": [advantage], "proximal": [0.0]}
+        (found,) = oracle.correct(specification, [s | {"host_loss": [0.0]}])
+        return found["weights"][0]
+
+    q, p = (math.fsum(map(math.exp, row)) for row in (sampler, trainer))
+    tail = weight(math.log(1 - p), math.log(1 - q))
+    return [weight(a, b) for a, b in zip(trainer, sampler, strict=True)], tail, (1 - q) / (1 - p)
+
+
+def by_hand(name, batch, seed):
+    """A_t m_t C_t of every token."""
+    _, of_tokens, of_units = CASES[name]
+    specs = [oracle.spec(*steps, numerator="target") for steps in (of_tokens, of_units)]
+    factors = [w for s in oracle.correct(specs[1], batch) for w in s["weights"]]
+    advantages = [a for s in batch for a in s["advantage"]]
+    found = []
+    for m, a, sampler, trainer in zip(factors, advantages, *heads(batch, seed), strict=True):
+        if not m:
+            found.append(0.0)
+            continue
+        f, tail, rho = f_of(specs[0], a, sampler, trainer)
+        terms = [
+            (math.exp(q) * w - rho * tail * math.exp(p)) * p
+            for p, q, w in zip(trainer, sampler, f, strict=True)
+        ]
+        found.append(a * m * math.fsum(terms))
+    return found
+
+
+def correction(name, **fields):
+    return Correction("target", Reinforce(), CASES[name][0], center=Center(K), **fields)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_steps_of_tokens_give_f_and_the_others_multiply(name):
+    for seed in range(12):
+        batch = oracle.random_batch(seed)
+        packed, host_loss = with_heads(batch, seed)
+        centered = correction(name)
+        plain = replace(centered, center=None)
+        outcome = centered(packed)
+        loss, base = (c.loss(outcome, packed, host_loss, Bounds())[0] for c in (centered, plain))
+        expected = torch.tensor(by_hand(name, batch, seed), dtype=torch.float64)
+        torch.testing.assert_close(loss - base, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_gradient_is_the_loss_own_and_that_of_the_head():
+    packed, host_loss = with_heads(oracle.random_batch(3), 3)
+    sampler = packed.head.sampler.requires_grad_()
+    packed = replace(packed, head=Head(sampler, packed.head.trainer))
+    centered = correction("truncated")
+    loss, _ = centered.loss(centered(packed), packed, host_loss, Bounds())
+    own, head, none = torch.autograd.grad(
+        loss.sum(), [packed.target, packed.head.trainer, sampler], allow_unused=True
+    )
+    plain = replace(centered, center=None)
+    loss, _ = plain.loss(plain(packed), packed, host_loss, Bounds())
+    assert torch.equal(own, torch.autograd.grad(loss.sum(), packed.target)[0]) and none is None
+    assert head.any() and head.isfinite().all()
+
+
+def test_a_head_at_a_token_that_does_not_count_may_hold_anything():
+    packed, host_loss = with_heads(oracle.random_batch(5), 5)
+    centered = correction("sequences rejected")
+    outcome = centered(packed)
+    gone = outcome.head_factor == 0
+    garbage = Head(*(torch.where(gone[:, None], math.nan, x.detach()) for x in vars(packed.head).values()))
+    garbage.trainer.requires_grad_()
+    loss, clean = (
+        centered.loss(outcome, replace(packed, head=head), host_loss, Bounds())[0]
+        for head in (garbage, packed.head)
+    )
+    (gradient,) = torch.autograd.grad(loss.sum(), garbage.trainer)
+    assert gone.any() and torch.equal(loss, clean) and gradient.isfinite().all()
+
+
+def test_a_shard_of_a_sequence_needs_nothing_of_the_others():
+    """Context parallelism: a rank's slice of C_t is C_t of its slice."""
+    packed, host_loss = with_heads(oracle.random_batch(7, wild=False), 7)
+    centered = correction("truncated")
+    whole, _ = centered.loss(centered(packed), packed, host_loss, Bounds())
+    lengths = packed.segments.lengths
+    pieces, index, begin = [], [], 0
+    for i, n in enumerate(lengths):
+        pieces.append((i, n // 2, n, 1))
+        index += range(begin + n // 2, begin + n)
+        begin += n
+    segments = Segments(lengths, tuple(pieces), packed.segments.full_mask, 2)
+    fields = {k: getattr(packed, k)[index] for k in ("proximal", "behavior", "target", "advantages")}
+    head = Head(packed.head.sampler[index], packed.head.trainer[index])
+    local = replace(packed, segments=segments, head=head, **fields)
+    part, _ = centered.loss(centered(local), local, host_loss[index], Bounds())
+    torch.testing.assert_close(part, whole[index], rtol=1e-13, atol=1e-15)
+
+
+def test_a_bound_goes_with_its_weights_and_a_band_of_its_own_does_not():
+    band, cap = ZeroOutside(low=0.5, high=2.0), Truncate(2.0)
+    assert split((Reweight("sequence"), cap, band)) == ((band,), (Reweight("sequence"), cap))
+    assert split((Reweight(), cap, band)) == ((Reweight(), cap, band), ())
+
+
+WRONG = {
+    "surrogate: expected reinforce beside center": "{center: {}}",
+    "numerator: expected target beside center": "{surrogate: reinforce, center: {}}",
+    "mask_scope: expected policy beside center": "{preset: cispo, mask_scope: all, center: {}}",
+    "center.top_k: expected a number >= 1": "{preset: cispo, center: {top_k: 0}}",
+    "center: unknown key 'k'": "{preset: cispo, center: {k: 3}}",
+    "steps[0]: expected steps of single tokens, turns or sequences": "{preset: ctpo, center: {}}",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_what_cannot_be_centered_is_refused_in_one_line(line):
+    with pytest.raises(ConfigError) as caught:
+        load_config(yaml.safe_load(WRONG[line]))
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_host_is_refused_in_one_line_and_the_mapping_comes_back():
+    loaded = read_config({"preset": "cispo", "center": {"top_k": 8}})
+    assert loaded.correction == replace(load_config({"preset": "cispo"}), center=Center(8))
+    assert load_config(to_mapping(loaded.correction)) == loaded.correction
+    with pytest.raises(ConfigError, match=r"^slime_ext.center: expected none on a host, got one: [^\n]+$"):
+        check_args(loaded, object())
+
+
+def test_a_head_that_is_missing_or_of_another_width():
+    packed, host_loss = with_heads(oracle.random_batch(1), 1)
+    centered = correction("f = 1")
+    with pytest.raises(ConfigError, match="center: expected the sampler's head"):
+        centered.loss(centered(packed), replace(packed, head=None), host_loss, Bounds())
+    wide = replace(centered, center=Center(5))
+    with pytest.raises(DataError, match=r"head: expected log-probs of 5 tokens \(center.top_k\)"):
+        wide.loss(wide(packed), packed, host_loss, Bounds())

@@ -1,0 +1,187 @@
+"""Prefix steps, the cap from the effective sample size, bounds by sign, and terms against the oracle."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from slime_ext import load_config
+from slime_ext.core.correction import Correction, plan_step
+from slime_ext.core.losses import Bounds, LossInputs, Reinforce
+from slime_ext.core.prefix_steps import PrefixBudget, PrefixReject, PrefixReweight
+from slime_ext.core.steps import EssTruncate, Reject, Reweight, Truncate
+from slime_ext.core.terms import FAR, ReverseK3, SquaredLogRatio
+from slime_ext.errors import ConfigError
+from slime_ext.ops.prefixes import prefix_sums, response_order, shard_sums
+from slime_ext.ops.segments import Segments
+from tests import oracle
+from tests.batches import tokens
+
+INF = math.inf
+STEPS = {
+    "product": (PrefixReweight(), ("prefix_reweight", "sum")),
+    "geometric": (PrefixReweight("mean"), ("prefix_reweight", "mean")),
+    "mean tv": (
+        PrefixReject("tv", "mean", high=0.1),
+        ("prefix_reject", "tv", "mean", -INF, 0.1, "", "always"),
+    ),
+    "sum k2, sqrt": (
+        PrefixReject("k2", "sum", high=0.02, growth="sqrt"),
+        ("prefix_reject", "k2", "sum", -INF, 0.02, "sqrt", "always"),
+    ),
+    "ratio, both bounds": (
+        PrefixReject("ratio", "sum", 0.8, 1.1, "sqrt", "outward"),
+        ("prefix_reject", "ratio", "sum", 0.8, 1.1, "sqrt", "outward"),
+    ),
+    "signed k1": (
+        PrefixReject("k1", "mean", low=-0.01, high=0.02, when="positive_advantage"),
+        ("prefix_reject", "k1", "mean", -0.01, 0.02, "", "positive_advantage"),
+    ),
+    "budget": (
+        PrefixBudget("k3", 0.05, 0.001, 0.5, "always"),
+        ("prefix_budget", "k3", 0.05, 0.001, 0.5, "always"),
+    ),
+    "budget, flat": (PrefixBudget("tv", 0.1, 0.01, 1.0), ("prefix_budget", "tv", 0.1, 0.01, 1.0, "outward")),
+    **{
+        f"{unit}, {when}": (
+            Reject(unit, "k2", "mean", high=0.001, when=when),
+            ("reject", unit, "k2", "mean", -INF, 0.001, when),
+        )
+        for unit in ("token", "turn", "sequence")
+        for when in ("positive_advantage", "outward_positive", "outward_negative")
+    },
+}
+
+
+def column(values):
+    return torch.tensor([x for s in values for x in s], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_matches_the_oracle(name):
+    step, spec = STEPS[name]
+    acted = 0
+    for seed in range(30):
+        batch = oracle.random_batch(seed)
+        expected = oracle.correct(oracle.spec(spec), batch)
+        outcome = Correction(steps=(step,))(tokens(batch)[0])
+        assert outcome.keep.tolist() == [k for s in expected for k in s["keep"]], seed
+        torch.testing.assert_close(
+            outcome.weights, column(s["weights"] for s in expected), rtol=1e-11, atol=0
+        )
+        acted += (outcome.finite & ~outcome.keep).sum().item() + (outcome.weights > 1).sum().item()
+    assert acted > 20
+
+
+def test_what_is_not_finite_stays_in_its_sequence():
+    segments = Segments.whole([3, 0, 4, 1], torch.tensor([1, 1, 1, 1, 0, 1, 1, 1]))
+    values = torch.tensor([math.inf, 1.0, -1e300, 1.0, math.nan, 2.0, 1e-20, 5.0], dtype=torch.float64)
+    sums = shard_sums(segments, segments.zeroed(values))
+    found = prefix_sums(segments, values, sums)
+    assert found[3:].tolist() == [1.0, 1.0, 3.0, 3.0 + 1e-20, 5.0] and found[0] == math.inf
+    assert response_order(segments).tolist() == [1, 2, 3, 1, 1, 2, 3, 1]
+
+
+def test_the_cap_is_the_effective_sample_size_of_the_whole_step():
+    correction = Correction(steps=(Reweight(), EssTruncate()))
+    batches = [tokens(oracle.random_batch(seed, wild=False)) for seed in range(4)]
+    (number,) = plan_step(correction, [packed for packed, _ in batches]).numbers.values()
+    weights = [
+        w for packed, _ in batches for w in Correction(steps=(Reweight(),))(packed).weights.tolist() if w
+    ]
+    assert number.item() == pytest.approx(oracle.ess(weights), rel=1e-12) and number < 1
+
+
+@pytest.mark.parametrize("weights", [(), (0.0, 0.0), (math.inf,), (1e300, 1.0)])
+def test_the_cap_of_extreme_weights(weights):
+    packed, _ = tokens(oracle.random_batch(0, wild=False))
+    n = packed.segments.size
+    state = Correction().read(packed).start
+    given = torch.ones(n, dtype=torch.float64)
+    given[: len(weights)] = torch.tensor(weights, dtype=torch.float64)
+    state = type(state)(given if weights else 0 * given, state.keep)
+    cap = EssTruncate().number_for_step([(state, Correction().read(packed))], lambda x: x)
+    assert 0 < cap <= 1
+
+
+def gradient(term, log_ratio, numbers=()):
+    target = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
+    inputs = LossInputs({"target": target, "behavior": torch.zeros(1)}, torch.ones(1, dtype=torch.bool))
+    value = term(inputs, dict(numbers))
+    return value.item(), torch.autograd.grad(value.sum(), target)[0].item()
+
+
+def test_terms_pull_back_and_are_0_on_policy():
+    for term in (SquaredLogRatio(0.5), ReverseK3(0.5)):
+        assert gradient(term, 0.0) == (0, 0)
+        assert gradient(term, 0.3)[1] > 0 > gradient(term, -0.3)[1]
+    assert gradient(SquaredLogRatio(0.5), 0.3) == pytest.approx((0.045, 0.3))
+    assert gradient(ReverseK3(0.5), 0.3) == pytest.approx(
+        (0.5 * (math.exp(-0.3) - 1 + 0.3), 0.5 * (1 - math.exp(-0.3)))
+    )
+    value, slope = gradient(ReverseK3(), -500.0)
+    assert value == pytest.approx(math.exp(FAR) - 1 - FAR) and slope == 0
+
+
+def test_a_term_weighs_as_much_as_the_effective_sample_size_lacks():
+    term, cap = (
+        ReverseK3(2.0, times_one_minus_ess=True),
+        {EssTruncate(): torch.tensor(0.75, dtype=torch.float64)},
+    )
+    assert gradient(term, 0.3, cap) == pytest.approx(gradient(ReverseK3(0.5), 0.3))
+
+
+def test_a_term_is_added_to_the_hosts_loss_at_rejected_tokens_too():
+    batch = oracle.random_batch(4)
+    packed, host_loss = tokens(batch)
+    steps = (Reweight(), Truncate(2.0), Reject("token", "tv", high=0.01))
+    plain, pulled = Correction(steps=steps), Correction(steps=steps, terms=(SquaredLogRatio(0.1),))
+    outcome = pulled(packed)
+    loss, base = (c.loss(outcome, packed, host_loss, Bounds())[0] for c in (pulled, plain))
+    log_ratio = torch.where(outcome.finite, packed.target - packed.behavior, 0)
+    torch.testing.assert_close(loss - base, 0.1 * log_ratio.square())
+    assert pulled.needs_target and (outcome.finite & ~outcome.keep).any()
+    assert not Correction(terms=(SquaredLogRatio(),)).is_identity
+
+
+WRONG = {
+    "prefix_reject: expected low or high": "{steps: [prefix_reject]}",
+    "prefix_reject: expected low <= 1 <= high": "{steps: [{prefix_reject: {high: 0.9}}]}",
+    "prefix_reject: expected low <= 0 <= high": "{steps: [{prefix_reject: {statistic: tv, low: 0.1}}]}",
+    "prefix_budget.last: expected a number in": "{steps: [{prefix_budget: {last: 0.0}}]}",
+    "prefix_budget.budget: expected a number >= 0": "{steps: [{prefix_budget: {budget: -1.0}}]}",
+    "ess_truncate: expected a reweight step before it": "{steps: [ess_truncate]}",
+    "numerator: expected proximal with EssTruncate": "{numerator: target, steps: [reweight, ess_truncate]}",
+    "terms: expected a list of terms": "{terms: squared_log_ratio}",
+    "unknown term 'squared'": "{terms: [squared]}",
+    "expected each term once": "{terms: [reverse_k3, reverse_k3]}",
+    "squared_log_ratio.coefficient: expected a number > 0": (
+        "{terms: [{squared_log_ratio: {coefficient: 0.0}}]}"
+    ),
+    "expected the step ess_truncate beside it": "{terms: [{reverse_k3: {times_one_minus_ess: true}}]}",
+    "mask_scope: expected policy beside terms": "{terms: [reverse_k3], mask_scope: all}",
+    "denominator: expected host beside terms": (
+        "{terms: [reverse_k3], denominator: kept, steps: [{reject: {high: 2.0}}]}"
+    ),
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_what_could_not_act_is_refused_in_one_line(line):
+    import yaml
+
+    with pytest.raises(ConfigError) as caught:
+        load_config(yaml.safe_load(WRONG[line]))
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_prefix_step_with_reinforce_weighs_each_token_by_what_led_to_it():
+    packed, host_loss = tokens(oracle.random_batch(2, wild=False))
+    correction = Correction("target", Reinforce(), (PrefixReweight(),))
+    outcome = correction(packed)
+    loss, _ = correction.loss(outcome, packed, host_loss, Bounds())
+    (slope,) = torch.autograd.grad(loss.sum(), packed.target)
+    kept = outcome.keep
+    torch.testing.assert_close(slope[kept], -(outcome.weights * packed.advantages)[kept])

@@ -1,0 +1,180 @@
+"""C_t and log-probs at chosen tokens against loops over floats, finite differences, and real processes."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from slime_ext.ops import centering as ops
+from slime_ext.ops.centering import centering
+from slime_ext.ops.vocabulary import log_probs_at
+from tests import oracle
+from tests.ranks import run_ranks
+
+WEIGHTS = {
+    "f = 1": lambda r: 1.0,
+    "truncated": lambda r: min(r, 2.0),
+    "icepop": lambda r: r if 0.5 <= r <= 1.5 else 0.0,
+    "unbounded": lambda r: r,
+}
+
+
+def log_softmax(logits):
+    top = max(logits)
+    total = top + math.log(math.fsum(math.exp(x - top) for x in logits))
+    return [x - total for x in logits]
+
+
+def random_heads(seed, tokens=4, vocabulary=7, k=3, spread=0.5):
+    """[tokens] of logits of the trainer, ids of the sampler's head, and its log-probs."""
+    rng = random.Random(seed)
+    logits = [[rng.gauss(0, 1.5) for _ in range(vocabulary)] for _ in range(tokens)]
+    sampler = [log_softmax([x + rng.gauss(0, spread) for x in row]) for row in logits]
+    ids = [sorted(range(vocabulary), key=lambda v, row=row: -row[v])[:k] for row in sampler]
+    return logits, ids, [[row[v] for v in head] for row, head in zip(sampler, ids, strict=True)]
+
+
+def as_tensor(f):
+    """A weight of the ratio as ``centering`` calls it."""
+
+    def weight(log_p, log_q, rows):
+        ratios = (log_p - log_q).exp().tolist()
+        return torch.tensor([[f(r) for r in row] for row in ratios], dtype=log_p.dtype)
+
+    return weight
+
+
+def wide(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("k", [1, 3, 7])
+def test_matches_the_loop(name, k):
+    for seed in range(10):
+        logits, ids, sampler = random_heads(seed, k=k)
+        trainer = [[log_softmax(row)[v] for v in head] for row, head in zip(logits, ids, strict=True)]
+        expected = [oracle.centering(q, p, WEIGHTS[name]) for q, p in zip(sampler, trainer, strict=True)]
+        got = centering(wide(sampler), wide(trainer), as_tensor(WEIGHTS[name]))
+        torch.testing.assert_close(got, wide(expected), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_the_gradient_is_that_of_log_p_alone(name):
+    """Finite differences in every logit, with the coefficients held where they were."""
+    logits, ids, sampler = random_heads(3)
+    free = wide(logits).requires_grad_()
+    (got,) = torch.autograd.grad(
+        centering(wide(sampler), log_probs_at(free, torch.tensor(ids)), as_tensor(WEIGHTS[name])).sum(), free
+    )
+    step = 1e-6
+    for t, row in enumerate(logits):
+        held = oracle.centering_coefficients(sampler[t], [log_softmax(row)[v] for v in ids[t]], WEIGHTS[name])
+
+        def value(row, t=t, held=held):
+            moved = log_softmax(row)
+            return math.fsum(c * moved[v] for c, v in zip(held, ids[t], strict=True))
+
+        for j in range(len(row)):
+            up, down = ([x + s * step * (i == j) for i, x in enumerate(row)] for s in (1, -1))
+            assert got[t, j].item() == pytest.approx((value(up) - value(down)) / (2 * step), abs=1e-8)
+
+
+def test_with_the_whole_vocabulary_the_weighted_score_has_mean_zero():
+    """Sum over y of q_y f_y grad log p_y is the gradient of C_t, token by token."""
+    logits, ids, sampler = random_heads(5, k=7)
+    free = wide(logits).requires_grad_()
+    log_p = log_probs_at(free, torch.tensor(ids))
+    f = WEIGHTS["icepop"]
+    (centered,) = torch.autograd.grad(centering(wide(sampler), log_p, as_tensor(f)).sum(), free)
+    log_p = log_probs_at(free, torch.tensor(ids))
+    ratio = (log_p.detach() - wide(sampler)).exp()
+    score = wide(sampler).exp() * as_tensor(f)(log_p.detach(), wide(sampler), None) * log_p
+    (mean,) = torch.autograd.grad(score.sum(), free)
+    assert ratio.std() > 0.1
+    torch.testing.assert_close(centered, mean, rtol=0, atol=2e-6)  # what the floor of the tail leaves
+
+
+def test_chunks_and_packing_do_not_matter(monkeypatch):
+    _, _, sampler = random_heads(1, tokens=11)
+    trainer = wide(random_heads(1, tokens=11, spread=0.1)[2])
+    whole = centering(wide(sampler), trainer, as_tensor(WEIGHTS["truncated"]))
+    monkeypatch.setattr(ops, "CHUNK", 8)  # two tokens
+    seen = []
+
+    def weight(log_p, log_q, rows):
+        seen.append(rows)
+        return as_tensor(WEIGHTS["truncated"])(log_p, log_q, rows)
+
+    assert torch.equal(whole, centering(wide(sampler), trainer, weight)) and len(seen) == 6
+    parts = [
+        centering(wide(sampler[i:j]), trainer[i:j], as_tensor(WEIGHTS["truncated"]))
+        for i, j in ((0, 3), (3, 11))
+    ]
+    assert torch.equal(whole, torch.cat(parts))
+
+
+def test_shorter_heads_and_none_at_all():
+    _, _, sampler = random_heads(2, tokens=3, k=3)
+    trainer = wide(random_heads(2, tokens=3, k=3, spread=0.3)[2])
+    short = wide(sampler)
+    short[0, 2], short[1] = -torch.inf, -torch.inf
+    given = trainer.clone()
+    given[0, 2] = torch.nan
+    given.requires_grad_()
+    got = centering(short, given, as_tensor(WEIGHTS["truncated"]))
+    two = centering(short[:1, :2], trainer[:1, :2], as_tensor(WEIGHTS["truncated"]))
+    assert got[0].item() == pytest.approx(two.item(), abs=1e-15) and got[1] == 0
+    (gradient,) = torch.autograd.grad(got.sum(), given)
+    assert gradient[:, :2].isfinite().all() and gradient[0, 2] == 0 and not gradient[1].any()
+
+
+def test_probabilities_at_the_ends_are_finite():
+    sampler = torch.tensor([[0.0, -200.0], [-1e-8, -90.0]])
+    trainer = torch.tensor([[-200.0, 0.0], [-1e-9, -1.0]], requires_grad=True)
+    for f in WEIGHTS.values():
+        got = centering(sampler, trainer, lambda p, q, rows, f=f: (p - q).exp().double().apply_(f).float())
+        assert got.isfinite().all()
+
+
+def vocabulary_shards():
+    """Each rank's logits and gradient are a slice of one process's."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    logits, ids, sampler = random_heads(7, tokens=6, vocabulary=12, k=4)
+    ids[0][1] = 99  # padding that no rank holds
+    whole = wide(logits).requires_grad_()
+    per = 12 // size
+
+    def all_sum(values):
+        dist.all_reduce(values)
+        return values
+
+    part = wide(logits)[:, rank * per : (rank + 1) * per].clone().requires_grad_()
+    shared = {"offset": rank * per, "part": rank, "parts": size, "all_sum": all_sum}
+    found = []
+    for given, options in ((whole, {}), (part, shared)):
+        log_p = log_probs_at(given, torch.tensor(ids), **options)
+        loss = centering(wide(sampler)[1:], log_p[1:], as_tensor(WEIGHTS["truncated"])).sum() + log_p[0, 0]
+        (gradient,) = torch.autograd.grad(loss, given)
+        found.append((log_p.detach(), gradient))
+    (one, full), (ours, local) = found
+    close = torch.allclose(one, ours, rtol=1e-14, atol=1e-14)
+    return close, torch.allclose(full[:, rank * per : (rank + 1) * per], local, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_log_probs_of_a_shared_vocabulary_are_those_of_one_process(size):
+    assert run_ranks(vocabulary_shards, size) == [(True, True)] * size
+
+
+def test_log_probs_at_are_the_log_softmax():
+    logits, ids, _ = random_heads(4)
+    expected = [[log_softmax(row)[v] for v in head] for row, head in zip(logits, ids, strict=True)]
+    torch.testing.assert_close(log_probs_at(wide(logits), torch.tensor(ids)), wide(expected))
+    rounded = log_probs_at(wide(logits).bfloat16(), torch.tensor(ids))
+    assert rounded.dtype == torch.float32
