@@ -54,7 +54,8 @@ def prefix_sum(segments: Segments, values: Tensor, unit: str = "sequence") -> Te
         return running
     units = segments.turn_bound if unit == "turn" else segments.count
     table = running.new_zeros(units * segments.shards_per_sequence)
-    table = segments.all_sum(table.index_add(0, cells, segments.zeroed(values).double())).view(units, -1)
+    table = segments.all_sum(table.index_add(0, cells, segments.zeroed(values).double()))
+    table = table.view(units, segments.shards_per_sequence)
     earlier = torch.nn.functional.pad(table, (1, 0)).cumsum(1)[:, :-1]
     return running + earlier.reshape(-1).index_select(0, cells)
 

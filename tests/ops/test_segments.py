@@ -178,3 +178,8 @@ def test_the_local_mask_is_the_whole_one_at_the_local_positions(order):
 
 def test_a_rank_without_tokens_has_an_empty_mask():
     assert Segments((3, 4), (), torch.ones(7, dtype=torch.bool), 2).mask.shape == (0,)
+
+
+def test_a_rank_of_an_empty_batch_has_an_empty_prefix():
+    empty = Segments((), (), torch.zeros(0, dtype=torch.bool), 4)
+    assert prefix_sum(empty, torch.zeros(0)).shape == (0,)
