@@ -261,7 +261,8 @@ def _check_coupled(correction: Correction, i: int) -> None:
     """Raises unless the coupled step's number can be known before the optimizer step."""
     step, before = correction.steps[i], correction.steps[:i]
     expect(step not in before, f"steps[{i}]", "a coupled step once", step, "it computes one number")
-    _expect_proximal(correction, str(step), "a number for the whole optimizer step")
+    why = "a number for the whole optimizer step must be known before it begins"
+    _expect_proximal(correction, str(step), why)
     low, high, _ = weight_ranges(before)[-1]
     bounded = low < high < math.inf or not isinstance(step, Normalize)
     why = "an unbounded weight would decide the mean alone"
@@ -274,7 +275,8 @@ def _check_relations(correction: Correction) -> None:
     for key, value, idle in (found for found in keys if found[1] != found[2]):
         why = "nothing would be rejected"
         expect(not correction.is_identity, key, f"{idle} without steps", value, why)
-        _expect_proximal(correction, f"{key}: {value}", "what is rejected")
+        why = "what is rejected must be known before the optimizer step begins"
+        _expect_proximal(correction, f"{key}: {value}", why)
     free = correction.group != "rebaseline" or not any(step.reads_advantages for step in correction.steps)
     wanted = "ignore or atomic beside a step that reads advantages"
     why = "what is rejected would depend on the advantages that it changes"
@@ -303,8 +305,8 @@ def _check_added(correction: Correction) -> None:
         check_center(correction.steps)
 
 
-def _expect_proximal(correction: Correction, beside: str, what: str) -> None:
-    ok, why = correction.numerator == "proximal", f"{what} must be known before the optimizer step begins"
+def _expect_proximal(correction: Correction, beside: str, why: str) -> None:
+    ok = correction.numerator == "proximal"
     expect(ok, "numerator", f"proximal with {beside}", correction.numerator, why)
 
 
