@@ -152,8 +152,9 @@ def test_a_head_at_a_token_that_does_not_count_may_hold_anything():
     centered = correction("sequences rejected")
     outcome = centered(packed)
     gone = outcome.head_factor == 0
-    garbage = Head(*(torch.where(gone[:, None], math.nan, x.detach()) for x in vars(packed.head).values()))
-    garbage.trainer.requires_grad_()
+    sampler = torch.where(gone[:, None], -0.5, packed.head.sampler)
+    trainer = torch.where(gone[:, None], math.nan, packed.head.trainer.detach())
+    garbage = Head(sampler, trainer.requires_grad_())
     loss, clean = (
         centered.loss(outcome, replace(packed, head=head), host_loss, Bounds())[0]
         for head in (garbage, packed.head)
