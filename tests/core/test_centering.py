@@ -221,3 +221,17 @@ def test_a_head_that_is_missing_or_of_another_width():
     wide = replace(centered, center=Center(5))
     with pytest.raises(DataError, match=r"head: expected log-probs of 5 tokens \(center.top_k\)"):
         wide.loss(wide(packed), packed, host_loss, Bounds())
+
+
+def test_nothing_waits_for_the_device():
+    """Tensors on the meta device have no values: whatever reads one raises."""
+    packed, host_loss = with_heads(oracle.random_batch(2), 2)
+    segments = Segments.whole(packed.segments.lengths, packed.segments.full_mask.to("meta"))
+    names = ("proximal", "behavior", "target", "advantages")
+    fields = {name: getattr(packed, name).detach().to("meta") for name in names}
+    head = Head(*(values.detach().to("meta") for values in vars(packed.head).values()))
+    moved = replace(packed, segments=segments, head=head, **fields)
+    for name in CASES:
+        centered = correction(name)
+        loss, _ = centered.loss(centered(moved), moved, host_loss.to("meta"), Bounds())
+        assert loss.shape == host_loss.shape
