@@ -40,17 +40,18 @@ def centering(sampler: Tensor, trainer: Tensor, weight: Weight) -> Tensor:
     Returns:
         [T] nats, with a gradient through ``trainer`` alone; 0 where a token has no head.
     """
-    coefficients = [
-        _coefficients(sampler[rows], trainer[rows], weight, rows) for rows in _chunks(*sampler.shape)
-    ]
-    there = sampler > -torch.inf
-    return (torch.cat(coefficients) * torch.where(there, trainer, 0)).sum(1)
+    dtype = torch.promote_types(torch.promote_types(sampler.dtype, trainer.dtype), torch.float32)
+    coefficients = torch.empty(sampler.shape, dtype=dtype, device=sampler.device)
+    for rows in _chunks(*sampler.shape):
+        coefficients[rows] = _coefficients(sampler[rows], trainer[rows], weight, rows, dtype)
+    return (coefficients * torch.where(sampler > -torch.inf, trainer, 0)).sum(1)
 
 
 @torch.no_grad()
-def _coefficients(sampler: Tensor, trainer: Tensor, weight: Weight, rows: slice) -> Tensor:
+def _coefficients(
+    sampler: Tensor, trainer: Tensor, weight: Weight, rows: slice, dtype: torch.dtype
+) -> Tensor:
     """[t, K] stopgrad(q_v f_v - alpha p_v), 0 where a head is shorter."""
-    dtype = torch.promote_types(torch.promote_types(sampler.dtype, trainer.dtype), torch.float32)
     there = sampler > -torch.inf
     q = torch.where(there, sampler.to(dtype).exp(), 0)
     p = torch.where(there, trainer.to(dtype).exp(), 0)
@@ -67,4 +68,4 @@ def _coefficients(sampler: Tensor, trainer: Tensor, weight: Weight, rows: slice)
 
 def _chunks(tokens: int, width: int) -> list[slice]:
     step = max(1, CHUNK // (width + 1))
-    return [slice(at, at + step) for at in range(0, tokens, step)] or [slice(0, 0)]
+    return [slice(at, at + step) for at in range(0, tokens, step)]

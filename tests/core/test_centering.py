@@ -152,8 +152,9 @@ def test_a_head_at_a_token_that_does_not_count_may_hold_anything():
     centered = correction("sequences rejected")
     outcome = centered(packed)
     gone = outcome.head_factor == 0
-    garbage = Head(*(torch.where(gone[:, None], math.nan, x.detach()) for x in vars(packed.head).values()))
-    garbage.trainer.requires_grad_()
+    sampler = torch.where(gone[:, None], -0.5, packed.head.sampler)
+    trainer = torch.where(gone[:, None], math.nan, packed.head.trainer.detach())
+    garbage = Head(sampler, trainer.requires_grad_())
     loss, clean = (
         centered.loss(outcome, replace(packed, head=head), host_loss, Bounds())[0]
         for head in (garbage, packed.head)
@@ -220,3 +221,17 @@ def test_a_head_that_is_missing_or_of_another_width():
     wide = replace(centered, center=Center(5))
     with pytest.raises(DataError, match=r"head: expected log-probs of 5 tokens \(center.top_k\)"):
         wide.loss(wide(packed), packed, host_loss, Bounds())
+
+
+def test_nothing_waits_for_the_device():
+    """Tensors on the meta device have no values: whatever reads one raises."""
+    packed, host_loss = with_heads(oracle.random_batch(2), 2)
+    segments = Segments.whole(packed.segments.lengths, packed.segments.full_mask.to("meta"))
+    names = ("proximal", "behavior", "target", "advantages")
+    fields = {name: getattr(packed, name).detach().to("meta") for name in names}
+    head = Head(*(values.detach().to("meta") for values in vars(packed.head).values()))
+    moved = replace(packed, segments=segments, head=head, **fields)
+    for name in CASES:
+        centered = correction(name)
+        loss, _ = centered.loss(centered(moved), moved, host_loss.to("meta"), Bounds())
+        assert loss.shape == host_loss.shape

@@ -213,7 +213,8 @@ def test_ages_are_those_of_the_oldest_token():
 def test_without_advantages_what_needs_them_says_so():
     r = rollout(advantages=None)
     effects = {e.name: e for e in whatif([r])}
-    assert {n for n, e in effects.items() if e.unavailable == NO_ADVANTAGES} == {"opsm", "topr", "dppo_tv"}
+    needing = {"opsm", "topr", "dppo_tv", "cppo", "ctpo"}
+    assert {n for n, e in effects.items() if e.unavailable == NO_ADVANTAGES} == needing
     assert effects["token_is"].kept_tokens == effects["token_is"].tokens
     assert effects["token_is"].gradient_scale is None
 
