@@ -56,5 +56,8 @@ setup(
             "playwright>=1.45,<2",
         ],
     },
-    entry_points={"console_scripts": ["slime-ext=slime_ext.tools.commands.cli:main"]},
+    entry_points={
+        "console_scripts": ["slime-ext=slime_ext.tools.commands.cli:main"],
+        "verl.plugins": ["slime_ext=slime_ext.adapters.verl"],
+    },
 )

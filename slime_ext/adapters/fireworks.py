@@ -1,0 +1,101 @@
+"""A custom loss for the fireworks cookbook: a correction over PPO's clipped loss, or over its own
+surrogate.
+
+    policy.forward_backward_custom(data, slime_ext.adapters.fireworks.loss("token_tis", advantages=advantages,
+        prompt_len=prompt_lengths, inf_logprobs=rollout_logprobs, old_policy_logprobs=old_policy_logprobs))
+
+It stands where the recipes call ``make_grpo_loss_fn(..., kl_beta=0)`` and takes its arguments by the same
+names. A call sees every sample of its forward_backward; coupled steps are over those. The reference KL is the
+recipe's own and is not added here.
+
+Source: fw-ai/cookbook 76821fa, training/utils/rl/{grpo,common}.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext.adapters.seam import correction_named, refuse, with_ppo
+from slime_ext.config.flat import correct
+
+Loss = Callable[[Sequence[Any], Sequence[Tensor]], tuple[Tensor, dict[str, float]]]
+
+
+def loss(
+    correction: str | Mapping[str, Any],
+    *,
+    advantages: Sequence[float],
+    prompt_len: int | Sequence[int],
+    inf_logprobs: Sequence[Sequence[float]],
+    old_policy_logprobs: Sequence[Sequence[float]],
+    eps_clip: float = 0.2,
+    eps_clip_high: float | None = None,
+) -> Loss:
+    """sum over response tokens of the corrected loss: the closure that ``forward_backward_custom`` calls.
+
+    Args:
+        correction: a preset's name, a YAML file's path, or a mapping.
+        advantages: one per sample.
+        prompt_len: tokens of the prompts.
+        inf_logprobs: per sample, the sampler's log-probs at the target tokens (sequence length - 1).
+        old_policy_logprobs: the trainer's before the optimizer step, likewise.
+
+    Raises:
+        ConfigError: the correction does not load or needs what the cookbook lacks; lists of several lengths.
+    """
+    found = correction_named(correction)
+    starts = [prompt_len] * len(advantages) if isinstance(prompt_len, int) else list(prompt_len)
+    where = "fireworks.loss"
+    lengths = {len(advantages), len(starts), len(inf_logprobs), len(old_policy_logprobs)}
+    refuse(
+        [
+            (len(lengths) > 1, f"{where}: expected lists of one length, got {sorted(lengths)}"),
+            (found.group != "ignore", f"{where}: expected group ignore, got {found.group}: no groups here"),
+            (found.denominator != "host", f"{where}: expected denominator host, got kept: it sums"),
+            (found.needs_ages, f"{where}: expected no max_staleness, got one: samples carry no versions"),
+            (found.mask_scope != "policy", f"{where}: expected mask_scope policy, got all: no other terms"),
+        ]
+    )
+    acting = with_ppo(found, eps_clip, eps_clip if eps_clip_high is None else eps_clip_high)
+
+    def loss_fn(data: Sequence[Any], logprobs_list: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
+        begins = [max(0, start - 1) for start in starts]
+        rows = [row[begin:] for row, begin in zip(logprobs_list, begins, strict=True)]
+        target = torch.cat(rows)
+        sizes = [len(row) for row in rows]
+
+        def packed(values: Sequence[Sequence[float]]) -> Tensor:
+            parts = zip(values, begins, sizes, strict=True)
+            return torch.cat([target.new_tensor(row[begin : begin + size]) for row, begin, size in parts])
+
+        mask = packed(
+            [_mask(data, i, begin + size) for i, (begin, size) in enumerate(zip(begins, sizes, strict=True))]
+        )
+        spread = torch.repeat_interleave(target.new_tensor(advantages), torch.tensor(sizes).to(target.device))
+        corrected, _, metrics = correct(
+            torch.zeros_like(target),
+            packed(inf_logprobs),
+            packed(old_policy_logprobs),
+            sizes,
+            acting,
+            mask=mask > 0.5,
+            target=target,
+            advantages=spread,
+        )
+        return corrected.sum(), metrics
+
+    return loss_fn
+
+
+def _mask(data: Sequence[Any], sample: int, length: int) -> Sequence[float]:
+    """A sample's weights over its target tokens; ones where it has none."""
+    if sample >= len(data):
+        return [1.0] * length
+    inputs = data[sample].loss_fn_inputs
+    found = inputs.get("weights") or inputs.get("loss_mask")
+    values = [1.0] * length if found is None else list(found.data)
+    return [*values, *[0.0] * (length - len(values))]

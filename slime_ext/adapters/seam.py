@@ -1,0 +1,93 @@
+"""What the adapters share: a correction by name, and one call on padded tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext import presets
+from slime_ext.config.files import read_mapping
+from slime_ext.config.flat import correct
+from slime_ext.config.load import load_config
+from slime_ext.core.correction import Correction
+from slime_ext.core.losses import Anchor, HostLoss, PpoClip
+from slime_ext.errors import ConfigError
+
+Rule = tuple[bool, str]  # whether it is broken, and the line that says so
+
+
+def correction_named(name: str | Mapping[str, Any]) -> Correction:
+    """The correction of a preset's name, a YAML file's path, or a mapping; the file's may stand under
+    ``slime_ext:``.
+
+    Raises:
+        ConfigError: it does not load.
+    """
+    if isinstance(name, str) and Path(name).suffix not in (".yaml", ".yml", ".json"):
+        return presets.get(name)
+    found = read_mapping(name) if isinstance(name, str) else name
+    return load_config(found.get("slime_ext", found))
+
+
+def with_ppo(correction: Correction, low: float, high: float, anchor: Anchor = "proximal") -> Correction:
+    """The correction over PPO's clipped surrogate where it names none of its own."""
+    if not isinstance(correction.surrogate, HostLoss):
+        return correction
+    return replace(correction, surrogate=PpoClip(anchor, low, high))
+
+
+def correct_padded(
+    correction: Correction, mask: Tensor, behavior: Tensor, proximal: Tensor, **more: Tensor | None
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """``slime_ext.correct`` on [B, T] tensors: loss [B, T], keep [B, T] bool, metrics.
+
+    Args:
+        mask: not 0 at response tokens; the others may hold anything.
+        more: ``loss`` (ones by default, so that the result is the weights), ``target``, ``advantages``.
+    """
+    rows, length = mask.shape
+    loss = more.pop("loss", None)
+    given = {name: values.reshape(-1) for name, values in more.items() if values is not None}
+    loss, keep, metrics = correct(
+        torch.ones_like(proximal).reshape(-1) if loss is None else loss.reshape(-1),
+        behavior.reshape(-1),
+        proximal.reshape(-1),
+        [length] * rows,
+        correction,
+        mask=mask.reshape(-1) != 0,
+        **given,
+    )
+    return loss.reshape(mask.shape), keep.reshape(mask.shape), metrics
+
+
+def refuse(rules: Iterable[Rule]) -> None:
+    """Raises the first rule that is broken.
+
+    Raises:
+        ConfigError: one is.
+    """
+    for is_broken, line in rules:
+        if is_broken:
+            raise ConfigError(line)
+
+
+def alone(correction: Correction, where: str, why: str) -> list[Rule]:
+    """Rules for a seam that sees some samples of a step only, and returns a loss, no masks.
+
+    Args:
+        where: what names the correction, for errors.
+        why: what the seam sees.
+    """
+    needs: dict[str, Callable[[], bool]] = {
+        "a step coupled over the optimizer step": lambda: correction.is_coupled,
+        "group": lambda: correction.group != "ignore",
+        "denominator: kept": lambda: correction.denominator != "host",
+        "mask_scope: all": lambda: correction.mask_scope != "policy",
+        "max_staleness": lambda: correction.needs_ages,
+    }
+    return [(is_so(), f"{where}: expected no {name}, got one: {why}") for name, is_so in needs.items()]

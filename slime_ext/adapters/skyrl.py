@@ -1,0 +1,114 @@
+"""A policy loss of SkyRL's that is any correction of ours over PPO's clipped loss, or over its own surrogate.
+
+    python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=slime_ext.adapters.skyrl \\
+        trainer.algorithm.policy_loss_type=slime_ext slime_ext=token_tis ...
+
+``slime_ext`` is a preset's name or a YAML file's path. SkyRL hands over all three policies, one micro-batch
+at a time. Its loss is a sum of per-token losses whose advantages it has scaled, so nothing here divides.
+
+Source: SkyRL 0.3.0, skyrl/backends/skyrl_train/utils/ppo_utils.py (PolicyLossRegistry).
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from slime_ext.adapters.seam import Rule, alone, correct_padded, correction_named, refuse, with_ppo
+from slime_ext.core.correction import Correction
+from slime_ext.errors import ConfigError, SlimeExtError
+
+NAME = "slime_ext"
+OVERRIDE = "trainer.override_entrypoint="
+OWN = ("tis_ratio_type", "sequence_mask_metric", "outlier_token_is_threshold_low")
+OWN = (*OWN, "outlier_token_is_threshold_high", "token_mask_is_threshold_low", "token_mask_is_threshold_high")
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """sum_t mask_t L_t with L the corrected loss, as SkyRL's registry calls it."""
+
+    correction: Correction
+
+    def __call__(
+        self,
+        log_probs: Tensor,
+        old_log_probs: Tensor,
+        advantages: Tensor,
+        config: Any,
+        loss_mask: Tensor | None = None,
+        rollout_logprobs: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """The loss of a micro-batch, a scalar with grad, and metrics; tensors are [B, T].
+
+        Raises:
+            ConfigError: the rollout's log-probs are missing.
+        """
+        if rollout_logprobs is None:
+            raise ConfigError(
+                f"{NAME}: expected rollout log-probs, got None: generator.sampling_params.logprobs=1"
+            )
+        mask = log_probs.new_ones(log_probs.shape) if loss_mask is None else loss_mask
+        correction = with_ppo(self.correction, config.eps_clip_low, config.eps_clip_high)
+        loss, _, metrics = correct_padded(
+            correction, mask, rollout_logprobs, old_log_probs, target=log_probs, advantages=advantages
+        )
+        clipped = metrics.get("off_policy/surrogate_clipped_fraction", 0.0)
+        return (loss * mask).sum(), {"clip_ratio": clipped, **metrics}
+
+
+def check(correction: Correction, config: Any) -> None:
+    """Holds a correction against SkyRL's configuration, before Ray starts.
+
+    Raises:
+        ConfigError: SkyRL would not call it, corrects too, or does not hand over what it reads.
+    """
+    algorithm = config.trainer.algorithm
+    own = [name for name in OWN if getattr(algorithm.off_policy_correction, name) is not None]
+    rules: list[Rule] = [
+        (
+            algorithm.policy_loss_type != NAME,
+            f"trainer.algorithm.policy_loss_type: expected {NAME}, got {algorithm.policy_loss_type}: "
+            "nothing would call the correction",
+        ),
+        (
+            bool(own),
+            f"trainer.algorithm.off_policy_correction: expected nothing beside {NAME}, got {', '.join(own)}: "
+            "SkyRL does not read it with this loss; put it into the correction",
+        ),
+        (
+            config.generator.sampling_params.logprobs is None,
+            "generator.sampling_params.logprobs: expected 1, got none: the correction reads them",
+        ),
+    ]
+    refuse([*rules, *alone(correction, NAME, "SkyRL's loss sees one micro-batch and returns no masks")])
+
+
+def register(correction: Correction) -> None:
+    """Puts the policy loss ``slime_ext`` into SkyRL's registry; a later call replaces it."""
+    from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
+
+    if NAME in PolicyLossRegistry.list_available():
+        PolicyLossRegistry.unregister(NAME)
+    PolicyLossRegistry.register(NAME, PolicyLoss(correction))
+
+
+def main() -> None:
+    """SkyRL's own entry point, with the loss registered; called by it (``trainer.override_entrypoint``)."""
+    from skyrl.train.config import SkyRLTrainConfig
+    from skyrl.train.entrypoints import main_base
+
+    named = [word.partition("=")[2] for word in sys.argv[1:] if word.startswith(f"{NAME}=")]
+    sys.argv[1:] = [word for word in sys.argv[1:] if not word.startswith((OVERRIDE, f"{NAME}="))]
+    try:
+        if len(named) != 1:
+            raise ConfigError(f"{NAME}: expected one, got {len(named)}: {NAME}=token_tis names a correction")
+        correction = correction_named(named[0])
+        check(correction, SkyRLTrainConfig.from_cli_overrides(sys.argv[1:]))
+    except SlimeExtError as error:
+        sys.exit(str(error))
+    register(correction)
+    main_base.main()

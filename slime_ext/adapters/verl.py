@@ -1,0 +1,163 @@
+"""Corrections inside verl, which finds this module by the entry point ``verl.plugins`` in every process.
+
+    +algorithm.rollout_correction.slime_ext=token_tis                     # weights on verl's own loss
+    actor_rollout_ref.actor.policy_loss.loss_mode=slime_ext.pure_is       # a loss of ours, in bypass mode
+
+The first is computed once per rollout batch, from rollout and proximal log-probs, where verl computes its own
+weights; ``normalize`` and ``second_moment`` are over that batch. ``mask_scope: all`` with
+``denominator: kept`` takes rejected tokens out of ``response_mask``, as verl's own rejections do; otherwise
+their weight is 0 and the mask stays. The second is called per micro-batch with target and rollout log-probs.
+
+Source: verl 0.9.1, verl/__init__.py (plugins), trainer/ppo/rollout_corr_helper.py, trainer/ppo/core_algos.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from slime_ext import presets
+from slime_ext.adapters.seam import Rule, alone, correct_padded, correction_named, refuse, with_ppo
+from slime_ext.core.correction import Correction
+from slime_ext.core.losses import HostLoss
+
+KEY = "slime_ext"
+WEIGHTS = f"algorithm.rollout_correction.{KEY}"
+LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+LATER = f"verl computes weights before both exist; {LOSS}={KEY}.<preset> sees them"
+LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs"
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """The corrected loss, aggregated by verl's ``agg_loss``; ``old_log_prob`` is the rollout's."""
+
+    correction: Correction
+
+    def __call__(
+        self,
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        loss_agg_mode: str = "token-mean",
+        config: Any = None,
+        rollout_is_weights: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """The loss of a micro-batch, a scalar with grad, and metrics; tensors are [B, T]."""
+        from verl.trainer.ppo.core_algos import agg_loss
+
+        low, high = (
+            config.clip_ratio if eps is None else eps
+            for eps in (config.clip_ratio_low, config.clip_ratio_high)
+        )
+        loss, _, metrics = correct_padded(
+            with_ppo(self.correction, low, high, "behavior"),
+            response_mask,
+            old_log_prob,
+            old_log_prob,
+            target=log_prob,
+            advantages=advantages,
+        )
+        total = agg_loss(
+            loss_mat=loss, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
+        )
+        clipped = metrics.get("off_policy/surrogate_clipped_fraction", 0.0)
+        return total, {"actor/pg_clipfrac": clipped, **metrics}
+
+
+def add_weights(correction: Correction, batch: Any) -> tuple[Any, dict[str, float]]:
+    """Writes ``rollout_is_weights`` [B, T] of a rollout batch, and its ``response_mask`` with
+    ``mask_scope: all``."""
+    data = batch.batch
+    mask = data["response_mask"]
+    acting = replace(correction, denominator="host")  # verl divides by the mask that is left
+    weights, keep, metrics = correct_padded(acting, mask, data["rollout_log_probs"], data["old_log_probs"])
+    data["rollout_is_weights"] = weights
+    if correction.mask_scope == "all":
+        data["response_mask"] = mask * keep.to(mask.dtype)
+    return batch, metrics
+
+
+def check(config: Any) -> None:
+    """Holds what names a correction against verl's configuration, before workers start.
+
+    Raises:
+        ConfigError: verl would not call it, corrects too, or does not hand over what it reads.
+    """
+    block = config.algorithm.get("rollout_correction") or {}
+    mode = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
+    rules: list[Rule] = []
+    if (named := block.get(KEY)) is not None:
+        rules += _of_weights(correction_named(named), block)
+    if mode.startswith(f"{KEY}."):
+        rules += _of_loss(presets.get(mode.partition(".")[2]), block)
+    if rules and not config.actor_rollout_ref.rollout.get("calculate_log_probs"):
+        rules.append((True, f"{LOG_PROBS}: expected true, got false: the correction reads them"))
+    refuse(rules)
+
+
+def _of_weights(c: Correction, block: Any) -> list[Rule]:
+    own = [key for key in ("rollout_is", "rollout_rs") if block.get(key) is not None]
+    reads_later = c.needs_target or c.needs_advantages
+    halved = (c.mask_scope == "all") != (c.denominator == "kept")
+    unknown = c.group != "ignore" or c.needs_ages
+    in_bypass = f"verl computes no weights then; {LOSS}={KEY}.<preset> is a loss"
+    return [
+        (bool(block.get("bypass_mode")), f"{BYPASS}: expected false beside {KEY}, got true: {in_bypass}"),
+        (bool(own), f"{WEIGHTS}: expected no {own} beside it, got them: verl would correct twice"),
+        (reads_later, f"{WEIGHTS}: expected numerator proximal and surrogate host, got others: {LATER}"),
+        (
+            halved,
+            f"{WEIGHTS}: expected mask_scope all with denominator kept, got one: verl divides by its mask",
+        ),
+        (unknown, f"{WEIGHTS}: expected no group and no max_staleness, got one: verl hands over neither"),
+    ]
+
+
+def _of_loss(c: Correction, block: Any) -> list[Rule]:
+    is_one = c.numerator != "target" and bool(c.steps)
+    twice = isinstance(c.surrogate, HostLoss) and c.sets_weights
+    without = f"verl's loss has no rollout log-probs then; +{WEIGHTS}=<preset> weights it"
+    return [
+        (not block.get("bypass_mode"), f"{BYPASS}: expected true beside {LOSS}, got false: {without}"),
+        (
+            is_one,
+            f"{LOSS}: expected numerator target, got proximal: in bypass mode it is the rollout's policy",
+        ),
+        (twice, f"{LOSS}: expected a surrogate, got host: the ratio would be counted twice"),
+        *alone(c, LOSS, "verl's loss sees one micro-batch and returns no masks"),
+    ]
+
+
+def install() -> None:
+    """Registers the losses and stands in front of verl's own functions; idempotent."""
+    from verl.trainer.ppo import core_algos, rollout_corr_helper
+    from verl.utils import config as configuration
+
+    def weights(theirs: Any, batch: Any, rollout_corr_config: Any) -> Any:
+        if (named := rollout_corr_config.get(KEY)) is None:
+            return theirs(batch, rollout_corr_config)
+        return add_weights(correction_named(named), batch)
+
+    def checked(theirs: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        check(config)
+        return theirs(config, *args, **kwargs)
+
+    for name in presets.NAMES:
+        core_algos.register_policy_loss(f"{KEY}.{name}")(PolicyLoss(presets.get(name)))
+    seams = [(rollout_corr_helper, "compute_rollout_correction_and_add_to_batch", weights)]
+    for module, name, ours in (*seams, (configuration, "validate_config", checked)):
+        if not hasattr(theirs := getattr(module, name), "__wrapped__"):
+            setattr(module, name, functools.wraps(theirs)(functools.partial(ours, theirs)))
+
+
+try:
+    install()
+except ModuleNotFoundError as missing:
+    if missing.name != "verl":  # where there is no verl, there is nobody to register with
+        raise

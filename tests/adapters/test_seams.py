@@ -1,0 +1,215 @@
+"""Each adapter against slime's hook on the same batch; what it refuses.
+
+No other system is imported: the keywords of their calls are recorded, and test_real_packages.py holds them
+against the real ones.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from slime_ext.adapters import fireworks, seam, skyrl, verl
+from slime_ext.errors import ConfigError
+from tests.adapters.padded import EPS, batch, through_slime
+
+SKYRL = SimpleNamespace(eps_clip_low=EPS, eps_clip_high=EPS)
+VERL = SimpleNamespace(clip_ratio=EPS, clip_ratio_low=None, clip_ratio_high=None, global_batch_info={})
+# What the other systems call: adapter's callable -> the keywords of its call.
+CALLS = {
+    skyrl.PolicyLoss: ["log_probs", "old_log_probs", "advantages", "config", "loss_mask", "rollout_logprobs"],
+    verl.PolicyLoss: [
+        "old_log_prob",
+        "log_prob",
+        "advantages",
+        "response_mask",
+        "loss_agg_mode",
+        "config",
+        "rollout_is_weights",
+    ],
+}
+SAME = {
+    "token_tis": {"preset": "token_tis"},
+    "icepop": {"preset": "icepop"},
+    "seq_is": {"preset": "seq_is"},
+    "geo_rs": {"preset": "geo_rs"},
+    "veto": {"steps": [{"veto": {"low": 0.5}}, "reweight", {"truncate": {"high": 2.0}}]},
+    "pure_is": {"preset": "pure_is"},
+}
+COUPLED = {"steps": ["reweight", {"truncate": {"high": 2.0}}, "normalize"]}
+
+
+def token_sum(loss_mat, loss_mask, loss_agg_mode, **_):
+    """verl's agg_loss, mode token-sum, on one rank."""
+    return torch.where(loss_mask != 0, loss_mat, 0).sum()
+
+
+@pytest.fixture
+def recorded_verl(monkeypatch):
+    module = ModuleType("verl.trainer.ppo.core_algos")
+    module.agg_loss = token_sum
+    for name in ("verl", "verl.trainer", "verl.trainer.ppo"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def assert_same(total, b, expected):
+    """In float64 only the order of sums differs."""
+    torch.testing.assert_close(total.detach(), expected[0], rtol=1e-9, atol=1e-9)
+    (slope,) = torch.autograd.grad(total, b.target)
+    torch.testing.assert_close(slope, expected[1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mapping", SAME.values(), ids=SAME)
+@pytest.mark.parametrize("seed", range(4))
+def test_skyrl_has_slimes_loss_and_gradient(seed, mapping):
+    b = batch(seed)
+    loss = skyrl.PolicyLoss(seam.correction_named(mapping))
+    total, metrics = loss(b.target, b.proximal, b.advantages, SKYRL, b.mask, b.behavior)
+    assert_same(total, b, through_slime(b, mapping))
+    assert all(isinstance(value, float) for value in metrics.values()) and "off_policy/k3_kl" in metrics
+
+
+@pytest.mark.parametrize("mapping", [*SAME.values(), COUPLED], ids=[*SAME, "coupled"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_cookbook_has_slimes_loss_and_gradient(seed, mapping):
+    b = batch(seed)
+    prompts = [i % 3 for i in range(len(b.samples))]  # tokens of the prompts; the first token has no log-prob
+
+    def whole(key):
+        return [[0.0] * max(0, n - 1) + s[key] for n, s in zip(prompts, b.samples, strict=True)]
+
+    targets = [torch.tensor(row, dtype=torch.float64, requires_grad=True) for row in whole("target")]
+    data = [
+        SimpleNamespace(loss_fn_inputs={"weights": SimpleNamespace(data=row)})
+        for row in [[0.0] * max(0, n - 1) + s["mask"] for n, s in zip(prompts, b.samples, strict=True)]
+    ]
+    loss_fn = fireworks.loss(
+        mapping,
+        advantages=[s["advantage"][0] for s in b.samples],
+        prompt_len=prompts,
+        inf_logprobs=whole("behavior"),
+        old_policy_logprobs=whole("proximal"),
+    )
+    total, metrics = loss_fn(data, targets)
+    expected, slope = through_slime(b, mapping)
+    torch.testing.assert_close(total.detach(), expected, rtol=1e-9, atol=1e-9)
+    found = torch.zeros_like(slope)
+    for row, (n, values) in enumerate(zip(prompts, torch.autograd.grad(total, targets), strict=True)):
+        found[row, : len(values) - max(0, n - 1)] = values[max(0, n - 1) :]
+    torch.testing.assert_close(found, slope, rtol=1e-9, atol=1e-9)
+    assert "off_policy/k3_kl" in metrics
+
+
+@pytest.mark.parametrize("name", ["token_tis", "icepop", "seq_is", "geo_rs", "veto"])
+@pytest.mark.parametrize("seed", range(4))
+def test_verls_weights_make_its_loss_slimes(seed, name):
+    b = batch(seed)
+    data = {"response_mask": b.mask, "rollout_log_probs": b.behavior, "old_log_probs": b.proximal}
+    holder, metrics = verl.add_weights(seam.correction_named(SAME[name]), SimpleNamespace(batch=data))
+    ratio = (b.target - b.proximal).exp()
+    own = torch.maximum(-ratio * b.advantages, -ratio.clamp(1 - EPS, 1 + EPS) * b.advantages)
+    weighted = torch.where(b.mask != 0, own * holder.batch["rollout_is_weights"], 0).sum()
+    b.target.register_hook(lambda slope: torch.where(b.mask != 0, slope, 0))  # verl's loss: NaN at padding
+    assert_same(weighted, b, through_slime(b, SAME[name]))
+    assert holder.batch["response_mask"] is b.mask and "off_policy/k3_kl" in metrics
+
+
+def test_verls_mask_loses_rejected_tokens_with_mask_scope_all():
+    b = batch(3)
+    mapping = {"steps": [{"veto": {"low": 0.8}}], "mask_scope": "all", "denominator": "kept"}
+    data = {"response_mask": b.mask, "rollout_log_probs": b.behavior, "old_log_probs": b.proximal}
+    verl.add_weights(seam.correction_named(mapping), SimpleNamespace(batch=data))
+    lowest = torch.where(b.mask != 0, b.proximal - b.behavior, 0).amin(1)
+    kept = lowest.exp() >= 0.8
+    assert 0 < kept.sum() < len(kept)
+    assert data["response_mask"].equal(b.mask * kept[:, None])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.usefixtures("recorded_verl")
+def test_verls_bypass_loss_is_slimes(seed):
+    b = batch(seed)
+    loss = verl.PolicyLoss(seam.correction_named("pure_is"))
+    total, metrics = loss(b.behavior, b.target, b.advantages, b.mask, "token-sum", VERL)
+    assert_same(total, b, through_slime(b, {"preset": "pure_is"}))
+    assert "actor/pg_clipfrac" in metrics
+
+
+def skyrl_config(policy_loss_type="slime_ext", logprobs=1, **own):
+    correction = SimpleNamespace(**dict.fromkeys(skyrl.OWN) | own)
+    algorithm = SimpleNamespace(policy_loss_type=policy_loss_type, off_policy_correction=correction)
+    sampling = SimpleNamespace(logprobs=logprobs)
+    return SimpleNamespace(
+        trainer=SimpleNamespace(algorithm=algorithm), generator=SimpleNamespace(sampling_params=sampling)
+    )
+
+
+def verl_config(loss_mode="vanilla", log_probs=True, **block):
+    actor = SimpleNamespace(policy_loss={"loss_mode": loss_mode})
+    rollout = {"calculate_log_probs": log_probs}
+    roles = SimpleNamespace(actor=actor, rollout=rollout)
+    return SimpleNamespace(algorithm={"rollout_correction": block}, actor_rollout_ref=roles)
+
+
+def cookbook(mapping, count=1):
+    lists = [[-1.0]]
+    fireworks.loss(
+        mapping, advantages=[1.0] * count, prompt_len=0, inf_logprobs=lists, old_policy_logprobs=lists
+    )
+
+
+KEPT = {"steps": SAME["veto"]["steps"], "denominator": "kept", "mask_scope": "all"}
+
+
+def of_skyrl(name, **changes):
+    return lambda: skyrl.check(seam.correction_named(name), skyrl_config(**changes))
+
+
+def of_verl(mode="vanilla", **changes):
+    return lambda: verl.check(verl_config(mode, **changes))
+
+
+ONE = {**KEPT, "denominator": "host"}
+REFUSED = {
+    "policy_loss_type: expected slime_ext, got regular": of_skyrl("token_tis", policy_loss_type="regular"),
+    "nothing beside slime_ext, got tis_ratio_type": of_skyrl("token_tis", tis_ratio_type="token"),
+    "sampling_params.logprobs: expected 1": of_skyrl("token_tis", logprobs=None),
+    "slime_ext: expected no a step coupled": of_skyrl(COUPLED),
+    "slime_ext: expected no denominator: kept": of_skyrl(KEPT),
+    "bypass_mode: expected false": of_verl(slime_ext="token_tis", bypass_mode=True),
+    "expected no ['rollout_is'] beside it": of_verl(slime_ext="token_tis", rollout_is="token"),
+    "expected numerator proximal": of_verl(slime_ext="pure_is"),
+    "mask_scope all with denominator kept": of_verl(slime_ext=ONE),
+    "did you mean 'token_tis'": of_verl(slime_ext="token_tys"),
+    "calculate_log_probs: expected true": of_verl(slime_ext="token_tis", log_probs=False),
+    "bypass_mode: expected true": of_verl("slime_ext.pure_is"),
+    "expected numerator target, got proximal": of_verl("slime_ext.token_tis", bypass_mode=True),
+    "expected lists of one length, got [1, 2]": lambda: cookbook("token_tis", 2),
+    "expected denominator host": lambda: cookbook(KEPT),
+}
+
+
+@pytest.mark.parametrize(("said", "act"), REFUSED.items(), ids=list(REFUSED))
+def test_what_a_seam_does_not_hand_over_is_refused_in_one_line(said, act):
+    with pytest.raises(ConfigError) as caught:
+        act()
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_fits_is_accepted():
+    skyrl.check(seam.correction_named("token_tis"), skyrl_config())
+    verl.check(verl_config())
+    verl.check(verl_config(slime_ext="token_tis"))
+    verl.check(verl_config(slime_ext=COUPLED))
+    verl.check(verl_config("slime_ext.pure_is", bypass_mode=True))
+    cookbook(COUPLED)
+
+
+@pytest.mark.parametrize("ours", CALLS)
+def test_the_recorded_call_binds(ours):
+    inspect.signature(ours.__call__).bind(None, **dict.fromkeys(CALLS[ours]))
