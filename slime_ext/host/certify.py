@@ -169,12 +169,9 @@ def reset() -> None:
 
 
 def install() -> None:
-    """Asks for checksums whenever this process's host has pushed its weights; again is once."""
-    host = hosts.current()
-    module = sys.modules.get(host.actor) if host else None
-    for name, cls in list(vars(module).items()) if module else ():
-        if isinstance(cls, type) and name.startswith("UpdateWeight"):
-            hosts.wrap(cls, "update_weights", _certified)
+    """Asks for checksums whenever this process's host has pushed its weights; idempotent."""
+    for cls in hosts.weight_updaters():
+        hosts.wrap(cls, "update_weights", _certified)
 
 
 def note_step(optimizer: Any) -> None:
@@ -244,8 +241,8 @@ def _asks() -> bool:
 def _host_group() -> Any:
     """The host's group of all its trainer's ranks on the CPU, on which it waits in every push."""
     host = hosts.current()
-    module = sys.modules.get(f"{host.name}.utils.distributed_utils") if host else None
-    return module.get_gloo_group() if hasattr(module, "get_gloo_group") else None
+    get = hosts.function_of(host.name, "get_gloo_group") if host else None
+    return get() if get else None
 
 
 def of_step(scalars: Mapping[str, float], step_id: int, *, is_first: bool) -> dict[str, float]:

@@ -120,8 +120,8 @@ def forbid_unread_key(args: Any) -> None:
     Raises:
         ConfigError: the function that the flags name is neither ``correct`` nor a preset.
     """
-    unread = function_of(args) not in ("correct", *presets.NAMES)
-    if unread and getattr(args, "slime_ext", None) is not None:
+    keys = set(getattr(args, "slime_ext", None) or ()) - {"guards", "metrics"}  # init reads them in any case
+    if function_of(args) not in ("correct", *presets.NAMES) and keys:
         raise ConfigError(
             f"--custom-tis-function-path: expected {TIS}.correct beside the key slime_ext, got "
             f"{getattr(args, 'custom_tis_function_path', None) or 'none'}: nothing would read that key"

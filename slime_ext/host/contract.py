@@ -20,6 +20,8 @@ from slime_ext.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from slime_ext.core.correction import Correction
+
 REQUIRED = (
     "args",
     "pg_loss",  # [T] with grad, local
@@ -36,7 +38,6 @@ OPTIONAL = (
 PADDED = ("max_seq_lens",)  # N lengths that --qkv-format bshd pads to: miles, slime's batches to v0.3.0
 PATCHED = ("weight_versions",)  # N lists of the weights' versions that sampled the sample; patch 0002
 ALIASES = {"current_log_probs": "cur_log_probs"}
-RETURNED = ("pg_loss", "loss_masks", "metrics")
 # Argument that names a function -> what the host passes to it, by position. Those that a training rank or the
 # rollout's bookkeeping calls; generation, rewards and data sources are not ours to look at.
 _STEP = ("rollout_id", "step_id", "model", "optimizer", "opt_param_scheduler")
@@ -46,7 +47,7 @@ CALLS = {
     "custom_megatron_init_path": ("args",),
     "custom_megatron_before_log_prob_hook_path": ("args", "model", "store_prefix"),
     "custom_megatron_before_train_step_hook_path": ("args", *_STEP),
-    "rollout_data_postprocess_path": ("args", "rollout_id", "rollout_data"),  # (args) before v0.2.4
+    "rollout_data_postprocess_path": (),  # one argument or three, by release: looked up, not bound
     "custom_advantage_function_path": ("args", "rollout_data"),  # since v0.3.0
     "custom_loss_function_path": ("args", "batch", "logits", "sum_of_sample_mean"),
     "custom_pg_loss_reducer_function_path": _MASKS,
@@ -129,24 +130,20 @@ class HookCall:
         known = (*REQUIRED[1:], *OPTIONAL, *PADDED, *PATCHED)
         return cls(args, **{key: given[key] for key in known if key in given})
 
-    def require_target(self, who: str) -> None:
-        """Stops ``who`` reads the target policy's log-probs where the host did not pass them.
-
-        Raises:
-            ConfigError: there is no ``cur_log_probs``.
-        """
-        if self.cur_log_probs is None:
+    def require(self, correction: Correction, who: str = "") -> None:
+        """Raises ConfigError unless the host passed what a correction reads; ``who`` names the function that
+        reads it, empty for the correction's own key."""
+        named = "numerator: target" if correction.numerator == "target" else "this surrogate"
+        if correction.needs_target and self.cur_log_probs is None:
             raise ConfigError(
-                f"{who}: expected cur_log_probs (the trainer's log-probs with gradient), got none: add "
-                f"{INIT_FLAG}, which passes them on in every slime since v0.2.0, or use numerator: proximal"
+                f"{who or named}: expected cur_log_probs (the trainer's log-probs with gradient), got none: "
+                f"add {INIT_FLAG}, which passes them on in every slime since v0.2.0, or use numerator: "
+                "proximal"
             )
-
-    def require_advantages(self, who: str) -> None:
-        """The same for the advantages. Raises ConfigError as ``require_target``."""
-        if self.advantages is None:
+        if correction.needs_advantages and self.advantages is None:
             raise ConfigError(
-                f"{who}: expected advantages, got none: add {INIT_FLAG}, which passes them on in every slime "
-                "since v0.2.0"
+                f"{who or 'this correction'}: expected advantages, got none: add {INIT_FLAG}, which passes "
+                "them on in every slime since v0.2.0"
             )
 
 

@@ -21,7 +21,7 @@ from slime_ext.config.dialects.block import FLOAT32, is_float32
 from slime_ext.config.optional_args import OptionalArgs, steps_per_rollout
 from slime_ext.errors import ConfigError, shown
 from slime_ext.host import contract
-from slime_ext.host.contract import INIT_FLAG, PLAN, PLAN_FLAG, flag_of
+from slime_ext.host.contract import INIT_FLAG, flag_of
 
 if TYPE_CHECKING:
     from slime_ext.core.correction import Correction
@@ -288,12 +288,6 @@ def check_plan(args: Any, *, may_skip_proximal: bool) -> None:
     Raises:
         ConfigError: a flag is missing.
     """
-    path = getattr(args, "rollout_data_postprocess_path", None)
-    if path != PLAN:
-        raise ConfigError(
-            f"--rollout-data-postprocess-path: expected {PLAN} with a correction that couples the "
-            f"samples of an optimizer step, got {path or 'none'}: {'it takes one' if path else 'add it'}"
-        )
     if may_skip_proximal and skips_proximal(OptionalArgs(args)):
         raise ConfigError(
             "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
@@ -347,7 +341,7 @@ FORMULAS = {  # functions with a formula of their own
 def flags_of(name: str, correction: Correction) -> str:
     """The flags, all slime's own, that make a launch use the preset ``name``."""
     switch = "--use-tis" if correction.steps or correction.needs_target else "--get-mismatch-metrics"
-    plan = f" --get-mismatch-metrics {PLAN_FLAG} {PLAN}" if correction.needs_plan else ""
+    plan = " --get-mismatch-metrics" if correction.needs_plan else ""
     return f"{switch} --custom-tis-function-path slime_ext.tis.{name} {INIT_FLAG}{plan}"
 
 

@@ -29,7 +29,7 @@ HOOK_CALL = {
 }
 OTHER_CALLS = {
     "custom_megatron_init_path": ["args"],
-    "rollout_data_postprocess_path": ["args", "rollout_id", "rollout_data"],
+    "rollout_data_postprocess_path": [],
     "custom_rollout_log_function_path": [
         "rollout_id",
         "args",

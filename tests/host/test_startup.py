@@ -10,12 +10,11 @@ import yaml
 
 from slime_ext import host
 from slime_ext.errors import ConfigError, warn_once
-from slime_ext.host import hosts
 from slime_ext.tools.commands.arguments import Arguments
 from slime_ext.tools.commands.check import checked
+from tests.host import trees
 
 TOKEN = "slime_ext.tis.token_tis"
-PLAN = "slime_ext.host.rollout_data_postprocess"
 PLANNED = {"steps": ["reweight", {"truncate": {"high": 2.0}}, "normalize"]}
 
 
@@ -60,11 +59,9 @@ BROKEN = [
     ({"custom_convert_samples_to_train_data_path": "no.such.module"}, "expected a module that imports"),
     # the configuration
     ({"slime_ext": {"steps": ["truncat"]}}, "did you mean 'truncate'"),
-    ({"slime_ext": {}, "custom_tis_function_path": f"{__name__}.takes_everything"}, "would read that key"),
+    ({"slime_ext": {"steps": []}, "custom_tis_function_path": f"{__name__}.takes_everything"},
+     "would read that key"),
     ({"slime_ext": {"surrogate": "reinforce"}, "use_opsm": True}, "--use-opsm: expected off"),
-    # what couples samples
-    ({"custom_tis_function_path": "slime_ext.tis.correct", "slime_ext": PLANNED},
-     f"--rollout-data-postprocess-path: expected {PLAN}"),
     # slime's own, which a key of --custom-config-path goes around
     ({"rollout_temperature": 0.0}, "--rollout-temperature: expected a number above 0, got 0.0:"),
     ({"kl_coef": 0.1, "kl_loss_coef": 0.1}, "--kl-coef: expected 0 beside --kl-loss-coef, got 0.1"),
@@ -132,7 +129,10 @@ def test_one_line_says_what_runs_with_which_numbers(capsys):
             {"use_tis": False, "get_mismatch_metrics": True},
             "metrics only, the loss stays as it is: token_tis",
         ),
-        ({"use_tis": False, "custom_tis_function_path": None}, "no correction (--use-tis is off)"),
+        (
+            {"use_tis": False, "custom_tis_function_path": None},
+            "no correction, only metrics (--use-tis is off)",
+        ),
         ({"custom_tis_function_path": None}, "the correction is the host's own, not one of slime_ext"),
         (
             {"custom_tis_function_path": f"{__name__}.takes_everything"},
@@ -176,58 +176,55 @@ def test_a_reducer_of_the_users_own_and_a_correction_that_is_off_are_named(caplo
     assert reducer.startswith("--custom-pg-loss-reducer-function-path") and off.startswith("--use-tis")
 
 
-def slime(**facts):
-    """slime as this process's host, with the given properties."""
-
-    class Slime(hosts.Host):
-        def loss_module(self):
-            return type("loss", (), {"policy_loss_function": print, "get_log_probs_and_entropy": print})
-
-    for name in ("passes_target", "hands_out_data", "may_skip_proximal"):
-        setattr(Slime, name, facts.get(name, False))
-    return Slime("slime", (), "", ("slime.loss",), "", "")
-
-
-PLANNING = {
-    "custom_tis_function_path": "slime_ext.tis.correct",
-    "slime_ext": PLANNED,
-    "rollout_data_postprocess_path": PLAN,
-}
+PLANNING = {"custom_tis_function_path": "slime_ext.tis.correct", "slime_ext": PLANNED}
+SKIPS = "can_reuse_log_probs_in_loss = True\n"  # in the room of the loss, as slime has it since v0.3.0
+PASSES = f"{trees.TARGET}{trees.LOSS}\nTIS = {{'cur_log_probs': None}}\n"
 
 
 @pytest.mark.parametrize(
-    ("facts", "line"),
+    ("more", "refused"),
     [
-        ({"hands_out_data": False}, "slime: expected a release whose --rollout-data-postprocess-path sees"),
-        ({"hands_out_data": True, "may_skip_proximal": True}, "--get-mismatch-metrics: expected on"),
+        ({"num_steps_per_rollout": 1}, True),
+        ({"num_steps_per_rollout": 2}, False),
+        ({"num_steps_per_rollout": 1, "get_mismatch_metrics": True}, False),
     ],
 )
-def test_a_release_that_cannot_give_the_step_plan_what_it_needs(monkeypatch, facts, line):
-    monkeypatch.setattr(hosts, "current", lambda: slime(**facts))
-    assert line in refusal(**PLANNING, num_steps_per_rollout=1)
-
-
-@pytest.mark.parametrize("more", [{"num_steps_per_rollout": 2}, {"get_mismatch_metrics": True}])
-def test_a_rollout_whose_proximal_log_probs_are_computed(monkeypatch, capsys, more):
-    monkeypatch.setattr(hosts, "current", lambda: slime(hands_out_data=True, may_skip_proximal=True))
-    host.init(arguments(**PLANNING, **more))
-    assert "slime" in capsys.readouterr().out
+def test_a_rollout_without_proximal_log_probs_cannot_be_planned(tmp_path, monkeypatch, more, refused):
+    trees.made(tmp_path, monkeypatch)
+    (tmp_path / "slime/backends/megatron_utils/__init__.py").write_text(SKIPS)
+    if refused:
+        assert "--get-mismatch-metrics: expected on" in refusal(**PLANNING, **more)
+    else:
+        host.init(arguments(**PLANNING, **more))
 
 
 @pytest.mark.parametrize(
-    ("passes", "said"),
-    [(True, "passes cur_log_probs itself"), (False, "init passes cur_log_probs and advantages to the hook")],
+    ("texts", "said"),
+    [
+        ({"loss": PASSES}, "passes cur_log_probs itself"),
+        ({}, "init passes cur_log_probs and advantages to the hook"),
+    ],
 )
-def test_it_says_how_the_target_arrives(monkeypatch, capsys, passes, said):
-    monkeypatch.setattr(hosts, "current", lambda: slime(passes_target=passes))
+def test_it_says_how_the_target_arrives(tmp_path, monkeypatch, capsys, texts, said):
+    trees.made(tmp_path, monkeypatch, **texts)
     host.init(arguments())
     assert said in capsys.readouterr().out
 
 
-def test_a_hook_that_a_patched_host_would_break_is_refused(monkeypatch):
-    monkeypatch.setattr(hosts, "current", lambda: slime(passes_target=True))
+def test_a_hook_that_a_patched_host_would_break_is_refused(tmp_path, monkeypatch):
+    trees.made(tmp_path, monkeypatch, loss=PASSES)
     line = refusal(custom_tis_function_path=f"{__name__}.for_a_stock_host")
     assert line.endswith("add **kwargs to it")
+
+
+def test_a_trainer_without_megatron_is_told_what_is_not_seen(tmp_path, monkeypatch, caplog):
+    trees.made(tmp_path, monkeypatch, "miles main", step="")
+    host.init(arguments())
+    (line,) = caplog.messages
+    assert line.startswith(
+        "miles: expected train_one_step among its loaded modules, got none, as in trainers"
+    )
+    assert "expected a trainer with train_one_step beside a correction" in refusal(**PLANNING)
 
 
 def for_a_stock_host(
@@ -240,16 +237,6 @@ def test_the_names_that_flags_give_are_there():
     assert {"init", "rollout_data_postprocess", "log_rollout"} <= set(dir(host))
     with pytest.raises(AttributeError, match="has no attribute 'inti'; did you mean 'init'"):
         host.inti  # noqa: B018
-
-
-@pytest.mark.parametrize(("sees_data", "accepted"), [(False, True), (True, False)])
-def test_a_postprocess_is_held_against_the_call_of_this_release(monkeypatch, capsys, sees_data, accepted):
-    monkeypatch.setattr(hosts, "current", lambda: slime(hands_out_data=sees_data))
-    more = {"rollout_data_postprocess_path": f"{__name__}.takes_too_little"}
-    if accepted:
-        host.init(arguments(**more))
-    else:
-        assert "expected a function of args, rollout_id, rollout_data" in refusal(**more)
 
 
 SIZES = {"rollout_batch_size": 8, "n_samples_per_prompt": 8, "global_batch_size": 32}
