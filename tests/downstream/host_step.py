@@ -131,18 +131,18 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
 
     from slime_ext.host import hosts, train_step
     from tests import oracle
+    from tests.downstream.drift import Tree
     from tests.downstream.host_loss import Miles
     from tests.test_tis import as_slime_calls
 
     place = tempfile.mkdtemp()
     mpu.initialize_model_parallel()
-    host = next(h for h in hosts.HOSTS if h.name == name)
-    model = importlib.import_module(host.model)
+    model = importlib.import_module(Tree(Path(folder)).step.module)
     args, logged = arguments(place), []
     if name == "miles":
         Miles.join()
     _logger_of(model).log = lambda args, values, step_key: logged.append((step_key, values))
-    train_step.install()
+    train_step.install(hosts.Host(model, model))
     model.get_args = lambda: args
     model.get_model_config = lambda chunk: SimpleNamespace()
     calls = [as_slime_calls(oracle.random_batch(seed)) for seed in (1, 2, 3)]
@@ -156,7 +156,7 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
             model=[Model()],
             optimizer=optimizer,
             opt_param_scheduler=scheduler,
-            data_iterator=[MagicMock()],
+            data_iterator=[SimpleNamespace(reset=lambda: None)],
             num_microbatches=[2, 1],
             global_batch_sizes=[4, 4],
         )

@@ -11,7 +11,7 @@ import pytest
 
 from slime_ext import presets
 from slime_ext.core import metrics
-from slime_ext.host.train_step import LEADING, NAME
+from slime_ext.host.hosts import LEADING, STEP
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated
 from tests.downstream.host_step import two_steps
@@ -21,15 +21,15 @@ pytestmark = [pytest.mark.slow]
 
 
 def test_the_function_that_is_wrapped_is_a_global_that_train_looks_up(host):
-    tree = ast.parse(host.module(host.host.model))
+    tree = host.tree.step.tree
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    parameters = [arg.arg for arg in functions[NAME].args.args]
+    parameters = [arg.arg for arg in functions[STEP].args.args]
     calls = [
         n.func.id
         for n in ast.walk(functions["train"])
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
     ]
-    assert tuple(parameters[: len(LEADING)]) == LEADING and calls.count(NAME) == 1
+    assert tuple(parameters[:5]) == LEADING[STEP] and calls.count(STEP) == 1
 
 
 def test_the_log_of_the_host_has_the_metrics_of_every_step(host):
