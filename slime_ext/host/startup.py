@@ -11,50 +11,30 @@ own, in whichever thread it runs. What the host passes itself is used as it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from slime_ext.config.load import read_config, to_mapping
-from slime_ext.config.optional_args import OptionalArgs
+from slime_ext.config.words import one_line
 from slime_ext.core import compiled
 from slime_ext.core.correction import Correction
-from slime_ext.core.steps import Reject, Veto
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract, hosts, staleness, train_step
 from slime_ext.host.configured import (
     correction_named,
-    forbid_misplaced_in_file,
-    forbid_unread_key,
+    loaded_from,
     mapping_of_flags,
+    named_by,
+    setup_of,
 )
 from slime_ext.host.contract import check_call, flag_of, loss_inputs
-from slime_ext.host.flags import (
-    check_command_line,
-    check_flags,
-    check_plan,
-    formula,
-    one_line,
-    unread_clip,
-)
+from slime_ext.host.flags import check_command_line, check_kinds
 from slime_ext.host.hook import HostFlags
+from slime_ext.host.rules import enforce
 
 WRAPPED = ("policy_loss_function", "get_log_probs_and_entropy")
-REDUCED = {  # mask_scope -> what a reducer that divides by its masks then does
-    "policy": "it still counts rejected tokens; mask_scope: all hands it the reduced ones",
-    "all": "rejected tokens leave its denominator; mask_scope: policy hands it the host's",
-}
-SHORT_LIVED = {  # argument -> what metrics and guards then are
-    "release_train": "--release-train: expected a trainer that stays beside slime_ext.guards, got one that "
-    "ends with each rollout: steps in a row and metrics_only begin anew with the next",
-    "indep_dp": "--ft-components: expected data parallel ranks of one group, got independent replicas: "
-    "metrics and guards are those of each replica alone, off_policy.jsonl has the first one's",
-}
-STOPS = (
-    "--no-check-for-nan-in-loss-and-grad: expected a run that may end beside slime_ext, got one that skips "
-    "steps with NaN: a NaN among the trainer's own log-probs stops it all the same"
-)
 log = logging.getLogger("slime_ext")
 
 
@@ -67,16 +47,14 @@ def init(args: Any) -> None:
         ConfigError: one line that names the flag or key, what was expected, and what to do.
     """
     check_command_line(hosts.command_line(), args)
-    check_flags(args)
-    forbid_misplaced_in_file(args)
+    check_kinds(args)
     check_functions(args)
     wrap_loss()
-    correction = correction_of(args)
+    enforce(loaded_from(setup_of(args, named_by(args))))
+    correction = correction_named(args)
     train_step.install()
     if correction is not None and contract.function_of(args) not in contract.SEEDS:
         _check_correction(args, correction)
-    if line := unread_clip(args):
-        log.warning(line)
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not ready or torch.distributed.get_rank() == 0:
         print(f"slime_ext: {_what_runs(args, correction)}; {_who_passes()}", flush=True)
@@ -143,27 +121,13 @@ def check_functions(args: Any) -> None:
         check_call("--custom-tis-function-path", path, (), (*contract.REQUIRED, *more))
 
 
-def correction_of(args: Any) -> Correction | None:
-    """The correction that the arguments name; None for a function that is not ours.
-
-    Raises:
-        ConfigError: it does not load, contradicts the flags, or no function of ours would read it.
-    """
-    correction = correction_named(args)
-    forbid_unread_key(args)
-    return correction
-
-
 def _check_correction(args: Any, correction: Correction) -> None:
     host = hosts.current()
-    if correction.needs_plan:
-        check_plan(args, may_skip_proximal=bool(host and host.may_skip_proximal))
-        if host and not host.hands_out_data:
-            raise ConfigError(
-                f"{host.name}: expected a release whose --rollout-data-postprocess-path sees the rollout "
-                "(slime since v0.2.4), got one that calls it with args alone: a correction that couples "
-                "samples needs it"
-            )
+    if correction.needs_plan and host and not host.hands_out_data:
+        raise ConfigError(
+            f"{host.name}: expected a release whose --rollout-data-postprocess-path sees the rollout (slime "
+            "since v0.2.4), got one that calls it with args alone: a correction that couples samples needs it"
+        )
     if correction.needs_ages:
         staleness.require_host(host)
     logs = getattr(args, staleness.LOG, None) == contract.OURS[staleness.LOG]
@@ -171,35 +135,12 @@ def _check_correction(args: Any, correction: Correction) -> None:
         if name.startswith("staleness_") and not logs:  # for which the ages of a whole rollout are enough
             remedy = f"add {flag_of(staleness.LOG)} {contract.OURS[staleness.LOG]}"
             staleness.require_host(host, f"slime_ext.guards.{name}", remedy)
-    for warning in _warnings(args, correction):
-        log.warning(warning)
-
-
-def _warnings(args: Any, correction: Correction) -> Iterator[str]:
-    a = OptionalArgs(args)
-    rejects = any(isinstance(step, Reject | Veto) for step in correction.steps)
-    reducer = a.custom_pg_loss_reducer_function_path
-    if rejects and reducer:
-        yield (
-            f"--custom-pg-loss-reducer-function-path {reducer}: expected slime's reducer beside mask_scope: "
-            f"{correction.mask_scope}, got one of yours: if it divides by the masks, "
-            f"{REDUCED[correction.mask_scope]}"
-        )
-    if not correction.is_identity and not a.use_tis:
-        yield "--use-tis: expected on beside a correction, got off: the loss stays as it is, only metrics"
-    yield from (line for dest, line in SHORT_LIVED.items() if getattr(a, dest))
-    if a.check_for_nan_in_loss_and_grad is False:
-        yield STOPS
-    if correction.is_identity and a.use_tis:
-        yield "slime_ext.steps: expected one beside --use-tis, got none: the loss stays, only metrics"
 
 
 def _what_runs(args: Any, correction: Correction | None) -> str:
     path, name = getattr(args, "custom_tis_function_path", None), contract.function_of(args)
     if not contract.calls_hook(args):
         return "no correction (--use-tis is off)"
-    if name in contract.SEEDS:
-        return f"{name}: {formula(name, vars(args))}"
     if correction is None:
         return f"the correction is {path or 'the host' + chr(39) + 's own'}, not one of slime_ext"
     only = "" if getattr(args, "use_tis", False) else "metrics only, the loss stays as it is: "

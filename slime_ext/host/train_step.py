@@ -23,13 +23,12 @@ from types import ModuleType
 from typing import Any
 
 from slime_ext.config.load import read_config
-from slime_ext.config.rules import multiplies_target_ratio
 from slime_ext.core.metrics.guards import Watch
 from slime_ext.core.metrics.names import PREFIX
 from slime_ext.core.metrics.options import Options
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
 from slime_ext.host import certify, hosts, staleness, step_metrics
-from slime_ext.host.configured import correction_of_flags, mapping_of_flags
+from slime_ext.host.configured import counts_target_twice, mapping_of_flags
 
 FILE = "off_policy.jsonl"
 NAME = "train_one_step"
@@ -275,8 +274,7 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _forbid_double_count(args: Any, step_id: int) -> None:
     """Stops at a second step of a rollout; from flags alone their number is not known where batches vary."""
-    correction = correction_of_flags(args) if step_id else None
-    if correction is not None and getattr(args, "use_tis", False) and multiplies_target_ratio(correction):
+    if step_id and counts_target_twice(args):
         raise ConfigError(
             f"slime_ext.numerator: expected one optimizer step per rollout beside target and the host's "
             f"surrogate, got step {step_id + 1}: its loss counts target / proximal already; use surrogate: "

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from slime_ext import host, presets
-from slime_ext.config.load import Loaded, check_args, load_config, read_config, to_mapping
+from slime_ext.config.load import Loaded, load_config, read_config, to_mapping
 from slime_ext.core.steps import Reject, Reweight
 from slime_ext.errors import ConfigError
 
@@ -102,75 +102,6 @@ def test_a_step_with_neutral_scope_is_the_native_step():
     steps = [{"reweight": {"over": "response"}}, {"truncate": None}, {"reject": {"high": 2.0, "clamp": None}}]
     correction = load_config({"steps": steps})
     assert type(correction.steps[0]) is Reweight and type(correction.steps[2]) is Reject
-
-
-class Args:
-    def __init__(self, **values):
-        self.__dict__.update(values)
-
-
-TARGET = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
-
-
-CONTRADICTED = [
-    (TARGET, {"num_steps_per_rollout": 4}, "slime_ext.numerator: expected proximal"),
-    (TARGET, {"keep_old_actor": True}, "--keep-old-actor"),
-    ({"surrogate": "reinforce"}, {"use_opsm": True}, "--use-opsm: expected off"),
-    ({"surrogate": "reinforce"}, {"advantage_estimator": "gspo"}, "--advantage-estimator: expected"),
-    (
-        {"surrogate": "ppo_clip"},
-        {"advantage_estimator": "cispo"},
-        "its clipped weight would be discarded",
-    ),
-    ({"surrogate": "ppo_clip"}, {"eps_clip_c": 3.0}, "--eps-clip-c: expected none beside this surrogate"),
-    (
-        {"fireworks": {"eps_clip": 0.3}},
-        {"eps_clip": 0.2},
-        "fireworks.eps_clip: expected 0.2, the --eps-clip",
-    ),
-    (
-        {"fireworks": {"eps_clip": 0.2, "eps_clip_high": 0.2}},
-        {"eps_clip": 0.2, "eps_clip_high": 0.28},
-        "fireworks.eps_clip_high: expected 0.28",
-    ),
-    (
-        {"fireworks": {"eps_clip": 0.2}},
-        {"eps_clip": 0.2, "eps_clip_high": 0.28},
-        "fireworks.eps_clip_high: expected 0.28, the --eps-clip-high of this run, got 0.2",
-    ),
-    (
-        {"fireworks": {"eps_clip": 0.1234567}},
-        {"eps_clip": 0.1234568},
-        "fireworks.eps_clip: expected 0.1234568, the --eps-clip of this run, got 0.1234567",
-    ),
-]
-AGREEING = [
-    (TARGET, {"num_steps_per_rollout": 1}),
-    ({"preset": "cispo"}, {"num_steps_per_rollout": 4}),
-    ({"fireworks": {"eps_clip": 0.2}}, {"eps_clip": 0.2, "eps_clip_high": None}),
-    ({"fireworks": {"eps_clip": 0.2}}, {}),
-    ({"surrogate": "dual_clip"}, {"eps_clip_c": 3.0}),
-    # It only measures then.
-    (TARGET, {"num_steps_per_rollout": 4, "use_tis": False}),
-    ({"surrogate": "reinforce"}, {"advantage_estimator": "gspo", "use_tis": False}),
-    ({"surrogate": "reinforce"}, {"use_opsm": True, "use_tis": False}),
-    ({"fireworks": {"eps_clip": 0.2, "eps_clip_high": 0.28}}, {"eps_clip": 0.2, "eps_clip_high": 0.28}),
-    ({"skyrl": {"use_tis": False, "tis_imp_ratio_cap": None}}, {}),
-    ({"skyrl": {"geo_mask_low": None}}, {}),
-]
-
-
-def test_rules_between_a_correction_and_the_arguments():
-    for mapping, args, line in CONTRADICTED:
-        load_config(mapping)
-        with pytest.raises(ConfigError) as caught:
-            load_config(mapping, Args(**args))
-        assert line in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_arguments_that_agree_are_let_through():
-    for mapping, args in AGREEING:
-        check_args(read_config(mapping), Args(**args))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_ext.config.dialects.block import Block, Reading, as_number, band, capped, inside, veto
+from slime_ext.config.dialects.block import Block, Reading, band, capped, inside, veto
+from slime_ext.config.numbers import as_number
 
 RS_LEVELS = ("token", "sequence", "geometric")
 IS_LEVELS = ("token", "sequence")

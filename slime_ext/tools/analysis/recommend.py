@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from slime_ext import presets
 from slime_ext.config.files import read_yaml
 from slime_ext.config.load import read_config
-from slime_ext.host.flags import flags_of
 from slime_ext.tools.analysis.document import Candidate, Effect, Finding, Numbers, Recommendation
+from slime_ext.tools.wording import flags_of
 
 LONG = 1000  # response tokens from which single bad tokens decide a sequence
 LAG = 4.0  # weight versions from which the lag is the reason for a correction

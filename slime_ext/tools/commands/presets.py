@@ -9,8 +9,9 @@ from rich.table import Table
 from slime_ext import presets
 from slime_ext.config.files import located, of_package
 from slime_ext.config.load import to_mapping
-from slime_ext.host.flags import brief, flags_of
+from slime_ext.config.words import brief
 from slime_ext.tools.commands.output import console, needs, yaml_of
+from slime_ext.tools.wording import flags_of
 
 WIDE = 120  # columns of a terminal from which a preset is one row
 COLUMNS = ("name", "numerator", "loss", "steps", "needs", "source")
