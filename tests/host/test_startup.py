@@ -189,7 +189,7 @@ WARNED = [
     ({"indep_dp": True}, "--ft-components: expected data parallel ranks of one group, got independent"),
     ({"check_for_nan_in_loss_and_grad": False}, "--no-check-for-nan-in-loss-and-grad: expected a run that m"),
     ({"tis_clip": 5.0}, "--tis-clip: expected none beside slime_ext.tis.token_tis, got 5: only slime_ext.ti"),
-    (correct({"preset": "token_is"}, tis_clip_low=0.5), "--tis-clip-low: expected none beside slime_ext.tis"),
+    (correct({"preset": "token_tis"}, tis_clip_low=0.5), "--tis-clip-low: expected none beside slime_ext"),
     ({**OURS["off_policy_is"], "tis_clip": 5.0}, "--tis-clip: expected none"),
     ({**OURS["off_policy_is"], **FOUR}, TWICE),
     ({**OURS["off_policy_is"], "keep_old_actor": True}, TWICE),
@@ -318,7 +318,7 @@ def both(tmp_path, text, **more):
 LOST = {
     "steps: [reweight]": "the key steps under slime_ext,",
     "guards: {kept_fraction: {min: 0.1}}": "the key guards under slime_ext,",
-    "preset: token_is": "the key preset under slime_ext,",
+    "preset: token_tis": "the key preset under slime_ext,",
     "verl: {rollout_is: token}": "the key verl under slime_ext,",
     "truncate: {high: 2.0}": "the key truncate in a step's place under slime_ext.steps,",
     "high: 3.0": "the key high as a field of a step under slime_ext.steps,",
@@ -347,7 +347,7 @@ def test_a_preset_of_the_flag_is_not_left_alone_with_keys_that_nothing_reads(tmp
     "line", ["eps_clip: 0.2", "loss_type: policy_loss", "my_own: {high: 3}", "tis_clip: 2.0"]
 )
 def test_arguments_of_the_host_and_of_the_user_are_let_through(tmp_path, line):
-    assert both(tmp_path, f"slime_ext: {{preset: token_is}}\n{line}\n") == ["", ""]
+    assert both(tmp_path, f"slime_ext: {{preset: token_tis}}\n{line}\n") == ["", ""]
 
 
 def test_a_file_that_another_function_reads_is_none_of_ours(tmp_path):
@@ -365,7 +365,7 @@ IN_THE_FILE = {"kl_coef: 0.1": 1, "get_mismatch_metrics: true": 0, "my_own: 3": 
 @pytest.mark.parametrize(("line", "is_named"), IN_THE_FILE.items())
 def test_flags_of_slimes_own_in_the_file_are_warned_of_once(tmp_path, caplog, line, is_named):
     warn_once.cache_clear()
-    both(tmp_path, f"slime_ext: {{preset: token_is}}\n{line}\n")
+    both(tmp_path, f"slime_ext: {{preset: token_tis}}\n{line}\n")
     name = line.partition(":")[0]
     said = (
         f"--custom-config-path: expected flags of slime's own on the command line, got {name} in the file: "

@@ -138,7 +138,7 @@ def _unused(path: str, arguments: Arguments) -> Checked:
     """
     if not arguments.script:
         _forbid_bare_block(path, arguments)
-        raise ConfigError(f"{path}: expected the key slime_ext, got none: see the files in configs/presets")
+        raise ConfigError(f"{path}: expected the key slime_ext, got none: slime-ext presets NAME prints one")
     if arguments.launcher is None and (system := system_of(arguments.script)):
         raise ConfigError(
             f"{path}: expected a launch of slime or miles, got one of {system}: "

@@ -47,9 +47,9 @@ def test_a_file_named_by_a_script_is_the_one_where_the_script_runs(capsys, tmp_p
     assert "veto(low 0.0001)" in run(capsys, "check", path)[1]
 
 
-def test_a_preset_that_lies_beside_our_package_alone_is_none_of_the_script(capsys, tmp_path, monkeypatch):
+def test_a_file_that_lies_beside_our_package_alone_is_none_of_the_script(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = "--use-tis --custom-tis-function-path slime_ext.tis.correct"
-    text = f"python3 train.py {flags} --custom-config-path configs/presets/token_is.yaml"
+    text = f"python3 train.py {flags} --custom-config-path configs/modes/stale.yaml"
     status, out, err = run(capsys, "check", written(tmp_path / "run.sh", text))
-    assert (status, out) == (1, "") and f"got no configs/presets/token_is.yaml in {tmp_path}" in err
+    assert (status, out) == (1, "") and f"got no configs/modes/stale.yaml in {tmp_path}" in err

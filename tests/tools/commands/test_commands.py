@@ -281,14 +281,6 @@ def test_the_table_names_every_preset_and_alias(capsys):
     assert status == 0 and all(name in out for name in (*presets.PRESETS, *presets.ALIASES))
 
 
-@pytest.mark.parametrize("name", ["geo_rs", "token_tis", "metrics_only", "ppo_is_bypass"])
-def test_one_preset_shows_keys_that_load_and_flags(capsys, name):
-    _, out, _ = run(capsys, "presets", name)
-    keys = yaml.safe_load(out[out.index("slime_ext:") : out.index("\nflags:")])
-    assert load_config(keys["slime_ext"]) == presets.get(name)
-    assert f"--custom-tis-function-path slime_ext.tis.{name}" in out
-
-
 BLOCKS = {
     "verl": {"algorithm": {"rollout_correction": {"rollout_is": "token", "rollout_rs": "token_k1",
                                                   "rollout_rs_threshold": "0.5_1.5"}}},
@@ -371,11 +363,3 @@ def test_no_command_imports_torch_or_leaves_a_stand_in(words):
     root = Path(__file__).parents[3]
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert out.stdout.splitlines()[-1] == "[]"
-
-
-@pytest.mark.parametrize(("name", "planned"), [("m2", True), ("geo_rs", False)])
-def test_the_flags_of_a_preset_pass_the_check_of_startup(capsys, name, planned):
-    _, out, _ = run(capsys, "presets", name)
-    flags = next(line for line in out.splitlines() if line.startswith("flags:"))
-    assert "--custom-megatron-init-path slime_ext.host.init" in flags
-    assert ("--rollout-data-postprocess-path slime_ext.host.rollout_data_postprocess" in flags) is planned
