@@ -29,8 +29,14 @@ FLOORS = {
         "correction",
         "compiled user_steps",
     ),
-    "config/": ("files optional_args dialects", "typed loaded", "idle rules", "load"),
-    "tools/": ("folders analysis fidelity", "report", "without_cuda scripts rehearsal patching", "commands"),
+    "config/": ("files numbers words", "dialects", "typed loaded", "idle", "load", "places"),
+    "tools/": (
+        "folders wording",
+        "analysis fidelity",
+        "report",
+        "without_cuda scripts rehearsal patching",
+        "commands",
+    ),
 }
 MATHEMATICS = (
     "ops",

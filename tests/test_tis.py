@@ -90,8 +90,9 @@ def test_both_ends_of_the_band_are_inside():
         {k: [-1.0] for k in ("proximal", "behavior", "target", "advantage")}
         | {"mask": [1], "host_loss": [3.0]}
     ]
-    args = arguments(tis_clip_low=1.0, tis_clip=1.0)
-    assert tis.icepop_function(args, **as_slime_calls(batch))[0].tolist() == [3.0]
+    for low, high in ((1.0, 2.0), (0.5, 1.0)):
+        args = arguments(tis_clip_low=low, tis_clip=high)
+        assert tis.icepop_function(args, **as_slime_calls(batch))[0].tolist() == [3.0]
 
 
 def test_the_seeds_metrics_are_slimes():
@@ -258,7 +259,7 @@ def test_mask_scope_all_returns_reduced_masks():
 def test_on_nonfinite_raise_names_the_token():
     batch = [{k: [-1.0, -1.0] for k in ("proximal", "target", "advantage", "host_loss")}]
     batch[0] |= {"behavior": [-1.0, math.nan], "mask": [1, 1]}
-    args = arguments(slime_ext={"preset": "token_is", "on_nonfinite": "raise"})
+    args = arguments(slime_ext={"preset": "token_tis", "on_nonfinite": "raise"})
     with pytest.raises(
         NonFiniteError, match=r"rollout_log_probs, sequence 0 of 1, response token 1: .* got nan"
     ):
@@ -299,10 +300,8 @@ def test_settings_whose_work_would_be_lost_are_refused(fields, message):
 def test_weights_on_a_loss_that_clips_against_behavior_are_refused():
     call = as_slime_calls(oracle.random_batch(0))
     args = arguments(use_rollout_logprobs=True)
-    with pytest.raises(
-        ConfigError, match="--use-rollout-logprobs: expected off beside a step that sets weights"
-    ):
-        tis.token_is(args, **call)
+    with pytest.raises(ConfigError, match="--use-rollout-logprobs: expected off beside --use-tis"):
+        tis.token_tis(args, **call)
     tis.geo_rs(args, **call)
     tis.pure_is(args, **call)
 
@@ -322,7 +321,7 @@ def test_correct_without_a_configuration_says_where_it_goes():
 def test_a_host_that_passes_less_than_slime_is_a_type_error():
     with pytest.raises(TypeError, match="total_lengths"):
         call = as_slime_calls([])
-        tis.token_is(arguments(), **{k: call[k] for k in REQUIRED[1:] if k != "total_lengths"})
+        tis.token_tis(arguments(), **{k: call[k] for k in REQUIRED[1:] if k != "total_lengths"})
 
 
 def test_an_empty_micro_batch():

@@ -61,10 +61,9 @@ SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")  #
 BAND, RANGE = ("tis_clip_low", "tis_clip"), ("eps_clip", "eps_clip_high")  # flags with the bounds of theirs
 NEED_TARGET = ("off_policy_is_function",)  # those of them that read cur_log_probs
 INIT_FLAG = "--custom-megatron-init-path slime_ext.host.init"
-PLAN_FLAG, PLAN = "--rollout-data-postprocess-path", "slime_ext.host.rollout_data_postprocess"
 OURS = {  # argument -> the function of ours that it may name
     "custom_megatron_init_path": "slime_ext.host.init",
-    "rollout_data_postprocess_path": PLAN,
+    "rollout_data_postprocess_path": "slime_ext.host.rollout_data_postprocess",
     "custom_rollout_log_function_path": "slime_ext.host.log_rollout",
 }
 METRICS = ("off_policy/host/ratio", "off_policy/host/clipped", "off_policy/host/rejected")

@@ -16,45 +16,23 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from slime_ext.config.load import read_config, to_mapping
-from slime_ext.config.optional_args import OptionalArgs
+from slime_ext.config.words import one_line
 from slime_ext.core import compiled
 from slime_ext.core.correction import Correction
-from slime_ext.core.steps import Reject, Veto
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract, hosts, staleness, train_step
-from slime_ext.host.configured import (
-    correction_named,
-    forbid_misplaced_in_file,
-    forbid_unread_key,
-    mapping_of_flags,
-)
+from slime_ext.host.configured import correction_named, loaded_from, mapping_of_flags, named_by, setup_of
 from slime_ext.host.contract import check_call, flag_of, loss_inputs
-from slime_ext.host.flags import (
-    check_command_line,
-    check_flags,
-    check_plan,
-    formula,
-    one_line,
-    unread_clip,
-)
+from slime_ext.host.flags import check_command_line, check_kinds
 from slime_ext.host.hook import HostFlags, observe
+from slime_ext.host.rules import enforce
 
-REDUCED = {  # mask_scope -> what a reducer that divides by its masks then does
-    "policy": "it still counts rejected tokens; mask_scope: all hands it the reduced ones",
-    "all": "rejected tokens leave its denominator; mask_scope: policy hands it the host's",
-}
-SHORT_LIVED = {  # argument -> what metrics and guards then are
-    "release_train": "--release-train: expected a trainer that stays beside slime_ext.guards, got one that "
-    "ends with each rollout: steps in a row and metrics_only begin anew with the next",
-    "indep_dp": "--ft-components: expected data parallel ranks of one group, got independent replicas: "
-    "metrics and guards are those of each replica alone, off_policy.jsonl has the first one's",
-}
 UNSEEN = (
     f"{{name}}: expected {hosts.STEP} among its loaded modules, got none, as in trainers without Megatron "
     "(FSDP): no metrics but the host's own channel, no guards, certificate or off_policy.jsonl"
@@ -62,10 +40,6 @@ UNSEEN = (
 DYNAMIC = (
     "--dynamic-context-parallel: expected off beside slime_ext, got on: a sample is then cut over another "
     "group for each micro-batch, which slime_ext does not follow"
-)
-STOPS = (
-    "--no-check-for-nan-in-loss-and-grad: expected a run that may end beside slime_ext, got one that skips "
-    "steps with NaN: a NaN among the trainer's own log-probs stops it all the same"
 )
 log = logging.getLogger("slime_ext")
 
@@ -79,20 +53,18 @@ def init(args: Any) -> None:
         ConfigError: one line that names the flag or key, what was expected, and what to do.
     """
     check_command_line(hosts.command_line(), args)
-    check_flags(args)
-    forbid_misplaced_in_file(args)
+    check_kinds(args)
     if getattr(args, "dynamic_context_parallel", False):
         raise ConfigError(DYNAMIC)
     host = hosts.require()
     check_functions(args, host)
-    correction = correction_of(args)
+    enforce(loaded_from(setup_of(args, named_by(args))))
+    correction = correction_named(args)
     if host is not None:
         wrap_loss(host)
         train_step.install(host)
         carry_to_hook(args)
-    if correction is not None and contract.function_of(args) not in contract.SEEDS:
-        _check_correction(args, correction, host)
-    _warn(args, host)
+    _check_host(args, correction, host)
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not ready or torch.distributed.get_rank() == 0:
         print(f"slime_ext: {_what_runs(args, correction)}; {_who_passes(host)}", flush=True)
@@ -179,66 +151,28 @@ def check_functions(args: Any, host: hosts.Host | None) -> None:
         check_call("--custom-tis-function-path", path, (), (*contract.REQUIRED, *more))
 
 
-def correction_of(args: Any) -> Correction | None:
-    """The correction that the arguments name; None for a function that is not ours.
-
-    Raises:
-        ConfigError: it does not load, contradicts the flags, or no function of ours would read it.
-    """
-    correction = correction_named(args)
-    forbid_unread_key(args)
-    return correction
-
-
-def _check_correction(args: Any, correction: Correction, host: hosts.Host | None) -> None:
-    if correction.needs_plan:
-        check_plan(args, may_skip_proximal=bool(host and host.may_skip_proximal))
-        if host and host.step is None:
+def _check_host(args: Any, correction: Correction | None, host: hosts.Host | None) -> None:
+    """What a correction and the guards need of this host."""
+    if host is None:
+        return
+    if host.step is None:
+        log.warning(UNSEEN.format(name=host.name))
+        if correction is not None and correction.needs_plan:
             raise ConfigError(
                 f"{host.name}: expected a trainer with {hosts.STEP} beside a correction that couples the "
                 "samples of an optimizer step, got one without (FSDP)"
             )
-    if correction.needs_ages:
+    if correction is not None and correction.needs_ages:
         staleness.require_host(args, host)
-    for warning in _warnings(args, correction):
-        log.warning(warning)
-
-
-def _warn(args: Any, host: hosts.Host | None) -> None:
-    if line := unread_clip(args):
-        log.warning(line)
     for name in read_config(mapping_of_flags(args)).guards:
         if name.startswith("staleness_"):
             staleness.require_host(args, host, f"slime_ext.guards.{name}")
-    if host and host.step is None:
-        log.warning(UNSEEN.format(name=host.name))
-
-
-def _warnings(args: Any, correction: Correction) -> Iterator[str]:
-    a = OptionalArgs(args)
-    rejects = any(isinstance(step, Reject | Veto) for step in correction.steps)
-    reducer = a.custom_pg_loss_reducer_function_path
-    if rejects and reducer:
-        yield (
-            f"--custom-pg-loss-reducer-function-path {reducer}: expected slime's reducer beside mask_scope: "
-            f"{correction.mask_scope}, got one of yours: if it divides by the masks, "
-            f"{REDUCED[correction.mask_scope]}"
-        )
-    if not correction.is_identity and not a.use_tis:
-        yield "--use-tis: expected on beside a correction, got off: the loss stays as it is, only metrics"
-    yield from (line for dest, line in SHORT_LIVED.items() if getattr(a, dest))
-    if a.check_for_nan_in_loss_and_grad is False:
-        yield STOPS
-    if correction.is_identity and a.use_tis:
-        yield "slime_ext.steps: expected one beside --use-tis, got none: the loss stays, only metrics"
 
 
 def _what_runs(args: Any, correction: Correction | None) -> str:
     path, name = getattr(args, "custom_tis_function_path", None), contract.function_of(args)
     if not contract.calls_hook(args):
         return "no correction, only metrics (--use-tis is off)"
-    if name in contract.SEEDS:
-        return f"{name}: {formula(name, vars(args))}"
     if correction is None:
         return f"the correction is {path or 'the host' + chr(39) + 's own'}, not one of slime_ext"
     only = "" if getattr(args, "use_tis", False) else "metrics only, the loss stays as it is: "

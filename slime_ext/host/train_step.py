@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from slime_ext.config.load import read_config
-from slime_ext.config.rules import multiplies_target_ratio
 from slime_ext.core.correction import Correction
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.metrics.guards import Watch
@@ -29,7 +28,7 @@ from slime_ext.core.metrics.names import PREFIX
 from slime_ext.core.metrics.options import Options
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
 from slime_ext.host import certify, hosts, staleness, step_metrics
-from slime_ext.host.configured import correction_of_flags, mapping_of_flags
+from slime_ext.host.configured import correction_of_flags, counts_target_twice, mapping_of_flags
 from slime_ext.host.hook import ONLY_MEASURES
 from slime_ext.host.rollout_data import joined, read_ahead
 from slime_ext.host.step_metrics import OptimizerStep
@@ -232,7 +231,8 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
             reporters[id(args)] = args, Reporter.of(args, getattr(args, "save", None))
         _, reporter = reporters[id(args)]
         correction = correction_of_flags(args)
-        _forbid_double_count(correction, args, call["step_id"])
+        if call["step_id"]:
+            _forbid_double_count(args, call["step_id"])
         where = {key: call[key] for key in ("rollout_id", "step_id")}
         with step_metrics.under_way(_opened(call, correction, reporter)) as step:
             try:
@@ -276,10 +276,9 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
     return step
 
 
-def _forbid_double_count(correction: Correction | None, args: Any, step_id: int) -> None:
+def _forbid_double_count(args: Any, step_id: int) -> None:
     """Stops at a second step of a rollout; from flags alone their number is not known where batches vary."""
-    acts = step_id and correction is not None and getattr(args, "use_tis", False)
-    if acts and multiplies_target_ratio(correction):
+    if counts_target_twice(args):
         raise ConfigError(
             f"slime_ext.numerator: expected one optimizer step per rollout beside target and the host's "
             f"surrogate, got step {step_id + 1}: its loss counts target / proximal already; use surrogate: "

@@ -167,12 +167,12 @@ def test_start_up_says_that_a_step_of_ones_own_runs_eager():
 
 
 def test_names_of_backends_that_were():
-    loaded = read_config({"preset": "token_is", "backend": "auto"})
+    loaded = read_config({"preset": "token_tis", "backend": "auto"})
     assert loaded.backend == "eager" and loaded.notes == (
         "backend: auto is eager now; compiled is torch.compile of the same code",
     )
-    assert read_config({"preset": "token_is", "backend": "compiled"}).backend == "compiled"
-    assert read_config({"preset": "token_is"}).backend == "eager"
+    assert read_config({"preset": "token_tis", "backend": "compiled"}).backend == "compiled"
+    assert read_config({"preset": "token_tis"}).backend == "eager"
     for name in ("triton", "loops", "compile"):
         with pytest.raises(ConfigError, match=f"slime_ext.backend: expected eager or compiled, got '{name}'"):
-            read_config({"preset": "token_is", "backend": name})
+            read_config({"preset": "token_tis", "backend": name})

@@ -167,7 +167,7 @@ def test_our_hooks_read_what_the_policy_loss_holds():
 def test_without_init_the_first_call_says_that_it_is_late(host, caplog):
     host(a_loss_module())
     warn_once.cache_clear()
-    check_first_call(types.SimpleNamespace(slime_ext={"preset": "token_is"}))
+    check_first_call(types.SimpleNamespace(slime_ext={"preset": "token_tis"}))
     assert "expected --custom-megatron-init-path slime_ext.host.init at start-up" in caplog.text
 
 
@@ -175,7 +175,7 @@ def test_a_backend_that_never_calls_init_is_named(host, caplog):
     host(a_loss_module())
     warn_once.cache_clear()
     args = types.SimpleNamespace(
-        slime_ext={"preset": "token_is"}, custom_megatron_init_path="slime_ext.host.init"
+        slime_ext={"preset": "token_tis"}, custom_megatron_init_path="slime_ext.host.init"
     )
     check_first_call(args)
     assert "expected a backend that calls --custom-megatron-init-path slime_ext.host.init" in caplog.text
@@ -192,5 +192,5 @@ def test_after_init_nothing_is_late(host, caplog):
     host(a_loss_module())
     warn_once.cache_clear()
     wrapped()
-    check_first_call(types.SimpleNamespace(slime_ext={"preset": "token_is"}))
+    check_first_call(types.SimpleNamespace(slime_ext={"preset": "token_tis"}))
     assert not caplog.records

@@ -31,7 +31,7 @@ STEPS = [
 CONFIGS = {
     "sequence weights, two rejections": {"steps": STEPS},
     "the same without curves": {"steps": STEPS, "metrics": {"curves": "none"}},
-    "token weights": {"preset": "token_is"},
+    "token weights": {"preset": "token_tis"},
     "a surrogate of ours": {"preset": "cispo"},
 }
 LISTED = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
@@ -125,7 +125,7 @@ def stops(stages=1):
     lines = []
     guards = {"tokens": {"min": 1e6, "action": "stop"}}
     args = arguments(
-        slime_ext={"preset": "token_is", "guards": guards}, custom_tis_function_path="slime_ext.tis.correct"
+        slime_ext={"preset": "token_tis", "guards": guards}, custom_tis_function_path="slime_ext.tis.correct"
     )
     for value in (math.nan, 0.0):
         with step_metrics.under_way(step_metrics.layout_of(args, curves=False)) as step:

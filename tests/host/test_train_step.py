@@ -113,7 +113,7 @@ def test_a_second_step_that_the_flags_did_not_tell_is_refused_where_a_ratio_woul
 
 
 def test_two_steps_do_not_mix():
-    module, args = host([oracle.random_batch(1)]), args_of({"preset": "token_is"})
+    module, args = host([oracle.random_batch(1)]), args_of({"preset": "token_tis"})
     assert trained(module, args) == trained(module, args)
 
 
@@ -274,10 +274,10 @@ def test_micro_batches_that_share_a_mask_are_counted_each(monkeypatch):
     batch = [s for s in oracle.random_batch(1) if len(s["mask"]) > 2][:1]
     batch = [{key: values[:3] for key, values in batch[0].items()} | {"mask": [1, 1, 1]}]
     calls = [as_slime_calls(batch, loss_masks=[shared]) for _ in range(2)]
-    layout = metrics.MetricsLayout.of(presets.get("token_is"))
+    layout = metrics.MetricsLayout.of(presets.get("token_tis"))
     with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
         for call in (*calls, calls[0]):  # the last is one that is recomputed
-            tis.correct(args_of({"preset": "token_is"}), **call)
+            tis.correct(args_of({"preset": "token_tis"}), **call)
     assert step.reduce()[0]["off_policy/tokens"] == 6
 
 

@@ -141,10 +141,10 @@ def test_the_second_moment_of_pairs():
 
 def test_the_cosine_is_one_where_nothing_is_biased_and_zero_where_nothing_is_left():
     assert evaluate(UNBIASED, World.of("stale")).cosine == pytest.approx(1.0, abs=1e-12)
-    assert evaluate(presets.get("token_is"), World.of("stale")).cosine < 0.99
+    assert evaluate(presets.get("token_tis"), World.of("stale")).cosine < 0.99
     assert evaluate(presets.get("decoupled_k3_rs"), World.of("stale")).cosine == 0.0
 
 
 def test_the_table_prints():
-    rows = fidelity.table({name: presets.get(name) for name in ("token_is", "seq_is")}).row_count
+    rows = fidelity.table({name: presets.get(name) for name in ("token_tis", "seq_is")}).row_count
     assert rows == 2
