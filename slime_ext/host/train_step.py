@@ -12,8 +12,6 @@ import inspect
 import json
 import logging
 import math
-import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -73,14 +71,12 @@ class StepFile:
         row = {**where, "time": round(time.time(), 3), **finite}
         try:
             self._append(where, json.dumps(row, allow_nan=False) + "\n")
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # one rank alone stopping would leave the others waiting for it
+        except (OSError, ValueError) as error:  # one rank alone stopping would leave the others waiting
             self.is_open = False  # what got half into the file is taken out first
+            reason = getattr(error, "strerror", None) or error
             warn_once(
-                f"{self.path}: expected a file that can be written, got "
-                f"{getattr(error, 'strerror', None) or error}: training goes on without its lines"
+                f"{self.path}: expected a file that can be written, got {reason}: training goes on without "
+                "its lines"
             )
 
     def _append(self, where: Mapping[str, int], line: str) -> None:
@@ -89,26 +85,17 @@ class StepFile:
         if not self.is_open or place <= self.last:  # a host may train a step again that failed
             self._cut(where)
         self.is_open, self.last = True, place
-        with open(self.path, "ab", opener=_open) as file:
-            file.write(line.encode())
+        with self.path.open("a") as file:
+            file.write(line)
 
     def _cut(self, where: Mapping[str, int]) -> None:
         """Takes out the steps from ``where`` on, and a last line that a killed run left unfinished."""
-        path = Path(os.path.realpath(self.path))  # a link stays one
-        *lines, unfinished = path.read_bytes().split(b"\n") if path.is_file() else (b"",)
+        *lines, unfinished = self.path.read_bytes().split(b"\n") if self.path.is_file() else (b"",)
         kept = [line for line in lines if not _is_redone(line, where)]
         if unfinished or len(kept) < len(lines):
-            temporary = path.with_name(path.name + ".tmp")  # a kill in between leaves the first
-            temporary.unlink(missing_ok=True)
-            with temporary.open("xb") as file:  # never into what a link of that name points at
-                file.writelines(line + b"\n" for line in kept)
-            shutil.copymode(path, temporary)
-            temporary.replace(path)
-
-
-def _open(path: str, flags: int) -> int:
-    """A descriptor to write to; a pipe that nobody reads is an error, where it would be waited for."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+            temporary = self.path.with_name(self.path.name + ".tmp")  # a kill in between leaves the first
+            temporary.write_bytes(b"".join(line + b"\n" for line in kept))
+            temporary.replace(self.path.resolve())
 
 
 def _is_redone(line: bytes, where: Mapping[str, int]) -> bool:

@@ -17,10 +17,10 @@ from slime_ext import tis
 from slime_ext.config.load import read_config
 from slime_ext.host import step_metrics
 from slime_ext.host.hosts import ranks
-from slime_ext.host.packing import slice_response
 from slime_ext.host.rollout_data import read_ahead
 from slime_ext.host.step_plan import compute_plan
 from tests import oracle
+from tests.slices import slice_response
 
 GROUP, PROMPTS, STEPS = 4, 4, 2
 LISTS = ("proximal", "behavior", "advantage", "host_loss")

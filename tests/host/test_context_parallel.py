@@ -15,11 +15,11 @@ from slime_ext.core.correction import Correction, Tokens, plan_step
 from slime_ext.core.losses import Bounds
 from slime_ext.core.steps import Clip, Normalize, Reject, Reweight, Truncate
 from slime_ext.host.contract import METRICS
-from slime_ext.host.packing import slice_response
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens
 from tests.ranks import run_ranks
+from tests.slices import slice_response
 from tests.test_tis import arguments, as_slime_calls
 
 EXTRA = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import math
-import os
 import sys
 import weakref
 from types import ModuleType, SimpleNamespace
@@ -15,7 +14,7 @@ import torch
 
 from slime_ext import presets, tis
 from slime_ext.core import metrics
-from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
+from slime_ext.errors import ConfigError, GuardError, NonFiniteError
 from slime_ext.host import contract, hosts, step_metrics, train_step
 from slime_ext.host.step_metrics import NonFiniteTracker
 from slime_ext.host.train_step import StepFile
@@ -218,46 +217,6 @@ def test_lines_that_are_not_ours_may_hold_any_bytes(tmp_path):
     file.write_bytes(b'\xff\xfe\n{"rollout_id": 1, "st')
     StepFile(file).add({"rollout_id": 1, "step_id": 0}, {})
     assert file.read_bytes().startswith(b'\xff\xfe\n{"rollout_id": 1, "step_id": 0, "time"')
-
-
-def test_foreign_lines_are_cut_at_line_feeds_alone(tmp_path):
-    """A line that any of these ends would lose its beginning with the steps that are trained again."""
-    path = tmp_path / train_step.FILE
-    foreign = "".join(f"head {end} tail\n" for end in "\r\v\f\x1c\x85\u2028\u2029").encode() + b"deep\r\n"
-    path.write_bytes(foreign + b"[" * 100_000 + b"\n" + b'{"rollout_id": 1, "step_id": 0}\nunfin')
-    StepFile(path).add({"rollout_id": 0, "step_id": 0}, {})
-    assert path.read_bytes().startswith(foreign) and steps_of_last(path) == (0, 0)
-    assert b"unfin" not in path.read_bytes()
-
-
-def steps_of_last(path):
-    row = json.loads(path.read_bytes().split(b"\n")[-2])
-    return row["rollout_id"], row["step_id"]
-
-
-def test_a_link_stays_one_and_its_target_is_what_is_written(tmp_path):
-    target, other = tmp_path / "target.jsonl", tmp_path / "other"
-    path = tmp_path / train_step.FILE
-    target.write_text('{"rollout_id": 5, "step_id": 0}\n')
-    target.chmod(0o640)
-    other.write_text("other's")
-    path.symlink_to(target)
-    for name in (path, target):
-        name.with_name(name.name + ".tmp").symlink_to(other)
-    StepFile(path).add({"rollout_id": 2, "step_id": 0}, {})
-    assert path.is_symlink() and steps_in(target) == [(2, 0)] and other.read_text() == "other's"
-    assert target.stat().st_mode & 0o777 == 0o640
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path)], ids=["pipe", "loop"])
-def test_what_is_no_file_is_one_warning_and_no_wait(tmp_path, caplog, make):
-    warn_once.cache_clear()
-    path = tmp_path / train_step.FILE
-    make(path)
-    file = StepFile(path)
-    for step in (0, 1):
-        file.add({"rollout_id": 0, "step_id": step}, {})
-    assert [record.message.startswith(f"{path}: expected a file") for record in caplog.records] == [True]
 
 
 def test_another_runs_arguments_at_the_same_address_get_a_file_of_their_own(tmp_path):
