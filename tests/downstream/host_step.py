@@ -97,16 +97,36 @@ class Model:
         """It does nothing either way."""
 
 
-def schedule(args, calls):
+def schedule(args):
     """Megatron's forward_backward_func as the loss sees it: each micro-batch calls the hook."""
     from slime_ext import tis
 
+    keys = ("log_probs", "rollout_log_probs", "loss_masks", "total_lengths", "response_lengths", "pg_loss")
+
     def run(**kwargs):
         for _ in range(kwargs["num_microbatches"]):
-            tis.correct(args, **calls.pop(0))
+            batch = kwargs["data_iterator"][0].get_next(keys)
+            batch["pg_loss"] = torch.cat(batch["pg_loss"])
+            tis.correct(args, train_log_probs=batch.pop("log_probs"), **batch)
         return [{"keys": ["loss"], "values": torch.tensor([1.0, 2.0])}]
 
     return lambda *a, **k: run
+
+
+def rollout_of(seeds):
+    """What a trainer holds of a rollout, one micro-batch per seed; its samples have an index, no versions."""
+    from tests import oracle
+    from tests.test_tis import as_slime_calls
+
+    calls, data, indices = [as_slime_calls(oracle.random_batch(seed)) for seed in seeds], {}, []
+    for call in calls:
+        call["pg_loss"] = list(call["pg_loss"].split(call["response_lengths"]))
+        call["log_probs"] = call.pop("train_log_probs")
+        count = len(data.get("loss_masks", ()))
+        indices.append(list(range(count, count + len(call["loss_masks"]))))
+        for key, values in call.items():
+            data[key] = [*data.get(key, ()), *values]
+    return data | {"sample_indices": list(range(len(data["loss_masks"])))}, indices
 
 
 def given(function, **known):
@@ -118,7 +138,7 @@ def given(function, **known):
 def _logger_of(model: ModuleType) -> ModuleType:
     """What writes a step's values, by the name that the module of the steps, or of miles' log, has for it."""
     rooms = [model, sys.modules.get("miles.backends.training_utils.log_utils")]
-    names = ("logging_utils", "tracking_utils")
+    names = ("logging_utils", "tracking_utils", "tracking")
     return next(found for room in rooms for name in names if (found := getattr(room, name, None)))
 
 
@@ -129,15 +149,15 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
     sys.meta_path.insert(0, Empty())
     from megatron.core import mpu
 
-    from slime_ext.host import hosts, train_step
-    from tests import oracle
+    from slime_ext.host import hosts, log_rollout, train_step
     from tests.downstream.drift import Tree
-    from tests.downstream.host_loss import Miles
-    from tests.test_tis import as_slime_calls
+    from tests.downstream.host_loss import Miles, iterator_of
+    from tests.host.pushes import trainer_at
 
     place = tempfile.mkdtemp()
     mpu.initialize_model_parallel()
-    model = importlib.import_module(Tree(Path(folder)).step.module)
+    tree = Tree(Path(folder))
+    model = importlib.import_module(tree.step.module)
     args, logged = arguments(place), []
     if name == "miles":
         Miles.join()
@@ -145,8 +165,11 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
     train_step.install(hosts.Host(model, model))
     model.get_args = lambda: args
     model.get_model_config = lambda chunk: SimpleNamespace()
-    calls = [as_slime_calls(oracle.random_batch(seed)) for seed in (1, 2, 3)]
-    model.get_forward_backward_func = schedule(args, calls)
+    data, indices = rollout_of((1, 2, 3))
+    sample = {"weight_versions": ["6", "7"], "response_length": 0, "rollout_log_probs": None}
+    log_rollout(ROLLOUT, None, [SimpleNamespace(index=i, **sample) for i in data["sample_indices"]], {})
+    trainer_at(7)
+    model.get_forward_backward_func = schedule(args)
     optimizer = MagicMock(param_groups=[{}], step=lambda: (True, 0.5, 0))
     scheduler = SimpleNamespace(step=lambda increment: None, get_lr=lambda group: 1e-6)
     model.train(
@@ -156,9 +179,10 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
             model=[Model()],
             optimizer=optimizer,
             opt_param_scheduler=scheduler,
-            data_iterator=[SimpleNamespace(reset=lambda: None)],
+            data_iterator=[iterator_of(tree)(data, micro_batch_indices=indices)],
             num_microbatches=[2, 1],
             global_batch_sizes=[4, 4],
+            num_rollouts=[4, 4],
         )
     )
     rows = [json.loads(line) for line in (Path(place) / train_step.FILE).read_text().splitlines()]

@@ -40,5 +40,8 @@ def test_the_log_of_the_host_has_the_metrics_of_every_step(host):
         key, logged = found["logged"][step]
         assert key == "train/step" and logged["train/step"] == 3 * 2 + step
         assert {n: logged[f"train/{n}"] for n in wanted} == pytest.approx(wanted, rel=1e-9)
+        # its samples' versions, which no release but miles brings to the trainer, by their index
+        assert logged["train/off_policy/staleness_mean"] == 1.0
+        assert logged["train/off_policy/staleness_known_fraction"] == 1.0
         assert found["rows"][step]["step_id"] == step and "train/grad_norm" in logged
     assert any(n.startswith("off_policy/by_position/") for n in found["rows"][0])
