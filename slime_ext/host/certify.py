@@ -42,25 +42,15 @@ log = logging.getLogger("slime_ext")
 
 @dataclass(frozen=True)
 class Arrival:
-    """What the engines hold after a push, against what they held before.
+    """What the engines hold after a push, against what they held before."""
 
-    Args:
-        total: tensors that a step of the optimizer moves.
-        still: those of them whose checksum is as before.
-        again: the earlier push whose checksums all of them have.
-        lost: those of ``still`` that an earlier push has changed, or all if nothing changed at all.
-        apart: tensors that differ between engines.
-        stepped: whether the optimizer stepped since the push before.
-        why: reason for which nothing of this is known.
-    """
-
-    total: int = 0
-    still: tuple[str, ...] = ()
-    again: int | None = None
-    lost: tuple[str, ...] = ()
-    apart: tuple[str, ...] = ()
-    stepped: bool = False
-    why: str = ""
+    total: int = 0  # tensors that a step of the optimizer moves
+    still: tuple[str, ...] = ()  # those of them whose checksum is as before
+    again: int | None = None  # the earlier push whose checksums all of them have
+    lost: tuple[str, ...] = ()  # those of ``still`` that an earlier push has changed; all if nothing changed
+    apart: tuple[str, ...] = ()  # tensors that differ between engines
+    stepped: bool = False  # whether the optimizer stepped since the push before
+    why: str = ""  # the reason if nothing of this is known
 
     def fault(self) -> str:
         """What went wrong with the push, as far as checksums show it; empty for nothing."""

@@ -88,12 +88,12 @@ class Host:
 
     @property
     def passes_target(self) -> bool:
-        """Whether its own hook call passes cur_log_probs (slime PR 2084, or our patch 0001)."""
+        """Whether its own hook call passes cur_log_probs (slime PR 2084, or our patch)."""
         return bool(PASSED.search(source(self.loss)))
 
     @property
     def carries_versions(self) -> bool:
-        """Whether samples reach the trainer with their weight versions (miles, slime with patch 0002)."""
+        """Whether samples reach the trainer with their weight versions (miles, a patched slime)."""
         folders = sys.modules[self.name].__path__
         texts = (path.read_text("utf-8", "ignore") for f in folders for path in Path(f).rglob("*.py"))
         return any('train_data["weight_versions"]' in text for text in texts)

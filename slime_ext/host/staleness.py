@@ -4,7 +4,7 @@ The trainer counts the pushes of its weights to the engines, and an engine says 
 it runs. The latter stays in the rollout manager's process. There ``log_rollout``
 (``slime_ext.host.log_rollout`` for ``--custom-rollout-log-function-path``) leaves the oldest version of each
 sample, by its index, in the key-value store of Ray's cluster, and the trainer looks its samples up. Where the
-host's batches carry the versions themselves (miles; slime with patch 0002), those are used. The trainer's own
+host's batches carry the versions themselves (miles; a patched slime), those are used. The trainer's own
 version is a number of the object that pushes; ``install`` takes note of that object when the host makes it.
 """
 

@@ -5,7 +5,7 @@ add to it. Without an open step nothing is measured. Nothing survives the step b
 takes the device's memory and the process groups away between rollouts.
 
 On CUDA a look for NaN in every hook call would make the host wait. So a call notes on the device whether it
-found any and where the first was, in five operations; it is named once the step's statistics are reduced.
+found any and where the first was; it is named once the step's statistics are reduced.
 """
 
 from __future__ import annotations
@@ -13,32 +13,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from slime_ext.core import metrics
 from slime_ext.core.correction import HookResult
-from slime_ext.core.metrics import Measured, MetricsLayout
+from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.state import Tokens
 from slime_ext.errors import ConfigError, NonFiniteError
 from slime_ext.host.contract import INIT_FLAG, HookCall, loss_inputs
 from slime_ext.host.hosts import parallel_state, ranks
 from slime_ext.host.packing import CONSEQUENCES, locate, require_finite
 from slime_ext.host.rollout_data import Samples, numbers
-from slime_ext.ops.segments import Segments, host_ints
+from slime_ext.ops.segments import Segments
 
 WIDTH = 3  # whether there is any, number of the hook call, index of the token in it
 LONGEST = 2000  # bytes of an error that stages share
-
-
-class Look(NamedTuple):
-    """What a hook call notes, of each kind of log-probs that it had."""
-
-    kinds: tuple[str, ...]
-    found: Tensor  # [K] bytes, 1 where a response token is not finite
-    first: Tensor  # [K] the first such token
 
 
 @dataclass
@@ -46,7 +38,7 @@ class NonFiniteTracker:
     """The first non-finite log-prob of each kind in one optimizer step on this rank."""
 
     calls: list[tuple[Segments, Sequence[int | None] | None]] = field(default_factory=list)
-    looks: dict[int, Look] = field(default_factory=dict)  # by the number of the call
+    found: list[Tensor] = field(default_factory=list)  # per call [kinds, 2]: whether there is any, the first
 
     def look(
         self, values: Mapping[str, Tensor | None], segments: Segments, samples: Sequence[int | None] | None
@@ -55,35 +47,29 @@ class NonFiniteTracker:
 
         Args:
             values: kind -> [T] log-probs; None or absent: not looked at.
-            samples: what is known of the call's samples.
+            samples: the indices of the call's samples.
         """
-        kinds = tuple(kind for kind in CONSEQUENCES if values.get(kind) is not None)
-        if segments.size and kinds:
-            rows = torch.stack([values[kind].detach() for kind in kinds])
+        given = [values.get(kind) for kind in CONSEQUENCES]
+        some = next((v for v in given if v is not None), None)
+        if some is None or not segments.size:
+            self.found.append(torch.zeros(len(given), 2, dtype=torch.float64, device=segments.mask.device))
+        else:
+            none = torch.zeros_like(some)
+            rows = torch.stack([none if v is None else v.detach() for v in given])
             bad = segments.mask & ~(rows.abs() < torch.inf)
-            self.looks[len(self.calls)] = Look(kinds, *bad.to(torch.uint8).max(1))  # the first of equals
+            self.found.append(torch.stack(bad.to(torch.uint8).max(1), 1).double())  # the first of equals
         # What names a token later, without the call's tensors.
         outline = (segments.lengths, segments.shards, torch.zeros(0, dtype=torch.bool))
         self.calls.append((Segments(*outline, segments.shards_per_sequence), samples))
 
     def vector(self, device: torch.device | str = "cpu") -> Tensor:
-        """[kinds x WIDTH] float64, what this rank found, for all ranks."""
-        return torch.cat([self._first(kind, device) for kind in CONSEQUENCES])
-
-    def _first(self, kind: str, device: torch.device | str) -> Tensor:
-        """[WIDTH] float64, of the first call that has found something."""
-        looks = [
-            (call, look.found[place], look.first[place])
-            for call, look in self.looks.items()
-            for place, seen in enumerate(look.kinds)
-            if seen == kind
-        ]
-        if not looks:
-            return torch.zeros(WIDTH, dtype=torch.float64, device=device)
-        calls, found, first = zip(*looks, strict=True)
-        most, which = torch.stack(found).max(0, keepdim=True)
-        places = torch.stack([host_ints(calls, most.device), torch.stack(first)])[:, which]
-        return torch.cat([most.double(), places[:, 0].double()])
+        """[kinds x WIDTH] float64, what the first call noted that found something, for all ranks."""
+        if not self.found:
+            return torch.zeros(len(CONSEQUENCES) * WIDTH, dtype=torch.float64, device=device)
+        found = torch.stack(self.found)  # [calls, kinds, 2]
+        most, call = found[..., 0].max(0)
+        first = found[..., 1].gather(0, call[None])[0]
+        return torch.stack([most, call.double(), first], 1).flatten()
 
     def check(self, per_rank: Sequence[Sequence[float]], rank: int) -> None:
         """Stops on every rank if one of them found something.
@@ -129,7 +115,7 @@ class OptimizerStep:
     plan: Any = None
     observes: bool = False
     tracker: NonFiniteTracker = field(default_factory=NonFiniteTracker)
-    measured: Measured | None = None  # of all its micro-batches so far
+    measured: Any = None  # the sums of all its micro-batches so far
     # Each micro-batch by the identity of its batch, or of its masks and behavior log-probs (masks alone would
     # not do: samples may share one): a loss that is recomputed calls the hook again with the same objects.
     # Held until the step ends, so that no other object gets the same identity.
@@ -190,8 +176,7 @@ class OptimizerStep:
         Raises:
             NonFiniteError: it met a non-finite log-prob.
         """
-        for look in list(self.tracker.looks.values())[:1]:
-            self.tracker.check([numbers(self.tracker.vector(look.found.device))], 0)
+        self.tracker.check([numbers(self.tracker.vector())], 0)
 
 
 class Nowhere(OptimizerStep):
