@@ -163,6 +163,12 @@ MUTATIONS = {
         'StepEffect(self.step, "rejected", unit, ~kept)',
         "tests/core/metrics",
     ),
+    "read ahead and go on from there": Mutation(
+        "host/rollout_data.py", "iterator.offset = at", "pass", "tests/host/test_step_plan.py"
+    ),
+    "a group ends with its optimizer step": Mutation(
+        "host/step_plan.py", "    if rest:", "    if False:", "tests/host/test_step_plan.py"
+    ),
     "an age counts from the newest weights": Mutation(
         "host/staleness.py", "else min(versions", "else max(versions", "tests/host/test_staleness.py"
     ),

@@ -18,7 +18,7 @@ from slime_ext.core.losses import Bounds
 from slime_ext.core.state import Tokens
 from slime_ext.errors import warn_once
 from slime_ext.host import staleness, step_metrics
-from slime_ext.host.contract import METRICS, SEEDS, HookCall, loss_inputs
+from slime_ext.host.contract import METRICS, SEEDS, HookCall
 from slime_ext.host.packing import context_parallel, pack, require_flat, unpack_masks
 from slime_ext.host.step_plan import plan_for
 
@@ -53,8 +53,6 @@ def run(
         DataError: a tensor has another length than this rank holds.
         NonFiniteError: a proximal or target log-prob is not finite at a response token.
     """
-    if (inputs := loss_inputs.get()) is not None:
-        inputs["is_measured"] = True
     if correction.needs_target or correction.needs_advantages:
         call.require(correction, who if who in SEEDS else "")
     step = step_metrics.step_for(call)
@@ -103,6 +101,8 @@ def observe(args: Any, batch: Mapping[str, Any], inputs: Mapping[str, Any]) -> N
     given = {key: batch[key] for key in keys} | {"cur_log_probs": target, "pg_loss": torch.zeros(0)}
     call = HookCall.of(args, {**given, "train_log_probs": proximal or target})
     step = step_metrics.step_for(call)
+    if step is step_metrics.NOWHERE:  # a hook of the user's own called ours; a loss that is recomputed
+        return
     parallel = context_parallel()
     tokens = staleness.with_ages(pack(call, parallel), call, ONLY_MEASURES, open_step.samples)
     step.check_finite(tokens, call, behavior=False)

@@ -87,8 +87,7 @@ def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
         token = loss_inputs.set(inputs)
         try:
             found = function(*given, **named)
-            if "is_measured" not in inputs:
-                observe(args, batch, inputs)
+            observe(args, batch, inputs)
         finally:
             loss_inputs.reset(token)
         return found

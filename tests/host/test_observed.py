@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from slime_ext import host, presets
+from slime_ext import host, presets, tis
 from slime_ext.core import metrics
 from slime_ext.errors import ConfigError, GuardError, warn_once
 from slime_ext.host import step_metrics
@@ -105,6 +105,20 @@ def test_where_our_hook_corrects_nothing_is_counted_twice(tmp_path, monkeypatch)
     found, _ = trained(made, data, **flags)
     wanted = metrics.scalars(accumulated(presets.get("geo_rs"), batch))
     assert {k: v for k, v in found.items() if k != "loss"} == pytest.approx(wanted, rel=1e-9, nan_ok=True)
+
+
+def wrapping(args, **kwargs):
+    """A hook of a user's own that goes through ours."""
+    return tis.token_tis(args, **kwargs)
+
+
+def test_a_hook_of_ones_own_that_calls_ours_is_counted_once(tmp_path, monkeypatch):
+    made = trees.made(tmp_path, monkeypatch)
+    flags = {"use_tis": True, "custom_tis_function_path": f"{__name__}.wrapping"}
+    monkeypatch.setitem(globals(), "wrapping", wrapping)  # what init wraps is put back
+    host.init(SimpleNamespace(**flags))
+    batch, data = rollout()
+    assert trained(made, data, **flags)[0]["off_policy/tokens"] == sum(sum(s["mask"]) for s in batch)
 
 
 def test_guards_and_the_file_work_with_init_alone(tmp_path, monkeypatch):
