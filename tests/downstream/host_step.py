@@ -7,10 +7,12 @@ that no CPU needs by empty ones.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
 import inspect
+import io
 import json
 import sys
 import tempfile
@@ -22,7 +24,8 @@ from unittest.mock import MagicMock
 import torch
 import torch.distributed.nn
 
-ROLLOUT = 3
+ROLLOUT, VERSION = 3, 7
+GUARDS = {"k3_kl": {"max": 0.0, "action": "metrics_only", "steps": 1}}
 ABSENT = (
     "megatron.training",
     "megatron.bridge",
@@ -73,7 +76,7 @@ def arguments(folder: str):
     return Args(
         use_tis=True,
         custom_tis_function_path="slime_ext.tis.correct",
-        slime_ext={"preset": "geo_rs"},
+        slime_ext={"preset": "geo_rs", "guards": GUARDS},
         save=folder,
         seq_length=8,
         micro_batch_size=1,
@@ -149,7 +152,7 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
     sys.meta_path.insert(0, Empty())
     from megatron.core import mpu
 
-    from slime_ext.host import hosts, log_rollout, train_step
+    from slime_ext.host import certify, hosts, log_rollout, step_metrics, train_step
     from tests.downstream.drift import Tree
     from tests.downstream.host_loss import Miles, iterator_of
     from tests.host.pushes import trainer_at
@@ -166,24 +169,26 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
     model.get_args = lambda: args
     model.get_model_config = lambda chunk: SimpleNamespace()
     data, indices = rollout_of((1, 2, 3))
-    sample = {"weight_versions": ["6", "7"], "response_length": 0, "rollout_log_probs": None}
+    sample = {"weight_versions": ["6", str(VERSION)], "response_length": 0, "rollout_log_probs": None}
     log_rollout(ROLLOUT, None, [SimpleNamespace(index=i, **sample) for i in data["sample_indices"]], {})
-    trainer_at(7)
+    trainer_at(VERSION)
+    certify.after_push(VERSION, [])
     model.get_forward_backward_func = schedule(args)
     optimizer = MagicMock(param_groups=[{}], step=lambda: (True, 0.5, 0))
     scheduler = SimpleNamespace(step=lambda increment: None, get_lr=lambda group: 1e-6)
-    model.train(
-        **given(
-            model.train,
-            rollout_id=ROLLOUT,
-            model=[Model()],
-            optimizer=optimizer,
-            opt_param_scheduler=scheduler,
-            data_iterator=[iterator_of(tree)(data, micro_batch_indices=indices)],
-            num_microbatches=[2, 1],
-            global_batch_sizes=[4, 4],
-            num_rollouts=[4, 4],
-        )
-    )
+    known = {
+        "rollout_id": ROLLOUT,
+        "model": [Model()],
+        "optimizer": optimizer,
+        "opt_param_scheduler": scheduler,
+        "data_iterator": [iterator_of(tree)(data, micro_batch_indices=indices)],
+        "num_microbatches": [2, 1],
+        "global_batch_sizes": [4, 4],
+        "num_rollouts": [4, 4],
+    }
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        model.train(**given(model.train, **known))
     rows = [json.loads(line) for line in (Path(place) / train_step.FILE).read_text().splitlines()]
-    return json.loads(json.dumps({"logged": logged, "rows": rows}, default=float))
+    found = {"logged": logged, "rows": rows, "said": said.getvalue()}
+    found["gave_up"] = step_metrics.current.leaves_loss_alone
+    return json.loads(json.dumps(found, default=float))

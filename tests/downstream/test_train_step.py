@@ -14,7 +14,7 @@ from slime_ext.core import metrics
 from slime_ext.host.hosts import LEADING, STEP
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated
-from tests.downstream.host_step import two_steps
+from tests.downstream.host_step import VERSION, two_steps
 from tests.ranks import run_ranks
 
 pytestmark = [pytest.mark.slow]
@@ -34,6 +34,8 @@ def test_the_function_that_is_wrapped_is_a_global_that_train_looks_up(host):
 
 def test_the_log_of_the_host_has_the_metrics_of_every_step(host):
     (found,) = run_ranks(two_steps, 1, host.name, str(host.folder))
+    assert f"slime_ext: certificate, weights {VERSION}: not known: k3 " in found["said"]
+    assert found["gave_up"]  # the guard
     for step, seeds in enumerate([(1, 2), (3,)]):
         batch = [s for seed in seeds for s in oracle.random_batch(seed)]
         wanted = metrics.scalars(accumulated(presets.get("geo_rs"), batch))

@@ -143,21 +143,6 @@ def test_metrics_only_is_measured(monkeypatch):
     assert trained(host([oracle.random_batch(1)]), args)["off_policy/kept_fraction"] > 0
 
 
-def test_wrapping_again_is_once():
-    module = host([])
-    once = module.train_one_step
-    assert wrapped(module, once).train_one_step is once
-    hosts.unwrap(module, hosts.STEP)
-    assert not hasattr(module.train_one_step, hosts.MARK)
-
-
-@pytest.mark.parametrize("function", [None, lambda model, data: None])
-def test_an_unknown_release_is_refused(function):
-    module = SimpleNamespace(__name__="host.model", train_one_step=function)
-    with pytest.raises(ConfigError, match=r"expected train_one_step\(args, .* got .*: this release is not"):
-        hosts.check_door(module, hosts.STEP)
-
-
 def test_the_file_has_a_line_per_step_with_the_curves(tmp_path):
     args, module = args_of({"preset": "geo_rs"}, save=str(tmp_path)), host([oracle.random_batch(1)])
     losses = [trained(module, args, step_id=step) for step in (0, 1)]
