@@ -43,7 +43,8 @@ def measured(device, **more):
     staleness.set_trainer_version(5)
     args = arguments(slime_ext={**CONFIG, **more}, custom_tis_function_path="slime_ext.tis.correct")
     given = list(calls(device))
-    with step_metrics.under_way(step_metrics.layout_of(args, curves=True)) as step:
+    layout = MetricsLayout.of(correction_of_flags(args), curves=True)
+    with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
         torch.cuda.set_sync_debug_mode("error" if device == "cuda" else "default")
         try:
             for call in given:
@@ -73,7 +74,8 @@ def test_a_nan_stops_when_the_step_is_reduced():
     call["cur_log_probs"][sequence] = call["cur_log_probs"][sequence].detach().clone()
     call["cur_log_probs"][sequence][position] = math.nan
     line = f"cur_log_probs, sequence {sequence} of .* in micro-batch 0, response token {position}:"
-    with step_metrics.under_way(step_metrics.layout_of(args, curves=False)) as step:
+    layout = MetricsLayout.of(correction_of_flags(args), curves=False)
+    with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
         tis.correct(args, **call)
         with pytest.raises(NonFiniteError, match=line):
             step.reduce()

@@ -128,7 +128,8 @@ def stops(stages=1):
         slime_ext={"preset": "token_tis", "guards": guards}, custom_tis_function_path="slime_ext.tis.correct"
     )
     for value in (math.nan, 0.0):
-        with step_metrics.under_way(step_metrics.layout_of(args, curves=False)) as step:
+        layout = MetricsLayout.of(correction_of_flags(args), curves=False)
+        with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
             call = call_of(oracle.random_batch(rank), None)
             values = torch.tensor([0.0, 0.0, value if rank == stages - 1 else 0.0])
             step.tracker.look({"cur_log_probs": values}, Segments.whole([1, 2], torch.ones(3)), None)
