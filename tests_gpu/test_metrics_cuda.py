@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from slime_ext import tis
+from slime_ext.core.metrics import MetricsLayout
 from slime_ext.errors import NonFiniteError
 from slime_ext.host import staleness, step_metrics
+from slime_ext.host.configured import correction_of_flags
 from tests import oracle
 from tests.test_tis import arguments, as_slime_calls
 
