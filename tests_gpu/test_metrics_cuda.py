@@ -13,9 +13,10 @@ import torch
 from slime_ext import tis
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.errors import NonFiniteError
-from slime_ext.host import staleness, step_metrics
+from slime_ext.host import step_metrics
 from slime_ext.host.configured import correction_of_flags
 from tests import oracle
+from tests.host.pushes import trainer_at
 from tests.test_tis import arguments, as_slime_calls
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -42,7 +43,7 @@ def calls(device, **changes):
 
 
 def measured(device, **more):
-    staleness.set_trainer_version(5)
+    trainer_at(5)
     args = arguments(slime_ext={**CONFIG, **more}, custom_tis_function_path="slime_ext.tis.correct")
     given = list(calls(device))
     layout = MetricsLayout.of(correction_of_flags(args), curves=True)
@@ -54,7 +55,7 @@ def measured(device, **more):
         finally:
             torch.cuda.set_sync_debug_mode("default")
         scalars, curves = step.reduce()
-    staleness.set_trainer_version(None)
+    trainer_at(None)
     return {**scalars, **curves}
 
 
