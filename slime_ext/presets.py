@@ -62,7 +62,7 @@ def _preset(formula: str, source: str, *steps: Step, **fields: Any) -> Preset:
 
 SEEDS = {
     "metrics_only": _preset("w = 1: only metrics", PR3984),
-    "token_is": _preset("w_t = min(rho_t, 2)", PR3984, TOKEN, CAP),
+    "token_tis": _preset("w_t = min(rho_t, 2)", PR3984, TOKEN, CAP),
     "seq_is": _preset("w = min(Pi, 2)", PR3984, SEQUENCE, CAP),
     "seq_is_rs": _preset(
         "w = min(Pi, 2), sequence kept iff 0.5 <= Pi <= 2",
@@ -305,10 +305,10 @@ PRESETS: dict[str, Preset] = {**SEEDS, **VERL_HEAD, **LITERATURE, **AUTUMN_2026}
 
 ALIASES: dict[str, str] = {
     "disabled": "metrics_only",
-    "token_tis": "token_is",
-    "skyrl_token_tis": "token_is",
+    "token_is": "token_tis",
+    "skyrl_token_tis": "token_tis",
     "fireworks_sequence": "fireworks_geometric",
-    "decoupled_token_is": "token_is",
+    "decoupled_token_is": "token_tis",
     "decoupled_seq_is": "seq_is",
     "decoupled_seq_is_rs": "seq_is_rs",
     "decoupled_token_icepop": "icepop",

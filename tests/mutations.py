@@ -47,7 +47,7 @@ MUTATIONS = {
     ),
     "inward for outward": Mutation("core/steps.py", '"sum", "ratio") > 0', '"sum", "ratio") < 0', SUITE),
     "touch the loss without --use-tis": Mutation(
-        "host/hook.py", "flags.corrects and ", "", "tests/test_tis.py"
+        "host/hook.py", "bool(corrects) and ", "", "tests/test_tis.py"
     ),
     "count a recomputed loss twice": Mutation(
         "host/step_metrics.py", "step.seen[identities] = objects", "pass", "tests/host/test_train_step.py"
@@ -163,11 +163,17 @@ MUTATIONS = {
         'StepEffect(self.step, "rejected", unit, ~kept)',
         "tests/core/metrics",
     ),
+    "read ahead and go on from there": Mutation(
+        "host/rollout_data.py", "iterator.offset = at", "pass", "tests/host/test_step_plan.py"
+    ),
+    "a group ends with its optimizer step": Mutation(
+        "host/step_plan.py", "    if rest:", "    if False:", "tests/host/test_step_plan.py"
+    ),
     "an age counts from the newest weights": Mutation(
-        "host/staleness.py", "now - min(", "now - max(", "tests/host/test_staleness.py"
+        "host/staleness.py", "else min(versions", "else max(versions", "tests/host/test_staleness.py"
     ),
     "ages of weights to come": Mutation(
-        "host/staleness.py", " or min(versions) > now", "", "tests/host/test_staleness.py"
+        "host/staleness.py", " or v > now", "", "tests/host/test_staleness.py"
     ),
     "a loss of any length": Mutation(
         "host/hook.py",

@@ -38,7 +38,7 @@ def product(low, high):
 
 SPECS = {
     "metrics_only": spec(),
-    "token_is": spec(TOKEN, CAP2),
+    "token_tis": spec(TOKEN, CAP2),
     "seq_is": spec(SEQ, CAP2),
     "seq_is_rs": spec(SEQ, CAP2, product(0.5, 2.0)),
     "seq_mis": spec(SEQ, CAP2, product(0.0, 2.0)),

@@ -166,4 +166,4 @@ def test_operations_do_not_depend_on_the_number_of_sequences_and_none_waits():
 
 def test_a_value_that_is_read_is_seen():
     with pytest.raises((RuntimeError, NotImplementedError)):
-        call_on(torch.device("meta"), oracle.random_batch(0), presets.get("token_is"))().loss.tolist()
+        call_on(torch.device("meta"), oracle.random_batch(0), presets.get("token_tis"))().loss.tolist()

@@ -31,9 +31,10 @@ FLOORS = {
         "correction",
         "compiled user_steps",
     ),
-    "config/": ("files optional_args dialects", "typed loaded", "idle rules", "load", "flat"),
+    "config/": ("files numbers words", "dialects", "typed loaded", "idle", "load", "places flat"),
     "tools/": (
-        "folders analysis fidelity",
+        "folders wording",
+        "analysis fidelity",
         "long_fidelity",
         "fidelity_page report",
         "without_cuda scripts rehearsal patching",

@@ -43,7 +43,7 @@ def compare_with_the_oracle(name, seeds):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["token_is", "seq_is", "fireworks_geometric", "turn_tis", "off_policy_is"])
+@pytest.mark.parametrize("name", ["token_tis", "seq_is", "fireworks_geometric", "turn_tis", "off_policy_is"])
 def test_lower_precision_costs_what_its_inputs_cost(name, dtype):
     """Compared with the oracle on the rounded inputs: what is left is the float32 arithmetic, 255 u per
     block."""
@@ -160,7 +160,7 @@ def test_a_truncated_weight_is_exactly_the_cap_even_where_the_ratio_overflows():
         {k: [x] for k, x in {"proximal": 0.0, "behavior": -800.0, "target": 0.0, "advantage": 1.0}.items()}
     ]
     batch[0] |= {"mask": [1], "host_loss": [1.0]}
-    assert presets.get("token_is")(tokens(batch)[0]).weights.tolist() == [2.0]
+    assert presets.get("token_tis")(tokens(batch)[0]).weights.tolist() == [2.0]
     assert math.isinf(oracle.exp(800.0))
 
 

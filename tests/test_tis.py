@@ -12,6 +12,7 @@ from slime_ext import presets, tis
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
 from slime_ext.host import hook, step_metrics
+from slime_ext.host.configured import correction_of_flags
 from slime_ext.host.contract import METRICS, REQUIRED
 from slime_ext.host.packing import Parallel
 from tests import oracle
@@ -89,8 +90,9 @@ def test_both_ends_of_the_band_are_inside():
         {k: [-1.0] for k in ("proximal", "behavior", "target", "advantage")}
         | {"mask": [1], "host_loss": [3.0]}
     ]
-    args = arguments(tis_clip_low=1.0, tis_clip=1.0)
-    assert tis.icepop_function(args, **as_slime_calls(batch))[0].tolist() == [3.0]
+    for low, high in ((1.0, 2.0), (0.5, 1.0)):
+        args = arguments(tis_clip_low=low, tis_clip=high)
+        assert tis.icepop_function(args, **as_slime_calls(batch))[0].tolist() == [3.0]
 
 
 def test_the_seeds_metrics_are_slimes():
@@ -114,7 +116,8 @@ def test_in_an_open_step_the_seeds_weights_are_measured(name, weights, clipped):
     batch[0] |= dict.fromkeys(("proximal", "target", "advantage", "host_loss"), log_probs)
     args = arguments(tis_clip_low=0.5, tis_clip=2.0, eps_clip=0.5, eps_clip_high=1.0)
     args.custom_tis_function_path = f"slime_ext.tis.{name}"
-    with step_metrics.under_way(step_metrics.layout_of(args, curves=True)) as step:
+    layout = MetricsLayout.of(correction_of_flags(args))
+    with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
         getattr(tis, name)(args, **as_slime_calls(batch))
     found = step.reduce()[0]
     expected = {
@@ -130,7 +133,7 @@ def test_in_an_open_step_the_seeds_weights_are_measured(name, weights, clipped):
 def test_of_the_ranks_that_share_sequences_the_first_counts_them(name, rank, monkeypatch):
     monkeypatch.setattr(hook, "context_parallel", lambda: Parallel(rank))
     batch = oracle.random_batch(1)
-    with step_metrics.under_way(MetricsLayout()) as step:
+    with step_metrics.under_way(step_metrics.OptimizerStep(MetricsLayout())) as step:
         getattr(tis, name)(arguments(), **as_slime_calls(batch))
     counted = sum(any(s["mask"]) for s in batch)
     assert step.reduce()[0]["off_policy/sequences"] == (0 if rank else counted)
@@ -235,7 +238,7 @@ def test_mask_scope_all_returns_reduced_masks():
 def test_on_nonfinite_raise_names_the_token():
     batch = [{k: [-1.0, -1.0] for k in ("proximal", "target", "advantage", "host_loss")}]
     batch[0] |= {"behavior": [-1.0, math.nan], "mask": [1, 1]}
-    args = arguments(slime_ext={"preset": "token_is", "on_nonfinite": "raise"})
+    args = arguments(slime_ext={"preset": "token_tis", "on_nonfinite": "raise"})
     with pytest.raises(
         NonFiniteError, match=r"rollout_log_probs, sequence 0 of 1, response token 1: .* got nan"
     ):
@@ -276,10 +279,8 @@ def test_settings_whose_work_would_be_lost_are_refused(fields, message):
 def test_weights_on_a_loss_that_clips_against_behavior_are_refused():
     call = as_slime_calls(oracle.random_batch(0))
     args = arguments(use_rollout_logprobs=True)
-    with pytest.raises(
-        ConfigError, match="--use-rollout-logprobs: expected off beside a step that sets weights"
-    ):
-        tis.token_is(args, **call)
+    with pytest.raises(ConfigError, match="--use-rollout-logprobs: expected off beside --use-tis"):
+        tis.token_tis(args, **call)
     tis.geo_rs(args, **call)
     tis.pure_is(args, **call)
 
@@ -299,4 +300,4 @@ def test_correct_without_a_configuration_says_where_it_goes():
 def test_a_host_that_passes_less_than_slime_is_a_type_error():
     with pytest.raises(TypeError, match="total_lengths"):
         call = as_slime_calls([])
-        tis.token_is(arguments(), **{k: call[k] for k in REQUIRED[1:] if k != "total_lengths"})
+        tis.token_tis(arguments(), **{k: call[k] for k in REQUIRED[1:] if k != "total_lengths"})

@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from slime_ext import tis
+from slime_ext.core.metrics import MetricsLayout
 from slime_ext.errors import NonFiniteError
-from slime_ext.host import staleness, step_metrics
+from slime_ext.host import step_metrics
+from slime_ext.host.configured import correction_of_flags
 from tests import oracle
+from tests.host.pushes import trainer_at
 from tests.test_tis import arguments, as_slime_calls
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -40,10 +43,11 @@ def calls(device, **changes):
 
 
 def measured(device, **more):
-    staleness.set_trainer_version(5)
+    trainer_at(5)
     args = arguments(slime_ext={**CONFIG, **more}, custom_tis_function_path="slime_ext.tis.correct")
     given = list(calls(device))
-    with step_metrics.under_way(step_metrics.layout_of(args, curves=True)) as step:
+    layout = MetricsLayout.of(correction_of_flags(args), curves=True)
+    with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
         torch.cuda.set_sync_debug_mode("error" if device == "cuda" else "default")
         try:
             for call in given:
@@ -51,7 +55,7 @@ def measured(device, **more):
         finally:
             torch.cuda.set_sync_debug_mode("default")
         scalars, curves = step.reduce()
-    staleness.set_trainer_version(None)
+    trainer_at(None)
     return {**scalars, **curves}
 
 
@@ -73,7 +77,8 @@ def test_a_nan_stops_when_the_step_is_reduced():
     call["cur_log_probs"][sequence] = call["cur_log_probs"][sequence].detach().clone()
     call["cur_log_probs"][sequence][position] = math.nan
     line = f"cur_log_probs, sequence {sequence} of .* in micro-batch 0, response token {position}:"
-    with step_metrics.under_way(step_metrics.layout_of(args, curves=False)) as step:
+    layout = MetricsLayout.of(correction_of_flags(args), curves=False)
+    with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
         tis.correct(args, **call)
         with pytest.raises(NonFiniteError, match=line):
             step.reduce()

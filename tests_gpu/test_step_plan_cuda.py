@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slime_ext import tis
-from slime_ext.host import rollout_data_postprocess
+from slime_ext.host import step_metrics
 from tests.host import slime_rollouts as slime
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -30,9 +30,15 @@ def moved(value):
     return [moved(x) for x in value] if isinstance(value, list) else value
 
 
-def call_of(data, places):
-    keys = ("loss_masks", "total_lengths", "response_lengths", "rollout_log_probs")
-    taken = {key: [data[key][p] for p in places] for key in (*keys, "host_loss", "log_probs")}
+def opened(args, data):
+    """The first optimizer step with its plan, and its hook calls."""
+    iterator, count = slime.DataIterator(data), data["num_microbatches"][0]
+    plan = slime.plan_of(args, data, iterator, count)
+    calls = [call_of(iterator.get_next((*slime.PER_SAMPLE, "host_loss"))) for _ in range(count)]
+    return step_metrics.under_way(step_metrics.OptimizerStep(samples=plan.samples, plan=plan)), calls
+
+
+def call_of(taken):
     host = torch.cat(taken.pop("host_loss"))
     return taken | {"train_log_probs": taken.pop("log_probs"), "pg_loss": host}
 
@@ -42,22 +48,20 @@ def test_losses_are_those_of_the_cpu(backend):
     args = slime.arguments(MAPPING | {"backend": backend})
     found = []
     for place in (lambda data: data, lambda data: {key: moved(value) for key, value in data.items()}):
-        data = place(slime.data_of(slime.samples(1)))
-        rollout_data_postprocess(args, 0, data)
-        calls = [call_of(data, places) for places in slime.micro_batches(data)]
-        found.append(torch.cat([tis.correct(args, **call)[0].cpu() for call in calls]))
+        step, calls = opened(args, place(slime.data_of(slime.samples(1))))
+        with step:
+            found.append(torch.cat([tis.correct(args, **call)[0].cpu() for call in calls]))
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-9)
 
 
 def test_a_hook_call_with_a_plan_waits_for_nothing():
     args = slime.arguments(MAPPING)
-    data = {key: moved(value) for key, value in slime.data_of(slime.samples(1)).items()}
-    rollout_data_postprocess(args, 0, data)
-    calls = [call_of(data, places) for places in slime.micro_batches(data)]
-    tis.correct(args, **calls[0])
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        tis.correct(args, **calls[1])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    step, calls = opened(args, {k: moved(v) for k, v in slime.data_of(slime.samples(1)).items()})
+    with step:
+        tis.correct(args, **calls[0])
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            tis.correct(args, **calls[1])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

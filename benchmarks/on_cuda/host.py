@@ -32,7 +32,7 @@ from megatron.core import mpu
 from benchmarks.on_cuda import timing
 from benchmarks.on_cuda.timing import Row
 from slime_ext import tis
-from slime_ext.host import hosts, startup
+from slime_ext.host import hosts
 from tests.downstream import host_loss
 
 ROOT = Path(__file__).parents[2]
@@ -155,7 +155,7 @@ class Variant:
     def enter(self) -> None:
         """Wraps the host's loss as a job with the plugin has it, or unwraps it."""
         if self.args.custom_tis_function_path is None:
-            hosts.unwrap(self.host.module, *startup.WRAPPED)
+            hosts.unwrap(self.host.module, hosts.LOSS, hosts.TARGET)
         elif not hasattr(self.host.module.policy_loss_function, hosts.MARK):
             with contextlib.redirect_stdout(io.StringIO()):
                 self.host.module.load_function(INIT)(self.args)

@@ -56,7 +56,7 @@ def ours(config: str, backend: str) -> dict[str, Body]:
     correction = load_config({"steps": STEPS[config]})
 
     def called(batch: Batch, layout: MetricsLayout | None) -> object:
-        with nullcontext() if layout is None else step_metrics.under_way(layout):
+        with nullcontext() if layout is None else step_metrics.under_way(step_metrics.OptimizerStep(layout)):
             return tis.correct(args, **batch.call())
 
     return {

@@ -17,7 +17,6 @@ from slime_ext import presets
 from slime_ext.config import dialects
 from slime_ext.config.idle import forbid_idle_guards, forbid_idle_steps, notes_of
 from slime_ext.config.loaded import Loaded
-from slime_ext.config.rules import check_args
 from slime_ext.config.typed import built, checked, mapping_of, named, read_fields
 from slime_ext.core.centering import Center
 from slime_ext.core.correction import Correction
@@ -33,7 +32,7 @@ from slime_ext.core.steps import STEPS
 from slime_ext.core.terms import TERMS
 from slime_ext.errors import ConfigError, check_known, cut, did_you_mean, shown, warn_once
 
-__all__ = ["Loaded", "check_args", "load_config", "read_config", "to_mapping", "with_preset"]
+__all__ = ["Loaded", "load_config", "read_config", "to_mapping", "with_preset"]
 
 ROOT = "slime_ext"
 PLAIN = ("numerator", "mask_scope", "denominator", "group", "on_nonfinite")
@@ -42,7 +41,7 @@ BACKENDS = ("eager", "compiled")
 KNOWN_STEPS: dict[str, Any] = {**STEPS, **PREFIX_STEPS, **FORMS}
 
 
-def load_config(mapping: Mapping[str, Any], args: Any = None) -> Correction:
+def load_config(mapping: Mapping[str, Any]) -> Correction:
     """The correction that a mapping describes; says once what could surprise about it.
 
     >>> load_config({"steps": ["reweight", {"truncate": {"high": 3.0}}]}).steps
@@ -51,7 +50,6 @@ def load_config(mapping: Mapping[str, Any], args: Any = None) -> Correction:
     Args:
         mapping: native keys, or one of ``verl``, ``skyrl``, ``fireworks``, ``slime_mis`` with that system's
             block.
-        args: the host's arguments; with them the rules between both are checked too.
 
     Raises:
         ConfigError: one line with the full key, what was expected, what was found and the nearest known name.
@@ -59,8 +57,6 @@ def load_config(mapping: Mapping[str, Any], args: Any = None) -> Correction:
     loaded = read_config(mapping)
     for note in loaded.notes:
         warn_once(f"{ROOT}: {note}")
-    if args is not None:
-        check_args(loaded, args)
     return loaded.correction
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from slime_ext.config.dialects.block import FLOAT32, as_number, is_float32
+from slime_ext.config.numbers import FLOAT32, as_number, is_float32
 from slime_ext.errors import ConfigError, check_known, did_you_mean, shown
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)

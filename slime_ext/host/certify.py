@@ -42,25 +42,15 @@ log = logging.getLogger("slime_ext")
 
 @dataclass(frozen=True)
 class Arrival:
-    """What the engines hold after a push, against what they held before.
+    """What the engines hold after a push, against what they held before."""
 
-    Args:
-        total: tensors that a step of the optimizer moves.
-        still: those of them whose checksum is as before.
-        again: the earlier push whose checksums all of them have.
-        lost: those of ``still`` that an earlier push has changed, or all if nothing changed at all.
-        apart: tensors that differ between engines.
-        stepped: whether the optimizer stepped since the push before.
-        why: reason for which nothing of this is known.
-    """
-
-    total: int = 0
-    still: tuple[str, ...] = ()
-    again: int | None = None
-    lost: tuple[str, ...] = ()
-    apart: tuple[str, ...] = ()
-    stepped: bool = False
-    why: str = ""
+    total: int = 0  # tensors that a step of the optimizer moves
+    still: tuple[str, ...] = ()  # those of them whose checksum is as before
+    again: int | None = None  # the earlier push whose checksums all of them have
+    lost: tuple[str, ...] = ()  # those of ``still`` that an earlier push has changed; all if nothing changed
+    apart: tuple[str, ...] = ()  # tensors that differ between engines
+    stepped: bool = False  # whether the optimizer stepped since the push before
+    why: str = ""  # the reason if nothing of this is known
 
     def fault(self) -> str:
         """What went wrong with the push, as far as checksums show it; empty for nothing."""
@@ -169,12 +159,9 @@ def reset() -> None:
 
 
 def install() -> None:
-    """Asks for checksums whenever this process's host has pushed its weights; again is once."""
-    host = hosts.current()
-    module = sys.modules.get(host.actor) if host else None
-    for name, cls in list(vars(module).items()) if module else ():
-        if isinstance(cls, type) and name.startswith("UpdateWeight"):
-            hosts.wrap(cls, "update_weights", _certified)
+    """Asks for checksums whenever this process's host has pushed its weights; idempotent."""
+    for cls in hosts.weight_updaters():
+        hosts.wrap(cls, "update_weights", _certified)
 
 
 def note_step(optimizer: Any) -> None:
@@ -244,8 +231,8 @@ def _asks() -> bool:
 def _host_group() -> Any:
     """The host's group of all its trainer's ranks on the CPU, on which it waits in every push."""
     host = hosts.current()
-    module = sys.modules.get(f"{host.name}.utils.distributed_utils") if host else None
-    return module.get_gloo_group() if hasattr(module, "get_gloo_group") else None
+    get = hosts.function_of(host.name, "get_gloo_group") if host else None
+    return get() if get else None
 
 
 def of_step(scalars: Mapping[str, float], step_id: int, *, is_first: bool) -> dict[str, float]:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from slime_ext import presets
-from slime_ext.config import dialects
-from slime_ext.config import load as config
 from slime_ext.config.files import read_yaml
-from slime_ext.config.load import load_config, with_preset
+from slime_ext.config.load import read_config, with_preset
+from slime_ext.config.loaded import Loaded
 from slime_ext.core.correction import Correction
-from slime_ext.core.losses import SURROGATES
-from slime_ext.core.metrics.guards import Guard
-from slime_ext.core.metrics.names import METRICS, STALENESS
-from slime_ext.core.metrics.options import Options
+from slime_ext.core.losses import PpoClip
+from slime_ext.core.state import Step, expect
 from slime_ext.core.steps import Clip, Reject, Reweight
-from slime_ext.core.terms import TERMS
 from slime_ext.errors import ConfigError, warn_once
 from slime_ext.host import hosts
 from slime_ext.host.contract import (
@@ -28,12 +23,12 @@ from slime_ext.host.contract import (
     OURS,
     RANGE,
     SEEDS,
-    TIS,
     calls_hook,
     function_of,
     takes_tis_bounds,
 )
-from slime_ext.host.flags import ARGUMENTS, check_command_line, check_flags, double_count
+from slime_ext.host.flags import ARGUMENTS, check_command_line, check_kinds
+from slime_ext.host.rules import OF_THE_CORRECTION, OF_THE_FILE, Setup, enforce, fault_of, require
 
 WITHOUT = (
     "the configuration is checked only now, after the first rollout, and there are no guards and no metrics "
@@ -57,17 +52,17 @@ def correction_for(args: Any, function: str = "correct") -> Correction:
             which the mapping may then only add.
 
     Raises:
-        ConfigError: no configuration at all, one that does not load, or one that the flags contradict.
+        ConfigError: no configuration at all, one that does not load, or one that breaks a rule.
     """
     reads = [getattr(args, name, None) for name in read_by(function)]
     owner, known, correction = _loaded.get(function, (None, None, None))
     if correction is None or owner is not args or known != reads:
-        check_first_call(args)
-        if function in SEEDS:
-            correction = _of_bounds(function, args, *reads)
-        else:
-            preset = None if function == "correct" else function
-            correction = load_config(with_preset(reads[0], preset), args)
+        check_first_call(args, function)
+        setup = loaded_from(setup_of(args, function))
+        enforce(setup, OF_THE_CORRECTION)
+        for note in setup.loaded.notes:
+            warn_once(f"slime_ext: {note}")
+        correction = setup.correction
         _loaded[function] = (args, reads, correction)
     return correction
 
@@ -77,26 +72,79 @@ def read_by(function: str) -> tuple[str, ...]:
     return BOUNDS if function in SEEDS else ("slime_ext",)
 
 
-def _of_bounds(function: str, args: Any, *given: float | None) -> Correction:
-    low, high, eps_low, eps_high = (
-        ARGUMENTS[name].default if value is None else value for name, value in zip(BOUNDS, given, strict=True)
+def loaded_from(setup: Setup) -> Setup:
+    """A setup with what its function is made of. Raises ConfigError as ``correction_for``."""
+    require(setup, rules=OF_THE_FILE)
+    function, args = setup.function, setup.args
+    if function in SEEDS:
+        return replace(setup, loaded=Loaded(_of_bounds(function, args)))
+    mapping = getattr(args, "slime_ext", None)
+    if not function:  # another's, beside which ours measures
+        return setup if mapping is None else replace(setup, loaded=read_config(mapping))
+    return replace(
+        setup, loaded=read_config(with_preset(mapping, None if function == "correct" else function))
     )
+
+
+def _of_bounds(function: str, args: Any) -> Correction:
+    """A seed's function: its steps from the host's flags, whose names its refusals have."""
+    low, high, eps_low, eps_high = (
+        ARGUMENTS[name].default if (value := getattr(args, name, None)) is None else value for name in BOUNDS
+    )
+    if function == "off_policy_is_function" and not takes_tis_bounds():
+        eps_high = eps_low if eps_high is None else eps_high
+        _forbid_fault(PpoClip, {"eps_low": eps_low, "eps_high": eps_high}, RANGE)
+        return Correction("target", steps=(Reweight(), Clip(max(1 - eps_low, 0.0), 1 + eps_high)))
+    _forbid_fault(_clipped, {"low": low, "high": high}, BAND)
+    if function == "off_policy_is_function":
+        return Correction("target", steps=_clipped(low, high))
     if function == "vanilla_tis_function":
-        return Correction(steps=(Reweight(), Clip(low, high)))
-    if function == "icepop_function":
-        return Correction(steps=(Reweight(), Reject("token", "ratio", "mean", low, high)))
-    if line := double_count(args):
-        warn_once(line)
-    if not takes_tis_bounds():
-        low, high = max(1 - eps_low, 0.0), 1 + (eps_low if eps_high is None else eps_high)
-    return Correction("target", steps=(Reweight(), Clip(low, high)))
+        return Correction(steps=_clipped(low, high))
+    return Correction(steps=(Reweight(), Reject("token", "ratio", "mean", low, high)))
 
 
-def check_first_call(args: Any) -> None:
+def _clipped(low: float, high: float) -> tuple[Step, ...]:
+    expect(low < high, "clip.high", f"more than --tis-clip-low {low}", high, "every weight would be the same")
+    return (Reweight(), Clip(low, high))
+
+
+def _forbid_fault(make: Callable[..., Any], fields: Mapping[str, float], dests: Sequence[str]) -> None:
+    if fault := fault_of(make, fields, dict(zip(fields, dests, strict=True))):
+        raise ConfigError(fault)
+
+
+def setup_of(args: Any, function: str) -> Setup:
+    """What rules look at in a training process: with what its host says of itself."""
+    host = hosts.current()
+    says = getattr(host.loss, "get_pg_loss_type", None) if host else None
+    try:
+        loss_type = says(args) if says else None
+    except ValueError as error:  # flags that the host's own parser refuses, set by a file
+        raise ConfigError(f"--pg-loss-type: {error}") from None
+    return Setup(
+        args,
+        function,
+        file=_keys_of_file(args),
+        pg_loss_type=loss_type,
+        may_skip_proximal=bool(host and host.may_skip_proximal),
+    )
+
+
+def _keys_of_file(args: Any) -> tuple[str, ...]:
+    """The top of --custom-config-path, where something of ours reads it and this process can."""
+    path = getattr(args, "custom_config_path", None)
+    is_ours = function_of(args) or getattr(args, "slime_ext", None) is not None
+    if not (is_ours and isinstance(path, str) and Path(path).is_file()):
+        return ()
+    found = read_yaml(path, f"--custom-config-path {path}")
+    return tuple(map(str, found)) if isinstance(found, Mapping) else ()
+
+
+def check_first_call(args: Any, function: str = "correct") -> None:
     """What ``init`` would have checked of the flags, once per args object, in a host that did not call it.
 
     Raises:
-        ConfigError: as ``check_flags``.
+        ConfigError: a misspelt flag, a value of another kind, or a broken rule.
     """
     global _checked
     if args is _checked:
@@ -106,7 +154,8 @@ def check_first_call(args: Any) -> None:
         named = getattr(args, "custom_megatron_init_path", None)
         warn_once(UNCALLED if named == OURS["custom_megatron_init_path"] else LATE)
         check_command_line(hosts.command_line(), args)
-        check_flags(args)
+        check_kinds(args)
+        enforce(loaded_from(setup_of(args, function)))
     _checked = args
 
 
@@ -116,86 +165,20 @@ def mapping_of_flags(args: Any) -> Mapping[str, Any]:
     return {"preset": name, **mapping} if name in presets.NAMES else mapping
 
 
+def named_by(args: Any) -> str:
+    """The function of ``slime_ext.tis`` that the flags name; empty for another, or none."""
+    name = function_of(args)
+    return name if name in ("correct", *SEEDS, *presets.NAMES) else ""
+
+
 def correction_named(args: Any) -> Correction | None:
     """The correction of the function that the flags name; None where it has none, or is another's.
 
     Raises:
         ConfigError: as ``correction_for``.
     """
-    name = function_of(args)
-    return correction_for(args, name) if name in ("correct", *SEEDS, *presets.NAMES) else None
-
-
-def forbid_unread_key(args: Any) -> None:
-    """Stops at a key ``slime_ext`` beside a function that does not read it.
-
-    Raises:
-        ConfigError: the function that the flags name is neither ``correct`` nor a preset.
-    """
-    unread = function_of(args) not in ("correct", *presets.NAMES)
-    if unread and getattr(args, "slime_ext", None) is not None:
-        raise ConfigError(
-            f"--custom-tis-function-path: expected {TIS}.correct beside the key slime_ext, got "
-            f"{getattr(args, 'custom_tis_function_path', None) or 'none'}: nothing would read that key"
-        )
-
-
-def forbid_misplaced(keys: Iterable[str]) -> None:
-    """Stops at a key of ours beside ``slime_ext:`` in the file of --custom-config-path, as lost indentation
-    leaves it: slime makes an argument of it, which nothing reads.
-
-    Args:
-        keys: those at the top of the file; the hosts' own arguments among them are none of ours.
-
-    Raises:
-        ConfigError: with the place where the key belongs.
-    """
-    for key in keys:
-        if place := _places().get(key):
-            raise ConfigError(
-                f"--custom-config-path: expected the key {key} {place}, got it beside slime_ext, where "
-                "nothing reads it: indent it; an argument of your own needs another name"
-            )
-
-
-def forbid_misplaced_in_file(args: Any) -> None:
-    """The same of the file itself, where something of ours would have read it and this process can.
-
-    Raises:
-        ConfigError: as ``forbid_misplaced``, or no YAML.
-    """
-    path = getattr(args, "custom_config_path", None)
-    is_ours = function_of(args) or getattr(args, "slime_ext", None) is not None
-    if is_ours and isinstance(path, str) and Path(path).is_file():
-        found = read_yaml(path, f"--custom-config-path {path}")
-        forbid_misplaced(found if isinstance(found, Mapping) else ())
-
-
-@functools.cache
-def _places() -> dict[str, str]:
-    """Every key of ours that is no argument of a host -> where it belongs."""
-    found: dict[str, str] = {}
-    for place, keys in _keys():
-        found |= {key: place for key in keys if key not in found and key not in ARGUMENTS}
-    return found
-
-
-def _keys() -> Iterator[tuple[str, Iterable[str]]]:
-    yield "under slime_ext", (*config.KEYS, *dialects.DIALECTS)
-    yield "in a step's place under slime_ext.steps", config.KNOWN_STEPS
-    yield "as a field of a step under slime_ext.steps", _fields(*config.KNOWN_STEPS.values())
-    yield "in a term's place under slime_ext.terms", TERMS
-    yield "under slime_ext.surrogate", (name for name, cls in SURROGATES.items() if fields(cls))
-    yield "as a field under slime_ext.surrogate", _fields(*SURROGATES.values())
-    yield "as a field of a metric under slime_ext.guards", _fields(Guard)
-    yield "under slime_ext.metrics", _fields(Options)
-    yield "under slime_ext.guards", (*METRICS, *STALENESS)
-    for system, (keys, _) in dialects.DIALECTS.items():
-        yield f"under slime_ext.{system}", keys
-
-
-def _fields(*classes: type) -> list[str]:
-    return [field.name for cls in classes for field in fields(cls)]
+    name = named_by(args)
+    return correction_for(args, name) if name else None
 
 
 def correction_of_flags(args: Any) -> Correction | None:
@@ -205,3 +188,11 @@ def correction_of_flags(args: Any) -> Correction | None:
         ConfigError: as ``correction_for``.
     """
     return correction_named(args) if calls_hook(args) else None
+
+
+def counts_target_twice(args: Any) -> bool:
+    """Whether the second optimizer step of a rollout would count target / proximal twice."""
+    correction, function = correction_of_flags(args), function_of(args)
+    if correction is None or function in SEEDS:  # a seed's is what its name says, and warned of
+        return False
+    return replace(setup_of(args, function), loaded=Loaded(correction)).counts_target_twice

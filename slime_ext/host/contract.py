@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.core.importing import load_named
-from slime_ext.errors import ConfigError, DataError
+from slime_ext.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from slime_ext.core.correction import Correction
 
 REQUIRED = (
     "args",
@@ -35,9 +37,8 @@ OPTIONAL = (
     "advantages",  # N x [L_i], or [T]
 )
 PADDED = ("max_seq_lens",)  # N lengths that --qkv-format bshd pads to: miles, slime's batches to v0.3.0
-PATCHED = ("weight_versions",)  # N lists of the weights' versions that sampled the sample; patch 0002
+PATCHED = ("weight_versions",)  # N lists of the weights' versions that sampled the sample; docs/patches.md
 ALIASES = {"current_log_probs": "cur_log_probs"}
-RETURNED = ("pg_loss", "loss_masks", "metrics")
 # Argument that names a function -> what the host passes to it, by position. Those that a training rank or the
 # rollout's bookkeeping calls; generation, rewards and data sources are not ours to look at.
 _STEP = ("rollout_id", "step_id", "model", "optimizer", "opt_param_scheduler")
@@ -47,7 +48,7 @@ CALLS = {
     "custom_megatron_init_path": ("args",),
     "custom_megatron_before_log_prob_hook_path": ("args", "model", "store_prefix"),
     "custom_megatron_before_train_step_hook_path": ("args", *_STEP),
-    "rollout_data_postprocess_path": ("args", "rollout_id", "rollout_data"),  # (args) before v0.2.4
+    "rollout_data_postprocess_path": (),  # one argument or three, by release: looked up, not bound
     "custom_advantage_function_path": ("args", "rollout_data"),  # since v0.3.0
     "custom_loss_function_path": ("args", "batch", "logits", "sum_of_sample_mean"),
     "custom_pg_loss_reducer_function_path": _MASKS,
@@ -61,10 +62,9 @@ SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")  #
 BAND, RANGE = ("tis_clip_low", "tis_clip"), ("eps_clip", "eps_clip_high")  # flags with the bounds of theirs
 NEED_TARGET = ("off_policy_is_function",)  # those of them that read cur_log_probs
 INIT_FLAG = "--custom-megatron-init-path slime_ext.host.init"
-PLAN_FLAG, PLAN = "--rollout-data-postprocess-path", "slime_ext.host.rollout_data_postprocess"
 OURS = {  # argument -> the function of ours that it may name
     "custom_megatron_init_path": "slime_ext.host.init",
-    "rollout_data_postprocess_path": PLAN,
+    "rollout_data_postprocess_path": "slime_ext.host.rollout_data_postprocess",
     "custom_rollout_log_function_path": "slime_ext.host.log_rollout",
 }
 METRICS = ("off_policy/host/ratio", "off_policy/host/clipped", "off_policy/host/rejected")
@@ -136,83 +136,21 @@ class HookCall:
         known = (*REQUIRED[1:], *OPTIONAL, *PADDED, *PATCHED)
         return cls(args, **{key: given[key] for key in known if key in given})
 
-    def require_target(self, who: str) -> None:
-        """Stops ``who`` reads the target policy's log-probs where the host did not pass them.
-
-        Raises:
-            ConfigError: there is no ``cur_log_probs``.
-        """
-        if self.cur_log_probs is None:
+    def require(self, correction: Correction, who: str = "") -> None:
+        """Raises ConfigError unless the host passed what a correction reads; ``who`` names the function that
+        reads it, empty for the correction's own key."""
+        named = "numerator: target" if correction.numerator == "target" else "this surrogate"
+        if correction.needs_target and self.cur_log_probs is None:
             raise ConfigError(
-                f"{who}: expected cur_log_probs (the trainer's log-probs with gradient), got none: add "
-                f"{INIT_FLAG}, which passes them on in every slime since v0.2.0, or use numerator: proximal"
+                f"{who or named}: expected cur_log_probs (the trainer's log-probs with gradient), got none: "
+                f"add {INIT_FLAG}, which passes them on in every slime since v0.2.0, or use numerator: "
+                "proximal"
             )
-
-    def require_advantages(self, who: str) -> None:
-        """The same for the advantages. Raises ConfigError as ``require_target``."""
-        if self.advantages is None:
+        if correction.needs_advantages and self.advantages is None:
             raise ConfigError(
-                f"{who}: expected advantages, got none: add {INIT_FLAG}, which passes them on in every slime "
-                "since v0.2.0"
+                f"{who or 'this correction'}: expected advantages, got none: add {INIT_FLAG}, which passes "
+                "them on in every slime since v0.2.0"
             )
-
-
-def check_returned(
-    path: str, out: Any, pg_loss: Tensor, response_lengths: Sequence[int], taken: frozenset[str]
-) -> tuple[Tensor, list[Tensor], Mapping[str, Tensor]]:
-    """What the correction at ``path`` returned, once its types and shapes are right; no value is looked at.
-
-    Without this a wrong shape would broadcast, or stop deep inside torch.
-
-    Args:
-        pg_loss: [T] what it was given.
-        response_lengths: N full lengths R_i.
-        taken: names of metrics that it may not use.
-
-    Raises:
-        DataError: not (pg_loss [T], N masks [R_i], name -> [T]); a loss that lost its gradient.
-    """
-    import torch
-
-    where = f"--custom-tis-function-path {path}"
-    if not isinstance(out, tuple | list) or len(out) != 3:
-        raise DataError(f"{where}: expected it to return (pg_loss, loss_masks, metrics), got {_kind(out)}")
-    loss, masks, metrics = out
-    _check_tensor(f"{where}: returned pg_loss", loss, pg_loss.shape)
-    if pg_loss.requires_grad and torch.is_grad_enabled() and not loss.requires_grad:
-        raise DataError(
-            f"{where}: returned pg_loss: expected a gradient, got a detached tensor: multiply the pg_loss "
-            "that came in, detach the weight only"
-        )
-    count = len(response_lengths)
-    if not isinstance(masks, tuple | list) or len(masks) != count:
-        raise DataError(
-            f"{where}: returned loss_masks: expected a list of {count} tensors, got {_kind(masks)}"
-        )
-    for i, (mask, length) in enumerate(zip(masks, response_lengths, strict=True)):
-        _check_tensor(f"{where}: returned loss_masks[{i}] (full response)", mask, (length,))
-    if not isinstance(metrics, Mapping):
-        raise DataError(
-            f"{where}: returned metrics: expected a mapping of names to tensors, got {_kind(metrics)}"
-        )
-    for name, values in metrics.items():
-        if name in taken:
-            raise DataError(f"{where}: returned metrics: expected names of its own, got '{name}'")
-        _check_tensor(f"{where}: returned metrics['{name}']", values, pg_loss.shape)
-    return loss, list(masks), metrics
-
-
-def _check_tensor(where: str, value: Any, shape: Sequence[int]) -> None:
-    if not hasattr(value, "numel") or tuple(value.shape) != tuple(shape):
-        raise DataError(f"{where}: expected a tensor of shape {list(shape)}, got {_kind(value)}")
-
-
-def _kind(value: Any) -> str:
-    if hasattr(value, "numel"):
-        return f"one of shape {list(value.shape)}"
-    if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {len(value)}"
-    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def load_function(path: str, flag: str) -> Callable[..., Any]:

@@ -1,128 +1,176 @@
-"""The host around this process: which one it is and what it does, read from its source and never from a
-version; and where this process stands among the ranks that train, asked anew each time."""
+"""The host around this process, found by what its modules define; and this process's place among the ranks
+that train, asked anew each time.
+
+Three functions are what a host is to us. In every release of slime, miles and their kin the policy loss and
+the optimizer step have these names and first parameters, wherever their modules lie:
+
+    policy_loss_function(args, batch, logits, sum_of_sample_mean)
+    get_log_probs_and_entropy(logits, ...)     a global of the policy loss's module
+    train_one_step(args, rollout_id, step_id, data_iterator, model, ...)
+"""
 
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.metadata
-import importlib.util
+import inspect
 import logging
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
+from slime_ext.errors import ConfigError
 from slime_ext.host.packing import ALONE, Parallel, context_parallel, sum_over
 from slime_ext.ops.segments import AllSum, identity
 
 log = logging.getLogger("slime_ext")
+LOSS, TARGET, STEP = "policy_loss_function", "get_log_probs_and_entropy", "train_one_step"
+LEADING = {
+    LOSS: ("args", "batch", "logits", "sum_of_sample_mean"),
+    TARGET: ("logits",),
+    STEP: ("args", "rollout_id", "step_id", "data_iterator", "model"),
+}
+DOCS = "docs/slime.md lists the releases that are supported"
 PASSED = re.compile(r"[\"'](?:cur_log_probs|current_log_probs)[\"']\s*:")
-DEFINED = "def policy_loss_function("
-WITHOUT_DATA = re.compile(r"rollout_data_postprocess\(\s*self\.args\s*\)")
 MARK = "_wrapped_by_slime_ext"
+
+
+def definers(name: str, package: str = "") -> list[ModuleType]:
+    """The loaded modules that define a function called ``name``; of one package, or of any."""
+    found = []
+    for module in list(sys.modules.values()):
+        function = module.__dict__.get(name) if isinstance(module, ModuleType) else None
+        is_own = isinstance(function, FunctionType) and function.__module__ == module.__name__
+        if is_own and package in ("", module.__name__.partition(".")[0]):
+            found.append(module)
+    return found
+
+
+def function_of(package: str, name: str) -> Callable[..., Any] | None:
+    """The function ``name`` that a loaded module of a package defines."""
+    return next((getattr(module, name) for module in definers(name, package)), None)
 
 
 @dataclass(frozen=True)
 class Host:
-    """A framework with slime's hooks: where it keeps what this library touches."""
+    """A framework with slime's hooks, as far as this process has loaded it.
 
-    name: str
-    distributions: tuple[str, ...]  # names under which it is installed
-    package: str  # imported in every process that trains
-    losses: tuple[str, ...]  # one of them defines policy_loss_function, by release
-    actor: str  # hands the rollout to --rollout-data-postprocess-path
-    model: str  # has train_one_step
+    Args:
+        loss: the module whose globals the policy loss looks its functions up in.
+        step: the module that defines ``train_one_step``; None in a trainer without one (FSDP).
+    """
+
+    loss: ModuleType
+    step: ModuleType | None
 
     @property
-    def loss(self) -> str:
-        """The module that defines policy_loss_function in this release."""
-        return next((name for name in self.losses if DEFINED in self.source(name)), self.losses[0])
-
-    def loss_module(self) -> ModuleType:
-        """The module whose globals the policy loss looks its functions up in."""
-        return importlib.import_module(self.loss)
+    def name(self) -> str:
+        return self.loss.__name__.partition(".")[0]
 
     @property
     def is_wrapped(self) -> bool:
         """Whether ``init`` has wrapped its policy loss in this process."""
-        return hasattr(getattr(self.loss_module(), "policy_loss_function", None), MARK)
-
-    def source(self, module: str) -> str:
-        """The text of one of its modules, which need not import here; empty where there is none."""
-        try:
-            found = importlib.util.find_spec(module)
-        except (ImportError, ValueError):
-            return ""
-        path = Path(found.origin) if found and found.origin else None
-        return path.read_text(encoding="utf-8") if path and path.is_file() else ""
+        return hasattr(getattr(self.loss, LOSS), MARK)
 
     @property
     def version(self) -> str:
-        """Of the distribution that this process imports it from; a checkout on PYTHONPATH has none."""
-        for name in self.distributions:
-            try:
-                distribution = importlib.metadata.distribution(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-            if self._is_of(distribution):
+        """Of the distribution that this process imports it from; a checkout has none."""
+        folder = Path(sys.modules[self.name].__path__[0]).resolve()
+        for name in importlib.metadata.packages_distributions().get(self.name, ()):
+            distribution = importlib.metadata.distribution(name)
+            if Path(str(distribution.locate_file(self.name))).resolve() == folder:
                 return distribution.version
         return "(a checkout)"
 
-    def _is_of(self, distribution: importlib.metadata.Distribution) -> bool:
-        """Whether importing this host finds the distribution's files, installed or linked to (pip -e)."""
-        found = importlib.util.find_spec(self.name)
-        places = found.submodule_search_locations if found else ()
-        folders = [Path(place).resolve().parent for place in places]
-        linked = distribution.read_text("direct_url.json") or ""
-        installed = Path(distribution.locate_file("")).resolve()
-        return any(folder == installed or f'"{folder.as_uri()}"' in linked for folder in folders)
-
     @property
     def passes_target(self) -> bool:
-        """Whether its own hook call passes cur_log_probs (slime PR 2084, or our patch 0001)."""
-        return bool(PASSED.search(self.source(self.loss)))
+        """Whether its own hook call passes cur_log_probs (slime PR 2084, or our patch)."""
+        return bool(PASSED.search(source(self.loss)))
 
     @property
-    def hands_out_data(self) -> bool:
-        """Whether --rollout-data-postprocess-path sees the rollout (slime since v0.2.4)."""
-        return not WITHOUT_DATA.search(self.source(self.actor))
+    def carries_versions(self) -> bool:
+        """Whether samples reach the trainer with their weight versions (miles, a patched slime)."""
+        folders = sys.modules[self.name].__path__
+        texts = (path.read_text("utf-8", "ignore") for f in folders for path in Path(f).rglob("*.py"))
+        return any('train_data["weight_versions"]' in text for text in texts)
 
     @property
     def may_skip_proximal(self) -> bool:
         """Whether a rollout of one optimizer step may go without proximal log-probs (slime since v0.3.0)."""
-        return "can_reuse_log_probs_in_loss" in self.source(self.actor)
+        room = self.loss.__name__.rpartition(".")[0]
+        near = [module for name, module in list(sys.modules.items()) if name.startswith(room)]
+        return any("can_reuse_log_probs_in_loss" in source(module) for module in near)
+
+    def require_doors(self) -> None:
+        """Raises ConfigError where one of the functions has other parameters than any release known."""
+        for module, name in ((self.loss, LOSS), (self.loss, TARGET), (self.step, STEP)):
+            if module is not None:
+                check_door(module, name)
 
 
-SLIME = Host(
-    "slime",
-    distributions=("slime",),
-    package="slime.backends.megatron_utils",
-    losses=("slime.backends.megatron_utils.loss",),
-    actor="slime.backends.megatron_utils.actor",
-    model="slime.backends.megatron_utils.model",
-)
-MILES = Host(
-    "miles",
-    distributions=("miles-rl", "miles"),
-    package="miles.backends.training_utils",
-    losses=("miles.backends.training_utils.loss_hub.losses", "miles.backends.training_utils.loss"),
-    actor="miles.backends.megatron_utils.actor",
-    model="miles.backends.megatron_utils.model",
-)
-HOSTS = (SLIME, MILES)
+def check_door(module: ModuleType, name: str) -> None:
+    """Raises ConfigError unless a module has the function ``name`` with the first parameters that we know."""
+    function, wanted = getattr(module, name, None), LEADING[name]
+    found = tuple(inspect.signature(function).parameters) if callable(function) else ()
+    if found[: len(wanted)] != wanted:
+        got = f"({', '.join(found[: len(wanted)])})" if found else "none"
+        raise ConfigError(
+            f"{module.__name__}: expected {name}({', '.join(wanted)}, ...), got {got}: this release is not "
+            f"known; {DOCS}"
+        )
+
+
+def source(module: ModuleType) -> str:
+    """The text of a module; empty where there is none."""
+    path = getattr(module, "__file__", None)
+    return Path(path).read_text("utf-8", "ignore") if path and Path(path).suffix == ".py" else ""
 
 
 def current() -> Host | None:
-    """The host whose training code this process has imported; None outside of a host."""
-    return next((host for host in HOSTS if host.package in sys.modules), None)
+    """The host whose training code this process has loaded; None outside of a host.
+
+    Of several, as where a user's own module defines a policy loss too, the one whose package has the
+    optimizer step.
+    """
+    losses = definers(LOSS)
+    for loss in losses:
+        for step in definers(STEP, loss.__name__.partition(".")[0]):
+            return Host(loss, step)
+    return Host(losses[0], None) if losses else None
+
+
+def require() -> Host | None:
+    """``current``, or None where nothing trains here.
+
+    Raises:
+        ConfigError: Megatron is up and no module fits; it says what was looked for and where.
+    """
+    host = current()
+    if host is not None:
+        host.require_doors()
+    elif parallel_state() is not None:
+        raise ConfigError(
+            f"{caller()}: expected a host with {LOSS}({', '.join(LEADING[LOSS])}), got none among the "
+            f"{len(sys.modules)} modules loaded here: this host is not known; {DOCS}"
+        )
+    return host
+
+
+def caller() -> str:
+    """The module that called into this package."""
+    frame = inspect.currentframe()
+    own = __name__.partition(".")[0]
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] == own:
+        frame = frame.f_back
+    return frame.f_globals.get("__name__", "?") if frame else "?"
 
 
 def wrap(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Puts ``around(function)`` in place of a function of a module or a class; again is once."""
+    """Replaces a function of a module or a class by ``around(function)``; idempotent."""
     function = getattr(owner, name)
     if not hasattr(function, MARK):
         wrapper = functools.wraps(function)(around(function))
@@ -134,6 +182,23 @@ def unwrap(owner: Any, *names: str) -> None:
     """Puts the host's own functions back; for tests."""
     for name in names:
         setattr(owner, name, getattr(getattr(owner, name), MARK, getattr(owner, name)))
+
+
+def weight_updaters() -> Iterator[type]:
+    """The host's classes that push weights to the engines and count the pushes."""
+    host = current()
+    for module in list(sys.modules.values()) if host else ():
+        if not isinstance(module, ModuleType) or module.__name__.partition(".")[0] != host.name:
+            continue
+        for cls in list(vars(module).values()):
+            if isinstance(cls, type) and cls.__module__ == module.__name__ and _counts_pushes(cls):
+                yield cls
+
+
+def _counts_pushes(cls: type) -> bool:
+    make = getattr(cls.__init__, MARK, cls.__init__)
+    names = make.__code__.co_names if isinstance(make, FunctionType) else ()
+    return "weight_version" in names and callable(getattr(cls, "update_weights", None))
 
 
 def command_line() -> list[str]:
@@ -197,7 +262,7 @@ def ranks() -> Ranks:
 
 def is_logging_rank() -> bool:
     """Whether this is the rank that slime logs from: the first of the last pipeline stage, of one replica."""
-    module = sys.modules.get("miles.backends.training_utils.parallel")
+    (module,) = definers("get_parallel_state", "miles")[:1] or (None,)
     replicas = getattr(getattr(module, "_parallel_state", None), "indep_dp", None)  # miles' --ft-components
     if (replicas is not None and replicas.rank) or ranks().place[0]:
         return False

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from slime_ext.ops.segments import AllSum, Segments, Shard, identity
 SLICE = ": every log-prob list must come from the same context-parallel slice"
 HIGHEST = 0.01  # nats; above it rounding is no explanation for a log-prob over 0
 
-Sliceable = TypeVar("Sliceable", Tensor, list)
 OVERFLOW = "the host's loss is NaN because of it; look for an overflow in the trainer's forward pass"
 CONSEQUENCES = {  # keyword of the host -> what a non-finite log-prob of it means
     "train_log_probs": OVERFLOW,
@@ -84,27 +83,6 @@ def zigzag(
         return start, stop
 
     return run(cp_rank), run(2 * cp_size - 1 - cp_rank)
-
-
-def slice_response(
-    values: Sliceable, total_length: int, response_length: int, cp_rank: int, cp_size: int
-) -> Sliceable:
-    """A full response [R] -> the part [L] that this rank holds; the identity for one rank."""
-    if cp_size == 1:
-        return values
-    (a, b), (c, d) = zigzag(total_length, response_length, cp_rank, cp_size)
-    return values[a:b] + values[c:d] if isinstance(values, list) else torch.cat([values[a:b], values[c:d]])
-
-
-def join_response(parts: Sequence[Tensor], total_length: int, response_length: int) -> Tensor:
-    """The parts [L_r] of all context-parallel ranks, in their order -> the full response [R]."""
-    if len(parts) == 1:
-        return parts[0]
-    out = torch.full((response_length,), torch.nan, dtype=parts[0].dtype)
-    for rank, part in enumerate(parts):
-        (a, b), (c, d) = zigzag(total_length, response_length, rank, len(parts))
-        out[a:b], out[c:d] = part[: b - a], part[b - a :]
-    return out
 
 
 def pack_segments(

@@ -1,18 +1,17 @@
-"""slime's rollout data, release by release: what each optimizer step trains, which sample a hook call's
-tensors belong to, and what the samples of one rollout or one prompt mean for each other.
+"""One optimizer step's samples: read off the host's iterator before they are trained, found again in a hook
+call, and what those of one rollout or one prompt mean for each other.
 
-Read once per rollout, before training; where waiting for the device is no loss. A rollout is what the host
-counts once in its loss (slime may split it into several samples); a group is the samples of one prompt.
+A rollout is what the host counts once in its loss (slime may split it into several samples); a group is the
+samples of one prompt. What is read here is read once per step, where waiting for the device is no loss.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -21,13 +20,33 @@ from torch import Tensor
 from slime_ext.errors import ConfigError
 from slime_ext.host.contract import HookCall
 
-Data = Mapping[str, Any]
+Batch = Mapping[str, Any]  # key -> a value per sample, or None
 MASK_SUMS = ("rollout_mask_sums", "group_mask_sums")  # the second in v0.3.0 alone
 ROLLOUT_IDS = ("rollout_ids", "group_ids")
+OF_CALL = {"train_log_probs": "log_probs"} | {
+    key: key
+    for key in (
+        *("rollout_log_probs", "loss_masks", "total_lengths", "response_lengths"),
+        *("max_seq_lens", "advantages", "weight_versions"),
+    )
+}  # keyword of the hook -> key of the host's batches
+KEYS = (*OF_CALL.values(), *MASK_SUMS, *ROLLOUT_IDS, "sample_indices", "partition", "rewards")
 EPSILON = 1e-6  # what slime adds to a group's standard deviation
 
 
-def first_of(data: Data, keys: Sequence[str]) -> Any:
+def read_ahead(iterator: Any, count: int) -> list[Batch]:
+    """The next micro-batches of a host's ``DataIterator``, which stays where it is.
+
+    Source: slime, backends/megatron_utils/data.py; the same from v0.2.0 on and in miles.
+    """
+    at = iterator.offset
+    try:
+        return [iterator.get_next(KEYS) for _ in range(count)]
+    finally:
+        iterator.offset = at
+
+
+def first_of(data: Batch, keys: Sequence[str]) -> Any:
     """The value of the first key that is there."""
     return next((data[key] for key in keys if data.get(key) is not None), None)
 
@@ -46,48 +65,48 @@ def numbers(values: Tensor) -> list[Any]:
     return values.tolist()
 
 
-def on_host(values: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
-    """Single numbers off the device, where they would be lost when the host puts its memory to sleep."""
-    return {key: value.cpu() for key, value in values.items()}
+def joined(batches: Sequence[Batch]) -> dict[str, Any]:
+    """Micro-batches as one; a key that one of them lacks is None."""
+    found = {}
+    for key in KEYS:
+        parts = [batch.get(key) for batch in batches]
+        found[key] = None if None in map(_or_none, parts) else [value for part in parts for value in part]
+    return found
 
 
-def places_by_step(data: Data, args: Any, dp_size: int) -> list[list[int]]:
-    """The places, in this rank's lists, of the samples that each optimizer step trains.
-
-    slime since v0.3.0 hands the schedule out; before, each step took the next global_batch_size / ranks.
-    """
-    if "micro_batch_indices" in data:
-        ends = accumulate(data["num_microbatches"], initial=0)
-        return [
-            [place for batch in data["micro_batch_indices"][start:stop] for place in batch]
-            for start, stop in pairwise(ends)
-        ]
-    size = data.get("dynamic_global_batch_size", args.global_batch_size) // dp_size
-    count = len(data["loss_masks"])
-    return [list(range(start, start + size)) for start in range(0, count // size * size, size)]
+def _or_none(part: Any) -> Any:
+    return None if part is None else 0  # tensors do not compare
 
 
-def call_of(data: Data, args: Any, places: Sequence[int], *, advantages: bool) -> HookCall:
-    """The hook call that one micro-batch of these samples would make, without a loss.
+def rest_of(rollout: Batch, batch: Batch) -> dict[str, Any] | None:
+    """The rollout's samples that are not in a batch; None where there are none."""
+    own = set(map(id, batch["loss_masks"]))
+    places = [i for i, mask in enumerate(rollout["loss_masks"]) if id(mask) not in own]
+    held = {key: rollout.get(key) for key in KEYS}
+    rest = {key: None if all_ is None else [all_[i] for i in places] for key, all_ in held.items()}
+    return rest if places else None
+
+
+def set_advantages(rollout: Batch, loss_masks: Sequence[Tensor], values: Sequence[float | None]) -> None:
+    """Gives the samples with these masks one advantage each; None leaves them as they are."""
+    given = dict(zip(map(id, loss_masks), values, strict=True))
+    rollout["advantages"][:] = [
+        was if given.get(id(mask)) is None else torch.full_like(was, given[id(mask)])
+        for was, mask in zip(rollout["advantages"], rollout["loss_masks"], strict=True)
+    ]
+
+
+def call_of(batch: Batch, args: Any) -> HookCall:
+    """The hook call that a micro-batch would make, without a loss.
 
     Raises:
         ConfigError: the rollout recorded no log-probs.
     """
-    keys = {"train_log_probs": "log_probs"} | {
-        key: key
-        for key in (
-            *("rollout_log_probs", "loss_masks", "total_lengths", "response_lengths", "max_seq_lens"),
-            *("weight_versions", *(["advantages"] if advantages else [])),
-        )
-    }
-    given = {
-        name: None if data.get(key) is None else [data[key][place] for place in places]
-        for name, key in keys.items()
-    }
-    return HookCall.of(args, {"pg_loss": torch.zeros(0, device=data["loss_masks"][0].device), **given})
+    given = {name: batch.get(key) for name, key in OF_CALL.items()}
+    return HookCall.of(args, {"pg_loss": torch.zeros(0, device=batch["loss_masks"][0].device), **given})
 
 
-def group_keys(data: Data, group_size: int) -> list[int]:
+def group_keys(data: Batch, group_size: int) -> list[int]:
     """Which samples share a prompt: by the host's sample index, or by the place in the whole rollout.
 
     Raises:
@@ -104,36 +123,32 @@ def group_keys(data: Data, group_size: int) -> list[int]:
     )
 
 
-class Record(NamedTuple):
-    """One sample of this rank's rollout data: where it stands in the lists, and its index over the run."""
+@dataclass
+class Samples:
+    """The samples of one optimizer step on this rank.
 
-    place: int
-    index: int | None = None
+    A host tells the hook nothing that identifies a sample, but its loss masks are the very objects of the
+    rollout data. They are held until the step ends, so that no other tensor gets the same identity.
+    """
 
+    masks: Sequence[Tensor] = ()
+    indices: Sequence[int | None] = ()  # Sample.index
+    versions: Sequence[int | None] = ()  # of the oldest weights that sampled it; filled in by ``staleness``
+    _places: dict[int, int] = field(init=False, repr=False)
 
-# A host hands the hook no identity of a sample, but its loss masks are the very objects of the rollout data.
-# They are held weakly: a mask that is gone is never mistaken for another one at the same address.
-_known: dict[int, tuple[weakref.ref[Tensor], Record]] = {}
+    def __post_init__(self) -> None:
+        self._places = {id(mask): place for place, mask in enumerate(self.masks)}
 
+    @classmethod
+    def of(cls, batch: Batch) -> Samples:
+        """Those of a step's micro-batches, joined."""
+        masks = batch.get("loss_masks") or []
+        return cls(masks, column(batch.get("sample_indices"), len(masks)))
 
-def remember_samples(data: Data) -> None:
-    """Takes note of a rollout's samples, by their loss masks; forgets those of the rollout before."""
-    _known.clear()
-    masks = data["loss_masks"]
-    indices = column(data.get("sample_indices"), len(masks))
-    for place, (mask, index) in enumerate(zip(masks, indices, strict=True)):
-        _known[id(mask)] = (weakref.ref(mask), Record(place, index))
-
-
-def samples_of(loss_masks: Sequence[Tensor]) -> list[Record] | None:
-    """The records of a hook call's samples, in its order; None unless the rollout data held every one."""
-    found = []
-    for mask in loss_masks:
-        held, record = _known.get(id(mask), (None, None))
-        if held is None or held() is not mask:
-            return None
-        found.append(record)
-    return found
+    def places(self, loss_masks: Sequence[Tensor]) -> list[int] | None:
+        """The places of a hook call's samples, in its order; None unless the step has every one."""
+        found = [self._places.get(id(mask)) for mask in loss_masks]
+        return None if None in found else found
 
 
 class SampleRow(NamedTuple):

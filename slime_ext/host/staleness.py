@@ -1,60 +1,49 @@
 """How many weight versions old the weights are that sampled a sequence.
 
-slime counts the pushes of the trainer's weights to the engines, and an engine says with every answer which
-push it runs. The hook gets the latter where patch 0002 lets it through. The former is a number of the object
-that pushes; ``install`` takes note of that object when the host makes it.
-
-Without the patch the samples' versions stay in the rollout manager's process. There ``log_rollout``
-(``slime_ext.host.log_rollout`` for ``--custom-rollout-log-function-path``) logs them and leaves how many
-samples each has in the key-value store of Ray's cluster, where ``of_rollout`` finds them in the trainer's
-processes: ages of a whole rollout, for its metrics.
+The trainer counts the pushes of its weights to the engines, and an engine says with every answer which push
+it runs. The latter stays in the rollout manager's process. There ``log_rollout``
+(``slime_ext.host.log_rollout`` for ``--custom-rollout-log-function-path``) leaves the oldest version of each
+sample, by its index, in the key-value store of Ray's cluster, and the trainer looks its samples up. Where the
+host's batches carry the versions themselves (miles; a patched slime), those are used. The trainer's own
+version is a number of the object that pushes; ``install`` takes note of that object when the host makes it.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import sys
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from slime_ext.core.correction import Correction
 from slime_ext.core.state import Tokens
 from slime_ext.errors import ConfigError, DataError
 from slime_ext.host import contract, hosts
 from slime_ext.host.contract import HookCall, number_of, versions_of
+from slime_ext.host.rollout_data import Batch, Samples
 from slime_ext.ops.segments import to_device
 
-PATCH = "apply patch 0002 (slime-ext patch apply DIR), which lets the rollout's weight versions through"
 LOG = "custom_rollout_log_function_path"
+LOG_FLAG = f"{contract.flag_of(LOG)} {contract.OURS[LOG]}"
 NAMESPACE = b"slime_ext"
 WAITING = 16  # rollouts that may wait for the trainer
 PREFIX, STEP = "rollout/off_policy/", "rollout/step"
-# Where hosts keep ``log`` and ``compute_rollout_step``: slime, slime up to v0.3.1, miles, miles-rl 0.0.2.
-TRACKERS = (
-    ("slime.observability.logging_utils", "slime.observability.metric_utils"),
-    ("slime.utils.logging_utils", "slime.utils.metric_utils"),
-    ("miles.utils.tracking_utils.tracking", "miles.utils.metric_utils"),
-    ("miles.utils.tracking_utils", "miles.utils.metric_utils"),
-)
 log = logging.getLogger("slime_ext")
 
-_published: dict[str, list[tuple[int | None, int]]] = {}
+_published: dict[int, bytes] = {}  # of this process, which is all there is without Ray
 _pusher: weakref.ref[Any] | None = None
 
 
 def install() -> None:
-    """Takes note of the object that pushes weights when this process's host makes it; again is once."""
-    host = hosts.current()
-    module = sys.modules.get(host.actor) if host else None
-    for name, cls in list(vars(module).items()) if module else ():
-        if isinstance(cls, type) and name.startswith("UpdateWeight"):
-            hosts.wrap(cls, "__init__", _noting)
+    """Takes note of the object that pushes weights when this process's host makes it; idempotent."""
+    for cls in hosts.weight_updaters():
+        hosts.wrap(cls, "__init__", _noting)
 
 
 def _noting(make: Callable[..., None]) -> Callable[..., None]:
@@ -72,70 +61,72 @@ def current() -> int | None:
     return version if isinstance(version, int) else None
 
 
-def ages_of(call: HookCall) -> Tensor | None:
-    """[S] float64: the trainer's version less that of the oldest weights that sampled the sequence.
+def identify(rollout_id: int) -> Callable[[Batch], Samples]:
+    """A function that makes of a batch its samples with the oldest version of each."""
+    return functools.partial(_samples_of, functools.cache(lambda: _oldest_of(rollout_id)))
+
+
+def _samples_of(oldest: Callable[[], Mapping[str, int | None]], batch: Batch) -> Samples:
+    samples = Samples.of(batch)
+    carried = batch.get("weight_versions")
+    if carried is not None:
+        return replace(samples, versions=[_oldest(names) for names in carried])
+    known = oldest() if samples.indices else {}  # the same on every rank
+    return replace(samples, versions=[known.get(str(index)) for index in samples.indices if known])
+
+
+def with_ages(tokens: Tokens, call: HookCall, correction: Correction, samples: Samples) -> Tokens:
+    """The tokens with their sequences' ages: the trainer's version less that of the oldest weights that
+    sampled the sequence.
 
     NaN for a sample without versions, and for one of weights that this trainer has not pushed yet: a replayed
-    rollout is of another run. None where no sample can have an age.
-    """
-    now = current()
-    if call.weight_versions is None or now is None:
-        return None
-    ages = torch.tensor([_age(names, now) for names in call.weight_versions], dtype=torch.float64)
-    return to_device(ages, call.pg_loss.device)
-
-
-def _age(names: Any, now: int) -> float:
-    versions = [number_of(version) for version in versions_of(names)]
-    if not versions or None in versions or min(versions) > now:
-        return float("nan")
-    return float(now - min(versions))
-
-
-def with_ages(tokens: Tokens, call: HookCall, *, required: bool) -> Tokens:
-    """The tokens with their sequences' ages.
+    rollout is of another run.
 
     Raises:
-        ConfigError: they are ``required`` and not known.
+        ConfigError: the correction needs them and no sample's is known.
     """
-    ages = ages_of(call)
-    if required and call.weight_versions is None:
-        raise ConfigError(f"max_staleness: expected weight_versions in the hook call, got none: {PATCH}")
-    if required and ages is None:
-        raise ConfigError(
+    now, versions = current(), _versions_of(call, samples)
+    if now is None or versions is None:
+        if correction.needs_ages:
+            raise ConfigError(_unknown(now))
+        return tokens
+    ages = [float("nan") if v is None or v > now else float(now - v) for v in versions]
+    made = torch.tensor(ages, dtype=torch.float64)
+    return replace(tokens, ages=to_device(made, tokens.segments.mask.device))
+
+
+def _versions_of(call: HookCall, samples: Samples) -> list[int | None] | None:
+    """The oldest version of each of a call's samples; None where none is known."""
+    if call.weight_versions is not None:
+        return [_oldest(names) for names in call.weight_versions]
+    places = samples.places(call.loss_masks) if samples.versions else None
+    return None if places is None else [samples.versions[place] for place in places]
+
+
+def _unknown(now: int | None) -> str:
+    if now is None:
+        return (
             "max_staleness: expected the trainer's weight version, got none: --custom-megatron-init-path "
             "slime_ext.host.init takes note of it"
         )
-    return replace(tokens, ages=ages)
+    return (
+        "max_staleness: expected the weight versions that sampled this optimizer step, got none: add "
+        f"{LOG_FLAG}; a custom generate function has to keep Sample.index and Sample.weight_versions"
+    )
 
 
-def require_host(host: hosts.Host | None, who: str = "max_staleness", remedy: str = PATCH) -> None:
-    """Stops, at start-up, ``who`` needs the ages of a host that drops the versions on their way to the hook.
+def require_host(args: Any, host: hosts.Host | None, who: str = "max_staleness") -> None:
+    """Fails at start-up if ``who`` needs sample ages and nothing brings weight versions to the trainer.
 
     Raises:
-        ConfigError: by the host's source it does.
+        ConfigError: neither the host's batches nor ``log_rollout`` do.
     """
-    if host is not None and "weight_versions" not in host.source(host.loss):
+    logs = getattr(args, LOG, None) == contract.OURS[LOG]
+    if host is not None and not logs and not host.carries_versions:
         raise ConfigError(
-            f"{who}: expected a {host.name} that hands weight_versions to the hook, got one that "
-            f"does not: {remedy}"
+            f"{who}: expected the samples' weight versions, got a {host.name} that keeps them in its rollout "
+            f"manager: add {LOG_FLAG}"
         )
-
-
-def of_rollout(rollout_id: int | None) -> dict[str, float]:
-    """Mean and largest age of a rollout's samples, and the fraction whose age is known; {} where none is."""
-    store, now = _store(), current()
-    text = store._internal_kv_get(_key(), namespace=NAMESPACE) if store and now is not None else None
-    counts = json.loads(text or "{}").get(str(rollout_id), [])
-    known = [(now - version, count) for version, count in counts if version is not None and version <= now]
-    if not known:
-        return {}
-    total = sum(count for _, count in known)
-    return {
-        "staleness_mean": sum(age * count for age, count in known) / total,
-        "staleness_max": float(max(age for age, _ in known)),
-        "staleness_known_fraction": total / sum(count for _, count in counts),
-    }
 
 
 def log_rollout(
@@ -145,7 +136,8 @@ def log_rollout(
     rollout_extra_metrics: dict[str, Any] | None = None,
     rollout_time: float | None = None,
 ) -> bool:
-    """Adds the weight versions to the metrics that the host is about to log, and leaves them for the trainer.
+    """Adds the weight versions to the metrics that the host is about to log, and leaves them for the
+    trainer.
 
     Args:
         samples: the rollout's samples, under slime's field names; a list of groups is as good.
@@ -162,7 +154,7 @@ def log_rollout(
     """
     samples = list(_flat(samples))
     _require_log_probs(args, samples)
-    _publish(rollout_id, [min(_versions(sample), default=None) for sample in samples])
+    _publish(rollout_id, samples)
     values = {PREFIX + name: value for name, value in version_metrics(samples).items()}
     if rollout_extra_metrics is not None:
         rollout_extra_metrics.update(values)
@@ -200,16 +192,29 @@ def _require_log_probs(args: Any, samples: Sequence[Any]) -> None:
         )
 
 
-def _publish(rollout_id: int, oldest: Sequence[int | None]) -> None:
-    """Leaves the oldest version of each of a rollout's samples for the trainer's processes of the same Ray
-    job; else does nothing."""
-    store = _store()
-    if store is None:
-        return
-    _published[str(rollout_id)] = list(Counter(oldest).items())
-    for key in list(_published)[:-WAITING]:
-        del _published[key]
-    store._internal_kv_put(_key(), json.dumps(_published).encode(), namespace=NAMESPACE)
+def _publish(rollout_id: int, samples: Sequence[Any]) -> None:
+    """Leaves the oldest version of each sample index for the trainer's processes of the same Ray job."""
+    oldest: dict[str, int | None] = {}
+    for sample in samples:
+        index, versions = str(getattr(sample, "index", None)), _versions(sample)
+        known = [v for v in (oldest.get(index), *versions) if v is not None]
+        oldest[index] = min(known, default=None)
+    text, store = json.dumps(oldest).encode(), _store()
+    _published[rollout_id] = text
+    if store is not None:
+        store._internal_kv_put(_key(rollout_id), text, namespace=NAMESPACE)
+    for old in list(_published)[:-WAITING]:
+        del _published[old]
+        if store is not None:
+            store._internal_kv_del(_key(old), namespace=NAMESPACE)
+
+
+def _oldest_of(rollout_id: int) -> dict[str, int | None]:
+    """Sample index -> oldest version, of a rollout that ``log_rollout`` saw; {} of any other."""
+    text, store = _published.get(rollout_id), _store()
+    if text is None and store is not None:
+        text = store._internal_kv_get(_key(rollout_id), namespace=NAMESPACE)
+    return json.loads(text or b"{}")
 
 
 def _store() -> Any:
@@ -218,15 +223,17 @@ def _store() -> Any:
     return store if store is not None and store._internal_kv_initialized() else None
 
 
-def _key() -> bytes:
-    return f"weight_versions:{sys.modules['ray'].get_runtime_context().get_job_id()}".encode()
+def _key(rollout_id: int) -> bytes:
+    job = sys.modules["ray"].get_runtime_context().get_job_id()
+    return f"weight_versions:{job}:{rollout_id}".encode()
 
 
 def _log(rollout_id: int, args: Any, values: dict[str, float]) -> None:
-    for tracker, steps in TRACKERS:
-        if tracker in sys.modules and steps in sys.modules:
-            step = {STEP: sys.modules[steps].compute_rollout_step(args, rollout_id)}
-            sys.modules[tracker].log(args, values | step, step_key=STEP)
+    """Through the host's own logger, which its modules define as log(args, metrics, step_key)."""
+    for module in hosts.definers("compute_rollout_step"):
+        for tracker in hosts.definers("log", module.__name__.partition(".")[0]):
+            step = {STEP: module.compute_rollout_step(args, rollout_id)}
+            tracker.log(args, values | step, step_key=STEP)
             return
     listed = ", ".join(f"{name.removeprefix(PREFIX)} {value:.4g}" for name, value in values.items())
     log.info("rollout %d: weight versions: %s", rollout_id, listed)
@@ -240,6 +247,12 @@ def _lacks_log_probs(sample: Any) -> bool:
 def _versions(sample: Any) -> list[int]:
     found = map(number_of, versions_of(sample.weight_versions))
     return [number for number in found if number is not None]
+
+
+def _oldest(names: Any) -> int | None:
+    """The oldest of a sample's versions; None unless each is a number."""
+    versions = [number_of(version) for version in versions_of(names)]
+    return None if None in versions else min(versions, default=None)
 
 
 def _flat(samples: Iterable[Any]) -> Iterable[Any]:

@@ -1,59 +1,45 @@
 """``slime_ext.host.init`` for ``--custom-megatron-init-path``, which slime calls before it builds the model.
 
-It checks flags, functions and configuration, and wraps the host's functions that the hook needs. Up to
-624b824 slime's policy loss has ``cur_log_probs`` and ``advantages`` at hand and passes neither to the hook. A
-wrapper around ``policy_loss_function`` takes the advantages (and the padded lengths of --qkv-format bshd)
-from its batch, one around ``get_log_probs_and_entropy`` the log-probs with gradient; ``HookCall.of`` reads
-both. They belong to one call of the policy loss: a second run under ``--recompute-loss-function`` has its
-own, in whichever thread it runs. What the host passes itself is used as it is.
+It checks flags, functions and configuration, and wraps the host's three functions (``hosts``). The policy
+loss has ``cur_log_probs`` and ``advantages`` at hand and passes neither to the hook: a wrapper around it
+takes the advantages (and the padded lengths of --qkv-format bshd) from its batch, one around
+``get_log_probs_and_entropy`` the log-probs with gradient; ``HookCall.of`` reads both. They belong to one call
+of the policy loss: a second run under ``--recompute-loss-function`` has its own, in whichever thread it runs.
+What the host passes itself is used as it is. A policy loss that did not call our hook is measured from the
+same wrapper.
+
+An ``init`` of your own calls this one with the same arguments, before or after what else it does.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from slime_ext.config.load import read_config, to_mapping
-from slime_ext.config.optional_args import OptionalArgs
+from slime_ext.config.words import one_line
 from slime_ext.core import compiled
 from slime_ext.core.correction import Correction
-from slime_ext.core.steps import Reject, Veto
 from slime_ext.errors import ConfigError
 from slime_ext.host import contract, hosts, staleness, train_step
-from slime_ext.host.configured import (
-    correction_named,
-    forbid_misplaced_in_file,
-    forbid_unread_key,
-    mapping_of_flags,
-)
+from slime_ext.host.configured import correction_named, loaded_from, mapping_of_flags, named_by, setup_of
 from slime_ext.host.contract import check_call, flag_of, loss_inputs
-from slime_ext.host.flags import (
-    check_command_line,
-    check_flags,
-    check_plan,
-    formula,
-    one_line,
-    unread_clip,
-)
-from slime_ext.host.hook import HostFlags
+from slime_ext.host.flags import check_command_line, check_kinds
+from slime_ext.host.hook import HostFlags, observe
+from slime_ext.host.rules import enforce
 
-WRAPPED = ("policy_loss_function", "get_log_probs_and_entropy")
-REDUCED = {  # mask_scope -> what a reducer that divides by its masks then does
-    "policy": "it still counts rejected tokens; mask_scope: all hands it the reduced ones",
-    "all": "rejected tokens leave its denominator; mask_scope: policy hands it the host's",
-}
-SHORT_LIVED = {  # argument -> what metrics and guards then are
-    "release_train": "--release-train: expected a trainer that stays beside slime_ext.guards, got one that "
-    "ends with each rollout: steps in a row and metrics_only begin anew with the next",
-    "indep_dp": "--ft-components: expected data parallel ranks of one group, got independent replicas: "
-    "metrics and guards are those of each replica alone, off_policy.jsonl has the first one's",
-}
-STOPS = (
-    "--no-check-for-nan-in-loss-and-grad: expected a run that may end beside slime_ext, got one that skips "
-    "steps with NaN: a NaN among the trainer's own log-probs stops it all the same"
+UNSEEN = (
+    f"{{name}}: expected {hosts.STEP} among its loaded modules, got none, as in trainers without Megatron "
+    "(FSDP): no metrics but the host's own channel, no guards, certificate or off_policy.jsonl"
+)
+DYNAMIC = (
+    "--dynamic-context-parallel: expected off beside slime_ext, got on: a sample is then cut over another "
+    "group for each micro-batch, which slime_ext does not follow"
 )
 log = logging.getLogger("slime_ext")
 
@@ -67,52 +53,74 @@ def init(args: Any) -> None:
         ConfigError: one line that names the flag or key, what was expected, and what to do.
     """
     check_command_line(hosts.command_line(), args)
-    check_flags(args)
-    forbid_misplaced_in_file(args)
-    check_functions(args)
-    wrap_loss()
-    correction = correction_of(args)
-    train_step.install()
-    if correction is not None and contract.function_of(args) not in contract.SEEDS:
-        _check_correction(args, correction)
-    if line := unread_clip(args):
-        log.warning(line)
+    check_kinds(args)
+    if getattr(args, "dynamic_context_parallel", False):
+        raise ConfigError(DYNAMIC)
+    host = hosts.require()
+    check_functions(args, host)
+    enforce(loaded_from(setup_of(args, named_by(args))))
+    correction = correction_named(args)
+    if host is not None:
+        wrap_loss(host)
+        train_step.install(host)
+        carry_to_hook(args)
+    _check_host(args, correction, host)
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not ready or torch.distributed.get_rank() == 0:
-        print(f"slime_ext: {_what_runs(args, correction)}; {_who_passes()}", flush=True)
+        print(f"slime_ext: {_what_runs(args, correction)}; {_who_passes(host)}", flush=True)
 
 
-def wrap_loss() -> None:
-    """Wraps the policy loss of the host that this process belongs to, if it does to one; again is once.
-
-    Raises:
-        ConfigError: the host's loss module has not the functions of any release that is known.
-    """
-    host = hosts.current()
-    if host is None:
-        return
-    module = host.loss_module()
-    missing = [name for name in WRAPPED if not callable(getattr(module, name, None))]
-    if missing:
-        raise ConfigError(
-            f"{host.loss}: expected {' and '.join(WRAPPED)}, got no {missing[0]}: this {host.name} is "
-            "not known; add the lines of docs/patches.md by hand and drop --custom-megatron-init-path"
-        )
-    for name, around in zip(WRAPPED, (_with_batch, _noting_log_probs), strict=True):
-        hosts.wrap(module, name, around)
+def wrap_loss(host: hosts.Host) -> None:
+    """Wraps a host's policy loss; idempotent."""
+    hosts.wrap(host.loss, hosts.LOSS, _with_batch)
+    hosts.wrap(host.loss, hosts.TARGET, _noting_log_probs)
 
 
 def _with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
-    def policy_loss_function(*args: Any, **kwargs: Any) -> Any:
-        batch = kwargs["batch"] if "batch" in kwargs else args[1]
-        inputs = {"advantages": batch["advantages"], "max_seq_lens": batch.get("max_seq_lens")}
+    signature = inspect.signature(function)
+
+    def policy_loss_function(*given: Any, **named: Any) -> Any:
+        call = signature.bind(*given, **named).arguments
+        args, batch = call["args"], call["batch"]
+        _forbid_dynamic_context_parallel(batch)
+        inputs = {key: batch.get(key) for key in ("advantages", "max_seq_lens")} | {"batch": batch}
         token = loss_inputs.set(inputs)
         try:
-            return function(*args, **kwargs)
+            found = function(*given, **named)
+            observe(args, batch, inputs)
         finally:
             loss_inputs.reset(token)
+        return found
 
     return policy_loss_function
+
+
+def carry_to_hook(args: Any) -> None:
+    """Wraps a hook of the user's own, so that it gets ``cur_log_probs`` and ``advantages`` by keyword, as our
+    hooks do; idempotent."""
+    path = getattr(args, "custom_tis_function_path", None)
+    if path and not contract.function_of(args):
+        module, _, name = path.rpartition(".")
+        hosts.wrap(sys.modules[module], name, _carrying)
+
+
+def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names = [name for name in contract.OPTIONAL if takes_all or name in parameters]
+
+    def hook(*given: Any, **named: Any) -> Any:
+        held = loss_inputs.get() or {}
+        carried = {name: held[name] for name in names if held.get(name) is not None}
+        return function(*given, **(carried | named))
+
+    return hook
+
+
+def _forbid_dynamic_context_parallel(batch: Mapping[str, Any]) -> None:
+    """Raises ConfigError where a batch is cut over another group than the context-parallel one (Relax)."""
+    if batch.get("dynamic_cp_size") is not None:
+        raise ConfigError(DYNAMIC)
 
 
 def _noting_log_probs(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,96 +129,60 @@ def _noting_log_probs(function: Callable[..., Any]) -> Callable[..., Any]:
         inputs = loss_inputs.get()
         if inputs is not None:  # inside the policy loss; elsewhere it scores tokens for others
             made = result[1] if isinstance(result, tuple) else result  # a bare dict up to v0.2.2 and in miles
-            inputs["cur_log_probs"] = list(made["log_probs"])
+            inputs.setdefault("cur_log_probs", list(made["log_probs"]))
         return result
 
     return get_log_probs_and_entropy
 
 
-def check_functions(args: Any) -> None:
+def check_functions(args: Any, host: hosts.Host | None) -> None:
     """Imports every function that a flag names and that training calls; binds the host's call to each.
 
     Raises:
         ConfigError: naming the flag, the function and what does not fit.
     """
-    host = hosts.current()
-    older = {"rollout_data_postprocess_path": ("args",)} if host and not host.hands_out_data else {}
-    for dest, positional in {**contract.CALLS, **older}.items():
+    for dest, positional in contract.CALLS.items():
         if path := getattr(args, dest, None):
-            check_call(flag_of(dest), path, positional)
+            check = check_call if positional else contract.load_function
+            check(*((flag_of(dest), path, positional) if positional else (path, flag_of(dest))))
     if path := getattr(args, "custom_tis_function_path", None):
         more = contract.OPTIONAL if host is None or host.passes_target else ()
         check_call("--custom-tis-function-path", path, (), (*contract.REQUIRED, *more))
 
 
-def correction_of(args: Any) -> Correction | None:
-    """The correction that the arguments name; None for a function that is not ours.
-
-    Raises:
-        ConfigError: it does not load, contradicts the flags, or no function of ours would read it.
-    """
-    correction = correction_named(args)
-    forbid_unread_key(args)
-    return correction
-
-
-def _check_correction(args: Any, correction: Correction) -> None:
-    host = hosts.current()
-    if correction.needs_plan:
-        check_plan(args, may_skip_proximal=bool(host and host.may_skip_proximal))
-        if host and not host.hands_out_data:
+def _check_host(args: Any, correction: Correction | None, host: hosts.Host | None) -> None:
+    """What a correction and the guards need of this host."""
+    if host is None:
+        return
+    if host.step is None:
+        log.warning(UNSEEN.format(name=host.name))
+        if correction is not None and correction.needs_plan:
             raise ConfigError(
-                f"{host.name}: expected a release whose --rollout-data-postprocess-path sees the rollout "
-                "(slime since v0.2.4), got one that calls it with args alone: a correction that couples "
-                "samples needs it"
+                f"{host.name}: expected a trainer with {hosts.STEP} beside a correction that couples the "
+                "samples of an optimizer step, got one without (FSDP)"
             )
-    if correction.needs_ages:
-        staleness.require_host(host)
-    logs = getattr(args, staleness.LOG, None) == contract.OURS[staleness.LOG]
+    if correction is not None and correction.needs_ages:
+        staleness.require_host(args, host)
     for name in read_config(mapping_of_flags(args)).guards:
-        if name.startswith("staleness_") and not logs:  # for which the ages of a whole rollout are enough
-            remedy = f"add {flag_of(staleness.LOG)} {contract.OURS[staleness.LOG]}"
-            staleness.require_host(host, f"slime_ext.guards.{name}", remedy)
-    for warning in _warnings(args, correction):
-        log.warning(warning)
-
-
-def _warnings(args: Any, correction: Correction) -> Iterator[str]:
-    a = OptionalArgs(args)
-    rejects = any(isinstance(step, Reject | Veto) for step in correction.steps)
-    reducer = a.custom_pg_loss_reducer_function_path
-    if rejects and reducer:
-        yield (
-            f"--custom-pg-loss-reducer-function-path {reducer}: expected slime's reducer beside mask_scope: "
-            f"{correction.mask_scope}, got one of yours: if it divides by the masks, "
-            f"{REDUCED[correction.mask_scope]}"
-        )
-    if not correction.is_identity and not a.use_tis:
-        yield "--use-tis: expected on beside a correction, got off: the loss stays as it is, only metrics"
-    yield from (line for dest, line in SHORT_LIVED.items() if getattr(a, dest))
-    if a.check_for_nan_in_loss_and_grad is False:
-        yield STOPS
-    if correction.is_identity and a.use_tis:
-        yield "slime_ext.steps: expected one beside --use-tis, got none: the loss stays, only metrics"
+        if name.startswith("staleness_"):
+            staleness.require_host(args, host, f"slime_ext.guards.{name}")
 
 
 def _what_runs(args: Any, correction: Correction | None) -> str:
     path, name = getattr(args, "custom_tis_function_path", None), contract.function_of(args)
     if not contract.calls_hook(args):
-        return "no correction (--use-tis is off)"
-    if name in contract.SEEDS:
-        return f"{name}: {formula(name, vars(args))}"
+        return "no correction, only metrics (--use-tis is off)"
     if correction is None:
         return f"the correction is {path or 'the host' + chr(39) + 's own'}, not one of slime_ext"
     only = "" if getattr(args, "use_tis", False) else "metrics only, the loss stays as it is: "
     preset = (getattr(args, "slime_ext", None) or {}).get("preset") or name
-    backend = compiled.describe(HostFlags.of(args).compiled, correction)
+    is_compiled = HostFlags.of(args, correction).serve is compiled.apply
+    backend = compiled.describe(is_compiled, correction)
     return f"{only}{preset}: {one_line(to_mapping(correction))}; {backend}"
 
 
-def _who_passes() -> str:
+def _who_passes(host: hosts.Host | None) -> str:
     """Who passes cur_log_probs and advantages to the hook."""
-    host = hosts.current()
     if host is None:
         return "no slime in this process: the caller passes cur_log_probs and advantages"
     own = host.passes_target

@@ -5,7 +5,7 @@ add to it. Without an open step nothing is measured. Nothing survives the step b
 takes the device's memory and the process groups away between rollouts.
 
 On CUDA a look for NaN in every hook call would make the host wait. So a call notes on the device whether it
-found any and where the first was, in five operations; it is named once the step's statistics are reduced.
+found any and where the first was; it is named once the step's statistics are reduced.
 """
 
 from __future__ import annotations
@@ -13,76 +13,63 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from slime_ext.core import metrics
-from slime_ext.core.metrics import MetricsLayout, StepSums
-from slime_ext.errors import NonFiniteError
-from slime_ext.host.configured import correction_of_flags
-from slime_ext.host.contract import HookCall
+from slime_ext.core.correction import HookResult
+from slime_ext.core.metrics import MetricsLayout
+from slime_ext.core.state import Tokens
+from slime_ext.errors import ConfigError, NonFiniteError
+from slime_ext.host.contract import INIT_FLAG, HookCall, loss_inputs
 from slime_ext.host.hosts import parallel_state, ranks
-from slime_ext.host.packing import CONSEQUENCES, locate
-from slime_ext.host.rollout_data import Record, numbers
-from slime_ext.ops.segments import Segments, host_ints
+from slime_ext.host.packing import CONSEQUENCES, locate, require_finite
+from slime_ext.host.rollout_data import Samples, numbers
+from slime_ext.ops.segments import Segments
 
 WIDTH = 3  # whether there is any, number of the hook call, index of the token in it
 LONGEST = 2000  # bytes of an error that stages share
-
-
-class Look(NamedTuple):
-    """What a hook call notes, of each kind of log-probs that it had."""
-
-    kinds: tuple[str, ...]
-    found: Tensor  # [K] bytes, 1 where a response token is not finite
-    first: Tensor  # [K] the first such token
 
 
 @dataclass
 class NonFiniteTracker:
     """The first non-finite log-prob of each kind in one optimizer step on this rank."""
 
-    calls: list[tuple[Segments, Sequence[Record] | None]] = field(default_factory=list)
-    looks: dict[int, Look] = field(default_factory=dict)  # by the number of the call
+    calls: list[tuple[Segments, Sequence[int | None] | None]] = field(default_factory=list)
+    found: list[Tensor] = field(default_factory=list)  # per call [kinds, 2]: whether there is any, the first
 
     def look(
-        self, values: Mapping[str, Tensor | None], segments: Segments, samples: Sequence[Record] | None
+        self, values: Mapping[str, Tensor | None], segments: Segments, samples: Sequence[int | None] | None
     ) -> None:
         """Notes where response tokens are not finite, without waiting for the device.
 
         Args:
             values: kind -> [T] log-probs; None or absent: not looked at.
-            samples: what is known of the call's samples.
+            samples: the indices of the call's samples.
         """
-        kinds = tuple(kind for kind in CONSEQUENCES if values.get(kind) is not None)
-        if segments.size and kinds:
-            rows = torch.stack([values[kind].detach() for kind in kinds])
+        given = [values.get(kind) for kind in CONSEQUENCES]
+        some = next((v for v in given if v is not None), None)
+        if some is None or not segments.size:
+            self.found.append(torch.zeros(len(given), 2, dtype=torch.float64, device=segments.mask.device))
+        else:
+            none = torch.zeros_like(some)
+            rows = torch.stack([none if v is None else v.detach() for v in given])
             bad = segments.mask & ~(rows.abs() < torch.inf)
-            self.looks[len(self.calls)] = Look(kinds, *bad.to(torch.uint8).max(1))  # the first of equals
+            self.found.append(torch.stack(bad.to(torch.uint8).max(1), 1).double())  # the first of equals
         # What names a token later, without the call's tensors.
         outline = (segments.lengths, segments.shards, torch.zeros(0, dtype=torch.bool))
         self.calls.append((Segments(*outline, segments.shards_per_sequence), samples))
 
     def vector(self, device: torch.device | str = "cpu") -> Tensor:
-        """[kinds x WIDTH] float64, what this rank found, for all ranks."""
-        return torch.cat([self._first(kind, device) for kind in CONSEQUENCES])
-
-    def _first(self, kind: str, device: torch.device | str) -> Tensor:
-        """[WIDTH] float64, of the first call that has found something."""
-        looks = [
-            (call, look.found[place], look.first[place])
-            for call, look in self.looks.items()
-            for place, seen in enumerate(look.kinds)
-            if seen == kind
-        ]
-        if not looks:
-            return torch.zeros(WIDTH, dtype=torch.float64, device=device)
-        calls, found, first = zip(*looks, strict=True)
-        most, which = torch.stack(found).max(0, keepdim=True)
-        places = torch.stack([host_ints(calls, most.device), torch.stack(first)])[:, which]
-        return torch.cat([most.double(), places[:, 0].double()])
+        """[kinds x WIDTH] float64, what the first call noted that found something, for all ranks."""
+        if not self.found:
+            return torch.zeros(len(CONSEQUENCES) * WIDTH, dtype=torch.float64, device=device)
+        found = torch.stack(self.found)  # [calls, kinds, 2]
+        most, call = found[..., 0].max(0)
+        first = found[..., 1].gather(0, call[None])[0]
+        return torch.stack([most, call.double(), first], 1).flatten()
 
     def check(self, per_rank: Sequence[Sequence[float]], rank: int) -> None:
         """Stops on every rank if one of them found something.
@@ -107,26 +94,60 @@ class NonFiniteTracker:
         segments, samples = self.calls[call]
         sequence, position = locate(index, segments)
         where = f"sequence {sequence} of {segments.count} in micro-batch {call}"
-        if samples and samples[sequence].index is not None:
-            where = f"sample {samples[sequence].index} ({where})"
+        if samples and samples[sequence] is not None:
+            where = f"sample {samples[sequence]} ({where})"
         return f"{where}, response token {position}"
 
 
 @dataclass
 class OptimizerStep:
-    """One optimizer step on this rank."""
+    """One optimizer step on this rank.
 
-    layout: MetricsLayout
+    Args:
+        layout: what hook calls measure; None: nothing.
+        samples: those that the step trains, where they are known.
+        plan: what was computed for them before.
+        observes: whether the policy loss is measured where it does not call our hook.
+    """
+
+    layout: MetricsLayout | None = None
+    samples: Samples = field(default_factory=Samples)
+    plan: Any = None
+    observes: bool = False
     tracker: NonFiniteTracker = field(default_factory=NonFiniteTracker)
-    measured: StepSums | None = None  # of all its micro-batches so far
-    # Each micro-batch by the identities of its masks and behavior log-probs: a loss that is recomputed calls
-    # the hook again with the same objects. Held until the step ends, so that no other tensor gets the same
-    # identity. Masks alone would not do: samples may share one.
+    measured: Any = None  # the sums of all its micro-batches so far
+    # Each micro-batch by the identity of its batch, or of its masks and behavior log-probs (masks alone would
+    # not do: samples may share one): a loss that is recomputed calls the hook again with the same objects.
+    # Held until the step ends, so that no other object gets the same identity.
     seen: dict[tuple[int, ...], list[Any]] = field(default_factory=dict)
 
-    def add(self, measured: StepSums) -> None:
+    def add(self, result: HookResult) -> HookResult:
         """Adds a micro-batch, without waiting for the device."""
-        self.measured = measured if self.measured is None else self.measured + measured
+        if result.measured is not None:
+            self.measured = result.measured if self.measured is None else self.measured + result.measured
+        return result
+
+    def check_finite(self, tokens: Tokens, call: HookCall, *, behavior: bool) -> None:
+        """Stops at a non-finite log-prob that has made the loss NaN: at once on CPU; on other devices it is
+        noted, and the run stops when the step's statistics are reduced.
+
+        Args:
+            behavior: whether the behavior policy's have to be finite too.
+
+        Raises:
+            NonFiniteError: naming sample and position.
+        """
+        log_probs = {"train_log_probs": tokens.proximal, "cur_log_probs": tokens.target}
+        if behavior:
+            log_probs["rollout_log_probs"] = tokens.behavior
+        if tokens.segments.mask.device.type != "cpu":
+            places = self.samples.places(call.loss_masks)
+            indices = [self.samples.indices[place] for place in places] if places else None
+            self.tracker.look(log_probs, tokens.segments, indices)
+            return
+        for name, values in log_probs.items():
+            if values is not None:
+                require_finite(name, values, tokens.segments, CONSEQUENCES[name])
 
     def reduce(self) -> tuple[dict[str, float], dict[str, float]]:
         """Scalars and curves over all ranks that train the step; one SUM, the only wait for the device.
@@ -155,15 +176,41 @@ class OptimizerStep:
         Raises:
             NonFiniteError: it met a non-finite log-prob.
         """
-        for look in list(self.tracker.looks.values())[:1]:
-            self.tracker.check([numbers(self.tracker.vector(look.found.device))], 0)
+        self.tracker.check([numbers(self.tracker.vector())], 0)
+
+
+class Nowhere(OptimizerStep):
+    """Where a hook call outside of a step counts: nowhere. Only what stops at once is looked at."""
+
+    def add(self, result: HookResult) -> HookResult:
+        """Discards it."""
+        return result
+
+    def check_finite(self, tokens: Tokens, call: HookCall, *, behavior: bool) -> None:
+        """As in a step, on CPU; on other devices nobody would read the note.
+
+        Raises:
+            ConfigError: the behavior policy's log-probs have to be finite on such a device.
+        """
+        if (device := tokens.segments.mask.device.type) == "cpu":
+            super().check_finite(tokens, call, behavior=behavior)
+        elif behavior and current.step is NOWHERE:
+            raise ConfigError(
+                f"slime_ext.on_nonfinite: expected {INIT_FLAG} beside raise, got a hook call without it: on "
+                f"{device} a log-prob is looked at when a step's statistics are reduced"
+            )
+
+
+NOWHERE = Nowhere()
 
 
 @dataclass
 class Current:
     """What hook calls of this process are told."""
 
-    step: OptimizerStep | None = None  # the one that is under way: what a call measures and notes is read
+    step: OptimizerStep = field(
+        default_factory=lambda: NOWHERE
+    )  # the one that is under way: what a call measures and notes is read
     leaves_loss_alone: bool = False  # a guard asked for metrics only
 
 
@@ -171,31 +218,27 @@ current = Current()
 
 
 @contextmanager
-def under_way(layout: MetricsLayout) -> Iterator[OptimizerStep]:
+def under_way(step: OptimizerStep) -> Iterator[OptimizerStep]:
     """Opens an optimizer step for the hook calls inside."""
-    current.step = OptimizerStep(layout)
+    current.step = step
     try:
         yield current.step
     finally:
-        current.step = None
+        current.step = NOWHERE
 
 
-def layout_of(args: Any, *, curves: bool) -> MetricsLayout | None:
-    """What the hook that the flags name will measure; None where it is not one of ours."""
-    correction = correction_of_flags(args)
-    return None if correction is None else MetricsLayout.of(correction, curves=curves)
-
-
-def step_for(call: HookCall) -> OptimizerStep | None:
-    """The open step that this hook call is to be counted in; None where none is open or it has been."""
-    if (step := current.step) is None:
-        return None
+def step_for(call: HookCall) -> OptimizerStep:
+    """The open step that this hook call is to be counted in; ``NOWHERE`` if none is open or it has been."""
+    step = current.step
+    if step is NOWHERE:
+        return NOWHERE
     behavior = call.rollout_log_probs
     objects = [*call.loss_masks, *([behavior] if isinstance(behavior, Tensor) else behavior)]
-    objects = objects or [call.pg_loss]
+    inputs = loss_inputs.get() or {}
+    objects = [inputs["batch"]] if "batch" in inputs else objects or [call.pg_loss]
     identities = tuple(map(id, objects))
     if identities in step.seen:
-        return None
+        return NOWHERE
     step.seen[identities] = objects
     return step
 

@@ -8,32 +8,31 @@ one line of strict JSON per optimizer step, each step once.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import logging
 import math
-import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from slime_ext.config.load import read_config
-from slime_ext.config.rules import multiplies_target_ratio
+from slime_ext.core.correction import Correction
+from slime_ext.core.metrics import MetricsLayout
 from slime_ext.core.metrics.guards import Watch
 from slime_ext.core.metrics.names import PREFIX
 from slime_ext.core.metrics.options import Options
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
 from slime_ext.host import certify, hosts, staleness, step_metrics
-from slime_ext.host.configured import correction_of_flags, mapping_of_flags
+from slime_ext.host.configured import correction_of_flags, counts_target_twice, mapping_of_flags
+from slime_ext.host.hook import ONLY_MEASURES
+from slime_ext.host.rollout_data import joined, read_ahead
+from slime_ext.host.step_metrics import OptimizerStep
+from slime_ext.host.step_plan import compute_plan, what_couples
 
 FILE = "off_policy.jsonl"
-NAME = "train_one_step"
-LEADING = ("args", "rollout_id", "step_id", "data_iterator", "model")  # v0.2.0 to 624b824, and miles
 TOKENS, SEQUENCES, NONFINITE = (PREFIX + name for name in ("tokens", "sequences", "nonfinite_fraction"))
 BROKEN = (
     "rollout_log_probs: expected finite ones, at most 0, got others at {:.2%} of the tokens ({}): they are "
@@ -42,6 +41,14 @@ BROKEN = (
 UNUSED = (
     "--custom-tis-function-path: expected a call of it in every optimizer step, got none: the loss in use "
     "(--loss-type) does not call it, and nothing is corrected"
+)
+UNSEEN = (
+    f"off_policy metrics: expected {hosts.LOSS} in every optimizer step, got none: the loss in use "
+    "(--loss-type) is another, and nothing is measured"
+)
+NOT_AHEAD = (
+    "{what}: expected a data_iterator whose micro-batches can be read ahead (offset, get_next), got "
+    "{kind}: this host streams them; what couples the samples of an optimizer step does not run here"
 )
 log = logging.getLogger("slime_ext")
 
@@ -64,14 +71,12 @@ class StepFile:
         row = {**where, "time": round(time.time(), 3), **finite}
         try:
             self._append(where, json.dumps(row, allow_nan=False) + "\n")
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # one rank alone stopping would leave the others waiting for it
+        except (OSError, ValueError) as error:  # one rank alone stopping would leave the others waiting
             self.is_open = False  # what got half into the file is taken out first
+            reason = getattr(error, "strerror", None) or error
             warn_once(
-                f"{self.path}: expected a file that can be written, got "
-                f"{getattr(error, 'strerror', None) or error}: training goes on without its lines"
+                f"{self.path}: expected a file that can be written, got {reason}: training goes on without "
+                "its lines"
             )
 
     def _append(self, where: Mapping[str, int], line: str) -> None:
@@ -80,26 +85,17 @@ class StepFile:
         if not self.is_open or place <= self.last:  # a host may train a step again that failed
             self._cut(where)
         self.is_open, self.last = True, place
-        with open(self.path, "ab", opener=_open) as file:
-            file.write(line.encode())
+        with self.path.open("a") as file:
+            file.write(line)
 
     def _cut(self, where: Mapping[str, int]) -> None:
         """Takes out the steps from ``where`` on, and a last line that a killed run left unfinished."""
-        path = Path(os.path.realpath(self.path))  # a link stays one
-        *lines, unfinished = path.read_bytes().split(b"\n") if path.is_file() else (b"",)
+        *lines, unfinished = self.path.read_bytes().split(b"\n") if self.path.is_file() else (b"",)
         kept = [line for line in lines if not _is_redone(line, where)]
         if unfinished or len(kept) < len(lines):
-            temporary = path.with_name(path.name + ".tmp")  # a kill in between leaves the first
-            temporary.unlink(missing_ok=True)
-            with temporary.open("xb") as file:  # never into what a link of that name points at
-                file.writelines(line + b"\n" for line in kept)
-            shutil.copymode(path, temporary)
-            temporary.replace(path)
-
-
-def _open(path: str, flags: int) -> int:
-    """A descriptor to write to; a pipe that nobody reads is an error, where it would be waited for."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+            temporary = self.path.with_name(self.path.name + ".tmp")  # a kill in between leaves the first
+            temporary.write_bytes(b"".join(line + b"\n" for line in kept))
+            temporary.replace(self.path.resolve())
 
 
 def _is_redone(line: bytes, where: Mapping[str, int]) -> bool:
@@ -153,13 +149,10 @@ class Reporter:
         """
         scalars, curves = step.reduce()
         first = hosts.is_logging_rank()
-        if f"{PREFIX}staleness_mean" not in scalars:  # the hook got no versions
-            ages = staleness.of_rollout(where.get("rollout_id"))
-            scalars |= {PREFIX + name: value for name, value in ages.items()}
         if not scalars[TOKENS]:  # of nothing there is no ratio, and nothing to judge
             scalars = {name: value for name, value in scalars.items() if name in (TOKENS, SEQUENCES)}
             if not step.seen:
-                warn_once(UNUSED)
+                warn_once(UNSEEN if step.observes else UNUSED)
         elif self.options.certify:
             scalars |= certify.of_step(scalars, where.get("step_id", 0), is_first=first)
         if first and self.file:
@@ -203,41 +196,12 @@ class Reporter:
         return values
 
 
-def install() -> None:
-    """Wraps the ``train_one_step`` of the host that this process belongs to; again is once.
-
-    Raises:
-        ConfigError: the host's function is not that of any release that is known.
-    """
-    host = hosts.current()
-    if host is None:
-        return
+def install(host: hosts.Host) -> None:
+    """Wraps the host's ``train_one_step`` and what pushes its weights; idempotent."""
     staleness.install()
     certify.install()
-    try:
-        module = importlib.import_module(host.model)
-    except (ImportError, ValueError) as error:
-        log.warning(
-            "%s: no metrics but the host's own channel, it does not import here: %s", host.model, error
-        )
-    else:
-        wrap(module, host.model)
-
-
-def wrap(module: ModuleType, name: str) -> None:
-    """Wraps a module's ``train_one_step``.
-
-    Raises:
-        ConfigError: there is none, or one with other parameters.
-    """
-    function = getattr(module, NAME, None)
-    leading = tuple(inspect.signature(function).parameters)[: len(LEADING)] if callable(function) else ()
-    if leading != LEADING:
-        raise ConfigError(
-            f"{name}: expected {NAME}({', '.join(LEADING)}, ...), got {', '.join(leading) or 'none'}: this "
-            "release is not known; slime_ext.metrics.enabled: false does without the metrics"
-        )
-    hosts.wrap(module, NAME, _measured)
+    if host.step is not None:
+        hosts.wrap(host.step, hosts.STEP, _measured)
 
 
 def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -250,20 +214,21 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
         args = call["args"]
         if getattr(call["model"][0], "role", "actor") != "actor":  # a critic's
             return function(*given, **named)
-        _forbid_double_count(args, call["step_id"])
         if id(args) not in reporters:
             reporters[id(args)] = args, Reporter.of(args, getattr(args, "save", None))
         _, reporter = reporters[id(args)]
-        layout = step_metrics.layout_of(args, curves=reporter.measures_curves)
-        if layout is None or not reporter.options.enabled:
-            return function(*given, **named)
+        correction = correction_of_flags(args)
+        if call["step_id"]:
+            _forbid_double_count(args, call["step_id"])
         where = {key: call[key] for key in ("rollout_id", "step_id")}
-        with step_metrics.under_way(layout) as step:
+        with step_metrics.under_way(_opened(call, correction, reporter)) as step:
             try:
                 losses, *rest = function(*given, **named)
             except RuntimeError as error:
                 _name_the_cause(step, error)
                 raise
+            if step.layout is None:
+                return (losses, *rest)
             if reporter.options.certify:
                 certify.settle()
                 certify.note_step(call.get("optimizer"))
@@ -273,10 +238,34 @@ def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
     return train_one_step
 
 
+def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Reporter) -> OptimizerStep:
+    """The step with what is known of its samples before they are trained."""
+    measured = correction or ONLY_MEASURES
+    enabled = reporter.options.enabled
+    layout = MetricsLayout.of(measured, curves=reporter.measures_curves) if enabled else None
+    step, here = OptimizerStep(layout, observes=correction is None), hosts.ranks()
+    if not here.is_last_stage:
+        return step
+    iterator = (call["data_iterator"] or [None])[0]
+    if not (hasattr(iterator, "offset") and hasattr(iterator, "get_next")):
+        if measured.needs_plan:
+            what = what_couples(measured)
+            raise ConfigError(NOT_AHEAD.format(what=what, kind=type(iterator).__name__))
+        return step
+    batches = read_ahead(iterator, call["num_microbatches"])
+    identify = staleness.identify(call["rollout_id"])
+    if measured.needs_plan:
+        rollout = getattr(iterator, "rollout_data", None)
+        step.plan = compute_plan(measured, call["args"], batches, here, rollout, identify)
+        step.samples = step.plan.samples
+    else:
+        step.samples = identify(joined(batches))
+    return step
+
+
 def _forbid_double_count(args: Any, step_id: int) -> None:
     """Stops at a second step of a rollout; from flags alone their number is not known where batches vary."""
-    correction = correction_of_flags(args) if step_id else None
-    if correction is not None and getattr(args, "use_tis", False) and multiplies_target_ratio(correction):
+    if counts_target_twice(args):
         raise ConfigError(
             f"slime_ext.numerator: expected one optimizer step per rollout beside target and the host's "
             f"surrogate, got step {step_id + 1}: its loss counts target / proximal already; use surrogate: "

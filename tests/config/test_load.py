@@ -63,7 +63,7 @@ def test_a_surrogate_takes_fields():
 @pytest.mark.parametrize(
     ("mapping", "line"),
     [
-        (["token_is"], "slime_ext: expected a mapping, got ['token_is']: see the files in configs/"),
+        (["token_tis"], "slime_ext: expected a mapping, got ['token_tis']: see the files in configs/"),
         ({"presets": "x"}, "slime_ext: unknown key 'presets'; did you mean 'preset'?"),
         ({"preset": 3}, "slime_ext.preset: expected a name, got 3"),
         ({"preset": "geo_r"}, "slime_ext.preset: expected one of "),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ import yaml
 
 from slime_ext import load_config
 from slime_ext.config.load import read_config, to_mapping
-from slime_ext.config.rules import check_args
 from slime_ext.core.centering import Center, split
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Bounds, Reinforce
@@ -20,6 +20,7 @@ from slime_ext.core.scoped import ZeroOutside
 from slime_ext.core.state import Head
 from slime_ext.core.steps import Clip, Reject, Reweight, SignedClip, Truncate, Veto
 from slime_ext.errors import ConfigError, DataError
+from slime_ext.host.rules import Setup, require
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens
@@ -210,7 +211,7 @@ def test_a_host_is_refused_in_one_line_and_the_mapping_comes_back():
     assert loaded.correction == replace(load_config({"preset": "cispo"}), center=Center(8))
     assert load_config(to_mapping(loaded.correction)) == loaded.correction
     with pytest.raises(ConfigError, match=r"^slime_ext.center: expected none on a host, got one: [^\n]+$"):
-        check_args(loaded, object())
+        require(Setup(SimpleNamespace(use_tis=True), "correct", loaded))
 
 
 def test_a_head_that_is_missing_or_of_another_width():

@@ -167,8 +167,8 @@ def test_start_up_says_that_a_step_of_ones_own_runs_eager():
 
 
 def test_the_names_of_backends():
-    assert read_config({"preset": "token_is", "backend": "compiled"}).backend == "compiled"
-    assert read_config({"preset": "token_is"}).backend == "eager"
+    assert read_config({"preset": "token_tis", "backend": "compiled"}).backend == "compiled"
+    assert read_config({"preset": "token_tis"}).backend == "eager"
     for name in ("auto", "triton", "compile"):
         with pytest.raises(ConfigError, match=f"slime_ext.backend: expected eager or compiled, got '{name}'"):
-            read_config({"preset": "token_is", "backend": name})
+            read_config({"preset": "token_tis", "backend": name})

@@ -9,11 +9,12 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
 
-from slime_ext.host import hosts
+from tests.downstream.drift import Tree
 
 WHEEL = "wheel"  # its release: miles and Megatron-LM, without train.py and scripts
 
@@ -31,20 +32,15 @@ class Checkout:
     release: str
     folder: Path
 
-    @property
-    def host(self) -> hosts.Host:
-        """What the package knows of it."""
-        return next(host for host in hosts.HOSTS if host.name == self.name)
+    @cached_property
+    def tree(self) -> Tree:
+        """Its source."""
+        return Tree(self.folder)
 
     def module(self, name: str) -> str:
         """The text of one of its modules; empty where it has none."""
         path = (self.folder / name.replace(".", "/")).with_suffix(".py")
         return path.read_text() if path.is_file() else ""
-
-    @property
-    def hands_out_data(self) -> bool:
-        """Whether --rollout-data-postprocess-path sees the rollout."""
-        return not hosts.WITHOUT_DATA.search(self.module(self.host.actor))
 
 
 def checkouts(*names: str) -> list[Checkout]:

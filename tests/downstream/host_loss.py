@@ -7,6 +7,7 @@ functions that the loss never calls).
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import importlib
@@ -28,7 +29,10 @@ import torch.nn.functional as F
 from megatron.core import mpu
 from torch import Tensor
 
-from slime_ext.host import hosts, startup
+from slime_ext.host import contract, hosts, step_metrics, train_step
+from slime_ext.host.configured import correction_of_flags
+from slime_ext.host.contract import INIT_FLAG
+from tests.downstream.drift import Tree
 
 VOCAB, PAD = 32, 8
 PADDED = 48  # what --qkv-format bshd pads every sample to
@@ -56,7 +60,6 @@ DEFAULTS = {
     "custom_tis_function_path": "slime_ext.tis.correct",
     "get_mismatch_metrics": False,
     "custom_pg_loss_reducer_function_path": None,
-    "rollout_data_postprocess_path": None,
     "n_samples_per_prompt": 2,
     "use_opsm": False,
     "use_opd": False,
@@ -138,9 +141,9 @@ def _measured(host: Any, layout: Layout, case: Case) -> dict[str, Any]:
     args = Namespace(**DEFAULTS, slime_ext=case.correction)
     vars(args).update(layout.flags | case.flags)
     if case.init:
-        host.module.load_function(case.init)(args)
+        contract.load_function(case.init, INIT_FLAG)(args)
     else:  # of a case before
-        hosts.unwrap(host.module, *startup.WRAPPED)
+        hosts.unwrap(host.module, hosts.LOSS, hosts.TARGET)
     try:
         return _summed(args, host, layout, case)
     except Exception as error:  # what a wrong input must lead to is a measurement too
@@ -154,24 +157,31 @@ def _summed(args: Namespace, host: Any, layout: Layout, case: Case) -> dict[str,
     logs: list[dict[str, Any]] = []
     mine = samples(case.nan)[mpu.get_data_parallel_rank() :: mpu.get_data_parallel_world_size()]
     parts = [mine[i :: layout.micro_batches] for i in range(layout.micro_batches)]
-    _postprocess(args, host, mine, parts)
-    for part in parts if mpu.is_pipeline_last_stage() else ():
-        logits = host.logits(args, part)
-        loss, _, log = host.loss(args, host.batch(args, part), len(parts), logits)
-        scale = host.loss(_as_one(args), host.batch(args, part), len(parts), logits.detach())[0]
-        loss.backward()
-        logs.append(log)
-        total += torch.stack(
-            [loss.detach().double() / scale / layout.tp, (logits.grad.double() / scale).square().sum()]
-        )
+    with _step(args, host, mine, parts) if case.init else contextlib.nullcontext() as step:
+        for part in parts if mpu.is_pipeline_last_stage() else ():
+            logits = host.logits(args, part)
+            loss, _, log = host.loss(args, host.batch(args, part), len(parts), logits)
+            scale = host.loss(_as_one(args), host.batch(args, part), len(parts), logits.detach())[0]
+            loss.backward()
+            logs.append(log)
+            total += torch.stack(
+                [loss.detach().double() / scale / layout.tp, (logits.grad.double() / scale).square().sum()]
+            )
     dist.all_reduce(total)
-    return {"loss": float(total[0]), "gradient": float(total[1].sqrt()), "metrics": _metrics(logs, layout)}
+    ours = step.reduce()[0] if case.init and mpu.is_pipeline_last_stage() else {}
+    metrics = _metrics(logs, layout)
+    return {"loss": float(total[0]), "gradient": float(total[1].sqrt()), "metrics": metrics, "ours": ours}
 
 
-def _postprocess(args: Namespace, host: Any, mine: list[Sample], parts: list[list[Sample]]) -> None:
-    """What the host's actor does between the advantages and the first step."""
-    if path := args.rollout_data_postprocess_path:
-        host.module.load_function(path)(args, 0, host.rollout_data(args, mine, parts))
+def _step(args: Namespace, host: Any, mine: list[Sample], parts: list[list[Sample]]) -> Any:
+    """What our train step does before the host's: its own iterator, read ahead."""
+    data = host.rollout_data(args, mine)
+    place = {id(s): i for i, s in enumerate(mine)}
+    indices = [[place[id(s)] for s in part] for part in parts]
+    iterator = host.iterator(data, micro_batch_indices=indices)
+    call = {"args": args, "rollout_id": 0, "data_iterator": [iterator], "num_microbatches": len(parts)}
+    opened = train_step._opened(call, correction_of_flags(args), train_step.Reporter.of(args))
+    return step_metrics.under_way(opened)
 
 
 def _as_one(args: Namespace) -> Namespace:
@@ -261,19 +271,38 @@ def enter(folder: str, packages: tuple[str, ...], absent: tuple[str, ...] = ("ra
             setattr(importlib.import_module(parent), child, module)
 
 
-class Slime:
-    """slime's loss, v0.2.0 to HEAD."""
+def packages_of(modules: list[str]) -> tuple[str, ...]:
+    """The packages that modules lie in, outermost first, without the host's own."""
+    found = {m.rsplit(".", i)[0] for m in modules for i in range(1, m.count(".") + 1)}
+    return tuple(sorted(found, key=lambda name: (name.count("."), name)))
 
-    packages = ("slime.utils", "slime.backends.megatron_utils")
-    room = "slime.backends.megatron_utils"
-    known = hosts.SLIME
+
+def iterator_of(tree: Tree) -> Any:
+    """The host's class of micro-batches, without the module around it, whose imports need engines."""
+    text = tree.texts[tree.iterator]
+    classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    (made,) = (node for node in classes if "def get_next" in ast.unparse(node))
+    names: dict[str, Any] = {}
+    exec("from __future__ import annotations\n" + ast.unparse(made), names)
+    return names[made.name]
+
+
+class Slime:
+    """slime's loss, v0.2.0 to HEAD; its modules are found by what they define."""
+
+    name = "slime"
 
     def __init__(self, folder: str) -> None:
-        enter(folder, self.packages)
-        self.module = importlib.import_module(self.known.loss)
-        self.dispatch = importlib.import_module(f"{self.room}.loss")
-        self.cut = importlib.import_module(f"{self.room}.cp_utils")
-        assert Path(self.module.__file__).is_relative_to(Path(folder).resolve()), self.module.__file__
+        tree = Tree(Path(folder).resolve())
+        named = ("loss_function", "slice_log_prob_with_cp", hosts.LOSS)
+        rooms = [found.module for name in named if (found := tree.defining(name))]
+        enter(folder, packages_of([*rooms, f"{self.name}.utils.x", f"{self.name}.backends.megatron_utils.x"]))
+        self.dispatch, self.cut, self.module = map(importlib.import_module, rooms)
+        self.iterator = iterator_of(tree)
+        step = types.ModuleType(f"{self.name}.a_step_without_a_model")
+        exec("def train_one_step(args, rollout_id, step_id, data_iterator, model): pass", vars(step))
+        sys.modules[step.__name__] = step
+        assert Path(self.module.__file__).resolve().is_relative_to(tree.folder), self.module.__file__
 
     def loss(self, args: Namespace, batch: Any, count: int, logits: Tensor) -> Any:
         """What loss_function returns, whose parameters differ from release to release."""
@@ -297,28 +326,21 @@ class Slime:
         shard = local.chunk(tp, -1)[mpu.get_tensor_model_parallel_rank()]
         return shard.clone().view(-1 if local.dim() == 3 else 1, *shard.shape[-2:]).requires_grad_()
 
-    def rollout_data(self, args: Namespace, mine: list[Sample], parts: list[list[Sample]]) -> dict[str, Any]:
-        """This rank's rollout as this release's actor hands it to --rollout-data-postprocess-path."""
+    def rollout_data(self, args: Namespace, mine: list[Sample]) -> dict[str, Any]:
+        """This rank's rollout as this release's actor holds it."""
         source = Path(self.dispatch.__file__).read_text()
         batch = self.batch(args, mine)
-        batch = {key: value for key, value in batch.items() if value is not None}
+        data = {key: value for key, value in batch.items() if value is not None}
         sums = torch.stack([s.mask_sum for s in mine])
-        del batch["rollout_mask_sums"], batch["group_mask_sums"]
-        place = {id(s): i for i, s in enumerate(mine)}
+        del data["rollout_mask_sums"], data["group_mask_sums"]
         first, step = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
         positions = list(range(len(SHAPES)))[first::step]
-        data = {**batch, "sample_indices": positions, "rewards": [float(s.advantage[0]) for s in mine]}
+        data |= {"sample_indices": positions, "rewards": [float(s.advantage[0]) for s in mine]}
         if not mpu.is_pipeline_last_stage():
             del data["log_probs"], data["advantages"]
         for ids, totals in (("rollout_ids", "rollout_mask_sums"), ("group_ids", "group_mask_sums")):
             if totals in source:
                 data |= {ids: [ROLLOUT_IDS[p] for p in positions], totals: sums}
-        if "step_global_batch_size" in source:
-            data |= {
-                "micro_batch_indices": [[place[id(s)] for s in part] for part in parts],
-                "num_microbatches": [len(parts)],
-                "global_batch_sizes": [len(set(ROLLOUT_IDS))],
-            }
         return data
 
     def batch(self, args: Namespace, part: list[Sample]) -> dict[str, Any]:
@@ -352,16 +374,7 @@ class Slime:
 class Miles(Slime):
     """miles' loss; its parallel state is an object of its own."""
 
-    packages = (
-        "miles",
-        "miles.utils",
-        "miles.backends",
-        "miles.backends.training_utils",
-        "miles.backends.training_utils.loss_hub",
-        "miles.backends.megatron_utils",
-    )
-    room = "miles.backends.training_utils"
-    known = hosts.MILES
+    name = "miles"
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
@@ -370,7 +383,7 @@ class Miles(Slime):
     @classmethod
     def join(cls) -> None:
         """Tells miles of Megatron's groups, as its actor does."""
-        parallel = importlib.import_module(f"{cls.room}.parallel")
+        parallel = importlib.import_module("miles.backends.training_utils.parallel")
         info = parallel.GroupInfo
         groups = {
             "intra_dp": mpu.get_data_parallel_group(),

@@ -7,10 +7,12 @@ that no CPU needs by empty ones.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
 import inspect
+import io
 import json
 import sys
 import tempfile
@@ -22,7 +24,8 @@ from unittest.mock import MagicMock
 import torch
 import torch.distributed.nn
 
-ROLLOUT = 3
+ROLLOUT, VERSION = 3, 7
+GUARDS = {"k3_kl": {"max": 0.0, "action": "metrics_only", "steps": 1}}
 ABSENT = (
     "megatron.training",
     "megatron.bridge",
@@ -73,7 +76,7 @@ def arguments(folder: str):
     return Args(
         use_tis=True,
         custom_tis_function_path="slime_ext.tis.correct",
-        slime_ext={"preset": "geo_rs"},
+        slime_ext={"preset": "geo_rs", "guards": GUARDS},
         save=folder,
         seq_length=8,
         micro_batch_size=1,
@@ -97,16 +100,36 @@ class Model:
         """It does nothing either way."""
 
 
-def schedule(args, calls):
+def schedule(args):
     """Megatron's forward_backward_func as the loss sees it: each micro-batch calls the hook."""
     from slime_ext import tis
 
+    keys = ("log_probs", "rollout_log_probs", "loss_masks", "total_lengths", "response_lengths", "pg_loss")
+
     def run(**kwargs):
         for _ in range(kwargs["num_microbatches"]):
-            tis.correct(args, **calls.pop(0))
+            batch = kwargs["data_iterator"][0].get_next(keys)
+            batch["pg_loss"] = torch.cat(batch["pg_loss"])
+            tis.correct(args, train_log_probs=batch.pop("log_probs"), **batch)
         return [{"keys": ["loss"], "values": torch.tensor([1.0, 2.0])}]
 
     return lambda *a, **k: run
+
+
+def rollout_of(seeds):
+    """What a trainer holds of a rollout, one micro-batch per seed; its samples have an index, no versions."""
+    from tests import oracle
+    from tests.test_tis import as_slime_calls
+
+    calls, data, indices = [as_slime_calls(oracle.random_batch(seed)) for seed in seeds], {}, []
+    for call in calls:
+        call["pg_loss"] = list(call["pg_loss"].split(call["response_lengths"]))
+        call["log_probs"] = call.pop("train_log_probs")
+        count = len(data.get("loss_masks", ()))
+        indices.append(list(range(count, count + len(call["loss_masks"]))))
+        for key, values in call.items():
+            data[key] = [*data.get(key, ()), *values]
+    return data | {"sample_indices": list(range(len(data["loss_masks"])))}, indices
 
 
 def given(function, **known):
@@ -118,7 +141,7 @@ def given(function, **known):
 def _logger_of(model: ModuleType) -> ModuleType:
     """What writes a step's values, by the name that the module of the steps, or of miles' log, has for it."""
     rooms = [model, sys.modules.get("miles.backends.training_utils.log_utils")]
-    names = ("logging_utils", "tracking_utils")
+    names = ("logging_utils", "tracking_utils", "tracking")
     return next(found for room in rooms for name in names if (found := getattr(room, name, None)))
 
 
@@ -129,37 +152,43 @@ def two_steps(name: str, folder: str) -> dict[str, Any]:
     sys.meta_path.insert(0, Empty())
     from megatron.core import mpu
 
-    from slime_ext.host import hosts, train_step
-    from tests import oracle
-    from tests.downstream.host_loss import Miles
-    from tests.test_tis import as_slime_calls
+    from slime_ext.host import certify, hosts, log_rollout, step_metrics, train_step
+    from tests.downstream.drift import Tree
+    from tests.downstream.host_loss import Miles, iterator_of
+    from tests.host.pushes import trainer_at
 
     place = tempfile.mkdtemp()
     mpu.initialize_model_parallel()
-    host = next(h for h in hosts.HOSTS if h.name == name)
-    model = importlib.import_module(host.model)
+    tree = Tree(Path(folder))
+    model = importlib.import_module(tree.step.module)
     args, logged = arguments(place), []
     if name == "miles":
         Miles.join()
     _logger_of(model).log = lambda args, values, step_key: logged.append((step_key, values))
-    train_step.install()
+    train_step.install(hosts.Host(model, model))
     model.get_args = lambda: args
     model.get_model_config = lambda chunk: SimpleNamespace()
-    calls = [as_slime_calls(oracle.random_batch(seed)) for seed in (1, 2, 3)]
-    model.get_forward_backward_func = schedule(args, calls)
+    data, indices = rollout_of((1, 2, 3))
+    sample = {"weight_versions": ["6", str(VERSION)], "response_length": 0, "rollout_log_probs": None}
+    log_rollout(ROLLOUT, None, [SimpleNamespace(index=i, **sample) for i in data["sample_indices"]], {})
+    trainer_at(VERSION)
+    certify.after_push(VERSION, [])
+    model.get_forward_backward_func = schedule(args)
     optimizer = MagicMock(param_groups=[{}], step=lambda: (True, 0.5, 0))
     scheduler = SimpleNamespace(step=lambda increment: None, get_lr=lambda group: 1e-6)
-    model.train(
-        **given(
-            model.train,
-            rollout_id=ROLLOUT,
-            model=[Model()],
-            optimizer=optimizer,
-            opt_param_scheduler=scheduler,
-            data_iterator=[MagicMock()],
-            num_microbatches=[2, 1],
-            global_batch_sizes=[4, 4],
-        )
-    )
+    known = {
+        "rollout_id": ROLLOUT,
+        "model": [Model()],
+        "optimizer": optimizer,
+        "opt_param_scheduler": scheduler,
+        "data_iterator": [iterator_of(tree)(data, micro_batch_indices=indices)],
+        "num_microbatches": [2, 1],
+        "global_batch_sizes": [4, 4],
+        "num_rollouts": [4, 4],
+    }
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        model.train(**given(model.train, **known))
     rows = [json.loads(line) for line in (Path(place) / train_step.FILE).read_text().splitlines()]
-    return json.loads(json.dumps({"logged": logged, "rows": rows}, default=float))
+    found = {"logged": logged, "rows": rows, "said": said.getvalue()}
+    found["gave_up"] = step_metrics.current.leaves_loss_alone
+    return json.loads(json.dumps(found, default=float))

@@ -29,7 +29,6 @@ LAUNCH = re.compile(r"(\btrain(?:_async)?\.py)(?=\s)")
 INIT = "--custom-megatron-init-path slime_ext.host.init"
 TIS = f"--use-tis --custom-tis-function-path slime_ext.tis.token_tis {INIT}"
 CORRECT = f"--use-tis --custom-tis-function-path slime_ext.tis.correct {INIT}"
-PLAN = "--rollout-data-postprocess-path slime_ext.host.rollout_data_postprocess"
 # Flags that are added to a launch, and what stands in the file of its --custom-config-path.
 ADDED = {
     "nothing": ("", ""),
@@ -41,14 +40,13 @@ ADDED = {
     "two references": (f"{TIS} --kl-coef 0.1 --kl-loss-coef 0.1", ""),
     "band": (f"{TIS.replace('token_tis', 'icepop_function')} --tis-clip 0.5", ""),
     "cispo": (TIS.replace("token_tis", "cispo"), ""),
-    "whole step": (f"{CORRECT} {PLAN} --get-mismatch-metrics", "slime_ext: {preset: m2}"),
-    "whole step without its flag": (CORRECT, "slime_ext: {preset: m2}"),
+    "whole step": (f"{CORRECT} --get-mismatch-metrics", "slime_ext: {preset: m2}"),
     "rebaseline": (
-        f"{CORRECT} {PLAN} --get-mismatch-metrics",
+        f"{CORRECT} --get-mismatch-metrics",
         "slime_ext: {preset: geo_rs, group: rebaseline}",
     ),
     "rebaseline and whitening": (
-        f"{CORRECT} {PLAN} --get-mismatch-metrics --normalize-advantages",
+        f"{CORRECT} --get-mismatch-metrics --normalize-advantages",
         "slime_ext: {preset: geo_rs, group: rebaseline}",
     ),
     "target twice": (

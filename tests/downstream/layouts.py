@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from slime_ext.host import hosts
 from slime_ext.tools.patching.main import main as patch
 from tests.downstream.checkouts import Checkout
 from tests.downstream.host_loss import Case, Layout, measure
@@ -72,18 +73,16 @@ PER_TOKEN_LAYOUTS = {
 Job = tuple[Layout, list[Case]]
 TIMEOUT_S = 600.0
 # Beside the modules that may define it, where its parts are.
-MORE = (
-    "slime.utils.ppo_utils",
-    "miles.utils.ppo_utils",
-    "miles.backends.training_utils.loss_hub.logit_processors",
-)
+MORE = ("slime.utils.ppo_utils", "miles.utils.ppo_utils")
 # What a release does not have yet, by a word that its loss lacks.
 NEEDS = {"allgather-CP": "allgather_cp", "recompute": "recompute_loss_function", "bshd": '"bshd"'}
 
 
 def source_of(checkout: Checkout) -> str:
     """The text of the modules that this release's policy loss is spread over."""
-    return "".join(map(checkout.module, (*checkout.host.losses, *MORE)))
+    named = ("loss_function", hosts.LOSS, hosts.TARGET)
+    rooms = {found.module for name in named if (found := checkout.tree.defining(name))}
+    return "".join(map(checkout.module, (*sorted(rooms), *MORE)))
 
 
 def layouts_of(name: str, folder: Path) -> dict[str, Layout]:
@@ -138,10 +137,7 @@ def apart(found: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
 
 
 # What couples samples.
-PLANNED = {
-    "rollout_data_postprocess_path": "slime_ext.host.rollout_data_postprocess",
-    "get_mismatch_metrics": True,
-}
+PLANNED = {"get_mismatch_metrics": True}
 STEPS = [
     "reweight",
     {"truncate": {"high": 1.2}},
@@ -206,6 +202,29 @@ def variants_of(checkout: Checkout) -> dict[str, Case]:
     return {name: case for name, case in VARIANTS.items() if name not in lacking}
 
 
+# What corrects beside ``init``, which then only measures: nothing of ours is called.
+OTHERS = {
+    "nothing": _hook(None, use_tis=False),
+    "the host's own": _hook(None),
+    "a hook of one's own": _hook(None) | {"custom_tis_function_path": f"{__name__}.halving"},
+    "recompute": _hook(None, recompute_loss_function=True),
+}
+
+
+def halving(args: Any, *, pg_loss: Any, loss_masks: Any, **kwargs: Any) -> Any:
+    """A hook of a user's own."""
+    return pg_loss / 2, loss_masks, {}
+
+
+def beside(checkout: Checkout) -> list[Case]:
+    """Each of OTHERS without ``init`` and with it."""
+    cases = [(flags, init) for flags in OTHERS.values() for init in (None, "slime_ext.host.init")]
+    has_recompute = NEEDS["recompute"] in source_of(checkout)
+    return [
+        Case(None, f, init=init) for f, init in cases if has_recompute or "recompute_loss_function" not in f
+    ]
+
+
 NO_HOOK = Case(flags={"use_tis": False, "custom_tis_function_path": None}, init=None)
 MEASURED_ONLY = ("token_is", "geo_rs", "off_policy_is")  # presets, under --get-mismatch-metrics alone
 HOOKS = ("correct", "vanilla_tis_function", "icepop_function", "off_policy_is_function")
@@ -234,10 +253,10 @@ def every_job(checkout: Checkout) -> dict[str, Job]:
     jobs["without init"] = (Layout(), [Case({"preset": "off_policy_is"}, init=None)])
     variants = list(variants_of(checkout).values())
     jobs |= {f"variants, {key}": (layout, variants) for key, layout in VARIANT_LAYOUTS.items()}
-    if checkout.hands_out_data:
-        given = [Case(mapping, PLANNED) for mapping in COUPLED.values()]
-        jobs |= {f"coupled, {key}": (layout, given) for key, layout in COUPLED_LAYOUTS.items()}
-        jobs["coupled, plain"] = (Layout(), [Case({"steps": s}) for s in (STEPS[:2], STEPS[:2] + STEPS[3:])])
+    given = [Case(mapping, PLANNED) for mapping in COUPLED.values()]
+    jobs |= {f"coupled, {key}": (layout, given) for key, layout in COUPLED_LAYOUTS.items()}
+    jobs["coupled, plain"] = (Layout(), [Case({"steps": s}) for s in (STEPS[:2], STEPS[:2] + STEPS[3:])])
+    jobs |= {f"beside, {key}": (layout, beside(checkout)) for key, layout in VARIANT_LAYOUTS.items()}
     return jobs
 
 

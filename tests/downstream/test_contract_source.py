@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_ext.host import contract, hosts
+from slime_ext.host import contract
+from tests.downstream.drift import main, report
 
 # Where a function that a flag names is called, and under which name there.
 CALLED_AS = {
@@ -22,35 +23,28 @@ CALLED_AS = {
     "custom_eval_rollout_log_function_path": "custom_log_func",
     "custom_pg_loss_reducer_function_path": "custom_pg_loss_reducer_func",
     "custom_advantage_function_path": "custom_adv_fn",
-    "rollout_data_postprocess_path": "rollout_data_postprocess",
 }
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples/run_slime_multinode.sh"
 
 
-def loss_of(host):
-    """The syntax tree of the module that defines this release's policy loss."""
-    texts = [host.module(name) for name in host.host.losses]
-    return ast.parse(next(text for text in texts if hosts.DEFINED in text))
+def test_every_door_keyword_and_field_fits(host):
+    """``python -m tests.downstream.drift`` says the same of any tree."""
+    lines = list(report(host.folder))
+    assert len(lines) == 10 and all(fits for fits, _ in lines), lines
+    assert not any("; new: " in line for _, line in lines)
 
 
-def test_the_hook_is_called_with_these_keywords_and_three_values_come_back(host):
-    tree = loss_of(host)
-    (made,) = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and _name(n.targets[0]) == "tis_kwargs"]
-    passed = [key.value for key in made.value.keys]
-    assert passed[: len(contract.REQUIRED)] == list(contract.REQUIRED)
-    assert set(passed[len(contract.REQUIRED) :]) <= {"parallel_state", "max_seq_lens"}  # miles
-    (call,) = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and _called(n.value) == "tis_func"]
-    assert len(call.targets[0].elts) == len(contract.RETURNED)
-
-
-def test_the_loss_looks_up_what_our_hooks_wrap(host):
-    tree = loss_of(host)
-    defined = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
-    loss = defined["policy_loss_function"]
-    assert [a.arg for a in loss.args.args] == ["args", "batch", "logits", "sum_of_sample_mean"]
-    assert any(_called(n) == "get_log_probs_and_entropy" for n in ast.walk(loss))
+def test_a_tree_that_has_moved_is_named_line_by_line(tmp_path, capsys):
+    room = tmp_path / "host/backends"
+    room.mkdir(parents=True)
+    (room / "loss.py").write_text("\ndef policy_loss_function(batch, args): pass\n")
+    assert main([str(tmp_path)]) == 1
+    said = capsys.readouterr().out.splitlines()[1:]
+    assert len(said) == 10 and sum(line.startswith("  NOT ") for line in said) == 8
+    assert "NOT   policy_loss_function: host.backends.loss: expected (args, batch, logits, " in said[0]
+    assert "no function of that name in 1 modules" in said[2]
 
 
 def test_a_function_that_a_flag_names_is_called_as_the_contract_says(host):
@@ -60,11 +54,9 @@ def test_a_function_that_a_flag_names_is_called_as_the_contract_says(host):
     for dest in CALLED_AS:
         found = [call for text in texts if (call := _call_in(text, dest)) is not None]
         wanted = len(contract.CALLS[dest])
-        if dest == "rollout_data_postprocess_path" and not host.hands_out_data:
-            wanted = 1
         assert [len(call.args) for call in found] == [wanted] * len(found), dest
         known += bool(found)  # older releases have fewer flags
-    assert known >= 4
+    assert known >= 3
 
 
 def _call_in(text: str, dest: str):
@@ -83,24 +75,6 @@ def _called(node):
 
 def _name(node):
     return getattr(node, "id", None) or getattr(node, "attr", None)
-
-
-FACTS = {  # release -> whether the postprocess sees the rollout, whether proximal log-probs may be skipped
-    ("slime", "v0.2.0"): (False, False),
-    ("slime", "v0.2.4"): (True, False),
-    ("slime", "v0.3.0"): (True, True),
-    ("slime", "v0.3.1"): (True, True),
-    ("slime", "624b824"): (True, True),
-    ("miles", "31f1ca9"): (False, False),
-    ("miles", "wheel"): (False, False),
-}
-
-
-def test_what_a_release_does_is_read_off_its_source(host, monkeypatch):
-    monkeypatch.setattr(hosts.Host, "source", lambda self, module: host.module(module))
-    assert not host.host.passes_target
-    if (host.name, host.release) in FACTS:
-        assert (host.host.hands_out_data, host.host.may_skip_proximal) == FACTS[host.name, host.release]
 
 
 def test_the_launch_script_of_the_examples_has_flags_that_exist(host):

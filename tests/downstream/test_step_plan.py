@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import pytest
 
-from slime_ext.errors import ConfigError
-from slime_ext.host import rollout_data_postprocess
 from tests.downstream.host_loss import Case, Layout
-from tests.downstream.layouts import COUPLED, COUPLED_LAYOUTS, PLANNED, distance, run_all
-from tests.host import slime_rollouts
+from tests.downstream.layouts import COUPLED_LAYOUTS, PLANNED, distance, run_all
 
 BOUND = 1e-6
 # slime's examples/train_infer_mismatch_helper/mis.yaml.
@@ -35,10 +32,8 @@ pytestmark = [pytest.mark.slow]
 
 
 @pytest.fixture
-def coupled(host, measured):
-    """What couples samples, in every layout, on a host that hands the rollout's data out."""
-    if not host.hands_out_data:
-        pytest.skip("this release calls the function with its arguments alone")
+def coupled(measured):
+    """What couples samples, in every layout."""
     return {key: measured[f"coupled, {key}"] for key in (*COUPLED_LAYOUTS, "plain")}
 
 
@@ -66,9 +61,3 @@ def test_slimes_own_example_depends_on_packing_and_ours_does_not(host):
     assert abs(mis["loss"] - mis_cut["loss"]) > 1e-3
     assert distance([ours], [ours_cut]) < BOUND
     assert abs(mis["loss"] - ours["loss"]) < BOUND
-
-
-def test_a_release_without_the_data_is_refused():
-    args = slime_rollouts.arguments(COUPLED["kept"])
-    with pytest.raises(ConfigError, match=r"needs slime v0\.2\.4 or newer; miles does not"):
-        rollout_data_postprocess(args)

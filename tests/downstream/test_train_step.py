@@ -11,34 +11,39 @@ import pytest
 
 from slime_ext import presets
 from slime_ext.core import metrics
-from slime_ext.host.train_step import LEADING, NAME
+from slime_ext.host.hosts import LEADING, STEP
 from tests import oracle
 from tests.core.metrics.test_statistics import accumulated
-from tests.downstream.host_step import two_steps
+from tests.downstream.host_step import VERSION, two_steps
 from tests.ranks import run_ranks
 
 pytestmark = [pytest.mark.slow]
 
 
 def test_the_function_that_is_wrapped_is_a_global_that_train_looks_up(host):
-    tree = ast.parse(host.module(host.host.model))
+    tree = host.tree.step.tree
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    parameters = [arg.arg for arg in functions[NAME].args.args]
+    parameters = [arg.arg for arg in functions[STEP].args.args]
     calls = [
         n.func.id
         for n in ast.walk(functions["train"])
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
     ]
-    assert tuple(parameters[: len(LEADING)]) == LEADING and calls.count(NAME) == 1
+    assert tuple(parameters[:5]) == LEADING[STEP] and calls.count(STEP) == 1
 
 
 def test_the_log_of_the_host_has_the_metrics_of_every_step(host):
     (found,) = run_ranks(two_steps, 1, host.name, str(host.folder))
+    assert f"slime_ext: certificate, weights {VERSION}: not known: k3 " in found["said"]
+    assert found["gave_up"]  # the guard
     for step, seeds in enumerate([(1, 2), (3,)]):
         batch = [s for seed in seeds for s in oracle.random_batch(seed)]
         wanted = metrics.scalars(accumulated(presets.get("geo_rs"), batch))
         key, logged = found["logged"][step]
         assert key == "train/step" and logged["train/step"] == 3 * 2 + step
         assert {n: logged[f"train/{n}"] for n in wanted} == pytest.approx(wanted, rel=1e-9)
+        # its samples' versions, which no release but miles brings to the trainer, by their index
+        assert logged["train/off_policy/staleness_mean"] == 1.0
+        assert logged["train/off_policy/staleness_known_fraction"] == 1.0
         assert found["rows"][step]["step_id"] == step and "train/grad_norm" in logged
     assert any(n.startswith("off_policy/by_position/") for n in found["rows"][0])

@@ -14,9 +14,13 @@ from types import SimpleNamespace
 import torch
 
 from slime_ext import tis
-from slime_ext.host import rollout_data_postprocess
-from slime_ext.host.packing import slice_response
+from slime_ext.config.load import read_config
+from slime_ext.host import step_metrics
+from slime_ext.host.hosts import ranks
+from slime_ext.host.rollout_data import read_ahead
+from slime_ext.host.step_plan import compute_plan
 from tests import oracle
+from tests.slices import slice_response
 
 GROUP, PROMPTS, STEPS = 4, 4, 2
 LISTS = ("proximal", "behavior", "advantage", "host_loss")
@@ -128,28 +132,54 @@ def held(rollout, mine, batches, counts, *, cp=(0, 1), release="head"):
     return data | ({"partition": [s["position"] for s in mine]} if release == "head" else {})
 
 
-def micro_batches(data, batch=3):
+class DataIterator:
+    """As slime's, in all its releases: by explicit indices, or by a fixed number of samples."""
+
+    def __init__(self, data, batch=3):
+        self.rollout_data, self.offset = data, 0
+        self.indices, self.size = data.get("micro_batch_indices"), batch
+
+    def get_next(self, keys):
+        data, at = self.rollout_data, self.offset
+        places = range(at, at + self.size) if self.indices is None else self.indices[at]
+        self.offset += self.size if self.indices is None else 1
+        return {key: None if data.get(key) is None else [data[key][p] for p in places] for key in keys}
+
+
+def schedule(data, batch):
+    """How many micro-batches each optimizer step of this rank has."""
     if "micro_batch_indices" in data:
-        return data["micro_batch_indices"]
-    places = range(len(data["loss_masks"]))
-    return [places[i : i + batch] for i in range(0, len(places), batch)]
+        return data["num_microbatches"]
+    return [len(data["loss_masks"]) // STEPS // batch] * STEPS
 
 
-def train(args, data, cp=(0, 1)):
+def plan_of(args, data, iterator, count):
+    """What our train step computes before the host's."""
+    correction = read_config(args.slime_ext).correction
+    return compute_plan(correction, args, read_ahead(iterator, count), ranks(), data)
+
+
+def train(args, data, cp=(0, 1), batch=4):
     """This rank's share of each sample's loss, before the host's last division; place by place."""
-    rollout_data_postprocess(args, 0, data)
-    losses = {}
-    for places in micro_batches(data):
-        taken = {key: [values[p] for p in places] for key, values in data.items() if key in PER_SAMPLE}
-        host = torch.cat(taken.pop("host_loss"))
-        lengths = [len(x) for x in taken["rollout_log_probs"]]
-        # The host's surrogate is linear in the advantage: this is where a new baseline shows.
-        pg_loss = host * torch.cat(taken["advantages"])
-        taken["train_log_probs"] = taken.pop("log_probs")
-        loss, masks, _ = tis.correct(args, pg_loss=pg_loss, **taken)
-        for place, part, mask in zip(places, loss.split(lengths), masks, strict=True):
-            losses[place] = divided(args, data, place, part, mask, cp)
+    losses, iterator = {}, DataIterator(data, batch)
+    for count in schedule(data, batch):
+        plan = plan_of(args, data, iterator, count)
+        with step_metrics.under_way(step_metrics.OptimizerStep(samples=plan.samples, plan=plan)):
+            for _ in range(count):
+                losses |= trained(args, data, iterator.get_next(PER_SAMPLE), cp)
     return [losses[place] for place in sorted(losses)]
+
+
+def trained(args, data, taken, cp):
+    places = [next(i for i, m in enumerate(data["loss_masks"]) if m is mask) for mask in taken["loss_masks"]]
+    host = torch.cat(taken.pop("host_loss"))
+    lengths = [len(x) for x in taken["rollout_log_probs"]]
+    # The host's surrogate is linear in the advantage: this is where a new baseline shows.
+    pg_loss = host * torch.cat(taken["advantages"])
+    taken["train_log_probs"] = taken.pop("log_probs")
+    loss, masks, _ = tis.correct(args, pg_loss=pg_loss, **taken)
+    parts = zip(places, loss.split(lengths), masks, strict=True)
+    return {place: divided(args, data, place, part, mask, cp) for place, part, mask in parts}
 
 
 PER_SAMPLE = (

@@ -61,14 +61,14 @@ def run(monkeypatch):
     certify.reset()
     monkeypatch.setattr(staleness, "_pusher", None)
     actor = ModuleType("host.actor")
-    actor.UpdateWeightFromDistributed = type("UpdateWeightFromDistributed", (Pusher,), {})
+    actor.Updater = type("Updater", (Pusher,), {"__module__": "host.actor"})
     ray = SimpleNamespace(get=lambda replies, timeout: replies)
     monkeypatch.setitem(sys.modules, "host.actor", actor)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(hosts, "current", lambda: hosts.Host("host", (), "", ("",), "host.actor", ""))
+    monkeypatch.setattr(hosts, "current", lambda: hosts.Host(actor, None))
     certify.install()
     certify.install()
-    yield actor.UpdateWeightFromDistributed
+    yield actor.Updater
     certify.reset()
 
 
@@ -185,13 +185,15 @@ def test_an_engine_that_tells_nothing_costs_no_run(run, capsys):
 
 def test_the_step_after_a_push_prints_it_and_a_guard_stops_the_run(run, capsys, monkeypatch):
     monkeypatch.setattr(hosts, "current", lambda: None)
-    monkeypatch.setattr(staleness, "of_rollout", lambda rollout_id: {"staleness_max": 0.0})
     batch = oracle.random_batch(1, wild=False)
     for sample in batch:
         sample["proximal"] = [value - 0.5 for value in sample["behavior"]]
-    module = host([batch])
+    versions = {"weight_versions": [["1"]] * len(batch)}
+    module = host([batch], hook=lambda args, **given: tis.correct(args, **given, **versions))
     guard = {"certified": {"min": 1, "action": "stop"}}
     args = args_of({"preset": "geo_rs", "guards": guard})
+
+    monkeypatch.setattr(staleness, "current", lambda: 1)
 
     def train():
         return module.train_one_step(args, 0, 0, None, [SimpleNamespace(role="actor")], STEPPED, None, 1)[0]
@@ -224,10 +226,12 @@ def test_the_cost_is_a_share_of_the_time(run, capsys):
 
 def test_a_class_that_calls_its_parents_push_is_one_push(run, capsys):
     class Twice(run):
+        __module__ = "host.actor"
+
         def update_weights(self):
             super().update_weights()
 
-    sys.modules["host.actor"].UpdateWeightTwice = Twice
+    sys.modules["host.actor"].Twice = Twice
     certify.install()
     said = pushes(Twice([Engine()]), capsys, *[scalars()] * 2)
     assert [verdict(line) for line, _ in said] == ["sound", "sound"]

@@ -15,11 +15,11 @@ from slime_ext.core.correction import Correction, Tokens, plan_step
 from slime_ext.core.losses import Bounds
 from slime_ext.core.steps import Clip, Normalize, Reject, Reweight, Truncate
 from slime_ext.host.contract import METRICS
-from slime_ext.host.packing import slice_response
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens
 from tests.ranks import run_ranks
+from tests.slices import slice_response
 from tests.test_tis import arguments, as_slime_calls
 
 EXTRA = {
@@ -92,7 +92,7 @@ def through_megatron():
     """The same through the hook with slime's zig-zag slices and Megatron's groups."""
     from megatron.core import parallel_state
 
-    names = ("token_is", "geo_rs", "trm", "turn_tis", "min_prefix", "topr")
+    names = ("token_tis", "geo_rs", "trm", "turn_tis", "min_prefix", "topr")
     cases = {(name, seed): as_slime_calls(oracle.random_batch(seed)) for name in names for seed in SEEDS}
     args = {name: arguments(slime_ext={"preset": name, "mask_scope": "all"}) for name in names}
     alone = {case: tis.correct(args[case[0]], **call) for case, call in cases.items()}
@@ -148,7 +148,7 @@ def test_any_split_equals_one_process_with_one_all_reduce(size, seeds):
         assert {case for case, (close, _) in found.items() if not close} == set(), rank
         calls = {name: n for (name, _), (_, n) in found.items()}
         assert max(n for name, n in calls.items() if not CORRECTIONS[name].is_coupled) == 1
-        assert calls["token_is"] == 0 and calls["seq_is_rs"] == 1
+        assert calls["token_tis"] == 0 and calls["seq_is_rs"] == 1
 
 
 @pytest.mark.slow

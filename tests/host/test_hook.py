@@ -53,9 +53,9 @@ def test_a_hook_call_with_all_its_metrics_passes_few_files_and_never_climbs(step
     layout = MetricsLayout.of(load_config(mapping))
     given = as_slime_calls(oracle.random_batch(1))
     given["cur_log_probs"] = given["advantages"] = None
-    with step_metrics.under_way(layout):
+    with step_metrics.under_way(step_metrics.OptimizerStep(layout)):
         tis.correct(args, **given)  # what is read once per run
-    with step_metrics.under_way(layout):
+    with step_metrics.under_way(step_metrics.OptimizerStep(layout)):
         found = passed(lambda: tis.correct(args, **given))
     files = {path for _, path, _ in found}
     functions = {code for *_, code in found if code.co_name[0] != "<"}  # comprehensions are no functions

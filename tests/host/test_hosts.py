@@ -1,30 +1,78 @@
-"""What a host's source says about it, on text like that of real releases."""
+"""A host is found by what its modules define, in every layout; what does not fit is refused in one line."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from slime_ext.errors import ConfigError
 from slime_ext.host import hosts
-
-ACTOR = "slime.backends.megatron_utils.actor"
-LOSS = "slime.backends.megatron_utils.loss"
+from tests.host import trees
 
 
-@pytest.fixture
-def slime(monkeypatch):
-    """slime with the given texts for its modules."""
+@pytest.fixture(autouse=True)
+def _no_other_host(monkeypatch):
+    for name in {m.__name__ for f in (hosts.LOSS, hosts.STEP) for m in hosts.definers(f)}:
+        monkeypatch.delitem(sys.modules, name)
 
-    def with_sources(**texts):
-        by_module = {f"{hosts.SLIME.package}.{name}": text for name, text in texts.items()}
-        monkeypatch.setattr(hosts.Host, "source", lambda self, module: by_module.get(module, ""))
-        return hosts.SLIME
 
-    return with_sources
+@pytest.mark.parametrize("layout", trees.LAYOUTS)
+def test_the_doors_are_found_in_every_layout(layout, tmp_path, monkeypatch):
+    made = trees.made(tmp_path, monkeypatch, layout)
+    host = hosts.require()
+    assert (host.loss, host.step, host.name) == (made.loss, made.step, made.package)
+    assert host.version == "(a checkout)" and not host.is_wrapped
+
+
+def test_a_users_own_policy_loss_is_not_the_hosts(tmp_path, monkeypatch):
+    mine = ModuleType("a_users_own")
+    exec(trees.TARGET + trees.LOSS, vars(mine))
+    monkeypatch.setitem(sys.modules, mine.__name__, mine)
+    made = trees.made(tmp_path, monkeypatch)
+    assert hosts.current().loss is made.loss
+
+
+def test_outside_of_a_host_there_is_none():
+    assert hosts.require() is None
+
+
+def test_a_trainer_without_megatron_has_no_step(tmp_path, monkeypatch):
+    made = trees.made(tmp_path, monkeypatch, "miles main", step="")
+    assert hosts.require() == hosts.Host(made.loss, None)
+
+
+FITS_NOT = {
+    "loss": (
+        {"loss": f"{trees.TARGET}\ndef policy_loss_function(batch, logits): pass\n"},
+        r"loss: expected policy_loss_function\(args, batch, .*, got \(batch, logits\): this release",
+    ),
+    "target": (
+        {"loss": trees.LOSS, "step": ""},
+        r"loss: expected get_log_probs_and_entropy\(logits, \.\.\.\), got none: this release is not",
+    ),
+    "step": (
+        {"step": "def train_one_step(model, data): pass\n"},
+        r"model: expected train_one_step\(args, rollout_id, .*, got \(model, data\): this release is not",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FITS_NOT)
+def test_what_does_not_fit_is_named_with_its_place(name, tmp_path, monkeypatch):
+    texts, line = FITS_NOT[name]
+    trees.made(tmp_path, monkeypatch, **texts)
+    with pytest.raises(ConfigError, match=line):
+        hosts.require()
+
+
+def test_a_trainer_that_fits_no_door_is_told_what_was_looked_for_and_where(monkeypatch):
+    monkeypatch.setattr(hosts, "parallel_state", lambda: object())
+    line = r"test_hosts: expected a host with policy_loss_function\(args, .*, got none among the \d+ modules"
+    with pytest.raises(ConfigError, match=line):
+        hosts.require()
 
 
 @pytest.mark.parametrize(
@@ -33,60 +81,58 @@ def slime(monkeypatch):
         ('"cur_log_probs": log_probs_and_entropy["log_probs"],', True),
         ("'current_log_probs' : x,", True),
         ("cur_log_probs = log_probs", False),
-        ("", False),
     ],
 )
-def test_whether_the_hook_call_carries_the_target(slime, text, passes):
-    assert slime(loss=text).passes_target is passes
+def test_whether_the_hook_call_carries_the_target(text, passes, tmp_path, monkeypatch):
+    trees.made(tmp_path, monkeypatch, loss=f"{trees.TARGET}{trees.LOSS}\n'''{text}'''\n")
+    assert hosts.current().passes_target is passes
 
 
-@pytest.mark.parametrize(
-    ("call", "seen"), [("(self.args, rollout_id, rollout_data)", True), ("(self.args)", False)]
-)
-def test_whether_the_postprocess_sees_the_rollout(slime, call, seen):
-    assert slime(actor=f"self.rollout_data_postprocess{call}").hands_out_data is seen
+def test_what_the_trainer_gets_is_read_off_the_hosts_text(tmp_path, monkeypatch):
+    trees.made(tmp_path, monkeypatch)
+    host = hosts.current()
+    assert not host.may_skip_proximal and not host.carries_versions
+    room = tmp_path / "slime/backends/megatron_utils"
+    (room / "__init__.py").write_text("can_reuse_log_probs_in_loss = True\n")
+    (tmp_path / "slime/manager.py").write_text('train_data["weight_versions"] = []\n')
+    assert host.may_skip_proximal and host.carries_versions
 
 
-def test_whether_proximal_log_probs_may_be_skipped(slime):
-    assert slime(actor="can_reuse_log_probs_in_loss = (").may_skip_proximal
-    assert not slime(actor="").may_skip_proximal
-
-
-def test_a_host_that_is_not_installed_has_neither_source_nor_version():
-    assert hosts.SLIME.source("slime.backends.nowhere") == ""
-    assert hosts.SLIME.version == "(a checkout)"
-
-
-def test_the_source_of_a_module_is_read_without_importing_it():
-    assert "def run_host" in hosts.SLIME.source("slime_ext.tools.without_cuda.driver")
-
-
-def test_the_loss_is_where_this_release_defines_it(monkeypatch):
-    for defines in hosts.MILES.losses:
-        texts = {defines: "def policy_loss_function(args"}
-        monkeypatch.setattr(hosts.Host, "source", lambda self, module, texts=texts: texts.get(module, ""))
-        assert hosts.MILES.loss == defines
-
-
-def test_the_version_is_of_the_distribution_that_is_imported(monkeypatch, tmp_path):
-    """Installed or linked to; a checkout that comes first on the path is not what is installed."""
-    checkout, installed, linked = (tmp_path / name for name in ("checkout", "installed", "linked"))
-    for folder in (checkout, installed, linked):
-        (folder / "miles").mkdir(parents=True)
-        (folder / "miles/__init__.py").touch()
-    info = installed / "miles_rl-0.0.2.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: miles-rl\nVersion: 0.0.2\n")
-    (info / "direct_url.json").write_text(
-        json.dumps({"url": linked.as_uri(), "dir_info": {"editable": True}})
-    )
-    found = {}
-    for folder in (checkout, installed, linked):
+def test_the_version_is_of_the_distribution_that_is_imported(tmp_path, monkeypatch):
+    """A checkout that comes first on the path is not what is installed."""
+    info = tmp_path / "installed/slime-0.3.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slime\nVersion: 0.3.1\n")
+    (info / "top_level.txt").write_text("slime\n")
+    found = []
+    for folder in ("installed", "checkout"):
         with monkeypatch.context() as patch:
-            patch.delitem(sys.modules, "miles", raising=False)
-            patch.setattr(sys, "path", [str(folder), str(installed), *sys.path])
-            found[folder.name] = hosts.MILES.version
-    assert found == {"checkout": "(a checkout)", "installed": "0.0.2", "linked": "0.0.2"}
+            patch.syspath_prepend(str(tmp_path / "installed"))
+            trees.made(tmp_path / folder, patch)
+            found.append(hosts.current().version)
+    assert found == ["0.3.1", "(a checkout)"]
+
+
+def test_wrapping_is_idempotent_and_can_be_undone(tmp_path, monkeypatch):
+    made = trees.made(tmp_path, monkeypatch)
+    own = made.loss.policy_loss_function
+    for _ in range(2):
+        hosts.wrap(made.loss, hosts.LOSS, lambda function: lambda *args: function(*args))
+    assert hosts.current().is_wrapped and getattr(made.loss.policy_loss_function, hosts.MARK) is own
+    hosts.unwrap(made.loss, hosts.LOSS)
+    assert made.loss.policy_loss_function is own
+
+
+def test_what_pushes_weights_is_a_class_that_counts_its_pushes(tmp_path, monkeypatch):
+    text = trees.STEP.format(loss=trees.LAYOUTS["slime"][0]) + (
+        "class Pusher:\n    def __init__(self):\n        self.weight_version = 0\n"
+        "    def update_weights(self): pass\n"
+        "class Actor:\n    def __init__(self): pass\n    def update_weights(self): pass\n"
+    )
+    made = trees.made(tmp_path, monkeypatch, step=text)
+    for _ in range(2):
+        assert list(hosts.weight_updaters()) == [made.step.Pusher]
+        hosts.wrap(made.step.Pusher, "__init__", lambda function: lambda self: function(self))
 
 
 def test_the_command_line_is_that_of_rays_driver(monkeypatch):

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from slime_ext import tis
+from slime_ext.core.metrics import MetricsLayout
 from slime_ext.errors import SlimeExtError
 from slime_ext.host import step_metrics
+from slime_ext.host.configured import correction_of_flags
 from slime_ext.host.hosts import ranks
 from slime_ext.host.train_step import Reporter
 from slime_ext.ops.segments import Segments
@@ -29,7 +31,7 @@ STEPS = [
 CONFIGS = {
     "sequence weights, two rejections": {"steps": STEPS},
     "the same without curves": {"steps": STEPS, "metrics": {"curves": "none"}},
-    "token weights": {"preset": "token_is"},
+    "token weights": {"preset": "token_tis"},
     "a surrogate of ours": {"preset": "cispo"},
 }
 LISTED = ("train_log_probs", "rollout_log_probs", "cur_log_probs", "advantages")
@@ -63,7 +65,8 @@ def measured(config, size, cp_rank=0, cp_size=1, dp_rank=0, dp_size=1):
     batch = samples()
     versions = [[str(5 - i % 4), "5"] if i % 7 else [] for i in range(len(batch))]
     mine = range(dp_rank, len(batch), dp_size)
-    with step_metrics.under_way(step_metrics.layout_of(args, curves="metrics" not in config)) as step:
+    layout = MetricsLayout.of(correction_of_flags(args), curves="metrics" not in config)
+    with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
         for start in range(0, len(mine), size):
             places = mine[start : start + size]
             call = call_of([batch[i] for i in places], [versions[i] for i in places])
@@ -112,13 +115,6 @@ def test_any_number_of_micro_batches_gives_the_same(name, size):
     assert differs(measured(CONFIGS[name], size), measured(CONFIGS[name], 100)) == {}
 
 
-@pytest.mark.parametrize("name", ["correct", "icepop_function"])
-@pytest.mark.parametrize("curves", [False, True])
-def test_curves_are_measured_where_somebody_reads_them(name, curves):
-    args = arguments(slime_ext={"preset": "geo_rs"}, custom_tis_function_path=f"slime_ext.tis.{name}")
-    assert step_metrics.layout_of(args, curves=curves).curves is curves
-
-
 def stops(stages=1):
     """What every rank says when one alone meets a NaN, and when a guard asks to stop."""
     from megatron.core import parallel_state
@@ -129,10 +125,11 @@ def stops(stages=1):
     lines = []
     guards = {"tokens": {"min": 1e6, "action": "stop"}}
     args = arguments(
-        slime_ext={"preset": "token_is", "guards": guards}, custom_tis_function_path="slime_ext.tis.correct"
+        slime_ext={"preset": "token_tis", "guards": guards}, custom_tis_function_path="slime_ext.tis.correct"
     )
     for value in (math.nan, 0.0):
-        with step_metrics.under_way(step_metrics.layout_of(args, curves=False)) as step:
+        layout = MetricsLayout.of(correction_of_flags(args), curves=False)
+        with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
             call = call_of(oracle.random_batch(rank), None)
             values = torch.tensor([0.0, 0.0, value if rank == stages - 1 else 0.0])
             step.tracker.look({"cur_log_probs": values}, Segments.whole([1, 2], torch.ones(3)), None)

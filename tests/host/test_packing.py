@@ -23,11 +23,11 @@ from slime_ext.host.packing import (
     pack,
     pack_segments,
     require_finite,
-    slice_response,
     unpack_masks,
     zigzag,
 )
 from slime_ext.ops.segments import Segments
+from tests.slices import slice_response
 
 # total, response; slime always has a prompt, so the first response token has a logit before it
 SHAPES = [(12, 7), (9, 1), (18, 12), (8, 5), (31, 3), (6, 5), (3, 0), (40, 39)]

@@ -3,7 +3,6 @@ one prompt mean for each other, on tables whose answers can be read off."""
 
 from __future__ import annotations
 
-import gc
 import math
 import statistics
 
@@ -14,65 +13,44 @@ from slime_ext.core.correction import Correction
 from slime_ext.core.steps import Reject, SecondMoment
 from slime_ext.errors import NonFiniteError
 from slime_ext.host import rollout_data
-from slime_ext.host.rollout_data import Record, SampleRow
+from slime_ext.host.rollout_data import SampleRow, Samples
 from slime_ext.host.step_metrics import NonFiniteTracker
 from slime_ext.host.step_plan import what_couples
 from slime_ext.ops.segments import Segments
 
 
-def data(count=3, **more):
-    return {"loss_masks": [torch.ones(4, dtype=torch.int32) for _ in range(count)], **more}
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    yield
-    rollout_data.remember_samples({"loss_masks": []})
+def samples(count=3, **more):
+    return Samples.of({"loss_masks": [torch.ones(4, dtype=torch.int32) for _ in range(count)], **more})
 
 
 def test_a_hook_call_finds_its_samples_in_any_order():
-    rollout = data(sample_indices=[10, 11, 12])
-    rollout_data.remember_samples(rollout)
-    found = rollout_data.samples_of([rollout["loss_masks"][2], rollout["loss_masks"][0]])
-    assert found == [(2, 12), (0, 10)]
+    step = samples(sample_indices=[10, 11, 12])
+    places = step.places([step.masks[2], step.masks[0]])
+    assert places == [2, 0] and [step.indices[place] for place in places] == [12, 10]
 
 
 def test_an_equal_mask_is_another_sample():
-    rollout = data()
-    rollout_data.remember_samples(rollout)
-    assert rollout_data.samples_of([rollout["loss_masks"][0].clone()]) is None
+    step = samples()
+    assert step.places([step.masks[0].clone()]) is None is step.places([step.masks[0], torch.ones(4)])
 
 
-def test_a_rollout_forgets_the_one_before():
-    before, after = data(), data()
-    rollout_data.remember_samples(before)
-    rollout_data.remember_samples(after)
-    assert rollout_data.samples_of(before["loss_masks"]) is None
-    assert rollout_data.samples_of(after["loss_masks"]) is not None
-
-
-def test_a_mask_that_is_gone_is_not_mistaken_for_one_at_its_address():
-    rollout = data(1)
-    rollout_data.remember_samples(rollout)
-    address = id(rollout["loss_masks"][0])
-    rollout.clear()
-    gc.collect()
-    others = [torch.ones(4, dtype=torch.int32) for _ in range(64)]
-    assert all(rollout_data.samples_of([mask]) is None for mask in others), address in map(id, others)
-
-
-def test_records_take_what_the_release_fills_in():
+def test_indices_are_what_the_release_fills_in():
     for more, index in (({}, None), ({"sample_indices": torch.tensor([4])}, 4), ({"sample_indices": [7]}, 7)):
-        rollout = data(1, **more)
-        rollout_data.remember_samples(rollout)
-        (record,) = rollout_data.samples_of(rollout["loss_masks"])
-        assert record == (0, index)
+        assert samples(1, **more).indices == [index]
+
+
+def test_the_samples_of_other_steps_are_the_rest():
+    rollout = {"loss_masks": [torch.ones(4) for _ in range(4)], "rewards": [0.0, 1.0, 2.0, 3.0]}
+    taken = {key: values[1:3] for key, values in rollout.items()}
+    rest = rollout_data.rest_of(rollout, taken)
+    assert rest["rewards"] == [0.0, 3.0] and rest["log_probs"] is None
+    assert rollout_data.rest_of(rollout, rollout) is None
 
 
 def test_a_broken_sample_is_named_by_its_index_where_the_host_keeps_one():
     for records, name in (
-        ([Record(0, 6), Record(1, 7)], r"sample 7 \(sequence 1 of 2 in micro-batch 0\)"),
-        ([Record(0), Record(1)], "sequence 1 of 2 in micro-batch 0"),
+        ([6, 7], r"sample 7 \(sequence 1 of 2 in micro-batch 0\)"),
+        ([None, None], "sequence 1 of 2 in micro-batch 0"),
         (None, "sequence 1 of 2 in micro-batch 0"),
     ):
         tracker = NonFiniteTracker()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from dataclasses import replace
@@ -13,11 +12,14 @@ import torch
 
 from slime_ext import host, load_config, tis
 from slime_ext.core.correction import Correction
+from slime_ext.core.state import Tokens
 from slime_ext.core.steps import Reject
 from slime_ext.errors import ConfigError
-from slime_ext.host import hosts, staleness, startup
+from slime_ext.host import hosts, staleness
+from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens
+from tests.host import trees
 from tests.host.pushes import trainer_at
 from tests.test_tis import arguments, as_slime_calls
 
@@ -25,14 +27,17 @@ from tests.test_tis import arguments, as_slime_calls
 @pytest.fixture(autouse=True)
 def _nobody_says_the_version(monkeypatch):
     monkeypatch.setattr(staleness, "_pusher", None)
+    monkeypatch.setattr(staleness, "_published", {})
 
 
-def made_by(versions):
-    return SimpleNamespace(weight_versions=versions, response_length=0, rollout_log_probs=None)
-
-
-def call(versions):
-    return SimpleNamespace(weight_versions=versions, pg_loss=torch.zeros(1))
+def aged(versions=None, indices=(), rollout_id=0, correction=Correction()):  # noqa: B008
+    """The ages of as many samples, with what the host's batch carries of them; None: nobody knows any."""
+    count = len(versions if versions is not None else indices)
+    masks = [torch.ones(1) for _ in range(count)]
+    batch = {"loss_masks": masks, "sample_indices": list(indices) or None, "weight_versions": versions}
+    packed = Tokens(Segments.whole([1] * count, torch.ones(count)), torch.zeros(count), torch.zeros(count))
+    call = SimpleNamespace(weight_versions=None, loss_masks=masks)
+    return staleness.with_ages(packed, call, correction, staleness.identify(rollout_id)(batch)).ages
 
 
 @pytest.mark.parametrize(
@@ -55,13 +60,13 @@ def call(versions):
 )
 def test_an_age_counts_from_the_oldest_weights(spans, age):
     trainer_at(7)
-    torch.testing.assert_close(staleness.ages_of(call([spans])), torch.tensor([age]).double(), equal_nan=True)
+    torch.testing.assert_close(aged([spans]), torch.tensor([age]).double(), equal_nan=True)
 
 
 def test_without_either_number_there_is_no_age():
-    assert staleness.ages_of(call([["1"]])) is None
+    assert aged([["1"]]) is None
     trainer_at(3)
-    assert staleness.ages_of(call(None)) is None
+    assert aged(indices=[5]) is None
 
 
 def test_without_a_host_there_is_nothing_to_note(monkeypatch):
@@ -71,25 +76,32 @@ def test_without_a_host_there_is_nothing_to_note(monkeypatch):
 
 
 def test_the_hosts_pushing_object_says_the_version(monkeypatch):
-    class UpdateWeightFromTensor:
+    class Updater:
+        __module__ = "host.actor"
+
         def __init__(self, args):
             self.weight_version = args
 
-    class UpdateWeightDelta(UpdateWeightFromTensor):
-        pass
+        def update_weights(self):
+            """It counts its pushes."""
+
+    class Delta(Updater):
+        __module__ = "host.actor"
 
     class Actor:
+        __module__ = "host.actor"
+
         def __init__(self):
             self.weight_version = -1
 
     actor = ModuleType("host.actor")
-    actor.UpdateWeightFromTensor, actor.Actor, actor.UpdateWeightMode = UpdateWeightFromTensor, Actor, "delta"
+    actor.Updater, actor.Delta, actor.Actor, actor.Mode = Updater, Delta, Actor, "delta"
     monkeypatch.setitem(sys.modules, "host.actor", actor)
-    monkeypatch.setattr(hosts, "current", lambda: hosts.Host("host", (), "", ("",), "host.actor", ""))
+    monkeypatch.setattr(hosts, "current", lambda: hosts.Host(actor, None))
     staleness.install()
     staleness.install()
     assert staleness.current() is None
-    pushing = UpdateWeightDelta(4)
+    pushing = Delta(4)
     other = Actor()
     assert staleness.current() == 4 != other.weight_version
     pushing.weight_version += 1
@@ -132,7 +144,7 @@ def test_the_hook_reads_the_versions_that_a_patched_host_passes():
 @pytest.mark.parametrize(
     ("more", "version", "line"),
     [
-        ({}, 9, "expected weight_versions in the hook call, got none: apply patch 0002"),
+        ({}, 9, "expected the weight versions that sampled this .*--custom-rollout-log-function-path"),
         ({"weight_versions": [["1"]] * 6}, None, "expected the trainer's weight version, got none"),
     ],
 )
@@ -142,56 +154,58 @@ def test_a_bound_on_ages_that_nobody_knows_is_refused(more, version, line):
         tis.correct(arguments(slime_ext=CONFIG), **as_slime_calls(oracle.random_batch(5), **more))
 
 
-def test_a_host_that_drops_the_versions_is_refused_at_start_up(monkeypatch):
-    slime = hosts.Host("slime", (), "", ("slime.loss",), "", "")
-    monkeypatch.setattr(hosts.Host, "source", lambda self, module: "tis_kwargs = {}")
-    with pytest.raises(ConfigError, match="patch 0002"):
-        staleness.require_host(slime)
-    monkeypatch.setattr(hosts.Host, "source", lambda self, module: '"weight_versions": batch.get(...)')
-    staleness.require_host(slime)
-    staleness.require_host(None)
-
-
-def test_a_guard_on_ages_that_nobody_would_know_is_refused_at_start_up(monkeypatch):
-    monkeypatch.setattr(hosts, "current", lambda: hosts.Host("slime", (), "", ("slime.loss",), "", ""))
-    monkeypatch.setattr(hosts.Host, "source", lambda self, module: "tis_kwargs = {}")
-    config = {"preset": "geo_rs", "guards": {"staleness_max": {"max": 3}}}
-    args = arguments(slime_ext=config, custom_tis_function_path="slime_ext.tis.correct")
-    with pytest.raises(ConfigError, match=r"slime_ext\.guards\.staleness_max: expected a slime that hands"):
-        startup._check_correction(args, load_config(config))
+@pytest.mark.parametrize("who", ["max_staleness", r"slime_ext\.guards\.staleness_max"])
+def test_ages_that_nobody_would_know_are_refused_at_start_up(who, tmp_path, monkeypatch):
+    trees.made(tmp_path, monkeypatch)
+    guards = {"guards": {"staleness_max": {"max": 3}}}
+    args = arguments(
+        slime_ext={"preset": "geo_rs", **guards} if "guards" in who else CONFIG,
+        custom_tis_function_path="slime_ext.tis.correct",
+    )
+    with pytest.raises(ConfigError, match=f"^{who}: expected the samples' weight versions, got a slime that"):
+        host.init(args)
     args.custom_rollout_log_function_path = "slime_ext.host.log_rollout"
-    startup._check_correction(args, load_config(config))
+    host.init(args)
+    args.custom_rollout_log_function_path = None
+    (tmp_path / "slime/manager.py").write_text('train_data["weight_versions"] = []\n')
+    host.init(args)
 
 
-def test_ages_of_a_rollout_count_to_the_version_that_trains_on_it(monkeypatch):
-    """The rollout manager samples the next rollout while the trainer pushes a version: each is one old."""
+@pytest.fixture
+def store(monkeypatch):
+    """Ray's key-value store."""
     stored = {}
     store = SimpleNamespace(
         _internal_kv_initialized=lambda: True,
         _internal_kv_put=lambda key, value, namespace: stored.update({(namespace, key): value}),
         _internal_kv_get=lambda key, namespace: stored.get((namespace, key)),
+        _internal_kv_del=lambda key, namespace: stored.pop((namespace, key)),
     )
     ray = SimpleNamespace(get_runtime_context=lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
-    monkeypatch.setattr(staleness, "_published", {})
-    host.log_rollout(0, None, [], {})  # no Ray: nobody to leave them for
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.experimental.internal_kv", store)
+    return stored
+
+
+def sampled(index, versions):
+    return SimpleNamespace(index=index, weight_versions=versions, response_length=0, rollout_log_probs=None)
+
+
+def test_the_trainer_finds_its_samples_versions_by_their_index(store, monkeypatch):
+    """The trainer is another process: what it knows is what the store holds."""
+    made = [sampled(7, ["3", "4"]), sampled(8, ["2"]), sampled(8, ["1"]), sampled(9, []), sampled(5, ["9"])]
+    host.log_rollout(2, None, made, {})
+    monkeypatch.setattr(staleness, "_published", {})
+    trainer_at(4)
+    ages = aged(indices=[9, 8, 7, 5, 6], rollout_id=2)
+    assert ages[1:3].tolist() == [3, 1] and ages.isnan().tolist() == [True, False, False, True, True]
+    assert aged(indices=[8], rollout_id=3) is None  # not logged
+    with pytest.raises(ConfigError, match="expected the weight versions that sampled this optimizer step"):
+        aged(indices=[8], rollout_id=3, correction=load_config(CONFIG))
+
+
+def test_rollouts_that_were_trained_long_ago_are_forgotten(store):
     for rollout_id in range(30):
-        sampled = [str(max(rollout_id, 1))]
-        made = [made_by(versions) for versions in (sampled, sampled, ["1"], [])]
-        host.log_rollout(rollout_id, None, made, {})
-        trainer_at(rollout_id + 1 if rollout_id else 1)
-        found, old = staleness.of_rollout(rollout_id), rollout_id
-        known = {"staleness_max": max(old, 0), "staleness_known_fraction": 0.75}
-        mean = 0 if not old else (1 + 1 + old) / 3
-        assert found == pytest.approx(known | {"staleness_mean": mean}), rollout_id
-    assert staleness.of_rollout(31) == {} == staleness.of_rollout(0)  # not sampled yet; trained long ago
-    assert len(json.loads(next(iter(stored.values())))) == staleness.WAITING
-    trainer_at(20)  # rollout 29 says version 29: another run's, as with --load-debug-rollout-data
-    assert staleness.of_rollout(29) == {
-        "staleness_mean": 19,
-        "staleness_max": 19,
-        "staleness_known_fraction": 0.25,
-    }
-    trainer_at(None)
-    assert staleness.of_rollout(29) == {}
+        host.log_rollout(rollout_id, None, [sampled(1, ["1"])], {})
+    assert len(store) == staleness.WAITING == len(staleness._published)
+    assert staleness._oldest_of(29) == {"1": 1} and staleness._oldest_of(3) == {}

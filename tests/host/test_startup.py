@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from argparse import Namespace
 
 import pytest
@@ -10,12 +9,11 @@ import yaml
 
 from slime_ext import host
 from slime_ext.errors import ConfigError, warn_once
-from slime_ext.host import hosts
-from slime_ext.tools.commands.arguments import Arguments
+from slime_ext.tools.commands.arguments import Arguments, as_parsed
 from slime_ext.tools.commands.check import checked
+from tests.host import trees
 
 TOKEN = "slime_ext.tis.token_tis"
-PLAN = "slime_ext.host.rollout_data_postprocess"
 PLANNED = {"steps": ["reweight", {"truncate": {"high": 2.0}}, "normalize"]}
 
 
@@ -30,27 +28,46 @@ def refusal(**more):
     return str(caught.value)
 
 
+OURS = {name: {"custom_tis_function_path": f"slime_ext.tis.{name}_function"}
+        for name in ("vanilla_tis", "icepop", "off_policy_is")}  # fmt: skip
+CORRECT = {"custom_tis_function_path": "slime_ext.tis.correct"}
+INIT = "slime_ext.host.init"
+
+
+def correct(mapping, **more):
+    return {**CORRECT, "slime_ext": mapping, **more}
+
+
+TARGET = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
+OWN = {"surrogate": "reinforce"}
+REBASED = {"preset": "geo_rs", "group": "rebaseline"}
+PLANNING = correct(PLANNED)
+FOUR = {"num_steps_per_rollout": 4}
 # fmt: off
 BROKEN = [
-    # the hook
+    # of the hook
     ({"use_rollout_logprobs": True}, "--use-rollout-logprobs: expected off beside --use-tis"),
     ({"use_tis": False}, "--use-tis: expected on beside --custom-tis-function-path"),
-    ({"use_tis": False, "get_mismatch_metrics": True, "custom_tis_function_path": None},
-     "--custom-tis-function-path: expected a function beside --get-mismatch-metrics"),
+    ({"loss_type": "sft_loss"}, "--loss-type: expected policy_loss beside --custom-tis-function-path, got"),
+    ({"rollout_temperature": 0.0}, "--rollout-temperature: expected a number above 0, got 0.0: greedy"),
+    ({"use_score_centering": True}, "--use-score-centering: expected the host's own vanilla_tis_function or"),
     # values as YAML has them
     ({"use_tis": "false"}, "--use-tis: expected true or false, got 'false'"),
-    ({"custom_tis_function_path": "slime_ext.tis.vanilla_tis_function", "tis_clip": "2e0"},
-     "--tis-clip: expected a number (YAML reads 1e-4 as text; write 1.0e-4), got '2e0'"),
+    ({**OURS["vanilla_tis"], "tis_clip": "2e0"}, "--tis-clip: expected a number (YAML reads 1e-4 as text; w"),
     ({"eps_clip": float("nan")}, "--eps-clip: expected a number"),
     ({"num_steps_per_rollout": "1"}, "--num-steps-per-rollout: expected a whole number above 0, got '1'"),
     ({"rollout_data_postprocess_path": 5}, "--rollout-data-postprocess-path: expected package.module.func"),
-    ({"custom_tis_function_path": "slime_ext.tis.icepop_function", "tis_clip": 1.0, "tis_clip_low": 2.0},
-     "--tis-clip: expected more than --tis-clip-low 2.0, got 1.0"),
-    ({"custom_tis_function_path": "slime_ext.tis.vanilla_tis_function", "tis_clip": 1e40},
-     "--tis-clip: expected 0, or a number of size 1.18e-38 to 3.4e+38 (float32), got 1e+40"),
-    ({"custom_tis_function_path": "slime_ext.tis.correct", "slime_ext": {"surrogate": "dual_clip"},
-      "eps_clip": -0.2}, "--eps-clip: expected a number >= 0, got -0.2"),
-    ({"loss_type": "sft_loss"}, "--loss-type: expected policy_loss beside --custom-tis-function-path, got"),
+    # bounds of the seeds' functions, and of surrogates that read the host's
+    ({**OURS["icepop"], "tis_clip": 1.0, "tis_clip_low": 2.0}, "--tis-clip: expected more than "
+     "--tis-clip-low 2.0, got 1.0: every weight would be the same"),
+    ({**OURS["vanilla_tis"], "tis_clip": 0.5}, "--tis-clip: expected a number >= 1, got 0.5: it would shrin"),
+    ({**OURS["icepop"], "tis_clip_low": 1.5}, "--tis-clip-low: expected a number in [0, 1], got 1.5"),
+    ({**OURS["vanilla_tis"], "tis_clip": 1e40}, "--tis-clip: expected 0, or a number of size 1.18e-38 to 3."),
+    ({**OURS["off_policy_is"], "eps_clip": -1}, "--eps-clip: expected a number >= 0, got -1"),
+    ({**OURS["off_policy_is"], "eps_clip": 0.2, "eps_clip_high": -0.5}, "--eps-clip-high: expected a number"),
+    ({**OURS["off_policy_is"], "eps_clip": 0.0}, "--eps-clip: expected one of eps_low and eps_high above 0"),
+    (correct({"surrogate": "dual_clip"}, eps_clip=-0.2), "--eps-clip: expected a number >= 0, got -0.2"),
+    (correct({"surrogate": "dual_clip"}, eps_clip_c=1.0), "--eps-clip-c: expected a number > 1, got 1.0"),
     # the functions
     ({"custom_tis_function_path": "slime_ext.tis.tokn_tis"}, "did you mean 'token_tis'"),
     ({"custom_tis_function_path": "mis.py:compute"}, "expected package.module.function"),
@@ -60,31 +77,33 @@ BROKEN = [
     ({"custom_convert_samples_to_train_data_path": "no.such.module"}, "expected a module that imports"),
     # the configuration
     ({"slime_ext": {"steps": ["truncat"]}}, "did you mean 'truncate'"),
-    ({"slime_ext": {}, "custom_tis_function_path": f"{__name__}.takes_everything"}, "would read that key"),
-    ({"slime_ext": {"surrogate": "reinforce"}, "use_opsm": True}, "--use-opsm: expected off"),
+    ({"slime_ext": {}, **OURS["icepop"]}, "would read that key"),
+    ({"slime_ext": {"steps": []}, "custom_tis_function_path": f"{__name__}.takes_everything"}, "would read"),
+    # a ratio twice, a surrogate's work lost
+    (correct(TARGET, **FOUR), "slime_ext.numerator: expected proximal beside the host's surrogate with 4"),
+    (correct(TARGET, keep_old_actor=True), "--keep-old-actor, got target"),
+    (correct(TARGET, rollout_batch_size=8, n_samples_per_prompt=8, global_batch_size=32), "with 2 optimizer"),
+    (correct(OWN, use_opsm=True), "--use-opsm: expected off"),
+    (correct(OWN, advantage_estimator="gspo"), "its sequence ratio would be discarded"),
+    (correct({"surrogate": "ppo_clip"}, advantage_estimator="cispo"), "its clipped weight would be discarde"),
+    (correct(OWN, pg_loss_type="cispo"), "its clipped weight would be discarded"),
+    (correct({"surrogate": "ppo_clip"}, eps_clip_c=3.0), "--eps-clip-c: expected none beside this surrogate"),
+    (correct({"fireworks": {"eps_clip": 0.3}}, eps_clip=0.2), "fireworks.eps_clip: expected 0.2, the --eps-"),
+    (correct({"fireworks": {"eps_clip": 0.2}}, eps_clip=0.2, eps_clip_high=0.28),
+     "fireworks.eps_clip_high: expected 0.28, the --eps-clip-high of this run, got 0.2"),
+    (correct({"fireworks": {"eps_clip": 0.1234567}}, eps_clip=0.1234568), "got 0.1234567: the host clips by"),
     # what couples samples
-    ({"custom_tis_function_path": "slime_ext.tis.correct", "slime_ext": PLANNED},
-     f"--rollout-data-postprocess-path: expected {PLAN}"),
-    # slime's own, which a key of --custom-config-path goes around
-    ({"rollout_temperature": 0.0}, "--rollout-temperature: expected a number above 0, got 0.0:"),
-    ({"kl_coef": 0.1, "kl_loss_coef": 0.1}, "--kl-coef: expected 0 beside --kl-loss-coef, got 0.1"),
-    ({"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": False}, "--normalize-advantages"),
-    ({"advantage_estimator": "ppo", "use_critic": False}, "--advantage-estimator: expected another than ppo"),
-    ({"n_samples_per_prompt": 1, "grpo_std_normalization": True}, "--disable-grpo-std-normalization"),
-    ({"use_dynamic_batch_size": True, "max_tokens_per_gpu": None}, "--max-tokens-per-gpu: expected a number"),
-    ({"balance_by_flops": True}, "--balance-by-flops: expected --use-dynamic-batch-size"),
-    ({"num_steps_per_rollout": 4, "rollout_batch_size": 8, "n_samples_per_prompt": 8, "global_batch_size": 9},
-     "--global-batch-size: expected --rollout-batch-size 8 x --n-samples-per-prompt 8"),
-    ({"over_sampling_batch_size": 4, "rollout_batch_size": 8}, "--over-sampling-batch-size: expected"),
-    ({"save_debug_train_data": "a", "save_debug_rollout_data": "a"}, "--save-debug-train-data: expected"),
-    ({"dump_details": "a", "save_debug_rollout_data": None}, "--dump-details: expected the paths"),
-    ({"debug_rollout_only": True, "debug_train_only": True}, "--debug-train-only: expected off"),
-    ({"save_interval": 5, "save": None}, "--save: expected a folder"),
-    ({"eval_interval": 5, "eval_datasets": []}, "--eval-prompt-data: expected prompts"),
-    ({"enable_mtp_training": True, "mtp_num_layers": None}, "--mtp-num-layers: expected a number"),
-    ({"use_rollout_routing_replay": True, "use_routing_replay": False}, "--use-routing-replay: expected on"),
-    ({"use_opd": True, "opd_type": None}, "--opd-type: expected sglang or megatron"),
-    ({"use_opd": False, "opd_teacher_load": "a"}, "--use-opd: expected on"),
+    (PLANNING | FOUR | {"pg_loss_type": "reinforce"}, "--pg-loss-type: expected ppo with a correction that"),
+    (correct({"preset": "geo_rs", "denominator": "kept"},
+             custom_pg_loss_reducer_function_path=f"{__name__}.takes_everything"),
+     "slime_ext.denominator: expected host beside --custom-pg-loss-reducer-function-path"),
+    *((correct(REBASED, **more), line) for more, line in (
+        ({"n_samples_per_prompt": 1}, "slime_ext.group: expected ignore with --n-samples-per-prompt 1"),
+        ({"advantage_estimator": "flash_reinforce"}, "slime_ext.group: expected ignore or atomic with an --"),
+        ({"normalize_advantages": True}, "with --normalize-advantages (the advantages are whitened"),
+        ({"rewards_normalization": False}, "with --disable-rewards-normalization"),
+        ({"use_opd": True}, "with --use-opd (the teacher's term"),
+    )),
 ]
 # fmt: on
 
@@ -97,137 +116,147 @@ def takes_everything(*args, **kwargs):
     """A function that every call fits."""
 
 
-def test_one_line_that_names_what_is_wrong():
-    for more, line in BROKEN:
-        assert line in refusal(**more)
+@pytest.mark.parametrize(("more", "line"), BROKEN)
+def test_one_line_that_names_what_is_wrong(more, line):
+    assert line in refusal(**more)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"use_opd": False, "opd_teacher_load": "a", "use_critic": True},  # the critic's own arguments
-        {"n_samples_per_prompt": 1, "grpo_std_normalization": True, "multi_lora": True},
-    ],
-)
-def test_what_hosts_themselves_hand_over_is_let_through(more, capsys):
+LET_THROUGH = [
+    {},
+    {**OURS["vanilla_tis"], "tis_clip": float("inf"), "eps_clip_high": float("inf")},
+    {**OURS["vanilla_tis"], "tis_clip": 1, "tis_clip_low": None},
+    {**OURS["icepop"], "tis_clip": 5, "tis_clip_low": 0.5},
+    {**OURS["off_policy_is"], "eps_clip": 0, "eps_clip_high": 0.2},
+    {"tis_clip": 0, "eps_clip": -1},  # which token_tis does not read
+    correct(TARGET, num_steps_per_rollout=1),
+    correct(TARGET, use_dynamic_global_batch_size=True, rollout_batch_size=8, n_samples_per_prompt=8,
+            global_batch_size=32),
+    correct({"surrogate": "dual_clip"}, eps_clip_c=3.0),
+    correct({"fireworks": {"eps_clip": 0.2}}, eps_clip=0.2, eps_clip_high=None),
+    {"custom_tis_function_path": "slime_ext.tis.cispo", **FOUR},
+    # the host's surrogate has no ratio
+    correct(TARGET, pg_loss_type="reinforce", **FOUR),
+    correct(TARGET, advantage_estimator="flash_reinforce", **FOUR),
+    correct(TARGET, advantage_estimator="rloo", keep_old_actor=True),
+    {"use_rollout_logprobs": True, "pg_loss_type": "reinforce"},
+    {"custom_tis_function_path": "slime_ext.tis.glm5", "use_rollout_logprobs": True},
+    # it only measures
+    *(correct(mapping, use_tis=False, get_mismatch_metrics=True, **more) for mapping, more in (
+        (TARGET, FOUR), (OWN, {"advantage_estimator": "gspo"}), (OWN, {"use_opsm": True}))),
+    # another's function or none, beside which ours measures
+    {"custom_tis_function_path": f"{__name__}.takes_everything",
+     "slime_ext": {"guards": {"k3_kl": {"max": 0.1}}}},
+    {"use_tis": False, "custom_tis_function_path": None, "loss_type": "sft_loss"},
+    {"use_tis": True, "custom_tis_function_path": None, "use_score_centering": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("more", LET_THROUGH, ids=range(len(LET_THROUGH)))
+def test_what_can_work_is_let_through(more, capsys):
     host.init(arguments(**more))
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_no_upper_bound_is_a_number(capsys):
-    vanilla = "slime_ext.tis.vanilla_tis_function"
-    host.init(arguments(custom_tis_function_path=vanilla, tis_clip=float("inf"), eps_clip_high=float("inf")))
-    assert "clip(proximal / behavior, --tis-clip-low, inf)" in capsys.readouterr().out
-
-
-def test_arguments_that_a_host_does_not_have_are_not_missed(capsys):
-    host.init(arguments())
-    assert capsys.readouterr().out.count("\n") == 1
+SAID = [
+    ({}, "token_tis: proximal / behavior, loss host, reweight(token) > truncate(high 2), masks policy"),
+    ({"use_tis": False, "get_mismatch_metrics": True}, "metrics only, the loss stays as it is: token_tis"),
+    ({"use_tis": False, "custom_tis_function_path": None}, "no correction, only metrics (--use-tis is off)"),
+    ({"custom_tis_function_path": None}, "the correction is the host's own, not one of slime_ext"),
+    ({"custom_tis_function_path": f"{__name__}.takes_everything"}, "takes_everything, not one of slime_ext"),
+    ({**OURS["off_policy_is"], "eps_clip": 0.2, "eps_clip_high": 0.28},
+     "off_policy_is_function: target / behavior, loss host, reweight(token) > clip(low 0.8, high 1.28)"),
+    ({**OURS["vanilla_tis"], "tis_clip": 2.0, "tis_clip_low": 0},
+     "vanilla_tis_function: proximal / behavior, loss host, reweight(token) > clip(low 0, high 2)"),
+]  # fmt: skip
 
 
 def test_one_line_says_what_runs_with_which_numbers(capsys):
-    for more, said in (
-        ({}, "token_tis: proximal / behavior, loss host, reweight(token) > truncate(high 2), masks policy"),
-        (
-            {"use_tis": False, "get_mismatch_metrics": True},
-            "metrics only, the loss stays as it is: token_tis",
-        ),
-        ({"use_tis": False, "custom_tis_function_path": None}, "no correction (--use-tis is off)"),
-        ({"custom_tis_function_path": None}, "the correction is the host's own, not one of slime_ext"),
-        (
-            {"custom_tis_function_path": f"{__name__}.takes_everything"},
-            "takes_everything, not one of slime_ext",
-        ),
-        (
-            {
-                "custom_tis_function_path": "slime_ext.tis.off_policy_is_function",
-                "eps_clip": 0.2,
-                "eps_clip_high": 0.28,
-            },
-            "off_policy_is_function: weight clip(target / behavior, 1 - 0.2, 1 + 0.28) per token",
-        ),
-        (
-            {
-                "custom_tis_function_path": "slime_ext.tis.vanilla_tis_function",
-                "tis_clip": 2.0,
-                "tis_clip_low": 0,
-            },
-            "vanilla_tis_function: weight clip(proximal / behavior, 0, 2) per token",
-        ),
-    ):
+    for more, said in SAID:
         host.init(arguments(**more))
         out = capsys.readouterr().out
         assert out.startswith("slime_ext: ") and said in out and out.count("\n") == 1
 
 
-def test_a_reducer_of_the_users_own_and_a_correction_that_is_off_are_named(caplog, capsys):
-    more = {"custom_pg_loss_reducer_function_path": f"{__name__}.takes_everything"}
-    with caplog.at_level(logging.WARNING):
-        host.init(arguments(custom_tis_function_path="slime_ext.tis.geo_rs", **more))
-        host.init(arguments(use_tis=False, get_mismatch_metrics=True))
-        host.init(arguments(custom_tis_function_path="slime_ext.tis.metrics_only"))
-        host.init(arguments(release_train=True, indep_dp=True))
-        host.init(arguments(check_for_nan_in_loss_and_grad=False))
-    reducer, off, idle, released, replicas, skipping = caplog.messages
-    assert skipping.startswith("--no-check-for-nan-in-loss-and-grad: expected a run that may end")
-    assert released.startswith("--release-train: expected a trainer that stays beside slime_ext.guards")
-    assert replicas.startswith("--ft-components: expected data parallel ranks of one group, got independent")
-    assert idle.startswith("slime_ext.steps: expected one beside --use-tis, got none")
-    assert reducer.startswith("--custom-pg-loss-reducer-function-path") and off.startswith("--use-tis")
+TWICE = "off_policy_is_function: expected one optimizer step per rollout and no --keep-old-actor"
+WARNED = [
+    ({"custom_pg_loss_reducer_function_path": f"{__name__}.takes_everything",
+      "custom_tis_function_path": "slime_ext.tis.geo_rs"}, "--custom-pg-loss-reducer-function-path"),
+    ({"use_tis": False, "get_mismatch_metrics": True}, "--use-tis: expected on beside a correction, got off"),
+    ({"custom_tis_function_path": "slime_ext.tis.metrics_only"}, "slime_ext.steps: expected one beside --us"),
+    ({"release_train": True}, "--release-train: expected a trainer that stays beside slime_ext.guards"),
+    ({"indep_dp": True}, "--ft-components: expected data parallel ranks of one group, got independent"),
+    ({"check_for_nan_in_loss_and_grad": False}, "--no-check-for-nan-in-loss-and-grad: expected a run that m"),
+    ({"tis_clip": 5.0}, "--tis-clip: expected none beside slime_ext.tis.token_tis, got 5: only slime_ext.ti"),
+    (correct({"preset": "token_tis"}, tis_clip_low=0.5), "--tis-clip-low: expected none beside slime_ext"),
+    ({**OURS["off_policy_is"], "tis_clip": 5.0}, "--tis-clip: expected none"),
+    ({**OURS["off_policy_is"], **FOUR}, TWICE),
+    ({**OURS["off_policy_is"], "keep_old_actor": True}, TWICE),
+    ({**OURS["off_policy_is"], **FOUR, "pg_loss_type": "reinforce"}, ""),
+    ({**OURS["off_policy_is"], "num_steps_per_rollout": 1}, ""),
+    ({"tis_clip": 2.0}, ""),
+    ({**OURS["vanilla_tis"], "tis_clip": 5.0}, ""),
+]  # fmt: skip
 
 
-def slime(**facts):
-    """slime as this process's host, with the given properties."""
+@pytest.mark.parametrize(("more", "line"), WARNED)
+def test_init_warns_and_check_notes_the_same(more, line, caplog):
+    warn_once.cache_clear()
+    args = arguments(custom_megatron_init_path=INIT, **more)
+    host.init(args)
+    there = [record.getMessage() for record in caplog.records]
+    noted = checked(Arguments(as_parsed(vars(args)), script="run.sh")).notes
+    for lines in (there, noted):
+        assert [said.startswith(line) for said in lines] == [True] * bool(line), lines
 
-    class Slime(hosts.Host):
-        def loss_module(self):
-            return type("loss", (), {"policy_loss_function": print, "get_log_probs_and_entropy": print})
 
-    for name in ("passes_target", "hands_out_data", "may_skip_proximal"):
-        setattr(Slime, name, facts.get(name, False))
-    return Slime("slime", (), "", ("slime.loss",), "", "")
-
-
-PLANNING = {
-    "custom_tis_function_path": "slime_ext.tis.correct",
-    "slime_ext": PLANNED,
-    "rollout_data_postprocess_path": PLAN,
-}
+SKIPS = "can_reuse_log_probs_in_loss = True\n"  # in the room of the loss, as slime has it since v0.3.0
+PASSES = f"{trees.TARGET}{trees.LOSS}\nTIS = {{'cur_log_probs': None}}\n"
 
 
 @pytest.mark.parametrize(
-    ("facts", "line"),
+    ("more", "refused"),
     [
-        ({"hands_out_data": False}, "slime: expected a release whose --rollout-data-postprocess-path sees"),
-        ({"hands_out_data": True, "may_skip_proximal": True}, "--get-mismatch-metrics: expected on"),
+        ({"num_steps_per_rollout": 1}, True),
+        ({"num_steps_per_rollout": 2}, False),
+        ({"num_steps_per_rollout": 1, "get_mismatch_metrics": True}, False),
     ],
 )
-def test_a_release_that_cannot_give_the_step_plan_what_it_needs(monkeypatch, facts, line):
-    monkeypatch.setattr(hosts, "current", lambda: slime(**facts))
-    assert line in refusal(**PLANNING, num_steps_per_rollout=1)
-
-
-@pytest.mark.parametrize("more", [{"num_steps_per_rollout": 2}, {"get_mismatch_metrics": True}])
-def test_a_rollout_whose_proximal_log_probs_are_computed(monkeypatch, capsys, more):
-    monkeypatch.setattr(hosts, "current", lambda: slime(hands_out_data=True, may_skip_proximal=True))
-    host.init(arguments(**PLANNING, **more))
-    assert "slime" in capsys.readouterr().out
+def test_a_rollout_without_proximal_log_probs_cannot_be_planned(tmp_path, monkeypatch, more, refused):
+    trees.made(tmp_path, monkeypatch)
+    (tmp_path / "slime/backends/megatron_utils/__init__.py").write_text(SKIPS)
+    if refused:
+        assert "--get-mismatch-metrics: expected on" in refusal(**PLANNING, **more)
+    else:
+        host.init(arguments(**PLANNING, **more))
 
 
 @pytest.mark.parametrize(
-    ("passes", "said"),
-    [(True, "passes cur_log_probs itself"), (False, "init passes cur_log_probs and advantages to the hook")],
+    ("texts", "said"),
+    [
+        ({"loss": PASSES}, "passes cur_log_probs itself"),
+        ({}, "init passes cur_log_probs and advantages to the hook"),
+    ],
 )
-def test_it_says_how_the_target_arrives(monkeypatch, capsys, passes, said):
-    monkeypatch.setattr(hosts, "current", lambda: slime(passes_target=passes))
+def test_it_says_how_the_target_arrives(tmp_path, monkeypatch, capsys, texts, said):
+    trees.made(tmp_path, monkeypatch, **texts)
     host.init(arguments())
     assert said in capsys.readouterr().out
 
 
-def test_a_hook_that_a_patched_host_would_break_is_refused(monkeypatch):
-    monkeypatch.setattr(hosts, "current", lambda: slime(passes_target=True))
+def test_a_hook_that_a_patched_host_would_break_is_refused(tmp_path, monkeypatch):
+    trees.made(tmp_path, monkeypatch, loss=PASSES)
     line = refusal(custom_tis_function_path=f"{__name__}.for_a_stock_host")
     assert line.endswith("add **kwargs to it")
+
+
+def test_a_trainer_without_megatron_is_told_what_is_not_seen(tmp_path, monkeypatch, caplog):
+    trees.made(tmp_path, monkeypatch, "miles main", step="")
+    host.init(arguments())
+    (line,) = caplog.messages
+    assert line.startswith(
+        "miles: expected train_one_step among its loaded modules, got none, as in trainers"
+    )
+    assert "expected a trainer with train_one_step beside a correction" in refusal(**PLANNING)
 
 
 def for_a_stock_host(
@@ -242,39 +271,16 @@ def test_the_names_that_flags_give_are_there():
         host.inti  # noqa: B018
 
 
-@pytest.mark.parametrize(("sees_data", "accepted"), [(False, True), (True, False)])
-def test_a_postprocess_is_held_against_the_call_of_this_release(monkeypatch, capsys, sees_data, accepted):
-    monkeypatch.setattr(hosts, "current", lambda: slime(hands_out_data=sees_data))
-    more = {"rollout_data_postprocess_path": f"{__name__}.takes_too_little"}
-    if accepted:
-        host.init(arguments(**more))
-    else:
-        assert "expected a function of args, rollout_id, rollout_data" in refusal(**more)
+SAYS = f"{trees.TARGET}{trees.LOSS}\ndef get_pg_loss_type(args):\n    "
 
 
-SIZES = {"rollout_batch_size": 8, "n_samples_per_prompt": 8, "global_batch_size": 32}
-
-
-def test_the_number_of_steps_follows_from_the_batch_sizes():
-    mapping = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
-    line = refusal(custom_tis_function_path="slime_ext.tis.correct", slime_ext=mapping, **SIZES)
-    assert "with 2 optimizer steps per rollout, got target" in line
-    host.init(
-        arguments(
-            custom_tis_function_path="slime_ext.tis.correct",
-            slime_ext=mapping,
-            use_dynamic_global_batch_size=True,
-            **SIZES,
-        )
-    )
-
-
-@pytest.mark.parametrize(("more", "said"), [(SIZES, True), (SIZES | {"global_batch_size": 64}, False)])
-def test_the_seeds_function_warns_before_it_counts_twice(caplog, capsys, more, said):
-    warn_once.cache_clear()
-    seed = "slime_ext.tis.off_policy_is_function"
-    host.init(arguments(custom_tis_function_path=seed, eps_clip=0.2, eps_clip_high=0.2, **more))
-    assert ("counted twice" in caplog.text) is said
+def test_the_surrogate_is_what_the_host_says_it_is(tmp_path, monkeypatch):
+    trees.made(tmp_path, monkeypatch, loss=SAYS + "return 'reinforce'")
+    host.init(arguments(**correct(TARGET, **FOUR)))
+    trees.made(tmp_path, monkeypatch, loss=SAYS + "return 'ppo'")
+    assert "slime_ext.numerator" in refusal(**correct(TARGET, advantage_estimator="rloo", **FOUR))
+    trees.made(tmp_path, monkeypatch, loss=SAYS + "raise ValueError('reinforce cannot combine')")
+    assert refusal() == "--pg-loss-type: reinforce cannot combine"
 
 
 def both(tmp_path, text, **more):
@@ -282,7 +288,8 @@ def both(tmp_path, text, **more):
     path = tmp_path / "c.yaml"
     path.write_text(text)
     flags = {"use_tis": True, "custom_tis_function_path": "slime_ext.tis.correct", **more}
-    args = Arguments({**flags, **yaml.safe_load(text)}, set())
+    inside = yaml.safe_load(text)
+    args = Arguments({**flags, **inside}, of_file=tuple(inside))
     said = []
     for call in (
         lambda: checked(args),
@@ -299,7 +306,7 @@ def both(tmp_path, text, **more):
 LOST = {
     "steps: [reweight]": "the key steps under slime_ext,",
     "guards: {kept_fraction: {min: 0.1}}": "the key guards under slime_ext,",
-    "preset: token_is": "the key preset under slime_ext,",
+    "preset: token_tis": "the key preset under slime_ext,",
     "verl: {rollout_is: token}": "the key verl under slime_ext,",
     "truncate: {high: 2.0}": "the key truncate in a step's place under slime_ext.steps,",
     "high: 3.0": "the key high as a field of a step under slime_ext.steps,",
@@ -328,7 +335,7 @@ def test_a_preset_of_the_flag_is_not_left_alone_with_keys_that_nothing_reads(tmp
     "line", ["eps_clip: 0.2", "loss_type: policy_loss", "my_own: {high: 3}", "tis_clip: 2.0"]
 )
 def test_arguments_of_the_host_and_of_the_user_are_let_through(tmp_path, line):
-    assert both(tmp_path, f"slime_ext: {{preset: token_is}}\n{line}\n") == ["", ""]
+    assert both(tmp_path, f"slime_ext: {{preset: token_tis}}\n{line}\n") == ["", ""]
 
 
 def test_a_file_that_another_function_reads_is_none_of_ours(tmp_path):
@@ -340,37 +347,21 @@ def test_a_file_that_another_function_reads_is_none_of_ours(tmp_path):
     host.init(arguments(custom_config_path=str(tmp_path / "on another machine.yaml")))
 
 
-@pytest.mark.parametrize(
-    ("function", "flags", "said"),
-    [
-        ("token_is", {"tis_clip": 5.0}, "--tis-clip: expected none beside slime_ext.tis.token_is, got 5"),
-        (
-            "correct",
-            {"tis_clip_low": 0.5},
-            "--tis-clip-low: expected none beside slime_ext.tis.correct, got 0.5",
-        ),
-        ("off_policy_is_function", {"tis_clip": 5.0}, "--tis-clip: expected none"),
-        ("token_is", {"tis_clip": 2.0}, ""),
-        ("vanilla_tis_function", {"tis_clip": 5.0}, ""),
-    ],
-)
-def test_a_clip_that_the_function_does_not_read_is_named(caplog, capsys, function, flags, said):
-    mapping = {"slime_ext": {"preset": "token_is"}} if function == "correct" else {}
-    args = arguments(custom_tis_function_path=f"slime_ext.tis.{function}", **mapping, **flags)
-    host.init(args)
-    notes = checked(Arguments(dict(vars(args)), set())).notes
-    for lines in ([record.getMessage() for record in caplog.records], notes):
-        assert [line.startswith(said) for line in lines if line.startswith("--tis-clip")] == [True] * bool(
-            said
-        )
+IN_THE_FILE = {"kl_coef: 0.1": 1, "get_mismatch_metrics: true": 0, "my_own: 3": 0, "save_interval: 5": 1}
 
 
-def test_check_says_what_an_init_of_the_users_own_leaves_out():
-    own = {"custom_megatron_init_path": "my.init"}
-    for more, noted in (
-        (own, True),
-        ({"custom_megatron_init_path": "slime_ext.host.init"}, False),
-        ({}, False),
-    ):
-        notes = checked(Arguments(dict(vars(arguments(**more))), set())).notes
-        assert any("my.init is run in place of slime_ext.host.init" in note for note in notes) is noted
+@pytest.mark.parametrize(("line", "is_named"), IN_THE_FILE.items())
+def test_flags_of_slimes_own_in_the_file_are_warned_of_once(tmp_path, caplog, line, is_named):
+    warn_once.cache_clear()
+    both(tmp_path, f"slime_ext: {{preset: token_tis}}\n{line}\n")
+    name = line.partition(":")[0]
+    said = (
+        f"--custom-config-path: expected flags of slime's own on the command line, got {name} in the file: "
+    )
+    assert [record.getMessage().startswith(said) for record in caplog.records] == [True] * is_named
+
+
+def test_check_says_what_an_init_of_the_users_own_has_to_call():
+    for init, noted in (("my.init", True), (INIT, False)):
+        notes = checked(Arguments(vars(arguments(custom_megatron_init_path=init)), script="run.sh")).notes
+        assert any("unless my.init calls slime_ext.host.init(args)" in note for note in notes) is noted

@@ -10,8 +10,9 @@ import torch
 from slime_ext import tis
 from slime_ext.config.load import read_config
 from slime_ext.errors import ConfigError, DataError, NonFiniteError, warn_once
-from slime_ext.host import rollout_data, rollout_data_postprocess, step_metrics, step_plan
+from slime_ext.host import rollout_data, rollout_data_postprocess, staleness, step_metrics
 from slime_ext.host.hosts import ranks
+from slime_ext.host.rollout_data import read_ahead
 from slime_ext.host.step_plan import compute_plan
 from tests.host import slime_rollouts as slime
 from tests.host.pushes import trainer_at
@@ -110,26 +111,79 @@ def test_before_v030_a_sample_divides_by_its_own_returned_mask(name):
     assert close(found, slime.expected(rollout, spec(name), own=True, **CASES[name][2]))
 
 
-def test_metrics_alone_leave_advantages_and_loss_alone():
-    data = slime.data_of(slime.samples(0))
-    before = data["advantages"]
-    args = slime.arguments(CASES["rebaseline"][0], use_tis=False, get_mismatch_metrics=True)
-    rollout_data_postprocess(args, 0, data)
-    assert data["advantages"] is before
+def planned(name, data, **more):
+    """The plan of the first optimizer step."""
+    args = slime.arguments(CASES[name][0], **more)
+    return slime.plan_of(args, data, slime.DataIterator(data), slime.schedule(data, 3)[0])
+
+
+@pytest.fixture
+def given_up():
+    step_metrics.current.leaves_loss_alone = True
+    yield
+    step_metrics.current.leaves_loss_alone = False
+
+
+@pytest.mark.parametrize("more", [{"use_tis": False, "get_mismatch_metrics": True}, {}])
+def test_what_does_not_act_leaves_the_advantages_alone(more, request):
+    if not more:  # a guard that asked for metrics only
+        request.getfixturevalue("given_up")
+    data = slime.data_of(samples("rebaseline", 0))
+    before = list(data["advantages"])
+    planned("rebaseline", data, **more)
+    assert all(was is now for was, now in zip(before, data["advantages"], strict=True))
+
+
+def test_reading_ahead_leaves_the_iterator_where_it_is():
+    for release in ("head", "v0.2.4"):
+        data = slime.data_of(samples("normalize", 0), release=release)
+        iterator = slime.DataIterator(data)
+        iterator.get_next(["loss_masks"])
+        at = iterator.offset
+        first = read_ahead(iterator, 2)[0]["loss_masks"]
+        assert iterator.offset == at and iterator.get_next(["loss_masks"])["loss_masks"][0] is first[0]
+
+
+def test_a_step_that_is_trained_again_has_the_same_plan():
+    """A new baseline is made of the rewards, not of the advantages that it replaces."""
+    for name in ("everything", "rebaseline"):
+        data = slime.data_of(samples(name, 1))
+        found = []
+        for _ in range(2):
+            plan = planned(name, data)
+            found.append((plan.scale, plan.keep, [a.tolist() for a in data["advantages"]]))
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["atomic", "rebaseline"])
+def test_a_group_that_several_steps_train_has_one_fate(name):
+    """Six samples in the first step of a rank: a group of four, and half of another."""
+    rollout = samples(name, 1)
+    data = slime.data_of(rollout)
+    order = [i for batch in data["micro_batch_indices"] for i in batch]
+    cuts = [order[:6], order[6:]]
+    data["micro_batch_indices"], data["num_microbatches"] = cuts, [1, 1]
+    found = by_position(rollout, [(data["partition"], slime.train(slime.arguments(CASES[name][0]), data))])
+    assert close(found, slime.expected(rollout, spec(name), **CASES[name][2]))
+
+
+def test_a_group_over_several_steps_beside_a_number_for_one_step_is_refused():
+    data = slime.data_of(samples("everything", 1))
+    data["num_microbatches"] = [1, 5]
+    with pytest.raises(ConfigError, match="in one optimizer step beside normalize, got them in several"):
+        planned("everything", data)
 
 
 def test_a_baseline_over_split_rollouts_is_refused():
-    args, data = slime.arguments(CASES["rebaseline"][0]), slime.data_of(slime.samples(0))
     with pytest.raises(ConfigError, match=r"group: expected 16 samples .* got 17"):
-        rollout_data_postprocess(args, 0, data)
+        planned("rebaseline", slime.data_of(slime.samples(0)))
 
 
 @pytest.mark.parametrize("unknown", ["raw_reward", "rollout_batch_size"])
 def test_what_cannot_be_counted_is_not_refused(unknown):
-    args, data = slime.arguments(CASES["rebaseline"][0]), slime.data_of(slime.samples(0))
+    data = slime.data_of(slime.samples(0))
     data.pop(unknown, None)
-    vars(args).pop(unknown, None)
-    rollout_data_postprocess(args, 0, data)
+    planned("rebaseline", data, **({unknown: None} if unknown == "rollout_batch_size" else {}))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +197,8 @@ def test_a_flag_that_a_host_lacks_has_its_default(name, flag, default):
         args, data = slime.arguments(CASES[name][0]), slime.data_of(samples(name, 1))
         delattr(args, flag)
         vars(args).update(given)
-        plan = compute_plan(correction, args, data, ranks())
+        batches = read_ahead(slime.DataIterator(data), sum(slime.schedule(data, 3)))
+        plan = compute_plan(correction, args, batches, ranks(), data)
         found.append((plan.scale, [advantage.tolist() for advantage in data["advantages"]]))
     assert found[0] == found[1] != found[2]
 
@@ -159,103 +214,60 @@ def test_a_sample_without_a_reward_is_in_no_baseline():
 def test_a_group_without_rejected_samples_keeps_its_advantages():
     data = slime.data_of(samples("rebaseline", 0))
     before = list(data["advantages"])
-    rollout_data_postprocess(slime.arguments(CASES["rebaseline"][0]), 0, data)
+    slime.train(slime.arguments(CASES["rebaseline"][0]), data)
     same = [was is now for was, now in zip(before, data["advantages"], strict=True)]
     assert any(same) and not all(same)
 
 
-@pytest.mark.parametrize(
-    ("args", "data", "message"),
-    [
-        ({}, None, "expected a call with the rollout's data, got one with the arguments alone: normalize"),
-        (
-            {},
-            {"log_probs": False},
-            "normalize.*: expected the proximal policy's log-probs.*--get-mismatch-metrics",
-        ),
-        ({"n_samples_per_prompt": 1}, {}, "group: expected ignore with --n-samples-per-prompt 1"),
-        ({"custom_pg_loss_reducer_function_path": "a.b"}, {}, "denominator: expected host beside"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused(args, data, message):
-    given = slime.arguments(CASES["everything"][0], **args)
-    rollout_data = None if data is None else slime.data_of(slime.samples(0), **data)
-    with pytest.raises(ConfigError, match=message):
-        rollout_data_postprocess(given, 0, rollout_data)
+def without(key):
+    return lambda data: data.pop(key)
 
 
-@pytest.mark.parametrize("name", ["atomic", "rebaseline"])
-def test_groups_that_a_run_began_with_another_size_are_refused(name):
+def renumbered(data):
     """slime numbers samples on from where the run before ended: 2 is no multiple of 4."""
-    data = slime.data_of(slime.samples(1, split=False))
     data["sample_indices"] = [index + 2 for index in data["sample_indices"]]
-    with pytest.raises(
-        ConfigError, match=r"slime_ext\.group: expected 4 groups of 4 samples .*, got 5: the run"
-    ):
-        rollout_data_postprocess(slime.arguments(CASES[name][0]), 0, data)
 
 
-@pytest.mark.parametrize("masks", [{"loss_masks": []}, {}], ids=["empty", "absent"])
-def test_a_rank_without_samples_is_refused_where_others_would_wait_for_it(masks):
-    with pytest.raises(DataError, match="expected a sample on every data parallel rank, got none on rank 0"):
-        rollout_data_postprocess(slime.arguments(CASES["normalize"][0]), 0, masks)
-    rollout_data_postprocess(slime.arguments({"preset": "token_tis"}), 0, masks)
+def empty(data):
+    data["micro_batch_indices"] = [[] for _ in data["micro_batch_indices"]]
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("advantage_estimator", "reinforce_plus_plus"),
-        ("rewards_normalization", False),
-        ("normalize_advantages", True),
-        ("use_opd", True),
-        ("custom_advantage_function_path", "a.b"),
-        ("custom_reward_post_process_path", "a.b"),
-    ],
-)
-def test_a_baseline_that_is_not_known_is_refused(flag, value):
-    args = slime.arguments(CASES["rebaseline"][0], **{flag: value})
-    with pytest.raises(ConfigError, match="group: expected ignore or atomic with"):
-        rollout_data_postprocess(args, 0, slime.data_of(slime.samples(0)))
+def broken(data):
+    data["log_probs"][0][data["loss_masks"][0].argmax()] = math.nan
 
 
-def test_no_key_is_added_that_slimes_log_would_stumble_over():
-    data = slime.data_of(samples("rebaseline", 0))
-    before = {key: type(value) for key, value in data.items()}
-    rollout_data_postprocess(slime.arguments(CASES["rebaseline"][0]), 0, data)
-    assert {key: type(value) for key, value in data.items()} == before
+REFUSED = {
+    "no proximal": (without("log_probs"), "normalize", "expected the proximal policy's log-probs.*--get-mis"),
+    "other groups": (renumbered, "atomic", r"group: expected 4 groups of 4 samples .*, got 5: the run"),
+    "other groups, rebaseline": (renumbered, "rebaseline", r"group: expected 4 groups of 4 samples"),
+    "no samples": (empty, "normalize", "expected a sample on every data parallel rank, got none on rank 0"),
+    "NaN": (broken, "normalize", "log_probs, sequence 0"),
+}
 
 
-def test_a_guard_that_gave_up_leaves_the_advantages_alone():
-    data = slime.data_of(samples("rebaseline", 0))
-    before = data["advantages"]
-    step_metrics.current.leaves_loss_alone = True
-    try:
-        rollout_data_postprocess(slime.arguments(CASES["rebaseline"][0]), 0, data)
-    finally:
-        step_metrics.current.leaves_loss_alone = False
-    assert data["advantages"] is before
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_planned_is_refused_in_one_line(name):
+    harm, case, message = REFUSED[name]
+    data = slime.data_of(samples("rebaseline", 1))
+    harm(data)
+    with pytest.raises((ConfigError, DataError, NonFiniteError), match=message):
+        planned(case, data)
 
 
 def test_the_plan_knows_the_samples_ages():
     """Group 0 has one sample of five versions ago: all of its tokens are out, and with it the group."""
-    rollout = slime.samples(0, split=False)
-    data = slime.data_of(rollout)
-    data["weight_versions"] = [["3" if s == 0 else "8"] for s in data["sample_indices"]]
+    data = slime.data_of(slime.samples(0, split=False))
+    versions = [["3" if s == 0 else "8"] for s in data["sample_indices"]]
     mapping = {"steps": [{"reject": {"unit": "sequence", "max_staleness": 2}}], "group": "atomic"}
+    data["weight_versions"] = versions
     trainer_at(8)
     try:
-        rollout_data_postprocess(slime.arguments(mapping), 0, data)
+        batches = read_ahead(slime.DataIterator(data), 3)
+        args, correction = slime.arguments(mapping), read_config(mapping).correction
+        plan = compute_plan(correction, args, batches, ranks(), data, staleness.identify(0))
     finally:
         trainer_at(None)
-    assert step_plan._current.keep == [index // slime.GROUP != 0 for index in data["sample_indices"]]
-
-
-def test_a_broken_proximal_log_prob_is_named():
-    data = slime.data_of(slime.samples(0))
-    data["log_probs"][0][data["loss_masks"][0].argmax()] = math.nan
-    with pytest.raises(NonFiniteError, match="log_probs, sequence 0"):
-        rollout_data_postprocess(slime.arguments(CASES["normalize"][0]), 0, data)
+    assert plan.keep == [index // slime.GROUP != 0 for index in plan.samples.indices] and not all(plan.keep)
 
 
 def hook_call(data):
@@ -270,7 +282,6 @@ def test_a_call_without_a_plan_is_a_step_of_its_own_and_says_so(caplog):
     warn_once.cache_clear()
     rollout = slime.samples(0, split=False)[:8]
     data = slime.data_of(rollout)
-    step_plan.forget()
     loss, _, _ = tis.correct(slime.arguments(CASES["kept"][0]), **hook_call(data))
     tis.correct(slime.arguments(CASES["kept"][0]), **hook_call(data))
     sums = torch.tensor([float(part.sum()) for part in loss.split(data["response_lengths"])])
@@ -281,14 +292,19 @@ def test_a_call_without_a_plan_is_a_step_of_its_own_and_says_so(caplog):
     assert len([r for r in caplog.records if "got a hook call alone" in r.message]) == 1
 
 
-def test_a_group_without_a_plan_is_refused():
-    step_plan.forget()
-    with pytest.raises(ConfigError, match="group: expected --rollout-data-postprocess-path"):
-        tis.correct(slime.arguments(CASES["atomic"][0]), **hook_call(slime.data_of(slime.samples(0))))
-
-
-def test_another_corrections_plan_is_not_taken():
+@pytest.mark.parametrize("other", [None, "normalize"])
+def test_a_group_without_a_plan_of_its_own_is_refused(other):
     data = slime.data_of(slime.samples(0))
-    rollout_data_postprocess(slime.arguments(CASES["normalize"][0]), 0, data)
-    with pytest.raises(ConfigError, match="group: expected --rollout-data"):
+    plan = planned(other, data) if other else None
+    with (
+        step_metrics.under_way(step_metrics.OptimizerStep(plan=plan)),
+        pytest.raises(ConfigError, match="group: expected --custom-megatron-init-path"),
+    ):
         tis.correct(slime.arguments(CASES["atomic"][0]), **hook_call(data))
+
+
+def test_the_former_flags_name_does_nothing_and_says_so_once(caplog):
+    warn_once.cache_clear()
+    for given in (("args",), ("args", 0, {}), ("args",)):
+        assert rollout_data_postprocess(*given) is None
+    assert len(caplog.messages) == 1 and "remove the flag" in caplog.messages[0]

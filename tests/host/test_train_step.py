@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import math
-import os
 import sys
 import weakref
 from types import ModuleType, SimpleNamespace
@@ -15,9 +14,8 @@ import torch
 
 from slime_ext import presets, tis
 from slime_ext.core import metrics
-from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
+from slime_ext.errors import ConfigError, GuardError, NonFiniteError
 from slime_ext.host import contract, hosts, step_metrics, train_step
-from slime_ext.host.hook import check_finite
 from slime_ext.host.step_metrics import NonFiniteTracker
 from slime_ext.host.train_step import StepFile
 from slime_ext.ops.segments import Segments
@@ -48,8 +46,12 @@ def host(batches, hook=tis.correct, calls=1):
                 module.returned = (given, hook(args, **given))
         return {"loss": 1.0}, 0.5
 
-    module.train_one_step = train_one_step
-    train_step.wrap(module, "host.model")
+    return wrapped(module, train_one_step)
+
+
+def wrapped(module, function):
+    module.train_one_step = function
+    hosts.wrap(module, hosts.STEP, train_step._measured)
     return module
 
 
@@ -81,16 +83,16 @@ def test_nothing_outlives_the_step():
     held = []
     add = step_metrics.OptimizerStep.add
 
-    def adding(step, measured):
-        held.extend(weakref.ref(tensor) for tensor in measured)
-        add(step, measured)
+    def adding(step, result):
+        held.extend(weakref.ref(tensor) for tensor in result.measured)
+        return add(step, result)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_metrics.OptimizerStep, "add", adding)
         trained(module, args)
     gc.collect()
     assert held and not any(reference() is not None for reference in held)
-    assert step_metrics.current.step is None
+    assert step_metrics.current.step is step_metrics.NOWHERE
 
 
 WEIGHED = {"numerator": "target", "steps": ["reweight", "truncate"]}
@@ -110,7 +112,7 @@ def test_a_second_step_that_the_flags_did_not_tell_is_refused_where_a_ratio_woul
 
 
 def test_two_steps_do_not_mix():
-    module, args = host([oracle.random_batch(1)]), args_of({"preset": "token_is"})
+    module, args = host([oracle.random_batch(1)]), args_of({"preset": "token_tis"})
     assert trained(module, args) == trained(module, args)
 
 
@@ -118,11 +120,10 @@ def test_two_steps_do_not_mix():
     "args",
     [
         args_of({"preset": "geo_rs", "metrics": {"enabled": False}}),
-        args_of(None, path="other.hook"),
-        args_of(None, path=None, use_tis=False),
+        args_of({"metrics": {"enabled": False}}, path="other.hook"),
     ],
 )
-def test_nothing_is_measured_where_nothing_of_ours_runs(args):
+def test_nothing_is_measured_where_metrics_are_off(args):
     assert trained(host([oracle.random_batch(1)], hook=lambda args, **given: None), args) == {"loss": 1.0}
 
 
@@ -140,22 +141,6 @@ def test_functions_with_a_formula_of_their_own_are_measured_too(name):
 def test_metrics_only_is_measured(monkeypatch):
     args = args_of({"preset": "metrics_only"}, use_tis=False, get_mismatch_metrics=True)
     assert trained(host([oracle.random_batch(1)]), args)["off_policy/kept_fraction"] > 0
-
-
-def test_wrapping_again_is_once():
-    module = host([])
-    once = module.train_one_step
-    train_step.wrap(module, "host.model")
-    assert module.train_one_step is once
-    hosts.unwrap(module, train_step.NAME)
-    assert not hasattr(module.train_one_step, hosts.MARK)
-
-
-@pytest.mark.parametrize("function", [None, lambda model, data: None])
-def test_an_unknown_release_is_refused(function):
-    module = SimpleNamespace(train_one_step=function)
-    with pytest.raises(ConfigError, match="this release is not known"):
-        train_step.wrap(module, "host.model")
 
 
 def test_the_file_has_a_line_per_step_with_the_curves(tmp_path):
@@ -191,7 +176,8 @@ def test_a_step_that_a_host_trains_again_has_one_line(tmp_path):
 
 def test_one_of_miles_replicas_writes_the_file(tmp_path, monkeypatch):
     """The release that PyPI has, miles-rl 0.0.2, knows no replicas."""
-    parallel = ModuleType("miles.backends.training_utils.parallel")
+    parallel = ModuleType("miles.anywhere")
+    exec("def get_parallel_state(): pass", vars(parallel))
     monkeypatch.setitem(sys.modules, parallel.__name__, parallel)
     first, second = ({"indep_dp": SimpleNamespace(rank=rank, size=2)} for rank in (0, 1))
     for name, replicas, writes in (("none", {}, True), ("first", first, True), ("second", second, False)):
@@ -218,46 +204,6 @@ def test_lines_that_are_not_ours_may_hold_any_bytes(tmp_path):
     assert file.read_bytes().startswith(b'\xff\xfe\n{"rollout_id": 1, "step_id": 0, "time"')
 
 
-def test_foreign_lines_are_cut_at_line_feeds_alone(tmp_path):
-    """A line that any of these ends would lose its beginning with the steps that are trained again."""
-    path = tmp_path / train_step.FILE
-    foreign = "".join(f"head {end} tail\n" for end in "\r\v\f\x1c\x85\u2028\u2029").encode() + b"deep\r\n"
-    path.write_bytes(foreign + b"[" * 100_000 + b"\n" + b'{"rollout_id": 1, "step_id": 0}\nunfin')
-    StepFile(path).add({"rollout_id": 0, "step_id": 0}, {})
-    assert path.read_bytes().startswith(foreign) and steps_of_last(path) == (0, 0)
-    assert b"unfin" not in path.read_bytes()
-
-
-def steps_of_last(path):
-    row = json.loads(path.read_bytes().split(b"\n")[-2])
-    return row["rollout_id"], row["step_id"]
-
-
-def test_a_link_stays_one_and_its_target_is_what_is_written(tmp_path):
-    target, other = tmp_path / "target.jsonl", tmp_path / "other"
-    path = tmp_path / train_step.FILE
-    target.write_text('{"rollout_id": 5, "step_id": 0}\n')
-    target.chmod(0o640)
-    other.write_text("other's")
-    path.symlink_to(target)
-    for name in (path, target):
-        name.with_name(name.name + ".tmp").symlink_to(other)
-    StepFile(path).add({"rollout_id": 2, "step_id": 0}, {})
-    assert path.is_symlink() and steps_in(target) == [(2, 0)] and other.read_text() == "other's"
-    assert target.stat().st_mode & 0o777 == 0o640
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path)], ids=["pipe", "loop"])
-def test_what_is_no_file_is_one_warning_and_no_wait(tmp_path, caplog, make):
-    warn_once.cache_clear()
-    path = tmp_path / train_step.FILE
-    make(path)
-    file = StepFile(path)
-    for step in (0, 1):
-        file.add({"rollout_id": 0, "step_id": step}, {})
-    assert [record.message.startswith(f"{path}: expected a file") for record in caplog.records] == [True]
-
-
 def test_another_runs_arguments_at_the_same_address_get_a_file_of_their_own(tmp_path):
     module = host([oracle.random_batch(1)])
     for name in "abcdef":  # an object that is gone leaves its address to the next
@@ -272,9 +218,10 @@ def test_micro_batches_that_share_a_mask_are_counted_each(monkeypatch):
     batch = [s for s in oracle.random_batch(1) if len(s["mask"]) > 2][:1]
     batch = [{key: values[:3] for key, values in batch[0].items()} | {"mask": [1, 1, 1]}]
     calls = [as_slime_calls(batch, loss_masks=[shared]) for _ in range(2)]
-    with step_metrics.under_way(metrics.MetricsLayout.of(presets.get("token_is"))) as step:
+    layout = metrics.MetricsLayout.of(presets.get("token_tis"))
+    with step_metrics.under_way(step_metrics.OptimizerStep(layout)) as step:
         for call in (*calls, calls[0]):  # the last is one that is recomputed
-            tis.correct(args_of({"preset": "token_is"}), **call)
+            tis.correct(args_of({"preset": "token_tis"}), **call)
     assert step.reduce()[0]["off_policy/tokens"] == 6
 
 
@@ -405,9 +352,9 @@ def test_a_note_that_nobody_would_read_is_refused():
         target=None,
         behavior=torch.zeros(1),
     )
-    check_finite(None, packed, None)
+    step_metrics.NOWHERE.check_finite(packed, None, behavior=False)
     with pytest.raises(ConfigError, match=r"slime_ext\.on_nonfinite: expected --custom-megatron-init-path"):
-        check_finite(None, packed, None, behavior=True)
+        step_metrics.NOWHERE.check_finite(packed, None, behavior=True)
 
 
 def test_other_ranks_stop_too():
@@ -433,13 +380,12 @@ def test_a_step_that_breaks_off_says_why():
         values = {"cur_log_probs": torch.tensor([0.0, math.nan])}
         call = SimpleNamespace(loss_masks=[], rollout_log_probs=[], pg_loss=torch.zeros(2))
         for _ in range(2):  # a loss that is recomputed
-            if (step := step_metrics.step_for(call)) is not None:
+            if (step := step_metrics.step_for(call)) is not step_metrics.NOWHERE:
                 step.tracker.look(values, Segments.whole([2], torch.ones(2)), None)
         assert len(step_metrics.current.step.tracker.calls) == 1
         raise RuntimeError("found NaN in local grad norm")
 
-    module.train_one_step = train_one_step
-    train_step.wrap(module, "host.model")
+    wrapped(module, train_one_step)
     with pytest.raises(NonFiniteError, match="sequence 0 of 1 in micro-batch 0, response token 1") as caught:
         module.train_one_step(args_of({"preset": "geo_rs"}), 0, 0, None, [SimpleNamespace()])
     assert "NaN in local grad norm" in str(caught.value.__cause__)

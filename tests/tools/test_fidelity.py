@@ -141,7 +141,7 @@ def test_the_second_moment_of_pairs():
 
 def test_the_cosine_is_one_where_nothing_is_biased_and_zero_where_nothing_is_left():
     assert evaluate(UNBIASED, World.of("stale")).cosine == pytest.approx(1.0, abs=1e-12)
-    assert evaluate(presets.get("token_is"), World.of("stale")).cosine < 0.99
+    assert evaluate(presets.get("token_tis"), World.of("stale")).cosine < 0.99
     assert evaluate(presets.get("decoupled_k3_rs"), World.of("stale")).cosine == 0.0
 
 
@@ -151,7 +151,7 @@ def test_the_tables_print_within_80_columns():
     from rich.console import Console
 
     console = Console(width=80, file=io.StringIO())
-    chosen = {name: presets.get(name) for name in ("token_is", "skyrl_outlier_mask")}
+    chosen = {name: presets.get(name) for name in ("token_tis", "skyrl_outlier_mask")}
     tables = fidelity.tables(chosen | fidelity.centerings([3]))
     for table in tables:
         console.print(table)

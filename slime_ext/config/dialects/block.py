@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, overload
 
+from slime_ext.config.numbers import FLOAT32, as_number, is_float32
 from slime_ext.errors import ConfigError, check_known, did_you_mean, shown
 
 KEPT = "on-policy data (ratio 1) must be kept"
 SAFE = 20.0  # these systems clamp log-ratios to [-20, 20] before the exponential
 SHRINK = "below 1 it would shrink on-policy tokens"
-SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32, in which weights are
-FLOAT32 = f"0, or a number of size {SMALLEST:.3g} to {LARGEST:.3g} (float32)"
 
 
 @dataclass(frozen=True)
@@ -115,33 +114,6 @@ class Block:
         if not low <= 1 <= high:
             self.refuse(key, f"bounds around 1, which here are {low:g} and {high:g}", KEPT)
         return low, high
-
-
-def as_number(value: Any) -> float | None:
-    """A finite float, or None. Text counts, booleans do not, nor what Python alone reads as a number.
-
-    >>> as_number("1e-4"), as_number(True), as_number("two"), as_number("nan"), as_number("1_0")
-    (0.0001, None, None, None, None)
-    >>> as_number(10**400)  # more than a float can be
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    if isinstance(value, str) and "_" in value:
-        return None
-    try:
-        found = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return found if math.isfinite(found) else None
-
-
-def is_float32(number: float) -> bool:
-    """Whether a float32 holds a number with all its digits' worth.
-
-    >>> is_float32(0), is_float32(-2.0), is_float32(1e40), is_float32(1e-40)
-    (True, True, False, False)
-    """
-    return number == 0 or SMALLEST <= abs(number) <= LARGEST
 
 
 def native(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_ext.config.dialects.block import SAFE, Block, Reading, as_number, reject
+from slime_ext.config.dialects.block import SAFE, Block, Reading, reject
 from slime_ext.config.dialects.verl_past import (
     BYPASS,
     DECOUPLED,
@@ -14,6 +14,7 @@ from slime_ext.config.dialects.verl_past import (
     reading,
     weights_of,
 )
+from slime_ext.config.numbers import as_number
 
 OPTIONS = (
     *(f"token_k{i}" for i in (1, 2, 3)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_ext.config.dialects.block import Block, Reading, as_number, band, capped, inside, veto
+from slime_ext.config.dialects.block import Block, Reading, band, capped, inside, veto
+from slime_ext.config.numbers import as_number
 
 RS_LEVELS = ("token", "sequence", "geometric")
 IS_LEVELS = ("token", "sequence")
@@ -22,7 +23,7 @@ FLOOR = (
 DETACHED = "weights are detached; at PR 3984 their gradient leaked into the loss (fixed by verl PR 4105)"
 KEPT = (
     "rejected tokens leave the denominator, as in verl (denominator: kept); slime then needs "
-    "rollout_data_postprocess_path: slime_ext.host.rollout_data_postprocess and get_mismatch_metrics: true"
+    "get_mismatch_metrics: true where a rollout is one optimizer step"
 )
 HOST = (
     "rejected tokens leave the denominator in verl; here it stays the host's, for with numerator: target "

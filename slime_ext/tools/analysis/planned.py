@@ -1,6 +1,6 @@
 """Rollouts -> what a correction reads of them, with what is computed over whole optimizer steps.
 
-The code that computes it in a host does so here: it is shown the rollout as slime would hold it.
+The code that computes it in a host does so here, on the rollout as slime would hold it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from slime_ext.core.correction import NO_PLAN, Correction, Plan, Tokens
 from slime_ext.host.hosts import Ranks
 from slime_ext.host.packing import pack
-from slime_ext.host.rollout_data import call_of
+from slime_ext.host.rollout_data import KEYS, call_of
 from slime_ext.host.step_plan import compute_plan
 from slime_ext.tools.analysis.records import DumpedRollout
 
@@ -48,15 +48,20 @@ def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPar
     if not correction.needs_plan:
         yield None, replace(rollout.correction_input(), ages=ages), NO_PLAN
         return
-    places = _places(rollout)
-    data = as_slime(rollout, places)
-    plan = compute_plan(correction, ARGS, data, Ranks())  # group: rebaseline writes to the advantages
+    data = as_slime(rollout)
     of_sample = torch.arange(rollout.size).split(list(rollout.lengths))
-    for own in places:
-        tokens = pack(call_of(data, ARGS, own, advantages=True))
+    for own in _places(rollout):
+        # group: rebaseline writes to the rollout's advantages
+        plan = compute_plan(correction, ARGS, [_taken(data, own)], Ranks(), data)
+        batch = _taken(data, own)
+        tokens = pack(call_of(batch, ARGS))
         tokens = replace(tokens, target=tokens.proximal, ages=None if ages is None else ages[own])
         at = torch.cat([of_sample[place] for place in own])
-        yield at, tokens, plan.of(own, at.device)
+        yield at, tokens, plan.of(batch["loss_masks"], at.device) or NO_PLAN
+
+
+def _taken(data: dict[str, Any], places: list[int]) -> dict[str, Any]:
+    return {key: None if data.get(key) is None else [data[key][place] for place in places] for key in KEYS}
 
 
 def ages_of(rollout: DumpedRollout) -> Tensor | None:
@@ -65,8 +70,8 @@ def ages_of(rollout: DumpedRollout) -> Tensor | None:
     return None if rollout.newest is None else rollout.newest - rollout.oldest_versions()
 
 
-def as_slime(rollout: DumpedRollout, places: list[list[int]]) -> dict[str, Any]:
-    """A rollout as the data that slime hands to its postprocess function, one micro-batch for each step."""
+def as_slime(rollout: DumpedRollout) -> dict[str, Any]:
+    """A rollout as slime's trainer holds it."""
     lengths = list(rollout.lengths)
 
     def split(values: Tensor | None) -> list[Tensor] | None:
@@ -80,8 +85,6 @@ def as_slime(rollout: DumpedRollout, places: list[list[int]]) -> dict[str, Any]:
         "advantages": split(rollout.advantages),
         "total_lengths": totals,
         "response_lengths": lengths,
-        "num_microbatches": [1] * len(places),
-        "micro_batch_indices": places,
         "rollout_ids": list(range(rollout.count)),
         "rollout_mask_sums": [float(m.sum()) for m in rollout.mask.split(lengths)],
         "sample_indices": None if rollout.groups is None else list(rollout.groups),

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from slime_ext import presets
 from slime_ext.config.files import read_yaml
 from slime_ext.config.load import read_config
-from slime_ext.host.flags import flags_of
 from slime_ext.tools.analysis.document import Candidate, Effect, Finding, Numbers, Recommendation
+from slime_ext.tools.wording import flags_of
 
 LONG = 1000  # response tokens from which single bad tokens decide a sequence
 LAG = 4.0  # weight versions from which the lag is the reason for a correction
@@ -24,7 +24,7 @@ LEAST_SCALE, MOST_SCALE = 0.67, 1.5
 SPIKES = frozenset({"routing_flips"})  # findings of few tokens that are far off
 UNKNOWN = "unexplained"  # the finding that says no more than that something is wrong
 OWN = "your own file, which is tried before any preset, costs little"
-LAST_RESORT = ("token_is", "fireworks_token", "icepop", "cispo")
+LAST_RESORT = ("token_tis", "fireworks_token", "icepop", "cispo")
 
 
 def recommend(
@@ -152,7 +152,7 @@ def _candidates(total: Numbers, found: set[str], files: Iterable[str]) -> dict[s
             f"the weights lag {_said(total.staleness)} versions: a capped weight per token beside the "
             "host's clip (cispo, without that clip, lost what it had learned: docs/evidence.md)"
         )
-        tried |= dict.fromkeys(("token_is", "cispo"), why)
+        tried |= dict.fromkeys(("token_tis", "cispo"), why)
     if (total.response_length or 0) >= LONG:
         why = f"responses of {total.response_length:,.0f} tokens: sequences that drifted go"
         tried["decoupled_geo_rs_token_tis"] = f"{why}, the rest is weighted token by token"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # What a recommendation may name, and one of each other kind; every further preset takes its time.
 SHORTLIST = (
     "metrics_only",
-    "token_is",
+    "token_tis",
     "seq_is",
     "fireworks_token",
     "icepop",

@@ -13,7 +13,7 @@ from slime_ext.config import load as config
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Bounds
 from slime_ext.errors import ConfigError
-from slime_ext.host.flags import check_flags
+from slime_ext.host.flags import check_kinds
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def _own(file: str, mapping: Mapping[str, Any]) -> UserCorrection:
         )
     clip = {key: mapping[key] for key in ("eps_clip", "eps_clip_high") if mapping.get(key) is not None}
     try:
-        check_flags(SimpleNamespace(**clip), {})
+        check_kinds(SimpleNamespace(**clip))
         correction = config.read_config(mapping["slime_ext"]).correction
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None

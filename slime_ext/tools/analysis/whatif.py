@@ -15,9 +15,9 @@ from torch import Tensor
 
 from slime_ext import presets
 from slime_ext.config import load as config
+from slime_ext.config.words import one_line
 from slime_ext.core.correction import Correction, Outcome, Plan, Tokens
 from slime_ext.core.losses import Bounds, HostLoss
-from slime_ext.host.flags import one_line
 from slime_ext.tools.analysis.document import Effect
 from slime_ext.tools.analysis.planned import missing_input, steps_of
 from slime_ext.tools.analysis.records import DumpedRollout

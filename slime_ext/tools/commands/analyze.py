@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--presets",
         metavar="NAMES",
-        help="what-if of these presets, such as token_is,geo_rs, or of 'all'; default: ten, those that a "
+        help="what-if of these presets, such as token_tis,geo_rs, or of 'all'; default: ten, those that a "
         "recommendation may name among them",
     )
     parser.add_argument(

@@ -14,14 +14,7 @@ from slime_ext.config.files import located, read_mapping
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
-from slime_ext.host.flags import (
-    ARGUMENTS,
-    BEFORE_THE_MERGE,
-    DECISIVE,
-    DERIVED,
-    NEARLY,
-    check_flags,
-)
+from slime_ext.host.flags import ARGUMENTS, DECISIVE, DERIVED, NEARLY, check_kinds
 from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
 from slime_ext.tools.scripts.read import host_root, is_script, read
 
@@ -46,6 +39,7 @@ class Arguments:
         launcher: SLIME where the script starts train.py.
         unread: a line for each reason why a name is unknown.
         notes: what a reader should know of how the script was read.
+        of_file: names that stand in the file of --custom-config-path.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -54,6 +48,7 @@ class Arguments:
     launcher: str | None = None
     unread: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    of_file: tuple[str, ...] = ()
 
     def get(self, name: str) -> Any:
         """The value of an argument, None where it has none or cannot be known."""
@@ -67,6 +62,11 @@ class Arguments:
         """The same launch with more flags."""
         return replace(self, values=self.values | flags, unknown=self.unknown - set(flags))
 
+    def with_file(self, path: str) -> Arguments:
+        """The same launch with the keys of a file for --custom-config-path."""
+        found = of_yaml(path)
+        return replace(self.with_flags(found), of_file=tuple(found))
+
 
 def gathered(
     path: str, args_path: str | None = None, given: Sequence[str] = (), launch: Launch | None = None
@@ -78,22 +78,23 @@ def gathered(
         launch: the script's, where it was read already.
 
     Raises:
-        ConfigError: a file cannot be read or holds something else, or slime itself would refuse the flags.
+        ConfigError: a file cannot be read or holds something else.
     """
     script = next((file for file in (path, args_path) if file and is_script(file)), "")
     launch = (launch or read(script, given)) if script else None
     found = _of_launch(launch) if launch else Arguments()
-    for file in (args_path, path):
-        if file and file != script:
-            found = found.with_flags(_of_file(file) if file == args_path else of_yaml(file))
-    if not script:
+    if args_path and args_path != script:
+        found = found.with_flags(_of_file(args_path))
+    if path != script:
+        found = found.with_file(path)
+    if not (script or args_path):
         found.unknown |= ARGUMENTS.keys() - found.values.keys()  # flags that no file here says
-    check_flags(found.namespace(), {}, found.unknown)
+    check_kinds(found.namespace(), found.unknown)
     if launch and (flag := launch.flag("--custom-config-path")) and "slime_ext" not in found.values:
         _forbid_unread_path(script, flag)
     if "slime_ext" not in found.values and (beside := found.get("custom_config_path")):
-        found = found.with_flags(of_yaml(_found(beside, launch, path)))
-        check_flags(found.namespace(), {}, found.unknown)
+        found = found.with_file(_found(beside, launch, path))
+        check_kinds(found.namespace(), found.unknown)
     return found
 
 
@@ -108,11 +109,6 @@ def of_yaml(path: str) -> dict[str, Any]:
         if key != "slime_ext" and (near := did_you_mean(key, ["slime_ext"])):
             raise ConfigError(f"{path}: expected the key slime_ext, got {cut(key)}{near}")
         forbid_misspelt(path, key)
-    if "eps_clip" in found and "eps_clip_high" not in found:
-        raise ConfigError(
-            f"{path}: eps_clip_high: expected beside eps_clip, got none: slime has set it to --eps-clip "
-            "before it reads this file"
-        )
     return found
 
 
@@ -144,9 +140,7 @@ def _of_launch(launch: Launch) -> Arguments:
             unread[gap] = str(gap)
     reasons = tuple(line for key, line in unread.items() if key in unknown or not isinstance(key, str))
     launcher = SLIME if launch.program else None
-    found = Arguments(as_parsed(values, unknown), unknown, path, launcher, reasons, launch.notes)
-    check_flags(found.namespace(), BEFORE_THE_MERGE, found.unknown)
-    return found
+    return Arguments(as_parsed(values, unknown), unknown, path, launcher, reasons, launch.notes)
 
 
 def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[str, Any]:
@@ -166,37 +160,14 @@ def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[s
             found["eps_clip"] if found["eps_clip_high"] is None else found["eps_clip_high"]
         ),
         "use_critic": lambda: found["advantage_estimator"] == "ppo",
-        "global_batch_size": lambda: _batch_of_steps(found),
-        "grpo_std_normalization": lambda: (
-            found["grpo_std_normalization"] and found["n_samples_per_prompt"] != 1
-        ),
-        "over_sampling_batch_size": lambda: found["over_sampling_batch_size"] or found["rollout_batch_size"],
         "use_routing_replay": lambda: found["use_routing_replay"] or found["use_rollout_routing_replay"],
-        "debug_train_only": lambda: found["debug_train_only"] or found["load_debug_rollout_data"] is not None,
     }
     for name, value in derived.items():
         try:
             found[name] = value()
         except KeyError:  # an unknown one among what it follows from
             found.pop(name, None)
-    if found.get("eval_interval") is not None:
-        found["eval_datasets"] = [name for name in ("eval_config", "eval_prompt_data") if name in flags]
-    if found.get("dump_details") is not None:
-        kinds = ("rollout", "train")
-        found |= {
-            f"save_debug_{kind}_data": f"{found['dump_details']}/{kind}_data/{{rollout_id}}.pt"
-            for kind in kinds
-        }
     return found
-
-
-def _batch_of_steps(found: Mapping[str, Any]) -> int | None:
-    """--global-batch-size, or what --num-steps-per-rollout makes of the batch."""
-    steps, given = found["num_steps_per_rollout"], found["global_batch_size"]
-    if steps is None or given is not None:
-        return given
-    sizes = (found["rollout_batch_size"], found["n_samples_per_prompt"])
-    return sizes[0] * sizes[1] // steps if all(sizes) else None
 
 
 def _value(path: str, flag: str, text: str | None) -> Any:
@@ -256,7 +227,7 @@ def forbid_misspelt(path: str, name: str) -> None:
     for right in (flag_of(near_name) if as_flag else near_name for near_name in near):
         if name != right:
             raise ConfigError(
-                f"{path}: expected {right}, got {cut(name)}: slime passes over a name it does not know"
+                f"{path}: expected {right}, got {cut(name)}: slime ignores a name it does not know"
             )
 
 

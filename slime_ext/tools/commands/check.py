@@ -12,23 +12,13 @@ from typing import Any
 from slime_ext import presets
 from slime_ext.config import dialects
 from slime_ext.config import load as config
-from slime_ext.config.optional_args import OptionalArgs
+from slime_ext.config.words import brief, one_line
 from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
-from slime_ext.host.configured import forbid_misplaced, forbid_unread_key
+from slime_ext.host.configured import loaded_from, read_by
 from slime_ext.host.contract import flag_of
-from slime_ext.host.flags import (
-    ARGUMENTS,
-    FUNCTION,
-    brief,
-    check_flags,
-    check_plan,
-    double_count,
-    formula,
-    one_line,
-    skips_proximal,
-    unread_clip,
-)
+from slime_ext.host.flags import ARGUMENTS, FUNCTION
+from slime_ext.host.rules import HINT, HOST, MEASURING, REFUSE, WARN, Setup, require, said
 from slime_ext.tools.commands.arguments import Arguments, gathered
 from slime_ext.tools.commands.convert import system_of
 from slime_ext.tools.commands.output import console, needs, table
@@ -38,10 +28,7 @@ from slime_ext.tools.scripts.read import host_root
 
 INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}
 OFFERED = {  # what a launch without anything of ours could begin with
-    "first": (
-        {"get_mismatch_metrics": True, "custom_tis_function_path": f"{contract.TIS}.metrics_only", **INIT},
-        "how far sampler and trainer are apart; the loss stays as it is",
-    ),
+    "first": (INIT, "measures how far sampler and trainer are apart; the loss stays as it is"),
     "then": (
         {"use_tis": True, "custom_tis_function_path": f"{contract.TIS}.token_tis", **INIT},
         "policy loss times min(proximal / behavior, 2); slime-ext presets lists the others",
@@ -124,14 +111,18 @@ def checked(arguments: Arguments) -> Checked:
     """What arguments that name something of slime_ext lead to.
 
     Raises:
-        ConfigError: as ``slime_ext.host.init`` refuses them.
+        ConfigError: as ``slime_ext.host.init`` refuses them, or the host.
     """
-    forbid_misplaced(arguments.values)
-    name = _function(arguments)
-    found = _of_seed(name, arguments) if name in contract.SEEDS else _of_correction(name, arguments)
+    function, args = _function(arguments), arguments.namespace()
+    setup = loaded_from(Setup(args, function, unknown=arguments.unknown, file=arguments.of_file))
     _check_paths(arguments)
-    check_flags(arguments.namespace(), unknown=arguments.unknown)
-    return found
+    require(setup, (REFUSE, HOST))
+    if arguments.script:
+        notes = said(setup, (WARN, HINT))
+    else:  # what the flags beside this file still have to say
+        notes = said(replace(setup, unknown=()), (REFUSE, HOST, WARN, HINT))
+    rows, line = _described(setup)
+    return Checked(rows, line, setup.correction.needs_target, (*setup.loaded.notes, *notes))
 
 
 def _names_ours(arguments: Arguments) -> bool:
@@ -147,7 +138,7 @@ def _unused(path: str, arguments: Arguments) -> Checked:
     """
     if not arguments.script:
         _forbid_bare_block(path, arguments)
-        raise ConfigError(f"{path}: expected the key slime_ext, got none: see the files in configs/presets")
+        raise ConfigError(f"{path}: expected the key slime_ext, got none: slime-ext presets NAME prints one")
     if arguments.launcher is None and (system := system_of(arguments.script)):
         raise ConfigError(
             f"{path}: expected a launch of slime or miles, got one of {system}: "
@@ -156,36 +147,19 @@ def _unused(path: str, arguments: Arguments) -> Checked:
     if arguments.launcher is None and arguments.notes:
         said = "; ".join(arguments.notes)
         raise ConfigError(f"{path}: expected a launch of slime or miles, got none: {said}")
+    theirs = arguments.get("custom_tis_function_path")
+    replaced = cut(theirs) if theirs else "slime's own weights" if arguments.get("use_tis") else ""
     rows, refused = {}, {}
-    for when, (flags, what) in _offered(arguments).items():
+    for when, (flags, what) in OFFERED.items():
         try:
             checked(arguments.with_flags(flags))
         except ConfigError as error:
             refused[str(error)] = None
         else:
-            rows[when] = f"{_spelled(flags, arguments)}\n# {what}"
-    theirs = arguments.get("custom_tis_function_path")
-    instead = f" in place of {cut(theirs)}" if theirs else ""
-    said = f"not used by this launch; add these flags{instead}" if rows else "nothing for it in this launch"
-    return Checked({"slime_ext": said, **rows}, said, notes=tuple(refused), uses_ours=False)
-
-
-def _offered(arguments: Arguments) -> dict[str, tuple[dict[str, Any], str]]:
-    """What a launch could begin with; one that corrects its loss already keeps its correction, or is told
-    what is taken out."""
-    if not arguments.get("use_tis"):
-        return OFFERED
-    theirs = arguments.get("custom_tis_function_path")
-    if not theirs:
-        own = "slime's own: weights clipped at --tis-clip"
-        kept = {"custom_tis_function_path": f"{contract.TIS}.vanilla_tis_function", **INIT}
-        first = (kept, "the correction that it has, slime's own, with metrics of it")
-    else:
-        own = cut(theirs)
-        flags, what = OFFERED["first"]
-        first = (flags, f"takes {own} out of the loss: {what.partition(';')[0]}, and nothing is corrected")
-    flags, what = OFFERED["then"]
-    return {"first": first, "then": (flags, f"{what}; it replaces {own}")}
+            more = f"; in place of {replaced}" if replaced and "use_tis" in flags else ""
+            rows[when] = f"{_spelled(flags, arguments)}\n# {what}{more}"
+    words = "not used by this launch; add these flags" if rows else "nothing for it in this launch"
+    return Checked({"slime_ext": words, **rows}, words, notes=tuple(refused), uses_ours=False)
 
 
 def _spelled(flags: Mapping[str, Any], arguments: Arguments) -> str:
@@ -207,36 +181,29 @@ def _forbid_bare_block(path: str, arguments: Arguments) -> None:
 
 
 def _function(arguments: Arguments) -> str:
-    """The function in ``slime_ext.tis`` that a launch names; a mapping alone is for ``correct``."""
-    path = arguments.get("custom_tis_function_path")
-    if path is None and arguments.get("slime_ext") is not None:
-        return "correct"
-    name = contract.function_of(arguments.namespace())
-    if not name:
-        got = "none" if path is None else f"'{cut(path)}'"
-        raise ConfigError(
-            f"--custom-tis-function-path: expected {contract.TIS}.correct or {contract.TIS}.<preset>, got "
-            f"{got}: nothing of slime_ext would run"
-        )
-    names = ["correct", *contract.SEEDS, *presets.NAMES]
-    if name not in names:
+    """The function in ``slime_ext.tis`` that a launch names; a mapping alone is for ``correct``; empty where
+    another's function runs, or none."""
+    path, mapping = arguments.get("custom_tis_function_path"), arguments.get("slime_ext")
+    if path is None:
+        measures = isinstance(mapping, Mapping) and set(mapping) <= MEASURING
+        return "" if arguments.script or mapping is None or measures else "correct"
+    name, names = contract.function_of(arguments.namespace()), ("correct", *contract.SEEDS, *presets.NAMES)
+    if name not in names and str(path).startswith("slime_ext"):
         near = did_you_mean(name, names)
         raise ConfigError(
-            f"--custom-tis-function-path: expected a function of {contract.TIS}, got '{cut(name)}'{near}"
+            f"--custom-tis-function-path: expected a function of {contract.TIS}, got '{cut(path)}'{near}"
         )
     return name
 
 
 def _check_paths(arguments: Arguments) -> None:
-    """Functions that do not exist, or that the wrong flag names; a key that no function reads."""
+    """Functions that do not exist, or that the wrong flag names."""
     for dest, argument in ARGUMENTS.items():
         named = arguments.get(dest) if argument.kind is FUNCTION else None
         if named and not (
             named.startswith("slime_ext") and dest in (*contract.OURS, "custom_tis_function_path")
         ):
             _check_function(dest, named, arguments)
-    if arguments.script or arguments.get("custom_tis_function_path"):
-        forbid_unread_key(arguments.namespace())
     for dest, ours in contract.OURS.items():
         named = arguments.get(dest) or ours
         if named.startswith("slime_ext") and named != ours:
@@ -253,29 +220,18 @@ def _check_function(dest: str, named: str, arguments: Arguments) -> None:
         raise ConfigError(f"{flag_of(dest)}: expected package.module.function, got '{cut(named)}': {fault}")
 
 
-def _of_seed(name: str, arguments: Arguments) -> Checked:
-    line, needs_target = formula(name, arguments.values), name in contract.NEED_TARGET
-    rows = {"function": name, "formula": line, "needs": "cur_log_probs" if needs_target else "-"}
-    notes = _notes(arguments, needs_target=needs_target)
-    if name == "off_policy_is_function" and (line_of := double_count(arguments.namespace())):
-        notes = (line_of, *notes)
-    return Checked(rows, f"{name}: {line}", needs_target, notes)
-
-
-def _of_correction(name: str, arguments: Arguments) -> Checked:
-    mapping = config.with_preset(arguments.get("slime_ext"), None if name == "correct" else name)
-    loaded = config.read_config(mapping)
-    config.check_args(loaded, arguments.namespace())
-    correction, keys = loaded.correction, config.to_mapping(loaded.correction)
-    if (
-        correction.needs_plan
-        and arguments.script
-        and "rollout_data_postprocess_path" not in arguments.unknown
-    ):
-        check_plan(arguments.namespace(), may_skip_proximal=True)
+def _described(setup: Setup) -> tuple[dict[str, str], str]:
+    """What there is to know of a correction: by name, and in one line."""
+    if not setup.function:
+        path = getattr(setup.args, "custom_tis_function_path", None)
+        line = f"measures; what corrects is {cut(path) if path else 'the host alone, or nothing'}"
+        return {"slime_ext": line}, line
+    correction, keys = setup.correction, config.to_mapping(setup.correction)
+    mapping = getattr(setup.args, "slime_ext", None)
     surrogate = keys["surrogate"]
     rows = {
-        "read as": ", ".join(str(key) for key in mapping),
+        "function": f"{contract.TIS}.{setup.function}",
+        **({"read as": ", ".join(map(str, mapping))} if mapping else {}),
         "numerator": keys["numerator"],
         "loss": surrogate if isinstance(surrogate, str) else brief([surrogate]),
         "steps": brief(keys["steps"]),
@@ -283,39 +239,6 @@ def _of_correction(name: str, arguments: Arguments) -> Checked:
         **{key: keys[key] for key in ("denominator", "group") if keys[key] not in ("host", "ignore")},
         "needs": needs(correction),
     }
-    notes = _notes(
-        arguments,
-        needs_target=correction.needs_target,
-        needs_plan=correction.needs_plan,
-        acts=not correction.is_identity,
-    )
-    return Checked(rows, one_line(keys), correction.needs_target, (*loaded.notes, *notes))
-
-
-def _notes(
-    arguments: Arguments, *, needs_target: bool, needs_plan: bool = False, acts: bool = True
-) -> tuple[str, ...]:
-    """What a launch still lacks."""
-    path, init = (arguments.get(k) for k in ("custom_tis_function_path", "custom_megatron_init_path"))
-    plan = arguments.get("rollout_data_postprocess_path")
-    lacking = {
-        (line := unread_clip(arguments.namespace())): line,
-        f"names no function: slime needs custom_tis_function_path: {contract.TIS}.correct": not path,
-        f"no metrics: in slime add {contract.INIT_FLAG}": path and not init and not needs_target,
-        f"no metrics and no check at start-up: {cut(init)} is run in place of "
-        f"{INIT['custom_megatron_init_path']}; call that one from it": init
-        and init != INIT["custom_megatron_init_path"],
-        "--use-tis is not set: the loss stays as it is, only metrics are computed": acts
-        and not arguments.get("use_tis"),
-        "no step and the host's loss: it stays as it is, only metrics are computed": not acts
-        and arguments.get("use_tis"),
-        f"needs cur_log_probs: in slime add {contract.INIT_FLAG}": needs_target and not init,
-        f"needs the whole optimizer step: in slime add {contract.PLAN_FLAG} {contract.PLAN}": needs_plan
-        and plan != contract.PLAN,
-        "needs log-probs from before the step: in slime since v0.3.0 add --get-mismatch-metrics": needs_plan
-        and skips_proximal(OptionalArgs(arguments.namespace())),
-    }
-    unread = arguments.unknown if arguments.script else ()
-    if {"custom_megatron_init_path", "use_tis", "rollout_data_postprocess_path"} & set(unread):
-        return ()  # each of these lines could be wrong
-    return tuple(note for note, is_lacking in lacking.items() if is_lacking)
+    if bounds := [dest for dest in read_by(setup.function) if dest in setup.unknown]:
+        rows["steps"] += f" with the defaults of {', '.join(map(flag_of, bounds))}"
+    return rows, f"{setup.function}: {one_line(keys)}"

@@ -12,12 +12,12 @@ from slime_ext.config import dialects
 from slime_ext.config import load as config
 from slime_ext.config.dialects import skyrl
 from slime_ext.errors import ConfigError, check_known, cut, did_you_mean
-from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import NEARLY
 from slime_ext.tools.commands.output import plain, yaml_of
 from slime_ext.tools.scripts import hydra
 from slime_ext.tools.scripts.read import is_script
+from slime_ext.tools.wording import file_of
 
 # Where a system's whole configuration holds its block, and which mappings hold its keys among others.
 HOMES = {
@@ -102,21 +102,13 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
     """
     where, block, notes = _block(system, whole)
     reading = dialects.read(system, block, "convert")
-    plan = config.read_config(reading.mapping).correction.needs_plan  # what is printed must load
+    correction = config.read_config(reading.mapping).correction  # what is printed must load
     commented = [
         textwrap.fill(f"# note: {note}", 100, subsequent_indent="#   ", break_on_hyphens=False)
         for note in (*notes, *reading.notes)
     ]
     flags = [f"# needs: {flag_of(key)} {value!r}" for key, value in reading.args.items()]
-    use = reading.mapping.get("steps", ()) or reading.mapping.get("numerator") == "target"
-    switches = {"use_tis": True} if use else {"use_tis": False, "get_mismatch_metrics": True}
-    if plan:
-        switches |= {"get_mismatch_metrics": True, "rollout_data_postprocess_path": contract.PLAN}
-    paths = {
-        "custom_tis_function_path": f"{contract.TIS}.correct",
-        "custom_megatron_init_path": contract.OURS["custom_megatron_init_path"],
-    }
-    native = {**switches, **paths, "slime_ext": reading.mapping}
+    native = file_of(reading.mapping, correction)
     origin = f"# converted from {system}{where and f': {where}'}"
     return "\n".join([origin, *commented, *flags, yaml_of(native)])
 

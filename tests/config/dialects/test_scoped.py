@@ -12,8 +12,9 @@ from slime_ext import load_config
 from slime_ext.core.correction import Tokens
 from slime_ext.core.losses import Bounds
 from slime_ext.errors import ConfigError
-from slime_ext.host.packing import pack_segments, slice_response
+from slime_ext.host.packing import pack_segments
 from slime_ext.ops.segments import Segments
+from tests.slices import slice_response
 
 TOKEN_MASK = {"reject": {"low": 0.5, "high": 2.0}}
 CAP = {"truncate": {"high": 100.0}}

@@ -21,7 +21,7 @@ from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens
 
-NAMES = ("metrics_only", "token_is", "seq_is_rs", "geo_rs", "trm", "turn_tis", "off_policy_is", "icepop")
+NAMES = ("metrics_only", "token_tis", "seq_is_rs", "geo_rs", "trm", "turn_tis", "off_policy_is", "icepop")
 
 
 def measure(packed, outcome, layout, **more):
@@ -103,7 +103,7 @@ def test_scalars_match_the_oracle(name):
             assert got[key] == pytest.approx(value, rel=1e-10, abs=1e-12), (seed, key)
 
 
-@pytest.mark.parametrize("name", ["token_is", "geo_rs"])
+@pytest.mark.parametrize("name", ["token_tis", "geo_rs"])
 def test_curves_match_the_oracle(name):
     correction = presets.get(name)
     for seed in range(30):
@@ -152,7 +152,7 @@ def test_a_non_finite_log_prob_is_lost_before_the_first_step():
     assert got["nonfinite_fraction"] == 0.25 and got["kept_fraction"] == 0
 
 
-@pytest.mark.parametrize("name", ["token_is", "seq_is_rs"])
+@pytest.mark.parametrize("name", ["token_tis", "seq_is_rs"])
 def test_micro_batches_add_up(name):
     batch = oracle.random_batch(7)
     whole, parts = scalars(presets.get(name), batch), scalars(presets.get(name), batch, 1)
@@ -187,7 +187,7 @@ def test_quantiles_are_within_their_bound():
 def test_float32_log_probs_give_the_metrics_of_the_same_numbers_in_float64():
     """Blocks of 32 are added in float32."""
     torch.manual_seed(0)
-    correction, found = presets.get("token_is"), []
+    correction, found = presets.get("token_tis"), []
     behavior = -torch.rand(20000)
     proximal = behavior + torch.randn(20000) * 0.02
     for dtype in (torch.float32, torch.float64):
@@ -200,7 +200,7 @@ def test_curves_of_float32_are_added_in_float64():
     torch.manual_seed(0)
     behavior = -torch.rand(200_000)
     packed = Tokens(Segments.whole([200_000], torch.ones(200_000)), behavior + 0.003, behavior)
-    totals = totals_of(presets.get("token_is"), packed)
+    totals = totals_of(presets.get("token_tis"), packed)
     excess = (packed.proximal - behavior).expm1().double()
     assert sum(row["ratio_minus_one"] for row in totals.curves["by_position"].values()) == pytest.approx(
         excess.sum().item(), rel=1e-12

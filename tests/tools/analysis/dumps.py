@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from slime_ext.host.packing import slice_response
 from slime_ext.tools.analysis.records import DumpedRollout
+from tests.slices import slice_response
 
 TOKEN_FIELDS = {"rollout_log_probs": "behavior", "log_probs": "proximal", "advantages": "advantages"}
 

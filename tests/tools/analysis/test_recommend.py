@@ -20,7 +20,7 @@ SHORT = Numbers(
     response_length=10,
 )
 ALL = (
-    "token_is",
+    "token_tis",
     "fireworks_token",
     "icepop",
     "kpop",
@@ -47,14 +47,14 @@ def finding(name="temperature", severity="error"):
 
 def test_the_situation_decides():
     for changes, findings, name in [
-        ({}, (), "token_is"),
+        ({}, (), "token_tis"),
         ({"response_length": 4000.0}, (), "decoupled_geo_rs_token_tis"),
-        ({"staleness": 9.0}, (), "token_is"),
+        ({"staleness": 9.0}, (), "token_tis"),
         ({}, (finding("routing_flips", "warning"),), "icepop"),
         ({"ess_sequence": 0.995}, (), "metrics_only"),
-        ({"ess_sequence": 1.0, "chi2_sequence": 1.2**2 - 1}, (), "token_is"),  # all ratios are 1.2
-        ({"ess_sequence": 1.0, "chi2_sequence": 0.8**2 - 1}, (), "token_is"),
-        ({"ess_sequence": 1.0, "chi2_sequence": math.inf}, (), "token_is"),
+        ({"ess_sequence": 1.0, "chi2_sequence": 1.2**2 - 1}, (), "token_tis"),  # all ratios are 1.2
+        ({"ess_sequence": 1.0, "chi2_sequence": 0.8**2 - 1}, (), "token_tis"),
+        ({"ess_sequence": 1.0, "chi2_sequence": math.inf}, (), "token_tis"),
         ({"ess_sequence": 1.0, "chi2_sequence": 1.05**2 - 1}, (), "metrics_only"),
         ({}, (finding(),), "metrics_only"),
         ({}, (finding("unexplained", "warning"),), "metrics_only"),
@@ -76,8 +76,8 @@ def test_a_candidate_that_costs_too_much_is_passed_over_with_the_reason():
         ({"gradient_scale": 0.1}, "gradient by 0.1"),
         ({"unavailable": "needs advantages"}, "needs advantages"),
     ]:
-        found = recommend(effects(token_is=cost), SHORT)
-        assert [c.name for c in found.candidates] == ["token_is", "fireworks_token"]
+        found = recommend(effects(token_tis=cost), SHORT)
+        assert [c.name for c in found.candidates] == ["token_tis", "fireworks_token"]
         assert word in found.candidates[0].reason and found.name == "fireworks_token"
 
 
@@ -85,8 +85,8 @@ def test_the_reasons_are_those_of_what_is_recommended():
     total = SHORT.model_copy(update={"staleness": 9.0, "response_length": 4000.0})
     lag, gain = recommend(effects(), total).reasons
     assert "lag 9 versions" in lag and "would have kept" in gain
-    assert recommend(effects(token_is={"ess": 0.1}), total).name == "cispo"
-    costly = {name: {"ess": 0.1} for name in ("token_is", "cispo")}
+    assert recommend(effects(token_tis={"ess": 0.1}), total).name == "cispo"
+    costly = {name: {"ess": 0.1} for name in ("token_tis", "cispo")}
     long, _ = recommend(effects(**costly), total).reasons
     assert "responses of 4,000 tokens" in long and "lag" not in long
     costly |= {name: {"ess": 0.1} for name in ("decoupled_geo_rs_token_tis", "skyrl_geo_mask")}
@@ -138,7 +138,7 @@ def test_the_flags_of_a_file_make_up_for_the_keys_that_it_lacks(tmp_path):
             (WHOLE | {"use_tis": False}, "token_tis", ""),  # a flag cannot change what a file says
             ({}, "token_tis", " --use-tis --custom-tis-function-path slime_ext.tis.correct"),
             ({"use_tis": True}, "token_tis", " --custom-tis-function-path slime_ext.tis.correct"),
-            (WHOLE, "m2", f" --get-mismatch-metrics {contract.PLAN_FLAG} {contract.PLAN}"),
+            (WHOLE, "m2", " --get-mismatch-metrics"),
         ]
     ):
         folder = tmp_path / str(number)
@@ -149,8 +149,8 @@ def test_the_flags_of_a_file_make_up_for_the_keys_that_it_lacks(tmp_path):
 
 
 def test_flags_name_a_function_that_exists():
-    for name in ["token_is", "metrics_only"]:
+    for name in ["token_tis", "metrics_only"]:
         switch, option, path, *init = flags(name).split()
         assert init == ["--custom-megatron-init-path", "slime_ext.host.init"]
         assert option == "--custom-tis-function-path" and callable(getattr(tis, path.rpartition(".")[2]))
-        assert switch == {"token_is": "--use-tis", "metrics_only": "--get-mismatch-metrics"}[name]
+        assert switch == {"token_tis": "--use-tis", "metrics_only": "--get-mismatch-metrics"}[name]

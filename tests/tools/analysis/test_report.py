@@ -119,7 +119,7 @@ def test_two_runs_stand_side_by_side(found):
 
 def test_the_recommended_correction_is_the_first_row(page):
     rows = re.findall(r"<tr( class=\"chosen\")?>\s*<td><b>(\w+)</b>", page)
-    assert rows[0] == (' class="chosen"', "token_is") and sum(bool(c) for c, _ in rows) == 1
+    assert rows[0] == (' class="chosen"', "token_tis") and sum(bool(c) for c, _ in rows) == 1
 
 
 def test_a_bar_is_as_long_as_its_numbersays(found, page):

@@ -75,7 +75,7 @@ def test_it_is_the_hook_exactly():
 
 
 def test_a_correction_under_a_presets_name_is_not_shown_as_the_preset():
-    effect = whatif([rollout()], {"token_is": load_config({"steps": ["reweight"]})})[0]
+    effect = whatif([rollout()], {"token_tis": load_config({"steps": ["reweight"]})})[0]
     assert effect.formula.startswith("proximal / behavior, loss host, reweight") and not effect.source
 
 
@@ -108,7 +108,7 @@ def test_metrics_only_leaves_everything_as_it_is():
 
 
 def test_numbers_are_those_of_plain_loops():
-    for name in ["token_is", "seq_mis", "kpop", "topr", "off_policy_is", "m2", "min_prefix"]:
+    for name in ["token_tis", "seq_mis", "kpop", "topr", "off_policy_is", "m2", "min_prefix"]:
         r, correction = rollout(seed=3), presets.get(name)
         applied, effect = apply(correction, r), whatif([r], {name: correction})[0]
         kept = [float(w) for w, k in zip(applied.weights, applied.keep, strict=True) if k]
@@ -215,8 +215,8 @@ def test_without_advantages_what_needs_them_says_so():
     effects = {e.name: e for e in whatif([r])}
     needing = {"opsm", "topr", "dppo_tv", "cppo", "ctpo"}
     assert {n for n, e in effects.items() if e.unavailable == NO_ADVANTAGES} == needing
-    assert effects["token_is"].kept_tokens == effects["token_is"].tokens
-    assert effects["token_is"].gradient_scale is None
+    assert effects["token_tis"].kept_tokens == effects["token_tis"].tokens
+    assert effects["token_tis"].gradient_scale is None
 
 
 def test_a_rollout_at_which_the_hook_stops_is_left_out_and_named():
@@ -224,16 +224,16 @@ def test_a_rollout_at_which_the_hook_stops_is_left_out_and_named():
     proximal[rollout().mask.nonzero()[0, 0]] = float("nan")
     broken = rollout(proximal=proximal, rollout_id=4)
     with pytest.raises(NonFiniteError):
-        run_hook("token_is", broken)
-    found = empty_whatif({"token_is": presets.get("token_is")})
+        run_hook("token_tis", broken)
+    found = empty_whatif({"token_tis": presets.get("token_tis")})
     for r in (rollout(), broken):
         found.add(r)
     assert found.stopped == [4] and "rollouts 4 are left out" in found.notes()[0]
-    assert found.effects() == whatif([rollout()], {"token_is": presets.get("token_is")})
+    assert found.effects() == whatif([rollout()], {"token_tis": presets.get("token_tis")})
 
 
 def test_memory_does_not_grow_with_rollouts():
-    found = empty_whatif({"token_is": presets.get("token_is")})
+    found = empty_whatif({"token_tis": presets.get("token_tis")})
     found.add(rollout())
     before = len(pickle.dumps(found))
     for i in range(20):

@@ -112,12 +112,12 @@ def effects_beside(capsys, runs, tmp_path, *files):
 
 
 def test_a_file_of_a_presets_name_stands_beside_the_preset(capsys, runs, tmp_path):
-    own = tmp_path / "token_is.yaml"
+    own = tmp_path / "token_tis.yaml"
     own.write_text("slime_ext:\n  steps: [{reject: {high: 1.0}}]\n")
     found, alone = effects_beside(capsys, runs, tmp_path, own), effects_beside(capsys, runs, tmp_path)
-    mine = found.pop(f"token_is ({own})")
+    mine = found.pop(f"token_tis ({own})")
     assert found == alone and "reject" in mine["formula"] and not mine["source"]
-    assert mine["kept_tokens"] < found["token_is"]["kept_tokens"]
+    assert mine["kept_tokens"] < found["token_tis"]["kept_tokens"]
 
 
 def test_the_clip_range_of_a_file_is_the_files(capsys, runs, tmp_path):
@@ -140,7 +140,7 @@ def test_the_clip_range_of_a_file_is_the_files(capsys, runs, tmp_path):
 
 def test_a_clip_range_that_is_no_number_is_one_line(capsys, runs, tmp_path):
     own = tmp_path / "own.yaml"
-    own.write_text("eps_clip: 1e-4\nslime_ext: {preset: token_is}\n")
+    own.write_text("eps_clip: 1e-4\nslime_ext: {preset: token_tis}\n")
     status, out, err = analyze(capsys, runs / "healthy", "--config", own)
     assert (status, out) == (2, "") and err.startswith(f"slime-ext: {own}: ") and "eps-clip" in err
 
@@ -158,7 +158,7 @@ def test_a_mistake_in_a_file_names_the_file(capsys, runs, tmp_path):
 def test_a_file_that_can_be_read_but_once_is(capsys, runs):
     """As a shell's <(command)."""
     reading, writing = os.pipe()
-    os.write(writing, b"slime_ext: {preset: token_is}")
+    os.write(writing, b"slime_ext: {preset: token_tis}")
     os.close(writing)
     status, _, err = analyze(capsys, runs / "healthy", "--config", f"/dev/fd/{reading}")
     os.close(reading)
@@ -248,7 +248,7 @@ def test_nothing_readable_is_one_line(capsys, tmp_path):
 
 
 def test_presets_are_those_that_were_asked_for(capsys, runs):
-    asked = {(): SHORTLIST, ("--presets", "token_tis,geo_rs"): ("token_is", "geo_rs")}
+    asked = {(): SHORTLIST, ("--presets", "token_tis,geo_rs"): ("token_tis", "geo_rs")}
     asked["--presets", "all"] = tuple(presets.PRESETS)
     for words, names in asked.items():
         _, out, _ = analyze(capsys, runs / "healthy", "--json", "-", *words)

@@ -21,10 +21,11 @@ def test_a_misspelt_name_in_the_file_of_arguments_is_refused(capsys, tmp_path):
 
 def test_a_file_of_arguments_takes_both_spellings(capsys, tmp_path):
     mapping = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
-    path = written(tmp_path / "c.yaml", {"use_tis": True, "slime_ext": mapping})
+    named = {"use_tis": True, "custom_tis_function_path": "slime_ext.tis.correct", "slime_ext": mapping}
+    path = written(tmp_path / "c.yaml", named)
     for key in ("keep_old_actor", "keep-old-actor"):
         status, _, err = run(capsys, "check", path, "--args", written(tmp_path / "a.yaml", {key: True}))
-        assert status == 1 and "expected proximal beside the host's surrogate with --keep-old-actor" in err
+        assert status == 1 and "or --keep-old-actor, got target" in err
 
 
 def test_a_file_named_by_a_script_is_the_one_where_the_script_runs(capsys, tmp_path, monkeypatch):
@@ -46,9 +47,9 @@ def test_a_file_named_by_a_script_is_the_one_where_the_script_runs(capsys, tmp_p
     assert "veto(low 0.0001)" in run(capsys, "check", path)[1]
 
 
-def test_a_preset_that_lies_beside_our_package_alone_is_none_of_the_script(capsys, tmp_path, monkeypatch):
+def test_a_file_that_lies_beside_our_package_alone_is_none_of_the_script(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = "--use-tis --custom-tis-function-path slime_ext.tis.correct"
-    text = f"python3 train.py {flags} --custom-config-path configs/presets/token_is.yaml"
+    text = f"python3 train.py {flags} --custom-config-path configs/modes/stale.yaml"
     status, out, err = run(capsys, "check", written(tmp_path / "run.sh", text))
-    assert (status, out) == (1, "") and f"got no configs/presets/token_is.yaml in {tmp_path}" in err
+    assert (status, out) == (1, "") and f"got no configs/modes/stale.yaml in {tmp_path}" in err

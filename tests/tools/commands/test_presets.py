@@ -1,10 +1,12 @@
-"""``presets`` on terminals of any width."""
+"""``presets``: the table on terminals of any width, and each preset as a file."""
 
 from __future__ import annotations
 
+import pytest
+import yaml
 from rich.console import Console
 
-from slime_ext import presets
+from slime_ext import load_config, presets
 from slime_ext.tools.commands import cli
 from slime_ext.tools.commands import presets as command
 
@@ -19,3 +21,23 @@ def test_everything_is_there_at_any_width(monkeypatch, capsys):
         assert all(name in words for name in (*presets.PRESETS, *presets.ALIASES)) and "…" not in out
         assert all(word in words for source in sources for word in source.split())
         assert max(map(len, out.splitlines())) <= width
+
+
+@pytest.mark.parametrize("name", presets.NAMES)
+def test_a_preset_is_a_file_that_check_accepts_and_that_is_its_correction(name, capsys, tmp_path):
+    path = tmp_path / "file.yaml"
+    assert cli.main(["presets", name, "--out", str(path)]) == 0 and not capsys.readouterr().out
+    assert cli.main(["presets", name]) == 0 and capsys.readouterr().out == path.read_text()
+    flags, canonical, entry = yaml.safe_load(path.read_text()), presets.ALIASES.get(name), presets.find(name)
+    assert load_config(flags["slime_ext"]) == entry.correction
+    said = " ".join(path.read_text().replace("\n#  ", "").split())
+    assert all(f"# {word}: " in said for word in ("Use", "Risk", "Needs", "Source", "Flags"))
+    assert f": {entry.formula} #" in said and (f"# {name} is another name of {canonical}" in said) is bool(
+        canonical
+    )
+    assert cli.main(["check", str(path)]) == 0 and "note" not in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_written_is_one_line(capsys, tmp_path):
+    assert cli.main(["presets", "geo_rs", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith("expected a file to write, got Is a directory\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.tools.commands.test_commands import GOOD, run, written
 
 UNDERSCORES = "--use-tis --custom_tis_function_path slime_ext.tis.token_tis"
@@ -162,18 +164,40 @@ def test_functions_that_nobody_can_import_are_refused_and_those_elsewhere_are_no
     for flags, line in OWN_FUNCTIONS.items():
         text = f"python3 train.py {GOOD} {flags}"
         status, out, err = run(capsys, "check", written(tmp_path / "run.sh", text))
-        assert (status == 1 and line in err) if line else (status == 0 and "is run in place of" in out), flags
+        assert (
+            (status == 1 and line in err)
+            if line
+            else (status == 0 and "calls slime_ext.host.init" in " ".join(out.split()))
+        ), flags
 
 
-def test_advice_keeps_the_correction_that_a_launch_has_or_says_what_it_replaces(capsys, tmp_path):
-    path = written(tmp_path / "run.sh", "python3 train.py --use-tis --tis-clip 5")
-    _, out, _ = run(capsys, "check", path)
-    assert "the correction that it has" in out and "it replaces slime's own" in out
-    assert "slime_ext.tis.vanilla_tis_function" in out and "the loss stays as it is" not in out
-    written(path, "python3 train.py --use-tis --custom-tis-function-path examples.mis.weights")
-    _, out, _ = run(capsys, "check", path)
-    assert "takes examples.mis.weights out of the loss" in out and "it replaces examples.mis.weights" in out
-    assert "the loss stays as it is" not in out
+def test_advice_measures_first_and_says_what_a_correction_would_replace(capsys, tmp_path):
+    for flags, theirs in (
+        ("--use-tis --tis-clip 5", "slime's own weights"),
+        ("--use-tis --custom-tis-function-path far.away.weights", "far.away.weights"),
+    ):
+        _, out, _ = run(capsys, "check", written(tmp_path / "run.sh", f"python3 train.py {flags}"))
+        first, _, then = out.partition("then")
+        assert "the loss stays as it is" in first and "--custom-tis" not in first and theirs not in first
+        assert f"in place of {theirs}" in then and "slime_ext.tis.token_tis" in then
+
+
+THEIRS = (
+    *("", "--use-tis", "--use-score-centering --use-tis", "--custom-megatron-init-path my.init"),
+    "--use-tis --custom-tis-function-path far.away.weights",
+)
+
+
+@pytest.mark.parametrize("flags", THEIRS)
+def test_measuring_beside_any_correction_is_right(capsys, tmp_path, flags):
+    """``init`` by flag or from the user's own; before, nothing of ours would have run."""
+    ours = "--custom-megatron-init-path slime_ext.host.init"
+    if "init" in flags:
+        ours = "--custom-rollout-log-function-path slime_ext.host.log_rollout"
+    path = written(tmp_path / "run.sh", f"python3 train.py {ours} {flags}")
+    status, out, err = run(capsys, "check", path)
+    assert (status, err) == (0, "") and "slime_ext  measures" in out and out.rstrip().endswith("ok")
+    assert ("my.init calls slime_ext.host.init(args)" in out) is ("my.init" in flags)
 
 
 UNKNOWN = {

@@ -90,8 +90,7 @@ def test_a_launch_without_a_model_is_a_mistake(known):
 
 
 RULES = {
-    "--num-steps-per-rollout 2": "run.sh:14: --global-batch-size: expected --rollout-batch-size 32 x",
-    "--over-sampling-batch-size 8": "run.sh:27: --over-sampling-batch-size: expected at least --rollout-b",
+    "--use-tis --custom-tis-function-path slime_ext.tis.token_tis --loss-type sft_loss": "--loss-type: expec",
     "--use-tis --custom-tis-function-path slime_ext.tis.token_ti": "did you mean 'token_tis'",
     "--rm-type math": None,
 }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from slime_ext.errors import DataError
-from slime_ext.host.packing import join_response, zigzag
+from slime_ext.host.packing import zigzag
 from slime_ext.tools.analysis.readers.samples import DumpedSample, as_tensor, checksums, sample_of
 
 Data = Mapping[str, Any]
@@ -117,3 +117,14 @@ def _explains(parts: list[Data], lengths: list[tuple[int, int]], size: int) -> b
 def _held(total: int, response: int, rank: int, size: int) -> int:
     """How many log-probs of a response a rank has."""
     return response if size == 1 else sum(b - a for a, b in zigzag(total, response, rank, size))
+
+
+def join_response(parts: Sequence[torch.Tensor], total_length: int, response_length: int) -> torch.Tensor:
+    """The parts [L_r] of all context-parallel ranks, in their order -> the full response [R]."""
+    if len(parts) == 1:
+        return parts[0]
+    out = torch.full((response_length,), torch.nan, dtype=parts[0].dtype)
+    for rank, part in enumerate(parts):
+        (a, b), (c, d) = zigzag(total_length, response_length, rank, len(parts))
+        out[a:b], out[c:d] = part[: b - a], part[b - a :]
+    return out

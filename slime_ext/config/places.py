@@ -1,0 +1,36 @@
+"""Where each key of ours belongs, for one beside ``slime_ext:`` whose indentation was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+
+from slime_ext.config import dialects
+from slime_ext.config.load import KEYS, KNOWN_STEPS
+from slime_ext.core.losses import SURROGATES
+from slime_ext.core.metrics.guards import Guard
+from slime_ext.core.metrics.names import METRICS, STALENESS
+from slime_ext.core.metrics.options import Options
+from slime_ext.core.terms import TERMS
+
+
+def _keys() -> Iterator[tuple[str, Iterable[str]]]:
+    yield "under slime_ext", (*KEYS, *dialects.DIALECTS)
+    yield "in a step's place under slime_ext.steps", KNOWN_STEPS
+    yield "as a field of a step under slime_ext.steps", _fields(*KNOWN_STEPS.values())
+    yield "in a term's place under slime_ext.terms", TERMS
+    yield "under slime_ext.surrogate", [name for name, cls in SURROGATES.items() if fields(cls)]
+    yield "as a field under slime_ext.surrogate", _fields(*SURROGATES.values())
+    yield "as a field of a metric under slime_ext.guards", _fields(Guard)
+    yield "under slime_ext.metrics", _fields(Options)
+    yield "under slime_ext.guards", (*METRICS, *STALENESS)
+    for system, (keys, _) in dialects.DIALECTS.items():
+        yield f"under slime_ext.{system}", keys
+
+
+def _fields(*classes: type) -> list[str]:
+    return [field.name for cls in classes for field in fields(cls)]
+
+
+# Of a key that several places have, the first of them.
+PLACES = {key: place for place, keys in reversed([*_keys()]) for key in keys}

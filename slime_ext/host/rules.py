@@ -1,0 +1,415 @@
+"""One table of rules on a launch: what would make a correction wrong or idle, and what a user should know.
+
+``init`` and the first hook call raise at REFUSE and log WARN. ``slime-ext check`` and ``rehearse`` raise at
+REFUSE and HOST, and print WARN and HINT. A rule that reads an argument of unknown value is skipped: where a
+rule speaks depends on its severity and on what is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from slime_ext import presets
+from slime_ext.config.loaded import Loaded
+from slime_ext.config.numbers import FLOAT32, is_float32
+from slime_ext.config.places import PLACES
+from slime_ext.core.correction import Correction
+from slime_ext.core.losses import DualClip, HostLoss
+from slime_ext.core.steps import Reject, Veto
+from slime_ext.errors import ConfigError, warn_once
+from slime_ext.host import contract
+from slime_ext.host.contract import INIT_FLAG, OURS, flag_of
+from slime_ext.host.flags import ARGUMENTS
+
+WITHOUT_RATIO = ("reinforce", "flash_reinforce", "rloo")  # estimators whose loss is -A log pi_target
+WITH_BASELINE = (None, "grpo", "gspo", "cispo")  # estimators that subtract a group's mean, and nothing later
+RANGE = {"eps_low": "eps_clip", "eps_high": "eps_clip_high", "eps_c": "eps_clip_c"}
+READS_BAND = ("vanilla_tis_function", "icepop_function")
+MEASURING = {"guards", "metrics"}  # keys that act without a correction of ours
+# What slime asserts on, or derives other arguments from, before it reads --custom-config-path.
+CHECKED_BEFORE = {
+    *(ARGUMENTS.keys() - OURS - {"custom_tis_function_path", "use_tis", "get_mismatch_metrics"}),
+    *"kl_loss_coef grpo_std_normalization use_dynamic_batch_size max_tokens_per_gpu balance_by_flops "
+    "over_sampling_batch_size save save_interval eval_interval eval_prompt_data eval_config dump_details "
+    "save_debug_rollout_data save_debug_train_data load_debug_rollout_data debug_rollout_only "
+    "debug_train_only enable_mtp_training mtp_num_layers opd_type opd_teacher_load".split(),
+}
+
+
+class UnknownError(Exception):
+    """A rule reads an argument whose value is not known."""
+
+
+class _Arguments:
+    """The arguments of ARGUMENTS and ``slime_ext``; None where the host lacks one."""
+
+    def __init__(self, args: Any, unknown: Collection[str]) -> None:
+        self._args, self._unknown = args, unknown
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ARGUMENTS and name != "slime_ext":
+            raise KeyError(f"ARGUMENTS: expected {name}, which a rule reads, got none: add it")
+        if name in self._unknown:
+            raise UnknownError(name)
+        return getattr(self._args, name, None)
+
+
+class _Shown:
+    """Arguments as a message has them."""
+
+    def __init__(self, a: _Arguments) -> None:
+        self._a = a
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._a, name)
+        return "none" if value is None else value
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a rule looks at.
+
+    Args:
+        args: the host's arguments.
+        function: of ``slime_ext.tis``; empty where another's runs, or none.
+        loaded: what the function was made of.
+        unknown: names of arguments whose values are not known.
+        file: keys at the top of the file of --custom-config-path.
+        pg_loss_type: what the host's ``get_pg_loss_type`` says; None where it has none.
+        may_skip_proximal: whether the host does without proximal log-probs where flags allow it (slime since
+            v0.3.0).
+    """
+
+    args: Any
+    function: str = ""
+    loaded: Loaded = dataclasses.field(default_factory=lambda: Loaded(Correction()))
+    unknown: Collection[str] = ()
+    file: Collection[str] = ()
+    pg_loss_type: str | None = None
+    may_skip_proximal: bool = True
+
+    @functools.cached_property
+    def a(self) -> Any:
+        """The arguments as rules read them."""
+        return _Arguments(self.args, self.unknown)
+
+    @property
+    def correction(self) -> Correction:
+        """The identity where no correction of ours runs."""
+        return self.loaded.correction
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps per rollout, from --num-steps-per-rollout or from the batch sizes; one where
+        --use-dynamic-global-batch-size (slime v0.2.2 to v0.2.4, miles) makes a step of whatever there is."""
+        a = self.a
+        if a.use_dynamic_global_batch_size:
+            return 1
+        if a.num_steps_per_rollout:
+            return a.num_steps_per_rollout
+        sizes = (a.rollout_batch_size, a.n_samples_per_prompt, a.global_batch_size)
+        return max(1, sizes[0] * sizes[1] // sizes[2]) if all(sizes) else 1
+
+    @property
+    def acts(self) -> bool:
+        """Whether the correction changes the loss."""
+        return self.a.use_tis is not False
+
+    @property
+    def own_loss(self) -> bool:
+        """Whether a surrogate of ours replaces the host's loss."""
+        return self.acts and not isinstance(self.correction.surrogate, HostLoss)
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether the host's loss has the factor target / proximal (PPO, GSPO, CISPO); REINFORCE, -A log
+        pi_target, has none, and passes the target's log-probs for the proximal's."""
+        found = self.pg_loss_type or self.a.pg_loss_type
+        if found is None:
+            return not (self.a.use_score_centering or self.a.advantage_estimator in WITHOUT_RATIO)
+        return found != "reinforce"
+
+    @property
+    def counts_target_twice(self) -> bool:
+        """Whether weights target / behavior multiply a loss with the factor target / proximal: right while
+        both policies are equal, which ends with the first optimizer step of a rollout."""
+        weighs = self.correction.numerator == "target" and self.correction.sets_weights
+        return weighs and self.acts and not self.own_loss and self.has_ratio
+
+    @property
+    def is_second_step_trained(self) -> bool:
+        """Whether target and proximal can differ."""
+        return self.steps > 1 or bool(self.a.keep_old_actor)
+
+    @property
+    def skips_proximal(self) -> bool:
+        """slime's condition for a rollout without recomputed log-probs, as far as flags decide it."""
+        a = self.a
+        needed = (a.get_mismatch_metrics, a.kl_coef, a.use_rollout_logprobs, a.keep_old_actor, a.use_opd)
+        others = a.use_critic or a.advantage_estimator == "gspo" or a.loss_type not in (None, "policy_loss")
+        replayed = a.use_routing_replay and not a.use_rollout_routing_replay
+        return self.may_skip_proximal and self.steps == 1 and not (any(needed) or others or replayed)
+
+    @property
+    def reads_mapping(self) -> bool:
+        """Whether a function of ours reads the whole key ``slime_ext``."""
+        return self.function in ("correct", *presets.NAMES)
+
+
+class Severity(Enum):
+    """Where a rule speaks: see the module."""
+
+    REFUSE = "ours would be wrong, or never act"
+    HOST = "the host refuses it"
+    WARN = "probably not what is meant"
+    HINT = "a launch can still add it"
+
+
+REFUSE, HOST, WARN, HINT = Severity
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line that a launch deserves.
+
+    Args:
+        when: whether it does; text that it returns is ``{found}``.
+        message: with ``{a.<name>}`` for the value of an argument, ``{s.<name>}`` for what ``Setup`` has.
+    """
+
+    when: Callable[[Setup], Any]
+    message: str
+    severity: Severity = REFUSE
+
+
+def _range_fault(s: Setup) -> str:
+    """What our surrogate says of the host's clip range, where it reads that range."""
+    for field in dataclasses.fields(s.correction.surrogate):
+        if (dest := RANGE.get(field.name)) and getattr(s.correction.surrogate, field.name) is None:
+            value = getattr(s.a, dest)
+            fault = value is not None and fault_of(
+                functools.partial(dataclasses.replace, s.correction.surrogate),
+                {field.name: value},
+                {field.name: dest},
+            )
+            if fault:
+                return fault
+    return ""
+
+
+def fault_of(make: Callable[..., Any], fields: Mapping[str, float], dests: Mapping[str, str]) -> str:
+    """What is wrong with numbers of the host's flags as fields of a step or a surrogate; "" where nothing is.
+
+    Args:
+        dests: field -> the argument that it comes from; the last is blamed for what lies between them.
+    """
+    for name, value in fields.items():
+        if not is_float32(value) and value != float("inf"):
+            return f"{flag_of(dests[name])}: expected {FLOAT32}, got {value}"
+    try:
+        make(**fields)
+    except ConfigError as error:
+        where, _, rest = str(error).partition(": ")
+        field = where.rpartition(".")[2]
+        return f"{flag_of(dests.get(field, [*dests.values()][-1]))}: {rest}"
+    return ""
+
+
+def _unequal_argument(s: Setup) -> str:
+    """Where another system's block names a number that the host's flag contradicts."""
+    for key, value in s.loaded.args.items():
+        host = getattr(s.a, key)
+        host = s.a.eps_clip if host is None else host
+        if host is not None and abs(host - value) > 1e-12:
+            return (
+                f"slime_ext.fireworks.{key}: expected {host!r}, the {flag_of(key)} of this run, got "
+                f"{value!r}: the host clips by its flag; make them agree"
+            )
+    return ""
+
+
+def _misplaced_key(s: Setup) -> str:
+    """A key of ours beside ``slime_ext:``, as lost indentation leaves it."""
+    if not s.function and s.a.slime_ext is None:
+        return ""
+    keys = (key for key in s.file if key not in ARGUMENTS)
+    return next((f"the key {key} {place}" for key in keys if (place := PLACES.get(key))), "")
+
+
+def _unread_clip(s: Setup) -> str:
+    """--tis-clip beside a function that does not read it; the host's default is not told from no flag."""
+    given = {dest: getattr(s.a, dest) for dest in contract.BAND}
+    given = {dest: value for dest, value in given.items() if value not in (None, ARGUMENTS[dest].default)}
+    reads = READS_BAND + (("off_policy_is_function",) if contract.takes_tis_bounds() else ())
+    if not s.function or s.function in reads or not given:
+        return ""
+    dest, value = next(iter(given.items()))
+    return f"{flag_of(dest)}: expected none beside slime_ext.tis.{s.function}, got {value:g}"
+
+
+def _rejects(s: Setup) -> bool:
+    return any(isinstance(step, Reject | Veto) for step in s.correction.steps)
+
+
+def _lacks_init(s: Setup) -> bool:
+    return not s.a.custom_megatron_init_path
+
+
+NO_BASELINE = {  # what undoes or replaces slime's group baseline
+    "an --advantage-estimator other than grpo, gspo and cispo (its advantages have no group baseline)":
+        lambda a: a.advantage_estimator not in WITH_BASELINE,
+    "--disable-rewards-normalization (there is no baseline to compute again)":
+        lambda a: a.rewards_normalization is False,
+    "--normalize-advantages (the advantages are whitened over the whole batch afterwards)":
+        lambda a: a.normalize_advantages,
+    "--use-opd (the teacher's term is in the advantages already)": lambda a: a.use_opd,
+    "--custom-advantage-function-path (its baseline is not known)":
+        lambda a: a.custom_advantage_function_path,
+    "--custom-reward-post-process-path (its baseline is not known)":
+        lambda a: a.custom_reward_post_process_path,
+}  # fmt: skip
+OF_THE_FILE = (  # before what stands in it is read
+    Rule(_misplaced_key,
+         "--custom-config-path: expected {found}, got it beside slime_ext, where nothing reads it: indent "
+         "it; an argument of your own needs another name"),
+    Rule(lambda s: not s.reads_mapping and s.a.slime_ext is not None
+         and (s.function or not isinstance(s.a.slime_ext, Mapping) or set(s.a.slime_ext) - MEASURING),
+         f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
+         "{a.custom_tis_function_path}: nothing would read that key"),
+)  # fmt: skip
+OF_THE_LAUNCH = (
+    Rule(lambda s: contract.function_of(s.a) and not (s.a.use_tis or s.a.get_mismatch_metrics),
+         "--use-tis: expected on beside --custom-tis-function-path, got off: the function would never be "
+         "called; for metrics alone leave it out, slime_ext.host.init measures without"),
+    Rule(lambda s: s.function and s.a.loss_type == "sft_loss",
+         "--loss-type: expected policy_loss beside --custom-tis-function-path, got {a.loss_type}: it never "
+         "calls that function"),
+    Rule(lambda s: s.function and s.a.rollout_temperature is not None and s.a.rollout_temperature <= 0,
+         "--rollout-temperature: expected a number above 0, got {a.rollout_temperature}: greedy decoding has "
+         "no probabilities to correct"),
+    Rule(lambda s: s.function and s.a.use_tis and s.a.use_score_centering,
+         "--use-score-centering: expected the host's own vanilla_tis_function or icepop_function beside it, "
+         "got {a.custom_tis_function_path}: the host centers no other weights; without a function, "
+         "slime_ext.host.init measures beside it"),
+    Rule(lambda s: s.function and s.a.get_mismatch_metrics and s.a.use_score_centering,
+         "--get-mismatch-metrics: expected off beside --use-score-centering, got on: the host refuses it; "
+         "slime_ext.host.init measures without", HOST),
+    Rule(lambda s: s.function and s.a.use_tis and s.a.use_rollout_logprobs and s.has_ratio,
+         "--use-rollout-logprobs: expected off beside --use-tis, got on: the host refuses both together",
+         HOST),
+    Rule(lambda s: s.correction.needs_plan and s.skips_proximal,
+         "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
+         "step, got off: with one step per rollout slime computes no proximal log-probs before it trains"),
+)  # fmt: skip
+OF_THE_CORRECTION = (  # between its parts and the arguments: what its numbers depend on
+    Rule(lambda s: s.correction.center is not None,
+         "slime_ext.center: expected none on a host, got one: no host hands the sampler's head to this hook; a "
+         "slime that has --use-score-centering centers its own loss"),
+    Rule(lambda s: s.acts and s.a.use_rollout_logprobs and not s.own_loss and s.has_ratio
+         and s.correction.sets_weights,
+         "--use-rollout-logprobs: expected off beside --use-tis, got on: the host's loss divides by "
+         "the behavior policy already, the ratio would be counted twice"),
+
+    Rule(lambda s: s.counts_target_twice and s.is_second_step_trained and s.function not in contract.SEEDS,
+         "slime_ext.numerator: expected proximal beside the host's surrogate with {s.steps} optimizer steps "
+         "per rollout or --keep-old-actor, got target: its loss counts target / proximal already; use "
+         "surrogate: reinforce"),
+    Rule(lambda s: s.own_loss and s.a.use_opsm,
+         "--use-opsm: expected off beside a surrogate of slime_ext, got on: its mask would be discarded"),
+    Rule(lambda s: s.own_loss and s.a.advantage_estimator == "gspo",
+         "--advantage-estimator: expected another beside a surrogate of slime_ext, got gspo: its sequence "
+         "ratio would be discarded; use surrogate: host"),
+    Rule(lambda s: s.own_loss and "cispo" in (s.a.advantage_estimator, s.a.pg_loss_type),
+         "--advantage-estimator: expected another beside a surrogate of slime_ext, got cispo: its clipped "
+         "weight would be discarded; use surrogate: host"),
+    Rule(lambda s: s.own_loss and s.a.eps_clip_c is not None
+         and not isinstance(s.correction.surrogate, DualClip),
+         "--eps-clip-c: expected none beside this surrogate of slime_ext, got {a.eps_clip_c}: its floor "
+         "would be discarded; use surrogate: dual_clip"),
+    Rule(lambda s: s.acts and _range_fault(s), "{found}"),
+    Rule(_unequal_argument, "{found}"),
+    Rule(lambda s: s.function == "off_policy_is_function" and s.counts_target_twice
+         and s.is_second_step_trained,
+         "off_policy_is_function: expected one optimizer step per rollout and no --keep-old-actor, got "
+         "{s.steps} steps: the host's loss has the factor target / proximal already, so that ratio is "
+         "counted twice; use slime_ext.tis.off_policy_is", WARN),
+    Rule(lambda s: s.correction.denominator == "kept" and s.acts and s.a.custom_pg_loss_reducer_function_path,
+         "slime_ext.denominator: expected host beside --custom-pg-loss-reducer-function-path, got kept: what "
+         "that function divides by is not known"),
+    Rule(lambda s: s.correction.group != "ignore" and s.acts and s.a.n_samples_per_prompt == 1,
+         "slime_ext.group: expected ignore with --n-samples-per-prompt 1, got {s.correction.group}: a group "
+         "of one sample has no others"),
+    *(Rule(lambda s, undoes=undoes: s.correction.group == "rebaseline" and s.acts and undoes(s.a),
+           f"slime_ext.group: expected ignore or atomic with {what}, got rebaseline")
+      for what, undoes in NO_BASELINE.items()),
+    Rule(lambda s: s.correction.needs_plan and s.acts and not s.has_ratio and s.is_second_step_trained,
+         "--pg-loss-type: expected ppo with a correction that couples the samples of an optimizer step, got "
+         "reinforce with {s.steps} steps per rollout: the host passes the target's log-probs for the "
+         "proximal's, and they are not known before a step"),
+)  # fmt: skip
+TO_BE_KNOWN = (
+    Rule(_unread_clip,
+         "{found}: only slime_ext.tis.vanilla_tis_function and icepop_function read it; a cap of yours is "
+         "truncate: {{high: ...}} under slime_ext.steps", WARN),
+    Rule(lambda s: _rejects(s) and s.a.custom_pg_loss_reducer_function_path,
+         "--custom-pg-loss-reducer-function-path {a.custom_pg_loss_reducer_function_path}: expected slime's "
+         "reducer beside mask_scope: {s.correction.mask_scope}, got one of yours: if it divides by the "
+         "masks, policy passes it the host's and all the reduced ones", WARN),
+    Rule(lambda s: s.function and not s.correction.is_identity and not s.a.use_tis,
+         "--use-tis: expected on beside a correction, got off: the loss stays as it is, only metrics", WARN),
+    Rule(lambda s: s.function and s.correction.is_identity and s.a.use_tis,
+         "slime_ext.steps: expected one beside --use-tis, got none: the loss stays as it is, only metrics",
+         WARN),
+    Rule(lambda s: s.a.release_train,
+         "--release-train: expected a trainer that stays beside slime_ext.guards, got one that ends with "
+         "each rollout: steps in a row and metrics_only begin anew with the next", WARN),
+    Rule(lambda s: s.a.indep_dp,
+         "--ft-components: expected data parallel ranks of one group, got independent replicas: metrics and "
+         "guards are those of each replica alone, off_policy.jsonl has the first one's", WARN),
+    Rule(lambda s: s.a.check_for_nan_in_loss_and_grad is False,
+         "--no-check-for-nan-in-loss-and-grad: expected a run that may end beside slime_ext, got one that "
+         "skips steps with NaN: a NaN among the trainer's own log-probs stops it all the same", WARN),
+    Rule(lambda s: ", ".join(key for key in s.file if key in CHECKED_BEFORE),
+         "--custom-config-path: expected flags of slime's own on the command line, got {found} in the file: "
+         "slime checks its flags, and derives others from them, before it reads the file; give it as a flag",
+         WARN),
+    Rule(lambda s: s.function == "correct" and not s.a.custom_tis_function_path,
+         f"names no function: slime needs custom_tis_function_path: {contract.TIS}.correct", HINT),
+    Rule(lambda s: s.correction.needs_target and _lacks_init(s),
+         f"needs cur_log_probs: in slime add {INIT_FLAG}", HINT),
+    Rule(lambda s: s.function and not s.correction.needs_target and _lacks_init(s),
+         f"no metrics: in slime add {INIT_FLAG}", HINT),
+    Rule(lambda s: s.a.custom_megatron_init_path not in (None, OURS["custom_megatron_init_path"]),
+         "no metrics and no check at start-up unless {a.custom_megatron_init_path} calls "
+         "slime_ext.host.init(args)", HINT),
+)  # fmt: skip
+RULES = (*OF_THE_FILE, *OF_THE_LAUNCH, *OF_THE_CORRECTION, *TO_BE_KNOWN)
+
+
+def said(setup: Setup, severities: Collection[Severity], rules: Collection[Rule] = RULES) -> Iterator[str]:
+    """The line of each rule of these severities that the launch breaks."""
+    for rule in (rule for rule in rules if rule.severity in severities):
+        with contextlib.suppress(UnknownError):
+            if found := rule.when(setup):
+                yield rule.message.format(a=_Shown(setup.a), s=setup, found=found)
+
+
+def require(
+    setup: Setup, severities: Collection[Severity] = (REFUSE,), rules: Collection[Rule] = RULES
+) -> None:
+    """Raises ConfigError with the first line that ``said`` has."""
+    for line in said(setup, severities, rules):
+        raise ConfigError(line)
+
+
+def enforce(setup: Setup, rules: Collection[Rule] = RULES) -> None:
+    """What a training process does: raises ConfigError at the first REFUSE, logs each WARN once."""
+    require(setup, rules=rules)
+    for line in said(setup, (WARN,), rules):
+        warn_once(line)

@@ -1,0 +1,33 @@
+"""What a user pastes into a launch, or puts into a file of --custom-config-path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slime_ext.core.correction import Correction
+from slime_ext.host.contract import INIT_FLAG, OURS, TIS
+
+
+def flags_of(name: str, correction: Correction) -> str:
+    """The flags, all slime's own, that make a launch use the preset ``name``."""
+    switch = "--use-tis" if acts(correction) else "--get-mismatch-metrics"
+    plan = " --get-mismatch-metrics" if correction.needs_plan else ""
+    return f"{switch} --custom-tis-function-path {TIS}.{name} {INIT_FLAG}{plan}"
+
+
+def file_of(mapping: Mapping[str, Any], correction: Correction) -> dict[str, Any]:
+    """The file that makes a launch use a native mapping."""
+    measures = correction.needs_plan or not acts(correction)  # a plan needs log-probs from before the step
+    return {
+        "use_tis": acts(correction),
+        **({"get_mismatch_metrics": True} if measures else {}),
+        "custom_tis_function_path": f"{TIS}.correct",
+        **{dest: OURS[dest] for dest in ("custom_megatron_init_path", "custom_rollout_log_function_path")},
+        "slime_ext": dict(mapping),
+    }
+
+
+def acts(correction: Correction) -> bool:
+    """Whether there is anything to do but measure."""
+    return bool(correction.steps) or correction.needs_target
