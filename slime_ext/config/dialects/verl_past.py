@@ -23,7 +23,7 @@ FLOOR = (
 DETACHED = "weights are detached; at PR 3984 their gradient leaked into the loss (fixed by verl PR 4105)"
 KEPT = (
     "rejected tokens leave the denominator, as in verl (denominator: kept); slime then needs "
-    "rollout_data_postprocess_path: slime_ext.host.rollout_data_postprocess and get_mismatch_metrics: true"
+    "get_mismatch_metrics: true"
 )
 HOST = (
     "rejected tokens leave the denominator in verl; here it stays the host's, for with numerator: target "
