@@ -48,7 +48,7 @@ FOUR = {"num_steps_per_rollout": 4}
 # fmt: off
 BROKEN = [
     # of the hook
-    ({"use_rollout_logprobs": True}, "--use-rollout-logprobs: expected off beside --use-tis"),
+    ({"use_rollout_logprobs": True}, "--use-rollout-logprobs: cannot be combined with --use-tis"),
     ({"use_tis": False}, "--use-tis: expected on beside --custom-tis-function-path"),
     ({"loss_type": "sft_loss"}, "--loss-type: expected policy_loss beside --custom-tis-function-path, got"),
     ({"rollout_temperature": 0.0}, "--rollout-temperature: expected a number above 0, got 0.0: greedy"),

@@ -1,5 +1,5 @@
-"""Weights of OpenRLHF, open-instruct, ms-swift and prime-rl on one sequence, in plain Python floats: 0 for one
-that they drop."""
+"""Weights of OpenRLHF, open-instruct, ms-swift and prime-rl on one sequence, in plain Python floats; 0 for
+what they drop."""
 
 from __future__ import annotations
 

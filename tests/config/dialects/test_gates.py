@@ -1,5 +1,5 @@
-"""OpenRLHF, open-instruct, ms-swift, prime-rl: the weights of a plain transcription of their code, and one line
-for what no correction here is."""
+"""OpenRLHF, open-instruct, ms-swift, prime-rl: weights of a plain transcription of their code; one line for what
+no correction here is."""
 
 from __future__ import annotations
 
