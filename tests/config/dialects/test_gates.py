@@ -1,5 +1,4 @@
-"""OpenRLHF, open-instruct, ms-swift, prime-rl: weights of a plain transcription of their code; one line for what
-no correction here is."""
+"""OpenRLHF, open-instruct, ms-swift, prime-rl: weights as a plain transcription of their code has them."""
 
 from __future__ import annotations
 
