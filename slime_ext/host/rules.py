@@ -278,7 +278,7 @@ OF_THE_FILE = (  # before what stands in it is read
          "--custom-config-path: expected {found}, got it beside slime_ext, where nothing reads it: indent "
          "it; an argument of your own needs another name"),
     Rule(lambda s: not s.reads_mapping and s.a.slime_ext is not None
-         and (s.function or not isinstance(s.a.slime_ext, Mapping) or set(s.a.slime_ext) - MEASURING),
+         and (not isinstance(s.a.slime_ext, Mapping) or set(s.a.slime_ext) - MEASURING),
          f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
          "{a.custom_tis_function_path}: nothing would read that key"),
 )  # fmt: skip

@@ -115,7 +115,8 @@ def test_any_number_of_micro_batches_gives_the_same(name, size):
 @pytest.mark.parametrize("name", ["correct", "icepop_function"])
 @pytest.mark.parametrize("curves", [False, True])
 def test_curves_are_measured_where_somebody_reads_them(name, curves):
-    args = arguments(slime_ext={"preset": "geo_rs"}, custom_tis_function_path=f"slime_ext.tis.{name}")
+    mapping = {"preset": "geo_rs"} if name == "correct" else {"metrics": {}}
+    args = arguments(slime_ext=mapping, custom_tis_function_path=f"slime_ext.tis.{name}")
     assert step_metrics.layout_of(args, curves=curves).curves is curves
 
 
