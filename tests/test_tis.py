@@ -279,7 +279,7 @@ def test_settings_whose_work_would_be_lost_are_refused(fields, message):
 def test_weights_on_a_loss_that_clips_against_behavior_are_refused():
     call = as_slime_calls(oracle.random_batch(0))
     args = arguments(use_rollout_logprobs=True)
-    with pytest.raises(ConfigError, match="--use-rollout-logprobs: expected off beside --use-tis"):
+    with pytest.raises(ConfigError, match="--use-rollout-logprobs: cannot be combined with --use-tis"):
         tis.token_tis(args, **call)
     tis.geo_rs(args, **call)
     tis.pure_is(args, **call)

@@ -279,7 +279,7 @@ OF_THE_FILE = (  # before what stands in it is read
          "--custom-config-path: expected {found}, got it beside slime_ext, where nothing reads it: indent "
          "it; an argument of your own needs another name"),
     Rule(lambda s: not s.reads_mapping and s.a.slime_ext is not None
-         and (s.function or not isinstance(s.a.slime_ext, Mapping) or set(s.a.slime_ext) - MEASURING),
+         and (not isinstance(s.a.slime_ext, Mapping) or set(s.a.slime_ext) - MEASURING),
          f"--custom-tis-function-path: expected {contract.TIS}.correct beside the key slime_ext, got "
          "{a.custom_tis_function_path}: nothing would read that key"),
 )  # fmt: skip
@@ -301,7 +301,7 @@ OF_THE_LAUNCH = (
          "--get-mismatch-metrics: expected off beside --use-score-centering, got on: the host refuses it; "
          "slime_ext.host.init measures without", HOST),
     Rule(lambda s: s.function and s.a.use_tis and s.a.use_rollout_logprobs and s.has_ratio,
-         "--use-rollout-logprobs: expected off beside --use-tis, got on: the host refuses both together",
+         "--use-rollout-logprobs: cannot be combined with --use-tis: the host refuses both. Remove one.",
          HOST),
     Rule(lambda s: s.correction.needs_plan and s.skips_proximal,
          "--get-mismatch-metrics: expected on with a correction that couples the samples of an optimizer "
@@ -313,9 +313,8 @@ OF_THE_CORRECTION = (  # between its parts and the arguments: what its numbers d
          "slime that has --use-score-centering centers its own loss"),
     Rule(lambda s: s.acts and s.a.use_rollout_logprobs and not s.own_loss and s.has_ratio
          and s.correction.sets_weights,
-         "--use-rollout-logprobs: expected off beside --use-tis, got on: the host's loss divides by "
-         "the behavior policy already, the ratio would be counted twice"),
-
+         "--use-rollout-logprobs: cannot be combined with --use-tis: the ratio would be applied twice. "
+         "Remove one."),
     Rule(lambda s: s.counts_target_twice and s.is_second_step_trained and s.function not in contract.SEEDS,
          "slime_ext.numerator: expected proximal beside the host's surrogate with {s.steps} optimizer steps "
          "per rollout or --keep-old-actor, got target: its loss counts target / proximal already; use "

@@ -26,7 +26,6 @@ from slime_ext.errors import ConfigError, DataError
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.config import fuzz_oracle
-from tests.config.dialects import common, oracle_fireworks, oracle_skyrl, oracle_slime_mis, oracle_verl
 from tests.test_layering import imported
 from tests.test_tis import arguments, as_slime_calls
 
@@ -135,34 +134,6 @@ def numeric(entry):
     """The numbers of a step or a surrogate, as the mapping that holds them and their key."""
     fields = next(iter(entry.values())) if isinstance(entry, dict) else {}
     return [(fields, key) for key, value in fields.items() if isinstance(value, float)]
-
-
-def block_of(rng):
-    """Another system's block, its transcription, and the numerator."""
-    cap, low = rng.choice([1.0, 1.3, 5.0, 1e6]), rng.choice([0.2, 0.7, 1.0])
-    level = rng.choice(["token", "sequence"])
-    system = rng.choice(["verl", "skyrl", "fireworks", "slime_mis"])
-    if system == "verl":
-        option = rng.choice(["token_k1", "seq_mean_k1", "seq_sum_k2", "seq_max_k3", "seq_mean_k3"])
-        bounds = f"{low}_{cap}" if option.endswith("k1") else rng.choice([0.01, 3.0])
-        block = {"rollout_is": level, "rollout_is_threshold": rng.choice([cap, f"{low}_{cap}"])}
-        block |= rng.choice([{}, {"rollout_rs": option, "rollout_rs_threshold": bounds}])
-        block |= rng.choice([{}, {"rollout_is_batch_normalize": True}])
-        return {system: block}, lambda rows: oracle_verl.head(rows, **block)
-    if system == "skyrl":
-        block = {"tis_ratio_type": level, f"{level}_tis_ratio_clip_high": cap}
-        masked = {"token_mask_is_threshold_low": low, "token_mask_is_threshold_high": cap}
-        block |= rng.choice([{}, masked]) | rng.choice([{}, {"sequence_mask_metric": "geometric"}])
-        return {system: block}, lambda rows: oracle_skyrl.correct(rows, **block)
-    if system == "fireworks":
-        band = rng.choice([None, 1.5]) if level == "token" else None
-        block = {"cap": cap, "level": level, "icepop_threshold": band}
-        return {system: block}, lambda rows: oracle_fireworks.weights(rows, cap, level, band)
-    modes = {"tis_mode": rng.choice(["truncate", "clip", "mask"]), "tis_lower_bound": low}
-    block = {"use_tis": True, "tis_level": level, "tis_upper_bound": cap, **modes}
-    block |= rng.choice([{}, {"use_rs": True, "rs_level": rng.choice(["token", "geometric"])}])
-    block |= rng.choice([{}, {"tis_batch_normalize": True}])
-    return {system: block}, lambda rows: oracle_slime_mis.correct(rows, **block)
 
 
 # ---- batches ----
@@ -316,17 +287,6 @@ def test_random_mappings_do_what_the_page_says(first):
                 check_on_policy(correction, mapping, batch)
             except (AssertionError, RuntimeError) as error:
                 raise AssertionError(f"seed {seed}, batch {number}: {yaml.safe_dump(mapping)}") from error
-
-
-def test_random_blocks_of_other_systems_do_what_their_code_does():
-    for seed in range(60):
-        mapping, transcription = block_of(random.Random(seed))
-        try:
-            common.compare(mapping, transcription, seeds=range(seed % 40, 200, 40))
-        except ConfigError as error:  # bounds that leave nothing but a ratio of exactly 1
-            assert "low < high" in str(error), mapping
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {mapping}") from error
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -79,7 +79,7 @@ def test_every_rule_reads_listed_arguments_alone_and_is_left_out_where_none_is_k
 def test_a_rule_that_reads_what_is_not_known_is_left_out():
     args = SimpleNamespace(use_tis=True, use_rollout_logprobs=True)
     loaded = Loaded(Correction(steps=(Reweight(), Truncate())))
-    with pytest.raises(ConfigError, match="--use-rollout-logprobs: expected off beside --use-tis"):
+    with pytest.raises(ConfigError, match="--use-rollout-logprobs: cannot be combined with --use-tis"):
         require(Setup(args, "correct", loaded))
     require(Setup(args, "correct", loaded, {"use_rollout_logprobs"}))
 

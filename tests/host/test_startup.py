@@ -46,7 +46,7 @@ FOUR = {"num_steps_per_rollout": 4}
 # fmt: off
 BROKEN = [
     # of the hook
-    ({"use_rollout_logprobs": True}, "--use-rollout-logprobs: expected off beside --use-tis"),
+    ({"use_rollout_logprobs": True}, "--use-rollout-logprobs: cannot be combined with --use-tis"),
     ({"use_tis": False}, "--use-tis: expected on beside --custom-tis-function-path"),
     ({"loss_type": "sft_loss"}, "--loss-type: expected policy_loss beside --custom-tis-function-path, got"),
     ({"rollout_temperature": 0.0}, "--rollout-temperature: expected a number above 0, got 0.0: greedy"),
@@ -77,7 +77,7 @@ BROKEN = [
     ({"custom_convert_samples_to_train_data_path": "no.such.module"}, "expected a module that imports"),
     # the configuration
     ({"slime_ext": {"steps": ["truncat"]}}, "did you mean 'truncate'"),
-    ({"slime_ext": {}, **OURS["icepop"]}, "would read that key"),
+    ({"slime_ext": {"steps": []}, **OURS["icepop"]}, "would read that key"),
     ({"slime_ext": {"steps": []}, "custom_tis_function_path": f"{__name__}.takes_everything"}, "would read"),
     # a ratio twice, a surrogate's work lost
     (correct(TARGET, **FOUR), "slime_ext.numerator: expected proximal beside the host's surrogate with 4"),
@@ -143,7 +143,8 @@ LET_THROUGH = [
     # it only measures
     *(correct(mapping, use_tis=False, get_mismatch_metrics=True, **more) for mapping, more in (
         (TARGET, FOUR), (OWN, {"advantage_estimator": "gspo"}), (OWN, {"use_opsm": True}))),
-    # another's function or none, beside which ours measures
+    # another's function, a seed's or none, beside which ours measures
+    {**OURS["icepop"], "slime_ext": {"guards": {"k3_kl": {"max": 0.1}}}},
     {"custom_tis_function_path": f"{__name__}.takes_everything",
      "slime_ext": {"guards": {"k3_kl": {"max": 0.1}}}},
     {"use_tis": False, "custom_tis_function_path": None, "loss_type": "sft_loss"},

@@ -2,7 +2,7 @@
 
 What a system does that no step here does is refused or noted, never dropped.
 Sources: trl/trainer/grpo_config.py; areal/api/cli_args.py (RejectionSamplingConfig, PPOActorConfig);
-nemo_rl/algorithms/loss_functions.py (ClippedPGLossConfig); prime_rl/configs/trainer.py (DefaultLossConfig);
+nemo_rl/algorithms/loss_functions.py (ClippedPGLossConfig); prime_rl/configs/trainer.py (LossConfig);
 roll/configs/base_config.py (TrainInferCorrectionConfig), each of Summer 2026.
 """
 
@@ -113,29 +113,58 @@ def read_nemo_rl(block: Block) -> Reading:
     return Reading(found.mapping, (*notes, *found.notes))
 
 
-PRIME_RL = ("type", "dppo_mask_low", "dppo_mask_high", "adv_tau", "teacher_tau", "kl_tau")
+PRIME_RL = (
+    *("type", "dppo_mask_low", "dppo_mask_high", "eps", "ipo_threshold", "max_importance_ratio"),
+    *("ratio_low", "ratio_high", "adv_tau", "teacher_tau", "kl_tau", "score_centering"),
+)
+TERMS = {  # type -> defaults of the terms of its loss that no step here has
+    "default": {"adv_tau": 1.0, "teacher_tau": 0.0, "kl_tau": 1e-3},
+    "ipo": {"adv_tau": 1.0},
+    "icepop": {"adv_tau": 1.0},
+}
 
 
 def read_prime_rl(block: Block) -> Reading:
-    """DefaultLossConfig: DPPO with binary total variation.
+    """The losses of prime-rl: DPPO with binary total variation, IPO (the same for either sign), IcePop.
 
     Raises:
-        ConfigError: two thresholds; the step here has one for both signs of the advantage.
+        ConfigError: two thresholds, for the step here has one for both signs of the advantage; IPO without
+            one, whose default moved from 0.1 to 0.3.
     """
-    block.choice("type", ("default",), "default")
-    low, high = (block.positive(f"dppo_mask_{end}", 0.2) for end in ("low", "high"))
-    if low != high:
-        block.refuse("dppo_mask_high", f"dppo_mask_low ({low})", "the step here has one threshold for both")
-    masked = reject("token", "sum", None, high, statistic="tv", when="outward")
-    defaults, neutral = {"adv_tau": 1.0, "teacher_tau": 0.0, "kl_tau": 1e-3}, {"adv_tau": 1.0}
-    terms = {key: block.number(key, default) for key, default in defaults.items()}
+    kind = block.choice("type", tuple(TERMS), "default")
+    steps: list[dict[str, Any]] = [TOKEN]
+    if kind == "icepop":
+        bounds = block.given("ratio_low", 0.2), block.given("ratio_high", 5.0)
+        steps.append(band("token", *block.interval("ratio_low", *bounds)))
+    elif kind == "ipo":
+        key = "ipo_threshold" if block.has("ipo_threshold") else "eps"
+        block.required(key, "its default was 0.1 and is 0.3 now")
+        cap = block.number("max_importance_ratio", least=1)
+        steps += [] if cap is None else [{"truncate": {"high": cap}}]
+        steps.append(reject("token", "sum", None, block.positive(key), statistic="tv"))
+    else:
+        low, high = (block.positive(f"dppo_mask_{end}", 0.2) for end in ("low", "high"))
+        if low != high:
+            why = f"the step here has one threshold for both; the stricter, {min(low, high)}, is the nearest"
+            block.refuse("dppo_mask_high", f"dppo_mask_low ({low})", why)
+        steps.append(reject("token", "sum", None, high, statistic="tv", when="outward"))
+    is_former = kind == "ipo" and not (block.has("max_importance_ratio") or block.has("score_centering"))
+    terms = TERMS[kind] | ({"kl_tau": 1e-3} if is_former else {})  # a term that later releases dropped
+    return native(steps, _terms(block, terms, steps), numerator="target", surrogate="reinforce")
+
+
+def _terms(block: Block, defaults: Mapping[str, float], steps: list[dict[str, Any]]) -> list[str]:
+    """A note for each term of the loss that is not converted."""
+    neutral = {"adv_tau": 1.0, "teacher_tau": 0.0, "kl_tau": 0.0}
+    terms = {key: block.number(key, defaults.get(key)) for key in neutral}
     notes = [
         f"{key} {value:g} is a term of its loss that no step here has"
         for key, value in terms.items()
-        if value not in (None, neutral.get(key, 0.0))
+        if value not in (None, neutral[key])
     ]
-    notes.append(UNBOUNDED.format(system="prime-rl"))
-    return native([TOKEN, masked], notes, numerator="target", surrogate="reinforce")
+    if block.flag("score_centering"):
+        notes.append("score_centering is a term of its loss, which is not converted")
+    return notes + [UNBOUNDED.format(system="prime-rl")] * (not any("truncate" in step for step in steps))
 
 
 ROLL = ("is_weight", "filters")

@@ -28,7 +28,7 @@ from slime_ext.tools.scripts.read import host_root
 
 INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}
 OFFERED = {  # what a launch without anything of ours could begin with
-    "first": (INIT, "measures how far sampler and trainer are apart; the loss stays as it is"),
+    "first": (INIT, "measures the mismatch only; applies no correction"),
     "then": (
         {"use_tis": True, "custom_tis_function_path": f"{contract.TIS}.token_tis", **INIT},
         "policy loss times min(proximal / behavior, 2); slime-ext presets lists the others",

@@ -30,7 +30,12 @@ AMONG = {
     "skyrl": (("trainer", "algorithm"), ("algorithm",)),
     "areal": (("actor",),),
     "nemo_rl": (("loss_fn",), ("grpo",)),
+    "openrlhf": (("algo", "advantage"),),
 }
+LOSSES_AT = {
+    "verl": ("actor_rollout_ref", "actor"),
+    "openrlhf": ("actor",),
+}  # where the keys of its loss stand
 NAMED = {"verl": "rollout_correction", "skyrl": "off_policy_correction"}  # the block in those mappings
 ABSENT = object()
 LOSSES = {"cispo": "cispo", "dppo": "dppo_tv"}  # SkyRL's losses with weights of their own -> our preset
@@ -61,10 +66,12 @@ def read_settings(system: str, path: str) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, or is a script that sets nothing of it.
     """
-    wanted = tuple(place[0] for place in _places(system))
+    places = (*_places(system), *filter(None, [LOSSES_AT.get(system)]))
+    wanted = tuple(place[0] for place in places)
     if not is_script(path):
         return hydra.with_defaults(path, wanted)
-    found = hydra.settings_of_script(path, _below(system), _keys(system), wanted)
+    below = tuple(f"{'.'.join(place)}." for place in places)
+    found = hydra.settings_of_script(path, below, _keys(system), wanted)
     if _find(system, found) is None:
         other = system_of(path)
         is_of = (
@@ -101,6 +108,8 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
         ConfigError: as ``dialects.read``.
     """
     where, block, notes = _block(system, whole)
+    block, of_loss = _without_loss(system, whole, where, block)
+    notes = (*notes, *of_loss)
     reading = dialects.read(system, block, "convert")
     correction = config.read_config(reading.mapping).correction  # what is printed must load
     commented = [
@@ -111,6 +120,26 @@ def convert(system: str, whole: Mapping[str, Any]) -> str:
     native = file_of(reading.mapping, correction)
     origin = f"# converted from {system}{where and f': {where}'}"
     return "\n".join([origin, *commented, *flags, yaml_of(native)])
+
+
+def _without_loss(
+    system: str, whole: Mapping[str, Any], where: str, block: Any
+) -> tuple[Any, tuple[str, ...]]:
+    """The block without keys of the system's loss, and a note for each of them, in it or beside it."""
+    keys, parents = _keys(system), where.split(".")[:-1]
+    beside = [_at(whole, tuple(parents)), _at(whole, LOSSES_AT.get(system, ())), block]
+    found = {
+        key: value
+        for mapping in beside
+        for key, value in (mapping.items() if isinstance(mapping, Mapping) else ())
+        if key in dialects.LOSS_SIDE and key not in keys and value is not None
+    }
+    if isinstance(block, Mapping):
+        block = {key: value for key, value in block.items() if key not in found}
+    return block, tuple(
+        f"{key}: {cut(value)} is of {system}'s loss, not its correction; slime has {dialects.LOSS_SIDE[key]}"
+        for key, value in found.items()
+    )
 
 
 def _block(system: str, whole: Mapping[str, Any]) -> tuple[str, Any, tuple[str, ...]]:

@@ -58,7 +58,7 @@ REFUSED = [
     (GOOD.replace("token_tis", "token_tsi"), "did you mean 'token_tis'?"),
     (GOOD.replace("token_tis", "correct"), "slime_ext: expected a mapping in --custom-config-path"),
     (GOOD.removeprefix("--use-tis"), "--use-tis: expected on beside --custom-tis-function-path"),
-    (f"{GOOD} --use-rollout-logprobs", "--use-rollout-logprobs: expected off beside"),
+    (f"{GOOD} --use-rollout-logprobs", "--use-rollout-logprobs: cannot be combined"),
     (f"{GOOD.replace('token_tis', 'cispo')} --use-opsm", "--use-opsm: expected off"),
     (f"{GOOD} --custom-config-path geo.yaml", "slime_ext.preset: expected token_tis (which --custom-tis"),
     (
@@ -76,7 +76,7 @@ REFUSED = [
     ),
     (
         f"{GOOD.replace('token_tis', 'glm5')} --use-rollout-logprobs",
-        "--use-rollout-logprobs: expected off beside --use-tis, got on: the host refuses both together",
+        "--use-rollout-logprobs: cannot be combined with --use-tis: the host refuses both",
     ),
     (f"{GOOD} --loss-type sft_loss", "--loss-type: expected policy_loss beside --custom-tis-function-path"),
     (f"{GOOD} --rollout-temperature 0", "--rollout-temperature: expected a number above 0, got 0.0"),

@@ -109,3 +109,28 @@ def test_a_note_is_wrapped_between_words(capsys, tmp_path):
 def test_the_clip_range_of_a_block_is_the_hosts(capsys, tmp_path, block, flags):
     _, out, _ = convert(capsys, tmp_path, "fireworks", block)
     assert [line for line in out.splitlines() if line.startswith("# needs")] == flags
+
+
+CLIP = {"clip_ratio_c": 3.0, "loss_agg_mode": "token-mean", "lr": 1.0}
+OF_A_LOSS = {
+    "verl beside": ("verl", {"algorithm": {"rollout_correction": {"rollout_is": "token"}},
+                             "actor_rollout_ref": {"actor": CLIP}}, ["clip_ratio_c", "loss_agg_mode"]),
+    "openrlhf whole": ("openrlhf", {"algo": {"advantage": {"is_correction_level": "token", "gamma": 1.0}},
+                                    "actor": {"dual_clip": 3.0, "eps_clip_low_high": [0.2, 0.3]}},
+                       ["dual_clip", "eps_clip_low_high"]),
+    "trl among": ("trl", {"vllm_importance_sampling_mode": "token_mask", "epsilon_high": 0.28, "delta": 4.0},
+                  ["epsilon_high", "delta"]),
+    "verl script": ("verl", "python3 -m verl.trainer.main_ppo algorithm.rollout_correction.rollout_is=token "
+                            "actor_rollout_ref.actor.clip_ratio_high=0.28 actor_rollout_ref.actor.lr=1",
+                    ["clip_ratio_high"]),
+    "none": ("fireworks", {"eps_clip": 0.2}, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OF_A_LOSS)
+def test_keys_of_the_loss_are_named_and_not_converted(capsys, tmp_path, case):
+    system, whole, keys = OF_A_LOSS[case]
+    path = written(tmp_path / ("run.sh" if isinstance(whole, str) else "c.yaml"), whole)
+    status, out, err = run(capsys, "convert", "--from", system, path)
+    notes = [line for line in out.splitlines() if line.startswith("# note") and "loss, not its" in line]
+    assert (status, err) == (0, "") and {note.split()[2].rstrip(":") for note in notes} == {*keys}

@@ -178,7 +178,7 @@ def test_advice_measures_first_and_says_what_a_correction_would_replace(capsys, 
     ):
         _, out, _ = run(capsys, "check", written(tmp_path / "run.sh", f"python3 train.py {flags}"))
         first, _, then = out.partition("then")
-        assert "the loss stays as it is" in first and "--custom-tis" not in first and theirs not in first
+        assert "applies no correction" in first and "--custom-tis" not in first and theirs not in first
         assert f"in place of {theirs}" in then and "slime_ext.tis.token_tis" in then
 
 
