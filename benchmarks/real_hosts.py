@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks import tiny_host
 from slime_ext.tools.without_cuda import tiny
-from slime_ext.tools.without_cuda.driver import WHEEL, run_host
+from slime_ext.tools.without_cuda.driver import WHEEL, HostRun
 from slime_ext.tools.without_cuda.tasks import letters
 
 ROLLOUTS = 2
@@ -161,7 +161,7 @@ def flags_of(layout: Layout, plugin: str, out: Path) -> list[str]:
 def start(host: str | Path, layout: Layout, flags: list[str], folder: Path) -> int:
     """The exit status of a run."""
     gpus = layout.ranks // layout.nodes + layout.engine
-    return run_host(host, flags, folder, layout.asynchronous, gpus, timeout=600, nodes=layout.nodes)
+    return HostRun(host, folder, flags, layout.asynchronous, gpus, layout.nodes, timeout=600).run()
 
 
 def read_log(log: Path, began: float) -> dict:

@@ -213,9 +213,8 @@ def started(fault: Fault, host: str, task: Path, folder: Path, more: tuple[str, 
         "TENSORBOARD_DIR": str(folder / "tensorboard"),
     }
     began = time.monotonic()
-    status = driver.run_host(
-        host, flags, folder, asynchronous=fault.asynchronous, timeout=TIMEOUT_S, environment=environment
-    )
+    run = driver.HostRun(host, folder, flags, fault.asynchronous, timeout=TIMEOUT_S, environment=environment)
+    status = run.run()
     seconds = round(time.monotonic() - began)
     return {"status": status, "trained": len(steps_of(folder)), "seconds": seconds, "last": last_line(folder)}
 

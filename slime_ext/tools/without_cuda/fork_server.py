@@ -11,11 +11,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import math
 import os
 import runpy
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -24,7 +22,6 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
-from slime_ext.tools.without_cuda.processes import MARK, kill_marked
 from slime_ext.tools.without_cuda.stand_ins import sglang_kernels
 
 VARIABLE = "SLIME_EXT_FORK_SERVER"
@@ -106,8 +103,7 @@ def start(address: str) -> int | None:
     """Forks a server that listens at `address`: None in the caller, an exit status in the server's forks.
 
     A caller that gets a status must end with it. Where this process has more threads than one, which a fork
-    would lose, no server is started. When the caller has ended, by kill -9 too, the server ends every process
-    with the mark of the run and removes its temporary folder, RAY_TMPDIR.
+    would lose, no server is started. The server ends with the run, as every process that carries its mark.
     """
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         return None
@@ -115,24 +111,15 @@ def start(address: str) -> int | None:
     listener.bind(address)
     listener.listen(64)
     os.environ[VARIABLE] = address
-    caller, open_while_it_runs = os.pipe()
     if os.fork():
         listener.close()
-        os.close(caller)
         return None
-    os.close(open_while_it_runs)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     while True:
-        if caller in select.select([listener, caller], [], [])[0]:
-            kill_marked(os.environ.get(MARK, ""), timeout=math.inf)
-            if folder := os.environ.get("RAY_TMPDIR"):  # the run's own; its owner may have been killed, too
-                shutil.rmtree(folder, ignore_errors=True)
-            os._exit(0)
         connection, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
-            os.close(caller)
             return _keep(connection)
         connection.close()
 

@@ -30,7 +30,7 @@ def test_flags_environment_and_folder_reach_the_host(checkout):
     )
     os.environ["RAY_ADDRESS"] = "another"
     try:
-        status = driver.run_host(checkout, ["--lr", "1"], checkout / "out", environment={"MINE": "here"})
+        status = driver.HostRun(checkout, checkout / "out", ["--lr", "1"], environment={"MINE": "here"}).run()
     finally:
         del os.environ["RAY_ADDRESS"]
     assert status == 3
@@ -43,13 +43,13 @@ def test_after_its_time_a_run_ends_with_all_its_processes(checkout):
         "time.sleep(600)\n"
     )
     mark = {driver.MARK: "of-this-test"}
-    assert driver.run_host(checkout, [], checkout / "out", timeout=4, environment=mark) == driver.TIMED_OUT
+    assert driver.HostRun(checkout, checkout / "out", timeout=4, environment=mark).run() == driver.TIMED_OUT
     assert marked_processes("of-this-test") == []
 
 
 def test_what_cannot_run_is_one_line(checkout, monkeypatch, capsys):
     with pytest.raises(ConfigError, match=r"--host: expected 'miles' or a folder with train_async.py"):
-        driver.run_host(checkout, [], checkout / "out", asynchronous=True)
+        driver.HostRun(checkout, checkout / "out", asynchronous=True).run()
     monkeypatch.setenv("SLIME_EXT_HOST_PYTHON", "/nowhere/python")
     assert driver.main(["--host", "miles", "--out", str(checkout / "out")]) == 2
     line = "slime-ext: SLIME_EXT_HOST_PYTHON: expected an interpreter, got /nowhere/python: check the path\n"

@@ -119,6 +119,10 @@ def older_slime(host, monkeypatch):
     configuration.write_text("class T:\n    layernorm_epsilon: float = 1e-5\n")
 
 
+def unknown_rounding(host, monkeypatch):
+    monkeypatch.setenv("SLIME_EXT_ROUND", "int3")
+
+
 def killed(host, monkeypatch):
     train(host, "import os\nos.kill(os.getpid(), 9)\n")
 
@@ -148,6 +152,7 @@ FAULTS = {
     another_run: r"{host}/out: expected a folder of no other run, got one that a run writes to: name .*",
     older_slime: r"--host {host}: expected a host that knows Megatron-LM's layernorm_epsilon, got one that "
     "asks for norm_epsilon: give the Megatron-LM of its release with --megatron DIR, or take --host miles",
+    unknown_rounding: r"SLIME_EXT_ROUND: unknown format 'int3'; did you mean 'int8'\? .*",
     killed: "the host was killed by SIGKILL, by hand or by a machine without memory",
     disk_filled: r"no room left in {host}/out",
     disk_fills: r"no room left in {host}/out, /tmp or /dev/shm: OSError: .*No space left on device: .*",
@@ -168,7 +173,7 @@ def test_a_limit_of_open_files_that_may_be_raised_is_raised(host):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     try:
-        assert driver.run_host(host, [], host / "out") == 0
+        assert driver.HostRun(host, host / "out").run() == 0
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert int((host / "out/log").read_text()) >= 1024
@@ -197,7 +202,7 @@ def test_loopback_goes_around_proxies(own, host, monkeypatch):
             monkeypatch.setenv(name, value)
         more = f"import os\nassert 'all_proxy' not in os.environ and os.environ['http_proxy'] == '{proxy}'\n"
         train(host, FETCH + more)
-        assert driver.run_host(host, [], host / "out") == 0
+        assert driver.HostRun(host, host / "out").run() == 0
     assert (host / "out/log").read_text().splitlines()[-1] == "501"
 
 
@@ -213,7 +218,7 @@ def test_paths_with_spaces_and_other_letters_are_paths(host):
     checkout = host / "mein Ordner ü"
     checkout.mkdir()
     train(checkout, "import os\nprint(os.getcwd())\n")
-    assert driver.run_host(checkout, [], host / "out ö b") == 0
+    assert driver.HostRun(checkout, host / "out ö b").run() == 0
     assert (host / "out ö b/log").read_text() == f"{host}/out ö b\n"
 
 

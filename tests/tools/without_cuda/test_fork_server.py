@@ -104,17 +104,6 @@ def test_an_interpreter_whose_fork_is_killed_is_killed_too(address, tmp_path):
     assert (process.returncode, errors) == (-signal.SIGKILL, "")
 
 
-def test_with_the_caller_every_process_of_the_run_ends(tmp_path):
-    path = str(tmp_path / "socket")
-    caller = serving(path)
-    worker = start(path, tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
-    fork = int(worker.stdout.readline())
-    caller.kill()
-    caller.wait()
-    assert gone(fork)
-    worker.wait(10)
-
-
 def test_multiprocessing_spawn_runs_in_a_fork(address, tmp_path):
     (tmp_path / "task.py").write_text(
         "import sys\ndef put(queue):\n    queue.put('decimal' in sys.modules)\n"

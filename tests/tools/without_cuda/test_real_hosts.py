@@ -103,7 +103,8 @@ def test_miles_samples_trains_with_a_cap_that_acts_and_pushes_its_weights(out, m
     flags += ["--custom-config-path", f"{out}/capped.yaml"]
     try:
         with watched(mark) as seen:
-            assert driver.run_host(driver.WHEEL, flags, folder, timeout=600, environment={MARK: mark}) == 0
+            run = driver.HostRun(driver.WHEEL, folder, flags, timeout=600, environment={MARK: mark})
+            assert run.run() == 0
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert "0100007F" in seen.listening <= LOOPBACK

@@ -11,7 +11,6 @@ from argparse import Namespace
 import pytest
 import torch
 
-from slime_ext.errors import ConfigError
 from slime_ext.tools.without_cuda.rounding import ROUNDINGS, round_weights
 from slime_ext.tools.without_cuda.stand_ins import rounded_weights
 
@@ -128,8 +127,3 @@ def test_a_push_is_rounded_only_where_the_variable_says_so(monkeypatch):
     assert not torch.equal(found[1][1], trained[1][1])
     trained, found = pushed(monkeypatch, "")
     assert found is trained
-
-
-def test_an_unknown_format_is_refused(monkeypatch):
-    with pytest.raises(ConfigError, match="SLIME_EXT_ROUND: unknown format 'int3'; did you mean 'int"):
-        pushed(monkeypatch, "int3")

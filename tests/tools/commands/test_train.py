@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from slime_ext.errors import ConfigError
+from slime_ext.tools.commands import train
 from slime_ext.tools.rehearsal import preflight
 from slime_ext.tools.scripts.launch import WrittenFlag
-from slime_ext.tools.without_cuda import driver, progress, train
+from slime_ext.tools.without_cuda import driver, progress
 from slime_ext.tools.without_cuda.processes import marked_processes
 
 ROOT = Path(__file__).parents[3]
@@ -87,7 +88,7 @@ def test_a_number_or_a_task_that_cannot_be_is_refused_by_the_parser(elsewhere, w
 
 def test_a_run_says_first_what_it_will_do_and_for_how_long(elsewhere, monkeypatch, capsys):
     monkeypatch.setattr(train, "_run", lambda *given: 0)
-    monkeypatch.setattr(train.driver, "check", lambda host, out, *rest, room: out.mkdir(parents=True))
+    monkeypatch.setattr(train.driver.HostRun, "check", lambda run: run.out.mkdir(parents=True))
     assert train.main(["--task", "letters", "--lag", "20", "--", "--lr", "1e-4"]) == 0
     said = capsys.readouterr().out
     assert "60 rollouts, token_tis, weights pushed every 20 rollouts" in said
@@ -100,13 +101,13 @@ def test_a_run_says_first_what_it_will_do_and_for_how_long(elsewhere, monkeypatc
 
 def test_a_run_goes_on_with_its_own_arguments(elsewhere, monkeypatch):
     seen = []
-    monkeypatch.setattr(train, "_run", lambda args, out, further: seen.append((args, out, further)) or 0)
-    monkeypatch.setattr(train, "_check", lambda *given: None)
+    monkeypatch.setattr(train, "_run", lambda args, run: seen.append((args, run.out)) or 0)
+    monkeypatch.setattr(train.driver.HostRun, "check", lambda run: None)
     a_run(elsewhere / "run", checkpoint=True)
     train.main(["--load", "run", "--rollouts", "80"])
-    ((args, out, further),) = seen
+    ((args, out),) = seen
     assert (args["task"], args["num_rollout"], out) == ("letters", 80, Path("run"))
-    assert further[:2] == ["--load", str(elsewhere / "run/checkpoint")]
+    assert args["flags"][:2] == ["--load", str(elsewhere / "run/checkpoint")]
 
 
 def test_a_preset_is_three_keys_and_metrics_only_leaves_the_loss():
