@@ -21,6 +21,7 @@ OF_RAY = ("RayTaskError", "ActorDiedError", "ActorUnavailableError", "RayActorEr
 REFUSED = re.compile(r"^\S+\.py: error: (.*)$")  # argparse
 FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)')
 LONGEST = 300  # characters of a message
+BY_WHOM = ", by hand or by a machine without memory"
 NO_ROOM = "No space left on device"
 
 
@@ -62,8 +63,7 @@ def ending(status: int, path: Path) -> str:
     """
     if status < 0:
         name = signal.Signals(-status).name
-        why = ", by hand or by a machine without memory" if -status == signal.SIGKILL else ""
-        return f"the host was killed by {name}{why}"
+        return f"the host was killed by {name}{BY_WHOM if -status == signal.SIGKILL else ''}"
     lines = plain_lines(path.read_text(errors="replace") if path.exists() else "")
     said = next((line.strip() for line in reversed(lines) if NO_ROOM in line), "")
     full = machine.full_places(path.parent)
@@ -85,6 +85,8 @@ def cause_of(log: str) -> str:
     'ValueError: no (a.py:3)'
     """
     lines = plain_lines(log)
+    if killed := _killed_actor(lines):
+        return killed
     found = _last(lines, own=True) or _last(lines, own=False)
     if found is None:
         return next((line.strip() for line in reversed(lines) if line.strip()), "the log is empty")[:LONGEST]
@@ -92,6 +94,15 @@ def cause_of(log: str) -> str:
     frames = (FRAME.match(line) for line in reversed(lines[max(0, at - 60) : at]))
     frame = next(filter(None, frames), None)
     return f"{text[:LONGEST]}{f' ({frame[1]}:{frame[2]})' if frame else ''}"
+
+
+def _killed_actor(lines: Sequence[str]) -> str | None:
+    """What the last exception says of an actor of Ray that a signal ended; none of Python's ended it."""
+    at = next((at for at in range(len(lines) - 1, -1, -1) if RAISED.match(lines[at])), None)
+    if at is None or "died unexpectedly" not in lines[at]:
+        return None
+    name = next((line.split()[-1] for line in lines[at : at + 4] if "class_name:" in line), "an actor of Ray")
+    return f"{name} of the host was killed{BY_WHOM}"
 
 
 def _last(lines: Sequence[str], *, own: bool) -> tuple[int, str] | None:

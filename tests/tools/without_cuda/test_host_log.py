@@ -17,6 +17,13 @@ requests.exceptions.HTTPError: 400 Client Error
 response.text='{"success":false}'
 (SGLangEngine pid=458)   warnings.warn(
 """
+KILLED = """\
+ConnectionError: of a call that was made once more (later it went well)
+Traceback (most recent call last):
+  File "/slime/train.py", line 101, in <module>
+ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+	class_name: TrainRayActor
+"""
 LOGS = {
     REMOTE: "HTTPError: 400 Client Error (/slime/backends/sglang_engine.py:418)",
     "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x\n": "unrecognized arguments: --x",
@@ -24,6 +31,7 @@ LOGS = {
     "(Actor pid=3) slime_ext.errors.ConfigError: a: got c\nlater\n": "ConfigError: a: got c",
     "ray.exceptions.ActorDiedError: The actor died: no memory\n": "ActorDiedError: The actor died: no memory",
     "ValueError: first\nray.exceptions.ActorDiedError: The actor died\n": "ValueError: first",
+    KILLED: "TrainRayActor of the host was killed, by hand or by a machine without memory",
     "Killed\n\n": "Killed",
     "": "the log is empty",
 }
