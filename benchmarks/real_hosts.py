@@ -141,7 +141,7 @@ def run(name: str, host: str | Path, out: Path) -> dict:
 
 def flags_of(layout: Layout, plugin: str, out: Path) -> list[str]:
     """The host's flags."""
-    flags = [*tiny.cpu_flags(), *letters.model_flags(), *tiny_host.algorithm_flags(), *layout.flags]
+    flags = [*tiny.cpu_flags(), *letters.MODEL, *tiny_host.algorithm_flags(), *layout.flags]
     flags += tiny_host.task_flags(out / "tiny", rollouts=ROLLOUTS, steps=layout.steps)
     flags += [
         "--actor-num-nodes",

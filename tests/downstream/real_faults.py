@@ -200,7 +200,7 @@ def started(fault: Fault, host: str, task: Path, folder: Path, more: tuple[str, 
         tiny_host.write_model(task)
     config = folder / "config.yaml"
     config.write_text(json.dumps(fault.config))  # which YAML can read
-    flags = [*tiny.cpu_flags(), *letters.model_flags(), *tiny_host.algorithm_flags(), *tiny.engine_flags()]
+    flags = [*tiny.cpu_flags(), *letters.MODEL, *tiny_host.algorithm_flags(), *tiny.engine_flags()]
     flags += tiny_host.task_flags(
         task, prompts=PROMPTS, samples=PER_ROLLOUT // PROMPTS, rollouts=ROLLOUTS, steps=1
     )

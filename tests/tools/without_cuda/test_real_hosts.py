@@ -98,7 +98,7 @@ def test_miles_samples_trains_with_a_cap_that_acts_and_pushes_its_weights(out, m
     mark, folder = f"hosts-{os.getpid()}", out / "full ü"
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
-    flags = [*tiny.cpu_flags(), *letters.model_flags(), *tiny_host.algorithm_flags(), *tiny.engine_flags()]
+    flags = [*tiny.cpu_flags(), *letters.MODEL, *tiny_host.algorithm_flags(), *tiny.engine_flags()]
     flags += [*tiny_host.task_flags(out / "tiny"), "--actor-num-gpus-per-node", "1"]
     flags += ["--custom-config-path", f"{out}/capped.yaml"]
     try:

@@ -12,7 +12,6 @@ if os.environ.get("SLIME_EXT_WITHOUT_CUDA") == "1":
 
     from slime_ext.tools.without_cuda import stand_ins
 
-    sys.path.append(f"{sys.prefix}/torchvision")  # of install.py; no other process may see it
     stand_ins.install()
     if "--multiprocessing-fork" in sys.orig_argv:
         stand_ins.fork_where_it_spawns()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import sys
 from pathlib import Path
 
 from slime_ext.tools.without_cuda.import_hooks import ImportHooks
@@ -46,6 +47,7 @@ def install() -> None:
         for host in HOSTS if module.startswith(".") else ("",):
             hooks.add(when, f"{host}{module}", call)
     hooks.install()
+    sys.path.append(f"{sys.prefix}/torchvision")  # of install.py; no other process may see it
 
 
 def fork_where_it_spawns() -> None:

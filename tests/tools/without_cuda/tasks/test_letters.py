@@ -31,10 +31,8 @@ def test_every_letter_is_a_token_and_nothing_is_added(tmp_path):
 
 def test_what_the_example_launches_with_is_what_is_written(tmp_path):
     """configs/tiny, for examples/rehearse_tiny.sh."""
-    (tmp_path / "model").mkdir()
     letters.write_prompts(tmp_path, *letters.prompts())
-    (tmp_path / "model/config.json").write_text(json.dumps(letters.config(letters.Sizes()), indent=2) + "\n")
-    letters.write_tokenizer(tmp_path / "model")
+    letters.write_config(tmp_path / "model")
     files = {path.relative_to(tmp_path): path for path in tmp_path.rglob("*") if path.is_file()}
     shipped = Path(__file__).parents[4] / "configs/tiny"
     assert {path: (shipped / path).read_text() for path in files} == {
@@ -55,8 +53,9 @@ def test_special_tokens_are_known_and_unknown_letters_refused(tmp_path):
 
 def test_the_flags_are_those_of_the_model(tmp_path):
     letters.write_model(tmp_path, seed=0)
-    config, flags = json.loads((tmp_path / "config.json").read_text()), letters.model_flags()
-    of = dict(itertools.pairwise(flags))
+    config = json.loads((tmp_path / "config.json").read_text())
+    of = dict(itertools.pairwise(letters.MODEL))
+    assert config["vocab_size"] == len(letters.vocabulary()) == int(of["--vocab-size"])
     pairs = {
         "--num-layers": "num_hidden_layers",
         "--hidden-size": "hidden_size",
