@@ -203,6 +203,7 @@ def test_experts_that_ranks_share_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_refuses_a_tensor_of_another_shape(tmp_path):
+    oracle("qwen3").save_pretrained(tmp_path)
     state = {key: p.detach().clone() for key, p in oracle("qwen3").named_parameters()}
     save_file(state | {"model.norm.weight": torch.ones(33)}, tmp_path / "model.safetensors")
     wanted = r"expected model.norm.weight to be \(32,\), got \(33,\)"
