@@ -71,16 +71,6 @@ def test_every_weight_becomes_the_nearest_number_of_the_format(rounding):
     assert ROUNDINGS[rounding](weight).tolist() == wanted
 
 
-def test_a_block_has_a_scale_of_its_own():
-    weight = torch.full((130, 260), 0.3)
-    weight[129, 259] = 448.0
-    rounded = ROUNDINGS["fp8_block"](weight)
-    corner = torch.zeros(130, 260, dtype=torch.bool)
-    corner[128:, 256:] = True
-    assert (rounded[~corner] == rounded[0, 0]).all() and abs(rounded[0, 0] - 0.3) < 1e-6
-    assert (rounded[corner][:-1] == 0.3125).all()  # the nearest of the format at scale 1
-
-
 def test_only_the_linear_layers_of_the_blocks_are_rounded():
     state = {
         name: torch.randn(4, 8)
