@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.without_cuda.host_log import cause_of
+from slime_ext.tools.without_cuda.host_log import cause_of, plain_lines
 
 REMOTE = """\
 Traceback (most recent call last):
@@ -37,6 +37,7 @@ LOGS = {
 }
 
 
-def test_the_exception_of_the_host_is_found_without_what_ray_wraps_around_it():
+def test_the_exception_of_the_host_is_found_without_what_ray_wraps_around_it(tmp_path):
     for log, line in LOGS.items():
-        assert cause_of(log) == line
+        (tmp_path / "log").write_text(log)
+        assert cause_of(plain_lines(tmp_path / "log")) == line
