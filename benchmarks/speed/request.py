@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from slime_ext.tools.without_cuda.machine import KEEP_MEMORY
+
 WORKLOADS = {
     "a": "512 sequences of ragged length, 64 to 16k",
     "b": "64 x 8192",
@@ -17,18 +19,16 @@ WORKLOADS = {
 }
 CONFIGS = {"T": "token weights with a cap", "S": "sequence weights with a cap, geometric mask, veto"}
 BACKENDS = ("eager", "compiled")
-# Temporaries stay mapped between calls, as under a caching device allocator.
-ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(1 << 28)}
 ROOT = Path(__file__).parents[2]
 
 
 def settled_allocator() -> bool:
     """Whether this process keeps the memory of temporaries, as every figure assumes."""
-    return all(os.environ.get(key) == value for key, value in ALLOCATOR.items())
+    return all(os.environ.get(key) == value for key, value in KEEP_MEMORY.items())
 
 
 def again(words: Sequence[str], python: str = sys.executable) -> int:
     """``python -m benchmarks.speed`` with these words under the allocator's settings; its exit status."""
-    env = os.environ | ALLOCATOR | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = os.environ | KEEP_MEMORY | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     start = [python, "-W", "ignore", "-m", "benchmarks.speed", *words]
     return subprocess.run(start, env=env, check=False).returncode

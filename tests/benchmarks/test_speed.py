@@ -57,7 +57,7 @@ def test_slow_contenders_run_less_often():
 
 @pytest.fixture
 def settled(monkeypatch):
-    for key, value in request.ALLOCATOR.items():
+    for key, value in request.KEEP_MEMORY.items():
         monkeypatch.setenv(key, value)
 
 

@@ -134,7 +134,7 @@ def _go_on(given: argparse.Namespace) -> int:
 def _host_run(args: Mapping[str, Any], out: Path) -> driver.HostRun:
     """The run, but for its flags: those name files that are written when the rest has been checked."""
     task = TASKS[args["task"]]
-    environment = {
+    environment = machine.KEEP_MEMORY | {
         "OMP_NUM_THREADS": str(task.threads),
         "TENSORBOARD_DIR": str(out.absolute() / "tensorboard"),
         driver.INSTALL: progress.__name__,

@@ -20,6 +20,9 @@ FULL = 1 << 20
 TEMPORARY_ROOM, SHARED_ROOM = 64 << 20, 8 << 20  # Ray's logs; SGLang's and torch's shared memory
 FILES, FILES_WANTED = 1024, 4096  # open in a process: a rank has 200, Ray's raylet more with every worker
 PORTS = 200  # that the system gives away: gloo takes 2 per group and rank, Ray 2 per worker
+# glibc keeps freed memory, as a caching device allocator does. Six layers of the language model, forwards and
+# backwards: 1.2 s of CPU instead of 1.7, of which 0.5 were page faults, and 280 MB more.
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(1 << 28)}
 DEVICES = "nvidia[0-9]*"
 
 
