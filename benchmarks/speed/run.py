@@ -28,20 +28,13 @@ from slime_ext.core.compiled import hindrance
 from slime_ext.core.metrics import MetricsLayout
 from slime_ext.host import step_metrics
 
+GEO = {"low": 0.999, "high": 1.001}
 STEPS = {
     "T": [{"reweight": {"level": "token"}}, {"truncate": {"high": 2.0}}],
     "S": [
         {"reweight": {"level": "sequence"}},
         {"truncate": {"high": 2.0}},
-        {
-            "reject": {
-                "unit": "sequence",
-                "statistic": "ratio",
-                "aggregate": "mean",
-                "low": 0.999,
-                "high": 1.001,
-            }
-        },
+        {"reject": {"unit": "sequence", "statistic": "ratio", "aggregate": "mean"} | GEO},
         {"veto": {"low": 1e-4}},
     ],
 }

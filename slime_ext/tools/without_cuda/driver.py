@@ -256,16 +256,13 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def around_proxies(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables with loopback among what goes around proxies, and without proxies of SOCKS.
-
-    For those the host environment's clients lack a package; httpx raises where it is made.
-    """
+    """The variables with loopback around proxies, and without SOCKS, for which the clients lack a package."""
     kept = {
         name: value
         for name, value in env.items()
         if not (name.lower().endswith("_proxy") and value.lower().startswith("socks"))
     }
-    said = [part.strip() for name in ("no_proxy", "NO_PROXY") for part in env.get(name, "").split(",")]
+    said = f"{env.get('no_proxy', '')},{env.get('NO_PROXY', '')}".replace(" ", "").split(",")
     named = "*" if "*" in said else ",".join(dict.fromkeys([*LOOPBACK, *filter(None, said)]))
     return kept | {"no_proxy": named, "NO_PROXY": named}
 
@@ -273,13 +270,14 @@ def around_proxies(env: Mapping[str, str]) -> dict[str, str]:
 def main(argv: list[str]) -> int:
     """The command line; prints where the log is, and returns the host's exit status, 128 + n for signal n."""
     parser = argparse.ArgumentParser(prog="python -m slime_ext.tools.without_cuda.driver")
-    parser.add_argument("--host", required=True, help="'miles' for the wheel, or the folder of a checkout")
-    parser.add_argument("--async", dest="asynchronous", action="store_true", help="train_async.py")
-    parser.add_argument("--megatron", type=Path, help="a checkout of Megatron-LM; default: the wheel's")
-    parser.add_argument("--gpus", type=int, default=4, help="GPUs that each Ray node counts")
-    parser.add_argument("--nodes", type=int, default=1, help="Ray nodes, all on this machine")
-    parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, help="seconds")
-    parser.add_argument("--out", type=Path, default=Path("runs/host"), help="folder of the run, with its log")
+    add = parser.add_argument
+    add("--host", required=True, help="'miles' for the wheel, or the folder of a checkout")
+    add("--async", dest="asynchronous", action="store_true", help="train_async.py")
+    add("--megatron", type=Path, help="a checkout of Megatron-LM; default: the wheel's")
+    add("--gpus", type=int, default=4, help="GPUs that each Ray node counts")
+    add("--nodes", type=int, default=1, help="Ray nodes, all on this machine")
+    add("--timeout", type=float, default=DEFAULT_TIMEOUT_S, help="seconds")
+    add("--out", type=Path, default=Path("runs/host"), help="folder of the run, with its log")
     end = argv.index("--") if "--" in argv else len(argv)
     given = parser.parse_args(argv[:end])
     for line in (*machine.notes(), f"log in {given.out / 'log'}"):

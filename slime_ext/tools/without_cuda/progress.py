@@ -140,17 +140,17 @@ def _also_write(module: ModuleType) -> None:
     @functools.wraps(log)
     def logged(args: Any, metrics: dict[str, Any], step_key: str) -> None:
         log(args, metrics, step_key)
-        numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
-        line = json.dumps({"axis": step_key, "metrics": numbers}) + "\n"
+        line = json.dumps({"axis": step_key, "metrics": _numbers(metrics)}) + "\n"
         with Path(os.environ[FILE]).open("a") as file:
             file.write(line)
 
     module.log = logged
 
 
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """Those of the host's metrics that are numbers, tensors of one element among them."""
+    found = {}
+    for name, value in metrics.items():
+        with contextlib.suppress(TypeError, ValueError):
+            found[name] = float(value)
+    return found
