@@ -214,7 +214,7 @@ def _fill(folder: Path) -> None:
 
 
 def check_megatron(host: Path, megatron: Path) -> None:
-    """Raises ConfigError where a host asks for an argument of Megatron-LM by a name that this one has not.
+    """Raises ConfigError if the host asks for an argument of Megatron-LM by a name that this one lacks.
 
     slime up to v0.2.4 compares `norm_epsilon`, which Megatron-LM has renamed; later ones know both names.
     """
@@ -231,9 +231,9 @@ def check_megatron(host: Path, megatron: Path) -> None:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP end what is inside as Ctrl-C does; what comes meanwhile waits for its end.
+    """Inside, SIGTERM and SIGHUP raise as Ctrl-C does; further signals are ignored until the end.
 
-    Signals that are ignored, as below nohup, stay so. Does nothing in a thread, which gets no signals.
+    Ignored signals, as under nohup, stay ignored. Does nothing in a thread, which gets no signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -27,7 +27,7 @@ DEVICES = "nvidia[0-9]*"
 
 
 def check(out: Path, room: int = ROOM) -> None:
-    """Makes the folder of a run and raises the limit of open files where that is allowed.
+    """Makes the folder of a run and raises the limit of open files if allowed.
 
     Args:
         out: folder of the run.
@@ -44,7 +44,7 @@ def check(out: Path, room: int = ROOM) -> None:
 
 
 def check_room(out: Path, room: int) -> None:
-    """Raises ConfigError where a file system that the run writes to is too full for it."""
+    """Raises ConfigError if a file system that the run writes to is too full."""
     shared = _free(SHARED)
     store = 0 if shared > OBJECT_STORE_BYTES + SHARED_ROOM else OBJECT_STORE_BYTES
     places = (
@@ -60,7 +60,7 @@ def check_room(out: Path, room: int) -> None:
 
 
 def _free(place: Path) -> int:
-    """Bytes that this user may write there."""
+    """Bytes that this user may still write there."""
     try:
         found = os.statvfs(place)
     except OSError:
@@ -69,7 +69,7 @@ def _free(place: Path) -> int:
 
 
 def full_places(out: Path) -> list[Path]:
-    """The places a run writes to where nothing more than a few lines can be written."""
+    """The places a run writes to that have less than a MiB left."""
     return [place for place in (out, TEMPORARY, SHARED) if _free(place) < FULL]
 
 
@@ -104,7 +104,7 @@ def raise_open_files() -> None:
 
 
 def check_ports() -> None:
-    """Raises ConfigError where 127.0.0.1 takes no connection, or the system has fewer than PORTS to give."""
+    """Raises ConfigError if 127.0.0.1 refuses connections, or fewer than PORTS ports are free."""
     with contextlib.ExitStack() as held:
         try:
             server = held.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -125,7 +125,7 @@ def check_ports() -> None:
 
 
 def notes() -> Iterator[str]:
-    """What a run changes for itself on this machine, to be said before it starts."""
+    """Lines to print before a run: what it changes for itself on this machine."""
     devices = sorted(path.name for path in Path("/dev").glob(DEVICES))
     if devices:
         yield f"without CUDA: {', '.join(devices)} hidden from this run, which is on the CPU"

@@ -33,13 +33,13 @@ BEFORE = -1  # the rollout of an evaluation before the first
 
 
 class Progress:
-    """Rows of a run, put together from what the host logged.
+    """Builds the rows of a run from what the host logged.
 
     Args:
         folder: of the run.
         rollouts: number at which it ends.
         steps: optimizer steps per rollout.
-        show: what a line for the screen is given to.
+        show: prints a line on the screen.
     """
 
     def __init__(self, folder: Path, rollouts: int, steps: int, show: Callable[[str], None]) -> None:
@@ -50,7 +50,7 @@ class Progress:
         self.began, self.clock = time.monotonic(), []
 
     def read(self) -> None:
-        """Takes in the whole lines that have come since the last call."""
+        """Reads the complete lines written since the last call."""
         if not self.tracked.exists():
             return
         with self.tracked.open("rb") as file:
@@ -101,7 +101,7 @@ class Progress:
 
 @contextlib.contextmanager
 def shown(progress: Progress) -> Iterator[None]:
-    """Reads along, in a thread of its own, until what is inside has ended."""
+    """Follows the run in a thread until the block ends."""
     ended = threading.Event()
 
     def follow() -> None:

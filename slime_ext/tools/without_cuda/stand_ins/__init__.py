@@ -1,7 +1,6 @@
 """One file per stand-in: what it stands for, and which release of which host needs it.
 
-A stand-in that no host needs any longer is deleted; tests/tools/without_cuda shows of each that
-something fails without it.
+tests/tools/without_cuda shows that something fails without each; one that no host needs is deleted.
 """
 
 from __future__ import annotations

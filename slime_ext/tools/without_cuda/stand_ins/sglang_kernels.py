@@ -23,7 +23,7 @@ def declare_torchvision_ops() -> None:
 
 
 def refuse_calls(module: types.ModuleType) -> None:
-    """Gives `module` every function that is asked for; each raises NotImplementedError when it is called."""
+    """Gives `module` every function that is asked for; calling one raises NotImplementedError."""
 
     def missing(name: str) -> object:
         if name.startswith("__"):
