@@ -58,7 +58,7 @@ def test_a_host_that_is_not_installed_has_neither_source_nor_version():
 
 
 def test_the_source_of_a_module_is_read_without_importing_it():
-    assert "def run_host" in hosts.SLIME.source("slime_ext.tools.without_cuda.driver")
+    assert "class HostRun" in hosts.SLIME.source("slime_ext.tools.without_cuda.driver")
 
 
 def test_the_loss_is_where_this_release_defines_it(monkeypatch):

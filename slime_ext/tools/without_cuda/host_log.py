@@ -59,7 +59,7 @@ def ending(status: int, path: Path) -> str:
     """What ended a run, in one line: a signal, a full disk, or the last exception of its log.
 
     Args:
-        status: of `run_host`; -n where signal n ended the host.
+        status: of `HostRun.run`; -n where signal n ended the host.
     """
     if status < 0:
         name = signal.Signals(-status).name
