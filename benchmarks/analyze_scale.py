@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -48,21 +47,8 @@ print("peak", size("VmRSS") - before, time.process_time(), file=sys.stderr)
 """
 
 
-@dataclass(frozen=True)
-class Files:
-    """What was generated."""
-
-    folder: Path
-    rollouts: int
-    tokens: int
-
-    def size(self) -> int:
-        """Bytes of all of them."""
-        return sum(path.stat().st_size for path in self.folder.rglob("*.pt"))
-
-
-def generate(folder: Path, rollouts: int, tokens: int) -> Files:
-    """Pairs of dumps with this many response tokens each, in slime's format."""
+def generate(folder: Path, rollouts: int, tokens: int) -> Path:
+    """Pairs of dumps with this many response tokens each, in slime's format; returns the folder."""
     for kind in ("rollout_data", "train_data"):
         (folder / kind).mkdir(parents=True, exist_ok=True)
     g = torch.Generator().manual_seed(0)
@@ -73,14 +59,12 @@ def generate(folder: Path, rollouts: int, tokens: int) -> Files:
         ids = torch.randint(0, 150_000, (sum(lengths) + PROMPT * len(lengths),), generator=g)
         parts = [n + PROMPT for n in lengths]
         whole = zip(ids.split(parts), behavior.split(lengths), proximal.split(lengths), strict=True)
-        samples = [_sample(i, *fields) for i, fields in enumerate(whole)]
-        torch.save(
-            {"rollout_id": rollout_id, "samples": [s for s, _ in samples]},
-            folder / f"rollout_data/{rollout_id}.pt",
-        )
-        train = {"format_version": 2, "rollout_id": rollout_id, "rank": 0, "samples": [t for _, t in samples]}
+        sampled, trained = zip(*(_sample(i, *fields) for i, fields in enumerate(whole)), strict=True)
+        rollout = {"rollout_id": rollout_id, "samples": list(sampled)}
+        train = {"format_version": 2, "rollout_id": rollout_id, "rank": 0, "samples": list(trained)}
+        torch.save(rollout, folder / f"rollout_data/{rollout_id}.pt")
         torch.save(train | {"dp_shards": [], "raw_reward": []}, folder / f"train_data/{rollout_id}.pt")
-    return Files(folder, rollouts, tokens * rollouts)
+    return folder
 
 
 def _lengths(tokens: int, g: torch.Generator) -> list[int]:
@@ -129,14 +113,8 @@ def measured(program: str, *words: str, tree: Path | None = None) -> tuple[int, 
         tree: a checkout whose slime_ext it runs; None for the one that runs this.
     """
     environment = os.environ | ({"PYTHONPATH": str(tree.absolute())} if tree else {})  # and its folder, first
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        cwd=tree,
-    )
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tree, check=False)
     said = [line for line in done.stderr.splitlines() if line.startswith("peak ")]
     if done.returncode or not said:
         raise SystemExit(f"{words}: {done.stderr[-2000:]}")
@@ -144,53 +122,35 @@ def measured(program: str, *words: str, tree: Path | None = None) -> tuple[int, 
     return int(peak), float(seconds)
 
 
-def largest(files: Files) -> tuple[Path, int]:
-    """The file that takes most in memory, and how much."""
-    found = {path: measured(LOAD, str(path))[0] for path in files.folder.glob("*/0.pt")}
-    path = max(found, key=found.__getitem__)
-    return path, found[path]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Generates, measures, prints; 1 if the memory is above twice the largest file's (and not little)."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=5.0)
     parser.add_argument("--files", type=int, default=50)
     parser.add_argument("--against", type=Path, help="another checkout, measured on the same files")
-    parser.add_argument(
-        "--flags", nargs=argparse.REMAINDER, default=[], help="further flags of slime-ext analyze"
-    )
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="more of slime-ext analyze")
     given = parser.parse_args(argv)
     rollouts = given.files // 2
     tokens = int(given.gigabytes * 1e9 / rollouts / BYTES_PER_TOKEN)
     with tempfile.TemporaryDirectory() as folder:
         little = generate(Path(folder) / "little", 1, SHORTEST)
-        files = generate(Path(folder) / "many", rollouts, tokens)
-        path, in_memory = largest(files)
-        base, _ = measured(RUN, "analyze", str(little.folder), *given.flags)
-        peak, seconds = measured(RUN, "analyze", str(files.folder), *given.flags)
-        other = measured(RUN, "analyze", str(files.folder), tree=given.against) if given.against else None
-        size = files.size()
-        name = path.relative_to(files.folder)
-    times = (peak - base) / in_memory
+        many = generate(Path(folder) / "many", rollouts, tokens)
+        in_memory, name = max((measured(LOAD, str(p))[0], p.parent.name) for p in many.glob("*/0.pt"))
+        base, _ = measured(RUN, "analyze", str(little), *given.flags)
+        peak, seconds = measured(RUN, "analyze", str(many), *given.flags)
+        other = measured(RUN, "analyze", str(many), tree=given.against) if given.against else None
+        size = sum(path.stat().st_size for path in many.rglob("*.pt"))
+    data = (peak - base) / in_memory
     table = Table(show_header=False, box=None)
-    for row in (
-        ("files", f"{2 * rollouts}, {size / 1e9:.2f} GB, {files.tokens:,} response tokens"),
-        ("largest file in memory", f"{name}: {in_memory / MB:.0f} MB"),
-        ("peak memory", f"{peak / MB:.0f} MB, of which {base / MB:.0f} MB without data"),
-        ("data in memory", f"{(peak - base) / MB:.0f} MB, {times:.2f} times the largest file"),
-        (
-            "rate, one core",
-            f"{size / MB / seconds:.1f} MB/s, {files.tokens / seconds:,.0f} tokens/s, {seconds:.0f} s",
-        ),
-    ):
-        table.add_row(*row)
+    table.add_row("files", f"{2 * rollouts}, {size / 1e9:.2f} GB, {rollouts * tokens:,} response tokens")
+    table.add_row("largest file in memory", f"{name}: {in_memory / MB:.0f} MB")
+    table.add_row("peak memory", f"{peak / MB:.0f} MB, of which {base / MB:.0f} MB without data")
+    table.add_row("data in memory", f"{(peak - base) / MB:.0f} MB, {data:.2f} times the largest file")
+    rate = f"{size / MB / seconds:.1f} MB/s, {rollouts * tokens / seconds:,.0f} tokens/s, {seconds:.0f} s"
+    table.add_row("rate, one core", rate)
     if other:
-        table.add_row(
-            "the other checkout", f"{other[0] / MB:.0f} MB, {other[1]:.0f} s: {other[1] / seconds:.1f} times"
-        )
+        times = f"{other[0] / MB:.0f} MB, {other[1]:.0f} s: {other[1] / seconds:.1f} times"
+        table.add_row("the other checkout", times)
     Console(width=120).print(table)
     return 0 if peak - base <= max(2 * in_memory, LITTLE) else 1
 

@@ -17,10 +17,10 @@ from typing import Any
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings
 from slime_ext.errors import ConfigError
+from slime_ext.tools.commands.train import DUMP
 from slime_ext.tools.without_cuda.driver import host_python
 from slime_ext.tools.without_cuda.progress import HELDOUT, METRICS, SHOWN
 from slime_ext.tools.without_cuda.stand_ins.rounded_weights import VARIABLE
-from slime_ext.tools.without_cuda.train import DUMP
 
 DIVERGED = "NaN", "nan", "finite"
 SOURCE, FOLLOWER = "B", "G"  # whose first rollouts are analysed, and who trains with what comes out
@@ -178,9 +178,8 @@ def train(words: list[str], environment: Mapping[str, str], folder: Path) -> str
 def analyse(folder: Path, rollouts: int) -> str:
     """The correction that analyze recommends after the run's first rollouts."""
     file = folder / "analysis.json"
-    ended = _slime_ext(
-        ["analyze", str(folder / DUMP), "--rollouts", f"0-{rollouts - 1}", "--json", str(file)]
-    )
+    words = ["analyze", str(folder / DUMP), "--rollouts", f"0-{rollouts - 1}", "--json", str(file)]
+    ended = _slime_ext(words)
     if not file.exists():
         raise ConfigError(f"{folder}: expected analyze to read the dumps, got: {ended.stderr.strip()[-300:]}")
     return json.loads(file.read_text())["recommendation"]["name"]
@@ -198,13 +197,11 @@ def commit() -> str:
     """Of the code, with a plus where a file other than the lines has changed."""
 
     def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", *words], cwd=ROOT, text=True, capture_output=True, check=False
-        ).stdout.strip()
+        done = subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True, check=False)
+        return done.stdout.strip()
 
-    changed = [
-        line for line in git("status", "--porcelain", "-uno").splitlines() if not line.endswith(".jsonl")
-    ]
+    status = git("status", "--porcelain", "-uno").splitlines()
+    changed = [line for line in status if not line.endswith(".jsonl")]
     return git("rev-parse", "--short=10", "HEAD") + "+" * bool(changed)
 
 

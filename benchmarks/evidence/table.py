@@ -138,9 +138,7 @@ def _closed_loop(lines: Rows) -> str:
         best = max(ends, key=lambda arm: ends[arm])
         followed = lines.get(FOLLOWER, {}).get(seed)
         cells.append([seed, row.recommended, _end(row), _end(followed), f"{best} {ends[best]:.3f}"])
-    return markdown(
-        ["seed", "recommended", f"{SOURCE} ended at", f"{FOLLOWER} ended at", "best of all"], cells
-    )
+    return markdown(LOOP, cells)
 
 
 def _exact(of: Settings, panel: Panel, lines: Rows) -> str:

@@ -149,19 +149,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """1 where something is wrong; the table and the JSON are written either way."""
     asked = parser().parse_args(argv)
     if not asked.dry_run and not torch.cuda.is_available():
-        print(
-            "benchmarks/cuda.sh: expected a CUDA device, got none: --dry-run walks through it here",
-            file=sys.stderr,
-        )
-        return 2
+        return _refused("expected a CUDA device, got none: --dry-run walks through it here")
     for name in PLACES:
         if folder := getattr(asked, name):
             setattr(asked, name, asked.cwd / folder)
     for name in SYSTEMS:
         if (folder := getattr(asked, name)) and not folder.is_dir():
-            said = f"--{name}: expected a folder, got {folder}: check the path"
-            print(f"benchmarks/cuda.sh: {said}", file=sys.stderr)
-            return 2
+            return _refused(f"--{name}: expected a folder, got {folder}: check the path")
     device, begin, out = "cpu" if asked.dry_run else "cuda", time.monotonic(), asked.out
     if asked.dry_run:
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # more would start processes for two small graphs
@@ -177,6 +171,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     (out / "cuda.json").write_text(json.dumps(found, indent=1) + "\n")
     print(text, f"\nwritten to {out}/cuda.md and cuda.json", sep="")
     return 1 if found["wrong"] else 0
+
+
+def _refused(why: str) -> int:
+    print(f"benchmarks/cuda.sh: {why}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -53,12 +53,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 AGREE = 1e-4  # relative; float32 on both sides, softmax over a vocabulary in another order
 SMALL, LARGE, LARGE_DRY = (8, 40, 200, 64), (16, 64, 960, 32_000), (8, 16, 160, 64)
 REPEAT, REPEAT_DRY = 20, 3
-ENGINES = (
-    "ray",
-    "ray.util",
-    "ray.util.scheduling_strategies",
-    "httpx",
-)  # imported beside the loss, never called
+# Imported beside the loss, never called.
+ENGINES = ("ray", "ray.util", "ray.util.scheduling_strategies", "httpx")
 
 
 class Absent:
@@ -92,9 +88,7 @@ def enter(folder: Path) -> host_loss.Slime:
         module.__spec__ = importlib.util.spec_from_loader(name, None)
         sys.modules[name] = module
     host = host_loss.Slime(str(folder)) if (folder / "slime").is_dir() else host_loss.Miles(str(folder))
-    for (
-        name
-    ) in host.packages:  # entered without their __init__: importlib finds what lies below them all the same
+    for name in host.packages:  # entered without their __init__: importlib finds what lies below them
         spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
         spec.submodule_search_locations = sys.modules[name].__path__
         sys.modules[name].__spec__ = spec

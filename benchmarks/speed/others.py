@@ -54,15 +54,8 @@ def verl() -> dict:
     def sequence(batch):
         # No veto since PR 4544; the two-sided seq_max_k2 stands in for it, as verl's documentation says.
         rules, bounds = "seq_mean_k1,seq_max_k2", f"{GEO[0]}_{GEO[1]},{math.log(VETO) ** 2 / 2}"
-        return correct(
-            batch.proximal,
-            batch.behavior,
-            batch.mask,
-            "sequence",
-            CAP,
-            rollout_rs=rules,
-            rollout_rs_threshold=bounds,
-        )
+        given = batch.proximal, batch.behavior, batch.mask, "sequence", CAP
+        return correct(*given, rollout_rs=rules, rollout_rs_threshold=bounds)
 
     return {"T": token, "S": sequence}
 
@@ -71,15 +64,9 @@ def skyrl() -> dict:
     need("skyrl")
     bare("skyrl.backends.skyrl_train.utils")
     utils = importlib.import_module("skyrl.backends.skyrl_train.utils.off_policy_correction_utils")
-    off = dict.fromkeys(
-        ("sequence_mask_metric", "outlier_token_is_threshold_high", "token_mask_is_threshold_low"), None
-    )
-    off |= {
-        "outlier_token_is_threshold_low": None,
-        "token_mask_is_threshold_high": None,
-        "tis_ratio_type": "token",
-    }
-    off |= {"token_tis_ratio_clip_high": CAP, "sequence_tis_ratio_clip_high": CAP}
+    unused = "outlier_token_is_threshold_low outlier_token_is_threshold_high token_mask_is_threshold_low"
+    off = dict.fromkeys([*unused.split(), "token_mask_is_threshold_high", "sequence_mask_metric"])
+    off |= {"tis_ratio_type": "token", "token_tis_ratio_clip_high": CAP, "sequence_tis_ratio_clip_high": CAP}
     token = SimpleNamespace(**off)
     masks = {"sequence_mask_metric": "geometric", "geo_mask_low": GEO[0], "geo_mask_high": GEO[1]}
     sequence = SimpleNamespace(
@@ -113,14 +100,9 @@ def trl() -> dict:
         )
 
         def body(b):
-            names = {"completion_mask": b.mask, "old_per_token_logps": b.proximal, "tool_mask": None}
-            scope = {
-                "self": trainer,
-                "torch": torch,
-                "math": math,
-                "sampling_per_token_logps": b.behavior,
-                **names,
-            }
+            scope = {"self": trainer, "torch": torch, "math": math, "tool_mask": None}
+            scope |= {"completion_mask": b.mask, "old_per_token_logps": b.proximal}
+            scope |= {"sampling_per_token_logps": b.behavior}
             exec(code, scope)
             return scope["vllm_importance_sampling_ratio"]
 

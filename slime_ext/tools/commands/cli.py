@@ -23,7 +23,7 @@ COMMANDS = {
     "report": "reward, mismatch, clipping and staleness of runs as a picture",
     "patch": "cur_log_probs and staleness for a slime or miles checkout",
 }
-ELSEWHERE = {"train": "slime_ext.tools.without_cuda.train", "patch": "slime_ext.tools.patching.main"}
+ELSEWHERE = {"patch": "slime_ext.tools.patching.main"}
 JUDGES = ("check", "rehearse")  # whose answer an error is, under their own name
 LIGHT = ("presets", "check", "convert")  # need no torch
 # Module -> what setup.py requires for it.

@@ -17,7 +17,7 @@ When = Literal["before", "after", "make"]
 
 
 class ImportHooks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Calls what was added for a module, each once, when the module is first imported."""
+    """Runs each added call once, when its module is first imported."""
 
     def __init__(self) -> None:
         self._calls: dict[str, dict[When, list[Callable[..., Any]]]] = {}
@@ -33,7 +33,7 @@ class ImportHooks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._calls.setdefault(module, defaultdict(list))[when].append(call)
 
     def install(self) -> None:
-        """Puts the hooks before every other finder of this process."""
+        """Puts the hooks ahead of every other finder of this process."""
         sys.meta_path.insert(0, self)
 
     def find_spec(

@@ -20,11 +20,14 @@ FULL = 1 << 20
 TEMPORARY_ROOM, SHARED_ROOM = 64 << 20, 8 << 20  # Ray's logs; SGLang's and torch's shared memory
 FILES, FILES_WANTED = 1024, 4096  # open in a process: a rank has 200, Ray's raylet more with every worker
 PORTS = 200  # that the system gives away: gloo takes 2 per group and rank, Ray 2 per worker
+# glibc keeps freed memory, as a caching device allocator does. Six layers of the language model, forwards and
+# backwards: 1.2 s of CPU instead of 1.7, of which 0.5 were page faults, and 280 MB more.
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(1 << 28)}
 DEVICES = "nvidia[0-9]*"
 
 
 def check(out: Path, room: int = ROOM) -> None:
-    """Makes the folder of a run and raises the limit of open files where that is allowed.
+    """Makes the folder of a run and raises the limit of open files if allowed.
 
     Args:
         out: folder of the run.
@@ -41,7 +44,7 @@ def check(out: Path, room: int = ROOM) -> None:
 
 
 def check_room(out: Path, room: int) -> None:
-    """Raises ConfigError where a file system that the run writes to is too full for it."""
+    """Raises ConfigError if a file system that the run writes to is too full."""
     shared = _free(SHARED)
     store = 0 if shared > OBJECT_STORE_BYTES + SHARED_ROOM else OBJECT_STORE_BYTES
     places = (
@@ -57,7 +60,7 @@ def check_room(out: Path, room: int) -> None:
 
 
 def _free(place: Path) -> int:
-    """Bytes that this user may write there."""
+    """Bytes that this user may still write there."""
     try:
         found = os.statvfs(place)
     except OSError:
@@ -66,7 +69,7 @@ def _free(place: Path) -> int:
 
 
 def full_places(out: Path) -> list[Path]:
-    """The places a run writes to where nothing more than a few lines can be written."""
+    """The places a run writes to that have less than a MiB left."""
     return [place for place in (out, TEMPORARY, SHARED) if _free(place) < FULL]
 
 
@@ -101,7 +104,7 @@ def raise_open_files() -> None:
 
 
 def check_ports() -> None:
-    """Raises ConfigError where 127.0.0.1 takes no connection, or the system has fewer than PORTS to give."""
+    """Raises ConfigError if 127.0.0.1 refuses connections, or fewer than PORTS ports are free."""
     with contextlib.ExitStack() as held:
         try:
             server = held.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -122,7 +125,7 @@ def check_ports() -> None:
 
 
 def notes() -> Iterator[str]:
-    """What a run changes for itself on this machine, to be said before it starts."""
+    """Lines to print before a run: what it changes for itself on this machine."""
     devices = sorted(path.name for path in Path("/dev").glob(DEVICES))
     if devices:
         yield f"without CUDA: {', '.join(devices)} hidden from this run, which is on the CPU"

@@ -1,32 +1,45 @@
-"""A run's metrics while it runs: one line on the screen and one of metrics.jsonl per rollout."""
+"""A run's metrics while it runs: one line on the screen and one of metrics.jsonl per rollout.
+
+`install` writes down what the host logs, in the processes that log it: a line of JSON, {"axis", "metrics"}.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
+from types import ModuleType
+from typing import Any
+
+from slime_ext.tools.without_cuda.import_hooks import ImportHooks
+from slime_ext.tools.without_cuda.stand_ins import HOSTS
 
 TRACKED, METRICS = "tracked.jsonl", "metrics.jsonl"  # what the host logged as it came; a line per rollout
 REWARD, HELDOUT = "rollout/raw_reward", "eval/heldout"
 SHOWN = {"reward": REWARD, "k3": "train/off_policy/k3_kl", "ess": "train/off_policy/ess_weight"}
 LAST_OF_ROLLOUT = "perf/step_time"
 POLL_S = 0.5
+FILE = "SLIME_EXT_TRACKED"  # the variable that names the file of what the host logged
+MODULES = ("utils.tracking_utils", "utils.logging_utils", "observability.logging_utils")  # by release
 BEFORE = -1  # the rollout of an evaluation before the first
 
 
 class Progress:
-    """Rows of a run, put together from what the host logged.
+    """Builds the rows of a run from what the host logged.
 
     Args:
         folder: of the run.
         rollouts: number at which it ends.
         steps: optimizer steps per rollout.
-        show: what a line for the screen is given to.
+        show: prints a line on the screen.
     """
 
     def __init__(self, folder: Path, rollouts: int, steps: int, show: Callable[[str], None]) -> None:
@@ -37,7 +50,7 @@ class Progress:
         self.began, self.clock = time.monotonic(), []
 
     def read(self) -> None:
-        """Takes in the whole lines that have come since the last call."""
+        """Reads the complete lines written since the last call."""
         if not self.tracked.exists():
             return
         with self.tracked.open("rb") as file:
@@ -88,7 +101,7 @@ class Progress:
 
 @contextlib.contextmanager
 def shown(progress: Progress) -> Iterator[None]:
-    """Reads along, in a thread of its own, until what is inside has ended."""
+    """Follows the run in a thread until the block ends."""
     ended = threading.Event()
 
     def follow() -> None:
@@ -109,3 +122,35 @@ def read(folder: Path) -> list[dict[str, float]]:
     """The rows of metrics.jsonl, in their order."""
     file = folder / METRICS
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def install() -> None:
+    """Registers with the hooks that the stand-ins have installed in this process."""
+    hooks = next(finder for finder in sys.meta_path if isinstance(finder, ImportHooks))
+    for host in HOSTS:
+        for module in MODULES:
+            hooks.add("after", f"{host}.{module}", _also_write)
+
+
+def _also_write(module: ModuleType) -> None:
+    log = getattr(module, "log", None)
+    if log is None:  # of releases in which another module has it
+        return
+
+    @functools.wraps(log)
+    def logged(args: Any, metrics: dict[str, Any], step_key: str) -> None:
+        log(args, metrics, step_key)
+        line = json.dumps({"axis": step_key, "metrics": _numbers(metrics)}) + "\n"
+        with Path(os.environ[FILE]).open("a") as file:
+            file.write(line)
+
+    module.log = logged
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """Those of the host's metrics that are numbers, tensors of one element among them."""
+    found = {}
+    for name, value in metrics.items():
+        with contextlib.suppress(TypeError, ValueError):
+            found[name] = float(value)
+    return found

@@ -9,8 +9,9 @@ parallelism gathers with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from types import ModuleType
+from typing import Any
 
 NAMES = (
     "all_gather_single",
@@ -25,11 +26,8 @@ def add_names(module: ModuleType) -> None:
     """Gives the host's class a method for each new name that it lacks."""
     for name in NAMES:
         if name not in vars(module.ReloadableProcessGroup):
-            setattr(module.ReloadableProcessGroup, name, _handed_on(name))
+            setattr(module.ReloadableProcessGroup, name, functools.partialmethod(_handed_on, name))
 
 
-def _handed_on(name: str) -> Callable[..., object]:
-    def call(self: object, *args: object, **options: object) -> object:
-        return getattr(self.group, name)(*args, **options)  # type: ignore[attr-defined]
-
-    return call
+def _handed_on(self: Any, name: str, *args: object, **options: object) -> object:
+    return getattr(self.group, name)(*args, **options)

@@ -7,9 +7,7 @@ nothing is reached with --attention-backend torch_native; torchvision 0.28.0 reg
 
 from __future__ import annotations
 
-import multiprocessing
 import types
-from pathlib import Path
 
 _kept: list[object] = []  # a declaration of operators lives as long as its library object
 
@@ -24,23 +22,8 @@ def declare_torchvision_ops() -> None:
     _kept.append(library)
 
 
-def fork_where_it_spawns() -> None:
-    """Makes SGLang fork its scheduler and detokenizer where it asks for "spawn", while it has one thread.
-
-    Spawned, each imports all of SGLang again: 26 CPU seconds for a start instead of 13. SGLang spawns because
-    a fork would inherit CUDA; here there is none. A scheduler that fails can then signal its server.
-    """
-    choose = multiprocessing.set_start_method
-
-    def set_start_method(method: str | None, force: bool = False) -> None:
-        threads = len(list(Path("/proc/self/task").iterdir()))
-        choose("fork" if method == "spawn" and threads == 1 else method, force=force)
-
-    multiprocessing.set_start_method = set_start_method
-
-
 def refuse_calls(module: types.ModuleType) -> None:
-    """Gives `module` every function that is asked for; each raises NotImplementedError when it is called."""
+    """Gives `module` every function that is asked for; calling one raises NotImplementedError."""
 
     def missing(name: str) -> object:
         if name.startswith("__"):

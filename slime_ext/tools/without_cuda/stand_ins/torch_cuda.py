@@ -63,7 +63,7 @@ def _is_cuda(device: object) -> bool:
 
 
 def on_the_cpu(function: Callable) -> Callable:
-    """A function that makes tensors, of a device: one of CUDA is the CPU."""
+    """Wraps a function that creates tensors: a CUDA device becomes the CPU."""
 
     @functools.wraps(function)
     def call(*args: object, **options: object) -> object:
@@ -76,7 +76,7 @@ def on_the_cpu(function: Callable) -> Callable:
 
 
 def returns(value: object) -> Callable:
-    """A function of anything that gives `value`; of its own each: torch._dynamo wants them different."""
+    """A new function that ignores its arguments and returns `value`; torch._dynamo needs distinct objects."""
     return lambda *args, **options: value
 
 
