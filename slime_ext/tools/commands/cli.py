@@ -28,8 +28,7 @@ JUDGES = ("check", "rehearse")  # whose answer an error is, under their own name
 LIGHT = ("presets", "check", "convert")  # need no torch
 # Module -> what setup.py requires for it.
 REQUIRED = {name: name for name in ("torch", "numpy", "pydantic", "rich", "matplotlib")}
-REQUIRED |= {"yaml": "PyYAML", "jinja2": "Jinja2"}
-REQUIRED |= {"tree_sitter": "tree-sitter", "tree_sitter_bash": "tree-sitter-bash"}
+REQUIRED |= {"yaml": "PyYAML", "jinja2": "Jinja2", "bashkit": "bashkit"}
 WRONG, USER_ERROR, INTERRUPTED, UNREAD = 1, 2, 130, 1  # the last as rich has it
 
 

@@ -128,10 +128,9 @@ def test_a_file_of_the_container_is_read_from_the_checkout_and_that_is_said(scri
 
 ONE_LINE = {
     "python3 train.py --a 1\r\n": r"run\.sh:1: expected lines that end in \\n, got",
-    "X=aaaaaaaaaa\n" + "X=$X$X$X$X$X$X$X$X$X$X\n" * 9: "expected words of at most",
-    "f() { f; }; f": "calls in one another",
+    "f() { f; }; f": "expected a script that ends, got none: .* function depth",
     'echo "\npython3 train.py': "expected a script that bash can read, got line",
-    "while true; do X=1$X; done": "expected",
+    "while true; do X=1$X; done": "expected a script that ends, got none",
     "slime-ext train --task letters": "slime-ext train writes the flags of its host itself",
     '[ -n "$1" ] || exit 1\npython3 train.py': r"it ends at run\.sh:1: give it what it asks for",
 }
@@ -146,7 +145,7 @@ def test_what_no_launch_can_be_read_of_is_one_line(script, text):
 
 WRONG = {
     "python3 other.py --a": "expected a launch of train.py",
-    "python3 train.py \\\n  --a 1\n  ${B[@]} \\\n  ${C[@]}": r"run\.sh:3: .* lacks the backslash",
+    "B=(--b)\npython3 train.py \\\n  --a 1\n  ${B[@]} \\\n  ${C[@]}": r"run\.sh:4: .* lacks the backslash",
 }
 
 
