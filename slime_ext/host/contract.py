@@ -34,7 +34,7 @@ OPTIONAL = (
     "advantages",  # N x [L_i], or [T]
 )
 PADDED = ("max_seq_lens",)  # N lengths that --qkv-format bshd pads to: miles, slime's batches to v0.3.0
-PATCHED = ("weight_versions",)  # N lists of the weights' versions that sampled the sample; patch 0002
+PATCHED = ("weight_versions",)  # N lists of the weights' versions that sampled the sample; docs/patches.md
 ALIASES = {"current_log_probs": "cur_log_probs"}
 RETURNED = ("pg_loss", "loss_masks", "metrics")
 # Argument that names a function -> what the host passes to it, by position. Those that a training rank or the

@@ -83,7 +83,7 @@ class Host:
 
     @property
     def passes_target(self) -> bool:
-        """Whether its own hook call passes cur_log_probs (slime PR 2084, or our patch 0001)."""
+        """Whether its own hook call passes cur_log_probs (slime PR 2084, or our patch)."""
         return bool(PASSED.search(self.source(self.loss)))
 
     @property

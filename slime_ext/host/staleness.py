@@ -1,7 +1,7 @@
 """How many weight versions old the weights are that sampled a sequence.
 
 slime counts the pushes of the trainer's weights to the engines, and an engine says with every answer which
-push it runs. The hook gets the latter where patch 0002 lets it through. The former is a number of the object
+push it runs. The hook gets the latter where the host is patched (docs/patches.md). The former is a number of the object
 that pushes; ``install`` takes note of that object when the host makes it.
 
 Without the patch the samples' versions stay in the rollout manager's process. There ``log_rollout``
@@ -30,7 +30,7 @@ from slime_ext.host import contract, hosts
 from slime_ext.host.contract import HookCall, number_of, versions_of
 from slime_ext.ops.segments import to_device
 
-PATCH = "apply patch 0002 (slime-ext patch apply DIR), which lets the rollout's weight versions through"
+PATCH = "apply the patch of your release (docs/patches.md): it passes the rollout's weight versions on"
 LOG = "custom_rollout_log_function_path"
 NAMESPACE = b"slime_ext"
 WAITING = 16  # rollouts that may wait for the trainer

@@ -21,9 +21,8 @@ COMMANDS = {
     "doctor": "what is installed, and whether a launch can work here",
     "analyze": "what is wrong in a run's dumps; what corrections would do",
     "report": "reward, mismatch, clipping and staleness of runs as a picture",
-    "patch": "cur_log_probs and staleness for a slime or miles checkout",
 }
-ELSEWHERE = {"train": "slime_ext.tools.without_cuda.train", "patch": "slime_ext.tools.patching.main"}
+ELSEWHERE = {"train": "slime_ext.tools.without_cuda.train"}
 JUDGES = ("check", "rehearse")  # whose answer an error is, under their own name
 LIGHT = ("presets", "check", "convert")  # need no torch
 # Module -> what setup.py requires for it.
