@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 import ast
 import fnmatch
-import json
+import functools
+import itertools
 import os
 import re
 import time
@@ -21,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import tiny_host
+from benchmarks.lines import complete, read
 from slime_ext.tools.without_cuda import tiny
-from slime_ext.tools.without_cuda.driver import WHEEL, run_host
-from slime_ext.tools.without_cuda.tasks import letters
+from slime_ext.tools.without_cuda.driver import WHEEL, HostRun
+from slime_ext.tools.without_cuda.host_log import plain_lines
 
 ROLLOUTS = 2
 STEP = re.compile(r"step (\d+): (\{'train/.*?\})")
@@ -76,35 +78,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", default="*", help="pattern of host/layout/plugin")
     parser.add_argument("--table", action="store_true", help="print the table of what has run")
     given = parser.parse_args(argv)
-    given.out.mkdir(parents=True, exist_ok=True)
-    if given.table:
-        print(table(read_rows(given.out)))
-        return
-    hosts = (
-        {WHEEL: WHEEL} | {p.name: p for p in sorted(given.hosts.iterdir())} if given.hosts else {WHEEL: WHEEL}
-    )
-    done = {row["run"] for row in read_rows(given.out)}
-    prepare(given.out)
-    for name in names(hosts):
-        if fnmatch.fnmatch(name, given.only) and name not in done:
-            row = run(name, hosts[name.split("/")[0]], given.out)
-            with (given.out / "rows.jsonl").open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(json.dumps(row), flush=True)
-
-
-def names(hosts: dict[str, object]) -> Iterator[str]:
-    """host/layout/plugin of every run."""
-    for host in hosts:
-        for layout in LAYOUTS:
-            for plugin in PLUGINS:
-                yield f"{host}/{layout}/{plugin}"
-
-
-def read_rows(out: Path) -> list[dict]:
-    """What has run so far."""
-    file = out / "rows.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    file = given.out / "rows.jsonl"
+    if not given.table:
+        hosts = {WHEEL: WHEEL} | {p.name: p for p in sorted(given.hosts.iterdir() if given.hosts else ())}
+        given.out.mkdir(parents=True, exist_ok=True)
+        prepare(given.out)
+        every = ("/".join(parts) for parts in itertools.product(hosts, LAYOUTS, PLUGINS))
+        asked = fnmatch.filter(every, given.only)
+        complete(
+            file, "run", {n: functools.partial(run, n, hosts[n.split("/")[0]], given.out) for n in asked}
+        )
+    print(table(list(read(file, "run").values())))
 
 
 def prepare(out: Path) -> None:
@@ -125,30 +109,20 @@ def run(name: str, host: str | Path, out: Path) -> dict:
     layout, folder = LAYOUTS[layout_name], out.absolute() / name.replace(" ", "-")
     flags, began = flags_of(layout, plugin, out.absolute()), time.time()
     if layout.resumed:
-        saved = folder / "checkpoints"
-        start(
-            host,
-            layout,
-            [*flags, "--num-rollout", "1", "--save", f"{saved}", "--save-interval", "1"],
-            folder / "1",
-        )
-        flags += ["--load", f"{saved}", "--override-opt-param-scheduler"]  # the first run was shorter
+        saved = str(folder / "checkpoints")
+        once = ["--num-rollout", "1", "--save", saved, "--save-interval", "1"]
+        start(host, layout, [*flags, *once], folder / "1")
+        flags += ["--load", saved, "--override-opt-param-scheduler"]  # the first run was shorter
     status = start(host, layout, flags, folder)
-    return {"run": name, "status": status, "seconds": round(time.time() - began, 1)} | read_log(
-        folder / "log", began
-    )
+    row = {"run": name, "status": status, "seconds": round(time.time() - began, 1)}
+    return row | read_log(folder / "log", began)
 
 
 def flags_of(layout: Layout, plugin: str, out: Path) -> list[str]:
     """The host's flags."""
-    flags = [*tiny.cpu_flags(), *letters.model_flags(), *tiny_host.algorithm_flags(), *layout.flags]
-    flags += tiny_host.task_flags(out / "tiny", rollouts=ROLLOUTS, steps=layout.steps)
-    flags += [
-        "--actor-num-nodes",
-        str(layout.nodes),
-        "--actor-num-gpus-per-node",
-        str(layout.ranks // layout.nodes),
-    ]
+    flags = [*tiny_host.flags(out / "tiny", rollouts=ROLLOUTS, steps=layout.steps), *layout.flags]
+    flags += ["--actor-num-nodes", f"{layout.nodes}"]
+    flags += ["--actor-num-gpus-per-node", f"{layout.ranks // layout.nodes}"]
     if layout.engine:
         flags += tiny.engine_flags()
     else:
@@ -161,17 +135,14 @@ def flags_of(layout: Layout, plugin: str, out: Path) -> list[str]:
 def start(host: str | Path, layout: Layout, flags: list[str], folder: Path) -> int:
     """The exit status of a run."""
     gpus = layout.ranks // layout.nodes + layout.engine
-    return run_host(host, flags, folder, layout.asynchronous, gpus, timeout=600, nodes=layout.nodes)
+    return HostRun(host, folder, flags, layout.asynchronous, gpus, layout.nodes, timeout=600).run()
 
 
 def read_log(log: Path, began: float) -> dict:
     """What a run's log says: steps, our lines, seconds until the first step, the error if there was one."""
-    text = _plain(log)
-    steps = read_steps(log)
-    first = next((line for line in text.splitlines() if STEP.search(line)), "")
-    clock = CLOCK.search(first)
-    ours = [line[line.index("slime_ext: ") :] for line in text.splitlines() if "slime_ext: " in line]
-    errors = [line for line in text.splitlines() if re.match(r"^\S*(Error|Exception)\b", line)]
+    lines, steps = plain_lines(log), read_steps(log)
+    clock = next((CLOCK.search(line) for line in lines if STEP.search(line)), None)
+    ours = [line[line.index("slime_ext: ") :] for line in lines if "slime_ext: " in line]
     measured = steps.get(1, steps.get(0, {}))
     return {
         "first_step_s": clock and round(time.mktime(time.strptime(clock[1], "%Y-%m-%d %H:%M:%S")) - began),
@@ -180,20 +151,16 @@ def read_log(log: Path, began: float) -> dict:
         "off_policy": {name: value for name, value in measured.items() if "off_policy" in name},
         "start_up": ours[:1],
         "start_up_lines": sum("; backend " in line for line in ours),
-        "error": errors[-1:],
+        "error": [line for line in lines if re.match(r"^\S*(Error|Exception)\b", line)][-1:],
     }
 
 
 def read_steps(log: Path) -> dict[int, dict]:
     """The metrics of every optimizer step that the host printed."""
     found = {}
-    for number, metrics in STEP.findall(_plain(log)):
+    for number, metrics in STEP.findall("\n".join(plain_lines(log))):
         found.setdefault(int(number), ast.literal_eval(re.sub(r"\bnan\b|\binf\b", "None", metrics)))
     return found
-
-
-def _plain(log: Path) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
 
 
 def table(rows: list[dict]) -> str:

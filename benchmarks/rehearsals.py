@@ -12,6 +12,7 @@ lines as the table of docs/rehearse.md and runs nothing.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from benchmarks.lines import complete, read
 
 SLIME, PAST, MILES = "slime-624b824", "slime-v0.3.1", "miles-31f1ca9"
 PLAIN = f"{SLIME}/scripts/run-qwen3-4B.sh"
@@ -88,52 +91,30 @@ REAL = [
     Case("the tiny task", str(Path("examples/rehearse_tiny.sh").absolute()), flags=("--host", "miles")),
     Case("qwen3-4B on the miles wheel", PLAIN, flags=("--host", "miles")),
 ]
+DATA = ("/root/dapo-math-17k/dapo-math-17k.jsonl", "{here}/rows.jsonl")
+MODEL = ("--hf-checkpoint /root/Qwen3-4B\n", "--hf-checkpoint {tiny}\n")
+MIS = "examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp"
+NEVER = (
+    ("-- python3 train.py", "-- python3 train_async.py"),
+    ("   --colocate \\\n", "   --rollout-num-gpus 8 --update-weights-interval 1000 \\\n"),
+)
+OWN = (("examples/train_infer_mismatch_helper/mis.yaml", "{here}/ours.yaml"), (MIS, "slime_ext.tis.correct"))
+PROMPTS = '{"prompt": "abc>", "label": "abc"}\n' * 8
+TWICE = ("   --use-tis\n", "   --use-tis\n   --use-rollout-logprobs\n")
 PLANTED = [
     Case("misspelt flag", TIS, (("--custom-tis-function-path", "--custom-tis-funtion-path"),)),
     Case("wrong hook path", TIS, (("mis.compute_mis_weights_with_cp", "mis.compute_mis_weight"),)),
     Case("batches that do not divide", PLAIN, (("--global-batch-size 256", "--global-batch-size 96"),)),
     Case("lost backslash", PLAIN, (("   ${CKPT_ARGS[@]} \\", "   ${CKPT_ARGS[@]}"),)),
-    Case(
-        "data key missing",
-        PLAIN,
-        (("/root/dapo-math-17k/dapo-math-17k.jsonl", "{here}/rows.jsonl"),),
-        {"rows.jsonl": ROWS},
-    ),
-    Case(
-        "no chat template",
-        PLAIN,
-        (
-            ("/root/dapo-math-17k/dapo-math-17k.jsonl", "{here}/rows.jsonl"),
-            ("--hf-checkpoint /root/Qwen3-4B\n", "--hf-checkpoint {tiny}\n"),
-        ),
-        {"rows.jsonl": '{"prompt": "abc>", "label": "abc"}\n' * 8},
-    ),
-    Case(
-        "wrong key of a guard",
-        TIS,
-        (
-            ("examples/train_infer_mismatch_helper/mis.yaml", "{here}/ours.yaml"),
-            ("examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp", "slime_ext.tis.correct"),
-        ),
-        {"ours.yaml": OURS},
-    ),
-    Case(
-        "TIS with --use-rollout-logprobs",
-        TIS,
-        (("   --use-tis\n", "   --use-tis\n   --use-rollout-logprobs\n"),),
-    ),
+    Case("data key missing", PLAIN, (DATA,), {"rows.jsonl": ROWS}),
+    Case("no chat template", PLAIN, (DATA, MODEL), {"rows.jsonl": PROMPTS}),
+    Case("wrong key of a guard", TIS, OWN, {"ours.yaml": OURS}),
+    Case("TIS with --use-rollout-logprobs", TIS, (TWICE,)),
     Case("reward function that raises", PLAIN, (REWARD_FLAG,), {"planted.py": REWARD}),
     Case("log-probs shifted by one", TIS, (GENERATE_FLAG,), {"planted.py": GENERATE.format(SHIFTED)}),
     Case("NaN log-probs", TIS, (GENERATE_FLAG,), {"planted.py": GENERATE.format(SPOILT)}),
     Case("no log-probs", TIS, (GENERATE_FLAG,), {"planted.py": GENERATE.format(FORGOTTEN)}),
-    Case(
-        "weights never pushed",
-        f"{SLIME}/scripts/run-qwen3-4B.sh",
-        (
-            ("-- python3 train.py", "-- python3 train_async.py"),
-            ("   --colocate \\\n", "   --rollout-num-gpus 8 --update-weights-interval 1000 \\\n"),
-        ),
-    ),
+    Case("weights never pushed", PLAIN, NEVER),
 ]
 
 
@@ -147,40 +128,27 @@ def run(case: Case, hosts: Path, out: Path) -> dict[str, object]:
     if case.edits and "--host" not in flags:
         flags += ["--host", str(hosts / Path(case.script).parts[0])]
     began = time.monotonic()
-    command = [
-        sys.executable,
-        "-m",
-        "slime_ext.tools.commands.cli",
-        "rehearse",
-        str(script),
-        "--out",
-        str(here / "run"),
-        *flags,
-    ]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), str(here)])}
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=environment | {"BASE_DIR": "/data", "BASE_FOLDER": "/data", "MASTER_ADDR": "127.0.0.1"},
-    )
+    command = [sys.executable, "-m", "slime_ext", "rehearse", str(script), "--out", str(here / "run"), *flags]
+    path = os.pathsep.join([str(Path.cwd()), str(here)])
+    environment = os.environ | {"PYTHONPATH": path, "MASTER_ADDR": "127.0.0.1"}
+    environment |= {"BASE_DIR": "/data", "BASE_FOLDER": "/data"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     (here / "page.txt").write_text(done.stdout + done.stderr)
     page = here / "run/page.json"
     lines = json.loads(page.read_text())["lines"] if page.exists() else []
-    wrong = [f"{line['name']}: {line['text']}" for line in lines if line["state"] == "WRONG"]
-    ok = sum(line["state"] == "ok" for line in lines)
-    said = wrong or ([] if lines else [done.stderr.strip().removeprefix("slime-ext rehearse: ")])
+    said = [f"{line['name']}: {line['text']}" for line in lines if line["state"] == "WRONG"]
+    if not lines:
+        said = [done.stderr.strip().removeprefix("slime-ext rehearse: ")]
+    for folder in (here, hosts, Path.cwd()):
+        said = [text.replace(f"{folder}/", "") for text in said]
     return {
         "case": case.name,
         "script": case.script.removeprefix(f"{Path.cwd()}/"),
         "status": done.returncode,
         "seconds": round(time.monotonic() - began, 1),
         "ran": bool(lines),
-        "ok": ok,
-        "said": [
-            text.replace(f"{here}/", "").replace(f"{hosts}/", "").replace(f"{Path.cwd()}/", "")
-            for text in said
-        ],
+        "ok": sum(line["state"] == "ok" for line in lines),
+        "said": said,
     }
 
 
@@ -189,13 +157,10 @@ def _planted(case: Case, hosts: Path, here: Path) -> Path:
     script = hosts / case.script
     if not case.edits:
         return script
-    text = script.read_text()
+    text, tiny = script.read_text(), Path("configs/tiny/model").absolute()
     for before, after in case.edits:
-        assert text.count(before) >= 1, f"{case.name}: {before!r} is not in {case.script}"
-        text = text.replace(
-            before,
-            after.replace("{here}", str(here)).replace("{tiny}", str(Path("configs/tiny/model").absolute())),
-        )
+        assert before in text, f"{case.name}: {before!r} is not in {case.script}"
+        text = text.replace(before, after.replace("{here}", str(here)).replace("{tiny}", str(tiny)))
     for name, content in case.files.items():
         (here / name).write_text(content)
     copy = here / script.name
@@ -221,19 +186,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
-    results = given.out.absolute() / "results.jsonl"
-    done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    cases = [case for case in (*REAL, *PLANTED) if given.only is None or case.name in given.only]
+    out, hosts = given.out.absolute(), given.hosts.absolute()
+    cases = {case.name: functools.partial(run, case, hosts, out) for case in (*REAL, *PLANTED)}
     if not given.table:
-        for case in cases:
-            if case.name not in {line["case"] for line in done}:
-                done.append(run(case, given.hosts.absolute(), given.out.absolute()))
-                results.parent.mkdir(parents=True, exist_ok=True)
-                with results.open("a") as file:
-                    file.write(json.dumps(done[-1]) + "\n")
-                print(json.dumps(done[-1]), flush=True)
-    order = [case.name for case in (*REAL, *PLANTED)]
-    print(table(sorted((x for x in done if x["case"] in order), key=lambda x: order.index(x["case"]))))
+        asked = {name: case for name, case in cases.items() if given.only is None or name in given.only}
+        complete(out / "results.jsonl", "case", asked)
+    done = read(out / "results.jsonl", "case")
+    print(table([done[name] for name in cases if name in done]))
 
 
 if __name__ == "__main__":

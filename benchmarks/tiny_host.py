@@ -5,34 +5,24 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from slime_ext.tools.without_cuda import tiny
 from slime_ext.tools.without_cuda.tasks import letters, write_prompts
 
-REWARD = "slime_ext.tools.without_cuda.tiny.reward"
+FLAGS = """
+--hf-checkpoint {folder}/model --ref-load {folder}/model --prompt-data {folder}/train.jsonl --input-key input
+--label-key label --custom-rm-path slime_ext.tools.without_cuda.tiny.reward --rollout-shuffle
+--rollout-temperature 1 --rollout-batch-size {prompts} --n-samples-per-prompt {samples}
+--rollout-max-response-len 5 --num-rollout {rollouts} --num-steps-per-rollout {steps} --micro-batch-size 16
+--lr 1e-3 --lr-decay-style constant --entropy-coef 0.0
+--actor-num-nodes 1 --actor-num-gpus-per-node 1 --num-gpus-per-node 4
+""".split()
 
 
-def task_flags(
-    folder: Path, prompts: int = 8, samples: int = 8, rollouts: int = 2, steps: int = 2, micro_batch: int = 16
-) -> list[str]:
-    """The task of `write_model`'s folder: `rollouts` of `prompts` x `samples` responses, `steps` each."""
-    return [
-        *("--hf-checkpoint", f"{folder}/model", "--ref-load", f"{folder}/model"),
-        *("--prompt-data", f"{folder}/train.jsonl", "--input-key", "input", "--label-key", "label"),
-        *("--custom-rm-path", REWARD, "--rollout-shuffle", "--rollout-temperature", "1"),
-        *("--rollout-batch-size", str(prompts), "--n-samples-per-prompt", str(samples)),
-        *("--rollout-max-response-len", "5", "--num-rollout", str(rollouts)),
-        *("--num-steps-per-rollout", str(steps), "--micro-batch-size", str(micro_batch)),
-    ]
-
-
-def algorithm_flags(learning_rate: float = 1e-3, entropy: float = 0.0, decay: str = "constant") -> list[str]:
-    """GRPO with Adam, an entropy term of `entropy`, the learning rate as `decay` says."""
-    return [
-        *("--advantage-estimator", "grpo", "--eps-clip", "0.2", "--eps-clip-high", "0.28"),
-        *("--entropy-coef", str(entropy), "--clip-grad", "1.0", "--weight-decay", "0.0"),
-        *("--optimizer", "adam", "--lr", str(learning_rate), "--lr-decay-style", decay),
-        *("--adam-beta2", "0.95"),
-        *("--actor-num-nodes", "1", "--num-gpus-per-node", "4"),
-    ]
+def flags(folder: Path, prompts: int = 8, samples: int = 8, rollouts: int = 2, steps: int = 2) -> list[str]:
+    """GRPO on the task of `write_model`'s folder: `rollouts` of `prompts` x `samples` responses."""
+    values = {"folder": folder, "prompts": prompts, "samples": samples, "rollouts": rollouts, "steps": steps}
+    words = [word.format(**values) for word in FLAGS]
+    return [*tiny.cpu_flags(), *letters.MODEL, *tiny.GRPO, *words]
 
 
 def write_model(folder: Path, seed: int = 0) -> None:

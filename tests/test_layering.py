@@ -30,7 +30,15 @@ FLOORS = {
         "compiled user_steps",
     ),
     "config/": ("files optional_args dialects", "typed loaded", "idle rules", "load"),
-    "tools/": ("folders analysis fidelity", "report", "without_cuda scripts rehearsal patching", "commands"),
+    "tools/": (
+        "folders analysis fidelity",
+        "report",
+        "without_cuda",
+        "scripts",
+        "rehearsal",
+        "commands",
+    ),
+    "tools/scripts/": ("launch modules sandbox python_script", "starts", "worlds", "read", "hydra"),
 }
 MATHEMATICS = (
     "ops",

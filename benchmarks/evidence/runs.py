@@ -17,10 +17,10 @@ from typing import Any
 from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings
 from slime_ext.errors import ConfigError
+from slime_ext.tools.commands.train import DUMP
 from slime_ext.tools.without_cuda.driver import host_python
 from slime_ext.tools.without_cuda.progress import HELDOUT, METRICS, SHOWN
 from slime_ext.tools.without_cuda.stand_ins.rounded_weights import VARIABLE
-from slime_ext.tools.without_cuda.train import DUMP
 
 DIVERGED = "NaN", "nan", "finite"
 SOURCE, FOLLOWER = "B", "G"  # whose first rollouts are analysed, and who trains with what comes out

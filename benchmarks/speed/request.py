@@ -1,4 +1,4 @@
-"""What to time, told apart from how: it needs no torch, and a mistake in it must not wait for one."""
+"""What can be timed, and under which settings of the allocator; imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 WORKLOADS = {
@@ -21,42 +20,6 @@ BACKENDS = ("eager", "compiled")
 # Temporaries stay mapped between calls, as under a caching device allocator.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(1 << 28)}
 ROOT = Path(__file__).parents[2]
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Contenders against each other.
-
-    Args:
-        workloads: letters of ``WORKLOADS``.
-        configs: letters of ``CONFIGS``.
-        backends: of ours.
-        repeat: runs of each, of which the median counts.
-        slime: a checkout, for its own corrections; None leaves them out.
-    """
-
-    workloads: str = "abcd"
-    configs: str = "TS"
-    backends: tuple[str, ...] = BACKENDS
-    repeat: int = 9
-    slime: str | None = None
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How one correction's cost grows.
-
-    Args:
-        backend: of ours.
-        most: tokens of the largest batch.
-        tokens: of the batch that is cut into sequences and among ranks.
-        repeat: runs of each, of which the median counts.
-    """
-
-    backend: str = "eager"
-    most: int = 10**7
-    tokens: int = 1 << 20
-    repeat: int = 7
 
 
 def settled_allocator() -> bool:

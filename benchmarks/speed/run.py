@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,7 +21,6 @@ from rich.table import Table
 
 from benchmarks.speed.cost import Cost, count, medians
 from benchmarks.speed.others import SYSTEMS
-from benchmarks.speed.request import Speed
 from benchmarks.speed.workloads import Batch, floor, lengths_of
 from slime_ext import tis
 from slime_ext.config.load import load_config
@@ -171,12 +171,12 @@ def _counted(name: str, body: Body, batch: Batch) -> Cost | None:
     return None if name == FLOOR or "compiled" in name else count(lambda: body(batch))
 
 
-def run(asked: Speed) -> None:
+def run(asked: Namespace) -> None:
     """Prints the tables."""
     torch.set_num_threads(1)
     batches = {name: Batch.of(lengths_of(name)) for name in asked.workloads}
     for config in asked.configs:
-        bodies = contenders(config, asked.backends, asked.slime)
+        bodies = contenders(config, asked.backends, asked.slime_dir)
         found = interleaved(bodies, batches, asked.repeat)
         last = batches[asked.workloads[-1]]
         costs = {name: _counted(name, body, last) for name, body in bodies.items()}

@@ -6,6 +6,7 @@ import functools
 import statistics
 import tempfile
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import torch
@@ -14,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.speed.cost import medians
-from benchmarks.speed.request import Scale
 from benchmarks.speed.run import STEPS, ours
 from benchmarks.speed.workloads import Batch, slope
 from slime_ext.config.load import load_config
@@ -97,7 +97,7 @@ def _table(what: str, title: str, rows: object, last: str = "ns per token") -> T
     return shown
 
 
-def run(asked: Scale) -> None:
+def run(asked: Namespace) -> None:
     """Prints three tables."""
     torch.set_num_threads(1)
     console = Console(width=100)

@@ -109,13 +109,6 @@ def test_a_mistake_is_one_line(capsys):
         assert text in refused(shlex.split(words), capsys)
 
 
-def test_another_python_must_have_what_is_measured(capsys, tmp_path):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho torch rich\n")
-    python.chmod(0o755)
-    assert "without torch, rich: install" in refused(["against", "--others", str(python)], capsys)
-
-
 @pytest.mark.parametrize("flag", [["--others", sys.executable], [f"--others={sys.executable}"]])
 def test_another_python_is_asked_without_the_flag_that_names_it(monkeypatch, flag):
     started = []

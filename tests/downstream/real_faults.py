@@ -22,7 +22,6 @@ from typing import Any
 
 from benchmarks import tiny_host
 from slime_ext.tools.without_cuda import driver, tiny
-from slime_ext.tools.without_cuda.tasks import letters
 from tests.downstream.planted import PER_ROLLOUT
 
 ROOT = Path(__file__).parents[2]
@@ -200,11 +199,8 @@ def started(fault: Fault, host: str, task: Path, folder: Path, more: tuple[str, 
         tiny_host.write_model(task)
     config = folder / "config.yaml"
     config.write_text(json.dumps(fault.config))  # which YAML can read
-    flags = [*tiny.cpu_flags(), *letters.model_flags(), *tiny_host.algorithm_flags(), *tiny.engine_flags()]
-    flags += tiny_host.task_flags(
-        task, prompts=PROMPTS, samples=PER_ROLLOUT // PROMPTS, rollouts=ROLLOUTS, steps=1
-    )
-    flags += ["--actor-num-gpus-per-node", "1", "--custom-config-path", str(config)]
+    flags = tiny_host.flags(task, PROMPTS, PER_ROLLOUT // PROMPTS, ROLLOUTS, steps=1)
+    flags += [*tiny.engine_flags(), "--custom-config-path", str(config)]
     flags += ["--save", str(folder / "checkpoints"), "--save-interval", "1", *more]
     flags += ["--use-tensorboard", "--tb-project-name", "faults", "--tb-experiment-name", "run"]
     environment = {
@@ -213,9 +209,8 @@ def started(fault: Fault, host: str, task: Path, folder: Path, more: tuple[str, 
         "TENSORBOARD_DIR": str(folder / "tensorboard"),
     }
     began = time.monotonic()
-    status = driver.run_host(
-        host, flags, folder, asynchronous=fault.asynchronous, timeout=TIMEOUT_S, environment=environment
-    )
+    run = driver.HostRun(host, folder, flags, fault.asynchronous, timeout=TIMEOUT_S, environment=environment)
+    status = run.run()
     seconds = round(time.monotonic() - began)
     return {"status": status, "trained": len(steps_of(folder)), "seconds": seconds, "last": last_line(folder)}
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from slime_ext.config.files import read_mapping
 from slime_ext.tools.commands import light
+from slime_ext.tools.commands.output import console
 
 SPEED = "speed is measured from a checkout: python -m benchmarks.speed against, or scale"
 
@@ -20,7 +21,6 @@ def main(argv: Sequence[str]) -> int:
     files = [(file, read_mapping(file)) for file in given.config]
 
     import torch
-    from rich.console import Console
     from rich.progress import track
 
     from slime_ext import presets
@@ -28,13 +28,13 @@ def main(argv: Sequence[str]) -> int:
     from slime_ext.tools.fidelity import table
 
     torch.set_num_threads(1)  # tensors of a dozen numbers: threads wait for each other
-    errors = Console(stderr=True)
+    errors = console(stderr=True)
     shown = functools.partial(
         track, description="", transient=True, console=errors, disable=not errors.is_terminal
     )
     chosen = {name: presets.get(name) for name in given.preset}
     chosen |= {name: own.correction for name, own in load_user_corrections(files).items()}
-    Console(width=160).print(table(chosen, given.seed, shown))
+    console().print(table(chosen, given.seed, shown))
     return 0
 
 

@@ -4,6 +4,7 @@ GPU."""
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -62,26 +63,30 @@ def rehearse(given: argparse.Namespace) -> int:
         raise ConfigError("\n  ".join(wrong))
     rows = prompts.all_rows(launch)
     with driver.ended_by_signals(), run.empty_folder(given.out) as out, machine.room_or_one_line(out):
-        driver.check(host.name, out, launch.asynchronous, given.megatron)
+        ran = driver.HostRun(
+            host.name,
+            out,
+            asynchronous=launch.asynchronous,
+            timeout=given.timeout,
+            megatron=given.megatron,
+            environment=run.environment_of(launch, out),
+        )
+        ran.check()
         for note in machine.notes():
             screen.print(note, markup=False)
         flags, account = run.prepare(launch, rows, out)
         screen.print("replaced", table((f"  {name}", text) for name, text in account.items()))
-        status = _status(host, flags, out, launch, given)
+        status = _status(dataclasses.replace(ran, flags=flags))
         seen = evidence.gather(out, status, time.monotonic() - began)
         return _report(launch, account, seen, out, screen)
 
 
-def _status(
-    host: run.RehearsalHost, flags: Sequence[str], out: Path, launch: Launch, given: argparse.Namespace
-) -> int:
+def _status(ran: driver.HostRun) -> int:
     """The host's exit status; who ends the run before is told where the log is."""
-    environment = run.environment_of(launch, out)
-    options = {"timeout": given.timeout, "environment": environment, "megatron": given.megatron}
     try:
-        return driver.run_host(host.name, flags, out, launch.asynchronous, **options)
+        return ran.run()
     except (KeyboardInterrupt, SystemExit):
-        print(f"slime-ext rehearse: ended before the host was; its log: {out / 'log'}", file=sys.stderr)
+        print(f"slime-ext rehearse: ended before the host was; its log: {ran.out}/log", file=sys.stderr)
         raise
 
 

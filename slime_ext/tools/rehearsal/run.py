@@ -16,7 +16,7 @@ from slime_ext.tools.folders import make_folder
 from slime_ext.tools.rehearsal import observe, prompts, replace, rewards, twin
 from slime_ext.tools.scripts.launch import Launch, WrittenFlag
 from slime_ext.tools.without_cuda import host_log
-from slime_ext.tools.without_cuda.driver import WHEEL, host_python, wheel_folder
+from slime_ext.tools.without_cuda.driver import INSTALL, WHEEL, host_python, wheel_folder
 
 TIMEOUT_S = 900.0
 MADE = ".slime-ext-rehearsal"  # in a folder whose contents a new rehearsal removes
@@ -166,7 +166,11 @@ def environment_of(launch: Launch, out: Path) -> dict[str, str]:
     """Variables of the run: those of the Ray job that no cluster needs, and ours."""
     own = {name: value for name, value in launch.environment.items() if not name.startswith(OF_A_CLUSTER)}
     (out / "events").mkdir(parents=True, exist_ok=True)
-    own |= {observe.FOLDER: str(out / "events"), "TENSORBOARD_DIR": str(out / "tensorboard")}
+    own |= {
+        INSTALL: observe.__name__,
+        observe.FOLDER: str(out / "events"),
+        "TENSORBOARD_DIR": str(out / "tensorboard"),
+    }
     own["PYTHONPATH"] = ":".join(map(str, user_paths(launch)))  # the wheel's folder holds an sglang, too
     if flag := launch.flag("--custom-reward-post-process-path"):
         own[rewards.THEIRS] = flag.values[0]

@@ -13,13 +13,14 @@ import argparse
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import slime_ext
@@ -27,13 +28,14 @@ from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.tools.folders import working_folder
 from slime_ext.tools.without_cuda import host_log, machine
 from slime_ext.tools.without_cuda.install import how_to_install
-from slime_ext.tools.without_cuda.processes import MARK, kill_marked, spawn_bound
-from slime_ext.tools.without_cuda.stand_ins import HOSTS, free_ports
+from slime_ext.tools.without_cuda.processes import MARK, guarded
+from slime_ext.tools.without_cuda.stand_ins import HOSTS, free_ports, rounded_weights
 
 PACKAGE = Path(slime_ext.__file__).parent
 SITE = Path(__file__).with_name("site")
 CHILD = "slime_ext.tools.without_cuda.host_process"
 WHEEL = "miles"
+INSTALL = "SLIME_EXT_INSTALL"  # modules whose `install` each process of the run calls (site/sitecustomize.py)
 TIMED_OUT = 124  # as coreutils' timeout
 DEFAULT_TIMEOUT_S = 1800.0
 
@@ -53,7 +55,7 @@ ENVIRONMENT = {
     "TP_SOCKET_IFNAME": "lo",
     # No such devices: CUDA sees none, while Ray may give them to workers.
     "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(1000, 1016))),
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's; a fork wants one thread (fork_server.py)
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's; SGLang's server forks with one thread
     "SPT_NOENV": "1",  # or the titles that Ray gives to processes overwrite the mark by which they are ended
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
@@ -96,82 +98,119 @@ def wheel_folder() -> Path:
     return host_python().parents[1] / WHEEL
 
 
-def run_host(
-    host: str | Path,
-    flags: Sequence[str],
-    out: str | Path,
-    asynchronous: bool = False,
-    gpus: int = 4,
-    timeout: float = DEFAULT_TIMEOUT_S,
-    environment: Mapping[str, str] | None = None,
-    megatron: str | Path | None = None,
-    nodes: int = 1,
-    room: int = machine.ROOM,
-) -> int:
-    """The exit status of a run of `host` with `flags`; its log is OUT/log, OUT its working directory.
+@dataclass(frozen=True)
+class HostRun:
+    """A run of slime or miles with a Ray of its own, so that several can run side by side.
 
-    The run has a Ray of its own, so several can stand side by side; none of its processes outlives it.
-    SIGTERM and SIGHUP raise SystemExit, as SIGINT raises KeyboardInterrupt, when all of them have ended.
-
-    Args:
+    Attributes:
         host: "miles" for the wheel of the host environment, else the folder of a checkout.
+        out: folder of the run, its working directory; the log is OUT/log.
+        flags: of the host.
         asynchronous: train_async.py instead of train.py.
         gpus: how many GPUs each Ray node counts; they are only numbers.
+        nodes: Ray nodes, all on this machine.
         timeout: seconds after which the run is ended with status 124.
         environment: further variables; PYTHONPATH is put behind ours.
         megatron: a checkout of Megatron-LM, by default the one of the miles wheel.
-        nodes: Ray nodes, all on this machine.
         room: bytes that the run needs in `out`.
-
-    Raises:
-        ConfigError: of `check`, or another run writes to `out`.
     """
-    out, host = check(host, out, asynchronous, megatron, room)
-    given = {"host": str(host), "asynchronous": asynchronous, "gpus": gpus, "nodes": nodes}
-    command = ["env", "-C", str(out), str(host_python()), "-m", CHILD, json.dumps(given), *flags]
-    with (
-        ended_by_signals(),
-        free_ports.own_range() as port,
-        _environment(host, megatron, environment or {}) as env,
-        host_log.opened(out / "log") as log,
-    ):
-        process = spawn_bound(command, env | {free_ports.VARIABLE: str(port)}, log)
-        try:
-            return process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return TIMED_OUT
-        finally:
-            kill_marked(env[MARK])
-            process.kill()
-            process.wait()
 
+    host: str | Path
+    out: str | Path
+    flags: Sequence[str] = ()
+    asynchronous: bool = False
+    gpus: int = 4
+    nodes: int = 1
+    timeout: float = DEFAULT_TIMEOUT_S
+    environment: Mapping[str, str] = field(default_factory=dict)
+    megatron: str | Path | None = None
+    room: int = machine.ROOM
 
-def check(
-    host: str | Path,
-    out: str | Path,
-    asynchronous: bool = False,
-    megatron: str | Path | None = None,
-    room: int = machine.ROOM,
-) -> tuple[Path, str | Path]:
-    """Absolute paths of a run's folder, which is made, and of its host; before anything starts.
+    def check(self) -> None:
+        """Makes the folder of the run; nothing else is started or written.
 
-    Raises:
-        ConfigError: no host environment, no train.py in the folder, a host that this Megatron-LM does not
-            fit, or a machine without room, files or ports.
-    """
-    working_folder()
-    host_python()
-    if str(host) != WHEEL:
-        host = Path(host).absolute()
-        script = "train_async.py" if asynchronous else "train.py"
-        if not (host / script).is_file():
-            raise ConfigError(
-                f"--host: expected 'miles' or a folder with {script}, got {host}: check the path"
+        Raises:
+            ConfigError: no host environment, no train.py in the folder, a host that this Megatron-LM does not
+                fit, an unknown SLIME_EXT_ROUND, a machine without room, files or ports, or another run that
+                writes to the folder.
+        """
+        working_folder()
+        host_python()
+        rounded_weights.check(os.environ | self.environment)
+        if self.checkout:
+            script = "train_async.py" if self.asynchronous else "train.py"
+            if not (self.checkout / script).is_file():
+                raise ConfigError(
+                    f"--host: expected 'miles' or a folder with {script}, got {self.checkout}: check the path"
+                )
+            check_megatron(self.checkout, Path(self.megatron) if self.megatron else wheel_folder())
+        machine.check(Path(self.out).absolute(), self.room)
+        host_log.check_unused(Path(self.out, "log"))
+
+    @property
+    def checkout(self) -> Path | None:
+        """The host's folder, None for the wheel."""
+        return None if str(self.host) == WHEEL else Path(self.host).absolute()
+
+    def run(self) -> int:
+        """Runs the host to its end and returns its exit status; none of its processes outlives it.
+
+        SIGTERM and SIGHUP raise SystemExit, as SIGINT raises KeyboardInterrupt, when all of them have ended.
+
+        Raises:
+            ConfigError: of `check`.
+        """
+        self.check()
+        out, folder = Path(self.out).absolute(), machine.TEMPORARY / f"slime-ext-{secrets.token_hex(4)}"
+        given = {"host": str(self.checkout or WHEEL), "asynchronous": self.asynchronous}
+        given |= {"gpus": self.gpus, "nodes": self.nodes}
+        command = ["env", "-C", str(out), str(host_python()), "-m", CHILD, json.dumps(given), *self.flags]
+        env = self._variables(folder)
+        with (
+            ended_by_signals(),
+            free_ports.own_range() as port,
+            host_log.opened(out / "log") as log,
+            guarded(env[MARK], folder),
+        ):
+            _fill(folder)
+            process = subprocess.Popen(
+                command,
+                env=env | {free_ports.VARIABLE: str(port)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
-        check_megatron(host, Path(megatron) if megatron else wheel_folder())
-    out = Path(out).absolute()
-    machine.check(out, room)
-    return out, host
+            try:
+                return process.wait(self.timeout)
+            except subprocess.TimeoutExpired:
+                return TIMED_OUT
+            finally:
+                process.kill()
+                process.wait()
+
+    def _variables(self, folder: Path) -> dict[str, str]:
+        paths = [SITE, folder / "python", self.megatron, self.checkout]
+        paths += [self.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
+        env = {name: value for name, value in os.environ.items() if name not in REMOVED}
+        env |= ENVIRONMENT | {
+            MARK: uuid.uuid4().hex,
+            "RAY_TMPDIR": str(folder),  # Ray writes below its folder "ray"
+            "TMPDIR": str(folder / "tmp"),
+            # SGLang takes Ray's GPU number for a NUMA node and wants the cores of each: all of them, for 16.
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join([f"0-{(os.cpu_count() or 1) - 1}"] * 16),
+        }
+        env |= self.environment
+        env["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if path)
+        return around_proxies(env)
+
+
+def _fill(folder: Path) -> None:
+    """Makes the short-lived folder of a run, with this package and nothing that is installed beside it."""
+    folder.mkdir(mode=0o700)
+    for part in ("python", "ray", "tmp"):
+        (folder / part).mkdir()
+    (folder / "python/slime_ext").symlink_to(PACKAGE)
 
 
 def check_megatron(host: Path, megatron: Path) -> None:
@@ -216,33 +255,6 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def _environment(
-    host: str | Path, megatron: str | Path | None, further: Mapping[str, str]
-) -> Iterator[dict[str, str]]:
-    """The variables of a run, and the short-lived folder that three of them name."""
-    with tempfile.TemporaryDirectory(
-        prefix="slime-ext-", dir=machine.TEMPORARY, ignore_cleanup_errors=True
-    ) as name:
-        folder = Path(name)
-        for part in ("python", "ray", "tmp"):
-            (folder / part).mkdir()
-        (folder / "python/slime_ext").symlink_to(PACKAGE)  # nothing that is installed beside it
-        paths = [SITE, folder / "python", megatron, None if str(host) == WHEEL else host]
-        paths += [further.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
-        env = {name: value for name, value in os.environ.items() if name not in REMOVED}
-        env |= ENVIRONMENT | {
-            MARK: uuid.uuid4().hex,
-            "RAY_TMPDIR": str(folder),  # Ray writes below its folder "ray"
-            "TMPDIR": str(folder / "tmp"),
-            # SGLang takes Ray's GPU number for a NUMA node and wants the cores of each: all of them, for 16.
-            "SGLANG_CPU_OMP_THREADS_BIND": "|".join([f"0-{(os.cpu_count() or 1) - 1}"] * 16),
-        }
-        env |= further
-        env["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if path)
-        yield around_proxies(env)
-
-
 def around_proxies(env: Mapping[str, str]) -> dict[str, str]:
     """The variables with loopback among what goes around proxies, and without proxies of SOCKS.
 
@@ -273,7 +285,7 @@ def main(argv: list[str]) -> int:
     for line in (*machine.notes(), f"log in {given.out / 'log'}"):
         print(f"slime-ext: {line}", flush=True)
     try:
-        status = run_host(flags=argv[end + 1 :], **vars(given))
+        status = HostRun(flags=argv[end + 1 :], **vars(given)).run()
     except SlimeExtError as error:
         print(f"slime-ext: {error}", file=sys.stderr)
         return 2

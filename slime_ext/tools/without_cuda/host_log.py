@@ -21,6 +21,7 @@ OF_RAY = ("RayTaskError", "ActorDiedError", "ActorUnavailableError", "RayActorEr
 REFUSED = re.compile(r"^\S+\.py: error: (.*)$")  # argparse
 FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)')
 LONGEST = 300  # characters of a message
+BY_WHOM = ", by hand or by a machine without memory"
 NO_ROOM = "No space left on device"
 
 
@@ -62,44 +63,46 @@ def ending(status: int, path: Path) -> str:
     """
     if status < 0:
         name = signal.Signals(-status).name
-        why = ", by hand or by a machine without memory" if -status == signal.SIGKILL else ""
-        return f"the host was killed by {name}{why}"
-    lines = plain_lines(path.read_text(errors="replace") if path.exists() else "")
+        return f"the host was killed by {name}{BY_WHOM if -status == signal.SIGKILL else ''}"
+    lines = plain_lines(path)
     said = next((line.strip() for line in reversed(lines) if NO_ROOM in line), "")
     full = machine.full_places(path.parent)
     if said or full:
         where = " and ".join(map(str, full)) or f"{path.parent}, {machine.TEMPORARY} or {machine.SHARED}"
         return f"no room left in {where}{f': {said[:LONGEST]}' if said else ''}"
-    return cause_of("\n".join(lines))
+    return cause_of(lines)
 
 
-def plain_lines(log: str) -> list[str]:
-    """The lines of a log without colours and what Ray puts before them."""
-    return [COLOUR.sub("", PREFIX.sub("", line)) for line in log.splitlines()]
+def plain_lines(log: Path) -> list[str]:
+    """The lines of a log without colours and what Ray puts before them; none where there is no file."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return [COLOUR.sub("", PREFIX.sub("", line)) for line in text.splitlines()]
 
 
-def cause_of(log: str) -> str:
-    """The last exception in a log as ``Type: message (file:line)``, or its last line.
+def cause_of(lines: Sequence[str]) -> str:
+    """The last exception in a log's plain lines as ``Type: message (file:line)``, or the last line.
 
-    >>> cause_of('Traceback (most recent call last):\\n  File "a.py", line 3, in f\\nValueError: no\\n')
+    >>> cause_of(["Traceback (most recent call last):", '  File "a.py", line 3, in f', "ValueError: no"])
     'ValueError: no (a.py:3)'
     """
-    lines = plain_lines(log)
-    found = _last(lines, own=True) or _last(lines, own=False)
-    if found is None:
+    found = list(_exceptions(lines))
+    if not found:
         return next((line.strip() for line in reversed(lines) if line.strip()), "the log is empty")[:LONGEST]
-    at, text = found
+    at, _, text = found[-1]
+    if "died unexpectedly" in text:
+        actor = next((line.split()[-1] for line in lines[at : at + 4] if "class_name:" in line), "an actor")
+        return f"{actor} of the host was killed{BY_WHOM}"
+    at, _, text = next((f for f in reversed(found) if f[1] not in OF_RAY), found[-1])
     frames = (FRAME.match(line) for line in reversed(lines[max(0, at - 60) : at]))
     frame = next(filter(None, frames), None)
     return f"{text[:LONGEST]}{f' ({frame[1]}:{frame[2]})' if frame else ''}"
 
 
-def _last(lines: Sequence[str], *, own: bool) -> tuple[int, str] | None:
-    """Line number and text of the last exception; of Ray's only where ``own`` is false."""
-    for at in range(len(lines) - 1, -1, -1):
-        if match := REFUSED.match(lines[at]):
-            return at, match[1]
-        if (match := RAISED.match(lines[at])) and (match[1] not in OF_RAY or not own):
+def _exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+    """Line number, type and text of each exception, and of each refusal by argparse."""
+    for at, line in enumerate(lines):
+        if match := REFUSED.match(line):
+            yield at, "", match[1]
+        elif match := RAISED.match(line):
             message = match[2] or next((line.strip() for line in lines[at + 1 :] if line.strip()), "")
-            return at, f"{match[1]}: {message}" if message else match[1]
-    return None
+            yield at, match[1], f"{match[1]}: {message}" if message else match[1]

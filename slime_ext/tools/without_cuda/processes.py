@@ -1,53 +1,44 @@
-"""Starts processes that die with their parent, and ends all processes that carry the mark of a run."""
+"""The processes of a run carry its mark; a guard ends them all when the run or its command has ended.
+
+Run as a script this file is the guard: ``python processes.py MARK FOLDER``, with the standard library alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import glob
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 MARK = "SLIME_EXT_ENGINE"
 SHARED = Path("/dev/shm")
-
-# PR_SET_PDEATHSIG survives exec, so a Python of a few milliseconds sets it and then becomes the program; a
-# preexec_fn would do the same inside a fork of a threaded process, which may deadlock. The signal comes when
-# the *thread* that started the child ends. The check afterwards closes the gap before the call.
-_BIND_TO_PARENT = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
+LONGEST_S = 30.0
 
 
-def spawn_bound(
-    command: Sequence[str],
-    env: Mapping[str, str],
-    output: IO,
-    errors: IO | None = None,
-    pass_fds: Sequence[int] = (),
-) -> subprocess.Popen:
-    """Starts a program in a session of its own; the kernel kills it when the calling thread ends.
+@contextlib.contextmanager
+def guarded(mark: str, folder: Path) -> Iterator[None]:
+    """Kills every process with the mark and removes the folder at the end, even if this process is killed.
 
-    Standard error goes to `errors`, by default where the output goes; `pass_fds` stay open in the program.
+    The guard runs in a session of its own and waits for the end of a pipe that only this process holds open.
     """
-    return subprocess.Popen(
-        [sys.executable, "-S", "-E", "-c", _BIND_TO_PARENT, str(os.getpid()), *command],
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=errors or subprocess.STDOUT,
+    quiet = subprocess.DEVNULL
+    guard = subprocess.Popen(
+        [sys.executable, "-I", __file__, mark, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=quiet,
+        stderr=quiet,
         start_new_session=True,
-        pass_fds=pass_fds,
     )
+    try:
+        yield
+    finally:
+        guard.communicate()
 
 
 def marked_processes(mark: str) -> list[int]:
@@ -62,31 +53,21 @@ def _environment(process: Path) -> list[bytes]:
     return []
 
 
-def kill_marked(mark: str, timeout: float = 10.0) -> list[int]:
-    """Kills every other process with the mark, again until none is left, and removes the shared memory that
-    they held; returns those that would not go."""
-    deadline, seen_none, left = time.monotonic() + timeout, 0, []
-    files: set[Path] = set()
+def kill_marked(mark: str) -> None:
+    """Kills every process with the mark until none is left, then removes their files in shared memory."""
+    deadline, seen_none = time.monotonic() + LONGEST_S, 0
     while seen_none < 2 and time.monotonic() < deadline:  # in the middle of an exec a process shows no mark
-        left = [pid for pid in marked_processes(mark) if pid != os.getpid()]
+        left = marked_processes(mark)
         seen_none = 0 if left else seen_none + 1
-        files |= shared_memory_of(left)
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-    for file in files | set(SHARED.glob(f"*_{glob.escape(mark)}*") if mark else ()):
+    for file in SHARED.glob(f"*_{glob.escape(mark)}*"):
         file.unlink(missing_ok=True)
-    return left
 
 
-def shared_memory_of(pids: Iterable[int]) -> set[Path]:
-    """SGLang's shared memory files that these processes hold open; a killed server leaves them."""
-    files = [file for pid in pids for file in _open_files(pid)]
-    return {file for file in files if file.match(f"{SHARED}/sglang_*")}
-
-
-def _open_files(pid: int) -> list[Path]:
-    with contextlib.suppress(OSError):
-        return [link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir()]
-    return []
+if __name__ == "__main__":
+    sys.stdin.read()
+    kill_marked(sys.argv[1])
+    shutil.rmtree(sys.argv[2], ignore_errors=True)

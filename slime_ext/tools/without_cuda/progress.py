@@ -1,21 +1,34 @@
-"""A run's metrics while it runs: one line on the screen and one of metrics.jsonl per rollout."""
+"""A run's metrics while it runs: one line on the screen and one of metrics.jsonl per rollout.
+
+`install` writes down what the host logs, in the processes that log it: a line of JSON, {"axis", "metrics"}.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
+from types import ModuleType
+from typing import Any
+
+from slime_ext.tools.without_cuda.import_hooks import ImportHooks
+from slime_ext.tools.without_cuda.stand_ins import HOSTS
 
 TRACKED, METRICS = "tracked.jsonl", "metrics.jsonl"  # what the host logged as it came; a line per rollout
 REWARD, HELDOUT = "rollout/raw_reward", "eval/heldout"
 SHOWN = {"reward": REWARD, "k3": "train/off_policy/k3_kl", "ess": "train/off_policy/ess_weight"}
 LAST_OF_ROLLOUT = "perf/step_time"
 POLL_S = 0.5
+FILE = "SLIME_EXT_TRACKED"  # the variable that names the file of what the host logged
+MODULES = ("utils.tracking_utils", "utils.logging_utils", "observability.logging_utils")  # by release
 BEFORE = -1  # the rollout of an evaluation before the first
 
 
@@ -109,3 +122,35 @@ def read(folder: Path) -> list[dict[str, float]]:
     """The rows of metrics.jsonl, in their order."""
     file = folder / METRICS
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def install() -> None:
+    """Registers with the hooks that the stand-ins have installed in this process."""
+    hooks = next(finder for finder in sys.meta_path if isinstance(finder, ImportHooks))
+    for host in HOSTS:
+        for module in MODULES:
+            hooks.add("after", f"{host}.{module}", _also_write)
+
+
+def _also_write(module: ModuleType) -> None:
+    log = getattr(module, "log", None)
+    if log is None:  # of releases in which another module has it
+        return
+
+    @functools.wraps(log)
+    def logged(args: Any, metrics: dict[str, Any], step_key: str) -> None:
+        log(args, metrics, step_key)
+        numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
+        line = json.dumps({"axis": step_key, "metrics": numbers}) + "\n"
+        with Path(os.environ[FILE]).open("a") as file:
+            file.write(line)
+
+    module.log = logged
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -6,6 +6,11 @@ from argparse import Namespace
 from functools import cache
 from typing import Any
 
+GRPO = (
+    "--advantage-estimator grpo --eps-clip 0.2 --eps-clip-high 0.28 --optimizer adam --adam-beta2 0.95 "
+    "--weight-decay 0.0 --clip-grad 1.0"
+).split()
+
 
 def cpu_flags(of_megatron: bool = True) -> list[str]:
     """What every run on a machine without CUDA needs; the layers only where Megatron trains."""

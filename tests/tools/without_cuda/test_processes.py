@@ -1,4 +1,4 @@
-"""The bond between parent and child, and the mark of a run."""
+"""The guard of a run, and the mark by which it finds what to end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import time
 
 from slime_ext.tools.without_cuda.processes import MARK, kill_marked, marked_processes
 
-PARENT = """
-import os, sys, time
-from slime_ext.tools.without_cuda.processes import spawn_bound
-child = spawn_bound(["sleep", "60"], os.environ, open(os.devnull, "wb"))
-time.sleep(60)
+COMMAND = """
+import os, pathlib, subprocess, sys, time
+from slime_ext.tools.without_cuda.processes import MARK, guarded
+folder = pathlib.Path(sys.argv[2])
+with guarded(sys.argv[1], folder):
+    folder.mkdir()
+    subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: sys.argv[1]}, start_new_session=True)
+    time.sleep(60)
 """
 
 
@@ -25,15 +28,14 @@ def wait_for(condition, seconds=60.0):
     return condition()
 
 
-def test_the_child_dies_with_a_parent_that_is_killed():
-    mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], env={**os.environ, MARK: mark})
-    names = lambda: sorted(open(f"/proc/{p}/comm").read().strip() for p in marked_processes(mark))  # noqa
+def test_a_command_that_is_killed_leaves_no_process_and_no_folder(tmp_path):
+    mark, folder = f"test-{os.getpid()}-{time.monotonic_ns()}", tmp_path / "of a run"
+    command = subprocess.Popen([sys.executable, "-c", COMMAND, mark, str(folder)])
     try:
-        assert wait_for(lambda: "sleep" in names())
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
-        assert wait_for(lambda: not marked_processes(mark))
+        assert wait_for(lambda: marked_processes(mark)) and folder.exists()
+        command.send_signal(signal.SIGKILL)
+        command.wait()
+        assert wait_for(lambda: not marked_processes(mark) and not folder.exists())
     finally:
         kill_marked(mark)
 
@@ -42,4 +44,5 @@ def test_marked_processes_are_killed_in_any_session():
     mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
     child = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: mark}, start_new_session=True)
     assert wait_for(lambda: marked_processes(mark) == [child.pid])  # its environment shows once it runs
-    assert kill_marked(mark) == [] and child.wait() == -signal.SIGKILL
+    kill_marked(mark)
+    assert child.wait() == -signal.SIGKILL

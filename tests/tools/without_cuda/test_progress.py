@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from slime_ext.tools.without_cuda import progress
 
@@ -90,3 +92,21 @@ def test_the_thread_ends_with_what_it_follows(tmp_path):
         (tmp_path / progress.TRACKED).write_text(sampled(0))
         raise KeyboardInterrupt
     assert len(progress.read(tmp_path)) == 1
+
+
+def test_numbers_are_written_and_the_host_logs_all(tmp_path, monkeypatch):
+    calls = []
+    module = SimpleNamespace(log=lambda args, metrics, step_key: calls.append((metrics, step_key)))
+    monkeypatch.setenv(progress.FILE, str(tmp_path / "tracked.jsonl"))
+    progress._also_write(module)
+    metrics = {"train/step": 3, "train/loss": torch.tensor(0.5), "train/picture": object()}
+    module.log(None, metrics, "train/step")
+    assert calls == [(metrics, "train/step")]
+    written = json.loads((tmp_path / "tracked.jsonl").read_text())
+    assert written == {"axis": "train/step", "metrics": {"train/step": 3.0, "train/loss": 0.5}}
+
+
+def test_a_release_that_logs_elsewhere_is_left_alone():
+    module = SimpleNamespace(other=1)
+    progress._also_write(module)
+    assert vars(module) == {"other": 1}

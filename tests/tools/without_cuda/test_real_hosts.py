@@ -16,7 +16,6 @@ from benchmarks import real_hosts, tiny_host
 from slime_ext.errors import ConfigError
 from slime_ext.tools.without_cuda import driver, tiny
 from slime_ext.tools.without_cuda.processes import MARK, marked_processes
-from slime_ext.tools.without_cuda.tasks import letters
 
 ROOT = Path(slime_ext.__file__).parents[1]
 SLIME = Path(os.environ.get("HOSTS", "absent"), "slime-624b824")
@@ -98,12 +97,12 @@ def test_miles_samples_trains_with_a_cap_that_acts_and_pushes_its_weights(out, m
     mark, folder = f"hosts-{os.getpid()}", out / "full ü"
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
-    flags = [*tiny.cpu_flags(), *letters.model_flags(), *tiny_host.algorithm_flags(), *tiny.engine_flags()]
-    flags += [*tiny_host.task_flags(out / "tiny"), "--actor-num-gpus-per-node", "1"]
+    flags = [*tiny_host.flags(out / "tiny"), *tiny.engine_flags()]
     flags += ["--custom-config-path", f"{out}/capped.yaml"]
     try:
         with watched(mark) as seen:
-            assert driver.run_host(driver.WHEEL, flags, folder, timeout=600, environment={MARK: mark}) == 0
+            run = driver.HostRun(driver.WHEEL, folder, flags, timeout=600, environment={MARK: mark})
+            assert run.run() == 0
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert "0100007F" in seen.listening <= LOOPBACK

@@ -11,7 +11,6 @@ from argparse import Namespace
 import pytest
 import torch
 
-from slime_ext.errors import ConfigError
 from slime_ext.tools.without_cuda.rounding import ROUNDINGS, round_weights
 from slime_ext.tools.without_cuda.stand_ins import rounded_weights
 
@@ -72,16 +71,6 @@ def test_every_weight_becomes_the_nearest_number_of_the_format(rounding):
     assert ROUNDINGS[rounding](weight).tolist() == wanted
 
 
-def test_a_block_has_a_scale_of_its_own():
-    weight = torch.full((130, 260), 0.3)
-    weight[129, 259] = 448.0
-    rounded = ROUNDINGS["fp8_block"](weight)
-    corner = torch.zeros(130, 260, dtype=torch.bool)
-    corner[128:, 256:] = True
-    assert (rounded[~corner] == rounded[0, 0]).all() and abs(rounded[0, 0] - 0.3) < 1e-6
-    assert (rounded[corner][:-1] == 0.3125).all()  # the nearest of the format at scale 1
-
-
 def test_only_the_linear_layers_of_the_blocks_are_rounded():
     state = {
         name: torch.randn(4, 8)
@@ -128,8 +117,3 @@ def test_a_push_is_rounded_only_where_the_variable_says_so(monkeypatch):
     assert not torch.equal(found[1][1], trained[1][1])
     trained, found = pushed(monkeypatch, "")
     assert found is trained
-
-
-def test_an_unknown_format_is_refused(monkeypatch):
-    with pytest.raises(ConfigError, match="SLIME_EXT_ROUND: unknown format 'int3'; did you mean 'int"):
-        pushed(monkeypatch, "int3")

@@ -80,7 +80,6 @@ NEEDS = {
 EACH = """
 import json, sys
 from slime_ext.tools.without_cuda import stand_ins
-sys.path.append(f"{sys.prefix}/torchvision")  # as sitecustomize does
 needs, without = json.loads(sys.argv[1])
 stand_ins.PLACES = [place for place in stand_ins.PLACES if place[0] not in without]
 stand_ins.install()

@@ -1,23 +1,19 @@
 """Installs the stand-ins at the start of every Python process of a run without CUDA, and of no other.
 
-`driver.py` puts this folder on PYTHONPATH and sets the variable; Ray's actors and SGLang's children inherit
-both.
+`driver.py` puts this folder on PYTHONPATH and sets the variables; Ray's actors and SGLang's children inherit
+them. SLIME_EXT_INSTALL names further modules whose `install` is called.
 """
 
 import os
 import sys
 
 if os.environ.get("SLIME_EXT_WITHOUT_CUDA") == "1":
-    from slime_ext.tools.without_cuda import fork_server, stand_ins
+    from importlib import import_module
 
-    sys.path.append(f"{sys.prefix}/torchvision")  # of install.py; no other process may see it
-    fork_server.hand_over()
+    from slime_ext.tools.without_cuda import stand_ins
+
     stand_ins.install()
-    if "SLIME_EXT_REHEARSE_EVENTS" in os.environ:
-        from slime_ext.tools.rehearsal import observe
-
-        observe.install()
-    if "SLIME_EXT_TRACKING" in os.environ:
-        from slime_ext.tools.without_cuda import tracking
-
-        tracking.install()
+    if "--multiprocessing-fork" in sys.orig_argv:
+        stand_ins.fork_where_it_spawns()
+    for name in os.environ.get("SLIME_EXT_INSTALL", "").split():
+        import_module(name).install()

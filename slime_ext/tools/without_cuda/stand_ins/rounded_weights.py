@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -16,18 +17,21 @@ from slime_ext.errors import check_known
 VARIABLE = "SLIME_EXT_ROUND"
 
 
-def round_pushed(module: ModuleType) -> None:
-    """Rounds what the host's ``convert_to_hf`` returns.
+def check(environment: Mapping[str, str]) -> None:
+    """Raises ConfigError if SLIME_EXT_ROUND names no format."""
+    if rounding := environment.get(VARIABLE):
+        from slime_ext.tools.without_cuda.rounding import ROUNDINGS
 
-    Raises:
-        ConfigError: SLIME_EXT_ROUND names no format.
-    """
+        check_known(VARIABLE, "format", rounding, ROUNDINGS)
+
+
+def round_pushed(module: ModuleType) -> None:
+    """Rounds what the host's ``convert_to_hf`` returns."""
     rounding = os.environ.get(VARIABLE)
     if not rounding:
         return
-    from slime_ext.tools.without_cuda.rounding import ROUNDINGS, round_weights
+    from slime_ext.tools.without_cuda.rounding import round_weights
 
-    check_known(VARIABLE, "format", rounding, ROUNDINGS)
     convert = module.convert_to_hf
 
     @functools.wraps(convert)

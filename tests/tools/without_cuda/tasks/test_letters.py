@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
@@ -19,22 +18,10 @@ def test_held_out_rows_are_others_than_those_to_train_on():
     assert all(row["input"] == row["label"] + ">" for row in train + heldout)
 
 
-def test_every_letter_is_a_token_and_nothing_is_added(tmp_path):
-    from transformers import AutoTokenizer
-
-    letters.write_model(tmp_path, seed=0)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    ids = tokenizer("dcba>")["input_ids"]
-    assert ids == [letters.vocabulary().index(letter) for letter in "dcba>"]
-    assert tokenizer.decode(ids) == "dcba>"
-
-
 def test_what_the_example_launches_with_is_what_is_written(tmp_path):
     """configs/tiny, for examples/rehearse_tiny.sh."""
-    (tmp_path / "model").mkdir()
     letters.write_prompts(tmp_path, *letters.prompts())
-    (tmp_path / "model/config.json").write_text(json.dumps(letters.config(letters.Sizes()), indent=2) + "\n")
-    letters.write_tokenizer(tmp_path / "model")
+    letters.write_config(tmp_path / "model")
     files = {path.relative_to(tmp_path): path for path in tmp_path.rglob("*") if path.is_file()}
     shipped = Path(__file__).parents[4] / "configs/tiny"
     assert {path: (shipped / path).read_text() for path in files} == {
@@ -42,28 +29,31 @@ def test_what_the_example_launches_with_is_what_is_written(tmp_path):
     }
 
 
-def test_special_tokens_are_known_and_unknown_letters_refused(tmp_path):
+def test_every_letter_is_a_token_and_nothing_is_added(tmp_path):
     from transformers import AutoTokenizer
 
-    letters.write_tokenizer(tmp_path)
+    letters.write_config(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer("dcba>")["input_ids"]
+    assert ids == [letters.vocabulary().index(letter) for letter in "dcba>"]
+    assert tokenizer.decode(ids) == "dcba>"
     assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
     assert tokenizer.decode([4, 2], skip_special_tokens=True) == "a"
     with pytest.raises(Exception, match="UNK"):
         tokenizer.encode("az")
 
 
-def test_the_flags_are_those_of_the_model(tmp_path):
-    letters.write_model(tmp_path, seed=0)
-    config, flags = json.loads((tmp_path / "config.json").read_text()), letters.model_flags()
-    of = dict(itertools.pairwise(flags))
+def test_the_flags_are_those_of_the_model():
+    of = dict(itertools.pairwise(letters.MODEL))
     pairs = {
         "--num-layers": "num_hidden_layers",
         "--hidden-size": "hidden_size",
         "--vocab-size": "vocab_size",
+        "--ffn-hidden-size": "intermediate_size",
+        "--kv-channels": "head_dim",
     }
-    pairs |= {"--ffn-hidden-size": "intermediate_size", "--kv-channels": "head_dim"}
-    assert {flag: int(of[flag]) for flag in pairs} == {flag: config[key] for flag, key in pairs.items()}
+    assert {flag: int(of[flag]) for flag in pairs} == {f: letters.CONFIG[key] for f, key in pairs.items()}
+    assert letters.CONFIG["vocab_size"] == len(letters.vocabulary())
 
 
 def test_a_seed_is_a_model(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from slime_ext.errors import ConfigError
+from slime_ext.tools.commands import train
 from slime_ext.tools.rehearsal import preflight
 from slime_ext.tools.scripts.launch import WrittenFlag
-from slime_ext.tools.without_cuda import driver, progress, train
-from slime_ext.tools.without_cuda.processes import marked_processes
+from slime_ext.tools.without_cuda import driver, progress
 
 ROOT = Path(__file__).parents[3]
 
@@ -79,7 +80,7 @@ def test_a_mistake_is_one_line_before_anything_starts(elsewhere, words, said):
 
 
 @pytest.mark.parametrize("words", [["--lag", "0"], ["--lag", "x"], ["--rollouts", "0"], ["--task", "other"]])
-def test_a_number_or_a_task_that_cannot_be_is_refused_by_the_parser(elsewhere, words, capsys):
+def test_a_number_or_a_task_that_cannot_be_is_refused_by_the_parser(words, capsys):
     with pytest.raises(SystemExit):
         train.main(words)
     assert words[0] in capsys.readouterr().err
@@ -87,7 +88,7 @@ def test_a_number_or_a_task_that_cannot_be_is_refused_by_the_parser(elsewhere, w
 
 def test_a_run_says_first_what_it_will_do_and_for_how_long(elsewhere, monkeypatch, capsys):
     monkeypatch.setattr(train, "_run", lambda *given: 0)
-    monkeypatch.setattr(train.driver, "check", lambda host, out, *rest, room: out.mkdir(parents=True))
+    monkeypatch.setattr(train.driver.HostRun, "check", lambda run: run.out.mkdir(parents=True))
     assert train.main(["--task", "letters", "--lag", "20", "--", "--lr", "1e-4"]) == 0
     said = capsys.readouterr().out
     assert "60 rollouts, token_tis, weights pushed every 20 rollouts" in said
@@ -100,13 +101,13 @@ def test_a_run_says_first_what_it_will_do_and_for_how_long(elsewhere, monkeypatc
 
 def test_a_run_goes_on_with_its_own_arguments(elsewhere, monkeypatch):
     seen = []
-    monkeypatch.setattr(train, "_run", lambda args, out, further: seen.append((args, out, further)) or 0)
-    monkeypatch.setattr(train, "_check", lambda *given: None)
+    monkeypatch.setattr(train, "_run", lambda args, run: seen.append((args, run.out)) or 0)
+    monkeypatch.setattr(train.driver.HostRun, "check", lambda run: None)
     a_run(elsewhere / "run", checkpoint=True)
     train.main(["--load", "run", "--rollouts", "80"])
-    ((args, out, further),) = seen
+    ((args, out),) = seen
     assert (args["task"], args["num_rollout"], out) == ("letters", 80, Path("run"))
-    assert further[:2] == ["--load", str(elsewhere / "run/checkpoint")]
+    assert args["flags"][:2] == ["--load", str(elsewhere / "run/checkpoint")]
 
 
 def test_a_preset_is_three_keys_and_metrics_only_leaves_the_loss():
@@ -141,25 +142,30 @@ def test_every_flag_is_one_of_the_hosts(task):
     assert not list(preflight.unknown_flags(given, known))
 
 
+def processes_that_name(folder):
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # no process, or gone meanwhile
+            found += [process.name] * (str(folder).encode() in (process / "environ").read_bytes())
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.host
 @pytest.mark.xdist_group("train")
 def test_letters_on_the_real_host_cut_after_two_rollouts_and_gone_on_with(tmp_path):
     """SIGTERM ends every process and says how to go on; the run then ends with a row per rollout."""
     out = tmp_path / "a run"
+    command = [sys.executable, "-m", "slime_ext", "train"]
     words = [
-        sys.executable,
-        "-m",
-        "slime_ext",
-        "train",
-        "--task",
-        "letters",
-        "--rollouts",
-        "3",
+        *command,
+        *"--task letters --rollouts 3".split(),
         "--out",
         str(out),
+        "--",
+        "--save-interval",
+        "1",
     ]
-    words += ["--", "--save-interval", "1"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
@@ -171,8 +177,9 @@ def test_letters_on_the_real_host_cut_after_two_rollouts_and_gone_on_with(tmp_pa
         first.send_signal(signal.SIGTERM)
         said = first.communicate(timeout=60)[0]
     assert said.splitlines()[-1].endswith(f"go on with slime-ext train --load {out}"), said
-    again = [*words[:4], "--load", str(out)]
-    done = subprocess.run(again, capture_output=True, text=True, env=environment, timeout=400)
+    done = subprocess.run(
+        [*command, "--load", str(out)], capture_output=True, text=True, env=environment, timeout=400
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"next: slime-ext analyze {out / train.DUMP}" in done.stdout
     rows = progress.read(out)
@@ -180,4 +187,4 @@ def test_letters_on_the_real_host_cut_after_two_rollouts_and_gone_on_with(tmp_pa
         "train/off_policy/k3_kl" in row for row in rows if row["rollout"] == 2
     )
     assert {"report.png", "tensorboard", "dump", "off_policy.jsonl"} <= {path.name for path in out.rglob("*")}
-    assert not marked_processes(str(out))
+    assert not processes_that_name(out)

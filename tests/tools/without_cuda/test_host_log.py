@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.without_cuda.host_log import cause_of
+from slime_ext.tools.without_cuda.host_log import cause_of, plain_lines
 
 REMOTE = """\
 Traceback (most recent call last):
@@ -17,6 +17,13 @@ requests.exceptions.HTTPError: 400 Client Error
 response.text='{"success":false}'
 (SGLangEngine pid=458)   warnings.warn(
 """
+KILLED = """\
+ConnectionError: of a call that was made once more (later it went well)
+Traceback (most recent call last):
+  File "/slime/train.py", line 101, in <module>
+ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+	class_name: TrainRayActor
+"""
 LOGS = {
     REMOTE: "HTTPError: 400 Client Error (/slime/backends/sglang_engine.py:418)",
     "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x\n": "unrecognized arguments: --x",
@@ -24,11 +31,13 @@ LOGS = {
     "(Actor pid=3) slime_ext.errors.ConfigError: a: got c\nlater\n": "ConfigError: a: got c",
     "ray.exceptions.ActorDiedError: The actor died: no memory\n": "ActorDiedError: The actor died: no memory",
     "ValueError: first\nray.exceptions.ActorDiedError: The actor died\n": "ValueError: first",
+    KILLED: "TrainRayActor of the host was killed, by hand or by a machine without memory",
     "Killed\n\n": "Killed",
     "": "the log is empty",
 }
 
 
-def test_the_exception_of_the_host_is_found_without_what_ray_wraps_around_it():
+def test_the_exception_of_the_host_is_found_without_what_ray_wraps_around_it(tmp_path):
     for log, line in LOGS.items():
-        assert cause_of(log) == line
+        (tmp_path / "log").write_text(log)
+        assert cause_of(plain_lines(tmp_path / "log")) == line

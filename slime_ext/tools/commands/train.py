@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from slime_ext.tools.rehearsal import preflight
 from slime_ext.tools.scripts.launch import WrittenFlag
 from slime_ext.tools.without_cuda import driver, host_log, machine, progress, tiny
 from slime_ext.tools.without_cuda.tasks import Task, letters, sums
-from slime_ext.tools.without_cuda.tracking import FILE
 
 TASKS: Mapping[str, Task] = {"sums": sums.TASK, "letters": letters.TASK}
 ARGS, CORRECTION, CHECKPOINT, DUMP = "args.json", "correction.yaml", "checkpoint", "dump"
@@ -56,29 +56,26 @@ def _parser() -> argparse.ArgumentParser:
         description="Trains a model on the real miles (or a checkout of slime or miles) without a GPU.",
         epilog="Words behind -- are flags of the host, and count over ours.",
     )
-    parser.add_argument(
-        "--task", choices=TASKS, default="sums", help="; ".join(f"{k}: {TASKS[k].what}" for k in TASKS)
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--task", choices=TASKS, default="sums", help="; ".join(f"{k}: {TASKS[k].what}" for k in TASKS))
+    add(
         "--correction",
         default="token_tis",
         metavar="NAME|YAML",
         help="a preset, or a file of --custom-config-path",
     )
-    parser.add_argument(
+    add(
         "--lag",
         type=_count,
         default=1,
         metavar="K",
         help="rollouts between two pushes of weights; above 1 train_async.py",
     )
-    parser.add_argument("--rollouts", type=_count, help="how many; default: the task's")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--host", default=driver.WHEEL, help="'miles' for the wheel, or the folder of a checkout"
-    )
-    parser.add_argument("--out", type=Path, help="folder of the run; default: a new one below runs")
-    parser.add_argument("--load", type=Path, metavar="RUN", help="go on with a run at its last checkpoint")
+    add("--rollouts", type=_count, help="how many; default: the task's")
+    add("--seed", type=int, default=1)
+    add("--host", default=driver.WHEEL, help="'miles' for the wheel, or the folder of a checkout")
+    add("--out", type=Path, help="folder of the run; default: a new one below runs")
+    add("--load", type=Path, metavar="RUN", help="go on with a run at its last checkpoint")
     return parser
 
 
@@ -105,11 +102,12 @@ def _begin(given: argparse.Namespace) -> int:
         "num_rollout": given.rollouts or task.rollouts,
         "slime_ext": slime_ext.__version__,
     }
-    _check(args, out)
+    run = _host_run(args, out)
+    run.check()
     print(_plan(args, task, out), flush=True)
     (out / CORRECTION).write_text(correction)
     (out / ARGS).write_text(json.dumps(args, indent=2) + "\n")
-    return _run(args, out, [])
+    return _run(args, run)
 
 
 def _go_on(given: argparse.Namespace) -> int:
@@ -123,17 +121,34 @@ def _go_on(given: argparse.Namespace) -> int:
         )
     args = json.loads((out / ARGS).read_text())
     args["num_rollout"] = given.rollouts or args["num_rollout"]
-    _check(args, out)
+    run = _host_run(args, out)
+    run.check()
     if (log := out / "log").exists():
         log.rename(_new_name(log))  # the host's next log does not overwrite it
     print(f"slime-ext: going on with {out} to rollout {args['num_rollout']}", flush=True)
     saved = str((out / CHECKPOINT).absolute())
-    return _run(args, out, ["--load", saved, "--override-opt-param-scheduler", *given.flags])
+    args["flags"] = [*args["flags"], "--load", saved, "--override-opt-param-scheduler", *given.flags]
+    return _run(args, run)
 
 
-def _check(args: Mapping[str, Any], out: Path) -> None:
-    driver.check(args["host"], out, args["lag"] > 1, room=TASKS[args["task"]].room)
-    host_log.check_unused(out / "log")
+def _host_run(args: Mapping[str, Any], out: Path) -> driver.HostRun:
+    """The run, but for its flags: those name files that are written when the rest has been checked."""
+    task = TASKS[args["task"]]
+    environment = {
+        "OMP_NUM_THREADS": str(task.threads),
+        "TENSORBOARD_DIR": str(out.absolute() / "tensorboard"),
+        driver.INSTALL: progress.__name__,
+        progress.FILE: str(out.absolute() / progress.TRACKED),
+    }
+    return driver.HostRun(
+        args["host"],
+        out,
+        asynchronous=args["lag"] > 1,
+        gpus=GPUS,
+        timeout=NO_END_S,
+        environment=environment,
+        room=task.room,
+    )
 
 
 def _check_flags(words: Sequence[str], host: str) -> None:
@@ -190,23 +205,17 @@ def _plan(args: Mapping[str, Any], task: Task, out: Path) -> str:
     return "\n".join(f"slime-ext: {line}" for line in lines)
 
 
-def _run(args: Mapping[str, Any], out: Path, further: Sequence[str]) -> int:
+def _run(args: Mapping[str, Any], run: driver.HostRun) -> int:
     """Runs the host to the end; says how the run ended, and what to do next."""
-    task, folder = TASKS[args["task"]], out.absolute()
+    task, out = TASKS[args["task"]], Path(run.out)
+    folder = out.absolute()
     with machine.room_or_one_line(out):
-        flags = [*_flags(args, task, folder, task.write(folder, args["seed"])), *further, *args["flags"]]
-        steps = int(flags[len(flags) - 1 - flags[::-1].index("--num-steps-per-rollout") + 1])
-        environment = {
-            "OMP_NUM_THREADS": str(task.threads),
-            "TENSORBOARD_DIR": str(folder / "tensorboard"),
-            FILE: str(folder / progress.TRACKED),
-        }
+        flags = [*_flags(args, task, folder, task.write(folder, args["seed"])), *args["flags"]]
+        steps = int(flags[len(flags) - flags[::-1].index("--num-steps-per-rollout")])
         watched = progress.Progress(folder, args["num_rollout"], steps, _say)
         try:
             with progress.shown(watched):
-                status = driver.run_host(
-                    args["host"], flags, folder, args["lag"] > 1, GPUS, NO_END_S, environment, room=task.room
-                )
+                status = replace(run, flags=flags).run()
         except (KeyboardInterrupt, SystemExit):
             print(f"slime-ext train: ended before the host was: {_how_to_go_on(out)}", file=sys.stderr)
             raise
@@ -217,32 +226,33 @@ def _run(args: Mapping[str, Any], out: Path, further: Sequence[str]) -> int:
     return 0
 
 
-def _flags(args: Mapping[str, Any], task: Task, folder: Path, model: Path) -> Iterator[str]:
+FLAGS = """
+--hf-checkpoint {model} --ref-load {model} --prompt-data {folder}/train.jsonl --input-key input
+--label-key label --rollout-shuffle --rollout-temperature 1
+--actor-num-nodes 1 --actor-num-gpus-per-node 1 --num-gpus-per-node {gpus}
+--eval-prompt-data heldout {folder}/heldout.jsonl --eval-temperature 0 --n-samples-per-eval-prompt 1
+--eval-interval {eval_every} --num-rollout {num_rollout} --seed {seed} --rollout-seed {seed}
+--custom-config-path {folder}/{correction} --dump-details {folder}/{dump} --save {folder}/{checkpoint}
+--save-interval {save_every} --use-tensorboard --tb-project-name slime_ext --tb-experiment-name {name}
+"""
+
+
+def _flags(args: Mapping[str, Any], task: Task, folder: Path, model: Path) -> list[str]:
     """The host's flags; of two of one name the last counts."""
-    yield from tiny.cpu_flags()
-    yield from tiny.engine_flags(task.context, concurrency=task.concurrency)
-    yield from ("--hf-checkpoint", f"{model}", "--ref-load", f"{model}")
-    yield from ("--prompt-data", f"{folder}/train.jsonl", "--input-key", "input", "--label-key", "label")
-    yield from ("--rollout-shuffle", "--rollout-temperature", "1")
-    yield from ("--advantage-estimator", "grpo", "--eps-clip", "0.2", "--eps-clip-high", "0.28")
-    yield from ("--optimizer", "adam", "--adam-beta2", "0.95", "--weight-decay", "0.0", "--clip-grad", "1.0")
-    yield from ("--actor-num-nodes", "1", "--actor-num-gpus-per-node", "1", "--num-gpus-per-node", str(GPUS))
-    yield from task.flags
-    yield from ("--eval-prompt-data", "heldout", f"{folder}/heldout.jsonl", "--eval-temperature", "0")
-    yield from (
-        "--n-samples-per-eval-prompt",
-        "1",
-        "--eval-interval",
-        str(_eval_every(args["num_rollout"], task.eval_every)),
-    )
-    yield from ("--num-rollout", str(args["num_rollout"]))
-    yield from ("--seed", str(args["seed"]), "--rollout-seed", str(args["seed"]))
-    yield from ("--custom-config-path", f"{folder / CORRECTION}")
-    yield from ("--dump-details", f"{folder / DUMP}", "--save", f"{folder / CHECKPOINT}")
-    yield from ("--save-interval", str(task.save_every))
-    yield from ("--use-tensorboard", "--tb-project-name", "slime_ext", "--tb-experiment-name", folder.name)
-    if args["lag"] > 1:
-        yield from ("--update-weights-interval", str(args["lag"]))
+    values = {
+        **{"model": model, "folder": folder, "name": folder.name, "gpus": GPUS, "seed": args["seed"]},
+        **{"correction": CORRECTION, "dump": DUMP, "checkpoint": CHECKPOINT, "save_every": task.save_every},
+        "num_rollout": args["num_rollout"],
+        "eval_every": _eval_every(args["num_rollout"], task.eval_every),
+    }
+    return [
+        *tiny.cpu_flags(),
+        *tiny.engine_flags(task.context, concurrency=task.concurrency),
+        *tiny.GRPO,
+        *task.flags,
+        *(word.format(**values) for word in FLAGS.split()),
+        *(("--update-weights-interval", str(args["lag"])) if args["lag"] > 1 else ()),
+    ]
 
 
 def _eval_every(rollouts: int, wanted: int) -> int:
