@@ -38,7 +38,14 @@ FLOORS = {
         "rehearsal",
         "commands",
     ),
-    "tools/scripts/": ("launch modules sandbox python_script", "starts", "worlds", "read", "hydra"),
+    "tools/scripts/": (
+        "launch modules trace python_script",
+        "surroundings starts",
+        "sandbox",
+        "worlds",
+        "read",
+        "hydra",
+    ),
 }
 MATHEMATICS = (
     "ops",

@@ -1,8 +1,8 @@
 """How many weight versions old the weights are that sampled a sequence.
 
 slime counts the pushes of the trainer's weights to the engines, and an engine says with every answer which
-push it runs. The hook gets the latter where the host is patched (docs/patches.md). The former is a number of the object
-that pushes; ``install`` takes note of that object when the host makes it.
+push it runs. A patched host (docs/patches.md) passes the latter to the hook. The former is a number of the
+object that pushes; ``install`` takes note of that object when the host makes it.
 
 Without the patch the samples' versions stay in the rollout manager's process. There ``log_rollout``
 (``slime_ext.host.log_rollout`` for ``--custom-rollout-log-function-path``) logs them and leaves how many

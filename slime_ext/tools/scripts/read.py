@@ -13,7 +13,9 @@ from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import DECISIVE
 from slime_ext.tools.scripts.launch import Launch
 from slime_ext.tools.scripts.python_script import command_of
-from slime_ext.tools.scripts.sandbox import PROGRAMS, Run, Sandbox
+from slime_ext.tools.scripts.sandbox import Sandbox
+from slime_ext.tools.scripts.surroundings import Surroundings
+from slime_ext.tools.scripts.trace import PROGRAMS, Run
 from slime_ext.tools.scripts.worlds import Worlds
 
 PYTHON = ".py"  # of miles: run with launcher utilities that only note commands
@@ -47,13 +49,14 @@ def host_root(path: str) -> Path | None:
 def followed(
     path: str, given: Sequence[str] = (), text: str | None = None, checkout: Path | None = None
 ) -> Worlds:
-    """A script's runs; the arguments as ``Sandbox`` has them.
+    """A script's runs; the arguments as ``Surroundings`` has them.
 
     Raises:
         ConfigError: the script cannot be read, or has line ends that bash takes for a part of a word.
     """
     root = host_root(path)
-    return Worlds(Sandbox(path, given, text, [*([root] if root else []), Path.cwd()], checkout))
+    roots = [root, Path.cwd()] if root else [Path.cwd()]
+    return Worlds(Sandbox(Surroundings(path, text, roots, checkout), given))
 
 
 def read(path: str, given: Sequence[str] = (), checkout: Path | None = None) -> Launch:
@@ -123,9 +126,9 @@ def _forbid_unused_arrays(worlds: Worlds) -> None:
     for line in worlds.first.lines:
         name, words = _array(line.text)
         acts = decisive & {word.partition("=")[0] for word in words}
-        if acts and not re.search(rf"(?<!\w){name}(?!\w|\+?=)", worlds.sandbox.text):
+        if acts and not re.search(rf"(?<!\w){name}(?!\w|\+?=)", worlds.around.text):
             raise ConfigError(
-                f'{worlds.sandbox.path}: {name}: expected "${{{name}[@]}}" in the launch, got none: its flags '
+                f'{worlds.around.path}: {name}: expected "${{{name}[@]}}" in the launch, got none: its flags '
                 "reach nothing"
             )
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slime_ext.tools.scripts.sandbox import TOKEN, Call, Run, program_of
+from slime_ext.tools.scripts.trace import TOKEN, Call, Run, program_of
 
 # A traced command that is none of bash's own and names train.py.
 LAUNCH = re.compile(

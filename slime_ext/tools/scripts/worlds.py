@@ -1,9 +1,8 @@
-"""What of a launch is the same whatever the cluster answers: the script is run once in each of several worlds.
+"""What of a launch is the same whatever the cluster answers: the script runs once in each of several worlds.
 
-The worlds: one in which every command succeeds; then, for each question that the script puts, one world per other
-answer to it alone; then some in which all answers are drawn at random. Flags that differ between two worlds are
-unknown, and the question whose answer changed them is the reason. A launch that a world does not reach says
-nothing.
+First one in which every command succeeds; then, for each question that the script puts, one world per other
+answer to it alone; then some in which all answers are drawn at random. A flag that differs between two worlds
+is unknown, and the question whose answer changed it is the reason. A world without a launch says nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from functools import cached_property
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS
 from slime_ext.tools.scripts.launch import Gap, Launch, Unread, WrittenFlag
-from slime_ext.tools.scripts.sandbox import TOKEN, Answer, Run, Sandbox, World
+from slime_ext.tools.scripts.sandbox import Sandbox
 from slime_ext.tools.scripts.starts import Started, started
+from slime_ext.tools.scripts.trace import TOKEN, Answer, Run, World
 
 FAILED, EMPTY, ZERO, MANY = Answer(1, ""), Answer(0, ""), Answer(0, "0"), Answer(0, "99")
 MOST_WORLDS, DRAWN, MOST_LITERALS = 100, 8, 6
@@ -64,11 +64,9 @@ class Worlds:
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
+        self.sandbox, self.around = sandbox, sandbox.around
         self.first = sandbox.run({})
-        sandbox.forbid_broken(self.first)
         self.reached: list[Reached] = []
-        self.places: dict[str, str] = {}
         self.runs = [self.first]
         self._add("", self.first)
         for question, world in self._others():
@@ -79,9 +77,8 @@ class Worlds:
         if found := started(run):
             self.reached.append(Reached(question, found[-1]))
             if len(found) > 1 and len(self.reached) == 1:
-                self.sandbox.notes.append(
-                    f"{found[-1].where}: the launch that is read; the script makes another one at {found[-2].where}"
-                )
+                other = f"the script makes another one at {found[-2].where}"
+                self.around.notes.append(f"{found[-1].where}: the launch that is read; {other}")
 
     def _others(self) -> Iterator[tuple[str, World]]:
         """(the question that is answered otherwise, the world)."""
@@ -106,21 +103,21 @@ class Worlds:
     def _open(self) -> list[str]:
         """Variables and files that only the cluster has."""
         return [
-            text for text in self.sandbox.texts if re.match(r"\$[A-Za-z_]|\$\(< ", text) and text != "$PATH"
+            text for text in self.around.texts if re.match(r"\$[A-Za-z_]|\$\(< ", text) and text != "$PATH"
         ]
 
     def _answers(self, question: str) -> list[Answer]:
         if question.startswith("[ -"):  # of a file: the first world has it absent where it is not here
             return [Answer(), Answer(1)]
         said = [FAILED] if not question.startswith("$") else []
-        token = self.sandbox.token(question if question.startswith("$") else f"$({question})")
+        token = self.around.token(question if question.startswith("$") else f"$({question})")
         if any(token in run.trace for run in self.runs):  # something looks at it
             said += [EMPTY, ZERO, MANY, *(Answer(0, text) for text in self._literals)]
         return said
 
     @cached_property
     def _literals(self) -> list[str]:
-        text = self.sandbox.text
+        text = self.around.text
         found = [*COMPARED.findall(text), *(word.replace("*", "") for word in CASE.findall(text))]
         return [word for word in dict.fromkeys(found) if word not in ("0", "")][:MOST_LITERALS]
 
@@ -128,22 +125,22 @@ class Worlds:
 
     def launch(self, path: str) -> Launch:
         """The launch, of which what differs between worlds is unknown."""
-        sandbox, launch = self.sandbox, self.reached[0].launch
+        around, launch = self.around, self.reached[0].launch
         flags, gaps = self.flags()
-        notes = tuple(sandbox.notes) + tuple(
+        notes = tuple(around.notes) + tuple(
             f"{place}: ${name} is set by nothing here, and without it the script ends"
-            for name, place in sandbox.needs.items()
+            for name, place in around.needs.items()
         )
-        environment = {name: sandbox.shown(said) for name, said in launch.environment.items()}
+        environment = {name: around.shown(said) for name, said in launch.environment.items()}
         folder = None if TOKEN.search(launch.folder) else launch.folder
         return Launch(path, launch.program, flags, environment, gaps, folder, notes)
 
     def commands(self) -> list[list[str]]:
-        """The commands that the first world starts, a word of which is unknown where another world lacks it."""
+        """The commands that the first world starts, a word unknown if another world lacks it."""
         others = [{word for call in run.calls for word in call.words} for run in self.runs[1:]]
         others = [words for words in others if len(words) > 1]
         sure = lambda word: not TOKEN.search(word) and all(word in words for words in others)  # noqa: E731
-        shown = self.sandbox.shown
+        shown = self.around.shown
         return [[w if sure(w) else Unread(shown(w)) for w in call.words] for call in self.first.calls]
 
     def flags(self) -> tuple[tuple[WrittenFlag, ...], tuple[Gap, ...]]:
@@ -175,34 +172,34 @@ class Worlds:
         return min(others, key=lambda r: (name in r.last, r.question == SEVERAL), default=None)
 
     def _either(self, base: Reached, other: Reached, name: str) -> str:
-        said = [self.sandbox.shown(" ".join(r.last[name])) or "nothing" for r in (base, other)]
+        said = [self.around.shown(" ".join(r.last[name])) or "nothing" for r in (base, other)]
         return f"{' or '.join(said)} ({other.question})"
 
     def place(self, question: str) -> str:
         """``file:line`` of the command that asks it first."""
         for run in self.runs:
             for line in run.lines:
-                said = self.sandbox.shown(" ".join(line.words))
+                said = self.around.shown(" ".join(line.words))
                 if said == question or (
                     question.startswith(("[", "$")) and question.strip("[ $]") in line.text
                 ):
                     return line.place
-        return f"{self.sandbox.path.rpartition('/')[2]}"
+        return f"{self.around.path.rpartition('/')[2]}"
 
     def written(self, words: Words) -> tuple[list[WrittenFlag], list[Gap]]:
-        """Words as flags with their places. An unknown word behind a flag without a value is its value; anywhere
-        else it can be any flags."""
+        """Words as flags with their places. An unknown word behind a flag without a value is its value;
+        anywhere else it can be any flags."""
         flags: list[WrittenFlag] = []
         gaps: list[Gap] = []
         for word in words:
-            text = Unread(self.sandbox.shown(word)) if TOKEN.search(word) else word
+            text = Unread(self.around.shown(word)) if TOKEN.search(word) else word
             if word.startswith("--") and len(word) > 2:
                 name, has_value, said = text.partition("=")
                 flags.append(
-                    WrittenFlag(name, (type(text)(said),) if has_value else (), self.sandbox.where(name))
+                    WrittenFlag(name, (type(text)(said),) if has_value else (), self.around.where(name))
                 )
             elif TOKEN.fullmatch(word) and not UNSET.fullmatch(text) and not self._waits(flags):
-                gaps.append(Gap(len(flags), text, self.sandbox.where(text)))
+                gaps.append(Gap(len(flags), text, self.around.where(text)))
             elif flags:
                 flags[-1] = WrittenFlag(flags[-1].name, (*flags[-1].values, text), flags[-1].where)
         return flags, gaps

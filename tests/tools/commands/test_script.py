@@ -179,7 +179,7 @@ UNKNOWN = {
     "mapfile -t A < flags\npython3 train.py --lr 1 ${A[@]}": "not known whether this launch uses it",
     f"mapfile -t A < flags\npython3 train.py ${{A[@]}} {GOOD}": "truncate(high 2)",
     f"python3 train.py {GOOD} --eps-clip $(cat clip)": "--eps-clip $(cat clip): known only where the",
-    f"if smi; then S=sft_loss; fi\npython3 train.py {GOOD} --loss-type $S": "--loss-type sft_loss or nothing (smi): known only",
+    f"if smi; then S=x; fi\npython3 train.py {GOOD} --loss-type $S": "--loss-type x or nothing (smi): known",
     f"A=()\nif smi; then A+=(--loss-type x); fi\npython3 train.py {GOOD} ${{A[@]}}": "smi is known only",
     "source /none/env.sh\npython3 train.py $FLAGS": "source /none/env.sh is not here",
     'eval "$(setup)"\npython3 train.py $FLAGS': "eval $(setup) is not here",

@@ -11,7 +11,7 @@ import pytest
 
 from slime_ext.errors import ConfigError
 from slime_ext.tools.scripts.read import followed
-from slime_ext.tools.scripts.sandbox import TOKEN
+from slime_ext.tools.scripts.trace import TOKEN
 from slime_ext.tools.scripts.worlds import UNSET, Worlds
 from tests.tools.scripts import bash
 from tests.tools.scripts.own_scripts import GIVEN_WORDS, SCRIPTS, mutations
@@ -31,14 +31,14 @@ def difference(script: Path, given=(), environment=None, *, lenient: bool = Fals
     if not worlds.reached:
         return (
             ""
-            if not theirs or worlds.sandbox.unread or worlds.sandbox.needs
+            if not theirs or worlds.around.evaluated or worlds.around.needs
             else f"no launch, bash: {theirs}"
         )
     words = worlds.reached[0].launch.words
     if not theirs:
-        is_sure = len(worlds.reached) == len(worlds.runs) and not worlds.sandbox.needs
+        is_sure = len(worlds.reached) == len(worlds.runs) and not worlds.around.needs
         return f"{words}, bash: no launch" if is_sure else ""
-    if worlds.sandbox.needs:
+    if worlds.around.needs:
         return ""
     if all(reached.launch.words == words for reached in worlds.reached):
         return "" if fits(worlds, words, theirs[-1]) else f"{words}, bash: {theirs[-1]}"
@@ -63,7 +63,7 @@ def fits(worlds: Worlds, words: tuple[str, ...], theirs: list[str]) -> bool:
         if i == len(words):
             return j == len(theirs)
         if TOKEN.fullmatch(words[i]):
-            most = j + 1 if UNSET.fullmatch(worlds.sandbox.shown(words[i])) else len(theirs)
+            most = j + 1 if UNSET.fullmatch(worlds.around.shown(words[i])) else len(theirs)
             return any(from_here(i + 1, end) for end in range(j, min(most, len(theirs)) + 1))
         is_known = TOKEN.search(words[i]) is None
         return j < len(theirs) and (not is_known or theirs[j] == words[i]) and from_here(i + 1, j + 1)
