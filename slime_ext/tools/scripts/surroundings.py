@@ -28,7 +28,7 @@ TEXT_TOOLS = frozenset(
     "awk bc cat comm cut egrep expr fgrep fold grep head join jq nl paste realpath rev sed sort tac tail tr "
     "uniq wc".split()
 )
-OTHERS = {*SHELLS, *TEXT_TOOLS, "command", "type", "hash", "kill", "tee"} - OWN
+OTHERS = {*SHELLS, *TEXT_TOOLS, "command", "type", "hash", "kill", "tee", "which"} - OWN
 NO_SETTINGS = re.compile(
     r"/dev/null|(.*/)?(activate|conda\.sh|\.?bashrc|\.?(bash_)?profile|\.?zshrc|setvars\.sh|set_env\.sh)"
 )
@@ -176,7 +176,7 @@ class Surroundings:
         self.names |= names - OWN - {".."}
 
     def _for_bashkit(self, text: str) -> str:
-        """A script without what bashkit 0.20 reads otherwise than bash.
+        """A script without what bashkit 0.20 reads otherwise than bash, or answers itself.
 
         It joins the words of ``"${A[@]/x/y}"`` and keeps those of an empty ``"${!array}"``: they become
         tokens. Quotes in ``${X:-$(f "y")}`` are letters to it: they go.
@@ -184,6 +184,8 @@ class Surroundings:
         arrays = "|".join(re.findall(r"(\w+)=[\"']?\w+\[@\]", text)) or "(?!)"
         unread = rf'"\$\{{\w+\[@\]/[^}}"]*\}}"|"\$\{{!(?:{arrays})\}}"'
         text = re.sub(unread, lambda match: self.token(match[0]), text)
+        text = re.sub(r"\$\{RANDOM\}|\$?\bRANDOM\b", lambda _: self.token("$RANDOM"), text)
+        text = re.sub(r"(?<![\w-])(command -[vV]|type -[pPt])(?=\s)", "which", text)
         for match in reversed(list(re.finditer(r"\$\{\w+:?[-=+]", text))):
             end = _closing(text, match.start() + 1)
             said = text[match.end() : end]
