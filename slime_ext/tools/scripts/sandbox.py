@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from slime_ext.errors import ConfigError, cut
-from slime_ext.tools.scripts.surroundings import MOST_TOKENS, TEXT_TOOLS, Surroundings
+from slime_ext.tools.scripts.surroundings import TEXT_TOOLS, Surroundings
 from slime_ext.tools.scripts.trace import (
     BEGIN,
     BETWEEN,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 LIMITS = {"timeout_seconds": 5.0, "max_commands": 20_000, "max_loop_iterations": 5_000}
 DISK = {"mounts": [{"host_path": "/"}], "allowed_mount_paths": ["/"]}  # read; what is written stays in memory
+MOST_TOKENS = 200  # that can stand where a command does
 ASKED_TOO_OFTEN = 20  # a loop that waits for a command's other answer gets it then
 OURS = ("PS4", "PWD", "OLDPWD", "SHLVL", "_")
 STDIN = f"/{BETWEEN}in"
@@ -86,7 +87,10 @@ class Sandbox:
         from bashkit import Bash
 
         answer = lambda context: self._answer(run, world, context)  # noqa: E731
-        names = [*self.around.names, *(f"{BEGIN}{i}{END}" for i in range(MOST_TOKENS))]
+        names = [
+            *self.around.names,
+            *(f"{BEGIN}{i}{END}" for i in range(min(len(self.around.texts) + 9, MOST_TOKENS))),
+        ]
         there = {
             f"{path}/.here" if sign == "-d" else path: ""
             for sign, path, is_there in _tests(world)

@@ -15,7 +15,6 @@ from slime_ext.config.files import text_of
 from slime_ext.errors import ConfigError
 from slime_ext.tools.scripts.trace import BEGIN, COMPLAINT, END, PS4, SHELLS, TOKEN, Answer, Line, Run, World
 
-MOST_TOKENS = 80
 # bash's own words, and programs of bashkit that only turn text into text or write to its memory
 OWN = frozenset(
     "if then elif else fi for do done while until case esac in function select time { } ! [ [[ test : . true "
@@ -28,6 +27,7 @@ TEXT_TOOLS = frozenset(
     "awk bc cat comm cut egrep expr fgrep fold grep head join jq nl paste realpath rev sed sort tac tail tr "
     "uniq wc".split()
 )
+PWD = "$(pwd)"
 OTHERS = {*SHELLS, *TEXT_TOOLS, "command", "type", "hash", "kill", "tee", "which"} - OWN
 NO_SETTINGS = re.compile(
     r"/dev/null|(.*/)?(activate|conda\.sh|\.?bashrc|\.?(bash_)?profile|\.?zshrc|setvars\.sh|set_env\.sh)"
@@ -54,13 +54,13 @@ class Surroundings:
         self.files = {path: text_of(path)}  # by the name that messages use
         self.placed: dict[str, str] = {} if text is None else {self.path: text}  # path -> content
         self.names: set[str] = set(OTHERS)  # of commands
-        self.texts: list[str] = []  # of tokens, by number
+        self.texts: dict[str, int] = {}  # of tokens, with their numbers
         self.evaluated: dict[str, None] = {}  # unknown texts that were run: they can set any variable
         self.needs: dict[str, str] = {}  # variables without which bash ends the script -> where
         self.tests: dict[str, None] = {}  # questions after files
         self.notes: list[str] = []
         self._seen: set[Line] = set()
-        self.folder = "/" + self.token("$(pwd)")
+        self.folder = "/" + self.token(PWD)
         self._add(self.path, self.files[path] if text is None else text)
 
     def size(self) -> int:
@@ -69,15 +69,13 @@ class Surroundings:
 
     def token(self, text: str) -> str:
         """A word that stands for what only the cluster knows, such as ``$(hostname)``."""
-        if text not in self.texts:
-            self.texts.append(text)
-        return f"{BEGIN}{min(self.texts.index(text), MOST_TOKENS - 1)}{END}"
+        return f"{BEGIN}{self.texts.setdefault(text, len(self.texts))}{END}"
 
     def shown(self, text: str) -> str:
         """A text with its tokens as the script writes them."""
-        text = text.replace(self.folder, self.texts[0])
+        text = text.replace(self.folder, PWD)
         while match := TOKEN.search(text):
-            text = text[: match.start()] + self.texts[int(match[1])] + text[match.end() :]
+            text = text[: match.start()] + list(self.texts)[int(match[1])] + text[match.end() :]
         return text
 
     def where(self, name: str) -> str:

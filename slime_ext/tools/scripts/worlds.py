@@ -21,7 +21,7 @@ from slime_ext.tools.scripts.starts import Started, started
 from slime_ext.tools.scripts.trace import TOKEN, Answer, Run, World
 
 FAILED, EMPTY, ZERO, MANY = Answer(1, ""), Answer(0, ""), Answer(0, "0"), Answer(0, "99")
-MOST_WORLDS, DRAWN, MOST_LITERALS = 100, 8, 6
+MOST_WORLDS, MOST_CALLS, DRAWN, MOST_LITERALS = 200, 20_000, 8, 6
 COMPARED = re.compile(r"(?:[!=]=?|=~|-eq|-ne|-lt|-le|-gt|-ge)\s+[\"']?([\w./+-]+)")
 CASE = re.compile(r"^\s*\(?[\"']?([\w.*-]+)[\"']?(?:\s*\|[^)]*)?\)", re.MULTILINE)
 UNSET = re.compile(r"\$\w+")  # as bash has it: nothing
@@ -82,17 +82,20 @@ class Worlds:
 
     def _others(self) -> Iterator[tuple[str, World]]:
         """(the question that is answered otherwise, the world)."""
-        asked, tried = dict(self.first.asked), 0
+        asked = dict(self.first.asked)
         for question in self._questions(asked):
             for answer in self._answers(question):
-                tried += 1
-                if tried > MOST_WORLDS:
+                if self._is_too_much():
                     return
                 yield question, {question: answer}
             asked |= self.runs[-1].asked
         for seed in range(DRAWN if asked else 0):
             draw = random.Random(seed)
             yield SEVERAL, {q: draw.choice([Answer(), *self._answers(q)]) for q in asked}
+
+    def _is_too_much(self) -> bool:
+        """Whether so many questions are left that not all of their answers are tried."""
+        return len(self.runs) > MOST_WORLDS or sum(len(run.calls) for run in self.runs) > MOST_CALLS
 
     def _questions(self, asked: Mapping[str, None]) -> Iterator[str]:
         done: set[str] = set()
@@ -161,7 +164,9 @@ class Worlds:
             other = self._differs(base, name)
             if other is not None and not (name in base.last and name in other.last):
                 names.setdefault(other.question, []).append(name)
+        script = self.around.path.rpartition("/")[2]
         return tuple(found), (
+            *((Gap(len(found), "an answer among thousands", script),) if self._is_too_much() else ()),
             *(replace(gap, at=len([f for f in flags[: gap.at] if f in found])) for gap in gaps),
             *(Gap(len(found), q, self.place(q), frozenset(some)) for q, some in names.items()),
         )
@@ -184,7 +189,7 @@ class Worlds:
                     question.startswith(("[", "$")) and question.strip("[ $]") in line.text
                 ):
                     return line.place
-        return f"{self.around.path.rpartition('/')[2]}"
+        return self.around.path.rpartition("/")[2]
 
     def written(self, words: Words) -> tuple[list[WrittenFlag], list[Gap]]:
         """Words as flags with their places. An unknown word behind a flag without a value is its value;

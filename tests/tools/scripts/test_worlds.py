@@ -55,6 +55,12 @@ def test_what_the_cluster_decides_is_unknown_and_nothing_else(text, tmp_path, mo
     assert launch.program == "train.py"
 
 
+def test_of_a_script_that_asks_too_much_nothing_is_known(tmp_path):
+    (tmp_path / "run.sh").write_text("for ((i = 0; i < 4000; i++)); do ask $i; done\npython3 train.py --b 1")
+    launch = read(str(tmp_path / "run.sh"))
+    assert not launch.is_known("--b") and "an answer among thousands is known only" in str(launch.gaps[0])
+
+
 def test_a_script_starts_nothing_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     kept = tmp_path / "kept"
