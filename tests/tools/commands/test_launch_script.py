@@ -77,13 +77,6 @@ def test_a_launch_is_what_a_shell_would_make_of_the_script(script, tmp_path):
     }
 
 
-def test_a_variable_of_the_environment_goes_over_a_default(script, monkeypatch):
-    path = script()
-    monkeypatch.setenv("LR", "3e-5")
-    launch = read(path)
-    assert launch.value("--lr") == "3e-5" and launch.flag("--usual") is None
-
-
 def test_a_flag_is_placed_where_it_was_written_last_outside_comments(script):
     launch = read(script())
     places = {flag.name: flag.where for flag in launch.flags}
@@ -103,11 +96,6 @@ def test_of_a_test_that_only_the_cluster_can_make_neither_branch_is_taken(script
         ("run.sh:2", "[ -f /x ]", frozenset({"--a", "--b"}))
     ]
     assert not launch.is_known("--a") and launch.is_known("--x") and launch.is_known("--d")
-
-
-def test_what_stands_behind_a_gap_counts(script):
-    launch = read(script("mapfile -t A < flags\npython3 train.py --x 1 ${A[@]} --y 2"))
-    assert launch.is_known("--y") and not launch.is_known("--x") and not launch.is_known("--z")
 
 
 def test_a_sourced_file_that_is_not_there_is_said_and_none_elsewhere_is_taken(script, tmp_path):
