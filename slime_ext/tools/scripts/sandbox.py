@@ -35,6 +35,7 @@ LIMITS = {"timeout_seconds": 5.0, "max_commands": 20_000, "max_loop_iterations":
 DISK = {"mounts": [{"host_path": "/"}], "allowed_mount_paths": ["/"]}  # read; what is written stays in memory
 MOST_TOKENS = 200  # that can stand where a command does
 ASKED_TOO_OFTEN = 20  # a loop that waits for a command's other answer gets it then
+ENDLESS = 500  # times the same command, from which a loop waits for ever
 OURS = ("PS4", "PWD", "OLDPWD", "SHLVL", "_")
 STDIN = f"/{BETWEEN}in"
 SYNTAX = r": line (\d+): (syntax error near.*|syntax error: unexpected end.*|unexpected EOF.*)$"
@@ -98,9 +99,10 @@ class Sandbox:
         }
         files = there | self.around.contents(world)
         commands = dict.fromkeys(names, answer)
-        return Bash(
-            cwd=folder, env=dict(environment), files=files, custom_builtins=commands, **DISK, **LIMITS
-        )
+        variables = dict(environment)
+        shell = Bash(cwd=folder, env=variables, files=files, custom_builtins=commands, **DISK, **LIMITS)
+        run.end = shell.cancel
+        return shell
 
     def _answer(self, run: Run, world: World, context: BuiltinContext) -> BuiltinResult:
         """What a program prints, and its status."""
@@ -123,6 +125,8 @@ class Sandbox:
         run.asked.setdefault(question)
         run.counts[question] += 1
         status, output = world.get(question, Answer())
+        if run.counts[question] > ENDLESS and run.end:
+            run.end()
         if run.counts[question] > ASKED_TOO_OFTEN:
             status, output = int(not status), "99"
         said_by_it = self.around.token(f"$({question})") + "\n" if output is None else output

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -77,6 +77,7 @@ class Run:
     counts: Counter[str] = field(default_factory=Counter)
     trace: str = ""
     error: str = ""
+    end: Callable[[], None] | None = None  # ends the run at its next command
 
     @cached_property
     def lines(self) -> list[Line]:

@@ -21,7 +21,7 @@ from slime_ext.tools.scripts.starts import Started, started
 from slime_ext.tools.scripts.trace import TOKEN, Answer, Run, World
 
 FAILED, EMPTY, ZERO, MANY = Answer(1, ""), Answer(0, ""), Answer(0, "0"), Answer(0, "99")
-MOST_WORLDS, MOST_CALLS, DRAWN, MOST_LITERALS = 200, 20_000, 8, 6
+MOST_WORLDS, MOST_CALLS, DRAWN, MOST_LITERALS = 200, 30_000, 8, 6
 COMPARED = re.compile(r"(?:[!=]=?|=~|-eq|-ne|-lt|-le|-gt|-ge)\s+[\"']?([\w./+-]+)")
 CASE = re.compile(r"^\s*\(?[\"']?([\w.*-]+)[\"']?(?:\s*\|[^)]*)?\)", re.MULTILINE)
 UNSET = re.compile(r"\$\w+")  # as bash has it: nothing

@@ -34,6 +34,7 @@ DECIDED = {
     "for h in $(cat /data/hosts); do A+=(--host $h); done\npython3 train.py ${A[@]} --b 1": ({"--host"}, ""),
     "mapfile -t A < flags\npython3 train.py --x 1 ${A[@]} --b 2": ({"--x"}, "any flag can depend on it"),
     "until [ $(count) -ge 4 ]; do sleep 1; done\npython3 train.py --b 1": (set(), ""),
+    "python3 train.py --b 1 &\nwhile true; do sleep 60; done": (set(), ""),
     "set -e\nray stop\npkill python\ncd /root/slime\npython3 train.py --b 1": (set(), ""),
     "python3 train.py --x $RANDOM --b 1": ({"--x"}, ""),
     "ssh $HOST 'python3 train.py --x 1 --h $HOST'": ({"--h"}, "$HOST"),
