@@ -38,8 +38,7 @@ setup(
         "rich>=13,<16",
         "Jinja2>=3.1,<4",
         "matplotlib>=3.7,<4",
-        "tree-sitter>=0.23,<0.27",
-        "tree-sitter-bash>=0.23,<0.26",
+        "bashkit>=0.20.1,<0.21",  # tests/tools/scripts holds it to what bash does
     ],
     extras_require={
         "te": ["transformer-engine[pytorch]"],

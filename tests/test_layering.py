@@ -37,8 +37,18 @@ FLOORS = {
         "analysis fidelity",
         "long_fidelity",
         "fidelity_page report",
-        "without_cuda scripts rehearsal patching",
+        "without_cuda",
+        "scripts",
+        "rehearsal",
         "commands",
+    ),
+    "tools/scripts/": (
+        "launch modules trace python_script",
+        "surroundings starts",
+        "sandbox",
+        "worlds",
+        "read",
+        "hydra",
     ),
 }
 MATHEMATICS = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from slime_ext.config.files import ROOTS
 from tests.downstream.drift import Tree
 
+PATCHES = ROOTS[0] / "patches"
 WHEEL = "wheel"  # its release: miles and Megatron-LM, without train.py and scripts
 
 
@@ -72,3 +75,16 @@ def copied(checkout: Checkout, into: Path) -> Path:
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(checkout.folder / checkout.name, into / checkout.name, ignore=ignore)
     return into
+
+
+def patch_of(folder: Path) -> Path:
+    """The diff of ``patches/`` for a host's tree."""
+    name = "miles-rl-0.0.2" if folder == Path(sys.prefix, "miles") else folder.name
+    return PATCHES / f"{name}.patch"
+
+
+def apply_patch(folder: Path, copy: Path, *flags: str) -> None:
+    """Applies the diff of a host's tree to a copy of it."""
+    alone = os.environ | {"GIT_CEILING_DIRECTORIES": str(copy.parent)}  # no checkout around it counts
+    command = ["git", "apply", *flags, str(patch_of(folder))]
+    subprocess.run(command, cwd=copy, env=alone, check=True, capture_output=True)

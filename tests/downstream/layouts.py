@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
-import os
 import re
 import shutil
 import tempfile
@@ -16,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_ext.host import hosts
-from slime_ext.tools.patching.main import main as patch
-from tests.downstream.checkouts import Checkout
+from tests.downstream.checkouts import Checkout, apply_patch
 from tests.downstream.host_loss import Case, Layout, measure
 from tests.ranks import run_ranks
 
@@ -117,10 +114,9 @@ def distance(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> float:
 
 
 def patched(name: str, folder: Path, into: Path) -> Path:
-    """A copy of the host's package with our patches."""
+    """A copy of the host's package with our patch."""
     shutil.copytree(folder / name, into / name, ignore=shutil.ignore_patterns("__pycache__"))
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
-        patch(["apply", str(into), "0001"])
+    apply_patch(folder, into)
     return into
 
 

@@ -282,7 +282,7 @@ def _refuse_to_overwrite_inputs(given: argparse.Namespace, dumps: Sequence[Path]
 @contextmanager
 def _bar(total: int) -> Iterator:
     """Shows a progress bar with the time left, if stderr is a terminal."""
-    screen = Console(stderr=True)
+    screen = console(stderr=True)
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         task = progress.add_task("read", total=total)

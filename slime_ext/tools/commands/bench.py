@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from slime_ext.config.files import read_mapping
 from slime_ext.errors import ConfigError
 from slime_ext.tools.commands import light
+from slime_ext.tools.commands.output import console
 
 SPEED = "speed is measured from a checkout: python -m benchmarks.speed against, or scale"
 
@@ -26,7 +27,6 @@ def main(argv: Sequence[str]) -> int:
         )
 
     import torch
-    from rich.console import Console
     from rich.progress import track
 
     from slime_ext import presets
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     from slime_ext.tools.fidelity import tables
 
     torch.set_num_threads(1)  # tensors of a dozen numbers: threads wait for each other
-    errors = Console(stderr=True)
+    errors = console(stderr=True)
     shown = functools.partial(
         track, description="", transient=True, console=errors, disable=not errors.is_terminal
     )
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     chosen = {name: presets.get(name) for name in given.preset}
     chosen |= {name: own.correction for name, own in load_user_corrections(files).items()}
     for table in tables(chosen, given.seed, shown):
-        Console(width=80).print(table)
+        console(width=80).print(table)
     return 0
 
 

@@ -21,16 +21,13 @@ COMMANDS = {
     "doctor": "what is installed, and whether a launch can work here",
     "analyze": "what is wrong in a run's dumps; what corrections would do",
     "report": "reward, mismatch, clipping and staleness of runs as a picture",
-    "patch": "cur_log_probs and staleness for a slime or miles checkout",
 }
-ELSEWHERE = {"patch": "slime_ext.tools.patching.main"}
 JUDGES = ("check", "rehearse")  # whose answer an error is, under their own name
 LIGHT = ("presets", "check", "convert")  # need no torch
 # Module -> what setup.py requires for it.
 REQUIRED = {name: name for name in ("torch", "numpy", "pydantic", "rich", "matplotlib")}
-REQUIRED |= {"yaml": "PyYAML", "jinja2": "Jinja2"}
-REQUIRED |= {"tree_sitter": "tree-sitter", "tree_sitter_bash": "tree-sitter-bash"}
-WRONG, USER_ERROR, INTERRUPTED, UNREAD = 1, 2, 130, 1  # the last as rich has it
+REQUIRED |= {"yaml": "PyYAML", "jinja2": "Jinja2", "bashkit": "bashkit"}
+WRONG, USER_ERROR, INTERRUPTED, UNREAD = 1, 2, 130, 1
 
 
 def usage() -> str:
@@ -44,12 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path may have letters that a terminal has not
     try:
-        try:
-            return _answer(list(sys.argv[1:] if argv is None else argv))
-        finally:
-            _flush()
-    except OSError as error:
-        return _without_output(error)
+        status = _answer(list(sys.argv[1:] if argv is None else argv))
+        print(end="", flush=True)
+        return status
+    except BrokenPipeError:  # of `| head`; Python flushes once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
 
 
 def _answer(words: list[str]) -> int:
@@ -71,7 +68,7 @@ def _run(name: str, argv: list[str]) -> int:
         near = did_you_mean(name, COMMANDS) or f": one of {known}"
         raise ConfigError(f"command line: expected a command, got '{name}'{near}")
     _find_functions_here(name)
-    path = f"{ELSEWHERE.get(name, f'slime_ext.tools.commands.{name}')}:main"
+    path = f"slime_ext.tools.commands.{name}:main"
     try:
         return int((call(path, argv) if name in LIGHT else imported(path)(argv)) or 0)
     except SlimeExtError as error:
@@ -96,25 +93,6 @@ def _find_functions_here(name: str) -> None:
     except ConfigError:
         if name not in LIGHT:  # torch finds none of its libraries from there
             raise
-
-
-def _flush() -> None:
-    if sys.stdout is not None:  # as where a shell closed it
-        sys.stdout.flush()
-
-
-def _without_output(error: OSError) -> int:
-    """The status where standard output takes no more; any other error is raised again."""
-    try:
-        print(flush=True)  # what failed before may have been another file
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
-    else:
-        raise error
-    if isinstance(error, BrokenPipeError):
-        return UNREAD
-    print(f"slime-ext: standard output: expected room to write, got {error.strerror}", file=sys.stderr)
-    return USER_ERROR
 
 
 if __name__ == "__main__":

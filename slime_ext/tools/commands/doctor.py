@@ -92,10 +92,10 @@ def what_runs(path: str, launcher: str | None, arguments: Arguments, rows: list[
 
 
 def _carried(arguments: Arguments, launcher: str | None, rows: list[Row]) -> Row:
-    is_patched = any(row.name == "slime" and "0001 applied" in row.note for row in rows)
+    is_patched = any(row.name == "slime" and row.note == installed.PATCHED for row in rows)
     by = {
         "slime_ext.host.init": arguments.get("custom_megatron_init_path") == "slime_ext.host.init",
-        "the patched slime": is_patched,
+        "slime": is_patched,
     }
     for who in (who for who, passes in by.items() if passes):
         return Row("cur_log_probs", f"passed by {who}", "ok")

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.patching.declared import load_patches
-from slime_ext.tools.patching.plan import status
-from slime_ext.tools.patching.tree import Tree
+from slime_ext.host.hosts import PASSED
 
 APEX_HOW = "build it from github.com/NVIDIA/apex with its C++ and CUDA extensions"
+STOCK, PATCHED = "passes no cur_log_probs", "passes cur_log_probs"
 CORE_ALONE = "megatron-core alone, without megatron.training"
 VERSION = re.compile(r"^\s*version\s*=\s*[\"']([^\"']+)", re.M)
 
@@ -69,7 +68,7 @@ def apex() -> Component:
 
 
 def slime(folder: str | None = None) -> Component:
-    """slime and its state: stock, or patched.
+    """slime, and whether its hook is given the target's log-probs.
 
     Raises:
         ConfigError: the folder that was named holds none.
@@ -77,14 +76,13 @@ def slime(folder: str | None = None) -> Component:
     root = Path(folder) if folder else _root("slime")
     if root is None:
         return Component(note="a checkout of github.com/THUDM/slime, installed or on PYTHONPATH")
-    try:
-        tree = Tree(root)
-    except ConfigError as error:
+    loss = root / "slime/backends/megatron_utils/loss.py"
+    if not loss.is_file():
+        lacks = f"{root}: expected a checkout of slime, got no {loss.relative_to(root)}"
         if folder:
-            raise ConfigError(f"--slime-dir {error}") from None
-        return Component(note=str(error))
-    states = ", ".join(f"patch {patch.id} {status(tree, patch).state}" for patch in load_patches())
-    return Component(_version_in(root), True, states)
+            raise ConfigError(f"--slime-dir {lacks}")
+        return Component(note=lacks)
+    return Component(_version_in(root), True, PATCHED if PASSED.search(loss.read_text()) else STOCK)
 
 
 def _package(module: str, how: str) -> Callable[[], Component]:

@@ -14,8 +14,6 @@ from slime_ext.tools.scripts.launch import Launch
 from slime_ext.tools.without_cuda.driver import TIMED_OUT
 
 OK, WRONG, NOT_REACHED, NOT_ASKED = "ok", "WRONG", "not reached", "not asked for"
-NEAR = 0.02  # nats: mean |trainer - sampler| below which both have the same weights in bfloat16
-GROWN = 3.0  # times the distance of the first rollout from which the engine's weights are older ones
 GENERATES = ("--custom-generate-function-path", "--rollout-function-path")
 SHOWN = 60  # characters of a sample
 Found = tuple[str, str]  # state and text of a line
@@ -108,22 +106,16 @@ def _wrong_log_probs(seen: Evidence, samples: Sequence[Mapping[str, Any]]) -> st
 
 
 def _hook(launch: Launch, small: Sizes, seen: Evidence) -> Found:
-    path = seen.parsed.get("custom_tis_function_path")
-    calls = [e for e in seen.calls("function") if path and e["path"] == path] or seen.calls("vanilla")
-    if seen.parsed and not calls and not seen.asks_for_log_probs:
-        return NOT_ASKED, "neither --use-tis nor --get-mismatch-metrics"
-    if not calls:
+    hook = seen.hook()
+    if not hook.calls:
+        if seen.parsed and not seen.asks_for_log_probs:
+            return NOT_ASKED, "neither --use-tis nor --get-mismatch-metrics"
         return (WRONG, "never, though there were steps") if seen.calls("step") else (NOT_REACHED, "")
-    if lacking := [e for e in calls if "tokens" not in e]:
-        return WRONG, f"without log-probs of the sampler or the trainer in {len(lacking)} calls"
-    of_one = [e for e in calls if e["pid"] == calls[0]["pid"]]  # every rank is called with all sequences
-    sequences, tokens = (sum(e[name] for e in of_one) for name in ("sequences", "tokens"))
-    ranks = len({e["pid"] for e in calls})
-    where = f"{len(of_one)} times on {ranks} rank{'s' * (ranks > 1)}"
-    text = f"{where} with {sequences} sequences, {tokens} tokens"
-    if nonfinite := sum(e["nonfinite"] for e in calls):
-        return WRONG, f"{text}: {nonfinite} log-ratios are NaN or infinite"
-    return OK, f"{text}; {len(calls[-1]['names'])} metrics: {', '.join(calls[-1]['names'][:4])}"
+    if hook.lacking:
+        return WRONG, f"without log-probs of the sampler or the trainer in {hook.lacking} calls"
+    if hook.nonfinite:
+        return WRONG, f"{hook}: {hook.nonfinite} log-ratios are NaN or infinite"
+    return OK, f"{hook}; {len(hook.metrics)} metrics: {', '.join(hook.metrics[:4])}"
 
 
 def _trained(launch: Launch, small: Sizes, seen: Evidence) -> Found:
@@ -154,24 +146,14 @@ def _metrics(launch: Launch, small: Sizes, seen: Evidence) -> Found:
 def _pushed(launch: Launch, small: Sizes, seen: Evidence) -> Found:
     if launch.flag("--debug-train-only"):
         return NOT_ASKED, "--debug-train-only"
-    versions = sorted({e["version"] for e in seen.calls("push") if e["version"] is not None})
-    if not versions or len(seen.rollouts) < ROLLOUTS:
+    pushes = seen.pushes()
+    if not pushes.versions or len(pushes.sampled) < ROLLOUTS:
         return NOT_REACHED, ""
-    used = [
-        sorted({v for s in rollout for v in s["weight_versions"] or ()}) for rollout in seen.rollouts.values()
-    ]
-    sampled = ", ".join("/".join(map(str, v)) or "unknown" for v in used)
-    distances = [m.numbers.absolute for m in seen.analysis.timeline] if seen.analysis else []
-    known = [d for d in distances if d is not None]
-    text = f"versions {versions[0]} to {versions[-1]}; rollouts sampled with {sampled}"
-    text += f"; mean |trainer - sampler| {', '.join(f'{d:.4f}' for d in known)} nats" if known else ""
-    stale = len(known) > 1 and known[-1] > NEAR and known[-1] > GROWN * known[0]
-    still = len(used) > 1 and used[0] == used[-1] and bool(used[0])
-    if len(versions) < ROLLOUTS or (not launch.asynchronous and (still or stale)):
-        flag = launch.flag("--update-weights-interval") or launch.flag("--debug-skip-weight-update")
-        named = f" ({flag.where}: {flag})" if flag else ""
-        return WRONG, f"the engine keeps its weights: {text}{named}"
-    return OK, text
+    if len(pushes.versions) >= ROLLOUTS and (launch.asynchronous or pushes.arrived):
+        return OK, str(pushes)
+    flag = launch.flag("--update-weights-interval") or launch.flag("--debug-skip-weight-update")
+    blamed = f" ({flag.where}: {flag})" if flag else ""
+    return WRONG, f"the engine keeps its weights: {pushes}{blamed}"
 
 
 def _checkpoint(launch: Launch, small: Sizes, seen: Evidence) -> Found:

@@ -18,6 +18,68 @@ if TYPE_CHECKING:
     from slime_ext.tools.analysis.document import Document
 
 
+NEAR = 0.02  # nats: mean |trainer - sampler| below which both have the same weights in bfloat16
+GROWN = 3.0  # times the distance of the first rollout from which the engine's weights are older ones
+
+
+@dataclass(frozen=True)
+class Pushes:
+    """The weights that were pushed, and those that sampled.
+
+    Args:
+        versions: pushed, sorted.
+        sampled: versions by rollout.
+        distances: mean |trainer - sampler| by rollout, nats per token, where it is known.
+    """
+
+    versions: Sequence[int]
+    sampled: Sequence[Sequence[Any]]
+    distances: Sequence[float]
+
+    def __str__(self) -> str:
+        sampled = ", ".join("/".join(map(str, versions)) or "unknown" for versions in self.sampled)
+        text = f"versions {self.versions[0]} to {self.versions[-1]}; rollouts sampled with {sampled}"
+        distances = ", ".join(f"{distance:.4f}" for distance in self.distances)
+        return text + (f"; mean |trainer - sampler| {distances} nats" if distances else "")
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the last rollout was sampled with newer weights than the first one."""
+        first, last = self.sampled[0], self.sampled[-1]
+        is_still = len(self.sampled) > 1 and first == last and bool(first)
+        is_stale = len(self.distances) > 1 and self.distances[-1] > max(NEAR, GROWN * self.distances[0])
+        return not (is_still or is_stale)
+
+
+@dataclass(frozen=True)
+class HookCalls:
+    """Calls of the policy loss hook."""
+
+    calls: Sequence[Mapping[str, Any]]
+
+    def __str__(self) -> str:
+        of_one = [call for call in self.calls if call["pid"] == self.calls[0]["pid"]]  # each rank sees all
+        sequences, tokens = (sum(call[name] for call in of_one) for name in ("sequences", "tokens"))
+        ranks = len({call["pid"] for call in self.calls})
+        where = f"{len(of_one)} times on {ranks} rank{'s' * (ranks > 1)}"
+        return f"{where} with {sequences} sequences, {tokens} tokens"
+
+    @property
+    def lacking(self) -> int:
+        """Calls without log-probs of the sampler or the trainer."""
+        return sum("tokens" not in call for call in self.calls)
+
+    @property
+    def nonfinite(self) -> int:
+        """Log-ratios that are NaN or infinite."""
+        return sum(call["nonfinite"] for call in self.calls)
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the metrics that the last call returned."""
+        return list(self.calls[-1]["names"])
+
+
 @dataclass(frozen=True)
 class Evidence:
     """All that the page is made from.
@@ -59,6 +121,23 @@ class Evidence:
     def asks_for_log_probs(self) -> bool:
         """Whether they ask for the hook, which needs the sampler's log-probs."""
         return bool(self.parsed.get("use_tis") or self.parsed.get("get_mismatch_metrics"))
+
+    def hook(self) -> HookCalls:
+        """Calls of the launch's own hook, else of the host's."""
+        path = self.parsed.get("custom_tis_function_path")
+        own = [call for call in self.calls("function") if path and call["path"] == path]
+        return HookCalls(own or self.calls("vanilla"))
+
+    def pushes(self) -> Pushes:
+        """What the engine was given, and what it sampled with."""
+        versions = sorted({e["version"] for e in self.calls("push") if e["version"] is not None})
+        sampled = [
+            sorted({version for sample in rollout for version in sample["weight_versions"] or ()})
+            for rollout in self.rollouts.values()
+        ]
+        timeline = self.analysis.timeline if self.analysis else ()
+        distances = [m.numbers.absolute for m in timeline if m.numbers.absolute is not None]
+        return Pushes(versions, sampled, distances)
 
     def errors(self) -> list[Mapping[str, Any]]:
         """Calls that raised, the innermost first."""

@@ -11,9 +11,8 @@ import yaml
 
 from slime_ext.config.files import UNREADABLE, read_mapping
 from slime_ext.errors import ConfigError, cut
+from slime_ext.tools.scripts.launch import Unread
 from slime_ext.tools.scripts.read import followed
-from slime_ext.tools.scripts.shell import Shell
-from slime_ext.tools.scripts.values import Words, shown
 
 OVERRIDE = re.compile(r"[+]{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 DEEPEST = 5  # files whose defaults name files
@@ -32,28 +31,28 @@ def settings_of_script(
     Raises:
         ConfigError: a wanted value or file that is known or found only where the script runs.
     """
-    words = _words(followed(path))
+    words = _words(path)
     found: dict[str, Any] = {}
-    if file := _named_file(path, [shown(word) for word in words]):
+    if file := _named_file(path, words):
         found = with_defaults(str(file), wanted, roots=tuple(Path(path).resolve().parents))
     return _merge(found, _overridden(path, words, below, keys))
 
 
 def overrides(path: str, below: tuple[str, ...], keys: Container[str]) -> dict[str, Any]:
     """The overrides (``a.b.c=value``) of a shell script, as nested mappings; arguments as above."""
-    return _overridden(path, _words(followed(path)), below, keys)
+    return _overridden(path, _words(path), below, keys)
 
 
-def _words(shell: Shell) -> Words:
+def _words(path: str) -> list[str]:
     """Words of the commands that have overrides; of all where none has."""
-    commands = [words for words in shell.commands if any(OVERRIDE.fullmatch(shown(word)) for word in words)]
-    return [word for words in commands for word in words] if commands else shell.words
+    commands = followed(path).commands()
+    found = [words for words in commands if any(OVERRIDE.fullmatch(word) for word in words)]
+    return [word for words in found or commands for word in words]
 
 
-def _overridden(path: str, words: Words, below: tuple[str, ...], keys: Container[str]) -> dict[str, Any]:
+def _overridden(path: str, words: list[str], below: tuple[str, ...], keys: Container[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for word in words:
-        text = shown(word)
+    for text in words:
         match = OVERRIDE.fullmatch(text)
         if text.startswith("~") and text[1:].startswith(below):
             raise ConfigError(
@@ -62,7 +61,7 @@ def _overridden(path: str, words: Words, below: tuple[str, ...], keys: Container
         if match is None or not match[1].startswith(below):
             continue
         *parents, name = match[1].split(".")
-        if name in keys and not all(isinstance(part, str) for part in word):
+        if name in keys and isinstance(text, Unread):
             raise ConfigError(
                 f"{path}: {match[1]}: expected a value that the script itself says, got '{cut(match[2])}'"
             )

@@ -35,16 +35,15 @@ def test_help_names_every_command(capsys):
 def _command(monkeypatch, function):
     module = type(sys)("stand_in")
     module.main = function
-    monkeypatch.setitem(sys.modules, "stand_in", module)
-    monkeypatch.setitem(cli.COMMANDS, "stand-in", "for this test")
-    monkeypatch.setitem(cli.ELSEWHERE, "stand-in", "stand_in")
+    monkeypatch.setitem(sys.modules, "slime_ext.tools.commands.stand_in", module)
+    monkeypatch.setitem(cli.COMMANDS, "stand_in", "for this test")
 
 
 @pytest.mark.parametrize(("returned", "status"), [(None, 0), (0, 0), (3, 3)])
 def test_a_command_gets_its_flags_and_gives_the_status(monkeypatch, returned, status):
     seen = []
     _command(monkeypatch, lambda argv: seen.append(argv) or returned)
-    assert cli.main(["stand-in", "--flag", "1"]) == status
+    assert cli.main(["stand_in", "--flag", "1"]) == status
     assert seen == [["--flag", "1"]]
 
 
@@ -53,7 +52,7 @@ def test_a_users_mistake_is_one_line_on_stderr(monkeypatch, capsys):
         raise ConfigError("--lr: expected a number, got 'x'")
 
     _command(monkeypatch, fail)
-    assert cli.main(["stand-in"]) == 2
+    assert cli.main(["stand_in"]) == 2
     assert capsys.readouterr() == ("", "slime-ext: --lr: expected a number, got 'x'\n")
 
 
@@ -62,7 +61,7 @@ def test_ctrl_c_is_130(monkeypatch):
         raise KeyboardInterrupt
 
     _command(monkeypatch, interrupt)
-    assert cli.main(["stand-in"]) == 130
+    assert cli.main(["stand_in"]) == 130
 
 
 def test_a_mistyped_command_names_the_nearest(capsys):
@@ -76,12 +75,7 @@ def _run(words, cwd=None, **env):
     return [sys.executable, "-c", code], {"env": environ, "cwd": cwd, "text": True}
 
 
-PRINTING = [["--help"], ["presets", "geo_rs"]]
-MORE = (["presets"], ["check", "--help"], ["check", str(CONFIG)])
-PRINTING += [pytest.param(words, marks=pytest.mark.slow) for words in MORE]
-
-
-@pytest.mark.parametrize("words", PRINTING, ids=str)
+@pytest.mark.parametrize("words", [["--help"], ["presets", "geo_rs"]], ids=str)
 def test_a_pipe_that_nobody_reads_ends_the_command_without_a_word(words):
     command, how = _run(words)
     read, write = os.pipe()
@@ -89,25 +83,6 @@ def test_a_pipe_that_nobody_reads_ends_the_command_without_a_word(words):
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, **how, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize("words", PRINTING, ids=str)
-def test_a_full_disk_is_one_line(words):
-    command, how = _run(words)
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, **how, check=False)
-    line = "slime-ext: standard output: expected room to write, got No space left on device\n"
-    assert (done.returncode, done.stderr) == (2, line)
-
-
-def test_an_error_of_another_file_is_no_matter_of_the_output(monkeypatch):
-    def fail(argv):
-        raise BrokenPipeError
-
-    _command(monkeypatch, fail)
-    with pytest.raises(BrokenPipeError):
-        cli.main(["stand-in"])
 
 
 def test_a_name_that_the_output_has_no_letters_for_is_escaped(tmp_path):
@@ -146,7 +121,7 @@ def test_a_package_that_is_not_installed_is_one_line():
         "from slime_ext.tools.commands import cli; print(cli.main(sys.argv[2:]))"
     )
     missing = {
-        ("pydantic", "doctor"): "pydantic, got none: pip install pydantic",
+        ("pydantic", "analyze"): "pydantic, got none: pip install pydantic",
         ("yaml", "doctor"): "PyYAML, got none: pip install PyYAML",
         ("rich", "doctor"): "rich, got none: pip install rich",
     }

@@ -77,13 +77,6 @@ def test_a_launch_is_what_a_shell_would_make_of_the_script(script, tmp_path):
     }
 
 
-def test_a_variable_of_the_environment_goes_over_a_default(script, monkeypatch):
-    path = script()
-    monkeypatch.setenv("LR", "3e-5")
-    launch = read(path)
-    assert launch.value("--lr") == "3e-5" and launch.flag("--usual") is None
-
-
 def test_a_flag_is_placed_where_it_was_written_last_outside_comments(script):
     launch = read(script())
     places = {flag.name: flag.where for flag in launch.flags}
@@ -105,11 +98,6 @@ def test_of_a_test_that_only_the_cluster_can_make_neither_branch_is_taken(script
     assert not launch.is_known("--a") and launch.is_known("--x") and launch.is_known("--d")
 
 
-def test_what_stands_behind_a_gap_counts(script):
-    launch = read(script("mapfile -t A < flags\npython3 train.py --x 1 ${A[@]} --y 2"))
-    assert launch.is_known("--y") and not launch.is_known("--x") and not launch.is_known("--z")
-
-
 def test_a_sourced_file_that_is_not_there_is_said_and_none_elsewhere_is_taken(script, tmp_path):
     launch = read(script("source /none/models/small.sh\npython3 train.py --x 1 ${MODEL_ARGS[@]}"))
     assert [flag.name for flag in launch.flags] == ["--x"]
@@ -128,10 +116,9 @@ def test_a_file_of_the_container_is_read_from_the_checkout_and_that_is_said(scri
 
 ONE_LINE = {
     "python3 train.py --a 1\r\n": r"run\.sh:1: expected lines that end in \\n, got",
-    "X=aaaaaaaaaa\n" + "X=$X$X$X$X$X$X$X$X$X$X\n" * 9: "expected words of at most",
-    "f() { f; }; f": "calls in one another",
+    "f() { f; }; f": "expected a script that ends, got none: .* function depth",
     'echo "\npython3 train.py': "expected a script that bash can read, got line",
-    "while true; do X=1$X; done": "expected",
+    "while true; do X=1$X; done": "expected a script that ends, got none",
     "slime-ext train --task letters": "slime-ext train writes the flags of its host itself",
     '[ -n "$1" ] || exit 1\npython3 train.py': r"it ends at run\.sh:1: give it what it asks for",
 }
@@ -146,7 +133,7 @@ def test_what_no_launch_can_be_read_of_is_one_line(script, text):
 
 WRONG = {
     "python3 other.py --a": "expected a launch of train.py",
-    "python3 train.py \\\n  --a 1\n  ${B[@]} \\\n  ${C[@]}": r"run\.sh:3: .* lacks the backslash",
+    "B=(--b)\npython3 train.py \\\n  --a 1\n  ${B[@]} \\\n  ${C[@]}": r"run\.sh:4: .* lacks the backslash",
 }
 
 
@@ -163,7 +150,7 @@ def test_every_script_of_slime_is_read(monkeypatch):
         monkeypatch.setenv(name, "/data")
     broken, gone, count = set(), set(), 0
     for path in sorted(HOSTS.glob("slime-*/**/*.sh")):
-        if path.parent.name == "models" or "train" not in path.read_text():
+        if path.parent.name in ("models", "tests") or "train" not in path.read_text():
             continue
         count += 1
         try:

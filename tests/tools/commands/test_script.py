@@ -45,14 +45,11 @@ def test_flags_of_an_array_that_no_launch_looks_at_are_refused(capsys, tmp_path)
 
 
 USED = {
-    "an array on one line": f"TIS=({GOOD})\npython3 train.py ${{TIS[@]}}",
     "an array that grows": f"if true; then TIS+=({GOOD}); fi",
-    "after a quote over lines": f"ray job submit --runtime-env-json='{{\n \"a\": 1\n}}' -- train.py {GOOD}",
     "an apostrophe in a comment": f"# it's off\ntrain.py \\\n   {GOOD}  # isn't it",
     "a variable with a comment": f'readonly TIS="{GOOD}"  # on\ntrain.py $TIS',
+    "to somebody": f"echo python3 train.py {GOOD} | bash",
     "flags that look alike": f"{GOOD} --custom-loss-function-path a.b --custom-agent-function-path c",
-    "as words": f'CORR=({GOOD})\npython3 train.py "${{CORR[@]}}"',
-    "in another": f"CORR=({GOOD})\nALL=(${{CORR[@]}})\npython3 train.py ${{ALL[@]}}",
     "by name": f"CORR=({GOOD})\nlaunch() {{ local -n a=$1; python3 train.py ${{a[@]}}; }}\nlaunch CORR",
     "by a file that reads this one": f"CORR=({GOOD})",
     "beside one that decides nothing": f"PERF=(--lr 1)\npython3 train.py {GOOD}",
@@ -72,60 +69,15 @@ def test_what_a_script_only_says_does_not_count(capsys, tmp_path):
         assert status == 0 and "not used by this launch" in out, line
 
 
-def test_what_a_script_says_to_somebody_counts(capsys, tmp_path):
-    for line in ("echo on && python3 train.py {}", "echo python3 train.py {} | bash"):
-        status, out, _ = run(capsys, "check", written(tmp_path / "run.sh", line.format(GOOD)))
-        assert status == 0 and "truncate(high 2)" in out, line
-
-
-FOLLOWED = {
-    "a default in a default": '--custom-config-path "${BASE:-${HERE:-.}/sub}/c.yaml"',
-    "a default that is empty or not": "--custom-config-path ${BASE-sub}/c.yaml",
-    "a default that is kept": ': "${CFG:=sub/c.yaml}"\npython3 train.py --custom-config-path $CFG',
-    "a default that is used and kept": "--custom-config-path ${CFG:=sub/c.yaml}",
-}
 CORRECT = "--use-tis --custom-tis-function-path slime_ext.tis.correct"
 
 
-def test_defaults_of_variables_are_followed(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "sub").mkdir()
-    written(tmp_path / "sub/c.yaml", {"slime_ext": {"preset": "geo_rs"}})
-    for name, text in FOLLOWED.items():
-        status, out, err = run(capsys, "check", written(tmp_path / "run.sh", f"{text} {CORRECT}"))
-        assert (status, err) == (0, "") and "preset" in out, name
-
-
 def test_a_path_that_only_a_shell_knows_is_said_to_be_one(capsys, tmp_path):
-    for path in ("$(pwd)/c.yaml", "$UNKNOWN/c.yaml", "`pwd`/c.yaml"):
+    for path in ("$(pwd)/c.yaml", "$UNKNOWN/c.yaml", "$(where)/c.yaml"):
         text = f'train.py {CORRECT} --custom-config-path "{path}"'
         status, _, err = run(capsys, "check", written(tmp_path / "run.sh", text))
         line = f"run.sh: --custom-config-path: expected a path that the script itself says, got '{path}': "
         assert status == 1 and line in err
-
-
-def test_a_number_sign_in_quotes_is_no_comment(capsys, tmp_path):
-    for text, is_used in {
-        f'train.py --note "a # b" {GOOD}': True,
-        f"train.py --note 'a # b' {GOOD}  # it's on": True,
-        f"train.py --note a # {GOOD}": False,
-        f'NOTE="a # b"\ntrain.py --note "$NOTE" {GOOD}': True,
-        f"train.py \\\n  # {GOOD} \\\n {GOOD}": False,
-    }.items():
-        status, out, _ = run(capsys, "check", written(tmp_path / "run.sh", text))
-        assert status == 0 and ("truncate(high 2)" in out) is is_used, text
-
-
-def test_a_sourced_file_and_a_branch_are_followed(capsys, tmp_path):
-    (tmp_path / "models").mkdir()
-    written(tmp_path / "models/m.sh", f"MODEL_ARGS=(--num-layers 2 {GOOD})")
-    source = 'HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"\n'
-    source += 'source "${HERE}/models/m.sh"\npython3 train.py --eval-top-p 1 ${MODEL_ARGS[@]}'
-    assert "truncate(high 2)" in run(capsys, "check", written(tmp_path / "run.sh", source))[1]
-    branch = f"if [ 0 -eq 1 ]; then\n  A=({GOOD})\nelse\n  A=(--lr 1)\nfi\npython3 train.py ${{A[@]}}"
-    assert "not used" in run(capsys, "check", written(tmp_path / "run.sh", branch))[1]
-    elsewhere = source.replace("models/m.sh", "models/none.sh") + f" {GOOD}"
-    assert "truncate(high 2)" in run(capsys, "check", written(tmp_path / "run.sh", elsewhere))[1]
 
 
 def test_a_script_is_known_by_its_name_or_its_first_line(capsys, tmp_path):
@@ -204,7 +156,7 @@ UNKNOWN = {
     "mapfile -t A < flags\npython3 train.py --lr 1 ${A[@]}": "not known whether this launch uses it",
     f"mapfile -t A < flags\npython3 train.py ${{A[@]}} {GOOD}": "truncate(high 2)",
     f"python3 train.py {GOOD} --eps-clip $(cat clip)": "--eps-clip $(cat clip): known only where the",
-    f"if smi; then S=sft_loss; fi\npython3 train.py {GOOD} --loss-type $S": "--loss-type $S: known only",
+    f"if smi; then S=x; fi\npython3 train.py {GOOD} --loss-type $S": "--loss-type x or nothing (smi): known",
     f"A=()\nif smi; then A+=(--loss-type x); fi\npython3 train.py {GOOD} ${{A[@]}}": "smi is known only",
     "source /none/env.sh\npython3 train.py $FLAGS": "source /none/env.sh is not here",
     'eval "$(setup)"\npython3 train.py $FLAGS': "eval $(setup) is not here",

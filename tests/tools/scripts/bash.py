@@ -23,6 +23,7 @@ command_not_found_handle() {
          [ $# -gt 2 ] && n=$2; [ $# -gt 3 ] && step=$3
          for ((; n <= ${@: -1}; n += step)); do echo $n; done;;
       cat) local line; while IFS= read -r line; do printf '%s\n' "$line"; done;;
+      awk|cut|grep|head|sed|sort|tail|tr|uniq|wc) PATH=/usr/bin:/bin command "$@";;
       bash|sh) /bin/bash "${@:2}";;
       *) printf '%s\0' "$@" > "$RECORD_FOLDER/$EPOCHREALTIME.$BASHPID";;
    esac

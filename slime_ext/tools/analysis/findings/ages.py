@@ -27,7 +27,7 @@ class Lag(Enum):
 
 UNTOLD = (
     "which weights sampled: analyse rollout 0 of the run too, where sampler and trainer have the same, and "
-    "record weight versions (--custom-rollout-log-function-path slime_ext.host.log_rollout, or patch 0002)"
+    "record weight versions (--custom-rollout-log-function-path slime_ext.host.log_rollout, or a patch)"
 )
 
 

@@ -1,0 +1,107 @@
+"""What happens when a script runs in the sandbox: bash's trace, programs that it would start, questions that
+it puts to its machine."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+BEGIN, END, BETWEEN = "\ue000", "\ue001", "\ue002"  # private characters, which no script contains
+TOKEN = re.compile(f"{BEGIN}(\\d+){END}")
+PS4 = f"+${{BASH_SOURCE}}{BETWEEN}${{LINENO}}{BETWEEN}${{PWD}}{BETWEEN}"
+TRACED = re.compile(rf"^\++([^{BETWEEN}\n]*){BETWEEN}(\d+){BETWEEN}([^{BETWEEN}\n]*){BETWEEN}", re.M)
+COMPLAINT = re.compile(r"^(\S+): line (\d+): (.*)$", re.MULTILINE)  # of bash
+PROGRAMS = ("train.py", "train_async.py")
+# What only names train.py, to look at it or to end it.
+NO_LAUNCH = frozenset(
+    "pkill pgrep kill grep egrep rg cat less more head tail sed awk ls find cp mv rm ln chmod tee diff wc "
+    "stat which type command hash file git vim nano scp rsync wget curl".split()
+)
+SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+OF_SSH = re.compile(r"-[bcDEeFIiJLlmOopQRSWw]")  # options with a value
+
+
+class Answer(NamedTuple):
+    """An answer to a question: a command's status and output, or the content of a variable or file."""
+
+    status: int = 0
+    output: str | None = None  # None: a token
+
+
+World = Mapping[str, Answer]
+
+
+class Call(NamedTuple):
+    """A program that the script would start."""
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: str
+
+
+class Line(NamedTuple):
+    """A command of bash's trace, its words expanded."""
+
+    file: str
+    number: int
+    folder: str
+    text: str
+
+    @property
+    def place(self) -> str:
+        """``file:line``."""
+        return f"{Path(self.file).name}:{self.number}"
+
+    @property
+    def words(self) -> list[str]:
+        """The command's words; none if they cannot be split."""
+        try:
+            return shlex.split(self.text)
+        except ValueError:
+            return []
+
+
+@dataclass
+class Run:
+    """One run."""
+
+    calls: list[Call] = field(default_factory=list)
+    asked: dict[str, None] = field(default_factory=dict)  # questions, in their order
+    counts: Counter[str] = field(default_factory=Counter)
+    trace: str = ""
+    error: str = ""
+    end: Callable[[], None] | None = None  # ends the run at its next command
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """The trace of a run that has ended."""
+        found = list(TRACED.finditer(self.trace))
+        ends = [*(match.start() for match in found[1:]), len(self.trace)]
+        texts = [self.trace[match.end() : end] for match, end in zip(found, ends, strict=False)]
+        texts = [COMPLAINT.split(text)[0].rstrip("\n") for text in texts]
+        return [Line(m[1], int(m[2]), m[3], text) for m, text in zip(found, texts, strict=True)]
+
+
+def program_of(words: Sequence[str]) -> int | None:
+    """The position of the train.py that a command starts."""
+    if Path(words[0]).name in NO_LAUNCH:
+        return None
+    return next((i for i, word in enumerate(words) if Path(word).name in PROGRAMS), None)
+
+
+def shell_text(words: Sequence[str]) -> tuple[str, list[str]] | None:
+    """The text and arguments that a program passes to a shell: ``srun bash -c TEXT``, ``ssh HOST TEXT``."""
+    for i, word in enumerate(words[:-2]):
+        if Path(word).name in SHELLS and re.fullmatch(r"-[a-z]*c", words[i + 1]):
+            return words[i + 2], list(words[i + 3 :])
+    if words[0] != "ssh":
+        return None
+    rest = [word for before, word in pairwise(words) if word[:1] != "-" and not OF_SSH.fullmatch(before)]
+    return (" ".join(rest[1:]), []) if rest[1:] else None
