@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from slime_ext.config.files import read_mapping
 from slime_ext.errors import ConfigError
 from slime_ext.tools.commands import light
-from slime_ext.tools.commands.output import console
+from slime_ext.tools.commands.output import PlainConsole, console
 
 SPEED = "speed is measured from a checkout: python -m benchmarks.speed against, or scale"
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     chosen = {name: presets.get(name) for name in given.preset}
     chosen |= {name: own.correction for name, own in load_user_corrections(files).items()}
     for table in tables(chosen, given.seed, shown):
-        console(width=80).print(table)
+        PlainConsole(highlight=False, width=80).print(table)
     return 0
 
 
