@@ -31,6 +31,17 @@ FLOORS = {
     ),
     "config/": ("files optional_args dialects", "typed loaded", "idle rules", "load"),
     "tools/": ("folders analysis fidelity", "report", "without_cuda scripts rehearsal patching", "commands"),
+    "tools/analysis/": (
+        "document tables texts",
+        "records",
+        "readers",
+        "measures",
+        "findings",
+        "page request",
+        "pipeline",
+        "run",
+        "follow",
+    ),
 }
 MATHEMATICS = (
     "ops",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from slime_ext.tools.analysis.readers.find import DumpFiles, RolloutRanges, find
 
 if TYPE_CHECKING:
-    from slime_ext.tools.analysis.user_corrections import UserCorrection
+    from slime_ext.tools.analysis.measures.user_corrections import UserCorrection
 
 # What a recommendation may name, and one of each other kind; every further preset takes its time.
 SHORTLIST = (

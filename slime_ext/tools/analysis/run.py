@@ -9,20 +9,20 @@ from typing import Any
 
 from slime_ext import __version__, presets
 from slime_ext.errors import DataError
-from slime_ext.tools.analysis.detector_statistics import DetectorStatistics
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.document import Document
 from slime_ext.tools.analysis.findings import examine
-from slime_ext.tools.analysis.layer_outputs import layer_distances
+from slime_ext.tools.analysis.findings.recommend import recommend
+from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.layer_outputs import layer_distances
+from slime_ext.tools.analysis.measures.suggest import Ranking
+from slime_ext.tools.analysis.measures.tally import Tally
+from slime_ext.tools.analysis.measures.whatif import WhatIf
+from slime_ext.tools.analysis.measures.worst_samples import WorstSamples
 from slime_ext.tools.analysis.pipeline import Result, collect
 from slime_ext.tools.analysis.readers.find import DumpFiles, Job
-from slime_ext.tools.analysis.recommend import recommend
+from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
 from slime_ext.tools.analysis.request import Request
-from slime_ext.tools.analysis.suggest import Ranking
-from slime_ext.tools.analysis.tally import Tally
-from slime_ext.tools.analysis.vocabulary import vocabulary_of
-from slime_ext.tools.analysis.whatif import WhatIf
-from slime_ext.tools.analysis.worst_samples import WorstSamples
 
 Progress = Callable[[Job], None]
 MOST_NOTES = 20
@@ -58,7 +58,7 @@ def collectors_of(request: Request) -> dict[str, Any]:
     collectors: dict[str, Any] = {
         "diagnosis": Diagnosis(
             worsts=WorstSamples(request.tokenizer),
-            statistics=DetectorStatistics(vocabulary=vocabulary_of(request)),
+            statistics=DetectorStatistics(vocabulary=vocabulary_of(request.paths, request.tokenizer)),
         ),
         "whatif": WhatIf(tallies),
     }

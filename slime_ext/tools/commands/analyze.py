@@ -178,7 +178,7 @@ def _read_configs(files: Sequence[str]) -> Configs:
     """Path and content of each file of --config, read once, since it may be a pipe."""
     found = [(file, read_mapping(file)) for file in files]
     if found:
-        light.call("slime_ext.tools.analysis.user_corrections:load_user_corrections", found)
+        light.call("slime_ext.tools.analysis.measures.user_corrections:load_user_corrections", found)
     return found
 
 
@@ -229,8 +229,8 @@ def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
     files = [request.files() for request in requests]
     _refuse_to_overwrite_inputs(given, [path for found in files for job in found.jobs for path in job.paths])
 
+    from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
     from slime_ext.tools.analysis.run import analyse  # and torch: all mistakes were found before
-    from slime_ext.tools.analysis.user_corrections import load_user_corrections
 
     own, both = load_user_corrections(configs), list(zip(requests, files, strict=True))
     total = sum(job.size * request.passes for request, found in both for job in found.jobs)
@@ -253,7 +253,7 @@ def _followed(given: argparse.Namespace, configs: Configs, screen: Console) -> l
     """The document of a run when it has ended, or when an alert ends it; each rollout and each alert is
     printed as it comes."""
     from slime_ext.tools.analysis.follow import Follower
-    from slime_ext.tools.analysis.user_corrections import load_user_corrections
+    from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
 
     request = replace(_request(given, given.paths), configs=load_user_corrections(configs))
     follower, since = Follower(request), time.monotonic()

@@ -156,7 +156,7 @@ def _of_dumps(folder: Path, factor: int) -> Series:
 
 
 def _of_rollout(rollout: DumpedRollout) -> dict[str, float]:
-    from slime_ext.tools.analysis.measures import Sums
+    from slime_ext.tools.analysis.measures.sums import Sums
 
     sums = Sums()
     for part in rollout.parts():

@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 from slime_ext.tools.analysis import document as d
-from slime_ext.tools.analysis.recommend import recommend
+from slime_ext.tools.analysis.findings.recommend import recommend
 from tests.tools.analysis.in_process import suggest, whatif
 from tests.tools.analysis.rollouts import rollout
 

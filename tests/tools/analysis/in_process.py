@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from slime_ext import presets
+from slime_ext.tools.analysis.measures.suggest import Ranking
+from slime_ext.tools.analysis.measures.tally import Tally
+from slime_ext.tools.analysis.measures.whatif import WhatIf
 from slime_ext.tools.analysis.pipeline import load
 from slime_ext.tools.analysis.readers.find import RolloutRanges, find
-from slime_ext.tools.analysis.suggest import Ranking
-from slime_ext.tools.analysis.tally import Tally
-from slime_ext.tools.analysis.whatif import WhatIf
 
 
 def read(paths, rollouts=None):

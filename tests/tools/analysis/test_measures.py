@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from slime_ext.errors import DataError
-from slime_ext.tools.analysis.curves import Curves, midway
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings import examine
-from slime_ext.tools.analysis.measures import Sums, bins, edges
-from slime_ext.tools.analysis.worst_samples import KEPT, decoder
+from slime_ext.tools.analysis.measures.curves import Curves, midway
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.sums import Sums, bins, edges
+from slime_ext.tools.analysis.measures.worst_samples import KEPT, decoder
 from tests.tools.analysis.rollouts import rollout
 from tests.tools.analysis.synthetic import World, run
 

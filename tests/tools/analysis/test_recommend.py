@@ -8,7 +8,7 @@ import math
 from slime_ext import tis
 from slime_ext.host import contract
 from slime_ext.tools.analysis.document import Effect, Finding, Numbers
-from slime_ext.tools.analysis.recommend import flags, recommend
+from slime_ext.tools.analysis.findings.recommend import flags, recommend
 
 SHORT = Numbers(
     tokens=1000,

@@ -19,10 +19,10 @@ from slime_ext.tools.analysis.document import (
     Numbers,
     Point,
 )
+from slime_ext.tools.analysis.findings.recommend import recommend
 from slime_ext.tools.analysis.page import render, write_report
 from slime_ext.tools.analysis.page.page import TILES, tiles
 from slime_ext.tools.analysis.page.pictures import pictures
-from slime_ext.tools.analysis.recommend import recommend
 from tests.tools.analysis.documents import EVIL, document
 
 NAMES = ("distribution", "timeline", "position", "staleness", "probability", "outcome")

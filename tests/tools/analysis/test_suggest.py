@@ -10,8 +10,8 @@ import torch
 import yaml
 
 from slime_ext import load_config
-from slime_ext.tools.analysis.quantiles import BitHistogram, ExactRank
-from slime_ext.tools.analysis.suggest import Ranking, between
+from slime_ext.tools.analysis.measures.quantiles import BitHistogram, ExactRank
+from slime_ext.tools.analysis.measures.suggest import Ranking, between
 from tests.tools.analysis.in_process import suggest, whatif
 from tests.tools.analysis.rollouts import rollout
 

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from slime_ext import presets
-from slime_ext.tools.analysis import recommend
 from slime_ext.tools.analysis.document import Numbers
+from slime_ext.tools.analysis.findings import recommend
 from slime_ext.tools.analysis.request import SHORTLIST
 from slime_ext.tools.analysis.run import Request, analyse
 from slime_ext.tools.commands import cli

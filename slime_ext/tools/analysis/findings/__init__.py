@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.document import Finding, Looked
 from slime_ext.tools.analysis.findings import (
     gross,
@@ -17,6 +16,7 @@ from slime_ext.tools.analysis.findings import (
     weights,
 )
 from slime_ext.tools.analysis.findings.detector import Fault, Lacks, faults
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 MODULES = (gross, log_probs, turns, sampling, push, weights, inside, numerics, selection, reward)
 FAULTS = faults()

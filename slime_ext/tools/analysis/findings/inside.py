@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from slime_ext.tools.analysis.curves import BLOCK
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings.detector import Figures, need
+from slime_ext.tools.analysis.measures.curves import BLOCK
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 ROUNDINGS = 16.0  # unit roundoffs of a layer's dtype, times the root of the number of layers
 FEWEST = 100  # tokens of a block

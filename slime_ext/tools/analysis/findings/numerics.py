@@ -8,12 +8,12 @@ from statistics import median
 
 from torch import Tensor
 
-from slime_ext.tools.analysis.curves import POSITIONS, SURPRISES
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings.ages import UNTOLD, fresh_and_stale
 from slime_ext.tools.analysis.findings.detector import FEW, Figures, need_tokens
 from slime_ext.tools.analysis.findings.sampling import by_probability
-from slime_ext.tools.analysis.versions import VersionMeans
+from slime_ext.tools.analysis.measures.curves import POSITIONS, SURPRISES
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.versions import VersionMeans
 
 DRIFT_TOKENS = 400  # tokens
 DRIFT_SURE = 6.0  # standard errors

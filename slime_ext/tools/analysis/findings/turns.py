@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 
-from slime_ext.tools.analysis.curves import NEAR
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings.detector import Figures, need
+from slime_ext.tools.analysis.measures.curves import NEAR
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 FEWEST = 60  # tokens
 TIMES, MATTERS, SURE = 3.0, 0.05, 6.0  # of mean |l| of a turn's begin; nats; standard errors

@@ -6,12 +6,12 @@ from collections import Counter
 from itertools import pairwise, takewhile
 from statistics import median
 
-from slime_ext.tools.analysis.detector_statistics import RolloutSummary
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings.ages import UNTOLD, fresh_and_stale
 from slime_ext.tools.analysis.findings.detector import FEW, Figures, need
 from slime_ext.tools.analysis.findings.sampling import is_scaled
-from slime_ext.tools.analysis.versions import VersionMeans, VersionSums
+from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
 
 FEWEST = 100  # tokens on each side
 MATTERS = 1e-3  # nats of k3 that old weights must make

@@ -13,9 +13,9 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from slime_ext.tools.analysis.document import Document, Effect, Numbers
+from slime_ext.tools.analysis.findings.recommend import cost
 from slime_ext.tools.analysis.page.numbers import NONE, depth, listed, number, percent, ratio, sentence, whole
 from slime_ext.tools.analysis.page.pictures import pictures
-from slime_ext.tools.analysis.recommend import cost
 from slime_ext.tools.analysis.texts import legible
 from slime_ext.tools.folders import write_file
 

@@ -14,11 +14,11 @@ import numpy
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.measures import PER_DECADE, SMALLEST, Sums
+from slime_ext.tools.analysis.measures.shifts import SHIFTS, moved_turns, shifted_sums
+from slime_ext.tools.analysis.measures.sums import PER_DECADE, SMALLEST, Sums
+from slime_ext.tools.analysis.measures.versions import VersionSums, by_version
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.shifts import SHIFTS, moved_turns, shifted_sums
 from slime_ext.tools.analysis.tables import Additive, sum_of, zeros
-from slime_ext.tools.analysis.versions import VersionSums, by_version
 
 QUANTITIES = ("ratio_minus_one", "log_ratio", "absolute", "surprise")
 LARGEST_RATIO = 10.0  # a ratio counts as this much at most, so that one token does not make a mean

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from slime_ext.tools.analysis.request import Request
 
 LARGEST = 1 << 28  # bytes of a file that is read for it
 MOST_IDS = 1 << 31
 ROWS = ("vocab_size", "padded_vocab_size")  # flags of Megatron, keys of a model's config.json
 
 
-def vocabulary_of(request: Request) -> int | None:
+def vocabulary_of(paths: Sequence[str], tokenizer: str | None) -> int | None:
     """One more than the largest id of the run's tokenizer, or the embedding rows that its flags or its
     model's configuration say; None where nothing says it.
 
     Looked at are the folder of --tokenizer, the tokenizer beside slime's dumps (``tokenizer/``), and
     ``args.json`` of the run's folder with the model that it names.
     """
-    return next(_known(request), None)
+    return next(_known(paths, tokenizer), None)
 
 
-def _known(request: Request) -> Iterator[int]:
-    runs = [folder for path in request.paths for folder in (Path(path), Path(path).parent)]
-    given = [Path(request.tokenizer)] if request.tokenizer else []
+def _known(paths: Sequence[str], tokenizer: str | None) -> Iterator[int]:
+    runs = [folder for path in paths for folder in (Path(path), Path(path).parent)]
+    given = [Path(tokenizer)] if tokenizer else []
     for folder in (*given, *(run / "tokenizer" for run in runs)):
         yield from _of_tokenizer(folder)
     for run in runs:

@@ -11,7 +11,7 @@ from torch import Tensor
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Bounds
 from slime_ext.tools.analysis.document import Effect
-from slime_ext.tools.analysis.quantiles import BitHistogram
+from slime_ext.tools.analysis.measures.quantiles import BitHistogram
 from slime_ext.tools.analysis.records import DumpedRollout, masses_of
 
 BOUNDS = Bounds()  # slime's --eps-clip

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from slime_ext.tools.analysis import versions
-from slime_ext.tools.analysis.curves import Curves, midway
-from slime_ext.tools.analysis.detector_statistics import DetectorStatistics
 from slime_ext.tools.analysis.document import Curve, Moment, Numbers
-from slime_ext.tools.analysis.layer_outputs import LayerDistance
-from slime_ext.tools.analysis.measures import Sums
+from slime_ext.tools.analysis.measures import versions
+from slime_ext.tools.analysis.measures.curves import Curves, midway
+from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics
+from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance
+from slime_ext.tools.analysis.measures.sums import Sums
+from slime_ext.tools.analysis.measures.versions import VersionSums
+from slime_ext.tools.analysis.measures.worst_samples import WorstSamples
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive
-from slime_ext.tools.analysis.versions import VersionSums
-from slime_ext.tools.analysis.worst_samples import WorstSamples
 
 
 @dataclass

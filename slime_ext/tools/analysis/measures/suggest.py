@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slime_ext.ops import divergences
 from slime_ext.tools.analysis.document import Suggestion
-from slime_ext.tools.analysis.quantiles import ExactRank
+from slime_ext.tools.analysis.measures.quantiles import ExactRank
 from slime_ext.tools.analysis.records import DumpedRollout
 
 DIGITS = 17  # of a float64

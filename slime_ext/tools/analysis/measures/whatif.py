@@ -19,10 +19,10 @@ from slime_ext.core.correction import Correction, Outcome, Plan, Tokens
 from slime_ext.core.losses import Bounds, HostLoss
 from slime_ext.host.flags import one_line
 from slime_ext.tools.analysis.document import Effect
-from slime_ext.tools.analysis.planned import missing_input, steps_of
+from slime_ext.tools.analysis.measures.planned import missing_input, steps_of
+from slime_ext.tools.analysis.measures.tally import BOUNDS, Tally, TokenEffects
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive
-from slime_ext.tools.analysis.tally import BOUNDS, Tally, TokenEffects
 
 NAMED = 10  # rollouts in a note
 LARGE = 1 << 18  # tokens of a part: every correction takes a while however few there are
