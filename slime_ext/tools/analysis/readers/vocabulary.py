@@ -13,12 +13,9 @@ ROWS = ("vocab_size", "padded_vocab_size")  # flags of Megatron, keys of a model
 
 
 def vocabulary_of(paths: Sequence[str], tokenizer: str | None) -> int | None:
-    """One more than the largest id of the run's tokenizer, or the embedding rows that its flags or its
-    model's configuration say; None where nothing says it.
-
-    Looked at are the folder of --tokenizer, the tokenizer beside slime's dumps (``tokenizer/``), and
-    ``args.json`` of the run's folder with the model that it names.
-    """
+    """One more than the largest id of the run's tokenizer (--tokenizer, or tokenizer/ beside slime's dumps),
+    else the embedding rows in args.json of the run or in config.json of the model that it names; None if
+    unknown."""
     return next(_known(paths, tokenizer), None)
 
 
@@ -26,31 +23,25 @@ def _known(paths: Sequence[str], tokenizer: str | None) -> Iterator[int]:
     runs = [folder for path in paths for folder in (Path(path), Path(path).parent)]
     given = [Path(tokenizer)] if tokenizer else []
     for folder in (*given, *(run / "tokenizer" for run in runs)):
-        yield from _of_tokenizer(folder)
+        yield from _of_tokenizer(_read(folder / "tokenizer.json"))
     for run in runs:
         flags = _read(run / "args.json")
-        yield from _of_flags(flags)
-        if isinstance(model := flags.get("hf_checkpoint"), str):
-            yield from _of_flags(_read(Path(model) / "config.json"))
-    for folder in given:
-        yield from _of_flags(_read(folder / "config.json"))
+        model = flags.get("hf_checkpoint")
+        for found in (flags, _read(Path(model) / "config.json") if isinstance(model, str) else {}):
+            yield from (found[key] for key in ROWS if _is_count(found.get(key)))
+    for config in (_read(folder / "config.json") for folder in given):
+        yield from (config[key] for key in ROWS if _is_count(config.get(key)))
 
 
-def _of_tokenizer(folder: Path) -> Iterator[int]:
+def _of_tokenizer(found: Mapping[str, Any]) -> Iterator[int]:
     """From the tokenizer.json of Hugging Face's tokenizers."""
-    found = _read(folder / "tokenizer.json")
     model, added = found.get("model"), found.get("added_tokens")
-    ids: list[Any] = []
-    if isinstance(model, dict) and isinstance(model.get("vocab"), dict):
-        ids += model["vocab"].values()
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
     if isinstance(added, list):
         ids += [token.get("id") for token in added if isinstance(token, dict)]
     if known := [i for i in ids if _is_count(i)]:
         yield max(known) + 1
-
-
-def _of_flags(flags: Mapping[str, Any]) -> Iterator[int]:
-    yield from (flags[key] for key in ROWS if _is_count(flags.get(key)))
 
 
 def _is_count(value: Any) -> bool:
@@ -58,7 +49,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """A file of JSON; empty where there is none, or no mapping in it."""
+    """A JSON mapping; empty where there is none."""
     try:
         if not path.is_file() or path.stat().st_size > LARGEST:
             return {}
