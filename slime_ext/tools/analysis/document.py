@@ -98,7 +98,9 @@ class Numbers(FrozenModel):
     ess_token: float | None = Field(None, description="effective sample size of e^l, in (0, 1]")
     ess_geometric: float | None = Field(None, description="of the geometric means of sequences")
     ess_sequence: float | None = Field(None, description="of the products over sequences")
-    ratio_p01: float | None = Field(None, description="1st percentile of e^l, exact to 0.5% of l")
+    ratio_p01: float | None = Field(
+        None, description="1st percentile of e^l, l rounded towards 0 by at most 0.4%"
+    )
     ratio_p50: float | None = Field(None, description="median of e^l, likewise")
     ratio_p99: float | None = Field(None, description="99th percentile of e^l, likewise")
     perplexity_behavior: float | None = None

@@ -30,25 +30,20 @@ LINE = re.compile(r":\d+$")  # at the end of what names a line of a file
 
 
 def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: None) -> Document:
-    """The document of a run, from its files, which are read once, or twice for suggestions.
+    """The document of a run, from its files, each of which is read once.
 
     Args:
         found: of ``request.files``.
-        done: called after each job of each pass.
+        done: called after each job.
 
     Raises:
         DataError: nothing could be read.
     """
-    how = {"processes": request.jobs, "done": done}
-    result = collect(found.jobs, collectors_of(request), **how)
+    result = collect(found.jobs, collectors_of(request), processes=request.jobs, done=done)
     if not result.rollouts:
         first = result.skipped[0] if result.skipped else f"{request.paths[0]}: no rollout"
         raise DataError(f"{first} (nothing else could be analysed)")
-    ranking = None
-    if request.rate is not None:
-        ranking = result.collectors["ranking"].again()
-        ranking = collect(found.jobs, {"ranking": ranking}, **how).collectors["ranking"]
-    return document_of(request, found.evaluations, result, ranking)
+    return document_of(request, found.evaluations, result)
 
 
 def collectors_of(request: Request) -> dict[str, Any]:
@@ -67,9 +62,7 @@ def collectors_of(request: Request) -> dict[str, Any]:
     return collectors
 
 
-def document_of(
-    request: Request, evaluations: int, result: Result, ranking: Ranking | None = None
-) -> Document:
+def document_of(request: Request, evaluations: int, result: Result) -> Document:
     """What follows from what was collected.
 
     Args:
@@ -77,6 +70,7 @@ def document_of(
     """
     diagnosis: Diagnosis = result.collectors["diagnosis"]
     whatif: WhatIf = result.collectors["whatif"]
+    ranking: Ranking | None = result.collectors.get("ranking")
     diagnosis.layers = diagnosis.layers or next(
         filter(None, map(layer_distances, map(Path, request.paths))), ()
     )

@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         "--suggest",
         type=float,
         metavar="RATE",
-        help="thresholds that reject this share; reads the files twice",
+        help="thresholds that reject this share of the run",
     )
     parser.add_argument(OUT, metavar="FILE.html", help="write the report as one HTML file")
     parser.add_argument(
@@ -163,11 +163,8 @@ def _presets(text: str) -> tuple[str, ...]:
 
 
 def _check_follow(given: argparse.Namespace) -> None:
-    for flag in ("against", "suggest"):
-        if given.follow and getattr(given, flag) is not None:
-            raise ConfigError(
-                f"--{flag}: expected none beside --follow, which reads every file once, got one"
-            )
+    if given.follow and given.against is not None:
+        raise ConfigError("--against: expected none beside --follow, got one: analyse both runs afterwards")
     if given.alert_exit and not given.follow:
         raise ConfigError("--alert-exit: expected --follow beside it, got none: --fail-on is for a whole run")
     if not (given.every >= 0 and given.idle > 0):
@@ -233,7 +230,7 @@ def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
     from slime_ext.tools.analysis.run import analyse  # and torch: all mistakes were found before
 
     own, both = load_user_corrections(configs), list(zip(requests, files, strict=True))
-    total = sum(job.size * request.passes for request, found in both for job in found.jobs)
+    total = sum(job.size for found in files for job in found.jobs)
     with _bar(total) as done:
         return [analyse(replace(request, configs=own), found, done) for request, found in both]
 

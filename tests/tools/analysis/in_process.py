@@ -30,12 +30,9 @@ def whatif(rollouts, corrections=None):
     return found.effects()
 
 
-def suggest(read, rate):
-    """Thresholds for a rejection rate; ``read`` gives the rollouts and is called twice."""
+def suggest(rollouts, rate):
+    """Thresholds for a rejection rate."""
     ranking = Ranking(rate)
-    for rollout in read():
-        ranking.add(rollout)
-    ranking.again()
-    for rollout in read():
+    for rollout in rollouts:
         ranking.add(rollout)
     return ranking.suggestions()

@@ -67,7 +67,13 @@ def routing_flips(d: Diagnosis) -> Figures | None:
     far = math.sqrt((d.sums.mean("squared") or 0.0) * held / 0.01)
     if held < FEW or size > QUIET or far < FAR:
         return None
-    return {"held": held, "far": far, "size": size, "lowest": d.sums.lowest, "highest": d.sums.highest}
+    return {
+        "held": held,
+        "far": far,
+        "size": size,
+        "lowest": d.sums.histogram.smallest,
+        "highest": d.sums.histogram.largest,
+    }
 
 
 def quantised(d: Diagnosis) -> Figures | None:

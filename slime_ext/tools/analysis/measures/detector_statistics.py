@@ -14,8 +14,9 @@ import numpy
 import torch
 from torch import Tensor
 
+from slime_ext.tools.analysis.measures.histogram import Histogram, size_at
 from slime_ext.tools.analysis.measures.shifts import SHIFTS, moved_turns, shifted_sums
-from slime_ext.tools.analysis.measures.sums import PER_DECADE, SMALLEST, Sums
+from slime_ext.tools.analysis.measures.sums import Sums
 from slime_ext.tools.analysis.measures.versions import VersionSums, by_version
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive, sum_of, zeros
@@ -311,15 +312,13 @@ def _kept(part: DumpedRollout) -> dict[str, float]:
     return found | {"mass": float(part.log_ratio[known].double().clamp(max=2.0).exp().sum())}
 
 
-def _tail(histogram: Tensor) -> tuple[float, float]:
-    """From the histogram of log-ratios: the share of sum l^2 that the 1% of tokens with the largest |l|
-    hold, and the median of |l|."""
-    side = len(histogram) // 2
-    counts = histogram[side:].clone()
-    counts[1:] += histogram[:side].flip(0)
-    sizes = 10.0 ** (SMALLEST + (torch.arange(len(counts), dtype=torch.float64) - 0.5) / PER_DECADE)
-    sizes[0] = 0
-    reached, held = ([0, *sums.flip(0).cumsum(0).tolist()] for sums in (counts, counts * sizes.square()))
-    top = numpy.interp(TOP * reached[-1], reached, held)  # tokens of a bin alike
-    median = float(sizes[int((counts.cumsum(0) < counts.sum() / 2).sum())])
-    return (float(top) / held[-1] if held[-1] else 0.0), median
+def _tail(histogram: Histogram) -> tuple[float, float]:
+    """From the histogram of log-ratios: the share of sum l^2 in the 1% of tokens with the largest |l|, and
+    the median of |l|."""
+    counts = histogram.by_size().double()
+    held = counts.nonzero()[:, 0]
+    counts, sizes = counts[held], size_at(held)
+    reached, squares = ([0, *x.flip(0).cumsum(0).tolist()] for x in (counts, counts * sizes.square()))
+    top = numpy.interp(TOP * reached[-1], reached, squares)  # tokens of a bucket alike
+    middle = float(sizes[int((counts.cumsum(0) < counts.sum() / 2).sum())])
+    return (float(top) / squares[-1] if squares[-1] else 0.0), middle

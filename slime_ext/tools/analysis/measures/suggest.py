@@ -1,8 +1,7 @@
-"""Thresholds for a wished rejection rate, from exact quantiles over all files.
+"""Thresholds for a wished rejection rate, from one histogram of each statistic over all files.
 
-Statistics are ranked by two histograms (``ExactRank``), which takes a second pass over the files. A token
-without a behavior log-prob is rejected whatever the threshold, and so is a sequence that has one: they count
-neither as units nor as rejected.
+A token without a behavior log-prob is rejected whatever the threshold, and so is a sequence that has one:
+neither counts as a unit.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from torch import Tensor
 
 from slime_ext.ops import divergences
 from slime_ext.tools.analysis.document import Suggestion
-from slime_ext.tools.analysis.measures.quantiles import ExactRank
+from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.records import DumpedRollout
 
-DIGITS = 17  # of a float64
+NEAR = 0.1  # log-ratio up to which digits count from 1
 LARGEST = 87.0  # log-ratio whose ratio, and one over it, a configuration holds (float32)
 
 
@@ -30,9 +29,9 @@ class Rejection:
 
     Args:
         unit: what is rejected.
-        statistic: gives a value >= 0 for each of them, of which the larger are rejected.
-        step: the name of the step in a configuration; ``fields`` its other fields.
-        is_band: the statistic is |log-ratio|, the step wants low and high of the ratio.
+        statistic: gives a value >= 0 for each unit; the larger ones are rejected.
+        step: name of the step in a configuration; ``fields`` its other fields.
+        is_band: the statistic is |log-ratio|, the step takes low and high of the ratio.
     """
 
     name: str
@@ -43,28 +42,21 @@ class Rejection:
     is_band: bool = True
 
     def values(self, part: DumpedRollout) -> Tensor:
-        """[U] the statistic of the tokens with both log-probs, or of the sequences in which every response
-        token has them."""
+        """[U] the statistic of tokens with both log-probs, or of sequences in which every response token has
+        them."""
         found = self.statistic(part)
         if self.unit == "token":
             return found[part.finite]
         return found[part.responding & ~part.samples_with(part.mask & ~part.finite)]
 
-    def bounds(self, kept: float, gone: float) -> dict[str, float] | None:
-        """``low`` and ``high`` of the step for a threshold between the largest statistic that is kept and the
-        smallest that is rejected; None if no configuration holds it."""
-        most = (
-            LARGEST if self.is_band else divergences.LARGEST.get(self.fields["statistic"], math.exp(LARGEST))
-        )
-        if kept >= most:
-            return None
-        if not self.is_band:
-            return {"high": between(kept, min(gone, most))}
-        gone = gone if math.isinf(gone) else min(gone, most)
-        return {
-            "low": between(math.exp(-kept), math.exp(-gone)),
-            "high": between(math.exp(kept), math.exp(gone)),
-        }
+    def bounds(self, threshold: float) -> dict[str, float] | None:
+        """``low`` and ``high`` of the step; None if no configuration holds them."""
+        if self.is_band:
+            if threshold >= LARGEST:
+                return None
+            return {"low": _ratio(-threshold), "high": _ratio(threshold)}
+        most = divergences.LARGEST.get(self.fields["statistic"], math.exp(LARGEST))
+        return {"high": _rounded(threshold)} if threshold < most else None
 
 
 REJECTIONS = (
@@ -107,89 +99,85 @@ REJECTIONS = (
 
 
 class Ranking:
-    """A collector (see ``pipeline``) that must see every rollout, and after ``again`` every one once more.
+    """A collector (see ``pipeline``) of the statistics of every rejection.
 
     Args:
         rate: share of the units that may be rejected, in (0, 1).
     """
 
     def __init__(self, rate: float) -> None:
-        self.ranks = {rejection.name: ExactRank(rate) for rejection in REJECTIONS}
-        self.is_second = False
+        self.rate = rate
+        self.values = {rejection.name: Histogram() for rejection in REJECTIONS}
 
     def add(self, rollout: DumpedRollout) -> None:
-        """Ranks the statistics of a rollout's tokens and sequences, for the first or the second time."""
-        count = ExactRank.second if self.is_second else ExactRank.first
+        """Counts the statistics of a rollout's tokens and sequences."""
         for part in rollout.parts():
             for rejection in REJECTIONS:
-                count(self.ranks[rejection.name], rejection.values(part))
+                self.values[rejection.name].add(rejection.values(part))
 
     def merge(self, other: Ranking) -> None:
-        """Adds what another one saw in the same pass, of other rollouts."""
-        for name, rank in self.ranks.items():
-            rank.merge(other.ranks[name], self.is_second)
-
-    def again(self) -> Ranking:
-        """Begins the second pass."""
-        for rank in self.ranks.values():
-            rank.choose()
-        self.is_second = True
-        return self
+        """Adds what another one saw of other rollouts."""
+        for name, values in self.values.items():
+            values.merge(other.values[name])
 
     def suggestions(self) -> tuple[Suggestion, ...]:
-        """After the second pass: for every rejection the threshold that drops the largest share of its units
-        not above the rate."""
-        return tuple(
-            _suggestion(rejection, rank, bounds) for rejection, rank, bounds in self._found() if bounds
-        )
+        """For every rejection the threshold that drops the largest share of its units not above the rate."""
+        found = (self._suggestion(r, *v.tail(self.rate), int(v.counts.sum())) for r, v in self._seen())
+        return tuple(filter(None, found))
 
     def notes(self) -> tuple[str, ...]:
         """Which rejections have no threshold that could be written down."""
+        suggested = {suggestion.name for suggestion in self.suggestions()}
         return tuple(
             f"suggest: {rejection.name} is left out: its threshold is beyond what a configuration holds: the "
             "policies are too far apart"
-            for rejection, _, bounds in self._found()
-            if bounds is None
+            for rejection, _ in self._seen()
+            if rejection.name not in suggested
         )
 
-    def _found(self) -> Iterator[tuple[Rejection, ExactRank, dict[str, float] | None]]:
-        for rejection in REJECTIONS:
-            rank = self.ranks[rejection.name]
-            if rank.total:
-                yield rejection, rank, rejection.bounds(*rank.result()[:2])
+    def _seen(self) -> Iterator[tuple[Rejection, Histogram]]:
+        found = ((rejection, self.values[rejection.name]) for rejection in REJECTIONS)
+        return ((rejection, values) for rejection, values in found if values.counts.any())
+
+    def _suggestion(
+        self, rejection: Rejection, kept: float, gone: float, above: int, units: int
+    ) -> Suggestion | None:
+        # A quarter of the way into the gap (if there is one), so that rounding moves no unit across.
+        gap = min(gone - kept, kept) if gone < math.inf else 0.0
+        bounds = rejection.bounds(kept + gap / 4)
+        if bounds is None:
+            return None
+        config = {
+            "use_tis": True,
+            "custom_tis_function_path": "slime_ext.tis.correct",
+            "slime_ext": {"steps": [{rejection.step: {**rejection.fields, **bounds}}]},
+        }
+        return Suggestion(
+            name=rejection.name,
+            unit=rejection.unit,
+            wished=self.rate,
+            reached=above / units,
+            units=units,
+            config=yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=100),
+            **bounds,
+        )
 
 
-def _suggestion(rejection: Rejection, rank: ExactRank, bounds: Mapping[str, float]) -> Suggestion:
-    config = {
-        "use_tis": True,
-        "custom_tis_function_path": "slime_ext.tis.correct",
-        "slime_ext": {"steps": [{rejection.step: {**rejection.fields, **bounds}}]},
-    }
-    return Suggestion(
-        name=rejection.name,
-        unit=rejection.unit,
-        wished=rank.rate,
-        reached=rank.result()[2] / rank.total,
-        units=rank.total,
-        config=yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=100),
-        **bounds,
-    )
+def _ratio(log_ratio: float) -> float:
+    """The ratio of a log-ratio, rounded to four digits; near 1 four digits of its distance from 1.
 
-
-def between(kept: float, gone: float) -> float:
-    """The number with the fewest digits between ``kept`` and ``gone``, at least a tenth of the way from
-    each.
-
-    >>> between(1.00123456, 1.00345678), between(0.9981, 0.9979)
-    (1.002, 0.998)
+    >>> _ratio(-80.0), _ratio(0.000123456)
+    (1.805e-35, 1.0001235)
     """
-    if math.isinf(gone) or gone == 0:  # nothing lies beyond it
-        gone = kept * 1.1 if gone else kept / 1.1
-        gone = gone or 1e-6
-    low, high = sorted((kept + 0.1 * (gone - kept), kept + 0.6 * (gone - kept)))
-    middle = kept + 0.25 * (gone - kept)
-    for digits in range(1, DIGITS):
-        number = float(f"{middle:.{digits}g}")
-        if low <= number <= high:
-            return number
-    return middle
+    if abs(log_ratio) > NEAR:
+        return _rounded(math.exp(log_ratio))
+    return round(1 + _rounded(math.expm1(log_ratio)), 12)
+
+
+def _rounded(value: float) -> float:
+    """A number of four significant digits.
+
+    >>> _rounded(0.00123456)
+    0.001235
+    """
+    return float(f"{value:.4g}")
