@@ -59,7 +59,6 @@ class Follower:
                 yield from self._read(job)
 
     def _is_complete(self, job: Job) -> bool:
-        """Whether a job is to be read now."""
         try:
             signature = tuple((str(p), (s := p.stat()).st_size, s.st_mtime_ns) for p in job.paths)
         except OSError:  # replaced at this moment

@@ -129,7 +129,6 @@ def keep_tensors_off_the_heap() -> None:
 
 
 def _in_processes(jobs: Sequence[Job], empty: Result, count: int) -> Iterator[tuple[Sequence[Job], Result]]:
-    """Shares of the jobs with the result of each, in a fixed order."""
     number = min(len(jobs), SHARES * count)
     shares = [jobs[i::number] for i in range(number)]
     # Large things go through files: the pool hangs if a process is killed while writing to its queues.
@@ -154,7 +153,6 @@ def _start() -> None:
 
 
 def _read_share(folder: str, number: int) -> str:
-    """Reads a share of the jobs and returns the file with its result."""
     shares, result = pickle.loads(Path(folder, ASKED).read_bytes())
     for job in shares[number]:
         result.read(job)

@@ -105,7 +105,6 @@ def document_of(request: Request, evaluations: int, result: Result) -> Document:
 
 
 def _first(notes: list[str]) -> tuple[str, ...]:
-    """The first notes, and how many more there are: a long run repeats itself."""
     more = len(notes) - MOST_NOTES
     return (*notes[:MOST_NOTES], *([f"and {more} more like these"] if more > 0 else []))
 

@@ -57,7 +57,7 @@ def document(name="healthy", noise=0.02, rollouts=6, **changes):
         ),
         "effects": effects,
         "recommendation": recommend(effects, total.model_copy(update={"ess_sequence": 0.5})),
-        "suggestions": suggest(lambda: found, 0.05),
+        "suggestions": suggest(found, 0.05),
     }
     return d.Document(**fields | changes)
 

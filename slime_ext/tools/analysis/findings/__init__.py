@@ -47,7 +47,6 @@ def _of_those_read(finding: Finding) -> Finding:
 
 
 def _look(name: str, fault: Fault, diagnosis: Diagnosis, found: dict[str, Finding]) -> tuple[str, str]:
-    """State and detail of a detector's row; what it finds goes to ``found``."""
     try:
         figures = DETECTORS[name](diagnosis)
     except Lacks as lacks:

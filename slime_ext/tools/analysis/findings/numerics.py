@@ -104,7 +104,6 @@ def _without_age(d: Diagnosis) -> tuple[float, bool]:
 
 
 def _by_bins(d: Diagnosis, bins: slice) -> float | None:
-    """Mean |l| over some bins of the probability; None without a token there."""
     count, absolute = (d.curves.column("probability", name)[bins].sum() for name in ("count", "absolute"))
     return float(absolute / count) if count else None
 

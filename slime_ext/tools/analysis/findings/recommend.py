@@ -73,7 +73,6 @@ def recommend(
 def _judged(
     effects: Sequence[Effect], total: Numbers, found: set[str], files: Mapping[str, str]
 ) -> Recommendation:
-    """The recommendation for a run without faults, by how far apart the policies are."""
     if _is_harmless(total):
         return _nothing(
             f"effective sample size of whole sequences {_said(total.ess_sequence)}, k3 {_said(total.k3)}: "
@@ -111,7 +110,6 @@ def flags(name: str, file: str | None = None) -> str:
 
 
 def _lacking(file: str) -> list[str]:
-    """The flags, each with its value, that a file of --custom-config-path needs beside it."""
     given = read_yaml(file)
     wanted = flags_of("correct", read_config(given["slime_ext"]).correction)
     return [
@@ -141,7 +139,6 @@ def _is_harmless(total: Numbers) -> bool:
 
 
 def _candidates(total: Numbers, found: set[str], files: Iterable[str]) -> dict[str, str]:
-    """The corrections to try, in that order, with the reason for each."""
     tried = dict.fromkeys(files, OWN)
     own = len(tried)
     if spikes := found & SPIKES:

@@ -50,7 +50,6 @@ def _mean_and_spread(sums: Sums) -> tuple[float, float]:
 
 
 def _apart(kept: Sums, dropped: Sums) -> float:
-    """Welch's t between dropped and kept samples."""
     (one, spread), (other, width) = _mean_and_spread(dropped), _mean_and_spread(kept)
     error = math.hypot(spread / math.sqrt(dropped[0]), width / math.sqrt(kept[0]))
     if not error:

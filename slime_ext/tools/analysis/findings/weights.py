@@ -33,7 +33,6 @@ def _first_off(rollouts: list[RolloutSummary]) -> tuple[list[RolloutSummary], fl
 
 
 def _aged(versions: list[VersionSums]) -> set[int]:
-    """Rollouts of which most tokens are known to come from old weights."""
     tokens: Counter[int] = Counter()
     for v in versions:
         tokens[v.rollout_id] += v.count if v.age > 0 else -v.count
@@ -80,7 +79,6 @@ def stale_weights(d: Diagnosis) -> Figures | None:
 
 
 def _all_aged(versions: list[VersionSums]) -> Figures | None:
-    """The finding where no weights are fresh to compare with, but the dumps say how old they are."""
     aged = [c for c in versions if c.age > 0]
     found = VersionMeans.of(aged)
     if found.count < FEWEST or found.k3 < ALONE_MATTERS:

@@ -35,12 +35,10 @@ class Axis:
 
 
 def _octaves(x: Tensor) -> Tensor:
-    """Positions 0, 1, 2, ... -> bins, 4 per octave of 1 + x."""
     return (1 + x).log2() * PER_OCTAVE
 
 
 def _decades(x: Tensor) -> Tensor:
-    """Probabilities -> bins, 8 per decade below 1."""
     return -x.log10() * PER_DECADE
 
 
@@ -55,7 +53,6 @@ def _length(part: DumpedRollout) -> Tensor:
 
 
 def _absolute(part: DumpedRollout) -> Tensor:
-    """[T] the position of each token, the prompt included."""
     return part.segments.within + part.segments.expand(torch.tensor(part.prompt_lengths))
 
 

@@ -222,7 +222,6 @@ class DetectorStatistics(Additive):
 
 
 def _error(count: float, total: float, square: float) -> float:
-    """One standard error of a mean, from a number of values, their sum and their sum of squares."""
     if not count:
         return 0.0
     mean = total / count
@@ -248,7 +247,6 @@ def fingerprints(part: DumpedRollout) -> Tensor:
 
 
 def _outside(part: DumpedRollout, vocabulary: int) -> dict[str, int]:
-    """Response tokens, and samples with such a one, whose id no row of the embedding has."""
     is_outside = part.mask & ((part.tokens >= vocabulary) | (part.tokens < -1))  # -1: not in the dump
     return {"beyond": int(is_outside.count_nonzero()), "beyond_in": int(part.samples_with(is_outside).sum())}
 

@@ -49,7 +49,6 @@ class Diagnosis(Additive):
         self.timeline.sort(key=lambda moment: moment.rollout_id)
 
     def _ages(self) -> dict[VersionSums, int]:
-        """The age of each version in rollouts; empty where the dumps say how old weights are."""
         known = float(self.curves.column("staleness", "x").sum())
         return {} if known else versions.since_seen(self.statistics.versions)
 

@@ -12,7 +12,6 @@ SIDE = 1 << (31 - LOW)  # buckets on each side of 0
 
 
 def _index(values: Tensor) -> Tensor:
-    """[N] -> [N] int32, the bucket of each value."""
     bits = (values.float() + 0.0).view(torch.int32)  # + 0.0 makes -0.0 positive
     size = (bits & 0x7FFFFFFF) >> LOW
     return torch.where(bits < 0, SIDE - 1 - size, SIDE + size)

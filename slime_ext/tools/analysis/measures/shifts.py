@@ -19,7 +19,6 @@ FAR = 0.1  # nats, mean |l| of a turn
 
 
 def _ends(shift: int) -> tuple[slice, slice]:
-    """Tokens t whose place ``shift`` tokens away exists, and those places."""
     early, late = slice(None, -abs(shift)), slice(abs(shift), None)
     return (early, late) if shift > 0 else (late, early)
 

@@ -74,7 +74,6 @@ class Sums:
         return always.model_copy(update=self._compared(count)) if count else always
 
     def _compared(self, count: float) -> dict[str, float | None]:
-        """The numbers that need tokens with both log-probs."""
         first, second = self["ratio"], self["ratio_squared"]
         return dict(
             mean=self.mean("log_ratio"),
@@ -125,7 +124,6 @@ def _bars(histogram: Histogram) -> list[tuple[float, float, int]]:
 
 
 def _sums(part: DumpedRollout) -> dict[str, float]:
-    """The sums over a part of a rollout."""
     mask, finite, columns = part.mask, part.finite, dict(zip(TOKEN_COLUMNS, part.columns, strict=True))
     ratio = columns["log_ratio"].exp() * columns.pop("count")
     sums = {

@@ -186,7 +186,6 @@ def is_wide(values: Sequence[float]) -> bool:
 
 
 def _marks(group: ET.Element) -> list[ET.Element]:
-    """The dots of a line, or the one path of a bar."""
     return group.findall(f".//{{{SVG}}}use") or group.findall(f"{{{SVG}}}path")
 
 

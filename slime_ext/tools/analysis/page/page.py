@@ -53,7 +53,6 @@ def render(document: Document, against: Document | None = None) -> str:
 
 
 def _all(documents: Sequence[Document], key: str) -> list[tuple[str, Any]]:
-    """What stands under a key in any of the documents, with the run's name."""
     return [(d.name, one) for d in documents for one in getattr(d, key)]
 
 

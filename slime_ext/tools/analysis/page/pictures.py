@@ -62,7 +62,6 @@ def pictures(documents: Sequence[Document]) -> list[Picture]:
 
 
 def _distribution(picture: Picture, documents: Sequence[Document]) -> Drawing | None:
-    """How many tokens have which log-ratio; the height is logarithmic, for rare ones to be seen."""
     reach = max((_reach(d.distribution) for d in documents), default=0)
     if not reach:
         return None
@@ -135,7 +134,6 @@ PANELS = (
 
 
 def _timeline(picture: Picture, documents: Sequence[Document]) -> Drawing | None:
-    """The run from rollout to rollout, one panel for each number that any of its rollouts has."""
     panels = [p for p in PANELS if any(_is_worth_a_panel(p, d) for d in documents)]
     if not panels:
         return None
@@ -183,13 +181,11 @@ def _scale(axes, panel: TimelinePanel, documents: Sequence[Document]) -> None:
 
 
 def _series(document: Document, value: Value) -> list[tuple[float, float]]:
-    """Rollout number and value, where it is known."""
     found = [(float(m.rollout_id), value(m.numbers)) for m in document.timeline]
     return [(x, y) for x, y in found if y is not None and math.isfinite(y)]
 
 
 def _curve(picture: Picture, documents: Sequence[Document]) -> Drawing | None:
-    """Mean |log-ratio| (solid) and mean log-ratio (dashed) against something."""
     runs = [next((c.points for c in d.curves if c.name == picture.name), ()) for d in documents]
     points = [p for run in runs for p in run]
     if not points:

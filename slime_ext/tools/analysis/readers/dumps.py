@@ -67,8 +67,6 @@ def kind_of(found: Mapping[str, Any]) -> str:
 
 @dataclass
 class _Content:
-    """What was read so far of the files of one rollout."""
-
     rollout_id: int
     paths: list[Path] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
@@ -155,7 +153,6 @@ def _dropped(rows: Sequence[DumpedSample], about: Sequence[DumpedSample]) -> dic
 
 
 def _oldest(sample: DumpedSample) -> float:
-    """The oldest version of the weights that sampled a sample; NaN where unknown."""
     found = [number_of(version) for version in sample.weight_versions]
     return float(min(found)) if found and None not in found else math.nan
 

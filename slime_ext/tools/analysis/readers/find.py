@@ -159,7 +159,6 @@ def _numbers(files: Iterable[Path]) -> dict[Path, int | None]:
 
 
 def _files(given: str) -> list[Path]:
-    """The files that a path, a folder or a pattern leads to."""
     try:
         found, is_there = _found(given)
     except (OSError, RuntimeError, ValueError) as error:  # no such user, no pattern, too long, not allowed

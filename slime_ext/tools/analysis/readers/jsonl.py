@@ -49,7 +49,6 @@ def read_jsonl(path: Path) -> Iterator[DumpedRollout | Skipped]:
 
 
 def _good(path: Path, bad: list[Skipped]) -> Iterator[tuple[int, DumpedSample]]:
-    """Rollout number and sample of each line; the others go to ``bad``."""
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             for at, line in enumerate(file, 1):

@@ -124,7 +124,6 @@ def assemble(
 
 
 def _missing(rows: Sequence[DumpedSample]) -> str:
-    """Why nothing can be compared; empty if something can."""
     if not rows:
         return "holds no sample"
     if all(row.proximal is None for row in rows):
@@ -138,7 +137,6 @@ def _missing(rows: Sequence[DumpedSample]) -> str:
 
 
 def _fits(row: DumpedSample, notes: Notes) -> bool:
-    """Whether a row can be used; its lists become tensors."""
     if row.proximal is None:
         notes.add("without log-probs of the trainer, left out", row)
         return False

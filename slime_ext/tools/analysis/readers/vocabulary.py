@@ -49,7 +49,6 @@ def _is_count(value: Any) -> bool:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """A JSON mapping; empty where there is none."""
     try:
         if not path.is_file() or path.stat().st_size > LARGEST:
             return {}
