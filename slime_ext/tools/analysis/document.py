@@ -245,6 +245,7 @@ class Document(FrozenModel):
     paths: tuple[str, ...] = ()
     made_with: str = ""
     skipped: tuple[Skipped, ...] = ()
+    unread: str = Field("", description="how much of the run could not be read; empty: all of it was")
     notes: tuple[str, ...] = ()
     total: Numbers = Numbers()
     findings: tuple[Finding, ...] = ()

@@ -43,7 +43,7 @@ def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: Non
     if not result.rollouts:
         first = result.skipped[0] if result.skipped else f"{request.paths[0]}: no rollout"
         raise DataError(f"{first} (nothing else could be analysed)")
-    return document_of(request, found.evaluations, result)
+    return document_of(request, found, result)
 
 
 def collectors_of(request: Request) -> dict[str, Any]:
@@ -62,12 +62,8 @@ def collectors_of(request: Request) -> dict[str, Any]:
     return collectors
 
 
-def document_of(request: Request, evaluations: int, result: Result) -> Document:
-    """What follows from what was collected.
-
-    Args:
-        evaluations: how many dumps of evaluations were left out.
-    """
+def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
+    """What follows from what was collected of the files that were found."""
     diagnosis: Diagnosis = result.collectors["diagnosis"]
     whatif: WhatIf = result.collectors["whatif"]
     ranking: Ranking | None = result.collectors.get("ranking")
@@ -78,14 +74,15 @@ def document_of(request: Request, evaluations: int, result: Result) -> Document:
     findings, detectors = examine(diagnosis)
     total, effects = diagnosis.numbers(), whatif.effects()
     files = {name: own.file for name, own in request.configs.items()}
-    of_evaluations = f"{evaluations} dumps of evaluations (eval_<number> in the name) are left out"
+    of_evaluations = f"{found.evaluations} dumps of evaluations (eval_<number> in the name) are left out"
     return Document(
         name=_name(request.paths),
         paths=request.paths,
         made_with=f"slime-ext {__version__}",
         skipped=tuple(result.skipped),
+        unread=_unread(diagnosis, sum(len(job.paths) for job in found.jobs)),
         notes=(
-            *([of_evaluations] if evaluations else []),
+            *([of_evaluations] if found.evaluations else []),
             *_first(result.notes),
             *diagnosis.notes(),
             *whatif.notes(),
@@ -102,6 +99,14 @@ def document_of(request: Request, evaluations: int, result: Result) -> Document:
         recommendation=recommend(effects, total, findings, files),
         suggestions=ranking.suggestions() if ranking else (),
     )
+
+
+def _unread(diagnosis: Diagnosis, files: int) -> str:
+    """How much of the run could not be read; empty if all of it was."""
+    out, read = diagnosis.statistics.counts["left_out"], diagnosis.statistics.counts["samples"]
+    parts = [f"{diagnosis.unread} of {files} files"] if diagnosis.unread else []
+    parts += [f"{int(out)} of {int(out + read)} samples ({out / (out + read):.1%})"] if out else []
+    return " and ".join(parts)
 
 
 def _first(notes: list[str]) -> tuple[str, ...]:

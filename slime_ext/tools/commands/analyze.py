@@ -291,7 +291,7 @@ def _bar(total: int) -> Iterator:
 
 
 def _write_page(path: str, documents: Sequence[Document]) -> None:
-    from slime_ext.tools.analysis.page import write_report  # matplotlib, which nothing else here needs
+    from slime_ext.tools.analysis.page.page import write_report  # matplotlib, which nothing else here needs
 
     write_report(documents[0], path, documents[1] if len(documents) > 1 else None)
 

@@ -20,8 +20,8 @@ from slime_ext.tools.analysis.document import (
     Point,
 )
 from slime_ext.tools.analysis.findings.recommend import recommend
-from slime_ext.tools.analysis.page import render, write_report
-from slime_ext.tools.analysis.page.page import TILES, tiles
+from slime_ext.tools.analysis.page.numbers import TILES, tiles
+from slime_ext.tools.analysis.page.page import render, write_report
 from slime_ext.tools.analysis.page.pictures import pictures
 from tests.tools.analysis.documents import EVIL, document
 

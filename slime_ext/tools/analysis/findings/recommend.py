@@ -23,7 +23,7 @@ LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
 SPIKES = frozenset({"routing_flips"})  # findings of few tokens that are far off
 UNKNOWN = "unexplained"  # the finding that says no more than that something is wrong
-OWN = "your own file, which is tried before any preset, costs little"
+OWN = "no preset that fits costs little, your own file does"
 LAST_RESORT = ("token_is", "fireworks_token", "icepop", "cispo")
 
 
@@ -39,13 +39,16 @@ def recommend(
         effects: of all presets, and of what ``--config`` names.
         total: the run's numbers.
         findings: errors among them are faults that no correction mends.
-        files: name -> file of --custom-config-path, of effects that are no presets.
+        files: name -> file of --custom-config-path, of effects that are no presets; tried after all presets.
     """
     faults = [f for f in findings if f.severity == "error"]
     if faults:
         return _nothing(
-            *(f"{f.title.rstrip('.')}: a fault to mend, which a correction would only hide" for f in faults),
-            "mend this first, and analyse again",
+            *(
+                f"to mend first, since a correction would only hide it: {f.name}. {_sentence(f.fix)}"
+                for f in faults
+            ),
+            "then analyse again",
         )
     if any(f.name == UNKNOWN for f in findings):
         return _nothing(
@@ -102,6 +105,11 @@ def _judged(
     )
 
 
+def _sentence(text: str) -> str:
+    """The first sentence of a text."""
+    return f"{text.split('. ')[0].rstrip('.')}."
+
+
 def flags(name: str, file: str | None = None) -> str:
     """The flags to add to slime's launch command for a preset or a file."""
     if file is not None:
@@ -139,15 +147,14 @@ def _is_harmless(total: Numbers) -> bool:
 
 
 def _candidates(total: Numbers, found: set[str], files: Iterable[str]) -> dict[str, str]:
-    tried = dict.fromkeys(files, OWN)
-    own = len(tried)
+    tried: dict[str, str] = {}
     if spikes := found & SPIKES:
         why = f"{', '.join(sorted(spikes))}: few tokens are far off, which a band drops one by one"
         tried |= dict.fromkeys(("icepop", "kpop"), why)
     if (total.staleness or 0) >= LAG:
         why = (
             f"the weights lag {_said(total.staleness)} versions: a capped weight per token beside the "
-            "host's clip (cispo, without that clip, lost what it had learned: docs/evidence.md)"
+            "host's clip (cispo, without that clip, lost what it had learned in our runs)"
         )
         tried |= dict.fromkeys(("token_is", "cispo"), why)
     if (total.response_length or 0) >= LONG:
@@ -155,9 +162,10 @@ def _candidates(total: Numbers, found: set[str], files: Iterable[str]) -> dict[s
         tried["decoupled_geo_rs_token_tis"] = f"{why}, the rest is weighted token by token"
         tried["skyrl_geo_mask"] = why
     last = "neither long responses nor a long lag: one capped weight per token is enough"
-    if len(tried) > own:
+    if tried:
         last = "what fits the situation costs too much: the next that costs little"
-    return tried | {name: last for name in LAST_RESORT if name not in tried}
+    presets_left = {name: last for name in LAST_RESORT if name not in tried}
+    return tried | presets_left | dict.fromkeys(files, OWN)
 
 
 def cost(effect: Effect) -> str:
