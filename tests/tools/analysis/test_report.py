@@ -87,7 +87,7 @@ def test_a_finding_shows_severity_evidence_and_fix():
     for severity in ("error", "warning", "note"):
         finding = Finding(name="temperature", severity=severity, title="T 1", evidence="E 2", fix="F 3")
         page = render(Document(name="x", findings=(finding,)))
-        assert f'<article class="finding {severity}"' in page
+        assert f'<article id="temperature-0" class="finding {severity}"' in page
         assert all(text in page for text in ("T 1", "E 2", "F 3"))
 
 

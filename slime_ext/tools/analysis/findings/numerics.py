@@ -11,7 +11,6 @@ from torch import Tensor
 from slime_ext.tools.analysis.findings.ages import UNTOLD, fresh_and_stale
 from slime_ext.tools.analysis.findings.detector import FEW, Figures, need_tokens
 from slime_ext.tools.analysis.findings.sampling import by_probability
-from slime_ext.tools.analysis.measures.curves import POSITIONS, SURPRISES
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.versions import VersionMeans
 
@@ -55,7 +54,7 @@ def position_drift(d: Diagnosis) -> Figures | None:
 
 def _evened(d: Diagnosis, part: Tensor) -> float:
     """Mean |l| of the tokens at some bins of position, over that of all tokens which were as sure as they."""
-    count, absolute = d.curves.tables["drift"].view(POSITIONS, SURPRISES, -1)[..., :2].unbind(2)
+    count, absolute = d.curves.by_surprise("drift")[..., :2].unbind(2)
     usual = absolute.sum(0) / count.sum(0).clamp_min(1)
     return float(absolute[part].sum() / (count * usual)[part].sum().clamp_min(1e-30))
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.measures.histogram import Histogram, size_at
-from slime_ext.tools.analysis.measures.shifts import SHIFTS, moved_turns, shifted_sums
+from slime_ext.tools.analysis.measures.shifts import SHIFTS, aligned, moved_turns, shifted_sums
 from slime_ext.tools.analysis.measures.sums import Sums
 from slime_ext.tools.analysis.measures.versions import VersionSums, by_version
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -139,10 +139,12 @@ class DetectorStatistics(Additive):
         """Adds the tokens of a part of a rollout; returns its sums by version."""
         self.means.add(part)
         self.counts.update(_odd_values(part))
+        shifts = torch.zeros(part.count, dtype=torch.int64)
         for row, shift in enumerate(SHIFTS):
             sums, is_explained = shifted_sums(part, shift)
             self.shifts[row] += sums.sum(1)
             self.shifted[row] += is_explained.sum()
+            shifts[is_explained] = shift
         self.counts["turns"] += int(part.segments.turn_ids[-1:].sum())
         self.counts["moved"] += moved_turns(part)
         if part.kept is not None:
@@ -150,7 +152,9 @@ class DetectorStatistics(Additive):
         if part.tokens is not None and self.ids is not None:
             self.counts.update(_outside(part, self.ids))
         self.prints.append((part.rollout_id, fingerprints(part)))
-        return {} if part.versions is None else by_version(part)
+        if part.versions is None:
+            return {}
+        return by_version(aligned(part, shifts) if shifts.any() else part)
 
     def close(self, rollout: DumpedRollout, sums: Sums, versions: dict[int, Tensor]) -> None:
         """Adds what is known once all parts of a rollout were added.
