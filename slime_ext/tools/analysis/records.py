@@ -25,7 +25,9 @@ PER_TOKEN = (
     "behavior", "proximal", "mask", "tokens", "advantages", "versions", "entropy", "reference", "kept",
     "overlap",
 )  # fmt: skip
-PER_SAMPLE = ("lengths", "prompt_lengths", "positions", "rewards", "groups", "steps", "prompts", "responses")
+PER_SAMPLE = (
+    "lengths", "prompt_lengths", "positions", "rewards", "groups", "steps", "cached", "prompts", "responses",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,7 @@ class DumpedRollout:
         newest: the version that ages are counted from, the newest that sampled a token; None for unknown.
         groups: [S] prompt that each sample answers, or None.
         steps: [S] optimizer step of the rollout, from 0, that trained each sample, or None.
+        cached: [S] tokens of the prompt whose keys and values the engine took from its prefix cache, or None.
         prompts: [S] texts, "" for none.
         responses: [S] texts, "" for none.
         entropy: [T] of the trainer's policy at each position, nats, or None.
@@ -85,6 +88,7 @@ class DumpedRollout:
     newest: int | None = None
     groups: tuple[int, ...] | None = None
     steps: tuple[int, ...] | None = None
+    cached: tuple[int, ...] | None = None
     prompts: Sequence[str] = ()
     responses: Sequence[str] = ()
     entropy: Tensor | None = None

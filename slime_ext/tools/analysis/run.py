@@ -21,6 +21,7 @@ from slime_ext.tools.analysis.measures.whatif import WhatIf
 from slime_ext.tools.analysis.measures.worst_samples import WorstSamples
 from slime_ext.tools.analysis.pipeline import Result, collect
 from slime_ext.tools.analysis.readers.find import DumpFiles, Job
+from slime_ext.tools.analysis.readers.loss_calls import first_calls
 from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
 from slime_ext.tools.analysis.request import Request
 
@@ -67,9 +68,9 @@ def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
     diagnosis: Diagnosis = result.collectors["diagnosis"]
     whatif: WhatIf = result.collectors["whatif"]
     ranking: Ranking | None = result.collectors.get("ranking")
-    diagnosis.layers = diagnosis.layers or next(
-        filter(None, map(layer_distances, map(Path, request.paths))), ()
-    )
+    folders = list(map(Path, request.paths))
+    diagnosis.layers = diagnosis.layers or next(filter(None, map(layer_distances, folders)), ())
+    diagnosis.calls = diagnosis.calls or next(filter(None, map(first_calls, folders)), ())
     diagnosis.unread = sum(not LINE.search(skipped.path) for skipped in result.skipped)
     findings, detectors = examine(diagnosis)
     total, effects = diagnosis.numbers(), whatif.effects()

@@ -16,6 +16,8 @@ FEWEST = 100  # tokens of a block
 STEP, FLAT, MATTERS, SURE = 1.5, 1.3, 5e-3, 8.0  # after over before; within before; nats; standard errors
 EVENED = 1.3  # after over before, of tokens of which the sampler was as sure
 APART_TOKENS, APART_TIMES, APART_HOLD = 30, 2.0, 0.2  # tokens, mean |l| over that of others, share of sum l^2
+# nats between the two passes; share of the distance between trainer and sampler. The same batch gives 0.
+TWICE_MATTERS, TWICE_SHARE = 1e-3, 0.3
 NOISY = 0.025  # nats; two engines in bfloat16 stay below
 
 
@@ -29,6 +31,16 @@ def layer(d: Diagnosis) -> Figures | None:
             return {"layer": found.layer, "distance": found.distance, "limit": limit, "before": before}
         before = found.distance
     return None
+
+
+def batch_shape(d: Diagnosis) -> Figures | None:
+    """Finds that the same weights score the same tokens otherwise in training than in the log-prob pass."""
+    lacks = "the first call of policy_loss_debug/ in the run's folder (miles: --dump-details)"
+    need(d.calls, lacks)
+    (call,) = d.calls
+    need(call.tokens >= FEWEST, f"{FEWEST} response tokens in the first call of policy_loss_debug/")
+    is_apart = call.trained >= max(TWICE_MATTERS, TWICE_SHARE * call.sampled)
+    return call._asdict() if is_apart else None
 
 
 class _Step(NamedTuple):

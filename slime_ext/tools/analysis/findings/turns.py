@@ -11,7 +11,21 @@ from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 FEWEST = 60  # tokens
 TIMES, MATTERS, SURE = 3.0, 0.05, 6.0  # of mean |l| of a turn's begin; nats; standard errors
+PREFIX_TOKENS, PREFIX_TIMES, PREFIX_MATTERS, PREFIX_SURE = 100, 3.0, 1e-3, 4.0  # as above, of k3
 EVENED = 1.7  # the same over tokens of which the sampler was as sure
+
+
+def stale_prefix(d: Diagnosis) -> Figures | None:
+    """Finds that responses behind a cached prefix are a multiple as far off as those without one."""
+    (n, near, _), (m, other, square) = (row[1:] for row in d.statistics.cached.tolist())
+    is_enough = min(n, m) >= PREFIX_TOKENS
+    need(is_enough, "prefix_cache_info of samples, some with and some without a cached prefix")
+    cached, fresh = other / m, near / n
+    error = math.sqrt(square) / m  # over sequences
+    if cached < max(PREFIX_TIMES * fresh, PREFIX_MATTERS) or cached - fresh < PREFIX_SURE * error:
+        return None
+    samples, of = int(d.statistics.cached[1, 0]), int(d.statistics.cached[:, 0].sum())
+    return {"cached": cached, "fresh": fresh, "samples": samples, "of": of}
 
 
 def prefix_mismatch(d: Diagnosis) -> Figures | None:

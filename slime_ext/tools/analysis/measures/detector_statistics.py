@@ -109,6 +109,8 @@ class DetectorStatistics(Additive):
     ``shifted`` the sequences that a shift explains, each on its own. ``switched`` holds count, sum l, sum |l|
     and sum k3 of tokens after a change of weights inside their response, and of the same versions in
     responses without one. ``routes`` [layers, 2] and ``experts`` [experts, 2] as in ``DumpedRollout``.
+    ``cached`` [2, 4] of samples without and with a cached prefix their number, tokens, sum k3 and sum of
+    squares over samples.
     ``fates`` [2, 4, 3] of kept and dropped samples, and of each of ABOUT, how many are known, their sum and
     sum of squares; ``drops`` why they were dropped.
 
@@ -126,6 +128,7 @@ class DetectorStatistics(Additive):
     rollouts: list[RolloutSummary] = field(default_factory=list)
     routes: Tensor = field(default_factory=lambda: zeros(0, 2))
     experts: Tensor = field(default_factory=lambda: zeros(0, 2))
+    cached: Tensor = field(default_factory=lambda: zeros(2, 4))
     fates: Tensor = field(default_factory=lambda: zeros(2, len(ABOUT), 3))
     drops: Counter[str] = field(default_factory=Counter)
     blank: list[int] = field(default_factory=list)
@@ -151,6 +154,8 @@ class DetectorStatistics(Additive):
             self.counts.update(_kept(part))
         if part.tokens is not None and self.ids is not None:
             self.counts.update(_outside(part, self.ids))
+        if part.cached is not None:
+            self.cached += _by_cache(part)
         self.prints.append((part.rollout_id, fingerprints(part)))
         if part.versions is None:
             return {}
@@ -253,6 +258,15 @@ def fingerprints(part: DumpedRollout) -> Tensor:
 def _outside(part: DumpedRollout, vocabulary: int) -> dict[str, int]:
     is_outside = part.mask & ((part.tokens >= vocabulary) | (part.tokens < -1))  # -1: not in the dump
     return {"beyond": int(is_outside.count_nonzero()), "beyond_in": int(part.samples_with(is_outside).sum())}
+
+
+def _by_cache(part: DumpedRollout) -> Tensor:
+    """[2, 4] of the samples with a response, without and with a cached prefix."""
+    count, *_, near = part.columns
+    count, near = part.segments.local_sums([count, near])
+    rows = torch.stack([torch.ones_like(near), count, near, near.square()], 1)
+    is_cached, there = torch.tensor(part.cached) > 0, count > 0
+    return torch.stack([rows[there & ~is_cached].sum(0), rows[there & is_cached].sum(0)])
 
 
 def _about(rows: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance
 from slime_ext.tools.analysis.measures.sums import Sums
 from slime_ext.tools.analysis.measures.versions import VersionSums
 from slime_ext.tools.analysis.measures.worst_samples import WorstSamples
+from slime_ext.tools.analysis.readers.loss_calls import LossCall
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive
 
@@ -28,6 +29,7 @@ class Diagnosis(Additive):
     worsts: WorstSamples = field(default_factory=WorstSamples)
     timeline: list[Moment] = field(default_factory=list)
     unread: int = 0  # files, or parts of them, that could not be read
+    calls: tuple[LossCall, ...] = ()  # of the first of the run's folders that holds one
     layers: tuple[LayerDistance, ...] = ()  # of the first of the run's folders that holds layer outputs
 
     def add(self, rollout: DumpedRollout) -> None:

@@ -197,7 +197,7 @@ def _begins_otherwise(mine: Any, theirs: Any) -> bool | None:
 
 
 def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
-    for name in ("prompt", "response", "weight_versions", "group"):
+    for name in ("prompt", "response", "weight_versions", "group", "cached"):
         setattr(row, name, getattr(sample, name))
     row.reward = row.reward if sample.reward is None else sample.reward
     row.behavior = sample.behavior if row.behavior is None else row.behavior
@@ -214,6 +214,7 @@ def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
 def _row_of_rollout(position: int, sample: Mapping[str, Any], token_sum: int | None) -> DumpedSample:
     length, behavior = int(sample.get("response_length") or 0), sample.get("rollout_log_probs")
     index, group = sample.get("index"), sample.get("group_index")
+    cached = (sample.get("prefix_cache_info") or {}).get("cached_tokens")
     return DumpedSample(
         position=position,
         response_length=length,
@@ -223,6 +224,7 @@ def _row_of_rollout(position: int, sample: Mapping[str, Any], token_sum: int | N
         token_sum=token_sum,
         index=int(index) if isinstance(index, Integral) else None,
         group=int(group) if isinstance(group, Integral) else None,
+        cached=int(cached) if isinstance(cached, Integral) else None,
         status=cut(text(sample.get("status"))),
         reward=number(sample.get("reward")),
         prompt=text(sample.get("prompt")),

@@ -61,6 +61,7 @@ class DumpedSample:
     reward: float | None = None
     group: int | None = None
     step: int | None = None
+    cached: int | None = None  # tokens of the prompt
     prompt: str = ""
     response: str = ""
     weight_versions: Sequence[str] = ()
@@ -115,6 +116,7 @@ def assemble(
         newest=None if newest == UNKNOWN else newest,
         groups=_all([row.group for row in sound]),
         steps=_all([row.step for row in sound]),
+        cached=_all([row.cached for row in sound]),
         prompts=[row.prompt for row in sound],
         responses=[row.response for row in sound],
         left_out=len(rows) - len(sound),
