@@ -40,6 +40,7 @@ class Picture:
     missing: str = ""
     x: str = ""
     scale: str | None = None  # of the x axis; None: linear or symlog, by how wide the values spread
+    is_whole: bool = False  # the x axis has whole numbers
     svg: str = ""
 
     def drawn(self, documents: Sequence[Document]) -> Picture:
@@ -205,6 +206,8 @@ def _curve(picture: Picture, documents: Sequence[Document]) -> Drawing | None:
     above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0, "borderpad": 0, "ncols": 2}
     axes.legend(**above, frameon=False, labelcolor=COLOURS["muted"], handlelength=2)
     drawing.name(axes, picture.x, "nats per token")
+    if picture.is_whole and axes.get_xscale() == "linear":
+        axes.xaxis.get_major_locator().set_params(integer=True)
     if names:
         axes.set_xticks(list(names), list(names.values()))
         axes.set_xlim(min(names) - 0.5, max(names) + 0.5)
