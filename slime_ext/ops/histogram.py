@@ -1,0 +1,89 @@
+"""A histogram over many powers of 2, by the leading bits of float32: counting is one shift, and histograms of
+the same bins add up over micro-batches, files and ranks."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+MANTISSA, BIAS = 23, 127  # of a float32: bits of the mantissa; its exponent is stored as exponent + 127
+
+
+@dataclass(frozen=True)
+class LogBins:
+    """Bins of signed numbers: 2^digits per power of 2, from 2^low to 2^high, on both sides of 0.
+
+    One bin lies around 0, one beyond each end. The two edges of a bin differ by at most 2^-digits of the
+    lower.
+
+    >>> bins = LogBins(low=-1, high=2, digits=1)
+    >>> keys = bins.keys(torch.tensor([-0.5, 0.1, 3.0, 9.0]))
+    >>> counts = bins.ordered(torch.bincount(keys, minlength=bins.size))
+    >>> [(bins.edges(i), int(n)) for i, n in enumerate(counts) if n]
+    [((-0.75, -0.5), 1), ((-0.5, 0.5), 1), ((3.0, 4.0), 1), ((4.0, inf), 1)]
+    """
+
+    low: int = -20
+    high: int = 7
+    digits: int = 4
+
+    @cached_property
+    def size(self) -> int:
+        """How many keys there are."""
+        return 1 << (9 + self.digits)  # sign, exponent, leading digits
+
+    @cached_property
+    def side(self) -> int:
+        """Bins from 2^low to 2^high."""
+        return (self.high - self.low) << self.digits
+
+    @cached_property
+    def count(self) -> int:
+        """How many bins there are."""
+        return 2 * self.side + 3
+
+    def keys(self, values: Tensor) -> Tensor:
+        """[T] -> [T] int32 from 0 to size - 1, by which to count; NaN has one, too."""
+        return (values.float().view(torch.int32) >> (MANTISSA - self.digits)) + self.size // 2
+
+    def ordered(self, counts: Tensor) -> Tensor:
+        """[size] numbers by key -> [count] by bin, from the lowest values to the highest."""
+        below, above = counts.view(2, -1).unbind()  # each from small to large distances from 0
+        first = (BIAS + self.low) << self.digits
+        last = first + self.side
+        outer, inner = (
+            [x[at].sum(0, keepdim=True) for x in (below, above)] for at in (slice(last, None), slice(first))
+        )
+        return torch.cat(
+            [outer[0], below[first:last].flip(0), inner[0] + inner[1], above[first:last], outer[1]]
+        )
+
+    def edges(self, index: int) -> tuple[float, float]:
+        """The two ends of a bin."""
+        place = index - self.side - 1
+        if not place:
+            return -self._edge(0), self._edge(0)
+        near = self._edge(abs(place) - 1)
+        far = math.inf if abs(place) > self.side else self._edge(abs(place))
+        return (near, far) if place > 0 else (-far, -near)
+
+    def quantile(self, counts: Sequence[float], q: float) -> float:
+        """The geometric middle of the bin that holds quantile ``q``; 0 around 0, infinite beyond the ends.
+
+        Args:
+            counts: [count], not all 0.
+        """
+        below = list(accumulate(counts))
+        low, high = self.edges(bisect_left(below, q * below[-1]))
+        return math.copysign(math.sqrt(low * high), low) if low * high > 0 else 0.0
+
+    def _edge(self, index: int) -> float:
+        exponent, step = divmod(index, 1 << self.digits)
+        return math.ldexp(1 + step / (1 << self.digits), exponent + self.low)
