@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.measures.histogram import Histogram, size_at
+from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.measures.shifts import SHIFTS, aligned, moved_turns, shifted_sums
 from slime_ext.tools.analysis.measures.sums import Sums
 from slime_ext.tools.analysis.measures.versions import VersionSums, by_version
@@ -331,9 +331,7 @@ def _kept(part: DumpedRollout) -> dict[str, float]:
 def _tail(histogram: Histogram) -> tuple[float, float]:
     """From the histogram of log-ratios: the share of sum l^2 in the 1% of tokens with the largest |l|, and
     the median of |l|."""
-    counts = histogram.by_size().double()
-    held = counts.nonzero()[:, 0]
-    counts, sizes = counts[held], size_at(held)
+    counts, sizes = histogram.sizes()
     reached, squares = ([0, *x.flip(0).cumsum(0).tolist()] for x in (counts, counts * sizes.square()))
     top = numpy.interp(TOP * reached[-1], reached, squares)  # tokens of a bucket alike
     middle = float(sizes[int((counts.cumsum(0) < counts.sum() / 2).sum())])

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.document import Bin, Numbers
-from slime_ext.tools.analysis.measures.histogram import SIDE, Histogram, size_at
+from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.records import TOKEN_COLUMNS, DumpedRollout
 
 LEVELS = ("sequence", "geometric")
-JOINED = 32  # buckets of the histogram in a bar of the distribution: 8 bars per power of 2
-FIRST, LAST = (127 - 20) << 8, (127 + 7) << 8  # the buckets of 2^-20 and of 2^7 nats
 
 
 def _logs() -> Tensor:
@@ -91,17 +89,7 @@ class Sums:
 
     def distribution(self) -> tuple[Bin, ...]:
         """The histogram in bars, from the first to the last that holds a token."""
-        bars = _bars(self.histogram)
-        held = [i for i, (_, _, count) in enumerate(bars) if count]
-        low, high = self.histogram.smallest, self.histogram.largest
-        return (
-            tuple(
-                Bin(low=max(begin, low), high=min(end, high), count=count)
-                for begin, end, count in bars[held[0] : held[-1] + 1]
-            )
-            if held
-            else ()
-        )
+        return tuple(Bin(low=low, high=high, count=count) for low, high, count in self.histogram.bars())
 
     def _chi2(self, level: str) -> float | None:
         second = float(self.logs[LEVELS.index(level), 1])
@@ -110,17 +98,6 @@ class Sums:
     def _ess(self, level: str) -> float | None:
         first, second = self.logs[LEVELS.index(level)].tolist()
         return math.exp(2 * first - second - math.log(self["compared"])) if math.isfinite(second) else None
-
-
-def _bars(histogram: Histogram) -> list[tuple[float, float, int]]:
-    """Both ends and the count of each bar: JOINED buckets, all below 2^-20 nats or beyond 2^7 nats one
-    bar."""
-    sizes = size_at(torch.arange(FIRST, LAST + 1, JOINED)).tolist()
-    edges = [*(-x for x in reversed(sizes)), *sizes]
-    cut = torch.arange(FIRST, LAST + 1, JOINED)
-    places = torch.cat([torch.zeros(1), SIDE - cut.flip(0), SIDE + cut, torch.tensor([2 * SIDE])]).long()
-    below = torch.cat([torch.zeros(1, dtype=torch.int64), histogram.counts.cumsum(0)])[places]
-    return list(zip([-math.inf, *edges], [*edges, math.inf], below.diff().tolist(), strict=True))
 
 
 def _sums(part: DumpedRollout) -> dict[str, float]:
