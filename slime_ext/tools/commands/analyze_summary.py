@@ -81,7 +81,7 @@ def _say(screen: Console, text: str, *, is_exact: bool = False) -> None:
 def _findings(screen: Console, document: Document) -> None:
     rows = document.detectors
     could = sum(row.state in ("found", "nothing") for row in rows)
-    said = f"; {could} of {len(rows)} detectors looked" if rows else ""
+    said = f"; {could} of {len(rows)} checks ran" if rows else ""
     screen.print(f"{'faults' if document.findings else 'no fault'} found{said}")
     for finding in document.findings:
         colour = COLOURS[finding.severity]
@@ -121,7 +121,7 @@ def _not_looked(screen: Console, document: Document) -> None:
     """The detectors that could not look; what each needs is on the page and in the JSON."""
     names = [row.name for row in document.detectors if row.state == "could not look"]
     if names:
-        _say(screen, f"could not look for {', '.join(names)}: --out and --json say what each needs")
+        _say(screen, f"{len(names)} checks skipped (missing data, see --out): {', '.join(names)}")
 
 
 def _skipped(screen: Console, document: Document) -> None:

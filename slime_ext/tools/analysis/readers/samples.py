@@ -75,10 +75,12 @@ class Notes:
     kinds: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, kind: str, row: DumpedSample, more: str = "") -> None:
-        self.kinds.setdefault(kind, []).append(f"position {row.position}{more}")
+        self.kinds.setdefault(kind, []).append(f"sample {row.position}{more}")
 
     def lines(self) -> tuple[str, ...]:
-        return tuple(f"samples {kind}: {len(v)}, first {v[0]}" for kind, v in self.kinds.items())
+        return tuple(
+            f"{len(v)} sample{'s' * (len(v) > 1)} {kind} (first: {v[0]})" for kind, v in self.kinds.items()
+        )
 
 
 def assemble(
@@ -140,7 +142,7 @@ def _missing(rows: Sequence[DumpedSample]) -> str:
 
 def _fits(row: DumpedSample, notes: Notes) -> bool:
     if row.proximal is None:
-        notes.add("without log-probs of the trainer, left out", row)
+        notes.add("skipped: no log-probs of the trainer", row)
         return False
     for name, (dtype, _) in FIELDS.items():
         values = getattr(row, name)
@@ -149,11 +151,11 @@ def _fits(row: DumpedSample, notes: Notes) -> bool:
         try:
             found = as_tensor(values, dtype)
         except NO_NUMBERS:
-            notes.add("whose lists hold something else than numbers, left out", row, f": {name}")
+            notes.add("skipped: a list holds something else than numbers", row, f", {name}")
             return False
         if len(found) != row.response_length:
-            lengths = f" has {len(found)} of {name} for {row.response_length} tokens"
-            notes.add("whose lists have another length than the response, left out", row, lengths)
+            lengths = f", {name} {len(found)}, response {row.response_length}"
+            notes.add("skipped: list length differs from the response", row, lengths)
             return False
         setattr(row, name, found)
     if row.behavior is None:
@@ -236,7 +238,7 @@ def _version_runs(row: DumpedSample, mask: Tensor, notes: Notes) -> list[tuple[i
     turns = Segments.whole([length], mask).turn_ids
     if length and int(turns[-1]) == len(numbers):  # one engine call per turn
         return [(numbers[max(turn - 1, 0)], sum(1 for _ in run)) for turn, run in groupby(turns.tolist())]
-    notes.add("that mix weight versions and do not say where, counted as the oldest", row)
+    notes.add("with mixed weight versions and no word of where, counted as the oldest", row)
     return [(min(numbers), length)]
 
 
