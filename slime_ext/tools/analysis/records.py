@@ -20,6 +20,7 @@ from slime_ext.ops.segments import Segments, as_numbers
 # What is added up over tokens of the log-ratio; "near" is k3, but at most MOST_K3, so that no token makes a
 # mean.
 TOKEN_COLUMNS = ("count", "absolute", "squared", "log_ratio", "k3", "near")
+SURPRISES = 14  # bins of how sure the sampler was
 MOST_K3 = 142.4  # nats, at a log-ratio of 5
 PER_TOKEN = (
     "behavior", "proximal", "mask", "tokens", "advantages", "versions", "entropy", "reference", "kept",
@@ -169,6 +170,12 @@ class DumpedRollout:
     def compared(self, values: Tensor) -> Tensor:
         """[T] -> [T], 0 at tokens without both log-probs finite."""
         return values if self.has_all else torch.where(self.finite, values, 0)
+
+    @cached_property
+    def surprise(self) -> Tensor:
+        """[T] how sure the sampler was: the bin of -log behavior, two per decade from 1e-5 nats on."""
+        surprise = (-self.compared(self.behavior)).clamp(min=0).log10().add(5).mul(2)
+        return surprise.clamp(0, SURPRISES - 1).floor()
 
     @cached_property
     def columns(self) -> Tensor:

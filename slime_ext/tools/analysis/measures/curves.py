@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.document import Curve, CurveName, Point
-from slime_ext.tools.analysis.records import TOKEN_COLUMNS, DumpedRollout
+from slime_ext.tools.analysis.records import SURPRISES, TOKEN_COLUMNS, DumpedRollout
 from slime_ext.tools.analysis.tables import Additive, tabulated, zeros
 
 PER_OCTAVE = 4  # bins of positions and lengths
 PER_DECADE = 8  # bins of probabilities
-POSITIONS, SURPRISES = 18 * PER_OCTAVE, 14  # bins
+POSITIONS = 18 * PER_OCTAVE  # bins
 COLUMNS = (*TOKEN_COLUMNS[:4], "x")
 OUTCOMES = ("incorrect", "correct")
 BLOCK, BLOCKS = 16, 2048  # absolute positions (prompt and response) in a block; the last holds all beyond
@@ -43,9 +43,8 @@ def _decades(x: Tensor) -> Tensor:
 
 
 def _by_surprise(bins: Tensor, part: DumpedRollout) -> Tensor:
-    """[T] one number for a bin and for that of -log behavior (two per decade from 1e-5 nats on)."""
-    surprise = (-part.compared(part.behavior)).clamp(min=0).log10().add(5).mul(2).clamp(0, SURPRISES - 1)
-    return bins.floor() * SURPRISES + surprise.floor()
+    """[T] one number for a bin and for how sure the sampler was."""
+    return bins.floor() * SURPRISES + part.surprise
 
 
 def _length(part: DumpedRollout) -> Tensor:
