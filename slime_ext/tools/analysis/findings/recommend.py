@@ -60,8 +60,8 @@ def recommend(
         return _nothing("no response token has a finite log-prob of both policies: nothing can be compared")
     if total.sequences < FEW:
         return _nothing(
-            f"too few sequences ({total.sequences}) to recommend anything; use at least {FEW}: one of fewer moves "
-            "the shares that decide by more than 1%",
+            f"too few sequences ({total.sequences}) to recommend anything; use at least {FEW}: one "
+            "of fewer moves the shares that decide by more than 1%",
         )
     made = _judged(effects, total, {f.name for f in findings}, files or {})
     caveats = (

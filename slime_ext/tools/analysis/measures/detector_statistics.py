@@ -101,38 +101,31 @@ class RolloutSummary(NamedTuple):
 class DetectorStatistics(Additive):
     """Counts and sums of a run that the detectors look at beside the numbers and the curves.
 
-    ``counts``: what ``_odd_values``, ``_kept`` and ``_outside`` count; ``turns``; ``moved`` turns of which a
-    later part fits log-probs a few places away and an earlier one its own; ``samples``; ``retold``,
-    ``paired``, ``foreign`` and ``left_out`` of ``DumpedRollout``; ``blank`` and ``again`` the rollouts
-    without a response token that is not masked, and those whose number had come before. ``prints`` tells of
-    each sample that chance does not repeat what it holds. ``shifts`` holds the sums of ``shifted_sums``,
-    ``shifted`` the sequences that a shift explains, each on its own. ``switched`` holds count, sum l, sum |l|
-    and sum k3 of tokens after a change of weights inside their response, and of the same versions in
-    responses without one. ``routes`` [layers, 2] and ``experts`` [experts, 2] as in ``DumpedRollout``.
-    ``cached`` [2, 4] of samples without and with a cached prefix their number, tokens, sum k3 and sum of
-    squares over samples.
-    ``fates`` [2, 4, 3] of kept and dropped samples, and of each of ABOUT, how many are known, their sum and
-    sum of squares; ``drops`` why they were dropped.
-
     Args:
         vocabulary: number of token ids that there are; None for unknown.
     """
 
     vocabulary: InitVar[int | None] = None
     means: Means = field(default_factory=Means)
+    # Tokens and samples: of _odd_values, _kept, _outside; turns, and those "moved" (see shifts.moved_turns);
+    # samples; retold, paired, foreign and left_out of DumpedRollout.
     counts: Counter[str] = field(default_factory=Counter)
-    shifts: Tensor = field(default_factory=lambda: zeros(len(SHIFTS), 4))
-    shifted: Tensor = field(default_factory=lambda: zeros(len(SHIFTS)))
+    shifts: Tensor = field(default_factory=lambda: zeros(len(SHIFTS), 4))  # sums of shifted_sums
+    shifted: Tensor = field(default_factory=lambda: zeros(len(SHIFTS)))  # sequences that a shift explains
+    # Count, sum l, sum |l|, sum k3 of tokens after a change of weights inside their response, and of the same
+    # versions in responses without one.
     switched: Tensor = field(default_factory=lambda: zeros(2, 4))
     versions: list[VersionSums] = field(default_factory=list)
     rollouts: list[RolloutSummary] = field(default_factory=list)
-    routes: Tensor = field(default_factory=lambda: zeros(0, 2))
+    routes: Tensor = field(default_factory=lambda: zeros(0, 2))  # both as in DumpedRollout
     experts: Tensor = field(default_factory=lambda: zeros(0, 2))
+    # Samples without and with a cached prefix: their number, tokens, sum k3, sum of its squares over samples.
     cached: Tensor = field(default_factory=lambda: zeros(2, 4))
+    # Kept and dropped samples by ABOUT: how many are known, their sum, their sum of squares.
     fates: Tensor = field(default_factory=lambda: zeros(2, len(ABOUT), 3))
-    drops: Counter[str] = field(default_factory=Counter)
-    blank: list[int] = field(default_factory=list)
-    again: list[int] = field(default_factory=list)
+    drops: Counter[str] = field(default_factory=Counter)  # reason -> samples
+    blank: list[int] = field(default_factory=list)  # rollouts in which every token is masked
+    again: list[int] = field(default_factory=list)  # rollouts whose number had come before
     prints: list[tuple[int, Tensor]] = field(default_factory=list)  # rollout id, fingerprints [samples]
 
     def __post_init__(self, vocabulary: int | None) -> None:
