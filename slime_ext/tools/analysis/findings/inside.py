@@ -17,7 +17,7 @@ STEP, FLAT, MATTERS, SURE = 1.5, 1.3, 5e-3, 8.0  # after over before; within bef
 EVENED = 1.3  # after over before, of tokens of which the sampler was as sure
 APART_TOKENS, APART_TIMES, APART_HOLD = 30, 2.0, 0.2  # tokens, mean |l| over that of others, share of sum l^2
 # nats between the two passes; share of the distance between trainer and sampler. The same batch gives 0.
-TWICE_MATTERS, TWICE_SHARE = 1e-3, 0.3
+TWICE_MATTERS, TWICE_SHARE = 1e-3, 0.2
 NOISY = 0.025  # nats; two engines in bfloat16 stay below
 
 
