@@ -51,7 +51,7 @@ class LogBins:
 
     def keys(self, values: Tensor) -> Tensor:
         """[T] -> [T] int32 from 0 to size - 1, by which to count; NaN has one, too."""
-        return (values.float().view(torch.int32) >> (MANTISSA - self.digits)) + self.size // 2
+        return (values.detach().float().view(torch.int32) >> (MANTISSA - self.digits)) + self.size // 2
 
     def ordered(self, counts: Tensor) -> Tensor:
         """[size] numbers by key -> [count] by bin, from the lowest values to the highest."""

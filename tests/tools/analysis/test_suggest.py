@@ -52,7 +52,7 @@ def test_what_has_no_log_prob_is_no_unit():
     behavior = base.behavior.clone()
     behavior[base.mask.nonzero()[3, 0]] = float("nan")
     units = {s.unit: s.units for s in suggest([rollout(samples=40, behavior=behavior)], 0.1)}
-    has = int(base.segments.any(base.mask).sum())
+    has = int((base.segments.sum(base.mask.float()) > 0).sum())
     assert units == {"token": int(base.mask.sum()) - 1, "sequence": has - 1}
 
 
