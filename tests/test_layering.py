@@ -50,6 +50,17 @@ FLOORS = {
         "read",
         "hydra",
     ),
+    "tools/analysis/": (
+        "document tables texts",
+        "records",
+        "readers",
+        "measures",
+        "findings",
+        "page request",
+        "pipeline",
+        "run",
+        "follow",
+    ),
 }
 MATHEMATICS = (
     "ops",

@@ -10,6 +10,7 @@ import torch
 from benchmarks.faults.dump import Turn
 from benchmarks.faults.harms import (
     append_twice,
+    as_lines,
     copy_column,
     copy_samples,
     edited,
@@ -17,6 +18,7 @@ from benchmarks.faults.harms import (
     interleaved,
     mask_all,
     of_other_run,
+    rounded_pass,
     without_reward,
 )
 from benchmarks.faults.model import BF16, FP8, How, Shape
@@ -125,7 +127,9 @@ FAULTS: dict[str, World] = {
     "growing_mismatch": replace(SMALL, rollouts=12, stops=5, learning=2e-3),
     "resumed_wrong_weights": replace(SMALL, rollouts=10, restart=6, learning=2e-3),
     "stale_weights": replace(SMALL, rollouts=12, late=3, learning=2e-3),
-    "stale_cache": replace(SMALL, rollouts=6, switch=True, refill=False, learning=4e-3),
+    "stale_cache": replace(SMALL, rollouts=6, switch=True, refill=False, learning=4e-3, harm=as_lines),
+    "stale_prefix": replace(SMALL, rollouts=8, keeps_prefix=True, prompt=24, learning=4e-3),
+    "batch_shape": replace(SMALL, rollouts=3, harm=rounded_pass),
     "layer": replace(
         SMALL, rollouts=3, shape=Shape(layers=3), engine=How(dtype=BF16, eps={1: 1.0}), layer_dumps=True
     ),

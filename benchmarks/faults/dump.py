@@ -26,6 +26,7 @@ class Turn:
     reference: Tensor | None = None
     entropy: Tensor | None = None
     routed: Tensor | None = None
+    cached: int = 0  # tokens of the prompt that the engine had in its prefix cache
     reward: float = 0.0
     advantage: float = 0.0
     dropped: bool = False
@@ -77,6 +78,7 @@ def _sample(world, i: int, turn: Turn) -> dict:
         "rollout_log_probs": turn.behavior.tolist(),
         "status": "aborted" if turn.dropped else "completed",
         "metadata": {},
+        "prefix_cache_info": {"cached_tokens": turn.cached, "total_prompt_tokens": len(turn.prompt)},
     }
     if world.switch:
         row["token_weight_versions"] = own

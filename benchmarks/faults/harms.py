@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -64,20 +65,42 @@ def few_rows(folder: Path) -> None:
     (folder / "args.json").write_text(json.dumps({"vocab_size": 92}))
 
 
-def interleaved(folder: Path) -> None:
-    """Two writers append to one file of lines."""
-    lines: list[list[str]] = [[], []]
+def rounded_pass(folder: Path) -> None:
+    """Training scores in bfloat16, in batches of another shape than the log-prob pass."""
+    samples = [
+        {
+            "train_log_probs": row["log_probs"].bfloat16().float(),
+            "old_log_probs": row["log_probs"],
+            "rollout_log_probs": row["rollout_log_probs"],
+            "local_loss_mask": row["loss_masks"].float(),
+        }
+        for row in torch.load(folder / "train_data/0.pt", weights_only=True)["samples"]
+    ]
+    (folder / "policy_loss_debug").mkdir()
+    torch.save({"samples": samples}, folder / "policy_loss_debug/rank_0_call_0.pt")
+
+
+def as_lines(folder: Path) -> None:
+    """The same as JSONL, which can say by token which weights sampled."""
+    interleaved(folder, writers=1)
+
+
+def interleaved(folder: Path, writers: int = 2) -> None:
+    """Several writers append to one file of lines."""
+    lines: list[list[str]] = [[] for _ in range(writers)]
     for path in sorted((folder / "train_data").glob("*.pt"), key=lambda path: int(path.stem)):
         content = torch.load(path, weights_only=True)
+        sampled = torch.load(folder / "rollout_data" / path.name, weights_only=True)["samples"]
         for i, row in enumerate(content["samples"]):
             line = {"rollout_id": content["rollout_id"], "reward": row["rewards"]}
             line |= {
                 key: row[key].tolist() for key in ("rollout_log_probs", "log_probs", "advantages", "tokens")
             }
-            lines[i % 2].append(json.dumps(line))
+            line["token_weight_versions"] = sampled[row["rollout_position"]].get("token_weight_versions")
+            lines[i % writers].append(json.dumps(line))
     for kind in ("rollout_data", "train_data"):
         shutil.rmtree(folder / kind)
-    (folder / "run.jsonl").write_text("\n".join(lines[0] + lines[1]) + "\n")
+    (folder / "run.jsonl").write_text("\n".join(chain.from_iterable(lines)) + "\n")
 
 
 def of_other_run(write: Callable[[Path], Path]) -> Callable[[Path], None]:

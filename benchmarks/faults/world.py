@@ -32,6 +32,7 @@ class World:
         stops: rollout from which pushes change nothing, though the version advances.
         interval, late: rollouts between two pushes; rollouts that the engine is behind.
         switch: half of the responses get new weights in their middle; ``refill``: their cache too.
+        keeps_prefix: half of the prompts are in a cache that no push empties.
         restart: rollout before which the run was resumed, with the base weights in the engine.
         temperature, top_p, top_k: of sampling; ``recorded_temperature``: of the log-probs that it writes
         down,
@@ -63,6 +64,7 @@ class World:
     late: int = 0
     switch: bool = False
     refill: bool = True
+    keeps_prefix: bool = False
     restart: int | None = None
     first: int = 0
     temperature: float = 1.0
@@ -149,17 +151,26 @@ def _sampled(run: _Run) -> Iterator[list[Turn]]:
     world, g = run.world, run.generator
     prompts = torch.randint(world.shape.vocabulary, (world.samples // GROUP, world.prompt), generator=g)
     prompts = prompts.repeat_interleave(GROUP, 0)
-    if world.switch and run.version > 1:
-        half = len(prompts) // 2
+    half = len(prompts) // 2
+    if world.keeps_prefix:
+        yield _batch(run, prompts[:half])
+        yield _batch(run, prompts[half:], prefix=stored(run.history[0], world.engine))
+    elif world.switch and run.version > 1:
         before = stored(run.history[-2], world.engine)
         yield _batch(run, prompts[:half], before)
         yield _batch(run, prompts[half:])
     else:
-        yield _batch(run, prompts)
+        turns = _batch(run, prompts)
+        for i, turn in enumerate(turns):  # all but the first of a group find its prompt in the cache
+            turn.cached = len(turn.prompt) - 1 if i % GROUP else 0
+        yield turns
 
 
-def _batch(run: _Run, prompts: Tensor, before: Weights | None = None) -> list[Turn]:
-    """Responses to prompts of one length, of which ``before`` sampled the first third."""
+def _batch(
+    run: _Run, prompts: Tensor, before: Weights | None = None, prefix: Weights | None = None
+) -> list[Turn]:
+    """Responses to prompts of one length, of which ``before`` sampled the first third; ``prefix`` made the
+    keys and values of the prompts, which are taken from a cache."""
     world, g = run.world, run.generator
     model, weights = Model(world.shape, world.engine), stored(run.engine, world.engine)
     lengths = torch.randint(world.length // 2, world.length + 1, (len(prompts),), generator=g)
@@ -167,7 +178,9 @@ def _batch(run: _Run, prompts: Tensor, before: Weights | None = None) -> list[Tu
     rows = _Rows(world, g)
     begins = _turn_begins(world)
     with torch.no_grad():
-        logits = model(current, prompts, cache).logits[:, -1]
+        if prefix is not None:
+            model(prefix, prompts[:, :-1], cache)
+        logits = model(current, prompts[:, cache.length :], cache).logits[:, -1]
         for at in range(world.length):
             if before and at == world.length // 3:
                 current = weights
@@ -188,8 +201,9 @@ def _batch(run: _Run, prompts: Tensor, before: Weights | None = None) -> list[Tu
             whole = torch.cat([prompts, *rows.tokens], 1)
             experts = model(weights, whole[:, :-1]).experts
     old = world.length // 3 if before else 0
+    cached = 0 if prefix is None else world.prompt - 1
     return [
-        rows.turn(i, prompts[i], int(n), None if experts is None else experts[i], (run.version, old))
+        rows.turn(i, prompts[i], int(n), None if experts is None else experts[i], (run.version, old), cached)
         for i, n in enumerate(lengths)
     ]
 
@@ -234,7 +248,9 @@ class _Rows:
         self.tools.append(is_tool)
         return token
 
-    def turn(self, i: int, prompt: Tensor, length: int, experts: Tensor | None, versions) -> Turn:
+    def turn(
+        self, i: int, prompt: Tensor, length: int, experts: Tensor | None, versions, cached: int
+    ) -> Turn:
         """One sample, cut to its length."""
         version, old = versions
         tokens = torch.cat([t[i] for t in self.tokens[:length]])
@@ -245,6 +261,7 @@ class _Rows:
             mask=~torch.tensor(self.tools[:length]),
             kept=torch.stack([k[i] for k in self.kept[:length]]),
             versions=torch.tensor([version - 1] * min(old, length) + [version] * max(length - old, 0)),
+            cached=cached,
             experts=None if experts is None else experts[: len(prompt) + length - 1],
         )
 

@@ -27,25 +27,12 @@ UNREADABLE = (
 # Where configs/ and patches/ are: a checkout, or what a wheel installs.
 ROOTS = (Path(__file__).parents[2], Path(sysconfig.get_path("data"), "share/slime-ext"))
 MERGE = "tag:yaml.org,2002:merge"
-LONGEST = 100_000  # characters of a file: a configuration is a page
 GIVEN = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin")  # where a shell has the other end of a pipe open
 LARGEST = 4_000_000  # bytes of a file that is read whole
-MOST = 20_000  # values in it, each alias counted as what it stands for
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses what SafeLoader takes: the last of two equal keys, aliases in aliases without end."""
-
-    def get_single_node(self) -> yaml.Node | None:
-        """The document's tree.
-
-        Raises:
-            ConfigError: it stands for more values than a configuration has, or holds itself.
-        """
-        node = super().get_single_node()
-        if node is not None and _count(node, {}) > MOST:
-            raise ConfigError(f"expected at most {MOST} values, got more, with what its aliases stand for")
-        return node
+    """Refuses a key that stands twice in a mapping, of which SafeLoader takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -56,18 +43,6 @@ class UniqueKeyLoader(yaml.SafeLoader):
             seen.add(_hashable(key))
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
-
-
-def _count(node: yaml.Node, counts: dict[int, int]) -> int:
-    """Values that a node stands for, itself included."""
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) not in counts:
-        counts[id(node)] = MOST + 1  # until it is known: a node that holds itself
-        pairs = isinstance(node, yaml.MappingNode)
-        children = [child for pair in node.value for child in pair] if pairs else node.value
-        counts[id(node)] = 1 + sum(_count(child, counts) for child in children)
-    return counts[id(node)]
 
 
 def _hashable(key: Any) -> Any:
@@ -81,12 +56,10 @@ def read_yaml(path: str, where: str | None = None) -> Any:
         where: what errors call the file; its path by default.
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, has a key twice, or is too large for a configuration.
+        ConfigError: it cannot be read, is not YAML, or has a key twice.
     """
     where = where or path
     text = text_of(path, where)
-    if len(text) > LONGEST:
-        raise ConfigError(f"{where}: expected at most {LONGEST} characters of YAML, got {len(text)}")
     try:
         return _toml(text) if Path(path).suffix == ".toml" else yaml.load(text, UniqueKeyLoader)
     except ConfigError as error:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from slime_ext.tools.analysis.findings import DETECTORS
 STRUCTURAL = (
     "retokenised prefix_mismatch kept_mass frozen_sampler partial_push growing_mismatch layer kv_precision "
     "expert_routing selection_bias no_response_tokens left_out other_run repeated_rollouts duplicate_samples "
-    "outside_vocabulary reward_collapse"
+    "outside_vocabulary reward_collapse stale_prefix batch_shape"
 ).split()
 
 
@@ -66,6 +69,24 @@ def test_a_fault_is_named_alone(name):
     assert [finding.name for finding in document.findings] == [name]
     (finding,) = document.findings
     assert finding.threshold and finding.ruled_out and finding.evidence
+
+
+PAGE = (Path(__file__).parents[2] / "docs/analyze.md").read_text()
+ALIKE_ROWS = PAGE.partition("| look alike |")[2].partition("\n\n")[0].splitlines()[2:]
+PAIRS = {tuple(n for n in re.findall(r"`(\w+)`", row.split("|")[1]) if n in DETECTORS) for row in ALIKE_ROWS}
+
+
+@cache
+def named(name):
+    return {finding.name for finding in analysed(FAULTS[name]).findings}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", sorted(pair for pair in PAIRS if len(pair) > 1), ids=" ".join)
+def test_detectors_that_look_alike_are_told_apart(names):
+    """Of each planted fault its own detector and none of those that share its symptom is named."""
+    for name in names:
+        assert name in named(name) and named(name) & set(names) <= {name, ALSO.get(name)}
 
 
 def test_nothing_is_found_in_a_healthy_run():

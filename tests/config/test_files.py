@@ -81,25 +81,10 @@ def test_a_path_in_a_file_is_relative_to_the_file(tmp_path, monkeypatch):
     assert located("none.jsonl", file) == "none.jsonl"
 
 
-BOMB = "a0: &a0 [x, x]\n" + "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))
-MERGES = "a0: &a0 {x: 1}\n" + "\n".join(
-    f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 12)
-)
-
-
-def test_what_no_configuration_holds_is_refused_before_it_is_built(tmp_path):
-    path = tmp_path / "c.yaml"
-    for text, line in {
-        BOMB: "expected at most 20000 values, got more, with what its aliases stand for",
-        MERGES: "expected at most 20000 values, got more",
-        "a: &a [*a]": "expected at most 20000 values, got more",
-        "\n".join(f"key{i}: {i}" for i in range(20_000)): "expected at most 100000 characters of YAML, got",
-        "? [a, b]\n: 1\n? [a, b]\n: 2": "expected each key once, got '['a', 'b']' twice",
-    }.items():
-        path.write_text(text)
-        with pytest.raises(ConfigError) as caught:
-            read_yaml(str(path))
-        assert line in str(caught.value)
+def test_a_list_as_a_key_is_there_once(tmp_path):
+    (tmp_path / "c.yaml").write_text("? [a, b]\n: 1\n? [a, b]\n: 2")
+    with pytest.raises(ConfigError, match=r"expected each key once, got '\['a', 'b'\]' twice"):
+        read_yaml(str(tmp_path / "c.yaml"))
 
 
 def test_a_refusal_shows_a_line_of_a_value_and_control_characters_as_such(capsys, tmp_path):

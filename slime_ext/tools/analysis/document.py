@@ -28,6 +28,7 @@ FindingName = Literal[
     "off_by_one",
     "greedy_sampling",
     "tool_tokens",
+    "stale_prefix",
     "prefix_mismatch",
     "kept_mass",
     "truncated_sampling",
@@ -41,6 +42,7 @@ FindingName = Literal[
     "stale_weights",
     "stale_cache",
     "layer",
+    "batch_shape",
     "kv_precision",
     "expert_routing",
     "position_drift",
@@ -98,7 +100,9 @@ class Numbers(FrozenModel):
     ess_token: float | None = Field(None, description="effective sample size of e^l, in (0, 1]")
     ess_geometric: float | None = Field(None, description="of the geometric means of sequences")
     ess_sequence: float | None = Field(None, description="of the products over sequences")
-    ratio_p01: float | None = Field(None, description="1st percentile of e^l, exact to 0.5% of l")
+    ratio_p01: float | None = Field(
+        None, description="1st percentile of e^l, l rounded towards 0 by at most 0.4%"
+    )
     ratio_p50: float | None = Field(None, description="median of e^l, likewise")
     ratio_p99: float | None = Field(None, description="99th percentile of e^l, likewise")
     perplexity_behavior: float | None = None
@@ -243,6 +247,7 @@ class Document(FrozenModel):
     paths: tuple[str, ...] = ()
     made_with: str = ""
     skipped: tuple[Skipped, ...] = ()
+    unread: str = Field("", description="how much of the run could not be read; empty: all of it was")
     notes: tuple[str, ...] = ()
     total: Numbers = Numbers()
     findings: tuple[Finding, ...] = ()

@@ -10,7 +10,7 @@ from pathlib import Path
 from slime_ext.errors import DataError
 from slime_ext.tools.analysis.document import Document, Finding, Moment
 from slime_ext.tools.analysis.pipeline import Result, keep_tensors_off_the_heap
-from slime_ext.tools.analysis.readers.find import Job
+from slime_ext.tools.analysis.readers.find import DumpFiles, Job
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import collectors_of, document_of
 
@@ -41,7 +41,7 @@ class Follower:
     taken: set[Path] = field(default_factory=set)  # files that were read
     failed: dict[Signature, list] = field(default_factory=dict)
     alerted: set[str] = field(default_factory=set)
-    evaluations: int = 0
+    found: DumpFiles = field(default_factory=lambda: DumpFiles((), 0))
 
     def __post_init__(self) -> None:
         keep_tensors_off_the_heap()
@@ -50,16 +50,14 @@ class Follower:
     def look(self) -> Iterator[News]:
         """The rollouts that have become complete since the last look, in their order."""
         try:
-            found = self.request.files()
+            self.found = self.request.files()
         except DataError:  # nothing has been written yet
             return
-        self.evaluations = found.evaluations
-        for job in found.jobs:
+        for job in self.found.jobs:
             if self._is_complete(job):
                 yield from self._read(job)
 
     def _is_complete(self, job: Job) -> bool:
-        """Whether a job is to be read now."""
         try:
             signature = tuple((str(p), (s := p.stat()).st_size, s.st_mtime_ns) for p in job.paths)
         except OSError:  # replaced at this moment
@@ -95,7 +93,7 @@ class Follower:
             raise DataError(f"{self.request.paths[0]}: expected a rollout, got none that could be read")
         unread = [s for signature, skipped in self.failed.items() if self._still(signature) for s in skipped]
         result = replace(self.result, skipped=[*self.result.skipped, *unread])
-        return document_of(self.request, self.evaluations, result)
+        return document_of(self.request, self.found, result)
 
     def _still(self, signature: Signature) -> bool:
         return signature in self.seen.values() and not self.taken.intersection(Path(p) for p, *_ in signature)

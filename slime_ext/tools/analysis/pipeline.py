@@ -1,8 +1,7 @@
-"""Reads the files of a run, rollout by rollout, and shows each rollout to collectors, in this process or in
-several.
+"""Reads a run's files rollout by rollout and shows each rollout to collectors, in one process or in several.
 
-A collector adds up what it sees and forgets the rollout, so memory does not grow with the run. Each share
-of the files has collectors of its own, which are merged.
+A collector adds up what it sees and forgets the rollout, so memory does not grow with the run. Every process
+has collectors of its own, which are merged at the end.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from slime_ext.tools.analysis.tables import Additive
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 ASKED = "asked"  # the file with what a process needs
-SHARES = 4  # of the jobs for each process: a slow one is not waited for long, and little is sent around
+SHARES = 4  # of the jobs per process: few, so that little is passed around, yet no process waits long
 
 
 def load(job: Job) -> Iterator[DumpedRollout | Skipped]:
-    """The rollouts of one job's files: one, or several of a JSONL file."""
+    """The wanted rollouts of one job's files."""
     for found in read_jsonl(job.paths[0]) if job.is_jsonl else read_job(job):
         if isinstance(found, Skipped):
             yield found
@@ -46,7 +45,7 @@ def load(job: Job) -> Iterator[DumpedRollout | Skipped]:
 
 
 class Collector(Protocol):
-    """Something that is shown rollouts one by one and adds up what it needs of them."""
+    """Is shown rollouts one by one and adds up what it needs of them."""
 
     def add(self, rollout: DumpedRollout) -> None: ...
 
@@ -62,23 +61,19 @@ class Result(Additive):
     notes: list[str] = field(default_factory=list)
     rollouts: int = 0
 
-    def add(self, found: DumpedRollout | Skipped) -> None:
-        """Shows a rollout to every collector, or notes why there is none."""
-        if isinstance(found, Skipped):
-            self.skipped.append(found)
-            return
-        self.rollouts += 1
-        self.notes += [f"{found.source}: {note}" for note in found.notes]
-        for collector in self.collectors.values():
-            collector.add(found)
-
     def read(self, job: Job) -> None:
         """Shows the rollouts of a job's files to every collector."""
         found: DumpedRollout | Skipped | None
         for found in load(job):
-            self.add(found)
-            found = None  # the next one is read when this one is gone
-        _glibc("malloc_trim", 0)  # what Python freed
+            if isinstance(found, Skipped):
+                self.skipped.append(found)
+            else:
+                self.rollouts += 1
+                self.notes += [f"{found.source}: {note}" for note in found.notes]
+                for collector in self.collectors.values():
+                    collector.add(found)
+            found = None  # freed before the next one is read
+        _glibc("malloc_trim", 0)
 
 
 def collect(
@@ -110,36 +105,33 @@ def collect(
             result.merge(other)
             for job in share:
                 done(job)
-    result.skipped.sort(key=lambda s: _in_numbers(s.path))
+    result.skipped.sort(key=lambda skipped: _in_numbers(skipped.path))
     result.notes.sort()
     return result
 
 
 def _in_numbers(path: str) -> list[str | int]:
-    """A sort key by which 2.pt comes before 10.pt, and line 2 of a file before line 10."""
+    """A sort key that puts 2.pt before 10.pt."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path)]
 
 
 def _glibc(name: str, *numbers: int) -> None:
-    """Calls a function of the C library, if it has one of that name."""
     function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:
         function(*numbers)
 
 
 def keep_tensors_off_the_heap() -> None:
-    """Makes malloc map tensors of 4 MB and more one by one, so that what is freed goes back, and
-    keep what smaller ones leave for the next: asking the system for it again takes longer than using it."""
+    """Lets malloc map tensors of 4 MB and more one by one, so that their memory returns to the system, and
+    keep what smaller ones free for the next."""
     _glibc("mallopt", M_MMAP_THRESHOLD, 4 << 20)
     _glibc("mallopt", M_TRIM_THRESHOLD, 64 << 20)
 
 
 def _in_processes(jobs: Sequence[Job], empty: Result, count: int) -> Iterator[tuple[Sequence[Job], Result]]:
-    """Reads the jobs in several processes: shares of the jobs and the result of each, in an order that
-    does not change."""
     number = min(len(jobs), SHARES * count)
     shares = [jobs[i::number] for i in range(number)]
-    # Large things go through files: the pool hangs if a process is killed while one is written to its queues.
+    # Large things go through files: the pool hangs if a process is killed while writing to its queues.
     with tempfile.TemporaryDirectory(prefix="slime_ext_analyze_") as folder:
         Path(folder, ASKED).write_bytes(pickle.dumps((shares, empty)))
         with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_start) as pool:
@@ -149,19 +141,18 @@ def _in_processes(jobs: Sequence[Job], empty: Result, count: int) -> Iterator[tu
                     yield share, pickle.loads(Path(future.result()).read_bytes())
             except BrokenProcessPool:
                 raise DataError(
-                    "--jobs: expected every process to finish, got one that was killed, most often since no "
-                    "memory was left: give fewer"
+                    "--jobs: expected every process to finish, got one that was killed, most often for "
+                    "lack of memory: give fewer"
                 ) from None
 
 
 def _start() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it silently
     torch.set_num_threads(1)
     keep_tensors_off_the_heap()
 
 
 def _read_share(folder: str, number: int) -> str:
-    """The file to which the result of a share of the jobs was written."""
     shares, result = pickle.loads(Path(folder, ASKED).read_bytes())
     for job in shares[number]:
         result.read(job)

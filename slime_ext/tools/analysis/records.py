@@ -19,12 +19,15 @@ from slime_ext.ops.segments import Segments, as_numbers
 # What is added up over tokens of the log-ratio; "near" is k3, but at most MOST_K3, so that no token makes a
 # mean.
 TOKEN_COLUMNS = ("count", "absolute", "squared", "log_ratio", "k3", "near")
+SURPRISES = 14  # bins of how sure the sampler was
 MOST_K3 = 142.4  # nats, at a log-ratio of 5
 PER_TOKEN = (
     "behavior", "proximal", "mask", "tokens", "advantages", "versions", "entropy", "reference", "kept",
     "overlap",
 )  # fmt: skip
-PER_SAMPLE = ("lengths", "prompt_lengths", "positions", "rewards", "groups", "steps", "prompts", "responses")
+PER_SAMPLE = (
+    "lengths", "prompt_lengths", "positions", "rewards", "groups", "steps", "cached", "prompts", "responses",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +50,7 @@ class DumpedRollout:
         newest: the version that ages are counted from, the newest that sampled a token; None for unknown.
         groups: [S] prompt that each sample answers, or None.
         steps: [S] optimizer step of the rollout, from 0, that trained each sample, or None.
+        cached: [S] tokens of the prompt whose keys and values the engine took from its prefix cache, or None.
         prompts: [S] texts, "" for none.
         responses: [S] texts, "" for none.
         entropy: [T] of the trainer's policy at each position, nats, or None.
@@ -84,6 +88,7 @@ class DumpedRollout:
     newest: int | None = None
     groups: tuple[int, ...] | None = None
     steps: tuple[int, ...] | None = None
+    cached: tuple[int, ...] | None = None
     prompts: Sequence[str] = ()
     responses: Sequence[str] = ()
     entropy: Tensor | None = None
@@ -164,6 +169,12 @@ class DumpedRollout:
     def compared(self, values: Tensor) -> Tensor:
         """[T] -> [T], 0 at tokens without both log-probs finite."""
         return values if self.has_all else torch.where(self.finite, values, 0)
+
+    @cached_property
+    def surprise(self) -> Tensor:
+        """[T] how sure the sampler was: the bin of -log behavior, two per decade from 1e-5 nats on."""
+        surprise = (-self.compared(self.behavior)).clamp(min=0).log10().add(5).mul(2)
+        return surprise.clamp(0, SURPRISES - 1).floor()
 
     @cached_property
     def columns(self) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from slime_ext.tools.analysis.readers.find import DumpFiles, RolloutRanges, find
 
 if TYPE_CHECKING:
-    from slime_ext.tools.analysis.user_corrections import UserCorrection
+    from slime_ext.tools.analysis.measures.user_corrections import UserCorrection
 
 # What a recommendation may name, and one of each other kind; every further preset takes its time.
 SHORTLIST = (
@@ -24,7 +24,6 @@ SHORTLIST = (
     "skyrl_geo_mask",
     "decoupled_geo_rs_token_tis",
 )
-PASSES = 2  # over the files, with a wished rejection rate
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,6 @@ class Request:
     presets: tuple[str, ...] = SHORTLIST
     rate: float | None = None
     tokenizer: str | None = None
-
-    @property
-    def passes(self) -> int:
-        """How often every file is read."""
-        return 1 if self.rate is None else PASSES
 
     def files(self) -> DumpFiles:
         """The files to read.

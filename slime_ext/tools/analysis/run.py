@@ -9,20 +9,21 @@ from typing import Any
 
 from slime_ext import __version__, presets
 from slime_ext.errors import DataError
-from slime_ext.tools.analysis.detector_statistics import DetectorStatistics
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.document import Document
 from slime_ext.tools.analysis.findings import examine
-from slime_ext.tools.analysis.layer_outputs import layer_distances
+from slime_ext.tools.analysis.findings.recommend import recommend
+from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.layer_outputs import layer_distances
+from slime_ext.tools.analysis.measures.suggest import Ranking
+from slime_ext.tools.analysis.measures.tally import Tally
+from slime_ext.tools.analysis.measures.whatif import WhatIf
+from slime_ext.tools.analysis.measures.worst_samples import WorstSamples
 from slime_ext.tools.analysis.pipeline import Result, collect
 from slime_ext.tools.analysis.readers.find import DumpFiles, Job
-from slime_ext.tools.analysis.recommend import recommend
+from slime_ext.tools.analysis.readers.loss_calls import first_calls
+from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
 from slime_ext.tools.analysis.request import Request
-from slime_ext.tools.analysis.suggest import Ranking
-from slime_ext.tools.analysis.tally import Tally
-from slime_ext.tools.analysis.vocabulary import vocabulary_of
-from slime_ext.tools.analysis.whatif import WhatIf
-from slime_ext.tools.analysis.worst_samples import WorstSamples
 
 Progress = Callable[[Job], None]
 MOST_NOTES = 20
@@ -30,25 +31,20 @@ LINE = re.compile(r":\d+$")  # at the end of what names a line of a file
 
 
 def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: None) -> Document:
-    """The document of a run, from its files, which are read once, or twice for suggestions.
+    """The document of a run, from its files, each of which is read once.
 
     Args:
         found: of ``request.files``.
-        done: called after each job of each pass.
+        done: called after each job.
 
     Raises:
         DataError: nothing could be read.
     """
-    how = {"processes": request.jobs, "done": done}
-    result = collect(found.jobs, collectors_of(request), **how)
+    result = collect(found.jobs, collectors_of(request), processes=request.jobs, done=done)
     if not result.rollouts:
         first = result.skipped[0] if result.skipped else f"{request.paths[0]}: no rollout"
         raise DataError(f"{first} (nothing else could be analysed)")
-    ranking = None
-    if request.rate is not None:
-        ranking = result.collectors["ranking"].again()
-        ranking = collect(found.jobs, {"ranking": ranking}, **how).collectors["ranking"]
-    return document_of(request, found.evaluations, result, ranking)
+    return document_of(request, found, result)
 
 
 def collectors_of(request: Request) -> dict[str, Any]:
@@ -58,7 +54,7 @@ def collectors_of(request: Request) -> dict[str, Any]:
     collectors: dict[str, Any] = {
         "diagnosis": Diagnosis(
             worsts=WorstSamples(request.tokenizer),
-            statistics=DetectorStatistics(vocabulary=vocabulary_of(request)),
+            statistics=DetectorStatistics(vocabulary=vocabulary_of(request.paths, request.tokenizer)),
         ),
         "whatif": WhatIf(tallies),
     }
@@ -67,31 +63,27 @@ def collectors_of(request: Request) -> dict[str, Any]:
     return collectors
 
 
-def document_of(
-    request: Request, evaluations: int, result: Result, ranking: Ranking | None = None
-) -> Document:
-    """What follows from what was collected.
-
-    Args:
-        evaluations: how many dumps of evaluations were left out.
-    """
+def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
+    """What follows from what was collected of the files that were found."""
     diagnosis: Diagnosis = result.collectors["diagnosis"]
     whatif: WhatIf = result.collectors["whatif"]
-    diagnosis.layers = diagnosis.layers or next(
-        filter(None, map(layer_distances, map(Path, request.paths))), ()
-    )
+    ranking: Ranking | None = result.collectors.get("ranking")
+    folders = list(map(Path, request.paths))
+    diagnosis.layers = diagnosis.layers or next(filter(None, map(layer_distances, folders)), ())
+    diagnosis.calls = diagnosis.calls or next(filter(None, map(first_calls, folders)), ())
     diagnosis.unread = sum(not LINE.search(skipped.path) for skipped in result.skipped)
     findings, detectors = examine(diagnosis)
     total, effects = diagnosis.numbers(), whatif.effects()
     files = {name: own.file for name, own in request.configs.items()}
-    of_evaluations = f"{evaluations} dumps of evaluations (eval_<number> in the name) are left out"
+    of_evaluations = f"{found.evaluations} dumps of evaluations (eval_<number> in the name) are left out"
     return Document(
         name=_name(request.paths),
         paths=request.paths,
         made_with=f"slime-ext {__version__}",
         skipped=tuple(result.skipped),
+        unread=_unread(diagnosis, sum(len(job.paths) for job in found.jobs)),
         notes=(
-            *([of_evaluations] if evaluations else []),
+            *([of_evaluations] if found.evaluations else []),
             *_first(result.notes),
             *diagnosis.notes(),
             *whatif.notes(),
@@ -110,8 +102,15 @@ def document_of(
     )
 
 
+def _unread(diagnosis: Diagnosis, files: int) -> str:
+    """How much of the run could not be read; empty if all of it was."""
+    out, read = diagnosis.statistics.counts["left_out"], diagnosis.statistics.counts["samples"]
+    parts = [f"{diagnosis.unread} of {files} files"] if diagnosis.unread else []
+    parts += [f"{int(out)} of {int(out + read)} samples ({out / (out + read):.1%})"] if out else []
+    return " and ".join(parts)
+
+
 def _first(notes: list[str]) -> tuple[str, ...]:
-    """The first notes, and how many more there are: a long run repeats itself."""
     more = len(notes) - MOST_NOTES
     return (*notes[:MOST_NOTES], *([f"and {more} more like these"] if more > 0 else []))
 

@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         "--suggest",
         type=float,
         metavar="RATE",
-        help="thresholds that reject this share; reads the files twice",
+        help="thresholds that reject this share of the run",
     )
     parser.add_argument(OUT, metavar="FILE.html", help="write the report as one HTML file")
     parser.add_argument(
@@ -163,11 +163,8 @@ def _presets(text: str) -> tuple[str, ...]:
 
 
 def _check_follow(given: argparse.Namespace) -> None:
-    for flag in ("against", "suggest"):
-        if given.follow and getattr(given, flag) is not None:
-            raise ConfigError(
-                f"--{flag}: expected none beside --follow, which reads every file once, got one"
-            )
+    if given.follow and given.against is not None:
+        raise ConfigError("--against: expected none beside --follow, got one: analyse both runs afterwards")
     if given.alert_exit and not given.follow:
         raise ConfigError("--alert-exit: expected --follow beside it, got none: --fail-on is for a whole run")
     if not (given.every >= 0 and given.idle > 0):
@@ -178,7 +175,7 @@ def _read_configs(files: Sequence[str]) -> Configs:
     """Path and content of each file of --config, read once, since it may be a pipe."""
     found = [(file, read_mapping(file)) for file in files]
     if found:
-        light.call("slime_ext.tools.analysis.user_corrections:load_user_corrections", found)
+        light.call("slime_ext.tools.analysis.measures.user_corrections:load_user_corrections", found)
     return found
 
 
@@ -229,11 +226,11 @@ def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
     files = [request.files() for request in requests]
     _refuse_to_overwrite_inputs(given, [path for found in files for job in found.jobs for path in job.paths])
 
+    from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
     from slime_ext.tools.analysis.run import analyse  # and torch: all mistakes were found before
-    from slime_ext.tools.analysis.user_corrections import load_user_corrections
 
     own, both = load_user_corrections(configs), list(zip(requests, files, strict=True))
-    total = sum(job.size * request.passes for request, found in both for job in found.jobs)
+    total = sum(job.size for found in files for job in found.jobs)
     with _bar(total) as done:
         return [analyse(replace(request, configs=own), found, done) for request, found in both]
 
@@ -253,7 +250,7 @@ def _followed(given: argparse.Namespace, configs: Configs, screen: Console) -> l
     """The document of a run when it has ended, or when an alert ends it; each rollout and each alert is
     printed as it comes."""
     from slime_ext.tools.analysis.follow import Follower
-    from slime_ext.tools.analysis.user_corrections import load_user_corrections
+    from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
 
     request = replace(_request(given, given.paths), configs=load_user_corrections(configs))
     follower, since = Follower(request), time.monotonic()
@@ -294,7 +291,7 @@ def _bar(total: int) -> Iterator:
 
 
 def _write_page(path: str, documents: Sequence[Document]) -> None:
-    from slime_ext.tools.analysis.page import write_report  # matplotlib, which nothing else here needs
+    from slime_ext.tools.analysis.page.page import write_report  # matplotlib, which nothing else here needs
 
     write_report(documents[0], path, documents[1] if len(documents) > 1 else None)
 

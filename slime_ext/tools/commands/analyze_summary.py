@@ -1,16 +1,16 @@
-"""The analysis on a terminal: numbers, findings, recommendation, and what was left out."""
+"""The analysis on a terminal: what was left out, findings, recommendation, numbers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slime_ext.tools.analysis.document import Document, Numbers
+from slime_ext.tools.analysis.document import Document
 from slime_ext.tools.analysis.texts import legible
 
 if TYPE_CHECKING:  # it imports torch
@@ -18,34 +18,26 @@ if TYPE_CHECKING:  # it imports torch
 
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 MOST_SKIPPED = 5
-ROWS: tuple[tuple[str, Callable[[Numbers], float | None]], ...] = (
-    ("response tokens", lambda n: n.tokens),
-    ("sequences", lambda n: n.sequences),
-    ("mean |log-ratio|", lambda n: n.absolute),
-    ("k1", lambda n: None if n.mean is None else -n.mean),
-    ("k3", lambda n: n.k3),
-    ("ratio, 1st percentile", lambda n: n.ratio_p01),
-    ("ratio, 99th percentile", lambda n: n.ratio_p99),
-    ("ESS, tokens", lambda n: n.ess_token),
-    ("ESS, geometric means", lambda n: n.ess_geometric),
-    ("ESS, sequences", lambda n: n.ess_sequence),
-    ("perplexity, sampler", lambda n: n.perplexity_behavior),
-    ("perplexity, trainer", lambda n: n.perplexity_proximal),
-    ("reward", lambda n: n.reward),
-    ("staleness", lambda n: n.staleness),
-)
+VERDICTS = {"good": "", "bad": "[red]outside[/red]", "": ""}
+L = "l (log-ratio) is log trainer - log sampler of a response token, in nats; ratio is e^l"
 
 
 def summary(screen: Console, documents: Sequence[Document]) -> None:
-    """Prints one run, or two side by side."""
-    screen.print(_numbers(documents))
+    """Prints one run, or two: what could not be read, findings, recommendation; then the numbers side by
+    side."""
     for document in documents:
-        if len(documents) > 1:
-            screen.print(f"\n[bold]{escape(legible(document.name))}[/bold]")
+        total = document.total
+        screen.print(f"[bold]{escape(legible(document.name))}[/bold]")
+        sizes = f"{total.sequences:,} sequences, {total.tokens:,} response tokens"
+        _say(screen, f"{len(document.timeline)} rollouts, {sizes}; {L}")
+        _skipped(screen, document)
         _findings(screen, document)
         _recommendation(screen, document)
         _not_looked(screen, document)
-        _skipped(screen, document)
+        screen.print()
+    screen.print(_numbers(documents))
+    for note in dict.fromkeys(note for document in documents for note in document.notes[:MOST_SKIPPED]):
+        _say(screen, f"note {note}")
 
 
 def show_news(screen: Console, news: News, *, as_json: bool) -> None:
@@ -66,17 +58,17 @@ def show_news(screen: Console, news: News, *, as_json: bool) -> None:
 
 
 def _numbers(documents: Sequence[Document]) -> Table:
+    from slime_ext.tools.analysis.page.numbers import tiles  # and torch
+
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for document in documents:
-        table.add_column(escape(legible(document.name)), justify="right")
-    table.add_row("rollouts", *(str(len(document.timeline)) for document in documents))
-    for name, value in ROWS:
-        values = [value(document.total) for document in documents]
-        if any(v is not None for v in values):
-            table.add_row(
-                name, *("-" if v is None else f"{v:,}" if isinstance(v, int) else f"{v:.4g}" for v in values)
-            )
+        table.add_column(escape(legible(document.name)) if len(documents) > 1 else "", justify="right")
+        table.add_column("")
+    table.add_column("healthy")
+    for tile in tiles([document.total for document in documents]):
+        cells = [cell for text, verdict in tile["runs"] for cell in (text, VERDICTS[verdict])]
+        table.add_row(tile["name"], *cells, tile["range"])
     return table
 
 
@@ -89,8 +81,8 @@ def _say(screen: Console, text: str, *, is_exact: bool = False) -> None:
 def _findings(screen: Console, document: Document) -> None:
     rows = document.detectors
     could = sum(row.state in ("found", "nothing") for row in rows)
-    said = f"; {could} of {len(rows)} detectors looked" if rows else ""
-    screen.print(f"\n{'faults' if document.findings else 'no fault'} found{said}")
+    said = f"; {could} of {len(rows)} checks ran" if rows else ""
+    screen.print(f"{'faults' if document.findings else 'no fault'} found{said}")
     for finding in document.findings:
         colour = COLOURS[finding.severity]
         screen.print(
@@ -129,13 +121,13 @@ def _not_looked(screen: Console, document: Document) -> None:
     """The detectors that could not look; what each needs is on the page and in the JSON."""
     names = [row.name for row in document.detectors if row.state == "could not look"]
     if names:
-        _say(screen, f"could not look for {', '.join(names)}: --out and --json say what each needs")
+        _say(screen, f"{len(names)} checks skipped (missing data, see --out): {', '.join(names)}")
 
 
 def _skipped(screen: Console, document: Document) -> None:
+    if document.unread:
+        _say(screen, f"could not be read: {document.unread}; all that follows is of the rest")
     for skipped in document.skipped[:MOST_SKIPPED]:
-        _say(screen, f"skipped {skipped.path}: {skipped.reason}")
+        _say(screen, f"  {skipped.path}: {skipped.reason}")
     if len(document.skipped) > MOST_SKIPPED:
-        screen.print(f"and {len(document.skipped) - MOST_SKIPPED} more: see --json or --out")
-    for note in document.notes[:MOST_SKIPPED]:
-        _say(screen, f"note {note}")
+        screen.print(f"  and {len(document.skipped) - MOST_SKIPPED} more: see --json or --out")

@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
 
     from slime_ext import presets
     from slime_ext.tools import fidelity_page
-    from slime_ext.tools.analysis.user_corrections import load_user_corrections
+    from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
     from slime_ext.tools.fidelity import tables
 
     torch.set_num_threads(1)  # tensors of a dozen numbers: threads wait for each other

@@ -75,7 +75,6 @@ def read_run(folder: Path) -> Series:
 
 
 def _finite(series: Series) -> Series:
-    """The metrics without values that are not finite."""
     kept = {
         name: {step: value for step, value in values.items() if math.isfinite(value)}
         for name, values in series.items()
@@ -137,7 +136,6 @@ def _scaled(name: str, values: Mapping[float, float], factor: int) -> dict[float
 
 
 def _of_dumps(folder: Path, factor: int) -> Series:
-    """Mean reward, k3 and quantiles of the ratio of each dumped rollout."""
     from slime_ext.tools.analysis.document import Skipped
     from slime_ext.tools.analysis.pipeline import load
     from slime_ext.tools.analysis.readers.find import find
@@ -156,7 +154,7 @@ def _of_dumps(folder: Path, factor: int) -> Series:
 
 
 def _of_rollout(rollout: DumpedRollout) -> dict[str, float]:
-    from slime_ext.tools.analysis.measures import Sums
+    from slime_ext.tools.analysis.measures.sums import Sums
 
     sums = Sums()
     for part in rollout.parts():

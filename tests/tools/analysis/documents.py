@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 from slime_ext.tools.analysis import document as d
-from slime_ext.tools.analysis.recommend import recommend
+from slime_ext.tools.analysis.findings.recommend import recommend
 from tests.tools.analysis.in_process import suggest, whatif
 from tests.tools.analysis.rollouts import rollout
 
@@ -57,7 +57,7 @@ def document(name="healthy", noise=0.02, rollouts=6, **changes):
         ),
         "effects": effects,
         "recommendation": recommend(effects, total.model_copy(update={"ess_sequence": 0.5})),
-        "suggestions": suggest(lambda: found, 0.05),
+        "suggestions": suggest(found, 0.05),
     }
     return d.Document(**fields | changes)
 

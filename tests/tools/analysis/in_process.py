@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from slime_ext import presets
+from slime_ext.tools.analysis.measures.suggest import Ranking
+from slime_ext.tools.analysis.measures.tally import Tally
+from slime_ext.tools.analysis.measures.whatif import WhatIf
 from slime_ext.tools.analysis.pipeline import load
 from slime_ext.tools.analysis.readers.find import RolloutRanges, find
-from slime_ext.tools.analysis.suggest import Ranking
-from slime_ext.tools.analysis.tally import Tally
-from slime_ext.tools.analysis.whatif import WhatIf
 
 
 def read(paths, rollouts=None):
@@ -30,12 +30,9 @@ def whatif(rollouts, corrections=None):
     return found.effects()
 
 
-def suggest(read, rate):
-    """Thresholds for a rejection rate; ``read`` gives the rollouts and is called twice."""
+def suggest(rollouts, rate):
+    """Thresholds for a rejection rate."""
     ranking = Ranking(rate)
-    for rollout in read():
-        ranking.add(rollout)
-    ranking.again()
-    for rollout in read():
+    for rollout in rollouts:
         ranking.add(rollout)
     return ranking.suggestions()

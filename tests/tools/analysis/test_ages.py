@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from slime_ext.tools.analysis.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from tests.tools.analysis.synthetic import World, run
 
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import get_args
 
 from examples.off_by_one import reward
-from slime_ext.tools.analysis import recommend as limits
 from slime_ext.tools.analysis.document import Effect, FindingName
 from slime_ext.tools.analysis.findings import DETECTORS
+from slime_ext.tools.analysis.findings import recommend as limits
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "analyze.md").read_text()

@@ -9,7 +9,7 @@ import torch
 
 from slime_ext.tools.analysis.findings import examine
 from tests.tools.analysis.rollouts import rollout as random_rollout
-from tests.tools.analysis.synthetic import BF16, Arithmetic, Engine, World, run
+from tests.tools.analysis.synthetic import BF16, Arithmetic, Engine, World, recorded_late, run
 from tests.tools.analysis.test_findings import diagnosed
 
 SMALL = World(rollouts=4, samples=32, length=64)
@@ -137,3 +137,33 @@ def test_tokens_that_are_less_certain_later_are_no_drift():
             )
         )
     assert not examine(diagnosed(rollouts))[0]
+
+
+def uncertain_from(begin, end, length, samples=200):
+    """A rollout in bfloat16's noise, which grows with -log q, whose tokens are unsure in [begin, end) and,
+    one in ten, elsewhere."""
+    g = torch.Generator().manual_seed(begin)
+    at = torch.arange(length).repeat(samples)
+    unsure = ((at >= begin) & (at < end)) | (torch.rand(len(at), generator=g) < 0.1)
+    behavior = torch.where(unsure, -4.0, -0.05) * (1 + 0.2 * torch.rand(len(at), generator=g))
+    return replace(
+        random_rollout(samples=samples),
+        lengths=(length,) * samples,
+        behavior=behavior,
+        proximal=(behavior * (1 + 0.06 * torch.randn(len(at), generator=g))).clamp(max=0),
+        mask=torch.ones(len(at), dtype=torch.bool),
+        advantages=None,
+    )
+
+
+@pytest.mark.parametrize(("begin", "end", "length"), [(0, 8, 48), (64, 128, 128)], ids=["begins", "blocks"])
+def test_tokens_that_are_less_certain_at_a_place_are_no_other_text_and_no_other_kernel(begin, end, length):
+    names = {f.name for f in examine(diagnosed([uncertain_from(begin, end, length)]))[0]}
+    assert not names & {"prefix_mismatch", "kv_precision"}
+
+
+def test_a_stale_run_that_is_shifted_by_one_is_both():
+    rollouts = recorded_late(run(replace(SMALL, rollouts=8, interval=4, learning=0.02)), 1)
+    assert {f.name for f in examine(diagnosed(rollouts))[0]} == {"off_by_one", "stale_weights"}
+    fresh = recorded_late(run(SMALL), 1)
+    assert {f.name for f in examine(diagnosed(fresh))[0]} == {"off_by_one"}

@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 import torch
 
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings import DETECTORS, examine
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from tests.benchmarks.test_faults import STRUCTURAL
 from tests.tools.analysis.rollouts import rollout as random_rollout
 from tests.tools.analysis.synthetic import (

@@ -141,7 +141,6 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     (tmp_path / "x").mkdir()
     for words, said in (
         (["--alert-exit"], "--alert-exit: expected --follow"),
-        (["--follow", "--suggest", "0.1"], "--suggest: expected none beside --follow"),
         (["--follow", "--every", "-1"], "--every, --idle: expected seconds"),
         (["--presets", "geo_sr"], "--presets: expected names of presets or all, got 'geo_sr'"),
     ):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from slime_ext.tools.analysis.findings import examine
+from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import analyse
-from slime_ext.tools.analysis.vocabulary import vocabulary_of
 from slime_ext.tools.commands.cli import main
 from tests.tools.analysis import dumps
 from tests.tools.analysis.synthetic import World, run
@@ -173,7 +173,7 @@ def test_ids_without_a_row_are_named_by_whatever_knows_the_vocabulary(tmp_path, 
         '{"vocab_size": 1e30}',
     ):
         (folder / "args.json").write_text(nonsense)
-        assert vocabulary_of(Request((str(folder),))) is None
+        assert vocabulary_of((str(folder),), None) is None
     (folder / "args.json").write_text(json.dumps({"vocab_size": largest + 1}))
     assert not found(folder)
 

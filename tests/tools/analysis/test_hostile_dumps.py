@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import resource
-import struct
 import zipfile
-import zlib
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,6 @@ import torch
 
 from slime_ext.errors import DataError
 from slime_ext.tools.analysis.readers import unpickle
-from slime_ext.tools.analysis.readers.dumps import step_of_position
 from slime_ext.tools.analysis.readers.find import find
 from slime_ext.tools.commands import cli
 from tests.tools.analysis import dumps
@@ -94,48 +90,6 @@ def test_a_pickle_for_which_memory_does_not_last_is_named(tmp_path, monkeypatch)
     assert "MemoryError" in reason([tmp_path])
 
 
-def inflating(size: int) -> bytes:
-    """A zip archive of one entry, which inflates to this many zeros."""
-    deflate, name = zlib.compressobj(wbits=-15), b"0/data.pkl"
-    block = deflate.compress(bytes(1 << 24)) + deflate.flush(zlib.Z_FULL_FLUSH)
-    content = block * (size >> 24) + deflate.flush()
-    about = struct.pack("<HHHHHIIIHH", 20, 0, 8, 0, 0, 0, len(content), size, len(name), 0)
-    entry = b"PK\1\2" + struct.pack("<H", 20) + about + struct.pack("<HHHII", 0, 0, 0, 0, 0) + name
-    first = b"PK\3\4" + about + name + content
-    return first + entry + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(entry), len(first), 0)
-
-
-def test_a_file_takes_no_more_than_its_size_can_hold(tmp_path):
-    """Each of these asks for gigabytes, or for an end that never comes, in a few bytes."""
-    long, nested = [-1.0] * 200_000, [0.0]
-    for _ in range(60):
-        nested = [nested] * 10
-    plain = {"rollout_log_probs": [-1.0], "response_length": 1}
-    cases = {
-        "once unpacked": None,
-        "times its size in memory": b"\x80\x02]r\xff\xff\xff\x7f.",  # an index of 2^31 for one list
-        "its lists share": {"samples": [{"response_length": len(long), "rollout_log_probs": long}] * 20_000},
-        "must be real number, not list": {"samples": [plain | {"rollout_log_probs": nested}]},
-    }
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for words, content in cases.items():
-        path = tmp_path / words / "rollout_data" / "0.pt"
-        path.parent.mkdir(parents=True)
-        torch.save(content if isinstance(content, dict) else {"samples": []}, path)
-        if isinstance(content, bytes):
-            rewrite(path, content)
-        if content is None:
-            path.write_bytes(inflating(3 << 30))
-        assert words in reason([path.parent.parent]), words
-    lists = ("rollout_routed_experts", "rollout_top_p_token_ids", "rollout_top_p_token_offsets")
-    for field in (*lists, "prompt", "weight_versions", "index", "group_index", "reward", "response"):
-        torch.save({"samples": [plain | {field: nested}]}, path)
-        assert "no log-probs of the trainer" in reason([path.parent.parent]), field
-    torch.save({"format_version": nested}, path)
-    assert "got list: this reads" in reason([path.parent.parent])
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 << 10  # KB
-
-
 def test_flipped_bytes_never_stop_an_analysis(tmp_path):
     for number, seed in enumerate(range(3)):
         folder = tmp_path / str(number)
@@ -149,11 +103,6 @@ def test_flipped_bytes_never_stop_an_analysis(tmp_path):
                 flipped[at] = int(torch.randint(256, (1,), generator=g))
             path.write_bytes(flipped)
             assert len(list(read([folder]))) == 1
-
-
-def test_a_count_of_micro_batches_without_bounds_is_never_counted_out():
-    shard = {"partition": [3, 1], "micro_batch_indices": [[0], [1]], "num_microbatches": [10**9]}
-    assert step_of_position([shard]) == {3: 0, 1: 0}
 
 
 def test_a_folder_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime_ext.tools.analysis.layer_outputs import layer_distances
+from slime_ext.tools.analysis.measures.layer_outputs import layer_distances
 
 IDS = [torch.tensor([5, 6, 7]), torch.tensor([8, 9])]
 WIDTH = 4

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from slime_ext.errors import DataError
-from slime_ext.tools.analysis.curves import Curves, midway
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings import examine
-from slime_ext.tools.analysis.measures import Sums, bins, edges
-from slime_ext.tools.analysis.worst_samples import KEPT, decoder
+from slime_ext.tools.analysis.measures.curves import Curves, midway
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.sums import Sums
+from slime_ext.tools.analysis.measures.worst_samples import KEPT, decoder
 from tests.tools.analysis.rollouts import rollout
 from tests.tools.analysis.synthetic import World, run
 
@@ -74,7 +74,7 @@ def test_numbers_are_the_formulas():
         assert {k: getattr(numbers, k) for k in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-def test_quantiles_are_right_to_half_a_bin():
+def test_quantiles_are_right_to_a_bucket():
     for noise in [1e-5, 0.7, 4.0]:
         found = rollout(samples=400, noise=noise)
         sums = Sums()
@@ -82,16 +82,8 @@ def test_quantiles_are_right_to_half_a_bin():
         exact = sorted(found.log_ratio[found.finite].double().tolist())
         for q in (0.01, 0.25, 0.5, 0.9, 0.99):
             at_rank = exact[math.ceil(q * len(exact)) - 1]
-            assert sums.quantile(q) == pytest.approx(at_rank, rel=0.005, abs=1e-6)
-        assert (sums.lowest, sums.highest) == (exact[0], exact[-1])
-
-
-def test_a_quantile_beyond_the_last_bin_is_the_extreme():
-    for sign in (-1, 1):
-        at = torch.tensor([117.0 * sign, 120.0 * sign])
-        sums = Sums()
-        sums.add(rollout(samples=1, lengths=(2,), behavior=-at, proximal=at * 0, mask=at != 0, advantages=at))
-        assert sums.quantile(0.5) == 120.0 * sign
+            assert sums.histogram.quantile(q) == pytest.approx(at_rank, rel=0.004)
+        assert (sums.histogram.smallest, sums.histogram.largest) == (exact[0], exact[-1])
 
 
 def test_the_bars_of_the_distribution_hold_every_token_once():
@@ -100,16 +92,9 @@ def test_the_bars_of_the_distribution_hold_every_token_once():
     sums = Sums()
     sums.add(found)
     values, bars = found.log_ratio[found.finite].double(), sums.distribution()
-    assert sum(bar.count for bar in bars) == values.numel() and len(bars) == 2 * 8 * 32 + 3
+    assert sum(bar.count for bar in bars) == values.numel() and len(bars) == 2 * 8 * 27 + 3
     for bar in bars[1:-1]:
         assert bar.count == int(((values >= bar.low) & (values < bar.high)).sum())
-
-
-def test_every_log_ratio_lies_in_its_bin():
-    values = torch.tensor([0.0, 1e-9, 2e-6, -2e-6, 0.5, -0.5, 3.0, -80.0, 1e4], dtype=torch.float64)
-    for value, index in zip(values.tolist(), bins(values).tolist(), strict=True):
-        low, high = edges(index)
-        assert low <= value <= high
 
 
 def test_a_sequence_whose_ratio_overflows_has_an_ess():
@@ -147,7 +132,7 @@ def test_parts_add_up_to_the_rollout():
                 curves.add(part)
         assert whole[0].values == pytest.approx(cut[0].values)
         assert torch.allclose(whole[0].logs, cut[0].logs)
-        assert torch.equal(whole[0].histogram, cut[0].histogram)
+        assert torch.equal(whole[0].histogram.counts, cut[0].histogram.counts)
         for name, table in whole[1].tables.items():
             assert torch.allclose(table, cut[1].tables[name])
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.analysis.page import render, write_report
+from slime_ext.tools.analysis.page.page import render, write_report
 from slime_ext.tools.commands.cli import main
 from slime_ext.tools.folders import write_file
 from tests.tools.analysis import dumps

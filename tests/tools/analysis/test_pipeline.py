@@ -7,7 +7,7 @@ import os
 import pytest
 
 from slime_ext.errors import DataError
-from slime_ext.tools.analysis.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.pipeline import collect
 from slime_ext.tools.analysis.readers.find import find
 from tests.tools.analysis import dumps

@@ -155,7 +155,7 @@ def test_samples_that_do_not_fit_are_left_out(tmp_path):
     torch.save(content, path)
     found = only([tmp_path])
     assert found.positions == (0, 1, 3, 5, 6) and found.behavior.isnan().sum() == FIRST.lengths[5]
-    assert any("3 of behavior" in note for note in found.notes) and len(found.notes) == 3
+    assert any("behavior 3, response" in note for note in found.notes) and len(found.notes) == 3
 
 
 def test_positions_of_samples_that_were_not_trained_on_stay(tmp_path):
@@ -233,10 +233,8 @@ def test_a_sample_of_something_else_than_numbers_is_left_out(tmp_path):
         good = {"rollout_log_probs": [-1.0, -1.0], "log_probs": [-1.0, -2.0]}
         (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(line) for line in (good | wrong, good)))
         found = only([tmp_path])
-        assert (
-            found.count == 1
-            and "hold something else than numbers, left out: 1, first position 0" in found.notes[0]
-        )
+        said = "1 sample skipped: a list holds something else than numbers (first: sample 0"
+        assert found.count == 1 and said in found.notes[0]
 
 
 def test_slimes_keys_with_other_values_are_named_and_left_out(tmp_path):

@@ -8,7 +8,7 @@ import math
 from slime_ext import tis
 from slime_ext.host import contract
 from slime_ext.tools.analysis.document import Effect, Finding, Numbers
-from slime_ext.tools.analysis.recommend import flags, recommend
+from slime_ext.tools.analysis.findings.recommend import flags, recommend
 
 SHORT = Numbers(
     tokens=1000,
@@ -107,11 +107,12 @@ def test_of_few_sequences_nothing_is_recommended():
         for changes in [{}, {"ess_sequence": 1.0}]:
             found = recommend(effects(), SHORT.model_copy(update={"sequences": sequences, **changes}))
             assert found.is_made is is_made
-            assert found.reasons[0].startswith(f"too few sequences: {sequences}") is not is_made
+            assert found.reasons[0].startswith(f"too few sequences ({sequences})") is not is_made
 
 
 def test_a_fault_comes_before_a_recommendation():
-    assert not recommend(effects(), SHORT, (finding(),)).is_made
+    found = recommend(effects(), SHORT, (finding(),))
+    assert not found.is_made and found.reasons[0].endswith("would only hide it: temperature. F.")
 
 
 def test_where_nothing_can_be_compared_nothing_is_concluded():
@@ -123,12 +124,14 @@ def test_where_nothing_can_be_compared_nothing_is_concluded():
 WHOLE = {"use_tis": True, "custom_tis_function_path": "a.b", "custom_megatron_init_path": "a.c"}
 
 
-def test_the_users_own_file_is_tried_first(tmp_path):
+def test_the_users_own_file_is_recommended_where_every_preset_costs_too_much(tmp_path):
     (file := tmp_path / "mine.yaml").write_text(json.dumps({**WHOLE, "slime_ext": {"preset": "token_tis"}}))
-    total = SHORT.model_copy(update={"staleness": 9.0})  # for which a preset would be a weight of the target
-    found = recommend([*effects(), effect("mine.yaml")], total, files={"mine.yaml": str(file)})
+    own = {"files": {"mine.yaml": str(file)}}
+    assert recommend([effect("mine.yaml"), *effects()], SHORT, **own).name == "token_is"
+    bad = {name: {"ess": 0.01} for name in ALL}
+    found = recommend([effect("mine.yaml"), *effects(**bad)], SHORT, **own)
     assert (found.name, found.flags) == ("mine.yaml", f"--custom-config-path {file}")
-    assert found.reasons[0].startswith("your own file") and "versions" not in " ".join(found.reasons)
+    assert found.reasons[0] == "no preset that fits costs little, your own file does"
 
 
 def test_the_flags_of_a_file_make_up_for_the_keys_that_it_lacks(tmp_path):

@@ -19,10 +19,10 @@ from slime_ext.tools.analysis.document import (
     Numbers,
     Point,
 )
-from slime_ext.tools.analysis.page import render, write_report
-from slime_ext.tools.analysis.page.page import TILES, tiles
+from slime_ext.tools.analysis.findings.recommend import recommend
+from slime_ext.tools.analysis.page.numbers import TILES, tiles
+from slime_ext.tools.analysis.page.page import render, write_report
 from slime_ext.tools.analysis.page.pictures import pictures
-from slime_ext.tools.analysis.recommend import recommend
 from tests.tools.analysis.documents import EVIL, document
 
 NAMES = ("distribution", "timeline", "position", "staleness", "probability", "outcome")
@@ -87,7 +87,7 @@ def test_a_finding_shows_severity_evidence_and_fix():
     for severity in ("error", "warning", "note"):
         finding = Finding(name="temperature", severity=severity, title="T 1", evidence="E 2", fix="F 3")
         page = render(Document(name="x", findings=(finding,)))
-        assert f'<article class="finding {severity}"' in page
+        assert f'<article id="temperature-0" class="finding {severity}"' in page
         assert all(text in page for text in ("T 1", "E 2", "F 3"))
 
 
@@ -201,7 +201,7 @@ def test_little_that_was_looked_at_is_never_green():
         return render(document(findings=(), detectors=tuple(rows)))
 
     few = page("nothing", "could not look", "could not look")
-    assert "1 of 3 detectors looked" in few and 'finding note" data-finding="none"' in few
+    assert "1 of 3 checks ran" in few and 'finding note" data-finding="none"' in few
     assert 'finding good" data-finding="none"' in page("nothing", "nothing", "could not look")
 
 

@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 
-from slime_ext.tools.analysis.page import write_report
+from slime_ext.tools.analysis.page.page import write_report
 from tests.tools.analysis.documents import document
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

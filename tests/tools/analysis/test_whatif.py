@@ -11,10 +11,10 @@ import torch
 from slime_ext import load_config, presets, tis
 from slime_ext.core.losses import Bounds
 from slime_ext.errors import NonFiniteError
-from slime_ext.tools.analysis.planned import NO_ADVANTAGES, NO_AGES, NO_GROUPS, STOPS
+from slime_ext.tools.analysis.measures.planned import NO_ADVANTAGES, NO_AGES, NO_GROUPS, STOPS
+from slime_ext.tools.analysis.measures.tally import Tally, spans
+from slime_ext.tools.analysis.measures.whatif import WhatIf, apply
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.tally import Tally, spans
-from slime_ext.tools.analysis.whatif import WhatIf, apply
 from tests.host import slime_rollouts as slime
 from tests.host.test_step_plan import CASES
 from tests.tools.analysis.in_process import empty_whatif, whatif

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from slime_ext import presets
-from slime_ext.tools.analysis import recommend
 from slime_ext.tools.analysis.document import Numbers
+from slime_ext.tools.analysis.findings import recommend
 from slime_ext.tools.analysis.request import SHORTLIST
 from slime_ext.tools.analysis.run import Request, analyse
 from slime_ext.tools.commands import cli
@@ -79,7 +79,7 @@ def test_a_pipe_gets_every_line_whole(capsys, tmp_path):
     path = tmp_path / ("n" * 200 + ".jsonl")
     path.write_text(f'{{"loss": 1}}\n{json.dumps({"behavior": [-1.0], "proximal": [-1.0]})}\n')
     _, out, _ = analyze(capsys, path)
-    assert f"skipped {path}:1: has neither rollout_log_probs nor log_probs: no sample\n" in out
+    assert f"  {path}:1: has neither rollout_log_probs nor log_probs: no sample\n" in out
 
 
 def test_json_on_stdout_is_json_alone(capsys, runs):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.document import Finding, Looked
 from slime_ext.tools.analysis.findings import (
     gross,
@@ -17,6 +16,7 @@ from slime_ext.tools.analysis.findings import (
     weights,
 )
 from slime_ext.tools.analysis.findings.detector import Fault, Lacks, faults
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 MODULES = (gross, log_probs, turns, sampling, push, weights, inside, numerics, selection, reward)
 FAULTS = faults()
@@ -47,7 +47,6 @@ def _of_those_read(finding: Finding) -> Finding:
 
 
 def _look(name: str, fault: Fault, diagnosis: Diagnosis, found: dict[str, Finding]) -> tuple[str, str]:
-    """State and detail of a detector's row; what it finds goes to ``found``."""
     try:
         figures = DETECTORS[name](diagnosis)
     except Lacks as lacks:

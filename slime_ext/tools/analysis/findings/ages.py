@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from slime_ext.tools.analysis.diagnosis import Diagnosis
-from slime_ext.tools.analysis.versions import VersionMeans, VersionSums, since_seen
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums, since_seen
 
 FEWEST = 100  # tokens
 ALIKE = 0.5  # of the distance of all tokens: a cause that acts on every token alike shows in fresh ones too

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from jinja2 import Environment, StrictUndefined
 
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.document import Finding
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 TEMPLATES = ("title", "evidence", "fix", "ruled_out")
 FEW = 0.75  # share of sum l^2 in 1% of the tokens above which these few make every mean

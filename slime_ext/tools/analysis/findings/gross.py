@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings.detector import Figures, need, need_tokens
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 LEFT_OUT = 0.01  # share of the samples
 UNREAD = 0.1  # share of the rollouts

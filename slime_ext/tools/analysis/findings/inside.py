@@ -7,14 +7,17 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from slime_ext.tools.analysis.curves import BLOCK
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings.detector import Figures, need
+from slime_ext.tools.analysis.measures.curves import BLOCK, beyond_certainty
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 ROUNDINGS = 16.0  # unit roundoffs of a layer's dtype, times the root of the number of layers
 FEWEST = 100  # tokens of a block
 STEP, FLAT, MATTERS, SURE = 1.5, 1.3, 5e-3, 8.0  # after over before; within before; nats; standard errors
+EVENED = 1.3  # after over before, of tokens of which the sampler was as sure
 APART_TOKENS, APART_TIMES, APART_HOLD = 30, 2.0, 0.2  # tokens, mean |l| over that of others, share of sum l^2
+# nats between the two passes; share of the distance between trainer and sampler. The same batch gives 0.
+TWICE_MATTERS, TWICE_SHARE = 1e-3, 0.2
 NOISY = 0.025  # nats; two engines in bfloat16 stay below
 
 
@@ -28,6 +31,16 @@ def layer(d: Diagnosis) -> Figures | None:
             return {"layer": found.layer, "distance": found.distance, "limit": limit, "before": before}
         before = found.distance
     return None
+
+
+def batch_shape(d: Diagnosis) -> Figures | None:
+    """Finds that the same weights score the same tokens otherwise in training than in the log-prob pass."""
+    lacks = "the first call of policy_loss_debug/ in the run's folder (miles: --dump-details)"
+    need(d.calls, lacks)
+    (call,) = d.calls
+    need(call.tokens >= FEWEST, f"{FEWEST} response tokens in the first call of policy_loss_debug/")
+    is_apart = call.trained >= max(TWICE_MATTERS, TWICE_SHARE * call.sampled)
+    return call._asdict() if is_apart else None
 
 
 class _Step(NamedTuple):
@@ -57,7 +70,8 @@ def _steps(positions: list[int], sums: Tensor) -> list[_Step]:
 
 def kv_precision(d: Diagnosis) -> Figures | None:
     """Finds an absolute position up to which the distance is level, and at which it steps up."""
-    table = d.curves.tables["block"][:-1]
+    by_surprise = d.curves.by_surprise("block")[:-1]
+    table = by_surprise.sum(1)
     blocks = (table[:, 0] >= FEWEST).nonzero()[:, 0]
     need(len(blocks) >= 4, f"4 blocks of {BLOCK} positions with {FEWEST} tokens each")
     positions, sums = (blocks * BLOCK).tolist(), table[blocks]
@@ -69,6 +83,9 @@ def kv_precision(d: Diagnosis) -> Figures | None:
     jump = means[best.position] / max(level[-1], 1e-12)
     if max(level) > FLAT * min(level) or jump < FLAT:
         return None
+    cut = best.position // BLOCK
+    if beyond_certainty(by_surprise[cut:].sum(0), by_surprise[:cut].sum(0)) < EVENED:
+        return None  # tokens that are less certain from there on
     return {**best._asdict(), "block": BLOCK, "jump": jump, "spread": max(level) / min(level)}
 
 

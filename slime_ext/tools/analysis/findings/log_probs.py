@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from slime_ext.tools.analysis.detector_statistics import DOUBTED
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings.detector import Figures, need, need_tokens
-from slime_ext.tools.analysis.shifts import CLOSER, SHIFTS
+from slime_ext.tools.analysis.measures.detector_statistics import DOUBTED
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.shifts import CLOSER, SHIFTS
 
 MOVED, MOVED_SHARE = 3, 0.02  # turns of which the later part is shifted
 SHIFT_TOKENS = 50  # tokens

@@ -8,12 +8,11 @@ from statistics import median
 
 from torch import Tensor
 
-from slime_ext.tools.analysis.curves import POSITIONS, SURPRISES
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings.ages import UNTOLD, fresh_and_stale
 from slime_ext.tools.analysis.findings.detector import FEW, Figures, need_tokens
 from slime_ext.tools.analysis.findings.sampling import by_probability
-from slime_ext.tools.analysis.versions import VersionMeans
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.versions import VersionMeans
 
 DRIFT_TOKENS = 400  # tokens
 DRIFT_SURE = 6.0  # standard errors
@@ -55,7 +54,7 @@ def position_drift(d: Diagnosis) -> Figures | None:
 
 def _evened(d: Diagnosis, part: Tensor) -> float:
     """Mean |l| of the tokens at some bins of position, over that of all tokens which were as sure as they."""
-    count, absolute = d.curves.tables["drift"].view(POSITIONS, SURPRISES, -1)[..., :2].unbind(2)
+    count, absolute = d.curves.by_surprise("drift")[..., :2].unbind(2)
     usual = absolute.sum(0) / count.sum(0).clamp_min(1)
     return float(absolute[part].sum() / (count * usual)[part].sum().clamp_min(1e-30))
 
@@ -67,7 +66,13 @@ def routing_flips(d: Diagnosis) -> Figures | None:
     far = math.sqrt((d.sums.mean("squared") or 0.0) * held / 0.01)
     if held < FEW or size > QUIET or far < FAR:
         return None
-    return {"held": held, "far": far, "size": size, "lowest": d.sums.lowest, "highest": d.sums.highest}
+    return {
+        "held": held,
+        "far": far,
+        "size": size,
+        "lowest": d.sums.histogram.smallest,
+        "highest": d.sums.histogram.largest,
+    }
 
 
 def quantised(d: Diagnosis) -> Figures | None:
@@ -98,7 +103,6 @@ def _without_age(d: Diagnosis) -> tuple[float, bool]:
 
 
 def _by_bins(d: Diagnosis, bins: slice) -> float | None:
-    """Mean |l| over some bins of the probability; None without a token there."""
     count, absolute = (d.curves.column("probability", name)[bins].sum() for name in ("count", "absolute"))
     return float(absolute / count) if count else None
 

@@ -12,10 +12,10 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
-from slime_ext.tools.analysis.detector_statistics import RolloutSummary
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings.ages import fresh_and_stale
 from slime_ext.tools.analysis.findings.detector import FEW, Figures, need
+from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 FEWEST, ROLLOUTS = 100, 6  # tokens of a rollout; rollouts
 ABOVE, TIMES, MATTERS = 1.4, 3.0, 0.01  # of mean |l| over that before the onset; nats at the end

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from slime_ext.tools.analysis.detector_statistics import RolloutSummary
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings.detector import Figures, need
+from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 FEWEST = 8  # rollouts
 BEFORE, AFTER = 3, 2  # rollouts on each side of the fall

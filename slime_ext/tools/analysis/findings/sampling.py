@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings.ages import UNTOLD, Lag, lag
 from slime_ext.tools.analysis.findings.detector import Figures, need, need_tokens
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 FEWEST = 300  # tokens
 EXPLAINED = 0.35  # share of the variance of l that the probability explains under a temperature

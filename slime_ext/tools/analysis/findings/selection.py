@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from slime_ext.tools.analysis.detector_statistics import ABOUT
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings.detector import Figures, need
+from slime_ext.tools.analysis.measures.detector_statistics import ABOUT
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 
 FEWEST_DROPPED, FEWEST_KEPT = 10, 30  # samples
 SURE = 5.0  # standard errors between the groups
@@ -50,7 +50,6 @@ def _mean_and_spread(sums: Sums) -> tuple[float, float]:
 
 
 def _apart(kept: Sums, dropped: Sums) -> float:
-    """Welch's t between dropped and kept samples."""
     (one, spread), (other, width) = _mean_and_spread(dropped), _mean_and_spread(kept)
     error = math.hypot(spread / math.sqrt(dropped[0]), width / math.sqrt(kept[0]))
     if not error:

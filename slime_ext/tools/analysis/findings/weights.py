@@ -6,12 +6,12 @@ from collections import Counter
 from itertools import pairwise, takewhile
 from statistics import median
 
-from slime_ext.tools.analysis.detector_statistics import RolloutSummary
-from slime_ext.tools.analysis.diagnosis import Diagnosis
 from slime_ext.tools.analysis.findings.ages import UNTOLD, fresh_and_stale
 from slime_ext.tools.analysis.findings.detector import FEW, Figures, need
 from slime_ext.tools.analysis.findings.sampling import is_scaled
-from slime_ext.tools.analysis.versions import VersionMeans, VersionSums
+from slime_ext.tools.analysis.measures.detector_statistics import RolloutSummary
+from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
+from slime_ext.tools.analysis.measures.versions import VersionMeans, VersionSums
 
 FEWEST = 100  # tokens on each side
 MATTERS = 1e-3  # nats of k3 that old weights must make
@@ -33,7 +33,6 @@ def _first_off(rollouts: list[RolloutSummary]) -> tuple[list[RolloutSummary], fl
 
 
 def _aged(versions: list[VersionSums]) -> set[int]:
-    """Rollouts of which most tokens are known to come from old weights."""
     tokens: Counter[int] = Counter()
     for v in versions:
         tokens[v.rollout_id] += v.count if v.age > 0 else -v.count
@@ -80,7 +79,6 @@ def stale_weights(d: Diagnosis) -> Figures | None:
 
 
 def _all_aged(versions: list[VersionSums]) -> Figures | None:
-    """The finding where no weights are fresh to compare with, but the dumps say how old they are."""
     aged = [c for c in versions if c.age > 0]
     found = VersionMeans.of(aged)
     if found.count < FEWEST or found.k3 < ALONE_MATTERS:

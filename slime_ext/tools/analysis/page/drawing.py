@@ -9,13 +9,14 @@ from xml.etree import ElementTree as ET
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, SymmetricalLogLocator
 from matplotlib.transforms import blended_transform_factory
 
 WIDTH, HEIGHT = 460, 250  # points, which are the units of the picture's coordinates
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 42
+LEFT, RIGHT, TOP, BOTTOM = 66, 12, 12, 42
 PANEL, GAP = 108, 22  # height of one of several panels and the space below it
 LARGE_DOT, SMALL_DOT = 6.0, 3.4  # diameters, points
+FEW_DECADES = 200.0  # largest value up to which a logarithmic axis has three ticks per decade
 WIDE = 50.0  # largest over smallest positive value from which an axis is logarithmic
 SVG = "http://www.w3.org/2000/svg"
 # matplotlib wants colours; each of these is replaced by the style sheet's variable of its name, so that a
@@ -39,12 +40,13 @@ STYLE = {
     "axes.axisbelow": True,
     "grid.color": COLOURS["grid"],
     "grid.linewidth": 1,
-    "xtick.color": COLOURS["grid"],
+    "xtick.color": COLOURS["muted"],
     "xtick.labelcolor": COLOURS["muted"],
     "xtick.major.size": 4,
     "ytick.labelcolor": COLOURS["muted"],
-    "ytick.major.size": 0,
-    "ytick.major.pad": 6,
+    "ytick.color": COLOURS["muted"],
+    "ytick.major.size": 4,
+    "ytick.major.pad": 2,
     "lines.linewidth": 1.8,
     "lines.dash_joinstyle": "round",
 }
@@ -75,14 +77,13 @@ class Drawing:
         )
         for axes in self.axes:
             axes.margins(x=0.025, y=0.06)
-            axes.tick_params(axis="x", bottom=axes is self.axes[-1])
 
     def name(self, axes: Axes, x: str, y: str, ticks: int = 7) -> None:
         """Names both axes, and puts at most ``ticks`` round numbers on the y axis. To be called after all
         marks are drawn."""
         axes.set_ylabel(y)
         along_figure = blended_transform_factory(self.figure.transFigure, axes.transAxes)
-        axes.yaxis.set_label_coords(15 / WIDTH, 0.5, along_figure)
+        axes.yaxis.set_label_coords(12 / WIDTH, 0.5, along_figure)
         if x:
             axes.set_xlabel(x, labelpad=5)
         for axis, most in ((axes.xaxis, 7), (axes.yaxis, ticks)):
@@ -90,6 +91,9 @@ class Drawing:
                 axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
             elif axis.get_scale() == "log":
                 axis.set_major_locator(LogLocator(numticks=most + 1))
+            elif axis.get_scale() == "symlog":
+                steps = (1, 2, 5) if axis.get_data_interval()[1] <= FEW_DECADES else (1,)
+                axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1, subs=steps))
             axis.set_minor_locator(NullLocator())
             axis.set_major_formatter(FuncFormatter(label))
         if axes.get_ylim()[0] <= 0 and axes.get_yscale() == "linear":
@@ -186,7 +190,6 @@ def is_wide(values: Sequence[float]) -> bool:
 
 
 def _marks(group: ET.Element) -> list[ET.Element]:
-    """The dots of a line, or the one path of a bar."""
     return group.findall(f".//{{{SVG}}}use") or group.findall(f"{{{SVG}}}path")
 
 

@@ -1,9 +1,13 @@
-"""Numbers as the page writes them."""
+"""Numbers as the page and the terminal write them, with the range in which each is healthy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slime_ext.core.metrics.names import HEALTHY
+from slime_ext.tools.analysis.document import Numbers
 
 NONE = "–"
 
@@ -83,3 +87,77 @@ def depth(log_ratio: float) -> str:
     """How strongly a token is coloured, from 0 to 0.6, at which its text is still readable."""
     size = abs(log_ratio)
     return f"{0.6 * size / (size + 0.5):.2f}"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number of a run.
+
+    Args:
+        fields: names in ``Numbers`` of what it shows.
+        healthy: field -> lowest and highest healthy value.
+        joins: the text of the values.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    healthy: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    joins: Callable[..., str] = number
+
+    @property
+    def range(self) -> str:
+        """As the page says it: above 0.5, below 2."""
+        bounds = [pair for healthy in self.healthy.values() for pair in zip(WORDS, healthy, strict=True)]
+        return ", ".join(_bound(word, bound) for word, bound in bounds if bound is not None)
+
+    def of(self, numbers: Numbers) -> tuple[str, str]:
+        """The text, and ``good``, ``bad`` or "" for a number without a range."""
+        values = {name: getattr(numbers, name) for name in self.fields}
+        if None in values.values():
+            return NONE, ""
+        is_good = all(
+            (low is None or values[name] >= low) and (high is None or values[name] <= high)
+            for name, (low, high) in self.healthy.items()
+        )
+        return self.joins(*values.values()), ("good" if is_good else "bad") if self.healthy else ""
+
+
+WORDS = ("above", "below")
+
+
+def _bound(word: str, bound: float) -> str:
+    return f"{word} {bound:g}".replace("0.001", "1e-3") if bound else "none"
+
+
+def _tile(name: str, field: str, metric: str = "", joins: Callable[[float], str] = number) -> Tile:
+    return Tile(name, (field,), {field: HEALTHY[metric]} if metric else {}, joins)
+
+
+TILES = (
+    _tile("k3, nats per token", "k3", "k3_kl"),
+    _tile("mean l, nats per token", "mean"),
+    _tile("mean |l|, nats per token", "absolute"),
+    Tile(
+        "ratio, 1st to 99th percentile",
+        ("ratio_p01", "ratio_p99"),
+        {name: HEALTHY[name] for name in ("ratio_p01", "ratio_p99")},
+        lambda low, high: f"{ratio(low)} to {ratio(high)}",
+    ),
+    _tile("ESS of tokens", "ess_token", "ess_ratio", percent),
+    _tile("ESS of geometric means", "ess_geometric", joins=percent),
+    _tile("ESS of whole sequences", "ess_sequence", "ess_sequence", percent),
+    _tile("χ², token", "chi2_token", "chi2_token"),
+    _tile("χ², sequence", "chi2_sequence", "chi2_sequence"),
+    _tile("perplexity, sampler", "perplexity_behavior"),
+    _tile("perplexity, trainer", "perplexity_proximal"),
+    _tile("mean reward", "reward"),
+    _tile("mean response, tokens", "response_length"),
+    _tile("mean age, weight versions", "staleness"),
+    Tile("tokens without a log-prob", ("nonfinite",), {"nonfinite": (None, 0)}, whole),
+)
+
+
+def tiles(totals: Sequence[Numbers]) -> list[dict]:
+    """Each number with its text and verdict in each run, without numbers that no run has."""
+    found = [{"name": t.name, "range": t.range, "runs": [t.of(n) for n in totals]} for t in TILES]
+    return [tile for tile in found if any(text != NONE for text, _ in tile["runs"])]

@@ -12,10 +12,20 @@ from typing import Any
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from slime_ext.tools.analysis.document import Document, Effect, Numbers
-from slime_ext.tools.analysis.page.numbers import NONE, depth, listed, number, percent, ratio, sentence, whole
+from slime_ext.tools.analysis.document import Document, Effect
+from slime_ext.tools.analysis.findings.recommend import cost
+from slime_ext.tools.analysis.page.numbers import (
+    NONE,
+    depth,
+    listed,
+    number,
+    percent,
+    ratio,
+    sentence,
+    tiles,
+    whole,
+)
 from slime_ext.tools.analysis.page.pictures import pictures
-from slime_ext.tools.analysis.recommend import cost
 from slime_ext.tools.analysis.texts import legible
 from slime_ext.tools.folders import write_file
 
@@ -53,7 +63,6 @@ def render(document: Document, against: Document | None = None) -> str:
 
 
 def _all(documents: Sequence[Document], key: str) -> list[tuple[str, Any]]:
-    """What stands under a key in any of the documents, with the run's name."""
     return [(d.name, one) for d in documents for one in getattr(d, key)]
 
 
@@ -75,63 +84,11 @@ def _text(name: str) -> str:
     return files("slime_ext.tools.analysis.page").joinpath(name).read_text(encoding="utf-8")
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A number: how it is written, and where docs/metrics.md calls it healthy."""
-
-    name: str
-    say: Callable[[Numbers], str]
-    range: str = ""
-    is_healthy: Callable[[Numbers], bool] | None = None
-
-    def of(self, numbers: Numbers) -> tuple[str, str]:
-        """The text, and ``good``, ``bad`` or "" for a number without a range."""
-        text = self.say(numbers)
-        if text == NONE or self.is_healthy is None:
-            return text, ""
-        return text, "good" if self.is_healthy(numbers) else "bad"
-
-
-TILES = (
-    Tile("k3, nats per token", lambda n: number(n.k3), "below 1e-3", lambda n: n.k3 < 1e-3),
-    Tile("mean l, nats per token", lambda n: number(n.mean)),
-    Tile("mean |l|, nats per token", lambda n: number(n.absolute)),
-    Tile(
-        "ratio, 1st to 99th percentile",
-        lambda n: NONE if n.ratio_p01 is None else f"{ratio(n.ratio_p01)} to {ratio(n.ratio_p99)}",
-        "above 0.5, below 2",
-        lambda n: n.ratio_p01 > 0.5 and n.ratio_p99 < 2,
-    ),
-    Tile("ESS of tokens", lambda n: percent(n.ess_token), "above 0.9", lambda n: n.ess_token > 0.9),
-    Tile("ESS of geometric means", lambda n: percent(n.ess_geometric)),
-    Tile(
-        "ESS of whole sequences",
-        lambda n: percent(n.ess_sequence),
-        "above 0.1",
-        lambda n: n.ess_sequence > 0.1,
-    ),
-    Tile("χ², token", lambda n: number(n.chi2_token), "below 0.1", lambda n: n.chi2_token < 0.1),
-    Tile("χ², sequence", lambda n: number(n.chi2_sequence), "below 10", lambda n: n.chi2_sequence < 10),
-    Tile("perplexity, sampler", lambda n: number(n.perplexity_behavior)),
-    Tile("perplexity, trainer", lambda n: number(n.perplexity_proximal)),
-    Tile("mean reward", lambda n: number(n.reward)),
-    Tile("mean response, tokens", lambda n: number(n.response_length)),
-    Tile("mean age, weight versions", lambda n: number(n.staleness)),
-    Tile("tokens without a log-prob", lambda n: whole(n.nonfinite), "none", lambda n: n.nonfinite == 0),
-)
-
-
-def tiles(totals: Sequence[Numbers]) -> list[dict[str, Any]]:
-    """Each number with its text and verdict in each run, without numbers that no run has."""
-    found = [{"name": t.name, "range": t.range, "runs": [t.of(n) for n in totals]} for t in TILES]
-    return [tile for tile in found if any(text != NONE for text, _ in tile["runs"])]
-
-
 def looked(document: Document) -> dict[str, Any]:
     """What the detectors did with a run: a sentence, whether at least half of them could look, the rows."""
     rows = sorted(document.detectors, key=lambda row: STATES.index(row.state))
     could = sum(row.state in ("found", "nothing") for row in rows)
-    said = f"{could} of {len(rows)} detectors looked"
+    said = f"{could} of {len(rows)} checks ran"
     return {"rows": rows, "most": 2 * could >= len(rows), "said": said}
 
 

@@ -40,6 +40,7 @@ class Picture:
     missing: str = ""
     x: str = ""
     scale: str | None = None  # of the x axis; None: linear or symlog, by how wide the values spread
+    is_whole: bool = False  # the x axis has whole numbers
     svg: str = ""
 
     def drawn(self, documents: Sequence[Document]) -> Picture:
@@ -62,7 +63,6 @@ def pictures(documents: Sequence[Document]) -> list[Picture]:
 
 
 def _distribution(picture: Picture, documents: Sequence[Document]) -> Drawing | None:
-    """How many tokens have which log-ratio; the height is logarithmic, for rare ones to be seen."""
     reach = max((_reach(d.distribution) for d in documents), default=0)
     if not reach:
         return None
@@ -135,7 +135,6 @@ PANELS = (
 
 
 def _timeline(picture: Picture, documents: Sequence[Document]) -> Drawing | None:
-    """The run from rollout to rollout, one panel for each number that any of its rollouts has."""
     panels = [p for p in PANELS if any(_is_worth_a_panel(p, d) for d in documents)]
     if not panels:
         return None
@@ -183,13 +182,11 @@ def _scale(axes, panel: TimelinePanel, documents: Sequence[Document]) -> None:
 
 
 def _series(document: Document, value: Value) -> list[tuple[float, float]]:
-    """Rollout number and value, where it is known."""
     found = [(float(m.rollout_id), value(m.numbers)) for m in document.timeline]
     return [(x, y) for x, y in found if y is not None and math.isfinite(y)]
 
 
 def _curve(picture: Picture, documents: Sequence[Document]) -> Drawing | None:
-    """Mean |log-ratio| (solid) and mean log-ratio (dashed) against something."""
     runs = [next((c.points for c in d.curves if c.name == picture.name), ()) for d in documents]
     points = [p for run in runs for p in run]
     if not points:
@@ -209,6 +206,8 @@ def _curve(picture: Picture, documents: Sequence[Document]) -> Drawing | None:
     above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0, "borderpad": 0, "ncols": 2}
     axes.legend(**above, frameon=False, labelcolor=COLOURS["muted"], handlelength=2)
     drawing.name(axes, picture.x, "nats per token")
+    if picture.is_whole and axes.get_xscale() == "linear":
+        axes.xaxis.get_major_locator().set_params(integer=True)
     if names:
         axes.set_xticks(list(names), list(names.values()))
         axes.set_xlim(min(names) - 0.5, max(names) + 0.5)

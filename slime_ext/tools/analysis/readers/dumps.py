@@ -1,7 +1,6 @@
-"""slime's dumps: which of a rollout's files holds what, joined by the position in the rollout.
+"""slime's dumps: the files of a rollout, joined by the position of each sample in it.
 
-Nothing but plain data is ever unpickled: a dump is somebody's pickle, and unpickling another object may run
-code. Formats: slime/observability/{rollout_data_utils,train_data_utils}.py at 624b824, and
+Formats: slime/observability/{rollout_data_utils,train_data_utils}.py at 624b824, and
 slime/utils/train_dump_utils.py up to v0.3.1.
 """
 
@@ -9,8 +8,8 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ from slime_ext.tools.analysis.readers.unpickle import load_plain
 from slime_ext.tools.analysis.records import DumpedRollout
 
 FORMAT_VERSION = 2
-# What a file of slime's keys with other values than slime's leads to.
+# Raised by files with slime's keys and other values.
 MALFORMED = (KeyError, AttributeError, IndexError, *NO_NUMBERS)
 NOTHING = pickle.dumps([])
 BEGIN, COPIED = 4, 1e-3  # log-probs of a sample that are compared between its dumps; nats
@@ -57,7 +56,7 @@ def kind_of(found: Mapping[str, Any]) -> str:
     if "format_version" in found:
         if found["format_version"] != FORMAT_VERSION:
             raise DataError(
-                f"expected format version {FORMAT_VERSION}, got {_short(found['format_version'])}: this "
+                f"expected format version {FORMAT_VERSION}, got {cut(found['format_version'])}: this "
                 "reads that version and the per-rank files of slime v0.3.1 and older"
             )
         return "train"
@@ -66,19 +65,12 @@ def kind_of(found: Mapping[str, Any]) -> str:
     return "rollout"
 
 
-def _short(value: Any) -> str:
-    """A value of a file in a message; of lists, which may hold themselves, the kind alone."""
-    return cut(value) if isinstance(value, (str, int, float)) else type(value).__name__
-
-
 @dataclass
 class _Content:
-    """What was read so far of the files of one rollout."""
-
     rollout_id: int
     paths: list[Path] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
-    # Of the rollout dump. As bytes: one small object that stays would keep the memory of all around it.
+    # Samples of the rollout dump, pickled: small objects that stay would pin the pages of the whole file.
     about: bytes = NOTHING
     rows: list[DumpedSample] = field(default_factory=list)
     ranks: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
@@ -100,24 +92,16 @@ class _Content:
             return Skipped(source, str(error))
         except MALFORMED as error:
             return Skipped(source, _of_another_kind(error))
-        about = pickle.loads(self.about)  # our own
-        notes = Notes()
+        about, notes = pickle.loads(self.about), Notes()  # our own bytes
         whole: dict[str, Any] = dict(_join(rows, about, notes))
         if rows:
             whole |= _dropped(rows, about)
-            whole |= compared_routes(
-                [(row, about[row.position]) for row in rows if row.position < len(about)]
-            )
+            whole |= compared_routes([(r, about[r.position]) for r in rows if r.position < len(about)])
         return assemble(self.rollout_id, source, rows or about, notes, **whole)
 
 
-def read_job(job: Job) -> Iterator[DumpedRollout | Skipped]:
-    """The rollouts of a job's files (more than one if their names did not tell them apart), after what had
-    to be skipped."""
-    yield from _read(job)  # in a call of its own: what the files held is gone when a rollout is shown
-
-
-def _read(job: Job) -> list[DumpedRollout | Skipped]:
+def read_job(job: Job) -> list[DumpedRollout | Skipped]:
+    """What had to be skipped, then the rollouts of a job's files: several if their names do not differ."""
     skipped: list[DumpedRollout | Skipped] = []
     contents: dict[int, _Content] = {}
     for path in job.paths:
@@ -169,7 +153,6 @@ def _dropped(rows: Sequence[DumpedSample], about: Sequence[DumpedSample]) -> dic
 
 
 def _oldest(sample: DumpedSample) -> float:
-    """The oldest version of the weights that sampled a sample; NaN where unknown."""
     found = [number_of(version) for version in sample.weight_versions]
     return float(min(found)) if found and None not in found else math.nan
 
@@ -195,9 +178,9 @@ def _join(rows: list[DumpedSample], about: list[DumpedSample], notes: Notes) -> 
             found["retold"] += is_known and row.token_sum != sample.token_sum
         else:
             notes.add(
-                "of another length in the rollout dump, from which nothing is taken for them",
+                "with different lengths in the two dumps: their rollout data was ignored",
                 row,
-                f": {sample.response_length} response tokens, {row.response_length} in the train dump",
+                f", rollout {sample.response_length}, train {row.response_length} tokens",
             )
     return found
 
@@ -214,7 +197,7 @@ def _begins_otherwise(mine: Any, theirs: Any) -> bool | None:
 
 
 def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
-    for name in ("prompt", "response", "weight_versions", "group"):
+    for name in ("prompt", "response", "weight_versions", "group", "cached"):
         setattr(row, name, getattr(sample, name))
     row.reward = row.reward if sample.reward is None else sample.reward
     row.behavior = sample.behavior if row.behavior is None else row.behavior
@@ -222,49 +205,42 @@ def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
 
 
 def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
-    """The samples of a rollout dump, without their lists of tokens, their numbers in arrays, which are
-    pickled faster than tensors. A text that many samples share is made once."""
-    made: dict[int, str] = {}
+    """The samples of a rollout dump without their lists of tokens; log-probs as arrays, which pickle faster
+    than tensors."""
     sums = checksums([sample.get("tokens") for sample in samples])
-
-    def text_of(value: Any) -> str:
-        return made[id(value)] if id(value) in made else made.setdefault(id(value), text(value))
-
-    def row_of(position: int, sample: Mapping[str, Any]) -> DumpedSample:
-        length, behavior = int(sample.get("response_length") or 0), sample.get("rollout_log_probs")
-        return DumpedSample(
-            position=position,
-            response_length=length,
-            behavior=None if behavior is None else as_tensor(behavior, torch.float32).numpy(),
-            kept=kept_sizes(sample, length, sample.get("tokens")),
-            routed=sample.get("rollout_routed_experts"),
-            token_sum=sums[position],
-            index=_whole(sample.get("index")),
-            group=_whole(sample.get("group_index")),
-            status=cut(text(sample.get("status"))),
-            reward=number(sample.get("reward")),
-            prompt=text_of(sample.get("prompt")),
-            response=text_of(sample.get("response")),
-            weight_versions=versions_of(sample.get("weight_versions")),
-        )
-
-    return [row_of(i, sample) for i, sample in enumerate(samples)]
+    return [_row_of_rollout(i, sample, sums[i]) for i, sample in enumerate(samples)]
 
 
-def _whole(value: Any) -> int | None:
-    return int(value) if isinstance(value, Integral) else None
+def _row_of_rollout(position: int, sample: Mapping[str, Any], token_sum: int | None) -> DumpedSample:
+    length, behavior = int(sample.get("response_length") or 0), sample.get("rollout_log_probs")
+    index, group = sample.get("index"), sample.get("group_index")
+    cached = (sample.get("prefix_cache_info") or {}).get("cached_tokens")
+    return DumpedSample(
+        position=position,
+        response_length=length,
+        behavior=None if behavior is None else as_tensor(behavior, torch.float32).numpy(),
+        kept=kept_sizes(sample, length, sample.get("tokens")),
+        routed=sample.get("rollout_routed_experts"),
+        token_sum=token_sum,
+        index=int(index) if isinstance(index, Integral) else None,
+        group=int(group) if isinstance(group, Integral) else None,
+        cached=int(cached) if isinstance(cached, Integral) else None,
+        status=cut(text(sample.get("status"))),
+        reward=number(sample.get("reward")),
+        prompt=text(sample.get("prompt")),
+        response=text(sample.get("response")),
+        weight_versions=versions_of(sample.get("weight_versions")),
+    )
 
 
 def rows_of_train(found: Mapping[str, Any]) -> list[DumpedSample]:
     """The samples of a train dump; log-probs are over the whole response."""
-    steps = step_of_position(found.get("dp_shards") or ())
-    rows = []
-    for i, sample in enumerate(found["samples"]):
+    steps, samples = step_of_position(found.get("dp_shards") or ()), found["samples"]
+    sums, rows = checksums([sample.get("tokens") for sample in samples]), []
+    for i, sample in enumerate(samples):
         position = sample.get("rollout_position")
         position = i if position is None else int(position)
-        rows.append(sample_of(sample, position, steps.get(position)))
-    for row, own in zip(rows, checksums([sample.get("tokens") for sample in found["samples"]]), strict=True):
-        row.token_sum = own
+        rows.append(replace(sample_of(sample, position, steps.get(position)), token_sum=sums[i]))
     return rows
 
 
@@ -272,12 +248,9 @@ def step_of_position(shards: Sequence[Mapping[str, Any]]) -> dict[int, int]:
     """Rollout position -> the optimizer step, from 0, that trained it."""
     found = {}
     for shard in shards:
-        partition, batches = shard.get("partition"), shard.get("micro_batch_indices")
-        counts = shard.get("num_microbatches")
-        if partition is None or batches is None or counts is None:
-            continue
-        # one by one: a count in a file may be of any size
-        steps = (step for step, count in enumerate(counts) for _ in range(int(count)))
-        for step, batch in zip(steps, batches, strict=False):
-            found.update({int(partition[i]): step for i in batch})
+        partition, batches, counts = map(shard.get, ("partition", "micro_batch_indices", "num_microbatches"))
+        if partition is not None and batches is not None and counts is not None:
+            steps = (step for step, count in enumerate(counts) for _ in range(int(count)))
+            for step, batch in zip(steps, batches, strict=False):
+                found.update({int(partition[i]): step for i in batch})
     return found

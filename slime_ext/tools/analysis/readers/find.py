@@ -12,14 +12,12 @@ from slime_ext.errors import DataError
 
 KINDS = ("rollout_data", "train_data")
 SUFFIXES = (".pt", ".jsonl")
-Key = tuple[Path, "int | None", str]  # folder of a run, number of a rollout, name of a JSONL file
 RANGE = re.compile(r"(\d{0,18})-(\d{0,18})|(\d{1,18})")
 LEVELS, MOST_NAMED = 3, 3  # below a folder without dumps, where some are looked for; folders that are named
 SHOWN = 60  # characters of a mistake
 NUMBER = re.compile(r"\d+")
 RANKED = re.compile(r"\d+[_-](?:rank[_-]?)?\d+$")
-# Nothing was trained on them: slime puts "eval_5" where the template of --save-debug-rollout-data has
-# the rollout's number.
+# slime writes "eval_5" where --save-debug-rollout-data has the rollout's number; nothing trains on those.
 EVALUATION = re.compile(r"(^|[^a-z])eval_\d")
 
 
@@ -40,7 +38,7 @@ class RolloutRanges:
         ((0, 0), (5, 5), (10, inf))
         """
         parts = [] if text is None else text.replace(" ", "").split(",")
-        return cls(tuple(_range(part, text) for part in parts))
+        return cls(tuple(_range(part, text or "") for part in parts))
 
     def __contains__(self, rollout_id: int | None) -> bool:
         """Whether a rollout is wanted; one of unknown number is, until its content tells the number."""
@@ -52,10 +50,29 @@ class RolloutRanges:
 EVERY_ROLLOUT = RolloutRanges()
 
 
+def _range(part: str, text: str) -> tuple[int, float]:
+    found = RANGE.fullmatch(part)
+    if not found or part in ("", "-"):
+        raise DataError(
+            f"--rollouts: expected numbers and ranges such as 100-200 or 0,5,10-, got '{text[:SHOWN]}'"
+        )
+    low, high, single = found.groups()
+    if single is not None:
+        return int(single), int(single)
+    if high and int(low or 0) > int(high):
+        raise DataError(f"--rollouts: expected ranges low-high, got '{part}': write {high}-{low}")
+    return int(low or 0), int(high) if high else float("inf")
+
+
 @dataclass(frozen=True)
 class Job:
-    """The files of one rollout (or one JSONL file), their size in bytes, where several runs are read the
-    run's folder or JSONL file, and the rollouts that are wanted of what the files hold."""
+    """The files of one rollout, or one JSONL file.
+
+    Args:
+        size: of the files, bytes.
+        run: the run's folder or JSONL file, where several runs are read together.
+        wanted: which of the rollouts that the files hold.
+    """
 
     paths: tuple[Path, ...]
     rollout_id: int | None
@@ -69,18 +86,17 @@ class Job:
 
     def __str__(self) -> str:
         """The paths, with their common folder written once."""
-        first, *others = self.paths
-        if not others:
-            return str(first)
-        root = _root(first)
-        names = [p.relative_to(root) if p.is_relative_to(root) else p for p in self.paths]
-        return f"{root}/{{{','.join(map(str, names))}}}"
+        if len(self.paths) == 1:
+            return str(self.paths[0])
+        root = _root(self.paths[0])
+        names = [str(p.relative_to(root) if p.is_relative_to(root) else p) for p in self.paths]
+        return f"{root}/{{{','.join(names)}}}"
 
 
 @dataclass(frozen=True)
 class DumpFiles:
-    """The jobs of the wanted rollouts, ordered by run and rollout number, and the number of evaluation
-    dumps that are left out."""
+    """The jobs of the wanted rollouts, ordered by run and rollout number, and how many evaluation dumps were
+    left out."""
 
     jobs: tuple[Job, ...]
     evaluations: int
@@ -105,48 +121,41 @@ def find(paths: Iterable[str | Path], wanted: RolloutRanges = EVERY_ROLLOUT) -> 
 
 
 def _jobs(files: Sequence[Path]) -> list[Job]:
-    """The files of each rollout together, by run and number."""
-    together: dict[Key, list[Path]] = {}
+    """One job per rollout, ordered by run and number; a JSONL file is a job, and a run, of its own."""
+    together: dict[tuple[str, int, str], list[Path]] = {}
     for path, number in _numbers(files).items():
         root, is_dump = _root(path), path.suffix == ".pt"
-        key = (root.resolve(), number, "") if is_dump else (root.resolve(), None, str(path.relative_to(root)))
-        together.setdefault(key, []).append(path)
-    runs = {(root, name): str(root / name) for root, _, name in together}
+        in_run = -1 if number is None or not is_dump else number
+        name = "" if is_dump else str(path.relative_to(root))
+        together.setdefault((str(root.resolve()), in_run, name), []).append(path)
+    runs = {(root, name) for root, _, name in together}
     return [
         Job(
             tuple(sorted(paths, key=_rank)),
-            number,
+            None if number < 0 else number,
             sum(path.stat().st_size for path in paths),
-            runs[root, name] if len(runs) > 1 else "",
+            str(Path(root, name)) if len(runs) > 1 else "",
         )
-        for (root, number, name), paths in sorted(together.items(), key=_in_order)
+        for (root, number, name), paths in sorted(together.items())
     ]
-
-
-def _in_order(item: tuple[Key, list[Path]]) -> tuple[str, int, str]:
-    (root, number, name), _ = item
-    return str(root), -1 if number is None else number, name
 
 
 def _numbers(files: Iterable[Path]) -> dict[Path, int | None]:
     """The number of each file's rollout; None where its name has none.
 
-    Among names that are else the same it is the first number that differs, so that ``qwen3-8b-0`` and
-    ``qwen3-8b-1`` are two rollouts; a name of its own kind has it last. The rank in ``5_0`` is never meant.
+    Among names that differ in numbers only, it is the first number that differs, so that ``qwen3-8b-0`` and
+    ``qwen3-8b-1`` are two rollouts; in a single name the last one. The rank in ``5_0`` never counts.
     """
     alike: dict[tuple[Path, str], list[Path]] = {}
     for path in files:
         alike.setdefault((path.parent, NUMBER.sub("#", path.stem)), []).append(path)
-    return {path: number for paths in alike.values() for path, number in _of_alike(paths)}
-
-
-def _of_alike(paths: Sequence[Path]) -> Iterable[tuple[Path, int | None]]:
-    rows = [NUMBER.findall(path.stem) for path in paths]
-    if not rows[0]:
-        return [(path, None) for path in paths]
-    last = len(rows[0]) - (2 if RANKED.search(paths[0].stem) else 1)
-    at = next((i for i in range(last) if len({row[i] for row in rows}) > 1), last)
-    return [(path, int(row[at])) for path, row in zip(paths, rows, strict=True)]
+    found: dict[Path, int | None] = {}
+    for paths in alike.values():
+        rows = [NUMBER.findall(path.stem) for path in paths]
+        last = len(rows[0]) - (2 if RANKED.search(paths[0].stem) else 1)
+        at = next((i for i in range(last) if len({row[i] for row in rows}) > 1), last)
+        found |= {path: int(row[at]) if row else None for path, row in zip(paths, rows, strict=True)}
+    return found
 
 
 def _files(given: str) -> list[Path]:
@@ -179,29 +188,27 @@ def _holding(folder: Path) -> list[Path]:
 def _found(given: str) -> tuple[list[Path], bool]:
     """The files that a path leads to, and whether there is anything of its name."""
     path = Path(given).expanduser()
-    is_run = path.name == "dumps" and any((path.parent / kind).is_dir() for kind in KINDS)
-    if is_run and not path.exists():  # the run's own folder holds the dumps
-        path = path.parent
+    if path.name == "dumps" and not path.exists() and any((path.parent / kind).is_dir() for kind in KINDS):
+        path = path.parent  # the run's own folder holds the dumps
     if path.is_file():
         return [path], True
     if path.is_dir():
         return _of_folder(path), True
-    matches = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
-    return sorted(file for name in matches for file in _within(name)), path.exists()
-
-
-def _within(path: Path) -> list[Path]:
-    if path.is_dir():
-        return _of_folder(path)
-    return [path] if path.suffix in SUFFIXES and path.is_file() else []
+    found: set[Path] = set()
+    for match in Path(path.anchor).glob(str(path.relative_to(path.anchor))):
+        found |= set(_of_folder(match) if match.is_dir() else filter(_is_dump, [match]))
+    return sorted(found), path.exists()
 
 
 def _of_folder(path: Path) -> list[Path]:
     """The dumps in a folder's rollout_data and train_data, or in the folder itself if it has neither."""
     inner = path / "dumps" if (path / "dumps").is_dir() else path
     folders = [inner / kind for kind in KINDS if (inner / kind).is_dir()] or [inner]
-    files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in SUFFIXES]
-    return [file for file in files if not file.name.startswith(".") and file.is_file()]
+    return [file for folder in folders for file in sorted(folder.iterdir()) if _is_dump(file)]
+
+
+def _is_dump(path: Path) -> bool:
+    return path.suffix in SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
 def _root(path: Path) -> Path:
@@ -211,16 +218,3 @@ def _root(path: Path) -> Path:
 def _rank(path: Path) -> tuple[str, list[int]]:
     """A sort key: rollout dumps first, then train dumps by rank."""
     return path.parent.name, [int(n) for n in NUMBER.findall(path.stem)]
-
-
-def _range(part: str, text: str | None) -> tuple[int, float]:
-    found = RANGE.fullmatch(part)
-    if not found or part in ("", "-"):
-        shown = (text or "")[:SHOWN]
-        raise DataError(f"--rollouts: expected numbers and ranges such as 100-200 or 0,5,10-, got '{shown}'")
-    low, high, single = found.groups()
-    if single is not None:
-        return int(single), int(single)
-    if high and int(low or 0) > int(high):
-        raise DataError(f"--rollouts: expected ranges low-high, got '{part}': write {high}-{low}")
-    return int(low or 0), int(high) if high else float("inf")

@@ -8,8 +8,8 @@ Keys of a line (lists have one entry per response token; None is a missing log-p
     token_weight_versions                               lists, optional
     rollout_id (0), prompt_length, reward, group_index, weight_versions, prompt, response   optional
 
-Lines of one rollout are neighbours: where a number comes back, the lines are a rollout of their own, and said
-to.
+Lines of one rollout are neighbours. Where a rollout's number comes back later in the file, those lines are
+read as a rollout of their own and reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import count, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,15 @@ ALIASES = {
     "proximal": ("log_probs", "train_log_probs", "proximal"),
     "mask": ("loss_mask", "mask"),
 }
-LONGEST = 1 << 26  # characters of a line; a sample of a million tokens takes 40 million
 NAMED = 2  # bad lines that are named one by one
 
 
 def read_jsonl(path: Path) -> Iterator[DumpedRollout | Skipped]:
-    """The rollouts of a file in their order; lines that are no samples come as ``Skipped``."""
+    """The rollouts of a file in their order, then lines that are no samples as ``Skipped``."""
     bad: list[Skipped] = []
     seen: set[int] = set()
     for rollout_id, found in groupby(_good(path, bad), key=lambda pair: pair[0]):
-        rows = [row for _, row in found]
-        for position, row in enumerate(rows):
-            row.position = position
+        rows = [replace(row, position=position) for position, (_, row) in enumerate(found)]
         made = assemble(rollout_id, str(path), rows)
         yield made if isinstance(made, Skipped) else replace(made, again=rollout_id in seen)
         seen.add(rollout_id)
@@ -52,44 +49,31 @@ def read_jsonl(path: Path) -> Iterator[DumpedRollout | Skipped]:
 
 
 def _good(path: Path, bad: list[Skipped]) -> Iterator[tuple[int, DumpedSample]]:
-    for found in _lines(path):
-        if isinstance(found, Skipped):
-            bad.append(found)
-        else:
-            yield found
-
-
-def _lines(path: Path) -> Iterator[tuple[int, DumpedSample] | Skipped]:
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
-            for number in count(1):
-                line = file.readline(LONGEST)
-                if not line:
-                    return
-                if len(line) == LONGEST:
-                    yield Skipped(
-                        f"{path}:{number}", f"has {LONGEST:,} characters and more: nothing after it is read"
-                    )
-                    return
+            for at, line in enumerate(file, 1):
                 if line.strip():
-                    yield _sample(line, f"{path}:{number}")
+                    try:
+                        yield _sample(line)
+                    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                        bad.append(Skipped(f"{path}:{at}", str(error)))
     except OSError as error:
-        yield Skipped(str(path), f"cannot be read: {error.strerror or error}")
+        bad.append(Skipped(str(path), f"cannot be read: {error.strerror or error}"))
 
 
-def _sample(line: str, where: str) -> tuple[int, DumpedSample] | Skipped:
+def _sample(line: str) -> tuple[int, DumpedSample]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return Skipped(where, f"is no JSON: {error}")
+        raise ValueError(f"is no JSON: {error}") from None
     if not isinstance(found, dict):
-        return Skipped(where, f"expected a JSON object, got {type(found).__name__}")
+        raise ValueError(f"expected a JSON object, got {type(found).__name__}")
     if all(found.get(key) is None for key in (*ALIASES["behavior"], *ALIASES["proximal"])):
-        return Skipped(where, "has neither rollout_log_probs nor log_probs: no sample")
+        raise ValueError("has neither rollout_log_probs nor log_probs: no sample")
     try:
         return rollout_number(found.get("rollout_id") or 0), _row(found)
     except (TypeError, ValueError, OverflowError) as error:
-        return Skipped(where, f"holds a value of another kind: {error}")
+        raise ValueError(f"holds a value of another kind: {error}") from None
 
 
 def _row(found: Mapping[str, Any]) -> DumpedSample:

@@ -77,7 +77,6 @@ def _whole(parts: list[Data]) -> list[DumpedSample]:
 
 
 def _columns(data: Data) -> dict[str, Any]:
-    """The fields that have one value per sample."""
     count = len(data["response_lengths"])
     return {
         key: values for key, values in data.items() if hasattr(values, "__len__") and len(values) == count
@@ -115,7 +114,6 @@ def _explains(parts: list[Data], lengths: list[tuple[int, int]], size: int) -> b
 
 
 def _held(total: int, response: int, rank: int, size: int) -> int:
-    """How many log-probs of a response a rank has."""
     return response if size == 1 else sum(b - a for a, b in zigzag(total, response, rank, size))
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from slime_ext.tools.analysis.readers.samples import NO_NUMBERS, DumpedSample
 
-AXES = 3  # tokens, layers, active
 MOST_EXPERTS = 1 << 16
 
 
@@ -48,7 +47,7 @@ def compared_routes(pairs: Sequence[tuple[DumpedSample, DumpedSample]]) -> dict[
 def _both(row: DumpedSample, theirs: Any) -> tuple[Tensor, Tensor] | None:
     """Experts [response, layers, active] of sampler and trainer; None where one is missing or of another
     shape."""
-    if any(x is None or _depth(x) not in (0, AXES) for x in (theirs, row.routed)):
+    if theirs is None or row.routed is None:
         return None
     try:
         found = [torch.as_tensor(x) for x in (theirs, row.routed)]
@@ -61,11 +60,3 @@ def _both(row: DumpedSample, theirs: Any) -> tuple[Tensor, Tensor] | None:
         return None
     low, high = cut[0].aminmax()
     return (cut[0], cut[1]) if low >= 0 and high < MOST_EXPERTS else None
-
-
-def _depth(value: Any) -> int:
-    """How deep lists are nested at their first entries, as far as it matters; 0 for an array."""
-    depth = 0
-    while isinstance(value, (list, tuple)) and value and depth <= AXES:
-        value, depth = value[0], depth + 1
-    return depth

@@ -1,6 +1,8 @@
-"""Samples of any format -> one ``DumpedRollout``. Work per sample is a look at its fields, work per token
-none: what is computed is computed of all samples at once, since a rollout may have thousands that are
-short."""
+"""Samples of any format -> one ``DumpedRollout``.
+
+A rollout may hold thousands of short samples: per sample only the fields are looked at, whatever is computed
+is computed over the packed tokens.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,9 @@ from slime_ext.ops.segments import Segments
 from slime_ext.tools.analysis.document import Skipped
 from slime_ext.tools.analysis.records import DumpedRollout
 
-LONGEST, MESSAGES = 200_000, 1000  # characters and chat messages of a prompt or a response that are kept
 UNKNOWN = -1  # version of the weights of a token
 NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError)  # what ``as_tensor`` may raise
-# What a row has for each token of its response -> as what, and what stands for a row without.
+# Field of a row, one value per response token -> dtype, and the value for rows without the field.
 FIELDS: dict[str, tuple[torch.dtype, float]] = {
     "behavior": (torch.float32, torch.nan),
     "proximal": (torch.float32, torch.nan),
@@ -39,8 +40,7 @@ ALWAYS = ("behavior", "proximal", "mask")  # those of FIELDS that every rollout 
 
 @dataclass
 class DumpedSample:
-    """One sample as its file has it: lists or tensors over the response ([R]); what the file lacks is as
-    here."""
+    """One sample as its file has it: lists or tensors over the response ([R]), defaults for what it lacks."""
 
     position: int
     response_length: int
@@ -61,6 +61,7 @@ class DumpedSample:
     reward: float | None = None
     group: int | None = None
     step: int | None = None
+    cached: int | None = None  # tokens of the prompt
     prompt: str = ""
     response: str = ""
     weight_versions: Sequence[str] = ()
@@ -69,41 +70,39 @@ class DumpedSample:
 
 @dataclass
 class Notes:
-    """Remarks about samples, of which those of one kind become one line: how many, and the first."""
+    """Remarks about samples; those of one kind become one line with their number and the first."""
 
     kinds: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, kind: str, row: DumpedSample, more: str = "") -> None:
-        self.kinds.setdefault(kind, []).append(f"position {row.position}{more}")
+        self.kinds.setdefault(kind, []).append(f"sample {row.position}{more}")
 
     def lines(self) -> tuple[str, ...]:
-        return tuple(f"samples {kind}: {len(v)}, first {v[0]}" for kind, v in self.kinds.items())
+        return tuple(
+            f"{len(v)} sample{'s' * (len(v) > 1)} {kind} (first: {v[0]})" for kind, v in self.kinds.items()
+        )
 
 
 def assemble(
-    rollout_id: int,
-    source: str,
-    rows: Sequence[DumpedSample],
-    notes: Notes | None = None,
-    **whole: Any,
+    rollout_id: int, source: str, rows: Sequence[DumpedSample], notes: Notes | None = None, **whole: Any
 ) -> DumpedRollout | Skipped:
     """One rollout from samples, without those whose lists do not fit.
 
     Args:
-        notes: what is known to be amiss already.
+        notes: remarks of the caller, to which this adds its own.
         whole: fields of ``DumpedRollout`` that are not of one sample.
     """
-    if not rows:
-        return Skipped(source, "holds no sample")
-    if reason := _without_log_probs(rows):
-        return Skipped(source, reason)
     notes = notes or Notes()
+    if reason := _missing(rows):
+        return Skipped(source, reason)
     sound = [row for row in rows if _fits(row, notes)]
     if not sound:
         return Skipped(source, "no sample with a list of numbers for its response; " + notes.lines()[0])
     packed = {name: _packed(sound, name) for name in FIELDS}
     mask = packed.pop("mask") != 0
     versions = _versions(sound, mask, notes)
+    newest = UNKNOWN if versions is None or not len(versions) else int(versions.max())
+    rewards = [torch.nan if row.reward is None else row.reward for row in sound]
     return DumpedRollout(
         rollout_id=rollout_id,
         source=source,
@@ -112,11 +111,14 @@ def assemble(
         positions=tuple(row.position for row in sound),
         mask=mask,
         **packed,
-        rewards=_rewards(sound),
+        rewards=None
+        if all(row.reward is None for row in sound)
+        else torch.tensor(rewards, dtype=torch.float64),
         versions=versions,
-        newest=None if versions is None else _newest(versions),
+        newest=None if newest == UNKNOWN else newest,
         groups=_all([row.group for row in sound]),
         steps=_all([row.step for row in sound]),
+        cached=_all([row.cached for row in sound]),
         prompts=[row.prompt for row in sound],
         responses=[row.response for row in sound],
         left_out=len(rows) - len(sound),
@@ -125,7 +127,9 @@ def assemble(
     )
 
 
-def _without_log_probs(rows: Sequence[DumpedSample]) -> str | None:
+def _missing(rows: Sequence[DumpedSample]) -> str:
+    if not rows:
+        return "holds no sample"
     if all(row.proximal is None for row in rows):
         return (
             "has no log-probs of the trainer (log_probs): give the train dump of the same rollout too; slime "
@@ -133,29 +137,25 @@ def _without_log_probs(rows: Sequence[DumpedSample]) -> str | None:
         )
     if all(row.behavior is None for row in rows):
         return "has no log-probs of the sampler (rollout_log_probs): slime records them with --use-tis"
-    return None
+    return ""
 
 
 def _fits(row: DumpedSample, notes: Notes) -> bool:
     if row.proximal is None:
-        notes.add("without log-probs of the trainer, left out", row)
+        notes.add("skipped: no log-probs of the trainer", row)
         return False
     for name, (dtype, _) in FIELDS.items():
         values = getattr(row, name)
-        is_sound = isinstance(values, Tensor) and values.shape == (row.response_length,)
-        if values is None or is_sound:
+        if values is None or (isinstance(values, Tensor) and values.shape == (row.response_length,)):
             continue
         try:
             found = as_tensor(values, dtype)
         except NO_NUMBERS:
-            notes.add("whose lists hold something else than numbers, left out", row, f": {name}")
+            notes.add("skipped: a list holds something else than numbers", row, f", {name}")
             return False
         if len(found) != row.response_length:
-            notes.add(
-                "whose lists have another length than the response, left out",
-                row,
-                f" has {len(found)} of {name} for {row.response_length} tokens",
-            )
+            lengths = f", {name} {len(found)}, response {row.response_length}"
+            notes.add("skipped: list length differs from the response", row, lengths)
             return False
         setattr(row, name, found)
     if row.behavior is None:
@@ -164,26 +164,21 @@ def _fits(row: DumpedSample, notes: Notes) -> bool:
 
 
 def _packed(rows: Sequence[DumpedSample], name: str) -> Tensor | None:
-    """A field of all rows in one flat tensor, taken from them, so that it is not in memory twice; None where
+    """A field of all rows in one flat tensor, removed from the rows so that it is in memory once; None where
     no row has it and a rollout need not."""
     if name not in ALWAYS and all(getattr(row, name) is None for row in rows):
         return None
     dtype, missing = FIELDS[name]
-    parts = [_part(getattr(row, name), row.response_length, dtype, missing) for row in rows]
+    parts = []
     for row in rows:
+        values = getattr(row, name)
+        parts.append(torch.full((row.response_length,), missing) if values is None else values)
         setattr(row, name, None)
-    return torch.cat(parts)
-
-
-def _part(values: Tensor | None, length: int, dtype: torch.dtype, missing: float) -> Tensor:
-    """A field of one row, [R] of a dtype."""
-    if values is None:
-        return torch.full((length,), missing, dtype=dtype)
-    return values if values.dtype == dtype else values.to(dtype)
+    return torch.cat([part.to(dtype) for part in parts])
 
 
 def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
-    """A CPU tensor [R] from a list, in which None means NaN, or from a tensor.
+    """A CPU tensor [R] from a list, in which None means NaN, an array or a tensor.
 
     Raises:
         TypeError, ValueError, RuntimeError, OverflowError: something else than a list of numbers.
@@ -191,28 +186,17 @@ def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
     if isinstance(values, Tensor):
         return values.detach().reshape(-1).to("cpu", dtype)
     if isinstance(values, (list, tuple)):
-        return _of_list(values, dtype)
+        code = "q" if dtype == torch.int64 else "d"
+        try:
+            found = array(code, values)
+        except TypeError:
+            found = array(code, [torch.nan if v is None else v for v in values])
+        return torch.from_numpy(numpy.array(found)).to(dtype)
     is_array = isinstance(values, numpy.ndarray) and values.flags.writeable
     found = torch.from_numpy(values).to(dtype) if is_array else torch.tensor(values, dtype=dtype)
     if found.dim() != 1:
         raise ValueError(f"expected a list of numbers, got one of shape {list(found.shape)}")
     return found
-
-
-def _of_list(values: Sequence[Any], dtype: torch.dtype) -> Tensor:
-    """Raises TypeError for a list of lists, before one of them is looked into."""
-    code = "q" if dtype == torch.int64 else "d"
-    try:
-        found = array(code, values)
-    except TypeError:
-        found = array(code, [torch.nan if v is None else v for v in values])
-    return torch.from_numpy(numpy.array(found)).to(dtype)
-
-
-def _rewards(rows: list[DumpedSample]) -> Tensor | None:
-    if all(row.reward is None for row in rows):
-        return None
-    return torch.tensor([torch.nan if r.reward is None else r.reward for r in rows], dtype=torch.float64)
 
 
 def _all(values: list[int | None]) -> tuple[int, ...] | None:
@@ -223,7 +207,7 @@ def rollout_number(value: Any) -> int:
     """A rollout number from what a file calls its rollout.
 
     Raises:
-        TypeError, ValueError, OverflowError: it is no number, or one of more digits than an int64 holds.
+        TypeError, ValueError, OverflowError: not a number, or more digits than an int64 holds.
     """
     found = int(value)
     if abs(found) >= 10**MOST_DIGITS:
@@ -231,12 +215,8 @@ def rollout_number(value: Any) -> int:
     return found
 
 
-def _number(version: Any) -> int:
-    found = number_of(version)
-    return UNKNOWN if found is None else found
-
-
 def _versions(rows: list[DumpedSample], mask: Tensor, notes: Notes) -> Tensor | None:
+    """[T] the weight version of each token; None where no row has any."""
     if not any(row.weight_versions or row.token_versions for row in rows):
         return None
     masks = mask.split([row.response_length for row in rows])
@@ -246,7 +226,7 @@ def _versions(rows: list[DumpedSample], mask: Tensor, notes: Notes) -> Tensor | 
 
 
 def _version_runs(row: DumpedSample, mask: Tensor, notes: Notes) -> list[tuple[int, int]]:
-    """The weight versions of a sample's tokens, each with the number of neighbours that have it."""
+    """The weight versions of a sample's tokens in order, each with the number of tokens in a row."""
     per_token, length = row.token_versions, row.response_length
     if len(per_token) == length and length:
         if per_token.count(per_token[0]) == length:
@@ -256,15 +236,15 @@ def _version_runs(row: DumpedSample, mask: Tensor, notes: Notes) -> list[tuple[i
     if len(set(numbers)) <= 1:
         return [(numbers[0] if numbers else UNKNOWN, length)]
     turns = Segments.whole([length], mask).turn_ids
-    if length and int(turns[-1]) == len(numbers):  # one call of the engine for each turn
+    if length and int(turns[-1]) == len(numbers):  # one engine call per turn
         return [(numbers[max(turn - 1, 0)], sum(1 for _ in run)) for turn, run in groupby(turns.tolist())]
-    notes.add("that mix weight versions and do not say where, counted as the oldest", row)
+    notes.add("with mixed weight versions and no word of where, counted as the oldest", row)
     return [(min(numbers), length)]
 
 
-def _newest(versions: Tensor) -> int | None:
-    newest = int(versions.max()) if len(versions) else UNKNOWN
-    return None if newest == UNKNOWN else newest
+def _number(version: Any) -> int:
+    found = number_of(version)
+    return UNKNOWN if found is None else found
 
 
 def sample_of(sample: Mapping[str, Any], position: int, step: int | None = None) -> DumpedSample:
@@ -292,11 +272,14 @@ def sample_of(sample: Mapping[str, Any], position: int, step: int | None = None)
 
 
 def checksums(samples: Sequence[Any]) -> list[int | None]:
-    """For the tokens of each sample a number that differs where tokens or their order do, but for chance;
-    None for no tokens."""
+    """A number for the tokens of each sample that differs (but for chance) where tokens or their order
+    differ; None for no tokens."""
     try:
         lengths = torch.tensor([len(tokens) for tokens in samples], dtype=torch.int64)
-        found = _flat(samples)
+        if all(isinstance(tokens, list) for tokens in samples):
+            found = torch.from_numpy(numpy.array(array("q", chain.from_iterable(samples))))
+        else:
+            found = torch.cat([as_tensor(tokens, torch.int64) for tokens in samples])
         if len(found) != int(lengths.sum()):
             raise ValueError("expected flat lists")
     except (*NO_NUMBERS, AttributeError):
@@ -307,20 +290,8 @@ def checksums(samples: Sequence[Any]) -> list[int | None]:
     return (sums[ends] - sums[ends - lengths]).tolist()
 
 
-def _flat(samples: Sequence[Any]) -> Tensor:
-    """The tokens of all samples, int64.
-
-    Raises:
-        TypeError, ValueError, RuntimeError, OverflowError, AttributeError: something else than lists of
-        tokens.
-    """
-    if all(isinstance(tokens, list) for tokens in samples):
-        return torch.from_numpy(numpy.array(array("q", chain.from_iterable(samples))))
-    return torch.cat([as_tensor(tokens, torch.int64) for tokens in samples])
-
-
 def kept_sizes(sample: Mapping[str, Any], length: int, tokens: Any) -> Tensor | None:
-    """``DumpedRollout.kept`` of one sample, from slime's replay keys: of response token i the kept ids are
+    """``DumpedRollout.kept`` of one sample, from slime's replay keys: the kept ids of response token i are
     ids[offsets[i]:offsets[i + 1]] (slime/utils/types.py at 624b824)."""
     ids, offsets = (sample.get(f"rollout_top_p_token_{name}") for name in ("ids", "offsets"))
     if ids is None or offsets is None:
@@ -339,24 +310,18 @@ def kept_sizes(sample: Mapping[str, Any], length: int, tokens: Any) -> Tensor | 
 
 def number(value: Any) -> float | None:
     """A reward as a number; None for a mapping of rewards or for none."""
-    if isinstance(value, Tensor):
-        return float(value) if value.numel() == 1 else None
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         return None
 
 
 def text(value: Any) -> str:
-    """A prompt as text, from text or a list of chat messages; half a surrogate pair, which no file can
-    hold, becomes a question mark."""
-    return _text(value).encode("utf-8", "replace").decode()
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value[:LONGEST]
-    if not isinstance(value, (list, tuple)):
+    """Text from a string or a list of chat messages; half a surrogate pair, which no file can hold, becomes a
+    question mark."""
+    if isinstance(value, (list, tuple)):
+        parts = (part.get("content", "") if isinstance(part, dict) else part for part in value)
+        value = "\n".join(part for part in parts if isinstance(part, str))
+    if not isinstance(value, str):
         return ""
-    parts = (part.get("content", "") if isinstance(part, dict) else part for part in value[:MESSAGES])
-    return "\n".join(part[:LONGEST] for part in parts if isinstance(part, str))[:LONGEST]
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()

@@ -5,6 +5,8 @@ Over whole responses (a slice that is off by one), or from some place of a turn 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,6 @@ FAR = 0.1  # nats, mean |l| of a turn
 
 
 def _ends(shift: int) -> tuple[slice, slice]:
-    """Tokens t whose place ``shift`` tokens away exists, and those places."""
     early, late = slice(None, -abs(shift)), slice(abs(shift), None)
     return (early, late) if shift > 0 else (late, early)
 
@@ -41,6 +42,21 @@ def shifted_sums(part: DumpedRollout, shift: int) -> tuple[Tensor, Tensor]:
         squares = part.segments.local_sums((rows[2:] - rows[1]).square())
         is_explained &= (sums[2:] - sums[1] >= SURE * squares.sqrt()).all(0)
     return sums, is_explained
+
+
+def aligned(part: DumpedRollout, shifts: Tensor) -> DumpedRollout:
+    """The part with the sampler's log-probs of sample s taken from ``shifts[s]`` tokens away, NaN beyond its
+    ends.
+
+    Args:
+        shifts: [S] int64, 0 for none.
+    """
+    ids, own = part.segments.ids.long(), torch.arange(part.size)
+    places = own + shifts[ids]
+    inside = (places >= 0) & (places < part.size)
+    places = places.clamp(0, max(part.size - 1, 0))
+    inside &= ids[places] == ids
+    return replace(part, behavior=torch.where(inside, part.behavior[places], torch.nan))
 
 
 def moved_turns(part: DumpedRollout) -> int:

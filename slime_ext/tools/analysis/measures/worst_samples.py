@@ -32,44 +32,36 @@ class WorstSamples:
     def add(self, part: DumpedRollout) -> None:
         """Looks for larger log-ratios in a part of a rollout."""
         totals = part.segments.sum(part.log_ratio)
-        for i in _largest(totals, _floor(self.samples)):
-            self.samples.append(self._sample(part, i, float(totals[i])))
-        for at in _largest(part.log_ratio, _floor(self.tokens)):
-            self.tokens.append(self._token(part, at))
-        self._trim()
+        samples = [self._sample(part, i, float(totals[i])) for i in _largest(totals, self.samples)]
+        tokens = [self._token(part, at) for at in _largest(part.log_ratio, self.tokens)]
+        self.merge(WorstSamples(None, samples, tokens))
 
     def merge(self, other: WorstSamples) -> None:
         """Adds the samples and tokens of other rollouts."""
-        self.samples += other.samples
-        self.tokens += other.tokens
-        self._trim()
+        self.samples = nlargest(KEPT, self.samples + other.samples, key=_size)
+        self.tokens = nlargest(KEPT, self.tokens + other.tokens, key=_size)
 
     def found(self) -> tuple[Worst, ...]:
         """The samples, then the tokens, those with the largest log-ratio first."""
         return (*self.samples, *self.tokens)
 
-    def _trim(self) -> None:
-        for name in ("samples", "tokens"):
-            setattr(self, name, nlargest(KEPT, getattr(self, name), key=lambda worst: abs(worst.log_ratio)))
-
     def _sample(self, part: DumpedRollout, i: int, total: float) -> Worst:
-        begin = sum(part.lengths[:i])
-        own = part.log_ratio[begin : begin + part.lengths[i]]
-        peak = int(own.abs().argmax())
-        first = max(0, min(peak - SPANS // 2, part.lengths[i] - SPANS))
+        begin, length = sum(part.lengths[:i]), part.lengths[i]
+        peak = int(part.log_ratio[begin : begin + length].abs().argmax())
+        first = max(0, min(peak - SPANS // 2, length - SPANS))
+        text = part.responses[i] if part.responses else ""
         return Worst(
             kind="sequence",
             **_place(part, i),
             log_ratio=total,
-            text=_cut(part.responses[i] if part.responses else ""),
-            spans=self._spans(part, begin + first, min(begin + first + SPANS, begin + part.lengths[i])),
+            text=text if len(text) <= TEXT else f"{text[:TEXT]}…",
+            spans=self._spans(part, begin + first, begin + min(first + SPANS, length)),
         )
 
     def _token(self, part: DumpedRollout, at: int) -> Worst:
         i = int(part.segments.ids[at])
         begin = sum(part.lengths[:i])
-        first, last = max(begin, at - AROUND), min(begin + part.lengths[i], at + AROUND + 1)
-        spans = self._spans(part, first, last)
+        spans = self._spans(part, max(begin, at - AROUND), min(begin + part.lengths[i], at + AROUND + 1))
         return Worst(
             kind="token",
             **_place(part, i),
@@ -90,14 +82,14 @@ class WorstSamples:
         )
 
 
-def _floor(kept: list[Worst]) -> float:
-    """The size that a log-ratio must exceed to be among the largest."""
-    return abs(kept[-1].log_ratio) if len(kept) >= KEPT else 0.0
+def _size(worst: Worst) -> float:
+    return abs(worst.log_ratio)
 
 
-def _largest(values: torch.Tensor, floor: float) -> list[int]:
+def _largest(values: torch.Tensor, kept: list[Worst]) -> list[int]:
+    """Places of the values that are larger than the smallest that is kept."""
     found = values.abs().topk(min(KEPT, values.numel()))
-    return found.indices[found.values > floor].tolist()
+    return found.indices[found.values > (_size(kept[-1]) if len(kept) >= KEPT else 0.0)].tolist()
 
 
 def _place(part: DumpedRollout, i: int) -> dict:
@@ -108,7 +100,3 @@ def _place(part: DumpedRollout, i: int) -> dict:
         "tokens": part.lengths[i],
         "reward": reward,
     }
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= TEXT else f"{text[:TEXT]}…"

@@ -106,7 +106,6 @@ def _of_pass(found: Mapping[str, Any]) -> tuple[Tensor, list[int], Outputs]:
 
 
 def _of_dumper(paths: list[Path]) -> Iterator[tuple[Tensor, list[int], Outputs]]:
-    """One pass for each step and folder of SGLang's dumper."""
     steps: dict[tuple[Path, str], list[Path]] = {}
     for path in paths:
         step = re.search(r"step=(\d+)", path.name)
@@ -131,5 +130,4 @@ def _of_dumper(paths: list[Path]) -> Iterator[tuple[Tensor, list[int], Outputs]]
 
 
 def _flat(x: Tensor) -> Tensor:
-    """[T, 1, H] or [1, T, H] or [T, H] -> [T, H]."""
     return x.reshape(-1, x.shape[-1])

@@ -23,7 +23,7 @@ LEAST_KEPT, LEAST_ESS, MOST_CLIPPED, MOST_ONE_SIDED = 0.9, 0.5, 0.2, 0.1
 LEAST_SCALE, MOST_SCALE = 0.67, 1.5
 SPIKES = frozenset({"routing_flips"})  # findings of few tokens that are far off
 UNKNOWN = "unexplained"  # the finding that says no more than that something is wrong
-OWN = "your own file, which is tried before any preset, costs little"
+OWN = "no preset that fits costs little, your own file does"
 LAST_RESORT = ("token_tis", "fireworks_token", "icepop", "cispo")
 
 
@@ -39,13 +39,16 @@ def recommend(
         effects: of all presets, and of what ``--config`` names.
         total: the run's numbers.
         findings: errors among them are faults that no correction mends.
-        files: name -> file of --custom-config-path, of effects that are no presets.
+        files: name -> file of --custom-config-path, of effects that are no presets; tried after all presets.
     """
     faults = [f for f in findings if f.severity == "error"]
     if faults:
         return _nothing(
-            *(f"{f.title.rstrip('.')}: a fault to mend, which a correction would only hide" for f in faults),
-            "mend this first, and analyse again",
+            *(
+                f"to mend first, since a correction would only hide it: {f.name}. {_sentence(f.fix)}"
+                for f in faults
+            ),
+            "then analyse again",
         )
     if any(f.name == UNKNOWN for f in findings):
         return _nothing(
@@ -57,9 +60,8 @@ def recommend(
         return _nothing("no response token has a finite log-prob of both policies: nothing can be compared")
     if total.sequences < FEW:
         return _nothing(
-            f"too few sequences: {total.sequences} with {total.tokens} response tokens; below {FEW} a "
-            "single one moves the shares that decide by more than 1%",
-            "analyse more rollouts",
+            f"too few sequences ({total.sequences}) to recommend anything; use at least {FEW}: one "
+            "of fewer moves the shares that decide by more than 1%",
         )
     made = _judged(effects, total, {f.name for f in findings}, files or {})
     caveats = (
@@ -73,7 +75,6 @@ def recommend(
 def _judged(
     effects: Sequence[Effect], total: Numbers, found: set[str], files: Mapping[str, str]
 ) -> Recommendation:
-    """The recommendation for a run without faults, by how far apart the policies are."""
     if _is_harmless(total):
         return _nothing(
             f"effective sample size of whole sequences {_said(total.ess_sequence)}, k3 {_said(total.k3)}: "
@@ -103,6 +104,11 @@ def _judged(
     )
 
 
+def _sentence(text: str) -> str:
+    """The first sentence of a text."""
+    return f"{text.split('. ')[0].rstrip('.')}."
+
+
 def flags(name: str, file: str | None = None) -> str:
     """The flags to add to slime's launch command for a preset or a file."""
     if file is not None:
@@ -111,7 +117,6 @@ def flags(name: str, file: str | None = None) -> str:
 
 
 def _lacking(file: str) -> list[str]:
-    """The flags, each with its value, that a file of --custom-config-path needs beside it."""
     given = read_yaml(file)
     wanted = flags_of("correct", read_config(given["slime_ext"]).correction)
     return [
@@ -141,16 +146,14 @@ def _is_harmless(total: Numbers) -> bool:
 
 
 def _candidates(total: Numbers, found: set[str], files: Iterable[str]) -> dict[str, str]:
-    """The corrections to try, in that order, with the reason for each."""
-    tried = dict.fromkeys(files, OWN)
-    own = len(tried)
+    tried: dict[str, str] = {}
     if spikes := found & SPIKES:
         why = f"{', '.join(sorted(spikes))}: few tokens are far off, which a band drops one by one"
         tried |= dict.fromkeys(("icepop", "kpop"), why)
     if (total.staleness or 0) >= LAG:
         why = (
             f"the weights lag {_said(total.staleness)} versions: a capped weight per token beside the "
-            "host's clip (cispo, without that clip, lost what it had learned: docs/evidence.md)"
+            "host's clip (cispo, without that clip, lost what it had learned in our runs)"
         )
         tried |= dict.fromkeys(("token_tis", "cispo"), why)
     if (total.response_length or 0) >= LONG:
@@ -158,9 +161,10 @@ def _candidates(total: Numbers, found: set[str], files: Iterable[str]) -> dict[s
         tried["decoupled_geo_rs_token_tis"] = f"{why}, the rest is weighted token by token"
         tried["skyrl_geo_mask"] = why
     last = "neither long responses nor a long lag: one capped weight per token is enough"
-    if len(tried) > own:
+    if tried:
         last = "what fits the situation costs too much: the next that costs little"
-    return tried | {name: last for name in LAST_RESORT if name not in tried}
+    presets_left = {name: last for name in LAST_RESORT if name not in tried}
+    return tried | presets_left | dict.fromkeys(files, OWN)
 
 
 def cost(effect: Effect) -> str:

@@ -1,14 +1,13 @@
-"""What would a correction have done: every preset applied to the rollouts of a dump, as the hook would.
+"""What each correction would have done to the rollouts of a dump, computed as the hook computes it.
 
-A dump holds the behavior and the proximal policy, not the target: the target is taken to be the proximal
-policy, which holds at the first optimizer step of a rollout. A correction with numerator target is therefore
-seen as it acts on mismatch and staleness, without the drift of later steps of the same rollout.
+A dump holds the behavior and the proximal policy, not the target. The proximal policy stands for the target,
+which is exact at the first optimizer step of a rollout: the drift of later steps is not seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,10 +18,10 @@ from slime_ext.config.words import one_line
 from slime_ext.core.correction import Correction, Outcome, Plan, Tokens
 from slime_ext.core.losses import Bounds, HostLoss
 from slime_ext.tools.analysis.document import Effect
-from slime_ext.tools.analysis.planned import missing_input, steps_of
+from slime_ext.tools.analysis.measures.planned import missing_input, steps_of
+from slime_ext.tools.analysis.measures.tally import BOUNDS, Tally, TokenEffects
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive
-from slime_ext.tools.analysis.tally import BOUNDS, Tally, TokenEffects
 
 NAMED = 10  # rollouts in a note
 LARGE = 1 << 18  # tokens of a part: every correction takes a while however few there are
@@ -34,18 +33,15 @@ def apply(correction: Correction, rollout: DumpedRollout, bounds: Bounds = BOUND
     Args:
         bounds: the host's clip range, for surrogates that name none of their own.
     """
-    parts = [
-        (at, _applied(correction, tokens, plan, bounds)) for at, tokens, plan in steps_of(correction, rollout)
-    ]
+    places, parts = [], []
+    for at, tokens, plan in steps_of(correction, rollout):
+        places.append(at)
+        parts.append(_applied(correction, tokens, plan, bounds))
     if len(parts) == 1:
-        return parts[0][1]
-    order = torch.cat([at for at, _ in parts]).argsort()
-
-    def joined(name: str) -> Tensor | None:
-        values = [getattr(applied, name) for _, applied in parts]
-        return None if values[0] is None else torch.cat(values)[order]
-
-    return TokenEffects(*(joined(name) for name in ("weights", "keep", "clipped", "slope")))
+        return parts[0]
+    order = torch.cat(places).argsort()
+    columns = zip(*map(astuple, parts), strict=True)
+    return TokenEffects(*(None if c[0] is None else torch.cat(c)[order] for c in columns))
 
 
 def _applied(correction: Correction, tokens: Tokens, plan: Plan, bounds: Bounds) -> TokenEffects:

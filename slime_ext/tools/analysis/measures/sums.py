@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.document import Bin, Numbers
+from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.records import TOKEN_COLUMNS, DumpedRollout
 
 LEVELS = ("sequence", "geometric")
-PER_DECADE, SMALLEST, DECADES = 256, -6, 8
-PER_BAR = 8  # bins that a bar of the distribution joins
-SIDE = DECADES * PER_DECADE  # bins of log-ratios on each side of 0, from 1e-6 to 100 nats
-BINS = 2 * SIDE + 3  # and one around 0, one beyond each end
 
 
 def _logs() -> Tensor:
@@ -34,34 +31,24 @@ class Sums:
         values: name -> sum, as ``_sums`` names them.
         logs: [2, 2] float64, for the sequence and the geometric level the logs of sum x and sum x^2 over
             sequences, x the importance ratio of the level, which overflows where its log does not.
-        histogram: of log-ratios, 256 bins per decade on both sides of 0.
-        lowest, highest: extremes of the log-ratio, exact.
+        histogram: of log-ratios.
     """
 
     values: Counter[str] = field(default_factory=Counter)
     logs: Tensor = field(default_factory=_logs)
-    histogram: Tensor = field(default_factory=lambda: torch.zeros(BINS, dtype=torch.float64))
-    lowest: float = math.inf
-    highest: float = -math.inf
+    histogram: Histogram = field(default_factory=Histogram)
 
     def add(self, part: DumpedRollout) -> None:
         """Adds the tokens and sequences of a part of a rollout."""
-        found = part.columns[TOKEN_COLUMNS.index("log_ratio")]
         self.values.update(_sums(part))
-        self.histogram += torch.bincount(bins(found), minlength=len(self.histogram)).double()
-        self.histogram[SIDE + 1] -= part.size - int(part.finite.count_nonzero())  # whose l is 0 by name alone
+        self.histogram.add(part.log_ratio if part.has_all else part.log_ratio[part.finite])
         self.logs = torch.logaddexp(self.logs, _log_sums(part))
-        known = found if part.has_all else found[part.finite]
-        if known.numel():
-            low, high = known.aminmax()
-            self.lowest, self.highest = min(self.lowest, float(low)), max(self.highest, float(high))
 
     def merge(self, other: Sums) -> None:
         """Adds the sums over other tokens."""
         self.values.update(other.values)
-        self.histogram += other.histogram
+        self.histogram.merge(other.histogram)
         self.logs = torch.logaddexp(self.logs, other.logs)
-        self.lowest, self.highest = min(self.lowest, other.lowest), max(self.highest, other.highest)
 
     def __getitem__(self, name: str) -> float:
         return self.values[name]
@@ -85,7 +72,6 @@ class Sums:
         return always.model_copy(update=self._compared(count)) if count else always
 
     def _compared(self, count: float) -> dict[str, float | None]:
-        """The numbers that need tokens with both log-probs."""
         first, second = self["ratio"], self["ratio_squared"]
         return dict(
             mean=self.mean("log_ratio"),
@@ -98,27 +84,12 @@ class Sums:
             ess_sequence=self._ess("sequence"),
             perplexity_behavior=_exp(-(self.mean("behavior") or 0)),
             perplexity_proximal=_exp(-(self.mean("proximal") or 0)),
-            **{f"ratio_p{q:02d}": _exp(self.quantile(q / 100)) for q in (1, 50, 99)},
+            **{f"ratio_p{q:02d}": _exp(self.histogram.quantile(q / 100)) for q in (1, 50, 99)},
         )
-
-    def quantile(self, q: float) -> float:
-        """The log-ratio at a share ``q`` of the tokens, off by at most half a bin (0.5%), within the
-        extremes."""
-        below = self.histogram.cumsum(0)
-        low, high = edges(int(torch.searchsorted(below, q * below[-1])))
-        return min(max((low + high) / 2, self.lowest), self.highest)  # an end without bound: the extreme
 
     def distribution(self) -> tuple[Bin, ...]:
         """The histogram in bars, from the first to the last that holds a token."""
-        bars = _bars(self.histogram)
-        held = bars.nonzero()[:, 0].tolist()
-        if not held:
-            return ()
-        found = [(*edges(i, PER_BAR), int(bars[i])) for i in range(held[0], held[-1] + 1)]
-        return tuple(
-            Bin(low=max(low, self.lowest), high=min(high, self.highest), count=count)
-            for low, high, count in found
-        )
+        return tuple(Bin(low=low, high=high, count=count) for low, high, count in self.histogram.bars())
 
     def _chi2(self, level: str) -> float | None:
         second = float(self.logs[LEVELS.index(level), 1])
@@ -129,36 +100,7 @@ class Sums:
         return math.exp(2 * first - second - math.log(self["compared"])) if math.isfinite(second) else None
 
 
-def bins(log_ratio: Tensor) -> Tensor:
-    """The histogram bin of each log-ratio, [N] -> [N] int64."""
-    distance = ((log_ratio.abs().log10() - SMALLEST) * PER_DECADE).floor().add(1).clamp(0, SIDE + 1)
-    return distance.copysign(log_ratio).add(SIDE + 1).long()
-
-
-def _bars(histogram: Tensor) -> Tensor:
-    """Joins the bins of a histogram to bars of PER_BAR times the width."""
-    below, above = histogram[1 : SIDE + 1], histogram[SIDE + 2 : -1]
-    joined = [side.view(-1, PER_BAR).sum(1) for side in (below, above)]
-    return torch.cat([histogram[:1], joined[0], histogram[SIDE + 1 : SIDE + 2], joined[1], histogram[-1:]])
-
-
-def edges(index: int, joined: int = 1) -> tuple[float, float]:
-    """The two ends of a histogram bin of log-ratios, nats; of a bar, where ``joined`` bins are one.
-
-    >>> [round(x, 7) for x in edges(SIDE + 1)]
-    [-1e-06, 1e-06]
-    """
-    count = SIDE // joined
-    side = index - count - 1
-    if not side:
-        return -(10.0**SMALLEST), 10.0**SMALLEST
-    near, far = (10 ** (SMALLEST + (abs(side) - k) * joined / PER_DECADE) for k in (1, 0))
-    far = math.inf if abs(side) > count else far
-    return (near, far) if side > 0 else (-far, -near)
-
-
 def _sums(part: DumpedRollout) -> dict[str, float]:
-    """The sums over a part of a rollout."""
     mask, finite, columns = part.mask, part.finite, dict(zip(TOKEN_COLUMNS, part.columns, strict=True))
     ratio = columns["log_ratio"].exp() * columns.pop("count")
     sums = {

@@ -14,11 +14,12 @@ import numpy
 import torch
 from torch import Tensor
 
-from slime_ext.tools.analysis.measures import PER_DECADE, SMALLEST, Sums
+from slime_ext.tools.analysis.measures.histogram import Histogram
+from slime_ext.tools.analysis.measures.shifts import SHIFTS, aligned, moved_turns, shifted_sums
+from slime_ext.tools.analysis.measures.sums import Sums
+from slime_ext.tools.analysis.measures.versions import VersionSums, by_version
 from slime_ext.tools.analysis.records import DumpedRollout
-from slime_ext.tools.analysis.shifts import SHIFTS, moved_turns, shifted_sums
 from slime_ext.tools.analysis.tables import Additive, sum_of, zeros
-from slime_ext.tools.analysis.versions import VersionSums, by_version
 
 QUANTITIES = ("ratio_minus_one", "log_ratio", "absolute", "surprise")
 LARGEST_RATIO = 10.0  # a ratio counts as this much at most, so that one token does not make a mean
@@ -100,35 +101,31 @@ class RolloutSummary(NamedTuple):
 class DetectorStatistics(Additive):
     """Counts and sums of a run that the detectors look at beside the numbers and the curves.
 
-    ``counts``: what ``_odd_values``, ``_kept`` and ``_outside`` count; ``turns``; ``moved`` turns of which a
-    later part fits log-probs a few places away and an earlier one its own; ``samples``; ``retold``,
-    ``paired``, ``foreign`` and ``left_out`` of ``DumpedRollout``; ``blank`` and ``again`` the rollouts
-    without a response token that is not masked, and those whose number had come before. ``prints`` tells of
-    each sample that chance does not repeat what it holds. ``shifts`` holds the sums of ``shifted_sums``,
-    ``shifted`` the sequences that a shift explains, each on its own. ``switched`` holds count, sum l, sum |l|
-    and sum k3 of tokens after a change of weights inside their response, and of the same versions in
-    responses without one. ``routes`` [layers, 2] and ``experts`` [experts, 2] as in ``DumpedRollout``.
-    ``fates`` [2, 4, 3] of kept and dropped samples, and of each of ABOUT, how many are known, their sum and
-    sum of squares; ``drops`` why they were dropped.
-
     Args:
         vocabulary: number of token ids that there are; None for unknown.
     """
 
     vocabulary: InitVar[int | None] = None
     means: Means = field(default_factory=Means)
+    # Tokens and samples: of _odd_values, _kept, _outside; turns, and those "moved" (see shifts.moved_turns);
+    # samples; retold, paired, foreign and left_out of DumpedRollout.
     counts: Counter[str] = field(default_factory=Counter)
-    shifts: Tensor = field(default_factory=lambda: zeros(len(SHIFTS), 4))
-    shifted: Tensor = field(default_factory=lambda: zeros(len(SHIFTS)))
+    shifts: Tensor = field(default_factory=lambda: zeros(len(SHIFTS), 4))  # sums of shifted_sums
+    shifted: Tensor = field(default_factory=lambda: zeros(len(SHIFTS)))  # sequences that a shift explains
+    # Count, sum l, sum |l|, sum k3 of tokens after a change of weights inside their response, and of the same
+    # versions in responses without one.
     switched: Tensor = field(default_factory=lambda: zeros(2, 4))
     versions: list[VersionSums] = field(default_factory=list)
     rollouts: list[RolloutSummary] = field(default_factory=list)
-    routes: Tensor = field(default_factory=lambda: zeros(0, 2))
+    routes: Tensor = field(default_factory=lambda: zeros(0, 2))  # both as in DumpedRollout
     experts: Tensor = field(default_factory=lambda: zeros(0, 2))
+    # Samples without and with a cached prefix: their number, tokens, sum k3, sum of its squares over samples.
+    cached: Tensor = field(default_factory=lambda: zeros(2, 4))
+    # Kept and dropped samples by ABOUT: how many are known, their sum, their sum of squares.
     fates: Tensor = field(default_factory=lambda: zeros(2, len(ABOUT), 3))
-    drops: Counter[str] = field(default_factory=Counter)
-    blank: list[int] = field(default_factory=list)
-    again: list[int] = field(default_factory=list)
+    drops: Counter[str] = field(default_factory=Counter)  # reason -> samples
+    blank: list[int] = field(default_factory=list)  # rollouts in which every token is masked
+    again: list[int] = field(default_factory=list)  # rollouts whose number had come before
     prints: list[tuple[int, Tensor]] = field(default_factory=list)  # rollout id, fingerprints [samples]
 
     def __post_init__(self, vocabulary: int | None) -> None:
@@ -138,18 +135,24 @@ class DetectorStatistics(Additive):
         """Adds the tokens of a part of a rollout; returns its sums by version."""
         self.means.add(part)
         self.counts.update(_odd_values(part))
+        shifts = torch.zeros(part.count, dtype=torch.int64)
         for row, shift in enumerate(SHIFTS):
             sums, is_explained = shifted_sums(part, shift)
             self.shifts[row] += sums.sum(1)
             self.shifted[row] += is_explained.sum()
+            shifts[is_explained] = shift
         self.counts["turns"] += int(part.segments.turn_ids[-1:].sum())
         self.counts["moved"] += moved_turns(part)
         if part.kept is not None:
             self.counts.update(_kept(part))
         if part.tokens is not None and self.ids is not None:
             self.counts.update(_outside(part, self.ids))
+        if part.cached is not None:
+            self.cached += _by_cache(part)
         self.prints.append((part.rollout_id, fingerprints(part)))
-        return {} if part.versions is None else by_version(part)
+        if part.versions is None:
+            return {}
+        return by_version(aligned(part, shifts) if shifts.any() else part)
 
     def close(self, rollout: DumpedRollout, sums: Sums, versions: dict[int, Tensor]) -> None:
         """Adds what is known once all parts of a rollout were added.
@@ -221,7 +224,6 @@ class DetectorStatistics(Additive):
 
 
 def _error(count: float, total: float, square: float) -> float:
-    """One standard error of a mean, from a number of values, their sum and their sum of squares."""
     if not count:
         return 0.0
     mean = total / count
@@ -247,9 +249,17 @@ def fingerprints(part: DumpedRollout) -> Tensor:
 
 
 def _outside(part: DumpedRollout, vocabulary: int) -> dict[str, int]:
-    """Response tokens, and samples with such a one, whose id no row of the embedding has."""
     is_outside = part.mask & ((part.tokens >= vocabulary) | (part.tokens < -1))  # -1: not in the dump
     return {"beyond": int(is_outside.count_nonzero()), "beyond_in": int(part.samples_with(is_outside).sum())}
+
+
+def _by_cache(part: DumpedRollout) -> Tensor:
+    """[2, 4] of the samples with a response, without and with a cached prefix."""
+    count, *_, near = part.columns
+    count, near = part.segments.local_sums([count, near])
+    rows = torch.stack([torch.ones_like(near), count, near, near.square()], 1)
+    is_cached, there = torch.tensor(part.cached) > 0, count > 0
+    return torch.stack([rows[there & ~is_cached].sum(0), rows[there & is_cached].sum(0)])
 
 
 def _about(rows: Tensor) -> Tensor:
@@ -311,15 +321,11 @@ def _kept(part: DumpedRollout) -> dict[str, float]:
     return found | {"mass": float(part.log_ratio[known].double().clamp(max=2.0).exp().sum())}
 
 
-def _tail(histogram: Tensor) -> tuple[float, float]:
-    """From the histogram of log-ratios: the share of sum l^2 that the 1% of tokens with the largest |l|
-    hold, and the median of |l|."""
-    side = len(histogram) // 2
-    counts = histogram[side:].clone()
-    counts[1:] += histogram[:side].flip(0)
-    sizes = 10.0 ** (SMALLEST + (torch.arange(len(counts), dtype=torch.float64) - 0.5) / PER_DECADE)
-    sizes[0] = 0
-    reached, held = ([0, *sums.flip(0).cumsum(0).tolist()] for sums in (counts, counts * sizes.square()))
-    top = numpy.interp(TOP * reached[-1], reached, held)  # tokens of a bin alike
-    median = float(sizes[int((counts.cumsum(0) < counts.sum() / 2).sum())])
-    return (float(top) / held[-1] if held[-1] else 0.0), median
+def _tail(histogram: Histogram) -> tuple[float, float]:
+    """From the histogram of log-ratios: the share of sum l^2 in the 1% of tokens with the largest |l|, and
+    the median of |l|."""
+    counts, sizes = histogram.sizes()
+    reached, squares = ([0, *x.flip(0).cumsum(0).tolist()] for x in (counts, counts * sizes.square()))
+    top = numpy.interp(TOP * reached[-1], reached, squares)  # tokens of a bucket alike
+    middle = float(sizes[int((counts.cumsum(0) < counts.sum() / 2).sum())])
+    return (float(top) / squares[-1] if squares[-1] else 0.0), middle

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from slime_ext.tools.analysis.document import Curve, CurveName, Point
-from slime_ext.tools.analysis.records import TOKEN_COLUMNS, DumpedRollout
+from slime_ext.tools.analysis.records import SURPRISES, TOKEN_COLUMNS, DumpedRollout
 from slime_ext.tools.analysis.tables import Additive, tabulated, zeros
 
 PER_OCTAVE = 4  # bins of positions and lengths
 PER_DECADE = 8  # bins of probabilities
-POSITIONS, SURPRISES = 18 * PER_OCTAVE, 14  # bins
+POSITIONS = 18 * PER_OCTAVE  # bins
 COLUMNS = (*TOKEN_COLUMNS[:4], "x")
 OUTCOMES = ("incorrect", "correct")
-BLOCK = 16  # absolute positions (prompt and response) in a block; the last holds all beyond
+BLOCK, BLOCKS = 16, 2048  # absolute positions (prompt and response) in a block; the last holds all beyond
 NEAR = 8  # tokens that are the begin of a turn
 PARTS = ("begin of the first turn", "rest of the first turn", "begin of later turns", "rest of later turns")
 
@@ -35,19 +35,16 @@ class Axis:
 
 
 def _octaves(x: Tensor) -> Tensor:
-    """Positions 0, 1, 2, ... -> bins, 4 per octave of 1 + x."""
     return (1 + x).log2() * PER_OCTAVE
 
 
 def _decades(x: Tensor) -> Tensor:
-    """Probabilities -> bins, 8 per decade below 1."""
     return -x.log10() * PER_DECADE
 
 
-def _position_and_surprise(part: DumpedRollout) -> Tensor:
-    """[T] one number for the bins of position and of -log behavior (two per decade from 1e-5 nats on)."""
-    surprise = (-part.compared(part.behavior)).clamp(min=0).log10().add(5).mul(2).clamp(0, SURPRISES - 1)
-    return _octaves(part.segments.within).clamp(max=POSITIONS - 1).floor() * SURPRISES + surprise.floor()
+def _by_surprise(bins: Tensor, part: DumpedRollout) -> Tensor:
+    """[T] one number for a bin and for how sure the sampler was."""
+    return bins.floor() * SURPRISES + part.surprise
 
 
 def _length(part: DumpedRollout) -> Tensor:
@@ -55,7 +52,6 @@ def _length(part: DumpedRollout) -> Tensor:
 
 
 def _absolute(part: DumpedRollout) -> Tensor:
-    """[T] the position of each token, the prompt included."""
     return part.segments.within + part.segments.expand(torch.tensor(part.prompt_lengths))
 
 
@@ -82,11 +78,17 @@ AXES: dict[str, Axis] = {
     "length": Axis(18 * PER_OCTAVE, _length, _octaves),
     "turn": Axis(64, lambda part: part.turns),
     "outcome": Axis(len(OUTCOMES), _outcome),
-    # for the detectors alone: position by how sure the sampler was, absolute position, place in a turn,
-    # whether both sides chose the same experts
-    "drift": Axis(POSITIONS * SURPRISES, _position_and_surprise),
-    "block": Axis(2048, _absolute, lambda x: x / BLOCK),
-    "part_of_turn": Axis(len(PARTS), _part_of_turn),
+    # For the detectors alone: position, absolute position and place in a turn, each by how sure the sampler
+    # was; whether both sides chose the same experts.
+    "drift": Axis(
+        POSITIONS * SURPRISES,
+        lambda part: _by_surprise(_octaves(part.segments.within).clamp(max=POSITIONS - 1), part),
+    ),
+    "block": Axis(
+        BLOCKS * SURPRISES,
+        lambda part: _by_surprise((_absolute(part) / BLOCK).clamp(max=BLOCKS - 1), part),
+    ),
+    "part_of_turn": Axis(len(PARTS) * SURPRISES, lambda part: _by_surprise(_part_of_turn(part), part)),
     "overlap": Axis(2, lambda part: part.overlap),
 }
 
@@ -113,6 +115,10 @@ class Curves(Additive):
         """[bins] one column of a curve's sums."""
         return self.tables[name][:, COLUMNS.index(column)]
 
+    def by_surprise(self, name: str) -> Tensor:
+        """[bins, SURPRISES, COLUMNS] one of the tables by how sure the sampler was."""
+        return self.tables[name].view(-1, SURPRISES, len(COLUMNS))
+
     def curve(self, name: str) -> Curve:
         """A curve with a point for each bin that holds tokens."""
         points = []
@@ -127,6 +133,19 @@ class Curves(Additive):
         """Every curve of the document that has more than one point."""
         found = [self.curve(name) for name in get_args(CurveName)]
         return tuple(c for c in found if len(c.points) > 1)
+
+
+def beyond_certainty(part: Tensor, others: Tensor) -> float:
+    """Mean |l| of some tokens over that of others of which the sampler was as sure; what only the former are
+    sure of is left out.
+
+    Args:
+        part, others: [SURPRISES, COLUMNS] of their sums.
+    """
+    (n, own), (m, usual) = part[:, :2].unbind(1), others[:, :2].unbind(1)
+    both = (n > 0) & (m > 0)
+    expected = (n * usual / m)[both].sum()
+    return float(own[both].sum() / expected) if expected > 0 else math.inf
 
 
 def midway(rollout: DumpedRollout) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 from slime_ext.core.correction import Correction
 from slime_ext.core.losses import Bounds
 from slime_ext.tools.analysis.document import Effect
-from slime_ext.tools.analysis.quantiles import BitHistogram
+from slime_ext.tools.analysis.measures.histogram import Histogram
 from slime_ext.tools.analysis.records import DumpedRollout, masses_of
 
 BOUNDS = Bounds()  # slime's --eps-clip
@@ -44,7 +44,7 @@ class Tally:
     bounds: Bounds = BOUNDS
     lacked: str | None = None
     sums: Counter[str] = field(default_factory=Counter)
-    weights: BitHistogram = field(default_factory=BitHistogram)
+    weights: Histogram = field(default_factory=Histogram)
     rejected: dict[str, str] = field(default_factory=dict)
 
     def add(self, effects: TokenEffects, rollout: DumpedRollout) -> None:
@@ -61,7 +61,7 @@ class Tally:
             sequences=int(rollout.responding.sum()),
             kept_sequences=int(samples.sum()),
         )
-        self.weights.add_where(effects.weights, effects.keep, kept)
+        self.weights.add(effects.weights if kept == effects.keep.numel() else effects.weights[effects.keep])
         if rollout.masses is not None:
             every = rollout.masses
             some = every if keeps_all else masses_of(torch.where(effects.keep, rollout.advantages, 0))

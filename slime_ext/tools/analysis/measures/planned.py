@@ -1,6 +1,6 @@
 """Rollouts -> what a correction reads of them, with what is computed over whole optimizer steps.
 
-The code that computes it in a host does so here, on the rollout as slime would hold it.
+The host's own code computes the plan: it is shown the rollout as slime would hold it.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ def missing_input(correction: Correction, rollout: DumpedRollout) -> str | None:
 
 
 def steps_of(correction: Correction, rollout: DumpedRollout) -> Iterator[StepPart]:
-    """Where tokens lie in the rollout (None: every one at its place), the tokens, and what was settled for
-    them: one part for each optimizer step, or a single one where it makes no difference."""
-    ages = ages_of(rollout) if correction.needs_ages else None
+    """Per optimizer step the places of its tokens in the rollout (None: all, in order), the tokens and the
+    plan; a single part where steps make no difference."""
+    # [S] float64, age of the oldest weights that sampled the sequence, as the hook has it
+    ages = rollout.newest - rollout.oldest_versions() if correction.needs_ages else None
     if not correction.needs_plan:
         yield None, replace(rollout.correction_input(), ages=ages), NO_PLAN
         return
-    data = as_slime(rollout)
+    data, steps = as_slime(rollout), rollout.steps or (0,) * rollout.count
     of_sample = torch.arange(rollout.size).split(list(rollout.lengths))
-    for own in _places(rollout):
+    for step in sorted(set(steps)):
+        own = [place for place, of_place in enumerate(steps) if of_place == step]
         # group: rebaseline writes to the rollout's advantages
         plan = compute_plan(correction, ARGS, [_taken(data, own)], Ranks(), data)
         batch = _taken(data, own)
@@ -64,12 +66,6 @@ def _taken(data: dict[str, Any], places: list[int]) -> dict[str, Any]:
     return {key: None if data.get(key) is None else [data[key][place] for place in places] for key in KEYS}
 
 
-def ages_of(rollout: DumpedRollout) -> Tensor | None:
-    """[S] float64: the age of the oldest weights that sampled the sequence, as the hook has it; NaN where
-    unknown."""
-    return None if rollout.newest is None else rollout.newest - rollout.oldest_versions()
-
-
 def as_slime(rollout: DumpedRollout) -> dict[str, Any]:
     """A rollout as slime's trainer holds it."""
     lengths = list(rollout.lengths)
@@ -77,31 +73,19 @@ def as_slime(rollout: DumpedRollout) -> dict[str, Any]:
     def split(values: Tensor | None) -> list[Tensor] | None:
         return None if values is None else list(values.split(lengths))
 
-    totals = [p + n for p, n in zip(rollout.prompt_lengths, lengths, strict=True)]
+    advantages = split(rollout.advantages)
     return {
         "log_probs": split(rollout.proximal),
         "rollout_log_probs": split(rollout.behavior),
         "loss_masks": split(rollout.mask.int()),
-        "advantages": split(rollout.advantages),
-        "total_lengths": totals,
+        "advantages": advantages,
+        "total_lengths": [p + n for p, n in zip(rollout.prompt_lengths, lengths, strict=True)],
         "response_lengths": lengths,
         "rollout_ids": list(range(rollout.count)),
         "rollout_mask_sums": [float(m.sum()) for m in rollout.mask.split(lengths)],
         "sample_indices": None if rollout.groups is None else list(rollout.groups),
-        "rewards": _rewards(rollout),
+        # A group's advantages are its rewards, centred and scaled: as rewards they give the same advantages.
+        "rewards": [
+            float(a[0]) if a.numel() else 0.0 for a in advantages or [rollout.mask[:0]] * rollout.count
+        ],
     }
-
-
-def _rewards(rollout: DumpedRollout) -> list[float]:
-    """Rewards from which the host would compute these advantages: a group's advantages are its rewards,
-    centred and scaled."""
-    if rollout.advantages is None:
-        return [0.0] * rollout.count
-    parts = rollout.advantages.split(list(rollout.lengths))
-    return [float(part[0]) if part.numel() else 0.0 for part in parts]
-
-
-def _places(rollout: DumpedRollout) -> list[list[int]]:
-    """The samples of each optimizer step; one step where the dump does not say."""
-    steps = rollout.steps or (0,) * rollout.count
-    return [[i for i, s in enumerate(steps) if s == step] for step in sorted(set(steps))]

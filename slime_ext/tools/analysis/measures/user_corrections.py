@@ -26,8 +26,8 @@ class UserCorrection:
 
 
 def load_user_corrections(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, UserCorrection]:
-    """The corrections in files of ``--config`` by the name of their row: the file's name, with its path
-    behind it if a preset has that name.
+    """The corrections by the name of their row: the file's name, with its path behind it if a preset has that
+    name.
 
     Args:
         files: path and content of each, which stays as it is.
@@ -40,18 +40,15 @@ def load_user_corrections(files: Iterable[tuple[str, Mapping[str, Any]]]) -> dic
         stem = Path(file).stem
         name = f"{stem} ({file})" if stem in presets.PRESETS else stem
         if name in found:
-            raise ConfigError(
-                f"--config {file}: expected each name once, got '{name}' twice: it names the row of the table"
-            )
-        found[name] = _own(file, mapping)
+            raise ConfigError(f"--config {file}: expected each name once, got '{name}' twice: rename one")
+        found[name] = _loaded(file, mapping)
     return found
 
 
-def _own(file: str, mapping: Mapping[str, Any]) -> UserCorrection:
+def _loaded(file: str, mapping: Mapping[str, Any]) -> UserCorrection:
     if "slime_ext" not in mapping:
-        raise ConfigError(
-            f"{file}: expected the key slime_ext, got {', '.join(map(str, mapping)) or 'nothing'}"
-        )
+        keys = ", ".join(map(str, mapping)) or "nothing"
+        raise ConfigError(f"{file}: expected the key slime_ext, got {keys}")
     clip = {key: mapping[key] for key in ("eps_clip", "eps_clip_high") if mapping.get(key) is not None}
     try:
         check_kinds(SimpleNamespace(**clip))
@@ -60,5 +57,5 @@ def _own(file: str, mapping: Mapping[str, Any]) -> UserCorrection:
         raise ConfigError(f"{file}: {error}") from None
     # slime sets --eps-clip-high from its own --eps-clip before it reads the file
     bounds = Bounds()
-    low, high = clip.get("eps_clip", bounds.low), clip.get("eps_clip_high", bounds.high)
-    return UserCorrection(file, correction, Bounds(low, high))
+    bounds = Bounds(clip.get("eps_clip", bounds.low), clip.get("eps_clip_high", bounds.high))
+    return UserCorrection(file, correction, bounds)

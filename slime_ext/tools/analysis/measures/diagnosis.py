@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from slime_ext.tools.analysis import versions
-from slime_ext.tools.analysis.curves import Curves, midway
-from slime_ext.tools.analysis.detector_statistics import DetectorStatistics
 from slime_ext.tools.analysis.document import Curve, Moment, Numbers
-from slime_ext.tools.analysis.layer_outputs import LayerDistance
-from slime_ext.tools.analysis.measures import Sums
+from slime_ext.tools.analysis.measures import versions
+from slime_ext.tools.analysis.measures.curves import Curves, midway
+from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics
+from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance
+from slime_ext.tools.analysis.measures.sums import Sums
+from slime_ext.tools.analysis.measures.versions import VersionSums
+from slime_ext.tools.analysis.measures.worst_samples import WorstSamples
+from slime_ext.tools.analysis.readers.loss_calls import LossCall
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive
-from slime_ext.tools.analysis.versions import VersionSums
-from slime_ext.tools.analysis.worst_samples import WorstSamples
 
 
 @dataclass
@@ -28,6 +29,7 @@ class Diagnosis(Additive):
     worsts: WorstSamples = field(default_factory=WorstSamples)
     timeline: list[Moment] = field(default_factory=list)
     unread: int = 0  # files, or parts of them, that could not be read
+    calls: tuple[LossCall, ...] = ()  # of the first of the run's folders that holds one
     layers: tuple[LayerDistance, ...] = ()  # of the first of the run's folders that holds layer outputs
 
     def add(self, rollout: DumpedRollout) -> None:
@@ -49,7 +51,6 @@ class Diagnosis(Additive):
         self.timeline.sort(key=lambda moment: moment.rollout_id)
 
     def _ages(self) -> dict[VersionSums, int]:
-        """The age of each version in rollouts; empty where the dumps say how old weights are."""
         known = float(self.curves.column("staleness", "x").sum())
         return {} if known else versions.since_seen(self.statistics.versions)
 

@@ -1,0 +1,183 @@
+"""Thresholds for a wished rejection rate, from one histogram of each statistic over all files.
+
+A token without a behavior log-prob is rejected whatever the threshold, and so is a sequence that has one:
+neither counts as a unit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import yaml
+from torch import Tensor
+
+from slime_ext.ops import divergences
+from slime_ext.tools.analysis.document import Suggestion
+from slime_ext.tools.analysis.measures.histogram import Histogram
+from slime_ext.tools.analysis.records import DumpedRollout
+
+NEAR = 0.1  # log-ratio up to which digits count from 1
+LARGEST = 87.0  # log-ratio whose ratio, and one over it, a configuration holds (float32)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A rejection whose one threshold is searched.
+
+    Args:
+        unit: what is rejected.
+        statistic: gives a value >= 0 for each unit; the larger ones are rejected.
+        step: name of the step in a configuration; ``fields`` its other fields.
+        is_band: the statistic is |log-ratio|, the step takes low and high of the ratio.
+    """
+
+    name: str
+    unit: Literal["token", "sequence"]
+    statistic: Callable[[DumpedRollout], Tensor]
+    fields: Mapping[str, str]
+    step: str = "reject"
+    is_band: bool = True
+
+    def values(self, part: DumpedRollout) -> Tensor:
+        """[U] the statistic of tokens with both log-probs, or of sequences in which every response token has
+        them."""
+        found = self.statistic(part)
+        if self.unit == "token":
+            return found[part.finite]
+        return found[part.responding & ~part.samples_with(part.mask & ~part.finite)]
+
+    def bounds(self, threshold: float) -> dict[str, float] | None:
+        """``low`` and ``high`` of the step; None if no configuration holds them."""
+        if self.is_band:
+            if threshold >= LARGEST:
+                return None
+            return {"low": _ratio(-threshold), "high": _ratio(threshold)}
+        most = divergences.LARGEST.get(self.fields["statistic"], math.exp(LARGEST))
+        return {"high": _rounded(threshold)} if threshold < most else None
+
+
+REJECTIONS = (
+    Rejection(
+        "geometric mean of the ratio",
+        "sequence",
+        lambda r: r.segments.mean(r.log_ratio).abs(),
+        {"unit": "sequence", "statistic": "ratio", "aggregate": "mean"},
+    ),
+    Rejection(
+        "product of the ratios",
+        "sequence",
+        lambda r: r.segments.sum(r.log_ratio).abs(),
+        {"unit": "sequence", "statistic": "ratio", "aggregate": "sum"},
+    ),
+    Rejection(
+        "mean k3",
+        "sequence",
+        lambda r: r.segments.mean(divergences.k3(r.log_ratio)).clamp(min=0),
+        {"unit": "sequence", "statistic": "k3", "aggregate": "mean"},
+        is_band=False,
+    ),
+    Rejection(
+        "worst token of a sequence", "sequence", lambda r: r.segments.max(r.log_ratio.abs()), {}, "veto"
+    ),
+    Rejection(
+        "ratio of a token",
+        "token",
+        lambda r: r.log_ratio.abs(),
+        {"unit": "token", "statistic": "ratio"},
+    ),
+    Rejection(
+        "probability difference of a token",
+        "token",
+        lambda r: divergences.tv(r.proximal, r.behavior),
+        {"unit": "token", "statistic": "tv"},
+        is_band=False,
+    ),
+)
+
+
+class Ranking:
+    """A collector (see ``pipeline``) of the statistics of every rejection.
+
+    Args:
+        rate: share of the units that may be rejected, in (0, 1).
+    """
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.values = {rejection.name: Histogram() for rejection in REJECTIONS}
+
+    def add(self, rollout: DumpedRollout) -> None:
+        """Counts the statistics of a rollout's tokens and sequences."""
+        for part in rollout.parts():
+            for rejection in REJECTIONS:
+                self.values[rejection.name].add(rejection.values(part))
+
+    def merge(self, other: Ranking) -> None:
+        """Adds what another one saw of other rollouts."""
+        for name, values in self.values.items():
+            values.merge(other.values[name])
+
+    def suggestions(self) -> tuple[Suggestion, ...]:
+        """For every rejection the threshold that drops the largest share of its units not above the rate."""
+        found = (self._suggestion(r, *v.tail(self.rate), int(v.counts.sum())) for r, v in self._seen())
+        return tuple(filter(None, found))
+
+    def notes(self) -> tuple[str, ...]:
+        """Which rejections have no threshold that could be written down."""
+        suggested = {suggestion.name for suggestion in self.suggestions()}
+        return tuple(
+            f"suggest: {rejection.name} is left out: its threshold is beyond what a configuration holds: the "
+            "policies are too far apart"
+            for rejection, _ in self._seen()
+            if rejection.name not in suggested
+        )
+
+    def _seen(self) -> Iterator[tuple[Rejection, Histogram]]:
+        found = ((rejection, self.values[rejection.name]) for rejection in REJECTIONS)
+        return ((rejection, values) for rejection, values in found if values.counts.any())
+
+    def _suggestion(
+        self, rejection: Rejection, kept: float, gone: float, above: int, units: int
+    ) -> Suggestion | None:
+        # A quarter of the way into the gap (if there is one), so that rounding moves no unit across.
+        gap = min(gone - kept, kept) if gone < math.inf else 0.0
+        bounds = rejection.bounds(kept + gap / 4)
+        if bounds is None:
+            return None
+        config = {
+            "use_tis": True,
+            "custom_tis_function_path": "slime_ext.tis.correct",
+            "slime_ext": {"steps": [{rejection.step: {**rejection.fields, **bounds}}]},
+        }
+        return Suggestion(
+            name=rejection.name,
+            unit=rejection.unit,
+            wished=self.rate,
+            reached=above / units,
+            units=units,
+            config=yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=100),
+            **bounds,
+        )
+
+
+def _ratio(log_ratio: float) -> float:
+    """The ratio of a log-ratio, rounded to four digits; near 1 four digits of its distance from 1.
+
+    >>> _ratio(-80.0), _ratio(0.000123456)
+    (1.805e-35, 1.0001235)
+    """
+    if abs(log_ratio) > NEAR:
+        return _rounded(math.exp(log_ratio))
+    return round(1 + _rounded(math.expm1(log_ratio)), 12)
+
+
+def _rounded(value: float) -> float:
+    """A number of four significant digits.
+
+    >>> _rounded(0.00123456)
+    0.001235
+    """
+    return float(f"{value:.4g}")

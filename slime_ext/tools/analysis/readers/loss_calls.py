@@ -1,0 +1,44 @@
+"""The trainer's log-probs of the same tokens by the same weights: of the log-prob pass and of training.
+
+miles writes them beside --dump-details: ``policy_loss_debug/rank_<rank>_call_<call>.pt`` (training_utils/
+debug_dump.py at 31f1ca9). Before call 0 of a rank no optimizer step has changed the weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from slime_ext.errors import DataError
+from slime_ext.tools.analysis.readers.samples import NO_NUMBERS, as_tensor
+from slime_ext.tools.analysis.readers.unpickle import load_plain
+
+LISTS = ("train_log_probs", "old_log_probs", "rollout_log_probs", "local_loss_mask")
+
+
+class LossCall(NamedTuple):
+    """Means over the response tokens of the first calls, nats."""
+
+    tokens: int
+    trained: float  # mean |training - log-prob pass|
+    sampled: float  # mean |log-prob pass - sampler|
+
+
+def first_calls(folder: Path) -> tuple[LossCall, ...]:
+    """The first calls of all ranks below a run's folder as one; empty where there is none."""
+    parts = []
+    for path in sorted(folder.glob("policy_loss_debug/rank_*_call_0.pt")):
+        try:
+            samples = load_plain(path)["samples"]
+            parts += [torch.stack([as_tensor(s[name], torch.float32) for name in LISTS]) for s in samples]
+        except (DataError, KeyError, *NO_NUMBERS):
+            continue  # another kind of file, or no log-probs of the sampler
+    if not parts:
+        return ()
+    train, old, rollout, mask = torch.cat(parts, 1)
+    chosen = (mask != 0) & (train + old + rollout).isfinite()
+    distances = ((a - b).abs()[chosen].double() for a, b in ((train, old), (old, rollout)))
+    trained, sampled = (float(x.mean()) if len(x) else 0.0 for x in distances)
+    return (LossCall(int(chosen.sum()), trained, sampled),)
