@@ -185,8 +185,8 @@ BANDS: Rules = {
 }
 # What the hook itself needs: also what ``slime-ext check`` looks for.
 HOOK: Rules = {
-    "--use-rollout-logprobs: expected off beside --use-tis, got on: the ratio would be counted "
-    "twice": lambda a: a.use_tis and a.use_rollout_logprobs,
+    "--use-rollout-logprobs: cannot be combined with --use-tis: the ratio would be applied twice. Remove "
+    "one.": lambda a: a.use_tis and a.use_rollout_logprobs,
     "--use-tis: expected on beside --custom-tis-function-path, got off: the function would never be "
     "called; for metrics alone set --get-mismatch-metrics": lambda a: (
         a.custom_tis_function_path and not (a.use_tis or a.get_mismatch_metrics)

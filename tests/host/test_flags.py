@@ -144,7 +144,7 @@ def test_a_rule_that_reads_a_name_outside_the_list_fails():
 
 def test_a_rule_that_reads_what_is_not_known_is_left_out():
     args = SimpleNamespace(use_tis=True, use_rollout_logprobs=True)
-    with pytest.raises(ConfigError, match="--use-rollout-logprobs: expected off beside --use-tis"):
+    with pytest.raises(ConfigError, match="--use-rollout-logprobs: cannot be combined with --use-tis"):
         check_flags(args, HOOK)
     check_flags(args, HOOK, unknown={"use_rollout_logprobs", "custom_tis_function_path"})
 

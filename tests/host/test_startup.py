@@ -33,7 +33,7 @@ def refusal(**more):
 # fmt: off
 BROKEN = [
     # the hook
-    ({"use_rollout_logprobs": True}, "--use-rollout-logprobs: expected off beside --use-tis"),
+    ({"use_rollout_logprobs": True}, "--use-rollout-logprobs: cannot be combined with --use-tis"),
     ({"use_tis": False}, "--use-tis: expected on beside --custom-tis-function-path"),
     ({"use_tis": False, "get_mismatch_metrics": True, "custom_tis_function_path": None},
      "--custom-tis-function-path: expected a function beside --get-mismatch-metrics"),

@@ -62,7 +62,10 @@ def _rollout_is(block: Block) -> Reading:
     block.choice("policy_loss_type", ("rollout_is",))
     for key in ("tis_ratio_type", "sequence_mask_metric"):
         if block.has(key):
-            why = "that corrects the policy before the step, the loss has the target's ratio"
+            why = (
+                "SkyRL masks on old/rollout but weights by current/rollout; slime_ext supports one ratio per "
+                "correction"
+            )
             block.refuse(key, "null beside policy_loss_type: rollout_is", why)
     low, high = (block.given(key, 0.2, least=0) for key in LOSS[1:])
     steps = inside("token", max(0.0, 1 - low), 1 + high, clamp=SAFE)

@@ -57,9 +57,7 @@ def recommend(
         return _nothing("no response token has a finite log-prob of both policies: nothing can be compared")
     if total.sequences < FEW:
         return _nothing(
-            f"too few sequences: {total.sequences} with {total.tokens} response tokens; below {FEW} a "
-            "single one moves the shares that decide by more than 1%",
-            "analyse more rollouts",
+            f"Too few sequences ({total.sequences}) to recommend anything; use at least {FEW}.",
         )
     made = _judged(effects, total, {f.name for f in findings}, files or {})
     caveats = (

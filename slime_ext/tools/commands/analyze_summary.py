@@ -89,8 +89,9 @@ def _say(screen: Console, text: str, *, is_exact: bool = False) -> None:
 def _findings(screen: Console, document: Document) -> None:
     rows = document.detectors
     could = sum(row.state in ("found", "nothing") for row in rows)
-    said = f"; {could} of {len(rows)} detectors looked" if rows else ""
-    screen.print(f"\n{'faults' if document.findings else 'no fault'} found{said}")
+    skipped = f"; {len(rows) - could} skipped (missing data, see --out)" if could < len(rows) else ""
+    ran = f": {could} of {len(rows)} checks ran{skipped}" if rows else ""
+    screen.print(f"\n{'faults' if document.findings else 'no fault'} found{ran}")
     for finding in document.findings:
         colour = COLOURS[finding.severity]
         screen.print(

@@ -40,7 +40,7 @@ INIT = {"custom_megatron_init_path": contract.OURS["custom_megatron_init_path"]}
 OFFERED = {  # what a launch without anything of ours could begin with
     "first": (
         {"get_mismatch_metrics": True, "custom_tis_function_path": f"{contract.TIS}.metrics_only", **INIT},
-        "how far sampler and trainer are apart; the loss stays as it is",
+        "measures the mismatch only; applies no correction",
     ),
     "then": (
         {"use_tis": True, "custom_tis_function_path": f"{contract.TIS}.token_tis", **INIT},

@@ -24,7 +24,10 @@ def test_a_line_without_lists_of_numbers_is_left_out(tmp_path):
         folder.mkdir()
         (folder / "a.jsonl").write_text("\n".join(json.dumps(line) for line in (GOOD | wrong, GOOD)))
         found = only([folder])
-        assert found.count == 1 and "hold something else than numbers, left out: 1" in found.notes[0]
+        assert (
+            found.count == 1
+            and "samples skipped: a list holds something other than numbers" in found.notes[0]
+        )
 
 
 def test_a_rollout_dump_of_another_run_is_said_not_to_fit(tmp_path):
@@ -37,7 +40,7 @@ def test_a_rollout_dump_of_another_run_is_said_not_to_fit(tmp_path):
     found = only([tmp_path])
     assert found.count == FIRST.count and [bool(text) for text in found.responses].index(False) == 1
     (note,) = found.notes
-    assert "of another length in the rollout dump" in note and "1, first position 1: " in note
+    assert "differ in length between the two dumps" in note and "(first: sample 1, " in note
 
 
 def test_a_line_of_a_value_without_bounds_is_named(tmp_path):

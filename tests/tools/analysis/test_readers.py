@@ -155,7 +155,7 @@ def test_samples_that_do_not_fit_are_left_out(tmp_path):
     torch.save(content, path)
     found = only([tmp_path])
     assert found.positions == (0, 1, 3, 5, 6) and found.behavior.isnan().sum() == FIRST.lengths[5]
-    assert any("3 of behavior" in note for note in found.notes) and len(found.notes) == 3
+    assert any("behavior 3" in note for note in found.notes) and len(found.notes) == 3
 
 
 def test_positions_of_samples_that_were_not_trained_on_stay(tmp_path):
@@ -235,7 +235,7 @@ def test_a_sample_of_something_else_than_numbers_is_left_out(tmp_path):
         found = only([tmp_path])
         assert (
             found.count == 1
-            and "hold something else than numbers, left out: 1, first position 0" in found.notes[0]
+            and "skipped: a list holds something other than numbers (first: sample 0" in found.notes[0]
         )
 
 

@@ -107,7 +107,7 @@ def test_of_few_sequences_nothing_is_recommended():
         for changes in [{}, {"ess_sequence": 1.0}]:
             found = recommend(effects(), SHORT.model_copy(update={"sequences": sequences, **changes}))
             assert found.is_made is is_made
-            assert found.reasons[0].startswith(f"too few sequences: {sequences}") is not is_made
+            assert found.reasons[0].startswith(f"Too few sequences ({sequences})") is not is_made
 
 
 def test_a_fault_comes_before_a_recommendation():

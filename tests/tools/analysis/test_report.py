@@ -201,7 +201,7 @@ def test_little_that_was_looked_at_is_never_green():
         return render(document(findings=(), detectors=tuple(rows)))
 
     few = page("nothing", "could not look", "could not look")
-    assert "1 of 3 detectors looked" in few and 'finding note" data-finding="none"' in few
+    assert "1 of 3 checks ran" in few and 'finding note" data-finding="none"' in few
     assert 'finding good" data-finding="none"' in page("nothing", "nothing", "could not look")
 
 

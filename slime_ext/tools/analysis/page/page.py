@@ -131,7 +131,7 @@ def looked(document: Document) -> dict[str, Any]:
     """What the detectors did with a run: a sentence, whether at least half of them could look, the rows."""
     rows = sorted(document.detectors, key=lambda row: STATES.index(row.state))
     could = sum(row.state in ("found", "nothing") for row in rows)
-    said = f"{could} of {len(rows)} detectors looked"
+    said = f"{could} of {len(rows)} checks ran"
     return {"rows": rows, "most": 2 * could >= len(rows), "said": said}
 
 

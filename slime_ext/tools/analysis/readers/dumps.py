@@ -195,9 +195,9 @@ def _join(rows: list[DumpedSample], about: list[DumpedSample], notes: Notes) -> 
             found["retold"] += is_known and row.token_sum != sample.token_sum
         else:
             notes.add(
-                "of another length in the rollout dump, from which nothing is taken for them",
+                "differ in length between the two dumps; their rollout data was ignored",
                 row,
-                f": {sample.response_length} response tokens, {row.response_length} in the train dump",
+                f", rollout dump {sample.response_length}, train dump {row.response_length}",
             )
     return found
 

@@ -74,10 +74,10 @@ class Notes:
     kinds: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, kind: str, row: DumpedSample, more: str = "") -> None:
-        self.kinds.setdefault(kind, []).append(f"position {row.position}{more}")
+        self.kinds.setdefault(kind, []).append(f"sample {row.position}{more}")
 
     def lines(self) -> tuple[str, ...]:
-        return tuple(f"samples {kind}: {len(v)}, first {v[0]}" for kind, v in self.kinds.items())
+        return tuple(f"{len(v)} samples {kind} (first: {v[0]})" for kind, v in self.kinds.items())
 
 
 def assemble(
@@ -138,7 +138,7 @@ def _without_log_probs(rows: Sequence[DumpedSample]) -> str | None:
 
 def _fits(row: DumpedSample, notes: Notes) -> bool:
     if row.proximal is None:
-        notes.add("without log-probs of the trainer, left out", row)
+        notes.add("skipped: no trainer log-probs", row)
         return False
     for name, (dtype, _) in FIELDS.items():
         values = getattr(row, name)
@@ -148,18 +148,18 @@ def _fits(row: DumpedSample, notes: Notes) -> bool:
         try:
             found = as_tensor(values, dtype)
         except NO_NUMBERS:
-            notes.add("whose lists hold something else than numbers, left out", row, f": {name}")
+            notes.add("skipped: a list holds something other than numbers", row, f", {name}")
             return False
         if len(found) != row.response_length:
             notes.add(
-                "whose lists have another length than the response, left out",
+                "skipped: list length differs from the response",
                 row,
-                f" has {len(found)} of {name} for {row.response_length} tokens",
+                f", {name} {len(found)}, response {row.response_length}",
             )
             return False
         setattr(row, name, found)
     if row.behavior is None:
-        notes.add("without log-probs of the sampler", row)
+        notes.add("have no sampler log-probs", row)
     return True
 
 
@@ -258,7 +258,7 @@ def _version_runs(row: DumpedSample, mask: Tensor, notes: Notes) -> list[tuple[i
     turns = Segments.whole([length], mask).turn_ids
     if length and int(turns[-1]) == len(numbers):  # one call of the engine for each turn
         return [(numbers[max(turn - 1, 0)], sum(1 for _ in run)) for turn, run in groupby(turns.tolist())]
-    notes.add("that mix weight versions and do not say where, counted as the oldest", row)
+    notes.add("mix weight versions without saying where; counted as the oldest", row)
     return [(min(numbers), length)]
 
 

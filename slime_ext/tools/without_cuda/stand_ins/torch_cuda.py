@@ -76,7 +76,8 @@ def on_the_cpu(function: Callable) -> Callable:
 
 
 def returns(value: object) -> Callable:
-    """A function of anything that gives `value`; of its own each: torch._dynamo wants them different."""
+    """Return a new function that ignores its arguments and returns ``value``; distinct objects, because
+    torch._dynamo needs them."""
     return lambda *args, **options: value
 
 
