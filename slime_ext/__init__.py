@@ -7,7 +7,7 @@ from slime_ext.core.lazy_attributes import lazy_attributes
 
 __version__ = "0.2.0"
 
-FILES = {"Correction": "core.correction", "load_config": "config.load"}
+FILES = {"Correction": "core.correction", "correct": "config.flat", "load_config": "config.load"}
 MODULES = ("ops", "presets", "steps", "tis")
 
 __all__ = ["__version__", *FILES, *MODULES]

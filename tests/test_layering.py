@@ -29,7 +29,7 @@ FLOORS = {
         "correction",
         "compiled user_steps",
     ),
-    "config/": ("files optional_args dialects", "typed loaded", "idle rules", "load"),
+    "config/": ("files optional_args dialects", "typed loaded", "idle rules", "load", "flat"),
     "tools/": ("folders analysis fidelity", "report", "without_cuda scripts rehearsal patching", "commands"),
 }
 MATHEMATICS = (

@@ -1,0 +1,106 @@
+"""One call on packed tensors, without a host: ``slime_ext.correct``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext import presets
+from slime_ext.config.load import load_config
+from slime_ext.core.correction import Correction, HookInputs, apply
+from slime_ext.core.metrics.layout import MetricsLayout
+from slime_ext.core.metrics.names import scalars
+from slime_ext.core.metrics.totals import reduce
+from slime_ext.core.state import Tokens, expect
+from slime_ext.errors import DataError, NonFiniteError
+from slime_ext.ops.segments import Segments
+
+
+def correct(
+    loss: Tensor,
+    behavior: Tensor,
+    proximal: Tensor,
+    lengths: Sequence[int],
+    correction: str | Mapping[str, Any] | Correction,
+    *,
+    mask: Tensor | None = None,
+    target: Tensor | None = None,
+    advantages: Tensor | None = None,
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """The corrected policy loss of packed responses, T tokens in S sequences.
+
+    Args:
+        loss: [T] policy loss per token, with grad; a surrogate of ours replaces it.
+        behavior: [T] log-probs under the policy that sampled the tokens, nats.
+        proximal: [T] log-probs under the trainer's policy before the optimizer step, nats.
+        lengths: [S] tokens of each response.
+        correction: a preset's name, the mapping under ``slime_ext:``, or a Correction. Coupled steps take
+            these tokens for the whole optimizer step.
+        mask: [T] not 0 where the behavior policy sampled the token; None: everywhere.
+        target: [T] log-probs under the policy being trained, nats, with grad.
+        advantages: [T].
+
+    Returns:
+        loss [T], 0 at rejected and masked tokens; keep [T] bool, the tokens that stay in the loss; metrics by
+        the names in docs/metrics.md. Reading the metrics waits for the device.
+
+    Raises:
+        ConfigError: the correction does not load, or needs what was not passed.
+        DataError: a tensor does not have T numbers.
+        NonFiniteError: a proximal or target log-prob is not finite at a response token.
+
+    >>> from math import log
+    >>> behavior, proximal = torch.tensor([-3.0, -1.0, -2.0]), torch.tensor([-3.0, -1.0, log(4) - 2])
+    >>> loss, keep, metrics = correct(torch.ones(3), behavior, proximal, [2, 1], "token_tis")
+    >>> loss, keep, round(metrics["off_policy/clipped_fraction"], 3)
+    (tensor([1., 1., 2.]), tensor([True, True, True]), 0.333)
+    """
+    correction = _loaded(correction)
+    segments = Segments.whole(lengths, torch.ones_like(loss) if mask is None else mask)
+    tokens = Tokens(segments, proximal, behavior, target, advantages)
+    _check(correction, tokens, loss)
+    layout = MetricsLayout.of(correction, curves=False)
+    result = apply(correction, HookInputs(tokens, loss, layout=layout))
+    totals, _ = reduce(layout, result.measured)
+    return result.loss, segments.mask & (result.rejected == 0), scalars(totals)
+
+
+def _loaded(correction: str | Mapping[str, Any] | Correction) -> Correction:
+    if isinstance(correction, Correction):
+        return correction
+    return presets.get(correction) if isinstance(correction, str) else load_config(correction)
+
+
+def _check(correction: Correction, tokens: Tokens, loss: Tensor) -> None:
+    """Raises unless everything that the correction reads is there, in one shape, and finite where it must."""
+    given = {
+        "loss": loss,
+        "mask": tokens.segments.mask,
+        "behavior": tokens.behavior,
+        "proximal": tokens.proximal,
+        "target": tokens.target,
+        "advantages": tokens.advantages,
+    }
+    needs = {"target": correction.needs_target, "advantages": correction.needs_advantages}
+    for name, is_needed in needs.items():
+        expect(given[name] is not None or not is_needed, name, "a tensor", "None", "this correction reads it")
+    why = "it needs a host: --custom-tis-function-path slime_ext.tis.correct"
+    expect(not correction.needs_ages, "correction", "no max_staleness", "one", why)
+    expect(correction.denominator == "host", "denominator", "host", correction.denominator, why)
+    expect(correction.group == "ignore", "group", "ignore", correction.group, why)
+    size = tokens.segments.size
+    for name, values in given.items():
+        if values is not None and values.shape != (size,):
+            got = list(values.shape)
+            raise DataError(
+                f"{name}: expected shape [{size}], the sum of lengths, got {got}: pack the tokens"
+            )
+    log_probs = ("proximal", "target", *(("behavior",) if correction.on_nonfinite == "raise" else ()))
+    for name in log_probs:
+        values = given[name]
+        if values is not None and not (values.isfinite() | ~tokens.segments.mask).all():
+            why = "the loss would be NaN"
+            raise NonFiniteError(f"{name}: expected finite log-probs at response tokens, got others: {why}")

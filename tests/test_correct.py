@@ -1,0 +1,99 @@
+"""The flat call: every preset against the oracle, and one line for each mistake."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import slime_ext
+from slime_ext import presets
+from slime_ext.errors import ConfigError, DataError, NonFiniteError
+from tests import oracle
+from tests.batches import tokens
+
+
+def flat_call(batch, **changes):
+    """An oracle batch as the arguments of ``slime_ext.correct``."""
+    packed, loss = tokens(batch)
+    return {
+        "loss": loss,
+        "behavior": packed.behavior,
+        "proximal": packed.proximal,
+        "lengths": [len(s["mask"]) for s in batch],
+        "mask": packed.segments.mask,
+        "target": packed.target,
+        "advantages": packed.advantages,
+    } | changes
+
+
+def column(sequences, key):
+    return torch.tensor([x for s in sequences for x in s[key]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_every_preset_is_the_oracles(name):
+    for seed in range(10):
+        batch = oracle.random_batch(seed)
+        loss, keep, metrics = slime_ext.correct(**flat_call(batch, correction=name))
+        expected = oracle.correct(oracle.SPECS[name], batch)
+        assert torch.equal(keep, column(expected, "keep").bool())
+        assert metrics["off_policy/sequences"] == sum(any(s["mask"]) for s in batch)
+        if name != "metrics_only":
+            torch.testing.assert_close(loss.detach(), column(expected, "loss"), rtol=1e-11, atol=1e-12)
+
+
+def test_a_name_a_mapping_and_a_correction_say_the_same():
+    call = flat_call(oracle.random_batch(1))
+    given = ["icepop", {"preset": "icepop"}, presets.get("icepop")]
+    losses = [slime_ext.correct(**call, correction=each)[0] for each in given]
+    assert torch.equal(losses[0], losses[1]) and torch.equal(losses[0], losses[2])
+
+
+def test_without_a_mask_every_token_was_sampled():
+    call = flat_call(
+        [
+            {k: [-1.0, -2.0] for k in ("proximal", "behavior", "target", "advantage", "host_loss")}
+            | {"mask": [1, 0]}
+        ]
+    )
+    del call["mask"]
+    assert slime_ext.correct(**call, correction="token_tis")[1].tolist() == [True, True]
+
+
+NAN = torch.tensor([math.nan, -1.0])
+RAISE = {"preset": "icepop", "on_nonfinite": "raise"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "line"),
+    [
+        ({"correction": "token_tiss"}, ConfigError, "preset: expected one of .*did you mean 'token_tis'"),
+        ({"correction": {"step": []}}, ConfigError, "slime_ext: unknown key 'step'"),
+        ({"correction": "pure_is", "target": None}, ConfigError, "target: expected a tensor, got None"),
+        (
+            {"correction": "pure_is", "advantages": None},
+            ConfigError,
+            "advantages: expected a tensor, got None",
+        ),
+        ({"correction": {"steps": [{"reject": {"max_staleness": 2}}]}}, ConfigError, "no max_staleness"),
+        (
+            {"correction": {"preset": "icepop", "denominator": "kept"}},
+            ConfigError,
+            "denominator: expected host",
+        ),
+        ({"correction": {"preset": "icepop", "group": "atomic"}}, ConfigError, "group: expected ignore"),
+        ({"lengths": [3]}, DataError, r"loss: expected shape \[3\], the sum of lengths, got \[2\]"),
+        ({"behavior": torch.zeros(2, 1)}, DataError, r"behavior: expected shape \[2\].* got \[2, 1\]"),
+        ({"proximal": NAN}, NonFiniteError, "proximal: expected finite log-probs"),
+        ({"target": NAN}, NonFiniteError, "target: expected finite log-probs"),
+        ({"behavior": NAN, "correction": RAISE}, NonFiniteError, "behavior: expected finite log-probs"),
+    ],
+)
+def test_a_mistake_is_one_line(changes, kind, line):
+    sample = {k: [-1.0, -2.0] for k in ("proximal", "behavior", "target", "advantage", "host_loss")}
+    call = flat_call([sample | {"mask": [1, 1]}], correction="token_tis")
+    with pytest.raises(kind, match=line) as caught:
+        slime_ext.correct(**call | changes)
+    assert "\n" not in str(caught.value)
