@@ -23,7 +23,9 @@ LANGUAGES = {  # how a block of code begins
 
 def page(text: str) -> str:
     """A page's text with its code in fences, for colours, and links that leave docs/ as words."""
-    text = CONSOLE.sub(lambda found: "\n" + re.sub("^", "    ", found[0].rstrip("\n"), flags=re.M) + "\n\n", text)
+    text = CONSOLE.sub(
+        lambda found: "\n" + re.sub("^", "    ", found[0].rstrip("\n"), flags=re.M) + "\n\n", text
+    )
     text = CODE.sub(_fenced, text)
     return re.sub(r"\[([^\]]+)\]\((?:\.\./)?(?:examples|configs)/[^)]*\)", r"`\1`", text)
 
