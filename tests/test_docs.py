@@ -19,6 +19,7 @@ from slime_ext.config.dialects import DIALECTS
 from slime_ext.config.load import KEYS, KNOWN_STEPS
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.steps import Step
+from slime_ext.tools.analysis.findings import FAULTS
 from slime_ext.tools.commands import cli
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -229,6 +230,11 @@ def test_commands_that_a_document_names_are_there():
         assert set(re.findall(r"^make ((?!-)[a-z-]+)", code, re.M)) <= targets, path
         for name in set(re.findall(r"python -m ((?:slime_ext|benchmarks|tests)[\w.]*)", code)):
             assert importlib.util.find_spec(name), (path, name)
+
+
+def test_every_detector_is_in_the_table_of_analyze():
+    table = section(DOCS / "analyze.md", "What it prints")
+    assert not [name for name in FAULTS if f"`{name}`" not in table]
 
 
 def test_every_page_is_on_the_site():
