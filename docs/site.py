@@ -17,7 +17,8 @@ LANGUAGES = {  # how a block of code begins
     r">>> ": "pycon",
     r"(from|import|class|def|check_\w+\() *": "python",
     r"(slime-ext|make|python|pip|bash|cd|git|mkdir|for|HOSTS=|PYTHONPATH=|\.venv/) *": "bash",
-    r"(\w+|slime_ext):( .*)?\n": "yaml",
+    r"slime_ext(\.|: )|certificate|--": "{ .text .wrap }",  # messages and flags, which need no columns
+    r"\w+:( .*)?\n": "yaml",
 }
 
 
@@ -32,7 +33,7 @@ def page(text: str) -> str:
 
 def _fenced(found: re.Match[str]) -> str:
     code = re.sub(r"^    ", "", found[0].rstrip("\n"), flags=re.M) + "\n"
-    if code.startswith("options:"):  # of a ::: block in reference.md
+    if code.startswith(("options:", "    ")):  # of a ::: block in reference.md; inside a list
         return found[0]
     language = next((name for begin, name in LANGUAGES.items() if re.match(begin, code)), "text")
     return f"```{language}\n{code}```\n\n"
@@ -46,7 +47,7 @@ def main(folder: str) -> None:
         shutil.copytree(ROOT / "docs" / name, out / name)
     for path in (ROOT / "docs").glob("*.md"):
         (out / path.name).write_text(page(path.read_text()))
-    readme = (ROOT / "README.md").read_text().replace("](docs/", "](")
+    readme = (ROOT / "README.md").read_text().replace("](docs/", "](").replace("[docs/", "[")
     (out / "index.md").write_text(page(readme))
 
 
