@@ -233,8 +233,8 @@ def test_commands_that_a_document_names_are_there():
 
 
 def test_every_detector_is_in_the_table_of_analyze():
-    table = section(DOCS / "analyze.md", "What it prints")
-    assert not [name for name in FAULTS if f"`{name}`" not in table]
+    cells = re.findall(r"^\| (`.*?) \| (?:error|warning) \|", (DOCS / "analyze.md").read_text(), re.M)
+    assert set(re.findall(r"`(\w+)`", " ".join(cells))) == set(FAULTS)
 
 
 def test_every_page_is_on_the_site():
