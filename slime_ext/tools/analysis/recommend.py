@@ -44,8 +44,8 @@ def recommend(
     faults = [f for f in findings if f.severity == "error"]
     if faults:
         return _nothing(
-            *(f"{f.title.rstrip('.')}: a fault to mend, which a correction would only hide" for f in faults),
-            "mend this first, and analyse again",
+            *(f"{f.title.rstrip('.')}: a fault to fix, which a correction would only hide" for f in faults),
+            "fix this first, then analyse again",
         )
     if any(f.name == UNKNOWN for f in findings):
         return _nothing(
