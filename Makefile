@@ -50,7 +50,8 @@ test-gpu:
 
 # README.md and docs/ as a site in build/site; every warning is an error.
 docs:
-	@[ -x .venv-docs/bin/mkdocs ] || { $(PYTHON) -m venv .venv-docs && .venv-docs/bin/python $(PIP) "mkdocs-material>=9.5,<10"; }
+	@.venv-docs/bin/python -c "import mkdocstrings_handlers.python" 2>/dev/null || \
+	  { $(PYTHON) -m venv .venv-docs && .venv-docs/bin/python $(PIP) "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=1,<2" ruff; }
 	@$(PYTHON) docs/site.py build/docs
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build -q --strict
 	@echo "slime-ext: build/site/index.html"

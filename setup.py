@@ -21,6 +21,16 @@ setup(
     long_description=(ROOT / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    author="The slime_ext authors",
+    # Of the hosts: this project has no public address of its own yet.
+    project_urls={"slime": "https://github.com/THUDM/slime", "miles": "https://github.com/radixark/miles"},
+    keywords=["reinforcement learning", "LLM", "importance sampling", "off-policy", "Megatron", "slime"],
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
     python_requires=">=3.10",
     packages=find_packages(include=["slime_ext", "slime_ext.*"]),
     data_files=[(f"share/slime-ext/{folder}", files) for folder, files in SHIPPED.items()],

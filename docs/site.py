@@ -12,22 +12,42 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CONSOLE = re.compile(r"^>>> .*\n(?:(?:>>> |\.\.\. |\S).*\n)*", re.M)  # doctests stand at the margin here
+CODE = re.compile(r"(?<=\n\n)    .*\n(?:(?:    .*)?\n)*", re.M)
+LANGUAGES = {  # how a block of code begins
+    r">>> ": "pycon",
+    r"(from|import|class|def|check_\w+\() *": "python",
+    r"(slime-ext|make|python|pip|bash|cd|git|mkdir|for|HOSTS=|PYTHONPATH=|\.venv/) *": "bash",
+    r"slime_ext(\.|: )|certificate|--": "{ .text .wrap }",  # messages and flags, which need no columns
+    r"\w+:( .*)?\n": "yaml",
+}
 
 
 def page(text: str) -> str:
-    """A page's text with its doctests indented, as code, and links that leave docs/ as words."""
-    text = CONSOLE.sub(lambda m: re.sub("^", "    ", m[0].rstrip("\n"), flags=re.M) + "\n", text)
+    """A page's text with its code in fences, for colours, and links that leave docs/ as words."""
+    text = CONSOLE.sub(
+        lambda found: "\n" + re.sub("^", "    ", found[0].rstrip("\n"), flags=re.M) + "\n\n", text
+    )
+    text = CODE.sub(_fenced, text)
     return re.sub(r"\[([^\]]+)\]\((?:\.\./)?(?:examples|configs)/[^)]*\)", r"`\1`", text)
+
+
+def _fenced(found: re.Match[str]) -> str:
+    code = re.sub(r"^    ", "", found[0].rstrip("\n"), flags=re.M) + "\n"
+    if code.startswith(("options:", "    ")):  # of a ::: block in reference.md; inside a list
+        return found[0]
+    language = next((name for begin, name in LANGUAGES.items() if re.match(begin, code)), "text")
+    return f"```{language}\n{code}```\n\n"
 
 
 def main(folder: str) -> None:
     """Writes the pages and pictures below ``folder``."""
     out = Path(folder)
     shutil.rmtree(out, ignore_errors=True)
-    shutil.copytree(ROOT / "docs/img", out / "img")
+    for name in ("img", "css"):
+        shutil.copytree(ROOT / "docs" / name, out / name)
     for path in (ROOT / "docs").glob("*.md"):
         (out / path.name).write_text(page(path.read_text()))
-    readme = (ROOT / "README.md").read_text().replace("](docs/", "](")
+    readme = (ROOT / "README.md").read_text().replace("](docs/", "](").replace("[docs/", "[")
     (out / "index.md").write_text(page(readme))
 
 

@@ -13,15 +13,26 @@ from typing import get_args, get_type_hints
 
 import yaml
 
-from slime_ext import load_config, presets
+import slime_ext
+from slime_ext import load_config, presets, steps, testing
 from slime_ext.config.dialects import DIALECTS
 from slime_ext.config.load import KEYS, KNOWN_STEPS
 from slime_ext.core.losses import SURROGATES
 from slime_ext.core.steps import Step
+from slime_ext.tools.analysis.findings import FAULTS
 from slime_ext.tools.commands import cli
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
+FIRST = DOCS / "token_tis.md"
+FIRST_PAGES = (
+    "../README.md",
+    "token_tis.md",
+    "reference.md",
+    "your_own_correction.md",
+    "contributing.md",
+    "train.md",
+)
 CORRECTIONS, CONFIGURATION = (DOCS / name for name in ("corrections.md", "configuration.md"))
 # Sections of corrections.md that hold examples.
 SECTIONS = (
@@ -51,6 +62,56 @@ def test_the_formulas_of_a_section_run():
         names = {"math": __import__("math")}
         test = parser.get_doctest(section(CORRECTIONS, title), names, title, str(CORRECTIONS), 0)
         assert test.examples and runner.run(test).failed == 0, title
+
+
+def test_the_first_page_is_the_example_and_its_calls_run():
+    page, example = FIRST.read_text(), (DOCS.parent / "examples/token_tis.py").read_text()
+    assert example[example.index("import torch") :] in blocks(page)
+    test = doctest.DocTestParser().get_doctest(page, {}, "token_tis", str(FIRST), 0)
+    assert test.examples and doctest.DocTestRunner(verbose=False).run(test).failed == 0
+
+
+def test_every_public_name_is_in_the_reference():
+    page = (DOCS / "reference.md").read_text()
+    public = {*slime_ext.FILES, *steps.__all__, *testing.__all__} - {"STEPS", "samples"}
+    assert not [name for name in public if not re.search(rf"\b{name}\b", page)]
+    for path in re.findall(r"^::: (\S+)$", page, re.M):
+        module, _, name = path.rpartition(".")
+        assert hasattr(importlib.import_module(module), name), path
+
+
+def test_a_version_has_its_date_and_the_newest_is_the_packages():
+    text = (DOCS.parent / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## (.+)$", text, re.M)
+    assert versions[0] == "Unreleased" and all(
+        re.fullmatch(r"\d+\.\d+\.\d+ \(20\d\d-\d\d-\d\d\)", v) for v in versions[1:]
+    )
+    newest, date = versions[1].rstrip(")").split(" (")
+    cited = yaml.safe_load((DOCS.parent / "CITATION.cff").read_text())
+    assert newest == slime_ext.__version__ == cited["version"] and date == str(cited["date-released"])
+
+
+def sentences(text):
+    """The sentences of a page's prose: no code, tables, pictures or headings."""
+    text = re.sub(r"^(?:    |>>> |\.\.\. |\||#|!\[|<!--|:::).*$", "", text, flags=re.M)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    parts = re.split(r"\n\s*\n|\n *(?:-|\d\.) |(?<=[.?!])\s|:\n", text)
+    return [" ".join(part.split()) for part in parts if part.strip()]
+
+
+def test_no_sentence_of_the_first_pages_is_above_35_words():
+    for name in FIRST_PAGES:
+        long = [s for s in sentences((DOCS / name).read_text()) if len(s.split()) > 35]
+        assert not long, (name, long)
+
+
+COMMAND = re.compile(r"(?:slime-ext|make|python|pip|bash|cd|git|HOSTS=\S+|PYTHONPATH=\S+|\.venv/\S+) .* # ")
+
+
+def test_a_command_is_copied_without_its_explanation():
+    for path in PAGES:
+        explained = [line for b in blocks(path.read_text()) for line in b.splitlines() if COMMAND.match(line)]
+        assert not explained, (path, explained)
 
 
 def test_the_decision_tree_is_five_lines_that_name_what_exists():
@@ -172,6 +233,11 @@ def test_commands_that_a_document_names_are_there():
             assert importlib.util.find_spec(name), (path, name)
 
 
+def test_every_detector_is_in_the_table_of_analyze():
+    cells = re.findall(r"^\| (`.*?) \| (?:error|warning) \|", (DOCS / "analyze.md").read_text(), re.M)
+    assert set(re.findall(r"`(\w+)`", " ".join(cells))) == set(FAULTS)
+
+
 def test_every_page_is_on_the_site():
     on_site = set(re.findall(r": (\w+\.md)$", (DOCS.parent / "mkdocs.yml").read_text(), re.M))
     assert on_site == {path.name for path in DOCS.glob("*.md")} | {"index.md"}
@@ -183,7 +249,7 @@ def test_the_page_on_corrections_of_ones_own_runs():
     ]
     names = {"__name__": __name__}
     exec("\n\n".join(python), names)  # its last lines hold step and hook against their definitions
-    assert len(python) == 3 and issubclass(names["Tempered"], Step)
+    assert len(python) == 4 and issubclass(names["Tempered"], Step)
 
 
 def test_the_site_has_the_readme_first_and_its_links_hold(tmp_path):
@@ -193,4 +259,4 @@ def test_the_site_has_the_readme_first_and_its_links_hold(tmp_path):
     for path in pages:
         targets = re.findall(r"\]\(([^):]+)\)", path.read_text())
         assert all((tmp_path / target.split("#")[0]).exists() for target in targets), path
-        assert not re.search(r"^>>> ", path.read_text(), re.M), path
+        assert ">>> " not in re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S), path

@@ -1,4 +1,4 @@
-"""A step and a hook of one's own: docs/your_own_correction.md goes through both.
+"""Steps and a hook of your own: docs/your_own_correction.md goes through both.
 
 python examples/own/corrections.py    # holds them against their definitions in plain Python
 """
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from slime_ext import Correction, correct
 from slime_ext.steps import Step
 from slime_ext.testing import check_hook, check_step
 
@@ -29,6 +30,26 @@ def tempered(sample, power=0.5):
     return [math.exp(power * (p - b)) for p, b in zip(sample.proximal, sample.behavior, strict=True)]
 
 
+@dataclass(frozen=True)
+class Centered(Step):
+    """w_t = ratio_t / geometric mean of the step's ratios."""
+
+    is_coupled = True
+    sets_weights = True
+
+    def number_for_step(self, batches, all_sum):
+        """[] float64: the mean log-ratio of the step."""
+        shares = []
+        for _, inputs in batches:
+            log_ratio = torch.where(inputs.usable, inputs.log_ratio, 0).double()
+            shares.append(torch.stack([log_ratio.sum(), inputs.usable.sum().double()]))
+        total, count = all_sum(sum(shares)).unbind()
+        return total / count.clamp(min=1)
+
+    def __call__(self, state, inputs):
+        return state.reweight("token", (inputs.log_ratio - inputs.plan[self]).exp())
+
+
 def half_tis(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks, **kwargs):
     """min(sqrt(proximal / behavior), 2) times the loss, as a function for --custom-tis-function-path."""
     log_ratio = torch.cat(list(train_log_probs)) - torch.cat(list(rollout_log_probs))
@@ -39,5 +60,9 @@ def half_tis(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks, *
 
 if __name__ == "__main__":
     check_step(Tempered(power=0.5), tempered)
+    check_step(Centered())
+    behavior, proximal = torch.zeros(2), torch.tensor([0.0, math.log(4)])  # ratios 1 and 4, geometric mean 2
+    weighted, _, _ = correct(torch.ones(2), behavior, proximal, [1, 1], Correction(steps=(Centered(),)))
+    torch.testing.assert_close(weighted, torch.tensor([0.5, 2.0]))
     check_hook(half_tis, lambda sample: [min(w, 2) for w in tempered(sample)])
-    print("both are what their definitions say")
+    print("all are what their definitions say")

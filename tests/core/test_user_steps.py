@@ -281,7 +281,7 @@ def test_a_hook_is_called_as_slime_does():
 def test_the_example_is_accepted_by_check_and_bench(capsys, monkeypatch):
     monkeypatch.chdir(EXAMPLE)
     ran = subprocess.run([sys.executable, "corrections.py"], capture_output=True, text=True, check=True)
-    assert ran.stdout == "both are what their definitions say\n"
+    assert ran.stdout == "all are what their definitions say\n"
     for words in (["check", "tempered.yaml"], ["bench", "fidelity", "--config", "tempered.yaml"]):
         assert cli.main(words) == 0
     shown = capsys.readouterr().out
