@@ -309,8 +309,8 @@ OF_THE_LAUNCH = (
 )  # fmt: skip
 OF_THE_CORRECTION = (  # between its parts and the arguments: what its numbers depend on
     Rule(lambda s: s.correction.center is not None,
-         "slime_ext.center: expected none on a host, got one: no host hands the sampler's head to this hook; a "
-         "slime that has --use-score-centering centers its own loss"),
+         "slime_ext.center: expected none on a host, got one: no host hands the sampler's head to this hook; "
+         "a slime that has --use-score-centering centers its own loss"),
     Rule(lambda s: s.acts and s.a.use_rollout_logprobs and not s.own_loss and s.has_ratio
          and s.correction.sets_weights,
          "--use-rollout-logprobs: cannot be combined with --use-tis: the ratio would be applied twice. "
