@@ -169,7 +169,7 @@ def correct(specification, batch):
         s["loss"] = [token_loss(specification, s, i) if k else 0.0 for i, k in enumerate(s["keep"])]
         for i, finite in enumerate(s["finite"]):
             s["loss"][i] += (
-                math.fsum(term_loss(term, s, i) for term in specification["terms"]) if finite else 0
+                math.fsum(term_loss(term, s, i) for term in specification.get("terms", ())) if finite else 0
             )
     return seqs
 

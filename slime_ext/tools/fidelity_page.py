@@ -16,7 +16,7 @@ from slime_ext.tools.long_fidelity import Chain, Sampled
 
 NONE = "metrics_only"
 NAMES = (
-    *(NONE, "token_is", "icepop", "sao_math", "sao_code", "kpop", "dppo_tv", "ipo", "topr", "min_prefix"),
+    *(NONE, "token_tis", "icepop", "sao_math", "sao_code", "kpop", "dppo_tv", "ipo", "topr", "min_prefix"),
     *("fireworks_geometric", "seq_is", "geo_rs", "decoupled_k3_rs", "trm", "seq_mask_tis", "flash_reinforce"),
     *("opsm", "cppo", "ctpo", "m2", "p3o", "delightful"),
 )

@@ -19,7 +19,7 @@ from tests.downstream.host_loss import Case, Layout, measure
 from tests.ranks import run_ranks
 
 CORRECTIONS: dict[str, dict[str, Any]] = {
-    "token": {"preset": "token_is"},
+    "token": {"preset": "token_tis"},
     "sequence": {"preset": "seq_is"},
     "geometric, veto": {
         "steps": [
@@ -222,7 +222,7 @@ def beside(checkout: Checkout) -> list[Case]:
 
 
 NO_HOOK = Case(flags={"use_tis": False, "custom_tis_function_path": None}, init=None)
-MEASURED_ONLY = ("token_is", "geo_rs", "off_policy_is")  # presets, under --get-mismatch-metrics alone
+MEASURED_ONLY = ("token_tis", "geo_rs", "off_policy_is")  # presets, under --get-mismatch-metrics alone
 HOOKS = ("correct", "vanilla_tis_function", "icepop_function", "off_policy_is_function")
 NANS = (None, ("behavior", "masked"), ("behavior", "valid"))
 
@@ -230,7 +230,7 @@ NANS = (None, ("behavior", "masked"), ("behavior", "valid"))
 def with_nan(hook: str) -> list[Case]:
     """One hook on log-probs without NaN, with one at a masked and one at a valid token."""
     flags = {"custom_tis_function_path": f"slime_ext.tis.{hook}", "tis_clip_low": 0.2}
-    return [Case({"preset": "token_is"} if hook == "correct" else None, flags, nan) for nan in NANS]
+    return [Case({"preset": "token_tis"} if hook == "correct" else None, flags, nan) for nan in NANS]
 
 
 def every_job(checkout: Checkout) -> dict[str, Job]:
@@ -245,7 +245,7 @@ def every_job(checkout: Checkout) -> dict[str, Job]:
             f"nan, {hook}": (Layout(), with_nan(hook)),
             f"nan, {hook}, CP2": (Layout(cp=2), with_nan(hook)),
         }
-    jobs["nan of the proximal policy"] = (Layout(), [Case({"preset": "token_is"}, nan=("proximal", "valid"))])
+    jobs["nan of the proximal policy"] = (Layout(), [Case({"preset": "token_tis"}, nan=("proximal", "valid"))])
     jobs["without init"] = (Layout(), [Case({"preset": "off_policy_is"}, init=None)])
     variants = list(variants_of(checkout).values())
     jobs |= {f"variants, {key}": (layout, variants) for key, layout in VARIANT_LAYOUTS.items()}

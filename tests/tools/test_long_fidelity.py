@@ -72,14 +72,14 @@ def test_an_estimate_is_minus_the_gradient_of_the_loss_in_the_logits():
         )
 
 
-@pytest.mark.parametrize("name", ["metrics_only", "token_is", "seq_is", "min_prefix", "skyrl_product_mask"])
+@pytest.mark.parametrize("name", ["metrics_only", "token_tis", "seq_is", "min_prefix", "skyrl_product_mask"])
 def test_a_sampled_bias_lies_within_its_error_of_the_exact_one(name):
     correction = presets.get(name)
     true = SAMPLED.true_gradient
     exact = ((exact_mean(correction) - true).norm() / true.norm()).item()
     got = evaluate(correction, SAMPLED)
     assert abs(got.bias - exact) < 3 * got.error + 1e-4
-    if name in ("metrics_only", "token_is"):  # token weights: the controls take all of the noise away
+    if name in ("metrics_only", "token_tis"):  # token weights: the controls take all of the noise away
         assert got.error < 1e-9 and got.bias == pytest.approx(exact, abs=1e-4)  # but of a pair unseen
 
 
@@ -98,7 +98,7 @@ def test_the_page_has_every_method_and_reads_nothing_but_numbers_of_this_run():
         "What follows",
     ):
         assert f"\n## {title}" in text
-    assert "`token_is`" in text and "centered, IcePop 0.5 to 2, all tokens" in text
+    assert "`token_tis`" in text and "centered, IcePop 0.5 to 2, all tokens" in text
     assert set(fidelity_page.NAMES) <= set(presets.PRESETS)
 
 
@@ -112,7 +112,7 @@ def test_a_sentence_says_what_changed_and_by_how_much():
         presets.get("metrics_only"), Fidelity(none, 0.4, 1, 1, 2.0, 1, 1), Sampled(0.2, 0, 1, 50, 1, 1)
     )
     better = row(
-        presets.get("token_is"), Fidelity(none, 0.1, 1, 1, 2.0, 1, 1), Sampled(0.19, 0.02, 1, 100, 1, 0.5)
+        presets.get("token_tis"), Fidelity(none, 0.1, 1, 1, 2.0, 1, 1), Sampled(0.19, 0.02, 1, 100, 1, 0.5)
     )
     assert sentence(better, base, 64, 4096) == (
         "bias 0.40 → 0.10, the same variance; 64: bias 0.19, as without, 2 times the variance, 50% kept"

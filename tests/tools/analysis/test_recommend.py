@@ -127,7 +127,7 @@ WHOLE = {"use_tis": True, "custom_tis_function_path": "a.b", "custom_megatron_in
 def test_the_users_own_file_is_recommended_where_every_preset_costs_too_much(tmp_path):
     (file := tmp_path / "mine.yaml").write_text(json.dumps({**WHOLE, "slime_ext": {"preset": "token_tis"}}))
     own = {"files": {"mine.yaml": str(file)}}
-    assert recommend([effect("mine.yaml"), *effects()], SHORT, **own).name == "token_is"
+    assert recommend([effect("mine.yaml"), *effects()], SHORT, **own).name == "token_tis"
     bad = {name: {"ess": 0.01} for name in ALL}
     found = recommend([effect("mine.yaml"), *effects(**bad)], SHORT, **own)
     assert (found.name, found.flags) == ("mine.yaml", f"--custom-config-path {file}")
