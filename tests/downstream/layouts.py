@@ -245,7 +245,10 @@ def every_job(checkout: Checkout) -> dict[str, Job]:
             f"nan, {hook}": (Layout(), with_nan(hook)),
             f"nan, {hook}, CP2": (Layout(cp=2), with_nan(hook)),
         }
-    jobs["nan of the proximal policy"] = (Layout(), [Case({"preset": "token_tis"}, nan=("proximal", "valid"))])
+    jobs["nan of the proximal policy"] = (
+        Layout(),
+        [Case({"preset": "token_tis"}, nan=("proximal", "valid"))],
+    )
     jobs["without init"] = (Layout(), [Case({"preset": "off_policy_is"}, init=None)])
     variants = list(variants_of(checkout).values())
     jobs |= {f"variants, {key}": (layout, variants) for key, layout in VARIANT_LAYOUTS.items()}
