@@ -55,7 +55,7 @@ ENVIRONMENT = {
     "TP_SOCKET_IFNAME": "lo",
     # No such devices: CUDA sees none, while Ray may give them to workers.
     "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(1000, 1016))),
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's; SGLang's server forks with one thread
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's; a fork wants one thread (fork_server.py)
     "SPT_NOENV": "1",  # or the titles that Ray gives to processes overwrite the mark by which they are ended
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",

@@ -1,20 +1,31 @@
 """What runs in the host's environment: a Ray of its own, then the host's train.py, or its loop for the wheel.
 
-Started by `driver.HostRun`, which sets the environment that this needs.
+Started by `driver.run_host`, which sets the environment that this needs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import importlib
 import json
+import os
 import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+from slime_ext.tools.without_cuda import fork_server
 from slime_ext.tools.without_cuda.machine import OBJECT_STORE_BYTES
 
 WHEEL = "miles"
+PRELOADED = (
+    "pandas",
+    "transformers",
+    "sglang.srt.entrypoints.http_server",
+    "sglang.launch_server",
+    "megatron.training",
+)
 RAY_STARTS = 3  # on a busy machine the raylet gives up on a slow agent and dies
 
 
@@ -22,10 +33,22 @@ def main(argv: list[str]) -> int:
     """Runs the host of the first word, JSON of `host`, `asynchronous`, `gpus` and `nodes`, with the others as
     its flags; returns the exit status."""
     given, flags = SimpleNamespace(**json.loads(argv[0])), argv[1:]
+    preload()
+    status = fork_server.start(f"{os.environ['RAY_TMPDIR']}/fork_server")
+    if status is not None:
+        return status
     if given.host == WHEEL:
         return _run_wheel(given, flags)
     _run_script(given, flags)
     return 0
+
+
+def preload() -> None:
+    """Imports what each process of the run would; not Ray, which reads its environment as it is imported."""
+    for module in PRELOADED:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # or each collection in each fork goes through all of it, a second every time
 
 
 def _run_script(given: SimpleNamespace, flags: list[str]) -> None:

@@ -10,10 +10,10 @@ import sys
 if os.environ.get("SLIME_EXT_WITHOUT_CUDA") == "1":
     from importlib import import_module
 
-    from slime_ext.tools.without_cuda import stand_ins
+    from slime_ext.tools.without_cuda import fork_server, stand_ins
 
+    sys.path.append(f"{sys.prefix}/torchvision")  # of install.py; no other process may see it
+    fork_server.hand_over()
     stand_ins.install()
-    if "--multiprocessing-fork" in sys.orig_argv:
-        stand_ins.fork_where_it_spawns()
     for name in os.environ.get("SLIME_EXT_INSTALL", "").split():
         import_module(name).install()

@@ -6,9 +6,6 @@ tests/tools/without_cuda shows that something fails without each; one that no ho
 from __future__ import annotations
 
 import importlib
-import multiprocessing
-import sys
-from pathlib import Path
 
 from slime_ext.tools.without_cuda.import_hooks import ImportHooks
 
@@ -46,19 +43,3 @@ def install() -> None:
         for host in HOSTS if module.startswith(".") else ("",):
             hooks.add(when, f"{host}{module}", call)
     hooks.install()
-    sys.path.append(f"{sys.prefix}/torchvision")  # of install.py; no other process may see it
-
-
-def fork_where_it_spawns() -> None:
-    """Makes SGLang's server fork its scheduler and detokenizer where it asks for "spawn".
-
-    Spawned, each imports all of SGLang again: 26 CPU seconds for a start instead of 13. SGLang spawns because
-    a fork would inherit CUDA; here there is none. A process with more threads than one still spawns.
-    """
-    choose = multiprocessing.set_start_method
-
-    def set_start_method(method: str | None, force: bool = False) -> None:
-        threads = len(list(Path("/proc/self/task").iterdir()))
-        choose("fork" if method == "spawn" and threads == 1 else method, force=force)
-
-    multiprocessing.set_start_method = set_start_method
