@@ -87,12 +87,7 @@ def enter(folder: Path) -> host_loss.Slime:
         module.__path__, module.__getattr__ = [], lambda _: Absent
         module.__spec__ = importlib.util.spec_from_loader(name, None)
         sys.modules[name] = module
-    host = host_loss.Slime(str(folder)) if (folder / "slime").is_dir() else host_loss.Miles(str(folder))
-    for name in host.packages:  # entered without their __init__: importlib finds what lies below them
-        spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
-        spec.submodule_search_locations = sys.modules[name].__path__
-        sys.modules[name].__spec__ = spec
-    return host
+    return host_loss.Slime(str(folder)) if (folder / "slime").is_dir() else host_loss.Miles(str(folder))
 
 
 def batch_of(

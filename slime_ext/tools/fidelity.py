@@ -14,7 +14,6 @@ from functools import cached_property
 from itertools import combinations_with_replacement, product
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor
 
@@ -242,7 +241,7 @@ def tables(
     found = []
     for mismatch, (stale, drift) in MISMATCHES.items():
         title = f"{mismatch}: behavior {stale:g}, target {drift:g} from proximal; exact, over 81 sequences"
-        result = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        result = Table(title=title, title_justify="left", box=None, pad_edge=False)
         result.add_column("correction")
         for column in ("bias", "cosine", "variance", "ESS", "kept"):
             result.add_column(column, justify="right")

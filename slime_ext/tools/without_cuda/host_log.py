@@ -21,6 +21,7 @@ OF_RAY = ("RayTaskError", "ActorDiedError", "ActorUnavailableError", "RayActorEr
 REFUSED = re.compile(r"^\S+\.py: error: (.*)$")  # argparse
 FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)')
 LONGEST = 300  # characters of a message
+BY_WHOM = ", by hand or by a machine without memory"
 NO_ROOM = "No space left on device"
 
 
