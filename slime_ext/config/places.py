@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from typing import Any
 
 from slime_ext.config import dialects
 from slime_ext.config.load import KEYS, KNOWN_STEPS
@@ -28,7 +29,7 @@ def _keys() -> Iterator[tuple[str, Iterable[str]]]:
         yield f"under slime_ext.{system}", keys
 
 
-def _fields(*classes: type) -> list[str]:
+def _fields(*classes: Any) -> list[str]:
     return [field.name for cls in classes for field in fields(cls)]
 
 

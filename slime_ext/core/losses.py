@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -152,7 +152,7 @@ class Delightful:
 
 
 Surrogate = HostLoss | Reinforce | PpoClip | DualClip | Sapo | Delightful
-SURROGATES = {
+SURROGATES: dict[str, Any] = {
     "host": HostLoss,
     "reinforce": Reinforce,
     "ppo_clip": PpoClip,

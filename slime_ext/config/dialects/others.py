@@ -143,7 +143,7 @@ def read_prime_rl(block: Block) -> Reading:
         steps += [] if cap is None else [{"truncate": {"high": cap}}]
         steps.append(reject("token", "sum", None, block.positive(key), statistic="tv"))
     else:
-        low, high = (block.positive(f"dppo_mask_{end}", 0.2) for end in ("low", "high"))
+        low, high = (block.positive(f"dppo_mask_{end}", 0.2) or 0.2 for end in ("low", "high"))
         if low != high:
             why = f"the step here has one threshold for both; the stricter, {min(low, high)}, is the nearest"
             block.refuse("dppo_mask_high", f"dppo_mask_low ({low})", why)

@@ -5,14 +5,13 @@ them. SLIME_EXT_INSTALL names further modules whose `install` is called.
 """
 
 import os
-import sys
 
 if os.environ.get("SLIME_EXT_WITHOUT_CUDA") == "1":
     from importlib import import_module
 
     from slime_ext.tools.without_cuda import fork_server, stand_ins
 
-    sys.path.append(f"{sys.prefix}/torchvision")  # of install.py; no other process may see it
+    stand_ins.find_torchvision()
     fork_server.hand_over()
     stand_ins.install()
     for name in os.environ.get("SLIME_EXT_INSTALL", "").split():

@@ -6,6 +6,7 @@ tests/tools/without_cuda shows that something fails without each; one that no ho
 from __future__ import annotations
 
 import importlib
+import sys
 
 from slime_ext.tools.without_cuda.import_hooks import ImportHooks
 
@@ -43,3 +44,10 @@ def install() -> None:
         for host in HOSTS if module.startswith(".") else ("",):
             hooks.add(when, f"{host}{module}", call)
     hooks.install()
+    find_torchvision()
+
+
+def find_torchvision() -> None:
+    """Puts the folder that install.py made on the path, which no other process may see; idempotent."""
+    if (folder := f"{sys.prefix}/torchvision") not in sys.path:
+        sys.path.append(folder)
