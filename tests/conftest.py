@@ -23,3 +23,8 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", f"ignore:::{module}")
     config.addinivalue_line("markers", "slow: takes more than five seconds")
     config.addinivalue_line("markers", "host: runs a real host, or much of it, in processes of its own")
+
+
+def pytest_collection_modifyitems(items):
+    """The long ones first, so that no worker ends with one of them alone."""
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("host", "slow")])
