@@ -4,7 +4,7 @@
 set -ex
 
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
-TINY=${HERE}/../configs/tiny
+TINY="${HERE}/../configs/tiny"
 
 MODEL_ARGS=(
    --swiglu
@@ -26,14 +26,14 @@ MODEL_ARGS=(
 )
 
 CKPT_ARGS=(
-   --hf-checkpoint ${TINY}/model
-   --ref-load ${TINY}/model
-   --save ${SAVE:-runs/rehearse_tiny}
+   --hf-checkpoint "${TINY}/model"
+   --ref-load "${TINY}/model"
+   --save "${SAVE:-runs/rehearse_tiny}"
    --save-interval 20
 )
 
 ROLLOUT_ARGS=(
-   --prompt-data ${TINY}/train.jsonl
+   --prompt-data "${TINY}/train.jsonl"
    --input-key input
    --label-key label
    --rollout-shuffle
@@ -52,7 +52,7 @@ GRPO_ARGS=(
    --eps-clip 0.2
    --eps-clip-high 0.28
    --entropy-coef 0.06
-   --custom-config-path ${HERE}/../configs/modes/decoupled.yaml
+   --custom-config-path "${HERE}/../configs/modes/decoupled.yaml"
 )
 
 OPTIMIZER_ARGS=(
