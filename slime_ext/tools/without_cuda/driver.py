@@ -164,7 +164,6 @@ class HostRun:
         out, folder = Path(self.out).absolute(), machine.TEMPORARY / f"slime-ext-{secrets.token_hex(4)}"
         given = {"host": str(self.checkout or WHEEL), "asynchronous": self.asynchronous}
         given |= {"gpus": self.gpus, "nodes": self.nodes}
-        command = ["env", "-C", str(out), str(host_python()), "-m", CHILD, json.dumps(given), *self.flags]
         env = self._variables(folder)
         with (
             ended_by_signals(),
@@ -173,8 +172,9 @@ class HostRun:
             guarded(env[MARK], folder),
         ):
             _fill(folder)
+            python = _without_blanks(host_python(), folder)
             process = subprocess.Popen(
-                command,
+                ["env", "-C", str(out), str(python), "-m", CHILD, json.dumps(given), *self.flags],
                 env=env | {free_ports.VARIABLE: str(port)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -211,6 +211,17 @@ def _fill(folder: Path) -> None:
     for part in ("python", "ray", "tmp"):
         (folder / part).mkdir()
     (folder / "python/slime_ext").symlink_to(PACKAGE)
+
+
+def _without_blanks(python: Path, folder: Path) -> Path:
+    """The interpreter; by a link in the run's folder where its path has a blank.
+
+    Ray starts workers by that path in a shell, unquoted, and waits for ever for those that did not start.
+    """
+    if not any(map(str.isspace, str(python))):
+        return python
+    (folder / "env").symlink_to(python.parents[1])
+    return folder / "env/bin" / python.name
 
 
 def check_megatron(host: Path, megatron: Path) -> None:

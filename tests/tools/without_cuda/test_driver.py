@@ -314,3 +314,13 @@ def test_a_process_with_a_long_title_keeps_its_mark():
     process.stdout.readline()
     assert marked_processes("of-a-title") == [process.pid]
     process.communicate(b"\n")
+
+
+@pytest.mark.parametrize("name", ["plain", "with a blank", "with\ttab"])
+def test_rays_workers_start_by_a_path_without_blanks(name, tmp_path):
+    python = tmp_path / name / "bin/python3"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    (folder := tmp_path / "run").mkdir()
+    found = driver._without_blanks(python, folder)
+    assert found.samefile(python) and not any(map(str.isspace, str(found)))
