@@ -337,9 +337,9 @@ def killed(mutation: Mutation) -> bool:
         ]
         environment = os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
         run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
-        if run.returncode not in (0, 1):
+        if run.returncode > 1:  # pytest could not run them; below 0 a signal ended it, which is a notice, too
             raise SystemExit(run.stdout.decode()[-2000:])
-        return run.returncode == 1
+        return run.returncode != 0
 
 
 def main(names: list[str]) -> int:
