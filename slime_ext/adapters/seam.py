@@ -84,7 +84,7 @@ def alone(correction: Correction, where: str, why: str) -> list[Rule]:
         why: what the seam sees.
     """
     needs: dict[str, Callable[[], bool]] = {
-        "a step coupled over the optimizer step": lambda: correction.is_coupled,
+        "step coupled over the optimizer step": lambda: correction.is_coupled,
         "group": lambda: correction.group != "ignore",
         "denominator: kept": lambda: correction.denominator != "host",
         "mask_scope: all": lambda: correction.mask_scope != "policy",

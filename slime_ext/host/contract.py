@@ -60,7 +60,6 @@ CALLS = {
 TIS = "slime_ext.tis"  # the module whose functions --custom-tis-function-path names
 SEEDS = ("vanilla_tis_function", "icepop_function", "off_policy_is_function")  # with a formula of their own
 BAND, RANGE = ("tis_clip_low", "tis_clip"), ("eps_clip", "eps_clip_high")  # flags with the bounds of theirs
-NEED_TARGET = ("off_policy_is_function",)  # those of them that read cur_log_probs
 INIT_FLAG = "--custom-megatron-init-path slime_ext.host.init"
 OURS = {  # argument -> the function of ours that it may name
     "custom_megatron_init_path": "slime_ext.host.init",

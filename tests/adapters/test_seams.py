@@ -179,7 +179,7 @@ REFUSED = {
     "policy_loss_type: expected slime_ext, got regular": of_skyrl("token_tis", policy_loss_type="regular"),
     "nothing beside slime_ext, got tis_ratio_type": of_skyrl("token_tis", tis_ratio_type="token"),
     "sampling_params.logprobs: expected 1": of_skyrl("token_tis", logprobs=None),
-    "slime_ext: expected no a step coupled": of_skyrl(COUPLED),
+    "slime_ext: expected no step coupled": of_skyrl(COUPLED),
     "slime_ext: expected no denominator: kept": of_skyrl(KEPT),
     "bypass_mode: expected false": of_verl(slime_ext="token_tis", bypass_mode=True),
     "expected no ['rollout_is'] beside it": of_verl(slime_ext="token_tis", rollout_is="token"),
