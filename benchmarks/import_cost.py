@@ -1,0 +1,22 @@
+"""What the plugin adds to a training process, beside torch, pydantic and PyYAML: seconds and resident memory."""
+
+import resource
+import time
+
+
+def cost(title, load):
+    """Print the seconds, and the MiB by which the peak of resident memory grows, of calling ``load``."""
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    load()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(f"{title:<22} {time.perf_counter() - start:5.2f} s {grown / 1024:6.1f} MiB")
+
+
+def plugin():
+    from slime_ext.tis import token_tis  # noqa: F401
+
+
+if __name__ == "__main__":
+    cost("torch", lambda: __import__("torch"))
+    cost("pydantic, PyYAML", lambda: (__import__("pydantic"), __import__("yaml")))
+    cost("slime_ext.tis", plugin)
