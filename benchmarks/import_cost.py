@@ -1,4 +1,4 @@
-"""What the plugin adds to a training process, beside torch, pydantic and PyYAML: seconds and resident memory."""
+"""What the plugin adds to a training process beside torch, pydantic and PyYAML: seconds, resident memory."""
 
 import resource
 import time
