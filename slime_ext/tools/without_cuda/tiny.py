@@ -38,6 +38,7 @@ def engine_flags(context: int = 64, tokens: int = 16384, concurrency: int = 24) 
         *("--rollout-num-gpus", "1", "--rollout-num-gpus-per-engine", "1", "--sglang-device", "cpu"),
         *("--sglang-attention-backend", "torch_native", "--sglang-disable-cuda-graph"),
         *("--router-prometheus-host", "127.0.0.1"),  # by default it listens on every address
+        "--router-disable-circuit-breaker",  # a busy machine answers late: the only engine must stay in use
         "--sglang-sleep-on-idle",  # the scheduler otherwise polls without pause, on a core of its own
         *("--sglang-log-level", "warning", "--sglang-log-level-http", "warning"),  # or a line per request
         *("--sglang-context-length", str(context), "--sglang-max-total-tokens", str(tokens)),
