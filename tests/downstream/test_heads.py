@@ -1,8 +1,8 @@
 """Score centering through a host's own policy loss: A_t m_t C_t and its gradient, against loops in float64.
 
 What centering adds is the loss with it less the loss without: the host's own part is the same in both.
-Bounds: the hosts compute in float32; losses are sums of about 40 terms of size 1, and differ by less than 1e-5. A
-gradient is off by less than 5e-7 in every logit, so that any two layouts agree to 1e-6.
+Bounds: the hosts compute in float32; losses are sums of about 40 terms of size 1, and differ by less than
+1e-5. A gradient is off by less than 5e-7 in every logit, so that any two layouts agree to 1e-6.
 """
 
 from __future__ import annotations

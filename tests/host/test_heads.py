@@ -83,7 +83,10 @@ def generated(args, sample, **more):
 
 def test_the_head_reaches_the_step_by_way_of_the_rollouts_log(rollout):
     args = arguments()
-    made = [generated(args, Sample(index)) for index in (7, 4)]
+    made = []
+    for index, begin in ((7, 0), (4, 2)):
+        rollout.answered = answer(begin, 2)
+        made.append(generated(args, Sample(index)))
     assert [asked["top_logprobs_num"] for asked in rollout.asked] == [K, K]
     module, _, name = args.custom_rollout_log_function_path.rpartition(".")
     log = getattr(sys.modules[module], name)
@@ -91,9 +94,8 @@ def test_the_head_reaches_the_step_by_way_of_the_rollouts_log(rollout):
         one.weight_versions = []
     assert log(3, args, [[made[0]], [made[1]]], {}) is False
     found = heads.of_step(3, Samples(indices=[4, 7]), K)
-    for ids, log_probs in found:
-        assert ids.tolist() == [[0, 3, 4], [1, 3, 4]]
-        assert log_probs.tolist() == [[-0.5, -1.5, -2.5], [-0.625, -1.5, -2.5]]
+    assert [ids.tolist() for ids, _ in found] == [[[2, 3, 4], [3, 3, 4]], [[0, 3, 4], [1, 3, 4]]]
+    assert found[1][1].tolist() == [[-0.5, -1.5, -2.5], [-0.625, -1.5, -2.5]]
 
 
 def test_a_log_function_of_the_users_own_is_called_all_the_same(rollout, monkeypatch):
