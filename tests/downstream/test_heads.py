@@ -99,7 +99,7 @@ def through_the_host(name, folder, layout, cases):
     host, found = HOSTS[name](folder), []
     for case in cases:
         correction, k, temperature = CASES[case]
-        heads._held[0] = {i: sampler_of(s, k, temperature) for i, s in enumerate(samples())}
+        heads.held[0] = {i: sampler_of(s, k, temperature) for i, s in enumerate(samples())}
         centered = correction | {"center": {"top_k": k}}
         with contextlib.redirect_stdout(io.StringIO()):
             (plain, base, _), (loss, gradient, metrics) = (

@@ -14,7 +14,7 @@ import torch
 
 from slime_ext import host
 from slime_ext.errors import ConfigError, DataError
-from slime_ext.host import heads, hosts, staleness
+from slime_ext.host import heads, hosts, rollout_heads, staleness
 from slime_ext.host.rollout_data import Samples
 
 K, VOCABULARY = 3, 5
@@ -35,7 +35,7 @@ Sample.__module__ = "standin.types"
 
 def head_of(position):
     """(log-prob, id, text) of the K most likely tokens, as SGLang has them."""
-    return [[-0.5 - position / 8, position, None], [-1.5, 3, None], [-2.5, 4, None]]
+    return [[-0.5 - position / 8, position, None], [-1.5, 30, None], [-2.5, 40, None]]
 
 
 def answer(begin, count, heads_of=head_of):
@@ -65,7 +65,7 @@ def rollout(monkeypatch):
     module.answered = answer(0, 2)
     module.GenerateState = lambda args: SimpleNamespace(tokenizer=range(VOCABULARY))
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(heads, "_held", {})
+    heads.held.clear()
     monkeypatch.setattr(staleness, "_published", {})
     yield module
     hosts.unwrap(host, "log_rollout")
@@ -94,7 +94,7 @@ def test_the_head_reaches_the_step_by_way_of_the_rollouts_log(rollout):
         one.weight_versions = []
     assert log(3, args, [[made[0]], [made[1]]], {}) is False
     found = heads.of_step(3, Samples(indices=[4, 7]), K)
-    assert [ids.tolist() for ids, _ in found] == [[[2, 3, 4], [3, 3, 4]], [[0, 3, 4], [1, 3, 4]]]
+    assert [ids.tolist() for ids, _ in found] == [[[2, 30, 40], [3, 30, 40]], [[0, 30, 40], [1, 30, 40]]]
     assert found[1][1].tolist() == [[-0.5, -1.5, -2.5], [-0.625, -1.5, -2.5]]
 
 
@@ -104,7 +104,7 @@ def test_a_log_function_of_the_users_own_is_called_all_the_same(rollout, monkeyp
     monkeypatch.setitem(sys.modules, "own_log", own)
     args = arguments(custom_rollout_log_function_path="own_log.log")
     made = [generated(args, Sample())]
-    assert own.log(0, args, made, None, 1.0) == "logged" and heads._held[0].keys() == {0}
+    assert own.log(0, args, made, None, 1.0) == "logged" and heads.held[0].keys() == {0}
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_a_sample_that_goes_on_has_no_head_where_others_wrote(rollout):
     rollout.answered = answer(2, 1)
     generated(args, sample)
     sample.loss_mask = [1, 1, 0, 1]
-    heads.publish(0, [sample], K)
+    rollout_heads.publish(0, [sample], K)
     ((ids, log_probs),) = heads.of_step(0, Samples(indices=[0]), K)
-    assert log_probs[:, 0].tolist() == [-0.5, -0.625, -math.inf, -0.75] and ids[3].tolist() == [2, 3, 4]
+    assert log_probs[:, 0].tolist() == [-0.5, -0.625, -math.inf, -0.75] and ids[3].tolist() == [2, 30, 40]
 
 
 def drops(rollout):
@@ -194,15 +194,15 @@ def without(samples):
 )
 def test_what_a_rollout_must_not_hold(rollout, fault, line):
     samples = [copy.deepcopy(generated(arguments(), Sample(index))) for index in (0, 1)]
-    heads.publish(0, samples, K)
+    rollout_heads.publish(0, samples, K)
     fault(samples)
     with pytest.raises(DataError) as caught:
-        heads.publish(1, samples, K)
+        rollout_heads.publish(1, samples, K)
     assert line in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_heads_that_the_trainer_cannot_use(rollout):
-    heads.publish(0, [generated(arguments(), Sample(5))], K)
+    rollout_heads.publish(0, [generated(arguments(), Sample(5))], K)
     with pytest.raises(DataError, match="expected the sampler's head of every sample of rollout 0, got none"):
         heads.of_step(0, Samples(indices=[5, 6]), K)
     with pytest.raises(DataError, match=r"center.top_k: expected 3, as in the rollout, got 4"):
@@ -212,8 +212,8 @@ def test_heads_that_the_trainer_cannot_use(rollout):
 def test_heads_of_rollouts_that_were_trained_long_ago_are_forgotten(rollout):
     sample = generated(arguments(), Sample())
     for rollout_id in range(9):
-        heads.publish(rollout_id, [sample], K)
-    assert list(heads._held) == [5, 6, 7, 8]
+        rollout_heads.publish(rollout_id, [sample], K)
+    assert list(heads.held) == [5, 6, 7, 8]
 
 
 HOST = SimpleNamespace(name="other", version="1", step=ModuleType("step"))
@@ -257,9 +257,9 @@ def test_ray_carries_them_between_processes(rollout, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.experimental.internal_kv", kv)
     made = [generated(arguments(), Sample(index)) for index in (0, 1)]
     for rollout_id in range(9):
-        heads.publish(rollout_id, made, K)
+        rollout_heads.publish(rollout_id, made, K)
     assert len(stored) == 4
-    monkeypatch.setattr(heads, "_held", {})  # of another process
+    heads.held.clear()  # of another process
     monkeypatch.setattr(staleness, "_published", {})
     found = heads.of_step(8, Samples(indices=[1, 0]), K)
     assert len(found) == 2 and torch.equal(found[0][1], made[1].rollout_topk_log_probs)
