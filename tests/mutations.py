@@ -223,6 +223,18 @@ MUTATIONS = {
     "a tail without a floor": Mutation(
         "ops/centering.py", "keepdim=True)).clamp_min(FLOOR)", "keepdim=True))", "tests/ops/test_centering.py"
     ),
+    "the head at another temperature": Mutation(
+        "host/heads.py", "flat = flat / temperature", "pass", "tests/downstream/test_heads.py"
+    ),
+    "the vocabulary's parts in one place": Mutation(
+        "host/heads.py", '"offset": part * width', '"offset": 0', "tests/downstream/test_heads.py"
+    ),
+    "the heads of other samples": Mutation(
+        "host/heads.py",
+        "[known[index] for index in samples.indices]",
+        "list(known.values())",
+        "tests/host/test_heads.py",
+    ),
     "centering at a rejected sequence": Mutation(
         "core/centering.py",
         "torch.where(factor[:, None] > 0, head.sampler, -torch.inf)",

@@ -77,8 +77,12 @@ MATHEMATICS = (
 HOOK_PATH = (*MATHEMATICS, "core/metrics", "core/compiled", "host", "tis")
 FORBIDDEN_IN_MATHEMATICS = {"megatron", "slime", "yaml", "argparse", "pydantic", "torch.distributed", "numpy"}
 SYNCS = {"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique"}
-# On CPU a log-prob is looked at in the call; rollouts are read before training; steps are reduced once.
-MAY_WAIT = ("host/packing.py", "host/rollout_data.py", "core/metrics/totals.py")
+# On CPU a log-prob is looked at in the call; rollouts are read, and sampled, before training; steps are
+# reduced once.
+MAY_WAIT = (
+    *("host/packing.py", "host/rollout_data.py", "host/rollout_heads.py"),
+    "core/metrics/totals.py",
+)
 
 
 def modules(*rooms):

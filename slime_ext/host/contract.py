@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from slime_ext.core.correction import Correction
+    from slime_ext.core.state import Head
 
 REQUIRED = (
     "args",
@@ -38,6 +39,7 @@ OPTIONAL = (
 )
 PADDED = ("max_seq_lens",)  # N lengths that --qkv-format bshd pads to: miles, slime's batches to v0.3.0
 PATCHED = ("weight_versions",)  # N lists of the weights' versions that sampled the sample; docs/patches.md
+HEADS = ("head",)  # the sampler's head beside the trainer's log-probs, which ``heads`` makes for ``center``
 ALIASES = {"current_log_probs": "cur_log_probs"}
 # Argument that names a function -> what the host passes to it, by position. Those that a training rank or the
 # rollout's bookkeeping calls; generation, rewards and data sources are not ours to look at.
@@ -65,6 +67,7 @@ OURS = {  # argument -> the function of ours that it may name
     "custom_megatron_init_path": "slime_ext.host.init",
     "rollout_data_postprocess_path": "slime_ext.host.rollout_data_postprocess",
     "custom_rollout_log_function_path": "slime_ext.host.log_rollout",
+    "custom_generate_function_path": "slime_ext.host.generate",
 }
 METRICS = ("off_policy/host/ratio", "off_policy/host/clipped", "off_policy/host/rejected")
 MOST_DIGITS = 18  # of a weight version: what an int64 holds
@@ -109,6 +112,7 @@ class HookCall:
     advantages: Sequence[Tensor] | Tensor | None = None
     max_seq_lens: Sequence[int] | None = None
     weight_versions: Sequence[Sequence[str]] | None = None
+    head: Head | None = None
 
     @classmethod
     def of(cls, args: Any, arguments: dict[str, Any]) -> HookCall:
@@ -132,7 +136,7 @@ class HookCall:
                 f"hook call: expected the keywords {', '.join(REQUIRED)}, got no {', '.join(missing)}: "
                 "call it as slime's policy loss does"
             )
-        known = (*REQUIRED[1:], *OPTIONAL, *PADDED, *PATCHED)
+        known = (*REQUIRED[1:], *OPTIONAL, *PADDED, *PATCHED, *HEADS)
         return cls(args, **{key: given[key] for key in known if key in given})
 
     def require(self, correction: Correction, who: str = "") -> None:

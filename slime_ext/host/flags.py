@@ -72,6 +72,7 @@ PATH = Kind("a path", lambda value: isinstance(value, str), str)
 FUNCTION = Kind("package.module.function", lambda value: isinstance(value, str), str)
 DERIVED = Kind("a value", lambda value: True, None)  # no flag gives it: the host makes it of others
 
+GENERATE = "custom_generate_function_path"
 # Every argument that a rule of host/rules.py reads. ``slime-ext check`` reads exactly these from a launch
 # script; a rule that reads another one fails.
 ARGUMENTS: dict[str, Argument] = {
@@ -82,6 +83,8 @@ ARGUMENTS: dict[str, Argument] = {
     "kl_coef": Argument(NUMBER, 0.0),
     "n_samples_per_prompt": Argument(COUNT, 1),
     "score_centering_top_k": Argument(COUNT, 128),
+    "rollout_top_p": Argument(NUMBER, 1.0),
+    "rollout_top_k": Argument(NUMBER, -1),
     "advantage_estimator": Argument(TEXT, "grpo"),
     "loss_type": Argument(TEXT, "policy_loss"),
     "pg_loss_type": Argument(TEXT),
@@ -95,11 +98,11 @@ ARGUMENTS |= dict.fromkeys(("eps_clip_high", "eps_clip_c"), Argument(NUMBER))
 ARGUMENTS |= dict.fromkeys(
     ("num_steps_per_rollout", "global_batch_size", "rollout_batch_size"), Argument(COUNT)
 )
-ARGUMENTS |= dict.fromkeys(("custom_tis_function_path", *contract.CALLS), Argument(FUNCTION))
+ARGUMENTS |= dict.fromkeys(("custom_tis_function_path", GENERATE, *contract.CALLS), Argument(FUNCTION))
 ARGUMENTS |= dict.fromkeys(
     "use_tis get_mismatch_metrics use_rollout_logprobs keep_old_actor use_opsm normalize_advantages use_opd "
     "use_dynamic_global_batch_size use_rollout_routing_replay use_routing_replay use_score_centering "
-    "release_train".split(),
+    "release_train allgather_cp".split(),
     Argument(SWITCH, False),
 )
 

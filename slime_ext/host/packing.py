@@ -148,7 +148,7 @@ def pack(call: HookCall, parallel: Parallel = ALONE) -> Tokens:
     )
     if behavior.device.type != "cpu" or (segments.size and not float(behavior.amax()) <= HIGHEST):  # NaN, too
         behavior = behavior.masked_fill(behavior > HIGHEST, torch.nan)
-    return Tokens(segments, proximal, behavior, target, advantages)
+    return Tokens(segments, proximal, behavior, target, advantages, head=call.head)
 
 
 def unpack_masks(keep: Tensor, loss_masks: Sequence[Tensor], segments: Segments) -> list[Tensor]:

@@ -32,11 +32,11 @@ from slime_ext.ops.segments import to_device
 LOG = "custom_rollout_log_function_path"
 LOG_FLAG = f"{contract.flag_of(LOG)} {contract.OURS[LOG]}"
 NAMESPACE = b"slime_ext"
-WAITING = 16  # rollouts that may wait for the trainer
+VERSIONS, WAITING = "weight_versions", 16  # rollouts that may wait for the trainer
 PREFIX, STEP = "rollout/off_policy/", "rollout/step"
 log = logging.getLogger("slime_ext")
 
-_published: dict[int, bytes] = {}  # of this process, which is all there is without Ray
+_published: dict[tuple[str, int], bytes] = {}  # of this process, which is all there is without Ray
 _pusher: weakref.ref[Any] | None = None
 
 
@@ -152,7 +152,7 @@ def log_rollout(
 
     Source: the call is slime's, slime/observability/rollout_metrics.py, the same since v0.2.2.
     """
-    samples = list(_flat(samples))
+    samples = list(flat(samples))
     _require_log_probs(args, samples)
     _publish(rollout_id, samples)
     values = {PREFIX + name: value for name, value in version_metrics(samples).items()}
@@ -199,33 +199,48 @@ def _publish(rollout_id: int, samples: Sequence[Any]) -> None:
         index, versions = str(getattr(sample, "index", None)), _versions(sample)
         known = [v for v in (oldest.get(index), *versions) if v is not None]
         oldest[index] = min(known, default=None)
-    text, store = json.dumps(oldest).encode(), _store()
-    _published[rollout_id] = text
-    if store is not None:
-        store._internal_kv_put(_key(rollout_id), text, namespace=NAMESPACE)
-    for old in list(_published)[:-WAITING]:
-        del _published[old]
-        if store is not None:
-            store._internal_kv_del(_key(old), namespace=NAMESPACE)
+    leave(VERSIONS, rollout_id, json.dumps(oldest).encode())
 
 
 def _oldest_of(rollout_id: int) -> dict[str, int | None]:
     """Sample index -> oldest version, of a rollout that ``log_rollout`` saw; {} of any other."""
-    text, store = _published.get(rollout_id), _store()
-    if text is None and store is not None:
-        text = store._internal_kv_get(_key(rollout_id), namespace=NAMESPACE)
-    return json.loads(text or b"{}")
+    found: dict[str, int | None] = json.loads(left(VERSIONS, rollout_id) or b"{}")
+    return found
 
 
-def _store() -> Any:
+def leave(what: str, rollout_id: int, data: bytes, waiting: int = WAITING) -> None:
+    """Leaves something about a rollout for the trainer's processes of the same Ray job.
+
+    Args:
+        waiting: how many rollouts' it keeps.
+    """
+    kv = store()
+    _published[what, rollout_id] = data
+    if kv is not None:
+        kv._internal_kv_put(_key(what, rollout_id), data, namespace=NAMESPACE)
+    for old in [key for key in _published if key[0] == what][:-waiting]:
+        del _published[old]
+        if kv is not None:
+            kv._internal_kv_del(_key(*old), namespace=NAMESPACE)
+
+
+def left(what: str, rollout_id: int) -> bytes | None:
+    """What ``leave`` was given; None of a rollout that it does not know."""
+    data, kv = _published.get((what, rollout_id)), store()
+    if data is None and kv is not None:
+        data = kv._internal_kv_get(_key(what, rollout_id), namespace=NAMESPACE)
+    return data
+
+
+def store() -> Any:
     """The key-value store of the Ray cluster that this process belongs to; None where it belongs to none."""
-    store = sys.modules.get("ray.experimental.internal_kv")
-    return store if store is not None and store._internal_kv_initialized() else None
+    kv = sys.modules.get("ray.experimental.internal_kv")
+    return kv if kv is not None and kv._internal_kv_initialized() else None
 
 
-def _key(rollout_id: int) -> bytes:
+def _key(what: str, rollout_id: int) -> bytes:
     job = sys.modules["ray"].get_runtime_context().get_job_id()
-    return f"weight_versions:{job}:{rollout_id}".encode()
+    return f"{what}:{job}:{rollout_id}".encode()
 
 
 def _log(rollout_id: int, args: Any, values: dict[str, float]) -> None:
@@ -255,9 +270,9 @@ def _oldest(names: Any) -> int | None:
     return None if None in versions else min(versions, default=None)
 
 
-def _flat(samples: Iterable[Any]) -> Iterable[Any]:
+def flat(samples: Iterable[Any]) -> Iterable[Any]:
     for entry in samples:
         if isinstance(entry, list):
-            yield from _flat(entry)
+            yield from flat(entry)
         else:
             yield entry

@@ -26,7 +26,7 @@ from slime_ext.config.words import one_line
 from slime_ext.core import compiled
 from slime_ext.core.correction import Correction
 from slime_ext.errors import ConfigError
-from slime_ext.host import contract, hosts, staleness, train_step
+from slime_ext.host import contract, heads, hosts, staleness, train_step
 from slime_ext.host.configured import correction_named, loaded_from, mapping_of_flags, named_by, setup_of
 from slime_ext.host.contract import check_call, flag_of, loss_inputs
 from slime_ext.host.flags import check_command_line, check_kinds
@@ -130,6 +130,7 @@ def _noting_log_probs(function: Callable[..., Any]) -> Callable[..., Any]:
         if inputs is not None:  # inside the policy loss; elsewhere it scores tokens for others
             made = result[1] if isinstance(result, tuple) else result  # a bare dict up to v0.2.2 and in miles
             inputs.setdefault("cur_log_probs", list(made["log_probs"]))
+            inputs["head"] = heads.at_logits(args, kwargs, inputs)
         return result
 
     return get_log_probs_and_entropy
@@ -161,6 +162,8 @@ def _check_host(args: Any, correction: Correction | None, host: hosts.Host | Non
                 f"{host.name}: expected a trainer with {hosts.STEP} beside a correction that couples the "
                 "samples of an optimizer step, got one without (FSDP)"
             )
+    if correction is not None and correction.center is not None:
+        heads.require_host(args, host)
     if correction is not None and correction.needs_ages:
         staleness.require_host(args, host)
     for name in read_config(mapping_of_flags(args)).guards:

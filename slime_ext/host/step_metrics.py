@@ -107,12 +107,14 @@ class OptimizerStep:
         layout: what hook calls measure; None: nothing.
         samples: those that the step trains, where they are known.
         plan: what was computed for them before.
+        heads: the sampler's head of each of them, for ``center``.
         observes: whether the policy loss is measured where it does not call our hook.
     """
 
     layout: MetricsLayout | None = None
     samples: Samples = field(default_factory=Samples)
     plan: Any = None
+    heads: Sequence[tuple[Tensor, Tensor]] = ()
     observes: bool = False
     tracker: NonFiniteTracker = field(default_factory=NonFiniteTracker)
     measured: Any = None  # the sums of all its micro-batches so far

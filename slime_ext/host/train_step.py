@@ -25,7 +25,7 @@ from slime_ext.core.metrics.guards import Watch
 from slime_ext.core.metrics.names import PREFIX
 from slime_ext.core.metrics.options import Options
 from slime_ext.errors import ConfigError, GuardError, NonFiniteError, warn_once
-from slime_ext.host import certify, hosts, staleness, step_metrics
+from slime_ext.host import certify, heads, hosts, staleness, step_metrics
 from slime_ext.host.configured import correction_of_flags, counts_target_twice, mapping_of_flags
 from slime_ext.host.hook import ONLY_MEASURES
 from slime_ext.host.rollout_data import joined, read_ahead
@@ -48,7 +48,7 @@ UNSEEN = (
 )
 NOT_AHEAD = (
     "{what}: expected a data_iterator whose micro-batches can be read ahead (offset, get_next), got "
-    "{kind}: this host streams them; what couples the samples of an optimizer step does not run here"
+    "{kind}: this host streams them; what is looked up before an optimizer step does not run here"
 )
 log = logging.getLogger("slime_ext")
 
@@ -248,8 +248,8 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
         return step
     iterator = (call["data_iterator"] or [None])[0]
     if not (hasattr(iterator, "offset") and hasattr(iterator, "get_next")):
-        if measured.needs_plan:
-            what = what_couples(measured)
+        if measured.needs_plan or measured.center is not None:
+            what = what_couples(measured) if measured.needs_plan else "center"
             raise ConfigError(NOT_AHEAD.format(what=what, kind=type(iterator).__name__))
         return step
     batches = read_ahead(iterator, call["num_microbatches"])
@@ -260,6 +260,8 @@ def _opened(call: Mapping[str, Any], correction: Correction | None, reporter: Re
         step.samples = step.plan.samples
     else:
         step.samples = identify(joined(batches))
+    if measured.center is not None:
+        step.heads = heads.of_step(call["rollout_id"], step.samples, measured.center.top_k)
     return step
 
 

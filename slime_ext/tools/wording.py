@@ -18,12 +18,14 @@ def flags_of(name: str, correction: Correction) -> str:
 
 def file_of(mapping: Mapping[str, Any], correction: Correction) -> dict[str, Any]:
     """The file that makes a launch use a native mapping."""
+    ours = ["custom_megatron_init_path", "custom_rollout_log_function_path"]
+    ours += ["custom_generate_function_path"] if correction.center is not None else []
     measures = correction.needs_plan or not acts(correction)  # a plan needs log-probs from before the step
     return {
         "use_tis": acts(correction),
         **({"get_mismatch_metrics": True} if measures else {}),
         "custom_tis_function_path": f"{TIS}.correct",
-        **{dest: OURS[dest] for dest in ("custom_megatron_init_path", "custom_rollout_log_function_path")},
+        **{dest: OURS[dest] for dest in ours},
         "slime_ext": dict(mapping),
     }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from slime_ext.core.scoped import ZeroOutside
 from slime_ext.core.state import Head
 from slime_ext.core.steps import Clip, Reject, Reweight, SignedClip, Truncate, Veto
 from slime_ext.errors import ConfigError, DataError
-from slime_ext.host.rules import Setup, require
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens
@@ -206,12 +204,10 @@ def test_what_cannot_be_centered_is_refused_in_one_line(line):
     assert line in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_host_is_refused_in_one_line_and_the_mapping_comes_back():
+def test_the_mapping_comes_back():
     loaded = read_config({"preset": "cispo", "center": {"top_k": 8}})
     assert loaded.correction == replace(load_config({"preset": "cispo"}), center=Center(8))
     assert load_config(to_mapping(loaded.correction)) == loaded.correction
-    with pytest.raises(ConfigError, match=r"^slime_ext.center: expected none on a host, got one: [^\n]+$"):
-        require(Setup(SimpleNamespace(use_tis=True), "correct", loaded))
 
 
 def test_a_head_that_is_missing_or_of_another_width():

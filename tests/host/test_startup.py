@@ -42,6 +42,8 @@ TARGET = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0
 OWN = {"surrogate": "reinforce"}
 REBASED = {"preset": "geo_rs", "group": "rebaseline"}
 PLANNING = correct(PLANNED)
+CENTERED = correct({"preset": "cispo", "center": {"top_k": 8}})
+HEADS = {"custom_generate_function_path": "slime_ext.host.generate"}
 FOUR = {"num_steps_per_rollout": 4}
 # fmt: off
 BROKEN = [
@@ -92,6 +94,11 @@ BROKEN = [
     (correct({"fireworks": {"eps_clip": 0.2}}, eps_clip=0.2, eps_clip_high=0.28),
      "fireworks.eps_clip_high: expected 0.28, the --eps-clip-high of this run, got 0.2"),
     (correct({"fireworks": {"eps_clip": 0.1234567}}, eps_clip=0.1234568), "got 0.1234567: the host clips by"),
+    # the sampler's head
+    (CENTERED, "--custom-generate-function-path: expected slime_ext.host.generate beside center, got none"),
+    (CENTERED | HEADS | {"allgather_cp": True}, "--allgather-cp: expected off beside center, got on"),
+    (CENTERED | HEADS | {"rollout_top_p": 0.9}, "--rollout-top-p: expected 1.0 beside center, got 0.9: th"),
+    (CENTERED | HEADS | {"rollout_top_k": 20}, "--rollout-top-k: expected -1 beside center, got 20: the s"),
     # what couples samples
     (PLANNING | FOUR | {"pg_loss_type": "reinforce"}, "--pg-loss-type: expected ppo with a correction that"),
     (correct({"preset": "geo_rs", "denominator": "kept"},
@@ -134,6 +141,7 @@ LET_THROUGH = [
     correct({"surrogate": "dual_clip"}, eps_clip_c=3.0),
     correct({"fireworks": {"eps_clip": 0.2}}, eps_clip=0.2, eps_clip_high=None),
     {"custom_tis_function_path": "slime_ext.tis.cispo", **FOUR},
+    CENTERED | HEADS | {"rollout_top_p": 1.0, "rollout_top_k": -1},
     # the host's surrogate has no ratio
     correct(TARGET, pg_loss_type="reinforce", **FOUR),
     correct(TARGET, advantage_estimator="flash_reinforce", **FOUR),

@@ -16,6 +16,7 @@ HISTOGRAM = LogBins(low=-20, high=7, digits=4)  # of log-ratios, nats: 16 bins p
 
 CURVE_COLUMNS = ("counted", "kept", "k3", "ratio_minus_one", "weight")
 COLUMNS = (*CURVE_COLUMNS, "log_behavior", "ratio_minus_one_squared", "weight_squared")
+TAIL = "tail"  # probability that the sampler's head leaves out
 PER_SEQUENCE = ("log_ratio", "response", "sequences", "kept_sequences", "aged", "age")
 HIGHEST = (
     "log_ratio_max",
@@ -68,6 +69,9 @@ class Steps(Protocol):
     @property
     def group(self) -> str: ...
 
+    @property
+    def center(self) -> object: ...
+
 
 @dataclass(frozen=True)
 class MetricsLayout:
@@ -76,21 +80,24 @@ class MetricsLayout:
     Args:
         effects: what is counted of each step.
         curves: whether the three curves are measured.
+        head: whether the tokens come with the sampler's head.
     """
 
     effects: tuple[EffectCount, ...] = ()
     curves: bool = True
+    head: bool = False
 
     @classmethod
     def of(cls, correction: Steps, *, curves: bool = True) -> MetricsLayout:
         """The layout of a correction's metrics."""
-        return cls(tuple(_effects(correction)), curves)
+        return cls(tuple(_effects(correction)), curves, correction.center is not None)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The sums of one number each, in their order; the histogram and the curves follow."""
         effects = (effect.name for effect in self.effects)
-        return (*COLUMNS, *effects, "clipped", "surrogate_clipped", *PER_SEQUENCE)
+        tail = (TAIL,) if self.head else ()
+        return (*COLUMNS, *effects, "clipped", "surrogate_clipped", *PER_SEQUENCE, *tail)
 
     @property
     def size(self) -> int:

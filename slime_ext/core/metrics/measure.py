@@ -103,7 +103,8 @@ def summarize(
     of_sequences, oldest, log_sums = _of_sequences(
         outcome.sequences, tokens.ages, counts_sequences=counts_sequences
     )
-    sums = (*(named[name] for name in COLUMNS), *counts, *of_sequences)
+    tail = [_tail(tokens, outcome)] if layout.head else []
+    sums = (*(named[name] for name in COLUMNS), *counts, *of_sequences, *tail)
     extremes = (torch.where(outcome.finite, x, -torch.inf) for x in (log_ratio, -log_ratio))
     highest = [x.amax() if x.shape[0] else x.new_full((), -math.inf) for x in (*extremes, outcome.weights)]
     found = StepSums(
@@ -113,6 +114,14 @@ def summarize(
     )
     curves = None if position is None else _curve_bins(tokens, behavior, position)
     return found, TokenBins(HISTOGRAM.keys(log_ratio), curves, tuple(columns))
+
+
+def _tail(tokens: Tokens, outcome: Outcome) -> Tensor:
+    """Sum over tokens of the probability that the sampler's head leaves out."""
+    if tokens.head is None:
+        return outcome.weights.new_full((), torch.nan)
+    tail = (1 - tokens.head.sampler.double().exp().sum(1)).clamp_min(0)
+    return torch.where(outcome.finite, tail, 0).sum()
 
 
 def acted_on(outcome: Outcome, effect: EffectCount, segments: Segments) -> Tensor:

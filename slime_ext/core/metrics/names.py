@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from slime_ext.core.metrics.layout import MetricsLayout, Steps
+from slime_ext.core.metrics.layout import TAIL, MetricsLayout, Steps
 from slime_ext.core.metrics.totals import Totals
 
 PREFIX = "off_policy/"
@@ -97,6 +97,7 @@ STALENESS: dict[str, Value] = {
     "staleness_max": lambda t: max(t.highest["age_max"], 0.0),
     "staleness_known_fraction": _mean("aged", "sequences"),
 }
+CENTER: dict[str, Value] = {"tail_fraction": _mean(TAIL)}
 CERTIFICATE = ("certified", "certified_k3_kl")  # host/certify.py has their values
 OF_BIN: dict[str, Callable[[Mapping[str, float]], float]] = {  # a bin's sums -> one of its numbers
     "k3_kl": lambda row: row["k3"] / row["counted"],
@@ -143,13 +144,14 @@ def reach_of(name: str) -> tuple[float, float]:
 
 def known_names(correction: Steps) -> list[str]:
     """The names, without ``off_policy/``, of every metric of one number that a correction can have."""
-    of_steps = (effect.name for effect in MetricsLayout.of(correction).effects)
-    return [*METRICS, *STALENESS, *CERTIFICATE, *of_steps]
+    layout = MetricsLayout.of(correction)
+    more = CENTER if layout.head else ()
+    return [*METRICS, *STALENESS, *more, *CERTIFICATE, *(effect.name for effect in layout.effects)]
 
 
 def scalars(totals: Totals) -> dict[str, float]:
     """Every metric of one number, by its full name."""
-    known = METRICS | STALENESS if totals["aged"] else METRICS
+    known = METRICS | (STALENESS if totals["aged"] else {}) | (CENTER if TAIL in totals.sums else {})
     found = {name: value(totals) for name, value in known.items()}
     of_steps = {name: totals.mean(name, "response") for name in totals.sums if name.startswith("steps/")}
     return {f"{PREFIX}{name}": value for name, value in {**found, **of_steps}.items()}

@@ -63,5 +63,6 @@ def needs(correction: Any) -> str:
         "cur_log_probs": correction.needs_target,
         "advantages": correction.needs_advantages,
         "whole step": correction.needs_plan,
+        "the sampler's head": correction.center is not None,
     }
     return ", ".join(name for name, is_needed in found.items() if is_needed) or "-"

@@ -56,7 +56,14 @@ def rows_of_the_page():
 
 
 def test_the_page_has_every_name_and_no_other():
-    tables = (names.METRICS, names.STALENESS, names.CERTIFICATE, PER_STEP, ("share", *names.OF_BIN))
+    tables = (
+        names.METRICS,
+        names.STALENESS,
+        names.CENTER,
+        names.CERTIFICATE,
+        PER_STEP,
+        ("share", *names.OF_BIN),
+    )
     assert [name for name, _ in rows_of_the_page()] == [name for table in tables for name in table]
 
 

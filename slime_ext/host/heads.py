@@ -1,0 +1,149 @@
+"""The sampler's head in the trainer: its K most likely tokens at each response token, for ``center``.
+
+``rollout_heads`` leaves the heads of a rollout by the index of each sample. Here an optimizer step finds
+those of its samples, and ``at_logits`` makes the trainer's log-probs of the same tokens from the logits that
+the policy loss sees.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_ext.core.state import Head
+from slime_ext.errors import ConfigError, DataError
+from slime_ext.host import contract, hosts, staleness, step_metrics
+from slime_ext.host.packing import context_parallel, pack_segments, sum_over
+from slime_ext.host.rollout_data import Samples
+from slime_ext.ops.segments import to_device
+from slime_ext.ops.vocabulary import log_probs_at
+
+Rows = tuple[Tensor, Tensor]  # ids [R, K] int32 and log-probs [R, K] float32, -inf where there is none
+HEADS, ENGINE, RESPONSES = "heads", "sglang_router_ip", "get_responses"
+FLAG = f"{contract.flag_of('custom_generate_function_path')} slime_ext.host.generate"
+held: dict[int, dict[Any, Any]] = {}  # of this process: rollout -> sample index -> rows, or Ray's reference
+
+
+def of_step(rollout_id: int, samples: Samples, top_k: int) -> list[Rows]:
+    """The heads of an optimizer step's samples, in their order.
+
+    Raises:
+        DataError: one that ``publish`` did not see, or of another width.
+    """
+    known = held.get(rollout_id) or {}
+    if not known and (data := staleness.left(HEADS, rollout_id)):
+        known = sys.modules["ray"].cloudpickle.loads(data)
+    lacking = [index for index in samples.indices if index not in known]
+    if lacking:
+        raise DataError(
+            f"center: expected the sampler's head of every sample of rollout {rollout_id}, got none of "
+            f"{len(lacking)} of {len(samples.indices)}, the first is {lacking[0]}: sample them with {FLAG}"
+        )
+    found = [known[index] for index in samples.indices]
+    if found and not isinstance(found[0], tuple):
+        found = sys.modules["ray"].get(found)
+    for ids, _ in found:
+        if ids.shape[1] != top_k:
+            raise DataError(
+                f"center.top_k: expected {ids.shape[1]}, as in the rollout, got {top_k}: both read the same "
+                "configuration"
+            )
+    return found
+
+
+def at_logits(given: Sequence[Any], named: Mapping[str, Any], inputs: Mapping[str, Any]) -> Head | None:
+    """The head of a micro-batch's local response tokens; None unless the optimizer step has heads.
+
+    Args:
+        given, named: of the call of ``get_log_probs_and_entropy``.
+        inputs: of the policy loss that is running.
+
+    Raises:
+        DataError: the samples are not those of the step.
+    """
+    step = step_metrics.current.step
+    if not step.heads:
+        return None
+    batch, logits = inputs["batch"], given[0]
+    places = step.samples.places(batch["loss_masks"])
+    if places is None:
+        raise DataError(
+            "center: expected a policy loss on the samples of its optimizer step, got others: their heads "
+            "are not known"
+        )
+    here = context_parallel()
+    segments = pack_segments(
+        *(batch[key] for key in ("loss_masks", "total_lengths", "response_lengths")),
+        batch.get("max_seq_lens"),
+        cp_rank=here.rank,
+        cp_size=here.size,
+    )
+    parts = [(step.heads[places[i]], start, stop) for i, start, stop, _ in segments.local_shards]
+    ids, sampler = (
+        to_device(torch.cat([rows[n][start:stop] for rows, start, stop in parts]), logits.device)
+        for n in (0, 1)
+    )
+    return Head(sampler, _trainer(logits, ids, named))
+
+
+def _trainer(logits: Tensor, ids: Tensor, named: Mapping[str, Any]) -> Tensor:
+    """[T, K] the trainer's log-probs of the tokens ``ids`` at T local response tokens, with grad."""
+    rows = _rows_that_respond(logits, named)
+    flat = logits.reshape(-1, logits.shape[-1])
+    if (temperature := getattr(named["args"], "rollout_temperature", 1.0)) != 1.0:
+        flat = flat / temperature
+    # Of all rows, then those that respond: of the logits no copy is made, and their gradient is written once.
+    at_rows = ids.new_zeros(len(flat), ids.shape[1]).index_copy(0, rows, ids)
+    return log_probs_at(flat, at_rows, **_share(logits.shape[-1])).index_select(0, rows)
+
+
+def _rows_that_respond(logits: Tensor, named: Mapping[str, Any]) -> Tensor:
+    """[T] int64, the row of the logits that makes each local response token: the host's own function cuts row
+    numbers as it cuts logits, in whatever layout."""
+    host = hosts.current()
+    assert host is not None
+    cut = hosts.function_of(host.name, RESPONSES)
+    assert cut is not None
+    numbers = torch.arange(logits.shape[:-1].numel(), dtype=torch.float32, device=logits.device)
+    args = copy.copy(named["args"])
+    args.rollout_temperature, args.true_on_policy_mode = 1.0, False
+    known = inspect.signature(cut).parameters
+    more = {key: value for key, value in named.items() if key in known} | {"args": args}
+    chunks = [chunk for chunk, _ in cut(numbers.view(*logits.shape[:-1], 1), **more)]
+    return torch.cat(chunks)[:, 0].long()
+
+
+def _share(width: int) -> dict[str, Any]:
+    """This rank's part of the vocabulary, of ``width`` tokens, as ``log_probs_at`` takes it."""
+    state = hosts.parallel_state()
+    if state is None or (parts := state.get_tensor_model_parallel_world_size()) == 1:
+        return {}
+    part = state.get_tensor_model_parallel_rank()
+    all_sum = sum_over(state.get_tensor_model_parallel_group())
+    return {"offset": part * width, "part": part, "parts": parts, "all_sum": all_sum}
+
+
+def require_host(args: Any, host: hosts.Host) -> None:
+    """Fails at start-up where the sampler's head cannot reach the loss.
+
+    Raises:
+        ConfigError: naming what this host lacks.
+    """
+    lacks = {
+        f"{hosts.STEP} (Megatron's trainer)": host.step is None,
+        f"{RESPONSES} among its loaded modules": hosts.function_of(host.name, RESPONSES) is None,
+        f"{contract.flag_of(staleness.LOG)} (slime since v0.2.2)": not hasattr(args, staleness.LOG),
+        "SGLang as its engine": not hasattr(args, ENGINE),
+    }
+    for what, is_lacking in lacks.items():
+        if is_lacking:
+            raise ConfigError(
+                f"slime_ext.center: expected a host with {what}, got {host.name} {host.version} without: the "
+                "sampler's head does not reach the loss there"
+            )
