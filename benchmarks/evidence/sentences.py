@@ -1,7 +1,7 @@
 """``python -m benchmarks.evidence.sentences``: three sentences of docs/what_each_method_does.md against runs.
 
-Plain torch, nothing of slime_ext: a softmax policy over 8 tokens with one row of logits per last token learns by
-sampled policy gradient (SGD), from a sampler whose logits are off by 0.15 for the whole run (*stale*). The
+Plain torch, nothing of slime_ext: a softmax policy over 8 tokens with one row of logits per last token learns
+by sampled policy gradient (SGD), from a sampler whose logits are off by 0.15 for the whole run (*stale*). The
 reward of a response is a sum over its tokens over the square root of their number; the expected reward of a
 policy is exact (dynamic programming). Settings were fixed before the test seeds were run.
 """
@@ -21,10 +21,10 @@ TEST, PILOT = range(8), range(100, 108)
 Weights = Callable[[Tensor], Tensor]
 ARMS: dict[str, tuple[Weights, bool]] = {  # the weights of [.., L] log-ratios, and whether they are centered
     "none": (torch.ones_like, False),
-    "token": (lambda l: l.exp().clamp(max=CAP), False),
-    "sequence": (lambda l: l.sum(-1, keepdim=True).exp().clamp(max=CAP).expand_as(l), False),
+    "token": (lambda x: x.exp().clamp(max=CAP), False),
+    "sequence": (lambda x: x.sum(-1, keepdim=True).exp().clamp(max=CAP).expand_as(x), False),
     "centered": (torch.ones_like, True),
-    "token, centered": (lambda l: l.exp().clamp(max=CAP), True),
+    "token, centered": (lambda x: x.exp().clamp(max=CAP), True),
 }
 SENTENCES = {  # sentence -> response length, by how much the baseline is off, better arm, worse arm, is it so
     "Token weights capped at 2 learn more than none, at 1,024 tokens": (1024, 0.0, "token", "none", True),
