@@ -12,6 +12,7 @@ from slime_ext.core.metrics.layout import MetricsLayout, Steps
 from slime_ext.core.metrics.totals import Totals
 
 PREFIX = "off_policy/"
+OF_CORRECTION = ("steps/", "terms/")  # metrics of one step or term of the correction
 HUGE = 700.0  # exp of more nats overflows a float64
 Value = Callable[[Totals], float]
 
@@ -143,16 +144,16 @@ def reach_of(name: str) -> tuple[float, float]:
 
 def known_names(correction: Steps) -> list[str]:
     """The names, without ``off_policy/``, of every metric of one number that a correction can have."""
-    of_steps = (effect.name for effect in MetricsLayout.of(correction).effects)
-    return [*METRICS, *STALENESS, *CERTIFICATE, *of_steps]
+    layout = MetricsLayout.of(correction)
+    return [*METRICS, *STALENESS, *CERTIFICATE, *(effect.name for effect in layout.effects), *layout.terms]
 
 
 def scalars(totals: Totals) -> dict[str, float]:
     """Every metric of one number, by its full name."""
     known = METRICS | STALENESS if totals["aged"] else METRICS
     found = {name: value(totals) for name, value in known.items()}
-    of_steps = {name: totals.mean(name, "response") for name in totals.sums if name.startswith("steps/")}
-    return {f"{PREFIX}{name}": value for name, value in {**found, **of_steps}.items()}
+    own = {name: totals.mean(name, "response") for name in totals.sums if name.startswith(OF_CORRECTION)}
+    return {f"{PREFIX}{name}": value for name, value in {**found, **own}.items()}
 
 
 def curves(totals: Totals) -> dict[str, float]:
