@@ -1,9 +1,10 @@
 """Each dialect beside the system's own function, from its wheel: OpenRLHF 0.11.2, TRL 1.16.0, verl 0.9.1,
 SkyRL 0.3.0; and score centering beside slime's own at 2e5cd7c.
 
-    bash tests/adapters/real.sh            # its environment; SLIME names a checkout, else centering is skipped
+    bash tests/adapters/real.sh    # its environment; SLIME names a checkout, else centering is skipped
 
-Loss (the sum over response tokens of PPO's clipped loss with their weights and masks) and gradient, in float64.
+Loss (the sum over response tokens of PPO's clipped loss with their weights and masks) and gradient, in
+float64.
 """
 
 from __future__ import annotations
