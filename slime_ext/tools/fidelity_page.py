@@ -113,7 +113,8 @@ IN_RUNS = """
 
 Do the long laboratory's sentences decide a run? Each was said before its eight seeds were run (settings: commit
 ea9842a), in plain torch without this package: 60 steps of SGD on 64 responses, from a sampler that is stale
-throughout. The gain is of the exact expected reward.
+throughout. Eight other seeds had been looked at before (`--pilot`), with the same answers. The gain is of the exact
+expected reward.
 
     python -m benchmarks.evidence.sentences
 
