@@ -17,8 +17,10 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 GEO, CAP, VETO = (0.999, 1.001), 2.0, 1e-4
 
@@ -80,8 +82,12 @@ def skyrl() -> dict:
 
 
 def trl() -> dict:
-    """The block of GRPOTrainer that makes the importance ratio (weights alone; it has no geometric mask, no
-    veto)."""
+    """GRPOTrainer's importance ratio (weights alone; it has no geometric mask, no veto)."""
+    return {level: trl_ratio(f"{name}_truncate") for level, name in (("T", "token"), ("S", "sequence"))}
+
+
+def trl_ratio(mode: str, low: float | None = None, high: float | None = CAP) -> Callable[[Any], Tensor]:
+    """The block of GRPOTrainer that makes the importance ratio, of padded log-probs and a mask."""
     need("trl")
     path = importlib.util.find_spec("trl").submodule_search_locations[0]
     tree = ast.parse(Path(path, "trainer", "grpo_trainer.py").read_text())
@@ -89,26 +95,42 @@ def trl() -> dict:
     blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == condition]
     block = next(n for n in blocks if "per_token_logps_diff" in ast.unparse(n))
     code = compile(ast.Module([block], []), "trl/trainer/grpo_trainer.py", "exec")
+    trainer = SimpleNamespace(
+        use_vllm=True,
+        vllm_importance_sampling_correction=True,
+        vllm_importance_sampling_mode=mode,
+        vllm_importance_sampling_clip_min=low,
+        vllm_importance_sampling_clip_max=high,
+    )
 
-    def run(mode):
-        trainer = SimpleNamespace(
-            use_vllm=True,
-            vllm_importance_sampling_correction=True,
-            vllm_importance_sampling_mode=mode,
-            vllm_importance_sampling_clip_min=None,
-            vllm_importance_sampling_clip_max=CAP,
-        )
+    def body(b: Any) -> Tensor:
+        scope = {"self": trainer, "torch": torch, "math": math, "tool_mask": None}
+        scope |= {"completion_mask": b.mask, "old_per_token_logps": b.proximal}
+        scope |= {"sampling_per_token_logps": b.behavior}
+        exec(code, scope)
+        return scope["vllm_importance_sampling_ratio"]
 
-        def body(b):
-            scope = {"self": trainer, "torch": torch, "math": math, "tool_mask": None}
-            scope |= {"completion_mask": b.mask, "old_per_token_logps": b.proximal}
-            scope |= {"sampling_per_token_logps": b.behavior}
-            exec(code, scope)
-            return scope["vllm_importance_sampling_ratio"]
+    return body
 
-        return body
 
-    return {"T": run("token_truncate"), "S": run("sequence_truncate")}
+def of_slime(folder: str, path: str, *names: str, **scope: Any) -> dict[str, Any]:
+    """Functions cut out of a module of a slime checkout, whose other imports stay out."""
+    module = Path(folder, "slime", path)
+    tree = ast.parse(module.read_text()) if module.exists() else ast.Module([], [])
+    wanted = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
+    if len(wanted) < len(names):
+        raise ImportError(f"no {', '.join(names)} in {module}")
+    scope = {"torch": torch, **scope}
+    future = ast.parse("from __future__ import annotations").body
+    exec(compile(ast.Module(future + wanted, []), str(module), "exec"), scope)
+    return scope
+
+
+def slime_centering(folder: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """slime's own score centering (2e5cd7c and later): log-probs of the trainer's and the sampler's head."""
+    weights = of_slime(folder, "utils/ppo_utils.py", "importance_weights")["importance_weights"]
+    name = "score_centering_correction"
+    return of_slime(folder, "utils/score_centering.py", name, importance_weights=weights)[name]
 
 
 def areal() -> dict:

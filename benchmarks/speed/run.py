@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.speed.cost import Cost, count, medians
-from benchmarks.speed.others import SYSTEMS
+from benchmarks.speed.others import SYSTEMS, of_slime
 from benchmarks.speed.workloads import Batch, floor, lengths_of
 from slime_ext import tis
 from slime_ext.config.load import load_config
@@ -102,24 +102,14 @@ def mis(folder: str) -> dict[str, Body]:
 
 
 def vanilla(folder: str) -> dict[str, Body]:
-    """slime's own token weights, cut out of its loss module: the rest of that imports Megatron."""
-    import ast
-
-    path = Path(folder, "slime", "backends", "megatron_utils", "loss.py")
-    if not path.exists():
-        raise ImportError(f"no {path}")
-    tree = ast.parse(path.read_text())
-    wanted = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "vanilla_tis_function"]
-    if not wanted:
-        raise ImportError(f"no vanilla_tis_function in {path}")
-    scope: dict = {"torch": torch, "Any": object}
-    future = ast.parse("from __future__ import annotations").body
-    exec(compile(ast.Module(future + wanted, []), str(path), "exec"), scope)
+    """slime's own token weights."""
+    name = "vanilla_tis_function"
+    function = of_slime(folder, "backends/megatron_utils/loss.py", name, Any=object)[name]
     args = SimpleNamespace(tis_clip_low=0.0, tis_clip=2.0)
 
     def weights(batch: Batch) -> object:
         train, rollout, masks = _lists(batch)
-        return scope["vanilla_tis_function"](
+        return function(
             args, pg_loss=batch.host_loss, train_log_probs=train, rollout_log_probs=rollout, loss_masks=masks
         )
 

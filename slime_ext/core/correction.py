@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, cast
@@ -226,9 +226,14 @@ class Correction:
         loss = loss * factor
         if self.center is not None:
             loss = loss + self._centering(self.center, outcome, tokens)
-        for term in self.terms:
-            loss = loss + term(LossInputs(vars(tokens), outcome.finite), outcome.numbers)
+        for value in self.added(outcome, tokens):
+            loss = loss + value
         return loss, clipped
+
+    def added(self, outcome: Outcome, tokens: Tokens) -> Iterator[Tensor]:
+        """[T] what each loss term adds, nats; 0 at tokens without a finite behavior log-prob."""
+        for term in self.terms:
+            yield term(LossInputs(vars(tokens), outcome.finite), outcome.numbers)
 
     def _centering(self, center: Center, outcome: Outcome, tokens: Tokens) -> Tensor:
         """[T] A_t m_t C_t."""
@@ -392,7 +397,8 @@ def apply(correction: Correction, inputs: HookInputs) -> HookResult:
     if inputs.layout is None:
         return result
     position = position_bins(inputs.tokens.segments) if inputs.layout.curves else None
-    of = inputs.tokens, outcome, inputs.layout, position, by_surrogate
+    terms = [value.detach() for value in correction.added(outcome, inputs.tokens)]
+    of = inputs.tokens, outcome, inputs.layout, position, by_surrogate, terms
     return replace(result, measured=count_bins(*summarize(*of, counts_sequences=inputs.counts_sequences)))
 
 

@@ -28,7 +28,11 @@ class Batch:
 
 
 def batch(seed: int) -> Batch:
-    samples = [s for s in oracle.random_batch(seed, wild=False) if s["mask"]]
+    return of(oracle.random_batch(seed, wild=False))
+
+
+def of(samples: list) -> Batch:
+    samples = [s for s in samples if s["mask"]]
     width = max(len(s["mask"]) for s in samples)
     for sample in samples:  # the cookbook has one advantage per sample
         sample["advantage"] = [sample["advantage"][0]] * len(sample["mask"])

@@ -117,21 +117,16 @@ PRIME_RL = (
     *("type", "dppo_mask_low", "dppo_mask_high", "eps", "ipo_threshold", "max_importance_ratio"),
     *("ratio_low", "ratio_high", "adv_tau", "teacher_tau", "kl_tau", "score_centering"),
 )
-TERMS = {  # type -> defaults of the terms of its loss that no step here has
-    "default": {"adv_tau": 1.0, "teacher_tau": 0.0, "kl_tau": 1e-3},
-    "ipo": {"adv_tau": 1.0},
-    "icepop": {"adv_tau": 1.0},
-}
+KL_TAU = {"default": 1e-3, "ipo": 0.0, "icepop": 0.0}  # type -> default of kl_tau: tau l^2 in its loss
 
 
 def read_prime_rl(block: Block) -> Reading:
     """The losses of prime-rl: DPPO with binary total variation, IPO (the same for either sign), IcePop.
 
     Raises:
-        ConfigError: two thresholds, for the step here has one for both signs of the advantage; IPO without
-            one, whose default moved from 0.1 to 0.3.
+        ConfigError: IPO without a threshold, whose default moved from 0.1 to 0.3.
     """
-    kind = block.choice("type", tuple(TERMS), "default")
+    kind = block.choice("type", tuple(KL_TAU), "default")
     steps: list[dict[str, Any]] = [TOKEN]
     if kind == "icepop":
         bounds = block.given("ratio_low", 0.2), block.given("ratio_high", 5.0)
@@ -144,23 +139,21 @@ def read_prime_rl(block: Block) -> Reading:
         steps.append(reject("token", "sum", None, block.positive(key), statistic="tv"))
     else:
         low, high = (block.positive(f"dppo_mask_{end}", 0.2) or 0.2 for end in ("low", "high"))
-        if low != high:
-            why = f"the step here has one threshold for both; the stricter, {min(low, high)}, is the nearest"
-            block.refuse("dppo_mask_high", f"dppo_mask_low ({low})", why)
-        steps.append(reject("token", "sum", None, high, statistic="tv", when="outward"))
+        by_sign = {"outward": high} if low == high else {"outward_positive": high, "outward_negative": low}
+        for when, bound in by_sign.items():
+            steps.append(reject("token", "sum", None, bound, statistic="tv", when=when))
     is_former = kind == "ipo" and not (block.has("max_importance_ratio") or block.has("score_centering"))
-    terms = TERMS[kind] | ({"kl_tau": 1e-3} if is_former else {})  # a term that later releases dropped
-    return native(steps, _terms(block, terms, steps), numerator="target", surrogate="reinforce")
+    tau = block.number("kl_tau", 1e-3 if is_former else KL_TAU[kind], least=0)  # later releases dropped it
+    terms = {"terms": [{"squared_log_ratio": {"coefficient": tau}}]} if tau else {}
+    return native(steps, _unread(block, steps), numerator="target", surrogate="reinforce", **terms)
 
 
-def _terms(block: Block, defaults: Mapping[str, float], steps: list[dict[str, Any]]) -> list[str]:
-    """A note for each term of the loss that is not converted."""
-    neutral = {"adv_tau": 1.0, "teacher_tau": 0.0, "kl_tau": 0.0}
-    terms = {key: block.number(key, defaults.get(key)) for key in neutral}
+def _unread(block: Block, steps: list[dict[str, Any]]) -> list[str]:
+    """A note for each part of the loss that is not converted."""
     notes = [
-        f"{key} {value:g} is a term of its loss that no step here has"
-        for key, value in terms.items()
-        if value not in (None, neutral[key])
+        f"{key} {block.number(key):g} is a factor of its loss that no step here has"
+        for key, neutral in {"adv_tau": 1.0, "teacher_tau": 0.0}.items()
+        if block.number(key) not in (None, neutral)
     ]
     if block.flag("score_centering"):
         notes.append("score_centering is a term of its loss, which is not converted")

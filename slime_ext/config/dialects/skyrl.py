@@ -63,8 +63,8 @@ def _rollout_is(block: Block) -> Reading:
     for key in ("tis_ratio_type", "sequence_mask_metric"):
         if block.has(key):
             why = (
-                "SkyRL masks on old/rollout but weights by current/rollout; slime_ext supports one ratio per "
-                "correction"
+                "SkyRL masks on old/rollout but weights by current/rollout, and a correction has one ratio; "
+                "the nearest leaves policy_loss_type out: both of old/rollout"
             )
             block.refuse(key, "null beside policy_loss_type: rollout_is", why)
     low, high = (block.given(key, 0.2, least=0) for key in LOSS[1:])

@@ -67,6 +67,9 @@ class Steps(Protocol):
     def steps(self) -> Sequence[Step]: ...
 
     @property
+    def terms(self) -> Sequence[object]: ...
+
+    @property
     def group(self) -> str: ...
 
     @property
@@ -79,25 +82,28 @@ class MetricsLayout:
 
     Args:
         effects: what is counted of each step.
+        terms: the metric of each loss term, a sum over response tokens, nats.
         curves: whether the three curves are measured.
         head: whether the tokens come with the sampler's head.
     """
 
     effects: tuple[EffectCount, ...] = ()
+    terms: tuple[str, ...] = ()
     curves: bool = True
     head: bool = False
 
     @classmethod
     def of(cls, correction: Steps, *, curves: bool = True) -> MetricsLayout:
         """The layout of a correction's metrics."""
-        return cls(tuple(_effects(correction)), curves, correction.center is not None)
+        terms = tuple(f"terms/{name}/mean" for name in _numbered(correction.terms))
+        return cls(tuple(_effects(correction)), terms, curves, correction.center is not None)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The sums of one number each, in their order; the histogram and the curves follow."""
         effects = (effect.name for effect in self.effects)
         tail = (TAIL,) if self.head else ()
-        return (*COLUMNS, *effects, "clipped", "surrogate_clipped", *PER_SEQUENCE, *tail)
+        return (*COLUMNS, *effects, "clipped", "surrogate_clipped", *self.terms, *PER_SEQUENCE, *tail)
 
     @property
     def size(self) -> int:
@@ -113,7 +119,11 @@ def step_names(correction: Steps) -> list[str]:
     >>> step_names(presets.get("token_tis"))
     ['0_reweight', '1_truncate']
     """
-    named = (type(step).__name__ for step in correction.steps)
+    return _numbered(correction.steps)
+
+
+def _numbered(things: Sequence[object]) -> list[str]:
+    named = (type(thing).__name__ for thing in things)
     return [f"{i}_{re.sub('(?<=[a-z])(?=[A-Z])', '_', name).lower()}" for i, name in enumerate(named)]
 
 

@@ -75,6 +75,7 @@ def summarize(
     layout: MetricsLayout,
     position: Tensor | None,
     surrogate_clipped: Tensor | None = None,
+    terms: Sequence[Tensor] = (),
     *,
     counts_sequences: bool = True,
 ) -> tuple[StepSums, TokenBins]:
@@ -84,6 +85,7 @@ def summarize(
         outcome: of the correction, observed.
         position: [T] as ``position_bins``; None where the layout has no curves.
         surrogate_clipped: [T] bool, where a surrogate of ours clipped.
+        terms: [T] each, what the loss terms add, nats; 0 where they add nothing.
         counts_sequences: whether this rank is the one that counts the sequences it shares with others.
     """
     log_ratio, segments = outcome.log_ratio, tokens.segments
@@ -103,8 +105,9 @@ def summarize(
     of_sequences, oldest, log_sums = _of_sequences(
         outcome.sequences, tokens.ages, counts_sequences=counts_sequences
     )
+    of_terms = (term.sum(dtype=torch.float64) for term in terms)
     tail = [_tail(tokens, outcome)] if layout.head else []
-    sums = (*(named[name] for name in COLUMNS), *counts, *of_sequences, *tail)
+    sums = (*(named[name] for name in COLUMNS), *counts, *of_terms, *of_sequences, *tail)
     extremes = (torch.where(outcome.finite, x, -torch.inf) for x in (log_ratio, -log_ratio))
     highest = [x.amax() if x.shape[0] else x.new_full((), -math.inf) for x in (*extremes, outcome.weights)]
     found = StepSums(

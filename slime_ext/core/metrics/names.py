@@ -12,6 +12,7 @@ from slime_ext.core.metrics.layout import TAIL, MetricsLayout, Steps
 from slime_ext.core.metrics.totals import Totals
 
 PREFIX = "off_policy/"
+OF_CORRECTION = ("steps/", "terms/")  # metrics of one step or term of the correction
 HUGE = 700.0  # exp of more nats overflows a float64
 Value = Callable[[Totals], float]
 
@@ -146,15 +147,16 @@ def known_names(correction: Steps) -> list[str]:
     """The names, without ``off_policy/``, of every metric of one number that a correction can have."""
     layout = MetricsLayout.of(correction)
     more = CENTER if layout.head else ()
-    return [*METRICS, *STALENESS, *more, *CERTIFICATE, *(effect.name for effect in layout.effects)]
+    own = (*(effect.name for effect in layout.effects), *layout.terms)
+    return [*METRICS, *STALENESS, *more, *CERTIFICATE, *own]
 
 
 def scalars(totals: Totals) -> dict[str, float]:
     """Every metric of one number, by its full name."""
     known = METRICS | (STALENESS if totals["aged"] else {}) | (CENTER if TAIL in totals.sums else {})
     found = {name: value(totals) for name, value in known.items()}
-    of_steps = {name: totals.mean(name, "response") for name in totals.sums if name.startswith("steps/")}
-    return {f"{PREFIX}{name}": value for name, value in {**found, **of_steps}.items()}
+    own = {name: totals.mean(name, "response") for name in totals.sums if name.startswith(OF_CORRECTION)}
+    return {f"{PREFIX}{name}": value for name, value in {**found, **own}.items()}
 
 
 def curves(totals: Totals) -> dict[str, float]:

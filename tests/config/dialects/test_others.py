@@ -100,6 +100,17 @@ READ = [
         [TOKEN, {"reject": {"unit": "token", "statistic": "tv", "high": 0.2, "when": "outward"}}],
     ),
     (
+        "prime_rl",
+        {"dppo_mask_low": 0.1, "dppo_mask_high": 0.28},
+        [
+            TOKEN,
+            *(
+                {"reject": {"unit": "token", "statistic": "tv", "high": high, "when": f"outward_{sign}"}}
+                for sign, high in {"positive": 0.28, "negative": 0.1}.items()
+            ),
+        ],
+    ),
+    (
         "roll",
         {"is_weight": {"enabled": True, "weight_type": "segment", "upper_bound": 2}, "filters": [{}]},
         [{"reweight": {"level": "turn"}}, CAP],
@@ -127,7 +138,6 @@ REFUSED = [
     ("areal", {"metric": "kl_k3"}, "expected ratio, kl_k1, kl_k2 or binary_kl, got 'kl_k3'"),
     ("areal", {"level": "sequence", "metric": "kl_k1", "agg": "max"}, "expected sum or mean beside kl_k1"),
     ("nemo_rl", {**IS, "truncated_importance_sampling_ratio": 0.5}, "expected a number >= 1, got 0.5"),
-    ("prime_rl", {"dppo_mask_high": 0.28}, "expected dppo_mask_low (0.2), got 0.28"),
     ("prime_rl", {"token_mask_low": 0.1}, "unknown key 'token_mask_low'"),
     (
         "roll",
@@ -159,16 +169,26 @@ def test_what_corrects_nothing_is_metrics_only():
 
 
 def test_a_term_of_a_loss_that_is_not_converted_is_noted():
-    (kl, unbounded) = read("prime_rl", {}).notes
-    assert kl.startswith("kl_tau 0.001 is a term of its loss") and "nothing bounds the weights" in unbounded
+    (tau, unbounded) = read("prime_rl", {"adv_tau": 0.5}).notes
+    assert tau.startswith("adv_tau 0.5 is a factor of its loss") and "nothing bounds the weights" in unbounded
     assert "seq_logprob_error_threshold" in read("nemo_rl", {"seq_logprob_error_threshold": 2.0}).notes[0]
 
 
 def test_null_stands_for_the_default_of_a_word_and_for_no_term_of_a_loss():
     for key in ("level", "action", "metric", "agg"):
         assert read("areal", {key: None}) == read("areal", {"upper": 5.0})
-    (kl, _) = read("prime_rl", {"adv_tau": None}).notes
-    assert kl.startswith("kl_tau")
+    assert read("prime_rl", {"adv_tau": None}) == read("prime_rl", {})
+
+
+@pytest.mark.parametrize(
+    ("block", "tau"),
+    [({}, 1e-3), ({"kl_tau": 0.01}, 0.01), ({"kl_tau": 0}, None), ({"type": "icepop"}, None)],
+)
+def test_prime_rls_squared_log_ratio_is_a_term(block, tau):
+    mapping = read("prime_rl", block).mapping
+    terms = [] if tau is None else [{"squared_log_ratio": {"coefficient": tau}}]
+    assert mapping.get("terms", []) == terms
+    load_config(mapping)
 
 
 def test_they_are_for_convert_alone():

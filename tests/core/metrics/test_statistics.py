@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from dataclasses import replace
@@ -12,11 +13,12 @@ import torch
 
 from slime_ext import presets
 from slime_ext.core import metrics
-from slime_ext.core.correction import Correction, Tokens
+from slime_ext.core.correction import Correction, HookInputs, Tokens, apply
 from slime_ext.core.metrics import MetricsLayout, layout
 from slime_ext.core.metrics import measure as module
 from slime_ext.core.metrics.measure import count_bins, position_bins, summarize
 from slime_ext.core.steps import Reject, Reweight, Truncate
+from slime_ext.core.terms import ReverseK3, SquaredLogRatio
 from slime_ext.ops.segments import Segments
 from tests import oracle
 from tests.batches import tokens
@@ -290,6 +292,32 @@ def test_k3_and_every_mean_stay_finite_and_of_their_sign(value):
     means = {name: found[name] for name in found if name.endswith(("k3_kl", "ratio_mean", "chi2_token"))}
     assert all(math.isfinite(x) for x in means.values()) and found["off_policy/k3_kl"] > 0
     assert all(x >= 0 for name, x in means.items() if name.endswith("k3_kl"))
+
+
+def test_a_terms_metric_is_its_mean_over_response_tokens_whatever_the_micro_batches():
+    """Against plain floats: c l^2 and c (e^-l - 1 + l), 0 where the behavior log-prob is not finite."""
+    terms = SquaredLogRatio(0.5), ReverseK3(2.0)
+    correction = Correction("target", steps=(Reject(low=0.9, high=1.1),), terms=terms)
+    for seed, size in itertools.product(range(20), (1, 2, 100)):
+        batch = oracle.random_batch(seed, wild=False)
+        found, shape = [], MetricsLayout.of(correction)
+        for i in range(0, len(batch), size):
+            packed, host_loss = tokens(batch[i : i + size])
+            found.append(apply(correction, HookInputs(packed, host_loss, layout=shape)).measured)
+        got = metrics.scalars(metrics.reduce(shape, functools.reduce(operator.add, found))[0])
+        rows = [zip(s["target"], s["behavior"], s["mask"], strict=True) for s in batch]
+        logs = [t - b for row in rows for t, b, m in row if m]
+        for name, of in (("0_squared_log_ratio", squared), ("1_reverse_k3", reverse_k3)):
+            mean = math.fsum(of(x) for x in logs if math.isfinite(x)) / max(len(logs), 1)
+            assert got[f"off_policy/terms/{name}/mean"] == pytest.approx(mean, rel=1e-9, abs=1e-15), seed
+
+
+def squared(x):
+    return 0.5 * x * x
+
+
+def reverse_k3(x):
+    return 2.0 * (math.exp(-max(x, -20.0)) - 1 + max(x, -20.0))
 
 
 TWO_UNITS = (Reweight("token"), Reject("token", high=2.0), Reject("sequence", "ratio", high=2.0))
