@@ -43,6 +43,6 @@ def test_a_command_that_is_killed_leaves_no_process_and_no_folder(tmp_path):
 def test_marked_processes_are_killed_in_any_session():
     mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
     child = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: mark}, start_new_session=True)
-    assert wait_for(lambda: marked_processes(mark) == [child.pid])  # its environment shows once it runs
+    assert wait_for(lambda: list(marked_processes(mark)) == [child.pid])  # its environment shows once it runs
     kill_marked(mark)
     assert child.wait() == -signal.SIGKILL
