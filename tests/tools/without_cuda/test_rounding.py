@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slime_ext.tools.without_cuda.rounding import ROUNDINGS, round_weights
-from slime_ext.tools.without_cuda.stand_ins import rounded_weights
+from slime_ext.tools.without_cuda.stand_ins import hosts
 
 E4M3 = sorted(
     {m / 8 * 2.0**-6 for m in range(8)}
@@ -104,9 +104,9 @@ def pushed(monkeypatch, rounding):
     def convert_to_hf(args, model_name, name, param, quantization_config=None):
         return weights
 
-    monkeypatch.setenv(rounded_weights.VARIABLE, rounding)
+    monkeypatch.setenv(hosts.ROUND, rounding)
     module = Namespace(convert_to_hf=convert_to_hf)
-    rounded_weights.round_pushed(module)
+    hosts.round_pushed(module)
     return weights, module.convert_to_hf(None, "qwen3", "name", None, quantization_config=None)
 
 
