@@ -34,7 +34,6 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("script", help="launch script: .sh, or .py of miles")
     parser.add_argument("--host", help="'miles' for the wheel, or a checkout; by default the script's own")
-    parser.add_argument("--megatron", help="a checkout of Megatron-LM; by default the wheel's")
     parser.add_argument(
         "--out", type=Path, help="folder of the run, also a former one's; by default a new one"
     )
@@ -68,7 +67,6 @@ def rehearse(given: argparse.Namespace) -> int:
             out,
             asynchronous=launch.asynchronous,
             timeout=given.timeout,
-            megatron=given.megatron,
             environment=run.environment_of(launch, out),
         )
         ran.check()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +18,8 @@ from slime_ext.tools.folders import make_folder
 from slime_ext.tools.rehearsal import observe, prompts, replace, rewards, twin
 from slime_ext.tools.scripts.launch import Launch, WrittenFlag
 from slime_ext.tools.without_cuda import host_log
-from slime_ext.tools.without_cuda.driver import INSTALL, WHEEL, host_python, wheel_folder
+from slime_ext.tools.without_cuda.driver import INSTALL, WHEEL, wheel_folder
+from slime_ext.tools.without_cuda.tiny import write_weights
 
 TIMEOUT_S = 900.0
 MADE = ".slime-ext-rehearsal"  # in a folder whose contents a new rehearsal removes
@@ -117,8 +120,8 @@ def user_paths(launch: Launch) -> list[Path]:
 
 def module_paths(launch: Launch, host: RehearsalHost) -> list[Path]:
     """Where Python finds the functions that flags name."""
-    site = host_python().parents[1].glob("lib/python*/site-packages")
-    more = [host.package.parent, Path(__file__).parents[3], wheel_folder(), *site]
+    site = Path(sysconfig.get_path("purelib"))
+    more = [host.package.parent, Path(__file__).parents[3], wheel_folder(), site]
     return [*user_paths(launch), *(path for path in more if path.is_dir())]
 
 
@@ -150,7 +153,9 @@ def prepare(
     is_real = twin.write_tokenizer(folder, Path(launch.value("--hf-checkpoint")))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     small = twin.twin_of(launch, max(len(tokenizer), launch.number("--vocab-size", 0) if is_real else 0))
-    twin.write_weights(folder, small, tokenizer.eos_token_id)
+    config = small.config | {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    write_weights(folder, seed=0)
     train, held_out = rows[0], rows[1][: replace.PROMPTS * 2]
     prompts.write_rows(train, out / replace.TRAIN)
     prompts.write_rows(held_out, out / replace.HELD_OUT)

@@ -27,7 +27,7 @@ BF16 = 0.02  # of a layout against another, in bfloat16
 @pytest.fixture(scope="module", autouse=True)
 def environment():
     try:
-        driver.host_python()
+        driver.wheel_folder()
     except ConfigError as error:
         pytest.skip(str(error))
 
