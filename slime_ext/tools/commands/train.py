@@ -20,6 +20,7 @@ from slime_ext.presets import NAMES
 from slime_ext.tools.rehearsal import preflight
 from slime_ext.tools.scripts.launch import WrittenFlag
 from slime_ext.tools.without_cuda import driver, host_log, machine, progress, tiny
+from slime_ext.tools.without_cuda.stand_ins import HOSTS
 from slime_ext.tools.without_cuda.tasks import Task, letters, sums
 
 TASKS: Mapping[str, Task] = {"sums": sums.TASK, "letters": letters.TASK}
@@ -156,7 +157,7 @@ def _check_flags(words: Sequence[str], host: str) -> None:
     if not words:
         return
     places = (driver.wheel_folder(), *([] if host == driver.WHEEL else [Path(host)]))
-    packages = [place / name for place in places for name in driver.HOSTS if (place / name).is_dir()]
+    packages = [place / name for place in places for name in HOSTS if (place / name).is_dir()]
     known = preflight.known_flags(packages[-1], driver.wheel_folder() / "megatron")
     given = [WrittenFlag(word.partition("=")[0]) for word in words if word.startswith("--")]
     for flag, near in preflight.unknown_flags(given, known):

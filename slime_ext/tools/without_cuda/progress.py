@@ -104,8 +104,9 @@ def shown(progress: Progress) -> Iterator[None]:
     ended = threading.Event()
 
     def follow() -> None:
-        while not ended.wait(POLL_S):
-            progress.read()
+        with contextlib.suppress(OSError):  # nobody reads the screen, or no room: `finish` says so
+            while not ended.wait(POLL_S):
+                progress.read()
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
