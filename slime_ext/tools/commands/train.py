@@ -17,6 +17,7 @@ import slime_ext
 from slime_ext.errors import ConfigError, SlimeExtError, check_known
 from slime_ext.host import contract
 from slime_ext.presets import NAMES
+from slime_ext.tools.folders import free_name, new_folder
 from slime_ext.tools.rehearsal import preflight
 from slime_ext.tools.scripts.launch import WrittenFlag
 from slime_ext.tools.without_cuda import driver, host_log, machine, progress, tiny
@@ -91,12 +92,12 @@ def _begin(given: argparse.Namespace) -> int:
     """A new run, in a folder of its own."""
     correction = _correction(given.correction)
     _check_flags(given.flags, given.host)
-    out = given.out or _new_name(Path("runs", given.task))
-    if (out / ARGS).exists() or (out.is_dir() and any(out.iterdir())):
+    if given.out and (given.out / ARGS).exists():
         raise ConfigError(
-            f"--out: expected a new or empty folder, got {out} with files in it: name another, or go on with "
-            f"slime-ext train --load {out}"
+            f"--out: expected a new folder, got {given.out} with a run in it: name another, or go on with "
+            f"slime-ext train --load {given.out}"
         )
+    out = new_folder(given.out, Path("runs", given.task))
     task = TASKS[given.task]
     args = {
         **{name: getattr(given, name) for name in ("task", "correction", "lag", "seed", "host", "flags")},
@@ -125,7 +126,7 @@ def _go_on(given: argparse.Namespace) -> int:
     run = _host_run(args, out)
     run.check()
     if (log := out / "log").exists():
-        log.rename(_new_name(log))  # the host's next log does not overwrite it
+        log.rename(free_name(log))  # the host's next log does not overwrite it
     print(f"slime-ext: going on with {out} to rollout {args['num_rollout']}", flush=True)
     saved = str((out / CHECKPOINT).absolute())
     args["flags"] = [*args["flags"], "--load", saved, "--override-opt-param-scheduler", *given.flags]
@@ -181,15 +182,6 @@ def _correction(name: str) -> str:
     keys = {switch: "true", "custom_tis_function_path": f"{contract.TIS}.{name}", **contract.OURS}
     ours = ("custom_tis_function_path", "custom_megatron_init_path", switch)
     return "".join(f"{key}: {keys[key]}\n" for key in ours)
-
-
-def _new_name(wanted: Path) -> Path:
-    """The folder, or the first free one of its name with a number."""
-    number, free = 1, wanted
-    while free.exists():
-        number += 1
-        free = wanted.with_name(f"{wanted.name}-{number}")
-    return free
 
 
 def _plan(args: Mapping[str, Any], task: Task, out: Path) -> str:

@@ -5,24 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import sysconfig
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.folders import make_folder
 from slime_ext.tools.rehearsal import observe, prompts, replace, rewards, twin
 from slime_ext.tools.scripts.launch import Launch, WrittenFlag
-from slime_ext.tools.without_cuda import host_log
 from slime_ext.tools.without_cuda.driver import INSTALL, WHEEL, wheel_folder
 from slime_ext.tools.without_cuda.tiny import write_weights
 
 TIMEOUT_S = 900.0
-MADE = ".slime-ext-rehearsal"  # in a folder whose contents a new rehearsal removes
 OF_A_CLUSTER = tuple(
     "CUDA NCCL NVTE NVSHMEM CUBLAS GLOO TP_SOCKET PYTORCH MASTER MC_ RAY no_proxy NO_PROXY PYTHONPATH "
     "PYTHONUNBUFFERED TORCH OMP WANDB SGLANG HF_".split()
@@ -47,47 +40,6 @@ class RehearsalHost:
         if self.name == WHEEL:
             return "miles of the package index (miles-rl)"
         return f"{self.package.name} in {self.name}"
-
-
-@contextmanager
-def empty_folder(given: Path | None) -> Iterator[Path]:
-    """Where a rehearsal writes: a new folder, or the one that is given, without what a former one left there.
-
-    A new folder without a log is removed at the end.
-
-    Raises:
-        ConfigError: it holds something else, another run writes to it, or it cannot be made.
-    """
-    out = _new_folder() if given is None else _cleared(given.absolute())
-    try:
-        yield out
-    finally:
-        if given is None and not (out / "log").exists():
-            shutil.rmtree(out, ignore_errors=True)
-
-
-def _new_folder() -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix="slime-ext-rehearsal-"))
-    except OSError as error:
-        raise ConfigError(
-            f"temporary folder: expected room to write, got '{error.strerror}': name a folder with --out"
-        ) from None
-
-
-def _cleared(out: Path) -> Path:
-    make_folder(out)
-    present = sorted(out.iterdir())
-    if present and not (out / MADE).is_file():
-        raise ConfigError(
-            f"--out: expected a new or empty folder, or one of a rehearsal, got {out} with "
-            f"'{present[0].name}': name another"
-        )
-    host_log.check_unused(out / "log")
-    for entry in present:
-        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    (out / MADE).touch()
-    return out
 
 
 def host_of(launch: Launch, given: str | None) -> RehearsalHost:

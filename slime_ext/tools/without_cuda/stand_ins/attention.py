@@ -6,40 +6,62 @@ G key/value heads, D head dimension.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from slime_ext.errors import ConfigError
 
 BEHIND = 1 << 40  # the position of padding: no token sees it, and it sees all
 
 
-def positions(lengths: list[int], rank: int, size: int) -> list[Tensor]:
-    """Position in its sequence of each token on a context-parallel rank, a tensor per sequence.
+@dataclass(frozen=True)
+class Layout:
+    """Where a micro-batch's tokens are when sequences are padded to the longest, l tokens on each rank.
+
+    Attributes:
+        is_token: [S, l] what is no padding.
+        sees: [S, 1, l, n l] query may see key, by position in its sequence; None where plain causal says it.
+    """
+
+    is_token: Tensor
+    sees: Tensor | None
+
+
+def layout(cu_seqlens: Tensor, rank: int, size: int) -> Layout:
+    """The layout on one context-parallel rank.
 
     Every sequence is cut into 2 * size chunks; a rank holds chunk ``rank`` followed by chunk
     ``2 * size - 1 - rank`` of each one, the layout of Megatron's packed RoPE and of slime.
 
     Args:
-        lengths: of the whole sequences.
+        cu_seqlens: [S + 1] cumulative lengths of the whole sequences.
 
     Raises:
         ConfigError: a sequence that does not cut into 2 * size equal chunks.
     """
-    if size == 1:
-        return [torch.arange(length) for length in lengths]
-    if any(length % (2 * size) for length in lengths):
+    whole = cu_seqlens.long().diff()
+    if size > 1 and bool((whole % (2 * size)).any()):
         raise ConfigError(
             f"packed attention: expected lengths in multiples of {2 * size} (2 x context parallel size), got "
-            f"{lengths}: pad each sequence"
+            f"{whole.tolist()}: pad each sequence"
         )
-    chunks = [torch.arange(length).view(2 * size, length // (2 * size)) for length in lengths]
-    return [torch.cat([parts[rank], parts[-1 - rank]]) for parts in chunks]
+    lengths = (whole // size)[:, None]
+    offset = torch.arange(int(lengths.max()))
+    is_token = offset < lengths
+    if size == 1:
+        return Layout(is_token, None)
+    chunk, ranks = lengths // 2, torch.arange(size)[:, None, None]
+    behind = (2 * size - 1 - ranks) * chunk + offset - chunk
+    position = torch.where(offset < chunk, ranks * chunk + offset, behind)  # [n, S, l]
+    position = torch.where(is_token, position, BEHIND)
+    keys = position.transpose(0, 1).flatten(1)
+    return Layout(is_token, keys[:, None, None] <= position[rank][:, None, :, None])
 
 
 class PackedAttention(torch.nn.Module):
@@ -83,35 +105,30 @@ class PackedAttention(torch.nn.Module):
             raise ConfigError(
                 "packed attention: expected packed_seq_params with qkv_format 'thd', got none: pack the batch"
             )
-        lengths, sees, is_query = self._layout(packed_seq_params)
-        both = torch.cat([key, value], dim=-1).contiguous()
+        if not hasattr(packed_seq_params, "layout"):  # the next layers of this micro-batch read it from here
+            group = self.cp_group
+            packed_seq_params.layout = layout(packed_seq_params.cu_seqlens_q, group.rank(), group.size())
+        is_token, sees = packed_seq_params.layout.is_token, packed_seq_params.layout.sees
+        both = torch.cat([key, value], dim=-1)
         if (size := self.cp_group.size()) > 1:
             both = gather_from_sequence_parallel_region(
                 both, tensor_parallel_output_grad=True, group=self.cp_group
             )
-        parts = both.unflatten(0, (size, -1)).split(lengths, dim=1)  # of each sequence [n, L / n, G, 2 D]
-        keys, values = pad_sequence([p.flatten(0, 1) for p in parts], True).transpose(1, 2).chunk(2, dim=-1)
+        keys, values = _padded(both, is_token.expand(size, -1, -1)).chunk(2, dim=-1)
         out = F.scaled_dot_product_attention(
-            pad_sequence(query.split(lengths), True).transpose(1, 2),
+            _padded(query, is_token[None]),
             keys,
             values,
             attn_mask=sees,
+            is_causal=sees is None,
             scale=self.softmax_scale,
             enable_gqa=query.size(1) != key.size(1),
         )
-        return out.transpose(1, 2)[is_query].flatten(1)
+        return out.transpose(1, 2)[is_token].flatten(1)
 
-    def _layout(self, params: PackedSeqParams) -> tuple[list[int], Tensor, Tensor]:
-        """Local lengths, who sees whom [S, 1, L / n, L], which queries are tokens [S, L / n].
 
-        Made once per micro-batch; the next layers read it from its parameters.
-        """
-        if not hasattr(params, "layout"):
-            size, whole = self.cp_group.size(), params.cu_seqlens_q.diff().tolist()
-            by_rank = [positions(whole, rank, size) for rank in range(size)]
-            own = by_rank[self.cp_group.rank()]
-            queries = pad_sequence(own, True, BEHIND)
-            keys = pad_sequence([torch.cat(parts) for parts in zip(*by_rank, strict=True)], True, BEHIND)
-            sees = keys[:, None, None] <= queries[:, None, :, None]
-            params.layout = [length // size for length in whole], sees, queries != BEHIND
-        return params.layout
+def _padded(packed: Tensor, is_token: Tensor) -> Tensor:
+    """[tokens of all ranks, heads, D] -> [S, heads, n l, D], zero where no token is; is_token [n, S, l]."""
+    padded = packed.new_zeros(*is_token.shape, *packed.shape[1:])
+    padded = padded.index_put(is_token.nonzero(as_tuple=True), packed)
+    return padded.transpose(0, 1).flatten(1, 2).transpose(1, 2)

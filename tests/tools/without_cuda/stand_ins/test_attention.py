@@ -105,7 +105,7 @@ def test_outputs_and_gradients_are_those_of_a_loop(size):
 
 def test_refuses_lengths_that_do_not_cut_into_chunks():
     with pytest.raises(ConfigError, match=r"lengths in multiples of 4 .* got \[4, 6\]"):
-        attention.positions([4, 6], 0, 2)
+        attention.layout(torch.tensor([0, 4, 10]), 0, 2)
 
 
 def test_refuses_unpacked_input():
