@@ -6,9 +6,10 @@ The host is miles from its wheel or a checkout of slime or miles, unedited; the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,19 +203,14 @@ def _run(args: Mapping[str, Any], run: driver.HostRun) -> int:
     """Runs the host to the end; says how the run ended, and what to do next."""
     task, out = TASKS[args["task"]], Path(run.out)
     folder = out.absolute()
-    with machine.room_or_one_line(out):
+    with _saying_how_to_go_on(out), machine.room_or_one_line(out):
         flags = [*_flags(args, task, folder, task.write(folder, args["seed"])), *args["flags"]]
         steps = int(flags[len(flags) - flags[::-1].index("--num-steps-per-rollout")])
         watched = progress.Progress(folder, args["num_rollout"], steps, _say)
-        try:
-            with progress.shown(watched):
-                status = replace(run, flags=flags).run()
-        except (KeyboardInterrupt, SystemExit):
-            print(f"slime-ext train: ended before the host was: {_how_to_go_on(out)}", file=sys.stderr)
-            raise
-    if status:
-        why = host_log.ending(status, folder / "log")
-        raise SlimeExtError(f"{why}: log in {out / 'log'}; {_how_to_go_on(out)}")
+        with progress.shown(watched):
+            status = replace(run, flags=flags).run()
+        if status:
+            raise SlimeExtError(f"{host_log.ending(status, folder / 'log')}: log in {out / 'log'}")
     _say_end(out)
     return 0
 
@@ -258,10 +254,18 @@ def _eval_every(rollouts: int, wanted: int) -> int:
     return min(near, key=lambda n: abs(n - wanted), default=rollouts)
 
 
-def _how_to_go_on(out: Path) -> str:
-    if (out / CHECKPOINT / LATEST).is_file():
-        return f"go on with slime-ext train --load {out}"
-    return "no checkpoint yet: start it anew"
+@contextlib.contextmanager
+def _saying_how_to_go_on(out: Path) -> Iterator[None]:
+    """Adds to the line that ends a run what to do next."""
+    try:
+        yield
+    except (SlimeExtError, KeyboardInterrupt, SystemExit) as error:
+        is_saved = (out / CHECKPOINT / LATEST).is_file()
+        how = f"go on with slime-ext train --load {out}" if is_saved else "no checkpoint yet: start it anew"
+        if isinstance(error, SlimeExtError):
+            raise SlimeExtError(f"{error}; {how}") from None
+        print(f"slime-ext train: ended before the host was: {how}", file=sys.stderr)
+        raise
 
 
 def _say(line: str) -> None:

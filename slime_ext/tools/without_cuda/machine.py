@@ -60,7 +60,7 @@ def room_or_one_line(out: Path) -> Iterator[None]:
             raise
         place = error.filename or out
         raise ConfigError(
-            f"{place}: expected room to write, got '{error.strerror}': make room, or name another folder"
+            f"{place}: expected room to write, got '{error.strerror}': make room there"
         ) from None
 
 

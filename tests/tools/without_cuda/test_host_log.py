@@ -36,8 +36,8 @@ LOGS = {
     "ray.exceptions.ActorDiedError: The actor died: no memory\n": "ActorDiedError: The actor died: no memory",
     "ValueError: first\nray.exceptions.ActorDiedError: The actor died\n": "ValueError: first",
     KILLED: "TrainRayActor of the host was killed, by hand or by a machine without memory",
-    ENGINE_KILLED: "SGLang's scheduler_0, of the engine, was killed by SIGKILL, by hand or by a machine without "
-    "memory",
+    ENGINE_KILLED: "SGLang's scheduler_0, of the engine, was killed by SIGKILL, by hand or by a machine "
+    "without memory",
     "requests.exceptions.ConnectionError: x\n": "the engine does not answer, as if it was killed, by hand or "
     "by a machine without memory: ConnectionError: x",
     "ValueError: first\nSubprocess scheduler_0 (pid=20294) crashed with exit code -9\n": "ValueError: first",
