@@ -68,6 +68,7 @@ def a_run(folder, checkpoint=False):
         (["--load", "absent"], "--load: expected the folder of a run, got absent"),
         (["--load", "run", "--lag", "2"], "--lag: expected none beside --load, got 2"),
         (["--load", "run"], "--load: expected a checkpoint in run/checkpoint, got none"),
+        (["--out", "."], "--out: expected a new or empty folder, got . with files in it: name another"),
         (["--out", "run"], "--out: expected a new folder, got run .*--load run"),
     ],
 )

@@ -135,7 +135,7 @@ def translate_requests(sglang_engine: ModuleType) -> None:
 
 
 def round_pushed(megatron_to_hf: ModuleType) -> None:
-    """A quantised sampler: SLIME_EXT_ROUND=int4 (fp8, fp8_block, int8) rounds the weights at each push.
+    """A quantised sampler: SLIME_EXT_ROUND=int4 (fp8, int8) rounds the weights at each push.
 
     The trainer keeps its own; an evaluation is sampled with the rounded ones, as the rollouts are.
     """
