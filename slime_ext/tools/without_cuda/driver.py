@@ -21,14 +21,13 @@ from slime_ext.tools.folders import make_folder, working_folder
 from slime_ext.tools.without_cuda import host_log, machine
 from slime_ext.tools.without_cuda.install import how_to_install
 from slime_ext.tools.without_cuda.processes import MARK, guarded
-from slime_ext.tools.without_cuda.stand_ins.hosts import FIRST_PORT, ROUND
+from slime_ext.tools.without_cuda.stand_ins.hosts import FIRST_PORT, LOWEST_PORT, ROUND
 
 PACKAGE = Path(slime_ext.__file__).parent
 SITE = Path(__file__).with_name("site")
 CHILD = "slime_ext.tools.without_cuda.host_process"
 WHEEL = "miles"
 INSTALL = "SLIME_EXT_INSTALL"  # modules whose `install` each process of the run calls (site/sitecustomize.py)
-LOWEST_PORT = 20000  # 12,000 ports below those that Linux gives to clients (32768 on)
 OPEN_FILES = 4096  # in a process: a rank has 200, Ray's raylet more with every worker
 TIMED_OUT = 124  # as coreutils' timeout
 DEFAULT_TIMEOUT_S = 1800.0

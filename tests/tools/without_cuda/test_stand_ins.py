@@ -121,7 +121,13 @@ def test_something_fails_without_each():
 
 
 def test_every_stand_in_has_its_test():
-    elsewhere = {"fill_before_loading", "translate_requests", "start_at_own_port", "add_collectives"}
+    elsewhere = {
+        "fill_before_loading",
+        "translate_requests",
+        "start_at_own_port",
+        "draw_own_ports",
+        "add_collectives",
+    }
     elsewhere |= {"round_pushed", "attend_batched", "give_older_names"}  # the last: every run of miles
     assert {call.__name__ for *_, call in stand_ins.PLACES} | {"add_absent"} == elsewhere | set(NEEDS)
 
@@ -198,6 +204,9 @@ def test_a_run_looks_for_free_ports_from_its_own_number_on(monkeypatch):
     assert misc.get_free_port() == (20300, 1)
     assert misc.get_free_port(start_port=15000, consecutive=3) == (20300, 3)
     assert misc.get_free_port(start_port=20307) == (20307, 1)
+    http_utils = SimpleNamespace(find_available_port=lambda base_port: base_port)
+    hosts.draw_own_ports(http_utils)
+    assert http_utils.find_available_port(3000) == 3300
 
 
 def test_a_reloadable_group_passes_the_names_of_torch_on():

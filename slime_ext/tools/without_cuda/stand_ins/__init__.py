@@ -24,6 +24,7 @@ PLACES = (
     ("after", "sglang.srt.layers.attention.torch_native_backend", sglang_attention.attend_batched),
     ("after", "slime.utils.accelerator", hosts.register_cpu),
     ("after", ".utils.misc", hosts.start_at_own_port),
+    ("after", ".utils.http_utils", hosts.draw_own_ports),
     ("after", ".utils.distributed_utils", hosts.use_gloo),
     ("after", ".utils.reloadable_process_group", hosts.add_collectives),
     ("after", ".backends.sglang_utils.arguments", hosts.give_older_names),

@@ -11,6 +11,7 @@ from slime_ext.tools.without_cuda.import_hooks import around
 from slime_ext.tools.without_cuda.stand_ins import torch_cuda
 
 FIRST_PORT = "SLIME_EXT_FIRST_PORT"
+LOWEST_PORT = 20000  # 12,000 ports below those that Linux gives to clients (32768 on)
 ROUND = "SLIME_EXT_ROUND"
 COLLECTIVES = (
     "all_gather_single",
@@ -53,11 +54,22 @@ def start_at_own_port(misc: ModuleType) -> None:
     Every release takes the first free port from 15000 on (utils/misc.py) and binds it half a minute later,
     when SGLang is up; in between another run finds it free.
     """
-    own = int(os.environ.get(FIRST_PORT, "20000"))
+    own = int(os.environ.get(FIRST_PORT, LOWEST_PORT))
 
     @around(misc, "get_free_port")
     def get_free_port(free: Any, start_port: int = own, consecutive: int = 1) -> int:
         return free(max(start_port, own), consecutive)
+
+
+def draw_own_ports(http_utils: ModuleType) -> None:
+    """Moves the router's ports, which the hosts draw with the seed of the run, by the run's own number.
+
+    Two runs with one seed that begin in the same second would draw the same port, and find it free.
+    """
+
+    @around(http_utils, "find_available_port")
+    def find_available_port(free: Any, base_port: int) -> int:
+        return free(base_port + int(os.environ.get(FIRST_PORT, LOWEST_PORT)) - LOWEST_PORT)
 
 
 def use_gloo(distributed_utils: ModuleType) -> None:
