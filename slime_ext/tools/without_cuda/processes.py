@@ -45,7 +45,8 @@ def marked_processes(mark: str) -> dict[int, str]:
     import psutil  # of the extra `train`
 
     found = (process.info for process in psutil.process_iter(["pid", "cmdline", "environ"]))
-    return {p["pid"]: " ".join(p["cmdline"]) for p in found if (p["environ"] or {}).get(MARK) == mark}
+    marked = (info for info in found if (info["environ"] or {}).get(MARK) == mark)
+    return {info["pid"]: " ".join(info["cmdline"] or ()) for info in marked}  # none while a process ends
 
 
 def kill_marked(mark: str) -> None:

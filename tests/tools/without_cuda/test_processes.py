@@ -7,6 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+
+import psutil
 
 from slime_ext.tools.without_cuda.processes import MARK, kill_marked, marked_processes
 
@@ -46,3 +49,11 @@ def test_marked_processes_are_killed_in_any_session():
     assert wait_for(lambda: list(marked_processes(mark)) == [child.pid])  # its environment shows once it runs
     kill_marked(mark)
     assert child.wait() == -signal.SIGKILL
+
+
+def test_a_process_that_is_ending_has_no_command_line(monkeypatch):
+    """The guard once ended of that, with four processes left."""
+    ending = SimpleNamespace(info={"pid": 7, "cmdline": None, "environ": {MARK: "a"}})
+    gone = SimpleNamespace(info={"pid": 8, "cmdline": None, "environ": None})
+    monkeypatch.setattr(psutil, "process_iter", lambda attributes: [ending, gone])
+    assert marked_processes("a") == {7: ""}
