@@ -26,6 +26,7 @@ from benchmarks.lines import complete, read
 from slime_ext.tools.without_cuda import tiny
 from slime_ext.tools.without_cuda.driver import WHEEL, HostRun
 from slime_ext.tools.without_cuda.host_log import plain_lines
+from slime_ext.tools.without_cuda.tasks import letters
 
 ROLLOUTS = 2
 STEP = re.compile(r"step (\d+): (\{'train/.*?\})")
@@ -40,11 +41,10 @@ CAPPED_STEPS = "slime_ext:\n  steps:\n    - reweight: {level: token}\n    - trun
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run is laid out: the host's flags, ranks, Ray nodes, train_async.py or train.py."""
+    """How a run is laid out: the host's flags, ranks, train_async.py or train.py."""
 
     flags: tuple[str, ...] = ()
     ranks: int = 1
-    nodes: int = 1
     asynchronous: bool = False
     steps: int = 2
     engine: bool = False  # SGLang samples; otherwise the rollouts come from files
@@ -57,7 +57,6 @@ LAYOUTS = {
     "pp2": Layout(("--pipeline-model-parallel-size", "2"), ranks=2),
     "cp2": Layout(("--context-parallel-size", "2"), ranks=2),
     "dp2": Layout(ranks=2),
-    "two nodes": Layout(ranks=2, nodes=2),
     "async": Layout(asynchronous=True),
     "one step": Layout(steps=1),
     "four steps": Layout(steps=4),
@@ -94,7 +93,7 @@ def main(argv: list[str] | None = None) -> None:
 def prepare(out: Path) -> None:
     """Model, rollouts and the plugin's files, once."""
     if not (out / "rollouts").exists():
-        tiny_host.write_model(out / "tiny")
+        letters.write(out / "tiny", seed=0)
         tiny_host.write_rollouts(out / "tiny", out / "rollouts", ROLLOUTS)
     for name, text in PLUGINS.items():
         if text is not None:
@@ -121,8 +120,7 @@ def run(name: str, host: str | Path, out: Path) -> dict:
 def flags_of(layout: Layout, plugin: str, out: Path) -> list[str]:
     """The host's flags."""
     flags = [*tiny_host.flags(out / "tiny", rollouts=ROLLOUTS, steps=layout.steps), *layout.flags]
-    flags += ["--actor-num-nodes", f"{layout.nodes}"]
-    flags += ["--actor-num-gpus-per-node", f"{layout.ranks // layout.nodes}"]
+    flags += ["--actor-num-gpus-per-node", f"{layout.ranks}"]
     if layout.engine:
         flags += tiny.engine_flags()
     else:
@@ -134,8 +132,8 @@ def flags_of(layout: Layout, plugin: str, out: Path) -> list[str]:
 
 def start(host: str | Path, layout: Layout, flags: list[str], folder: Path) -> int:
     """The exit status of a run."""
-    gpus = layout.ranks // layout.nodes + layout.engine
-    return HostRun(host, folder, flags, layout.asynchronous, gpus, layout.nodes, timeout=600).run()
+    gpus = layout.ranks + layout.engine
+    return HostRun(host, folder, flags, layout.asynchronous, gpus, timeout=600).run()
 
 
 def read_log(log: Path, began: float) -> dict:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from slime_ext.tools.without_cuda import tiny
-from slime_ext.tools.without_cuda.tasks import letters, write_prompts
+from slime_ext.tools.without_cuda.tasks import letters
 
 FLAGS = """
 --hf-checkpoint {folder}/model --ref-load {folder}/model --prompt-data {folder}/train.jsonl --input-key input
@@ -19,17 +19,10 @@ FLAGS = """
 
 
 def flags(folder: Path, prompts: int = 8, samples: int = 8, rollouts: int = 2, steps: int = 2) -> list[str]:
-    """GRPO on the task of `write_model`'s folder: `rollouts` of `prompts` x `samples` responses."""
+    """GRPO on the task of `letters.write`'s folder: `rollouts` of `prompts` x `samples` responses."""
     values = {"folder": folder, "prompts": prompts, "samples": samples, "rollouts": rollouts, "steps": steps}
     words = [word.format(**values) for word in FLAGS]
     return [*tiny.cpu_flags(), *letters.MODEL, *tiny.GRPO, *words]
-
-
-def write_model(folder: Path, seed: int = 0) -> None:
-    """Prompts and the tiny model with random weights in bfloat16, below `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_prompts(folder, *letters.prompts())
-    letters.write_model(folder / "model", seed)
 
 
 def write_rollouts(
@@ -46,7 +39,7 @@ def write_rollouts(
     Made without an engine: every token is drawn from the model itself.
 
     Args:
-        folder: where `write_model` wrote.
+        folder: of `letters.write`.
         noise: standard deviation of what the behavior log-probs differ from the model's own by, nats.
     """
     import torch

@@ -18,9 +18,8 @@ from benchmarks.evidence.rows import Row
 from benchmarks.evidence.settings import ROOT, Settings
 from slime_ext.errors import ConfigError
 from slime_ext.tools.commands.train import DUMP
-from slime_ext.tools.without_cuda.driver import host_python
 from slime_ext.tools.without_cuda.progress import HELDOUT, METRICS, SHOWN
-from slime_ext.tools.without_cuda.stand_ins.rounded_weights import VARIABLE
+from slime_ext.tools.without_cuda.stand_ins.hosts import ROUND
 
 DIVERGED = "NaN", "nan", "finite"
 SOURCE, FOLLOWER = "B", "G"  # whose first rollouts are analysed, and who trains with what comes out
@@ -123,7 +122,7 @@ def command(
     flags.pop("use_tis", None)
     flags.pop("rollout_seed")  # slime-ext train gives the host both from its own
     flags |= {"correction": preset}
-    environment = {VARIABLE: flags.pop(ROUNDING)} if ROUNDING in flags else {}
+    environment = {ROUND: flags.pop(ROUNDING)} if ROUNDING in flags else {}
     ours = {name: flags.pop(name) for name in TRAIN if name in flags}
     words = ["train", "--host", of.panels[panel].host]
     return [*words, *_words(ours), "--", *_words(flags)], environment
@@ -208,7 +207,7 @@ def commit() -> str:
 @cache
 def versions() -> dict[str, str]:
     """Of what computes, in the environment of the host."""
-    asked = [host_python(), "-c", VERSIONS, *COMPUTE]
+    asked = [sys.executable, "-c", VERSIONS, *COMPUTE]
     return json.loads(subprocess.run(asked, text=True, capture_output=True, check=True).stdout)
 
 

@@ -45,6 +45,30 @@ def make_folder(folder: Path) -> None:
         raise ConfigError(f"{folder}: expected a folder to write to, got {found}: name another")
 
 
+def new_folder(given: Path | None, default: Path) -> Path:
+    """The folder of a new run: the one that is given, else the first free name of `default` with a number.
+
+    Raises:
+        ConfigError: the one that is given has files in it.
+    """
+    if given is None:
+        return free_name(default)
+    if given.is_dir() and any(given.iterdir()):
+        raise ConfigError(
+            f"--out: expected a new or empty folder, got {given} with files in it: name another"
+        )
+    return given
+
+
+def free_name(wanted: Path) -> Path:
+    """The path, or the first free one of its name with a number."""
+    number, free = 1, wanted
+    while free.exists():
+        number += 1
+        free = wanted.with_name(f"{wanted.name}-{number}")
+    return free
+
+
 def refuse_link(path: Path) -> None:
     """Raises if writing a file would write where a link leads; /dev/stdout and its kind are meant.
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks import tiny_host
 from slime_ext.tools.without_cuda import driver, tiny
+from slime_ext.tools.without_cuda.tasks import letters
 from tests.downstream.planted import PER_ROLLOUT
 
 ROOT = Path(__file__).parents[2]
@@ -196,7 +197,7 @@ def started(fault: Fault, host: str, task: Path, folder: Path, more: tuple[str, 
     """Runs the host with a fault; its status, its last line, the rollouts that it trained on, seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (task / "model/model.safetensors").exists():
-        tiny_host.write_model(task)
+        letters.write(task, seed=0)
     config = folder / "config.yaml"
     config.write_text(json.dumps(fault.config))  # which YAML can read
     flags = tiny_host.flags(task, PROMPTS, PER_ROLLOUT // PROMPTS, ROLLOUTS, steps=1)

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow]
 @pytest.fixture(autouse=True)
 def _needs_the_host_environment():
     try:
-        driver.host_python()
+        driver.wheel_folder()
     except ConfigError as error:
         pytest.skip(str(error))
 

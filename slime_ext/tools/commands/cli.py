@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -44,8 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _answer(list(sys.argv[1:] if argv is None else argv))
         print(end="", flush=True)
         return status
-    except BrokenPipeError:  # of `| head`; Python flushes once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # of `| head`, or no room
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        if error.errno == errno.ENOSPC:
+            place = error.filename or "standard output"
+            print(f"slime-ext: {place}: expected room to write, got none: make room there", file=sys.stderr)
         return UNREAD
 
 

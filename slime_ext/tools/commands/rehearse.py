@@ -17,6 +17,7 @@ from rich.text import Text
 from slime_ext.errors import ConfigError, SlimeExtError
 from slime_ext.tools.commands import light
 from slime_ext.tools.commands.output import console, table
+from slime_ext.tools.folders import new_folder
 from slime_ext.tools.rehearsal import checks, evidence, preflight, prompts, run
 from slime_ext.tools.scripts.launch import Launch
 from slime_ext.tools.scripts.read import launch_of
@@ -34,10 +35,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("script", help="launch script: .sh, or .py of miles")
     parser.add_argument("--host", help="'miles' for the wheel, or a checkout; by default the script's own")
-    parser.add_argument("--megatron", help="a checkout of Megatron-LM; by default the wheel's")
-    parser.add_argument(
-        "--out", type=Path, help="folder of the run, also a former one's; by default a new one"
-    )
+    parser.add_argument("--out", type=Path, help="folder of the run; by default a new one below runs")
     parser.add_argument("--timeout", type=float, default=run.TIMEOUT_S, help="seconds until the run is ended")
     parser.epilog = "Words behind -- are flags of the script's own."
     end = argv.index("--") if "--" in argv else len(argv)
@@ -62,13 +60,13 @@ def rehearse(given: argparse.Namespace) -> int:
     if wrong := mistakes(launch, host):
         raise ConfigError("\n  ".join(wrong))
     rows = prompts.all_rows(launch)
-    with driver.ended_by_signals(), run.empty_folder(given.out) as out, machine.room_or_one_line(out):
+    out = new_folder(given.out, Path("runs/rehearsal")).absolute()
+    with driver.ended_by_signals(), machine.room_or_one_line(out):
         ran = driver.HostRun(
             host.name,
             out,
             asynchronous=launch.asynchronous,
             timeout=given.timeout,
-            megatron=given.megatron,
             environment=run.environment_of(launch, out),
         )
         ran.check()

@@ -6,9 +6,10 @@ The host is miles from its wheel or a checkout of slime or miles, unedited; the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ import slime_ext
 from slime_ext.errors import ConfigError, SlimeExtError, check_known
 from slime_ext.host import contract
 from slime_ext.presets import NAMES
+from slime_ext.tools.folders import free_name, new_folder
 from slime_ext.tools.rehearsal import preflight
 from slime_ext.tools.scripts.launch import WrittenFlag
 from slime_ext.tools.without_cuda import driver, host_log, machine, progress, tiny
+from slime_ext.tools.without_cuda.stand_ins import HOSTS
 from slime_ext.tools.without_cuda.tasks import Task, letters, sums
 
 TASKS: Mapping[str, Task] = {"sums": sums.TASK, "letters": letters.TASK}
@@ -90,12 +93,12 @@ def _begin(given: argparse.Namespace) -> int:
     """A new run, in a folder of its own."""
     correction = _correction(given.correction)
     _check_flags(given.flags, given.host)
-    out = given.out or _new_name(Path("runs", given.task))
-    if (out / ARGS).exists() or (out.is_dir() and any(out.iterdir())):
+    if given.out and (given.out / ARGS).exists():
         raise ConfigError(
-            f"--out: expected a new or empty folder, got {out} with files in it: name another, or go on with "
-            f"slime-ext train --load {out}"
+            f"--out: expected a new folder, got {given.out} with a run in it: name another, or go on with "
+            f"slime-ext train --load {given.out}"
         )
+    out = new_folder(given.out, Path("runs", given.task))
     task = TASKS[given.task]
     args = {
         **{name: getattr(given, name) for name in ("task", "correction", "lag", "seed", "host", "flags")},
@@ -124,7 +127,7 @@ def _go_on(given: argparse.Namespace) -> int:
     run = _host_run(args, out)
     run.check()
     if (log := out / "log").exists():
-        log.rename(_new_name(log))  # the host's next log does not overwrite it
+        log.rename(free_name(log))  # the host's next log does not overwrite it
     print(f"slime-ext: going on with {out} to rollout {args['num_rollout']}", flush=True)
     saved = str((out / CHECKPOINT).absolute())
     args["flags"] = [*args["flags"], "--load", saved, "--override-opt-param-scheduler", *given.flags]
@@ -156,7 +159,7 @@ def _check_flags(words: Sequence[str], host: str) -> None:
     if not words:
         return
     places = (driver.wheel_folder(), *([] if host == driver.WHEEL else [Path(host)]))
-    packages = [place / name for place in places for name in driver.HOSTS if (place / name).is_dir()]
+    packages = [place / name for place in places for name in HOSTS if (place / name).is_dir()]
     known = preflight.known_flags(packages[-1], driver.wheel_folder() / "megatron")
     given = [WrittenFlag(word.partition("=")[0]) for word in words if word.startswith("--")]
     for flag, near in preflight.unknown_flags(given, known):
@@ -182,15 +185,6 @@ def _correction(name: str) -> str:
     return "".join(f"{key}: {keys[key]}\n" for key in ours)
 
 
-def _new_name(wanted: Path) -> Path:
-    """The folder, or the first free one of its name with a number."""
-    number, free = 1, wanted
-    while free.exists():
-        number += 1
-        free = wanted.with_name(f"{wanted.name}-{number}")
-    return free
-
-
 def _plan(args: Mapping[str, Any], task: Task, out: Path) -> str:
     """What will be done, and for how long."""
     minutes = (START_S + args["num_rollout"] * task.rollout_s) / 60
@@ -209,19 +203,14 @@ def _run(args: Mapping[str, Any], run: driver.HostRun) -> int:
     """Runs the host to the end; says how the run ended, and what to do next."""
     task, out = TASKS[args["task"]], Path(run.out)
     folder = out.absolute()
-    with machine.room_or_one_line(out):
+    with _saying_how_to_go_on(out), machine.room_or_one_line(out):
         flags = [*_flags(args, task, folder, task.write(folder, args["seed"])), *args["flags"]]
         steps = int(flags[len(flags) - flags[::-1].index("--num-steps-per-rollout")])
         watched = progress.Progress(folder, args["num_rollout"], steps, _say)
-        try:
-            with progress.shown(watched):
-                status = replace(run, flags=flags).run()
-        except (KeyboardInterrupt, SystemExit):
-            print(f"slime-ext train: ended before the host was: {_how_to_go_on(out)}", file=sys.stderr)
-            raise
-    if status:
-        why = host_log.ending(status, folder / "log")
-        raise SlimeExtError(f"{why}: log in {out / 'log'}; {_how_to_go_on(out)}")
+        with progress.shown(watched):
+            status = replace(run, flags=flags).run()
+        if status:
+            raise SlimeExtError(f"{host_log.ending(status, folder / 'log')}: log in {out / 'log'}")
     _say_end(out)
     return 0
 
@@ -265,10 +254,18 @@ def _eval_every(rollouts: int, wanted: int) -> int:
     return min(near, key=lambda n: abs(n - wanted), default=rollouts)
 
 
-def _how_to_go_on(out: Path) -> str:
-    if (out / CHECKPOINT / LATEST).is_file():
-        return f"go on with slime-ext train --load {out}"
-    return "no checkpoint yet: start it anew"
+@contextlib.contextmanager
+def _saying_how_to_go_on(out: Path) -> Iterator[None]:
+    """Adds to the line that ends a run what to do next."""
+    try:
+        yield
+    except (SlimeExtError, KeyboardInterrupt, SystemExit) as error:
+        is_saved = (out / CHECKPOINT / LATEST).is_file()
+        how = f"go on with slime-ext train --load {out}" if is_saved else "no checkpoint yet: start it anew"
+        if isinstance(error, SlimeExtError):
+            raise SlimeExtError(f"{error}; {how}") from None
+        print(f"slime-ext train: ended before the host was: {how}", file=sys.stderr)
+        raise
 
 
 def _say(line: str) -> None:

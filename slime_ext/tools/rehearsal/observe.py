@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from slime_ext.tools.without_cuda.import_hooks import ImportHooks
+from slime_ext.tools.without_cuda.import_hooks import ImportHooks, around
 from slime_ext.tools.without_cuda.stand_ins import HOSTS
 
 FOLDER = "SLIME_EXT_REHEARSE_EVENTS"
@@ -95,16 +95,11 @@ def watched(call: Callable[..., Any], event: str, describe: Describe, **facts: A
 
 def _watch_loaded(module: ModuleType) -> None:
     """Every function that a flag names, by its path."""
-    load = module.load_function
 
-    @functools.wraps(load)
-    def load_function(path: str | None) -> Any:
+    @around(module, "load_function")
+    def load_function(load: Any, path: str | None) -> Any:
         found = load(path)
-        if not inspect.isfunction(found):
-            return found
-        return watched(found, "function", _of_hook, path=path)
-
-    module.load_function = load_function
+        return watched(found, "function", _of_hook, path=path) if inspect.isfunction(found) else found
 
 
 def _of_hook(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,16 +10,10 @@ from typing import Any
 
 from slime_ext.errors import ConfigError, did_you_mean
 from slime_ext.tools.scripts.launch import Launch, WrittenFlag
-from slime_ext.tools.without_cuda.driver import host_python
 
 Row = dict[str, Any]
 ROWS = 64
 LONGEST = 2000  # characters; longer rows are passed over
-PARQUET = """
-import json, sys, pyarrow.parquet
-rows = next(pyarrow.parquet.ParquetFile(sys.argv[1]).iter_batches(int(sys.argv[2]))).to_pylist()
-print("\\n".join(json.dumps(row, default=str) for row in rows))
-"""
 
 
 def all_rows(launch: Launch) -> tuple[list[Row], list[Row]]:
@@ -85,11 +78,10 @@ def _lines(file: Path) -> Iterator[str]:
         with file.open() as lines:
             yield from lines
         return
-    command = [str(host_python()), "-c", PARQUET, str(file), str(ROWS * 4)]
-    read = subprocess.run(command, capture_output=True, text=True)
-    if read.returncode:
-        raise ValueError(read.stderr.strip().splitlines()[-1])
-    yield from read.stdout.splitlines()
+    from pyarrow import parquet
+
+    batch = next(parquet.ParquetFile(file).iter_batches(ROWS * 4))
+    yield from (json.dumps(row, default=str) for row in batch.to_pylist())
 
 
 def write_rows(rows: list[Row], file: Path) -> None:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.folders import make_folder
 from slime_ext.tools.rehearsal import observe, prompts, replace, rewards, twin
 from slime_ext.tools.scripts.launch import Launch, WrittenFlag
-from slime_ext.tools.without_cuda import host_log
-from slime_ext.tools.without_cuda.driver import INSTALL, WHEEL, host_python, wheel_folder
+from slime_ext.tools.without_cuda.driver import INSTALL, WHEEL, wheel_folder
+from slime_ext.tools.without_cuda.tiny import write_weights
 
 TIMEOUT_S = 900.0
-MADE = ".slime-ext-rehearsal"  # in a folder whose contents a new rehearsal removes
 OF_A_CLUSTER = tuple(
     "CUDA NCCL NVTE NVSHMEM CUBLAS GLOO TP_SOCKET PYTORCH MASTER MC_ RAY no_proxy NO_PROXY PYTHONPATH "
     "PYTHONUNBUFFERED TORCH OMP WANDB SGLANG HF_".split()
@@ -44,47 +40,6 @@ class RehearsalHost:
         if self.name == WHEEL:
             return "miles of the package index (miles-rl)"
         return f"{self.package.name} in {self.name}"
-
-
-@contextmanager
-def empty_folder(given: Path | None) -> Iterator[Path]:
-    """Where a rehearsal writes: a new folder, or the one that is given, without what a former one left there.
-
-    A new folder without a log is removed at the end.
-
-    Raises:
-        ConfigError: it holds something else, another run writes to it, or it cannot be made.
-    """
-    out = _new_folder() if given is None else _cleared(given.absolute())
-    try:
-        yield out
-    finally:
-        if given is None and not (out / "log").exists():
-            shutil.rmtree(out, ignore_errors=True)
-
-
-def _new_folder() -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix="slime-ext-rehearsal-"))
-    except OSError as error:
-        raise ConfigError(
-            f"temporary folder: expected room to write, got '{error.strerror}': name a folder with --out"
-        ) from None
-
-
-def _cleared(out: Path) -> Path:
-    make_folder(out)
-    present = sorted(out.iterdir())
-    if present and not (out / MADE).is_file():
-        raise ConfigError(
-            f"--out: expected a new or empty folder, or one of a rehearsal, got {out} with "
-            f"'{present[0].name}': name another"
-        )
-    host_log.check_unused(out / "log")
-    for entry in present:
-        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    (out / MADE).touch()
-    return out
 
 
 def host_of(launch: Launch, given: str | None) -> RehearsalHost:
@@ -117,8 +72,8 @@ def user_paths(launch: Launch) -> list[Path]:
 
 def module_paths(launch: Launch, host: RehearsalHost) -> list[Path]:
     """Where Python finds the functions that flags name."""
-    site = host_python().parents[1].glob("lib/python*/site-packages")
-    more = [host.package.parent, Path(__file__).parents[3], wheel_folder(), *site]
+    site = Path(sysconfig.get_path("purelib"))
+    more = [host.package.parent, Path(__file__).parents[3], wheel_folder(), site]
     return [*user_paths(launch), *(path for path in more if path.is_dir())]
 
 
@@ -150,7 +105,9 @@ def prepare(
     is_real = twin.write_tokenizer(folder, Path(launch.value("--hf-checkpoint")))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     small = twin.twin_of(launch, max(len(tokenizer), launch.number("--vocab-size", 0) if is_real else 0))
-    twin.write_weights(folder, small, tokenizer.eos_token_id)
+    config = small.config | {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    write_weights(folder, seed=0)
     train, held_out = rows[0], rows[1][: replace.PROMPTS * 2]
     prompts.write_rows(train, out / replace.TRAIN)
     prompts.write_rows(held_out, out / replace.HELD_OUT)

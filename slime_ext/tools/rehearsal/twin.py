@@ -131,24 +131,3 @@ def _write_byte_tokenizer(out: Path) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
-
-
-def write_weights(out: Path, twin: Twin, end: int | None) -> None:
-    """Random weights in bfloat16, the same ones each time.
-
-    Args:
-        end: the token that ends a response.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    config = twin.config | {"eos_token_id": end, "bos_token_id": None}
-    (out / "config.json").write_text(json.dumps(config, indent=2))
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(out)).bfloat16().save_pretrained(
-        out / "weights"
-    )
-    (out / "weights/model.safetensors").rename(out / "model.safetensors")
-    shutil.rmtree(out / "weights")

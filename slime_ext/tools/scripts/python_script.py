@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,14 +57,14 @@ def command_of(path: str, given: Sequence[str]) -> str:
         ConfigError: the script lies in no checkout of miles, fails, or submits nothing.
 
     """
-    from slime_ext.tools.without_cuda.driver import SITE, host_python
+    from slime_ext.tools.without_cuda.driver import SITE
 
     root = next((folder for folder in Path(path).resolve().parents if (folder / UTILITIES).is_dir()), None)
     if root is None:
         raise ConfigError(f"{path}: expected a script in a checkout of miles, got no {UTILITIES} above it")
     with tempfile.NamedTemporaryFile(suffix=".json") as notes:
         command = [
-            str(host_python()),
+            sys.executable,
             "-c",
             RECORDER,
             notes.name,

@@ -1,41 +1,34 @@
-"""Runs slime or miles, unedited, on a machine without CUDA, in a child process.
-
-    python -m slime_ext.tools.without_cuda.driver --host miles|DIR [--async] [--megatron DIR] [--gpus N]
-        [--nodes N] [--out FOLDER] -- FLAGS OF THE HOST
-
-`--host miles` is the wheel miles-rl that `install.py` puts into the environment; a folder is a checkout of
-slime or miles, whose train.py is run.
-"""
+"""Runs slime or miles, unedited, on a machine without CUDA, in processes of its own."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
+import resource
 import secrets
 import signal
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import slime_ext
-from slime_ext.errors import ConfigError, SlimeExtError
-from slime_ext.tools.folders import working_folder
+from slime_ext.errors import ConfigError, check_known
+from slime_ext.tools.folders import make_folder, working_folder
 from slime_ext.tools.without_cuda import host_log, machine
 from slime_ext.tools.without_cuda.install import how_to_install
 from slime_ext.tools.without_cuda.processes import MARK, guarded
-from slime_ext.tools.without_cuda.stand_ins import HOSTS, free_ports, rounded_weights
+from slime_ext.tools.without_cuda.stand_ins.hosts import FIRST_PORT, LOWEST_PORT, ROUND
 
 PACKAGE = Path(slime_ext.__file__).parent
 SITE = Path(__file__).with_name("site")
 CHILD = "slime_ext.tools.without_cuda.host_process"
 WHEEL = "miles"
 INSTALL = "SLIME_EXT_INSTALL"  # modules whose `install` each process of the run calls (site/sitecustomize.py)
+OPEN_FILES = 4096  # in a process: a rank has 200, Ray's raylet more with every worker
 TIMED_OUT = 124  # as coreutils' timeout
 DEFAULT_TIMEOUT_S = 1800.0
 
@@ -72,30 +65,18 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def host_python() -> Path:
-    """The interpreter of an environment with the wheel: SLIME_EXT_HOST_PYTHON, else this one, else .venv's.
+def wheel_folder() -> Path:
+    """The folder of this environment in which miles and its Megatron-LM lie.
 
     Raises:
         ConfigError: there is none.
     """
-    if given := os.environ.get("SLIME_EXT_HOST_PYTHON"):
-        if not (Path(given).is_file() and os.access(given, os.X_OK)):
-            raise ConfigError(f"SLIME_EXT_HOST_PYTHON: expected an interpreter, got {given}: check the path")
-        return Path(given).absolute()
-    others = [folder.absolute() / ".venv" for folder in (Path.cwd(), PACKAGE.parent)]
-    pythons = [(Path(sys.prefix), Path(sys.executable)), *((place, place / "bin/python") for place in others)]
-    for prefix, python in pythons:
-        if (prefix / WHEEL / "miles").is_dir():
-            return python
-    raise ConfigError(
-        f"host environment: expected the wheel of miles in {sys.prefix} or .venv, got none: "
-        f"{how_to_install()}"
-    )
-
-
-def wheel_folder() -> Path:
-    """The folder of the host environment in which miles and its Megatron-LM lie."""
-    return host_python().parents[1] / WHEEL
+    folder = Path(sys.prefix, WHEEL)
+    if not (folder / "miles").is_dir():
+        raise ConfigError(
+            f"host environment: expected the wheel of miles in {sys.prefix}, got none: {how_to_install()}"
+        )
+    return folder
 
 
 @dataclass(frozen=True)
@@ -103,15 +84,14 @@ class HostRun:
     """A run of slime or miles with a Ray of its own, so that several can run side by side.
 
     Attributes:
-        host: "miles" for the wheel of the host environment, else the folder of a checkout.
+        host: "miles" for the wheel that `install.py` puts into the environment, else the folder of a checkout
+            of slime or miles, whose train.py is run.
         out: folder of the run, its working directory; the log is OUT/log.
         flags: of the host.
         asynchronous: train_async.py instead of train.py.
-        gpus: how many GPUs each Ray node counts; they are only numbers.
-        nodes: Ray nodes, all on this machine.
+        gpus: how many Ray counts; they are only numbers.
         timeout: seconds after which the run is ended with status 124.
         environment: further variables; PYTHONPATH is put behind ours.
-        megatron: a checkout of Megatron-LM, by default the one of the miles wheel.
         room: bytes that the run needs in `out`.
     """
 
@@ -120,32 +100,32 @@ class HostRun:
     flags: Sequence[str] = ()
     asynchronous: bool = False
     gpus: int = 4
-    nodes: int = 1
     timeout: float = DEFAULT_TIMEOUT_S
     environment: Mapping[str, str] = field(default_factory=dict)
-    megatron: str | Path | None = None
     room: int = machine.ROOM
 
     def check(self) -> None:
         """Makes the folder of the run; nothing else is started or written.
 
         Raises:
-            ConfigError: no host environment, no train.py in the folder, a host that this Megatron-LM does not
-                fit, an unknown SLIME_EXT_ROUND, a machine without room, files or ports, or another run that
-                writes to the folder.
+            ConfigError: no host environment, no train.py in the folder, an unknown SLIME_EXT_ROUND, a machine
+                without room, or another run that writes to the folder.
         """
         working_folder()
-        host_python()
-        rounded_weights.check(os.environ | self.environment)
-        if self.checkout:
-            script = "train_async.py" if self.asynchronous else "train.py"
-            if not (self.checkout / script).is_file():
-                raise ConfigError(
-                    f"--host: expected 'miles' or a folder with {script}, got {self.checkout}: check the path"
-                )
-            check_megatron(self.checkout, Path(self.megatron) if self.megatron else wheel_folder())
-        machine.check(Path(self.out).absolute(), self.room)
-        host_log.check_unused(Path(self.out, "log"))
+        wheel_folder()
+        if rounding := (os.environ | self.environment).get(ROUND):
+            from slime_ext.tools.without_cuda.rounding import ROUNDINGS
+
+            check_known(ROUND, "format", rounding, ROUNDINGS)
+        script = "train_async.py" if self.asynchronous else "train.py"
+        if self.checkout and not (self.checkout / script).is_file():
+            raise ConfigError(
+                f"--host: expected 'miles' or a folder with {script}, got {self.checkout}: check the path"
+            )
+        out = Path(self.out).absolute()
+        make_folder(out)
+        machine.check_room(out, self.room)
+        host_log.check_unused(out / "log")
 
     @property
     def checkout(self) -> Path | None:
@@ -161,21 +141,16 @@ class HostRun:
             ConfigError: of `check`.
         """
         self.check()
+        _raise_open_files()
         out, folder = Path(self.out).absolute(), machine.TEMPORARY / f"slime-ext-{secrets.token_hex(4)}"
-        given = {"host": str(self.checkout or WHEEL), "asynchronous": self.asynchronous}
-        given |= {"gpus": self.gpus, "nodes": self.nodes}
+        given = {"host": str(self.checkout or WHEEL), "asynchronous": self.asynchronous, "gpus": self.gpus}
         env = self._variables(folder)
-        with (
-            ended_by_signals(),
-            free_ports.own_range() as port,
-            host_log.opened(out / "log") as log,
-            guarded(env[MARK], folder),
-        ):
+        with ended_by_signals(), host_log.opened(out / "log") as log, guarded(env[MARK], folder):
             _fill(folder)
-            python = _without_blanks(host_python(), folder)
+            python = _without_blanks(Path(sys.executable), folder)
             process = subprocess.Popen(
                 ["env", "-C", str(out), str(python), "-m", CHILD, json.dumps(given), *self.flags],
-                env=env | {free_ports.VARIABLE: str(port)},
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -190,11 +165,12 @@ class HostRun:
                 process.wait()
 
     def _variables(self, folder: Path) -> dict[str, str]:
-        paths = [SITE, folder / "python", self.megatron, self.checkout]
+        paths = [SITE, folder / "python", self.checkout]
         paths += [self.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
         env = {name: value for name, value in os.environ.items() if name not in REMOVED}
         env |= ENVIRONMENT | {
             MARK: uuid.uuid4().hex,
+            FIRST_PORT: str(LOWEST_PORT + 100 * (os.getpid() % 120)),  # another one for a run beside this one
             "RAY_TMPDIR": str(folder),  # Ray writes below its folder "ray"
             "TMPDIR": str(folder / "tmp"),
             # SGLang takes Ray's GPU number for a NUMA node and wants the cores of each: all of them, for 16.
@@ -224,31 +200,19 @@ def _without_blanks(python: Path, folder: Path) -> Path:
     return folder / "env/bin" / python.name
 
 
-def check_megatron(host: Path, megatron: Path) -> None:
-    """Raises ConfigError if the host asks for an argument of Megatron-LM by a name that this one lacks.
-
-    slime up to v0.2.4 compares `norm_epsilon`, which Megatron-LM has renamed; later ones know both names.
-    """
-    older, newer = "norm_epsilon", "layernorm_epsilon"
-    files = [f for kind in HOSTS for f in host.glob(f"{kind}/**/arguments.py")]
-    asked = {name for file in files for name in (older, newer) if f'"{name}"' in file.read_text()}
-    configuration = megatron / "megatron/core/transformer/transformer_config.py"
-    if asked == {older} and configuration.is_file() and f"    {newer}:" in configuration.read_text():
-        raise ConfigError(
-            f"--host {host}: expected a host that knows Megatron-LM's {newer}, got one that asks for "
-            f"{older}: give the Megatron-LM of its release with --megatron DIR, or take --host miles"
-        )
+def _raise_open_files() -> None:
+    """Lets this process and its children open OPEN_FILES files, or as many as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < OPEN_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
 
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Inside, SIGTERM and SIGHUP raise as Ctrl-C does; further signals are ignored until the end.
 
-    Ignored signals, as under nohup, stay ignored. Does nothing in a thread, which gets no signals.
+    Ignored signals, as under nohup, stay ignored.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     former = {number: signal.getsignal(number) for number in ENDING}
     former = {number: handler for number, handler in former.items() if handler != signal.SIG_IGN}
 
@@ -276,35 +240,3 @@ def around_proxies(env: Mapping[str, str]) -> dict[str, str]:
     said = f"{env.get('no_proxy', '')},{env.get('NO_PROXY', '')}".replace(" ", "").split(",")
     named = "*" if "*" in said else ",".join(dict.fromkeys([*LOOPBACK, *filter(None, said)]))
     return kept | {"no_proxy": named, "NO_PROXY": named}
-
-
-def main(argv: list[str]) -> int:
-    """The command line; prints where the log is, and returns the host's exit status, 128 + n for signal n."""
-    parser = argparse.ArgumentParser(prog="python -m slime_ext.tools.without_cuda.driver")
-    add = parser.add_argument
-    add("--host", required=True, help="'miles' for the wheel, or the folder of a checkout")
-    add("--async", dest="asynchronous", action="store_true", help="train_async.py")
-    add("--megatron", type=Path, help="a checkout of Megatron-LM; default: the wheel's")
-    add("--gpus", type=int, default=4, help="GPUs that each Ray node counts")
-    add("--nodes", type=int, default=1, help="Ray nodes, all on this machine")
-    add("--timeout", type=float, default=DEFAULT_TIMEOUT_S, help="seconds")
-    add("--out", type=Path, default=Path("runs/host"), help="folder of the run, with its log")
-    end = argv.index("--") if "--" in argv else len(argv)
-    given = parser.parse_args(argv[:end])
-    for line in (*machine.notes(), f"log in {given.out / 'log'}"):
-        print(f"slime-ext: {line}", flush=True)
-    try:
-        status = HostRun(flags=argv[end + 1 :], **vars(given)).run()
-    except SlimeExtError as error:
-        print(f"slime-ext: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    print(f"slime-ext: exit status {status}")
-    if status:
-        print(f"slime-ext: {host_log.ending(status, given.out / 'log')}", file=sys.stderr)
-    return status if status >= 0 else 128 - status
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -19,6 +19,8 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 RAISED = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Exit|Interrupt))(?::\s*(.*))?$")
 OF_RAY = ("RayTaskError", "ActorDiedError", "ActorUnavailableError", "RayActorError", "WorkerCrashedError")
 REFUSED = re.compile(r"^\S+\.py: error: (.*)$")  # argparse
+CRASHED = re.compile(r"Subprocess (\w+) \(pid=\d+\) crashed with exit code (-?\d+)")  # of SGLang
+NO_ANSWER = ("ConnectionError", "ConnectError", "ClientConnectorError")
 FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)')
 LONGEST = 300  # characters of a message
 BY_WHOM = ", by hand or by a machine without memory"
@@ -62,8 +64,7 @@ def ending(status: int, path: Path) -> str:
         status: of `HostRun.run`; -n where signal n ended the host.
     """
     if status < 0:
-        name = signal.Signals(-status).name
-        return f"the host was killed by {name}{BY_WHOM if -status == signal.SIGKILL else ''}"
+        return f"the host {_how(status)}"
     lines = plain_lines(path)
     said = next((line.strip() for line in reversed(lines) if NO_ROOM in line), "")
     full = machine.full_places(path.parent)
@@ -71,6 +72,13 @@ def ending(status: int, path: Path) -> str:
         where = " and ".join(map(str, full)) or f"{path.parent}, {machine.TEMPORARY} or {machine.SHARED}"
         return f"no room left in {where}{f': {said[:LONGEST]}' if said else ''}"
     return cause_of(lines)
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit status {status}"
+    name = signal.Signals(-status).name
+    return f"was killed by {name}{BY_WHOM if -status == signal.SIGKILL else ''}"
 
 
 def plain_lines(log: Path) -> list[str]:
@@ -89,10 +97,14 @@ def cause_of(lines: Sequence[str]) -> str:
     if not found:
         return next((line.strip() for line in reversed(lines) if line.strip()), "the log is empty")[:LONGEST]
     at, _, text = found[-1]
+    if crash := next(filter(None, map(CRASHED.search, lines[:at])), None):
+        return f"SGLang's {crash[1]}, of the engine, {_how(int(crash[2]))}"
     if "died unexpectedly" in text:
         actor = next((line.split()[-1] for line in lines[at : at + 4] if "class_name:" in line), "an actor")
         return f"{actor} of the host was killed{BY_WHOM}"
-    at, _, text = next((f for f in reversed(found) if f[1] not in OF_RAY), found[-1])
+    at, kind, text = next((f for f in reversed(found) if f[1] not in OF_RAY), found[-1])
+    if kind in NO_ANSWER:
+        return f"the engine does not answer, as if it was killed{BY_WHOM}: {text[:LONGEST]}"
     frames = (FRAME.match(line) for line in reversed(lines[max(0, at - 60) : at]))
     frame = next(filter(None, frames), None)
     return f"{text[:LONGEST]}{f' ({frame[1]}:{frame[2]})' if frame else ''}"

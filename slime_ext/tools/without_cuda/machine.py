@@ -4,43 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import resource
-import socket
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.folders import make_folder, working_folder
 
 TEMPORARY, SHARED = Path("/tmp"), Path("/dev/shm")  # Ray's sockets have 107 characters: no other TMPDIR
 OBJECT_STORE_BYTES = 256 << 20  # of Ray: in /dev/shm, or in /tmp where that is smaller
 ROOM = 64 << 20  # bytes: dumps, TensorBoard and checkpoint of a small run
 FULL = 1 << 20
 TEMPORARY_ROOM, SHARED_ROOM = 64 << 20, 8 << 20  # Ray's logs; SGLang's and torch's shared memory
-FILES, FILES_WANTED = 1024, 4096  # open in a process: a rank has 200, Ray's raylet more with every worker
-PORTS = 200  # that the system gives away: gloo takes 2 per group and rank, Ray 2 per worker
 # glibc keeps freed memory, as a caching device allocator does. Six layers of the language model, forwards and
 # backwards: 1.2 s of CPU instead of 1.7, of which 0.5 were page faults, and 280 MB more.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_TOP_PAD_": str(1 << 28)}
 DEVICES = "nvidia[0-9]*"
-
-
-def check(out: Path, room: int = ROOM) -> None:
-    """Makes the folder of a run and raises the limit of open files if allowed.
-
-    Args:
-        out: folder of the run.
-        room: bytes that it needs there.
-
-    Raises:
-        ConfigError: the run could not end well here, with what to do about it.
-    """
-    working_folder()
-    make_folder(out)
-    check_room(out, room)
-    raise_open_files()
-    check_ports()
 
 
 def check_room(out: Path, room: int) -> None:
@@ -62,10 +40,9 @@ def check_room(out: Path, room: int) -> None:
 def _free(place: Path) -> int:
     """Bytes that this user may still write there."""
     try:
-        found = os.statvfs(place)
+        return shutil.disk_usage(place).free
     except OSError:
         return 0
-    return found.f_bavail * found.f_frsize
 
 
 def full_places(out: Path) -> list[Path]:
@@ -83,45 +60,8 @@ def room_or_one_line(out: Path) -> Iterator[None]:
             raise
         place = error.filename or out
         raise ConfigError(
-            f"{place}: expected room to write, got '{error.strerror}': make room, or name another folder"
+            f"{place}: expected room to write, got '{error.strerror}': make room there"
         ) from None
-
-
-def raise_open_files() -> None:
-    """Lets this process and its children open FILES_WANTED files, or as many as the system allows.
-
-    Raises:
-        ConfigError: fewer than FILES.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < FILES:  # only root may
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (FILES_WANTED, FILES_WANTED))
-            return
-        raise ConfigError(f"open files: expected {FILES} or more per process, got {hard}: raise `ulimit -Hn`")
-    if soft < FILES_WANTED:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES_WANTED, hard), hard))
-
-
-def check_ports() -> None:
-    """Raises ConfigError if 127.0.0.1 refuses connections, or fewer than PORTS ports are free."""
-    with contextlib.ExitStack() as held:
-        try:
-            server = held.enter_context(socket.create_server(("127.0.0.1", 0)))
-            held.enter_context(socket.create_connection(server.getsockname(), timeout=5))
-        except OSError as error:
-            raise ConfigError(
-                f"127.0.0.1: expected a connection to a port of this machine, got '{error}': look at "
-                "`ip addr` and `ss -s`"
-            ) from None
-        for count in range(PORTS):
-            try:
-                held.enter_context(socket.socket()).bind(("127.0.0.1", 0))
-            except OSError:
-                raise ConfigError(
-                    f"ports: expected {PORTS} free ones on 127.0.0.1, got {count}: end what holds them, "
-                    "or widen /proc/sys/net/ipv4/ip_local_port_range"
-                ) from None
 
 
 def notes() -> Iterator[str]:

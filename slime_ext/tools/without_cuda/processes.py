@@ -1,15 +1,13 @@
 """The processes of a run carry its mark; a guard ends them all when the run or its command has ended.
 
-Run as a script this file is the guard: ``python processes.py MARK FOLDER``, with the standard library alone.
+Run as a script this file is the guard: ``python processes.py MARK FOLDER``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +16,8 @@ from pathlib import Path
 
 MARK = "SLIME_EXT_ENGINE"
 SHARED = Path("/dev/shm")
-LONGEST_S = 30.0
+LONGEST_S, TIDYING_S = 30.0, 5.0
+TIDIES = ("resource_tracker", "torch_shm_manager")  # in command lines
 
 
 @contextlib.contextmanager
@@ -41,27 +40,30 @@ def guarded(mark: str, folder: Path) -> Iterator[None]:
         guard.communicate()
 
 
-def marked_processes(mark: str) -> list[int]:
-    """Ids of the living processes with `SLIME_EXT_ENGINE=<mark>` in their environment, of any session."""
-    entry = f"{MARK}={mark}".encode()
-    return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and entry in _environment(p)]
+def marked_processes(mark: str) -> dict[int, str]:
+    """Id -> command line of the living processes with `SLIME_EXT_ENGINE=<mark>` in their environment."""
+    import psutil  # of the extra `train`
 
-
-def _environment(process: Path) -> list[bytes]:
-    with contextlib.suppress(OSError):  # gone meanwhile, or another user's
-        return (process / "environ").read_bytes().split(b"\0")
-    return []
+    found = (process.info for process in psutil.process_iter(["pid", "cmdline", "environ"]))
+    marked = (info for info in found if (info["environ"] or {}).get(MARK) == mark)
+    return {info["pid"]: " ".join(info["cmdline"] or ()) for info in marked}  # none while a process ends
 
 
 def kill_marked(mark: str) -> None:
-    """Kills every process with the mark until none is left, then removes their files in shared memory."""
-    deadline, seen_none = time.monotonic() + LONGEST_S, 0
-    while seen_none < 2 and time.monotonic() < deadline:  # in the middle of an exec a process shows no mark
+    """Kills every process with the mark until none is left, then removes their files in shared memory.
+
+    Those that remove semaphores and shared memory of others have five seconds to do so and end.
+    """
+    import psutil
+
+    began, seen_none = time.monotonic(), 0
+    while seen_none < 2 and (spent := time.monotonic() - began) < LONGEST_S:
         left = marked_processes(mark)
-        seen_none = 0 if left else seen_none + 1
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        seen_none = 0 if left else seen_none + 1  # in the middle of an exec a process shows no mark
+        for pid, command in left.items():
+            if spent > TIDYING_S or not any(name in command for name in TIDIES):
+                with contextlib.suppress(psutil.Error):
+                    psutil.Process(pid).kill()
         time.sleep(0.02)
     for file in SHARED.glob(f"*_{glob.escape(mark)}*"):
         file.unlink(missing_ok=True)

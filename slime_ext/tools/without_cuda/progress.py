@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import sys
@@ -19,7 +18,7 @@ from statistics import fmean
 from types import ModuleType
 from typing import Any
 
-from slime_ext.tools.without_cuda.import_hooks import ImportHooks
+from slime_ext.tools.without_cuda.import_hooks import ImportHooks, around
 from slime_ext.tools.without_cuda.stand_ins import HOSTS
 
 TRACKED, METRICS = "tracked.jsonl", "metrics.jsonl"  # what the host logged as it came; a line per rollout
@@ -105,8 +104,9 @@ def shown(progress: Progress) -> Iterator[None]:
     ended = threading.Event()
 
     def follow() -> None:
-        while not ended.wait(POLL_S):
-            progress.read()
+        with contextlib.suppress(OSError):  # nobody reads the screen, or no room: `finish` says so
+            while not ended.wait(POLL_S):
+                progress.read()
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
@@ -133,18 +133,15 @@ def install() -> None:
 
 
 def _also_write(module: ModuleType) -> None:
-    log = getattr(module, "log", None)
-    if log is None:  # of releases in which another module has it
+    if not hasattr(module, "log"):  # of releases in which another module has it
         return
 
-    @functools.wraps(log)
-    def logged(args: Any, metrics: dict[str, Any], step_key: str) -> None:
+    @around(module, "log")
+    def logged(log: Any, args: Any, metrics: dict[str, Any], step_key: str) -> None:
         log(args, metrics, step_key)
         line = json.dumps({"axis": step_key, "metrics": _numbers(metrics)}) + "\n"
         with Path(os.environ[FILE]).open("a") as file:
             file.write(line)
-
-    module.log = logged
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:

@@ -1,9 +1,10 @@
-"""Flags that every run of a host on a machine without CUDA needs, and the tiny task's reward."""
+"""Flags of every run on a machine without CUDA, random models, and the reward of the letters."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 GRPO = (
@@ -44,6 +45,26 @@ def engine_flags(context: int = 64, tokens: int = 16384, concurrency: int = 24) 
         *("--sglang-context-length", str(context), "--sglang-max-total-tokens", str(tokens)),
         *("--sglang-max-running-requests", str(concurrency), "--sglang-server-concurrency", str(concurrency)),
     ]
+
+
+def write_weights(folder: Path, seed: int) -> None:
+    """Random weights in bfloat16 for the config.json of a folder.
+
+    Hugging Face sets the embedding of the pad token to zero. Behind a zero row RMSNorm multiplies gradients
+    by 1/sqrt(eps) = 1000, and Megatron trains that row: here it is as random as the others.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    config = AutoConfig.from_pretrained(folder)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).bfloat16()
+    if config.pad_token_id is not None:
+        row = model.get_input_embeddings().weight.data[config.pad_token_id]
+        torch.nn.init.normal_(row, std=config.initializer_range)
+    model.save_pretrained(folder)
 
 
 async def reward(args: Namespace, sample: Any, **kwargs: object) -> float:

@@ -85,6 +85,16 @@ def test_a_pipe_that_nobody_reads_ends_the_command_without_a_word(words):
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_no_room_for_the_output_is_one_line():
+    command = [sys.executable, "-m", "slime_ext", "presets"]
+    with open("/dev/full", "w") as full:  # noqa: PTH123 (a device)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "slime-ext: standard output: expected room to write, got none: make room there\n",
+    )
+
+
 def test_a_name_that_the_output_has_no_letters_for_is_escaped(tmp_path):
     path = tmp_path / "日本.yaml"
     path.write_text("slime_ext: {preset: geo_rs}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from slime_ext.errors import ConfigError
 from slime_ext.tools.commands import cli
 from slime_ext.tools.scripts import read as launch_script
-from slime_ext.tools.without_cuda import driver
 
 HOSTS = Path(os.environ.get("HOSTS", "absent"))
 UTILITIES = """
@@ -36,7 +34,6 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    monkeypatch.setattr(driver, "host_python", lambda: Path(sys.executable))
     package = tmp_path / "miles/utils/external_utils"
     package.mkdir(parents=True)
     for folder in (package, *list(package.parents)[:2]):

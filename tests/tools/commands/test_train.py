@@ -68,7 +68,8 @@ def a_run(folder, checkpoint=False):
         (["--load", "absent"], "--load: expected the folder of a run, got absent"),
         (["--load", "run", "--lag", "2"], "--lag: expected none beside --load, got 2"),
         (["--load", "run"], "--load: expected a checkpoint in run/checkpoint, got none"),
-        (["--out", "run"], "--out: expected a new or empty folder, got run .*--load run"),
+        (["--out", "."], "--out: expected a new or empty folder, got . with files in it: name another"),
+        (["--out", "run"], "--out: expected a new folder, got run .*--load run"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_starts(elsewhere, words, said):
@@ -142,49 +143,76 @@ def test_every_flag_is_one_of_the_hosts(task):
     assert not list(preflight.unknown_flags(given, known))
 
 
-def processes_that_name(folder):
+def of_run(folder):
+    """Ids of the processes whose environment names a folder."""
     found = []
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # no process, or gone meanwhile
-            found += [process.name] * (str(folder).encode() in (process / "environ").read_bytes())
+            found += [process] * (str(folder).encode() in (process / "environ").read_bytes())
     return found
+
+
+def listening(folder):
+    """Addresses, in hexadecimal, at which the processes of a run listen."""
+    held = set()
+    for process in of_run(folder):
+        with contextlib.suppress(OSError):
+            held |= {str(link.readlink()) for link in (process / "fd").iterdir()}
+    tables = (Path("/proc/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
+    rows = (line.split() for lines in tables for line in lines)
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held}
+
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+DURESS = {
+    "http_proxy": "http://10.255.255.1:3128",
+    "all_proxy": "socks5://10.255.255.1:1080",
+    "CUDA_VISIBLE_DEVICES": "0",
+}
 
 
 @pytest.mark.slow
 @pytest.mark.host
 @pytest.mark.xdist_group("train")
-def test_letters_on_the_real_host_cut_after_two_rollouts_and_gone_on_with(tmp_path):
-    """SIGTERM ends every process and says how to go on; the run then ends with a row per rollout."""
-    out = tmp_path / "a run"
-    command = [sys.executable, "-m", "slime_ext", "train"]
+def test_letters_on_the_real_host_cut_after_a_checkpoint_and_gone_on_with(tmp_path):
+    """Behind a proxy where nobody answers, with a device of CUDA, in a path with a space.
+
+    SIGTERM ends every process and says how to go on; the run then ends with a row per rollout.
+    """
+    out, command = tmp_path / "a run ü", [sys.executable, "-m", "slime_ext", "train"]
     words = [
         *command,
-        *"--task letters --rollouts 3".split(),
+        "--task",
+        "letters",
+        "--rollouts",
+        "3",
         "--out",
         str(out),
         "--",
         "--save-interval",
         "1",
     ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | DURESS | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as first:
-        deadline = time.monotonic() + 400
+        deadline, seen = time.monotonic() + 400, set()
         while not (out / train.CHECKPOINT / train.LATEST).exists() and time.monotonic() < deadline:
             assert first.poll() is None, first.stdout.read()
+            seen |= listening(out)
             time.sleep(0.5)
         first.send_signal(signal.SIGTERM)
         said = first.communicate(timeout=60)[0]
     assert said.splitlines()[-1].endswith(f"go on with slime-ext train --load {out}"), said
+    assert "0100007F" in seen <= LOOPBACK and not of_run(out)
     done = subprocess.run(
         [*command, "--load", str(out)], capture_output=True, text=True, env=environment, timeout=400
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"next: slime-ext analyze {out / train.DUMP}" in done.stdout
     rows = progress.read(out)
-    assert {row["rollout"] for row in rows} >= {0, 1, 2} and all(
-        "train/off_policy/k3_kl" in row for row in rows if row["rollout"] == 2
-    )
+    last = [row for row in rows if row["rollout"] == 2][-1]
+    assert {row["rollout"] for row in rows} >= {0, 1, 2}
+    assert 0 < last["train/off_policy/k3_kl"] < 1e-3  # the pushes arrived
     assert {"report.png", "tensorboard", "dump", "off_policy.jsonl"} <= {path.name for path in out.rglob("*")}
-    assert not processes_that_name(out)
+    assert not of_run(out)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import re
-import tempfile
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,36 +67,6 @@ def test_the_host_is_the_one_that_the_script_lies_in(tmp_path, monkeypatch):
     assert run.host_of(inside, "miles").name == "miles"
     with pytest.raises(ConfigError, match="--host: expected 'miles' or a checkout"):
         run.host_of(outside, str(tmp_path / "scripts"))
-
-
-def test_a_folder_that_is_given_holds_one_rehearsal(tmp_path):
-    """A former one's files once stood among the new ones: nine lines were ok that were not reached."""
-    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "kept").touch()
-    with run.empty_folder(out) as found:
-        for name in ("log", "dumps/rollout_data/0.pt", "events/1.jsonl", "page.json"):
-            (found / name).parent.mkdir(parents=True, exist_ok=True)
-            (found / name).touch()
-        (found / "link").symlink_to(elsewhere)
-    with run.empty_folder(out) as again:
-        assert again == out and [path.name for path in out.iterdir()] == [run.MADE]
-    assert (elsewhere / "kept").exists()
-    with pytest.raises(ConfigError, match=r"--out: expected a new or empty folder.* with 'kept'"):
-        run.empty_folder(elsewhere).__enter__()
-    with (out / "log").open("a") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="expected a folder of no other run"):
-            run.empty_folder(out).__enter__()
-
-
-def test_a_new_folder_stays_where_it_has_a_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with run.empty_folder(None) as empty:
-        assert empty.parent == tmp_path
-    with run.empty_folder(None) as full:
-        (full / "log").touch()
-    assert list(tmp_path.iterdir()) == [full]
 
 
 class Touches:

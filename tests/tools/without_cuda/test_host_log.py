@@ -24,6 +24,10 @@ Traceback (most recent call last):
 ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
 	class_name: TrainRayActor
 """
+ENGINE_KILLED = """\
+[2026-11-24 18:09:15] Subprocess scheduler_0 (pid=20294) crashed with exit code -9. Triggering SIGQUIT
+requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104))
+"""
 LOGS = {
     REMOTE: "HTTPError: 400 Client Error (/slime/backends/sglang_engine.py:418)",
     "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x\n": "unrecognized arguments: --x",
@@ -32,6 +36,11 @@ LOGS = {
     "ray.exceptions.ActorDiedError: The actor died: no memory\n": "ActorDiedError: The actor died: no memory",
     "ValueError: first\nray.exceptions.ActorDiedError: The actor died\n": "ValueError: first",
     KILLED: "TrainRayActor of the host was killed, by hand or by a machine without memory",
+    ENGINE_KILLED: "SGLang's scheduler_0, of the engine, was killed by SIGKILL, by hand or by a machine "
+    "without memory",
+    "requests.exceptions.ConnectionError: x\n": "the engine does not answer, as if it was killed, by hand or "
+    "by a machine without memory: ConnectionError: x",
+    "ValueError: first\nSubprocess scheduler_0 (pid=20294) crashed with exit code -9\n": "ValueError: first",
     "Killed\n\n": "Killed",
     "": "the log is empty",
 }

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from slime_ext.tools.without_cuda.import_hooks import ImportHooks
+from slime_ext.tools.without_cuda.import_hooks import ImportHooks, around
 
 
 @pytest.fixture
@@ -20,12 +20,11 @@ def hooks(tmp_path, monkeypatch):
     found.install()
     yield found
     sys.meta_path.remove(found)
-    for name in ("hooked_module", "absent_module"):
-        sys.modules.pop(name, None)
+    sys.modules.pop("hooked_module", None)
 
 
 def test_before_and_after_run_once_around_the_execution(hooks):
-    hooks.add("before", "hooked_module", lambda: sys.events.append("before"))
+    hooks.add("before", "hooked_module", lambda module: sys.events.append("before"))
     hooks.add("after", "hooked_module", lambda module: sys.events.append(list(module.events)))
     importlib.util.find_spec("hooked_module")
     assert sys.events == []
@@ -35,8 +34,14 @@ def test_before_and_after_run_once_around_the_execution(hooks):
     assert len(sys.events) == 2
 
 
-def test_an_absent_module_is_made_and_a_present_one_is_not(hooks):
-    for name in ("hooked_module", "absent_module"):
-        hooks.add("make", name, lambda module: setattr(module, "made", True))
-    assert importlib.import_module("absent_module").made
-    assert not hasattr(importlib.import_module("hooked_module"), "made")
+def test_a_function_is_put_around_another():
+    class Owner:
+        def total(self, a, b):
+            """Of two."""
+            return a + b
+
+    @around(Owner, "total")
+    def doubled(total, self, *args):
+        return 2 * total(self, *args)
+
+    assert Owner().total(1, 2) == 6 and Owner.total.__doc__ == "Of two."

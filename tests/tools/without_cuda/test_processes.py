@@ -7,6 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+
+import psutil
 
 from slime_ext.tools.without_cuda.processes import MARK, kill_marked, marked_processes
 
@@ -43,6 +46,14 @@ def test_a_command_that_is_killed_leaves_no_process_and_no_folder(tmp_path):
 def test_marked_processes_are_killed_in_any_session():
     mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
     child = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: mark}, start_new_session=True)
-    assert wait_for(lambda: marked_processes(mark) == [child.pid])  # its environment shows once it runs
+    assert wait_for(lambda: list(marked_processes(mark)) == [child.pid])  # its environment shows once it runs
     kill_marked(mark)
     assert child.wait() == -signal.SIGKILL
+
+
+def test_a_process_that_is_ending_has_no_command_line(monkeypatch):
+    """The guard once ended of that, with four processes left."""
+    ending = SimpleNamespace(info={"pid": 7, "cmdline": None, "environ": {MARK: "a"}})
+    gone = SimpleNamespace(info={"pid": 8, "cmdline": None, "environ": None})
+    monkeypatch.setattr(psutil, "process_iter", lambda attributes: [ending, gone])
+    assert marked_processes("a") == {7: ""}

@@ -12,18 +12,17 @@ import pytest
 import torch
 
 from slime_ext.tools.without_cuda.rounding import ROUNDINGS, round_weights
-from slime_ext.tools.without_cuda.stand_ins import rounded_weights
+from slime_ext.tools.without_cuda.stand_ins import hosts
 
 E4M3 = sorted(
     {m / 8 * 2.0**-6 for m in range(8)}
     | {(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8) if (e, m) != (15, 7)}
 )
-# largest number of the format, its numbers >= 0, and what shares a scale: rows and columns of it
+# largest number of the format, its numbers >= 0
 FORMATS = {
-    "fp8": (448.0, E4M3, (1, 1000)),
-    "fp8_block": (448.0, E4M3, (128, 128)),
-    "int8": (127.0, [float(n) for n in range(128)], (1, 1000)),
-    "int4": (7.0, [float(n) for n in range(8)], (1, 1000)),
+    "fp8": (448.0, E4M3),
+    "int8": (127.0, [float(n) for n in range(128)]),
+    "int4": (7.0, [float(n) for n in range(8)]),
 }
 
 
@@ -34,41 +33,25 @@ def nearest(value, grid):
     return math.copysign(grid[best], value)
 
 
-def oracle(rows, largest, grid, shared):
-    """Each weight rounded with the scale of those that it shares it with."""
-
-    def scale(i, j):
-        top, left = i // shared[0] * shared[0], j // shared[1] * shared[1]
-        unit = [w for row in rows[top : top + shared[0]] for w in row[left : left + shared[1]]]
-        return max(map(abs, unit)) / largest
-
-    scales = {}
-    for i, j in itertools.product(range(len(rows)), range(len(rows[0]))):
-        key = i // shared[0], j // shared[1]
-        scales[key] = scales.get(key) or scale(i, j)
-    return [
-        [nearest(w / (s := scales[i // shared[0], j // shared[1]]), grid) * s for j, w in enumerate(row)]
-        for i, row in enumerate(rows)
-    ]
+def oracle(rows, largest, grid):
+    """Each weight rounded with the scale of its output channel."""
+    scales = [max(map(abs, row)) / largest for row in rows]
+    return [[nearest(w / s, grid) * s for w in row] for row, s in zip(rows, scales, strict=True)]
 
 
 @pytest.mark.parametrize("rounding", FORMATS)
 def test_every_weight_becomes_the_nearest_number_of_the_format(rounding):
-    largest, grid, shared = FORMATS[rounding]
+    largest, grid = FORMATS[rounding]
     draw = random.Random(0)
     between = [(a + b) / 2 for a, b in itertools.pairwise(grid)]
     rows = []
     for i in range(130):
         values = draw.choices([*grid, *between], k=100) + [draw.uniform(0, largest) for _ in range(60)]
         values = [v * draw.choice((-1, 1)) for v in values]
-        values[0] = values[140] = (
-            largest  # in every unit, so that scales are powers of two and nothing else rounds
-        )
-        scale = 2.0 ** (i // shared[0] % 7 - 9)
-        rows.append([v * scale for v in values])
+        values[0] = largest  # so that scales are powers of two and nothing else rounds
+        rows.append([v * 2.0 ** (i % 7 - 9) for v in values])
     weight = torch.tensor(rows)
-    wanted = oracle(weight.tolist(), largest, grid, shared)
-    assert ROUNDINGS[rounding](weight).tolist() == wanted
+    assert ROUNDINGS[rounding](weight).tolist() == oracle(weight.tolist(), largest, grid)
 
 
 def test_only_the_linear_layers_of_the_blocks_are_rounded():
@@ -104,9 +87,9 @@ def pushed(monkeypatch, rounding):
     def convert_to_hf(args, model_name, name, param, quantization_config=None):
         return weights
 
-    monkeypatch.setenv(rounded_weights.VARIABLE, rounding)
+    monkeypatch.setenv(hosts.ROUND, rounding)
     module = Namespace(convert_to_hf=convert_to_hf)
-    rounded_weights.round_pushed(module)
+    hosts.round_pushed(module)
     return weights, module.convert_to_hf(None, "qwen3", "name", None, quantization_config=None)
 
 

@@ -14,28 +14,15 @@ if TYPE_CHECKING:  # a stand-in is registered in every process, before anything 
 
 
 def attend_batched(module: ModuleType) -> None:
-    """Replaces the loops of `TorchNativeAttnBackend`, except for cross-attention, which keeps them."""
+    """Replaces the loops of `TorchNativeAttnBackend`, for causal attention without a sliding window."""
+
+    def extend(self: Any, *given: Any, **options: Any) -> Tensor:
+        return _attend(*given[:7], given[8].tolist(), **options)  # given[7]: lengths of cached prefixes
+
+    def decode(self: Any, *given: Any, **options: Any) -> Tensor:
+        return _attend(*given[:7], [1] * len(given[6]), **options)
+
     backend = module.TorchNativeAttnBackend
-    loop_extend, loop_decode = backend._run_sdpa_forward_extend, backend._run_sdpa_forward_decode
-
-    def extend(
-        self, query, output, k_cache, v_cache, req_to_token, requests, seq_lens, prefix_lens, extend_lens,
-        encoder_lens=None, **options: Any,
-    ) -> Tensor:  # fmt: skip
-        given = (query, output, k_cache, v_cache, req_to_token, requests, seq_lens)
-        if encoder_lens is not None:
-            return loop_extend(self, *given, prefix_lens, extend_lens, encoder_lens, **options)
-        return _attend(*given, extend_lens.tolist(), **options)
-
-    def decode(
-        self, query, output, k_cache, v_cache, req_to_token, requests, seq_lens, encoder_lens=None,
-        **options: Any,
-    ) -> Tensor:  # fmt: skip
-        given = (query, output, k_cache, v_cache, req_to_token, requests, seq_lens)
-        if encoder_lens is not None:
-            return loop_decode(self, *given, encoder_lens, **options)
-        return _attend(*given, [1] * len(seq_lens), **options | {"causal": True})
-
     backend._run_sdpa_forward_extend, backend._run_sdpa_forward_decode = extend, decode
 
 
@@ -50,9 +37,7 @@ def _attend(
     query_lens: list[int],
     scaling: float | None = None,
     enable_gqa: bool = False,
-    causal: bool = True,
-    is_cross_attn: bool = False,
-    sliding_window_size: int | None = None,
+    **options: Any,
 ) -> Tensor:
     """Writes the attention of every query token to `output` [tokens, heads, width] and returns it.
 
@@ -73,11 +58,7 @@ def _attend(
     keys_at = torch.arange(int(seq_lens.max()))  # [K]
     lengths = torch.tensor(query_lens)
     queries_at = (seq_lens - lengths)[:, None] + torch.arange(max(query_lens))  # [B, Q]
-    seen = (keys_at < seq_lens[:, None])[:, None]  # [B, 1, K]
-    if causal:
-        seen = seen & (keys_at <= queries_at[..., None])  # [B, Q, K]
-        if sliding_window_size is not None and sliding_window_size > -1:
-            seen &= keys_at >= queries_at[..., None] - sliding_window_size
+    seen = keys_at <= queries_at[..., None]  # [B, Q, K]
     places = req_to_token[requests, : len(keys_at)]
     places = places.masked_fill(keys_at >= seq_lens[:, None], 0)  # 0 is SGLang's place of padding
     keys, values = (cache[places].to(query.dtype).transpose(1, 2) for cache in (k_cache, v_cache))

@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import socket
+import sys
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from slime_ext.tools.without_cuda.import_hooks import around
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.optim import Optimizer
 
 FACTORIES = (
     *("zeros", "ones", "empty", "full", "tensor", "arange", "rand", "randn", "randint", "randperm", "eye"),
@@ -41,7 +46,7 @@ ANSWERS: dict[str, object] = {  # of functions of torch.cuda
 }
 
 
-def replace() -> None:
+def replace(megatron: types.ModuleType | None = None) -> None:
     """Replaces torch.cuda, and what names a CUDA device, in this process."""
     import torch
 
@@ -121,17 +126,61 @@ def _replace_methods(torch: types.ModuleType) -> None:
     torch.Tensor.cuda = torch.Tensor.pin_memory = lambda self, *args, **options: self
     torch.nn.Module.cuda = lambda self, *args, **options: self
     torch.compile = lambda model=None, **options: model if model is not None else (lambda function: function)
-    to, kind = torch.Tensor.to, torch.Tensor.type
 
-    def moved(self: Tensor, *args: object, **options: object) -> Tensor:
+    @around(torch.Tensor, "to")
+    def moved(to: Callable, self: Tensor, *args: object, **options: object) -> Tensor:
         args = tuple("cpu" if _is_cuda(arg) else arg for arg in args)
         if _is_cuda(options.get("device")):
             options["device"] = "cpu"
         return to(self, *args, **options)
 
-    def named(self: Tensor, *args: object, **options: object) -> Tensor | str:
+    @around(torch.Tensor, "type")
+    def named(kind: Callable, self: Tensor, *args: object, **options: object) -> Tensor | str:
         if args or options:
             return kind(self, *args, **options)
         return kind(self).replace("torch.", "torch.cuda.", 1)  # distrib_optimizer.py compares it with cuda's
 
-    torch.Tensor.to, torch.Tensor.type = moved, named
+
+def fill_before_loading(distrib_optimizer: types.ModuleType) -> None:
+    """Gives a distributed optimizer's Adam a state before it says what it would load (--load).
+
+    Transformer Engine's and apex's Adam count steps per group of parameters. For torch's, Megatron-LM
+    (distrib_optimizer.py:664) reads the count from the parameters' state, also when there is none yet.
+    """
+
+    @around(distrib_optimizer.DistributedOptimizer, "sharded_state_dict")
+    def sharded_state_dict(shard: Callable, self: Any, *args: object, **options: object) -> object:
+        if not distrib_optimizer.HAVE_APEX_OR_TE:
+            _fill(self.optimizer)
+        return shard(self, *args, **options)
+
+
+def _fill(optimizer: Optimizer) -> None:
+    import torch
+
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not optimizer.state[parameter]:
+                moments = {name: torch.zeros_like(parameter.data) for name in ("exp_avg", "exp_avg_sq")}
+                optimizer.state[parameter] |= {"step": torch.tensor(0.0), **moments}
+
+
+def bind_stores(rendezvous: types.ModuleType) -> None:
+    """Has torch.distributed.TCPStore listen on the address that others are given, 127.0.0.1 here.
+
+    torch 2.13's listens on [::]; who reaches the port reads and writes what the ranks tell each other.
+    """
+
+    class TCPStore(rendezvous.TCPStore):
+        def __init__(
+            self, host_name: str, port: int, world_size: int | None = None, is_master: bool = False,
+            *args: object, **options: object,
+        ) -> None:  # fmt: skip
+            if is_master and "master_listen_fd" not in options:
+                with contextlib.suppress(OSError):  # taken: by a store of this process, which torch shares
+                    server = socket.create_server((host_name, port), backlog=512)
+                    port = server.getsockname()[1]
+                    options["master_listen_fd"] = server.detach()
+            super().__init__(host_name, port, world_size, is_master, *args, **options)
+
+    sys.modules["torch.distributed"].TCPStore = rendezvous.TCPStore = TCPStore  # it is being imported

