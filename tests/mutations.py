@@ -2,8 +2,9 @@
 
     python tests/mutations.py [NAME ...]
 
-Each mutation replaces one piece of text in a copy of the package and runs the tests that should fail, which
-pass without it. Prints one line per mutation and exits with 1 if any survives. Takes some minutes; not part of the test run.
+Each mutation replaces one piece of text in a copy of the package and runs the tests that should fail and that
+pass without it. Prints one line per mutation; exits with 1 if any survives. Not part of the test run: takes
+minutes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Settings as Hydra takes them: overrides on a command line, or one YAML file. What further files would add is
-left for Hydra itself to compose."""
+"""Settings as Hydra takes them: overrides on a command line, or one YAML file. What other files would add is
+left to Hydra itself."""
 
 from __future__ import annotations
 
