@@ -365,5 +365,6 @@ def test_flags_of_slimes_own_in_the_file_are_warned_of_once(tmp_path, caplog, li
 
 def test_check_says_what_an_init_of_the_users_own_has_to_call():
     for init, noted in (("my.init", True), (INIT, False)):
-        notes = checked(Arguments(vars(arguments(custom_megatron_init_path=init)), launch=Launch("run.sh"))).notes
+        values = vars(arguments(custom_megatron_init_path=init))
+        notes = checked(Arguments(values, launch=Launch("run.sh"))).notes
         assert any("unless my.init calls slime_ext.host.init(args)" in note for note in notes) is noted
