@@ -2,12 +2,14 @@
 
     python tests/mutations.py [NAME ...]
 
-Each mutation replaces one piece of text in a copy of the package and runs the tests that should fail. Prints
-one line per mutation and exits with 1 if any survives. Takes some minutes; not part of the test run.
+Each mutation replaces one piece of text in a copy of the package and runs the tests that should fail and that
+pass without it. Prints one line per mutation; exits with 1 if any survives. Not part of the test run: takes
+minutes.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -325,28 +327,19 @@ MUTATIONS = {
 }
 
 
-def killed(mutation: Mutation) -> bool:
-    """Whether the tests fail on a copy with the mutation."""
+@functools.cache
+def fails(tests: str, mutation: Mutation | None = None) -> bool:
+    """Whether tests fail on a copy, with the mutation if there is one."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("slime_ext", "tests"):
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
-        path = Path(folder, "slime_ext", mutation.file)
-        text = path.read_text()
-        if text.count(mutation.before) != 1:
-            raise SystemExit(
-                f"{mutation.file}: expected {mutation.before!r} once, found {text.count(mutation.before)}"
-            )
-        path.write_text(text.replace(mutation.before, mutation.after))
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            *mutation.tests.split(),
-        ]
+        if mutation:
+            path = Path(folder, "slime_ext", mutation.file)
+            text = path.read_text()
+            if (count := text.count(mutation.before)) != 1:
+                raise SystemExit(f"{mutation.file}: expected {mutation.before!r} once, found {count}")
+            path.write_text(text.replace(mutation.before, mutation.after))
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests.split()]
         environment = os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
         run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
         if run.returncode > 1:  # pytest could not run them; below 0 a signal ended it, which is a notice, too
@@ -355,9 +348,15 @@ def killed(mutation: Mutation) -> bool:
 
 
 def main(names: list[str]) -> int:
+    if unknown := [name for name in names if name not in MUTATIONS]:
+        print(f"{__doc__}\nexpected mutations, got {', '.join(unknown)}. There are:", *MUTATIONS, sep="\n  ")
+        return 2
     survivors = []
     for name in names or MUTATIONS:
-        dead = killed(MUTATIONS[name])
+        mutation = MUTATIONS[name]
+        if fails(mutation.tests):
+            raise SystemExit(f"{mutation.tests}: expected tests that pass without a mutation, got a failure")
+        dead = fails(mutation.tests, mutation)
         print(f"{'killed  ' if dead else 'SURVIVED'}  {name}", flush=True)
         survivors += [] if dead else [name]
     return int(bool(survivors))

@@ -32,6 +32,11 @@ FIRST_PAGES = (
     "your_own_correction.md",
     "contributing.md",
     "train.md",
+    "corrections.md",
+    "configuration.md",
+    "rehearse.md",
+    "slime.md",
+    "elsewhere.md",
 )
 CORRECTIONS, CONFIGURATION = (DOCS / name for name in ("corrections.md", "configuration.md"))
 # Sections of corrections.md that hold examples.

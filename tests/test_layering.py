@@ -144,13 +144,6 @@ def test_every_file_stands_on_a_floor():
         assert there <= {name for each in floors for name in each.split()}
 
 
-def test_no_training_process_meets_the_tools():
-    for path in modules(
-        "errors", "ops", "core", "presets", "config", "host", "tis", "steps", "testing", "adapters"
-    ):
-        assert not [n for n in imported(ast.parse(path.read_text())) if n.startswith("slime_ext.tools")], path
-
-
 def test_the_mathematics_knows_torch_alone():
     for path in modules(*MATHEMATICS):
         names = set(imported(ast.parse(path.read_text())))

@@ -292,11 +292,6 @@ def test_a_coupled_step_without_a_plan_says_once_that_it_is_alone(caplog):
     assert len([r for r in caplog.records if "a step of its own" in r.getMessage()]) == 1
 
 
-def test_correct_without_a_configuration_says_where_it_goes():
-    with pytest.raises(ConfigError, match="slime_ext: expected a mapping in --custom-config-path, got none"):
-        tis.correct(arguments(), **as_slime_calls(oracle.random_batch(0)))
-
-
 def test_a_host_that_passes_less_than_slime_is_a_type_error():
     with pytest.raises(TypeError, match="total_lengths"):
         call = as_slime_calls([])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -27,8 +24,6 @@ UNREADABLE = (
 # Where configs/ and patches/ are: a checkout, or what a wheel installs.
 ROOTS = (Path(__file__).parents[2], Path(sysconfig.get_path("data"), "share/slime-ext"))
 MERGE = "tag:yaml.org,2002:merge"
-GIVEN = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin")  # where a shell has the other end of a pipe open
-LARGEST = 4_000_000  # bytes of a file that is read whole
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
@@ -60,14 +55,17 @@ def read_yaml(path: str, where: str | None = None) -> Any:
     """
     where = where or path
     text = text_of(path, where)
+    kind = "TOML" if path.endswith(".toml") else "YAML"
     try:
-        return _toml(text) if Path(path).suffix == ".toml" else yaml.load(text, UniqueKeyLoader)
+        if kind == "TOML":
+            import tomllib  # of Python 3.11
+
+            return tomllib.loads(text)
+        return yaml.load(text, UniqueKeyLoader)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     except UNREADABLE as error:
-        raise ConfigError(
-            f"{where}: expected {'TOML' if path.endswith('.toml') else 'YAML'}, got {cut(_fault(error))}"
-        ) from None
+        raise ConfigError(f"{where}: expected {kind}, got {cut(_fault(error))}") from None
 
 
 def read_mapping(path: str) -> dict[str, Any]:
@@ -110,48 +108,20 @@ def located(path: str, file: str) -> str:
     return path
 
 
-def _toml(text: str) -> Any:
-    import tomllib  # of Python 3.11
-
-    return tomllib.loads(text)
-
-
 def text_of(path: str, where: str | None = None) -> str:
     """What a file says.
 
     Raises:
-        ConfigError: it cannot be read, is no regular file, no text, or larger than any that we read.
+        ConfigError: it cannot be read, or is no text.
     """
     where = where or path
     try:
-        return bytes_of(Path(shipped(path))).decode()
+        return Path(shipped(path)).read_bytes().decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: expected text in UTF-8, got {error.reason} at {error.start}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{where}: expected a readable file, got {reason}") from None
-
-
-def bytes_of(path: Path, most: int = LARGEST) -> bytes:
-    """A file's bytes, all of them: of a regular one, or of a pipe that this process was given (``<(…)``).
-
-    Raises:
-        OSError: there is none, or it is a device, another pipe or a folder, which are not opened.
-        ValueError: there are more than ``most``.
-    """
-    kind = path.stat().st_mode
-    is_given = stat.S_ISFIFO(kind) and str(path).startswith(GIVEN)
-    if not (stat.S_ISREG(kind) or is_given):
-        raise (
-            OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if stat.S_ISDIR(kind)
-            else ValueError("no regular file")
-        )
-    with path.open("rb") as file:
-        found = file.read(most + 1)
-    if len(found) > most:
-        raise ValueError(f"more than {most} bytes")
-    return found
 
 
 def _fault(error: Exception) -> str:

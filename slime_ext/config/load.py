@@ -71,12 +71,6 @@ def read_config(mapping: Mapping[str, Any]) -> Loaded:
         watched = _guards(mapping.get("guards"), correction, options)
         backend = _backend(mapping.get("backend", "eager"))
         _forbid_unmeasured(mapping, correction, options)
-        forbid_idle_guards(
-            {k: v for k, v in watched.items() if v is not guards.DEFAULT.get(k)},
-            correction,
-            options,
-            f"{ROOT}.guards",
-        )
         notes = tuple(notes_of(mapping, correction))
         return Loaded(correction, notes, guards=watched, metrics=options, backend=backend)
     if len(mapping) > 1:
@@ -166,7 +160,9 @@ def _native(mapping: Mapping[str, Any]) -> Correction:
     if "terms" in mapping:
         fields["terms"] = _terms(mapping["terms"])
     if "center" in mapping:
-        fields["center"] = read_fields(f"{ROOT}.center", Center, mapping["center"])
+        where = f"{ROOT}.center"
+        values = checked(where, Center, mapping_of(where, mapping["center"]))
+        fields["center"] = built(ROOT, Center, values)  # whose refusals begin with its name
     return built(ROOT, partial(dataclasses.replace, base), fields)
 
 

@@ -131,24 +131,6 @@ def test_what_cannot_run_is_refused(capsys):
     assert capsys.readouterr().err.startswith("settings.yaml: panels: lag: expected a panel with a host")
 
 
-def test_arms_differ_from_the_uncorrected_one_in_what_they_say():
-    b = OF.flags("lag", "B", 1)
-    lag = OF.panels["lag"].mismatch["update_weights_interval"]
-    assert b["update_weights_interval"] == lag > 1 and "use_tis" not in b
-    different = {arm: OF.flags("lag", arm, 1, "cispo" if arm == "G" else None) for arm in OF.arms}
-    tis = {"use_tis": True, "custom_tis_function_path": "slime_ext.tis."}
-    assert {k: v for k, v in b.items() if k not in different["A"]} == {"update_weights_interval": lag}
-    assert different["F"] == b | {"lr": b["lr"] / 4}
-    for arm, name in {
-        "C": "token_tis",
-        "D": "decoupled_geo_rs_token_tis",
-        "E": "icepop",
-        "G": "cispo",
-    }.items():
-        assert different[arm] == b | tis | {"custom_tis_function_path": f"slime_ext.tis.{name}"}
-    assert OF.flags("lag", "G", 1, "metrics_only") == b
-
-
 def test_nothing_runs_twice_and_seeds_are_kept_together():
     done = [row("B", 1), row("A", 1), row("B", 2)]
     left = list(runs.missing(OF, "lag", ["B", "A"], [1, 2, 3], done))
@@ -236,17 +218,6 @@ def test_holm_multiplies_by_the_comparisons_that_are_left():
     assert judge.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
-def test_holm_keeps_the_order_and_never_lowers_a_p():
-    draw = random.Random(1)
-    for n in range(1, 8):
-        ps = [draw.random() ** 3 for _ in range(n)]
-        found = judge.holm(ps)
-        assert all(p <= q <= 1 for p, q in zip(ps, found, strict=True))
-        assert min(found) == pytest.approx(min(1, n * min(ps)))
-        ranked = [q for _, q in sorted(zip(ps, found, strict=True))]
-        assert ranked == sorted(ranked)
-
-
 def test_the_interval_of_the_mean_has_its_place_and_width():
     draw = random.Random(2)
     values = [draw.gauss(0.5, 0.1) for _ in range(400)]
@@ -302,15 +273,3 @@ def test_the_readmes_picture_is_one_row_of_at_most_400_pixels(tmp_path):
     height, width = imread(tmp_path / "evidence.png").shape[:2]
     assert height <= 400 and width >= 1000
     assert imread(tmp_path / "evidence_all.png").shape[0] > 2 * height
-
-
-def test_settings_looked_at_are_a_row_each_with_an_end_a_seed():
-    line = {"chain": False, "length": 4, "lag": 8, "rounding": None, "lr": 1e-3, "cut": 1.0, "decay": True}
-    line |= {"warm": 0.0, "entropy": 0.06, "rollouts": 64, "curve": [[0, 0.0]], "preset": "none"}
-    lines = [line | {"seed": 2, "end": 0.5}, line | {"seed": 1, "end": 0.25}]
-    lines += [line | {"seed": 1, "end": 0.75, "preset": "topr"}, line | {"seed": 1, "end": 1.0, "lag": 1}]
-    rows = table.scouted(lines).splitlines()[2:]
-    assert rows == [
-        "| copy 4 | random | lag 8 | 0.001 linear | 0.06 | 64 | 0.25 0.50 |  |  |  | `topr` 0.75 |",
-        "| copy 4 | random | none | 0.001 linear | 0.06 | 64 | 1.00 |  |  |  |  |",
-    ]

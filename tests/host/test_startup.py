@@ -11,6 +11,7 @@ from slime_ext import host
 from slime_ext.errors import ConfigError, warn_once
 from slime_ext.tools.commands.arguments import Arguments, as_parsed
 from slime_ext.tools.commands.check import checked
+from slime_ext.tools.scripts.launch import Launch
 from tests.host import trees
 
 TOKEN = "slime_ext.tis.token_tis"
@@ -213,7 +214,7 @@ def test_init_warns_and_check_notes_the_same(more, line, caplog):
     args = arguments(custom_megatron_init_path=INIT, **more)
     host.init(args)
     there = [record.getMessage() for record in caplog.records]
-    noted = checked(Arguments(as_parsed(vars(args)), script="run.sh")).notes
+    noted = checked(Arguments(as_parsed(vars(args)), launch=Launch("run.sh"))).notes
     for lines in (there, noted):
         assert [said.startswith(line) for said in lines] == [True] * bool(line), lines
 
@@ -372,5 +373,6 @@ def test_flags_of_slimes_own_in_the_file_are_warned_of_once(tmp_path, caplog, li
 
 def test_check_says_what_an_init_of_the_users_own_has_to_call():
     for init, noted in (("my.init", True), (INIT, False)):
-        notes = checked(Arguments(vars(arguments(custom_megatron_init_path=init)), script="run.sh")).notes
+        values = vars(arguments(custom_megatron_init_path=init))
+        notes = checked(Arguments(values, launch=Launch("run.sh"))).notes
         assert any("unless my.init calls slime_ext.host.init(args)" in note for note in notes) is noted

@@ -1,4 +1,4 @@
-"""The arguments of a launch that a correction has to agree with, read out of a shell script, YAML or JSON."""
+"""The arguments of a launch that a correction has to agree with, from a launch script and YAML files."""
 
 from __future__ import annotations
 
@@ -15,16 +15,11 @@ from slime_ext.errors import ConfigError, cut, did_you_mean
 from slime_ext.host import contract
 from slime_ext.host.contract import flag_of
 from slime_ext.host.flags import ARGUMENTS, DECISIVE, DERIVED, NEARLY, check_kinds
-from slime_ext.tools.scripts.launch import Launch, Unread, WrittenFlag
+from slime_ext.tools.scripts.launch import Launch, Unread
 from slime_ext.tools.scripts.read import host_root, is_script, read
 
-SLIME = "slime"  # or miles: whatever train.py is of
-# Read beside what the rules read: which parts of the host a launch needs (slime-ext doctor).
-TEXTS, SWITCHED_OFF = ("transformer_impl",), ("gradient_accumulation_fusion",)
 NAMES = {flag_of(name): name for name, argument in ARGUMENTS.items() if argument.kind is not DERIVED}
-NAMES |= {flag_of(name): name for name in TEXTS}
 OFF = {argument.switched_off_by: name for name, argument in ARGUMENTS.items() if argument.switched_off_by}
-OFF |= {f"--no-{flag_of(name)[2:]}": name for name in SWITCHED_OFF}
 ALIKE = (*contract.CALLS, "custom_agent_function_path")  # arguments of slime and miles that look like those
 
 
@@ -35,19 +30,15 @@ class Arguments:
     Args:
         values: by dest name, as far as the files say them.
         unknown: dest names that the script sets to what is known only where it runs.
-        script: the launch script, empty where there is none.
-        launcher: SLIME where the script starts train.py.
+        launch: the script's; one without a name where there is none.
         unread: a line for each reason why a name is unknown.
-        notes: what a reader should know of how the script was read.
         of_file: names that stand in the file of --custom-config-path.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
-    script: str = ""
-    launcher: str | None = None
+    launch: Launch = field(default_factory=lambda: Launch(""))
     unread: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     of_file: tuple[str, ...] = ()
 
     def get(self, name: str) -> Any:
@@ -71,9 +62,10 @@ class Arguments:
 def gathered(
     path: str, args_path: str | None = None, given: Sequence[str] = (), launch: Launch | None = None
 ) -> Arguments:
-    """Every argument that a file leads to; keys of --custom-config-path go over flags, as in slime.
+    """Every argument that a file leads to; keys of --custom-config-path override flags, as in slime.
 
     Args:
+        args_path: a launch script, for a YAML ``path``.
         given: flags of the script's own.
         launch: the script's, where it was read already.
 
@@ -81,20 +73,19 @@ def gathered(
         ConfigError: a file cannot be read or holds something else.
     """
     script = next((file for file in (path, args_path) if file and is_script(file)), "")
-    launch = (launch or read(script, given)) if script else None
-    found = _of_launch(launch) if launch else Arguments()
-    if args_path and args_path != script:
-        found = found.with_flags(_of_file(args_path))
+    if args_path and not script:
+        raise ConfigError(f"--args: expected a launch script, got {cut(args_path)}: give run.sh there")
+    found = Arguments(unknown=set(ARGUMENTS))
+    if script:
+        found = _of_launch(launch or read(script, given))
     if path != script:
         found = found.with_file(path)
-    if not (script or args_path):
-        found.unknown |= ARGUMENTS.keys() - found.values.keys()  # flags that no file here says
     check_kinds(found.namespace(), found.unknown)
-    if launch and (flag := launch.flag("--custom-config-path")) and "slime_ext" not in found.values:
-        _forbid_unread_path(script, flag)
-    if "slime_ext" not in found.values and (beside := found.get("custom_config_path")):
-        found = found.with_file(_found(beside, launch, path))
-        check_kinds(found.namespace(), found.unknown)
+    if "slime_ext" not in found.values:
+        _forbid_unread_path(found.launch)
+        if beside := found.get("custom_config_path"):
+            found = found.with_file(_found(beside, found.launch, path))
+            check_kinds(found.namespace(), found.unknown)
     return found
 
 
@@ -112,35 +103,28 @@ def of_yaml(path: str) -> dict[str, Any]:
     return found
 
 
-def _of_file(path: str) -> dict[str, Any]:
-    """A file of arguments; both spellings, with dashes and with underscores."""
-    found = {_name_of(key): value for key, value in read_mapping(path).items()}
-    for name in found:
-        forbid_misspelt(path, name)
-    return {k: v for k, v in found.items() if k in ARGUMENTS or k in (*TEXTS, *SWITCHED_OFF, "slime_ext")}
-
-
 def _of_launch(launch: Launch) -> Arguments:
     """A launch's flags, as the host's parser reads them; flags of other parts are left out."""
-    values, unknown, path, flags, unread = {}, set(), launch.script, launch.flags, {}
-    for flag, after in zip_longest(flags, flags[1:]):
-        forbid_misspelt(path, flag.name)
-        if flag.name in OFF:
-            values[OFF[flag.name]] = False
-        elif name := NAMES.get(flag.name):
-            values[name] = _value(path, flag.name, next(iter(flag.values), after and after.name))
-            (unknown.add if values[name] is None else unknown.discard)(name)
-            if values[name] is None:
-                unread[name] = (
-                    f"{flag.where}: {flag}: known only where the script runs; no rule over it is checked"
-                )
-    for spelled, name in (*NAMES.items(), *((off, name) for off, name in OFF.items())):
+    values: dict[str, Any] = {}
+    unread: dict[Any, str] = {}  # dest name, or a gap -> why it is unknown
+    unknown = set()
+    for flag, after in zip_longest(launch.flags, launch.flags[1:]):
+        forbid_misspelt(launch.script, flag.name)
+        name = OFF.get(flag.name) or NAMES.get(flag.name)
+        if name is None:
+            continue
+        text = next(iter(flag.values), after and after.name)
+        values[name] = False if flag.name in OFF else _value(launch.script, flag.name, text)
+        unread.pop(name, None)
+        if values[name] is None:
+            why = "known only where the script runs; no rule over it is checked"
+            unread[name] = f"{flag.where}: {flag}: {why}"
+    unknown.update(unread)
+    for spelled, name in (NAMES | OFF).items():
         if gap := launch.gap(spelled):
             unknown.add(name)
             unread[gap] = str(gap)
-    reasons = tuple(line for key, line in unread.items() if key in unknown or not isinstance(key, str))
-    launcher = SLIME if launch.program else None
-    return Arguments(as_parsed(values, unknown), unknown, path, launcher, reasons, launch.notes)
+    return Arguments(as_parsed(values, unknown), unknown, launch, tuple(unread.values()))
 
 
 def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[str, Any]:
@@ -172,8 +156,7 @@ def as_parsed(flags: Mapping[str, Any], unknown: Collection[str] = ()) -> dict[s
 
 def _value(path: str, flag: str, text: str | None) -> Any:
     """What the host's parser makes of a flag's text; None where that is known only where the script runs."""
-    name = NAMES[flag]
-    parse = ARGUMENTS[name].kind.parse if name in ARGUMENTS else str
+    parse = ARGUMENTS[NAMES[flag]].kind.parse
     if parse is None:
         return True
     if not text or text.startswith("--"):
@@ -186,24 +169,24 @@ def _value(path: str, flag: str, text: str | None) -> Any:
         raise ConfigError(f"{path}: {flag}: expected a number, got '{cut(text)}'") from None
 
 
-def _forbid_unread_path(script: str, flag: WrittenFlag) -> None:
-    path = flag.values[0] if flag.values else ""
+def _forbid_unread_path(launch: Launch) -> None:
+    path = launch.value("--custom-config-path")
     if isinstance(path, Unread):
         raise ConfigError(
-            f"{script}: --custom-config-path: expected a path that the script itself says, got '{cut(path)}'"
-            f": slime-ext check FILE --args {script} checks the file with the script's flags"
+            f"{launch.script}: --custom-config-path: expected a path that the script itself says, got "
+            f"'{cut(path)}': slime-ext check FILE --args {launch.script} checks the file with its flags"
         )
 
 
-def _found(path: str, launch: Launch | None, file: str) -> str:
+def _found(path: str, launch: Launch, file: str) -> str:
     """The file of --custom-config-path, from the folder in which the program runs: the script's ``cd``, the
     host's checkout that the script lies in, else the working directory of this command.
 
     Raises:
         ConfigError: there is none.
     """
-    if launch is None or Path(path).is_absolute():
-        return path if launch else located(path, file)
+    if not launch.script or Path(path).is_absolute():
+        return path if launch.script else located(path, file)
     folder = Path(launch.folder or host_root(launch.script) or Path.cwd())
     if not (folder / path).is_file():
         raise ConfigError(

@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
         "the lines that add it.",
     )
     parser.add_argument("file", help="YAML of --custom-config-path, or a launch script (.sh, miles' .py)")
-    parser.add_argument("--args", metavar="FILE", help="launch script, YAML or JSON with the other arguments")
+    parser.add_argument("--args", metavar="SCRIPT", help="launch script with the other arguments of a YAML")
     parser.add_argument("own", nargs="*", metavar="FLAG", help="flags of the script's own, behind --")
     given = parser.parse_intermixed_args(argv)  # FLAG may stand behind --args
     found = check(given.file, given.args, given.own)
@@ -85,22 +85,23 @@ def check(
         ConfigError: the first thing that is wrong.
     """
     arguments = gathered(path, args_path, own, launch)
+    _forbid_no_launch(arguments.launch)
     if _names_ours(arguments) and _is_unread(arguments):
         said = "used by this launch; its correction is known only where the script runs"
         found = Checked({"slime_ext": said}, said)
     elif _names_ours(arguments):
         found = checked(arguments)
-    elif arguments.script and "custom_tis_function_path" in arguments.unknown:
+    elif arguments.launch.script and "custom_tis_function_path" in arguments.unknown:
         said = "not known whether this launch uses it"
         found = Checked({"slime_ext": said}, said, uses_ours=False)
     else:
         found = _unused(path, arguments)
-    return replace(found, notes=(*arguments.notes, *found.notes), unread=arguments.unread)
+    return replace(found, notes=(*arguments.launch.notes, *found.notes), unread=arguments.unread)
 
 
 def _is_unread(arguments: Arguments) -> bool:
     """Whether the correction stands where nothing of it is seen here."""
-    if not arguments.script or arguments.get("slime_ext") is not None:
+    if not arguments.launch.script or arguments.get("slime_ext") is not None:
         return False
     is_in_file = contract.function_of(arguments.namespace()) == "correct"
     unknown = arguments.unknown
@@ -117,7 +118,7 @@ def checked(arguments: Arguments) -> Checked:
     setup = loaded_from(Setup(args, function, unknown=arguments.unknown, file=arguments.of_file))
     _check_paths(arguments)
     require(setup, (REFUSE, HOST))
-    if arguments.script:
+    if arguments.launch.script:
         notes = said(setup, (WARN, HINT))
     else:  # what the flags beside this file still have to say
         notes = said(replace(setup, unknown=()), (REFUSE, HOST, WARN, HINT))
@@ -136,17 +137,9 @@ def _unused(path: str, arguments: Arguments) -> Checked:
     Raises:
         ConfigError: the file is no launch, and holds nothing for slime_ext.
     """
-    if not arguments.script:
+    if not arguments.launch.script:
         _forbid_bare_block(path, arguments)
         raise ConfigError(f"{path}: expected the key slime_ext, got none: slime-ext presets NAME prints one")
-    if arguments.launcher is None and (system := system_of(arguments.script)):
-        raise ConfigError(
-            f"{path}: expected a launch of slime or miles, got one of {system}: "
-            f"slime-ext convert --from {system} {path}"
-        )
-    if arguments.launcher is None and arguments.notes:
-        said = "; ".join(arguments.notes)
-        raise ConfigError(f"{path}: expected a launch of slime or miles, got none: {said}")
     theirs = arguments.get("custom_tis_function_path")
     replaced = cut(theirs) if theirs else "slime's own weights" if arguments.get("use_tis") else ""
     rows, refused = {}, {}
@@ -160,6 +153,16 @@ def _unused(path: str, arguments: Arguments) -> Checked:
             rows[when] = f"{_spelled(flags, arguments)}\n# {what}{more}"
     words = "not used by this launch; add these flags" if rows else "nothing for it in this launch"
     return Checked({"slime_ext": words, **rows}, words, notes=tuple(refused), uses_ours=False)
+
+
+def _forbid_no_launch(launch: Launch) -> None:
+    """Raises ConfigError for a script that starts no host."""
+    if launch.program or not launch.script:
+        return
+    got = f"none: {'; '.join(launch.notes) or 'check the script that starts train.py'}"
+    if system := system_of(launch.script):
+        got = f"one of {system}: slime-ext convert --from {system} {launch.script}"
+    raise ConfigError(f"{launch.script}: expected a launch of slime or miles, got {got}")
 
 
 def _spelled(flags: Mapping[str, Any], arguments: Arguments) -> str:
@@ -186,7 +189,7 @@ def _function(arguments: Arguments) -> str:
     path, mapping = arguments.get("custom_tis_function_path"), arguments.get("slime_ext")
     if path is None:
         measures = isinstance(mapping, Mapping) and set(mapping) <= MEASURING
-        return "" if arguments.script or mapping is None or measures else "correct"
+        return "" if arguments.launch.script or mapping is None or measures else "correct"
     name, names = contract.function_of(arguments.namespace()), ("correct", *contract.SEEDS, *presets.NAMES)
     if name not in names and str(path).startswith("slime_ext"):
         near = did_you_mean(name, names)
@@ -213,7 +216,7 @@ def _check_paths(arguments: Arguments) -> None:
 
 def _check_function(dest: str, named: str, arguments: Arguments) -> None:
     """One's own function: a dotted path, and in a package that is seen from here the name of a function."""
-    script = Path(arguments.script).resolve() if arguments.script else None
+    script = Path(arguments.launch.script).resolve() if arguments.launch.script else None
     near = [script.parent, host_root(str(script))] if script else []
     folders = [Path.cwd(), *(folder for folder in near if folder), *map(Path, sys.path)]
     if fault := fault_of(named, folders):

@@ -67,12 +67,12 @@ class Launch:
     """
 
     script: str
-    program: str
-    flags: tuple[WrittenFlag, ...]
-    environment: Mapping[str, str]
+    program: str = ""
+    flags: tuple[WrittenFlag, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
     folder: str | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def asynchronous(self) -> bool:

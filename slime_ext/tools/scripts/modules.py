@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from slime_ext.config.files import bytes_of
 from slime_ext.errors import did_you_mean
 
 
@@ -27,7 +26,7 @@ def fault_of(path: str, folders: Sequence[Path]) -> str | None:
     if file is None:
         return f"no module {module}" if is_here(path, folders) else None
     try:
-        tree = ast.parse(bytes_of(file))
+        tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
         return f"{file.name} cannot be read: {error}"
     names = set(_defined(tree.body))

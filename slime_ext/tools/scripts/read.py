@@ -22,7 +22,6 @@ PYTHON = ".py"  # of miles: run with launcher utilities that only note commands
 SCRIPT = (".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", PYTHON, "")
 MAPPING = (".yaml", ".yml", ".json")
 ARRAY = re.compile(r"(?:\w+ (?:-\w+ )?)?(\w+)\+?=\((.*)\)", re.DOTALL)  # as bash traces one that is set
-OURS = "slime-ext"  # whose sub-command train starts a host itself
 
 
 def is_script(path: str) -> bool:
@@ -46,61 +45,47 @@ def host_root(path: str) -> Path | None:
     return None
 
 
-def followed(
-    path: str, given: Sequence[str] = (), text: str | None = None, checkout: Path | None = None
-) -> Worlds:
-    """A script's runs; the arguments as ``Surroundings`` has them.
+def followed(path: str, given: Sequence[str] = (), checkout: Path | None = None) -> Worlds:
+    """A script's runs.
+
+    Args:
+        given: flags of the script's own, which a shell would have as ``$@``.
+        checkout: the host's, which files of its container are read from.
 
     Raises:
         ConfigError: the script cannot be read, or has line ends that bash takes for a part of a word.
     """
+    text = command_of(path, given) if Path(path).suffix == PYTHON else None
     root = host_root(path)
     roots = [root, Path.cwd()] if root else [Path.cwd()]
-    return Worlds(Sandbox(Surroundings(path, text, roots, checkout), given))
+    return Worlds(Sandbox(Surroundings(path, text, roots, checkout or root), given))
 
 
 def read(path: str, given: Sequence[str] = (), checkout: Path | None = None) -> Launch:
-    """The launch that a script makes; without a program where it makes none, and then with the flags of all
-    of its words, for another script can source it.
+    """The launch that a script makes; one without a program or flags where it makes none.
 
     Args:
-        given: flags of the script's own, which a shell would have as ``$@``.
-        checkout: the host's, which files of it that are not where the script has them are read from.
+        given, checkout: as for ``followed``.
 
     Raises:
         ConfigError: the script cannot be read, ends its launch too early, or gives its flags to nothing.
     """
-    text = command_of(path, given) if Path(path).suffix == PYTHON else None
-    worlds = followed(path, given, text, checkout)
+    worlds = followed(path, given, checkout)
     if not worlds.reached:
-        return _without_launch(path, worlds)
+        return _without_launch(path, worlds.first)
     _forbid_lost_arrays(worlds)
     _forbid_unused_arrays(worlds)
     return worlds.launch(path)
 
 
-def _without_launch(path: str, worlds: Worlds) -> Launch:
-    run = worlds.first
+def _without_launch(path: str, run: Run) -> Launch:
     if run.error:
         raise ConfigError(f"{path}: expected a script that ends, got none: {cut(run.error)}")
-    flags, gaps = worlds.written(tuple(_all_words(run, worlds.sandbox.arrays())))
-    is_ours = any(OURS in call.words[:-1] and "train" in call.words for call in run.calls)
-    notes = ("slime-ext train writes the flags of its host itself",) if is_ours else ()
+    notes: tuple[str, ...] = ()
     if run.lines and run.lines[-1].text.startswith("exit"):
         where = run.lines[-1].place
-        notes += (f"it ends at {where}: give it what it asks for, as variables, or as flags behind --",)
-    return Launch(path, "", tuple(flags), {}, tuple(gaps), None, notes)
-
-
-def _all_words(run: Run, arrays: dict[str, list[str]]) -> list[str]:
-    """Words of all commands, arrays and variables of a run, but of those that only say something."""
-    found: list[str] = []
-    for line in run.lines:
-        name, words = _array(line.text)
-        words = arrays.pop(name, []) if name in arrays else words or line.words
-        if words and words[0] not in ("echo", "printf"):
-            found += words
-    return found
+        notes = (f"it ends at {where}: give it what it asks for, as variables, or as flags behind --",)
+    return Launch(path, notes=notes)
 
 
 def _array(text: str) -> tuple[str, list[str]]:
@@ -142,8 +127,7 @@ def launch_of(path: str, given: Sequence[str] = (), host: str | None = None) -> 
     Raises:
         ConfigError: as ``read``, or it launches nothing.
     """
-    checkout = Path(host) if host and Path(host).is_dir() else host_root(path)
-    found = read(path, given, checkout)
+    found = read(path, given, Path(host) if host and Path(host).is_dir() else None)
     if not found.program:
         what = f": {'; '.join(found.notes)}" if found.notes else ""
         raise ConfigError(f"{path}: expected a launch of {' or '.join(PROGRAMS)}, got none{what}")

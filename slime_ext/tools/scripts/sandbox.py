@@ -31,7 +31,7 @@ from slime_ext.tools.scripts.trace import (
 if TYPE_CHECKING:
     from bashkit import Bash, BuiltinContext, BuiltinResult
 
-LIMITS = {"timeout_seconds": 5.0, "max_commands": 20_000, "max_loop_iterations": 5_000}
+LIMITS = {"timeout_seconds": 20.0, "max_commands": 20_000, "max_loop_iterations": 5_000}
 DISK = {"mounts": [{"host_path": "/"}], "allowed_mount_paths": ["/"]}  # read; what is written stays in memory
 MOST_TOKENS = 200  # that can stand where a command does
 ASKED_TOO_OFTEN = 20  # a loop that waits for a command's other answer gets it then
@@ -64,12 +64,6 @@ class Sandbox:
             self.around.learn(run)
             if self.around.size() == before:
                 return run
-
-    def arrays(self) -> dict[str, list[str]]:
-        """What the script leaves in its arrays."""
-        shell = self._shell(Run(), {}, self.around.folder, self.around.environment({}))
-        shell.execute_sync(shlex.join([".", self.around.path, *self.given]))
-        return {name: [held[i] for i in sorted(held)] for name, held in shell.shell_state().arrays.items()}
 
     def _once(self, world: World) -> Run:
         run = Run()

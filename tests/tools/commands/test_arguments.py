@@ -1,4 +1,4 @@
-"""What ``check`` is given beside a script: files of arguments, and values of another kind in them."""
+"""What ``check`` is given beside a script."""
 
 from __future__ import annotations
 
@@ -12,20 +12,10 @@ def test_a_path_that_is_none_is_refused(capsys, tmp_path):
         assert (status, out) == (1, "") and "--custom-config-path: expected a path, got" in err
 
 
-def test_a_misspelt_name_in_the_file_of_arguments_is_refused(capsys, tmp_path):
+def test_arguments_come_from_a_script_alone(capsys, tmp_path):
     path = written(tmp_path / "c.yaml", {"slime_ext": {"preset": "geo_rs"}})
-    for key, right in {"use_tiss": "use_tis", "custom_tis_functon_path": "custom_tis_function_path"}.items():
-        status, _, err = run(capsys, "check", path, "--args", written(tmp_path / "a.yaml", {key: True}))
-        assert status == 1 and f"a.yaml: expected {right}, got {key}" in err
-
-
-def test_a_file_of_arguments_takes_both_spellings(capsys, tmp_path):
-    mapping = {"numerator": "target", "steps": ["reweight", {"truncate": {"high": 2.0}}]}
-    named = {"use_tis": True, "custom_tis_function_path": "slime_ext.tis.correct", "slime_ext": mapping}
-    path = written(tmp_path / "c.yaml", named)
-    for key in ("keep_old_actor", "keep-old-actor"):
-        status, _, err = run(capsys, "check", path, "--args", written(tmp_path / "a.yaml", {key: True}))
-        assert status == 1 and "or --keep-old-actor, got target" in err
+    status, _, err = run(capsys, "check", path, "--args", path)
+    assert status == 1 and "--args: expected a launch script, got" in err
 
 
 def test_a_file_named_by_a_script_is_the_one_where_the_script_runs(capsys, tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
-"""Hydra's overrides in scripts and ``defaults`` in files, as verl and SkyRL are really configured."""
+"""Hydra's overrides in scripts, as verl and SkyRL are really configured; what they add unseen is refused."""
 
 from __future__ import annotations
 
+import pytest
 import yaml
 
 from slime_ext import load_config
@@ -72,72 +73,44 @@ def test_a_script_that_says_nothing_or_is_anothers_is_one_line(capsys, tmp_path)
     assert status == 1 and f"slime-ext convert --from verl {path}" in err
 
 
-def test_defaults_are_composed_below_the_file_that_names_them(capsys, tmp_path):
-    (tmp_path / "algorithm").mkdir()
-    written(tmp_path / "algorithm/rollout_correction.yaml", BLOCK)
-    defaults = [
-        {"algorithm@algorithm.rollout_correction": "rollout_correction"},
-        {"data@data": "gone"},
-        "_self_",
-    ]
-    base = {"defaults": defaults, "algorithm": {"gamma": 1.0}}
-    native = converted(capsys, "verl", written(tmp_path / "base.yaml", base))
-    assert load_config(native["slime_ext"]) == load_config({"verl": BLOCK})
-    over = {"defaults": ["base", "_self_"], "algorithm": {"rollout_correction": {"rollout_is": "sequence"}}}
-    native = converted(capsys, "verl", written(tmp_path / "mine.yaml", over))
-    assert load_config(native["slime_ext"]) == load_config({"verl": {**BLOCK, "rollout_is": "sequence"}})
-    status, _, err = run(
-        capsys, "convert", "--from", "verl", written(tmp_path / "a.yaml", {"defaults": ["a"]})
-    )
-    assert status == 2 and "expected files that end, got 5 that name one another" in err
-
-
-BYPASS = {"algorithm": {"rollout_correction": {"rollout_is": "token", "bypass_mode": True}}}
 NAMED = "python3 -m recipe.mine.main --config-name mine algorithm.rollout_correction.rollout_is=sequence"
+BYPASS = {"algorithm": {"rollout_correction": {"rollout_is": "token", "bypass_mode": True}}}
+UNSEEN = {  # a script -> what it reads that is not seen
+    NAMED: "expected overrides alone, got --config-name: convert the output of",
+    NAMED.replace("name mine", "path=/far"): "got --config-path=/far",
+    NAMED.replace("--config-name mine", "-cn=mine"): "got -cn=mine",
+    "python3 -m a ~algorithm.rollout_correction.rollout_is": "expected values that are set, got ~algorithm",
+}
+DEFAULTS = {  # what a file's ``defaults`` add to it -> whether that can change its correction
+    "_self_": False,
+    "optional ppo_trainer": True,
+    "ppo_trainer": True,
+    "algorithm@algorithm.rollout_correction": {"algorithm@algorithm.rollout_correction": "ours"},
+    "algorithm": {"algorithm": "ours"},
+    "override /algorithm": {"override /algorithm": "ours"},
+    "data": False,
+    "algorithm, of which nothing is chosen": False,
+}
+ENTRIES = {
+    "data": {"data@data": "legacy"},
+    "algorithm, of which nothing is chosen": {"algorithm": None},
+}
 
 
-def test_the_file_that_a_script_names_is_below_its_overrides(capsys, tmp_path):
-    """Without it another algorithm would be printed: with bypass_mode the behavior policy is the anchor."""
-    (tmp_path / "recipe/mine/config").mkdir(parents=True)
-    whole = {**BYPASS["algorithm"]["rollout_correction"], "rollout_is": "sequence"}
-    for file, text in {
-        "recipe/mine/config/mine.yaml": NAMED,
-        "recipe/mine/there.yaml": NAMED.replace(
-            "--config-name mine", "--config-path=. --config-name='there'"
-        ),
-        "beside.yaml": NAMED.replace("--config-name mine", "--config-name=beside"),
-    }.items():
-        written(tmp_path / file, BYPASS)
-        script = tmp_path / ("run.sh" if file == "beside.yaml" else "recipe/mine/run.sh")
-        native = converted(capsys, "verl", written(script, text))
-        assert load_config(native["slime_ext"]) == load_config({"verl": whole}), file
+@pytest.mark.parametrize("text", UNSEEN)
+def test_what_a_command_adds_unseen_is_refused(capsys, tmp_path, text):
+    """Else another algorithm could be printed: with bypass_mode the behavior policy is the anchor."""
+    status, out, err = run(capsys, "convert", "--from", "verl", written(tmp_path / "run.sh", text))
+    assert (status, out) == (2, "") and UNSEEN[text] in err and err.count("\n") == 1
 
 
-def test_a_file_that_is_not_seen_is_said_and_nothing_is_converted(capsys, tmp_path):
-    for text, line in {
-        NAMED: "--config-name mine: expected a file beside the script, got none: what it sets is not seen",
-        NAMED.replace(
-            "--config-name mine", "--config-path /far"
-        ): "--config-path /far: expected a file beside",
-        "python3 -m a --config-name mine data.x=1": "--config-name mine: expected a file beside the script",
-        "python3 -m a ~algorithm.rollout_correction.rollout_is": "got one taken away",
-    }.items():
-        status, out, err = run(capsys, "convert", "--from", "verl", written(tmp_path / "run.sh", text))
-        assert (status, out) == (2, "") and line in err and err.count("\n") == 1, text
-    for entry in ("ppo_trainer", {"algorithm@algorithm": "ours"}):
-        path = written(tmp_path / "c.yaml", {"defaults": [entry, "_self_"], **BYPASS})
-        status, out, err = run(capsys, "convert", "--from", "verl", path)
-        assert (status, out) == (2, "") and "yaml beside it, got none: what it sets is not seen" in err
-    path = written(tmp_path / "c.yaml", {"defaults": ["optional ppo_trainer", "_self_"], **BYPASS})
-    assert run(capsys, "convert", "--from", "verl", path)[0] == 0
-
-
-def test_a_search_path_is_followed(capsys, tmp_path):
-    for folder in ("base/config", "recipe/config"):
-        (tmp_path / folder).mkdir(parents=True)
-    written(tmp_path / "base/config/trainer.yaml", BYPASS)
-    mine = {"hydra": {"searchpath": ["file://base/config"]}, "defaults": ["trainer", "_self_"]}
-    native = converted(capsys, "verl", written(tmp_path / "recipe/config/mine.yaml", mine))
-    assert load_config(native["slime_ext"]) == load_config(
-        {"verl": BYPASS["algorithm"]["rollout_correction"]}
-    )
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_that_can_change_the_correction_are_refused(capsys, tmp_path, name):
+    acts = DEFAULTS[name]
+    entry = acts if isinstance(acts, dict) else ENTRIES.get(name, name)
+    path = written(tmp_path / "c.yaml", {"defaults": [entry], **BYPASS})
+    status, out, err = run(capsys, "convert", "--from", "verl", path)
+    if acts:
+        assert (status, out) == (2, "") and "by which Hydra prints all of it" in err
+    else:
+        assert (status, err) == (0, "") and load_config(yaml.safe_load(out)["slime_ext"])

@@ -45,13 +45,12 @@ def test_flags_of_an_array_that_no_launch_looks_at_are_refused(capsys, tmp_path)
 
 
 USED = {
-    "an array that grows": f"if true; then TIS+=({GOOD}); fi",
+    "an array that grows": f"if true; then TIS+=({GOOD}); fi\ntrain.py ${{TIS[@]}}",
     "an apostrophe in a comment": f"# it's off\ntrain.py \\\n   {GOOD}  # isn't it",
     "a variable with a comment": f'readonly TIS="{GOOD}"  # on\ntrain.py $TIS',
     "to somebody": f"echo python3 train.py {GOOD} | bash",
-    "flags that look alike": f"{GOOD} --custom-loss-function-path a.b --custom-agent-function-path c",
+    "flags that look alike": f"train.py --custom-agent-function-path c {GOOD}",
     "by name": f"CORR=({GOOD})\nlaunch() {{ local -n a=$1; python3 train.py ${{a[@]}}; }}\nlaunch CORR",
-    "by a file that reads this one": f"CORR=({GOOD})",
     "beside one that decides nothing": f"PERF=(--lr 1)\npython3 train.py {GOOD}",
 }
 
@@ -156,7 +155,7 @@ UNKNOWN = {
     "mapfile -t A < flags\npython3 train.py --lr 1 ${A[@]}": "not known whether this launch uses it",
     f"mapfile -t A < flags\npython3 train.py ${{A[@]}} {GOOD}": "truncate(high 2)",
     f"python3 train.py {GOOD} --eps-clip $(cat clip)": "--eps-clip $(cat clip): known only where the",
-    f"if smi; then S=x; fi\npython3 train.py {GOOD} --loss-type $S": "--loss-type x or nothing (smi): known",
+    f"if smi; then S=x; fi\npython3 train.py {GOOD} --loss-type $S": "smi is known only",
     f"A=()\nif smi; then A+=(--loss-type x); fi\npython3 train.py {GOOD} ${{A[@]}}": "smi is known only",
     "source /none/env.sh\npython3 train.py $FLAGS": "source /none/env.sh is not here",
     'eval "$(setup)"\npython3 train.py $FLAGS': "eval $(setup) is not here",
@@ -172,7 +171,7 @@ def test_what_is_unknown_is_neither_ok_nor_refused(capsys, tmp_path):
 
 def test_a_script_without_a_launch_of_a_host_is_none(capsys, tmp_path):
     for text, line in {
-        "slime-ext train --task letters --use-tis": "got none: slime-ext train writes the flags of its host",
+        f"CORR=({GOOD})": "got none: check the script that starts train.py",
         '[ -n "$1" ] || exit 1\npython3 train.py': "got none: it ends at run.sh:1: give it what it asks for",
     }.items():
         status, out, err = run(capsys, "check", written(tmp_path / "run.sh", text))
