@@ -67,8 +67,8 @@ def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
     whatif: WhatIf = result.collectors["whatif"]
     ranking: Ranking = result.collectors["ranking"]
     folders = list(map(Path, request.paths))
-    diagnosis.layers = next(filter(None, map(layer_distances, folders)), ())
-    diagnosis.calls = next(filter(None, map(first_calls, folders)), ())
+    diagnosis.layers = diagnosis.layers or next(filter(None, map(layer_distances, folders)), ())
+    diagnosis.calls = diagnosis.calls or next(filter(None, map(first_calls, folders)), ())
     diagnosis.unread = sum(not LINE.search(skipped.path) for skipped in result.skipped)
     findings, detectors = examine(diagnosis)
     total, effects = diagnosis.numbers(), whatif.effects()

@@ -46,7 +46,7 @@ def _of_response(row: DumpedSample, routed: Any) -> Tensor | None:
     """Experts [response, layers, active] of a sample; None where they are missing or of another shape."""
     try:
         found = torch.as_tensor(routed)[row.prompt_length - 1 :][: row.response_length].long()
-    except NO_NUMBERS:
+    except (*NO_NUMBERS, IndexError):
         return None
     is_whole = row.prompt_length > 0 and found.dim() == 3 and len(found) == row.response_length
     if not is_whole or not found.numel():
