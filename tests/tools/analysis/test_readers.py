@@ -7,7 +7,6 @@ import os
 import shutil
 from dataclasses import replace
 
-import numpy
 import pytest
 import torch
 
@@ -98,17 +97,6 @@ def test_a_malicious_pickle_runs_nothing(tmp_path):
         assert not proof.exists()
         torch.load(path, weights_only=False)
         assert proof.exists()  # it would have
-
-
-def test_numbers_of_numpy_are_data(tmp_path):
-    rows = dumps.sample_rows(FIRST)
-    for row in rows:
-        row["reward"] = numpy.float64(row["reward"])
-    path = tmp_path / "rollout_data" / "0.pt"
-    path.parent.mkdir()
-    torch.save({"rollout_id": 0, "samples": rows}, path)
-    dumps.write_train(tmp_path, FIRST)
-    assert torch.equal(only([tmp_path]).rewards, FIRST.rewards)
 
 
 def test_broken_files_are_named_and_the_rest_is_read(tmp_path):
@@ -223,19 +211,6 @@ def test_lines_that_are_no_samples_are_named(tmp_path):
         "run.jsonl:2" in str(found[2]),
         "2 more lines" in str(found[3]),
     ] == [True] * 3
-
-
-def test_a_sample_of_something_else_than_numbers_is_left_out(tmp_path):
-    for number, wrong in enumerate(
-        [{"log_probs": [[-1.0], [-2.0]]}, {"advantages": [1, "x"]}, {"tokens": "ab"}]
-    ):
-        tmp_path = tmp_path / str(number)
-        tmp_path.mkdir()
-        good = {"rollout_log_probs": [-1.0, -1.0], "log_probs": [-1.0, -2.0]}
-        (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(line) for line in (good | wrong, good)))
-        found = only([tmp_path])
-        said = "1 sample skipped: a list holds something else than numbers (first: sample 0"
-        assert found.count == 1 and said in found.notes[0]
 
 
 def test_slimes_keys_with_other_values_are_named_and_left_out(tmp_path):
