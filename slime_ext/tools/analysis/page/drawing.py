@@ -40,6 +40,12 @@ STYLE = {
 }
 DASHES = (0, (3, 2.2))  # in line widths
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # what matplotlib writes about itself
+# Style rules, names of groups, and fonts, in which &apos; stands for a quote: what the page has of its own.
+OURS = {
+    r"<style.*?</style>": "",
+    r'<g id="[^"]*"': "<g",
+    r'font(-\w+)?: (?:[^;"&]|&\w+;)*;? ?': "",
+}
 NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 
 
@@ -110,7 +116,7 @@ def svg(drawn: Figure, name: str, title: str) -> str:
     drawn.savefig(written, format="svg", transparent=True, metadata=NO_METADATA)
     head, _, body = written.getvalue().partition("<defs>")
     view = re.search(r'viewBox="[^"]*"', head)[0]
-    for mine, instead in ((r"<style.*?</style>", ""), (r'<g id="[^"]*"', "<g"), (r"font: [^;\"]*;?", "")):
+    for mine, instead in OURS.items():
         body = re.sub(mine, instead, body, flags=re.DOTALL)
     for variable, colour in COLOURS.items():
         body = body.replace(colour, f"var(--{variable})")
