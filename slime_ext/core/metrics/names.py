@@ -108,7 +108,7 @@ OF_BIN: dict[str, Callable[[Mapping[str, float]], float]] = {  # a bin's sums ->
 }
 # Lowest and highest healthy value, where there is one: what the page's text begins with.
 HEALTHY: dict[str, tuple[float | None, float | None]] = {
-    "k3_kl": (None, 1e-3),
+    "k3_kl": (None, 5e-3),
     "ratio_mean": (0.99, 1.01),
     "ratio_min": (1e-4, None),
     "ratio_max": (None, 100),

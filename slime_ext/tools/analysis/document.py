@@ -190,8 +190,7 @@ class Effect(FrozenModel):
     )
     rejected: dict[str, str] = Field(
         default_factory=dict,
-        description="rollout id (run/id where several runs are read together) -> positions of wholly "
-        "rejected sequences, as 0-3,7",
+        description="rollout id -> positions of wholly rejected sequences, as 0-3,7",
     )
 
 

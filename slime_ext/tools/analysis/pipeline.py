@@ -9,15 +9,13 @@ from __future__ import annotations
 import copy
 import ctypes
 import multiprocessing
-import pickle
 import re
 import signal
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -30,18 +28,15 @@ from slime_ext.tools.analysis.readers.jsonl import read_jsonl
 from slime_ext.tools.analysis.records import DumpedRollout
 from slime_ext.tools.analysis.tables import Additive
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-ASKED = "asked"  # the file with what a process needs
+M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 SHARES = 4  # of the jobs per process: few, so that little is passed around, yet no process waits long
 
 
 def load(job: Job) -> Iterator[DumpedRollout | Skipped]:
-    """The wanted rollouts of one job's files."""
+    """The wanted rollouts of a job's files, and what had to be skipped."""
     for found in read_jsonl(job.paths[0]) if job.is_jsonl else read_job(job):
-        if isinstance(found, Skipped):
+        if isinstance(found, Skipped) or found.rollout_id in job.wanted:
             yield found
-        elif found.rollout_id in job.wanted:
-            yield replace(found, run=job.run)
 
 
 class Collector(Protocol):
@@ -101,7 +96,7 @@ def collect(
             result.read(job)
             done(job)
     else:
-        for share, other in _in_processes(jobs, result, min(processes, len(jobs))):
+        for share, other in _in_processes(jobs, copy.deepcopy(result), min(processes, len(jobs))):
             result.merge(other)
             for job in share:
                 done(job)
@@ -122,28 +117,20 @@ def _glibc(name: str, *numbers: int) -> None:
 
 
 def keep_tensors_off_the_heap() -> None:
-    """Lets malloc map tensors of 4 MB and more one by one, so that their memory returns to the system, and
-    keep what smaller ones free for the next."""
+    """Lets malloc map tensors of 4 MB and more one by one, so that their memory returns to the system."""
     _glibc("mallopt", M_MMAP_THRESHOLD, 4 << 20)
-    _glibc("mallopt", M_TRIM_THRESHOLD, 64 << 20)
 
 
 def _in_processes(jobs: Sequence[Job], empty: Result, count: int) -> Iterator[tuple[Sequence[Job], Result]]:
-    number = min(len(jobs), SHARES * count)
-    shares = [jobs[i::number] for i in range(number)]
-    # Large things go through files: the pool hangs if a process is killed while writing to its queues.
-    with tempfile.TemporaryDirectory(prefix="slime_ext_analyze_") as folder:
-        Path(folder, ASKED).write_bytes(pickle.dumps((shares, empty)))
-        with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_start) as pool:
-            try:
-                futures = [pool.submit(_read_share, folder, i) for i in range(number)]
-                for share, future in zip(shares, futures, strict=True):
-                    yield share, pickle.loads(Path(future.result()).read_bytes())
-            except BrokenProcessPool:
-                raise DataError(
-                    "--jobs: expected every process to finish, got one that was killed, most often for "
-                    "lack of memory: give fewer"
-                ) from None
+    shares = [jobs[i :: SHARES * count] for i in range(min(len(jobs), SHARES * count))]
+    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_start) as pool:
+        try:
+            yield from zip(shares, pool.map(partial(_read_share, empty), shares), strict=True)
+        except BrokenProcessPool:
+            raise DataError(
+                "--jobs: expected every process to finish, got one that was killed, most often for "
+                "lack of memory: give fewer"
+            ) from None
 
 
 def _start() -> None:
@@ -152,10 +139,7 @@ def _start() -> None:
     keep_tensors_off_the_heap()
 
 
-def _read_share(folder: str, number: int) -> str:
-    shares, result = pickle.loads(Path(folder, ASKED).read_bytes())
-    for job in shares[number]:
+def _read_share(result: Result, jobs: Sequence[Job]) -> Result:
+    for job in jobs:
         result.read(job)
-    path = Path(folder, str(number))
-    path.write_bytes(pickle.dumps(result))
-    return str(path)
+    return result

@@ -56,8 +56,7 @@ class DumpedRollout:
         entropy: [T] of the trainer's policy at each position, nats, or None.
         reference: [T] log-probs under the first policy (slime's ref_log_probs), nats, or None.
         kept: [T] how many tokens top-p or top-k left at each position, negative where the sampled token is
-        none
-            of them, NaN for unknown; or None.
+            none of them, NaN for unknown; or None.
         overlap: [T] share of the sampler's experts that the trainer chose too, mean over layers, or None.
         routes: [layers, 2] sums of that share and number of tokens, by layer; ``experts`` [experts, 2] how
             often the sampler chose each, and how often of these the trainer did not; or None.
@@ -69,7 +68,6 @@ class DumpedRollout:
         left_out: samples of the files that could not be read.
         again: the rollout's number came before in its file, with others between.
         notes: what the reader had to leave out, one line each.
-        run: folder (or JSONL file) of the run, where several are read together, or "".
         midway: the reward above which a sample counts as correct.
     """
 
@@ -105,13 +103,7 @@ class DumpedRollout:
     left_out: int = 0
     again: bool = False
     notes: tuple[str, ...] = ()
-    run: str = ""
     midway: float = 0.0
-
-    @property
-    def label(self) -> str:
-        """The rollout's number, after its run where there are several."""
-        return f"{self.run}/{self.rollout_id}" if self.run else str(self.rollout_id)
 
     @property
     def count(self) -> int:

@@ -28,6 +28,7 @@ from slime_ext.tools.analysis.request import Request
 Progress = Callable[[Job], None]
 MOST_NOTES = 20
 LINE = re.compile(r":\d+$")  # at the end of what names a line of a file
+INNER = ("dump", "dumps", "rollout_data", "train_data", "dump_details")  # folders whose names say nothing
 
 
 def analyse(request: Request, found: DumpFiles, done: Progress = lambda job: None) -> Document:
@@ -51,23 +52,20 @@ def collectors_of(request: Request) -> dict[str, Any]:
     """Name -> an empty collector of everything that a document needs."""
     tallies = {name: Tally(presets.PRESETS[name].correction) for name in request.presets}
     tallies |= {name: Tally(own.correction, own.bounds) for name, own in request.configs.items()}
-    collectors: dict[str, Any] = {
-        "diagnosis": Diagnosis(
-            worsts=WorstSamples(request.tokenizer),
-            statistics=DetectorStatistics(vocabulary=vocabulary_of(request.paths, request.tokenizer)),
-        ),
+    vocabulary = vocabulary_of(request.paths, request.tokenizer)
+    statistics = DetectorStatistics(vocabulary=vocabulary)
+    return {
+        "diagnosis": Diagnosis(worsts=WorstSamples(request.tokenizer), statistics=statistics),
         "whatif": WhatIf(tallies),
+        "ranking": Ranking(request.rate),
     }
-    if request.rate is not None:
-        collectors["ranking"] = Ranking(request.rate)
-    return collectors
 
 
 def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
     """What follows from what was collected of the files that were found."""
     diagnosis: Diagnosis = result.collectors["diagnosis"]
     whatif: WhatIf = result.collectors["whatif"]
-    ranking: Ranking | None = result.collectors.get("ranking")
+    ranking: Ranking = result.collectors["ranking"]
     folders = list(map(Path, request.paths))
     diagnosis.layers = diagnosis.layers or next(filter(None, map(layer_distances, folders)), ())
     diagnosis.calls = diagnosis.calls or next(filter(None, map(first_calls, folders)), ())
@@ -75,7 +73,6 @@ def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
     findings, detectors = examine(diagnosis)
     total, effects = diagnosis.numbers(), whatif.effects()
     files = {name: own.file for name, own in request.configs.items()}
-    of_evaluations = f"{found.evaluations} dumps of evaluations (eval_<number> in the name) are left out"
     return Document(
         name=_name(request.paths),
         paths=request.paths,
@@ -83,11 +80,11 @@ def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
         skipped=tuple(result.skipped),
         unread=_unread(diagnosis, sum(len(job.paths) for job in found.jobs)),
         notes=(
-            *([of_evaluations] if found.evaluations else []),
+            *_of_evaluations(found.evaluations),
             *_first(result.notes),
             *diagnosis.notes(),
             *whatif.notes(),
-            *(ranking.notes() if ranking else ()),
+            *ranking.notes(),
         ),
         total=total,
         findings=findings,
@@ -98,7 +95,7 @@ def document_of(request: Request, found: DumpFiles, result: Result) -> Document:
         worst=diagnosis.worsts.found(),
         effects=effects,
         recommendation=recommend(effects, total, findings, files),
-        suggestions=ranking.suggestions() if ranking else (),
+        suggestions=ranking.suggestions(),
     )
 
 
@@ -110,6 +107,10 @@ def _unread(diagnosis: Diagnosis, files: int) -> str:
     return " and ".join(parts)
 
 
+def _of_evaluations(count: int) -> tuple[str, ...]:
+    return (f"{count} dumps of evaluations (eval_<number> in the name) are left out",) if count else ()
+
+
 def _first(notes: list[str]) -> tuple[str, ...]:
     more = len(notes) - MOST_NOTES
     return (*notes[:MOST_NOTES], *([f"and {more} more like these"] if more > 0 else []))
@@ -118,6 +119,4 @@ def _first(notes: list[str]) -> tuple[str, ...]:
 def _name(paths: Sequence[str]) -> str:
     """The name of a run in the report: its last folder that says something."""
     path = Path(paths[0]).expanduser().absolute()
-    inner = ("dumps", "rollout_data", "train_data", "dump_details")
-    named = next((p for p in (path, *path.parents) if p.name not in inner), path)
-    return named.name if len(paths) == 1 else f"{named.name} and {len(paths) - 1} more"
+    return next((p for p in (path, *path.parents) if p.name not in INNER), path).name

@@ -23,6 +23,15 @@ def legible(text: str) -> str:
     return HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def counted(count: int, word: str) -> str:
+    """So many things.
+
+    >>> counted(1, "sample"), counted(1200, "token")
+    ('1 sample', '1,200 tokens')
+    """
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
 @cache
 def decoder(path: str | None) -> Decode:
     """The function from token ids to their texts, by the tokenizer in a folder; to their numbers for None.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import math
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, get_args
 
 from rich.console import Console
@@ -18,8 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from slime_ext.config.files import read_mapping
 from slime_ext.errors import ConfigError, did_you_mean
-from slime_ext.tools.analysis.document import Document, FindingName
-from slime_ext.tools.analysis.readers.find import Job
+from slime_ext.tools.analysis.document import Document, Finding, FindingName
 from slime_ext.tools.analysis.request import SHORTLIST, Request
 from slime_ext.tools.analysis.texts import decoder
 from slime_ext.tools.commands import light
@@ -43,12 +43,12 @@ def main(argv: list[str]) -> int:
     screen, configs = console(stderr=given.json == STDOUT), _read_configs(given.config)
     documents = _followed(given, configs, screen) if given.follow else _documents(given, configs)
     _show(given, documents, screen)
-    return FOUND if any(_fails(given, finding.name) for finding in documents[0].findings) else 0
+    return FOUND if _is_failed(given, documents[0].findings) else 0
 
 
-def _fails(given: argparse.Namespace, name: str) -> bool:
-    """Whether a finding is one of --fail-on."""
-    return name in given.fail_on or ANY in given.fail_on
+def _is_failed(given: argparse.Namespace, findings: Sequence[Finding]) -> bool:
+    """Whether one of the findings is of --fail-on."""
+    return any(finding.name in given.fail_on or ANY in given.fail_on for finding in findings)
 
 
 def _show(given: argparse.Namespace, documents: Sequence[Document], screen: Console) -> None:
@@ -137,16 +137,25 @@ def _check(given: argparse.Namespace) -> None:
         raise ConfigError(f"--jobs: expected at least 1, got {given.jobs}")
     if given.suggest is not None and not 0 < given.suggest < 1:
         raise ConfigError(f"--suggest: expected a share between 0 and 1, got {given.suggest:g}")
-    given.presets = SHORTLIST if given.presets is None else _presets(given.presets)
-    _check_follow(given)
+    if given.follow and given.against is not None:
+        raise ConfigError("--against: expected none beside --follow, got one: analyse both runs afterwards")
+    if given.alert_exit and not given.follow:
+        raise ConfigError("--alert-exit: expected --follow beside it, got none: --fail-on is for a whole run")
+    if not (given.every >= 0 and given.idle > 0):
+        raise ConfigError(f"--every, --idle: expected seconds, got {given.every:g} and {given.idle:g}")
     for name in given.fail_on:
-        if name not in (*FINDINGS, ANY):
-            near = did_you_mean(name, (*FINDINGS, ANY)) or f": one of {', '.join((*FINDINGS, ANY))}"
-            raise ConfigError(f"--fail-on: expected the name of a finding, got '{name}'{near}")
+        _known("--fail-on", "the name of a finding", name, (*FINDINGS, ANY))
+    given.presets = _presets(given.presets) if given.presets else SHORTLIST
     _check_outputs(given)
     decoder(given.tokenizer)
     if given.alert_exit and not given.fail_on:
         given.fail_on = [ANY]
+
+
+def _known(flag: str, what: str, name: str, names: Sequence[str]) -> None:
+    if name not in names:
+        near = did_you_mean(name, names) or f": one of {', '.join(names)}"
+        raise ConfigError(f"{flag}: expected {what}, got '{name}'{near}")
 
 
 def _presets(text: str) -> tuple[str, ...]:
@@ -156,59 +165,31 @@ def _presets(text: str) -> tuple[str, ...]:
         known, aliases = tuple(presets.PRESETS), dict(presets.ALIASES)
     names = known if text == ALL else tuple(dict.fromkeys(aliases.get(n, n) for n in text.split(",")))
     for name in names:
-        if name not in known:
-            near = did_you_mean(name, known) or ": slime-ext presets lists them"
-            raise ConfigError(f"--presets: expected names of presets or {ALL}, got '{name}'{near}")
+        _known("--presets", f"names of presets or {ALL}", name, known)
     return names
 
 
-def _check_follow(given: argparse.Namespace) -> None:
-    if given.follow and given.against is not None:
-        raise ConfigError("--against: expected none beside --follow, got one: analyse both runs afterwards")
-    if given.alert_exit and not given.follow:
-        raise ConfigError("--alert-exit: expected --follow beside it, got none: --fail-on is for a whole run")
-    if not (given.every >= 0 and given.idle > 0):
-        raise ConfigError(f"--every, --idle: expected seconds, got {given.every:g} and {given.idle:g}")
-
-
-def _read_configs(files: Sequence[str]) -> Configs:
-    """Path and content of each file of --config, read once, since it may be a pipe."""
-    found = [(file, read_mapping(file)) for file in files]
-    if found:
-        light.call("slime_ext.tools.analysis.measures.user_corrections:load_user_corrections", found)
-    return found
-
-
 def _check_outputs(given: argparse.Namespace) -> None:
-    """Raises before the first file is read if an output cannot be written."""
+    """Raises before the first file is read if an output cannot be written; makes their folders."""
     if given.out == STDOUT:
         raise ConfigError(f"{OUT}: expected a file, got '{STDOUT}': only {JSON} writes to stdout")
     files = _files(given)
     for flag, path in files.items():
-        with _writing(flag, path):
-            _check_writable(Path(path))
-    if len({Path(path).resolve() for path in files.values()}) < len(files):
+        with _writing(flag, str(path)):
+            refuse_link(path)
+            make_folder(path.parent)
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if path.is_file() or not path.exists():  # no pipe, no device
+                TemporaryFile(dir=path.parent).close()
+    if len({path.resolve() for path in files.values()}) < len(files):
         raise ConfigError(f"{JSON}: expected another file than {OUT}, got '{given.json}'")
 
 
-def _files(given: argparse.Namespace) -> dict[str, str]:
-    """Flag -> path of the file that it writes."""
-    return {flag: path for flag, path in ((OUT, given.out), (JSON, given.json)) if path not in (None, STDOUT)}
-
-
-def _check_writable(path: Path) -> None:
-    """Raises what writing the file would raise, and changes nothing."""
-    refuse_link(path)
-    is_new = not path.exists()
-    if not is_new and not path.is_file() and not path.is_dir():
-        return  # a pipe or a device: to open it is to use it
-    if not path.parent.exists():
-        make_folder(path.parent)
-    if is_new:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-        path.unlink()
-    else:
-        path.open("a").close()
+def _files(given: argparse.Namespace) -> dict[str, Path]:
+    """Flag -> the file that it writes."""
+    both = ((OUT, given.out), (JSON, given.json))
+    return {flag: Path(path) for flag, path in both if path not in (None, STDOUT)}
 
 
 @contextmanager
@@ -221,29 +202,36 @@ def _writing(flag: str, path: str) -> Iterator[None]:
         raise ConfigError(f"{flag}: expected a file that can be written, got '{path}': {why}") from None
 
 
+def _read_configs(files: Sequence[str]) -> Configs:
+    """Path and content of each file of --config, read once, since it may be a pipe."""
+    found = [(file, read_mapping(file)) for file in files]
+    if found:
+        light.call("slime_ext.tools.analysis.measures.user_corrections:load_user_corrections", found)
+    return found
+
+
 def _documents(given: argparse.Namespace, configs: Configs) -> list[Document]:
     requests = [_request(given, paths) for paths in (given.paths, given.against) if paths]
     files = [request.files() for request in requests]
-    _refuse_to_overwrite_inputs(given, [path for found in files for job in found.jobs for path in job.paths])
+    read = {path.resolve() for found in files for job in found.jobs for path in job.paths}
+    read |= {Path(file).resolve() for file in given.config}
+    for flag, path in _files(given).items():
+        if path.resolve() in read:
+            raise ConfigError(
+                f"{flag}: expected a file of its own, got '{path}', which is read: name another"
+            )
 
     from slime_ext.tools.analysis.measures.user_corrections import load_user_corrections
     from slime_ext.tools.analysis.run import analyse  # and torch: all mistakes were found before
 
     own, both = load_user_corrections(configs), list(zip(requests, files, strict=True))
-    total = sum(job.size for found in files for job in found.jobs)
-    with _bar(total) as done:
+    with _bar(sum(job.size for found in files for job in found.jobs)) as done:
         return [analyse(replace(request, configs=own), found, done) for request, found in both]
 
 
 def _request(given: argparse.Namespace, paths: Sequence[str]) -> Request:
-    return Request(
-        tuple(paths),
-        given.rollouts,
-        given.jobs,
-        presets=given.presets,
-        rate=given.suggest,
-        tokenizer=given.tokenizer,
-    )
+    more = {"presets": given.presets, "rate": given.suggest, "tokenizer": given.tokenizer}
+    return Request(tuple(paths), given.rollouts, given.jobs, **more)
 
 
 def _followed(given: argparse.Namespace, configs: Configs, screen: Console) -> list[Document]:
@@ -260,20 +248,10 @@ def _followed(given: argparse.Namespace, configs: Configs, screen: Console) -> l
             for news in follower.look():
                 since = time.monotonic()
                 show_news(screen, news, as_json=given.json == STDOUT)
-                if given.alert_exit and any(_fails(given, found.name) for found in news.alerts):
+                if given.alert_exit and _is_failed(given, news.alerts):
                     return [follower.document()]
             time.sleep(given.every)
     return [follower.document()]
-
-
-def _refuse_to_overwrite_inputs(given: argparse.Namespace, dumps: Sequence[Path]) -> None:
-    """Raises if an output would overwrite a file that is read."""
-    read = {Path(path).resolve() for path in (*dumps, *given.config)}
-    for flag, path in _files(given).items():
-        if Path(path).resolve() in read:
-            raise ConfigError(
-                f"{flag}: expected a file of its own, got '{path}', which is read: name another"
-            )
 
 
 @contextmanager
@@ -283,24 +261,19 @@ def _bar(total: int) -> Iterator:
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         task = progress.add_task("read", total=total)
-
-        def done(job: Job) -> None:
-            progress.advance(task, job.size)
-
-        yield done
+        yield lambda job: progress.advance(task, job.size)
 
 
 def _write_page(path: str, documents: Sequence[Document]) -> None:
     from slime_ext.tools.analysis.page.page import write_report  # matplotlib, which nothing else here needs
 
-    write_report(documents[0], path, documents[1] if len(documents) > 1 else None)
+    write_report(documents[0], path, *documents[1:])
 
 
 def _write_json(path: str, documents: Sequence[Document]) -> None:
     texts = [document.model_dump_json(indent=1) for document in documents]
     text = texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"
     if path == STDOUT:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-        return
-    write_file(Path(path), text + "\n")
+        print(text, flush=True)
+    else:
+        write_file(Path(path), text + "\n")

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from slime_ext.tools.analysis.document import Document
-from slime_ext.tools.analysis.texts import legible
+from slime_ext.tools.analysis.texts import counted, legible
 
 if TYPE_CHECKING:  # it imports torch
     from slime_ext.tools.analysis.follow import News
@@ -28,8 +28,12 @@ def summary(screen: Console, documents: Sequence[Document]) -> None:
     for document in documents:
         total = document.total
         screen.print(f"[bold]{escape(legible(document.name))}[/bold]")
-        sizes = f"{total.sequences:,} sequences, {total.tokens:,} response tokens"
-        _say(screen, f"{len(document.timeline)} rollouts, {sizes}; {L}")
+        sizes = (
+            (len(document.timeline), "rollout"),
+            (total.sequences, "sequence"),
+            (total.tokens, "response token"),
+        )
+        _say(screen, f"{', '.join(counted(*size) for size in sizes)}; {L}")
         _skipped(screen, document)
         _findings(screen, document)
         _recommendation(screen, document)
@@ -46,15 +50,17 @@ def show_news(screen: Console, news: News, *, as_json: bool) -> None:
     for moment in news.moments:
         found = moment.numbers
         distance = "no log-probs to compare" if found.k3 is None else f"k3 {found.k3:.3g}"
-        _say(screen, f"rollout {moment.rollout_id}: {found.tokens:,} tokens, {distance}", is_exact=True)
+        _say(
+            screen,
+            f"rollout {moment.rollout_id}: {counted(found.tokens, 'token')}, {distance}",
+            is_exact=True,
+        )
     for finding in news.alerts:
         at = news.moments[-1].rollout_id if news.moments else None
+        told = {"alert": finding.name, "severity": finding.severity, "rollout": at, "title": finding.title}
         if as_json:
-            told = {"alert": finding.name, "severity": finding.severity, "rollout": at}
-            print(json.dumps(told | {"title": finding.title}), flush=True)
-        _say(
-            screen, f"ALERT {finding.name} ({finding.severity}) rollout {at}: {finding.title}", is_exact=True
-        )
+            print(json.dumps(told), flush=True)
+        _say(screen, "ALERT {alert} ({severity}) rollout {rollout}: {title}".format(**told), is_exact=True)
 
 
 def _numbers(documents: Sequence[Document]) -> Table:
@@ -109,12 +115,9 @@ def _recommendation(screen: Console, document: Document) -> None:
         bounds = ", ".join(
             f"{k} {v!r}" for k, v in (("low", suggestion.low), ("high", suggestion.high)) if v is not None
         )
-        _say(
-            screen,
-            f"  to reject {suggestion.wished:.3g} by {suggestion.name}: {bounds} ({suggestion.reached:.4g} "
-            f"of {suggestion.units:,} {suggestion.unit}s)",
-            is_exact=True,
-        )
+        reached = f"{suggestion.reached:.4g} of {counted(suggestion.units, suggestion.unit)}"
+        said = f"  to reject {suggestion.wished:.3g} by {suggestion.name}: {bounds} ({reached})"
+        _say(screen, said, is_exact=True)
 
 
 def _not_looked(screen: Console, document: Document) -> None:

@@ -6,6 +6,7 @@ Runs of one name are seeds of one setting: their mean is drawn, and a band from 
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ class Line:
     """The first of the metrics `names` that a setting has, and how it is drawn."""
 
     names: tuple[str, ...]
-    label: str = ""
+    label: str
     style: dict[str, Any] = field(default_factory=dict)
     smooth: bool = False
 
@@ -44,19 +45,15 @@ class Panel:
     """One row of the picture.
 
     Attributes:
-        between: metrics between which the panel is shaded.
-        healthy: metrics of ``slime_ext.metrics.names`` whose healthy ranges bound the green band.
-        bottom: lower end of the axis, where no value lies below it.
-        holds: what the axis holds at least.
+        healthy: metrics of ``core.metrics.names`` whose healthy ranges bound the green band.
+        holds: what the axis holds at least; it begins there if no value lies below.
     """
 
     title: str
     lines: tuple[Line, ...]
-    between: tuple[str, str] | None = None
     healthy: tuple[str, ...] = ()
     log: bool = False
-    bottom: float | None = None
-    holds: tuple[float, float] | None = None
+    holds: tuple[float, float] = (math.inf, -math.inf)
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,6 @@ class Setting:
     name: str
     runs: list[Series]
     colour: str
-    width: float
 
     def seeds(self, *names: str) -> Points:
         """Steps and, per step, the values of all runs of the first metric that one of them has."""
@@ -78,45 +74,39 @@ class Setting:
         steps = sorted(common)
         return steps, [[run[step] for run in having if step in run] for step in steps]
 
-    def mean(self, name: str) -> tuple[list[float], list[float]]:
-        """Steps and the mean over the runs."""
-        steps, values = self.seeds(name)
-        return steps, [fmean(v) for v in values]
-
 
 CLIPPED = (f"{OFF}clipped_fraction", f"{OFF}host/clipped", "train/is_clipfrac", "train/tis_clipfrac")
+AGE = ("rollout/staleness_mean", f"{OFF}staleness_mean")
+OLDEST = ("rollout/staleness_max", f"{OFF}staleness_max")
 STEPS = {"drawstyle": "steps-post"}
-OLDEST = {"linewidth": 0.9, "linestyle": ":", **STEPS}
 HELD_OUT = {"marker": "o", "markersize": 4, "linestyle": "--", "linewidth": 1, "markerfacecolor": "white"}
-KL = Panel("mismatch KL\n(nats per token)", (Line((K3,), "k3"),), healthy=("k3_kl",), log=True)
-GAP = Panel("log-prob difference\n(nats)", (Line((DIFFERENCE,), "mean"),), log=True)
-OTHERS = (
-    Panel(
-        "ratio trainer\n/ sampler",
-        (
-            Line((f"{OFF}ratio_p50",), "median", {"linestyle": "--"}),
-            Line((f"{OFF}ratio_p01",), "p01 to p99", {"linewidth": 0.8}),
-            Line((f"{OFF}ratio_p99",), style={"linewidth": 0.8}),
-        ),
-        between=(f"{OFF}ratio_p01", f"{OFF}ratio_p99"),
-        healthy=("ratio_p01", "ratio_p99"),
-    ),
-    Panel(
-        "weights clipped\n(fraction)",
-        (Line(CLIPPED, "clipped"),),
-        healthy=("clipped_fraction",),
-        bottom=-0.002,
-    ),
-)
-# Of `slime-ext train`: optimizer steps between the sampling and the trained weights, within a rollout too.
-LAG = Panel("staleness\n(optimizer steps)", (Line(("train/staleness",), "mean", STEPS),), holds=(-0.05, 1.0))
-AGE = Panel(
-    "staleness\n(weight versions)",
+THIN = {"linewidth": 0.8}
+# Of each row the first panel that a setting has a metric of.
+ROWS = (
     (
-        Line(("rollout/staleness_mean", f"{OFF}staleness_mean"), "mean", STEPS),
-        Line(("rollout/staleness_max", f"{OFF}staleness_max"), "largest", OLDEST),
+        Panel("mismatch KL\n(nats per token)", (Line((K3,), "k3"),), ("k3_kl",), log=True),
+        Panel("log-prob difference\n(nats)", (Line((DIFFERENCE,), "mean"),), log=True),
     ),
-    holds=(-0.05, 1.0),
+    (
+        Panel(
+            "ratio trainer\n/ sampler",
+            (
+                Line((f"{OFF}ratio_p50",), "median", {"linestyle": "--"}),
+                Line((f"{OFF}ratio_p01",), "1st percentile", THIN),
+                Line((f"{OFF}ratio_p99",), "99th percentile", THIN),
+            ),
+            ("ratio_p01", "ratio_p99"),
+        ),
+    ),
+    (Panel("weights clipped\n(fraction)", (Line(CLIPPED, "clipped"),), ("clipped_fraction",), holds=(0, 0)),),
+    (  # of `slime-ext train`: optimizer steps between the sampling and the trained weights
+        Panel("staleness\n(optimizer steps)", (Line(("train/staleness",), "mean", STEPS),), holds=(0, 1)),
+        Panel(
+            "staleness\n(weight versions)",
+            (Line(AGE, "mean", STEPS), Line(OLDEST, "largest", {"linestyle": ":", **THIN, **STEPS})),
+            holds=(0, 1),
+        ),
+    ),
 )
 
 
@@ -137,7 +127,8 @@ def draw(folders: Sequence[str | Path], out: Path, labels: Sequence[str] = ()) -
     from matplotlib import pyplot
 
     settings = _settings([Path(folder) for folder in folders], labels)
-    panels = [panel for panel in _panels(settings) if _has(panel, settings)]
+    rows = ((_reward(settings),), *ROWS)
+    panels = [panel for row in rows for panel in [p for p in row if _has(p, settings)][:1]]
     if not panels:
         raise DataError(f"{folders[0]}: expected at least one metric of the picture, got none")
     figure, axes = pyplot.subplots(
@@ -156,14 +147,11 @@ def draw(folders: Sequence[str | Path], out: Path, labels: Sequence[str] = ()) -
 
 
 def _settings(folders: Sequence[Path], labels: Sequence[str]) -> list[Setting]:
-    """One colour per setting; a line under another is wider, so that it stays visible."""
     runs: dict[str, list[Series]] = {}
     for folder, label in zip(folders, labels or _names(folders), strict=True):
         runs.setdefault(label, []).extend(map(read_run, run_folders(folder)))
-    widths = [1.4 + 0.9 * i for i in reversed(range(len(runs)))]
     return [
-        Setting(name, of_name, COLOURS[i % len(COLOURS)], width)
-        for i, ((name, of_name), width) in enumerate(zip(runs.items(), widths, strict=True))
+        Setting(name, of_name, COLOURS[i % len(COLOURS)]) for i, (name, of_name) in enumerate(runs.items())
     ]
 
 
@@ -187,21 +175,13 @@ def _title(settings: Sequence[Setting]) -> str:
     return f"{names}\nmean of {' to '.join(map(str, counts))} runs each; band: lowest to highest"
 
 
-def _panels(settings: Sequence[Setting]) -> list[Panel]:
-    evaluations = sorted({name for s in settings for run in s.runs for name in _evaluations(run)})
-    held_out = (Line((name,), name.removeprefix("eval/"), HELD_OUT) for name in evaluations)
-
-    def first_of(panel: Panel, other: Panel) -> Panel:
-        return panel if _has(panel, settings) else other
-
-    reward = Panel("reward", (Line((REWARD,), "training", smooth=True), *held_out), holds=(-0.03, 1.03))
-    return [reward, first_of(KL, GAP), *OTHERS, first_of(LAG, AGE)]
-
-
-def _evaluations(run: Series) -> list[str]:
-    """The rewards among ``eval/``: slime adds ``eval/NAME/...`` and ``eval/NAME-...`` of other quantities."""
-    names = [name for name in run if name.startswith("eval/")]
-    return [n for n in names if not any(n.startswith((f"{m}/", f"{m}-")) for m in names)]
+def _reward(settings: Sequence[Setting]) -> Panel:
+    """Rewards of training and of evaluations; slime logs ``eval/NAME/...`` and ``eval/NAME-...`` of other
+    quantities."""
+    logged = sorted({n for s in settings for run in s.runs for n in run if n.startswith("eval/")})
+    rewards = [n for n in logged if not any(n.startswith((f"{m}/", f"{m}-")) for m in logged)]
+    held_out = (Line((name,), name.removeprefix("eval/"), HELD_OUT) for name in rewards)
+    return Panel("reward", (Line((REWARD,), "training", smooth=True), *held_out), holds=(0, 1))
 
 
 def _has(panel: Panel, settings: Sequence[Setting]) -> bool:
@@ -209,23 +189,18 @@ def _has(panel: Panel, settings: Sequence[Setting]) -> bool:
 
 
 def _draw_panel(panel: Panel, ax: Any, settings: Sequence[Setting]) -> None:
-    highest = 0.0
+    means: list[float] = []
     for setting in settings:
         prefix = f"{setting.name}, " if len(settings) > 1 else ""
-        drawn: list[Any] = []
         for line in panel.lines:
-            points = setting.seeds(*line.names)
-            if points[0] and points not in drawn:  # where the largest is the mean, one line says so
-                drawn.append(points)
-                highest = max(highest, _draw_line(line, points, ax, setting, prefix))
-        if panel.between:
-            (steps, low), (others, high) = map(setting.mean, panel.between)
-            if steps == others:
-                ax.fill_between(steps, low, high, color=setting.colour, alpha=0.15, linewidth=0)
-    if panel.log and highest > 0:
+            if (points := setting.seeds(*line.names))[0]:
+                means += _draw_line(line, points, ax, setting.colour, prefix + line.label)
+    if panel.log and max(means) > 0:
         ax.set_yscale("log")
-    _limit(panel, ax)
-    _mark_healthy(panel, ax)
+    low, high = ax.get_ylim()
+    ax.set_ylim(panel.holds[0] if min(means) >= panel.holds[0] else low, max(high, panel.holds[1]))
+    if panel.healthy:
+        _mark_healthy(panel, ax)
     ax.set_ylabel(panel.title, fontsize=9)
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
@@ -233,52 +208,29 @@ def _draw_panel(panel: Panel, ax: Any, settings: Sequence[Setting]) -> None:
     ax.legend(fontsize=7.5, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def _draw_line(line: Line, points: Points, ax: Any, setting: Setting, prefix: str) -> float:
-    """Draws mean and band of a setting; the highest mean."""
+def _draw_line(line: Line, points: Points, ax: Any, colour: str, label: str) -> list[float]:
+    """Draws mean and band of a setting; the means."""
     steps, values = points
-    means, label = [fmean(v) for v in values], line.label
-    style = {"color": setting.colour, "linewidth": setting.width, **line.style}
+    means = smooth = [fmean(v) for v in values]
     if max(map(len, values)) > 1:
-        ax.fill_between(
-            steps,
-            [min(v) for v in values],
-            [max(v) for v in values],
-            color=setting.colour,
-            alpha=0.15,
-            linewidth=0,
-        )
+        lows, highs = [min(v) for v in values], [max(v) for v in values]
+        ax.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
     if line.smooth and len(steps) > 3 * SMOOTH:
-        ax.plot(steps, means, color=setting.colour, alpha=0.25, linewidth=0.8)
-        steps, means = running_mean(steps, means, SMOOTH)
+        ax.plot(steps, means, color=colour, alpha=0.25, linewidth=0.8)
+        steps, smooth = running_mean(steps, means, SMOOTH)
         label = f"{label}, mean of {SMOOTH}"
-    ax.plot(steps, means, label=prefix + label if label else None, **style)
-    return max(means)
-
-
-def _limit(panel: Panel, ax: Any) -> None:
-    """Once all is drawn: an axis that was given a limit follows no value that comes later."""
-    low, high = ax.get_ylim()
-    if panel.holds is not None:
-        ax.set_ylim(min(low, panel.holds[0]), max(high, panel.holds[1]))
-    if panel.bottom is not None:
-        ax.set_ylim(bottom=panel.bottom)
+    ax.plot(steps, smooth, label=label, **{"color": colour, "linewidth": 1.4, **line.style})
+    return means
 
 
 def _mark_healthy(panel: Panel, ax: Any) -> None:
     """Shades the healthy range green; the axis is stretched to its next edge where none of it is in sight."""
-    if not panel.healthy:
-        return
+    lowest, highest = zip(*(names.HEALTHY[name] for name in panel.healthy), strict=True)
+    least = max((bound for bound in lowest if bound is not None), default=-math.inf)
+    most = min((bound for bound in highest if bound is not None), default=math.inf)
     low, high = ax.get_ylim()
-    bounds = [names.HEALTHY[name] for name in panel.healthy]
-    least = max((a for a, _ in bounds if a is not None), default=None)
-    most = min((b for _, b in bounds if b is not None), default=None)
-    bottom, top = low if least is None else least, high if most is None else most
-    low, high = min(low, top if most is not None else low), max(high, bottom if least is not None else high)
-    if panel.log and most is not None and low >= most:
-        low = most / 3
-    ax.axhspan(
-        max(bottom, low), min(top, high), color=HEALTHY, alpha=0.10, linewidth=0, label="healthy", zorder=0
-    )
+    low, high = min(low, most / 3 if panel.log else most), max(high, least)
+    ax.axhspan(max(least, low), min(most, high), color=HEALTHY, alpha=0.10, lw=0, label="healthy", zorder=0)
     ax.set_ylim(low, high)
 
 

@@ -1,28 +1,20 @@
-"""The metrics of a run over its optimizer steps, read from what slime or miles leaves.
-
-Read below the run's folder: TensorBoard events, off_policy.jsonl, and, where neither holds the reward or how
-far the log-probs differ, rollout and train dumps.
-"""
+"""The metrics of a run over its optimizer steps, from the TensorBoard events and the off_policy.jsonl that
+slime or miles leave below its folder."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slime_ext.errors import ConfigError, DataError
-
-if TYPE_CHECKING:  # it imports torch
-    from slime_ext.tools.analysis.records import DumpedRollout
 
 EVENTS, STEPS = "events.out.tfevents*", "off_policy.jsonl"
 REWARD, K3 = "rollout/raw_reward", "train/off_policy/k3_kl"
 DIFFERENCE = "train/train_rollout_logprob_abs_diff"  # slime's own
-QUANTILES = ("ratio_p01", "ratio_p50", "ratio_p99")
 Series = dict[str, dict[float, float]]  # name, as in the host's log: optimizer step: value
 
 
@@ -49,37 +41,30 @@ def _any(folder: Path, pattern: str) -> bool:
 
 
 def read_run(folder: Path) -> Series:
-    """Every metric that the run left.
+    """Every metric that the run left; NaN is a gap.
 
     Raises:
         DataError: nothing of a run is in the folder.
         ConfigError: TensorBoard events, but no package that reads them.
     """
-    found = _finite(read_events(folder))
-    rows = list(_rows(folder))
-    steps, factor = _steps_per_rollout(found, rows)
-    series = {name: _scaled(name, values, factor) for name, values in found.items()}
+    events, rows = read_events(folder), list(_rows(folder))
+    steps, factor = _steps_per_rollout(events, rows)
+    series: Series = {}
     for row in rows:
         step = row["rollout_id"] * steps + row.get("step_id", 0)
         for name, value in row.items():
-            if name.startswith("off_policy/") and value is not None and f"train/{name}" not in found:
+            if name.startswith("off_policy/") and value is not None:
                 series.setdefault(f"train/{name}", {})[step] = value
-    if REWARD not in series or not {K3, DIFFERENCE} & series.keys():
-        series = _of_dumps(folder, steps) | series
+    for name, values in events.items():
+        scale = 1 if name.startswith("train/") else factor
+        known = {step * scale: value for step, value in values.items() if math.isfinite(value)}
+        series |= {name: known} if known else {}
     if not series:
         raise DataError(
-            f"{folder}: expected TensorBoard events, off_policy.jsonl or dumps of a run, got none: log with "
-            "--use-tensorboard, or give the folder of --save or --dump-details"
+            f"{folder}: expected TensorBoard events or off_policy.jsonl, got none: log with "
+            "--use-tensorboard, or give the folder of --save; `slime-ext analyze` draws dumps"
         )
     return series
-
-
-def _finite(series: Series) -> Series:
-    kept = {
-        name: {step: value for step, value in values.items() if math.isfinite(value)}
-        for name, values in series.items()
-    }
-    return {name: values for name, values in kept.items() if values}
 
 
 def read_events(folder: Path) -> Series:
@@ -129,37 +114,3 @@ def _steps_per_rollout(found: Series, rows: list[dict[str, Any]]) -> tuple[int, 
 
 def _last(found: Series, part: str) -> float | None:
     return max((max(values) for name, values in found.items() if name.startswith(part)), default=None)
-
-
-def _scaled(name: str, values: Mapping[float, float], factor: int) -> dict[float, float]:
-    return dict(values) if name.startswith("train/") else {s * factor: v for s, v in values.items()}
-
-
-def _of_dumps(folder: Path, factor: int) -> Series:
-    from slime_ext.tools.analysis.document import Skipped
-    from slime_ext.tools.analysis.pipeline import load
-    from slime_ext.tools.analysis.readers.find import find
-
-    parents = {path.parent for kind in ("rollout_data", "train_data") for path in folder.rglob(kind)}
-    out: Series = defaultdict(dict)
-    jobs = ()
-    with contextlib.suppress(DataError):  # folders without a dump of training
-        jobs = find(sorted(parents)).jobs
-    for job in jobs:
-        for rollout in load(job):
-            if not isinstance(rollout, Skipped):
-                for name, value in _of_rollout(rollout).items():
-                    out[name][rollout.rollout_id * factor] = value
-    return dict(out)
-
-
-def _of_rollout(rollout: DumpedRollout) -> dict[str, float]:
-    from slime_ext.tools.analysis.measures.sums import Sums
-
-    sums = Sums()
-    for part in rollout.parts():
-        sums.add(part)
-    numbers = sums.numbers()
-    found = {REWARD: numbers.reward, K3: numbers.k3}
-    found |= {f"train/off_policy/{name}": getattr(numbers, name) for name in QUANTILES}
-    return {name: value for name, value in found.items() if value is not None}

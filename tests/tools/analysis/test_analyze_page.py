@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import get_args
 
 from examples.off_by_one import reward
-from slime_ext.tools.analysis.document import Effect, FindingName
+from slime_ext.tools.analysis.document import FindingName
 from slime_ext.tools.analysis.findings import DETECTORS
 from slime_ext.tools.analysis.findings import recommend as limits
 
@@ -24,22 +24,10 @@ def test_every_finding_is_in_the_table():
     assert names == set(DETECTORS) == set(get_args(FindingName))
 
 
-def test_links_and_pictures_are_there():
-    targets = [t for t in re.findall(r"\]\(([^)]+)\)", TEXT) if not t.startswith("https://")]
-    assert len(targets) >= 5 and all((ROOT / "docs" / t).exists() for t in targets)
-
-
 def test_the_limits_are_those_of_the_code():
     shown = (limits.LEAST_KEPT, limits.MOST_CLIPPED, limits.LEAST_ESS, limits.HARMLESS)
     assert shown == (0.9, 0.2, 0.5, 0.98) and (limits.LEAST_SCALE, limits.MOST_SCALE) == (0.67, 1.5)
     assert all(f"{100 * v:.0f}%" in TEXT for v in shown)
-
-
-def test_columns_of_the_table_are_explained():
-    assert {"kept_positive", "ess", "gradient_scale"} <= set(Effect.model_fields)
-    assert all(
-        f"| {name} " in TEXT for name in ("A > 0 kept, A < 0 kept", "clipped", "weights", "ESS", "gradient")
-    )
 
 
 def test_the_planted_fault_shifts_by_one():

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from slime_ext.errors import DataError
-from slime_ext.tools.analysis.readers import unpickle
 from slime_ext.tools.analysis.readers.find import find
 from slime_ext.tools.commands import cli
 from tests.tools.analysis import dumps
@@ -81,15 +80,6 @@ def test_a_corrupt_pickle_is_named(tmp_path):
         assert "is cut off or no torch file" in reason([folder])
 
 
-def test_a_pickle_for_which_memory_does_not_last_is_named(tmp_path, monkeypatch):
-    def full(_):
-        raise MemoryError
-
-    monkeypatch.setattr(unpickle.PlainUnpickler, "load", full)
-    dumps.write_train(tmp_path, FIRST)
-    assert "MemoryError" in reason([tmp_path])
-
-
 def test_flipped_bytes_never_stop_an_analysis(tmp_path):
     for number, seed in enumerate(range(3)):
         folder = tmp_path / str(number)
@@ -103,17 +93,6 @@ def test_flipped_bytes_never_stop_an_analysis(tmp_path):
                 flipped[at] = int(torch.randint(256, (1,), generator=g))
             path.write_bytes(flipped)
             assert len(list(read([folder]))) == 1
-
-
-def test_a_folder_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch):
-    dumps.write_run(tmp_path, [FIRST])
-
-    def denied(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "iterdir", denied)
-    with pytest.raises(DataError, match=r"Permission denied: .*rollout_data"):
-        find([tmp_path])
 
 
 def test_a_file_that_cannot_be_opened_is_not_called_cut_off(tmp_path, monkeypatch):

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from slime_ext import load_config
 from slime_ext.errors import DataError
 from slime_ext.tools.analysis.readers.find import find
 from tests.tools.analysis import dumps
-from tests.tools.analysis.in_process import read, whatif
+from tests.tools.analysis.in_process import read
 from tests.tools.analysis.test_readers import FIRST, ROLLOUTS, only, same
 
 NAMES = [
@@ -80,16 +79,11 @@ def test_a_file_is_read_once_however_it_is_named(tmp_path, monkeypatch):
     assert only(["run", tmp_path / "run", "run/train_data/../*/0.pt", "link"]).count == FIRST.count
 
 
-def test_rollouts_of_several_runs_are_told_apart(tmp_path):
+def test_two_runs_are_not_read_as_one(tmp_path):
     for name in ("a", "b"):
         dumps.write_run(tmp_path / name, [FIRST])
-    runs = {name: list(read([tmp_path / name])) for name in ("a", "b")}
-    both = list(read([tmp_path / "a", tmp_path / "b"]))
-    rejects = {"x": load_config({"steps": [{"reject": {"unit": "sequence", "high": 1.0}}]})}
-    (alone,) = whatif(runs["a"], rejects)
-    (found,) = whatif(both, rejects)
-    assert set(alone.rejected) == {"0"}
-    assert found.rejected == {str(tmp_path / name / "0"): alone.rejected["0"] for name in ("a", "b")}
+    with pytest.raises(DataError, match="expected dumps of one run, got 2 folders: give --against"):
+        find([tmp_path / "a", tmp_path / "b"])
 
 
 def test_files_of_one_rollout_may_be_reached_by_two_ways(tmp_path):

@@ -18,8 +18,17 @@ FIRST = run(World(rollouts=1, samples=7, length=23))[0]
 GOOD = {"rollout_log_probs": [-1.0, -1.0], "log_probs": [-1.0, -2.0]}
 
 
+WRONG = (
+    {"entropy": 1.0},
+    {"rollout_log_probs": [-1.0, -(10**400)]},
+    {"log_probs": [[-1.0], [-2.0]]},
+    {"advantages": [1, "x"]},
+    {"tokens": "ab"},
+)
+
+
 def test_a_line_without_lists_of_numbers_is_left_out(tmp_path):
-    for number, wrong in enumerate([{"entropy": 1.0}, {"rollout_log_probs": [-1.0, -(10**400)]}]):
+    for number, wrong in enumerate(WRONG):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "a.jsonl").write_text("\n".join(json.dumps(line) for line in (GOOD | wrong, GOOD)))

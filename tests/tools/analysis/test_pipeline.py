@@ -47,9 +47,3 @@ def test_processes_find_what_one_finds(folder):
 def test_a_killed_process_is_told(folder):
     with pytest.raises(DataError, match="--jobs: expected every process to finish, got one that was killed"):
         collect(find([folder]).jobs, {"d": Kills()}, processes=2)
-
-
-def test_the_collector_given_stays_empty(folder):
-    empty = Diagnosis()
-    collect(find([folder]).jobs, {"d": empty})
-    assert empty.timeline == [] and empty.sums["tokens"] == 0

@@ -10,8 +10,6 @@ import pytest
 from slime_ext.errors import DataError
 from slime_ext.tools.report import run_picture
 from slime_ext.tools.report.run_series import read_run, run_folders
-from tests.tools.analysis.dumps import write_run
-from tests.tools.analysis.synthetic import World, run
 
 STEPS_PER_ROLLOUT = 2
 K3 = "off_policy/k3_kl"
@@ -95,22 +93,9 @@ def test_events_and_lines_of_a_slime_run_become_series_over_optimizer_steps(tmp_
     assert found["train/off_policy/ess_weight"] == dict.fromkeys(range(8), 0.9)  # the file's alone
 
 
-def test_without_a_log_the_lines_and_the_dumps_are_read(tmp_path):
+def test_without_a_log_the_lines_are_read(tmp_path):
     off_policy_lines(tmp_path)
-    rollouts = run(World(rollouts=2, samples=7, length=23))
-    write_run(tmp_path, rollouts)
-    found = read_run(tmp_path)
-    expected = [float(rollout.rewards.mean()) for rollout in rollouts]
-    assert found["rollout/raw_reward"] == pytest.approx({0: expected[0], 2: expected[1]})
-    assert list(found["train/off_policy/k3_kl"]) == [0, 1, 4, 5, 6, 7]  # a null is a gap
-    (tmp_path / "off_policy.jsonl").unlink()
-    found, first = read_run(tmp_path), rollouts[0]
-    ratios = [math.exp(x) for x in first.log_ratio[first.finite].tolist()]
-    assert found["train/off_policy/k3_kl"][0] == pytest.approx(
-        sum(r - 1 - math.log(r) for r in ratios) / len(ratios),
-        rel=1e-4,  # float32 log-ratios
-    )
-    assert found["train/off_policy/ratio_p01"][0] <= found["train/off_policy/ratio_p50"][0]
+    assert list(read_run(tmp_path)["train/off_policy/k3_kl"]) == [0, 1, 4, 5, 6, 7]  # a null is a gap
 
 
 def test_a_log_that_counts_optimizer_steps_everywhere_is_taken_as_it_is(tmp_path):
@@ -136,8 +121,9 @@ def test_one_panel_per_quantity_that_was_logged(tmp_path, drawn):
     assert legend(figure.axes[0]) == ["training", "aime"]  # neither lengths nor truncations of evaluations
     bands = [patch.get_y() + patch.get_height() for patch in figure.axes[2].patches]
     assert bands == pytest.approx([0.05])  # docs/metrics.md: clipped_fraction is healthy below 0.05
+    assert figure.axes[2].get_ylim()[0] == 0  # a fraction has nothing below
     low, high = figure.axes[1].get_ylim()
-    assert low < 1e-3 < 1e-2 < high  # the healthy range is in sight also where the run never was
+    assert low < 5e-3 < 1e-2 < high  # the healthy range is in sight also where the run never was
 
 
 def test_without_the_plugin_the_hosts_own_difference_is_drawn(tmp_path, drawn):

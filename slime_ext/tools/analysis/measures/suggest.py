@@ -7,7 +7,7 @@ neither counts as a unit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -102,46 +102,44 @@ class Ranking:
     """A collector (see ``pipeline``) of the statistics of every rejection.
 
     Args:
-        rate: share of the units that may be rejected, in (0, 1).
+        rate: share of the units that may be rejected, in (0, 1); None: nothing is collected.
     """
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float | None) -> None:
         self.rate = rate
-        self.values = {rejection.name: Histogram() for rejection in REJECTIONS}
+        self.seen = [Histogram() for _ in REJECTIONS if rate]
 
     def add(self, rollout: DumpedRollout) -> None:
         """Counts the statistics of a rollout's tokens and sequences."""
         for part in rollout.parts():
-            for rejection in REJECTIONS:
-                self.values[rejection.name].add(rejection.values(part))
+            for rejection, values in zip(REJECTIONS, self.seen, strict=False):
+                values.add(rejection.values(part))
 
     def merge(self, other: Ranking) -> None:
         """Adds what another one saw of other rollouts."""
-        for name, values in self.values.items():
-            values.merge(other.values[name])
+        for mine, theirs in zip(self.seen, other.seen, strict=True):
+            mine.merge(theirs)
 
     def suggestions(self) -> tuple[Suggestion, ...]:
         """For every rejection the threshold that drops the largest share of its units not above the rate."""
-        found = (self._suggestion(r, *v.tail(self.rate), int(v.counts.sum())) for r, v in self._seen())
-        return tuple(filter(None, found))
+        return tuple(found for found in self._found().values() if found)
 
     def notes(self) -> tuple[str, ...]:
         """Which rejections have no threshold that could be written down."""
-        suggested = {suggestion.name for suggestion in self.suggestions()}
         return tuple(
-            f"suggest: {rejection.name} is left out: its threshold is beyond what a configuration holds: the "
-            "policies are too far apart"
-            for rejection, _ in self._seen()
-            if rejection.name not in suggested
+            f"suggest: {name} is left out: its threshold is beyond what a configuration holds: the policies "
+            "are too far apart"
+            for name, found in self._found().items()
+            if found is None
         )
 
-    def _seen(self) -> Iterator[tuple[Rejection, Histogram]]:
-        found = ((rejection, self.values[rejection.name]) for rejection in REJECTIONS)
-        return ((rejection, values) for rejection, values in found if values.counts.any())
+    def _found(self) -> dict[str, Suggestion | None]:
+        both = zip(REJECTIONS, self.seen, strict=False)
+        return {one.name: self._suggestion(one, values) for one, values in both if values.counts.any()}
 
-    def _suggestion(
-        self, rejection: Rejection, kept: float, gone: float, above: int, units: int
-    ) -> Suggestion | None:
+    def _suggestion(self, rejection: Rejection, values: Histogram) -> Suggestion | None:
+        kept, gone, above = values.tail(self.rate)
+        units = int(values.counts.sum())
         # A quarter of the way into the gap (if there is one), so that rounding moves no unit across.
         gap = min(gone - kept, kept) if gone < math.inf else 0.0
         bounds = rejection.bounds(kept + gap / 4)

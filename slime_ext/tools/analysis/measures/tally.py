@@ -37,7 +37,7 @@ class Tally:
         bounds: the host's clip range.
         lacked: why a rollout could not be counted.
         sums: counts and sums by name.
-        rejected: label of a rollout -> positions of the wholly rejected sequences.
+        rejected: id of a rollout -> positions of the wholly rejected sequences.
     """
 
     correction: Correction
@@ -75,7 +75,7 @@ class Tally:
             )
         gone = (rollout.responding & ~samples).nonzero()[:, 0].tolist()
         if gone:
-            self._remember(rollout.label, spans(sorted(rollout.positions[i] for i in gone)))
+            self._remember(str(rollout.rollout_id), spans(sorted(rollout.positions[i] for i in gone)))
 
     def _remember(self, rollout: str, positions: str) -> None:
         before = self.rejected.get(rollout, "")

@@ -108,7 +108,9 @@ class Tile:
     def range(self) -> str:
         """As the page says it: above 0.5, below 2."""
         bounds = [pair for healthy in self.healthy.values() for pair in zip(WORDS, healthy, strict=True)]
-        return ", ".join(_bound(word, bound) for word, bound in bounds if bound is not None)
+        return ", ".join(
+            f"{word} {bound:g}" if bound else "none" for word, bound in bounds if bound is not None
+        )
 
     def of(self, numbers: Numbers) -> tuple[str, str]:
         """The text, and ``good``, ``bad`` or "" for a number without a range."""
@@ -123,10 +125,6 @@ class Tile:
 
 
 WORDS = ("above", "below")
-
-
-def _bound(word: str, bound: float) -> str:
-    return f"{word} {bound:g}".replace("0.001", "1e-3") if bound else "none"
 
 
 def _tile(name: str, field: str, metric: str = "", joins: Callable[[float], str] = number) -> Tile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -26,7 +26,7 @@ from slime_ext.tools.analysis.page.numbers import (
     whole,
 )
 from slime_ext.tools.analysis.page.pictures import pictures
-from slime_ext.tools.analysis.texts import legible
+from slime_ext.tools.analysis.texts import counted, legible
 from slime_ext.tools.folders import write_file
 
 SHOWN = 5  # corrections that are not folded
@@ -46,24 +46,26 @@ def write_report(document: Document, path: str | Path, against: Document | None 
 def render(document: Document, against: Document | None = None) -> str:
     """The HTML of the page."""
     documents = [d.model_copy(update={"name": legible(d.name)}) for d in (document, against) if d is not None]
-    about = {
-        "style": Markup(_text(STYLE)),
-        "documents": documents,
-        "both": against is not None,
-        "tiles": tiles([d.total for d in documents]),
-        "looked": [looked(d) for d in documents],
-        "shown": SHOWN,
-        "pictures": pictures(documents),
-        "columns": COLUMNS,
-        "rows": rows(documents),
-        "notes": list(dict.fromkeys(n for d in documents for n in d.notes)),
-    }
-    listed = {key: _all(documents, key) for key in ("suggestions", "worst", "skipped")}
-    return _environment().get_template(TEMPLATE).render(about | listed)
-
-
-def _all(documents: Sequence[Document], key: str) -> list[tuple[str, Any]]:
-    return [(d.name, one) for d in documents for one in getattr(d, key)]
+    return (
+        _environment()
+        .get_template(TEMPLATE)
+        .render(
+            style=Markup(_text(STYLE)),
+            documents=documents,
+            both=against is not None,
+            tiles=tiles([d.total for d in documents]),
+            looked=[looked(d) for d in documents],
+            shown=SHOWN,
+            pictures=pictures(documents),
+            columns=COLUMNS,
+            rows=rows(documents),
+            notes=list(dict.fromkeys(n for d in documents for n in d.notes)),
+            **{
+                k: [(d.name, one) for d in documents for one in getattr(d, k)]
+                for k in ("suggestions", "worst", "skipped")
+            },
+        )
+    )
 
 
 @cache
@@ -74,8 +76,10 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         finalize=lambda value: legible(value) if type(value) is str else value,
     )
-    # ``markup`` is for our own pictures alone: their text went through ElementTree, which escapes it.
-    environment.filters |= {f.__name__: f for f in (number, percent, ratio, whole, listed, sentence, depth)}
+    # ``markup`` is for our own pictures alone, in which matplotlib escapes text.
+    environment.filters |= {
+        f.__name__: f for f in (number, percent, ratio, whole, counted, listed, sentence, depth)
+    }
     environment.filters["markup"] = Markup
     return environment
 
@@ -88,8 +92,7 @@ def looked(document: Document) -> dict[str, Any]:
     """What the detectors did with a run: a sentence, whether at least half of them could look, the rows."""
     rows = sorted(document.detectors, key=lambda row: STATES.index(row.state))
     could = sum(row.state in ("found", "nothing") for row in rows)
-    said = f"{could} of {len(rows)} checks ran"
-    return {"rows": rows, "most": 2 * could >= len(rows), "said": said}
+    return {"rows": rows, "most": 2 * could >= len(rows), "said": f"{could} of {len(rows)} checks ran"}
 
 
 @dataclass(frozen=True)
@@ -129,25 +132,27 @@ COLUMNS = (
 def rows(documents: Sequence[Document]) -> list[dict[str, Any]]:
     """The rows of the what-if table: one per correction of any document, the recommended one first, then the
     candidates of the situation, then what costs little."""
-    chosen = {d.recommendation.name for d in documents if d.recommendation}
+    recommended = [d.recommendation for d in documents if d.recommendation]
+    chosen = {found.name for found in recommended}
+    tried = [candidate.name for found in recommended for candidate in found.candidates]
     by_name: dict[str, dict[int, Effect]] = {}
     for run, document in enumerate(documents):
         for effect in document.effects:
             by_name.setdefault(effect.name, {})[run] = effect
-    tried = [c.name for d in documents if d.recommendation for c in d.recommendation.candidates]
 
-    def suits(item: tuple[str, dict[int, Effect]]) -> tuple:
-        name, effects = item
-        costs = any(effect.unavailable or cost(effect) for effect in effects.values())
+    def suits(name: str) -> tuple:
+        costs = any(effect.unavailable or cost(effect) for effect in by_name[name].values())
         return name not in chosen, costs, tried.index(name) if name in tried else len(tried)
 
-    ordered = sorted(by_name.items(), key=suits)
-    return [_row(name, effects, name in chosen) for name, effects in ordered]
+    return [_row(name, by_name[name], name in chosen) for name in sorted(by_name, key=suits)]
 
 
 def _row(name: str, effects: dict[int, Effect], chosen: bool) -> dict[str, Any]:
     known = {run: effect for run, effect in effects.items() if not effect.unavailable}
     first = next(iter((known or effects).values()))
+    rejected = "; ".join(f"rollout {rollout}: {where}" for rollout, where in first.rejected.items())
+    if len(rejected) > MOST_NAMED:
+        rejected = f"{rejected[:MOST_NAMED].rpartition(',')[0]} … (all of them in --json)"
     return {
         "name": name,
         "formula": first.formula,
@@ -156,15 +161,8 @@ def _row(name: str, effects: dict[int, Effect], chosen: bool) -> dict[str, Any]:
         "effects": known,  # number of the run -> effect
         "unavailable": None if known else first.unavailable,
         "rejected_count": first.sequences - first.kept_sequences,
-        "rejected": _named(f"rollout {rollout}: {where}" for rollout, where in first.rejected.items()),
+        "rejected": rejected,
     }
-
-
-def _named(parts: Iterable[str]) -> str:
-    text = "; ".join(parts)
-    if len(text) <= MOST_NAMED:
-        return text
-    return f"{text[:MOST_NAMED].rpartition(',')[0]} … (all of them in --json)"
 
 
 def _share(part: int, of: int) -> float | None:

@@ -7,17 +7,16 @@ slime/utils/train_dump_utils.py up to v0.3.1.
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from numbers import Integral
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slime_ext.errors import DataError, cut
-from slime_ext.host.contract import number_of, versions_of
+from slime_ext.host.contract import number_of
 from slime_ext.tools.analysis.document import Skipped
 from slime_ext.tools.analysis.readers.find import Job
 from slime_ext.tools.analysis.readers.ranks import merge_ranks
@@ -28,12 +27,8 @@ from slime_ext.tools.analysis.readers.samples import (
     Notes,
     as_tensor,
     assemble,
-    checksums,
-    kept_sizes,
-    number,
     rollout_number,
     sample_of,
-    text,
 )
 from slime_ext.tools.analysis.readers.unpickle import load_plain
 from slime_ext.tools.analysis.records import DumpedRollout
@@ -41,8 +36,8 @@ from slime_ext.tools.analysis.records import DumpedRollout
 FORMAT_VERSION = 2
 # Raised by files with slime's keys and other values.
 MALFORMED = (KeyError, AttributeError, IndexError, *NO_NUMBERS)
-NOTHING = pickle.dumps([])
 BEGIN, COPIED = 4, 1e-3  # log-probs of a sample that are compared between its dumps; nats
+ROLLOUT, TRAIN, RANK = "rollout", "train", "rank"
 
 
 def kind_of(found: Mapping[str, Any]) -> str:
@@ -52,52 +47,59 @@ def kind_of(found: Mapping[str, Any]) -> str:
         DataError: it is neither.
     """
     if "rollout_data" in found:
-        return "rank"
+        return RANK
     if "format_version" in found:
         if found["format_version"] != FORMAT_VERSION:
             raise DataError(
                 f"expected format version {FORMAT_VERSION}, got {cut(found['format_version'])}: this "
                 "reads that version and the per-rank files of slime v0.3.1 and older"
             )
-        return "train"
+        return TRAIN
     if "samples" not in found:
         raise DataError("expected the key samples or rollout_data, got neither: not a dump of slime")
-    return "rollout"
+    return ROLLOUT
 
 
 @dataclass
 class _Content:
+    """What the files of a rollout hold, by their kind."""
+
     rollout_id: int
     paths: list[Path] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
-    # Samples of the rollout dump, pickled: small objects that stay would pin the pages of the whole file.
-    about: bytes = NOTHING
-    rows: list[DumpedSample] = field(default_factory=list)
+    rows: dict[str, list[DumpedSample]] = field(default_factory=dict)
     ranks: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
 
     def take(self, kind: str, found: Mapping[str, Any]) -> None:
-        """Adds the content of a file."""
-        if kind == "rollout":
-            self.about = pickle.dumps(rows_of_rollout(found["samples"]))
-        elif kind == "train":
-            self.rows = rows_of_train(found)
-        else:
-            self.ranks.append((int(found.get("rank", len(self.ranks))), found["rollout_data"]))
+        """Adds the content of a file.
 
-    def rollout(self, source: str) -> DumpedRollout | Skipped:
+        Raises:
+            DataError: it is a second one of its kind.
+        """
+        if kind in self.rows:
+            raise DataError(
+                f"expected one {kind} dump of rollout {self.rollout_id}, got a second: left out; analyse "
+                "another run's by itself"
+            )
+        if kind == RANK:
+            self.ranks.append((int(found.get("rank", len(self.ranks))), found["rollout_data"]))
+        else:
+            self.rows[kind] = (rows_of_rollout if kind == ROLLOUT else rows_of_train)(found)
+
+    def rollout(self) -> DumpedRollout | Skipped:
         """The rollout that the files make up."""
+        source = str(Job(tuple(self.paths), self.rollout_id, 0))
         try:
-            rows = self.rows or merge_ranks(self.ranks)
+            rows = self.rows.get(TRAIN) or merge_ranks(self.ranks)
         except DataError as error:
             return Skipped(source, str(error))
         except MALFORMED as error:
             return Skipped(source, _of_another_kind(error))
-        about, notes = pickle.loads(self.about), Notes()  # our own bytes
-        whole: dict[str, Any] = dict(_join(rows, about, notes))
+        about, notes = self.rows.get(ROLLOUT, []), Notes()
+        of_all: dict[str, Any] = dict(_join(rows, about, notes))
         if rows:
-            whole |= _dropped(rows, about)
-            whole |= compared_routes([(r, about[r.position]) for r in rows if r.position < len(about)])
-        return assemble(self.rollout_id, source, rows or about, notes, **whole)
+            of_all |= _dropped(rows, about)
+            of_all |= compared_routes([(r, about[r.position]) for r in rows if r.position < len(about)])
+        return assemble(self.rollout_id, source, rows or about, notes, **of_all)
 
 
 def read_job(job: Job) -> list[DumpedRollout | Skipped]:
@@ -109,8 +111,8 @@ def read_job(job: Job) -> list[DumpedRollout | Skipped]:
             _add(contents, path, job.rollout_id or 0)
         except DataError as error:
             skipped.append(Skipped(str(path), str(error)))
-    found = [c for c in contents.values() if c.rows or c.ranks or not skipped]  # or it has been named
-    return skipped + [c.rollout(str(Job(tuple(c.paths), c.rollout_id, 0))) for c in found]
+    found = [c for c in contents.values() if c.rows.get(TRAIN) or c.ranks or (c.paths and not skipped)]
+    return skipped + [content.rollout() for content in found]
 
 
 def _add(contents: dict[int, _Content], path: Path, number: int) -> None:
@@ -124,18 +126,12 @@ def _add(contents: dict[int, _Content], path: Path, number: int) -> None:
     try:
         rollout_id = rollout_number(found.get("rollout_id", number))
         content = contents.setdefault(rollout_id, _Content(rollout_id))
-        is_second = kind != "rank" and kind in content.kinds
-        if not is_second:
-            content.take(kind, found)
+        content.take(kind, found)
+    except DataError:
+        raise
     except MALFORMED as error:
         raise DataError(_of_another_kind(error)) from None
-    if is_second:
-        raise DataError(
-            f"expected one {kind} dump of rollout {rollout_id}, got a second: left out; analyse another "
-            "run's by itself"
-        )
     content.paths.append(path)
-    content.kinds.append(kind)
 
 
 def _of_another_kind(error: Exception) -> str:
@@ -160,40 +156,42 @@ def _oldest(sample: DumpedSample) -> float:
 def _join(rows: list[DumpedSample], about: list[DumpedSample], notes: Notes) -> dict[str, int]:
     """Adds text, versions, group and reward of the rollout dump to the rows, by position, or by sample
     index for files without positions; returns ``retold``, ``paired`` and ``foreign`` of ``DumpedRollout``."""
-    found = {"retold": 0, "paired": 0, "foreign": 0}
     by_index = {sample.index: sample.position for sample in about if sample.index is not None}
+    retold, foreign = [], []
     for row in rows:
         if row.position < 0:  # a per-rank file: minus one, minus the sample's index
             row.position = by_index.get(-1 - row.position, -1 - row.position)
         if row.position >= len(about):
             continue
         sample = about[row.position]
-        is_foreign = _begins_otherwise(row.behavior, sample.behavior)
-        if is_foreign is not None:
-            found["paired"] += 1
-            found["foreign"] += is_foreign
+        foreign += _begins_otherwise(row.behavior, sample.behavior)
         if sample.response_length == row.response_length:
             _take_over(row, sample)
-            is_known = None not in (row.token_sum, sample.token_sum)
-            found["retold"] += is_known and row.token_sum != sample.token_sum
+            retold.append(_is_retold(row, sample))
         else:
-            notes.add(
-                "with different lengths in the two dumps: their rollout data was ignored",
-                row,
-                f", rollout {sample.response_length}, train {row.response_length} tokens",
-            )
-    return found
+            lengths = f", rollout {sample.response_length}, train {row.response_length} tokens"
+            notes.add("with different lengths in the two dumps: their rollout data was ignored", row, lengths)
+    return {"retold": sum(retold), "paired": len(foreign), "foreign": sum(foreign)}
 
 
-def _begins_otherwise(mine: Any, theirs: Any) -> bool | None:
+def _begins_otherwise(mine: Any, theirs: Any) -> list[bool]:
     """Whether two lists of the sampler's log-probs of one sample begin with other numbers: the train dump has
-    a copy of the rollout dump's. None where there is nothing to compare."""
+    a copy of the rollout dump's. Empty where there is nothing to compare."""
     try:
         both = (as_tensor(values[:BEGIN], torch.float64).tolist() for values in (mine, theirs))
         differences = [abs(a - b) for a, b in zip(*both, strict=False)]
-        return any(difference > COPIED for difference in differences) if differences else None
     except MALFORMED:  # none, or no numbers: said elsewhere
-        return None
+        return []
+    return [any(difference > COPIED for difference in differences)] if differences else []
+
+
+def _is_retold(row: DumpedSample, sample: DumpedSample) -> bool:
+    """Whether the two dumps hold other tokens of prompt or response."""
+    if row.ids is None or sample.ids is None:
+        return False
+    with suppress(*NO_NUMBERS):  # said elsewhere
+        return not torch.equal(as_tensor(row.ids, torch.int64), as_tensor(sample.ids, torch.int64))
+    return False
 
 
 def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
@@ -204,43 +202,27 @@ def _take_over(row: DumpedSample, sample: DumpedSample) -> None:
     row.kept = sample.kept if row.kept is None else row.kept
 
 
-def rows_of_rollout(samples: Sequence[Mapping[str, Any]]) -> list[DumpedSample]:
-    """The samples of a rollout dump without their lists of tokens; log-probs as arrays, which pickle faster
-    than tensors."""
-    sums = checksums([sample.get("tokens") for sample in samples])
-    return [_row_of_rollout(i, sample, sums[i]) for i, sample in enumerate(samples)]
-
-
-def _row_of_rollout(position: int, sample: Mapping[str, Any], token_sum: int | None) -> DumpedSample:
-    length, behavior = int(sample.get("response_length") or 0), sample.get("rollout_log_probs")
-    index, group = sample.get("index"), sample.get("group_index")
-    cached = (sample.get("prefix_cache_info") or {}).get("cached_tokens")
-    return DumpedSample(
-        position=position,
-        response_length=length,
-        behavior=None if behavior is None else as_tensor(behavior, torch.float32).numpy(),
-        kept=kept_sizes(sample, length, sample.get("tokens")),
-        routed=sample.get("rollout_routed_experts"),
-        token_sum=token_sum,
-        index=int(index) if isinstance(index, Integral) else None,
-        group=int(group) if isinstance(group, Integral) else None,
-        cached=int(cached) if isinstance(cached, Integral) else None,
-        status=cut(text(sample.get("status"))),
-        reward=number(sample.get("reward")),
-        prompt=text(sample.get("prompt")),
-        response=text(sample.get("response")),
-        weight_versions=versions_of(sample.get("weight_versions")),
-    )
+def rows_of_rollout(found: Mapping[str, Any]) -> list[DumpedSample]:
+    """The samples of a rollout dump, without what the train dump holds; lists of numbers as tensors, which
+    take a tenth of their memory."""
+    rows = [sample_of(sample, i) for i, sample in enumerate(found["samples"])]
+    for row in rows:
+        row.proximal = row.mask = row.tokens = row.advantages = row.entropy = row.reference = None
+        row.token_versions = ()
+        row.behavior = None if row.behavior is None else as_tensor(row.behavior, torch.float32)
+        with suppress(*NO_NUMBERS):
+            row.ids = as_tensor(row.ids, torch.int64)
+    return rows
 
 
 def rows_of_train(found: Mapping[str, Any]) -> list[DumpedSample]:
     """The samples of a train dump; log-probs are over the whole response."""
-    steps, samples = step_of_position(found.get("dp_shards") or ()), found["samples"]
-    sums, rows = checksums([sample.get("tokens") for sample in samples]), []
-    for i, sample in enumerate(samples):
+    steps = step_of_position(found.get("dp_shards") or ())
+    rows = []
+    for i, sample in enumerate(found["samples"]):
         position = sample.get("rollout_position")
         position = i if position is None else int(position)
-        rows.append(replace(sample_of(sample, position, steps.get(position)), token_sum=sums[i]))
+        rows.append(sample_of(sample, position, steps.get(position)))
     return rows
 
 

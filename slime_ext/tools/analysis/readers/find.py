@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from slime_ext.errors import DataError
 
 KINDS = ("rollout_data", "train_data")
+DUMPS = ("", "dump", "dumps")  # the folder that holds them: itself, or one in a folder of slime-ext train
 SUFFIXES = (".pt", ".jsonl")
 RANGE = re.compile(r"(\d{0,18})-(\d{0,18})|(\d{1,18})")
 LEVELS, MOST_NAMED = 3, 3  # below a folder without dumps, where some are looked for; folders that are named
@@ -70,14 +71,12 @@ class Job:
 
     Args:
         size: of the files, bytes.
-        run: the run's folder or JSONL file, where several runs are read together.
         wanted: which of the rollouts that the files hold.
     """
 
     paths: tuple[Path, ...]
     rollout_id: int | None
     size: int
-    run: str = ""
     wanted: RolloutRanges = EVERY_ROLLOUT
 
     @property
@@ -95,8 +94,8 @@ class Job:
 
 @dataclass(frozen=True)
 class DumpFiles:
-    """The jobs of the wanted rollouts, ordered by run and rollout number, and how many evaluation dumps were
-    left out."""
+    """The jobs of the wanted rollouts, ordered by rollout number, and how many evaluation dumps were left
+    out."""
 
     jobs: tuple[Job, ...]
     evaluations: int
@@ -106,37 +105,41 @@ def find(paths: Iterable[str | Path], wanted: RolloutRanges = EVERY_ROLLOUT) -> 
     """The files to read.
 
     Raises:
-        DataError: a path does not exist or holds no dump.
+        DataError: a path does not exist or holds no dump, or they are of two runs.
     """
     files = list({file.resolve(): file for given in paths for file in _files(str(given))}.values())
     dumps = [file for file in files if not EVALUATION.search(file.name)]
     if files and not dumps:
         raise DataError(f"{files[0]}: expected dumps of training, got {len(files)} of evaluations alone")
-    jobs = _jobs(dumps)
-    chosen = [replace(job, wanted=wanted) for job in jobs if job.rollout_id in wanted]
+    runs = {_root(file).resolve(): _root(file) for file in dumps}
+    if len(runs) > 1:
+        raise DataError(
+            f"{', '.join(map(str, runs.values()))}: expected dumps of one run, got {len(runs)} folders: give "
+            "--against for a second run"
+        )
+    jobs = _jobs(dumps, wanted)
+    chosen = [job for job in jobs if job.rollout_id in wanted]
     if jobs and not chosen:
         known = [job.rollout_id for job in jobs if job.rollout_id is not None]
         raise DataError(f"--rollouts: expected some of {min(known)}-{max(known)}, got none of them")
     return DumpFiles(tuple(chosen), len(files) - len(dumps))
 
 
-def _jobs(files: Sequence[Path]) -> list[Job]:
-    """One job per rollout, ordered by run and number; a JSONL file is a job, and a run, of its own."""
-    together: dict[tuple[str, int, str], list[Path]] = {}
+def _jobs(files: Sequence[Path], wanted: RolloutRanges) -> list[Job]:
+    """One job per rollout, ordered by number; a JSONL file is a job of its own."""
+    together: dict[tuple[int, str], list[Path]] = {}
     for path, number in _numbers(files).items():
-        root, is_dump = _root(path), path.suffix == ".pt"
-        in_run = -1 if number is None or not is_dump else number
-        name = "" if is_dump else str(path.relative_to(root))
-        together.setdefault((str(root.resolve()), in_run, name), []).append(path)
-    runs = {(root, name) for root, _, name in together}
+        is_dump = path.suffix == ".pt"
+        key = (-1 if number is None or not is_dump else number, "" if is_dump else str(path))
+        together.setdefault(key, []).append(path)
     return [
         Job(
             tuple(sorted(paths, key=_rank)),
             None if number < 0 else number,
             sum(path.stat().st_size for path in paths),
-            str(Path(root, name)) if len(runs) > 1 else "",
+            wanted,
         )
-        for (root, number, name), paths in sorted(together.items())
+        for (number, _), paths in sorted(together.items())
     ]
 
 
@@ -160,20 +163,29 @@ def _numbers(files: Iterable[Path]) -> dict[Path, int | None]:
 
 def _files(given: str) -> list[Path]:
     try:
-        found, is_there = _found(given)
-    except (OSError, RuntimeError, ValueError) as error:  # no such user, no pattern, too long, not allowed
+        path = Path(given).expanduser()
+        found = _of_path(path)
+        is_there = path.exists() or bool(set(given) & set("*?["))
+    except (OSError, RuntimeError, ValueError) as error:  # no pattern, too long, not allowed
         raise DataError(f"{given}: expected a folder, a file or a pattern, got {error}") from None
-    if not found and not is_there and not set(given) & set("*?["):
+    if found:
+        return found
+    if not is_there:
         raise DataError(f"{given}: expected a folder, a file or a pattern, got nothing of that name")
-    if not found:
-        below = _holding(Path(given).expanduser())
-        named = " or ".join(map(str, below[:MOST_NAMED])) + (" or another" if len(below) > MOST_NAMED else "")
-        advice = f"{named}, which hold dumps" if below else "the folder of --dump-details"
-        raise DataError(
-            f"{given}: expected rollout_data/*.pt, train_data/*.pt or *.jsonl, got no such file: give "
-            f"{advice}"
-        )
-    return found
+    below = _holding(path)
+    named = " or ".join(map(str, below[:MOST_NAMED])) + (" or another" if len(below) > MOST_NAMED else "")
+    advice = f"{named}, which hold dumps" if below else "the folder of --dump-details"
+    raise DataError(
+        f"{given}: expected rollout_data/*.pt, train_data/*.pt or *.jsonl, got no such file: give {advice}"
+    )
+
+
+def _of_path(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    matches = [path] if path.is_dir() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    found = (_of_folder(match) if match.is_dir() else filter(_is_dump, [match]) for match in matches)
+    return [file for files in found for file in files]
 
 
 def _holding(folder: Path) -> list[Path]:
@@ -185,26 +197,11 @@ def _holding(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _found(given: str) -> tuple[list[Path], bool]:
-    """The files that a path leads to, and whether there is anything of its name."""
-    path = Path(given).expanduser()
-    if path.name == "dumps" and not path.exists() and any((path.parent / kind).is_dir() for kind in KINDS):
-        path = path.parent  # the run's own folder holds the dumps
-    if path.is_file():
-        return [path], True
-    if path.is_dir():
-        return _of_folder(path), True
-    found: set[Path] = set()
-    for match in Path(path.anchor).glob(str(path.relative_to(path.anchor))):
-        found |= set(_of_folder(match) if match.is_dir() else filter(_is_dump, [match]))
-    return sorted(found), path.exists()
-
-
 def _of_folder(path: Path) -> list[Path]:
-    """The dumps in a folder's rollout_data and train_data, or in the folder itself if it has neither."""
-    inner = path / "dumps" if (path / "dumps").is_dir() else path
-    folders = [inner / kind for kind in KINDS if (inner / kind).is_dir()] or [inner]
-    return [file for folder in folders for file in sorted(folder.iterdir()) if _is_dump(file)]
+    """The dumps in the rollout_data and train_data of a folder, or of the dump in a run's folder; in the
+    folder itself if there are neither."""
+    kinds = [path / inner / kind for inner in DUMPS for kind in KINDS if (path / inner / kind).is_dir()]
+    return [file for folder in kinds or [path] for file in sorted(folder.iterdir()) if _is_dump(file)]
 
 
 def _is_dump(path: Path) -> bool:

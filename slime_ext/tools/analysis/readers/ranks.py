@@ -14,16 +14,11 @@ import torch
 
 from slime_ext.errors import DataError
 from slime_ext.host.packing import zigzag
-from slime_ext.tools.analysis.readers.samples import DumpedSample, as_tensor, checksums, sample_of
+from slime_ext.tools.analysis.readers.samples import DumpedSample, as_tensor, sample_of
 
 Data = Mapping[str, Any]
-CUT = (
-    "log_probs",
-    "rollout_log_probs",
-    "advantages",
-    "entropy",
-    "ref_log_probs",
-)  # local slices; masks and tokens are whole
+# Local slices; masks and tokens are whole.
+CUT = ("log_probs", "rollout_log_probs", "advantages", "entropy", "ref_log_probs")
 
 
 def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[DumpedSample]:
@@ -48,68 +43,49 @@ def merge_ranks(ranks: Sequence[tuple[int, Data]]) -> list[DumpedSample]:
 def _identity(data: Data) -> tuple:
     """A value that is equal for ranks that hold the same samples."""
     indices = data.get("sample_indices")
-    if indices is not None and all(i is not None for i in indices):
-        return tuple(int(i) for i in indices)
-    return tuple(
-        (int(n), hash(tuple(as_tensor(t, torch.int64).tolist())))
-        for n, t in zip(data["response_lengths"], data["tokens"], strict=True)
-    )
+    if indices is not None and None not in indices:
+        return tuple(map(int, indices))
+    return tuple(tuple(as_tensor(tokens, torch.int64).tolist()) for tokens in data["tokens"])
 
 
 def _whole(parts: list[Data]) -> list[DumpedSample]:
-    size = _context_parallel_size(parts)
-    copies = len(parts) // size
-    cut = parts[::copies]  # tensor-parallel ranks are neighbours, and their files are the same
-    columns = [_columns(data) for data in cut]
-    sums = checksums(columns[0].get("tokens", ()))
+    lengths = [
+        (len(t), int(n)) for t, n in zip(parts[0]["tokens"], parts[0]["response_lengths"], strict=True)
+    ]
+    size = _context_parallel_size(parts, lengths)
+    columns = parts[
+        :: len(parts) // size
+    ]  # tensor-parallel ranks are neighbours, and their files are the same
+    keys = [
+        key
+        for key, values in columns[0].items()
+        if hasattr(values, "__len__") and len(values) == len(lengths)
+    ]
     rows = []
-    for i, (total, response) in enumerate(_lengths(cut[0])):
-        sample = {key: values[i] for key, values in columns[0].items()}
+    for i, both in enumerate(lengths):
+        sample = {key: columns[0][key][i] for key in keys}
         for key in CUT:
             if sample.get(key) is not None:
-                parts = [as_tensor(c[key][i], torch.float32) for c in columns]
-                sample[key] = join_response(parts, total, response)
+                sample[key] = join_response([as_tensor(c[key][i], torch.float32) for c in columns], *both)
         index = sample.get("sample_indices")
-        row = sample_of(sample, i if index is None else -1 - int(index))
-        row.token_sum = sums[i] if sums else None
-        rows.append(row)
+        rows.append(sample_of(sample, i if index is None else -1 - int(index)))
     return rows
 
 
-def _columns(data: Data) -> dict[str, Any]:
-    count = len(data["response_lengths"])
-    return {
-        key: values for key, values in data.items() if hasattr(values, "__len__") and len(values) == count
-    }
-
-
-def _lengths(data: Data) -> list[tuple[int, int]]:
-    responses = [int(n) for n in data["response_lengths"]]
-    totals = data.get("total_lengths")
-    return list(
-        zip([len(t) for t in data["tokens"]] if totals is None else map(int, totals), responses, strict=True)
-    )
-
-
-def _context_parallel_size(parts: list[Data]) -> int:
+def _context_parallel_size(parts: list[Data], lengths: list[tuple[int, int]]) -> int:
     """The context-parallel size for which every file has the lengths that its rank would have. Copies of a
     rank follow each other."""
-    lengths = _lengths(parts[0])
+    held = [[len(x) for x in data["log_probs"]] for data in parts]
     for size in range(1, len(parts) + 1):
-        if len(parts) % size == 0 and _explains(parts, lengths, size):
+        copies = len(parts) // size
+        wanted = [
+            [_held(*both, rank, size) for both in lengths] for rank in range(size) for _ in range(copies)
+        ]
+        if held == wanted:
             return size
-    held = [sum(len(x) for x in data["log_probs"]) for data in parts]
     raise DataError(
-        f"expected {sum(r for _, r in lengths)} log-probs from {len(parts)} ranks, got {held}: no "
-        "context-parallel layout explains these lengths; is the file of a rank missing?"
-    )
-
-
-def _explains(parts: list[Data], lengths: list[tuple[int, int]], size: int) -> bool:
-    copies = len(parts) // size
-    return all(
-        [len(x) for x in data["log_probs"]] == [_held(*both, k // copies, size) for both in lengths]
-        for k, data in enumerate(parts)
+        f"expected {sum(r for _, r in lengths)} log-probs from {len(parts)} ranks, got {[*map(sum, held)]}: "
+        "no context-parallel layout explains these lengths; is the file of a rank missing?"
     )
 
 

@@ -24,39 +24,32 @@ def compared_routes(pairs: Sequence[tuple[DumpedSample, DumpedSample]]) -> dict[
     Args:
         pairs: each row with its sample of the rollout dump.
     """
-    layers: Tensor | float = 0.0
-    chosen: list[Tensor] = []
+    layers, chosen = [], []
     for row, sample in pairs:
-        both = _both(row, sample.routed)
-        if both is None:
+        theirs, mine = (_of_response(row, routed) for routed in (sample.routed, row.routed))
+        if theirs is None or mine is None or theirs.shape != mine.shape:
             continue
-        theirs, mine = both
         is_shared = (theirs[..., None] == mine[..., None, :]).any(-1)
         share = is_shared.float().mean(-1)
         row.overlap = share.mean(1)
-        layers = layers + torch.stack([share.sum(0), torch.full((share.shape[1],), float(len(share)))], 1)
+        layers.append(torch.stack([share.sum(0), torch.full((share.shape[1],), float(len(share)))], 1))
         chosen.append(torch.stack([theirs.flatten(), ~is_shared.flatten()]))
     if not chosen:
         return {}
     expert, apart = torch.cat(chosen, 1)
     size = int(expert.max()) + 1
     counts = [torch.bincount(expert, minlength=size), torch.bincount(expert, apart, minlength=size)]
-    return {"routes": layers, "experts": torch.stack([c.double() for c in counts], 1)}
+    return {"routes": sum(layers[1:], layers[0]), "experts": torch.stack([c.double() for c in counts], 1)}
 
 
-def _both(row: DumpedSample, theirs: Any) -> tuple[Tensor, Tensor] | None:
-    """Experts [response, layers, active] of sampler and trainer; None where one is missing or of another
-    shape."""
-    if theirs is None or row.routed is None:
-        return None
+def _of_response(row: DumpedSample, routed: Any) -> Tensor | None:
+    """Experts [response, layers, active] of a sample; None where they are missing or of another shape."""
     try:
-        found = [torch.as_tensor(x) for x in (theirs, row.routed)]
-    except NO_NUMBERS:
+        found = torch.as_tensor(routed)[row.prompt_length - 1 :][: row.response_length].long()
+    except (*NO_NUMBERS, IndexError):
         return None
-    first = row.prompt_length - 1
-    cut = [x[first : first + row.response_length].long() for x in found if x.dim() == 3 and first >= 0]
-    is_whole = len(cut) == 2 and cut[0].shape == cut[1].shape and len(cut[0]) == row.response_length
-    if not is_whole or not cut[0].numel():
+    is_whole = row.prompt_length > 0 and found.dim() == 3 and len(found) == row.response_length
+    if not is_whole or not found.numel():
         return None
-    low, high = cut[0].aminmax()
-    return (cut[0], cut[1]) if low >= 0 and high < MOST_EXPERTS else None
+    low, high = found.aminmax()
+    return found if low >= 0 and high < MOST_EXPERTS else None

@@ -1,4 +1,4 @@
-"""Samples of any format -> one ``DumpedRollout``.
+"""A sample of any file -> ``DumpedSample``; samples -> one ``DumpedRollout``.
 
 A rollout may hold thousands of short samples: per sample only the fields are looked at, whatever is computed
 is computed over the packed tokens.
@@ -9,31 +9,33 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby
+from numbers import Integral
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
 
-from slime_ext.host.contract import MOST_DIGITS, number_of
+from slime_ext.errors import cut
+from slime_ext.host.contract import MOST_DIGITS, number_of, versions_of
 from slime_ext.ops.segments import Segments
 from slime_ext.tools.analysis.document import Skipped
 from slime_ext.tools.analysis.records import DumpedRollout
 
 UNKNOWN = -1  # version of the weights of a token
 NO_NUMBERS = (TypeError, ValueError, RuntimeError, OverflowError)  # what ``as_tensor`` may raise
-# Field of a row, one value per response token -> dtype, and the value for rows without the field.
-FIELDS: dict[str, tuple[torch.dtype, float]] = {
-    "behavior": (torch.float32, torch.nan),
-    "proximal": (torch.float32, torch.nan),
-    "mask": (torch.float32, 1.0),
-    "tokens": (torch.int64, UNKNOWN),
-    "advantages": (torch.float32, 0.0),
-    "entropy": (torch.float32, torch.nan),
-    "reference": (torch.float32, torch.nan),
-    "kept": (torch.float32, torch.nan),
-    "overlap": (torch.float32, torch.nan),
+# Field of a sample, one value per response token -> dtype, the value for samples without the field, and its
+# names in rollout dumps, train dumps and JSONL.
+FIELDS: dict[str, tuple[torch.dtype, float, tuple[str, ...]]] = {
+    "behavior": (torch.float32, torch.nan, ("rollout_log_probs", "behavior")),
+    "proximal": (torch.float32, torch.nan, ("log_probs", "train_log_probs", "proximal")),
+    "mask": (torch.float32, 1.0, ("loss_masks", "loss_mask", "mask")),
+    "tokens": (torch.int64, UNKNOWN, ()),
+    "advantages": (torch.float32, 0.0, ()),
+    "entropy": (torch.float32, torch.nan, ("entropy",)),
+    "reference": (torch.float32, torch.nan, ("ref_log_probs",)),
+    "kept": (torch.float32, torch.nan, ()),
+    "overlap": (torch.float32, torch.nan, ()),
 }
 ALWAYS = ("behavior", "proximal", "mask")  # those of FIELDS that every rollout has
 
@@ -53,10 +55,10 @@ class DumpedSample:
     reference: Any = None
     kept: Any = None
     overlap: Any = None
+    ids: Any = None  # tokens of prompt and response
     routed: Any = None  # experts of the side that wrote the file, [tokens, layers, active]
     index: int | None = None  # of the sample in the run
     status: str = ""
-    token_sum: int | None = None  # of all tokens, see ``checksums``
     prompt_length: int = 0
     reward: float | None = None
     group: int | None = None
@@ -66,6 +68,45 @@ class DumpedSample:
     response: str = ""
     weight_versions: Sequence[str] = ()
     token_versions: Sequence[str] = ()
+
+
+def sample_of(found: Mapping[str, Any], position: int, step: int | None = None) -> DumpedSample:
+    """A sample from a line of JSONL, or from a sample of slime's dumps."""
+    lists = {ours: first(found, *names) for ours, (_, _, names) in FIELDS.items()}
+    known = next((v for v in (lists["behavior"], lists["proximal"]) if v is not None), ())
+    length = first(found, "response_lengths", "response_length")
+    length, ids = len(known) if length is None else int(length), found.get("tokens")
+    count, advantages = length if ids is None else len(ids), found.get("advantages")
+    total = max(int(first(found, "total_lengths") or count), length)
+    is_one = isinstance(advantages, (int, float))
+    lists |= {
+        "tokens": None if ids is None or count < length else ids[count - length :],
+        "advantages": [advantages] * length if is_one else advantages,
+        "kept": kept_sizes(found, length, ids),
+    }
+    return DumpedSample(
+        position,
+        length,
+        **lists,
+        ids=ids,
+        step=step,
+        routed=first(found, "rollout_routed_experts", "routed_experts"),
+        index=whole_number(found.get("index")),
+        status=cut(text(found.get("status"))),
+        prompt_length=int(first(found, "prompt_length", default=total - length)),
+        reward=number(first(found, "local_raw_reward", "reward", "rewards")),
+        group=whole_number(found.get("group_index")),
+        cached=whole_number((found.get("prefix_cache_info") or {}).get("cached_tokens")),
+        prompt=text(found.get("prompt")),
+        response=text(found.get("response")),
+        weight_versions=versions_of(found.get("weight_versions")),
+        token_versions=versions_of(found.get("token_weight_versions")),
+    )
+
+
+def first(found: Mapping[str, Any], *names: str, default: Any = None) -> Any:
+    """The value of the first of the names that is there and not null."""
+    return next((found[name] for name in names if found.get(name) is not None), default)
 
 
 @dataclass
@@ -84,38 +125,32 @@ class Notes:
 
 
 def assemble(
-    rollout_id: int, source: str, rows: Sequence[DumpedSample], notes: Notes | None = None, **whole: Any
+    rollout_id: int, source: str, rows: Sequence[DumpedSample], notes: Notes, **of_all: Any
 ) -> DumpedRollout | Skipped:
     """One rollout from samples, without those whose lists do not fit.
 
     Args:
         notes: remarks of the caller, to which this adds its own.
-        whole: fields of ``DumpedRollout`` that are not of one sample.
+        of_all: fields of ``DumpedRollout`` that are not of one sample.
     """
-    notes = notes or Notes()
     if reason := _missing(rows):
         return Skipped(source, reason)
     sound = [row for row in rows if _fits(row, notes)]
     if not sound:
         return Skipped(source, "no sample with a list of numbers for its response; " + notes.lines()[0])
     packed = {name: _packed(sound, name) for name in FIELDS}
-    mask = packed.pop("mask") != 0
-    versions = _versions(sound, mask, notes)
-    newest = UNKNOWN if versions is None or not len(versions) else int(versions.max())
-    rewards = [torch.nan if row.reward is None else row.reward for row in sound]
+    packed["mask"] = packed["mask"] != 0
+    versions = _versions(sound, packed["mask"], notes)
     return DumpedRollout(
         rollout_id=rollout_id,
         source=source,
         lengths=tuple(row.response_length for row in sound),
         prompt_lengths=tuple(row.prompt_length for row in sound),
         positions=tuple(row.position for row in sound),
-        mask=mask,
         **packed,
-        rewards=None
-        if all(row.reward is None for row in sound)
-        else torch.tensor(rewards, dtype=torch.float64),
+        rewards=_rewards([row.reward for row in sound]),
         versions=versions,
-        newest=None if newest == UNKNOWN else newest,
+        newest=_newest(versions),
         groups=_all([row.group for row in sound]),
         steps=_all([row.step for row in sound]),
         cached=_all([row.cached for row in sound]),
@@ -123,7 +158,7 @@ def assemble(
         responses=[row.response for row in sound],
         left_out=len(rows) - len(sound),
         notes=notes.lines(),
-        **whole,
+        **of_all,
     )
 
 
@@ -141,15 +176,15 @@ def _missing(rows: Sequence[DumpedSample]) -> str:
 
 
 def _fits(row: DumpedSample, notes: Notes) -> bool:
+    """Whether the lists of a sample are tensors of its length; makes them such."""
     if row.proximal is None:
         notes.add("skipped: no log-probs of the trainer", row)
         return False
-    for name, (dtype, _) in FIELDS.items():
-        values = getattr(row, name)
-        if values is None or (isinstance(values, Tensor) and values.shape == (row.response_length,)):
+    for name in FIELDS:
+        if (values := getattr(row, name)) is None:
             continue
         try:
-            found = as_tensor(values, dtype)
+            found = as_tensor(values, FIELDS[name][0])
         except NO_NUMBERS:
             notes.add("skipped: a list holds something else than numbers", row, f", {name}")
             return False
@@ -168,13 +203,13 @@ def _packed(rows: Sequence[DumpedSample], name: str) -> Tensor | None:
     no row has it and a rollout need not."""
     if name not in ALWAYS and all(getattr(row, name) is None for row in rows):
         return None
-    dtype, missing = FIELDS[name]
+    dtype, missing, _ = FIELDS[name]
     parts = []
     for row in rows:
         values = getattr(row, name)
-        parts.append(torch.full((row.response_length,), missing) if values is None else values)
+        parts.append(torch.full((row.response_length,), missing, dtype=dtype) if values is None else values)
         setattr(row, name, None)
-    return torch.cat([part.to(dtype) for part in parts])
+    return torch.cat(parts)
 
 
 def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
@@ -183,24 +218,31 @@ def as_tensor(values: Any, dtype: torch.dtype) -> Tensor:
     Raises:
         TypeError, ValueError, RuntimeError, OverflowError: something else than a list of numbers.
     """
-    if isinstance(values, Tensor):
-        return values.detach().reshape(-1).to("cpu", dtype)
     if isinstance(values, (list, tuple)):
         code = "q" if dtype == torch.int64 else "d"
         try:
             found = array(code, values)
         except TypeError:
             found = array(code, [torch.nan if v is None else v for v in values])
-        return torch.from_numpy(numpy.array(found)).to(dtype)
-    is_array = isinstance(values, numpy.ndarray) and values.flags.writeable
-    found = torch.from_numpy(values).to(dtype) if is_array else torch.tensor(values, dtype=dtype)
+        values = numpy.array(found)
+    found = torch.as_tensor(values).detach().to("cpu", dtype)
     if found.dim() != 1:
         raise ValueError(f"expected a list of numbers, got one of shape {list(found.shape)}")
     return found
 
 
 def _all(values: list[int | None]) -> tuple[int, ...] | None:
-    return None if any(v is None for v in values) else tuple(values)  # type: ignore[arg-type]
+    return None if None in values else tuple(values)  # type: ignore[arg-type]
+
+
+def _rewards(values: list[float | None]) -> Tensor | None:
+    known = [torch.nan if value is None else value for value in values]
+    return torch.tensor(known, dtype=torch.float64) if any(v is not None for v in values) else None
+
+
+def _newest(versions: Tensor | None) -> int | None:
+    newest = UNKNOWN if versions is None or not len(versions) else int(versions.max())
+    return None if newest == UNKNOWN else newest
 
 
 def rollout_number(value: Any) -> int:
@@ -220,74 +262,26 @@ def _versions(rows: list[DumpedSample], mask: Tensor, notes: Notes) -> Tensor | 
     if not any(row.weight_versions or row.token_versions for row in rows):
         return None
     masks = mask.split([row.response_length for row in rows])
-    runs = [run for row, own in zip(rows, masks, strict=True) for run in _version_runs(row, own, notes)]
-    numbers, counts = torch.tensor(runs, dtype=torch.int64).view(-1, 2).unbind(1)
-    return numbers.repeat_interleave(counts)
+    return torch.cat([_versions_of(row, own, notes) for row, own in zip(rows, masks, strict=True)])
 
 
-def _version_runs(row: DumpedSample, mask: Tensor, notes: Notes) -> list[tuple[int, int]]:
-    """The weight versions of a sample's tokens in order, each with the number of tokens in a row."""
-    per_token, length = row.token_versions, row.response_length
-    if len(per_token) == length and length:
-        if per_token.count(per_token[0]) == length:
-            return [(_number(per_token[0]), length)]
-        return [(_number(version), sum(1 for _ in run)) for version, run in groupby(per_token)]
-    numbers = [_number(version) for version in row.weight_versions]
-    if len(set(numbers)) <= 1:
-        return [(numbers[0] if numbers else UNKNOWN, length)]
-    turns = Segments.whole([length], mask).turn_ids
-    if length and int(turns[-1]) == len(numbers):  # one engine call per turn
-        return [(numbers[max(turn - 1, 0)], sum(1 for _ in run)) for turn, run in groupby(turns.tolist())]
-    notes.add("with mixed weight versions and no word of where, counted as the oldest", row)
-    return [(min(numbers), length)]
+def _versions_of(row: DumpedSample, mask: Tensor, notes: Notes) -> Tensor:
+    """[R] the weight version of each token: as recorded by token, or one for each turn, or one for all."""
+    by_token = len(row.token_versions) == row.response_length > 0
+    numbers = [_number(version) for version in (row.token_versions if by_token else row.weight_versions)]
+    if by_token:
+        return torch.tensor(numbers)
+    if len(set(numbers)) > 1:
+        turns = Segments.whole([len(mask)], mask).turn_ids
+        if len(mask) and int(turns[-1]) == len(numbers):  # one engine call per turn
+            return torch.tensor(numbers)[(turns.long() - 1).clamp(min=0)]
+        notes.add("with mixed weight versions and no word of where, counted as the oldest", row)
+    return torch.full((len(mask),), min(numbers, default=UNKNOWN))
 
 
 def _number(version: Any) -> int:
     found = number_of(version)
     return UNKNOWN if found is None else found
-
-
-def sample_of(sample: Mapping[str, Any], position: int, step: int | None = None) -> DumpedSample:
-    """One sample from a row under slime's plural names."""
-    length = int(sample["response_lengths"])
-    tokens = sample.get("tokens")
-    prompt_length = int(sample.get("total_lengths") or (length if tokens is None else len(tokens))) - length
-    reward = sample.get("local_raw_reward")
-    return DumpedSample(
-        position=position,
-        response_length=length,
-        behavior=sample.get("rollout_log_probs"),
-        proximal=sample.get("log_probs"),
-        mask=sample.get("loss_masks"),
-        tokens=None if tokens is None else tokens[prompt_length : prompt_length + length],
-        advantages=sample.get("advantages"),
-        entropy=sample.get("entropy"),
-        reference=sample.get("ref_log_probs"),
-        kept=kept_sizes(sample, length, tokens),
-        routed=sample.get("routed_experts"),
-        prompt_length=prompt_length,
-        reward=number(sample.get("rewards") if reward is None else reward),
-        step=step,
-    )
-
-
-def checksums(samples: Sequence[Any]) -> list[int | None]:
-    """A number for the tokens of each sample that differs (but for chance) where tokens or their order
-    differ; None for no tokens."""
-    try:
-        lengths = torch.tensor([len(tokens) for tokens in samples], dtype=torch.int64)
-        if all(isinstance(tokens, list) for tokens in samples):
-            found = torch.from_numpy(numpy.array(array("q", chain.from_iterable(samples))))
-        else:
-            found = torch.cat([as_tensor(tokens, torch.int64) for tokens in samples])
-        if len(found) != int(lengths.sum()):
-            raise ValueError("expected flat lists")
-    except (*NO_NUMBERS, AttributeError):
-        return [None] if len(samples) == 1 else [one for tokens in samples for one in checksums([tokens])]
-    ends = lengths.cumsum(0)
-    places = torch.arange(1, len(found) + 1) - (ends - lengths).repeat_interleave(lengths)
-    sums = torch.cat([torch.zeros(1, dtype=torch.int64), (found * places).cumsum(0)])  # modulo 2^64
-    return (sums[ends] - sums[ends - lengths]).tolist()
 
 
 def kept_sizes(sample: Mapping[str, Any], length: int, tokens: Any) -> Tensor | None:
@@ -308,6 +302,10 @@ def kept_sizes(sample: Mapping[str, Any], length: int, tokens: Any) -> Tensor | 
     return torch.where(sizes == 0, torch.nan, torch.where(is_in, sizes, -sizes).float())
 
 
+def whole_number(value: Any) -> int | None:
+    return int(value) if isinstance(value, Integral) else None
+
+
 def number(value: Any) -> float | None:
     """A reward as a number; None for a mapping of rewards or for none."""
     try:
@@ -322,6 +320,4 @@ def text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         parts = (part.get("content", "") if isinstance(part, dict) else part for part in value)
         value = "\n".join(part for part in parts if isinstance(part, str))
-    if not isinstance(value, str):
-        return ""
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
