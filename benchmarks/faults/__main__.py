@@ -21,13 +21,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.faults.cases import ALSO, FAULTS, THREADS, healthy
+from benchmarks.faults.cases import ALSO, FAULTS, HEALTHY, THREADS, healthy
 from benchmarks.faults.world import World, write
 from slime_ext.tools.analysis.document import Document
 from slime_ext.tools.analysis.request import Request
 from slime_ext.tools.analysis.run import analyse
-
-HEALTHY = "healthy"
 
 
 def main() -> int:
@@ -35,7 +33,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/faults.jsonl"))
+    parser.add_argument("set", nargs="?", choices=["toy", "real"], default="toy")
+    parser.add_argument("--seed", type=int, help="of the real set: this one only")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--healthy", type=int, default=200)
     parser.add_argument("--first-seed", type=int, default=0, help="100: none that thresholds were set on")
@@ -46,6 +46,10 @@ def main() -> int:
     )
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.set == "real":
+        from benchmarks.faults import real
+
+        return real.make(given)
     if given.threads:
         print(threads())
         return 0
@@ -53,6 +57,7 @@ def main() -> int:
         for name, seed, world in _cases(given):
             print(f"slime-ext analyze {write(world, given.write / f'{name}_{seed}')}")
         return 0
+    given.out = given.out or Path("runs/faults.jsonl")
     given.out.parent.mkdir(parents=True, exist_ok=True)
     lines = given.out.read_text().splitlines() if given.out.exists() else []
     rows = {(row["planted"], row["seed"]): row for row in map(json.loads, lines)}

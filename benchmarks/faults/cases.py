@@ -24,6 +24,7 @@ from benchmarks.faults.harms import (
 from benchmarks.faults.model import BF16, FP8, How, Shape
 from benchmarks.faults.world import World, write
 
+HEALTHY = "healthy"
 SMALL = World()
 MIXTURE = Shape(experts=8, inner=48)
 LONG = replace(SMALL, rollouts=3, samples=32, length=160)

@@ -38,7 +38,7 @@ def test_the_model_is_that_of_transformers(shape):
         "num_key_value_heads": shape.shared,
         "head_dim": shape.head,
         "tie_word_embeddings": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": How().theta},
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.theta},
         "attn_implementation": "eager",
     }
     if shape.experts:
