@@ -33,7 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("set", nargs="?", choices=["toy", "real"], default="toy")
+    parser.add_argument("set", nargs="?", choices=["toy", "real", "figures", "table"], default="toy")
     parser.add_argument("--seed", type=int, help="of the real set: this one only")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
@@ -50,6 +50,11 @@ def main() -> int:
         from benchmarks.faults import real
 
         return real.make(given)
+    if given.set in ("figures", "table"):
+        from benchmarks.faults import figures
+
+        print(figures.table() if given.set == "table" else figures.write(given.out) or figures.FILE)
+        return 0
     if given.threads:
         print(threads())
         return 0
@@ -104,7 +109,7 @@ def analysed(world: World) -> Document:
 def is_named(row: dict) -> bool:
     """Whether the planted fault was found and nothing else, or nothing in a healthy run."""
     name, found = row["planted"], set(row["found"])
-    return not found if name == HEALTHY else name in found <= {name, ALSO.get(name, name)}
+    return not found if name == HEALTHY else name in found <= {name, *ALSO.get(name, ())}
 
 
 def table(rows: list[dict]) -> str:

@@ -209,7 +209,7 @@ THREADS: dict[str, tuple[str, str, World]] = {
     ),
 }
 # What a fault brings along, and is said too: the first third of those responses is of older weights.
-ALSO = {"stale_cache": "stale_weights"}
+ALSO = {"stale_cache": ("stale_weights",)}
 
 
 def healthy(number: int) -> World:

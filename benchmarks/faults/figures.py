@@ -1,6 +1,7 @@
 """What the detectors read of each dump of the real set, as JSON: so thresholds are checked without making dumps.
 
-    python -m benchmarks.faults figures --out DIR     # of the zips in DIR -> benchmarks/faults/figures.json.gz
+    python -m benchmarks.faults figures --out DIR   # of the zips in DIR -> figures.json.gz here
+    python -m benchmarks.faults table               # what is named, of figures.json.gz
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ import json
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.faults.cases import ALSO, HEALTHY
+from benchmarks.faults.real import BOTH, MORE
+from slime_ext.tools.analysis.document import Moment, Numbers
+from slime_ext.tools.analysis.findings import examine
 from slime_ext.tools.analysis.measures.detector_statistics import DetectorStatistics, RolloutSummary
 from slime_ext.tools.analysis.measures.diagnosis import Diagnosis
 from slime_ext.tools.analysis.measures.layer_outputs import LayerDistance, layer_distances
@@ -26,30 +32,59 @@ from slime_ext.tools.analysis.pipeline import collect
 from slime_ext.tools.analysis.readers.find import RolloutRanges, find
 from slime_ext.tools.analysis.readers.loss_calls import LossCall, first_calls
 from slime_ext.tools.analysis.readers.vocabulary import vocabulary_of
+from slime_ext.tools.analysis.records import DumpedRollout
 
 FILE = Path(__file__).with_name("figures.json.gz")
 ROWS = {"versions": VersionSums, "rollouts": RolloutSummary, "calls": LossCall, "layers": LayerDistance}
 DIGITS = 6
-UNREAD = ("worsts", "timeline")  # by no detector
+UNREAD = ("worsts",)  # by no detector
+SET_ON = {0}  # the seeds that thresholds were set on; the others were looked at afterwards
+WINDOWS = (3, 5, 10)  # rollouts
+# Runs of which every window counts as a run, and whose figures are kept by rollout.
+OLD = ("stale_weights", "interval", "held")
 
 
-def diagnosed(folder: Path, rollouts: str | None = None) -> Diagnosis:
-    """What ``slime-ext analyze`` measures of a folder's dumps."""
-    found = find((str(folder),), RolloutRanges.parse(rollouts))
-    empty = Diagnosis(statistics=DetectorStatistics(vocabulary=vocabulary_of((str(folder),), None)))
-    result = collect(found.jobs, {"diagnosis": empty})
-    diagnosis = result.collectors["diagnosis"]
-    diagnosis.layers, diagnosis.calls = layer_distances(folder), first_calls(folder)
-    diagnosis.unread = len(result.skipped)
-    return diagnosis
+@dataclass
+class ByRollout:
+    """A collector of what is measured of each rollout."""
+
+    vocabulary: int | None
+    rollouts: dict[int, Diagnosis] = field(default_factory=dict)
+
+    def add(self, rollout: DumpedRollout) -> None:
+        """Measures a rollout."""
+        self.rollouts.setdefault(rollout.rollout_id, empty(self.vocabulary)).add(rollout)
 
 
-def runs(out: Path) -> Iterator[tuple[str, Path]]:
-    """Name and unpacked folder of each run, one after the other."""
-    for path in sorted(out.glob("*.zip")):
-        with tempfile.TemporaryDirectory(prefix="slime_ext_faults_") as folder:
-            zipfile.ZipFile(path).extractall(folder)
-            yield path.stem, Path(folder)
+def empty(vocabulary: int | None) -> Diagnosis:
+    """Of no rollout."""
+    return Diagnosis(statistics=DetectorStatistics(vocabulary=vocabulary))
+
+
+def joined(parts: Sequence[Diagnosis]) -> Diagnosis:
+    """The diagnosis of several rollouts as one."""
+    whole = empty(parts[0].statistics.ids)
+    whole.calls, whole.layers = parts[0].calls, parts[0].layers
+    for part in parts:
+        whole.merge(replace(deepcopy(part), calls=(), layers=()))
+    return whole
+
+
+def diagnosed(folder: Path) -> list[Diagnosis]:
+    """What ``slime-ext analyze`` measures of each rollout in a folder."""
+    found = find((str(folder),), RolloutRanges.parse(None))
+    result = collect(found.jobs, {"all": ByRollout(vocabulary_of((str(folder),), None))})
+    parts = [part for _, part in sorted(result.collectors["all"].rollouts.items())]
+    parts[0].layers, parts[0].calls = layer_distances(folder), first_calls(folder)
+    parts[0].unread = len(result.skipped)
+    return parts
+
+
+def windows(parts: Sequence[Diagnosis]) -> Iterator[tuple[str, Diagnosis]]:
+    """Every stretch of so many rollouts of a run."""
+    for size in WINDOWS:
+        for begin in range(len(parts) - size + 1):
+            yield f"{begin}-{begin + size - 1}", joined(parts[begin : begin + size])
 
 
 def frozen(value: Any) -> Any:
@@ -60,6 +95,8 @@ def frozen(value: Any) -> Any:
         return {"size": list(value.shape), "at": at.tolist(), "is": [_short(x) for x in flat[at].tolist()]}
     if isinstance(value, dict):
         return {key: frozen(one) for key, one in value.items()}
+    if isinstance(value, Moment):
+        return value.rollout_id  # detectors count them
     if is_dataclass(value):
         return {f.name: frozen(getattr(value, f.name)) for f in fields(value) if f.name not in UNREAD}
     if isinstance(value, list | tuple):
@@ -71,43 +108,80 @@ def _short(value: Any) -> Any:
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
-def thawed(empty: Any, value: Any, name: str = "") -> Any:
+def thawed(into: Any, value: Any, name: str = "") -> Any:
     """The object that was frozen, filled into an empty one of its kind."""
     if name in ROWS:
-        return type(empty)(ROWS[name](*row) for row in value)
+        return type(into)(ROWS[name](*row) for row in value)
+    if name == "timeline":
+        return [Moment(rollout_id=number, numbers=Numbers(tokens=0, sequences=0, nonfinite=0)) for number in value]
     if name == "prints":
         return [(rollout, thawed(torch.zeros(0, dtype=torch.int64), one)) for rollout, one in value]
-    if isinstance(empty, Tensor):
-        flat = torch.zeros(value["size"], dtype=empty.dtype).flatten()
-        flat[torch.tensor(value["at"], dtype=torch.int64)] = torch.tensor(value["is"], dtype=empty.dtype)
+    if isinstance(into, Tensor):
+        flat = torch.zeros(value["size"], dtype=into.dtype).flatten()
+        flat[torch.tensor(value["at"], dtype=torch.int64)] = torch.tensor(value["is"], dtype=into.dtype)
         return flat.view(value["size"])
-    if isinstance(empty, Counter):
+    if isinstance(into, Counter):
         return Counter(value)
-    if isinstance(empty, dict):
-        return {key: thawed(one, value[key]) for key, one in empty.items()}
-    if is_dataclass(empty):
+    if isinstance(into, dict):
+        return {key: thawed(one, value[key]) for key, one in into.items()}
+    if is_dataclass(into):
         for key in value:
-            setattr(empty, key, thawed(getattr(empty, key), value[key], key))
-        return empty
+            setattr(into, key, thawed(getattr(into, key), value[key], key))
+        return into
     return value
 
 
-def kept(name: str, diagnosis: Diagnosis) -> dict:
-    """A run's figures."""
-    return {"run": name, "vocabulary": diagnosis.statistics.ids, "figures": frozen(diagnosis)}
+def planted(run: str) -> tuple[str, int]:
+    """The fault that was planted in a run ("" for none), and its seed."""
+    name, seed = run.rsplit("_", 1)
+    if name.startswith(HEALTHY):
+        return "", int(seed)
+    return MORE[name][0] if name in MORE else name, int(seed)
 
 
-def read(path: Path = FILE) -> dict[str, Diagnosis]:
-    """Run -> what was measured of it."""
-    found = {}
-    with gzip.open(path, "rt") as file:
-        for row in map(json.loads, file):
-            empty = Diagnosis(statistics=DetectorStatistics(vocabulary=row["vocabulary"]))
-            found[row["run"]] = thawed(empty, row["figures"])
-    return found
+def is_named(run: str, diagnosis: Diagnosis) -> bool:
+    """Whether the planted fault is named, alone or as one of those that the dump cannot tell apart; or, in a
+    healthy run, nothing."""
+    name, _ = planted(run)
+    findings = [f for f in examine(diagnosis)[0] if f.severity != "note"]
+    if not name:
+        return not findings
+    also = {name, *ALSO.get(name, ()), *BOTH.get(run.rsplit("_", 1)[0], ())}
+    return any(name in (f.name, *f.or_else) for f in findings) and also >= {f.name for f in findings if not f.or_else}
 
 
-def write(rows: Iterable[dict], path: Path = FILE) -> None:
-    """Writes rows of ``kept``, one a line."""
+def write(out: Path, path: Path = FILE) -> None:
+    """Writes the figures of the zips in a folder, one run a line."""
     with gzip.GzipFile(path, "wb", mtime=0) as file:
-        file.write("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode())
+        for run, folder in runs(out):
+            parts = diagnosed(folder)
+            name = run.rsplit("_", 1)[0]
+            if not name.startswith(HEALTHY) and name not in OLD:
+                parts = [joined(parts)]
+            row = {"run": run, "vocabulary": parts[0].statistics.ids, "parts": frozen(parts)}
+            file.write((json.dumps(row, separators=(",", ":")) + "\n").encode())
+
+
+def read(path: Path = FILE) -> dict[str, list[Diagnosis]]:
+    """Run -> what was measured of it: one for the run, or one for each rollout."""
+    with gzip.open(path, "rt") as file:
+        rows = list(map(json.loads, file))
+    return {row["run"]: [thawed(empty(row["vocabulary"]), part) for part in row["parts"]] for row in rows}
+
+
+def table() -> str:
+    """The table of docs/analyze.md: how often each fault was named, on the seeds of the thresholds and on others."""
+    found: dict[str, dict[bool, list[str]]] = {}
+    for run, parts in read().items():
+        name, seed = run.rsplit("_", 1)
+        name = HEALTHY if name.startswith(HEALTHY) else name
+        diagnosis = joined(parts)
+        said = ", ".join(" or ".join((f.name, *f.or_else)) for f in examine(diagnosis)[0]) or "nothing"
+        right = "" if is_named(run, diagnosis) else said
+        found.setdefault(name, {True: [], False: []})[int(seed) in SET_ON].append(right)
+    lines = ["| planted | named, seeds of the thresholds | named, other seeds | else |", "|---|---:|---:|---|"]
+    for name, sides in found.items():
+        counts = [f"{side.count('')} of {len(side)}" for side in (sides[True], sides[False])]
+        wrong = Counter(said for side in sides.values() for said in side if said)
+        lines.append(f"| `{name}` | {' | '.join(counts)} | {'; '.join(f'{n} x {x}' for x, n in wrong.items())} |")
+    return "\n".join(lines)

@@ -86,7 +86,7 @@ def named(name):
 def test_detectors_that_look_alike_are_told_apart(names):
     """Of each planted fault its own detector and none of those that share its symptom is named."""
     for name in names:
-        assert name in named(name) and named(name) & set(names) <= {name, ALSO.get(name)}
+        assert name in named(name) and named(name) & set(names) <= {name, *ALSO.get(name, ())}
 
 
 def test_nothing_is_found_in_a_healthy_run():
@@ -100,7 +100,7 @@ def test_the_table_counts_what_was_named():
         {
             "planted": "stale_cache",
             "seed": 0,
-            "found": list(next(iter(ALSO.items()))),
+            "found": ["stale_cache", "stale_weights"],
             "absolute": 0.1,
             "seconds": 1,
         },

@@ -102,7 +102,7 @@ def _lagging(rollouts: list[RolloutSummary]) -> Figures | None:
     if len(rollouts) < 3 or rollouts[0].rollout_id != 0 or min(s.tokens for s in rollouts) < FEWEST:
         return None
     first, later = rollouts[0].k3, median(s.k3 for s in rollouts[1:])
-    if later < max(MATTERS, 2 * TIMES * first):
+    if later < max(MATTERS, TIMES * first):
         return None
     return {"k3": first, "later": later, "rollouts": tuple(s.rollout_id for s in rollouts[1:])}
 

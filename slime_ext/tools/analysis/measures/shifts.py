@@ -16,7 +16,9 @@ from slime_ext.tools.analysis.tables import tabulated, zeros
 SHIFTS = (-2, -1, 1, 2)
 CLOSER = 0.5  # a shift explains a response when it takes away half of the distance,
 SURE = 3.0  # and that is this many standard errors
-LATER_CLOSER, BOTH = 0.3, 6  # a part of a turn: when it leaves so much, of this many tokens
+# A part of a turn: when it leaves so much, of this many tokens, by so many standard errors; and the tokens of the
+# sample's first turn that fit their own log-probs.
+LATER_CLOSER, LATER, LATER_SURE, EARLIER = 0.3, 6, 2.5, 4
 FAR = 0.1  # nats, mean |l| of a turn
 
 
@@ -90,9 +92,11 @@ def _moved(part: DumpedRollout, shift: int) -> int:
     is_late = at >= place[turn]
     columns = torch.stack([torch.ones_like(own), own, moved, gain.square()])
     n, distance, closer, square = tabulated(turn[is_late], columns[:, is_late], count).unbind(1)
-    fits = (n >= BOTH) & (closer < LATER_CLOSER * distance) & (distance - closer >= SURE * square.sqrt())
-    sums = torch.cat([zeros(4, 1), columns.cumsum(1)], 1)
+    fits = (n >= LATER) & (closer < LATER_CLOSER * distance) & (distance - closer >= LATER_SURE * square.sqrt())
+    first = torch.full((part.count,), count).scatter_reduce(0, sample, turn.long(), "amin")
+    of_first = columns * (turn == first[sample])  # later turns before this one may be moved as well
+    sums = torch.cat([zeros(4, 1), of_first.cumsum(1)], 1)
     begin = torch.full((part.count,), len(gain)).scatter_reduce(0, sample, at, "amin")
     of_turn = torch.zeros(count, dtype=torch.int64).scatter(0, turn, sample)
     earlier = sums[:, place.clamp(max=len(gain))] - sums[:, begin[of_turn]]
-    return int((fits & (earlier[0] >= BOTH) & (earlier[1] < LATER_CLOSER * earlier[2])).sum())
+    return int((fits & (earlier[0] >= EARLIER) & (earlier[1] < LATER_CLOSER * earlier[2])).sum())
